@@ -1,0 +1,50 @@
+"""The one exception a user may see, always as a single line."""
+
+from __future__ import annotations
+
+
+class GpuschedError(Exception):
+    """Something a user can act on.
+
+    Attributes:
+        message: What is wrong and where, in one line.
+        hint: What to do about it, or "".
+        exit_code: 1 the thing failed, 2 the request was wrong (usage).
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def line(self) -> str:
+        """The error as one line, hint included; control characters are escaped."""
+        text = f"{self.message}; {self.hint}" if self.hint else self.message
+        return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+class UsageError(GpuschedError):
+    """The request itself is wrong: bad option, unknown flavor, malformed file."""
+
+    exit_code = 2
+
+
+class FileError(UsageError):
+    """A file holds something wrong.
+
+    Args:
+        path: The file.
+        line: 1-based line, or None where the whole file is meant.
+        key: Dotted key, such as ``partitions.A100.nodes[0].address``.
+        found: What stands there.
+        expected: What should.
+    """
+
+    def __init__(self, path: str, line: int | None, key: str, found: str, expected: str) -> None:
+        where = f"{path}:{line}" if line is not None else path
+        found = found if len(found) <= 120 else found[:117] + "..."
+        at = f"{key}: " if key else ""
+        super().__init__(f"{where}: {at}found {found}, expected {expected}")
+        self.path, self.line_number, self.key, self.found, self.expected = path, line, key, found, expected

@@ -1,0 +1,1 @@
+"""The words of gpusched: frozen, typed values without I/O."""

@@ -1,0 +1,23 @@
+"""Facts about jobs and nodes: the only way state changes, kept for ever, in order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One fact. ``kind`` names it; ``data`` is plain JSON.
+
+    Job kinds: submitted, held, released, priority, starting, launched, running, ending, ended, requeued, refused, signalled.
+    Node kinds: node_up, node_down, drained, resumed, fenced, gpu_lost, gpu_back, reaped.
+    Others: refused_command, controller_started, controller_stopped.
+    """
+
+    time: float
+    kind: str
+    job_id: str | None = None
+    node: str | None = None
+    user: str | None = None
+    data: dict[str, Any] = {}

@@ -1,0 +1,46 @@
+"""Job ids: minted by the client, sortable by time, short enough to type a prefix of.
+
+Eleven characters of Crockford's base 32 (no i, l, o, u): eight of milliseconds since 2025-01-01 (good until 2059), three
+random. Two clients that mint the same id in the same millisecond are told apart by the inbox, whose file creation fails
+for the second, which mints again.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+EPOCH_S = 1735689600.0  # 2025-01-01T00:00:00Z
+_TIME_CHARS, _RANDOM_CHARS = 8, 3
+ID_LENGTH = _TIME_CHARS + _RANDOM_CHARS
+_TASK_ID = re.compile(rf"[{ALPHABET}]{{1,{ID_LENGTH}}}(_[0-9]{{1,7}})?")
+
+
+def mint(now: float) -> str:
+    """A new job id for a submission at ``now`` (Unix seconds)."""
+    ticks = max(0, int((now - EPOCH_S) * 1000)) % (1 << 5 * _TIME_CHARS)
+    return _base32(ticks, _TIME_CHARS) + _base32(secrets.randbits(5 * _RANDOM_CHARS), _RANDOM_CHARS)
+
+
+def is_job_id(text: str) -> bool:
+    """Whether ``text`` is a whole job id, without an array index."""
+    return re.fullmatch(rf"[{ALPHABET}]{{{ID_LENGTH}}}", text) is not None
+
+
+def is_prefix(text: str) -> bool:
+    """Whether ``text`` can name a job: an id, a prefix of one, or either with ``_INDEX``."""
+    return _TASK_ID.fullmatch(text) is not None
+
+
+def normalise(text: str) -> str:
+    """An id as typed by a person: lower case, with the letters Crockford reads as digits."""
+    return text.strip().lower().translate(str.maketrans("ilo", "110"))
+
+
+def _base32(value: int, width: int) -> str:
+    digits = []
+    for _ in range(width):
+        value, digit = divmod(value, 32)
+        digits.append(ALPHABET[digit])
+    return "".join(reversed(digits))

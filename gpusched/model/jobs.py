@@ -1,0 +1,185 @@
+"""A job: what was asked for, and its life."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+
+class JobState(StrEnum):
+    """States in Slurm's words."""
+
+    PENDING = "PENDING"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    COMPLETING = "COMPLETING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    TIMEOUT = "TIMEOUT"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    NODE_FAIL = "NODE_FAIL"
+    PREEMPTED = "PREEMPTED"
+
+
+ACTIVE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.COMPLETING})  # hold resources
+ENDED = frozenset(JobState) - ACTIVE - {JobState.PENDING}
+
+
+class DependencyKind(StrEnum):
+    """When a dependency is met, as in sbatch --dependency."""
+
+    AFTER = "after"  # the other has started
+    AFTEROK = "afterok"
+    AFTERNOTOK = "afternotok"
+    AFTERANY = "afterany"
+
+
+class Dependency(msgspec.Struct, frozen=True):
+    """On another job (an array id stands for all its tasks)."""
+
+    kind: DependencyKind
+    job_id: str
+
+
+class Mount(msgspec.Struct, frozen=True):
+    """A folder or file of the node inside the container."""
+
+    source: str
+    target: str
+    read_only: bool = False
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The request, complete and checked; resources are per node, the gang is ``nodes`` equal parts.
+
+    Attributes:
+        gpus_per_node, cores_per_node, memory_mib_per_node: What each of the ``nodes`` nodes gives.
+        command: argv inside the container; empty runs the image's own.
+        secret_names: Environment variables whose values travel apart and are never stored in clear.
+        output: Path on a filesystem the node sees, with Slurm's %j %A %a %x %u %n; None keeps it on the node and
+            collects it.
+        signal, signal_before_s: Signal sent that long before the limit, as in sbatch --signal; also the grace signal.
+        requeue: May be started again after NODE_FAIL.
+    """
+
+    name: str
+    partition: str
+    flavor: str | None = None
+    nodes: int = 1
+    gpus_per_node: int
+    cores_per_node: int
+    memory_mib_per_node: int
+    time_limit_s: int
+    image: str | None = None
+    command: tuple[str, ...] = ()
+    workdir: str | None = None
+    env: dict[str, str] = {}
+    secret_names: tuple[str, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    output: str | None = None
+    dependencies: tuple[Dependency, ...] = ()
+    begin_time: float | None = None
+    priority: int = 0
+    nice: int = 0
+    hold: bool = False
+    requeue: bool = True
+    signal: str = "TERM"
+    signal_before_s: int | None = None
+    nodelist: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    comment: str = ""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the whole job."""
+        return self.nodes * self.gpus_per_node
+
+
+class NodeAllocation(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's share: which GPUs (NVML indices), how many cores and MiB of which node."""
+
+    rank: int
+    node: str
+    gpus: tuple[int, ...]
+    cores: int
+    memory_mib: int
+
+
+class Allocation(msgspec.Struct, frozen=True):
+    """Where a job is: one part per rank, all or nothing."""
+
+    job_id: str
+    parts: tuple[NodeAllocation, ...]
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a job in COMPLETING is being ended, and how it will end once all its ranks are gone.
+
+    Attributes:
+        outcome: The state to come; PENDING means back to the queue.
+        kill_at: When the grace is over and KILL is sent (Unix seconds).
+        exit_code: The job's own code where a rank's exit began the ending.
+    """
+
+    outcome: JobState
+    reason: str
+    message: str = ""
+    kill_at: float
+    exit_code: int | None = None
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as the store holds it.
+
+    Attributes:
+        id: ``<id>`` or ``<id>_<index>`` for a task of an array.
+        attempt: 0 before the first start; each start counts one up.
+        reason: Slurm-like word why it is where it is (``Resources``, ``Priority``, ``NonZeroExitCode``...).
+        message: The same as a sentence.
+        eligible_time: Not before it (begin time, or a retry's back-off).
+        energy_j: Measured so far on its own GPUs; None where nothing was measured.
+        excluded_nodes: Nodes on which earlier attempts failed for the node's reasons.
+        policy, policy_version: What decided its start.
+    """
+
+    id: str
+    array_id: str | None = None
+    array_index: int | None = None
+    user: str
+    uid: int
+    spec: JobSpec
+    state: JobState
+    reason: str = ""
+    message: str = ""
+    priority: int = 0
+    submit_time: float
+    eligible_time: float | None = None
+    start_time: float | None = None
+    end_time: float | None = None
+    exit_code: int | None = None
+    attempt: int = 0
+    retries: int = 0
+    held_by: Literal["", "user", "admin"] = ""
+    allocation: Allocation | None = None
+    ending: Ending | None = None
+    energy_j: float | None = None
+    excluded_nodes: tuple[str, ...] = ()
+    master_port: int | None = None
+    policy: str | None = None
+    policy_version: str | None = None
+
+
+def container_name(job_id: str, attempt: int, rank: int) -> str:
+    """The name that makes a double start impossible: ``gpusched-<job>-<attempt>-<rank>``."""
+    return f"gpusched-{job_id}-{attempt}-{rank}"
+
+
+def parse_container_name(name: str) -> tuple[str, int, int] | None:
+    """The inverse of `container_name`: (job id, attempt, rank), or None for another's name."""
+    parts = name.split("-")
+    if len(parts) != 4 or parts[0] != "gpusched" or not (parts[2].isdigit() and parts[3].isdigit()):
+        return None
+    return parts[1], int(parts[2]), int(parts[3])

@@ -1,0 +1,79 @@
+"""What a decision is: actions, and for every job not started the typed reason why."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from gpusched.model.jobs import Allocation
+
+
+class ReasonCode(StrEnum):
+    """Why a job waits, in Slurm's words where Slurm has one; earlier ones dominate later ones."""
+
+    JOB_HELD_ADMIN = "JobHeldAdmin"
+    JOB_HELD_USER = "JobHeldUser"
+    PARTITION_UNKNOWN = "PartitionUnknown"
+    BAD_CONSTRAINTS = "BadConstraints"  # could not run even on the empty partition
+    DEPENDENCY_NEVER_SATISFIED = "DependencyNeverSatisfied"
+    DEPENDENCY = "Dependency"
+    BEGIN_TIME = "BeginTime"
+    ARRAY_TASK_LIMIT = "JobArrayTaskLimit"
+    REQ_NODE_NOT_AVAIL = "ReqNodeNotAvail"  # would fit if DOWN, DRAINED, LOST or BUSY parts came back
+    RESOURCES = "Resources"  # first in its queue, waits for what running jobs hold
+    PRIORITY = "Priority"  # others are before it
+    BACKFILL = "Backfill"  # fits now, but would delay the head of the queue
+    POLICY = "Policy"  # fits now, but the policy did not choose it
+    REJECTED = "Rejected"  # the plan's check refused what the policy wanted
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True):
+    """Why one job was not started. ``message`` is one sentence for a person."""
+
+    code: ReasonCode
+    message: str = ""
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """Start a pending job on these nodes and GPUs."""
+
+    job_id: str
+    allocation: Allocation
+
+
+class Preempt(msgspec.Struct, frozen=True, tag=True):
+    """Take a running job off its nodes and put it back in the queue."""
+
+    job_id: str
+
+
+class CancelJob(msgspec.Struct, frozen=True, tag=True):
+    """End a job for good (a dependency that can never be met)."""
+
+    job_id: str
+    reason: Reason
+
+
+class Resize(msgspec.Struct, frozen=True, tag=True):
+    """Give a running job another allocation."""
+
+    job_id: str
+    allocation: Allocation
+
+
+Action = Start | Preempt | CancelJob | Resize
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a snapshot: actions in order, and a reason for every job left waiting."""
+
+    actions: tuple[Action, ...] = ()
+    reasons: dict[str, Reason] = {}
+
+
+class Rejection(msgspec.Struct, frozen=True):
+    """An action that ``check`` struck out, and why."""
+
+    action: Action
+    why: str

@@ -1,0 +1,128 @@
+"""What one probe of one node saw. Unknown is None, never 0."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+
+class GpuState(StrEnum):
+    """State of one GPU as the scheduler sees it."""
+
+    FREE = "FREE"
+    ALLOCATED = "ALLOCATED"  # held by one of our jobs
+    BUSY = "BUSY"  # held by a process gpusched did not start (foreign)
+    LOST = "LOST"  # NVML cannot talk to it, or it is not there
+    UNUSABLE = "UNUSABLE"  # there, but not to be handed out whole (MIG on, uncorrected ECC errors)
+    UNKNOWN = "UNKNOWN"  # the node has not been read
+
+
+class NodeState(StrEnum):
+    """State of a node, in Slurm's words."""
+
+    IDLE = "IDLE"
+    MIXED = "MIXED"
+    ALLOCATED = "ALLOCATED"
+    DOWN = "DOWN"
+    DRAINING = "DRAINING"
+    DRAINED = "DRAINED"
+    UNKNOWN = "UNKNOWN"
+
+
+class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """A process on a GPU. ``container`` is gpusched's name for its job there, None for a foreign one."""
+
+    pid: int
+    user: str | None = None
+    command: str | None = None
+    memory_used_mib: int | None = None
+    container: str | None = None
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU in one reading. ``error`` is set where NVML could not say (then the figures are None).
+
+    ``ecc_errors`` counts volatile uncorrected errors; ``energy_j`` is NVML's counter since driver load.
+    ``links[i]`` is the closeness to GPU index i (0 none .. larger is nearer; NVLink above PCIe switch above socket).
+    """
+
+    index: int
+    uuid: str | None = None
+    name: str | None = None
+    memory_total_mib: int | None = None
+    memory_used_mib: int | None = None
+    utilization_pct: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    energy_j: float | None = None
+    temperature_c: int | None = None
+    ecc_errors: int | None = None
+    mig_mode: bool | None = None
+    processes: tuple[GpuProcess, ...] = ()
+    links: dict[int, int] = {}
+    error: str | None = None
+
+
+class ContainerReading(msgspec.Struct, frozen=True, kw_only=True):
+    """One of gpusched's attempts as found on a node (a container, or a process-runtime folder).
+
+    Attributes:
+        name: ``gpusched-<job>-<attempt>-<rank>``.
+        phase: ``preparing`` the launcher is at work (pulling, creating); ``ready`` created, waits for the start of its
+            gang; ``running``; ``exited``; ``failed`` the launcher gave up (see ``error``); ``lost`` the launcher died
+            without a result and there is no container.
+        exit_code: The job's own, when exited; the launcher's, when failed.
+        started_at, finished_at: Unix seconds by the node's clock.
+        cluster_id: Which gpusched installation it belongs to.
+    """
+
+    name: str
+    phase: Literal["preparing", "ready", "running", "exited", "failed", "lost"]
+    exit_code: int | None = None
+    oom_killed: bool = False
+    started_at: float | None = None
+    finished_at: float | None = None
+    error: str | None = None
+    cluster_id: str | None = None
+    pid: int | None = None
+
+
+class NodeReading(msgspec.Struct, frozen=True, kw_only=True):
+    """All that one probe of one node brought back.
+
+    Attributes:
+        time: Unix seconds by the controller's clock when the answer came.
+        clock_skew_s: Node's clock minus ours (round trip halved).
+        source: ``nvml``, ``nvidia-smi``, ``none`` (neither is there; ``gpu_error`` says why) or ``simulated``.
+        runtime_error: Why the runtime could not be asked (then ``containers`` is not to be trusted and is None).
+    """
+
+    node: str
+    time: float
+    boot_id: str | None = None
+    hostname: str | None = None
+    clock_skew_s: float | None = None
+    source: Literal["nvml", "nvidia-smi", "none", "simulated"] = "none"
+    gpu_error: str | None = None
+    driver_version: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    containers: tuple[ContainerReading, ...] | None = None
+    runtime_error: str | None = None
+    runtime_version: str | None = None
+    cores: int | None = None
+    memory_total_mib: int | None = None
+    memory_available_mib: int | None = None
+    load1: float | None = None
+    disk_free_mib: int | None = None
+
+
+class ProbeFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that did not answer. ``kind`` is for programs, ``reason`` for people, ``hint`` says what to do."""
+
+    node: str
+    time: float
+    kind: Literal["timeout", "refused", "unreachable", "auth", "host-key-unknown", "host-key-changed", "ssh", "protocol"]
+    reason: str
+    hint: str = ""

@@ -1,0 +1,151 @@
+"""What the operator declares: partitions, nodes, flavors."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+
+class RuntimeName(StrEnum):
+    """How jobs are run on a node."""
+
+    PODMAN = "podman"
+    DOCKER = "docker"
+    APPTAINER = "apptainer"
+    PROCESS = "process"
+
+
+class Flavor(msgspec.Struct, frozen=True, kw_only=True):
+    """A bundle that a job asks for by name (GIST paper, Table 2).
+
+    ``gpus``, ``cores`` and ``memory_mib`` are totals over the whole job, as in the paper: a flavor larger than one node
+    of its partition becomes a gang of whole equal parts.
+    """
+
+    name: str
+    gpus: int
+    cores: int
+    memory_mib: int
+    time_limit_s: int
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """One server as declared in inventory.yaml.
+
+    Attributes:
+        address: Host name or address for SSH (an alias of ~/.ssh/config is good).
+        transport: ``ssh``, or ``local`` for the machine gpusched itself runs on.
+        gpu_indices: The NVML indices handed out; None means 0 .. gpus-1.
+        rated_power_w: The server's rated power, for inefficient energy (kW x h x (1 - U)).
+        fabric_address: What MASTER_ADDR says when the training network is not the SSH one.
+        simulated_gpus: Readings are made up by the probe and marked as simulated (demo only).
+    """
+
+    name: str
+    partition: str
+    address: str
+    transport: Literal["ssh", "local"] = "ssh"
+    user: str | None = None
+    port: int | None = None
+    key: str | None = None
+    gpus: int
+    cores: int
+    memory_mib: int
+    gpu_type: str = ""
+    gpu_indices: tuple[int, ...] | None = None
+    rated_power_w: float | None = None
+    runtime: RuntimeName
+    fabric_address: str | None = None
+    simulated_gpus: bool = False
+
+    def indices(self) -> tuple[int, ...]:
+        """NVML indices of the GPUs this node hands out, ascending."""
+        return self.gpu_indices if self.gpu_indices is not None else tuple(range(self.gpus))
+
+
+class Partition(msgspec.Struct, frozen=True, kw_only=True):
+    """A set of like nodes with its flavors and its own policy.
+
+    ``policy`` names a file of policies/ without its suffix.
+    """
+
+    name: str
+    nodes: tuple[Node, ...]
+    flavors: tuple[Flavor, ...]
+    policy: str = "fifo"
+    default_image: str | None = None
+    max_time_s: int | None = None
+
+    def flavor(self, name: str) -> Flavor | None:
+        """The flavor called ``name``, or None."""
+        return next((f for f in self.flavors if f.name == name), None)
+
+    @property
+    def largest_flavor(self) -> Flavor | None:
+        """The flavor with the most GPUs (then cores, then memory): the bound of free-form requests."""
+        return max(self.flavors, key=lambda f: (f.gpus, f.cores, f.memory_mib), default=None)
+
+
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How much output is kept in the state folder."""
+
+    max_mib_per_job: int = 64
+    max_total_mib: int = 10240
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Cluster-wide settings of inventory.yaml, each with a working default.
+
+    Attributes:
+        tick_s: Pause between two cycles of ``gpusched controller``.
+        probe_timeout_s: A node that has not answered within it counts as not answering in this cycle.
+        down_after_s: Without an answer for that long a node is DOWN (no new jobs).
+        node_fail_after_s: DOWN for that long, its jobs end in NODE_FAIL (and are retried elsewhere if they may be).
+        grace_s: Between the first signal and the kill.
+        max_retries: How often a job is started again after NODE_FAIL.
+        power_price_per_kwh: For costs; None shows ``-``.
+        currency: What the price is in.
+        admins: Users, besides root and the controller's own, who may act on all jobs and on nodes.
+        allowed_mounts: Host folders that jobs of users other than the controller's own may mount.
+        network: The containers' network mode for single-node jobs; gangs always use the host's.
+    """
+
+    tick_s: float = 5.0
+    probe_timeout_s: float = 20.0
+    down_after_s: float = 60.0
+    node_fail_after_s: float = 600.0
+    grace_s: int = 30
+    max_retries: int = 3
+    power_price_per_kwh: float | None = None
+    currency: str = "EUR"
+    admins: tuple[str, ...] = ()
+    allowed_mounts: tuple[str, ...] = ()
+    network: str = "host"
+    known_hosts: str | None = None
+    ssh_config: str | None = None
+    connect_timeout_s: float = 10.0
+    fairshare_half_life_s: int = 7 * 86400
+    logs: LogSettings = LogSettings()
+
+
+class Inventory(msgspec.Struct, frozen=True, kw_only=True):
+    """inventory.yaml, checked."""
+
+    path: str
+    partitions: tuple[Partition, ...]
+    settings: Settings = Settings()
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """All nodes, in the file's order."""
+        return tuple(n for p in self.partitions for n in p.nodes)
+
+    def partition(self, name: str) -> Partition | None:
+        """The partition called ``name``, or None."""
+        return next((p for p in self.partitions if p.name == name), None)
+
+    def node(self, name: str) -> Node | None:
+        """The node called ``name``, or None."""
+        return next((n for n in self.nodes if n.name == name), None)

@@ -1,0 +1,77 @@
+"""The frozen view a decision is made from; it carries ``now``."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpusched.model.jobs import Allocation, JobSpec
+from gpusched.model.policy import PolicySpec
+
+
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """One node as a decision sees it.
+
+    Attributes:
+        gpus: NVML indices that can be handed out at all when the node is well (declared).
+        blocked: GPU index -> why it cannot be used now though no job of ours holds it (``BUSY: ...``, ``LOST: ...``).
+        available: False when DOWN, DRAINED, DRAINING or never read; ``unavailable_reason`` says why.
+        links: GPU index -> GPU index -> closeness (larger is nearer), as in `Gpu.links`.
+        failed_recently: Attempts failed here; the job it concerns carries the exclusion itself.
+    """
+
+    name: str
+    partition: str
+    gpus: tuple[int, ...]
+    cores: int
+    memory_mib: int
+    gpu_type: str = ""
+    blocked: dict[int, str] = {}
+    available: bool = True
+    unavailable_reason: str = ""
+    links: dict[int, dict[int, int]] = {}
+
+
+class RunningView(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that holds resources. ``expected_end`` is start + limit (Unix seconds)."""
+
+    id: str
+    user: str
+    allocation: Allocation
+    start_time: float
+    expected_end: float
+    array_id: str | None = None
+
+
+class PendingView(msgspec.Struct, frozen=True, kw_only=True):
+    """A waiting job. ``dependency``: "" met, "waiting" or "never", with ``dependency_message``."""
+
+    id: str
+    user: str
+    spec: JobSpec
+    submit_time: float
+    priority: int = 0
+    held_by: str = ""
+    eligible_time: float | None = None
+    excluded_nodes: tuple[str, ...] = ()
+    dependency: str = ""
+    dependency_message: str = ""
+    array_id: str | None = None
+    array_room: int | None = None  # how many more tasks of its array may start now; None: no bound
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a policy may know, and nothing it could fetch.
+
+    Attributes:
+        policies: Partition name -> its policy.
+        usage: User -> recent GPU hours, decayed (fair share).
+        seed: For policies that draw (the paper's naive one); changes every cycle.
+    """
+
+    now: float
+    nodes: tuple[NodeView, ...]
+    running: tuple[RunningView, ...]
+    pending: tuple[PendingView, ...]
+    policies: dict[str, PolicySpec]
+    usage: dict[str, float] = {}
+    seed: int = 0

@@ -1,0 +1,100 @@
+"""Durations, memory sizes and times as users write them and as screens show them."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+_DURATION_SUFFIX = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_MEMORY_SUFFIX = {"": 1, "M": 1, "G": 1024, "T": 1024 * 1024}
+
+
+def parse_duration(text: str) -> int:
+    """Seconds of a time limit in Slurm's forms or with a unit.
+
+    Accepts ``90`` (minutes), ``MM:SS``, ``HH:MM:SS``, ``D-HH``, ``D-HH:MM``, ``D-HH:MM:SS``, and ``30s``, ``15m``,
+    ``2h``, ``7d``, ``1w`` or sums of them such as ``1d12h``.
+
+    Raises:
+        ValueError: Not such a form, or not positive.
+    """
+    seconds = _duration_or_none(text.strip())
+    if seconds is None or seconds <= 0:
+        raise ValueError("a time such as 90 (minutes), 2h, 1d12h, HH:MM:SS or D-HH:MM:SS, greater than zero")
+    return seconds
+
+
+def _duration_or_none(text: str) -> int | None:
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        return int(text) * 60
+    if re.fullmatch(r"(?:[0-9]{1,9}[smhdw])+", text):
+        return sum(int(n) * _DURATION_SUFFIX[u] for n, u in re.findall(r"([0-9]+)([smhdw])", text))
+    match = re.fullmatch(r"(?:([0-9]{1,6})-)?([0-9]{1,6}(?::[0-9]{1,2}){0,2})", text)
+    if match is None:
+        return None
+    days, rest = match.groups()
+    fields = [int(f) for f in rest.split(":")]
+    if any(f > 59 for f in fields[1:]):
+        return None
+    if days is not None:
+        fields += [0] * (3 - len(fields))
+        return int(days) * 86400 + fields[0] * 3600 + fields[1] * 60 + fields[2]
+    return fields[0] * 60 + fields[1] if len(fields) == 2 else fields[0] * 3600 + fields[1] * 60 + fields[2]
+
+
+def parse_memory_mib(text: str) -> int:
+    """MiB of a memory size: ``512M``, ``64G``, ``1.5T``; a bare number is MiB.
+
+    As in Slurm, G means 1024 M; ``GB`` and ``GiB`` are taken for the same.
+
+    Raises:
+        ValueError: Not such a size, or not positive.
+    """
+    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([MGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    mib = round(float(match[1]) * _MEMORY_SUFFIX[match[2].upper()]) if match else 0
+    if mib <= 0:
+        raise ValueError("a memory size such as 512M, 64G or 1T, greater than zero")
+    return mib
+
+
+def format_duration(seconds: float | None) -> str:
+    """``D-HH:MM:SS`` or ``H:MM:SS``; unknown is ``-``."""
+    if seconds is None:
+        return "-"
+    days, rest = divmod(max(0, round(seconds)), 86400)
+    text = f"{rest // 3600}:{rest // 60 % 60:02d}:{rest % 60:02d}"
+    return f"{days}-{text:0>8}" if days else text
+
+
+def format_memory(mib: int | None) -> str:
+    """MiB as ``512M`` or ``64G``; unknown is ``-``."""
+    if mib is None:
+        return "-"
+    return f"{mib / 1024:.0f}G" if mib % 1024 == 0 or mib >= 10240 else f"{mib}M"
+
+
+def iso_utc(timestamp: float | None) -> str | None:
+    """Unix seconds as UTC ISO-8601 with a ``Z``; None stays None."""
+    if timestamp is None:
+        return None
+    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def parse_time(text: str, now: float) -> float:
+    """Unix seconds of ``now+2h``, ``2026-11-20T18:00`` (local time) or ``...Z``.
+
+    Raises:
+        ValueError: Neither form.
+    """
+    text = text.strip()
+    if text.startswith("now"):
+        return now + (parse_duration(text[4:]) if text[3:4] == "+" else _reject_time() if text != "now" else 0)
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        _reject_time()
+    raise AssertionError
+
+
+def _reject_time() -> int:
+    raise ValueError("a time such as now+2h, 2026-11-20T18:00 or 2026-11-20T18:00:00Z")
