@@ -18,8 +18,8 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
         order: fifo (submit time, id), ljf (largest job first: GPUs, then cores), sjf (shortest limit first), fairshare
             (least recent GPU hours of the user first).
         place: Where a job goes among nodes that fit.
-        backfill: ``none`` the head of the queue blocks; ``skip`` whoever fits goes; ``easy`` whoever fits goes unless it
-            would delay the head (Lifka 1995).
+        backfill: ``none`` the head of the queue blocks; ``skip`` whoever fits goes; ``easy`` whoever fits goes unless
+            it would delay the head (Lifka 1995).
         version: Short digest of the file's meaning; recorded with every start.
     """
 

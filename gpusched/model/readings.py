@@ -7,6 +7,10 @@ from typing import Literal
 
 import msgspec
 
+FailureKind = Literal[
+    "timeout", "refused", "unreachable", "auth", "host-key-unknown", "host-key-changed", "ssh", "protocol"
+]
+
 
 class GpuState(StrEnum):
     """State of one GPU as the scheduler sees it."""
@@ -123,6 +127,6 @@ class ProbeFailure(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     time: float
-    kind: Literal["timeout", "refused", "unreachable", "auth", "host-key-unknown", "host-key-changed", "ssh", "protocol"]
+    kind: FailureKind
     reason: str
     hint: str = ""

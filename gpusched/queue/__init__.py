@@ -1,0 +1,1 @@
+"""The queue: an inbox of command files, one writer, SQLite."""

@@ -1,0 +1,168 @@
+"""The inbox: how clients ask, without a lock and without the controller being up (Maildir's way).
+
+A command is written to ``inbox/tmp``, synced, and linked into ``inbox/new`` under a name that sorts by time. The kernel's
+owner of the file is the proof of who asked. In a shared installation both folders are sticky and write-only for
+others (mode 1733), so that nobody reads or removes another's commands.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from gpusched.errors import GpuschedError
+from gpusched.model import ids
+from gpusched.model.commands import AnyCommand, Submit
+
+MAX_COMMAND_BYTES = 4 * 1024 * 1024
+_DECODER = msgspec.json.Decoder(AnyCommand)
+
+
+class Received(msgspec.Struct, frozen=True, kw_only=True):
+    """A command file as the controller finds it: ``uid`` is the file's owner."""
+
+    file_name: str
+    uid: int
+    command: AnyCommand
+
+
+class Malformed(msgspec.Struct, frozen=True, kw_only=True):
+    """A file in the inbox that is no command; ``why`` is one line."""
+
+    file_name: str
+    uid: int
+    why: str
+
+
+class Inbox:
+    """The folder of command files below the state folder."""
+
+    def __init__(self, state: Path) -> None:
+        self.tmp, self.new, self.refused = state / "inbox/tmp", state / "inbox/new", state / "inbox/refused"
+
+    def create(self, *, shared: bool = False) -> None:
+        """Make the folders; ``shared`` lets other users of the machine drop commands."""
+        for folder in (self.tmp, self.new, self.refused):
+            folder.mkdir(parents=True, exist_ok=True)
+        if shared:
+            self.tmp.parent.chmod(0o755)
+            for folder in (self.tmp, self.new):
+                folder.chmod(0o3733)  # setgid: a controller that is not root reads through the folder's group
+            self.refused.chmod(0o700)
+
+    def deliver(self, command: AnyCommand) -> None:
+        """Put one command in; when this returns it is on disk.
+
+        Raises:
+            FileExistsError: A `Submit` with this job id is already waiting (mint another id).
+            GpuschedError: The inbox cannot be written.
+        """
+        job_id = command.id if isinstance(command, Submit) else None
+        try:
+            while True:
+                name = job_id or ids.mint(command.time)
+                try:
+                    self._link(f"{name}.{type(command).__struct_config__.tag}", msgspec.json.encode(command))
+                    return
+                except FileExistsError:
+                    if job_id:
+                        raise
+        except FileNotFoundError as error:
+            raise GpuschedError(
+                f"{self.new.parent} is not there, so nothing can be queued",
+                "set GPUSCHED_STATE to the state folder, or make one by running 'gpusched tick' once",
+            ) from error
+        except PermissionError as error:
+            raise GpuschedError(
+                f"{self.new.parent} cannot be written by you", "ask whoever runs the controller, or set GPUSCHED_STATE"
+            ) from error
+        except OSError as error:
+            if isinstance(error, FileExistsError):
+                raise
+            raise GpuschedError(f"{self.new.parent} cannot be written: {error.strerror}") from error
+
+    def _link(self, name: str, content: bytes) -> None:
+        # The owner alone may read it, except where the folder's group is the controller's (setgid).
+        mode = 0o640 if self.tmp.stat().st_mode & stat.S_ISGID else 0o600
+        draft = self.tmp / f"{name}.{os.getpid()}.{os.urandom(4).hex()}"
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(descriptor)
+            os.link(draft, self.new / name)  # unlike rename, fails when the name is taken
+        finally:
+            draft.unlink()
+        self._sync_new()
+
+    def _sync_new(self) -> None:
+        try:
+            folder = os.open(self.new, os.O_RDONLY | os.O_DIRECTORY)
+        except PermissionError:
+            return  # a write-only folder cannot be opened to sync it; the file itself is synced
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def waiting(self) -> Iterator[Received | Malformed]:
+        """What lies in the inbox, oldest first. Files that cannot be read yet as commands come as `Malformed`."""
+        try:
+            names = sorted(os.listdir(self.new))
+        except (FileNotFoundError, PermissionError):
+            return
+        for name in names:
+            if not name.startswith("."):
+                try:
+                    yield self._read(name)
+                except FileNotFoundError:
+                    continue  # folded by the controller since we listed
+
+    def _read(self, name: str) -> Received | Malformed:
+        uid = -1
+        try:
+            descriptor = os.open(self.new / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(descriptor, "rb") as file:
+                status = os.fstat(descriptor)
+                uid = status.st_uid
+                if not stat.S_ISREG(status.st_mode):
+                    return Malformed(file_name=name, uid=uid, why="not a regular file")
+                if status.st_size > MAX_COMMAND_BYTES:
+                    return Malformed(
+                        file_name=name, uid=uid, why=f"{status.st_size} bytes, at most {MAX_COMMAND_BYTES}"
+                    )
+                content = file.read(MAX_COMMAND_BYTES + 1)
+            return Received(file_name=name, uid=uid, command=_DECODER.decode(content))
+        except FileNotFoundError:
+            raise
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return Malformed(file_name=name, uid=uid, why=f"not a command: {error}")
+        except OSError as error:
+            return Malformed(file_name=name, uid=uid, why=f"cannot be read: {error.strerror}")
+
+    def remove(self, file_name: str) -> None:
+        """Take a folded command out; taking it out twice is fine."""
+        (self.new / file_name).unlink(missing_ok=True)
+
+    def refuse(self, file_name: str) -> None:
+        """Set a malformed file aside, where a person can look at it."""
+        try:
+            os.replace(self.new / file_name, self.refused / file_name)
+        except FileNotFoundError:
+            pass
+
+
+def deliver_submit(inbox: Inbox, make: Callable[[str], Submit], mint: Callable[[], str]) -> str:
+    """Deliver a submission under a fresh id, minting again where the id is taken; returns the id."""
+    while True:
+        job_id = mint()
+        try:
+            inbox.deliver(make(job_id))
+            return job_id
+        except FileExistsError:
+            continue

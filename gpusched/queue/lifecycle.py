@@ -1,0 +1,59 @@
+"""The transition table: which changes of state a job may make. Everything else is a bug and says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gpusched.model.events import Event
+from gpusched.model.jobs import ENDED, Job, JobState
+
+_S = JobState
+
+TRANSITIONS: frozenset[tuple[JobState, JobState]] = frozenset(
+    {
+        (_S.PENDING, _S.STARTING),
+        (_S.PENDING, _S.CANCELLED),
+        (_S.PENDING, _S.FAILED),  # can no longer be started as asked (its secrets are gone)
+        (_S.STARTING, _S.RUNNING),
+        (_S.STARTING, _S.COMPLETING),
+        (_S.RUNNING, _S.COMPLETING),
+        (_S.COMPLETING, _S.PENDING),  # requeue, retry, preemption
+    }
+    | {(_S.COMPLETING, ended) for ended in ENDED}
+    | {(ended, _S.PENDING) for ended in ENDED}  # requeue of an ended job
+)
+
+
+class IllegalTransition(RuntimeError):
+    """A job was about to make a change that the table does not hold; carries the job's story."""
+
+    def __init__(self, job: Job, to: JobState) -> None:
+        super().__init__(
+            f"job {job.id}: {job.state} -> {to} is not a transition (attempt {job.attempt}, reason {job.reason!r}, "
+            f"submitted {job.submit_time}, started {job.start_time}, ending {job.ending})"
+        )
+
+
+def move(
+    job: Job, to: JobState, now: float, *, event: str, data: dict[str, Any] | None = None, **changes: Any
+) -> tuple[Job, Event]:
+    """The job in its new state, and the fact that says so.
+
+    Args:
+        job: As it was.
+        to: The new state.
+        now: Unix seconds.
+        event: Kind of the event (see `model.events.Event`).
+        data: More for the event than states, reason and attempt.
+        changes: Fields of the job that change with the state.
+
+    Raises:
+        IllegalTransition: Not in `TRANSITIONS`.
+    """
+    if (job.state, to) not in TRANSITIONS:
+        raise IllegalTransition(job, to)
+    moved = msgspec.structs.replace(job, state=to, **changes)
+    facts = {"from": job.state, "to": to, "reason": moved.reason, "attempt": moved.attempt} | (data or {})
+    return moved, Event(time=now, kind=event, job_id=job.id, user=job.user, data=facts)

@@ -1,0 +1,57 @@
+"""The database's tables. One writer (the controller), many readers."""
+
+from __future__ import annotations
+
+SCHEMA_VERSION = 1
+
+SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+
+-- data: model.jobs.Job as JSON; the other columns repeat what is searched for.
+CREATE TABLE jobs (
+  id TEXT PRIMARY KEY, array_id TEXT, state TEXT NOT NULL, user TEXT NOT NULL, partition TEXT NOT NULL,
+  submit_time REAL NOT NULL, end_time REAL, data BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX jobs_state ON jobs (state, submit_time);
+CREATE INDEX jobs_array ON jobs (array_id) WHERE array_id IS NOT NULL;
+CREATE INDEX jobs_user ON jobs (user, submit_time);
+CREATE INDEX jobs_end ON jobs (end_time) WHERE end_time IS NOT NULL;
+CREATE INDEX jobs_submit ON jobs (submit_time);
+
+-- One row per started attempt, kept for ever: the history that utilization, fair share and replay are computed from.
+CREATE TABLE runs (
+  job_id TEXT NOT NULL, attempt INTEGER NOT NULL, user TEXT NOT NULL, partition TEXT NOT NULL, flavor TEXT,
+  share REAL NOT NULL, gpus INTEGER NOT NULL, start_time REAL NOT NULL, end_time REAL, outcome TEXT,
+  allocation BLOB NOT NULL, PRIMARY KEY (job_id, attempt)
+) WITHOUT ROWID;
+CREATE INDEX runs_time ON runs (start_time);
+CREATE INDEX runs_open ON runs (end_time) WHERE end_time IS NULL;
+CREATE INDEX runs_end ON runs (end_time) WHERE end_time IS NOT NULL;
+
+-- What is, or may be, on the nodes: one row per rank from the intent to launch it until its folder is removed.
+CREATE TABLE ranks (
+  job_id TEXT NOT NULL, attempt INTEGER NOT NULL, rank INTEGER NOT NULL, node TEXT NOT NULL, data BLOB NOT NULL,
+  PRIMARY KEY (job_id, attempt, rank)
+) WITHOUT ROWID;
+
+CREATE TABLE events (
+  seq INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL, job_id TEXT, node TEXT, user TEXT, data BLOB NOT NULL
+);
+CREATE INDEX events_job ON events (job_id) WHERE job_id IS NOT NULL;
+CREATE INDEX events_node ON events (node) WHERE node IS NOT NULL;
+
+-- data: queue.store.NodeRecord as JSON, with the last reading.
+CREATE TABLE nodes (name TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
+
+-- Sums over one node, one holder ('' = nobody) and one bucket of time; see accounting.py.
+CREATE TABLE usage (
+  bucket INTEGER NOT NULL, node TEXT NOT NULL, job_id TEXT NOT NULL, user TEXT NOT NULL, partition TEXT NOT NULL,
+  gpu_s REAL NOT NULL, energy_j REAL NOT NULL, energy_unknown_s REAL NOT NULL, util_s REAL NOT NULL,
+  util_known_s REAL NOT NULL, idle_s REAL NOT NULL,
+  PRIMARY KEY (bucket, node, job_id)
+) WITHOUT ROWID;
+CREATE INDEX usage_job ON usage (job_id);
+
+-- Command files already folded in: folding one twice changes nothing.
+CREATE TABLE folded (file_name TEXT PRIMARY KEY, time REAL NOT NULL) WITHOUT ROWID;
+"""

@@ -1,0 +1,419 @@
+"""The SQLite store (WAL): the controller writes, everyone reads."""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from gpusched.errors import GpuschedError
+from gpusched.model import ids
+from gpusched.model.events import Event
+from gpusched.model.jobs import ACTIVE, Job, JobState
+from gpusched.model.readings import NodeReading, NodeState
+from gpusched.queue.schema import SCHEMA, SCHEMA_VERSION
+
+DATABASE = "gpusched.db"
+_JOB = msgspec.json.Decoder(Job)
+
+
+class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the store knows of a node between two probes.
+
+    Attributes:
+        state, reason: As shown by ``gpusched nodes``.
+        drain_reason: Set while drained by ``drained_by``; None in service.
+        last_seen: When it last answered (Unix seconds).
+        down_since: Since when it does not answer; None while it does.
+        launch_failures: Launches failed in a row for the node's own reasons.
+    """
+
+    name: str
+    state: NodeState = NodeState.UNKNOWN
+    reason: str = ""
+    drain_reason: str | None = None
+    drained_by: str | None = None
+    last_seen: float | None = None
+    down_since: float | None = None
+    launch_failures: int = 0
+    links: dict[int, dict[int, int]] = {}
+    reading: NodeReading | None = None
+
+
+class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of one attempt on one node, from the intent to launch until nothing of it is left there.
+
+    Attributes:
+        runtime: With what it was launched (the inventory may change meanwhile).
+        launched: The launch script was accepted by the node.
+        signalled: Last signal that was delivered.
+        output: The file given by ``-o``, expanded; None when the output is collected.
+        collected: Its output is in the state folder (or in its file).
+        exit_code, oom_killed, finished_at: As last seen.
+        boot_id: The node's boot when it was launched.
+    """
+
+    job_id: str
+    attempt: int
+    rank: int
+    node: str
+    runtime: str
+    launched: bool = False
+    signalled: str | None = None
+    output: str | None = None
+    collected: bool = False
+    gone: bool = False
+    exit_code: int | None = None
+    oom_killed: bool = False
+    finished_at: float | None = None
+    boot_id: str | None = None
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One started attempt. ``share`` is λ of the paper's Eq. 4: its part of the partition."""
+
+    job_id: str
+    attempt: int
+    user: str
+    partition: str
+    flavor: str | None
+    share: float
+    gpus: int
+    start_time: float
+    end_time: float | None
+    outcome: str | None
+    nodes: dict[str, int]
+
+
+class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over one node, holder and time bucket; ``job_id`` "" stands for GPUs nobody held.
+
+    Attributes:
+        gpu_s: GPU seconds.
+        energy_j: Measured joules; ``energy_unknown_s`` GPU seconds without any measurement.
+        util_s: Integral of measured utilization (0..1) over ``util_known_s`` GPU seconds.
+        idle_s: GPU seconds at (nearly) no utilization.
+    """
+
+    bucket: int
+    node: str
+    job_id: str
+    user: str
+    partition: str
+    gpu_s: float = 0.0
+    energy_j: float = 0.0
+    energy_unknown_s: float = 0.0
+    util_s: float = 0.0
+    util_known_s: float = 0.0
+    idle_s: float = 0.0
+
+
+class Reader:
+    """Read-only view of the store."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._db = connection
+
+    @classmethod
+    def open(cls, state: Path) -> Reader | None:
+        """The store of a state folder, or None where there is none yet.
+
+        Raises:
+            GpuschedError: It is there but cannot be read.
+        """
+        path = state / DATABASE
+        if not path.exists():
+            return None
+        try:
+            return cls(_connect_read_only(path))
+        except sqlite3.Error as error:
+            raise GpuschedError(f"{path} cannot be read: {error}", "see 'gpusched check'") from error
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._db.close()
+
+    def meta(self, key: str) -> str | None:
+        """A value of the meta table (``cluster_id``, ``heartbeat``, ``controller_pid``...)."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return row[0] if row else None
+
+    def job(self, job_id: str) -> Job | None:
+        """The job with exactly this id."""
+        row = self._db.execute("SELECT data FROM jobs WHERE id = ?", (job_id,)).fetchone()
+        return _JOB.decode(row[0]) if row else None
+
+    def jobs_of_array(self, array_id: str) -> list[Job]:
+        """All tasks of an array, by index."""
+        rows = self._db.execute("SELECT data FROM jobs WHERE array_id = ?", (array_id,))
+        return sorted((_JOB.decode(r[0]) for r in rows), key=lambda job: job.array_index or 0)
+
+    def matching(self, prefix: str, limit: int = 20) -> list[str]:
+        """Ids (arrays as one id) that begin with ``prefix``, oldest first, at most ``limit``."""
+        rows = self._db.execute(
+            "SELECT DISTINCT coalesce(array_id, id) FROM jobs WHERE id >= ? AND id < ? ORDER BY 1 LIMIT ?",
+            (prefix, prefix + "~", limit),
+        )
+        return [r[0] for r in rows]
+
+    def jobs(
+        self,
+        *,
+        states: Iterable[JobState] | None = None,
+        user: str | None = None,
+        partition: str | None = None,
+        since: float | None = None,
+        limit: int | None = None,
+    ) -> list[Job]:
+        """Jobs by state, user, partition and end (or not ended) since; newest submissions last.
+
+        With ``limit``, the newest ones.
+        """
+        where, values = ["1"], list[object]()
+        if states is not None:
+            chosen = [str(s) for s in states]
+            where.append(f"state IN ({','.join('?' * len(chosen))})")
+            values += chosen
+        for column, value in (("user", user), ("partition", partition)):
+            if value is not None:
+                where.append(f"{column} = ?")
+                values.append(value)
+        if since is not None:
+            where.append("(end_time >= ? OR end_time IS NULL)")
+            values.append(since)
+        query = f"SELECT data FROM jobs WHERE {' AND '.join(where)} ORDER BY submit_time DESC, id DESC"
+        if limit is not None:
+            query += f" LIMIT {int(limit)}"
+        return [_JOB.decode(r[0]) for r in self._db.execute(query, values)][::-1]
+
+    def recently_ended(self, limit: int) -> list[Job]:
+        """The jobs that ended last, the latest one last."""
+        rows = self._db.execute(
+            "SELECT data FROM jobs WHERE end_time IS NOT NULL ORDER BY end_time DESC LIMIT ?", (limit,)
+        )
+        return [_JOB.decode(r[0]) for r in rows][::-1]
+
+    def counts(self) -> dict[str, int]:
+        """Number of jobs by state."""
+        return dict(self._db.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall())
+
+    def active(self) -> list[Job]:
+        """Jobs that hold resources (STARTING, RUNNING, COMPLETING)."""
+        return self.jobs(states=ACTIVE)
+
+    def pending(self) -> list[Job]:
+        """Jobs in the queue."""
+        return self.jobs(states=[JobState.PENDING])
+
+    def events(self, *, job_id: str | None = None, node: str | None = None, limit: int = 1000) -> list[Event]:
+        """The latest events of a job, a node or all, oldest first."""
+        where, values = "1", list[object]()
+        if job_id is not None:
+            where, values = "job_id = ?", [job_id]
+        elif node is not None:
+            where, values = "node = ?", [node]
+        rows = self._db.execute(
+            f"SELECT time, kind, job_id, node, user, data FROM events WHERE {where} ORDER BY seq DESC LIMIT ?",
+            (*values, limit),
+        ).fetchall()
+        return [
+            Event(time=t, kind=k, job_id=j, node=n, user=u, data=msgspec.json.decode(d))
+            for t, k, j, n, u, d in reversed(rows)
+        ]
+
+    def node_records(self) -> dict[str, NodeRecord]:
+        """All node records by name."""
+        rows = self._db.execute("SELECT data FROM nodes")
+        return {r.name: r for r in (msgspec.json.decode(row[0], type=NodeRecord) for row in rows)}
+
+    def ranks(self, *, job_id: str | None = None) -> list[RankRecord]:
+        """What may be on the nodes; of one job or of all."""
+        rows = (
+            self._db.execute("SELECT data FROM ranks")
+            if job_id is None
+            else self._db.execute("SELECT data FROM ranks WHERE job_id = ?", (job_id,))
+        )
+        return [msgspec.json.decode(r[0], type=RankRecord) for r in rows]
+
+    def runs(self, since: float, until: float) -> list[Run]:
+        """Started attempts that overlap [since, until), in order of start."""
+        rows = self._db.execute(
+            "SELECT job_id, attempt, user, partition, flavor, share, gpus, start_time, end_time, outcome, allocation "
+            "FROM runs WHERE end_time IS NULL AND start_time < ?1 "
+            "UNION ALL SELECT job_id, attempt, user, partition, flavor, share, gpus, start_time, end_time, outcome, "
+            "allocation FROM runs WHERE end_time > ?2 AND start_time < ?1 ORDER BY start_time",
+            (until, since),
+        )
+        return [
+            Run(
+                job_id=r[0], attempt=r[1], user=r[2], partition=r[3], flavor=r[4], share=r[5], gpus=r[6],
+                start_time=r[7], end_time=r[8], outcome=r[9], nodes=msgspec.json.decode(r[10]),
+            )
+            for r in rows
+        ]  # fmt: skip
+
+    def usage(self, since: float) -> list[UsageRow]:
+        """Usage rows of buckets that begin at or after ``since``."""
+        columns = ", ".join(UsageRow.__struct_fields__)
+        rows = self._db.execute(f"SELECT {columns} FROM usage WHERE bucket >= ?", (since,))
+        return [UsageRow(**dict(zip(UsageRow.__struct_fields__, r, strict=True))) for r in rows]
+
+    def energy_of_jobs(self) -> dict[str, float]:
+        """Measured joules per job that is active now."""
+        rows = self._db.execute(
+            "SELECT job_id, sum(energy_j) FROM usage WHERE job_id IN "
+            f"(SELECT id FROM jobs WHERE state IN ({','.join('?' * len(ACTIVE))})) "
+            "GROUP BY job_id HAVING sum(gpu_s) > sum(energy_unknown_s)",
+            tuple(ACTIVE),
+        )
+        return dict(rows.fetchall())
+
+
+class Store(Reader):
+    """The store as its single writer sees it."""
+
+    @classmethod
+    def create_or_open(cls, state: Path) -> Store:
+        """Open for writing, making the database on first use.
+
+        Raises:
+            GpuschedError: Not a database of this version, or not writable.
+        """
+        path = state / DATABASE
+        try:
+            state.mkdir(parents=True, exist_ok=True)
+            db = sqlite3.connect(path, isolation_level=None, timeout=30)
+            db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON;")
+            store = cls(db)
+            store._migrate()
+            return store
+        except (sqlite3.Error, OSError) as error:
+            raise GpuschedError(f"{path} cannot be opened for writing: {error}", "see 'gpusched check'") from error
+
+    def _migrate(self) -> None:
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version == SCHEMA_VERSION:
+            return
+        if version != 0:
+            raise GpuschedError(
+                f"the database has version {version}, this gpusched knows {SCHEMA_VERSION}", "use the newer gpusched"
+            )
+        self._db.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+        self.set_meta("cluster_id", "".join(secrets.choice(ids.ALPHABET) for _ in range(8)))
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All of the writes inside, or none."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def set_meta(self, key: str, value: str) -> None:
+        """Set a value of the meta table."""
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    def put_jobs(self, jobs: Iterable[Job]) -> None:
+        """Insert or replace jobs."""
+        self._db.executemany(
+            "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                (j.id, j.array_id, j.state, j.user, j.spec.partition, j.submit_time, j.end_time, msgspec.json.encode(j))
+                for j in jobs
+            ),
+        )
+
+    def append(self, events: Iterable[Event]) -> None:
+        """Append events."""
+        self._db.executemany(
+            "INSERT INTO events (time, kind, job_id, node, user, data) VALUES (?, ?, ?, ?, ?, ?)",
+            ((e.time, e.kind, e.job_id, e.node, e.user, msgspec.json.encode(e.data)) for e in events),
+        )
+
+    def put_nodes(self, records: Iterable[NodeRecord]) -> None:
+        """Insert or replace node records."""
+        self._db.executemany(
+            "INSERT OR REPLACE INTO nodes VALUES (?, ?)", ((r.name, msgspec.json.encode(r)) for r in records)
+        )
+
+    def put_ranks(self, records: Iterable[RankRecord]) -> None:
+        """Insert or replace rank records."""
+        self._db.executemany(
+            "INSERT OR REPLACE INTO ranks VALUES (?, ?, ?, ?, ?)",
+            ((r.job_id, r.attempt, r.rank, r.node, msgspec.json.encode(r)) for r in records),
+        )
+
+    def remove_rank(self, rank: RankRecord) -> None:
+        """Nothing of this rank is left on its node."""
+        self._db.execute(
+            "DELETE FROM ranks WHERE job_id = ? AND attempt = ? AND rank = ?", (rank.job_id, rank.attempt, rank.rank)
+        )
+
+    def open_run(self, run: Run) -> None:
+        """A started attempt."""
+        self._db.execute(
+            "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?)",
+            (
+                run.job_id, run.attempt, run.user, run.partition, run.flavor, run.share, run.gpus, run.start_time,
+                msgspec.json.encode(run.nodes),
+            ),
+        )  # fmt: skip
+
+    def close_run(self, job_id: str, attempt: int, end_time: float, outcome: JobState) -> None:
+        """The attempt is over."""
+        self._db.execute(
+            "UPDATE runs SET end_time = max(start_time, ?), outcome = ? WHERE job_id = ? AND attempt = ? "
+            "AND end_time IS NULL",
+            (end_time, outcome, job_id, attempt),
+        )
+
+    def add_usage(self, rows: Iterable[UsageRow]) -> None:
+        """Add to the sums of their buckets."""
+        fields = UsageRow.__struct_fields__
+        sums = [f for f in fields if f not in ("bucket", "node", "job_id", "user", "partition")]
+        self._db.executemany(
+            f"INSERT INTO usage ({', '.join(fields)}) VALUES ({', '.join('?' * len(fields))}) "
+            f"ON CONFLICT DO UPDATE SET {', '.join(f'{f} = {f} + excluded.{f}' for f in sums)}",
+            (msgspec.structs.astuple(row) for row in rows),
+        )
+
+    def was_folded(self, file_name: str) -> bool:
+        """Whether this command file was folded before."""
+        return self._db.execute("SELECT 1 FROM folded WHERE file_name = ?", (file_name,)).fetchone() is not None
+
+    def mark_folded(self, file_name: str, now: float) -> None:
+        """Remember a folded command file (for a day after it is gone from the inbox)."""
+        self._db.execute("INSERT OR REPLACE INTO folded VALUES (?, ?)", (file_name, now))
+        self._db.execute("DELETE FROM folded WHERE time < ?", (now - 86400,))
+
+    def job_energy(self, job_id: str) -> float | None:
+        """Measured joules of a job so far; None where nothing was measured."""
+        row = self._db.execute(
+            "SELECT sum(energy_j), sum(gpu_s - energy_unknown_s) FROM usage WHERE job_id = ?", (job_id,)
+        ).fetchone()
+        return row[0] if row[1] else None
+
+
+def _connect_read_only(path: Path) -> sqlite3.Connection:
+    quoted = str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    mode: Literal["ro", "immutable"]
+    for mode in ("ro", "immutable"):
+        suffix = "mode=ro" if mode == "ro" else "mode=ro&immutable=1"
+        db = sqlite3.connect(f"file:{quoted}?{suffix}", uri=True, isolation_level=None, timeout=30)
+        try:
+            db.execute("SELECT 1 FROM meta LIMIT 1")
+            return db
+        except sqlite3.OperationalError:
+            # A reader without write permission cannot open a WAL database nobody has open; then nobody writes it.
+            db.close()
+            if mode == "immutable" or path.with_name(path.name + "-wal").exists():
+                raise
+    raise AssertionError
