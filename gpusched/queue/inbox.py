@@ -1,8 +1,8 @@
 """The inbox: how clients ask, without a lock and without the controller being up (Maildir's way).
 
-A command is written to ``inbox/tmp``, synced, and linked into ``inbox/new`` under a name that sorts by time. The kernel's
-owner of the file is the proof of who asked. In a shared installation both folders are sticky and write-only for
-others (mode 1733), so that nobody reads or removes another's commands.
+A command is written to ``inbox/tmp``, synced, and linked into ``inbox/new`` under a name that sorts by time. The
+kernel's owner of the file is the proof of who asked. In a shared installation both folders are sticky and write-only
+for others (mode 1733), so that nobody reads or removes another's commands.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -30,7 +31,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
         drain_reason: Set while drained by ``drained_by``; None in service.
         last_seen: When it last answered (Unix seconds).
         down_since: Since when it does not answer; None while it does.
-        launch_failures: Launches failed in a row for the node's own reasons.
+        launch_failures: Jobs whose launches failed here in a row for the node's own reasons.
     """
 
     name: str
@@ -40,7 +41,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     drained_by: str | None = None
     last_seen: float | None = None
     down_since: float | None = None
-    launch_failures: int = 0
+    launch_failures: tuple[str, ...] = ()
     links: dict[int, dict[int, int]] = {}
     reading: NodeReading | None = None
 
@@ -50,10 +51,12 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         runtime: With what it was launched (the inventory may change meanwhile).
-        launched: The launch script was accepted by the node.
+        gpus: The NVML indices it was given.
+        launched_at: When the node had accepted the launch (controller's clock); None until then.
         signalled: Last signal that was delivered.
         output: The file given by ``-o``, expanded; None when the output is collected.
         collected: Its output is in the state folder (or in its file).
+        gone: It has ended, or its node is given up.
         exit_code, oom_killed, finished_at: As last seen.
         boot_id: The node's boot when it was launched.
     """
@@ -63,7 +66,8 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     node: str
     runtime: str
-    launched: bool = False
+    gpus: tuple[int, ...] = ()
+    launched_at: float | None = None
     signalled: str | None = None
     output: str | None = None
     collected: bool = False
@@ -142,6 +146,12 @@ class Reader:
         """A value of the meta table (``cluster_id``, ``heartbeat``, ``controller_pid``...)."""
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return row[0] if row else None
+
+    def array_limits(self) -> dict[str, int]:
+        """Array id -> how many of its tasks may run at once, where that was bounded."""
+        prefix = "array_limit:"
+        rows = self._db.execute("SELECT key, value FROM meta WHERE key >= ? AND key < ?", (prefix, prefix + "~"))
+        return {key.removeprefix(prefix): int(value) for key, value in rows}
 
     def job(self, job_id: str) -> Job | None:
         """The job with exactly this id."""
@@ -262,6 +272,20 @@ class Reader:
         columns = ", ".join(UsageRow.__struct_fields__)
         rows = self._db.execute(f"SELECT {columns} FROM usage WHERE bucket >= ?", (since,))
         return [UsageRow(**dict(zip(UsageRow.__struct_fields__, r, strict=True))) for r in rows]
+
+    def gpu_seconds_by_user(self, since: float, half_life_s: float, now: float) -> dict[str, float]:
+        """GPU seconds of started attempts by user, each weighed by half for every half-life since it was used.
+
+        The integral is exact: an attempt's GPU seconds between two times decay continuously.
+        """
+        sums: dict[str, float] = {}
+        rate = math.log(2) / half_life_s
+        for run in self.runs(since, now):
+            end = now if run.end_time is None else min(run.end_time, now)
+            begin = max(run.start_time, since)
+            weight = (math.exp(-rate * (now - end)) - math.exp(-rate * (now - begin))) / rate
+            sums[run.user] = sums.get(run.user, 0.0) + run.gpus * max(0.0, weight)
+        return sums
 
     def energy_of_jobs(self) -> dict[str, float]:
         """Measured joules per job that is active now."""
@@ -384,6 +408,20 @@ class Store(Reader):
             f"ON CONFLICT DO UPDATE SET {', '.join(f'{f} = {f} + excluded.{f}' for f in sums)}",
             (msgspec.structs.astuple(row) for row in rows),
         )
+
+    def compact_usage(self, before: float, bucket_s: int) -> None:
+        """Add up rows of buckets before ``before`` into buckets of ``bucket_s`` seconds."""
+        fields = UsageRow.__struct_fields__
+        sums = fields[5:]
+        old = "bucket < ? AND bucket % ? != 0"
+        columns = ", ".join(fields)
+        self._db.execute(
+            f"INSERT INTO usage ({columns}) SELECT bucket - bucket % ?, node, job_id, user, partition, "
+            f"{', '.join(f'sum({f})' for f in sums)} FROM usage WHERE {old} GROUP BY 1, 2, 3 "
+            f"ON CONFLICT DO UPDATE SET {', '.join(f'{f} = {f} + excluded.{f}' for f in sums)}",
+            (bucket_s, before, bucket_s),
+        )
+        self._db.execute(f"DELETE FROM usage WHERE {old}", (before, bucket_s))
 
     def was_folded(self, file_name: str) -> bool:
         """Whether this command file was folded before."""

@@ -1,0 +1,127 @@
+"""From two readings of a node to the usage rows between them: GPU seconds, joules, utilization, by holder.
+
+A job is charged its own GPUs, never the whole host. Energy is the difference of NVML's counters; where a GPU has no
+counter (or the counter went back: the driver was reloaded) power is integrated by the trapezoid rule; where neither is
+known, the GPU seconds count as unknown, never as zero joules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+
+import msgspec
+
+from gpusched.model.jobs import Job
+from gpusched.model.readings import Gpu, NodeReading
+from gpusched.model.resources import Node
+from gpusched.queue.store import UsageRow
+
+BUCKET_S = 300
+IDLE_UTILIZATION = 0.05
+MAX_POWER_GAP_S = 60.0  # two power readings further apart say nothing of the time between them
+
+
+class Holding(msgspec.Struct, frozen=True):
+    """A GPU of a node held by a job in [start, end) (Unix seconds)."""
+
+    job_id: str
+    user: str
+    start: float
+    end: float
+
+
+def holdings(node: str, jobs: Iterable[Job], now: float) -> dict[int, list[Holding]]:
+    """GPU index -> who held it; ``jobs`` are those that hold or have just let go."""
+    held: dict[int, list[Holding]] = {}
+    for job in jobs:
+        for part in job.allocation.parts if job.allocation else ():
+            if part.node == node:
+                start = job.start_time if job.start_time is not None else now
+                for gpu in part.gpus:
+                    held.setdefault(gpu, []).append(Holding(job.id, job.user, start, job.end_time or now))
+    return held
+
+
+def usage_between(
+    node: Node, before: NodeReading | None, after: NodeReading, held: Mapping[int, list[Holding]]
+) -> list[UsageRow]:
+    """Usage rows of one node between two readings (at most a bucket apart in effect: the time is split by buckets).
+
+    Args:
+        node: As declared; only its own GPU indices count.
+        before: The reading before, or None (then there is nothing to say).
+        after: This reading.
+        held: GPU index -> holdings, see `holdings`.
+    """
+    if before is None or after.time <= before.time:
+        return []
+    earlier = {gpu.index: gpu for gpu in before.gpus}
+    same_boot = before.boot_id == after.boot_id
+    sums: dict[tuple[int, str], UsageRow] = {}
+    for gpu in after.gpus:
+        if gpu.index not in node.indices():
+            continue
+        was = earlier.get(gpu.index)
+        span = after.time - before.time
+        joules = _energy_j(was, gpu, span, same_boot)
+        use = _utilization(was, gpu) if span <= MAX_POWER_GAP_S else None
+        for bucket, holder, seconds in _split(before.time, after.time, held.get(gpu.index, [])):
+            row = UsageRow(
+                bucket=bucket,
+                node=node.name,
+                partition=node.partition,
+                job_id=holder.job_id if holder else "",
+                user=holder.user if holder else "",
+                gpu_s=seconds,
+                energy_j=0.0 if joules is None else joules * seconds / span,
+                energy_unknown_s=seconds if joules is None else 0.0,
+                util_s=0.0 if use is None else use * seconds,
+                util_known_s=0.0 if use is None else seconds,
+                idle_s=seconds if use is not None and use < IDLE_UTILIZATION else 0.0,
+            )
+            key = (bucket, row.job_id)
+            sums[key] = _added(sums[key], row) if key in sums else row
+    return list(sums.values())
+
+
+def _energy_j(was: Gpu | None, gpu: Gpu, span_s: float, same_boot: bool) -> float | None:
+    if was is None or was.uuid != gpu.uuid:
+        return None
+    if was.energy_j is not None and gpu.energy_j is not None and gpu.energy_j >= was.energy_j and same_boot:
+        return gpu.energy_j - was.energy_j
+    if was.power_w is not None and gpu.power_w is not None and span_s <= MAX_POWER_GAP_S:
+        return (was.power_w + gpu.power_w) / 2 * span_s
+    return None
+
+
+def _utilization(was: Gpu | None, gpu: Gpu) -> float | None:
+    known = [g.utilization_pct for g in (was, gpu) if g is not None and g.utilization_pct is not None]
+    return sum(known) / len(known) / 100 if known else None
+
+
+def _split(begin: float, end: float, held: list[Holding]) -> list[tuple[int, Holding | None, float]]:
+    """[begin, end) cut at bucket borders and where holders change: (bucket, holder or None, seconds)."""
+    cuts = {begin, end}
+    cuts.update(float(b) for b in range(int(begin // BUCKET_S + 1) * BUCKET_S, int(end) + 1, BUCKET_S) if b < end)
+    for holding in held:
+        cuts.update(t for t in (holding.start, holding.end) if begin < t < end)
+    points = sorted(cuts)
+    parts = []
+    for left, right in pairwise(points):
+        middle = (left + right) / 2
+        holder = next((h for h in held if h.start <= middle < h.end), None)
+        parts.append((int(left // BUCKET_S) * BUCKET_S, holder, right - left))
+    return parts
+
+
+def _added(a: UsageRow, b: UsageRow) -> UsageRow:
+    return msgspec.structs.replace(
+        a,
+        gpu_s=a.gpu_s + b.gpu_s,
+        energy_j=a.energy_j + b.energy_j,
+        energy_unknown_s=a.energy_unknown_s + b.energy_unknown_s,
+        util_s=a.util_s + b.util_s,
+        util_known_s=a.util_known_s + b.util_known_s,
+        idle_s=a.idle_s + b.idle_s,
+    )

@@ -1,0 +1,1 @@
+"""The worlds a decision can be applied to. Each is a `Cluster`."""

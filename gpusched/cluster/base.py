@@ -1,0 +1,76 @@
+"""The port between the controller and a world: observe, perform, finished."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, Protocol
+
+import msgspec
+
+from gpusched.model.readings import NodeReading, ProbeFailure
+from gpusched.model.resources import Node
+from gpusched.nodes.runtimes.base import LaunchRequest
+from gpusched.queue.store import RankRecord
+
+RankKey = tuple[str, int, int]  # job id, attempt, rank
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node answered. ``began``: when it was asked (Unix seconds); the answer is no older than that."""
+
+    began: float
+    result: NodeReading | ProbeFailure
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing to do on one node for one rank.
+
+    Attributes:
+        verb: ``launch`` (needs ``request``), ``start`` a gang's rank, ``signal`` (needs ``signal``), ``collect`` the
+            output into ``destination`` (or finish ``rank.output``), ``remove`` container and folder.
+    """
+
+    verb: Literal["launch", "start", "signal", "collect", "remove"]
+    node: str
+    rank: RankRecord
+    request: LaunchRequest | None = None
+    signal: str | None = None
+    destination: str | None = None
+
+    @property
+    def key(self) -> RankKey:
+        """Which rank it is for; at most one work per rank is under way."""
+        return self.rank.job_id, self.rank.attempt, self.rank.rank
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a work ended. ``error`` is "" when it was done; ``transient`` when asking again makes sense."""
+
+    work: Work
+    time: float
+    error: str = ""
+    transient: bool = False
+
+
+class Cluster(Protocol):
+    """A world: real nodes, Slurm, or the simulator's."""
+
+    def observe(self, nodes: Iterable[Node], patience_s: float) -> dict[str, Observation]:
+        """The news of each node since the last call, waiting at most ``patience_s`` for the slow ones."""
+        ...
+
+    def perform(self, works: Iterable[Work]) -> None:
+        """Take works on; returns at once."""
+        ...
+
+    def finished(self) -> list[Outcome]:
+        """Works that ended since the last call."""
+        ...
+
+    def busy(self) -> frozenset[RankKey]:
+        """Ranks with a work under way."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections; what was begun on the nodes goes on there."""
+        ...

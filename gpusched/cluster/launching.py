@@ -1,0 +1,173 @@
+"""From an allocated job to what each rank is launched with: environment, host file, expanded output path. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gpusched.model.jobs import Job, NodeAllocation, container_name
+from gpusched.model.resources import Inventory, Node, RuntimeName
+from gpusched.nodes.runtimes.base import LaunchRequest
+
+MASTER_PORTS = range(20000, 30000)
+_OWN_DEVICE_NUMBERS = frozenset({RuntimeName.PODMAN, RuntimeName.DOCKER})
+
+
+def launch_request(
+    job: Job,
+    part: NodeAllocation,
+    inventory: Inventory,
+    cluster_id: str,
+    *,
+    secrets: Mapping[str, str],
+    run_as: tuple[int, int] | None,
+) -> LaunchRequest:
+    """What one rank is launched with.
+
+    Args:
+        job: Allocated, with its attempt and master port.
+        part: The rank's share.
+        inventory: For the nodes' addresses and the partition's default image.
+        cluster_id: Of this installation.
+        secrets: Values of the job's secrets.
+        run_as: uid and gid of the submitter where that is another than the controller's user.
+    """
+    assert job.allocation is not None
+    node, spec = _node(inventory, part.node), job.spec
+    partition = inventory.partition(spec.partition)
+    gang = len(job.allocation.parts) > 1
+    return LaunchRequest(
+        name=container_name(job.id, job.attempt, part.rank),
+        cluster_id=cluster_id,
+        node=node.name,
+        job_id=job.id,
+        attempt=job.attempt,
+        rank=part.rank,
+        image=spec.image or (partition.default_image if partition else None),
+        command=spec.command,
+        workdir=spec.workdir,
+        env=environment(job, part, inventory),
+        secrets=dict(secrets),
+        mounts=spec.mounts,
+        gpus=part.gpus,
+        cores=part.cores,
+        memory_mib=part.memory_mib,
+        network="host" if gang else inventory.settings.network,
+        hold=gang,
+        output=expand_output(job, part.rank, part.node),
+        hostfile=hostfile(job, inventory) if gang else None,
+        run_as=run_as,
+    )
+
+
+def environment(job: Job, part: NodeAllocation, inventory: Inventory) -> dict[str, str]:
+    """The rank's environment: what launchers such as torchrun expect, gpusched's own, and Slurm's names for it.
+
+    One process is started per node, so WORLD_SIZE counts nodes and RANK equals NODE_RANK (as Kubeflow's PyTorchJob
+    does); ``torchrun --nnodes=$WORLD_SIZE --node-rank=$RANK --nproc-per-node=gpu`` multiplies them. The job's own
+    variables go before MASTER_PORT and OMP_NUM_THREADS, and behind what identifies the rank and its GPUs.
+    """
+    assert job.allocation is not None
+    spec, node, parts = job.spec, _node(inventory, part.node), job.allocation.parts
+    master = _node(inventory, parts[0].node)
+    # A container sees only its own GPUs, numbered from 0; elsewhere the indices are NVML's, which is PCI bus order.
+    visible: Iterable[int] = range(len(part.gpus)) if node.runtime in _OWN_DEVICE_NUMBERS else part.gpus
+    names = [p.node for p in parts]
+    defaults = {
+        "OMP_NUM_THREADS": str(max(1, part.cores // max(1, len(part.gpus)))),
+        "MASTER_PORT": str(job.master_port),
+    }
+    fixed = {
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, visible)),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "MASTER_ADDR": master.fabric_address or _host(master),
+        "WORLD_SIZE": str(len(parts)),
+        "RANK": str(part.rank),
+        "NODE_RANK": str(part.rank),
+        "LOCAL_RANK": "0",
+        "GPUSCHED_JOB_ID": job.id,
+        "GPUSCHED_JOB_NAME": spec.name,
+        "GPUSCHED_ATTEMPT": str(job.attempt),
+        "GPUSCHED_PARTITION": spec.partition,
+        "GPUSCHED_NODE": part.node,
+        "GPUSCHED_NODELIST": ",".join(names),
+        "GPUSCHED_GPUS": ",".join(map(str, part.gpus)),
+        "GPUSCHED_GPUS_PER_NODE": str(len(part.gpus)),
+        "GPUSCHED_USER": job.user,
+        "SLURM_JOB_ID": job.id,
+        "SLURM_JOB_NAME": spec.name,
+        "SLURM_JOB_PARTITION": spec.partition,
+        "SLURM_JOB_NUM_NODES": str(len(parts)),
+        "SLURM_NNODES": str(len(parts)),
+        "SLURM_JOB_NODELIST": ",".join(names),
+        "SLURM_NODEID": str(part.rank),
+        "SLURM_PROCID": str(part.rank),
+        "SLURM_LOCALID": "0",
+        "SLURM_NTASKS": str(len(parts)),
+        "SLURM_CPUS_ON_NODE": str(part.cores),
+        "SLURM_GPUS_ON_NODE": str(len(part.gpus)),
+        "SLURM_RESTART_COUNT": str(job.attempt - 1),
+        "SLURMD_NODENAME": part.node,
+    }
+    if job.array_id is not None:
+        index = str(job.array_index)
+        fixed |= {"GPUSCHED_ARRAY_ID": job.array_id, "GPUSCHED_ARRAY_INDEX": index}
+        fixed |= {"SLURM_ARRAY_JOB_ID": job.array_id, "SLURM_ARRAY_TASK_ID": index}
+    return defaults | dict(spec.env) | fixed
+
+
+def hostfile(job: Job, inventory: Inventory) -> str:
+    """One line per rank: ``address slots=GPUS`` (slots=1 for a job without GPUs), as mpirun and DeepSpeed read it."""
+    assert job.allocation is not None
+    nodes = [(_node(inventory, p.node), max(1, len(p.gpus))) for p in job.allocation.parts]
+    return "".join(f"{node.fabric_address or _host(node)} slots={slots}\n" for node, slots in nodes)
+
+
+def expand_output(job: Job, rank: int, node: str) -> str | None:
+    """The path given by ``-o`` with Slurm's patterns filled in; several ranks without %n or %N get ``.RANK`` added."""
+    path = job.spec.output
+    if path is None:
+        return None
+    patterns = {
+        "j": job.id,
+        "A": job.array_id or job.id,
+        "a": str(job.array_index) if job.array_index is not None else "0",
+        "x": job.spec.name.replace("/", "_"),
+        "u": job.user,
+        "n": str(rank),
+        "N": node,
+        "t": str(rank),
+        "%": "%",
+    }
+    pieces, rest, by_rank = [], path, False
+    while "%" in rest:
+        before, _, rest = rest.partition("%")
+        pieces.append(before)
+        if rest[:1] in patterns:
+            by_rank = by_rank or rest[0] in "nNt"
+            pieces.append(patterns[rest[0]])
+            rest = rest[1:]
+        else:
+            pieces.append("%")
+    expanded = "".join(pieces) + rest
+    return expanded if by_rank or job.spec.nodes == 1 else f"{expanded}.{rank}"
+
+
+def master_port(job_id: str, taken: Iterable[int | None]) -> int:
+    """A port for MASTER_PORT: the same job gets the same one, unless another active job has it."""
+    used = set(taken)
+    start = int.from_bytes(job_id.encode(), "big") % len(MASTER_PORTS)
+    for offset in range(len(MASTER_PORTS)):
+        port = MASTER_PORTS[(start + offset) % len(MASTER_PORTS)]
+        if port not in used:
+            return port
+    return MASTER_PORTS[start]
+
+
+def _node(inventory: Inventory, name: str) -> Node:
+    node = inventory.node(name)
+    assert node is not None, name
+    return node
+
+
+def _host(node: Node) -> str:
+    return "127.0.0.1" if node.transport == "local" else node.address

@@ -1,0 +1,172 @@
+"""The world of real nodes: probes and works over one connection per node, each in a thread of a pool.
+
+Nothing here waits for the slowest: a node that does not answer keeps its own thread busy until its timeout, and the
+cycle goes on without it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+from gpusched.cluster.base import Observation, Outcome, RankKey, Work
+from gpusched.cluster.collecting import collect_log
+from gpusched.errors import GpuschedError
+from gpusched.model.jobs import container_name
+from gpusched.model.readings import NodeReading, ProbeFailure
+from gpusched.model.resources import Inventory, Node, RuntimeName
+from gpusched.nodes.probe import probe
+from gpusched.nodes.runtimes import runtime_for
+from gpusched.nodes.runtimes.base import EXISTS_EXIT_CODE, AttemptRef
+from gpusched.nodes.transport import Script, Transport, TransportError, open_transport
+
+WORK_TIMEOUT_S = 60.0
+COLLECT_TIMEOUT_S = 600.0
+PROBE_THREADS, SLOW_THREADS, WORK_THREADS = 32, 16, 32
+
+
+class SshCluster:
+    """Real nodes behind SSH (or this machine, for nodes with the local transport)."""
+
+    def __init__(
+        self, inventory: Inventory, cluster_id: str, logs: Path, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._inventory, self._cluster_id, self._logs, self._clock = inventory, cluster_id, logs, clock
+        self._transports: dict[str, tuple[Node, Transport]] = {}
+        self._boots: dict[str, str | None] = {}
+        self._probes: dict[str, Future[Observation]] = {}
+        self._works: dict[RankKey, Future[Outcome]] = {}
+        # Pools of their own: nodes that do not answer, and works that hang, must not keep the healthy ones' probes
+        # waiting for a thread.
+        self._slow: set[str] = set()
+        self._slow_pool = ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="slow-probe")
+        self._probe_pool = ThreadPoolExecutor(PROBE_THREADS, thread_name_prefix="probe")
+        self._work_pool = ThreadPoolExecutor(WORK_THREADS, thread_name_prefix="work")
+
+    def use_inventory(self, inventory: Inventory) -> None:
+        """Go on with a changed inventory; connections of nodes that changed or left are dropped."""
+        self._inventory = inventory
+        for name, (node, transport) in list(self._transports.items()):
+            if inventory.node(name) != node:
+                transport.close()
+                del self._transports[name]
+                self._boots.pop(name, None)
+
+    def observe(self, nodes: Iterable[Node], patience_s: float) -> dict[str, Observation]:
+        """See `Cluster.observe`. A node whose probe is still under way is not probed a second time.
+
+        Patience is for nodes that answered last time; the others are heard when they have something to say.
+        """
+        for node in nodes:
+            if node.name not in self._probes:
+                pool = self._slow_pool if node.name in self._slow else self._probe_pool
+                self._probes[node.name] = pool.submit(self._probe, node)
+        wait([future for name, future in self._probes.items() if name not in self._slow], timeout=patience_s)
+        self._slow |= {name for name, future in self._probes.items() if not future.done()}
+        news = {name: future.result() for name, future in self._probes.items() if future.done()}
+        for name, observation in news.items():
+            del self._probes[name]
+            quick = observation.result.time - observation.began < patience_s
+            if isinstance(observation.result, NodeReading) and quick:
+                self._slow.discard(name)
+            else:
+                self._slow.add(name)
+        return news
+
+    def _probe(self, node: Node) -> Observation:
+        began = self._clock()
+        try:
+            reading = self._read(node)
+            if reading.boot_id != self._boots.get(node.name, ""):
+                # How GPUs are wired cannot change while a machine is up, and asking for it takes longest.
+                reading = self._read(node, want_links=True)
+                self._boots[node.name] = reading.boot_id
+            return Observation(began=began, result=reading)
+        except TransportError as error:
+            failure = ProbeFailure(
+                node=node.name, time=self._clock(), kind=error.kind, reason=error.reason, hint=error.hint
+            )
+        except Exception as error:  # a probe must never end the cycle of the others
+            failure = ProbeFailure(node=node.name, time=self._clock(), kind="protocol", reason=f"probe: {error!r}")
+        return Observation(began=began, result=failure)
+
+    def _read(self, node: Node, want_links: bool = False) -> NodeReading:
+        transport = self._transport(node)
+        return probe(transport, node, self._cluster_id, self._inventory.settings, self._clock, want_links=want_links)
+
+    def _transport(self, node: Node) -> Transport:
+        known = self._transports.get(node.name)
+        if known is None or known[0] != node:
+            known = self._transports[node.name] = (node, open_transport(node, self._inventory.settings))
+        return known[1]
+
+    def perform(self, works: Iterable[Work]) -> None:
+        """See `Cluster.perform`."""
+        for work in works:
+            if work.key not in self._works:
+                self._works[work.key] = self._work_pool.submit(self._do, work)
+
+    def _do(self, work: Work) -> Outcome:
+        node = self._inventory.node(work.node)
+        if node is None:
+            return Outcome(work=work, time=self._clock(), error=f"node {work.node} is not in the inventory")
+        try:
+            error = self._carry_out(work, node)
+            return Outcome(work=work, time=self._clock(), error=error)
+        except TransportError as problem:
+            return Outcome(work=work, time=self._clock(), error=problem.line(), transient=True)
+        except GpuschedError as problem:
+            return Outcome(work=work, time=self._clock(), error=problem.line())
+        except Exception as problem:  # likewise: one rank's trouble stays its own
+            return Outcome(work=work, time=self._clock(), error=f"internal error: {problem!r}")
+
+    def _carry_out(self, work: Work, node: Node) -> str:
+        """Do it; "" or what the node said against it."""
+        runtime, transport = runtime_for(RuntimeName(work.rank.runtime)), self._transport(node)
+        ref = AttemptRef(self._cluster_id, node.name, container_name(*work.key))
+        if work.verb == "collect":
+            if work.rank.output is not None:
+                return _run(transport, runtime.finish_output(ref), COLLECT_TIMEOUT_S)
+            return collect_log(transport, runtime.log(ref), Path(work.destination or ""), self._inventory.settings.logs)
+        if work.verb == "launch":
+            assert work.request is not None
+            return _run(transport, runtime.launch(work.request), WORK_TIMEOUT_S, also=EXISTS_EXIT_CODE)
+        if work.verb == "start":
+            return _run(transport, runtime.start(ref), WORK_TIMEOUT_S)
+        if work.verb == "signal":
+            return _run(transport, runtime.signal(ref, work.signal or "TERM"), WORK_TIMEOUT_S)
+        return _run(transport, runtime.remove(ref), WORK_TIMEOUT_S)
+
+    def finished(self) -> list[Outcome]:
+        """See `Cluster.finished`."""
+        done = [key for key, future in self._works.items() if future.done()]
+        return [self._works.pop(key).result() for key in done]
+
+    def busy(self) -> frozenset[RankKey]:
+        """See `Cluster.busy`."""
+        return frozenset(self._works)
+
+    def has_news(self) -> bool:
+        """Whether a work has ended that `finished` has not told of yet."""
+        return any(future.done() for future in self._works.values())
+
+    def wait_for_works(self, timeout_s: float) -> None:
+        """Wait until the works under way have ended, at most so long (used by ``tick``, which exits afterwards)."""
+        wait(self._works.values(), timeout=timeout_s)
+
+    def close(self) -> None:
+        """Drop the connections. What still hangs is left to its own timeout."""
+        for pool in (self._probe_pool, self._slow_pool, self._work_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
+        for _, transport in self._transports.values():
+            transport.close()
+
+
+def _run(transport: Transport, script: Script, timeout_s: float, also: int = 0) -> str:
+    result = transport.run(script, timeout_s)
+    if result.exit_code in (0, also):
+        return ""
+    said = result.stderr.decode(errors="replace").strip().splitlines()
+    return said[-1][:500] if said else f"exit code {result.exit_code}"

@@ -1,0 +1,1 @@
+"""The controller: one cycle (observe, decide, check, apply, record), run for ever or once."""

@@ -1,0 +1,458 @@
+"""One cycle: settle what was done, fold what was asked, observe, reconcile, account, decide, check, apply, record."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from gpusched.accounting import holdings, usage_between
+from gpusched.cluster.base import Cluster, Observation, Outcome, RankKey, Work
+from gpusched.cluster.launching import expand_output, launch_request, master_port
+from gpusched.controller.fold import Folder
+from gpusched.controller.nodestate import blame_launch, is_dead, update_record
+from gpusched.controller.reconcile import Step, World, rank_key, reconcile_job
+from gpusched.controller.secretfiles import SecretFiles
+from gpusched.controller.tidy import Tidy, reap_strays, tidy_leftovers
+from gpusched.errors import GpuschedError
+from gpusched.model.events import Event
+from gpusched.model.jobs import ACTIVE, ENDED, Ending, Job, JobState
+from gpusched.model.plan import CancelJob, Plan, Preempt, Start
+from gpusched.model.policy import PolicySpec
+from gpusched.model.readings import ProbeFailure
+from gpusched.model.resources import Inventory, Partition
+from gpusched.queue.inbox import Inbox
+from gpusched.queue.lifecycle import move
+from gpusched.queue.snapshots import held_gpus, snapshot_of_store
+from gpusched.queue.store import NodeRecord, RankRecord, Run, Store
+from gpusched.sched.check import check
+from gpusched.sched.decide import decide
+
+MESSAGE_REFRESH_S = 30.0  # waiting messages hold durations; writing them all in every cycle would help nobody
+REMEMBER_REMOVED_S = 120.0
+
+
+class Cycle:
+    """The state of a controller between cycles: little more than what can be read again from the store."""
+
+    def __init__(
+        self,
+        store: Store,
+        state: Path,
+        inventory: Inventory,
+        policies: dict[str, PolicySpec],
+        cluster: Cluster,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store, self._state, self._cluster, self._clock = store, state, cluster, clock
+        self.inventory, self.policies = inventory, policies
+        self.inbox = Inbox(state)
+        self._secrets = SecretFiles(state)
+        cluster_id = store.meta("cluster_id")
+        assert cluster_id is not None
+        self._cluster_id = cluster_id
+        self._launch_errors: dict[RankKey, str] = {}
+        self._removed: dict[RankKey, float] = {}
+        self._messages_at: dict[str, float] = {}
+        self._ended: list[Job] = store.recently_ended(200)
+
+    def run(self, patience_s: float) -> None:
+        """One cycle. Slow nodes are waited for no longer than ``patience_s``."""
+        now = self._clock()
+        self._settle(self._cluster.finished())
+        Folder(self._store, self.inbox, self.inventory, self._secrets).fold(now)
+        observations = self._cluster.observe(self.inventory.nodes, patience_s)
+        now = self._clock()
+        works = self._record(observations, now)
+        self._cluster.perform(works)
+        self._cluster.perform(self._decide(now))
+
+    # -- settling ------------------------------------------------------------------------------------------------
+
+    def _settle(self, outcomes: list[Outcome]) -> None:
+        """Write down how the works ended."""
+        if not outcomes:
+            return
+        ranks = {rank_key(r): r for r in self._store.ranks()}
+        with self._store.transaction():
+            for outcome in outcomes:
+                rank = ranks.get(outcome.work.key)
+                if outcome.error:
+                    self._settle_error(outcome)
+                elif rank is not None:
+                    self._settle_done(outcome, rank)
+
+    def _settle_done(self, outcome: Outcome, rank: RankRecord) -> None:
+        work = outcome.work
+        if work.verb == "remove":
+            self._removed[work.key] = outcome.time
+            job = self._store.job(rank.job_id)
+            if job is not None and job.state in ACTIVE and job.attempt == rank.attempt:
+                # Taken away before it began (cancelled while starting): its absence is seen by the next probe.
+                return
+            self._store.remove_rank(rank)
+            return
+        if work.verb == "launch":
+            rank = msgspec.structs.replace(rank, launched_at=outcome.time)
+            self._store.append([self._rank_event("launched", rank, outcome.time)])
+        elif work.verb == "signal":
+            if rank.signalled != "FENCE":
+                rank = msgspec.structs.replace(rank, signalled=work.signal)
+            self._store.append([self._rank_event("signalled", rank, outcome.time, signal=work.signal)])
+        elif work.verb == "collect":
+            rank = msgspec.structs.replace(rank, collected=True)
+            self._hand_over(work)
+        self._store.put_ranks([rank])
+
+    @staticmethod
+    def _rank_event(kind: str, rank: RankRecord, now: float, **data: object) -> Event:
+        facts = {"attempt": rank.attempt, "rank": rank.rank} | data
+        return Event(time=now, kind=kind, job_id=rank.job_id, node=rank.node, data=facts)
+
+    def _settle_error(self, outcome: Outcome) -> None:
+        work = outcome.work
+        if work.verb == "launch" and not outcome.transient:
+            self._launch_errors[work.key] = outcome.error
+        if not outcome.transient:
+            facts = {"work": work.verb, "error": outcome.error}
+            self._store.append([self._rank_event("work_failed", work.rank, outcome.time, **facts)])
+        if work.verb == "collect" and not outcome.transient:
+            # The output cannot be had (its folder is gone, say); the job's end must not hang on it.
+            self._store.put_ranks([msgspec.structs.replace(work.rank, collected=True)])
+
+    def _hand_over(self, work: Work) -> None:
+        """A collected log belongs to the job's user, where the controller may give it away."""
+        job = self._store.job(work.rank.job_id)
+        if work.destination and job is not None and os.getuid() == 0 and job.uid != 0:
+            path = Path(work.destination)
+            for target in (path, path.parent):
+                os.chown(target, job.uid, -1)
+            path.chmod(0o640)
+
+    # -- recording what is ---------------------------------------------------------------------------------------
+
+    def _record(self, observations: dict[str, Observation], now: float) -> list[Work]:
+        """Fold this cycle's news into nodes, jobs, ranks and usage, in one transaction; returns what is to be done."""
+        before = self._store.node_records()
+        active = self._store.active()
+        ranks = self._store.ranks()
+        held = held_gpus(active)
+        busy_nodes = {p.node for job in active if job.allocation for p in job.allocation.parts}
+        records: dict[str, NodeRecord] = {}
+        events: list[Event] = []
+        for node in self.inventory.nodes:
+            records[node.name], news = update_record(
+                before.get(node.name, NodeRecord(name=node.name)),
+                node,
+                observations.get(node.name),
+                held.get(node.name, {}),
+                node.name in busy_nodes,
+                self.inventory.settings,
+                now,
+            )
+            events += news
+        steps = self._reconcile(active, ranks, records, observations, now)
+        with self._store.transaction():
+            works = self._apply_steps(steps, records, events, now)
+            works += self._tidy(observations, now)
+            self._store.put_nodes(records.values())
+            self._store.append(events)
+            self._account(before, observations, [s.job for s in steps], active, now)
+            self._store.set_meta("heartbeat", str(now))
+        return works
+
+    def _reconcile(
+        self,
+        active: list[Job],
+        ranks: list[RankRecord],
+        records: dict[str, NodeRecord],
+        observations: dict[str, Observation],
+        now: float,
+    ) -> list[Step]:
+        settings = self.inventory.settings
+        allocated = {p.node for job in active if job.allocation for p in job.allocation.parts}
+        world = World(
+            now=now,
+            settings=settings,
+            observations=observations,
+            # A node taken out of inventory.yaml is as good as dead to its jobs.
+            dead=frozenset(n for n in allocated if n not in records or is_dead(records[n], settings, now)),
+            busy=self._cluster.busy(),
+            launch_errors=self._launch_errors,
+        )
+        by_attempt: dict[tuple[str, int], list[RankRecord]] = {}
+        for rank in sorted(ranks, key=rank_key):
+            by_attempt.setdefault((rank.job_id, rank.attempt), []).append(rank)
+        return [reconcile_job(job, by_attempt.get((job.id, job.attempt), []), world) for job in active]
+
+    def _apply_steps(
+        self, steps: list[Step], records: dict[str, NodeRecord], events: list[Event], now: float
+    ) -> list[Work]:
+        works: list[Work] = []
+        for step in steps:
+            works += step.works
+            works += self._launches(step.job, step.to_launch)
+            events += step.events
+            self._store.put_ranks(step.ranks.values())
+            for name in step.launch_failed_on:
+                records[name], news = blame_launch(records[name], step.job.id, now)
+                events += news
+            if any(e.kind == "running" for e in step.events):
+                self._store.open_run(self._run_of(step.job))
+                for part in step.job.allocation.parts if step.job.allocation else ():
+                    if part.node in records:
+                        records[part.node] = msgspec.structs.replace(records[part.node], launch_failures=())
+            if step.ended_attempt is not None:
+                end, outcome = step.ended_attempt
+                self._store.close_run(step.job.id, step.job.attempt, end, outcome)
+            if step.job.state in ENDED:
+                self._forget_secrets(step.job)
+        self._store.put_jobs(step.job for step in steps if step.events)
+        return works
+
+    def _run_of(self, job: Job) -> Run:
+        assert job.allocation is not None
+        assert job.start_time is not None
+        partition = self.inventory.partition(job.spec.partition)
+        return Run(
+            job_id=job.id,
+            attempt=job.attempt,
+            user=job.user,
+            partition=job.spec.partition,
+            flavor=job.spec.flavor,
+            share=share_of(job, partition) if partition else 0.0,
+            gpus=job.spec.gpus,
+            start_time=job.start_time,
+            end_time=None,
+            outcome=None,
+            nodes={p.node: len(p.gpus) for p in job.allocation.parts},
+        )
+
+    def _forget_secrets(self, job: Job) -> None:
+        self._secrets.forget(job.id)
+        if job.array_id and job.spec.secret_names:
+            tasks = self._store.jobs_of_array(job.array_id)
+            if all(t.state in ENDED or t.id == job.id for t in tasks):
+                self._secrets.forget_array(job.array_id)
+
+    def _tidy(self, observations: dict[str, Observation], now: float) -> list[Work]:
+        current = {(job.id, job.attempt) for job in self._store.active()}
+        ranks = self._store.ranks()
+        leftovers = [r for r in ranks if (r.job_id, r.attempt) not in current]
+        busy = self._cluster.busy()
+        tidy = tidy_leftovers(leftovers, observations, self.inventory, busy, now)
+        self._removed = {key: at for key, at in self._removed.items() if now - at < REMEMBER_REMOVED_S}
+        known = frozenset(map(rank_key, ranks)) | frozenset(self._removed)
+        strays = reap_strays(self.inventory.nodes, known, observations, self._cluster_id, busy, now)
+        self._apply_tidy(tidy)
+        self._apply_tidy(strays)
+        for key in set(self._launch_errors) - {rank_key(r) for r in ranks if (r.job_id, r.attempt) in current}:
+            del self._launch_errors[key]
+        return [self._with_destination(work) for work in (*tidy.works, *strays.works)]
+
+    def _apply_tidy(self, tidy: Tidy) -> None:
+        self._store.append(tidy.events)
+        self._store.put_ranks(tidy.changed)
+        for rank in tidy.settled:
+            self._store.remove_rank(rank)
+
+    def _with_destination(self, work: Work) -> Work:
+        if work.verb != "collect" or work.rank.output is not None:
+            return work
+        path = log_path(self._state, *work.key)
+        return msgspec.structs.replace(work, destination=str(path))
+
+    def _account(
+        self,
+        before: dict[str, NodeRecord],
+        observations: dict[str, Observation],
+        after: list[Job],
+        active: list[Job],
+        now: float,
+    ) -> None:
+        """Charge the time between two readings to who held what; ended jobs get the energy of their last seconds."""
+        holders = []
+        for old, new in zip(active, after, strict=True):
+            if new.state in ENDED:
+                self._ended.append(new)
+            elif new.allocation is None:  # back in the queue
+                holders.append(msgspec.structs.replace(old, end_time=now))
+            else:
+                holders.append(new)
+        horizon = now - 600
+        self._ended = [job for job in self._ended if job.end_time is not None and job.end_time > horizon]
+        touched = set()
+        for name, observation in observations.items():
+            node, record = self.inventory.node(name), before.get(name)
+            if node is None or isinstance(observation.result, ProbeFailure) or record is None:
+                continue
+            held = holdings(name, (*holders, *self._ended), now)
+            rows = usage_between(node, record.reading, observation.result, held)
+            self._store.add_usage(rows)
+            touched |= {row.job_id for row in rows if row.job_id}
+        self._refresh_energy(touched)
+
+    def _refresh_energy(self, job_ids: set[str]) -> None:
+        changed = []
+        for index, ended in enumerate(self._ended):
+            if ended.id in job_ids and (job := self._store.job(ended.id)) is not None and job.state in ENDED:
+                self._ended[index] = msgspec.structs.replace(job, energy_j=self._store.job_energy(job.id))
+                changed.append(self._ended[index])
+        self._store.put_jobs(changed)
+
+    # -- deciding ------------------------------------------------------------------------------------------------
+
+    def _decide(self, now: float) -> list[Work]:
+        """Ask the policies, check their plan, write the intent down; returns the launches."""
+        snapshot = snapshot_of_store(self._store, self.inventory, self.policies, now, seed=int(now * 1000))
+        if not snapshot.pending:
+            return []
+        plan, rejections = check(decide(snapshot), snapshot)
+        launches: list[tuple[Job, list[RankRecord]]] = []
+        with self._store.transaction():
+            for rejection in rejections:
+                data = {"action": repr(rejection.action)[:500], "why": rejection.why}
+                self._store.append([Event(time=now, kind="plan_rejected", data=data)])
+            for action in plan.actions:
+                if isinstance(action, Start):
+                    launches.append(self._start(action, now))
+                elif isinstance(action, (Preempt, CancelJob)):
+                    self._end_by_policy(action, now)
+            self._write_reasons(plan, now)
+        return [work for job, ranks in launches for work in self._launches(job, ranks)]
+
+    def _start(self, action: Start, now: float) -> tuple[Job, list[RankRecord]]:
+        """The intent to start, in the store before anything is sent."""
+        job = self._store.job(action.job_id)
+        assert job is not None
+        policy = self.policies[self._partition(job).policy]
+        port = master_port(job.id, (other.master_port for other in self._store.active()))
+        job, event = move(
+            job,
+            JobState.STARTING,
+            now,
+            event="starting",
+            data={"nodes": {p.node: list(p.gpus) for p in action.allocation.parts}, "policy": policy.name},
+            allocation=action.allocation,
+            attempt=job.attempt + 1,
+            start_time=None,
+            reason="",
+            message="",
+            master_port=port,
+            policy=policy.name,
+            policy_version=policy.version,
+        )
+        ranks = [self._rank_record(job, index) for index in range(len(action.allocation.parts))]
+        self._store.put_jobs([job])
+        self._store.put_ranks(ranks)
+        self._store.append([event])
+        self._messages_at.pop(job.id, None)
+        return job, ranks
+
+    def _rank_record(self, job: Job, index: int) -> RankRecord:
+        assert job.allocation is not None
+        part = job.allocation.parts[index]
+        node = self.inventory.node(part.node)
+        assert node is not None
+        return RankRecord(
+            job_id=job.id,
+            attempt=job.attempt,
+            rank=part.rank,
+            node=part.node,
+            runtime=node.runtime,
+            gpus=part.gpus,
+            output=expand_output(job, part.rank, part.node),
+        )
+
+    def _launches(self, job: Job, ranks: Iterable[RankRecord]) -> list[Work]:
+        works = []
+        for rank in ranks:
+            try:
+                works.append(self._launch(job, rank))
+            except GpuschedError as error:
+                self._launch_errors[rank_key(rank)] = error.line()
+        return works
+
+    def _launch(self, job: Job, rank: RankRecord) -> Work:
+        assert job.allocation is not None
+        secrets = self._secrets.read(job.id) if job.spec.secret_names else {}
+        if secrets is None:
+            raise GpuschedError("its secrets are not there any more (no such file or directory)")
+        if any(self.inventory.node(p.node) is None for p in job.allocation.parts):
+            raise GpuschedError("a node of its allocation left inventory.yaml")
+        part = next(p for p in job.allocation.parts if p.rank == rank.rank)
+        request = launch_request(job, part, self.inventory, self._cluster_id, secrets=secrets, run_as=_run_as(job))
+        return Work(verb="launch", node=rank.node, rank=rank, request=request)
+
+    def _end_by_policy(self, action: Preempt | CancelJob, now: float) -> None:
+        job = self._store.job(action.job_id)
+        assert job is not None
+        if isinstance(action, CancelJob):
+            changed, event = move(
+                job, JobState.CANCELLED, now, event="ended",
+                reason=action.reason.code, message=action.reason.message, end_time=now,
+            )  # fmt: skip
+        else:
+            message = "taken off its nodes for another job"
+            ending = Ending(
+                outcome=JobState.PENDING,
+                reason="Preempted",
+                message=message,
+                kill_at=now + self.inventory.settings.grace_s,
+            )
+            changed, event = move(
+                job, JobState.COMPLETING, now, event="ending", ending=ending, reason="Preempted", message=message
+            )
+        self._store.put_jobs([changed])
+        self._store.append([event])
+
+    def _write_reasons(self, plan: Plan, now: float) -> None:
+        changed = []
+        for job in self._store.pending():
+            reason = plan.reasons.get(job.id)
+            if reason is None or (job.reason == reason.code and job.message == reason.message):
+                continue
+            if job.reason == reason.code and now - self._messages_at.get(job.id, 0.0) < MESSAGE_REFRESH_S:
+                continue
+            self._messages_at[job.id] = now
+            changed.append(msgspec.structs.replace(job, reason=str(reason.code), message=reason.message))
+        self._store.put_jobs(changed)
+
+    def _partition(self, job: Job) -> Partition:
+        partition = self.inventory.partition(job.spec.partition)
+        assert partition is not None
+        return partition
+
+
+def share_of(job: Job, partition: Partition) -> float:
+    """λ of the paper's Eq. 4: the job's part of the partition, by the resource it takes most of (its dominant share).
+
+    For the paper's flavors, whose GPUs, cores and memory are in proportion, that is Table 2's rate.
+    """
+    spec, nodes = job.spec, partition.nodes
+    pairs = [
+        (spec.gpus_per_node, sum(n.gpus for n in nodes)),
+        (spec.cores_per_node, sum(n.cores for n in nodes)),
+        (spec.memory_mib_per_node, sum(n.memory_mib for n in nodes)),
+    ]
+    return max((spec.nodes * part / whole for part, whole in pairs if whole), default=0.0)
+
+
+def log_path(state: Path, job_id: str, attempt: int, rank: int) -> Path:
+    """Where the collected output of one rank lies."""
+    return state / "logs" / job_id / f"{attempt}.{rank}.log"
+
+
+def _run_as(job: Job) -> tuple[int, int] | None:
+    if job.uid == os.getuid():
+        return None
+    try:
+        return job.uid, pwd.getpwuid(job.uid).pw_gid
+    except KeyError:
+        raise GpuschedError(
+            f"user id {job.uid} has no name here, so its group is not known (permission denied)"
+        ) from None

@@ -1,0 +1,302 @@
+"""Folding command files into the store: who may do what, and what it does to the jobs."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from gpusched.controller.secretfiles import SecretFiles
+from gpusched.errors import GpuschedError
+from gpusched.model.commands import (
+    AnyCommand,
+    Cancel,
+    Drain,
+    Hold,
+    Release,
+    Requeue,
+    Resume,
+    SetPriority,
+    Submit,
+)
+from gpusched.model.events import Event
+from gpusched.model.jobs import ENDED, Ending, Job, JobState
+from gpusched.model.readings import NodeState
+from gpusched.model.resources import Inventory
+from gpusched.queue.inbox import Inbox, Malformed, Received
+from gpusched.queue.lifecycle import move
+from gpusched.queue.store import NodeRecord, Store
+from gpusched.validate import validate_spec
+
+MAX_ARRAY_TASKS = 100_000
+
+
+class Refused(Exception):
+    """A command that is well formed but may not, or cannot, be done; the text says why in one line."""
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who asked, by the owner of the command file."""
+
+    uid: int
+    name: str
+    admin: bool
+
+
+class Folder:
+    """Folds what lies in the inbox into the store."""
+
+    def __init__(self, store: Store, inbox: Inbox, inventory: Inventory, secrets: SecretFiles) -> None:
+        self._store, self._inbox, self._inventory, self._secrets = store, inbox, inventory, secrets
+
+    def fold(self, now: float) -> int:
+        """Fold all that waits, in order, in one transaction; returns how many files were taken.
+
+        The files are removed after the commit. A crash in between leaves files that were folded; they are recognised
+        by name and change nothing the second time.
+        """
+        taken: list[Received | Malformed] = []
+        with self._store.transaction():
+            for item in self._inbox.waiting():
+                taken.append(item)
+                if self._store.was_folded(item.file_name):
+                    continue
+                self._fold_one(item, now)
+                self._store.mark_folded(item.file_name, now)
+        for item in taken:
+            if isinstance(item, Malformed):
+                self._inbox.refuse(item.file_name)
+            else:
+                self._inbox.remove(item.file_name)
+        return len(taken)
+
+    def _fold_one(self, item: Received | Malformed, now: float) -> None:
+        if isinstance(item, Malformed):
+            self._refuse(item.file_name, user_name(item.uid), item.why, now)
+            return
+        caller = self._caller(item.uid)
+        try:
+            self._apply(item.command, caller, now)
+        except (Refused, GpuschedError) as error:
+            self._refuse(item.file_name, caller.name, str(error), now)
+
+    def _refuse(self, file_name: str, user: str, why: str, now: float) -> None:
+        job_id = file_name.partition(".")[0] if file_name.endswith(".submit") else None
+        data = {"file": file_name, "why": why}
+        self._store.append([Event(time=now, kind="refused_command", job_id=job_id, user=user, data=data)])
+
+    def _caller(self, uid: int) -> Caller:
+        name = user_name(uid)
+        return Caller(uid, name, uid in (0, os.getuid()) or name in self._inventory.settings.admins)
+
+    def _apply(self, command: AnyCommand, caller: Caller, now: float) -> None:
+        match command:
+            case Submit():
+                self._submit(command, caller, now)
+            case Cancel():
+                self._each(command.job_ids, caller, lambda job: self._cancel(job, caller, command.now, now))
+            case Hold():
+                self._each(command.job_ids, caller, lambda job: self._hold(job, caller, now))
+            case Release():
+                self._each(command.job_ids, caller, lambda job: self._release(job, caller, now))
+            case Requeue():
+                self._each(command.job_ids, caller, lambda job: self._requeue(job, caller, now))
+            case SetPriority():
+                self._each(command.job_ids, caller, lambda job: self._priority(job, caller, command.priority, now))
+            case Drain():
+                self._nodes(command.nodes, caller, now, drain=command.reason or "no reason given")
+            case Resume():
+                self._nodes(command.nodes, caller, now, drain=None)
+
+    # -- submissions ---------------------------------------------------------------------------------------------
+
+    def _submit(self, command: Submit, caller: Caller, now: float) -> None:
+        validate_spec(command.spec, self._inventory)
+        self._check_mounts(command, caller)
+        if missing := set(command.spec.secret_names) ^ set(command.secrets):
+            raise Refused(f"secrets named and secrets given differ: {', '.join(sorted(missing))}")
+        if self._store.job(command.id) or self._store.jobs_of_array(command.id):
+            raise Refused(f"job {command.id} is there already")
+        jobs = self._tasks(command, caller, now)
+        if command.secrets:
+            self._secrets.write(command.id, command.secrets)
+        self._store.put_jobs(jobs)
+        data = {"name": command.spec.name, "partition": command.spec.partition, "asked_at": command.time}
+        self._store.append(Event(time=now, kind="submitted", job_id=j.id, user=j.user, data=data) for j in jobs)
+        if command.array is not None and command.max_running is not None:
+            self._store.set_meta(f"array_limit:{command.id}", str(command.max_running))
+
+    def _check_mounts(self, command: Submit, caller: Caller) -> None:
+        if caller.uid == os.getuid() or caller.admin:
+            return
+        allowed = [os.path.normpath(a) for a in self._inventory.settings.allowed_mounts]
+        for mount in command.spec.mounts:
+            source = os.path.normpath(mount.source)
+            if not any(source == a or source.startswith(a.rstrip("/") + "/") for a in allowed):
+                places = ", ".join(allowed) or "nothing"
+                raise Refused(f"mount of {mount.source}: settings.allowed_mounts of inventory.yaml allows {places}")
+
+    def _tasks(self, command: Submit, caller: Caller, now: float) -> list[Job]:
+        spec = command.spec
+        if spec.priority > 0 and not caller.admin:
+            raise Refused("--priority above 0 needs an admin; --nice lowers your own")
+        if command.array is not None and not 0 < len(set(command.array)) <= MAX_ARRAY_TASKS:
+            raise Refused(f"an array needs 1 to {MAX_ARRAY_TASKS} different indices")
+        job = Job(
+            id=command.id,
+            user=caller.name,
+            uid=caller.uid,
+            spec=spec,
+            state=JobState.PENDING,
+            priority=spec.priority - spec.nice,
+            # A client's clock may be ahead of ours; an earlier submission is believed for as long as files can wait.
+            submit_time=min(command.time, now),
+            eligible_time=spec.begin_time,
+            held_by="user" if spec.hold else "",
+        )
+        if command.array is None:
+            return [job]
+        return [
+            msgspec.structs.replace(job, id=f"{command.id}_{index}", array_id=command.id, array_index=index)
+            for index in sorted(set(command.array))
+        ]
+
+    # -- commands on jobs ----------------------------------------------------------------------------------------
+
+    def _each(self, job_ids: tuple[str, ...], caller: Caller, act: Callable[[Job], tuple[Job, Event] | None]) -> None:
+        """Act on each named job; what cannot be done for one is recorded and does not keep the others from it."""
+        problems = []
+        for job_id in job_ids:
+            single = self._store.job(job_id)
+            found = [single] if single else self._store.jobs_of_array(job_id)
+            if not found:
+                problems.append(f"job {job_id}: there is no such job")
+            for job in found:
+                try:
+                    if job.uid != caller.uid and not caller.admin:
+                        raise Refused(f"job {job.id} belongs to {job.user}")
+                    if changed := act(job):
+                        self._store.put_jobs([changed[0]])
+                        self._store.append([changed[1]])
+                except Refused as refused:
+                    problems.append(str(refused))
+        if problems:
+            raise Refused("; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else ""))
+
+    def _cancel(self, job: Job, caller: Caller, at_once: bool, now: float) -> tuple[Job, Event] | None:
+        if job.state in ENDED:
+            return None
+        message = f"cancelled by {caller.name}"
+        if job.state is JobState.PENDING:
+            self._secrets.forget(job.id)
+            changes = {"reason": "Cancelled", "message": message, "end_time": now}
+            return move(job, JobState.CANCELLED, now, event="ended", data={"by": caller.name}, **changes)
+        return self._end(job, JobState.CANCELLED, "Cancelled", message, caller, at_once, now)
+
+    def _requeue(self, job: Job, caller: Caller, now: float) -> tuple[Job, Event] | None:
+        message = f"requeued by {caller.name}"
+        if job.state is JobState.PENDING:
+            return None
+        if job.state in ENDED:
+            if job.spec.secret_names and not self._secrets.has(job.id):
+                raise Refused(f"job {job.id}: its secrets were forgotten when it ended; submit it again")
+            fields = back_in_queue(message)
+            return move(job, JobState.PENDING, now, event="requeued", data={"by": caller.name}, retries=0, **fields)
+        return self._end(job, JobState.PENDING, "Requeued", message, caller, False, now)
+
+    def _end(
+        self, job: Job, outcome: JobState, reason: str, message: str, caller: Caller, at_once: bool, now: float
+    ) -> tuple[Job, Event] | None:
+        """Begin to end a job that holds resources, or change how it will end."""
+        grace = 0 if at_once else self._inventory.settings.grace_s
+        ending = Ending(outcome=outcome, reason=reason, message=message, kill_at=now + grace)
+        data = {"by": caller.name, "outcome": outcome}
+        if job.state is not JobState.COMPLETING:
+            return move(
+                job, JobState.COMPLETING, now, event="ending", data=data, ending=ending, reason=reason, message=message
+            )
+        assert job.ending is not None
+        if at_once or outcome != job.ending.outcome:
+            kill_at = min(job.ending.kill_at, ending.kill_at)
+            changed = msgspec.structs.replace(
+                job, ending=msgspec.structs.replace(ending, kill_at=kill_at), reason=reason, message=message
+            )
+            return changed, Event(time=now, kind="ending", job_id=job.id, user=job.user, data=data)
+        return None
+
+    def _hold(self, job: Job, caller: Caller, now: float) -> tuple[Job, Event]:
+        self._must_be_pending(job)
+        by = "admin" if caller.admin and caller.uid != job.uid else "user"
+        return msgspec.structs.replace(job, held_by=by), self._event("held", job, caller, now)
+
+    def _release(self, job: Job, caller: Caller, now: float) -> tuple[Job, Event]:
+        self._must_be_pending(job)
+        if job.held_by == "admin" and not caller.admin:
+            raise Refused(f"job {job.id} is held by an admin")
+        return msgspec.structs.replace(job, held_by=""), self._event("released", job, caller, now)
+
+    def _priority(self, job: Job, caller: Caller, priority: int, now: float) -> tuple[Job, Event]:
+        self._must_be_pending(job)
+        if priority > job.priority and not caller.admin:
+            raise Refused(f"job {job.id}: raising a priority (from {job.priority} to {priority}) needs an admin")
+        event = self._event("priority", job, caller, now, {"from": job.priority, "to": priority})
+        return msgspec.structs.replace(job, priority=priority), event
+
+    @staticmethod
+    def _must_be_pending(job: Job) -> None:
+        if job.state is not JobState.PENDING:
+            raise Refused(f"job {job.id} is {job.state}, not PENDING")
+
+    @staticmethod
+    def _event(kind: str, job: Job, caller: Caller, now: float, data: dict[str, object] | None = None) -> Event:
+        return Event(time=now, kind=kind, job_id=job.id, user=job.user, data={"by": caller.name} | (data or {}))
+
+    # -- commands on nodes ---------------------------------------------------------------------------------------
+
+    def _nodes(self, names: tuple[str, ...], caller: Caller, now: float, *, drain: str | None) -> None:
+        if not caller.admin:
+            raise Refused(f"{caller.name} is no admin; drain and resume need one (settings.admins of inventory.yaml)")
+        records = self._store.node_records()
+        unknown = [name for name in names if self._inventory.node(name) is None]
+        for name in names:
+            if name in unknown:
+                continue
+            record = records.get(name, NodeRecord(name=name))
+            by = caller.name if drain is not None else None
+            record = msgspec.structs.replace(record, drain_reason=drain, drained_by=by, launch_failures=())
+            if drain is None and record.state in (NodeState.DRAINED, NodeState.DRAINING):
+                record = msgspec.structs.replace(record, state=NodeState.UNKNOWN, reason="resumed, not read since")
+            self._store.put_nodes([record])
+            kind = "resumed" if drain is None else "drained"
+            self._store.append(
+                [Event(time=now, kind=kind, node=name, user=caller.name, data={"reason": drain} if drain else {})]
+            )
+        if unknown:
+            raise Refused(f"no such node: {', '.join(unknown)}")
+
+
+def back_in_queue(message: str) -> dict[str, Any]:
+    """The fields of a job that goes back to the queue; what it was before is in its events and runs."""
+    return {
+        "allocation": None,
+        "ending": None,
+        "start_time": None,
+        "end_time": None,
+        "exit_code": None,
+        "master_port": None,
+        "policy": None,
+        "policy_version": None,
+        "reason": "",
+        "message": message,
+    }
+
+
+def user_name(uid: int) -> str:
+    """The name of a user id on this machine, or the number."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError, ValueError):
+        return str(uid)

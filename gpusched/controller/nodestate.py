@@ -1,0 +1,131 @@
+"""From a probe's answer to a node's record: UP, DOWN, drained, and what is worth an event. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from gpusched.cluster.base import Observation
+from gpusched.model.events import Event
+from gpusched.model.gpustates import gpu_states
+from gpusched.model.readings import GpuState, NodeReading, NodeState, ProbeFailure
+from gpusched.model.resources import Node, Settings
+from gpusched.queue.store import NodeRecord
+
+# These do not pass by waiting: somebody has to do something.
+_DEFINITE_FAILURES = frozenset({"auth", "host-key-unknown", "host-key-changed"})
+LAUNCH_FAILURES_TO_DRAIN = 3
+
+
+def update_record(
+    record: NodeRecord,
+    node: Node,
+    observation: Observation | None,
+    held: Mapping[int, str],
+    has_jobs: bool,
+    settings: Settings,
+    now: float,
+) -> tuple[NodeRecord, list[Event]]:
+    """The record after this cycle's news, and the events worth keeping.
+
+    Args:
+        record: As it was.
+        node: As declared.
+        observation: The news, or None where the node has not answered yet (and not failed yet either).
+        held: GPU index -> job id.
+        has_jobs: Whether any job holds something of the node.
+        settings: For how long silence makes a node DOWN.
+        now: Unix seconds.
+    """
+    before = record
+    if observation is not None:
+        record = _with_news(record, observation.result)
+    state, reason = _state(record, node, observation, held, has_jobs, settings, now)
+    record = msgspec.structs.replace(record, state=state, reason=reason)
+    return record, _events(before, record, node, held, now)
+
+
+def _with_news(record: NodeRecord, result: NodeReading | ProbeFailure) -> NodeRecord:
+    if isinstance(result, ProbeFailure) or result.containers is None:
+        since = record.down_since if record.down_since is not None else result.time
+        reading = record.reading if isinstance(result, ProbeFailure) else result
+        return msgspec.structs.replace(record, down_since=since, reading=reading)
+    links = {gpu.index: gpu.links for gpu in result.gpus if gpu.links} or record.links
+    return msgspec.structs.replace(record, down_since=None, last_seen=result.time, reading=result, links=links)
+
+
+def _state(
+    record: NodeRecord,
+    node: Node,
+    observation: Observation | None,
+    held: Mapping[int, str],
+    has_jobs: bool,
+    settings: Settings,
+    now: float,
+) -> tuple[NodeState, str]:
+    if record.down_since is not None:
+        return _silent(record, node, observation, settings, now)
+    if record.last_seen is None:
+        return NodeState.UNKNOWN, "not read yet"
+    if record.drain_reason is not None:
+        state = NodeState.DRAINING if has_jobs else NodeState.DRAINED
+        return state, f"{record.drain_reason} (by {record.drained_by})"
+    statuses = gpu_states(node, record.reading, held)
+    faults = [f"GPU {s.index} {s.state}: {s.reason}" for s in statuses if s.state in _FAULTS]
+    reason = faults[0] if len(faults) == 1 else f"{len(faults)} GPUs: {faults[0]}, ..." if faults else ""
+    if not has_jobs:
+        return NodeState.IDLE, reason
+    full = node.gpus > 0 and len(held) >= len(node.indices())
+    return (NodeState.ALLOCATED if full else NodeState.MIXED), reason
+
+
+_FAULTS = (GpuState.LOST, GpuState.BUSY, GpuState.UNUSABLE, GpuState.UNKNOWN)
+
+
+def _silent(
+    record: NodeRecord, node: Node, observation: Observation | None, settings: Settings, now: float
+) -> tuple[NodeState, str]:
+    assert record.down_since is not None
+    if observation is None:
+        return record.state, record.reason
+    result, seconds = observation.result, now - record.down_since
+    if isinstance(result, NodeReading):
+        return NodeState.DOWN, f"{node.runtime} does not answer: {result.runtime_error}"
+    reason = f"{result.reason}; {result.hint}" if result.hint else result.reason
+    if result.kind in _DEFINITE_FAILURES or seconds >= settings.down_after_s or record.last_seen is None:
+        return NodeState.DOWN, reason
+    return NodeState.UNKNOWN, f"not answering for {seconds:.0f} s: {reason}"
+
+
+def _events(before: NodeRecord, after: NodeRecord, node: Node, held: Mapping[int, str], now: float) -> list[Event]:
+    events = []
+    if (after.state is NodeState.DOWN) != (before.state is NodeState.DOWN):
+        kind = "node_down" if after.state is NodeState.DOWN else "node_up"
+        events.append(Event(time=now, kind=kind, node=node.name, data={"reason": after.reason}))
+    if before.reading is not None and after.reading is not None and after.reading is not before.reading:
+        was = {s.index: s for s in gpu_states(node, before.reading, held)}
+        for status in gpu_states(node, after.reading, held):
+            lost = status.state is GpuState.LOST
+            if lost != (was[status.index].state is GpuState.LOST):
+                data = {"gpu": status.index, "reason": status.reason}
+                events.append(Event(time=now, kind="gpu_lost" if lost else "gpu_back", node=node.name, data=data))
+    return events
+
+
+def is_dead(record: NodeRecord | None, settings: Settings, now: float) -> bool:
+    """Down for so long that its jobs are given up."""
+    return (
+        record is not None and record.down_since is not None and now - record.down_since >= settings.node_fail_after_s
+    )
+
+
+def blame_launch(record: NodeRecord, job_id: str, now: float) -> tuple[NodeRecord, list[Event]]:
+    """Count a launch that failed for the node's reasons; too many in a row, of different jobs, drain the node."""
+    failures = (*record.launch_failures, job_id)
+    record = msgspec.structs.replace(record, launch_failures=failures)
+    if len(failures) < LAUNCH_FAILURES_TO_DRAIN or len(set(failures)) < 2 or record.drain_reason is not None:
+        return record, []
+    reason = f"{len(failures)} launches in a row failed, the last of job {job_id}"
+    record = msgspec.structs.replace(record, drain_reason=reason, drained_by="gpusched")
+    return record, [Event(time=now, kind="drained", node=record.name, user="gpusched", data={"reason": reason})]

@@ -1,0 +1,380 @@
+"""What should be against what is: from one job, its ranks and what its nodes answered, to the next step. Pure.
+
+Level-triggered: each call looks at the whole and names everything that should be done now; nothing depends on a message
+having been seen before. A work that is under way for a rank keeps that rank from being given another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from gpusched.cluster.base import Observation, RankKey, Work
+from gpusched.controller.fold import back_in_queue
+from gpusched.model.events import Event
+from gpusched.model.jobs import Ending, Job, JobState, container_name
+from gpusched.model.readings import ContainerReading, NodeReading
+from gpusched.model.resources import Settings
+from gpusched.queue.lifecycle import move
+from gpusched.queue.store import RankRecord
+
+# What engines and launchers say when the job itself is at fault: another node would answer the same.
+_JOBS_FAULT = re.compile(
+    r"manifest unknown|no such image|image not known|unable to find image|pull access denied|repository does not exist|"
+    r"requested access to the resource is denied|unauthorized|invalid reference format|name unknown|"
+    r"short-name|executable file|no such file or directory|not found in \$?path|permission denied|workdir|"
+    r"error checking path|invalid mount|output|not a directory|image .*not found",
+    re.IGNORECASE,
+)
+
+
+class World(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step may know besides the job.
+
+    Attributes:
+        observations: News of this cycle by node; a node without any is not known better than before.
+        dead: Nodes that have been down for so long that their jobs are given up.
+        busy: Ranks with a work under way.
+        launch_errors: Launches that the node or we refused, with the reason.
+    """
+
+    now: float
+    settings: Settings
+    observations: Mapping[str, Observation]
+    dead: frozenset[str]
+    busy: frozenset[RankKey]
+    launch_errors: Mapping[RankKey, str] = {}
+
+
+class Step(msgspec.Struct, kw_only=True):
+    """What follows for one job.
+
+    Attributes:
+        job: Its new self.
+        events: Facts to record.
+        ranks: Rank records that changed, by rank.
+        works: Things to do on nodes.
+        to_launch: Ranks whose launch has not arrived and is to be sent (again).
+        launch_failed_on: Nodes that could not launch it, for their own reasons.
+        ended_attempt: (when, outcome) when the attempt is over and had begun to run.
+    """
+
+    job: Job
+    events: list[Event] = msgspec.field(default_factory=list)
+    ranks: dict[int, RankRecord] = msgspec.field(default_factory=dict)
+    works: list[Work] = msgspec.field(default_factory=list)
+    to_launch: list[RankRecord] = msgspec.field(default_factory=list)
+    launch_failed_on: tuple[str, ...] = ()
+    ended_attempt: tuple[float, JobState] | None = None
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """One rank with what its node says of it.
+
+    ``phase`` is a `ContainerReading` phase, ``absent`` (the node answered after the launch and has nothing),
+    ``unlaunched``, ``gone`` (ended, or its node is given up) or ``unknown``.
+    """
+
+    rank: RankRecord
+    phase: str
+    container: ContainerReading | None = None
+    rebooted: bool = False
+
+
+def reconcile_job(job: Job, ranks: list[RankRecord], world: World) -> Step:
+    """The next step of a job that holds resources.
+
+    Args:
+        job: STARTING, RUNNING or COMPLETING.
+        ranks: The records of its current attempt, in order of rank.
+        world: What is known.
+    """
+    step = Step(job=job)
+    seen = [_look(rank, step, world) for rank in ranks]
+    if step.job.state is JobState.STARTING:
+        _starting(step, seen, world)
+    if step.job.state is JobState.RUNNING:
+        _running(step, seen, world)
+    if step.job.state is JobState.COMPLETING:
+        _completing(step, seen, world)
+    return step
+
+
+def container_of(rank: RankRecord, reading: NodeReading) -> ContainerReading | None:
+    """What a reading says of a rank's container."""
+    name = container_name(rank.job_id, rank.attempt, rank.rank)
+    return next((c for c in reading.containers or () if c.name == name), None)
+
+
+# -- looking -----------------------------------------------------------------------------------------------------
+
+
+def _look(rank: RankRecord, step: Step, world: World) -> Seen:
+    if rank.gone:
+        return Seen(rank, "gone")
+    if error := world.launch_errors.get(rank_key(rank)):
+        name = container_name(rank.job_id, rank.attempt, rank.rank)
+        return Seen(rank, "failed", ContainerReading(name=name, phase="failed", error=error))
+    observation = world.observations.get(rank.node)
+    reading = observation.result if observation else None
+    if not isinstance(reading, NodeReading) or reading.containers is None:
+        if rank.node in world.dead:
+            return Seen(_update(step, rank, gone=True), "gone")
+        return Seen(rank, "unknown")
+    container = container_of(rank, reading)
+    if container is None:
+        return Seen(rank, _absence(rank, observation, world))
+    rebooted = rank.boot_id is not None and reading.boot_id is not None and rank.boot_id != reading.boot_id
+    changes: dict[str, Any] = {}
+    if rank.boot_id is None:
+        changes["boot_id"] = reading.boot_id
+    if rank.launched_at is None:
+        changes["launched_at"] = reading.time
+    if container.phase == "exited" and rank.finished_at is None:
+        skew = reading.clock_skew_s or 0.0
+        finished = world.now if container.finished_at is None else min(container.finished_at - skew, world.now)
+        changes |= {"exit_code": container.exit_code, "oom_killed": container.oom_killed, "finished_at": finished}
+    return Seen(_update(step, rank, **changes) if changes else rank, container.phase, container, rebooted)
+
+
+def _absence(rank: RankRecord, observation: Observation | None, world: World) -> str:
+    assert observation is not None
+    if rank_key(rank) in world.busy:
+        return "unknown"  # the launch is on its way
+    if rank.launched_at is None:
+        return "unlaunched"
+    return "absent" if observation.began > rank.launched_at else "unknown"
+
+
+def _update(step: Step, rank: RankRecord, **changes: Any) -> RankRecord:
+    changed = msgspec.structs.replace(rank, **changes)
+    step.ranks[rank.rank] = changed
+    return changed
+
+
+def rank_key(rank: RankRecord) -> RankKey:
+    """The key works are known by."""
+    return rank.job_id, rank.attempt, rank.rank
+
+
+# -- STARTING ----------------------------------------------------------------------------------------------------
+
+
+def _starting(step: Step, seen: list[Seen], world: World) -> None:
+    phases = {s.phase for s in seen}
+    for s in seen:
+        if s.phase == "failed":
+            _launch_failed(step, s, world)
+            return
+        if s.phase in ("lost", "absent"):
+            why = "the launcher died" if s.phase == "lost" else "the node has nothing of the launch"
+            _node_fault(step, s, f"rank {s.rank.rank} on {s.rank.node}: {why}", world)
+            return
+    if step.job.spec.nodes > len(seen) or "gone" in phases:
+        dead = tuple(s.rank.node for s in seen if s.phase == "gone")
+        message = f"node {', '.join(dead)} went down while starting"
+        _end(step, JobState.NODE_FAIL, "NodeFail", message, world, grace=0, blame=dead)
+    elif phases <= {"running", "exited"}:
+        _began(step, seen, world)
+    elif phases <= {"ready", "running", "exited"}:
+        step.works += [_work("start", s) for s in seen if s.phase == "ready" and _idle(s, world)]
+    else:
+        step.to_launch += [s.rank for s in seen if s.phase == "unlaunched" and _idle(s, world)]
+
+
+def _began(step: Step, seen: list[Seen], world: World) -> None:
+    starts = []
+    for s in seen:
+        observation = world.observations[s.rank.node].result
+        assert isinstance(observation, NodeReading)
+        if s.container and s.container.started_at is not None:
+            starts.append(s.container.started_at - (observation.clock_skew_s or 0.0))
+    start = min(max(starts, default=world.now), world.now)
+    start = max(start, step.job.submit_time)
+    fields = {"start_time": start, "reason": "", "message": ""}
+    step.job, event = move(step.job, JobState.RUNNING, world.now, event="running", data={"start": start}, **fields)
+    step.events.append(event)
+
+
+def _launch_failed(step: Step, s: Seen, world: World) -> None:
+    assert s.container is not None
+    error = s.container.error or "the launcher gave no reason"
+    message = f"rank {s.rank.rank} on {s.rank.node} could not be launched: {error}"
+    if _JOBS_FAULT.search(error):
+        _end(step, JobState.FAILED, "LaunchFailed", message, world, grace=0, exit_code=s.container.exit_code)
+    else:
+        step.launch_failed_on = (s.rank.node,)
+        _node_fault(step, s, message, world)
+
+
+def _node_fault(step: Step, s: Seen, message: str, world: World) -> None:
+    _end(step, JobState.NODE_FAIL, "NodeFail", message, world, grace=0, blame=(s.rank.node,))
+
+
+# -- RUNNING -----------------------------------------------------------------------------------------------------
+
+
+def _running(step: Step, seen: list[Seen], world: World) -> None:
+    job, settings = step.job, world.settings
+    for s in seen:
+        if s.phase in ("absent", "lost", "ready", "failed") or (s.rebooted and s.phase not in ("exited", "running")):
+            why = "the node was rebooted" if s.rebooted else f"its container is {s.phase}"
+            _node_fault(step, s, f"rank {s.rank.rank} on {s.rank.node} vanished: {why}", world)
+            return
+    if gone := [s for s in seen if s.phase == "gone" and s.rank.finished_at is None]:
+        nodes = tuple(s.rank.node for s in gone)
+        message = f"node {', '.join(nodes)} is down"
+        _end(step, JobState.NODE_FAIL, "NodeFail", message, world, grace=settings.grace_s, blame=nodes)
+        return
+    finished = [s for s in seen if s.rank.finished_at is not None]
+    bad = [s for s in finished if s.rank.exit_code != 0]
+    if bad:
+        _failed(step, bad[0], world)
+    elif len(finished) == len(seen):
+        _end(step, JobState.COMPLETED, "", "", world, grace=0, exit_code=0)
+    elif job.start_time is not None and world.now >= job.start_time + job.spec.time_limit_s:
+        message = f"ran into its limit of {job.spec.time_limit_s} s"
+        _end(step, JobState.TIMEOUT, "TimeLimit", message, world, grace=settings.grace_s)
+    elif any(s.rank.rank == 0 for s in finished):
+        # The gang ends as one: once rank 0 is done the others have the grace to follow.
+        _end(step, JobState.COMPLETED, "", "", world, grace=settings.grace_s, exit_code=0)
+    else:
+        _warn_before_limit(step, seen, world)
+
+
+def _failed(step: Step, s: Seen, world: World) -> None:
+    code = s.rank.exit_code
+    where = f"rank {s.rank.rank} on {s.rank.node}"
+    if s.rank.oom_killed:
+        message = f"{where} ran out of memory ({step.job.spec.memory_mib_per_node} MiB asked for)"
+        _end(step, JobState.OUT_OF_MEMORY, "OutOfMemory", message, world, grace=world.settings.grace_s, exit_code=code)
+    else:
+        message = f"{where} exited with {code if code is not None else 'an unknown code'}"
+        grace = world.settings.grace_s
+        _end(step, JobState.FAILED, "NonZeroExitCode", message, world, grace=grace, exit_code=code)
+
+
+def _warn_before_limit(step: Step, seen: list[Seen], world: World) -> None:
+    spec, start = step.job.spec, step.job.start_time
+    if spec.signal_before_s is None or start is None:
+        return
+    if world.now >= start + spec.time_limit_s - spec.signal_before_s:
+        step.works += [
+            _work("signal", s, signal=spec.signal)
+            for s in seen
+            if s.phase == "running" and s.rank.signalled is None and _idle(s, world)
+        ]
+
+
+def _end(
+    step: Step,
+    outcome: JobState,
+    reason: str,
+    message: str,
+    world: World,
+    *,
+    grace: float,
+    exit_code: int | None = None,
+    blame: tuple[str, ...] = (),
+) -> None:
+    ending = Ending(outcome=outcome, reason=reason, message=message, kill_at=world.now + grace, exit_code=exit_code)
+    step.job, event = move(
+        step.job,
+        JobState.COMPLETING,
+        world.now,
+        event="ending",
+        data={"outcome": outcome, "message": message},
+        ending=ending,
+        reason=reason,
+        message=message,
+        excluded_nodes=tuple(dict.fromkeys((*step.job.excluded_nodes, *blame))),
+    )
+    step.events.append(event)
+
+
+# -- COMPLETING --------------------------------------------------------------------------------------------------
+
+
+def _completing(step: Step, seen: list[Seen], world: World) -> None:
+    ending = step.job.ending
+    assert ending is not None
+    left = False
+    for s in seen:
+        if s.phase in ("gone", "exited", "failed", "lost", "absent"):
+            if not s.rank.gone:
+                _update(step, step.ranks.get(s.rank.rank, s.rank), gone=True)
+        elif s.phase == "unlaunched":
+            # Nothing was sent, or it is not known to have arrived; what turns up later is fenced as a stray.
+            _update(step, s.rank, gone=True)
+        else:
+            left = True
+            if s.phase != "unknown" and _idle(s, world):
+                _press(step, s, ending, world)
+    if not left:
+        _close(step, seen, ending, world)
+
+
+def _press(step: Step, s: Seen, ending: Ending, world: World) -> None:
+    """Ask a rank to end, then make it."""
+    if s.phase in ("preparing", "ready"):
+        step.works.append(_work("remove", s))  # it has not begun, so it has nothing to say
+    elif world.now >= ending.kill_at:
+        step.works.append(_work("signal", s, signal="KILL"))
+    elif s.rank.signalled in (None, step.job.spec.signal if step.job.spec.signal_before_s is not None else None):
+        polite = "TERM" if step.job.spec.signal_before_s is not None else step.job.spec.signal
+        if ending.outcome is not JobState.COMPLETED:  # a gang whose rank 0 is done may finish by itself
+            step.works.append(_work("signal", s, signal=polite))
+
+
+def _close(step: Step, seen: list[Seen], ending: Ending, world: World) -> None:
+    """All ranks are gone: the outcome becomes the job's state, or it goes back to the queue."""
+    job, now = step.job, world.now
+    finished = [s.rank.finished_at for s in seen if s.rank.finished_at is not None]
+    end = max(finished) if finished and len(finished) == len(seen) else now
+    if job.start_time is not None:
+        end = min(max(end, job.start_time), now)
+        step.ended_attempt = (end, ending.outcome)
+    if ending.outcome is JobState.PENDING:
+        fields = back_in_queue(ending.message)
+        step.job, event = move(job, JobState.PENDING, now, event="requeued", retries=0, **fields)
+    elif ending.outcome is JobState.NODE_FAIL and job.spec.requeue and job.retries < world.settings.max_retries:
+        wait = retry_delay_s(job.retries)
+        fields = back_in_queue(f"attempt {job.attempt} failed ({ending.message}); tried again after {wait} s")
+        fields |= {"retries": job.retries + 1, "eligible_time": now + wait}
+        step.job, event = move(job, JobState.PENDING, now, event="requeued", data={"outcome": "NODE_FAIL"}, **fields)
+    else:
+        codes = [s.rank.exit_code for s in seen if s.rank.exit_code]
+        code = ending.exit_code if ending.exit_code is not None else next(iter(codes), None)
+        if ending.outcome is JobState.COMPLETED and codes:
+            # A rank failed while the gang was already on its way out after rank 0's success.
+            code = codes[0] if any(s.rank.exit_code not in (None, 0, 137, 143) for s in seen) else 0
+        outcome = JobState.FAILED if ending.outcome is JobState.COMPLETED and code else ending.outcome
+        reason = "NonZeroExitCode" if outcome is not ending.outcome else ending.reason
+        step.job, event = move(
+            job,
+            outcome,
+            now,
+            event="ended",
+            data={"exit_code": code, "end": end, "message": ending.message},
+            end_time=end,
+            exit_code=code,
+            ending=None,
+            reason=reason,
+        )
+    step.events.append(event)
+
+
+def retry_delay_s(retries: int) -> int:
+    """Seconds before the next try after a node's failure: 10, 20, 40 ... 600, so that a bad hour burns few retries."""
+    return int(min(600, 10 * 2**retries))
+
+
+def _idle(s: Seen, world: World) -> bool:
+    return rank_key(s.rank) not in world.busy
+
+
+def _work(verb: Literal["start", "signal", "remove"], s: Seen, signal: str | None = None) -> Work:
+    return Work(verb=verb, node=s.rank.node, rank=s.rank, signal=signal)

@@ -1,0 +1,50 @@
+"""Values of jobs' secrets: files that only the controller can read, gone when their job is. Never in the database."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+
+class SecretFiles:
+    """One file per submission (an array's tasks share it) in ``<state>/secrets``, mode 0600 in a folder of 0700."""
+
+    def __init__(self, state: Path) -> None:
+        self._folder = state / "secrets"
+
+    def write(self, job_id: str, values: dict[str, str]) -> None:
+        """Keep the values of a submission."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        path = self._path(job_id)
+        draft = path.with_suffix(".tmp")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(values))
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(draft, path)
+
+    def read(self, job_id: str) -> dict[str, str] | None:
+        """The values for a job or a task of an array; None where they are gone."""
+        try:
+            return msgspec.json.decode(self._path(job_id).read_bytes(), type=dict[str, str])
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def has(self, job_id: str) -> bool:
+        """Whether the values are still there."""
+        return self._path(job_id).exists()
+
+    def forget(self, job_id: str) -> None:
+        """Remove the values of a job. A task's share stays while its array may need it (see `forget_array`)."""
+        if "_" not in job_id:
+            self._path(job_id).unlink(missing_ok=True)
+
+    def forget_array(self, array_id: str) -> None:
+        """Remove the values of an array whose tasks have all ended."""
+        self._path(array_id).unlink(missing_ok=True)
+
+    def _path(self, job_id: str) -> Path:
+        return self._folder / f"{job_id.partition('_')[0]}.json"

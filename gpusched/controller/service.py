@@ -1,0 +1,164 @@
+"""Running the cycle: for ever (``gpusched controller``) or once (``gpusched tick``), under one lock."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from gpusched.cluster.collecting import rotate
+from gpusched.cluster.ssh import SshCluster
+from gpusched.controller.cycle import Cycle
+from gpusched.errors import GpuschedError
+from gpusched.inventory import load_inventory
+from gpusched.model.events import Event
+from gpusched.policies import load_policies
+from gpusched.queue.inbox import Inbox
+from gpusched.queue.store import Store
+
+POLL_S = 0.2
+PATIENCE_S = 3.0  # how long one cycle waits for slow nodes; their answers count in a later one
+MAX_TICK_ROUNDS = 4
+HOUSEKEEPING_S = 3600.0
+KEEP_FINE_USAGE_S = 14 * 86400
+
+
+class AlreadyRunning(GpuschedError):
+    """Another controller holds the lock."""
+
+
+@contextlib.contextmanager
+def controller_lock(state: Path) -> Iterator[None]:
+    """The right to be the one writer. The kernel gives it up when the process dies, however it dies.
+
+    Raises:
+        AlreadyRunning: Another process has it.
+    """
+    state.mkdir(parents=True, exist_ok=True)
+    with (state / "controller.lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read(20).strip() or "unknown"
+            raise AlreadyRunning(
+                f"a controller (pid {holder}) already runs on {state}", "one is enough; it does all the work"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+class Service:
+    """A controller with its store, inventory and connections."""
+
+    def __init__(self, inventory_path: Path, state: Path, say: Callable[[str], None]) -> None:
+        self._path, self._state, self._say = inventory_path, state, say
+        inventory = load_inventory(inventory_path)
+        policies = load_policies(inventory)
+        Inbox(state).create()
+        self.store = Store.create_or_open(state)
+        cluster_id = self.store.meta("cluster_id")
+        assert cluster_id is not None
+        self.cluster = SshCluster(inventory, cluster_id, state / "logs")
+        self.cycle = Cycle(self.store, state, inventory, policies, self.cluster)
+        self._files = self._stamp()
+        self._housekept = 0.0
+        self.store.set_meta("controller_pid", str(os.getpid()))
+        self.store.set_meta("tick_s", str(inventory.settings.tick_s))
+        self.store.set_meta("inventory", str(inventory_path.absolute()))
+        self._event("controller_started", pid=os.getpid())
+
+    def _event(self, kind: str, **data: object) -> None:
+        self.store.append([Event(time=time.time(), kind=kind, data=data)])
+
+    def run(self, patience_s: float) -> None:
+        """One cycle with a fresh look at the files."""
+        self._reload()
+        self.cycle.run(patience_s)
+        if time.time() - self._housekept > HOUSEKEEPING_S:
+            self._housekept = time.time()
+            with self.store.transaction():
+                self.store.compact_usage(self._housekept - KEEP_FINE_USAGE_S, 3600)
+            rotate(self._state / "logs", self.cycle.inventory.settings.logs)
+
+    def _stamp(self) -> tuple[tuple[str, int], ...]:
+        folder = self._path.parent / "policies"
+        files = [self._path, *sorted(folder.glob("*.yaml"))]
+        return tuple((str(f), f.stat().st_mtime_ns) for f in files if f.exists())
+
+    def _reload(self) -> None:
+        """Take up a changed inventory.yaml or policy; a broken one is reported and the old one stays in force."""
+        stamp = self._stamp()
+        if stamp == self._files:
+            return
+        self._files = stamp
+        try:
+            inventory = load_inventory(self._path)
+            policies = load_policies(inventory)
+        except GpuschedError as error:
+            self._say(f"kept the old inventory: {error.line()}")
+            self._event("inventory_refused", why=error.line())
+            return
+        self.cycle.inventory, self.cycle.policies = inventory, policies
+        self.cluster.use_inventory(inventory)
+        self.store.set_meta("tick_s", str(inventory.settings.tick_s))
+        self._say(f"took up the changed {self._path}")
+        self._event("inventory_reloaded")
+
+    def pause(self, stop: threading.Event) -> None:
+        """Wait for the next tick, or for news: a command in the inbox, a work that ended."""
+        until = time.monotonic() + self.cycle.inventory.settings.tick_s
+        while time.monotonic() < until and not stop.wait(POLL_S):
+            if self.cluster.has_news() or next(self.cycle.inbox.waiting(), None) is not None:
+                return
+
+    def close(self) -> None:
+        """Let go of everything; what runs on the nodes goes on."""
+        self._event("controller_stopped")
+        self.cluster.close()
+        self.store.close()
+
+
+def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None]) -> None:
+    """``gpusched controller``: cycles until SIGTERM or SIGINT.
+
+    Raises:
+        GpuschedError: The lock is taken, or inventory, policies or store cannot be read.
+    """
+    stop = threading.Event()
+    with controller_lock(state):
+        service = Service(inventory_path, state, say)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
+        say(f"controller {os.getpid()} on {state}: {len(service.cycle.inventory.nodes)} nodes, state is kept there")
+        try:
+            while not stop.is_set():
+                service.run(PATIENCE_S)
+                service.pause(stop)
+        finally:
+            service.close()
+
+
+def tick_once(inventory_path: Path, state: Path, say: Callable[[str], None]) -> None:
+    """``gpusched tick``: the same cycle once, waiting for every node; again while its own works bring news.
+
+    Raises:
+        GpuschedError: As for `run_forever`.
+    """
+    with controller_lock(state):
+        service = Service(inventory_path, state, say)
+        try:
+            for _ in range(MAX_TICK_ROUNDS):
+                service.run(service.cycle.inventory.settings.probe_timeout_s + 1)
+                if not service.cluster.busy():
+                    break
+                service.cluster.wait_for_works(60.0)
+        finally:
+            service.close()

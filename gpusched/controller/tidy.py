@@ -1,0 +1,110 @@
+"""What is on the nodes and should not be: leftovers of ended attempts, and strays nobody knows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from gpusched.cluster.base import Observation, RankKey, Work
+from gpusched.controller.reconcile import container_of, rank_key
+from gpusched.model.events import Event
+from gpusched.model.jobs import parse_container_name
+from gpusched.model.readings import NodeReading
+from gpusched.model.resources import Inventory, Node
+from gpusched.queue.store import RankRecord
+
+
+class Tidy(msgspec.Struct, kw_only=True):
+    """What follows: things to do, facts, ranks that are settled (their row can go) or changed."""
+
+    works: list[Work] = msgspec.field(default_factory=list)
+    events: list[Event] = msgspec.field(default_factory=list)
+    settled: list[RankRecord] = msgspec.field(default_factory=list)
+    changed: list[RankRecord] = msgspec.field(default_factory=list)
+
+
+def tidy_leftovers(
+    ranks: Iterable[RankRecord],
+    observations: Mapping[str, Observation],
+    inventory: Inventory,
+    busy: frozenset[RankKey],
+    now: float,
+) -> Tidy:
+    """The next step for ranks whose attempt is over: fence what still runs, bring the output home, remove the rest.
+
+    Args:
+        ranks: Records of attempts that are no job's current active one.
+        observations: News of this cycle.
+        inventory: A rank on a node that is no longer declared is given up.
+        busy: Ranks with a work under way.
+        now: Unix seconds.
+    """
+    tidy = Tidy()
+    for rank in ranks:
+        if inventory.node(rank.node) is None:
+            tidy.settled.append(rank)
+            continue
+        observation = observations.get(rank.node)
+        if observation is None or rank_key(rank) in busy:
+            continue
+        reading = observation.result
+        if isinstance(reading, NodeReading) and reading.containers is not None:
+            _leftover(rank, reading, observation, tidy, now)
+    return tidy
+
+
+def _leftover(rank: RankRecord, reading: NodeReading, observation: Observation, tidy: Tidy, now: float) -> None:
+    container = container_of(rank, reading)
+    if container is None:
+        if rank.launched_at is None or observation.began > rank.launched_at:
+            tidy.settled.append(rank)
+        return
+    if container.phase in ("running", "preparing", "ready"):
+        if rank.signalled != "FENCE":
+            data = {"attempt": rank.attempt, "rank": rank.rank, "phase": container.phase}
+            tidy.events.append(Event(time=now, kind="fenced", job_id=rank.job_id, node=rank.node, data=data))
+            tidy.changed.append(msgspec.structs.replace(rank, signalled="FENCE", gone=False))
+        tidy.works.append(Work(verb="signal", node=rank.node, rank=rank, signal="KILL"))
+        return
+    if not rank.gone:
+        tidy.changed.append(msgspec.structs.replace(rank, gone=True))
+    tidy.works.append(Work(verb="remove" if rank.collected else "collect", node=rank.node, rank=rank))
+
+
+def reap_strays(
+    nodes: Iterable[Node],
+    known: frozenset[RankKey],
+    observations: Mapping[str, Observation],
+    cluster_id: str,
+    busy: frozenset[RankKey],
+    now: float,
+) -> Tidy:
+    """Containers that carry our label and that no rank record stands for: made by a launch we forgot, or by hand.
+
+    Args:
+        nodes: Declared nodes.
+        known: Keys of all rank records.
+        observations: News of this cycle.
+        cluster_id: Ours; another installation's containers are not touched.
+        busy: Ranks with a work under way.
+        now: Unix seconds.
+    """
+    tidy = Tidy()
+    for node in nodes:
+        observation = observations.get(node.name)
+        reading = observation.result if observation else None
+        if not isinstance(reading, NodeReading):
+            continue
+        for container in reading.containers or ():
+            key = parse_container_name(container.name)
+            if key is None or key in known or key in busy or container.cluster_id not in (None, cluster_id):
+                continue
+            stray = RankRecord(
+                job_id=key[0], attempt=key[1], rank=key[2], node=node.name, runtime=node.runtime, collected=True
+            )
+            tidy.events.append(
+                Event(time=now, kind="reaped", job_id=key[0], node=node.name, data={"container": container.name})
+            )
+            tidy.works.append(Work(verb="remove", node=node.name, rank=stray))
+    return tidy

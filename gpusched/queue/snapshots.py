@@ -1,0 +1,243 @@
+"""From what the store holds to the frozen view a decision is made from. Pure; the controller and ``why`` share it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from gpusched.model.gpustates import gpu_states
+from gpusched.model.jobs import ENDED, Dependency, DependencyKind, Job, JobState
+from gpusched.model.policy import PolicySpec
+from gpusched.model.readings import GpuState, NodeState
+from gpusched.model.resources import Inventory, Node
+from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
+from gpusched.queue.store import NodeRecord, RankRecord, Reader
+
+NOT_FOR_NEW_JOBS = frozenset({NodeState.DOWN, NodeState.DRAINED, NodeState.DRAINING, NodeState.UNKNOWN})
+
+
+def snapshot_of_store(
+    reader: Reader, inventory: Inventory, policies: Mapping[str, PolicySpec], now: float, seed: int = 0
+) -> Snapshot:
+    """The snapshot of what a store holds now."""
+    return build_snapshot(
+        inventory,
+        policies,
+        reader.node_records(),
+        active=reader.active(),
+        pending=reader.pending(),
+        ranks=reader.ranks(),
+        lookup=lambda job_id: [job] if (job := reader.job(job_id)) else reader.jobs_of_array(job_id),
+        usage=recent_usage(reader, inventory, policies, now),
+        array_limits=reader.array_limits(),
+        now=now,
+        seed=seed,
+    )
+
+
+def recent_usage(
+    reader: Reader, inventory: Inventory, policies: Mapping[str, PolicySpec], now: float
+) -> dict[str, float]:
+    """Recent GPU hours by user, decayed; empty where no partition's policy asks for them."""
+    if not any(policies[p.policy].order == "fairshare" for p in inventory.partitions):
+        return {}
+    half_life = inventory.settings.fairshare_half_life_s
+    # After eight half-lives 0.4 % is left of what was used.
+    seconds = reader.gpu_seconds_by_user(now - 8 * half_life, half_life, now)
+    return {user: s / 3600 for user, s in seconds.items()}
+
+
+def build_snapshot(
+    inventory: Inventory,
+    policies: Mapping[str, PolicySpec],
+    records: Mapping[str, NodeRecord],
+    *,
+    active: Iterable[Job],
+    pending: Iterable[Job],
+    ranks: Iterable[RankRecord],
+    lookup: Callable[[str], list[Job]],
+    usage: dict[str, float],
+    array_limits: Mapping[str, int],
+    now: float,
+    seed: int = 0,
+) -> Snapshot:
+    """The snapshot of the cluster.
+
+    Args:
+        inventory: What is declared.
+        policies: Policies by name.
+        records: Node records by name (a node without one has never been read).
+        active: Jobs that hold resources.
+        pending: Jobs in the queue.
+        ranks: What may still be on the nodes, ended attempts included; their GPUs are blocked until they are gone.
+        lookup: All jobs with an id (an array's id gives all of its tasks), for dependencies.
+        usage: Recent GPU hours by user.
+        array_limits: Array id -> how many of its tasks may run at once.
+        now: Unix seconds.
+        seed: For policies that draw.
+    """
+    active = list(active)
+    held = held_gpus(active)
+    lingering = _lingering_gpus(active, ranks)
+    running_tasks = Counter(job.array_id for job in active if job.array_id)
+    dependencies = _DependencyCheck(lookup)
+    return Snapshot(
+        now=now,
+        nodes=tuple(
+            _node_view(node, records.get(node.name), held.get(node.name, {}), lingering.get(node.name, {}))
+            for node in inventory.nodes
+        ),
+        running=tuple(_running_view(job) for job in active if job.allocation is not None),
+        pending=tuple(_pending_view(job, dependencies, running_tasks, array_limits, inventory) for job in pending),
+        policies={p.name: policies[p.policy] for p in inventory.partitions},
+        usage=usage,
+        seed=seed,
+    )
+
+
+def held_gpus(active: Iterable[Job]) -> dict[str, dict[int, str]]:
+    """Node -> GPU index -> id of the job that holds it."""
+    held: dict[str, dict[int, str]] = {}
+    for job in active:
+        for part in job.allocation.parts if job.allocation else ():
+            held.setdefault(part.node, {}).update(dict.fromkeys(part.gpus, job.id))
+    return held
+
+
+def _lingering_gpus(active: list[Job], ranks: Iterable[RankRecord]) -> dict[str, dict[int, str]]:
+    current = {(job.id, job.attempt) for job in active}
+    lingering: dict[str, dict[int, str]] = {}
+    for rank in ranks:
+        if (rank.job_id, rank.attempt) not in current and not rank.gone:
+            why = f"BUSY: attempt {rank.attempt} of job {rank.job_id} is not yet known to be gone"
+            lingering.setdefault(rank.node, {}).update(dict.fromkeys(rank.gpus, why))
+    return lingering
+
+
+def _node_view(node: Node, record: NodeRecord | None, held: dict[int, str], lingering: dict[int, str]) -> NodeView:
+    reading = record.reading if record else None
+    blocked = dict(lingering)
+    for status in gpu_states(node, reading, held):
+        if status.state not in (GpuState.FREE, GpuState.ALLOCATED):
+            blocked[status.index] = f"{status.state}: {status.reason}"
+    state = record.state if record else NodeState.UNKNOWN
+    return NodeView(
+        name=node.name,
+        partition=node.partition,
+        gpus=node.indices(),
+        cores=node.cores,
+        memory_mib=node.memory_mib,
+        gpu_type=node.gpu_type,
+        blocked=blocked,
+        available=state not in NOT_FOR_NEW_JOBS,
+        unavailable_reason=_unavailable(state, record),
+        links=record.links if record else {},
+    )
+
+
+def _unavailable(state: NodeState, record: NodeRecord | None) -> str:
+    if state not in NOT_FOR_NEW_JOBS:
+        return ""
+    if record is None:
+        return "not read yet (is the controller running?)"
+    return f"{state}: {record.reason}" if record.reason else str(state)
+
+
+def _running_view(job: Job) -> RunningView:
+    assert job.allocation is not None
+    start = job.start_time if job.start_time is not None else job.submit_time
+    return RunningView(
+        id=job.id,
+        user=job.user,
+        allocation=job.allocation,
+        start_time=start,
+        expected_end=expected_end(job, start),
+        array_id=job.array_id,
+    )
+
+
+def expected_end(job: Job, start: float) -> float:
+    """When a job that holds resources lets go of them at the latest, by its limit or its ending (Unix seconds)."""
+    if job.ending is not None:
+        return job.ending.kill_at
+    return start + job.spec.time_limit_s
+
+
+class _DependencyCheck:
+    """Whether dependencies are met, asking for each other job once."""
+
+    def __init__(self, lookup: Callable[[str], list[Job]]) -> None:
+        self._lookup = lookup
+        self._known: dict[str, list[Job]] = {}
+
+    def status(self, job: Job) -> tuple[str, str]:
+        """("" met | "waiting" | "never", message)."""
+        worst = ("", "")
+        for dependency in job.spec.dependencies:
+            verdict = self._one(dependency)
+            if verdict[0] == "never":
+                return verdict
+            if verdict[0]:
+                worst = worst if worst[0] else verdict
+        return worst
+
+    def _one(self, dependency: Dependency) -> tuple[str, str]:
+        others = self._known.get(dependency.job_id)
+        if others is None:
+            others = self._known[dependency.job_id] = self._lookup(dependency.job_id)
+        if not others:
+            return "never", f"{dependency.kind}:{dependency.job_id}: there is no such job"
+        waiting = [job for job in others if not _met(dependency.kind, job)]
+        for job in waiting:
+            if job.state in ENDED:
+                return "never", f"{dependency.kind}:{dependency.job_id}: job {job.id} ended {job.state}"
+        if waiting:
+            more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+            return "waiting", f"{dependency.kind}: waits for job {waiting[0].id} ({waiting[0].state}){more}"
+        return "", ""
+
+
+def _met(kind: DependencyKind, job: Job) -> bool:
+    if kind is DependencyKind.AFTER:
+        return job.start_time is not None or job.state is JobState.CANCELLED
+    if job.state not in ENDED:
+        return False
+    if kind is DependencyKind.AFTERANY:
+        return True
+    return (job.state is JobState.COMPLETED) == (kind is DependencyKind.AFTEROK)
+
+
+def _pending_view(
+    job: Job,
+    dependencies: _DependencyCheck,
+    running_tasks: Mapping[str, int],
+    array_limits: Mapping[str, int],
+    inventory: Inventory,
+) -> PendingView:
+    kind, message = dependencies.status(job) if job.spec.dependencies else ("", "")
+    limit = array_limits.get(job.array_id) if job.array_id else None
+    return PendingView(
+        id=job.id,
+        user=job.user,
+        spec=job.spec,
+        submit_time=job.submit_time,
+        priority=job.priority,
+        held_by=job.held_by,
+        eligible_time=job.eligible_time,
+        excluded_nodes=_effective_exclusions(job, inventory),
+        dependency=kind,
+        dependency_message=message,
+        array_id=job.array_id,
+        array_room=None if limit is None else max(0, limit - running_tasks.get(job.array_id or "", 0)),
+    )
+
+
+def _effective_exclusions(job: Job, inventory: Inventory) -> tuple[str, ...]:
+    """Nodes where earlier attempts failed are avoided while enough others are left."""
+    partition = inventory.partition(job.spec.partition)
+    if not job.excluded_nodes or partition is None:
+        return ()
+    allowed = {n.name for n in partition.nodes} - set(job.spec.exclude)
+    if job.spec.nodelist:
+        allowed &= set(job.spec.nodelist)
+    return job.excluded_nodes if len(allowed - set(job.excluded_nodes)) >= job.spec.nodes else ()
