@@ -329,7 +329,7 @@ class Cycle:
         """The intent to start, in the store before anything is sent."""
         job = self._store.job(action.job_id)
         assert job is not None
-        policy = self.policies[self._partition(job).policy]
+        policy = self.policies[job.spec.partition]
         port = master_port(job.id, (other.master_port for other in self._store.active()))
         job, event = move(
             job,
@@ -421,11 +421,6 @@ class Cycle:
             self._messages_at[job.id] = now
             changed.append(msgspec.structs.replace(job, reason=str(reason.code), message=reason.message))
         self._store.put_jobs(changed)
-
-    def _partition(self, job: Job) -> Partition:
-        partition = self.inventory.partition(job.spec.partition)
-        assert partition is not None
-        return partition
 
 
 def share_of(job: Job, partition: Partition) -> float:

@@ -39,7 +39,7 @@ def recent_usage(
     reader: Reader, inventory: Inventory, policies: Mapping[str, PolicySpec], now: float
 ) -> dict[str, float]:
     """Recent GPU hours by user, decayed; empty where no partition's policy asks for them."""
-    if not any(policies[p.policy].order == "fairshare" for p in inventory.partitions):
+    if not any(policy.order == "fairshare" for policy in policies.values()):
         return {}
     half_life = inventory.settings.fairshare_half_life_s
     # After eight half-lives 0.4 % is left of what was used.
@@ -65,7 +65,7 @@ def build_snapshot(
 
     Args:
         inventory: What is declared.
-        policies: Policies by name.
+        policies: Partition name -> its policy.
         records: Node records by name (a node without one has never been read).
         active: Jobs that hold resources.
         pending: Jobs in the queue.
@@ -89,7 +89,7 @@ def build_snapshot(
         ),
         running=tuple(_running_view(job) for job in active if job.allocation is not None),
         pending=tuple(_pending_view(job, dependencies, running_tasks, array_limits, inventory) for job in pending),
-        policies={p.name: policies[p.policy] for p in inventory.partitions},
+        policies=dict(policies),
         usage=usage,
         seed=seed,
     )

@@ -1,0 +1,184 @@
+"""What was discovered, as the text of an inventory.yaml a person can read and change."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from gpusched.bootstrap.discover import Discovered, NotDiscovered, Outcome
+from gpusched.errors import GpuschedError, UsageError
+from gpusched.inventory import load_inventory
+
+_HEAD = """\
+# Written by `gpusched init`: what the servers said about themselves. Look it over, change what you like, then run
+# `gpusched check`. All keys are explained in the inventory.yaml of gpusched's repository.
+
+settings:
+  # power_price: 0.30 EUR/kWh      # for the costs in `gpusched power`
+  # admins: [alice]                # may act on all jobs and on nodes
+"""
+_PLAIN = re.compile(r"[A-Za-z0-9/][A-Za-z0-9._/@+-]*")
+_NULLS = frozenset({"null", "Null", "NULL"})
+_FLAVORS = (("s", 1, 4, 72), ("m", 1, 2, 168), ("l", 1, 1, 336), ("f", 2, 1, 504))  # name, of a node: part, hours
+
+
+def inventory_text(
+    outcomes: Sequence[Outcome], *, user: str | None = None, key: str | None = None, policy: str = "easy"
+) -> str:
+    """The text of an inventory with all that was discovered; hosts that failed stand in it as comments.
+
+    Args:
+        outcomes: As from `discover`; the ``user`` and ``key`` given there belong here too.
+        user: Who logs in where a host does not say.
+        key: The private key to use.
+        policy: For all partitions.
+
+    Raises:
+        GpuschedError: No host was discovered.
+    """
+    nodes = [o for o in outcomes if isinstance(o, Discovered)]
+    failures = [o for o in outcomes if isinstance(o, NotDiscovered)]
+    if not nodes:
+        reason = failures[0].reason if failures else "no host was named"
+        raise GpuschedError(f"no host answered, so nothing is written: {reason}", failures[0].hint if failures else "")
+    runtime = Counter(n.runtime for n in nodes).most_common(1)[0][0].value
+    lines = [_HEAD, "defaults:", f"  runtime: {runtime}"]
+    lines += [f"  {name}: {_scalar(value)}" for name, value in (("user", user), ("key", key)) if value]
+    lines += ["", "partitions:"]
+    for name, members in _partitions(nodes).items():
+        lines += _partition(name, members, runtime, policy)
+    lines += _failed(failures)
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def write_inventory(path: Path, text: str, *, force: bool = False) -> None:
+    """Write the file, whole or not at all, after reading it back through `load_inventory`.
+
+    Raises:
+        UsageError: It exists already, and ``force`` is false.
+        GpuschedError: It cannot be written, or the text is no inventory (a bug; nothing was written).
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        load_inventory(draft)
+        if force:
+            os.replace(draft, path)
+        else:
+            os.link(draft, path)  # unlike rename, fails where the file exists
+    except FileExistsError:
+        raise UsageError(f"{path} exists already", "give --force to overwrite it, or -o another name") from None
+    except OSError as error:
+        raise GpuschedError(f"{path} cannot be written: {error.strerror or error}") from None
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _partitions(nodes: Sequence[Discovered]) -> dict[str, list[Discovered]]:
+    """Nodes by GPU type; where a type comes with different memories, by both."""
+    sizes: dict[str, set[int | None]] = {}
+    for node in nodes:
+        sizes.setdefault(node.gpu_type, set()).add(_gib(node.gpu_memory_mib))
+    found: dict[str, list[Discovered]] = {}
+    for node in nodes:
+        size = _gib(node.gpu_memory_mib)
+        apart = len(sizes[node.gpu_type]) > 1 and size is not None
+        found.setdefault((node.gpu_type or "CPU") + (f"-{size}GB" if apart else ""), []).append(node)
+    return found
+
+
+def _partition(name: str, nodes: list[Discovered], runtime: str, policy: str) -> list[str]:
+    like = _typical(nodes)
+    shared = [f"gpus: {like.gpus}", f"cores: {like.cores}", f"memory: {_memory(like.memory_mib)}"]
+    shared += [f"gpu_type: {_scalar(like.gpu_type)}"] if like.gpu_type else []
+    shared += [f"rated_power: {_power(like.rated_power_w)}"] if like.rated_power_w else []
+    lines = [f"  {_scalar(name)}:", f"    policy: {policy}"]
+    if like.rated_power_w is None:
+        lines.append(
+            "    # rated_power (of a whole server, such as 6.5kW) is not known; add it to defaults for `gpusched power`"
+        )
+    elif like.rated_power_is_estimate:
+        lines.append("    # rated_power is an estimate from the GPUs' power limits: see the server's data sheet")
+    lines += [f"    defaults: {{{', '.join(shared)}}}", "    nodes:"]
+    for node in nodes:
+        lines += [f"      # {node.name}: {_comment(note)}" for note in node.notes]
+        lines.append(f"      - {_node(node, like, runtime)}")
+    return [*lines, "    flavors:", *_flavors(name, nodes, like), ""]
+
+
+def _typical(nodes: list[Discovered]) -> Discovered:
+    """The most frequent kind of node among them, the larger where two are as frequent."""
+    counts = Counter((n.gpus, n.cores, n.memory_mib) for n in nodes)
+    kind = max(counts, key=lambda k: (counts[k], k))
+    return next(n for n in nodes if (n.gpus, n.cores, n.memory_mib) == kind)
+
+
+def _node(node: Discovered, like: Discovered, runtime: str) -> str:
+    fields = {
+        "address": _scalar(node.host.address) if node.host.address != node.name else None,
+        "user": _scalar(node.host.user) if node.host.user else None,
+        "port": str(node.host.port) if node.host.port else None,
+        "gpus": str(node.gpus) if node.gpus != like.gpus else None,
+        "cores": str(node.cores) if node.cores != like.cores else None,
+        "memory": _memory(node.memory_mib) if _memory(node.memory_mib) != _memory(like.memory_mib) else None,
+        "rated_power": _power(node.rated_power_w) if node.rated_power_w not in (None, like.rated_power_w) else None,
+        "runtime": node.runtime.value if node.runtime.value != runtime else None,
+    }
+    own = "".join(f", {key}: {value}" for key, value in fields.items() if value is not None)
+    return f"{{name: {_scalar(node.name)}{own}}}" if own else _scalar(node.name)
+
+
+def _flavors(partition: str, nodes: list[Discovered], like: Discovered) -> list[str]:
+    """A quarter, a half, one and two servers, as in the GIST paper's Table 2, where they come out whole."""
+    same = [n for n in nodes if (n.gpus, n.cores) == (like.gpus, like.cores)]
+    mib = min(_declared_mib(n.memory_mib) for n in same)
+    lines = []
+    for name, times, part, hours in _FLAVORS:
+        if times > len(same) or like.gpus % part or (part > 1 and (like.cores < part or mib < part)):
+            continue
+        gpus, cores = like.gpus * times // part, like.cores // part * times
+        memory = _memory(mib // part) if times == 1 else _memory_exact(mib * times)
+        flavor = f"{{gpus: {gpus}, cores: {cores}, memory: {memory}, time: {hours}h}}"
+        lines.append(f"      {_scalar(f'{name}-{partition}')}: {flavor}")
+    return lines
+
+
+def _failed(failures: Iterable[NotDiscovered]) -> list[str]:
+    lines = []
+    for failure in failures:
+        lines += [f"# - {_comment(failure.host.typed)}    # {_comment(failure.reason)}"]
+        lines += [f"#   {_comment(failure.hint)}"] if failure.hint else []
+    return ["# These did not answer. Put them under a partition's nodes once they do:", *lines] if lines else []
+
+
+def _declared_mib(mib: int) -> int:
+    """What `_memory` writes, in MiB: whole GiB from one GiB on."""
+    return mib // 1024 * 1024 if mib >= 1024 else mib
+
+
+def _memory(mib: int) -> str:
+    return f"{mib // 1024}G" if mib >= 1024 else f"{mib}M"
+
+
+def _memory_exact(mib: int) -> str:
+    return f"{mib // 1024}G" if mib % 1024 == 0 else f"{mib}M"
+
+
+def _power(watts: float | None) -> str:
+    return f"{(watts or 0) / 1000:g}kW"
+
+
+def _gib(mib: int | None) -> int | None:
+    return None if mib is None else round(mib / 1024)
+
+
+def _scalar(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) and text not in _NULLS else json.dumps(text, ensure_ascii=False)
+
+
+def _comment(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)

@@ -1,0 +1,30 @@
+"""Completion callbacks for typer; each imports what it needs only when the shell asks."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+Offer = Callable[[str], list[tuple[str, str]]]
+
+
+def _lazy(name: str) -> Offer:
+    def offer(incomplete: str) -> list[tuple[str, str]]:
+        try:
+            found: list[tuple[str, str]] = getattr(importlib.import_module("gpusched.client.completions"), name)(
+                incomplete
+            )
+            return found
+        except Exception:  # a shell that asks must never see an error
+            return []
+
+    return offer
+
+
+live_jobs = _lazy("live_jobs")
+pending_jobs = _lazy("pending_jobs")
+all_jobs = _lazy("all_jobs")
+nodes = _lazy("nodes")
+partitions = _lazy("partitions")
+flavors = _lazy("flavors")
+states = _lazy("states")

@@ -1,0 +1,192 @@
+"""Entry point of ``gpusched``: a table of commands, each imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from typer.core import TyperGroup
+
+from gpusched.cli import output
+from gpusched.errors import GpuschedError
+
+PROGRAM = "gpusched"
+COMPLETION_VARIABLE = "_GPUSCHED_COMPLETE"
+INTERRUPTED, BROKEN_PIPE = 130, 141
+_CLICK_EXCEPTION = next(c for c in reversed(typer.BadParameter.__mro__) if c.__name__ == "ClickException")
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "submit": ("gpusched.cli.submit", "Queue a job: gpusched submit --flavor F --image IMG -- COMMAND..."),
+    "status": ("gpusched.cli.jobs", "The queue: jobs, their states, where they run and why others wait."),
+    "show": ("gpusched.cli.show", "Everything about one job, its story included."),
+    "why": ("gpusched.cli.why", "Why a job waits (or ended), node by node, and what would help."),
+    "wait": ("gpusched.cli.wait", "Wait until jobs end; exits with the job's own code."),
+    "logs": ("gpusched.cli.logs", "A job's output; -f follows it."),
+    "exec": ("gpusched.cli.exec_", "Run a command inside a running job."),
+    "cancel": ("gpusched.cli.jobs", "End jobs."),
+    "hold": ("gpusched.cli.jobs", "Keep pending jobs from starting."),
+    "release": ("gpusched.cli.jobs", "Undo a hold."),
+    "requeue": ("gpusched.cli.jobs", "Stop running jobs, or take ended ones, and queue them again."),
+    "priority": ("gpusched.cli.jobs", "Set the priority of pending jobs."),
+    "nodes": ("gpusched.cli.nodes", "Nodes and their GPUs: what is free, what is used, what is wrong."),
+    "drain": ("gpusched.cli.jobs", "Take nodes out of service once their jobs have ended."),
+    "resume": ("gpusched.cli.jobs", "Put drained nodes back into service."),
+    "power": ("gpusched.cli.power", "Energy and utilization: what was used, what was wasted, what it cost."),
+    "flavors": ("gpusched.cli.setup", "What can be asked for by name."),
+    "init": ("gpusched.cli.setup", "Write an inventory.yaml by probing hosts."),
+    "check": ("gpusched.cli.setup", "Examine everything end to end and say what to do."),
+    "controller": ("gpusched.cli.run", "Run the cluster: the cycle, for ever."),
+    "tick": ("gpusched.cli.run", "Run one cycle (cron)."),
+    "completion": ("gpusched.cli.completion", "Print the completion script for bash or zsh."),
+}
+
+
+class _Candidate(NamedTuple):
+    value: str
+    help: str
+    type: str = "plain"
+
+
+class LazyGroup(TyperGroup):
+    """A group that knows its commands from `COMMANDS` and imports one when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """All names, in the table's order."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import the command's module and build just this command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[cmd_name][0])
+        info = next(i for i in module.app.registered_commands if i.name == cmd_name)
+        return typer.main.get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The table, from itself."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command, or say which one may have been meant."""
+        if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            from gpusched.model.suggest import did_you_mean
+
+            ctx.fail(f"there is no command '{args[0]}'{did_you_mean(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Command names without importing any."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [_Candidate(name, summary) for name, (_, summary) in COMMANDS.items() if name.startswith(incomplete)]
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from gpusched import __version__
+
+        output.print_line(f"gpusched {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """A GPU cluster over plain SSH: nothing installed on the nodes."""
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    code = run(sys.argv[1:])
+    sys.exit(code)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line; errors end as one line (or one JSON value), never as a traceback."""
+    output.prepare(argv)
+    try:
+        code = _dispatch(list(argv) or ["--help"])
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more on its way out
+        return BROKEN_PIPE
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except Exception as error:
+        if os.environ.get("GPUSCHED_DEBUG") == "1":
+            import traceback
+
+            traceback.print_exc()
+        return _report(error)
+
+
+def _dispatch(argv: list[str]) -> int:
+    group = typer.main.get_command(app)
+    if os.environ.get(COMPLETION_VARIABLE):
+        return _complete(group)
+    try:
+        with group.make_context(PROGRAM, argv) as context:
+            result = group.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    return result if isinstance(result, int) and not isinstance(result, bool) else 0
+
+
+def _complete(group: Any) -> int:
+    """Answer the shell; a completion that fails offers nothing and says nothing."""
+    try:
+        importlib.import_module("typer.completion").completion_init()
+        group.main(args=[], prog_name=PROGRAM, complete_var=COMPLETION_VARIABLE)
+    except SystemExit:
+        return 0
+    except Exception:
+        return 0
+    return 0
+
+
+def _report(error: Exception) -> int:
+    if isinstance(error, GpuschedError):
+        output.print_error(error.line())
+        return error.exit_code
+    if isinstance(error, _CLICK_EXCEPTION):
+        output.print_error(_usage_line(error))
+        return int(getattr(error, "exit_code", 2))
+    if type(error).__module__ == "sqlite3":
+        output.print_error(f"the store cannot be read: {error}; see 'gpusched check'")
+        return 1
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        output.print_error(f"{where}{error.strerror}")
+        return 1
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    output.print_error(f"internal error: {what} (GPUSCHED_DEBUG=1 shows the traceback)")
+    return 1
+
+
+def _usage_line(error: Any) -> str:
+    text = " ".join(error.format_message().split()).rstrip(".")
+    text = text[:1].lower() + text[1:]
+    context = getattr(error, "ctx", None)
+    return f"{text}; see '{context.command_path} --help'" if context is not None else text
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""``gpusched nodes``."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpusched.cli import complete, output
+from gpusched.client.context import Client
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from gpusched.model.reports import NodeRow
+
+app = typer.Typer()
+_HELP = {"help_option_names": ["-h", "--help"]}
+
+
+@app.command("nodes", context_settings=_HELP)
+def nodes(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NODE]...", autocompletion=complete.nodes, help="Only these.", show_default=False),
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option("-p", "--partition", autocompletion=complete.partitions, help="In this partition.")
+    ] = None,
+    gpus: Annotated[bool, typer.Option("-g", "--gpus", help="One line per GPU.")] = False,
+    watch: output.WatchOption = False,
+    json: output.JsonOption = False,
+) -> None:
+    """Nodes and their GPUs: what is free, what is used, what is wrong."""
+    from gpusched.overview import cluster_rows
+    from gpusched.views.nodes import nodes_json, nodes_screen
+
+    client = Client()
+
+    def rows() -> tuple[NodeRow, ...]:
+        return cluster_rows(client.reader, client.inventory, time.time(), names=names or (), partition=partition)
+
+    def screen() -> RenderableType:
+        client.reopen()
+        return nodes_screen(rows(), output.console().width, detail=gpus, warning=client.controller_warning())
+
+    if watch:
+        output.watch(screen)
+    elif json:
+        output.emit_json(nodes_json(rows()))
+    else:
+        output.print_rich(screen())

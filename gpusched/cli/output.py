@@ -1,0 +1,130 @@
+"""How every command prints: JSON, tables, warnings, errors, live screens. Rich is imported only for what needs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpusched.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+_json_mode = False
+
+
+def _set_json(wanted: bool) -> bool:
+    global _json_mode
+    _json_mode = wanted  # what argv seemed to say until now may have been part of a job's command
+    return wanted
+
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON value.", callback=_set_json, is_eager=True)]
+WatchOption = Annotated[bool, typer.Option("-w", "--watch", help="Live screen; q or Ctrl-C quits.")]
+
+
+def prepare(argv: Sequence[str]) -> None:
+    """Decide how errors of this command line are shown (JSON if it says ``--json`` before any ``--``)."""
+    global _json_mode
+    options = argv[: argv.index("--")] if "--" in argv else argv
+    _json_mode = "--json" in options
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def json_mode() -> bool:
+    """Whether this command prints JSON."""
+    return _json_mode
+
+
+def emit_json(value: Any) -> None:
+    """Print exactly one JSON value (structs, dicts, lists...), indented on a terminal."""
+    import msgspec
+
+    text = msgspec.json.encode(value)
+    if sys.stdout.isatty():
+        text = msgspec.json.format(text, indent=2)
+    sys.stdout.write(text.decode() + "\n")
+
+
+def print_line(text: str) -> None:
+    """One plain line on stdout; never marked up, never wrapped."""
+    sys.stdout.write(text + "\n")
+
+
+def note(text: str) -> None:
+    """One line on stderr for people; silent in JSON mode."""
+    if not _json_mode:
+        sys.stderr.write(f"gpusched: {printable(text)}\n")
+
+
+def print_error(line: str) -> None:
+    """An error: one line on stderr, or ``{"error": ...}`` on stdout in JSON mode."""
+    line = printable(line)
+    if _json_mode:
+        emit_json({"error": line})
+    else:
+        sys.stderr.write(f"gpusched: error: {line}\n")
+
+
+def printable(text: str) -> str:
+    """The text with control characters and lone surrogates escaped: safe for a terminal and for JSON."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def console() -> Console:
+    """A Rich console on stdout. Without a terminal it is wide, so that nothing is cut or wrapped in a pipe."""
+    from rich.console import Console
+
+    if sys.stdout.isatty():
+        return Console(highlight=False, soft_wrap=False)
+    return Console(highlight=False, width=int(os.environ.get("COLUMNS") or 0) or 200)
+
+
+def print_rich(*renderables: RenderableType) -> None:
+    """Print tables, texts and other Rich renderables."""
+    screen = console()
+    for renderable in renderables:
+        screen.print(renderable)
+
+
+def watch(render: Callable[[], RenderableType], interval_s: float = 2.0) -> None:
+    """Show what ``render`` returns, again and again, until q or Ctrl-C.
+
+    Raises:
+        UsageError: Together with ``--json``, or without a terminal.
+    """
+    if _json_mode:
+        raise UsageError("--watch and --json do not go together", "use one of them")
+    if not sys.stdout.isatty():
+        raise UsageError("--watch needs a terminal", "leave it out, or run 'watch gpusched ...'")
+    from rich.live import Live
+
+    from gpusched.cli.keys import quit_pressed, single_keys
+
+    try:
+        with single_keys(), Live(render(), screen=True, auto_refresh=False, console=console()) as live:
+            while not quit_pressed(interval_s):
+                live.update(render(), refresh=True)
+    except KeyboardInterrupt:
+        pass
+
+
+def confirm(question: str, yes: bool) -> bool:
+    """Ask unless ``yes``.
+
+    Raises:
+        UsageError: Nobody can answer (no terminal, or JSON mode).
+    """
+    if yes:
+        return True
+    if _json_mode or not sys.stdin.isatty():
+        raise UsageError(f"{question} cannot be asked here", "say -y if you mean it")
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,0 +1,63 @@
+"""``gpusched power``."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpusched.cli import complete, output
+from gpusched.client.context import Client
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from gpusched.model.reports import PowerReport
+
+app = typer.Typer()
+_HELP = {"help_option_names": ["-h", "--help"]}
+
+
+class By(StrEnum):
+    """What a row of the report is."""
+
+    PARTITION = "partition"
+    NODE = "node"
+    USER = "user"
+    JOB = "job"
+
+
+@app.command("power", context_settings=_HELP)
+def power(
+    since: Annotated[str, typer.Option("--since", help="12h, 7d, all, or a time such as 2026-11-20T18:00.")] = "7d",
+    by: Annotated[By, typer.Option("--by", help="What a row is.")] = By.PARTITION,
+    partition: Annotated[
+        str | None, typer.Option("-p", "--partition", autocompletion=complete.partitions, help="Only this partition.")
+    ] = None,
+    watch: output.WatchOption = False,
+    json: output.JsonOption = False,
+) -> None:
+    """Energy and utilization: what was used, what was wasted, what it cost."""
+    from gpusched.report import parse_since, power_report
+    from gpusched.views.power import power_json, power_screen
+
+    client = Client()
+
+    def report() -> PowerReport:
+        now = time.time()
+        return power_report(
+            client.reader, client.inventory, since=parse_since(since, now), until=now, by=by.value, partition=partition
+        )
+
+    def screen() -> RenderableType:
+        client.reopen()
+        return power_screen(report(), output.console().width, warning=client.controller_warning())
+
+    if watch:
+        output.watch(screen)
+    elif json:
+        output.emit_json(power_json(report()))
+    else:
+        output.print_rich(screen())

@@ -1,0 +1,131 @@
+"""``gpusched submit``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpusched.cli import complete, output
+from gpusched.client.context import Client
+from gpusched.client.submit import Prepared, Request, prepare, submit
+
+app = typer.Typer()
+
+
+@app.command("submit", context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]})
+def submit_command(
+    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", show_default=False)] = None,
+    name: Annotated[str | None, typer.Option("-J", "--job-name", help="Name; default: the program's.")] = None,
+    partition: Annotated[
+        str | None, typer.Option("-p", "--partition", autocompletion=complete.partitions, help="Where to run.")
+    ] = None,
+    flavor: Annotated[
+        str | None, typer.Option("-F", "--flavor", autocompletion=complete.flavors, help="A declared bundle.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", help="GPUs in total.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option("--gpus-per-node", help="GPUs of each node.")] = None,
+    nodes: Annotated[int | None, typer.Option("-N", "--nodes", help="Nodes; default: the fewest.")] = None,
+    cpus: Annotated[int | None, typer.Option("--cpus", help="CPU cores in total.")] = None,
+    mem: Annotated[str | None, typer.Option("--mem", help="Memory in total: 512M, 64G, 1T.")] = None,
+    time: Annotated[
+        str | None, typer.Option("-t", "--time", help="Limit: 90 (minutes), 2h, HH:MM:SS, D-HH:MM:SS.")
+    ] = None,
+    image: Annotated[str | None, typer.Option("--image", help="Container image.")] = None,
+    array: Annotated[str | None, typer.Option("--array", help="One task per index: 0-9, 0-30:5, 1,3, 0-99%10.")] = None,
+    dependency: Annotated[
+        str | None,
+        typer.Option("--dependency", help="afterok:ID[:ID], afterany:, afternotok:, after:; comma-separated."),
+    ] = None,
+    begin: Annotated[str | None, typer.Option("--begin", help="Not before: now+2h, 2026-11-20T18:00.")] = None,
+    requeue: Annotated[bool, typer.Option("--requeue/--no-requeue", help="Start again after a node failed.")] = True,
+    signal: Annotated[
+        str | None, typer.Option("--signal", help="NAME[@SECONDS]: the grace signal, and how long before the limit.")
+    ] = None,
+    priority: Annotated[int, typer.Option("--priority", help="Higher goes first (above 0: admins).")] = 0,
+    nice: Annotated[int, typer.Option("--nice", help="Lower one's own priority by this.")] = 0,
+    env: Annotated[list[str] | None, typer.Option("--env", help="NAME=VALUE, or NAME to copy yours.")] = None,
+    secret: Annotated[
+        list[str] | None, typer.Option("--secret", help="NAME (your variable), NAME=@FILE or NAME=- (stdin).")
+    ] = None,
+    mount: Annotated[list[str] | None, typer.Option("--mount", help="SRC:DST[:ro].")] = None,
+    workdir: Annotated[str | None, typer.Option("--workdir", help="Folder the command starts in.")] = None,
+    output_file: Annotated[
+        str | None, typer.Option("-o", "--output", help="File the nodes can write: %j %A %a %x %u %n are filled in.")
+    ] = None,
+    nodelist: Annotated[
+        list[str] | None, typer.Option("--nodelist", autocompletion=complete.nodes, help="Only on these nodes.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option("-x", "--exclude", autocompletion=complete.nodes, help="Not on these nodes.")
+    ] = None,
+    hold: Annotated[bool, typer.Option("--hold", help="Queue it held.")] = False,
+    comment: Annotated[str, typer.Option("--comment", help="For people.")] = "",
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with the job's code.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and explain; queue nothing.")] = False,
+    json: output.JsonOption = False,
+) -> int:
+    """Queue a job. Everything after the options, or after --, is its command and is passed on exactly."""
+    client = Client()
+    request = Request(
+        command=tuple(command or ()),
+        name=name,
+        partition=partition,
+        flavor=flavor,
+        nodes=nodes,
+        gpus=gpus,
+        gpus_per_node=gpus_per_node,
+        cpus=cpus,
+        mem=mem,
+        time=time,
+        image=image,
+        array=array,
+        dependency=dependency,
+        begin=begin,
+        requeue=requeue,
+        signal=signal,
+        priority=priority,
+        nice=nice,
+        env=tuple(env or ()),
+        secret=tuple(secret or ()),
+        mount=tuple(mount or ()),
+        workdir=workdir,
+        output=output_file,
+        nodelist=tuple(nodelist or ()),
+        exclude=tuple(exclude or ()),
+        hold=hold,
+        comment=comment,
+    )
+    prepared = prepare(client, request)
+    if dry_run:
+        return _show_dry_run(client, prepared)
+    job_id = submit(client, prepared)
+    if json:
+        output.emit_json({"id": job_id})
+    else:
+        output.print_line(job_id)
+        if warning := client.controller_warning():
+            output.note(warning)
+    return _wait(client, job_id) if wait else 0
+
+
+def _show_dry_run(client: Client, prepared: Prepared) -> int:
+    from gpusched.client.dryrun import dry_run
+    from gpusched.views.jobs import dry_run_dict, dry_run_lines
+
+    report = dry_run(client, prepared)
+    if output.json_mode():
+        output.emit_json(dry_run_dict(report))
+    else:
+        for line in dry_run_lines(report):
+            output.print_line(line)
+    return 0
+
+
+def _wait(client: Client, job_id: str) -> int:
+    import sys
+
+    from gpusched.client.wait import wait_for
+
+    sys.stdout.flush()
+    return wait_for(client, [job_id], None).exit_code

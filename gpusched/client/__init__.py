@@ -1,0 +1,1 @@
+"""What the commands do, apart from parsing and printing: ask through the inbox, read from the store."""

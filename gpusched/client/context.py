@@ -1,0 +1,92 @@
+"""What a command works on: state folder, inbox, store and inventory, each opened when first needed."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpusched.paths import state_folder
+from gpusched.queue.inbox import Inbox
+
+if TYPE_CHECKING:
+    from gpusched.model.resources import Inventory
+    from gpusched.queue.store import Reader
+
+HEARTBEATS_MISSED = 3
+
+
+class Client:
+    """One command's view of the installation."""
+
+    @cached_property
+    def state(self) -> Path:
+        """The state folder."""
+        return state_folder()
+
+    @cached_property
+    def inbox(self) -> Inbox:
+        """The inbox (it need not exist)."""
+        return Inbox(self.state)
+
+    @cached_property
+    def inventory(self) -> Inventory:
+        """The inventory in force.
+
+        Raises:
+            GpuschedError: None, or a wrong one.
+        """
+        from gpusched.inventory import load_inventory
+
+        return load_inventory()
+
+    @cached_property
+    def reader(self) -> Reader | None:
+        """The store, or None where there is none yet."""
+        from gpusched.queue.store import Reader
+
+        return Reader.open(self.state)
+
+    def reopen(self) -> None:
+        """Forget the open store; the next use opens it again."""
+        if (reader := self.__dict__.pop("reader", None)) is not None:
+            reader.close()
+
+    def deliverable_inbox(self) -> Inbox:
+        """The inbox, made first where it is this user's own state folder and has none yet.
+
+        A shared one is made by the controller with its modes; asking before the first tick must still work.
+        """
+        from gpusched.paths import SHARED_STATE
+
+        if not os.path.isdir(self.inbox.new) and self.state != SHARED_STATE:
+            try:
+                self.inbox.create()
+            except OSError:
+                pass  # delivering says what is wrong
+        return self.inbox
+
+    def controller_age_s(self) -> float | None:
+        """Seconds since the controller's last sign of life; None if there never was one."""
+        beat = self.reader.meta("heartbeat") if self.reader else None
+        return None if beat is None else max(0.0, time.time() - float(beat))
+
+    def controller_warning(self) -> str:
+        """One line if nobody works off the queue, else ""."""
+        age = self.controller_age_s()
+        if age is None:
+            return "the controller has not run yet; start it with 'gpusched controller'"
+        assert self.reader is not None
+        tick_s = float(self.reader.meta("tick_s") or 5.0)
+        if age <= max(HEARTBEATS_MISSED * tick_s, 5.0):
+            return ""
+        return f"the controller is not running (last seen {_ago(age)} ago); start it with 'gpusched controller'"
+
+
+def _ago(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

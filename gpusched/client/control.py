@@ -1,0 +1,149 @@
+"""Asking for a change: check what can be seen to be impossible, then drop one command file."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from gpusched.client.context import Client
+from gpusched.client.jobs import Query, queried
+from gpusched.client.resolve import Resolver, Target
+from gpusched.client.waiting import user_name
+from gpusched.errors import GpuschedError, UsageError
+from gpusched.model.commands import AnyCommand, Cancel, Drain, Hold, Release, Requeue, Resume, SetPriority
+from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
+from gpusched.validate import MAX_PRIORITY, check_nodes, check_text
+
+IdCommand = Callable[[float, tuple[str, ...]], AnyCommand]
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What was asked for: ids of jobs and arrays, or names of nodes."""
+
+    what: str
+    ids: tuple[str, ...]
+
+
+def cancel(client: Client, texts: Iterable[str], *, now: bool) -> Asked:
+    """End jobs."""
+    return _on_jobs(
+        client, "cancel", texts, _not_ended, lambda time_, ids: Cancel(time=time_, job_ids=ids, now=now)
+    )
+
+
+def selected(client: Client, user: str | None, states: frozenset[JobState] | None) -> list[str]:
+    """Ids of the jobs of a user, in some states, that have not ended."""
+    wanted = (states or frozenset(JobState)) - ENDED
+    found = queried(client, Query(user=user, states=wanted)) if wanted else []
+    return [j.id for j in found]
+
+
+def hold(client: Client, texts: Iterable[str]) -> Asked:
+    """Keep pending jobs from starting."""
+    return _on_jobs(client, "hold", texts, _pending, lambda time_, ids: Hold(time=time_, job_ids=ids))
+
+
+def release(client: Client, texts: Iterable[str]) -> Asked:
+    """Undo a hold."""
+    return _on_jobs(client, "release", texts, _held, lambda time_, ids: Release(time=time_, job_ids=ids))
+
+
+def requeue(client: Client, texts: Iterable[str]) -> Asked:
+    """Stop running jobs, or take ended ones, and queue them again."""
+    return _on_jobs(client, "requeue", texts, _not_pending, lambda time_, ids: Requeue(time=time_, job_ids=ids))
+
+
+def set_priority(client: Client, texts: Iterable[str], priority: int) -> Asked:
+    """Set the priority of pending jobs."""
+    if abs(priority) > MAX_PRIORITY:
+        raise UsageError(f"a priority is at most {MAX_PRIORITY} either way, found {priority}")
+    return _on_jobs(
+        client, "priority", texts, _pending, lambda time_, ids: SetPriority(time=time_, job_ids=ids, priority=priority)
+    )
+
+
+def drain(client: Client, nodes: Iterable[str], reason: str) -> Asked:
+    """No new jobs on these nodes."""
+    names = _nodes(client, nodes)
+    check_text("--reason", reason, 4000)
+    if not reason.strip() or not reason.isprintable():
+        raise UsageError("--reason is one line of text that tells others why", f"found {reason[:80]!r}")
+    client.deliverable_inbox().deliver(Drain(time=time.time(), nodes=names, reason=reason))
+    return Asked("drain", names)
+
+
+def resume(client: Client, nodes: Iterable[str]) -> Asked:
+    """Nodes back into service."""
+    names = _nodes(client, nodes)
+    client.deliverable_inbox().deliver(Resume(time=time.time(), nodes=names))
+    return Asked("resume", names)
+
+
+def _nodes(client: Client, nodes: Iterable[str]) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(nodes))
+    check_nodes(client.inventory, None, names)
+    _check_admin(client)
+    return names
+
+
+def _check_admin(client: Client) -> None:
+    """Drain and resume need an admin; refuse early what the controller would only refuse silently later."""
+    uid = os.getuid()
+    try:
+        owner = client.state.stat().st_uid
+    except OSError:
+        return
+    if uid not in (0, owner) and user_name(uid) not in client.inventory.settings.admins:
+        raise GpuschedError(f"{user_name(uid)} is no admin", "settings.admins of inventory.yaml names them")
+
+
+def _on_jobs(
+    client: Client, what: str, texts: Iterable[str], check: Callable[[Job], str], command: IdCommand
+) -> Asked:
+    targets = Resolver(client).targets(texts)
+    for target in targets:
+        _check_target(client, what, target, check)
+    ids = tuple(t.id for t in targets)
+    client.deliverable_inbox().deliver(command(time.time(), ids))
+    return Asked(what, ids)
+
+
+def _check_target(client: Client, what: str, target: Target, check: Callable[[Job], str]) -> None:
+    """Impossible for every job meant, or another's job: say so now."""
+    problems = [check(job) for job in target.jobs]
+    if all(problems):
+        more = f" (and so are all {len(problems)} tasks)" if len(problems) > 1 else ""
+        raise GpuschedError(f"{what}: job {target.jobs[0].id} {problems[0]}{more}")
+    job = target.jobs[0]
+    if job.uid != os.getuid():
+        _check_may_act(client, job)
+
+
+def _check_may_act(client: Client, job: Job) -> None:
+    try:
+        _check_admin(client)
+    except GpuschedError as error:
+        raise GpuschedError(f"job {job.id} belongs to {job.user}, and {error.message}") from None
+
+
+def _not_ended(job: Job) -> str:
+    return f"has ended: {job.state}" if job.state in ENDED else ""
+
+
+def _pending(job: Job) -> str:
+    return "" if job.state is JobState.PENDING else f"is {job.state}, not PENDING"
+
+
+def _held(job: Job) -> str:
+    return _pending(job) or ("" if job.held_by or job.reason == "InInbox" else "is not held")
+
+
+def _not_pending(job: Job) -> str:
+    if job.state is JobState.PENDING:
+        return "is PENDING already"
+    if job.state in ACTIVE and job.ending is not None and job.ending.outcome is JobState.PENDING:
+        return "is being requeued already"
+    return ""

@@ -1,0 +1,133 @@
+"""Listing jobs: store and inbox together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import msgspec
+
+from gpusched.client.context import Client
+from gpusched.client.resolve import Resolver
+from gpusched.client.waiting import inbox_jobs
+from gpusched.errors import UsageError
+from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
+from gpusched.model.suggest import did_you_mean
+from gpusched.views.jobs import Listing
+
+ENDED_SHOWN = 10
+MAX_PREFIXES = 200
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True):
+    """Which jobs to list.
+
+    Attributes:
+        ended: How many ended ones; None means the usual number, -1 all.
+        window_s: Those that ended within so many seconds before now (and all that have not).
+    """
+
+    jobs: tuple[str, ...] = ()
+    user: str | None = None
+    partition: str | None = None
+    states: frozenset[JobState] | None = None
+    ended: int | None = None
+    window_s: int | None = None
+
+
+def parse_states(values: Iterable[str]) -> frozenset[JobState] | None:
+    """States by name, in any case, comma-separated; None where nothing is said.
+
+    Raises:
+        UsageError: No such state.
+    """
+    names = [n.strip().upper() for v in values for n in v.split(",")]
+    for name in names:
+        if name not in list(JobState):
+            raise UsageError(f"--state: there is no state '{name[:40]}'{did_you_mean(name, list(JobState))}")
+    return frozenset(JobState(n) for n in names) or None
+
+
+def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
+    """The jobs that ``query`` asks for; counts, unique prefixes and warning only ``for_people``."""
+    jobs = _named(client, query) if query.jobs else queried(client, query)
+    reader = client.reader
+    found = Listing(now=time.time(), jobs=tuple(jobs), energies=reader.energy_of_jobs() if reader else {})
+    if not for_people:
+        return found
+    return msgspec.structs.replace(
+        found, counts=_counts(client), prefixes=_prefixes(client, jobs), warning=client.controller_warning()
+    )
+
+
+def _named(client: Client, query: Query) -> list[Job]:
+    jobs = [j for target in Resolver(client).targets(query.jobs) for j in target.jobs]
+    return [j for j in {j.id: j for j in jobs}.values() if _matches(j, query)]
+
+
+def _matches(job: Job, query: Query) -> bool:
+    return (
+        (query.user is None or job.user == query.user)
+        and (query.partition is None or job.spec.partition == query.partition)
+        and (query.states is None or job.state in query.states)
+    )
+
+
+def queried(client: Client, query: Query) -> list[Job]:
+    """Ended jobs, then those that run, then those that wait (in the inbox last)."""
+    queued = inbox_jobs(client)  # before the store: what is folded meanwhile is then seen there
+    reader = client.reader
+    jobs: list[Job] = []
+    if reader:
+        states = query.states if query.states is not None else frozenset(JobState)
+        if ended := states & ENDED:
+            jobs += _ended(client, query, ended)
+        for group in (states & ACTIVE, states & {JobState.PENDING}):
+            if group:
+                jobs += reader.jobs(states=group, user=query.user, partition=query.partition)
+    known = {j.id for j in jobs if j.state is JobState.PENDING}
+    return jobs + [j for j in queued if j.id not in known and _matches(j, query) and not _stored(client, j.id)]
+
+
+def _stored(client: Client, job_id: str) -> bool:
+    return client.reader is not None and client.reader.job(job_id) is not None
+
+
+def _ended(client: Client, query: Query, states: frozenset[JobState]) -> list[Job]:
+    reader = client.reader
+    assert reader is not None
+    limit = query.ended
+    since = None if query.window_s is None else time.time() - query.window_s
+    if limit is None and since is None:
+        limit = ENDED_SHOWN if query.states is None else None
+    if limit is not None and limit < 0:
+        limit = None
+    plain = query.user is None and query.partition is None and since is None and states == ENDED
+    if plain and limit is not None:
+        return reader.recently_ended(limit)
+    return reader.jobs(states=states, user=query.user, partition=query.partition, since=since, limit=limit)
+
+
+def _counts(client: Client) -> dict[str, int]:
+    counts = dict(client.reader.counts()) if client.reader else {}
+    queued = sum(1 for j in inbox_jobs(client) if not _stored(client, j.id))
+    if queued:
+        counts[JobState.PENDING] = counts.get(JobState.PENDING, 0) + queued
+    return counts
+
+
+def _prefixes(client: Client, jobs: list[Job]) -> dict[str, int]:
+    """How many characters name each job (array) uniquely; whole ids where there are too many to ask for."""
+    bases = list(dict.fromkeys(j.array_id or j.id for j in jobs))[-MAX_PREFIXES:]
+    queued = {j.array_id or j.id for j in inbox_jobs(client)}
+    return {base: _prefix_length(client, base, queued) for base in bases}
+
+
+def _prefix_length(client: Client, base: str, queued: set[str]) -> int:
+    """From long to short: long prefixes have few candidates, so each look is cheap."""
+    for length in range(len(base) - 1, 0, -1):
+        prefix = base[:length]
+        stored = client.reader.matching(prefix, limit=2) if client.reader else []
+        if any(i != base for i in stored) or any(i.startswith(prefix) and i != base for i in queued):
+            return length + 1
+    return 1

@@ -1,0 +1,174 @@
+"""Option values of ``submit`` as typed -> typed values. Pure, but for reading what an option names."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from gpusched.errors import UsageError
+from gpusched.model.jobs import Dependency, DependencyKind, Mount
+from gpusched.model.units import parse_duration, parse_memory_mib, parse_time
+from gpusched.validate import MAX_ARRAY_TASKS, MAX_VALUE_BYTES, SIGNALS, check_text
+
+T = TypeVar("T")
+_SPAN = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7})(?::([0-9]{1,7}))?)?")
+
+
+def duration(option: str, text: str | None) -> int | None:
+    """Seconds, or None where the option is not given."""
+    return None if text is None else _parsed(option, text, parse_duration)
+
+
+def memory_mib(option: str, text: str | None) -> int | None:
+    """MiB, or None where the option is not given."""
+    return None if text is None else _parsed(option, text, parse_memory_mib)
+
+
+def begin(text: str | None, now: float) -> float | None:
+    """Unix seconds, or None where the option is not given."""
+    return None if text is None else _parsed("--begin", text, lambda t: parse_time(t, now))
+
+
+def _parsed(option: str, text: str, parse: Callable[[str], T]) -> T:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: found {text[:80]!r}, expected {error}") from None
+
+
+def array(text: str | None) -> tuple[tuple[int, ...] | None, int | None]:
+    """Indices and how many may run at once, of ``0-9``, ``0-30:5``, ``1,3,7-9`` and any of them with ``%2``."""
+    if text is None:
+        return None, None
+    spans, percent, most = text.partition("%")
+    found: set[int] = set()
+    for part in spans.split(","):
+        match = _SPAN.fullmatch(part.strip())
+        if match is None:
+            raise UsageError(f"--array: found {text[:80]!r}, expected such as 0-9, 0-30:5, 1,3,7 or 0-99%10")
+        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+        if last < first or step < 1:
+            raise UsageError(f"--array: {part.strip()} holds no index", "write the smaller number first")
+        if (last - first) // step >= MAX_ARRAY_TASKS:
+            raise UsageError(f"--array: at most {MAX_ARRAY_TASKS} tasks")
+        found.update(range(first, last + 1, step))
+    if len(found) > MAX_ARRAY_TASKS:
+        raise UsageError(f"--array: at most {MAX_ARRAY_TASKS} tasks")
+    if percent and not (re.fullmatch(r"[0-9]{1,7}", most) and int(most) > 0):
+        raise UsageError(f"--array: after % comes how many tasks may run at once, found {most[:40]!r}")
+    return tuple(sorted(found)), int(most) if percent else None
+
+
+def signal(text: str | None) -> tuple[str, int | None]:
+    """Name without SIG and seconds before the limit, of ``TERM``, ``USR1@60`` or ``10@60``."""
+    if text is None:
+        return "TERM", None
+    name, at, seconds = text.partition("@")
+    name = name.strip().upper().removeprefix("SIG")
+    if name.isdecimal():
+        import signal as signals
+
+        number = int(name[:4])
+        name = next((s.name.removeprefix("SIG") for s in signals.Signals if s == number), name)
+    if name not in SIGNALS or (at and not re.fullmatch(r"[0-9]{1,9}", seconds)):
+        raise UsageError(f"--signal: found {text[:80]!r}, expected such as TERM, USR1@60 or 10@60")
+    return name, int(seconds) if at else None
+
+
+def dependencies(text: str | None, resolve: Callable[[str], str]) -> tuple[Dependency, ...]:
+    """``afterok:ID[:ID],afterany:ID``; a bare ``ID`` means afterany. ``resolve`` makes whole ids of prefixes."""
+    found = []
+    for clause in text.split(",") if text is not None else ():
+        word, colon, rest = clause.strip().partition(":")
+        kind, names = (word.lower(), rest.split(":")) if colon else ("afterany", [word])
+        if kind not in list(DependencyKind) or not all(names):
+            kinds = ", ".join(DependencyKind)
+            raise UsageError(f"--dependency: found {clause[:80]!r}, expected KIND:ID[:ID...] with KIND one of {kinds}")
+        found += [Dependency(DependencyKind(kind), resolve(name)) for name in names]
+    return tuple(found)
+
+
+def environment(values: Sequence[str], caller: Mapping[str, str]) -> dict[str, str]:
+    """``NAME=VALUE``, or ``NAME`` with the caller's value."""
+    found: dict[str, str] = {}
+    for text in values:
+        name, equals, value = text.partition("=")
+        if not equals:
+            if name not in caller:
+                raise UsageError(f"--env {name[:80]}: you have no such variable", "use --env NAME=VALUE")
+            value = caller[name]
+        found[name] = value
+    return found
+
+
+def secrets(values: Sequence[str], caller: Mapping[str, str]) -> dict[str, str]:
+    """``NAME`` (the caller's variable), ``NAME=@FILE`` or ``NAME=-`` (stdin); never a value, argv is seen by all."""
+    if not values:
+        return {}
+    from gpusched.nodes.runtimes.checks import secret_name_error
+
+    found: dict[str, str] = {}
+    for text in values:
+        name, equals, source = text.partition("=")
+        if why := secret_name_error(name):
+            raise UsageError(f"--secret {name[:80]!r} {why}")
+        if name in found:
+            raise UsageError(f"--secret {name} is given twice")
+        found[name] = _secret_value(name, source, caller) if equals else _inherited(name, caller)
+        check_text(f"secret {name}", found[name])
+    return found
+
+
+def _inherited(name: str, caller: Mapping[str, str]) -> str:
+    if name not in caller:
+        raise UsageError(f"--secret {name}: you have no such variable", f"set it, or use --secret {name}=@FILE")
+    return caller[name]
+
+
+def _secret_value(name: str, source: str, caller: Mapping[str, str]) -> str:
+    try:
+        if source == "-":
+            content = sys.stdin.buffer.read(MAX_VALUE_BYTES + 2)
+        elif source.startswith("@") and len(source) > 1:
+            with open(source[1:], "rb") as file:
+                content = file.read(MAX_VALUE_BYTES + 2)
+        else:
+            raise UsageError(
+                f"--secret {name}: a value on the command line can be seen by everyone on this machine",
+                f"use {name} (from your environment), {name}=@FILE or {name}=- (stdin)",
+            )
+        return content.decode().removesuffix("\n")
+    except OSError as error:
+        raise UsageError(f"--secret {name}: {source[1:]}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"secret {name} is not valid UTF-8") from None
+
+
+def mounts(values: Sequence[str], cwd: str) -> tuple[Mount, ...]:
+    """``SRC:DST[:ro]``; a relative SRC (``./data``) is below the current folder, ``SRC`` alone is mounted there."""
+    found = []
+    for text in values:
+        source, *rest = text.split(":")
+        mode = rest.pop() if rest and rest[-1] in ("ro", "rw") else "rw"
+        if not source or len(rest) > 1 or (rest and not rest[0]):
+            raise UsageError(f"--mount: found {text[:80]!r}, expected SRC:DST or SRC:DST:ro")
+        source = os.path.normpath(os.path.join(cwd, source))
+        found.append(Mount(source, rest[0] if rest else source, mode == "ro"))
+    return tuple(found)
+
+
+def names(values: Sequence[str]) -> tuple[str, ...]:
+    """Names from repeated and comma-separated options, without repeats, in order."""
+    return tuple(dict.fromkeys(n.strip() for v in values for n in v.split(",") if n.strip()))
+
+
+def output_path(text: str | None, cwd: str) -> str | None:
+    """The output file, absolute; ``%`` in the current folder's own name is kept from being expanded."""
+    if text is None:
+        return None
+    if not text:
+        raise UsageError("--output is empty")
+    return text if os.path.isabs(text) else os.path.normpath(os.path.join(cwd.replace("%", "%%"), text))

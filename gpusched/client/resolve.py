@@ -1,0 +1,85 @@
+"""From what a person types to job ids: unique prefixes, arrays and their tasks, jobs still in the inbox included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from gpusched.client.context import Client
+from gpusched.client.waiting import inbox_jobs
+from gpusched.errors import GpuschedError, UsageError
+from gpusched.model import ids
+from gpusched.model.jobs import Job
+
+SHOWN_CANDIDATES = 8
+
+
+class Target(msgspec.Struct, frozen=True):
+    """What was meant: the id (an array's own where all tasks are meant) and its jobs as they are now."""
+
+    id: str
+    jobs: tuple[Job, ...]
+
+
+class Resolver:
+    """Resolves prefixes against one view of inbox and store."""
+
+    def __init__(self, client: Client) -> None:
+        self._waiting = inbox_jobs(client)  # before the store: a job folded meanwhile is then seen there
+        self._client = client
+
+    def targets(self, texts: Iterable[str]) -> list[Target]:
+        """`target` of each, without repeats, in order."""
+        found: dict[str, Target] = {}
+        for text in texts:
+            target = self.target(text)
+            found.setdefault(target.id, target)
+        return list(found.values())
+
+    def target(self, text: str) -> Target:
+        """The job, array or array task that ``text`` names.
+
+        Raises:
+            UsageError: No such job, or more than one.
+        """
+        wanted = ids.normalise(text)
+        if not ids.is_prefix(wanted):
+            raise UsageError(f"{text[:60]!r} is not a job id")
+        prefix, _, index = wanted.partition("_")
+        base = self._unique(text, prefix)
+        jobs = self._jobs(base)
+        if not index:
+            return Target(base, tuple(jobs))
+        chosen = [j for j in jobs if j.array_index == int(index)]
+        if not chosen:
+            what = "is no array" if jobs[0].array_id is None else f"has no task {int(index)}"
+            raise UsageError(f"job {base} {what}")
+        return Target(chosen[0].id, tuple(chosen))
+
+    def _unique(self, text: str, prefix: str) -> str:
+        reader = self._client.reader
+        stored = reader.matching(prefix) if reader else []
+        queued = (j.array_id or j.id for j in self._waiting)
+        candidates = sorted({*(i.partition("_")[0] for i in stored), *(i for i in queued if i.startswith(prefix))})
+        if prefix in candidates:
+            return prefix
+        if not candidates:
+            raise UsageError(f"there is no job {text[:60]!r}", "see 'gpusched status --all'")
+        if len(candidates) > 1:
+            shown = ", ".join(candidates[:SHOWN_CANDIDATES]) + (", ..." if len(candidates) > SHOWN_CANDIDATES else "")
+            raise UsageError(f"{text[:60]!r} names more than one job: {shown}", "type more of it")
+        return candidates[0]
+
+    def _jobs(self, base: str) -> list[Job]:
+        reader = self._client.reader
+        if reader:
+            one = reader.job(base)
+            if one is not None:
+                return [one]
+            if tasks := reader.jobs_of_array(base):
+                return tasks
+        jobs = [j for j in self._waiting if base in (j.id, j.array_id)]
+        if not jobs:
+            raise GpuschedError(f"job {base} is just being taken from the inbox", "try again")
+        return jobs

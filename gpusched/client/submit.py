@@ -1,0 +1,166 @@
+"""Submitting: options -> a checked spec -> one command file in the inbox."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import msgspec
+
+from gpusched.client import options
+from gpusched.client.context import Client
+from gpusched.client.sizing import Wish, size
+from gpusched.errors import UsageError
+from gpusched.model import ids
+from gpusched.model.commands import Submit
+from gpusched.model.jobs import JobSpec
+from gpusched.queue.inbox import MAX_COMMAND_BYTES, deliver_submit
+from gpusched.validate import MAX_NAME, validate_spec
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of ``submit`` as typed."""
+
+    command: tuple[str, ...] = ()
+    name: str | None = None
+    partition: str | None = None
+    flavor: str | None = None
+    nodes: int | None = None
+    gpus: int | None = None
+    gpus_per_node: int | None = None
+    cpus: int | None = None
+    mem: str | None = None
+    time: str | None = None
+    image: str | None = None
+    array: str | None = None
+    dependency: str | None = None
+    begin: str | None = None
+    requeue: bool = True
+    signal: str | None = None
+    priority: int = 0
+    nice: int = 0
+    env: tuple[str, ...] = ()
+    secret: tuple[str, ...] = ()
+    mount: tuple[str, ...] = ()
+    workdir: str | None = None
+    output: str | None = None
+    nodelist: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    hold: bool = False
+    comment: str = ""
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that passed every check."""
+
+    spec: JobSpec
+    array: tuple[int, ...] | None
+    max_running: int | None
+    secrets: dict[str, str]
+
+
+def prepare(client: Client, request: Request) -> Prepared:
+    """Parse and check everything.
+
+    Raises:
+        UsageError: The first thing wrong, in one line; nothing was queued.
+    """
+    now = time.time()
+    inventory = client.inventory
+    sized = size(_wish(request), inventory)
+    array, max_running = options.array(request.array)
+    signal, signal_before_s = options.signal(request.signal)
+    secrets = options.secrets(request.secret, os.environ)
+    cwd = _folder() if request.mount or request.output else "/"
+    spec = JobSpec(
+        name=request.name if request.name is not None else _default_name(request),
+        partition=sized.partition,
+        flavor=sized.flavor,
+        nodes=sized.nodes,
+        gpus_per_node=sized.gpus_per_node,
+        cores_per_node=sized.cores_per_node,
+        memory_mib_per_node=sized.memory_mib_per_node,
+        time_limit_s=sized.time_limit_s,
+        image=request.image,
+        command=request.command,
+        workdir=request.workdir,
+        env=options.environment(request.env, os.environ),
+        secret_names=tuple(secrets),
+        mounts=options.mounts(request.mount, cwd),
+        output=options.output_path(request.output, cwd),
+        dependencies=options.dependencies(request.dependency, lambda text: _whole_id(client, text)),
+        begin_time=options.begin(request.begin, now),
+        priority=request.priority,
+        nice=request.nice,
+        hold=request.hold,
+        requeue=request.requeue,
+        signal=signal,
+        signal_before_s=signal_before_s,
+        nodelist=options.names(request.nodelist),
+        exclude=options.names(request.exclude),
+        comment=request.comment,
+    )
+    validate_spec(spec, inventory)
+    prepared = Prepared(spec=spec, array=array, max_running=max_running, secrets=secrets)
+    length = len(msgspec.json.encode(_command(prepared, "0" * ids.ID_LENGTH, now)))
+    if length > MAX_COMMAND_BYTES:
+        raise UsageError(
+            f"the whole request is {length} bytes, at most {MAX_COMMAND_BYTES} are possible", "use a file"
+        )
+    return prepared
+
+
+def submit(client: Client, prepared: Prepared) -> str:
+    """Queue it; when this returns it is on disk. Returns the job's id (the array's, for an array)."""
+    now = time.time()
+    return deliver_submit(
+        client.deliverable_inbox(),
+        lambda job_id: _command(prepared, job_id, now),
+        lambda: ids.mint(time.time()),
+    )
+
+
+def _command(prepared: Prepared, job_id: str, now: float) -> Submit:
+    return Submit(
+        time=now,
+        id=job_id,
+        spec=prepared.spec,
+        array=prepared.array,
+        max_running=prepared.max_running,
+        secrets=prepared.secrets,
+    )
+
+
+def _wish(request: Request) -> Wish:
+    return Wish(
+        partition=request.partition,
+        flavor=request.flavor,
+        nodes=request.nodes,
+        gpus=request.gpus,
+        gpus_per_node=request.gpus_per_node,
+        cores=request.cpus,
+        memory_mib=options.memory_mib("--mem", request.mem),
+        time_limit_s=options.duration("--time", request.time),
+        nodelist=options.names(request.nodelist),
+        exclude=options.names(request.exclude),
+    )
+
+
+def _default_name(request: Request) -> str:
+    """The program's name, else the image's."""
+    source = request.command[0] if request.command else (request.image or "").partition(":")[0]
+    name = source.rstrip("/").rpartition("/")[2][:MAX_NAME]
+    return name if name and name.isprintable() else "job"
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise UsageError(f"the current folder cannot be told: {error.strerror}", "use absolute paths") from None
+
+
+def _whole_id(client: Client, text: str) -> str:
+    from gpusched.client.resolve import Resolver
+
+    return Resolver(client).target(text).id

@@ -1,0 +1,154 @@
+"""``make demo``: the main job on an embedded cluster, this machine playing two small nodes.
+
+Local transport, process runtime, the real controller and the real command line. GPUs are real where NVML finds some;
+elsewhere their figures are made up by the probe and marked as simulated on every screen.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+FOLDER = Path(".demo")
+WAIT_S = 120.0
+
+_TRAIN = (
+    'echo "$GPUSCHED_JOB_NAME: rank $RANK of $WORLD_SIZE on $GPUSCHED_NODE, GPUs $CUDA_VISIBLE_DEVICES"; '
+    'i=0; while [ $i -lt {steps} ]; do i=$((i+1)); echo "step $i loss 0.$((900/(i+1)))"; sleep 1; done; echo done'
+)
+
+
+def main() -> int:
+    """Run the demo; 0 when every job ended as it should."""
+    if FOLDER.exists():
+        shutil.rmtree(FOLDER)
+    FOLDER.mkdir()
+    gpus = _real_gpus()
+    _inventory(gpus)
+    figures = f"{gpus} real GPU(s)" if gpus else "no GPU here, so GPU figures are SIMULATED and marked so"
+    print(f"Embedded cluster in {FOLDER}/: this machine as two nodes, process runtime; {figures}.\n", flush=True)
+    log = (FOLDER / "controller.log").open("w")
+    controller = subprocess.Popen([*_CLI, "controller"], env=_environment(), stdout=log, stderr=subprocess.STDOUT)
+    try:
+        return _story(gpus)
+    finally:
+        controller.terminate()
+        controller.wait()
+        log.close()
+        print(f"\nThe controller is stopped. Its folder is {FOLDER}/; what you saw is the real thing.")
+
+
+_CLI = (sys.executable, "-m", "gpusched")
+
+
+def _story(gpus: int) -> int:
+    _until("both nodes answer", lambda: all(n["state"] == "IDLE" for n in _json("nodes")) or None)
+    _show("flavors")
+    small = _submit("-J", "finetune", "--flavor", "small", steps=8)
+    _submit("-J", "pretrain", "--flavor", "medium", steps=10)
+    gang = _submit("-J", "gang", "--flavor", "full", steps=3)
+    sweep = _submit("-J", "sweep", "--flavor", "small", "--array", "0-3%2", steps=2)
+    _submit("-J", "evaluate", "--cpus", "1", "--gpus", "0", "--dependency", f"afterok:{small}", steps=1)
+    bad = _submit("-J", "typo", "--flavor", "small", command="echo starting; sleep 1; nosuchprogram --train")
+    _until("jobs run", lambda: any(j["state"] == "RUNNING" for j in _json("status")) or None)
+    _until("the gang has its reason", lambda: _json("show", gang)["reason"] or None)
+    time.sleep(3)  # let the simulated GPUs show some work: this is a show, not a test
+    for arguments in (("nodes",), ("status",), ("why", gang)):
+        _show(*arguments)
+    print("... waiting for all of them to end ...\n", flush=True)
+    _until("all jobs ended", lambda: None if any(j["end_time"] is None for j in _json("status")) else True)
+    _until("the output is home", lambda: _run("logs", small).stdout.endswith("done\n") or None)
+    for arguments in (("status",), ("logs", small), ("why", bad), ("power", "--since", "1h", "--by", "job")):
+        _show(*arguments)
+    _show("power", "--since", "1h", "--by", "partition")
+    states = {job["name"]: job["state"] for job in _json("status")}
+    expected = dict.fromkeys(("finetune", "pretrain", "gang", "sweep", "evaluate"), "COMPLETED") | {"typo": "FAILED"}
+    if states != expected:
+        print(f"Not as expected: {states}; see {FOLDER}/controller.log (the sweep was {sweep})")
+        return 1
+    return 0
+
+
+def _inventory(gpus: int) -> None:
+    """Two nodes: with two or more real GPUs each node gets a half, with one the second node has none."""
+    halves = [list(range(gpus // 2 + gpus % 2)), list(range(gpus // 2 + gpus % 2, gpus))] if gpus else [[], []]
+    each = 2 if not gpus else max(1, len(halves[1]))
+    nodes = []
+    for name, indices in zip(("alpha", "beta"), halves, strict=True):
+        has = f"gpus: {each}, simulated_gpus: true" if not gpus else f"gpus: {len(indices)}, gpu_indices: {indices}"
+        nodes.append(f"      - {{name: {name}, address: localhost, transport: local, {has}}}")
+    full = 2 * each if not gpus or len(halves[1]) == each else each
+    text = f"""# Written by 'make demo'.
+settings: {{tick: 1s, grace: 5s, power_price: 0.30 EUR/kWh}}
+partitions:
+  demo:
+    policy: easy
+    defaults: {{cores: 4, memory: 8G, rated_power: 1kW, runtime: process}}
+    nodes:
+{chr(10).join(nodes)}
+    flavors:
+      small: {{gpus: 1, cores: 1, memory: 1G, time: 10m}}
+      medium: {{gpus: {each}, cores: 2, memory: 2G, time: 20m}}
+      full: {{gpus: {full}, cores: 4, memory: 4G, time: 30m}}
+"""
+    (FOLDER / "inventory.yaml").write_text(text)
+
+
+def _real_gpus() -> int:
+    """How many GPUs NVML sees on this machine; 0 without NVML."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return int(pynvml.nvmlDeviceGetCount())
+    except Exception:  # no library, no driver, no permission: it is a machine without usable GPUs
+        return 0
+
+
+def _environment() -> dict[str, str]:
+    here = FOLDER.absolute()
+    return os.environ | {"GPUSCHED_STATE": str(here / "state"), "GPUSCHED_INVENTORY": str(here / "inventory.yaml")}
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*_CLI, *arguments], env=_environment(), capture_output=True, text=True, check=False)
+
+
+def _json(*arguments: str) -> msgspec.Raw:
+    result = _run(*arguments, "--json")
+    return msgspec.json.decode(result.stdout or "null")
+
+
+def _submit(*options: str, steps: int = 1, command: str = "") -> str:
+    script = command or _TRAIN.replace("{steps}", str(steps))
+    print("$ gpusched submit", *options, "-- sh -c '...'", flush=True)
+    result = _run("submit", *options, "--", "sh", "-c", script)
+    if result.returncode:
+        raise SystemExit(result.stderr)
+    return result.stdout.strip()
+
+
+def _show(*arguments: str) -> None:
+    print("$ gpusched", *arguments, flush=True)
+    subprocess.run([*_CLI, *arguments], env=_environment(), check=False)
+    print(flush=True)
+
+
+def _until(what: str, ready: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        if ready() is not None:
+            return
+        time.sleep(0.3)
+    raise SystemExit(f"gave up waiting until {what}; see {FOLDER}/controller.log")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

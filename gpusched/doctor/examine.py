@@ -1,0 +1,77 @@
+"""The whole examination: files, state folder, and all nodes at once."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from gpusched.doctor.files import examine_inventory, examine_policies
+from gpusched.doctor.findings import Finding
+from gpusched.doctor.nodes import examine_node
+from gpusched.doctor.state import cluster_id, examine_state
+from gpusched.errors import UsageError
+from gpusched.model.resources import Inventory, Node
+from gpusched.paths import state_folder
+
+_THREADS = 32
+
+
+def examine(
+    inventory_path: Path | str | None = None,
+    state: Path | None = None,
+    *,
+    nodes: Collection[str] = (),
+    on_findings: Callable[[list[Finding]], None] | None = None,
+    clock: Callable[[], float] = time.time,
+) -> list[Finding]:
+    """Examine the cluster end to end. Changes nothing, here or on the nodes.
+
+    Args:
+        inventory_path: The inventory file; the one in force where None.
+        state: The state folder; the one in force where None.
+        nodes: Only these; all where empty.
+        on_findings: Told each subject's findings as they come, the nodes in the order in which they answer.
+        clock: Unix seconds.
+
+    Returns:
+        The findings: inventory, policies, state, then the nodes in the inventory's order.
+
+    Raises:
+        UsageError: ``nodes`` names one that the inventory does not have.
+    """
+    tell = on_findings or (lambda findings: None)
+    state = state_folder() if state is None else state
+    found, inventory = examine_inventory(inventory_path)
+    if inventory is not None:
+        found += examine_policies(inventory)
+    tell(found)
+    chosen = _chosen(inventory, nodes)
+    here = examine_state(state, inventory.settings.tick_s if inventory is not None else 5.0, clock())
+    tell(here)
+    if inventory is None or not chosen:
+        return found + here
+    identity = cluster_id(state) or "check"
+    by_node: dict[str, list[Finding]] = {}
+    with ThreadPoolExecutor(max_workers=min(_THREADS, len(chosen))) as pool:
+        asked = {pool.submit(examine_node, n, inventory.settings, identity, clock): n.name for n in chosen}
+        for future in as_completed(asked):
+            by_node[asked[future]] = future.result()
+            tell(by_node[asked[future]])
+    return found + here + [f for n in chosen for f in by_node[n.name]]
+
+
+def _chosen(inventory: Inventory | None, names: Collection[str]) -> list[Node]:
+    if inventory is None:
+        return []
+    unknown = [n for n in names if inventory.node(n) is None]
+    if unknown:
+        raise UsageError(f"no node is called {unknown[0]}", f"{os.fspath(inventory.path)} has {_some(inventory.nodes)}")
+    return [n for n in inventory.nodes if not names or n.name in names]
+
+
+def _some(nodes: Iterable[Node]) -> str:
+    names = [n.name for n in nodes]
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

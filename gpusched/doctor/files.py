@@ -1,0 +1,82 @@
+"""The examination of inventory.yaml and the policies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpusched.doctor.findings import Finding, failed
+from gpusched.errors import GpuschedError
+from gpusched.inventory import find_inventory, inventory_errors, load_inventory
+from gpusched.model.resources import Inventory, Node
+from gpusched.policies import load_policies, load_policy, policy_folders
+
+
+def examine_inventory(path: Path | str | None) -> tuple[list[Finding], Inventory | None]:
+    """Everything wrong with the inventory file, and the inventory where it can be used."""
+    try:
+        path = find_inventory() if path is None else path
+    except GpuschedError as error:
+        return [failed("inventory", "file", error)], None
+    if errors := inventory_errors(path):
+        return [
+            Finding(str(path), "file", "fail", e.message, "correct the line and run check again") for e in errors
+        ], None
+    inventory = load_inventory(path)
+    flavors = sum(len(p.flavors) for p in inventory.partitions)
+    counts = f"{len(inventory.partitions)} partitions, {len(inventory.nodes)} nodes, {flavors} flavors"
+    return [Finding(str(path), "file", "ok", counts), *_omissions(inventory)], inventory
+
+
+def _omissions(inventory: Inventory) -> list[Finding]:
+    found = []
+    unrated = [n.name for n in inventory.nodes if n.rated_power_w is None]
+    if unrated:
+        message = f"no rated power for {', '.join(unrated[:8])}{' ...' if len(unrated) > 8 else ''}"
+        hint = (
+            "add rated_power: 6.5kW (the server's, from its data sheet); without it its inefficient energy is unknown"
+        )
+        found.append(Finding(inventory.path, "rated power", "warn", message, hint))
+    for partition in inventory.partitions:
+        if not partition.flavors:
+            message = f"partition {partition.name} has no flavors"
+            hint = "add flavors: the largest one bounds what a job may ask for"
+            found.append(Finding(inventory.path, "flavors", "warn", message, hint))
+    return found + _unreadable_keys(inventory)
+
+
+def _unreadable_keys(inventory: Inventory) -> list[Finding]:
+    used: dict[str, Node] = {n.key: n for n in inventory.nodes if n.key is not None and n.transport == "ssh"}
+    found = []
+    for key, node in used.items():
+        try:
+            with open(Path(key).expanduser(), "rb"):
+                pass
+        except (OSError, RuntimeError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            message = f"the key {key} of {node.name} cannot be read: {why}"
+            found.append(
+                Finding(
+                    inventory.path, "key", "fail", message, "correct key: in the inventory, or make one with ssh-keygen"
+                )
+            )
+    return found
+
+
+def examine_policies(inventory: Inventory) -> list[Finding]:
+    """The policies in use, and files of the site's own folder that no partition uses but that are wrong."""
+    try:
+        policies = load_policies(inventory)
+    except GpuschedError as error:
+        return [failed("policies", "policy", error)]
+    used = ", ".join(f"{name}: {spec.name} ({spec.version})" for name, spec in policies.items())
+    found = [Finding("policies", "policy", "ok", used)]
+    for file in sorted(policy_folders(inventory.path)[0].glob("*.yaml")):
+        try:
+            load_policy(file)
+        except GpuschedError as error:
+            found.append(
+                Finding(
+                    "policies", "policy", "warn", error.message, "no partition uses it yet; correct it before one does"
+                )
+            )
+    return found

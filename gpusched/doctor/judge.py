@@ -1,0 +1,232 @@
+"""What to think of what a node said. Pure: a declared node, an inspection and a reading in, findings out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpusched.doctor.findings import Finding, Status
+from gpusched.inspection import Inspection, RuntimeFacts
+from gpusched.model.readings import Gpu, NodeReading
+from gpusched.model.resources import Node, RuntimeName
+from gpusched.model.units import format_memory
+
+_SKEW_WARN_S, _SKEW_FAIL_S = 2.0, 30.0
+_DISK_WARN_MIB, _DISK_FAIL_MIB = 5 * 1024, 200
+_MEMORY_SLACK = 0.9  # "1024 GB" of a data sheet shows as 1007 GiB: firmware and kernel keep some
+_PODMAN_CDI = (4, 1)
+_CDI_HINT = "on the node, as root: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+_TOOLKIT_HINT = "install nvidia-container-toolkit on the node, then: nvidia-ctk runtime configure --runtime=docker"
+
+
+def judge_host(node: Node, seen: Inspection) -> list[Finding]:
+    """Shell, python3, home, disk, and who ends processes at logout."""
+    return [*_shell(node, seen), *_home(node, seen), *_logout(node, seen)]
+
+
+def judge_gpus(node: Node, reading: NodeReading, seen: Inspection) -> list[Finding]:
+    """What was declared against what was found, the GPUs' health, and the clock."""
+    found = [*_source(node, reading, seen)]
+    if reading.source != "none":
+        found += [*_counts(node, reading), *_health(node, reading)]
+    return [*found, *_size(node, reading), *_clock(node, reading)]
+
+
+def judge_runtime(node: Node, seen: Inspection, reading: NodeReading | None) -> list[Finding]:
+    """Whether jobs can be started as declared, GPUs included."""
+    if node.runtime is RuntimeName.PROCESS:
+        return [_finding(node, "runtime", "ok", "process: jobs run without containers")]
+    name = node.runtime.value
+    facts = seen.runtime(name)
+    if facts is None:
+        hint = f"install {name} there, or declare another runtime (podman, docker, apptainer, process)"
+        return [_finding(node, "runtime", "fail", f"{name} is not installed", hint)]
+    if facts.error:
+        return [_finding(node, "runtime", "fail", f"{name} does not work: {facts.error}", _works_hint(node, seen))]
+    problems = [*_runtime_gpus(node, facts), *_runtime_limits(node, facts, seen), *_runtime_disk(node, facts)]
+    if reading is not None and reading.runtime_error:
+        problems.append(_finding(node, "runtime", "fail", f"{name}: {reading.runtime_error}", _works_hint(node, seen)))
+    return problems or [_finding(node, "runtime", "ok", f"{name} {facts.version}".strip())]
+
+
+# The host
+
+
+def _shell(node: Node, seen: Inspection) -> Iterator[Finding]:
+    if seen.noise:
+        hint = "make the account's start-up files silent where there is no terminal (~/.bashrc, ~/.profile)"
+        yield _finding(node, "shell", "warn", f'logging in prints "{seen.noise.splitlines()[0]}"', hint)
+    if seen.python3 is None and node.gpus and not node.simulated_gpus:
+        hint = "install python3 (Debian: python3-minimal): the figures then come from NVML itself"
+        yield _finding(node, "python3", "warn", "there is none, GPUs are read by parsing nvidia-smi", hint)
+
+
+def _home(node: Node, seen: Inspection) -> Iterator[Finding]:
+    where = f"the home {seen.home or 'folder'}"
+    if seen.home_error:
+        hint = "give the account a home it can write: gpusched keeps a few small files of each job there"
+        yield _finding(node, "home", "fail", f"{where} cannot be written: {seen.home_error}", hint)
+    elif seen.home_free_mib is not None:
+        yield _disk(node, "disk", where, seen.home_free_mib)
+
+
+def _logout(node: Node, seen: Inspection) -> Iterator[Finding]:
+    if not seen.uid or seen.linger is not False:
+        return
+    hint = f"on the node, as root: loginctl enable-linger {seen.user or seen.uid}"
+    if node.runtime is RuntimeName.PROCESS and seen.kill_user_processes:
+        yield _finding(node, "logout", "fail", "systemd-logind ends the account's processes when SSH disconnects", hint)
+    elif node.runtime is RuntimeName.PODMAN:
+        message = "rootless podman loses its runtime folder when the account's last SSH session ends"
+        yield _finding(node, "logout", "warn", message, hint)
+
+
+def _clock(node: Node, reading: NodeReading) -> Iterator[Finding]:
+    skew = reading.clock_skew_s
+    if skew is None:
+        return
+    status: Status = "fail" if abs(skew) > _SKEW_FAIL_S else "warn" if abs(skew) > _SKEW_WARN_S else "ok"
+    message = f"{abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} this machine's"
+    hint = "" if status == "ok" else "run a time service on both (chrony or systemd-timesyncd)"
+    yield _finding(node, "clock", status, message, hint)
+
+
+def _size(node: Node, reading: NodeReading) -> Iterator[Finding]:
+    if reading.cores is not None and reading.cores < node.cores:
+        message = f"{node.cores} cores are declared, {reading.cores} are there"
+        yield _finding(node, "cores", "fail", message, f"write cores: {reading.cores} in the inventory")
+    total = reading.memory_total_mib
+    if total is not None and total < node.memory_mib:
+        status: Status = "fail" if total < node.memory_mib * _MEMORY_SLACK else "warn"
+        message = f"{format_memory(node.memory_mib)} of memory are declared, {format_memory(total)} are there"
+        yield _finding(node, "memory", status, message, f"write memory: {total >> 10 or 1}G in the inventory")
+
+
+# The GPUs
+
+
+def _source(node: Node, reading: NodeReading, seen: Inspection) -> Iterator[Finding]:
+    if reading.source == "simulated":
+        yield _finding(
+            node, "nvml", "warn", "figures are simulated, as declared", "remove simulated_gpus for real ones"
+        )
+    elif reading.source == "none" and node.gpus:
+        why = reading.gpu_error or "neither libnvidia-ml.so.1 nor nvidia-smi is there"
+        yield _finding(node, "nvml", "fail", why, "install the NVIDIA driver; it brings both")
+    elif reading.source == "nvidia-smi":
+        why = f" ({reading.gpu_error})" if reading.gpu_error else ""
+        hint = "" if seen.python3 is None else "check libnvidia-ml.so.1 on the node: it comes with the NVIDIA driver"
+        yield _finding(node, "nvml", "warn", f"NVML cannot be used{why}; nvidia-smi's text is parsed instead", hint)
+    elif reading.source == "nvml":
+        yield _finding(node, "nvml", "ok", f"driver {reading.driver_version or 'of unknown version'}")
+
+
+def _counts(node: Node, reading: NodeReading) -> Iterator[Finding]:
+    there = {g.index: g for g in reading.gpus}
+    missing = [i for i in node.indices() if i not in there]
+    if missing:
+        message = (
+            f"GPU {_list(missing)} {'is' if len(missing) == 1 else 'are'} declared but not there ({len(there)} found)"
+        )
+        hint = "write gpus: or gpu_indices: as found, or look why the driver does not see it: dmesg | grep -i nvrm"
+        yield _finding(node, "gpus", "fail", message, hint)
+    elif len(there) > node.gpus and node.gpu_indices is None:
+        message = f"{node.gpus} are declared, {len(there)} are there"
+        yield _finding(
+            node, "gpus", "warn", message, f"write gpus: {len(there)}, or gpu_indices: with those to hand out"
+        )
+    names = {g.name for g in reading.gpus if g.name}
+    wanted = re.split(r"[\s_-]", node.gpu_type.lower())[0]  # A100 of A100-80GB
+    if names and not any(wanted in _squeezed(n) for n in names):
+        message = f"gpu_type is {node.gpu_type}, the driver says {', '.join(sorted(names))}"
+        yield _finding(node, "gpu type", "warn", message, "correct gpu_type in the inventory")
+
+
+def _health(node: Node, reading: NodeReading) -> Iterator[Finding]:
+    handed_out = [g for g in reading.gpus if g.index in node.indices()]
+    bad = [f for gpu in handed_out for f in _one_gpu(node, gpu)]
+    yield from bad
+    if handed_out and not bad:
+        names = ", ".join(sorted({g.name for g in handed_out if g.name}))
+        yield _finding(node, "gpus", "ok", f"{len(handed_out)} {names}".strip())
+
+
+def _one_gpu(node: Node, gpu: Gpu) -> Iterator[Finding]:
+    if gpu.error:
+        hint = f"nvidia-smi -r -i {gpu.index} on the node, or reboot it; the other GPUs stay in use"
+        yield _finding(node, "gpus", "fail", f"GPU {gpu.index} is lost: {gpu.error}", hint)
+    if gpu.mig_mode:
+        hint = f"nvidia-smi -i {gpu.index} -mig 0 on the node, or leave it out with gpu_indices"
+        yield _finding(node, "mig", "fail", f"GPU {gpu.index} is in MIG mode and not handed out whole", hint)
+    if gpu.ecc_errors:
+        hint = f"reset it when idle (nvidia-smi -r -i {gpu.index}); if they come back, have it replaced"
+        yield _finding(node, "ecc", "fail", f"GPU {gpu.index} has {gpu.ecc_errors} uncorrected memory errors", hint)
+    foreign = [p for p in gpu.processes if p.container is None]
+    if foreign:
+        process = foreign[0]
+        message = f"GPU {gpu.index} is held by pid {process.pid} of {process.user or 'an unknown user'}, not by a job"
+        yield _finding(node, "foreign", "warn", message, "it is not handed out until that process ends")
+
+
+# The runtime
+
+
+def _runtime_gpus(node: Node, facts: RuntimeFacts) -> Iterator[Finding]:
+    if not node.gpus or node.simulated_gpus:
+        return
+    if node.runtime is RuntimeName.PODMAN:
+        if _version(facts.version) < _PODMAN_CDI:
+            message = f"podman {facts.version or '?'} cannot give GPUs to containers (CDI came with 4.1)"
+            yield _finding(node, "runtime", "fail", message, "install podman 4.1 or later there, or declare docker")
+        if not facts.cdi:
+            yield _finding(node, "cdi", "fail", "no CDI spec for nvidia.com/gpu, so podman cannot give GPUs", _CDI_HINT)
+    elif node.runtime is RuntimeName.DOCKER and not facts.toolkit:
+        message = "the NVIDIA container toolkit is missing, so docker cannot give GPUs"
+        yield _finding(node, "toolkit", "fail", message, _TOOLKIT_HINT)
+
+
+def _runtime_limits(node: Node, facts: RuntimeFacts, seen: Inspection) -> Iterator[Finding]:
+    missing = [c for c in ("cpu", "memory") if facts.controllers is not None and c not in facts.controllers]
+    if seen.uid and missing:
+        hint = (
+            "on the node, as root: /etc/systemd/system/user@.service.d/delegate.conf with "
+            "[Service] Delegate=cpu cpuset io memory pids, then systemctl daemon-reload and log in anew"
+        )
+        message = f"rootless podman may not limit {' and '.join(missing)} here, and refuses jobs with such limits"
+        yield _finding(node, "limits", "fail", message, hint)
+
+
+def _runtime_disk(node: Node, facts: RuntimeFacts) -> Iterator[Finding]:
+    if facts.disk_free_mib is not None and facts.disk_free_mib < _DISK_WARN_MIB:
+        yield _disk(node, "images", f"{node.runtime.value}'s storage", facts.disk_free_mib)
+
+
+def _works_hint(node: Node, seen: Inspection) -> str:
+    if node.runtime is RuntimeName.DOCKER:
+        return f"is dockerd running, and is {seen.user or 'the account'} in the group docker?"
+    return f"run `{node.runtime.value} info` on the node as {seen.user or 'the account'}"
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in re.findall(r"[0-9]+", text)[:2])
+
+
+# Words
+
+
+def _disk(node: Node, check: str, where: str, free_mib: int) -> Finding:
+    status: Status = "fail" if free_mib < _DISK_FAIL_MIB else "warn" if free_mib < _DISK_WARN_MIB else "ok"
+    hint = "" if status == "ok" else f"free some space on the node: {where} has little left for jobs"
+    return _finding(node, check, status, f"{format_memory(free_mib)} free in {where}", hint)
+
+
+def _list(indices: list[int]) -> str:
+    return ", ".join(map(str, indices))
+
+
+def _squeezed(name: str) -> str:
+    return re.sub(r"[\s-]+", "", name).lower()
+
+
+def _finding(node: Node, check: str, status: Status, message: str, hint: str = "") -> Finding:
+    return Finding(node.name, check, status, message, hint)

@@ -1,0 +1,150 @@
+"""The examination of the state folder: whether it can be used, is safe, has room, is whole, and is worked on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+import time
+from pathlib import Path
+
+from gpusched.doctor.findings import Finding, Status, failed
+from gpusched.errors import GpuschedError
+from gpusched.model.units import format_memory
+from gpusched.queue.schema import SCHEMA_VERSION
+from gpusched.queue.store import DATABASE, Reader
+
+_SUBJECT = "state"
+_QUICK_CHECK_S = 20.0
+_WARN_MIB, _FAIL_MIB = 2048, 200
+
+
+def cluster_id(state: Path) -> str | None:
+    """The installation's id, which marks its jobs on the nodes; None where there is none yet."""
+    try:
+        reader = Reader.open(state)
+        if reader is None:
+            return None
+        try:
+            return reader.meta("cluster_id")
+        finally:
+            reader.close()
+    except (GpuschedError, sqlite3.Error, OSError):
+        return None
+
+
+def examine_state(state: Path, tick_s: float, now: float) -> list[Finding]:
+    """Everything about the state folder; ``tick_s`` is the controller's expected pace."""
+    try:
+        if not state.is_dir():
+            return [_creatable(state)]
+        found = [_writable(state), _disk(state), *_open_to_others(state)]
+        if (state / DATABASE).exists():
+            found.append(_database(state / DATABASE))
+            found.append(_controller(state, tick_s, now))
+        else:
+            found.append(_finding("controller", "warn", "it has never run here", "start it: gpusched controller"))
+        return found
+    except OSError as error:
+        message = f"{state} cannot be examined: {error.strerror or error}"
+        return [_finding("folder", "fail", message, "ask its owner, or set GPUSCHED_STATE to a folder of your own")]
+
+
+def _creatable(state: Path) -> Finding:
+    if state.exists():
+        return _finding("folder", "fail", f"{state} is not a folder", "set GPUSCHED_STATE to a folder")
+    parent = next(p for p in state.absolute().parents if p.exists())
+    if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
+        return _finding("folder", "ok", f"{state} is not there yet; it is made on first use")
+    message = f"{state} is not there, and you cannot make it below {parent}"
+    return _finding(
+        "folder", "fail", message, f"make it as root: install -d -o {os.getuid()} {state}; or set GPUSCHED_STATE"
+    )
+
+
+def _writable(state: Path) -> Finding:
+    if os.access(state, os.W_OK | os.X_OK):
+        return _finding("folder", "ok", f"{state} can be written")
+    if os.access(state / "inbox" / "new", os.W_OK | os.X_OK):
+        return _finding("folder", "ok", f"{state} belongs to another user, and you can put commands into its inbox")
+    hint = "ask whoever runs the controller, or set GPUSCHED_STATE to a folder of your own"
+    return _finding("folder", "fail", f"{state} and its inbox cannot be written by you", hint)
+
+
+def _disk(state: Path) -> Finding:
+    free = shutil.disk_usage(state).free >> 20
+    status: Status = "fail" if free < _FAIL_MIB else "warn" if free < _WARN_MIB else "ok"
+    hint = "" if status == "ok" else "free some space: without it no command and no event can be recorded"
+    return _finding("disk", status, f"{format_memory(free)} free", hint)
+
+
+def _open_to_others(state: Path) -> list[Finding]:
+    """What others could read or change though they should not."""
+    found = []
+    if state.stat().st_mode & stat.S_IWOTH:
+        message = f"everybody may write to {state}, and so forge the queue"
+        found.append(_finding("permissions", "fail", message, f"chmod o-w {state}"))
+    secrets = state / "secrets"
+    try:
+        files = [secrets, *secrets.iterdir()] if secrets.exists() else []
+    except PermissionError:
+        files = []  # closed to us, as it should be to all but its owner
+    exposed = [f for f in files if f.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)]
+    if exposed:
+        message = f"secrets of jobs can be read by other users: {exposed[0]}"
+        found.append(_finding("permissions", "fail", message, f"chmod -R go= {secrets}"))
+    tmp, new = state / "inbox" / "tmp", state / "inbox" / "new"
+    for folder in (tmp, new):
+        mode = folder.stat().st_mode if folder.exists() else 0
+        if mode & stat.S_IWOTH and (not mode & stat.S_ISVTX or mode & stat.S_IROTH):
+            message = f"{folder} has mode {stat.S_IMODE(mode):04o}: users could see or remove each other's commands"
+            found.append(_finding("permissions", "fail", message, f"chmod 3733 {folder}"))
+    return found or [_finding("permissions", "ok", "nothing is open to others that should not be")]
+
+
+def _database(path: Path) -> Finding:
+    deadline = time.monotonic() + _QUICK_CHECK_S
+    try:
+        reader = Reader.open(path.parent)
+        assert reader is not None
+        reader.close()
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+        with sqlite3.connect(uri, uri=True, timeout=5) as db:
+            db.set_progress_handler(lambda: int(time.monotonic() > deadline), 100_000)
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            problems = [row[0] for row in db.execute("PRAGMA quick_check(3)")]
+        db.close()
+    except GpuschedError as error:
+        return failed(_SUBJECT, "database", error)
+    except sqlite3.Error as error:
+        if "interrupt" in str(error):
+            return _finding("database", "warn", f"{path} is too large to be checked within {_QUICK_CHECK_S:.0f} s")
+        return _finding("database", "fail", f"{path}: {error}", _RESTORE)
+    if problems != ["ok"]:
+        return _finding("database", "fail", f"{path} is damaged: {problems[0]}", _RESTORE)
+    if version != SCHEMA_VERSION:
+        message = f"{path} has version {version}, this gpusched knows {SCHEMA_VERSION}"
+        return _finding("database", "fail", message, "use the gpusched that the controller runs")
+    return _finding("database", "ok", f"{path.name} is whole, {format_memory(max(1, path.stat().st_size >> 20))}")
+
+
+_RESTORE = "stop the controller, keep a copy, then: sqlite3 gpusched.db .recover | sqlite3 new.db"
+
+
+def _controller(state: Path, tick_s: float, now: float) -> Finding:
+    reader = Reader.open(state)
+    beat = reader.meta("heartbeat") if reader is not None else None
+    if reader is not None:
+        reader.close()
+    if beat is None:
+        return _finding("controller", "warn", "it has never finished a cycle here", "start it: gpusched controller")
+    age = now - float(beat)
+    if age > max(60.0, 6 * tick_s):
+        hint = "start it: gpusched controller (or look why it stopped: journalctl -u gpusched)"
+        return _finding("controller", "warn", f"last seen {age:.0f} s ago", hint)
+    return _finding("controller", "ok", f"seen {max(0.0, age):.0f} s ago")
+
+
+def _finding(check: str, status: Status, message: str, hint: str = "") -> Finding:
+    return Finding(_SUBJECT, check, status, message, hint)

@@ -1,0 +1,185 @@
+"""What one look at a node says beyond its GPUs: runtimes, python3, disk, home, who ends processes. For init and check.
+
+One POSIX sh script over one SSH exec prints ``key=value`` lines between two marks; a pure parser reads them. What comes
+before the first mark was said by the account's own start-up files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gpusched.nodes.transport import Script
+
+_BEGIN, _END = "gpusched-inspection-begin", "gpusched-inspection-end"
+RUN_TIMEOUT_S = 45.0  # of the whole script; each runtime is asked for at most 10 s of it
+
+
+class RuntimeFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One container runtime on a node.
+
+    Attributes:
+        version: As it says itself, such as ``4.3.1``.
+        error: Why it does not work; "" where it does.
+        disk_free_mib: Where it keeps images and containers.
+        cdi: A CDI spec for nvidia.com/gpu is there.
+        toolkit: The NVIDIA container toolkit is there.
+        controllers: The cgroup controllers it may use, where it says so (podman).
+    """
+
+    name: str
+    version: str = ""
+    error: str = ""
+    disk_free_mib: int | None = None
+    cdi: bool = False
+    toolkit: bool = False
+    controllers: tuple[str, ...] | None = None
+
+
+class Inspection(msgspec.Struct, frozen=True, kw_only=True):
+    """What the script found. Unknown is None.
+
+    Attributes:
+        noise: What the account's start-up files print where no one asked.
+        product: The machine's name in its firmware, such as ``DGXA100 920-23687-2530-000``.
+        kill_user_processes: systemd-logind ends a user's processes at logout.
+        linger: The user's services outlive the logout.
+        runtimes: Those that are installed, of those asked for.
+    """
+
+    noise: str = ""
+    user: str = ""
+    uid: int | None = None
+    home: str = ""
+    home_error: str = ""
+    home_free_mib: int | None = None
+    python3: str | None = None
+    nvidia_smi: bool = False
+    product: str = ""
+    kill_user_processes: bool | None = None
+    linger: bool | None = None
+    runtimes: tuple[RuntimeFacts, ...] = ()
+
+    def runtime(self, name: str) -> RuntimeFacts | None:
+        """The runtime called ``name``, or None where it is not installed (or was not asked for)."""
+        return next((r for r in self.runtimes if r.name == name), None)
+
+
+def inspection_script(runtimes: Sequence[str]) -> Script:
+    """The script that looks at a node and at these container runtimes on it."""
+    return Script(("sh", "-s", "--", *runtimes), _SCRIPT.encode())
+
+
+def parse_inspection(output: bytes) -> Inspection | None:
+    """What the script printed, as facts; None where it did not run to its end."""
+    text = output.decode("utf-8", "replace")
+    noise, begin, rest = text.partition(_BEGIN + "\n")
+    body, end, _ = rest.partition(_END)
+    if not begin or not end:
+        return None
+    facts: dict[str, str] = {}
+    for line in body.splitlines():
+        key, _, value = line.partition("=")
+        facts[key] = value.strip()
+    names = facts.get("runtimes", "").split()
+    return Inspection(
+        noise=noise.strip()[:200],
+        user=facts.get("user", ""),
+        uid=_whole(facts.get("uid")),
+        home=facts.get("home", ""),
+        home_error=facts.get("home_error", ""),
+        home_free_mib=_mib(facts.get("home_free_kib")),
+        python3=facts.get("python3") or None,
+        nvidia_smi=facts.get("nvidia_smi") == "yes",
+        product=facts.get("product", ""),
+        kill_user_processes=_flag(facts.get("kill_user_processes")),
+        linger=_flag(facts.get("linger")),
+        runtimes=tuple(_runtime(name, facts) for name in names),
+    )
+
+
+def _runtime(name: str, facts: dict[str, str]) -> RuntimeFacts:
+    controllers = facts.get(f"{name}.controllers")
+    return RuntimeFacts(
+        name=name,
+        version=facts.get(f"{name}.version", ""),
+        error=facts.get(f"{name}.error", ""),
+        disk_free_mib=_mib(facts.get(f"{name}.free_kib")),
+        cdi=facts.get("cdi") == "yes",
+        toolkit=facts.get("toolkit") == "yes",
+        controllers=tuple(controllers.strip("[]").split()) if controllers is not None else None,
+    )
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text and text.isascii() and text.isdigit() else None
+
+
+def _mib(text: str | None) -> int | None:
+    kib = _whole(text)
+    return None if kib is None else kib // 1024
+
+
+def _flag(text: str | None) -> bool | None:
+    return {"true": True, "yes": True, "false": False, "no": False}.get(text or "")
+
+
+_SCRIPT = (
+    f"""echo {_BEGIN}
+"""
+    r"""LC_ALL=C; export LC_ALL
+PATH="$PATH:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+has() { command -v "$1" >/dev/null 2>&1; }
+one() { tr '\n\t' '  ' | cut -c1-300; }
+free() { df -Pk "$1" 2>/dev/null | awk 'NR > 1 { print $4; exit }'; }
+if has timeout; then bounded() { timeout -k 1 10 "$@"; }; else bounded() { "$@"; }; fi
+
+user=$(id -un 2>/dev/null); uid=$(id -u)
+echo "user=$user"
+echo "uid=$uid"
+echo "home=$HOME"
+if why=$( { t=$(mktemp "$HOME/.gpusched-check.XXXXXX") && echo x > "$t"; r=$?; rm -f "$t"; exit $r; } 2>&1 ); then :
+else echo "home_error=$(echo "${why:-cannot be written}" | one)"; fi
+echo "home_free_kib=$(free "$HOME")"
+has python3 && echo "python3=$(python3 -I -S -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)"
+has nvidia-smi && echo nvidia_smi=yes
+echo "product=$(cat /sys/class/dmi/id/product_name 2>/dev/null | one)"
+grep -qs 'nvidia.com/gpu' /etc/cdi/* /var/run/cdi/* && echo cdi=yes
+for c in nvidia-container-runtime-hook nvidia-container-toolkit nvidia-container-runtime nvidia-ctk; do
+  if has "$c"; then echo toolkit=yes; break; fi
+done
+if [ -d /run/systemd/seats ]; then
+  if [ -e "/var/lib/systemd/linger/$user" ]; then echo linger=yes; else echo linger=no; fi
+  has busctl && echo "kill_user_processes=$(bounded busctl get-property org.freedesktop.login1 \
+    /org/freedesktop/login1 org.freedesktop.login1.Manager KillUserProcesses 2>/dev/null | awk '{ print $2 }')"
+fi
+
+found=
+for r in "$@"; do
+  has "$r" || continue
+  found="$found $r"
+  case $r in
+    podman) format='{{.Version.Version}}|{{.Store.GraphRoot}}|{{.Host.CgroupControllers}}' ;;
+    docker) format='{{.ServerVersion}}|{{.DockerRootDir}}|' ;;
+    apptainer) format= ;;
+    *) continue ;;
+  esac
+  if [ -n "$format" ]; then out=$(bounded "$r" info --format "$format" 2>&1 </dev/null)
+  else out=$(bounded "$r" version 2>&1 </dev/null); fi
+  code=$?
+  if [ $code -eq 124 ] || [ $code -eq 137 ]; then echo "$r.error=no answer within 10 s"
+  elif [ $code -ne 0 ]; then echo "$r.error=$(echo "${out:-exit code $code}" | sed 's/^||* *//' | tail -n 3 | one)"
+  elif [ -z "$format" ]; then echo "$r.version=$(echo "$out" | one)"
+  else
+    last=$(echo "$out" | tail -n 1); root=${last#*|}; groups=${root#*|}; root=${root%%|*}
+    echo "$r.version=${last%%|*}"
+    [ -n "$root" ] && echo "$r.free_kib=$(free "$root")"
+    [ "$r" = podman ] && echo "podman.controllers=$groups"
+  fi
+done
+echo "runtimes=$found"
+"""
+    f"""echo {_END}
+"""
+)

@@ -1,0 +1,119 @@
+"""What each declared GPU is good for now: one rule for the scheduler and the screens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from gpusched.model.jobs import parse_container_name
+from gpusched.model.readings import Gpu, GpuProcess, GpuState, NodeReading
+from gpusched.model.resources import Node
+
+UNSEEN_MEMORY_MIB = 2048
+"""More than a driver keeps for itself: somebody is there, though NVML shows no process (another PID namespace)."""
+
+_COMMAND_CHARS = 60
+
+
+class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One declared GPU.
+
+    Only FREE may be handed out. What the hardware says (LOST, UNUSABLE, UNKNOWN) goes before who holds it, so
+    ``job_id`` may be set with those states too.
+
+    Attributes:
+        index: NVML index.
+        reason: Why it is not FREE, or what is odd about it; "" when nothing is.
+        job_id: The job of ours that holds it, or None.
+    """
+
+    index: int
+    state: GpuState
+    reason: str = ""
+    job_id: str | None = None
+
+
+def gpu_states(node: Node, reading: NodeReading | None, held: Mapping[int, str]) -> tuple[GpuStatus, ...]:
+    """The state of every GPU that ``node`` declares, in the order of `Node.indices`.
+
+    A GPU with volatile uncorrected (double-bit) ECC errors is UNUSABLE, as DCGM's health check calls it a failure: a
+    page waits for its retirement and the next job may die of it. It stays so until the GPU is reset.
+
+    Args:
+        node: As declared.
+        reading: Its last reading; None when there is none, or none to be believed.
+        held: GPU index -> id of the job that holds it.
+    """
+    if reading is None:
+        return _all(node, held, "the node has not been read")
+    if reading.source == "none" or (reading.gpu_error and not reading.gpus):
+        return _all(node, held, reading.gpu_error or "neither NVML nor nvidia-smi answers on the node")
+    found = {gpu.index: gpu for gpu in reading.gpus}
+    lister = "nvidia-smi" if reading.source == "nvidia-smi" else "NVML"
+    return tuple(_status(index, found.get(index), held.get(index), lister) for index in node.indices())
+
+
+def _all(node: Node, held: Mapping[int, str], reason: str) -> tuple[GpuStatus, ...]:
+    return tuple(GpuStatus(index=i, state=GpuState.UNKNOWN, reason=reason, job_id=held.get(i)) for i in node.indices())
+
+
+def _status(index: int, gpu: Gpu | None, job_id: str | None, lister: str) -> GpuStatus:
+    state, reason = _hardware(index, gpu, lister)
+    if gpu is not None and state is GpuState.FREE:
+        state, reason = _allocated(gpu, job_id) if job_id is not None else _unheld(gpu)
+    return GpuStatus(index=index, state=state, reason=reason, job_id=job_id)
+
+
+def _hardware(index: int, gpu: Gpu | None, lister: str) -> tuple[GpuState, str]:
+    """FREE when the GPU itself is well."""
+    if gpu is None:
+        return GpuState.LOST, f"not listed by {lister}"
+    if gpu.error:
+        return GpuState.LOST, gpu.error
+    if gpu.mig_mode:
+        return GpuState.UNUSABLE, f"MIG is on; 'nvidia-smi -i {index} -mig 0' as root turns it off"
+    if gpu.ecc_errors:
+        errors = "1 uncorrected ECC error" if gpu.ecc_errors == 1 else f"{gpu.ecc_errors} uncorrected ECC errors"
+        return GpuState.UNUSABLE, f"{errors}; once it is idle reset it: 'nvidia-smi --gpu-reset -i {index}' as root"
+    return GpuState.FREE, ""
+
+
+def _unheld(gpu: Gpu) -> tuple[GpuState, str]:
+    foreign = [p for p in gpu.processes if p.container is None]
+    if foreign:
+        return GpuState.BUSY, _describe(foreign)
+    if gpu.processes:
+        return GpuState.BUSY, f"still being cleaned up: {_names(gpu.processes)}"
+    if (gpu.memory_used_mib or 0) > UNSEEN_MEMORY_MIB:
+        return GpuState.BUSY, f"memory in use by a process NVML does not show ({gpu.memory_used_mib} MiB)"
+    return GpuState.FREE, ""
+
+
+def _allocated(gpu: Gpu, job_id: str) -> tuple[GpuState, str]:
+    foreign = [p for p in gpu.processes if p.container is None]
+    others = [p for p in gpu.processes if p.container is not None and _job_of(p.container) != job_id]
+    notes = [_describe(foreign)] if foreign else []
+    if others:
+        notes.append(f"still being cleaned up: {_names(others)}")
+    return GpuState.ALLOCATED, "; ".join(notes)
+
+
+def _job_of(container: str) -> str | None:
+    parsed = parse_container_name(container)
+    return parsed[0] if parsed else None
+
+
+def _names(processes: list[GpuProcess] | tuple[GpuProcess, ...]) -> str:
+    return ", ".join(sorted({p.container or "" for p in processes}))
+
+
+def _describe(foreign: list[GpuProcess]) -> str:
+    """``foreign: pid 4711 (alice) python train.py and 2 more``."""
+    first = foreign[0]
+    user = f" ({first.user})" if first.user else ""
+    command = first.command or ""
+    if len(command) > _COMMAND_CHARS:
+        command = command[: _COMMAND_CHARS - 3] + "..."
+    more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+    return f"foreign: pid {first.pid}{user}{' ' + command if command else ''}{more}"

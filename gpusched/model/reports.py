@@ -1,0 +1,168 @@
+"""What the screens about nodes and power show: typed rows between the services that compute them and the views."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gpusched.model.readings import GpuProcess, GpuState, NodeState
+
+By = Literal["partition", "node", "user", "job"]
+
+
+class GpuRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU of a node; unknown figures are None.
+
+    ``job`` and ``user`` are the holder's; ``energy_j`` is NVML's counter since the driver was loaded.
+    """
+
+    index: int
+    uuid: str | None = None
+    name: str | None = None
+    state: GpuState
+    reason: str = ""
+    job: str | None = None
+    user: str | None = None
+    memory_total_mib: int | None = None
+    memory_used_mib: int | None = None
+    utilization_pct: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: int | None = None
+    energy_j: float | None = None
+    ecc_errors: int | None = None
+    mig_mode: bool | None = None
+    processes: tuple[GpuProcess, ...] = ()
+
+
+class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One node with its GPUs.
+
+    Attributes:
+        gpus_free: GPUs that a job could be given now: none where the node takes no new jobs.
+        power_w: Sum over the GPUs whose power is known; None where none is.
+        memory_total_mib, memory_free_mib, cores_total, cores_free: Declared, and not held by jobs.
+        source: Where the figures come from; ``simulated`` ones are made up for a demo.
+        last_seen: When the node last answered (Unix seconds); ``age_s`` seconds ago.
+        stale: The figures are old; nobody has read the node for a while.
+    """
+
+    name: str
+    partition: str
+    state: NodeState
+    reason: str = ""
+    gpus_total: int
+    gpus_free: int
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    rated_power_w: float | None = None
+    cores_total: int
+    cores_free: int
+    memory_total_mib: int
+    memory_free_mib: int
+    load1: float | None = None
+    disk_free_mib: int | None = None
+    clock_skew_s: float | None = None
+    source: Literal["nvml", "nvidia-smi", "none", "simulated"] = "none"
+    driver_version: str | None = None
+    runtime_error: str | None = None
+    last_seen: float | None = None
+    age_s: float | None = None
+    stale: bool = False
+    gpus: tuple[GpuRow, ...] = ()
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the figures are made up."""
+        return self.source == "simulated"
+
+
+class FlavorRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A flavor and whether it could start now.
+
+    Attributes:
+        nodes: Over how many nodes its gang goes; None where it never fits the partition.
+        share: Its dominant share of the partition (the paper's λ).
+        free_now: How many such jobs would fit side by side on what is free now.
+    """
+
+    partition: str
+    flavor: str
+    gpus: int
+    cores: int
+    memory_mib: int
+    time_limit_s: int
+    nodes: int | None
+    share: float
+    free_now: int
+
+
+class PowerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the power report; None is unknown, or has no meaning for this kind of row.
+
+    Attributes:
+        name: Partition, node, user or job id.
+        hours: Length of the row's window (Eq. 3's T for partitions and nodes), None for users and jobs.
+        gpu_hours: GPU hours held by jobs.
+        utilization: Eq. 4 of the paper (see `gpusched.report`); for users and jobs their part of it.
+        measured_utilization: NVML's, over the GPU time whose utilization is known (0..1).
+        idle_gpu_hours: GPU hours held at nearly no measured utilization.
+        energy_kwh: Measured; partitions and nodes with their idle GPUs, users and jobs with the GPUs they held only.
+        energy_unknown_share: Part of the row's GPU time without a measurement (0..1): then the energy is a lower bound.
+        rated_kwh: Rated power times hours.
+        inefficient_kwh: Rated power times hours times (1 - U); ``inefficient_cost`` is what it costs.
+        cost: Of the measured energy.
+    """
+
+    name: str
+    partition: str | None = None
+    user: str | None = None
+    hours: float | None = None
+    gpu_hours: float = 0.0
+    utilization: float | None = None
+    measured_utilization: float | None = None
+    idle_gpu_hours: float | None = None
+    energy_kwh: float | None = None
+    energy_unknown_share: float | None = None
+    rated_kwh: float | None = None
+    inefficient_kwh: float | None = None
+    inefficient_cost: float | None = None
+    cost: float | None = None
+
+
+class HeldIdle(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that holds GPUs and does not use them.
+
+    Attributes:
+        gpus: GPUs it holds; ``idle_gpus`` of them (on average) at nearly no utilization.
+        idle_s: Since how long.
+    """
+
+    job: str
+    name: str
+    user: str
+    partition: str
+    nodes: tuple[str, ...]
+    gpus: int
+    idle_gpus: int
+    idle_s: float
+
+
+class PowerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole report over [since, until] (Unix seconds).
+
+    ``unheld_kwh``: measured energy of GPUs while nobody held them (part of partition and node rows, of no user's).
+    ``simulated``: nodes whose figures are made up.
+    """
+
+    since: float
+    until: float
+    by: By
+    currency: str
+    price_per_kwh: float | None
+    rows: tuple[PowerRow, ...]
+    total: PowerRow
+    unheld_kwh: float | None
+    held_idle: tuple[HeldIdle, ...]
+    simulated: tuple[str, ...] = ()

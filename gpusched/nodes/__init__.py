@@ -1,0 +1,1 @@
+"""How gpusched reaches its nodes and reads them."""

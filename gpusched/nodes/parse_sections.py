@@ -1,0 +1,76 @@
+"""Answers of payload/facts.sh, the probe for nodes without python3. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpusched.nodes.parse_smi import parse_gpus
+
+MARK = "@gpusched-sections@"
+
+
+def split_sections(text: str) -> dict[str, str] | None:
+    """Section name -> its lines, or None where there is no answer in ``text`` (whatever else is in it)."""
+    _, mark, body = text.rpartition("\n" + MARK + "\n")
+    if not mark:
+        return None
+    parts = body.split("\n@@")[1:]
+    return {name: content.strip("\n") for name, _, content in (part.partition("\n") for part in parts)}
+
+
+def facts_from_sections(sections: Mapping[str, str]) -> dict[str, Any]:
+    """The same keys that the python3 payload answers with; what could not be read is None."""
+    memory = dict(_meminfo_line(line) for line in sections.get("meminfo", "").splitlines() if ":" in line)
+    load = sections.get("loadavg", "").split()
+    disk = sections.get("df", "").splitlines()
+    return {
+        "boot_id": sections.get("boot_id") or None,
+        "hostname": sections.get("hostname") or None,
+        "cores": _integer(sections.get("cores", "")),
+        "memory_total_mib": memory.get("MemTotal"),
+        "memory_available_mib": memory.get("MemAvailable"),
+        "load1": float(load[0]) if load and load[0].replace(".", "", 1).isdigit() else None,
+        "disk_free_mib": _disk_free(disk[-1]) if len(disk) > 1 else None,
+        **_gpu_facts(sections),
+    }
+
+
+def _gpu_facts(sections: Mapping[str, str]) -> dict[str, Any]:
+    text = sections.get("smi_gpus")
+    if text is None:
+        return {"source": "none", "gpu_error": "there is neither python3 nor nvidia-smi on the node", "gpus": ()}
+    known = dict(_process_line(line) for line in sections.get("processes", "").splitlines() if line.count("\t") == 3)
+    reading = parse_gpus(text, sections.get("smi_apps", ""), known)
+    source = "nvidia-smi" if reading.gpus else "none"
+    return {
+        "source": source, "gpu_error": reading.error, "driver_version": reading.driver_version, "gpus": reading.gpus,
+    }  # fmt: skip
+
+
+def clock_of(sections: Mapping[str, str]) -> float | None:
+    """The node's clock, in whole seconds."""
+    value = _integer(sections.get("clock", ""))
+    return None if value is None else float(value)
+
+
+def _meminfo_line(line: str) -> tuple[str, int | None]:
+    key, _, value = line.partition(":")
+    kib = _integer(value.split()[0]) if value.split() else None
+    return key, None if kib is None else kib // 1024
+
+
+def _disk_free(line: str) -> int | None:
+    fields = line.split()
+    kib = _integer(fields[3]) if len(fields) >= 6 else None
+    return None if kib is None else kib // 1024
+
+
+def _process_line(line: str) -> tuple[int, dict[str, str | None]]:
+    pid, user, container, command = line.split("\t", 3)
+    printable = "".join(c if c.isprintable() else "?" for c in command).strip()
+    return int(pid), {"user": user or None, "container": container or None, "command": printable or None}
+
+
+def _integer(text: str) -> int | None:
+    return int(text) if text.strip().isdigit() else None

@@ -1,0 +1,276 @@
+"""Attempts of gpusched on this node, from folders and the container engine. Runs on the node: stdlib, Python 3.6+.
+
+Three steps, so that a node without Python can have the first two done by attempts.sh and the third on the controller:
+``read_folder`` collects facts, the engine's listing is parsed, ``merge`` draws the conclusions.
+"""
+# ruff: noqa: UP031
+
+import os
+import time
+
+from gpusched.nodes.payload.engines import ENDED, ENGINES, EngineError, last_lines, version
+
+MYPY = False  # as mypy knows it; importing typing costs time on every probe
+if MYPY:
+    from typing import Any
+
+
+CLAIM_GRACE_S = 30.0  # between `mkdir` of a folder and the first sign of its launcher
+NOT_STARTED = ("created", "configured", "initialized")
+
+_listed = []  # type: list[dict[str, Any]]
+
+
+def default_root(cluster_id: str, node: str) -> str:
+    """The folder of one installation's attempts on one node."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(state, "gpusched-node", cluster_id, node)
+
+
+def list_attempts(
+    root: "str | None", cluster_id: str, node: str, runtime: str, want_version: bool = False
+) -> "tuple[list[dict[str, Any]], str | None, str | None]":
+    """All attempts of one installation on one node.
+
+    Args:
+        root: `default_root`, or None for it.
+        cluster_id: Which installation.
+        node: The node's name in the inventory.
+        runtime: "podman", "docker", "apptainer" or "process".
+        want_version: Ask the engine for its version too, which costs one more call.
+
+    Returns:
+        (attempts, error, version): dicts with the fields of ``ContainerReading`` and ``id`` (its container's);
+        why the engine could not be asked, or None (then those without a container only); its version or None.
+    """
+    folder = root or default_root(cluster_id, node)
+    facts = {}
+    # Folders first: what is launched in between is then seen in its earlier state, never as lost.
+    for name in _names(folder):
+        fact = read_folder(os.path.join(folder, name))
+        if fact is not None:
+            facts[name] = fact
+    containers, error = {}, None  # type: dict[str, dict[str, Any]] | None, str | None
+    try:
+        if runtime in ENGINES:
+            containers = ENGINES[runtime](cluster_id, node)
+    except EngineError as failure:
+        containers, error = None, str(failure)
+    _listed[:] = merge(facts, containers, cluster_id)
+    return list(_listed), error, version(runtime) if want_version and error is None else None
+
+
+def attribute(pid: "int | None", attempts: "list[dict[str, Any]] | None" = None) -> "str | None":
+    """The name of the attempt that process ``pid`` belongs to, or None for a stranger's.
+
+    ``attempts`` are those of the last `list_attempts` unless given.
+    """
+    attempts = _listed if attempts is None else attempts
+    names = {a["name"] for a in attempts}
+    ids = {a["id"]: a["name"] for a in attempts if a.get("id")}  # type: dict[str, str]
+    pids = {a["pid"]: a["name"] for a in attempts if a.get("pid")}  # type: dict[int, str]
+    for _ in range(64):
+        if pid is None or pid <= 1:
+            return None
+        if pid in pids:
+            return pids[pid]
+        mark = _mark(pid)
+        if mark in names:
+            return mark
+        cgroup = _text("/proc/%d/cgroup" % pid) or ""
+        for container, name in ids.items():
+            if container in cgroup:
+                return name
+        pid = _parent(pid)
+    return None
+
+
+# ---- facts of one folder ------------------------------------------------------------------------------------------
+
+
+def read_folder(path: str) -> "dict[str, Any] | None":
+    """What one attempt's folder says, as a dict, or None when it vanished meanwhile."""
+    try:
+        modified = os.stat(path).st_mtime
+        files = set(os.listdir(path))
+    except OSError:
+        return None
+    meta = dict(line.split("=", 1) for line in (_text(path + "/meta") or "").splitlines() if "=" in line)
+    same_boot = meta.get("boot") == (_text("/proc/sys/kernel/random/boot_id") or "").strip()
+    fact = {
+        "meta": meta,
+        "same_boot": same_boot,
+        "new": time.time() - modified < CLAIM_GRACE_S,
+        "launcher": same_boot and _group_alive(_text(path + "/launcher.pid")),
+        "pid": None,
+        "pid_alive": False,
+        "files": sorted(files),
+        "started": _text(path + "/started"),
+        "exit": _text(path + "/exit"),
+        "failed": _text(path + "/failed"),
+        "error": "",
+    }  # type: dict[str, Any]
+    stamp = (_text(path + "/pid") or "").split()
+    if len(stamp) == 2:
+        fact["pid"] = int(stamp[0])
+        fact["pid_alive"] = same_boot and _start_time(fact["pid"]) == stamp[1]
+    if "failed" in files:
+        fact["error"] = last_lines(_text(path + "/start.err") or "")
+    return fact
+
+
+def _names(folder: str) -> "list[str]":
+    try:
+        return sorted(name for name in os.listdir(folder) if name.startswith("gpusched-"))
+    except OSError:
+        return []
+
+
+def _text(path: str) -> "str | None":
+    try:
+        with open(path, "rb") as file:
+            return file.read(1 << 20).decode("utf-8", "replace")
+    except OSError:
+        return None
+
+
+def _stat(pid: int) -> "list[str] | None":
+    # The command's name may hold spaces and brackets; the fields after it do not.
+    text = _text("/proc/%d/stat" % pid)
+    return text.rsplit(")", 1)[-1].split() if text else None
+
+
+def _start_time(pid: int) -> "str | None":
+    stat = _stat(pid)
+    return stat[19] if stat and stat[0] != "Z" else None
+
+
+def _parent(pid: int) -> "int | None":
+    stat = _stat(pid)
+    return int(stat[1]) if stat else None
+
+
+def _mark(pid: int) -> "str | None":
+    for variable in (_text("/proc/%d/environ" % pid) or "").split("\0"):
+        if variable.startswith("GPUSCHED_CONTAINER="):
+            return variable.split("=", 1)[1]
+    return None
+
+
+def _group_alive(stamp: "str | None") -> bool:
+    """Whether anything lives of the process group whose leader's stamp ("PID STARTTIME") this is.
+
+    A launcher that was killed may leave the engine's client behind, still pulling: that is not lost yet.
+    """
+    parts = (stamp or "").split()
+    if len(parts) != 2 or int(parts[0]) <= 1:
+        return False
+    pid = int(parts[0])
+    now = _start_time(pid)
+    if now is not None and now != parts[1]:
+        return False
+    try:
+        os.killpg(pid, 0)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+# ---- conclusions --------------------------------------------------------------------------------------------------
+
+
+def merge(
+    facts: "dict[str, dict[str, Any]]", containers: "dict[str, dict[str, Any]] | None", cluster_id: str
+) -> "list[dict[str, Any]]":
+    """Attempts as dicts, ordered by name.
+
+    Args:
+        facts: Folder name -> `read_folder`.
+        containers: Name -> container of `parse_podman` or `parse_docker`; None when the engine could not be asked.
+        cluster_id: Goes into each.
+    """
+    attempts = []  # type: list[dict[str, Any]]
+    for name in sorted(set(facts) | set(containers or {})):
+        fact = facts.get(name)
+        container = (containers or {}).get(name)
+        if fact is not None and fact["meta"].get("runtime") in ("process", "apptainer"):
+            attempt = _supervised(fact)
+        elif container is not None:
+            attempt = _contained(fact, container)
+        elif containers is not None and fact is not None:
+            attempt = _uncontained(fact)
+        else:
+            continue
+        base = {
+            "name": name,
+            "phase": "lost",
+            "exit_code": None,
+            "oom_killed": False,
+            "started_at": None,
+            "finished_at": None,
+            "error": None,
+            "cluster_id": cluster_id,
+            "pid": None,
+            "id": container["id"] if container else None,
+        }
+        base.update(attempt)
+        attempts.append(base)
+    return attempts
+
+
+def _supervised(fact: "dict[str, Any]") -> "dict[str, Any]":
+    times = {"started_at": _number(fact["started"])}
+    ending = (fact["exit"] or "").split()
+    if len(ending) == 2:
+        return dict(times, phase="exited", exit_code=int(ending[0]), finished_at=float(ending[1]))
+    # A dead job whose launcher lives is about to be recorded.
+    if fact["pid_alive"] or (fact["pid"] and fact["launcher"]):
+        return dict(times, phase="running", pid=fact["pid"])
+    if fact["failed"] is None and not fact["launcher"] and fact["pid"]:
+        return dict(times, phase="lost", error=_why_lost(fact, "its supervisor was killed: the exit code is unknown"))
+    if fact["launcher"] and "ready" in fact["files"] and "go" not in fact["files"]:
+        return {"phase": "ready"}
+    return _uncontained(fact)
+
+
+def _uncontained(fact: "dict[str, Any]") -> "dict[str, Any]":
+    """Neither container nor process."""
+    if fact["failed"] is not None:
+        return {"phase": "failed", "exit_code": int(_number(fact["failed"]) or 1), "error": fact["error"] or None}
+    if fact["launcher"] or (fact["new"] and "launcher.pid" not in fact["files"]):
+        return {"phase": "preparing"}
+    return {"phase": "lost", "error": _why_lost(fact, "the launcher died before it made a container")}
+
+
+def _why_lost(fact: "dict[str, Any]", otherwise: str) -> str:
+    return otherwise if fact["same_boot"] or not fact["meta"].get("boot") else "the node was rebooted"
+
+
+def _contained(fact: "dict[str, Any] | None", container: "dict[str, Any]") -> "dict[str, Any]":
+    known = {k: container[k] for k in ("pid", "started_at", "finished_at")}
+    rebooted = fact is not None and bool(fact["meta"].get("boot")) and not fact["same_boot"]
+    if container["state"] in NOT_STARTED:
+        # After a reboot podman calls `created` what ran before; started now, a job would silently begin anew.
+        if rebooted:
+            return {"phase": "lost", "error": "the node was rebooted"}
+        if fact is not None and fact["failed"] is not None:
+            return _uncontained(fact)
+        return {"phase": "preparing" if fact is not None and fact["launcher"] else "ready"}
+    if container["state"] not in ENDED:
+        return dict(known, phase="running", finished_at=None)
+    code = container["exit_code"]
+    if rebooted and code == 255:  # what docker writes for containers it finds dead at its start
+        return dict(known, phase="lost", error="the node was rebooted")
+    # podman up to 5 often misses it. 137 is KILL: when we did not send it, it was the kernel for want of memory.
+    ours = fact is None or "killed" in fact["files"]
+    oom = container["oom_killed"] or (code == 137 and not ours)
+    return dict(known, phase="exited", pid=None, exit_code=code, oom_killed=oom, error=container["error"] or None)
+
+
+def _number(text: "str | None") -> "float | None":
+    try:
+        return float((text or "").split()[0])
+    except (ValueError, IndexError):
+        return None

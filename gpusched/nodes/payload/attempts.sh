@@ -1,0 +1,69 @@
+# The attempts of one installation, for a node without python3; gpusched/nodes/runtimes/listing.py reads what this prints.
+# Variables: CLUSTER_ID, NODE, RUNTIME, and ROOT, the folder of the attempts (empty: the usual one).
+# Every line begins with its own word, so that no file's content can be taken for another's.
+attempts_root=${ROOT:-${XDG_STATE_HOME:-$HOME/.local/state}/gpusched-node/$CLUSTER_ID/$NODE}
+attempts_boot=$(cat /proc/sys/kernel/random/boot_id)
+attempts_now=$(date +%s)
+prefixed() { sed "s/^/$1 /"; }
+file_line() { [ ! -e "$1/$2" ] || printf '%s %s\n' "$2" "$(head -n 1 "$1/$2" 2>/dev/null)"; }
+start_time() {
+    stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 1
+    set -- ${stat##*) }
+    [ "$1" != Z ] && echo "${20}"
+}
+group_alive() { # PID STARTTIME of a leader, as in payload/attempts.py
+    [ "${1:-0}" -gt 1 ] 2>/dev/null || return 1
+    now=$(start_time "$1") && [ "$now" != "$2" ] && return 1
+    kill -0 -- "-$1" 2>/dev/null
+}
+list_folder() {
+    printf 'attempt %s\n' "${1##*/}"
+    prefixed meta <"$1/meta" 2>/dev/null
+    modified=$(stat -c %Y "$1" 2>/dev/null) || modified=0
+    [ $((attempts_now - modified)) -ge 30 ] || echo new
+    for file in started exit failed pid; do file_line "$1" "$file"; done
+    [ ! -e "$1/failed" ] || tail -n 8 "$1/start.err" 2>/dev/null | cut -c 1-1000 | prefixed error
+    for file in launcher.pid ready go killed; do [ ! -e "$1/$file" ] || echo "file $file"; done
+    grep -qx "boot=$attempts_boot" "$1/meta" 2>/dev/null || return 0
+    echo same_boot
+    leader= since=
+    read -r leader since 2>/dev/null <"$1/launcher.pid"
+    group_alive "$leader" "$since" && echo launcher
+    leader= since=
+    read -r leader since 2>/dev/null <"$1/pid"
+    [ -n "$leader" ] && [ "$(start_time "$leader")" = "$since" ] && echo pid_alive
+}
+engine() { if command -v timeout >/dev/null 2>&1; then timeout -s KILL 8 "$RUNTIME" "$@"; else "$RUNTIME" "$@"; fi; }
+containers() { engine ps -a "$@" --filter "label=gpusched.cluster=$CLUSTER_ID" --filter "label=gpusched.node=$NODE"; }
+list_engine() {
+    case $RUNTIME in
+    podman)
+        containers --format json || return
+        ids=$(containers -q --no-trunc --filter status=exited) || return
+        # shellcheck disable=SC2086
+        [ -z "$ids" ] || engine container inspect --format 'oom {{.Id}} {{.State.OOMKilled}}' $ids 2>/dev/null
+        ;;
+    docker)
+        ids=$(containers -q --no-trunc) || return
+        # shellcheck disable=SC2086
+        if [ -n "$ids" ]; then engine container inspect $ids 2>/dev/null; fi
+        ;;
+    esac
+    return 0
+}
+for folder in "$attempts_root"/gpusched-*; do
+    [ ! -d "$folder" ] || list_folder "$folder"
+done
+case $RUNTIME in
+podman | docker)
+    if ! command -v "$RUNTIME" >/dev/null 2>&1; then
+        echo "engine_error $RUNTIME: No such file or directory"
+    else
+        # stdout and stderr apart without a temporary file: the listing goes through the pipe, what went wrong is kept.
+        problem=$({ list_engine | prefixed engine >&3; } 2>&1) 3>&1
+        listed=$(list_engine 2>/dev/null >/dev/null; echo $?)
+        [ "$listed" = 0 ] || printf '%s\n' "$RUNTIME: ${problem:-no answer within 8 s}" | prefixed engine_error
+    fi
+    ;;
+esac
+echo attempts_end

@@ -1,0 +1,152 @@
+"""What container engines say of gpusched's containers. Runs on the node: stdlib, Python 3.6+."""
+# ruff: noqa: UP031, B904
+
+import calendar
+import json
+import os
+import signal
+import subprocess
+import time
+
+MYPY = False  # as mypy knows it; importing typing costs time on every probe
+if MYPY:
+    from typing import Any
+
+
+ENGINE_TIMEOUT_S = 8.0
+MAX_ERROR_CHARS = 2000
+ENDED = ("exited", "stopped", "dead")
+
+
+def last_lines(text: str) -> str:
+    """The end of what a launcher said, without blank lines."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return "\n".join(lines[-8:])[-MAX_ERROR_CHARS:]
+
+
+class EngineError(Exception):
+    """The engine could not be asked; the text says why."""
+
+
+def run_engine(argv: "list[str]", allow_failure: bool = False) -> str:
+    """Output of one engine call.
+
+    Raises:
+        EngineError: It is missing, failed, or did not answer in time.
+    """
+    try:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+    except OSError as error:
+        raise EngineError("%s: %s" % (argv[0], error.strerror))
+    try:
+        out, err = process.communicate(timeout=ENGINE_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        # Its children hold the pipes too; and what waits for a dead disk cannot be waited for.
+        os.killpg(process.pid, signal.SIGKILL)
+        raise EngineError("%s did not answer within %g s" % (argv[0], ENGINE_TIMEOUT_S))
+    if process.returncode and not allow_failure:
+        raise EngineError("%s: %s" % (argv[0], last_lines(err.decode("utf-8", "replace")) or process.returncode))
+    return out.decode("utf-8", "replace")
+
+
+def _filters(cluster_id: str, node: str) -> "list[str]":
+    return ["--filter", "label=gpusched.cluster=" + cluster_id, "--filter", "label=gpusched.node=" + node]
+
+
+OOM_FORMAT = "{{.Id}} {{.State.OOMKilled}}"
+
+
+def _podman(cluster_id: str, node: str) -> "dict[str, dict[str, Any]]":
+    text = run_engine(["podman", "ps", "-a", "--format", "json", *_filters(cluster_id, node)])
+    containers = parse_podman(text)
+    # `ps` does not tell of the out-of-memory killer; failed containers do not stay for long, so this call is rare.
+    failed = [str(c["id"]) for c in containers.values() if c["state"] in ENDED and c["exit_code"]]
+    if not failed:
+        return containers
+    inspect = ["podman", "container", "inspect", "--format", OOM_FORMAT, *failed]
+    return parse_podman(text, run_engine(inspect, allow_failure=True))
+
+
+def _docker(cluster_id: str, node: str) -> "dict[str, dict[str, Any]]":
+    ids = run_engine(["docker", "ps", "-a", "-q", "--no-trunc", *_filters(cluster_id, node)]).split()
+    if not ids:
+        return {}
+    # One that is removed meanwhile makes the whole call fail, but the others are told of.
+    return parse_docker(run_engine(["docker", "container", "inspect", *ids], allow_failure=True))
+
+
+ENGINES = {"podman": _podman, "docker": _docker}
+
+
+def parse_podman(text: str, killed: str = "") -> "dict[str, dict[str, Any]]":
+    """``podman ps -a --format json`` (2.0 and later) and lines of `OOM_FORMAT`, as {name: container}."""
+    found = {}  # type: dict[str, dict[str, Any]]
+    oom = {line.split()[0] for line in killed.splitlines() if line.endswith(" true")}
+    for item in _json_list(text, "podman"):
+        names = item.get("Names") or []
+        name = (item.get("Labels") or {}).get("gpusched.name") or (names[0] if isinstance(names, list) else names)
+        found[name] = {
+            "id": item.get("Id"),
+            "state": str(item.get("State")).lower(),
+            "exit_code": item.get("ExitCode"),
+            "pid": item.get("Pid") or None,
+            "started_at": _epoch(item.get("StartedAt")),
+            "finished_at": _epoch(item.get("ExitedAt")),
+            "oom_killed": item.get("Id") in oom,
+            "error": "",
+        }
+    return found
+
+
+def parse_docker(text: str) -> "dict[str, dict[str, Any]]":
+    """``docker container inspect`` as {name: container}."""
+    found = {}  # type: dict[str, dict[str, Any]]
+    for item in _json_list(text, "docker"):
+        state = item.get("State") or {}
+        labels = (item.get("Config") or {}).get("Labels") or {}
+        found[labels.get("gpusched.name") or item.get("Name", "").lstrip("/")] = {
+            "id": item.get("Id"),
+            "state": str(state.get("Status")).lower(),
+            "exit_code": state.get("ExitCode"),
+            "pid": state.get("Pid") or None,
+            "started_at": _epoch(state.get("StartedAt")),
+            "finished_at": _epoch(state.get("FinishedAt")),
+            "oom_killed": bool(state.get("OOMKilled")),
+            "error": state.get("Error") or "",
+        }
+    return found
+
+
+def _json_list(text: str, engine: str) -> "list[Any]":
+    try:
+        items = json.loads(text or "[]")
+    except ValueError:
+        raise EngineError("%s answered something that is not JSON: %.100r" % (engine, text))
+    return items if isinstance(items, list) else []
+
+
+def _epoch(value: "Any") -> "float | None":
+    """Unix seconds of podman's number or docker's text; both write the year 1 for never."""
+    if isinstance(value, str):
+        try:
+            whole = calendar.timegm(time.strptime(value[:19], "%Y-%m-%dT%H:%M:%S"))
+        except ValueError:
+            return None
+        digits = value[20:].rstrip("Z").split("+")[0] if value[19:20] == "." else ""
+        value = whole + (float("0." + digits) if digits.isdigit() else 0.0)
+    return float(value) if value is not None and value > 0 else None
+
+
+def version(runtime: str) -> "str | None":
+    """What the runtime calls its version, None where it does not say."""
+    commands = {
+        "podman": ["podman", "--version"],
+        "apptainer": ["apptainer", "--version"],
+        "docker": ["docker", "version", "--format", "docker version {{.Server.Version}}"],
+    }
+    try:
+        return run_engine(commands[runtime]).strip() or None if runtime in commands else None
+    except EngineError:
+        return None

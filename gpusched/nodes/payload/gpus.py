@@ -1,0 +1,159 @@
+"""Reads the GPUs in a child process, so that a driver that hangs or crashes costs the GPU it hangs on and no more."""
+# ruff: noqa: UP031, UP022, RUF005
+
+import json
+import os
+import select
+import signal
+import time
+
+MYPY = False  # as mypy knows it; importing typing costs every probe 3 ms
+if MYPY:
+    from typing import Any
+
+GPU_LIMIT_S = 4.0
+SMI_LIMIT_S = 10.0
+GPU_FIELDS = (
+    "index,uuid,name,memory.total,memory.used,utilization.gpu,power.draw,enforced.power.limit,temperature.gpu,"
+    "ecc.errors.uncorrected.volatile.total,mig.mode.current,driver_version"
+)
+OLD_GPU_FIELDS = "index,uuid,name,memory.total,memory.used,utilization.gpu,power.draw,power.limit,temperature.gpu"
+
+
+class Child:
+    """A process that runs `nvml.messages` and sends them through a pipe."""
+
+    def __init__(self, only: "list[int] | None", want_links: bool) -> None:
+        self.buffer = b""
+        self.fd, write = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.close(self.fd)
+                null = os.open(os.devnull, os.O_RDWR)
+                for fd in (0, 1, 2):  # the session must be able to end without this process
+                    os.dup2(null, fd)
+                from gpusched.nodes.payload import nvml
+
+                for message in nvml.messages(only, want_links):
+                    os.write(write, json.dumps(message).encode() + b"\n")
+            finally:
+                os._exit(0)
+        os.close(write)
+
+    def next(self, until: float) -> "dict[str, Any] | None":
+        """The next message, None at the time ``until`` (monotonic); EOFError when the child is gone."""
+        while b"\n" not in self.buffer:
+            left = until - time.monotonic()
+            if left <= 0 or not select.select([self.fd], [], [], left)[0]:
+                return None
+            chunk = os.read(self.fd, 65536)
+            if not chunk:
+                raise EOFError
+            self.buffer += chunk
+        line, self.buffer = self.buffer.split(b"\n", 1)
+        return dict(json.loads(line.decode()))
+
+    def kill(self) -> None:
+        """End it; one stuck in the kernel is left to init."""
+        os.close(self.fd)
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, os.WNOHANG)
+        except OSError:
+            pass
+
+
+class Reading:
+    """One reading of all GPUs; begins when it is made, ends with `collect`."""
+
+    def __init__(self, request: "dict[str, Any]") -> None:
+        self.budget = float(request.get("deadline_s", 12.0))
+        self.until = time.monotonic() + self.budget
+        self.found = {}  # type: dict[int, dict[str, Any]]
+        self.answer = {"source": "nvml", "gpu_error": None, "driver_version": None}  # type: dict[str, Any]
+        self.todo = None  # type: list[int] | None
+        self.child = Child(None, bool(request.get("want_links")))
+
+    def collect(self) -> "dict[str, Any]":
+        """The part of the answer about GPUs."""
+        began = time.monotonic()
+        while self.todo is None or self.todo:
+            limit = self.until if self.todo is None else min(self.until, time.monotonic() + GPU_LIMIT_S)
+            try:
+                message = self.child.next(limit)
+                trouble = "NVML did not answer in %.0f s" % (GPU_LIMIT_S if self.todo else time.monotonic() - began)
+            except EOFError:
+                message, trouble = None, "NVML crashed"
+            if message is None:
+                self.skip(trouble)
+            elif "init_error" in message:
+                self.child.kill()
+                return self.without_nvml(message["init_error"])
+            else:
+                self.take(message)
+            if self.answer["gpu_error"]:
+                break
+        self.finish()
+        self.answer["gpus"] = [self.found[i] for i in sorted(self.found)]
+        return self.answer
+
+    def take(self, message: "dict[str, Any]") -> None:
+        """Fold in a message of the child."""
+        if "count" in message:
+            self.answer["driver_version"] = message["driver_version"]
+            if self.todo is None:
+                self.todo = list(range(message["count"]))
+        elif "gpu" in message and self.todo:
+            self.found[message["gpu"]["index"]] = message["gpu"]
+            self.todo.remove(message["gpu"]["index"])
+
+    def skip(self, trouble: str) -> None:
+        """The child is stuck: blame the GPU it is at, and go on with the others in a new one."""
+        self.child.kill()
+        if self.todo is None:
+            self.answer.update(source="none", gpu_error=trouble)
+            return
+        late = time.monotonic() >= self.until
+        for index in self.todo if late else self.todo[:1]:
+            self.found[index] = {"index": index, "error": trouble}
+        self.todo = [] if late else self.todo[1:]
+        if self.todo:
+            self.child = Child(self.todo, False)
+
+    def finish(self) -> None:
+        """The links come last; they are not worth more than a moment."""
+        if any("error" in gpu for gpu in self.found.values()) or self.answer["gpu_error"]:
+            self.child.kill()
+        else:
+            try:
+                message = self.child.next(min(self.until, time.monotonic() + GPU_LIMIT_S)) or {}
+            except EOFError:
+                message = {}
+            for index, near in message.get("links", {}).items():
+                self.found[int(index)]["links"] = near
+            self.child.kill()
+
+    def without_nvml(self, why: str) -> "dict[str, Any]":
+        """What nvidia-smi prints, to be parsed by gpusched; the reason of both where it is not there either."""
+        import subprocess
+
+        def ask(query: str) -> str:
+            command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=SMI_LIMIT_S
+            )
+            output = done.stdout.decode("utf-8", "replace").strip()
+            return output or "nvidia-smi: " + done.stderr.decode("utf-8", "replace").strip()
+
+        try:
+            text = ask("--query-gpu=" + GPU_FIELDS)
+            if "not a valid field" in text:
+                text = ask("--query-gpu=" + OLD_GPU_FIELDS)
+            apps = ask("--query-compute-apps=gpu_uuid,pid,used_memory")
+        except (OSError, subprocess.SubprocessError) as error:
+            what = "there is no nvidia-smi" if isinstance(error, FileNotFoundError) else "nvidia-smi: %s" % error
+            return {"source": "none", "gpu_error": "%s; %s" % (why, what), "gpus": []}
+        fields = [line.split(",")[1].strip() for line in apps.splitlines() if line.count(",") == 2]
+        pids = [int(pid) for pid in fields if pid.isdigit()]
+        return {"source": "nvidia-smi", "smi_gpus": text, "smi_apps": apps, "smi_pids": pids, "gpus": []}

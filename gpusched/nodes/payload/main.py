@@ -1,0 +1,71 @@
+"""The probe as it runs on a node: one request in, one line of JSON out.
+
+Everything slow runs side by side (NVML in a child, the runtime here) and everything has a time limit of its own, so
+that one hung driver or runtime costs its own part of the answer and nothing else.
+"""
+# ruff: noqa: UP031, UP022, RUF005
+
+import json
+import os
+import sys
+import time
+
+from gpusched.nodes.payload import facts, gpus
+
+MYPY = False  # as mypy knows it; importing typing costs every probe 3 ms
+if MYPY:
+    from typing import Any
+
+MARK = "@gpusched-probe@ "
+
+
+def from_stdin() -> None:
+    """Entry of the cached payload: the request is all of stdin."""
+    request = json.loads(sys.stdin.buffer.read().decode())
+    request["cached"] = True
+    run(request)
+
+
+def run(request: "dict[str, Any]") -> None:
+    """Answer one request (see `gpusched.nodes.probe.ProbeRequest`) on stdout."""
+    began = time.time()
+    os.environ["LC_ALL"] = "C"
+    simulated = bool(request.get("simulated"))
+    reading = None if simulated else gpus.Reading(request)  # its child is at work while the runtime is asked
+    answer = {"cached": request.get("cached", False)}  # type: dict[str, Any]
+    answer.update(facts.read())
+    found = attempts(answer, request)
+    if reading is not None:
+        answer.update(reading.collect())
+        facts.describe_processes(answer, found)
+    else:
+        from gpusched.nodes.payload import simulated as simulation
+
+        root = node_root(request["cluster_id"], request["node"])
+        answer.update(simulation.read(root, request, found))
+    answer["clock"] = [began, time.time()]
+    sys.stdout.write("\n" + MARK + json.dumps(answer, separators=(",", ":")) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # a child stuck in the driver must not keep this process
+
+
+def node_root(cluster_id: str, node: str) -> str:
+    """The folder of a node's attempts (docs/design-notes.md)."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(state, "gpusched-node", cluster_id, node)
+
+
+def attempts(answer: "dict[str, Any]", request: "dict[str, Any]") -> "list[dict[str, Any]]":
+    """Put gpusched's attempts, or why they could not be listed, into the answer; returns what is known of them."""
+    answer.update(containers=None, runtime_error=None, runtime_version=None)
+    try:
+        from gpusched.nodes.payload import attempts as lister
+
+        found, error, version = lister.list_attempts(
+            None, request["cluster_id"], request["node"], request["runtime"], request.get("want_links", False)
+        )
+    except Exception as trouble:  # whatever is wrong with the runtime, the GPUs must still be told of
+        answer["runtime_error"] = "%s: %s" % (type(trouble).__name__, trouble)
+        return []
+    answer.update(containers=None if error else found, runtime_error=error, runtime_version=version)
+    return found

@@ -1,0 +1,218 @@
+"""NVML's figures, one GPU at a time; runs in a child process because the driver may never return."""
+# ruff: noqa: UP031, UP022, RUF005
+
+import sys
+import types
+
+MYPY = False  # as mypy knows it; importing typing costs every probe 3 ms
+if MYPY:
+    from typing import Any, Callable, Iterator
+
+# NVML error codes (nvml.h), by number: old and new pynvml name them alike, but not every one has all.
+NOT_SUPPORTED_CODES = frozenset((2, 3, 4, 6, 7, 13, 25, 27))  # the figure is not to be had; the GPU is well
+GONE_CODES = frozenset((15, 16))  # lost, reset required
+UNCORRECTED, VOLATILE = 1, 0
+ECC_LOCATIONS = (0, 1, 2, 3, 4, 5, 6, 7)
+LINKS_MAX = 36
+GPU_PEER, SWITCH_PEER = 0, 2
+NVLINK_SCORE = 100
+# nvmlGpuTopologyLevel_t: internal 0, single switch 10, several 20, host bridge 30, NUMA node 40, system 50
+LEVEL_SCORE = {0: 60, 10: 50, 20: 40, 30: 30, 40: 20, 50: 10}
+
+
+def load() -> "Any":
+    """nvidia-ml-py. It wants ctypes.util only on Windows; that module alone costs as much as all the rest."""
+    if "ctypes.util" not in sys.modules:
+        stub = types.ModuleType("ctypes.util")
+        stub.find_library = lambda name: None  # type: ignore[attr-defined]
+        sys.modules["ctypes.util"] = stub
+    import pynvml
+
+    return pynvml
+
+
+def messages(only: "list[int] | None", want_links: bool) -> "Iterator[dict[str, Any]]":
+    """What NVML says, as it says it: the driver and the count, then each GPU, then the links.
+
+    Args:
+        only: Indices to read; None reads all.
+        want_links: Whether to read the topology.
+    """
+    try:
+        nvml = load()
+        nvml.nvmlInit()
+        count = nvml.nvmlDeviceGetCount()
+    except Exception as error:
+        yield {"init_error": text_of(error)}
+        return
+    yield {"count": count, "driver_version": text(attempt([], nvml.nvmlSystemGetDriverVersion))}
+    handles = {}  # type: dict[int, Any]
+    for index in range(count) if only is None else only:
+        yield {"gpu": read_gpu(nvml, index, handles)}
+    if want_links:
+        yield {"links": links(nvml, handles)}
+    yield {"done": True}
+
+
+def read_gpu(nvml: "Any", index: int, handles: "dict[int, Any]") -> "dict[str, Any]":
+    """All figures of one GPU; ``error`` where it cannot be talked to. Its handle goes into ``handles``."""
+    gpu = {"index": index}  # type: dict[str, Any]
+    errors = []  # type: list[Any]
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    except Exception as error:
+        gpu["error"] = text_of(error)
+        return gpu
+    gpu["uuid"] = text(attempt(errors, nvml.nvmlDeviceGetUUID, handle))
+    gpu["name"] = text(attempt(errors, nvml.nvmlDeviceGetName, handle))
+    trouble = []  # type: list[Any]
+    memory = read_memory(nvml, handle, trouble)
+    errors += trouble
+    if memory is not None:
+        gpu["memory_total_mib"], gpu["memory_used_mib"] = memory.total >> 20, memory.used >> 20
+    if not any(code(e) in GONE_CODES for e in errors):  # a GPU off the bus may take seconds to say so each time
+        read_figures(nvml, handle, gpu, errors)
+    lost = [e for e in errors if code(e) in GONE_CODES]
+    lost += [e for e in trouble if memory is None and code(e) not in NOT_SUPPORTED_CODES]
+    if lost:
+        return {"index": index, "uuid": gpu["uuid"], "name": gpu["name"], "error": text_of(lost[0])}
+    handles[index] = handle
+    return gpu
+
+
+def read_memory(nvml: "Any", handle: "Any", errors: "list[Any]") -> "Any":
+    """Memory without what the driver reserves (v2), else with it; None and the errors where neither is to be had."""
+    version = getattr(nvml, "nvmlMemory_v2", None)
+    if version is not None:
+        memory = attempt([], nvml.nvmlDeviceGetMemoryInfo, handle, version)
+        if memory is not None:
+            return memory
+    return attempt(errors, nvml.nvmlDeviceGetMemoryInfo, handle)
+
+
+def read_figures(nvml: "Any", handle: "Any", gpu: "dict[str, Any]", errors: "list[Any]") -> None:
+    """The figures that may be missing one by one."""
+    utilization = attempt(errors, nvml.nvmlDeviceGetUtilizationRates, handle)
+    gpu["utilization_pct"] = None if utilization is None else utilization.gpu
+    gpu["power_w"] = thousandth(attempt(errors, nvml.nvmlDeviceGetPowerUsage, handle))
+    gpu["power_limit_w"] = thousandth(attempt(errors, nvml.nvmlDeviceGetEnforcedPowerLimit, handle))
+    gpu["energy_j"] = thousandth(attempt(errors, nvml.nvmlDeviceGetTotalEnergyConsumption, handle))
+    gpu["temperature_c"] = either(nvml, ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"), errors, handle, 0)
+    gpu["ecc_errors"] = read_ecc(nvml, handle, errors)
+    mig = attempt(errors, nvml.nvmlDeviceGetMigMode, handle)
+    gpu["mig_mode"] = None if mig is None else bool(mig[0])
+    gpu["processes"] = processes(nvml, handle, errors)
+
+
+def read_ecc(nvml: "Any", handle: "Any", errors: "list[Any]") -> "int | None":
+    """Uncorrected errors since the driver was loaded; summed over the memories where the total is gone (CUDA 14)."""
+    total = attempt(errors, nvml.nvmlDeviceGetTotalEccErrors, handle, UNCORRECTED, VOLATILE)
+    if total is not None or not hasattr(nvml, "nvmlDeviceGetMemoryErrorCounter"):
+        return total  # type: ignore[no-any-return]
+    if errors and code(errors[-1]) != 13:  # only where the function itself is missing
+        return None
+    each = [
+        attempt([], nvml.nvmlDeviceGetMemoryErrorCounter, handle, UNCORRECTED, VOLATILE, place)
+        for place in ECC_LOCATIONS
+    ]
+    known = [n for n in each if n is not None]
+    return sum(known) if known else None
+
+
+def processes(nvml: "Any", handle: "Any", errors: "list[Any]") -> "list[dict[str, Any]]":
+    """Compute and graphics processes, each pid once with the larger of its two figures."""
+    used = {}  # type: dict[int, int | None]
+    for kind in ("Compute", "Graphics"):
+        name = "nvmlDeviceGet%sRunningProcesses" % kind
+        for process in either(nvml, (name, name + "_v2"), errors, handle) or ():
+            memory = process.usedGpuMemory
+            mib = None if memory is None else memory >> 20
+            old = used.get(process.pid)
+            used[process.pid] = mib if old is None else old if mib is None else max(old, mib)
+    return [{"pid": pid, "memory_used_mib": mib} for pid, mib in sorted(used.items())]
+
+
+def links(nvml: "Any", handles: "dict[int, Any]") -> "dict[int, dict[int, int]]":
+    """Closeness of every two GPUs: 100 for each NVLink between them (through a switch too), plus the PCIe level."""
+    buses, peers, switched = {}, {}, {}
+    for index, handle in handles.items():
+        pci = attempt([], nvml.nvmlDeviceGetPciInfo, handle)
+        if pci is not None:
+            buses[(pci.domain, pci.bus, pci.device)] = index
+        peers[index], switched[index] = read_nvlinks(nvml, handle)
+    result = {i: {} for i in handles}  # type: dict[int, dict[int, int]]
+    for i in handles:
+        direct = [buses.get(peer) for peer in peers[i]]
+        for j in handles:
+            if i == j:
+                continue
+            count = direct.count(j) or min(switched[i], switched[j])
+            level = attempt([], nvml.nvmlDeviceGetTopologyCommonAncestor, handles[i], handles[j])
+            result[i][j] = NVLINK_SCORE * count + LEVEL_SCORE.get(-1 if level is None else level, 0)
+    return result
+
+
+def read_nvlinks(nvml: "Any", handle: "Any") -> "tuple[list[tuple[int, int, int]], int]":
+    """Bus addresses at the far ends of a GPU's active NVLinks, and how many of them lead to a switch."""
+    ends, switches = [], 0
+    for link in range(LINKS_MAX):
+        errors = []  # type: list[Any]
+        active = attempt(errors, nvml.nvmlDeviceGetNvLinkState, handle, link)
+        if errors:
+            break
+        if not active:
+            continue
+        kind = attempt([], nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+        if kind == SWITCH_PEER:
+            switches += 1
+            continue
+        pci = attempt([], nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+        if pci is not None:
+            ends.append((pci.domain, pci.bus, pci.device))
+    return ends, switches
+
+
+def either(nvml: "Any", names: "tuple[str, str]", errors: "list[Any]", *args: "Any") -> "Any":
+    """The first of two calls that this pynvml and this driver both have."""
+    for name in names:
+        function = getattr(nvml, name, None)
+        if function is None:
+            continue
+        trouble = []  # type: list[Any]
+        value = attempt(trouble, function, *args)
+        if not trouble:
+            return value
+        errors += trouble
+        if code(trouble[0]) not in (13, 25):  # function or version unknown to the driver
+            return None
+    return None
+
+
+def attempt(errors: "list[Any]", function: "Callable[..., Any]", *args: "Any") -> "Any":
+    """A call's value, or None with the exception added to ``errors``."""
+    try:
+        return function(*args)
+    except Exception as error:
+        errors.append(error)
+        return None
+
+
+def code(error: "Any") -> "Any":
+    """NVML's error number, None for another exception."""
+    return getattr(error, "value", None)
+
+
+def text_of(error: "Any") -> str:
+    """An exception as one line for a person."""
+    message = str(error) or type(error).__name__
+    return "NVML: %s" % message if code(error) is not None else "%s: %s" % (type(error).__name__, message)
+
+
+def text(value: "Any") -> "Any":
+    """Old pynvml answers bytes."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def thousandth(value: "Any") -> "Any":
+    """Milliwatts to W, millijoules to J."""
+    return None if value is None else value / 1000.0

@@ -1,0 +1,211 @@
+"""One exec that reads all of a node: GPUs, processes, gpusched's attempts, the machine.
+
+The payload (payload/*.py and nvidia-ml-py's own file) lies in the node's cache folder under a name made of its content;
+a constant command runs it with a small request on stdin. The first contact, and only that, takes a second exec.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import threading
+import weakref
+import zlib
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from gpusched.model.readings import NodeReading
+from gpusched.model.resources import Node, Settings
+from gpusched.nodes.parse_reading import find_answer, parse_reading, parse_sections_reading
+from gpusched.nodes.transport import Result, Script, Transport, TransportError
+
+_PAYLOAD = Path(__file__).parent / "payload"
+_PACKAGE = "gpusched/nodes/payload"
+_NEED = "@gpusched-need-"
+_PATH = 'umask 077; PATH="$PATH:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"; export PATH; '
+_MARGIN_S = 6.0  # what a probe keeps of its timeout for the connection and for a runtime that hangs
+_Mode = Literal["cached", "upload", "sh"]
+
+
+class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the payload is asked, as one line of JSON on its stdin.
+
+    Attributes:
+        indices: NVML indices the inventory declares (the simulated ones are made from it).
+        want_links: Whether to read the topology, which changes only with a boot.
+        deadline_s: After so many seconds GPUs that have not answered are reported as such.
+    """
+
+    cluster_id: str
+    node: str
+    runtime: str
+    indices: tuple[int, ...]
+    simulated: bool = False
+    want_links: bool = False
+    deadline_s: float = 12.0
+
+
+class _Memory:
+    """How the node behind a transport wants to be probed; learnt from its answers, forgotten with the transport."""
+
+    def __init__(self) -> None:
+        self._modes: weakref.WeakKeyDictionary[Transport, _Mode] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def get(self, transport: Transport) -> _Mode:
+        with self._lock:
+            return self._modes.get(transport, "cached")
+
+    def set(self, transport: Transport, mode: _Mode) -> None:
+        with self._lock:
+            self._modes[transport] = mode
+
+
+_memory = _Memory()
+
+
+def probe(
+    transport: Transport,
+    node: Node,
+    cluster_id: str,
+    settings: Settings,
+    now: Callable[[], float],
+    want_links: bool = False,
+) -> NodeReading:
+    """Read a node.
+
+    Args:
+        transport: To the node.
+        node: As declared.
+        cluster_id: Whose attempts to list.
+        settings: ``probe_timeout_s`` bounds every exec of the probe.
+        now: The controller's clock, Unix seconds.
+        want_links: Read the GPUs' topology too (static: ask at first contact and after a boot).
+
+    Raises:
+        TransportError: The node did not answer, or with something else than a reading (kind ``protocol``).
+    """
+    request = ProbeRequest(
+        cluster_id=cluster_id,
+        node=node.name,
+        runtime=str(node.runtime),
+        indices=node.indices(),
+        simulated=node.simulated_gpus,
+        want_links=want_links,
+        deadline_s=max(1.0, settings.probe_timeout_s - _MARGIN_S),
+    )
+    mode = _memory.get(transport)
+    for _ in range(3):
+        script = _script(mode, request)
+        sent = now()
+        result = transport.run(script, settings.probe_timeout_s)
+        received = now()
+        reading, following = _read(mode, request, result, sent, received)
+        if following != mode:
+            _memory.set(transport, following)
+        if reading is not None:
+            return reading
+        mode = following
+    raise _no_reading(node.name, result)
+
+
+def _read(
+    mode: _Mode, request: ProbeRequest, result: Result, sent: float, received: float
+) -> tuple[NodeReading | None, _Mode]:
+    """The reading, if there is one, and how to ask next time."""
+    if mode == "sh":
+        return _read_sections(request, result, sent, received)
+    try:
+        answer = find_answer(result.stdout)
+        if answer is not None:
+            reading = parse_reading(request.node, answer, sent, received)
+            return reading, "cached" if answer.get("cached") else "upload"
+    except (ValueError, KeyError, TypeError, msgspec.ValidationError) as error:
+        raise TransportError(
+            "protocol", f"{request.node}: the probe's answer is not understood: {error}", "report this with the node's "
+            "python3 and driver versions"
+        ) from None  # fmt: skip
+    if f"{_NEED}payload@".encode() in result.stdout:
+        return None, "upload"
+    if f"{_NEED}python@".encode() in result.stdout or result.exit_code != 0:
+        return None, "sh"  # no python3, or one that cannot run the payload
+    raise _no_reading(request.node, result)
+
+
+def _read_sections(
+    request: ProbeRequest, result: Result, sent: float, received: float
+) -> tuple[NodeReading | None, _Mode]:
+    reading = parse_sections_reading(request.node, result.stdout.decode("utf-8", "replace"), sent, received)
+    if reading is None:
+        raise _no_reading(request.node, result)
+    return reading, "sh"
+
+
+def _no_reading(node: str, result: Result) -> TransportError:
+    said = (result.stderr.strip() or result.stdout.strip()).decode("utf-8", "replace").splitlines()
+    what = f": {said[-1][:200]}" if said else ""
+    return TransportError(
+        "protocol",
+        f"{node}: the probe ended with exit code {result.exit_code} and without a reading{what}",
+        "does a non-interactive `ssh NODE sh` work, and does the account's shell start-up file end the session?",
+    )
+
+
+def _script(mode: _Mode, request: ProbeRequest) -> Script:
+    line = msgspec.json.encode(request) + b"\n"
+    if mode == "cached":
+        return Script(_cached_argv(), line)
+    if mode == "upload":
+        boot, files = _bundle()[1:]
+        return Script(_upload_argv(), boot + line + files)
+    names = {"CLUSTER_ID": request.cluster_id, "NODE": request.node, "RUNTIME": request.runtime}
+    root = 'ROOT="${XDG_STATE_HOME:-$HOME/.local/state}/gpusched-node/$CLUSTER_ID/$NODE"\n'
+    head = "".join(f"{key}={shlex.quote(value)}\n" for key, value in names.items()) + root
+    return Script(("sh", "-c", _PATH + "exec sh -s"), (head + _shell_probe()).encode())
+
+
+def _folder() -> str:
+    return f'D="${{XDG_CACHE_HOME:-$HOME/.cache}}/gpusched/probe-{_bundle()[0]}"; '
+
+
+@lru_cache(maxsize=1)
+def _cached_argv() -> tuple[str, ...]:
+    # No exclamation marks or line breaks: the login shell that takes this apart may be csh.
+    module = _PACKAGE.replace("/", ".")
+    code = f"import sys; sys.path.insert(0, sys.argv[1]); from {module} import main; main.from_stdin()"
+    return (
+        "sh",
+        "-c",
+        f"{_PATH}{_folder()}if command -v python3 >/dev/null 2>&1; then "
+        f'if [ -f "$D/ok" ]; then exec python3 -I -S -c "{code}" "$D"; fi; echo; echo {_NEED}payload@; '
+        f"else echo; echo {_NEED}python@; fi",
+    )
+
+
+@lru_cache(maxsize=1)
+def _upload_argv() -> tuple[str, ...]:
+    code = "import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])))"
+    return ("sh", "-c", f'{_PATH}{_folder()}exec python3 -I -S -c "{code}" {len(_bundle()[1])} "$D"')
+
+
+@lru_cache(maxsize=1)
+def _bundle() -> tuple[str, bytes, bytes]:
+    """The payload: digest of its content, the bootstrap's text, the files (compressed JSON)."""
+    files = {f"{_PACKAGE}/{path.name}": path.read_text("utf-8") for path in sorted(_PAYLOAD.glob("*.py"))}
+    files.update({"gpusched/__init__.py": "", "gpusched/nodes/__init__.py": ""})
+    pynvml = find_spec("pynvml")
+    if pynvml is not None and pynvml.origin is not None:
+        files["pynvml.py"] = Path(pynvml.origin).read_text("utf-8")
+    boot = files[f"{_PACKAGE}/bootstrap.py"].encode()
+    packed = msgspec.json.encode(files)
+    return hashlib.sha256(packed).hexdigest()[:16], boot, zlib.compress(packed, 6)
+
+
+@lru_cache(maxsize=1)
+def _shell_probe() -> str:
+    return (_PAYLOAD / "facts.sh").read_text("utf-8")

@@ -1,0 +1,72 @@
+"""apptainer: a supervised process whose program is ``apptainer exec``.
+
+Not instances: those daemonize, and would need a second way to see an exit code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+
+from gpusched.errors import UsageError
+from gpusched.nodes.runtimes.base import LaunchRequest
+from gpusched.nodes.runtimes.checks import NO_IMAGE_HINT
+from gpusched.nodes.runtimes.shell import quote_all
+from gpusched.nodes.runtimes.supervised import SupervisedRuntime, in_job
+
+_PREFIX = "APPTAINERENV_"
+
+# Pulled once and kept, as the engines do; the rename makes a half pulled image invisible.
+_IMAGE = """\
+image() { if [ -e "$source" ]; then echo "$source"; else echo "$home/.cache/gpusched/images/$digest.sif"; fi; }
+prepare() {
+    file=$(image)
+    [ ! -e "$file" ] || return 0
+    as_user mkdir -p -- "${file%/*}" || return
+    as_user env HOME="$home" apptainer pull "$file.$$" "$uri" && as_user mv -- "$file.$$" "$file"
+}
+"""
+
+
+class Apptainer(SupervisedRuntime):
+    """`gpusched.nodes.runtimes.base.Runtime` for apptainer 1.1 and later.
+
+    As sites with apptainer expect, the job sees its home and /tmp (no --containall, whose /tmp is 64 MiB), but not the
+    node's environment (--cleanenv).
+    """
+
+    name = "apptainer"
+    hostfile_variable = f"{_PREFIX}GPUSCHED_HOSTFILE"
+
+    def host_workdir(self, request: LaunchRequest) -> str:
+        """The user's home: the workdir is a path inside the container."""
+        return ""
+
+    def secret_variables(self, request: LaunchRequest) -> dict[str, str]:
+        """Under the names by which apptainer takes variables in."""
+        return {_PREFIX + name: value for name, value in request.secrets.items()}
+
+    def program(self, request: LaunchRequest) -> str:
+        """See `SupervisedRuntime.program`."""
+        image = request.image
+        if image is None:
+            raise UsageError("runtime apptainer needs an image", NO_IMAGE_HINT)
+        uri = image if re.match(r"[a-z0-9-]+://", image) else f"docker://{image}"
+        # The values are not for apptainer's --env, which splits at commas; --no-eval keeps $() in them what it is.
+        env = {**request.env, "GPUSCHED_CONTAINER": request.name}
+        environment = {_PREFIX + k: v for k, v in env.items() if k not in request.secrets}
+        environment["GPUSCHED_CONTAINER"] = request.name
+        options = ["--no-eval", "--cleanenv", *(["--nv"] if request.gpus else [])]
+        options += ["--pwd", request.workdir] if request.workdir is not None else []
+        for mount in request.mounts:
+            read_only = ",ro" if mount.read_only else ""
+            options += ["--mount", f"type=bind,src={mount.source},dst={mount.target}{read_only}"]
+        flags = quote_all(options)
+        verb = "exec" if request.command else "run"
+        job = in_job(environment, f'apptainer {verb} {flags} "$(image)" {quote_all(request.command)}', '"$output"')
+        other = in_job(environment, f'apptainer exec {flags} "$(image)" "$@"', "''")
+        return (
+            f"source={shlex.quote(image)}\nuri={shlex.quote(uri)}\ndigest={hashlib.sha256(uri.encode()).hexdigest()[:24]}\n"
+            f"{_IMAGE}job() {{ {job}; }}\nrun() {{ {other}; }}\n"
+        )

@@ -1,0 +1,114 @@
+"""The port behind which the container runtimes hide: scripts for a node, built without any I/O."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from gpusched.model.jobs import Mount
+from gpusched.nodes.transport import Script
+
+LAUNCHED = "launched"
+EXISTS_EXIT_CODE = 17
+"""Exit code of a launch script whose name was claimed before; nothing was started by it."""
+
+
+class AttemptRef(msgspec.Struct, frozen=True):
+    """Which attempt on which node: the folder and the container are found by it."""
+
+    cluster_id: str
+    node: str
+    name: str
+
+
+class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of one attempt, complete.
+
+    Attributes:
+        name: `gpusched.model.jobs.container_name`.
+        command: argv; empty runs the image's own (an error where there is no image).
+        env: What the job shall see besides the runtime's own additions.
+        secrets: Environment variables whose values must reach neither an argv nor a disk.
+        gpus: NVML indices on the node.
+        network: The container's network mode, ``host`` for gangs.
+        hold: Create only; `Runtime.start` starts it when its whole gang is ready.
+        output: File on the node's filesystem, already expanded; it is truncated, as Slurm does. None keeps the output
+            with the attempt.
+        hostfile: Content of the file that GPUSCHED_HOSTFILE shall name, or None.
+        run_as: uid and gid of the submitter in a shared installation, where the node is entered as root.
+    """
+
+    name: str
+    cluster_id: str
+    node: str
+    job_id: str
+    attempt: int
+    rank: int
+    image: str | None = None
+    command: tuple[str, ...] = ()
+    workdir: str | None = None
+    env: dict[str, str] = {}
+    secrets: dict[str, str] = {}
+    mounts: tuple[Mount, ...] = ()
+    gpus: tuple[int, ...] = ()
+    cores: int
+    memory_mib: int
+    network: str = "host"
+    hold: bool = False
+    output: str | None = None
+    hostfile: str | None = None
+    run_as: tuple[int, int] | None = None
+
+    @property
+    def ref(self) -> AttemptRef:
+        """The name under which the attempt is found later."""
+        return AttemptRef(self.cluster_id, self.node, self.name)
+
+
+class Runtime(Protocol):
+    """A way to run jobs on a node. Every method builds a script; none talks to a node.
+
+    Scripts exit 0 when what they were asked for is so, also when it was so before; their stderr says why not.
+    """
+
+    def launch(self, request: LaunchRequest) -> Script:
+        """Claim the name and start a detached launcher; returns at once on the node.
+
+        stdout is ``launched``, or ``exists`` with exit code `EXISTS_EXIT_CODE`. What becomes of the launch is for the
+        probe to see.
+
+        Raises:
+            UsageError: The request holds what cannot be passed on exactly, or safely.
+        """
+        ...
+
+    def start(self, ref: AttemptRef) -> Script:
+        """Start what a launch with ``hold`` made ready. At most once: what ran before is not started again."""
+        ...
+
+    def signal(self, ref: AttemptRef, signal: str) -> Script:
+        """Signal the whole job; KILL also reaches the processes that left its group."""
+        ...
+
+    def remove(self, ref: AttemptRef) -> Script:
+        """End and remove everything of the attempt: launcher, processes, container, folder."""
+        ...
+
+    def log(self, ref: AttemptRef, follow: bool = False, tail_bytes: int | None = None) -> Script:
+        """The output so far, stdout and stderr as one.
+
+        With ``follow`` (for `Transport.stream`) it waits for the job's start where needed and ends with the job.
+        """
+        ...
+
+    def finish_output(self, ref: AttemptRef) -> Script:
+        """After the job's end: make sure that the file of ``LaunchRequest.output`` holds the whole output.
+
+        Waits a few seconds for the follower that wrote it, and writes the file anew where the follower was lost.
+        """
+        ...
+
+    def exec_argv(self, ref: AttemptRef, argv: tuple[str, ...], tty: bool) -> tuple[str, ...]:
+        """The command that runs ``argv`` beside the running job, in its environment (process runtimes: no secrets)."""
+        ...

@@ -1,0 +1,234 @@
+"""podman and docker: the container is the supervisor, the launcher only brings it to life."""
+
+from __future__ import annotations
+
+import shlex
+
+from gpusched.errors import UsageError
+from gpusched.nodes.runtimes.base import AttemptRef, LaunchRequest
+from gpusched.nodes.runtimes.checks import NO_IMAGE_HINT, check_request, check_signal
+from gpusched.nodes.runtimes.shell import (
+    FUNCTIONS,
+    launch_header,
+    launch_script,
+    place,
+    quote_all,
+    script,
+    stream_script,
+)
+from gpusched.nodes.transport import Script
+
+HOSTFILE = "/etc/gpusched-hostfile"
+"""Where a gang's hostfile is inside its containers."""
+
+# A launcher that fails leaves no container behind: a `created` one would look ready to be started.
+_LAUNCHER = """\
+give_up() { code=$?; engine rm -f "$name" >/dev/null 2>&1; fail $code; }
+state() { engine inspect --type container --format '{{.State.Status}}' "$name"; }
+follow() {
+    [ -z "$output" ] || setsid sh "$0" follow </dev/null >/dev/null 2>&1 &
+}
+start() {
+    engine start "$name" >/dev/null || give_up
+    follow
+}
+case $1 in
+launch)
+    check_output
+    memlock
+    create >/dev/null || give_up
+    [ "$hold" = 1 ] || start
+    ;;
+start)
+    # Two starts of one gang must not run a short job twice: the first claims; a claim whose owner died is taken over.
+    case $(state) in created | configured | initialized) ;; *) exit 0 ;; esac
+    if ! (set -C; date +%s >"$dir/starting") 2>/dev/null; then
+        read -r since <"$dir/starting"
+        [ $(($(date +%s) - ${since:-0})) -gt 30 ] || exit 0
+        date +%s >"$dir/starting"
+    fi
+    start 2>>"$dir/start.err"
+    ;;
+follow)
+    stamp $$ "$dir/output.pid"
+    engine logs -f "$name" 2>&1 | as_user sh -c 'exec cat >>"$1"' sh "$output" || exit 1
+    case $(state) in running | paused) ;; *) : >"$dir/output.done" ;; esac
+    ;;
+finish)
+    [ -n "$output" ] || exit 0
+    tries=0
+    while [ ! -e "$dir/output.done" ] && [ $tries -lt 25 ] && group "$dir/output.pid" >/dev/null; do
+        tries=$((tries + 1))
+        sleep 0.2
+    done
+    [ ! -e "$dir/output.done" ] || exit 0
+    follower=$(group "$dir/output.pid") && kill -KILL -- "-$follower"
+    engine logs "$name" 2>&1 | as_user sh -c 'exec cat >"$1"' sh "$output" || exit 1
+    : >"$dir/output.done"
+    ;;
+esac
+"""
+
+_START = """\
+[ -e "$dir/launch" ] || { echo "$name is not on this node" >&2; exit 1; }
+sh "$dir/launch" start </dev/null || exit
+[ ! -e "$dir/failed" ] || { tail -n 5 "$dir/start.err" >&2; exit 1; }
+"""
+
+_SIGNAL = """\
+error=$(engine kill --signal "$signal" "$name" 2>&1 >/dev/null) && exit 0
+case $(engine inspect --type container --format '{{.State.Status}}' "$name" 2>/dev/null) in
+running | paused) printf '%s\\n' "$error" >&2; exit 1 ;;
+esac
+ids=$(engine ps -q --filter "label=gpusched.name=$name") || exit 1
+"""
+
+# By label, so that a stranger's container of the same name is left alone. kill before rm: podman's `rm -f` waits ten
+# seconds for a container that ignores TERM.
+_REMOVE = """\
+launcher=$(group "$dir/launcher.pid") && kill -KILL -- "-$launcher"
+ids() {
+    engine ps -a -q --no-trunc --filter "label=gpusched.name=$name" --filter "label=gpusched.cluster=$cluster" \
+        --filter "label=gpusched.node=$node"
+}
+found=$(ids) || exit 1
+for id in $found; do
+    engine kill --signal KILL "$id" >/dev/null 2>&1
+    error=$(engine rm -f -v "$id" 2>&1 >/dev/null) && continue
+    left=$(ids) || exit 1
+    case $left in *"$id"*) printf '%s\\n' "$error" >&2; exit 1 ;; esac
+done
+follower=$(group "$dir/output.pid") && kill -KILL -- "-$follower"
+rm -rf -- "$dir"
+"""
+
+_LOG = """\
+while :; do
+    case $(engine inspect --type container --format '{{.State.Status}}' "$name" 2>/dev/null) in
+    '' | created | configured | initialized) ;;
+    *) break ;;
+    esac
+    [ -n "$follow" ] && [ -d "$dir" ] && [ ! -e "$dir/failed" ] || exit 0
+    sleep 0.3
+done
+from=1
+if [ -n "$tail" ]; then
+    size=$(engine logs "$name" 2>&1 | wc -c)
+    [ "$size" -le "$tail" ] || from=$((size - tail + 1))
+fi
+engine logs $follow "$name" 2>&1 | if [ "$from" = 1 ]; then cat; else tail -c "+$from"; fi
+"""
+
+
+class EngineRuntime:
+    """What podman and docker have in common; the differences are the methods at the top."""
+
+    binary: str
+
+    def gpu_arguments(self, gpus: tuple[int, ...]) -> tuple[str, ...]:
+        """Options that give a container these GPUs and no others."""
+        raise NotImplementedError
+
+    create_arguments: tuple[str, ...] = ()
+    """Options of every `create` that only this engine needs."""
+
+    daemon_pid: str
+    """sh: prints the process whose capabilities decide about limits."""
+
+    def launch(self, request: LaunchRequest) -> Script:
+        """See `Runtime.launch`."""
+        check_request(request)
+        image = request.image
+        if image is None:
+            raise UsageError(f"runtime {self.binary} needs an image", NO_IMAGE_HINT)
+        # The folder's path is known on the node only.
+        hostfile = ""
+        if request.hostfile is not None:
+            mount = f'--mount "type=bind,src=$dir/hostfile,dst={HOSTFILE},readonly"'
+            hostfile = f"--env GPUSCHED_HOSTFILE={HOSTFILE} {mount}"
+        options, command = quote_all(self._create(request)), quote_all((image, *request.command))
+        launcher = (
+            f"{launch_header(request)}hold={int(request.hold)}\n{self._engine()}{self._memlock()}"
+            f"create() {{ engine create $memlock {options} {hostfile} {command}; }}\n{_LAUNCHER}"
+        )
+        return launch_script(request, self.binary, launcher, request.secrets)
+
+    def start(self, ref: AttemptRef) -> Script:
+        """See `Runtime.start`."""
+        return script(place(ref) + _START)
+
+    def signal(self, ref: AttemptRef, signal: str) -> Script:
+        """See `Runtime.signal`; the container's init passes it on."""
+        name = check_signal(signal)
+        # The probe takes exit code 137 for the kernel's out-of-memory killer unless it was us.
+        mark = '[ ! -d "$dir" ] || : >"$dir/killed"\n' if name in ("KILL", "9") else ""
+        return script(f"{place(ref)}{self._engine()}signal={name}\n{mark}{_SIGNAL}")
+
+    def remove(self, ref: AttemptRef) -> Script:
+        """See `Runtime.remove`."""
+        which = f"cluster={shlex.quote(ref.cluster_id)} node={shlex.quote(ref.node)}\n"
+        return script(f"{place(ref)}{which}{FUNCTIONS}{self._engine()}{_REMOVE}")
+
+    def log(self, ref: AttemptRef, follow: bool = False, tail_bytes: int | None = None) -> Script:
+        """See `Runtime.log`."""
+        tail = "" if tail_bytes is None else max(0, tail_bytes)
+        settings = f"follow={'-f' if follow else ''} tail={tail}\n"
+        return stream_script(f"{place(ref)}{self._engine()}{settings}{_LOG}", follow)
+
+    def finish_output(self, ref: AttemptRef) -> Script:
+        """See `Runtime.finish_output`."""
+        return script(f'{place(ref)}[ ! -e "$dir/launch" ] || sh "$dir/launch" finish </dev/null\n')
+
+    def exec_argv(self, ref: AttemptRef, argv: tuple[str, ...], tty: bool) -> tuple[str, ...]:
+        """See `Runtime.exec_argv`."""
+        return (self.binary, "exec", "-i", *(("-t",) if tty else ()), ref.name, *argv)
+
+    def _engine(self) -> str:
+        return f'engine() {{ {self.binary} "$@"; }}\n'
+
+    def _memlock(self) -> str:
+        # RDMA and pinned memory want no limit on locked memory. Raising it needs CAP_SYS_RESOURCE (bit 24), which
+        # neither rootless podman nor an engine inside a restricted container has; there it would fail the start.
+        return f"""\
+memlock() {{
+    memlock=
+    caps=$(sed -n 's/^CapEff:[[:space:]]*//p' "/proc/$({self.daemon_pid})/status" 2>/dev/null)
+    case ${{caps%??????}} in *[13579bdf]) memlock='--ulimit memlock=-1:-1' ;; esac
+}}
+"""
+
+    def _create(self, request: LaunchRequest) -> tuple[str, ...]:
+        env = {**request.env, "GPUSCHED_CONTAINER": request.name}
+        mounts = [_mount(m.source, m.target, m.read_only) for m in request.mounts]
+        user: tuple[str, ...] = ()
+        if request.run_as is not None:
+            user = ("--user", "{}:{}".format(*request.run_as))
+        return (
+            *("--name", request.name),
+            *_repeat("--label", [f"{key}={value}" for key, value in _labels(request.ref)]),
+            "--init",
+            *self.create_arguments,
+            *("--network", request.network),
+            *("--cpus", str(request.cores), "--memory", f"{request.memory_mib}m"),
+            # PyTorch's loaders and NCCL want a big /dev/shm. Its own one, bounded by the job's memory (its pages count
+            # there anyway), goes away with the container; with --ipc host a killed job's segments would stay.
+            *("--shm-size", f"{request.memory_mib}m"),
+            *self.gpu_arguments(request.gpus),
+            *user,
+            *(("--workdir", request.workdir) if request.workdir is not None else ()),
+            *_repeat("--mount", mounts),
+            *_repeat("--env", [f"{k}={v}" for k, v in env.items() if k not in request.secrets]),
+            *_repeat("--env", list(request.secrets)),
+        )
+
+
+def _labels(ref: AttemptRef) -> tuple[tuple[str, str], ...]:
+    return (("gpusched.cluster", ref.cluster_id), ("gpusched.node", ref.node), ("gpusched.name", ref.name))
+
+
+def _repeat(option: str, values: list[str]) -> list[str]:
+    return [word for value in values for word in (option, value)]
+
+
+def _mount(source: str, target: str, read_only: bool) -> str:
+    return f"type=bind,src={source},dst={target}" + (",readonly" if read_only else "")

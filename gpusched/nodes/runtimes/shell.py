@@ -1,0 +1,197 @@
+"""POSIX sh shared by all runtimes, and the quoting that goes into it.
+
+A launch writes one file into the attempt's folder, ``launch``: what the launcher does, and (by its first argument) what
+is done later with the same knowledge: follow the output, start a gang's rank, run the job itself. It holds no secret.
+The script that writes it comes over stdin, so nothing of it is ever seen in an argv.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Iterable
+
+from gpusched.nodes.runtimes.base import EXISTS_EXIT_CODE, LAUNCHED, AttemptRef, LaunchRequest
+from gpusched.nodes.runtimes.checks import check_ref, check_request
+from gpusched.nodes.transport import Script
+
+# `kill -0 -GROUP` knows processes that lost their leader; a leader with another start time is a recycled number.
+FUNCTIONS = """\
+starttime() {
+    stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 1
+    set -- ${stat##*) }
+    [ "$1" != Z ] && echo "${20}"
+}
+stamp() { echo "$1 $(starttime "$1")" >"$2.tmp" && mv "$2.tmp" "$2"; }
+same_boot() { grep -qx "boot=$(cat /proc/sys/kernel/random/boot_id)" "$dir/meta" 2>/dev/null; }
+group() { # FILE: the process group whose leader is stamped there, if any of it is alive
+    [ -r "$1" ] && same_boot || return 1
+    read -r leader since <"$1" || return 1
+    [ "${leader:-0}" -gt 1 ] || return 1
+    if [ -d "/proc/$leader" ]; then
+        now=$(starttime "$leader") && [ "$now" != "$since" ] && return 1
+    fi
+    kill -0 -- "-$leader" 2>/dev/null && echo "$leader"
+}
+alive() { # FILE: whether the stamped process itself is
+    [ -r "$1" ] && same_boot && read -r leader since <"$1" && [ "$(starttime "$leader")" = "$since" ]
+}
+"""
+
+# Environments outlive process groups: whoever was started by the job carries its name. A fork may slip through between
+# looking and killing, hence the rounds.
+STRAYS = """\
+strays() { grep -l -z -x -F -e "GPUSCHED_CONTAINER=$name" /proc/[0-9]*/environ 2>/dev/null; }
+kill_strays() {
+    round=0
+    while [ $round -lt 20 ] && found=$(strays); [ -n "$found" ]; do
+        for file in $found; do
+            pid=${file#/proc/}
+            kill -KILL "${pid%/environ}" 2>/dev/null
+        done
+        round=$((round + 1))
+        [ $round -lt 3 ] || sleep 0.1
+    done
+    return 0
+}
+"""
+
+# Files of a job in a shared installation are opened with its user's rights, not with root's.
+AS_USER = """\
+as_user() {
+    if [ -z "$uid" ]; then "$@"; return; fi
+    setpriv --reuid "$uid" --regid "$gid" "$(user_groups)" -- "$@"
+}
+user_groups() { if getent passwd "$uid" >/dev/null 2>&1; then echo --init-groups; else echo --clear-groups; fi; }
+"""
+
+FAIL = """\
+fail() { # CODE [MESSAGE]: give up, for the probe to see
+    [ $# -lt 2 ] || printf '%s\\n' "$2" >&2
+    echo "$1" >"$dir/failed.tmp" && mv "$dir/failed.tmp" "$dir/failed"
+    exit 0
+}
+"""
+
+OUTPUT_CHECK = """\
+check_output() {
+    [ -z "$output" ] || as_user sh -c ': >"$1"' sh "$output" || fail 1 "cannot write the output file $output"
+}
+"""
+
+_CLAIM = """\
+trap '' HUP PIPE
+mask=$(umask)
+umask 077
+command -v setsid >/dev/null || { echo 'setsid (util-linux) is missing on this node' >&2; exit 1; }
+mkdir -p -- "${dir%/*}" || exit 1
+if ! error=$(mkdir -- "$dir" 2>&1); then
+    [ -d "$dir" ] && echo exists && exit EXISTS
+    printf '%s\\n' "$error" >&2
+    exit 1
+fi
+boot=$(cat /proc/sys/kernel/random/boot_id)
+abandon() { rm -rf -- "$dir"; echo "cannot write to $dir" >&2; exit 1; }
+"""
+
+# The background list's own process becomes the launcher by exec, so that $! is its number.
+_SPAWN = """\
+(
+    umask "$mask"
+    unset GPUSCHED_CONTAINER
+EXPORTS
+    exec setsid sh "$dir/launch" launch </dev/null >>"$dir/start.err" 2>&1
+) </dev/null >/dev/null 2>&1 &
+stamp $! "$dir/launcher.pid" || { kill -KILL $! 2>/dev/null; abandon; }
+"""
+
+
+def quote_all(words: Iterable[str]) -> str:
+    """Words of one command line, each quoted once."""
+    return " ".join(shlex.quote(word) for word in words)
+
+
+def place(ref: AttemptRef) -> str:
+    """Lines that set ``name`` and ``dir`` for an attempt.
+
+    Raises:
+        UsageError: The reference holds what cannot be part of a path.
+    """
+    check_ref(ref)
+    name = shlex.quote(ref.name)
+    path = f"{ref.cluster_id}/{ref.node}"
+    return f'name={name}\ndir="${{XDG_STATE_HOME:-$HOME/.local/state}}/gpusched-node/"{shlex.quote(path)}"/$name"\n'
+
+
+def script(text: str) -> Script:
+    """A script that comes over stdin."""
+    return Script(("sh", "-s"), text.encode())
+
+
+def stream_script(text: str, follow: bool) -> Script:
+    """A script without secrets that leaves stdin alone, as `Transport.stream` wants it.
+
+    One that follows gets a process group of its own, ended by the TERM that the transport sends when its reader goes
+    away: `podman logs -f` would outlive its channel for ever.
+    """
+    if follow:
+        text = (
+            f"setsid sh -c {shlex.quote(text)} </dev/null &\ng=$!\n"
+            'trap \'kill -TERM -- "-$g" 2>/dev/null || kill -TERM "$g" 2>/dev/null\' TERM INT HUP\nwait "$g"\n'
+        )
+    return Script(("sh", "-c", text))
+
+
+def here(text: str, file: str) -> str:
+    """Lines that write ``text`` into ``$dir/file`` exactly, plus a line break where its last line has none."""
+    text = text if text.endswith("\n") else text + "\n"
+    end = "END_" + hashlib.sha256(text.encode()).hexdigest()[:24]
+    return f"cat >\"$dir/{file}\" <<'{end}' || abandon\n{text}{end}\n"
+
+
+def launch_script(request: LaunchRequest, runtime: str, launcher: str, secrets: dict[str, str]) -> Script:
+    """Claim the attempt's folder, write what the launcher needs and detach it.
+
+    Args:
+        request: What is launched.
+        runtime: Recorded in ``meta``.
+        launcher: Text of the ``launch`` file.
+        secrets: Environment of the launcher and of nothing else.
+
+    Raises:
+        UsageError: The request cannot be passed on.
+    """
+    check_request(request)
+    meta = [
+        f"runtime={runtime}",
+        f"job={request.job_id}",
+        f"attempt={request.attempt}",
+        f"rank={request.rank}",
+        f"gpus={','.join(map(str, request.gpus))}",
+        f"hold={int(request.hold)}",
+    ]
+    exports = "\n".join(f"    export {name}={shlex.quote(value)}" for name, value in secrets.items())
+    parts = [
+        place(request.ref),
+        FUNCTIONS,
+        _CLAIM.replace("EXISTS", str(EXISTS_EXIT_CODE)),
+        f'{{ {_print_lines(meta)}; echo "created=$(date +%s)"; echo "boot=$boot"; }} >"$dir/meta" || abandon\n',
+        here(launcher, "launch"),
+        here(request.hostfile, "hostfile") if request.hostfile is not None else "",
+        _SPAWN.replace("EXPORTS", exports, 1),
+        f"echo {LAUNCHED}\n",
+    ]
+    return script("".join(parts))
+
+
+def _print_lines(lines: list[str]) -> str:
+    return f"printf '%s\\n' {quote_all(lines)}"
+
+
+def launch_header(request: LaunchRequest) -> str:
+    """The first lines of every ``launch`` file."""
+    uid, gid = request.run_as or ("", "")
+    return (
+        f"trap '' HUP PIPE\ndir=${{0%/*}}\nname={shlex.quote(request.name)}\nuid={uid} gid={gid}\n"
+        f"output={shlex.quote(request.output or '')}\n{FUNCTIONS}{FAIL}{AS_USER}{OUTPUT_CHECK}"
+    )

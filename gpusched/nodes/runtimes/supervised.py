@@ -1,0 +1,187 @@
+"""Jobs that are plain processes of the node: the launcher stays and supervises them.
+
+Two sessions: the launcher, which records how the job ended, and the job, whose leader records itself before it becomes
+the job's program. Killing the launcher leaves the job running, visible and killable; only its exit code is then lost.
+Neither cores nor memory are limited: without a container engine jobs are trusted to keep to what they asked for.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from gpusched.nodes.runtimes.base import AttemptRef, LaunchRequest
+from gpusched.nodes.runtimes.checks import check_request, check_signal
+from gpusched.nodes.runtimes.shell import (
+    FUNCTIONS,
+    STRAYS,
+    launch_header,
+    launch_script,
+    place,
+    quote_all,
+    script,
+    stream_script,
+)
+from gpusched.nodes.transport import Script
+
+_LAUNCHER = """\
+home=$HOME
+if [ -n "$uid" ]; then
+    home=$(getent passwd "$uid" | cut -d: -f6)
+    user=$(getent passwd "$uid" | cut -d: -f1)
+    home=${home:-/} user=${user:-$uid}
+fi
+[ -n "$workdir" ] || workdir=$home
+if [ -e "$dir/hostfile" ]; then hostfile=$dir/hostfile; else hostfile=; fi
+as_job() { # VARIABLE=VALUE... PROGRAM...: become the job's user with this environment
+    [ -z "$hostfile" ] || set -- "HOSTFILE_VARIABLE=$hostfile" "$@"
+    [ -z "$uid" ] || set -- "HOME=$home" "USER=$user" "LOGNAME=$user" "$@"
+    set -- env "$@"
+    [ -z "$uid" ] || set -- setpriv --reuid "$uid" --regid "$gid" "$(user_groups)" -- "$@"
+    exec "$@"
+}
+case $1 in
+launch)
+    as_user sh -c 'cd -- "$1"' sh "$workdir" || fail 1 "cannot enter the workdir $workdir"
+    check_output
+    prepare || fail $?
+    if [ -n "$output" ]; then ln -s -- "$output" "$dir/out"; own=$dir/start.err; else own=$dir/out; fi
+    if [ "$hold" = 1 ]; then
+        : >"$dir/ready"
+        until [ -e "$dir/go" ]; do
+            [ -d "$dir" ] || exit 0
+            sleep 0.2
+        done
+    fi
+    setsid sh "$0" child </dev/null >>"$own" 2>&1 &
+    wait $!
+    code=$?
+    kill_strays
+    echo "$code $(date +%s)" >"$dir/exit.tmp" && mv "$dir/exit.tmp" "$dir/exit"
+    ;;
+child)
+    trap - HUP PIPE
+    stamp $$ "$dir/pid" || exit 1
+    date +%s >"$dir/started"
+    job
+    ;;
+exec)
+    trap - HUP PIPE
+    shift
+    run "$@"
+    ;;
+esac
+"""
+
+# As the job's user, in its folder, with its output; then the job's own program, by the shell's PATH and exit codes.
+_ENTER = 'cd -- "$1" || exit 1; [ -z "$2" ] || exec >>"$2" 2>&1; shift 2; exec "$@"'
+
+_START = """\
+[ -d "$dir" ] || { echo "$name is not on this node" >&2; exit 1; }
+: >"$dir/go"
+"""
+
+_SIGNAL = """\
+group=$(group "$dir/pid") && kill -s "$signal" -- "-$group" 2>/dev/null
+[ "$signal" != KILL ] || kill_strays
+exit 0
+"""
+
+_REMOVE = """\
+for file in launcher.pid pid; do
+    group=$(group "$dir/$file") && kill -KILL -- "-$group" 2>/dev/null
+done
+kill_strays
+rm -rf -- "$dir"
+"""
+
+_LOG = """\
+over() {
+    [ ! -d "$dir" ] || [ -e "$dir/exit" ] || [ -e "$dir/failed" ] && return 0
+    ! alive "$dir/launcher.pid" && ! alive "$dir/pid"
+}
+size() { if [ -e "$dir/out" ]; then wc -c <"$dir/out"; else echo 0; fi; }
+end=$(size)
+from=0
+if [ -n "$tail" ] && [ "$end" -gt "$tail" ]; then from=$((end - tail)); fi
+while :; do
+    last=
+    if [ -z "$follow" ] || over; then last=1; fi
+    end=$(size)
+    [ "$end" -le "$from" ] || tail -c "+$((from + 1))" "$dir/out" | head -c "$((end - from))" || exit
+    [ "$end" -ge "$from" ] && from=$end
+    [ -z "$last" ] || exit 0
+    sleep 0.3
+done
+"""
+
+
+class SupervisedRuntime:
+    """What the process and apptainer runtimes have in common."""
+
+    name: str
+
+    def program(self, request: LaunchRequest) -> str:
+        """The sh functions ``prepare`` (before the start), ``job`` and ``run`` (the job; something else beside it).
+
+        Raises:
+            UsageError: The request lacks what this runtime needs.
+        """
+        raise NotImplementedError
+
+    def secret_variables(self, request: LaunchRequest) -> dict[str, str]:
+        """The environment by which secrets reach the job."""
+        return request.secrets
+
+    def host_workdir(self, request: LaunchRequest) -> str:
+        """Where the job's program starts on the node; "" is its user's home."""
+        return request.workdir or ""
+
+    hostfile_variable = "GPUSCHED_HOSTFILE"
+
+    def launch(self, request: LaunchRequest) -> Script:
+        """See `Runtime.launch`."""
+        check_request(request)
+        settings = f"hold={int(request.hold)}\nworkdir={shlex.quote(self.host_workdir(request))}\n"
+        launcher = _LAUNCHER.replace("HOSTFILE_VARIABLE", self.hostfile_variable)
+        text = launch_header(request) + STRAYS + settings + self.program(request) + launcher
+        return launch_script(request, self.name, text, self.secret_variables(request))
+
+    def start(self, ref: AttemptRef) -> Script:
+        """See `Runtime.start`."""
+        return script(place(ref) + _START)
+
+    def signal(self, ref: AttemptRef, signal: str) -> Script:
+        """See `Runtime.signal`."""
+        number = check_signal(signal)
+        return script(f"{place(ref)}{FUNCTIONS}{STRAYS}signal={'KILL' if number == '9' else number}\n{_SIGNAL}")
+
+    def remove(self, ref: AttemptRef) -> Script:
+        """See `Runtime.remove`."""
+        return script(f"{place(ref)}{FUNCTIONS}{STRAYS}{_REMOVE}")
+
+    def log(self, ref: AttemptRef, follow: bool = False, tail_bytes: int | None = None) -> Script:
+        """See `Runtime.log`."""
+        tail = "" if tail_bytes is None else max(0, tail_bytes)
+        settings = f"follow={'1' if follow else ''} tail={tail}\n"
+        return stream_script(f"{place(ref)}{FUNCTIONS}{settings}{_LOG}", follow)
+
+    def finish_output(self, ref: AttemptRef) -> Script:
+        """See `Runtime.finish_output`; the job writes the file itself, so there is nothing to do."""
+        return script(place(ref))
+
+    def exec_argv(self, ref: AttemptRef, argv: tuple[str, ...], tty: bool) -> tuple[str, ...]:
+        """See `Runtime.exec_argv`."""
+        return ("sh", "-c", place(ref) + 'exec sh "$dir/launch" exec "$@"', "sh", *argv)
+
+
+def in_job(environment: dict[str, str], command: str, output: str) -> str:
+    """sh: become the job in its environment and folder, then exec ``command``, with its output in the file ``output``.
+
+    Args:
+        environment: What is added.
+        command: sh words.
+        output: A sh word.
+    """
+    variables = quote_all(f"{name}={value}" for name, value in environment.items())
+    # sh by its full path: the job's own PATH counts already.
+    return f'as_job {variables} /bin/sh -c {shlex.quote(_ENTER)} sh "$workdir" {output} {command}'

@@ -1,0 +1,131 @@
+"""Proving who we are to an SSH server: key files, the agent, and a record of what was tried."""
+
+from __future__ import annotations
+
+import base64
+import os
+import time
+from collections.abc import Iterator
+from functools import lru_cache
+
+import paramiko
+
+from gpusched.nodes.ssh_config import Target
+from gpusched.nodes.transport import TransportError
+
+_DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")  # OpenSSH's that paramiko can read
+
+
+def authenticate(connection: paramiko.Transport, target: Target, node: str, deadline: float) -> None:
+    """Log in with the first key the server takes.
+
+    Args:
+        connection: Connected, host key verified.
+        target: Whose ``keys`` come first, then the agent's, then (when it names none) the default files.
+        node: For messages.
+        deadline: On the monotonic clock.
+
+    Raises:
+        TransportError: No key was taken (``auth``), or no answer came.
+    """
+    tried: list[str] = []
+    agent = paramiko.Agent() if target.use_agent else None
+    try:
+        for label, key in _candidates(target, agent, tried):
+            if _try(connection, target, key, label, tried, deadline):
+                return
+            if not connection.is_active():
+                tried.append("the server then hung up (MaxAuthTries?)")
+                break
+        else:
+            if _try(connection, target, None, "no key at all", tried, deadline):
+                return
+    except TimeoutError:
+        raise TransportError(
+            "timeout", f"{node}: {target.where} did not answer while logging in", "look at the node's load and sshd"
+        ) from None
+    finally:
+        if agent is not None:
+            agent.close()
+    raise TransportError(
+        "auth",
+        f"{node}: {target.user}@{target.where} refuses us; tried {', '.join(tried)}",
+        f"put the public key into {target.user}'s authorized_keys there (ssh-copy-id), or set user and key of the node",
+    )
+
+
+def _try(
+    connection: paramiko.Transport,
+    target: Target,
+    key: paramiko.PKey | None,
+    label: str,
+    tried: list[str],
+    deadline: float,
+) -> bool:
+    connection.auth_timeout = deadline - time.monotonic()
+    if connection.auth_timeout <= 0:
+        raise TimeoutError
+    try:
+        more = connection.auth_publickey(target.user, key) if key is not None else connection.auth_none(target.user)
+    except paramiko.BadAuthenticationType:
+        if key is not None:
+            tried.append(f"{label} (the server takes no public keys)")
+    except paramiko.AuthenticationException as error:
+        if "timeout" in str(error).lower():
+            raise TimeoutError from None
+        tried.append(f"{label} (refused)")
+    except (paramiko.SSHException, EOFError, OSError, ValueError) as error:
+        tried.append(f"{label} ({error or 'connection lost'})")
+    else:
+        if not more:
+            return True
+        tried.append(f"{label} (accepted, but the server wants {' or '.join(more)} as well)")
+    return False
+
+
+def _candidates(
+    target: Target, agent: paramiko.Agent | None, tried: list[str]
+) -> Iterator[tuple[str, paramiko.PKey]]:
+    named = {_public_blob(path) for path in target.keys}
+    for path in target.keys:
+        yield from _from_file(path, tried, missing_matters=True)
+    keys = list(agent.get_keys()) if agent is not None else []
+    keys.sort(key=lambda k: k.asbytes() not in named)
+    for key in keys:
+        if not target.identities_only or key.asbytes() in named:
+            yield f"agent key {getattr(key, 'comment', '') or key.get_name()}", key
+    if not keys:
+        tried.append("no ssh-agent" if "SSH_AUTH_SOCK" not in os.environ else "an agent without keys")
+    if not target.keys:
+        for path in _DEFAULT_KEYS:
+            yield from _from_file(os.path.expanduser(path), tried, missing_matters=False)
+
+
+def _from_file(path: str, tried: list[str], missing_matters: bool) -> Iterator[tuple[str, paramiko.PKey]]:
+    try:
+        stat = os.stat(path)
+        key = _load(path, (stat.st_mtime_ns, stat.st_size))
+    except FileNotFoundError:
+        if missing_matters:
+            tried.append(f"{path} (no such file)")
+    except OSError as error:
+        tried.append(f"{path} ({error.strerror})")
+    except (paramiko.PasswordRequiredException, TypeError):  # cryptography's word for a missing passphrase
+        tried.append(f"{path} (has a passphrase: ssh-add it)")
+    except Exception as error:  # malformed keys surface as whatever the parser stumbled over
+        tried.append(f"{path} (not a usable key: {str(error).splitlines()[0] if str(error) else type(error).__name__})")
+    else:
+        yield path, key
+
+
+@lru_cache(maxsize=64)
+def _load(path: str, version: tuple[int, int]) -> paramiko.PKey:
+    return paramiko.PKey.from_path(path)
+
+
+def _public_blob(path: str) -> bytes | None:
+    try:
+        with open(path + ".pub", encoding="utf-8") as file:
+            return base64.b64decode(file.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None

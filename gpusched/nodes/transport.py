@@ -1,0 +1,114 @@
+"""The port through which every remote command goes, and the errors it answers with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, Protocol
+
+import msgspec
+
+from gpusched.errors import GpuschedError
+from gpusched.model.resources import Node, Settings
+
+FailureKind = Literal[
+    "timeout", "refused", "unreachable", "auth", "host-key-unknown", "host-key-changed", "ssh", "protocol"
+]
+
+
+class Script(msgspec.Struct, frozen=True):
+    """A command for a node.
+
+    Attributes:
+        argv: Arguments, quoted by the transport exactly once; nothing in them is seen by a shell.
+        stdin: What the command reads; secrets belong here, since argv is visible to every user of the node.
+    """
+
+    argv: tuple[str, ...]
+    stdin: bytes = b""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What a command that ended left behind.
+
+    ``exit_code`` follows the shell: 128 + N for a process killed by signal N (sshd tells only that there was a signal
+    where it is not one of its own names; then it is 255).
+    """
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+
+
+class TransportError(GpuschedError):
+    """A node could not be asked. The fields become those of `gpusched.model.readings.ProbeFailure`.
+
+    Attributes:
+        kind: For programs.
+        reason: For people: one line, which node and what happened.
+        hint: What to do about it.
+    """
+
+    def __init__(self, kind: FailureKind, reason: str, hint: str = "") -> None:
+        super().__init__(reason, hint)
+        self.kind: FailureKind = kind
+        self.reason = reason
+
+
+class Transport(Protocol):
+    """A way to run commands on one node; safe to use from several threads at once."""
+
+    def run(self, script: Script, timeout_s: float) -> Result:
+        """Run a command to its end.
+
+        Args:
+            script: What to run.
+            timeout_s: Seconds until this call returns or raises, whatever the node does.
+
+        Raises:
+            TransportError: No answer, or not the whole of it. The command may have run.
+        """
+        ...
+
+    def stream(self, script: Script) -> Iterator[bytes]:
+        """Output of a command as it comes, stderr included; closing the iterator ends the command on the node.
+
+        Raises:
+            TransportError: While iterating, when the connection is lost.
+        """
+        ...
+
+    def close(self) -> None:
+        """Drop the connection. A later ``run`` makes a new one."""
+        ...
+
+
+def open_transport(node: Node, settings: Settings) -> Transport:
+    """The transport that ``node`` declares. Nothing is connected before the first command.
+
+    Args:
+        node: Where to.
+        settings: Timeouts and the SSH files to use.
+    """
+    if node.transport == "local":
+        from gpusched.nodes.local import LocalTransport
+
+        return LocalTransport(node.name)
+    from gpusched.nodes.ssh import SshTransport
+
+    return SshTransport(node, settings)
+
+
+# Ends the command when our side goes away: the process that reads stdin gets its end of file and kills the command's
+# group. sshd itself never does that without a terminal (`podman logs -f` outlives its channel for ever). When the
+# command ends first, the watcher is killed so that the shell, and with it the channel, ends too.
+_STREAM_WRAPPER = (
+    "exec 3<&0 </dev/null; "
+    'if command -v setsid >/dev/null 2>&1; then setsid "$@" 3<&- & else "$@" 3<&- & fi; p=$!; '
+    "{ cat <&3; kill -TERM -$p || kill -TERM $p; sleep 2; kill -KILL -$p || kill -KILL $p; } >/dev/null 2>&1 & w=$!; "
+    "exec 3<&-; wait $p; r=$?; kill $w 2>/dev/null; exit $r"
+)
+
+
+def stream_argv(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """``argv`` wrapped so that it ends with the stdin of the wrapper, which the caller must hold open."""
+    return ("sh", "-c", _STREAM_WRAPPER, "sh", *argv)

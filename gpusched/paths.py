@@ -1,0 +1,36 @@
+"""Where gpusched keeps its state: one folder, found the same way by every command."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+SHARED_STATE = Path("/var/lib/gpusched")
+
+
+def state_folder() -> Path:
+    """The state folder; it need not exist yet.
+
+    ``$GPUSCHED_STATE``; else /var/lib/gpusched where it is a gpusched state (a shared installation: all users of the
+    login node meet there); else ``$XDG_STATE_HOME/gpusched``; else ~/.local/state/gpusched.
+    """
+    if named := os.environ.get("GPUSCHED_STATE"):
+        return Path(named).expanduser().absolute()
+    if is_state(SHARED_STATE):
+        return SHARED_STATE
+    return _xdg("XDG_STATE_HOME", ".local/state") / "gpusched"
+
+
+def config_folder() -> Path:
+    """The user's own settings: ``$XDG_CONFIG_HOME/gpusched``, else ~/.config/gpusched."""
+    return _xdg("XDG_CONFIG_HOME", ".config") / "gpusched"
+
+
+def is_state(folder: Path) -> bool:
+    """Whether ``folder`` is a state folder of gpusched."""
+    return os.path.isdir(folder / "inbox")
+
+
+def _xdg(variable: str, default: str) -> Path:
+    named = os.environ.get(variable, "")
+    return Path(named) if os.path.isabs(named) else Path.home() / default  # the XDG standard ignores relative ones

@@ -1,0 +1,205 @@
+"""A snapshot as arrays: nodes by partition, what runs on them, what waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.model.policy import Order
+from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
+from gpusched.sched.order import Keys, queue_order
+from gpusched.sched.state import Flags, Ints, Jobs, Releases, Requests, Rooms, new_releases
+
+MaskKey = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+ShapeKey = tuple[str, int, int, int, int, int]
+
+
+class World(NamedTuple):
+    """The nodes of a snapshot and what runs on them.
+
+    Attributes:
+        nodes: In the snapshot's order, partition by partition; their index is the row of all arrays.
+        row: Node name -> row.
+        span: Partition -> its rows ``(lo, hi)``.
+        free: Per row the GPU indices that are free, ascending; taken from as jobs start.
+        total: As declared. usable: without unavailable nodes and blocked GPUs, empty. rooms: free now.
+    """
+
+    nodes: list[NodeView]
+    row: dict[str, int]
+    span: dict[str, tuple[int, int]]
+    free: list[list[int]]
+    total: Rooms
+    usable: Rooms
+    rooms: Rooms
+
+
+def world_of(snapshot: Snapshot) -> World:
+    """The nodes' arrays. A node given twice counts once; a GPU is free if declared, not blocked and not held."""
+    nodes = _by_partition(snapshot)
+    row = {node.name: i for i, node in enumerate(nodes)}
+    span: dict[str, tuple[int, int]] = {}
+    for i, node in enumerate(nodes):
+        span[node.partition] = (span.get(node.partition, (i, i))[0], i + 1)
+    well = [_well(node) for node in nodes]
+    taken: list[set[int]] = [set() for _ in nodes]
+    cores, memory = [n.cores for n in nodes], [n.memory_mib for n in nodes]
+    for job in snapshot.running:
+        for part in job.allocation.parts:
+            i = row.get(part.node, -1)
+            if i >= 0:
+                taken[i].update(part.gpus)
+                cores[i] -= part.cores
+                memory[i] -= part.memory_mib
+    free = [[g for g in gpus if g not in held] if held else gpus[:] for gpus, held in zip(well, taken, strict=True)]
+    up = np.array([n.available for n in nodes], dtype=np.bool_)
+    all_cores, all_memory = _ints([n.cores for n in nodes]), _ints([n.memory_mib for n in nodes])
+    return World(
+        nodes,
+        row,
+        span,
+        free,
+        total=Rooms(_ints([len(n.gpus) for n in nodes]), all_cores, all_memory),
+        usable=Rooms(np.where(up, _ints([len(g) for g in well]), -1), all_cores, all_memory),
+        rooms=Rooms(np.where(up, _ints([len(g) for g in free]), -1), _ints(cores), _ints(memory)),
+    )
+
+
+def _by_partition(snapshot: Snapshot) -> list[NodeView]:
+    groups: dict[str, dict[str, NodeView]] = {}
+    seen: set[str] = set()
+    for node in snapshot.nodes:
+        if node.name not in seen:
+            seen.add(node.name)
+            groups.setdefault(node.partition, {})[node.name] = node
+    return [node for group in groups.values() for node in group.values()]
+
+
+def _well(node: NodeView) -> list[int]:
+    """GPU indices that are declared and not blocked, ascending."""
+    return sorted(set(node.gpus).difference(node.blocked)) if node.blocked else sorted(node.gpus)
+
+
+def releases_of(running: Sequence[RunningView], world: World, spare_slots: int) -> Releases:
+    """What the running jobs give back (only GPUs that can be handed out again), and ``spare_slots`` to add to.
+
+    ``owner`` is the index into ``running``, as -1 - index, so that it is never one of the queue's jobs.
+    """
+    parts = [
+        (job.expected_end, row, _handed_back(world.nodes[row], part.gpus), part.cores, part.memory_mib, -1 - i)
+        for i, job in enumerate(running)
+        for part in job.allocation.parts
+        if (row := world.row.get(part.node, -1)) >= 0
+    ]
+    releases = new_releases(len(parts) + spare_slots)
+    if parts:
+        columns = list(zip(*parts, strict=True))
+        order = np.argsort(np.array(columns[0]), kind="stable")
+        releases.end[: len(parts)] = np.array(columns[0])[order]
+        for array, column in zip(releases[1:6], columns[1:], strict=True):
+            array[: len(parts)] = np.array(column, dtype=np.int64)[order]
+    releases.used[:] = len(parts)
+    return releases
+
+
+def _handed_back(node: NodeView, gpus: Sequence[int]) -> int:
+    if not node.blocked:
+        return len(gpus)
+    return sum(1 for g in gpus if g not in node.blocked)
+
+
+class Waiting(NamedTuple):
+    """The eligible jobs of a snapshot as arrays, in the snapshot's order.
+
+    Attributes:
+        parts: Nodes asked for by all of them together.
+        queues: Partition -> its jobs.
+    """
+
+    views: list[PendingView]
+    jobs: Jobs
+    requests: Requests
+    keys: Keys
+    parts: int
+    queues: dict[str, list[int]]
+
+    def ordered(self, partition: str, order: Order) -> Ints:
+        """The partition's jobs from first to last, ``int64[jobs]``."""
+        chosen = _ints(self.queues[partition])
+        keys = self.keys.of(chosen)
+        return chosen[queue_order(order, keys, [self.views[i].id for i in self.queues[partition]])]
+
+
+def waiting_of(eligible: list[PendingView], world: World, usage: dict[str, float]) -> Waiting:
+    """The jobs' arrays; equal requests share a shape. ``usage``: user -> GPU hours.
+
+    All jobs must be of partitions in ``world.span`` or of partitions without nodes (which get an empty span).
+    """
+    specs = [job.spec for job in eligible]
+    masks: dict[MaskKey, int] = {}
+    mask = [
+        masks.setdefault((s.nodelist, s.exclude, j.excluded_nodes), len(masks))
+        if s.nodelist or s.exclude or j.excluded_nodes
+        else -1
+        for s, j in zip(specs, eligible, strict=True)
+    ]
+    partition = [s.partition for s in specs]
+    parts, gpus = [s.nodes for s in specs], [s.gpus_per_node for s in specs]
+    cores, memory = [s.cores_per_node for s in specs], [s.memory_mib_per_node for s in specs]
+    shapes: dict[ShapeKey, int] = {}
+    shape = [shapes.setdefault(k, len(shapes)) for k in zip(partition, parts, gpus, cores, memory, mask, strict=True)]
+    arrays: dict[str, int] = {}
+    rooms: list[int] = []
+    array = [_array_of(job, arrays, rooms) if job.array_room is not None else -1 for job in eligible]
+    limit = np.array([s.time_limit_s for s in specs], dtype=np.float64)
+    jobs = Jobs(
+        shape=_ints(shape),
+        limit=limit,
+        array=_ints(array),
+        array_room=_ints(rooms),
+        standing=np.zeros(len(shapes), np.int64),
+        masks=_masks_of(list(masks), world),
+    )
+    many = _ints(parts)
+    keys = Keys(
+        priority=_ints([j.priority for j in eligible]),
+        submit=np.array([j.submit_time for j in eligible], dtype=np.float64),
+        gpus=many * _ints(gpus),
+        cores=many * _ints(cores),
+        memory=many * _ints(memory),
+        limit=limit,
+        usage=np.array([usage.get(j.user, 0.0) for j in eligible], dtype=np.float64),
+    )
+    queues: dict[str, list[int]] = {}
+    for i, name in enumerate(partition):
+        queues.setdefault(name, []).append(i)
+    return Waiting(eligible, jobs, _requests_of(list(shapes), world), keys, sum(parts), queues)
+
+
+def _array_of(job: PendingView, arrays: dict[str, int], rooms: list[int]) -> int:
+    index = arrays.setdefault(job.array_id or job.id, len(arrays))
+    if index == len(rooms):
+        rooms.append(job.array_room or 0)
+    return index
+
+
+def _requests_of(shapes: list[ShapeKey], world: World) -> Requests:
+    spans = [world.span.get(shape[0], (0, 0)) for shape in shapes]
+    columns = list(zip(*shapes, strict=True))[1:] if shapes else [()] * 5
+    return Requests(_ints([s[0] for s in spans]), _ints([s[1] for s in spans]), *(_ints(list(c)) for c in columns))
+
+
+def _masks_of(keys: list[MaskKey], world: World) -> Flags:
+    """Allowed nodes, ``uint8[masks, nodes]``: those of the nodelist (all, if empty) less the excluded ones."""
+    masks = np.zeros((len(keys), len(world.nodes)), dtype=np.uint8)
+    for i, (nodelist, exclude, failed) in enumerate(keys):
+        masks[i] = not nodelist
+        for names, allowed in ((nodelist, 1), (exclude, 0), (failed, 0)):
+            masks[i, [world.row[n] for n in names if n in world.row]] = allowed
+    return masks
+
+
+def _ints(values: Sequence[int]) -> Ints:
+    return np.array(values, dtype=np.int64)

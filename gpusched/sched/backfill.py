@@ -1,0 +1,232 @@
+"""One pass over a partition's queue: start what may start, protect the head, say why the others wait.
+
+EASY: Lifka, "The ANL/IBM SP scheduling system" (JSSPP 1995); Mu'alem and Feitelson, IEEE TPDS 12(6), 2001. Here the
+head's reservation is on concrete nodes. A later job may start if it fits now and ends (by its limit) no later than the
+head's shadow time, or takes only what the head will leave over on its nodes then. So the head starts no later than it
+would with nothing started behind it, provided that running jobs keep to their limits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpusched.compiled import jit
+from gpusched.sched.fit import request_of
+from gpusched.sched.place import choose, draw, node_fits
+from gpusched.sched.releases import add, settle
+from gpusched.sched.state import (
+    ARRAY_LIMIT,
+    BACKFILL,
+    EASY,
+    FIRST_FIT,
+    NAIVE,
+    NONE,
+    OK,
+    PLENTY,
+    POLICY,
+    PRIORITY,
+    RESOURCES,
+    SKIP,
+    STARTED,
+    Flags,
+    Ints,
+    Jobs,
+    Outcome,
+    Releases,
+    Request,
+    Requests,
+    Rooms,
+    Scratch,
+    Words,
+)
+
+
+@jit
+def schedule(
+    rooms: Rooms,
+    releases: Releases,
+    requests: Requests,
+    jobs: Jobs,
+    queue: Ints,
+    rule: int,
+    backfill: int,
+    now: float,
+    rng: Words,
+    scratch: Scratch,
+    outcome: Outcome,
+) -> tuple[int, float]:
+    """Decides for one partition's jobs, ``queue: int64[waiting]`` in order of precedence.
+
+    Jobs that can never run (``jobs.standing``) or whose array is at its bound block nobody. With NONE the first job
+    that does not start blocks all behind it; with SKIP nobody blocks; with EASY the first has a reservation. The naive
+    placement's unlucky draw counts as not starting.
+
+    Started jobs are taken off ``rooms`` and noted in ``releases`` (end: now + limit), both in place.
+
+    Returns:
+        The first job that could not start (-1: none) and when it can at the latest, by the running jobs' limits
+        (seconds; infinite where there is no such job, or backfill is SKIP).
+    """
+    head, shadow = -1, np.inf
+    scratch.stamp[0] += 1
+    for job in queue:
+        shape = jobs.shape[job]
+        array = jobs.array[job]
+        if jobs.standing[shape] != OK:
+            outcome.code[job] = jobs.standing[shape]
+        elif array >= 0 and jobs.array_room[array] <= 0:
+            outcome.code[job] = ARRAY_LIMIT
+        elif head >= 0 and backfill == NONE:
+            outcome.code[job] = PRIORITY
+        else:
+            request = request_of(requests, shape)
+            late = backfill == EASY and now + jobs.limit[job] > shadow
+            code = _attempt(rooms, jobs.masks, request, shape, rule, late, rng, scratch)
+            if code == STARTED:
+                _start(rooms, releases, jobs, request, job, now, late, head >= 0 and backfill == EASY, scratch, outcome)
+            elif head < 0:
+                head = job
+                code = RESOURCES if code == PRIORITY else code
+                if backfill != SKIP:
+                    shadow = reserve(rooms, releases, jobs.masks, request, rule, now, scratch)
+                    protect(rooms, request, shadow < np.inf, scratch)
+            elif backfill == SKIP and code == PRIORITY:
+                code = RESOURCES
+            outcome.code[job] = code
+    return head, shadow
+
+
+@jit
+def _attempt(
+    rooms: Rooms, masks: Flags, request: Request, shape: int, rule: int, late: bool, rng: Words, scratch: Scratch
+) -> int:
+    """STARTED with ``scratch.chosen`` set, or why not: PRIORITY (does not fit), BACKFILL, POLICY (unlucky draw)."""
+    stamp = scratch.stamp[0]
+    if scratch.failed[shape] == stamp:
+        return PRIORITY
+    if late and scratch.failed_late[shape] == stamp:
+        return BACKFILL
+    if rule == NAIVE:
+        if draw(scratch.late if late else rooms, masks, request, rng, scratch):
+            return STARTED
+        return POLICY if choose(rooms, masks, request, FIRST_FIT, scratch) else PRIORITY
+    if choose(scratch.late if late else rooms, masks, request, rule, scratch):
+        return STARTED
+    if late:
+        scratch.failed_late[shape] = stamp
+        if choose(rooms, masks, request, FIRST_FIT, scratch):
+            return BACKFILL
+    scratch.failed[shape] = stamp
+    return PRIORITY
+
+
+@jit
+def _start(
+    rooms: Rooms,
+    releases: Releases,
+    jobs: Jobs,
+    request: Request,
+    job: int,
+    now: float,
+    late: bool,
+    guarded: bool,
+    scratch: Scratch,
+    outcome: Outcome,
+) -> None:
+    outcome.started[outcome.total[0]] = job
+    outcome.offset[job] = outcome.total[1]
+    for part in range(request.parts):
+        node = scratch.chosen[part]
+        take(rooms, request, node)
+        add(releases, now + jobs.limit[job], node, request, job)
+        outcome.nodes[outcome.total[1] + part] = node
+        if guarded:
+            if late:
+                take(scratch.spare, request, node)
+            _refresh_late(rooms, scratch, node)
+    outcome.total[0] += 1
+    outcome.total[1] += request.parts
+    if jobs.array[job] >= 0:
+        jobs.array_room[jobs.array[job]] -= 1
+
+
+@jit
+def take(rooms: Rooms, request: Request, node: int) -> None:
+    """Takes one part off ``node``."""
+    rooms.gpus[node] -= request.gpus
+    rooms.cores[node] -= request.cores
+    rooms.memory[node] -= request.memory
+
+
+@jit
+def give(rooms: Rooms, request: Request, node: int) -> None:
+    """Gives one part back to ``node``."""
+    rooms.gpus[node] += request.gpus
+    rooms.cores[node] += request.cores
+    rooms.memory[node] += request.memory
+
+
+@jit
+def reserve(
+    rooms: Rooms, releases: Releases, masks: Flags, request: Request, rule: int, now: float, scratch: Scratch
+) -> float:
+    """The shadow time: the earliest at which ``request`` fits, by the limits of what runs (overrun: now).
+
+    Sets ``scratch.future`` to the rooms at that time, and ``scratch.chosen`` to the nodes by the placement rule
+    (naive: first fit). What runs on nodes that are not available gives nothing back. Infinite if it never fits.
+    """
+    future = scratch.future
+    fitting = 0
+    for node in range(request.lo, request.hi):
+        future.gpus[node] = rooms.gpus[node]
+        future.cores[node] = rooms.cores[node]
+        future.memory[node] = rooms.memory[node]
+        fitting += node_fits(future, masks, request, node)
+    settle(releases)
+    time = now
+    at = 0
+    while fitting < request.parts and at < releases.used[0]:
+        time = max(now, releases.end[releases.order[at]])
+        while at < releases.used[0] and releases.end[releases.order[at]] <= time:
+            fitting += _give_back(future, releases, releases.order[at], masks, request)
+            at += 1
+    if fitting < request.parts:
+        return np.inf
+    choose(future, masks, request, FIRST_FIT if rule == NAIVE else rule, scratch)
+    return time
+
+
+@jit
+def _give_back(future: Rooms, releases: Releases, slot: int, masks: Flags, request: Request) -> int:
+    """Adds one release to ``future``; 1 if its node fits the request by it, else 0."""
+    node = releases.node[slot]
+    if node < request.lo or node >= request.hi or future.gpus[node] < 0:
+        return 0
+    before = node_fits(future, masks, request, node)
+    future.gpus[node] += releases.gpus[slot]
+    future.cores[node] += releases.cores[slot]
+    future.memory[node] += releases.memory[slot]
+    return int(not before and node_fits(future, masks, request, node))
+
+
+@jit
+def protect(rooms: Rooms, request: Request, reserved: bool, scratch: Scratch) -> None:
+    """Sets ``scratch.spare`` and ``scratch.late`` from the reservation that `reserve` has just made."""
+    spare = scratch.spare
+    for node in range(request.lo, request.hi):
+        spare.gpus[node] = spare.cores[node] = spare.memory[node] = PLENTY
+    if reserved:
+        for part in range(request.parts):
+            node = scratch.chosen[part]
+            spare.gpus[node] = scratch.future.gpus[node] - request.gpus
+            spare.cores[node] = scratch.future.cores[node] - request.cores
+            spare.memory[node] = scratch.future.memory[node] - request.memory
+    for node in range(request.lo, request.hi):
+        _refresh_late(rooms, scratch, node)
+
+
+@jit
+def _refresh_late(rooms: Rooms, scratch: Scratch, node: int) -> None:
+    scratch.late.gpus[node] = min(rooms.gpus[node], scratch.spare.gpus[node])
+    scratch.late.cores[node] = min(rooms.cores[node], scratch.spare.cores[node])
+    scratch.late.memory[node] = min(rooms.memory[node], scratch.spare.memory[node])

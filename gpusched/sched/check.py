@@ -1,0 +1,209 @@
+"""The plan's check: the one gate between any policy, learned ones included, and real nodes.
+
+Plain Python, and on purpose without the arrays and passes of the staged policies: it counts for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpusched.model.jobs import Allocation, NodeAllocation
+from gpusched.model.plan import Action, CancelJob, Plan, Preempt, Reason, ReasonCode, Rejection, Resize, Start
+from gpusched.model.snapshot import NodeView, PendingView, Snapshot
+from gpusched.model.units import format_memory
+from gpusched.sched.eligible import ARRAY_FULL, ineligible
+from gpusched.sched.text import count_of
+
+_NOT_CHOSEN = Reason(code=ReasonCode.POLICY, message="the policy did not choose it")
+
+
+def check(plan: Plan, snapshot: Snapshot) -> tuple[Plan, tuple[Rejection, ...]]:
+    """The part of ``plan`` that is sound, and what was struck out and why.
+
+    Actions are tried in order against the snapshot's nodes, each on what those before it left. A start must be of a
+    pending job that may start, whole (one part per rank on distinct nodes, each exactly as asked), on available nodes
+    of the job's partition that it may use, with declared GPUs that nobody holds and nothing blocks, and within cores
+    and memory. What a preempted job holds is not free before it is gone, so not within the same plan.
+
+    Returns:
+        The plan with sound actions only, and a reason for every pending job that stays: REJECTED where its start was
+        struck out, the policy's own where it gave one, else POLICY.
+    """
+    ledger = _Ledger(snapshot)
+    kept: list[Action] = []
+    rejections: list[Rejection] = []
+    reasons = dict(plan.reasons)
+    for action in plan.actions:
+        why = ledger.refuse(action)
+        if why is None:
+            kept.append(action)
+            continue
+        rejections.append(Rejection(action, why))
+        if action.job_id in ledger.pending:
+            reasons[action.job_id] = Reason(code=ReasonCode.REJECTED, message=f"the plan's check refused it: {why}")
+    for job_id in ledger.pending:
+        if job_id in ledger.settled:
+            reasons.pop(job_id, None)
+        elif job_id not in reasons:
+            reasons[job_id] = _NOT_CHOSEN
+    return Plan(actions=tuple(kept), reasons=reasons), tuple(rejections)
+
+
+class _Ledger:
+    """What is left while a plan is gone through."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.pending = {job.id: job for job in snapshot.pending}
+        self.settled: set[str] = set()  # jobs that an accepted action has already dealt with
+        self._snapshot = snapshot
+        self._running = {job.id: job for job in snapshot.running}
+        self._nodes = {node.name: node for node in snapshot.nodes}
+        self._cores = {node.name: node.cores for node in snapshot.nodes}
+        self._memory = {node.name: node.memory_mib for node in snapshot.nodes}
+        self._holder: dict[tuple[str, int], str] = {}
+        self._array_room: dict[str, int] = {}
+        for job in snapshot.running:
+            self._hold(job.allocation.parts, job.id)
+
+    def refuse(self, action: Action) -> str | None:
+        """Why ``action`` is not sound; None, and noted, if it is."""
+        if action.job_id in self.settled:
+            return f"the plan already has an action for job {action.job_id}"
+        if isinstance(action, Start):
+            why = self._refuse_start(action)
+        elif isinstance(action, Resize):
+            why = self._refuse_resize(action)
+        else:
+            known = action.job_id in self._running or (isinstance(action, CancelJob) and action.job_id in self.pending)
+            what = "running" if isinstance(action, Preempt) else "pending or running"
+            why = None if known else f"job {action.job_id} is not {what}"
+        if why is None:
+            self.settled.add(action.job_id)
+        return why
+
+    def _refuse_start(self, action: Start) -> str | None:
+        job = self.pending.get(action.job_id)
+        if job is None:
+            return f"job {action.job_id} is not pending"
+        reason = ineligible(job, self._snapshot.now, self._snapshot.policies) or self._array_full(job)
+        if reason is not None:
+            return reason.message
+        why = self._misshapen(job, action.allocation) or next(
+            (w for part in action.allocation.parts if (w := self._forbidden(job, part) or self._short(part))), None
+        )
+        if why is None:
+            self._hold(action.allocation.parts, job.id)
+            self._count_task(job)
+        return why
+
+    def _refuse_resize(self, action: Resize) -> str | None:
+        job = self._running.get(action.job_id)
+        if job is None:
+            return f"job {action.job_id} is not running"
+        parts = action.allocation.parts
+        if why := _not_a_gang(action.job_id, action.allocation):
+            return why
+        self._release(job.allocation.parts, job.id)
+        why = next((w for part in parts if (w := self._no_node(part) or self._short(part))), None)
+        self._hold(parts if why is None else job.allocation.parts, job.id)
+        return why
+
+    def _misshapen(self, job: PendingView, allocation: Allocation) -> str | None:
+        if why := _not_a_gang(job.id, allocation):
+            return why
+        spec = job.spec
+        if len(allocation.parts) != spec.nodes:
+            return f"it asks for {count_of(spec.nodes, 'node')}, the plan gives {len(allocation.parts)}"
+        for part in allocation.parts:
+            if len(part.gpus) != spec.gpus_per_node:
+                asked = count_of(spec.gpus_per_node, "GPU")
+                return f"it asks for {asked} per node, the plan gives {len(part.gpus)} on {part.node}"
+            if (part.cores, part.memory_mib) != (spec.cores_per_node, spec.memory_mib_per_node):
+                asked = (
+                    f"{count_of(spec.cores_per_node, 'core')} and {format_memory(spec.memory_mib_per_node)} per node"
+                )
+                return f"it asks for {asked}, the plan gives {part.cores} and {format_memory(part.memory_mib)}"
+        return None
+
+    def _forbidden(self, job: PendingView, part: NodeAllocation) -> str | None:
+        if why := self._no_node(part):
+            return why
+        node, spec = self._nodes[part.node], job.spec
+        if node.partition != spec.partition:
+            return f"node {node.name} is of partition {node.partition}, not {spec.partition}"
+        if spec.nodelist and node.name not in spec.nodelist:
+            return f"node {node.name} is not in its nodelist"
+        if node.name in spec.exclude:
+            return f"node {node.name} is excluded by the job"
+        if node.name in job.excluded_nodes:
+            return f"an earlier attempt failed on node {node.name}"
+        return None
+
+    def _no_node(self, part: NodeAllocation) -> str | None:
+        node = self._nodes.get(part.node)
+        if node is None:
+            return f"there is no node {part.node}"
+        if not node.available:
+            return f"node {node.name} is not available ({node.unavailable_reason or 'no reason given'})"
+        return None
+
+    def _short(self, part: NodeAllocation) -> str | None:
+        node = self._nodes[part.node]
+        if why := self._gpu_taken(node, part.gpus):
+            return why
+        if part.cores < 0 or part.memory_mib < 0:
+            return f"negative cores or memory on {node.name}"
+        if part.cores > self._cores[node.name]:
+            return f"node {node.name} has {count_of(max(0, self._cores[node.name]), 'core')} free, not {part.cores}"
+        if part.memory_mib > self._memory[node.name]:
+            free, asked = format_memory(max(0, self._memory[node.name])), format_memory(part.memory_mib)
+            return f"node {node.name} has {free} of memory free, not {asked}"
+        return None
+
+    def _gpu_taken(self, node: NodeView, gpus: tuple[int, ...]) -> str | None:
+        for gpu in gpus:
+            if gpu not in node.gpus:
+                return f"node {node.name} has no GPU {gpu}"
+            if gpu in node.blocked:
+                return f"GPU {gpu} of {node.name} cannot be used ({node.blocked[gpu]})"
+            if (node.name, gpu) in self._holder:
+                return f"GPU {gpu} of {node.name} is held by job {self._holder[node.name, gpu]}"
+        return f"a GPU of {node.name} is given twice" if len(set(gpus)) != len(gpus) else None
+
+    def _array_full(self, job: PendingView) -> Reason | None:
+        if job.array_room is None:
+            return None
+        return None if self._array_room.setdefault(job.array_id or job.id, job.array_room) > 0 else ARRAY_FULL
+
+    def _count_task(self, job: PendingView) -> None:
+        if job.array_room is not None:
+            self._array_room[job.array_id or job.id] -= 1
+
+    def _hold(self, parts: Iterable[NodeAllocation], job_id: str) -> None:
+        for part in parts:
+            self._holder.update(dict.fromkeys(((part.node, g) for g in part.gpus), job_id))
+            self._move(part, -1)
+
+    def _release(self, parts: Iterable[NodeAllocation], job_id: str) -> None:
+        for part in parts:
+            for key in ((part.node, g) for g in part.gpus):
+                if self._holder.get(key) == job_id:
+                    del self._holder[key]
+            self._move(part, +1)
+
+    def _move(self, part: NodeAllocation, sign: int) -> None:
+        if part.node in self._cores:
+            self._cores[part.node] += sign * part.cores
+            self._memory[part.node] += sign * part.memory_mib
+
+
+def _not_a_gang(job_id: str, allocation: Allocation) -> str | None:
+    if allocation.job_id != job_id:
+        return f"the allocation is of job {allocation.job_id}"
+    if not allocation.parts:
+        return "the allocation has no parts"
+    if [part.rank for part in allocation.parts] != list(range(len(allocation.parts))):
+        return "the ranks are not 0, 1, 2 .. in order"
+    if len({part.node for part in allocation.parts}) != len(allocation.parts):
+        return "two parts are on the same node"
+    return None

@@ -1,0 +1,136 @@
+"""The staged policies: order the queue, place what fits, say why the rest waits."""
+
+from __future__ import annotations
+
+from gpusched.model.jobs import Allocation, NodeAllocation
+from gpusched.model.plan import Plan, Reason, Start
+from gpusched.model.snapshot import PendingView, Snapshot
+from gpusched.sched.arrays import Waiting, World, releases_of, waiting_of, world_of
+from gpusched.sched.backfill import schedule
+from gpusched.sched.eligible import ineligible
+from gpusched.sched.fit import stand
+from gpusched.sched.gpus import Links, links_matrix, nearest_gpus
+from gpusched.sched.reasons import Block, Verdicts
+from gpusched.sched.state import (
+    BEST_FIT,
+    EASY,
+    FIRST_FIT,
+    NAIVE,
+    NONE,
+    SKIP,
+    SPREAD,
+    Outcome,
+    new_outcome,
+    new_scratch,
+    seed_words,
+)
+from gpusched.sched.usage import usage_of
+
+PLACES = {"first-fit": FIRST_FIT, "best-fit": BEST_FIT, "spread": SPREAD, "naive": NAIVE}
+BACKFILLS = {"none": NONE, "skip": SKIP, "easy": EASY}
+
+
+def decide(snapshot: Snapshot) -> Plan:
+    """What to start now, each partition by its own policy, and a reason for every job that stays.
+
+    The same snapshot always gives the same plan. A job's nodes are distinct nodes of its partition, in its ``nodelist``
+    if it has one (only these, all of them if it asks for as many), not in ``exclude`` nor ``excluded_nodes``.
+
+    Jobs that could not run even on the empty partition (BAD_CONSTRAINTS), that need nodes or GPUs which are down,
+    drained, lost or busy with foreign work (REQ_NODE_NOT_AVAIL), that are held, dependent, not yet due or bounded by
+    their array block nobody and reserve nothing: they may start late if those parts come back under load, but
+    a broken node does not stop a partition.
+    """
+    reasons: dict[str, Reason] = {}
+    eligible: list[PendingView] = []
+    for job in snapshot.pending:
+        why = ineligible(job, snapshot.now, snapshot.policies)
+        if why is None:
+            eligible.append(job)
+        else:
+            reasons[job.id] = why
+    if not eligible:
+        return Plan(reasons=reasons)
+    world = world_of(snapshot)
+    waiting = waiting_of(eligible, world, usage_of(snapshot))
+    outcome, blocks = _run(snapshot, world, waiting)
+    verdicts = Verdicts(snapshot, world, waiting, outcome.code.tolist())
+    for queue, block in blocks:
+        verdicts.add(queue, block, reasons)
+    return Plan(actions=tuple(starts(world, waiting, outcome)), reasons=reasons)
+
+
+def _run(snapshot: Snapshot, world: World, waiting: Waiting) -> tuple[Outcome, list[tuple[list[int], Block]]]:
+    """The compiled passes, one per partition that has a queue; with each queue in its order and what blocked it."""
+    scratch = new_scratch(len(world.nodes), waiting.jobs.standing.size)
+    outcome = new_outcome(len(waiting.views), waiting.parts)
+    releases = releases_of(snapshot.running, world, waiting.parts)
+    stand(world.total, world.usable, waiting.jobs.masks, waiting.requests, scratch, waiting.jobs.standing)
+    rng = seed_words(snapshot.seed)
+    blocks = []
+    for name, policy in snapshot.policies.items():
+        if name not in waiting.queues:
+            continue
+        queue = waiting.ordered(name, policy.order)
+        head, shadow = schedule(
+            world.rooms,
+            releases,
+            waiting.requests,
+            waiting.jobs,
+            queue,
+            PLACES[policy.place],
+            BACKFILLS[policy.backfill],
+            snapshot.now,
+            rng,
+            scratch,
+            outcome,
+        )
+        blocks.append((queue.tolist(), Block(policy, int(head), float(shadow))))
+    return outcome, blocks
+
+
+def starts(world: World, waiting: Waiting, outcome: Outcome) -> list[Start]:
+    """The started jobs with the GPUs picked inside each node; takes them off ``world.free``."""
+    picker = _Picker(world)
+    actions = []
+    nodes, offset = outcome.nodes.tolist(), outcome.offset.tolist()
+    for j in outcome.started[: outcome.total[0]].tolist():
+        job = waiting.views[j]
+        spec = job.spec
+        rows = nodes[offset[j] : offset[j] + spec.nodes]
+        parts = tuple(
+            NodeAllocation(
+                rank=rank,
+                node=world.nodes[row].name,
+                gpus=picker.pick(row, spec.gpus_per_node),
+                cores=spec.cores_per_node,
+                memory_mib=spec.memory_mib_per_node,
+            )
+            for rank, row in enumerate(rows)
+        )
+        actions.append(Start(job.id, Allocation(job.id, parts)))
+    return actions
+
+
+class _Picker:
+    """Takes GPUs off nodes; the nodes' link matrices are built once."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._matrices: dict[int, Links] = {}
+
+    def pick(self, row: int, count: int) -> tuple[int, ...]:
+        free = self._world.free[row]
+        node = self._world.nodes[row]
+        if not node.links or count >= len(free) or count == 0:
+            chosen = tuple(free[:count])
+            del free[:count]
+            return chosen
+        gpus = sorted(node.gpus)
+        matrix = self._matrices.get(row)
+        if matrix is None:
+            matrix = self._matrices[row] = links_matrix(gpus, node.links)
+        position = {gpu: i for i, gpu in enumerate(gpus)}
+        chosen = tuple(gpus[i] for i in nearest_gpus(matrix, tuple(position[g] for g in free), count))
+        self._world.free[row] = [g for g in free if g not in chosen]
+        return chosen

@@ -1,0 +1,89 @@
+"""Does it fit: now, on the partition as it is, on the empty partition; and what is short."""
+
+from __future__ import annotations
+
+from gpusched.compiled import jit
+from gpusched.sched.place import choose
+from gpusched.sched.state import (
+    BAD_CONSTRAINTS,
+    FIRST_FIT,
+    NOT_AVAILABLE,
+    OK,
+    Flags,
+    Ints,
+    Request,
+    Requests,
+    Rooms,
+    Scratch,
+)
+
+ALLOWED, GPUS, CORES, MEMORY = 0, 1, 2, 3
+
+
+@jit
+def request_of(requests: Requests, shape: int) -> Request:
+    """The request with index ``shape``."""
+    return Request(
+        requests.lo[shape],
+        requests.hi[shape],
+        requests.parts[shape],
+        requests.gpus[shape],
+        requests.cores[shape],
+        requests.memory[shape],
+        requests.mask[shape],
+    )
+
+
+@jit
+def stand(total: Rooms, usable: Rooms, masks: Flags, requests: Requests, scratch: Scratch, standing: Ints) -> None:
+    """Says of every request whether it can ever run: ``standing: int64[shapes]``, in place.
+
+    Args:
+        total: The nodes as declared, all of them empty and well.
+        usable: The nodes as they are, without those that are not available and without blocked GPUs, empty of jobs.
+        masks: ``uint8[masks, nodes]``.
+        requests: The distinct requests.
+        scratch: Work space.
+        standing: BAD_CONSTRAINTS: not even on ``total``; NOT_AVAILABLE: not on ``usable``; else OK.
+    """
+    for shape in range(standing.size):
+        request = request_of(requests, shape)
+        if choose(usable, masks, request, FIRST_FIT, scratch):
+            standing[shape] = OK
+        elif choose(total, masks, request, FIRST_FIT, scratch):
+            standing[shape] = NOT_AVAILABLE
+        else:
+            standing[shape] = BAD_CONSTRAINTS
+
+
+@jit
+def shortfall(rooms: Rooms, masks: Flags, request: Request) -> tuple[int, int, int]:
+    """What is short: (dimension, nodes that have enough up to it, node that comes nearest or -1).
+
+    The dimension is the first of ALLOWED, GPUS, CORES, MEMORY of which fewer than ``parts`` nodes have enough, among
+    the nodes that have enough of those before it; -1 where the request fits.
+    """
+    counts = [0, 0, 0, 0]
+    nearest = [-1, -1, -1, -1]
+    for node in range(request.lo, request.hi):
+        if rooms.gpus[node] < 0 or (request.mask >= 0 and masks[request.mask, node] == 0):
+            continue
+        counts[ALLOWED] += 1
+        if nearest[GPUS] < 0 or rooms.gpus[node] > rooms.gpus[nearest[GPUS]]:
+            nearest[GPUS] = node
+        if rooms.gpus[node] < request.gpus:
+            continue
+        counts[GPUS] += 1
+        if nearest[CORES] < 0 or rooms.cores[node] > rooms.cores[nearest[CORES]]:
+            nearest[CORES] = node
+        if rooms.cores[node] < request.cores:
+            continue
+        counts[CORES] += 1
+        if nearest[MEMORY] < 0 or rooms.memory[node] > rooms.memory[nearest[MEMORY]]:
+            nearest[MEMORY] = node
+        if rooms.memory[node] >= request.memory:
+            counts[MEMORY] += 1
+    for dimension in range(4):
+        if counts[dimension] < request.parts:
+            return dimension, counts[dimension], nearest[dimension]
+    return -1, counts[MEMORY], -1

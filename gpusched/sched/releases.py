@@ -1,0 +1,72 @@
+"""When running jobs give back what: a list in order of time, cheap to add to, to take from, and to walk."""
+
+from __future__ import annotations
+
+from gpusched.compiled import jit
+from gpusched.sched.state import Releases, Request
+
+_FEW = 16
+
+
+@jit
+def add(releases: Releases, end: float, node: int, request: Request, owner: int) -> None:
+    """Notes that ``owner`` gives one part of ``request`` back on ``node`` at ``end``; there must be an unused slot."""
+    slot = releases.order[releases.used[0]]
+    releases.end[slot] = end
+    releases.node[slot] = node
+    releases.gpus[slot] = request.gpus
+    releases.cores[slot] = request.cores
+    releases.memory[slot] = request.memory
+    releases.owner[slot] = owner
+    releases.used[0] += 1
+
+
+@jit
+def drop(releases: Releases, owner: int) -> int:
+    """Forgets the parts of ``owner`` (it has ended); how many there were."""
+    found = 0
+    at = 0
+    while at < releases.used[0]:
+        slot = releases.order[at]
+        if releases.owner[slot] != owner:
+            at += 1
+            continue
+        last = releases.used[0] - 1
+        for i in range(at, last):
+            releases.order[i] = releases.order[i + 1]
+        releases.order[last] = slot
+        releases.used[0] = last
+        if at < releases.used[1]:
+            releases.used[1] -= 1
+        found += 1
+    return found
+
+
+@jit
+def settle(releases: Releases) -> None:
+    """Brings the used slots into order of (end, slot): insertion for a few new ones, else Shell's sort."""
+    used = releases.used[0]
+    first = releases.used[1]
+    gap = 1
+    if used - first > _FEW:
+        first = 0
+        while gap < used // 9:
+            gap = 3 * gap + 1
+    while gap > 0:
+        for i in range(max(gap, first), used):
+            _sink(releases, i, gap)
+        gap //= 3
+    releases.used[1] = used
+
+
+@jit
+def _sink(releases: Releases, at: int, gap: int) -> None:
+    slot = releases.order[at]
+    end = releases.end[slot]
+    while at >= gap:
+        before = releases.order[at - gap]
+        if releases.end[before] < end or (releases.end[before] == end and before < slot):
+            break
+        releases.order[at] = before
+        at -= gap
+    releases.order[at] = slot

@@ -1,0 +1,195 @@
+"""The arrays that the compiled passes work on, by name; all state is explicit and changed in place.
+
+Every integer is an int64 and every time a float64 of seconds, so that each pass is compiled once. Nodes of one
+partition are neighbours: a request names its partition as the rows ``lo <= node < hi``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint64]
+
+FIRST_FIT, BEST_FIT, SPREAD, NAIVE = 0, 1, 2, 3
+NONE, SKIP, EASY = 0, 1, 2
+
+# What a pass says of a job; 0 .. 2 also say how a request stands towards the whole partition.
+OK, BAD_CONSTRAINTS, NOT_AVAILABLE, ARRAY_LIMIT, RESOURCES, PRIORITY, BACKFILL, POLICY = range(8)
+STARTED = OK
+
+
+class Rooms(NamedTuple):
+    """What nodes could give: ``int64[nodes]`` each. A node that is not available has -1 GPUs, and so fits nothing.
+
+    Attributes:
+        gpus: Whole GPUs, at most 2047.
+        cores: Cores, less than 2**20; may be negative where running jobs hold more than there is.
+        memory: MiB, less than 2**32; may be negative like ``cores``.
+    """
+
+    gpus: Ints
+    cores: Ints
+    memory: Ints
+
+
+class Request(NamedTuple):
+    """What one job asks for: ``parts`` distinct nodes of rows ``lo <= node < hi``, each giving the same.
+
+    ``mask`` is a row of the masks (``uint8[masks, nodes]``, 1: allowed), or -1 where any node will do.
+    """
+
+    lo: int
+    hi: int
+    parts: int
+    gpus: int
+    cores: int
+    memory: int
+    mask: int
+
+
+class Requests(NamedTuple):
+    """Distinct requests ("shapes"), one `Request` per index: ``int64[shapes]`` each."""
+
+    lo: Ints
+    hi: Ints
+    parts: Ints
+    gpus: Ints
+    cores: Ints
+    memory: Ints
+    mask: Ints
+
+
+class Jobs(NamedTuple):
+    """The queue's jobs.
+
+    Attributes:
+        shape: ``int64[jobs]``: index into `Requests`.
+        limit: ``float64[jobs]``: time limit in seconds.
+        array: ``int64[jobs]``: index into ``array_room``, or -1.
+        array_room: ``int64[arrays]``: how many more tasks may start; counted down in place.
+        standing: ``int64[shapes]``: OK, BAD_CONSTRAINTS or NOT_AVAILABLE (see `fit.stand`).
+        masks: ``uint8[masks, nodes]``.
+    """
+
+    shape: Ints
+    limit: Floats
+    array: Ints
+    array_room: Ints
+    standing: Ints
+    masks: Flags
+
+
+class Releases(NamedTuple):
+    """What running jobs will give back, one slot per (job, node).
+
+    Attributes:
+        end: ``float64[slots]``: when, at the latest (seconds, the clock of ``now``).
+        node, gpus, cores, memory, owner: ``int64[slots]``: where, what, and the job it is of.
+        order: ``int64[slots]``: a permutation: the used slots, then the unused ones.
+        used: ``int64[2]``: used slots; how many of them, from the first, are known to be in order of ``end``.
+    """
+
+    end: Floats
+    node: Ints
+    gpus: Ints
+    cores: Ints
+    memory: Ints
+    owner: Ints
+    order: Ints
+    used: Ints
+
+
+class Scratch(NamedTuple):
+    """Room to work in, kept between passes.
+
+    Attributes:
+        chosen, keys: ``int64[nodes]``: the nodes picked by the last `place.choose` or `place.draw`, and their keys.
+        future: Rooms at the shadow time.
+        spare: What of ``future`` the head leaves on its reserved nodes (elsewhere `PLENTY`).
+        late: ``min(room now, spare)``: what a job may take that ends after the shadow time.
+        failed, failed_late: ``int64[shapes]``: the last pass (``stamp``) in which the shape did not fit; within a pass
+            room only shrinks, so it will not fit later in it either.
+        stamp: ``int64[1]``: number of the pass.
+    """
+
+    chosen: Ints
+    keys: Ints
+    future: Rooms
+    spare: Rooms
+    late: Rooms
+    failed: Ints
+    failed_late: Ints
+    stamp: Ints
+
+
+class Outcome(NamedTuple):
+    """What the passes decided; later passes append.
+
+    Attributes:
+        code: ``int64[jobs]``: STARTED, or why not.
+        started: ``int64[jobs]``: started jobs, in order; ``total[0]`` of them.
+        nodes: ``int64[parts]``: their nodes; those of job j begin at ``offset[j]``; ``total[1]`` in all.
+        offset: ``int64[jobs]``.
+        total: ``int64[2]``: started jobs, and their parts.
+    """
+
+    code: Ints
+    started: Ints
+    nodes: Ints
+    offset: Ints
+    total: Ints
+
+
+PLENTY = 1 << 40
+
+
+def new_rooms(nodes: int) -> Rooms:
+    """Rooms of ``nodes`` nodes without anything to give."""
+    return Rooms(*(np.zeros(nodes, np.int64) for _ in range(3)))
+
+
+def new_releases(slots: int) -> Releases:
+    """Empty releases with room for ``slots`` parts."""
+    node, gpus, cores, memory, owner = (np.zeros(slots, np.int64) for _ in range(5))
+    order = np.arange(slots, dtype=np.int64)
+    return Releases(np.zeros(slots), node, gpus, cores, memory, owner, order, np.zeros(2, np.int64))
+
+
+def new_scratch(nodes: int, shapes: int) -> Scratch:
+    """Work space for that many nodes and distinct requests."""
+    return Scratch(
+        chosen=np.zeros(nodes, np.int64),
+        keys=np.zeros(nodes, np.int64),
+        future=new_rooms(nodes),
+        spare=new_rooms(nodes),
+        late=new_rooms(nodes),
+        failed=np.zeros(shapes, np.int64),
+        failed_late=np.zeros(shapes, np.int64),
+        stamp=np.zeros(1, np.int64),
+    )
+
+
+def new_outcome(jobs: int, parts: int) -> Outcome:
+    """An outcome with room for that many jobs with that many parts in all."""
+    return Outcome(
+        code=np.zeros(jobs, np.int64),
+        started=np.zeros(jobs, np.int64),
+        nodes=np.zeros(parts, np.int64),
+        offset=np.zeros(jobs, np.int64),
+        total=np.zeros(2, np.int64),
+    )
+
+
+def seed_words(seed: int) -> Words:
+    """State for `place.next_random` (``uint64[1]``), well mixed by splitmix64 (Steele, Lea, Flood, OOPSLA 2014)."""
+    mask = (1 << 64) - 1
+    z = (seed + 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return np.array([(z ^ (z >> 31)) or 1], dtype=np.uint64)

@@ -1,0 +1,184 @@
+"""A snapshot counted in plain Python: what each node has free and who holds the rest. For explanations, not for speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from gpusched.model.jobs import JobSpec
+from gpusched.model.snapshot import NodeView, PendingView, Snapshot
+from gpusched.model.units import format_memory
+from gpusched.sched.eligible import id_key, ineligible
+from gpusched.sched.text import count_of, listed
+from gpusched.sched.usage import usage_of
+
+
+class NodeCount(msgspec.Struct, kw_only=True):
+    """One node: declared, usable (well and empty) and free GPUs, cores, MiB; changed only while it is being counted."""
+
+    node: NodeView
+    held: set[int]
+    cores: int
+    memory_mib: int
+
+    @property
+    def total(self) -> tuple[int, int, int]:
+        """As declared: (GPUs, cores, MiB)."""
+        return len(self.node.gpus), self.node.cores, self.node.memory_mib
+
+    @property
+    def usable(self) -> tuple[int, int, int]:
+        """Without blocked GPUs, empty of jobs; nothing on a node that is not available."""
+        if not self.node.available:
+            return -1, self.node.cores, self.node.memory_mib
+        return len(set(self.node.gpus) - self.node.blocked.keys()), self.node.cores, self.node.memory_mib
+
+    @property
+    def free(self) -> tuple[int, int, int]:
+        """What a job could have now."""
+        if not self.node.available:
+            return -1, self.cores, self.memory_mib
+        return len(set(self.node.gpus) - self.node.blocked.keys() - self.held), self.cores, self.memory_mib
+
+
+def counts_of(snapshot: Snapshot) -> dict[str, NodeCount]:
+    """Node name -> its count."""
+    counts = {
+        n.name: NodeCount(node=n, held=set(), cores=n.cores, memory_mib=n.memory_mib) for n in reversed(snapshot.nodes)
+    }
+    counts = {name: counts[name] for name in reversed(counts)}
+    for job in snapshot.running:
+        for part in job.allocation.parts:
+            if count := counts.get(part.node):
+                count.held.update(part.gpus)
+                count.cores -= part.cores
+                count.memory_mib -= part.memory_mib
+    return counts
+
+
+def need(spec: JobSpec) -> tuple[int, int, int]:
+    """GPUs, cores and MiB per node."""
+    return spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node
+
+
+def covers(has: tuple[int, int, int], needs: tuple[int, int, int]) -> bool:
+    """Whether every figure is enough."""
+    return all(h >= n for h, n in zip(has, needs, strict=True))
+
+
+def barred(job: PendingView, node: NodeView) -> str:
+    """Why the job may not use the node even if it were empty; "" if it may."""
+    if node.partition != job.spec.partition:
+        return f"is of partition {node.partition}"
+    if job.spec.nodelist and node.name not in job.spec.nodelist:
+        return "not in its nodelist"
+    if node.name in job.spec.exclude:
+        return "excluded by the job"
+    return "an earlier attempt failed here" if node.name in job.excluded_nodes else ""
+
+
+def fits(
+    job: PendingView, counts: Iterable[NodeCount], has: Callable[[NodeCount], tuple[int, int, int]], to: int = 0
+) -> bool:
+    """Whether the job's ``spec.nodes`` (or ``to``) parts fit on what ``has`` says of each node it may use."""
+    parts, needs = to or job.spec.nodes, need(job.spec)
+    return sum(1 for c in counts if not barred(job, c.node) and covers(has(c), needs)) >= parts
+
+
+def plain_order(snapshot: Snapshot, partition: str) -> list[PendingView]:
+    """The partition's jobs that may start, first to last; the same order as `order.queue_order`."""
+    policy = snapshot.policies.get(partition)
+    usage = usage_of(snapshot)
+
+    def key(job: PendingView) -> tuple[object, ...]:
+        spec = job.spec
+        own: tuple[float, ...] = ()
+        if policy and policy.order == "ljf":
+            own = (-spec.gpus, -spec.nodes * spec.cores_per_node, -spec.nodes * spec.memory_mib_per_node)
+        elif policy and policy.order == "sjf":
+            own = (spec.time_limit_s,)
+        elif policy and policy.order == "fairshare":
+            own = (usage.get(job.user, 0.0),)
+        return (-job.priority, *own, job.submit_time, id_key(job.id))
+
+    jobs = (j for j in snapshot.pending if j.spec.partition == partition)
+    return sorted((j for j in jobs if ineligible(j, snapshot.now, snapshot.policies) is None), key=key)
+
+
+def queue_of(snapshot: Snapshot, partition: str, counts: Iterable[NodeCount]) -> list[PendingView]:
+    """Of `plain_order` those that count: no more tasks of an array than it has room, and none that cannot run."""
+    nodes = [c for c in counts if c.node.partition == partition]
+    room: dict[str, int] = {}
+    possible: dict[tuple[object, ...], bool] = {}
+    queue = []
+    for job in plain_order(snapshot, partition):
+        spec = job.spec
+        shape = (spec.nodes, *need(spec), spec.nodelist, spec.exclude, job.excluded_nodes)
+        if shape not in possible:
+            possible[shape] = fits(job, nodes, lambda c: c.usable)
+        if not possible[shape]:
+            continue
+        if job.array_room is not None:
+            array = job.array_id or job.id
+            room[array] = room.get(array, job.array_room) - 1
+            if room[array] < 0:
+                continue
+        queue.append(job)
+    return queue
+
+
+def earliest(snapshot: Snapshot, job: PendingView, counts: dict[str, NodeCount]) -> tuple[float, str] | None:
+    """When the job fits at the latest, by the limits of what runs, were it alone in the queue; and thanks to whom.
+
+    Returns:
+        (Unix seconds, ``job X on dgx001 frees 4 GPUs``), or None if it fits now or never.
+    """
+    needs = need(job.spec)
+    has = {name: list(c.free) for name, c in counts.items() if not barred(job, c.node) and c.node.available}
+    fitting = sum(1 for h in has.values() if covers((h[0], h[1], h[2]), needs))
+    if fitting >= job.spec.nodes:
+        return None
+    for end, _, running in sorted((r.expected_end, i, r) for i, r in enumerate(snapshot.running)):
+        for part in running.allocation.parts:
+            if part.node not in has:
+                continue
+            h = has[part.node]
+            before = covers((h[0], h[1], h[2]), needs)
+            gpus = sum(1 for g in part.gpus if g not in counts[part.node].node.blocked)
+            h[0], h[1], h[2] = h[0] + gpus, h[1] + part.cores, h[2] + part.memory_mib
+            fitting += not before and covers((h[0], h[1], h[2]), needs)
+            if fitting >= job.spec.nodes:
+                return max(end, snapshot.now), f"job {running.id} on {part.node} frees {count_of(gpus, 'GPU')}"
+    return None
+
+
+def shortfall_of(count: NodeCount, needs: tuple[int, int, int]) -> tuple[str, str]:
+    """(dimension, text) of a node that does not fit: ``2 of 8 GPUs free, needs 4 (3 held by jobs, 1 LOST)``."""
+    free, total = count.free, count.total
+    if free[0] < needs[0]:
+        return "gpus", f"{free[0]} of {count_of(total[0], 'GPU')} free, needs {needs[0]}{_gpus_gone(count)}"
+    if free[1] < needs[1]:
+        held = f" ({total[1] - free[1]} held by jobs)" if total[1] > free[1] else ""
+        return "cores", f"{max(0, free[1])} of {count_of(total[1], 'core')} free, needs {needs[1]}{held}"
+    held = f" ({format_memory(total[2] - free[2])} held by jobs)" if total[2] > free[2] else ""
+    text = f"{format_memory(max(0, free[2]))} of {format_memory(total[2])} memory free, needs {format_memory(needs[2])}"
+    return "memory", text + held
+
+
+def _gpus_gone(count: NodeCount) -> str:
+    """Who has the GPUs that are not free: `` (3 held by jobs, 2 foreign: pid 4711 of alice, 1 LOST)``."""
+    gone: list[str] = []
+    blocked = {g: why for g, why in sorted(count.node.blocked.items()) if g in count.node.gpus}
+    held = len((count.held & set(count.node.gpus)) - blocked.keys())
+    if held:
+        gone.append(f"{held} held by jobs")
+    kinds: dict[str, list[str]] = {}
+    for why in blocked.values():
+        kind, _, detail = why.partition(": ")
+        kinds.setdefault(kind, []).append(detail)
+    for kind, details in kinds.items():
+        known = list(dict.fromkeys(d for d in details if d))
+        name = "foreign" if kind == "BUSY" else kind
+        gone.append(f"{len(details)} {name}" + (f": {listed(known)}" if known and kind == "BUSY" else ""))
+    return f" ({', '.join(gone)})" if gone else ""

@@ -1,0 +1,76 @@
+"""The sentences that say why a job waits; plain Python, shared by `decide` and `explain`."""
+
+from __future__ import annotations
+
+from gpusched.model.units import format_duration, format_memory
+
+ALLOWED, GPUS, CORES, MEMORY = 0, 1, 2, 3
+
+
+def count_of(number: int, noun: str) -> str:
+    """``1 GPU``, ``2 GPUs``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def listed(words: list[str], most: int = 3) -> str:
+    """``a, b, c and 4 more``."""
+    shown = ", ".join(words[:most])
+    return f"{shown} and {len(words) - most} more" if len(words) > most else shown
+
+
+def amount(dimension: int, value: int) -> str:
+    """A figure with its unit: ``4 GPUs``, ``16 cores``, ``64G of memory``."""
+    if dimension == MEMORY:
+        return f"{format_memory(value)} of memory"
+    return count_of(value, "GPU" if dimension == GPUS else "core")
+
+
+def shortage(
+    verb: str, free: str, dimension: int, parts: int, needs: tuple[int, int, int], count: int, nearest: str, has: int
+) -> str:
+    """What is short, with figures: ``waits for 4 GPUs on one node; most free on one node: 2 (dgx001)``.
+
+    Args:
+        verb: ``waits for`` or ``needs``.
+        free: What the figures say of the nodes: ``free``, ``usable`` or ``there``.
+        dimension: ALLOWED, GPUS, CORES or MEMORY, see `fit.shortfall`.
+        parts: Nodes asked for.
+        needs: GPUs, cores and MiB per node.
+        count: Nodes that have enough of it.
+        nearest: The node that comes nearest, or "".
+        has: What that one has.
+    """
+    if dimension == ALLOWED:
+        these_are = "1 is" if count == 1 else f"{count} are"
+        return f"{verb} {count_of(parts, 'node')} of those it may use; {these_are} {free}"
+    need = amount(dimension, needs[dimension - 1])
+    beside = f" beside {amount(GPUS, needs[0])}" if dimension > GPUS and needs[0] else ""
+    if parts > 1:
+        have = "1 node has" if count == 1 else f"{count or 'no'} nodes have"
+        return f"{verb} {need}{beside} on each of {parts} nodes; {have} that {free}"
+    best = (format_memory(max(has, 0)) if dimension == MEMORY else str(max(has, 0))) if nearest else "none"
+    return f"{verb} {need}{beside} on one node; most {free} on one node: {best}" + (f" ({nearest})" if nearest else "")
+
+
+def before_it(ahead: int) -> str:
+    """How many jobs are before it, `rounded`."""
+    verb = "job of equal or higher priority is" if ahead == 1 else "jobs of equal or higher priority are"
+    return f"{ahead} {verb} before it" if ahead <= 100 else f"at least {rounded(ahead)} {verb} before it"
+
+
+def rounded(ahead: int) -> int:
+    """Down to two digits above 100, so that many jobs share few sentences, and keep them from cycle to cycle."""
+    step = 1
+    while ahead >= 100 * step:
+        step *= 10
+    return ahead // step * step
+
+
+def starts_in(seconds: float) -> str:
+    """``; by the time limits it can start in 2:05:00``, or nothing where that is not known."""
+    return f"; by the time limits it can start in {format_duration(seconds)}" if seconds != float("inf") else ""
+
+
+def would_delay(head: str, seconds: float) -> str:
+    """Why a job that fits is held back."""
+    return f"fits now, but would delay job {head}, which is to start in {format_duration(seconds)}"

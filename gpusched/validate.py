@@ -1,0 +1,249 @@
+"""Whether a job may be asked for at all. Pure: clients call it before they queue, the controller before it believes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from gpusched.errors import UsageError
+from gpusched.model import ids
+from gpusched.model.jobs import JobSpec
+from gpusched.model.resources import Inventory, Node, Partition, RuntimeName
+from gpusched.model.suggest import did_you_mean
+from gpusched.model.units import format_duration, format_memory
+
+MAX_VALUE_BYTES = 120_000  # below Linux' limit for one argument or variable (128 KiB)
+MAX_TOTAL_BYTES = 1_000_000  # of command and environment together: half of what execve takes with the usual stack
+MAX_NAME = 200
+MAX_ARRAY_TASKS = 100_000
+MAX_PRIORITY = 1_000_000_000
+SIGNALS = frozenset(
+    "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT STOP TSTP TTIN TTOU URG "
+    "XCPU XFSZ VTALRM PROF WINCH IO PWR SYS".split()
+)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_IMAGE = re.compile(r"[A-Za-z0-9/.][^\s\x00-\x1f\x7f]{0,1023}")
+
+
+def validate_spec(spec: JobSpec, inventory: Inventory) -> None:
+    """Check a request against what is declared.
+
+    Raises:
+        UsageError: The first thing wrong with it, in one line.
+    """
+    partition = known_partition(inventory, spec.partition)
+    _check_name(spec.name)
+    _check_environment(spec)
+    _check_texts(spec)
+    _check_mounts(spec)
+    _check_numbers(spec)
+    _check_image(spec, partition)
+    _check_flavor(spec, partition)
+    _check_bounds(spec, partition)
+    check_nodes(inventory, partition, (*spec.nodelist, *spec.exclude))
+    _check_fits(spec, partition)
+
+
+def known_partition(inventory: Inventory, name: str) -> Partition:
+    """The partition called ``name``.
+
+    Raises:
+        UsageError: There is none.
+    """
+    found = inventory.partition(name)
+    if found is None:
+        names = [p.name for p in inventory.partitions]
+        raise UsageError(f"there is no partition '{name}'{did_you_mean(name, names)}")
+    return found
+
+
+def check_nodes(inventory: Inventory, partition: Partition | None, names: Iterable[str]) -> None:
+    """Every name is a node (of the partition).
+
+    Raises:
+        UsageError: One is not.
+    """
+    for name in names:
+        node = inventory.node(name)
+        if node is None:
+            raise UsageError(f"there is no node '{name}'{did_you_mean(name, [n.name for n in inventory.nodes])}")
+        if partition is not None and node.partition != partition.name:
+            raise UsageError(f"node '{name}' is in partition {node.partition}, not in {partition.name}")
+
+
+def check_text(what: str, text: str, limit: int = MAX_VALUE_BYTES) -> None:
+    """No NUL, no lone surrogates, not too long: can be an argument or a variable of a process.
+
+    Raises:
+        UsageError: It cannot.
+    """
+    if "\0" in text:
+        raise UsageError(f"{what} holds a NUL character, which no program can be given")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise UsageError(f"{what} is not valid UTF-8") from None
+    if size > limit:
+        raise UsageError(f"{what} is {size} bytes long, at most {limit} are possible", "put it into a file")
+
+
+def usable_nodes(partition: Partition, nodelist: tuple[str, ...], exclude: tuple[str, ...]) -> list[Node]:
+    """The partition's nodes that a job with this nodelist and exclude may use."""
+    return [n for n in partition.nodes if (not nodelist or n.name in nodelist) and n.name not in exclude]
+
+
+def nodes_that_hold(nodes: Iterable[Node], gpus: int, cores: int, memory_mib: int) -> int:
+    """How many of the nodes are large enough for one part of a job."""
+    return sum(n.gpus >= gpus and n.cores >= cores and n.memory_mib >= memory_mib for n in nodes)
+
+
+def _check_name(name: str) -> None:
+    if not name or len(name) > MAX_NAME:
+        raise UsageError(f"a job name has 1 to {MAX_NAME} characters, this one has {len(name)}")
+    if not name.isprintable():
+        raise UsageError("a job name is one line of printable characters", f"found {name[:80]!r}")
+
+
+def _check_texts(spec: JobSpec) -> None:
+    for number, word in enumerate(spec.command):
+        check_text(f"word {number + 1} of the command", word)
+    total = sum(len(w.encode()) for w in spec.command)
+    for name, value in spec.env.items():
+        check_text(f"the value of --env {name[:80]}", value)
+        total += len(name) + len(value.encode())
+    if total > MAX_TOTAL_BYTES:
+        raise UsageError(
+            f"command and environment are {total} bytes together, at most {MAX_TOTAL_BYTES} are possible",
+            "put them into a file",
+        )
+    check_text("--comment", spec.comment)
+    for option, path in (("--workdir", spec.workdir), ("--output", spec.output)):
+        if path is not None:
+            check_text(option, path, 4000)
+            if not path.startswith("/") or "\n" in path or "\r" in path:
+                raise UsageError(f"{option} must be an absolute path in one line", f"found {path[:80]!r}")
+
+
+def _check_environment(spec: JobSpec) -> None:
+    for name in (*spec.env, *spec.secret_names):
+        if not _VARIABLE.fullmatch(name):
+            raise UsageError(f"{name[:80]!r} is not a name for an environment variable")
+    if both := set(spec.env) & set(spec.secret_names):
+        raise UsageError(f"{min(both)} is given with --env and with --secret", "give it once")
+    if len(set(spec.secret_names)) != len(spec.secret_names):
+        raise UsageError("a secret is given twice")
+
+
+def _check_mounts(spec: JobSpec) -> None:
+    targets = set()
+    for mount in spec.mounts:
+        for path in (mount.source, mount.target):
+            check_text("--mount", path, 4000)
+            if not path.startswith("/") or any(c in path for c in ':,"') or not path.isprintable():
+                raise UsageError("--mount takes absolute paths without ':', ',' and quotes", f"found {path[:80]!r}")
+            if ".." in path.split("/"):
+                raise UsageError("--mount takes paths without '..'", f"found {path[:80]!r}")
+        if mount.target in targets:
+            raise UsageError(f"--mount: two mounts at {mount.target}")
+        targets.add(mount.target)
+
+
+def _check_numbers(spec: JobSpec) -> None:
+    if spec.nodes < 1 or spec.gpus_per_node < 0 or spec.cores_per_node < 1 or spec.memory_mib_per_node < 1:
+        raise UsageError("a job needs at least 1 node, 0 GPUs, 1 core and 1 MiB on each")
+    if spec.time_limit_s < 1:
+        raise UsageError("--time must be greater than zero")
+    if abs(spec.priority) > MAX_PRIORITY or abs(spec.nice) > MAX_PRIORITY:
+        raise UsageError(f"--priority and --nice are at most {MAX_PRIORITY} either way")
+    if spec.signal not in SIGNALS:
+        raise UsageError(f"there is no signal {spec.signal!r}{did_you_mean(spec.signal, sorted(SIGNALS))}")
+    if spec.signal_before_s is not None and not 0 < spec.signal_before_s:
+        raise UsageError("--signal NAME@SECONDS: the seconds must be greater than zero")
+    for dependency in spec.dependencies:
+        base, _, index = dependency.job_id.partition("_")
+        if not ids.is_job_id(base) or not ids.is_prefix(dependency.job_id) or ("_" in dependency.job_id and not index):
+            raise UsageError(f"--dependency: {dependency.job_id[:40]!r} is not a job id")
+
+
+def _check_image(spec: JobSpec, partition: Partition) -> None:
+    runtimes = {node.runtime for node in usable_nodes(partition, spec.nodelist, spec.exclude)}
+    if spec.image is not None:
+        check_text("--image", spec.image, 4000)
+        if not _IMAGE.fullmatch(spec.image):
+            raise UsageError("--image is one word such as docker.io/library/python:3.12", f"found {spec.image[:80]!r}")
+        if runtimes == {RuntimeName.PROCESS}:
+            raise UsageError(
+                f"partition {partition.name} runs jobs without containers, so --image has no meaning", "leave it out"
+            )
+    elif runtimes - {RuntimeName.PROCESS} and partition.default_image is None:
+        raise UsageError(
+            f"partition {partition.name} runs containers and has no default image", "say which one with --image"
+        )
+    if not spec.command and RuntimeName.PROCESS in runtimes:
+        raise UsageError("nothing to run: the command is missing", "gpusched submit ... -- COMMAND ARG...")
+
+
+def _check_flavor(spec: JobSpec, partition: Partition) -> None:
+    if spec.flavor is None:
+        return
+    flavor = partition.flavor(spec.flavor)
+    if flavor is None:
+        names = [f.name for f in partition.flavors]
+        raise UsageError(
+            f"partition {partition.name} has no flavor '{spec.flavor}'{did_you_mean(spec.flavor, names)}"
+        )
+    if (
+        spec.gpus != flavor.gpus
+        or spec.nodes * spec.cores_per_node > flavor.cores
+        or spec.nodes * spec.memory_mib_per_node > flavor.memory_mib
+    ):
+        raise UsageError(
+            f"flavor {flavor.name} is {flavor.gpus} GPUs, {flavor.cores} cores, {format_memory(flavor.memory_mib)}; "
+            f"asked were {spec.gpus} GPUs, {spec.nodes * spec.cores_per_node} cores, "
+            f"{format_memory(spec.nodes * spec.memory_mib_per_node)}"
+        )
+    if spec.time_limit_s > flavor.time_limit_s:
+        raise UsageError(
+            f"--time {format_duration(spec.time_limit_s)} is longer than flavor {flavor.name} allows "
+            f"({format_duration(flavor.time_limit_s)})"
+        )
+
+
+def _check_bounds(spec: JobSpec, partition: Partition) -> None:
+    limit = max_time(partition)
+    if limit is not None and spec.time_limit_s > limit:
+        raise UsageError(
+            f"--time {format_duration(spec.time_limit_s)} is longer than partition {partition.name} allows "
+            f"({format_duration(limit)})"
+        )
+    largest = partition.largest_flavor
+    if largest is None or spec.flavor is not None:
+        return
+    for option, asked, most in (
+        ("--gpus", spec.gpus, largest.gpus),
+        ("--cpus", spec.nodes * spec.cores_per_node, largest.cores),
+        ("--mem (MiB)", spec.nodes * spec.memory_mib_per_node, largest.memory_mib),
+    ):
+        if asked > most:
+            raise UsageError(
+                f"{option} {asked} is more than the largest flavor of partition {partition.name} has "
+                f"({largest.name}: {most})"
+            )
+
+
+def max_time(partition: Partition) -> int | None:
+    """The longest time limit of the partition: as declared, else its longest flavor's."""
+    if partition.max_time_s is not None:
+        return partition.max_time_s
+    return max((f.time_limit_s for f in partition.flavors), default=None)
+
+
+def _check_fits(spec: JobSpec, partition: Partition) -> None:
+    nodes = usable_nodes(partition, spec.nodelist, spec.exclude)
+    room = nodes_that_hold(nodes, spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node)
+    if room < spec.nodes:
+        raise UsageError(
+            f"{spec.nodes} x ({spec.gpus_per_node} GPUs, {spec.cores_per_node} cores, "
+            f"{format_memory(spec.memory_mib_per_node)}) does not fit: {room} of the {len(nodes)} nodes "
+            f"{'allowed' if len(nodes) < len(partition.nodes) else 'of partition ' + partition.name} are large enough"
+        )

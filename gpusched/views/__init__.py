@@ -1,0 +1,1 @@
+"""Data -> tables, text and JSON. Views fetch nothing."""

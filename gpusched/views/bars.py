@@ -1,0 +1,134 @@
+"""Small graphics for tables: bars of one cell per GPU, meters, and numbers that fit a column. Unknown is ``-``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.text import Text
+
+from gpusched.model.readings import GpuState, NodeState
+from gpusched.views.common import UNKNOWN
+
+GLYPHS: dict[GpuState, tuple[str, str, str]] = {
+    GpuState.ALLOCATED: ("■", "cyan", "allocated"),
+    GpuState.FREE: ("□", "green", "free"),
+    GpuState.BUSY: ("!", "bold yellow", "busy"),
+    GpuState.LOST: ("✗", "bold red", "lost"),
+    GpuState.UNUSABLE: ("%", "bold red", "unusable"),
+    GpuState.UNKNOWN: ("?", "dim", "unknown"),
+}
+
+STATE_STYLES: dict[NodeState, str] = {
+    NodeState.IDLE: "green",
+    NodeState.MIXED: "cyan",
+    NodeState.ALLOCATED: "cyan",
+    NodeState.DOWN: "bold red",
+    NodeState.DRAINING: "yellow",
+    NodeState.DRAINED: "yellow",
+    NodeState.UNKNOWN: "dim",
+}
+
+_LEVELS = "▁▂▃▄▅▆▇█"
+_EIGHTHS = "▏▎▍▌▋▊▉█"
+
+
+def states_bar(states: Iterable[GpuState]) -> Text:
+    """One glyph per GPU."""
+    bar = Text(no_wrap=True)
+    for state in states:
+        glyph, style, _ = GLYPHS[state]
+        bar.append(glyph, style)
+    return bar
+
+
+def legend(states: Iterable[GpuState]) -> Text:
+    """What the glyphs that occur mean."""
+    line = Text(style="dim")
+    seen = set(states)
+    for state, (glyph, style, word) in GLYPHS.items():
+        if state in seen:
+            line.append(glyph, f"not dim {style}")
+            line.append(f" {word}   ")
+    return line
+
+
+def utilization_bar(percents: Iterable[float | None]) -> Text:
+    """One cell per GPU, its height the utilization; ``-`` where it is unknown."""
+    bar = Text(no_wrap=True)
+    for percent in percents:
+        if percent is None:
+            bar.append(UNKNOWN, "dim")
+        else:
+            level = min(len(_LEVELS) - 1, max(0, int(percent / 100 * len(_LEVELS))))
+            bar.append(_LEVELS[level], "dim" if percent < 5 else heat(percent / 100))
+    return bar
+
+
+def meter(fraction: float | None, width: int, style: str | None = None) -> Text:
+    """A horizontal bar of ``width`` cells, filled to ``fraction`` (0..1); empty where that is unknown."""
+    if fraction is None:
+        return Text(" " * width)
+    eighths = round(min(1.0, max(0.0, fraction)) * width * 8)
+    full, rest = divmod(eighths, 8)
+    filled = "█" * full + (_EIGHTHS[rest - 1] if rest else "")
+    bar = Text(no_wrap=True)
+    bar.append(filled, style or heat(fraction))
+    bar.append("·" * (width - len(filled)), "dim")
+    return bar
+
+
+def heat(fraction: float) -> str:
+    """A colour for how much something is used."""
+    return "green" if fraction < 0.7 else "yellow" if fraction < 0.95 else "magenta"
+
+
+def number(value: float | None, digits: int = 0) -> str:
+    """A number with thousands separated; unknown is ``-``."""
+    return UNKNOWN if value is None else f"{value:,.{digits}f}"
+
+
+def quantity(value: float | None) -> str:
+    """A number with about three digits that matter: ``0.042``, ``3.14``, ``31.4``, ``1,234``."""
+    if value is None:
+        return UNKNOWN
+    if value == 0:
+        return "0"
+    size = abs(value)
+    return number(value, 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 0.1 else 4)
+
+
+def percent(fraction: float | None) -> str:
+    """0.5 as ``50%``; unknown is ``-``."""
+    return UNKNOWN if fraction is None else f"{fraction * 100:.0f}%"
+
+
+def watts(used: float | None, limit: float | None = None) -> str:
+    """``412 W``, or with a limit ``2.1/3.2 kW``; unknown is ``-``."""
+    if used is None:
+        return UNKNOWN
+    if (limit or used) >= 1000:
+        return f"{used / 1000:.1f}/{limit / 1000:.1f} kW" if limit else f"{used / 1000:.1f} kW"
+    return f"{used:.0f}/{limit:.0f} W" if limit else f"{used:.0f} W"
+
+
+def gibibytes(used_mib: float | None, total_mib: float | None) -> str:
+    """``412/640G``; unknown is ``-``."""
+    if used_mib is None and total_mib is None:
+        return UNKNOWN
+    parts = (UNKNOWN if m is None else _gib(m) for m in (used_mib, total_mib))
+    return "/".join(parts) + "G"
+
+
+def _gib(mib: float) -> str:
+    gib = mib / 1024
+    return f"{gib:.0f}" if gib >= 10 or gib == int(gib) else f"{gib:.1f}"
+
+
+def age(seconds: float | None) -> str:
+    """``8 s``, ``5 min``, ``3 h``, ``2 d``; unknown is ``-``."""
+    if seconds is None:
+        return UNKNOWN
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

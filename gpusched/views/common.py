@@ -1,0 +1,91 @@
+"""What all screens share: how unknown values, states, names and tables look."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from gpusched.model.jobs import JobState
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+UNKNOWN = "-"
+STATE_STYLE = {
+    JobState.PENDING: "yellow",
+    JobState.STARTING: "cyan",
+    JobState.RUNNING: "green",
+    JobState.COMPLETING: "cyan",
+    JobState.COMPLETED: "dim",
+    JobState.CANCELLED: "dim",
+}
+BAD_STATE_STYLE = "red"
+
+
+def state_style(state: JobState) -> str:
+    """The colour of a job's state."""
+    return STATE_STYLE.get(state, BAD_STATE_STYLE)
+
+
+def clean(text: str) -> str:
+    """The text in one line, control characters escaped."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def shorten(text: str, width: int) -> str:
+    """At most ``width`` characters, an ellipsis for the rest."""
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def local_time(timestamp: float | None) -> str:
+    """Unix seconds as ``2026-11-20 18:00:03`` in the reader's time zone; unknown is ``-``."""
+    if timestamp is None:
+        return UNKNOWN
+    return datetime.fromtimestamp(timestamp).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """``2-5,9`` of 2, 3, 4, 5, 9."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def compress_names(names: Iterable[str]) -> str:
+    """``dgx[1-3],login`` of dgx1, dgx2, dgx3, login (Slurm's host lists)."""
+    groups: dict[tuple[str, int], list[int]] = {}
+    for name in dict.fromkeys(names):
+        match = re.fullmatch(r"(.*?)([0-9]{1,9})", name)
+        if match is None or (match[2] != "0" and match[2].startswith("0")):
+            groups[(name, -1)] = []
+        else:
+            groups.setdefault((match[1], 0), []).append(int(match[2]))
+    return ",".join(
+        name if width < 0 else f"{name}{found[0]}" if len(found) == 1 else f"{name}[{ranges(found)}]"
+        for (name, width), found in groups.items()
+    )
+
+
+def energy(joules: float | None) -> str:
+    """Joules as ``1.23 kWh`` or ``45.0 Wh``; unknown is ``-``."""
+    if joules is None:
+        return UNKNOWN
+    watt_hours = joules / 3600
+    return f"{watt_hours / 1000:.2f} kWh" if watt_hours >= 1000 else f"{watt_hours:.1f} Wh"
+
+
+def plain_table(*columns: str, right: Iterable[str] = ()) -> Table:
+    """A table without lines, as ps and squeue print them; ``right`` names the columns of numbers."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    numbers = set(right)
+    for column in columns:
+        table.add_column(column, justify="right" if column in numbers else "left", no_wrap=True)
+    return table

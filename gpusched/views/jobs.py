@@ -1,0 +1,183 @@
+"""Jobs as JSON, as the ``status`` screen and as the page of one job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gpusched.model.jobs import ACTIVE, Job, JobState
+from gpusched.model.units import format_duration, format_memory, iso_utc
+from gpusched.views import common
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+NAME_WIDTH = 24
+REASON_WIDTH = 60
+
+
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``status`` shows.
+
+    Attributes:
+        jobs: In order of display.
+        energies: Joules so far of active jobs, where measured.
+        counts: State -> number of all jobs; empty in JSON mode.
+        prefixes: Id (an array's own for its tasks) -> how many of its characters name it uniquely.
+        warning: Why nothing moves, or "".
+    """
+
+    now: float
+    jobs: tuple[Job, ...]
+    energies: Mapping[str, float] = {}
+    counts: Mapping[str, int] = {}
+    prefixes: Mapping[str, int] = {}
+    warning: str = ""
+
+
+def job_nodes(job: Job) -> list[str]:
+    """Names of the nodes a job has (or had), by rank."""
+    return [part.node for part in job.allocation.parts] if job.allocation else []
+
+
+def elapsed_s(job: Job, now: float) -> float | None:
+    """Seconds since its start, or from start to end; None if it never started."""
+    if job.start_time is None:
+        return None
+    return max(0.0, (job.end_time if job.end_time is not None else now) - job.start_time)
+
+
+def job_dict(job: Job, now: float, energy_j: float | None = None) -> dict[str, Any]:
+    """A job as all ``--json`` screens give it. Times are UTC ISO-8601, durations seconds, unknown is None."""
+    spec = job.spec
+    return {
+        "id": job.id,
+        "name": spec.name,
+        "user": job.user,
+        "partition": spec.partition,
+        "flavor": spec.flavor,
+        "state": str(job.state),
+        "reason": job.reason or None,
+        "message": job.message or None,
+        "nodes": job_nodes(job),
+        "gpus": spec.gpus,
+        "submit_time": iso_utc(job.submit_time),
+        "eligible_time": iso_utc(job.eligible_time),
+        "start_time": iso_utc(job.start_time),
+        "end_time": iso_utc(job.end_time),
+        "elapsed_s": elapsed_s(job, now),
+        "time_limit_s": spec.time_limit_s,
+        "exit_code": job.exit_code,
+        "energy_j": job.energy_j if energy_j is None else energy_j,
+        "array_id": job.array_id,
+        "array_index": job.array_index,
+        "attempt": job.attempt,
+        "retries": job.retries,
+        "priority": job.priority,
+        "held_by": job.held_by or None,
+        "policy": job.policy,
+        "policy_version": job.policy_version,
+    }
+
+
+def head_line(listing: Listing) -> str:
+    """How many jobs are in which state."""
+    order = list(JobState)
+    found = sorted((JobState(s) for s, n in listing.counts.items() if n), key=order.index)
+    return ", ".join(f"{listing.counts[s]} {s}" for s in found) or "no jobs"
+
+
+def status_screen(listing: Listing) -> Group:
+    """Counts, warning and table."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[Text | Table] = [Text(head_line(listing), style="bold")]
+    if listing.warning:
+        parts.append(Text(f"warning: {listing.warning}", style="bold red"))
+    if listing.jobs:
+        parts.append(status_table(listing))
+    return Group(*parts)
+
+
+def status_table(listing: Listing) -> Table:
+    """One row per job; waiting tasks of an array that wait for the same reason share one."""
+    from rich.text import Text
+
+    table = common.plain_table(
+        "ID", "NAME", "USER", "PARTITION", "FLAVOR", "STATE", "GPUS", "NODES/REASON", "TIME", "LIMIT",
+        right=("GPUS", "TIME", "LIMIT"),
+    )  # fmt: skip
+    for jobs in _rows(listing.jobs):
+        job = jobs[0]
+        table.add_row(
+            _id_text(jobs, listing.prefixes),
+            Text(common.shorten(common.clean(job.spec.name), NAME_WIDTH)),
+            Text(job.user),
+            Text(job.spec.partition),
+            Text(job.spec.flavor or common.UNKNOWN),
+            Text(job.state, style=common.state_style(job.state)),
+            str(job.spec.gpus),
+            Text(where_or_why(job)),
+            format_duration(elapsed_s(job, listing.now)),
+            format_duration(job.spec.time_limit_s),
+        )
+    return table
+
+
+def _rows(jobs: Iterable[Job]) -> Iterator[list[Job]]:
+    """Jobs that share a row: pending tasks of one array with one reason, next to each other."""
+    row: list[Job] = []
+    for job in jobs:
+        same = row and job.array_id is not None and _row_key(row[0]) == _row_key(job)
+        if row and not same:
+            yield row
+            row = []
+        row.append(job)
+    if row:
+        yield row
+
+
+def _row_key(job: Job) -> tuple[object, ...]:
+    together = job.state is JobState.PENDING
+    return (job.array_id, job.state, job.reason, job.held_by) if together else (job.id,)
+
+
+def _id_text(jobs: list[Job], prefixes: Mapping[str, int]) -> Text:
+    from rich.text import Text
+
+    base = jobs[0].array_id or jobs[0].id
+    unique = prefixes.get(base, len(base))
+    text = Text(base[:unique], style="bold cyan")
+    text.append(base[unique:], style="dim")
+    if jobs[0].array_id is not None:
+        indices = common.ranges(j.array_index for j in jobs if j.array_index is not None)
+        text.append(f"_{indices}" if len(jobs) == 1 else f"_[{indices}]", style="bold cyan")
+    return text
+
+
+def where_or_why(job: Job) -> str:
+    """The nodes of a job that has some, and the reason beside them."""
+    nodes = common.compress_names(job_nodes(job))
+    reason = job.reason
+    if job.state in ACTIVE and not job.ending:
+        return nodes
+    if job.exit_code:
+        reason = f"{reason} {job.exit_code}".strip()
+    return " ".join(p for p in (nodes, f"({common.shorten(reason, REASON_WIDTH)})" if reason else "") if p)
+
+
+def queue_position(job: Job) -> str:
+    """Reason and message of a job in one sentence, "" where there is none."""
+    return ": ".join(p for p in (job.reason, common.clean(job.message)) if p)
+
+
+def resources_line(job: Job) -> str:
+    """What was asked for, in words."""
+    spec = job.spec
+    parts = f"{spec.gpus_per_node} GPUs, {spec.cores_per_node} cores, {format_memory(spec.memory_mib_per_node)}"
+    return parts if spec.nodes == 1 else f"{spec.nodes} nodes, each {parts}"

@@ -1,0 +1,189 @@
+"""Nodes, their GPUs and flavors: rows -> tables and JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gpusched.model.readings import GpuState, NodeState
+from gpusched.model.reports import FlavorRow, GpuRow, NodeRow
+from gpusched.model.units import format_duration, format_memory, iso_utc
+from gpusched.views import bars, common
+
+_FINE = frozenset({GpuState.FREE, GpuState.ALLOCATED})
+_SHOWN_SKEW_S = 2.0
+
+
+def nodes_json(rows: Sequence[NodeRow]) -> list[dict[str, Any]]:
+    """One object per node."""
+    return [msgspec.to_builtins(row) | {"last_seen": iso_utc(row.last_seen)} for row in rows]
+
+
+def nodes_screen(rows: Sequence[NodeRow], width: int, *, detail: bool = False, warning: str = "") -> RenderableType:
+    """The table, the legend of its glyphs, and below what is wrong and where.
+
+    Args:
+        rows: The nodes.
+        width: Columns of the terminal; fewer of them show fewer figures.
+        detail: One line per GPU.
+        warning: Why the figures do not move, or "".
+    """
+    parts: list[RenderableType] = [Text(f"warning: {warning}", "bold red"), Text()] if warning else []
+    parts.append(_gpu_table(rows, width) if detail else _node_table(rows, width))
+    if not detail and any(row.gpus for row in rows):
+        parts += [Text(), bars.legend(gpu.state for row in rows for gpu in row.gpus)]
+    if notes := [note for row in rows for note in _notes(row)]:
+        parts += [Text(), _note_table(notes)]
+    return Group(*parts)
+
+
+def _node_table(rows: Sequence[NodeRow], width: int) -> Table:
+    columns = ["NODE", "PARTITION", "STATE", "GPUS", "FREE", "UTIL"]
+    columns += ["GPU MEM"] if width >= 95 else []
+    columns += ["GPU POWER"] if width >= 80 else []
+    columns += ["TEMP"] if width >= 90 else []
+    columns += ["FREE CORES", "FREE MEM"] if width >= 130 else []
+    columns += ["FIGURES"] if any(row.source not in ("nvml", "none") for row in rows) else []
+    columns += ["HELD BY"] if width >= 100 else []
+    table = common.plain_table(*columns, right=("FREE", "GPU MEM", "GPU POWER", "TEMP", "FREE CORES", "FREE MEM"))
+    for row in rows:
+        cells = _node_cells(row)
+        table.add_row(*(cells[name] for name in columns))
+    if "HELD BY" in columns:
+        table.columns[-1].overflow = "ellipsis"
+        table.columns[-1].ratio = 1
+    return table
+
+
+def _node_cells(row: NodeRow) -> dict[str, Text | str]:
+    hottest = max((g.temperature_c for g in row.gpus if g.temperature_c is not None), default=None)
+    used = [g.memory_used_mib for g in row.gpus if g.memory_used_mib is not None]
+    total = [g.memory_total_mib for g in row.gpus if g.memory_total_mib is not None]
+    return {
+        "NODE": Text(row.name, "bold"),
+        "PARTITION": Text(row.partition),
+        "STATE": Text(str(row.state), bars.STATE_STYLES[row.state]),
+        "GPUS": bars.states_bar(g.state for g in row.gpus) if row.gpus else Text(common.UNKNOWN, "dim"),
+        "FREE": f"{row.gpus_free}/{row.gpus_total}",
+        "UTIL": bars.utilization_bar(g.utilization_pct for g in row.gpus) if row.gpus else Text(common.UNKNOWN, "dim"),
+        "GPU MEM": bars.gibibytes(sum(used) if used else None, sum(total) if total else None),
+        "GPU POWER": bars.watts(row.power_w, row.power_limit_w),
+        "TEMP": common.UNKNOWN if hottest is None else f"{hottest}°C",
+        "FREE CORES": f"{row.cores_free}/{row.cores_total}",
+        "FREE MEM": bars.gibibytes(row.memory_free_mib, row.memory_total_mib),
+        "FIGURES": _figures(row),
+        "HELD BY": _holders(row),
+    }
+
+
+def _figures(row: NodeRow) -> Text:
+    if row.source == "none":
+        return Text(common.UNKNOWN, "dim")
+    return Text(row.source, "bold magenta" if row.simulated else "dim")
+
+
+def _holders(row: NodeRow) -> Text:
+    held = Counter(gpu.user or gpu.job for gpu in row.gpus if gpu.job)
+    line = Text(no_wrap=True, overflow="ellipsis")
+    for user, count in held.most_common():
+        line.append(f"{', ' if line else ''}{common.clean(user or '')} ")
+        line.append(f"×{count}", "dim")
+    return line
+
+
+def _gpu_table(rows: Sequence[NodeRow], width: int) -> Table:
+    columns = ["NODE", "GPU"]
+    columns += ["NAME"] if width >= 130 else []
+    columns += ["STATE", "UTIL", "MEMORY", "POWER", "TEMP", "JOB", "USER"]
+    columns += ["FIGURES"] if any(row.source not in ("nvml", "none") for row in rows) else []
+    table = common.plain_table(*columns, right=("GPU", "MEMORY", "POWER", "TEMP"))
+    bar_width = 16 if width >= 120 else 8 if width >= 90 else 0
+    for row in rows:
+        for gpu in row.gpus:
+            cells = _gpu_cells(row, gpu, bar_width)
+            table.add_row(*(cells[name] for name in columns))
+    return table
+
+
+def _gpu_cells(row: NodeRow, gpu: GpuRow, bar_width: int) -> dict[str, Text | str]:
+    use = None if gpu.utilization_pct is None else gpu.utilization_pct / 100
+    return {
+        "NODE": Text(row.name, "bold"),
+        "GPU": str(gpu.index),
+        "NAME": Text(common.clean(gpu.name or common.UNKNOWN)),
+        "STATE": Text(str(gpu.state), bars.GLYPHS[gpu.state][1]),
+        "UTIL": Text.assemble(bars.meter(use, bar_width), f"{' ' if bar_width else ''}{bars.percent(use):>4}"),
+        "MEMORY": bars.gibibytes(gpu.memory_used_mib, gpu.memory_total_mib),
+        "POWER": bars.watts(gpu.power_w, gpu.power_limit_w),
+        "TEMP": common.UNKNOWN if gpu.temperature_c is None else f"{gpu.temperature_c}°C",
+        "JOB": Text(gpu.job or ("" if gpu.state is GpuState.FREE else common.UNKNOWN)),
+        "USER": Text(common.clean(gpu.user or "")),
+        "FIGURES": _figures(row),
+    }
+
+
+def _notes(row: NodeRow) -> list[tuple[str, Text, str]]:
+    """(node, what, why) of all that is odd about a node."""
+    notes = []
+    if row.reason:
+        notes.append((row.name, Text(str(row.state), bars.STATE_STYLES[row.state]), row.reason))
+    if row.state not in (NodeState.DOWN, NodeState.UNKNOWN):
+        grouped: dict[tuple[GpuState, str], list[int]] = {}
+        for gpu in row.gpus:
+            if gpu.reason or gpu.state not in _FINE:
+                grouped.setdefault((gpu.state, gpu.reason), []).append(gpu.index)
+        for (state, reason), indices in grouped.items():
+            notes.append((row.name, Text(f"GPU {common.ranges(indices)} {state}", bars.GLYPHS[state][1]), reason))
+    if row.runtime_error:
+        notes.append((row.name, Text("runtime", "bold red"), row.runtime_error))
+    if row.clock_skew_s is not None and abs(row.clock_skew_s) >= _SHOWN_SKEW_S:
+        where = "ahead" if row.clock_skew_s > 0 else "behind"
+        notes.append((row.name, Text("clock", "yellow"), f"{abs(row.clock_skew_s):.1f} s {where} of this machine's"))
+    if row.stale:
+        notes.append(
+            (row.name, Text("old", "yellow"), f"last seen {bars.age(row.age_s)} ago; the figures are that old")
+        )
+    if row.simulated:
+        notes.append((row.name, Text("simulated", "bold magenta"), "the GPU figures are made up, not measured"))
+    return notes
+
+
+def _note_table(notes: Sequence[tuple[str, Text, str]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for node, what, why in notes:
+        table.add_row(Text(node, "bold"), what, Text(common.clean(why)))
+    return table
+
+
+def flavors_json(rows: Sequence[FlavorRow]) -> list[dict[str, Any]]:
+    """One object per flavor."""
+    return [msgspec.to_builtins(row) for row in rows]
+
+
+def flavors_screen(rows: Sequence[FlavorRow]) -> RenderableType:
+    """The table of flavors."""
+    columns = ("PARTITION", "FLAVOR", "GPUS", "CORES", "MEMORY", "TIME LIMIT", "NODES", "RATE λ", "FREE NOW")
+    table = common.plain_table(*columns, right=columns[2:])
+    for row in rows:
+        now = Text(str(row.free_now), "green" if row.free_now else "dim")
+        table.add_row(
+            Text(row.partition),
+            Text(row.flavor, "bold"),
+            str(row.gpus),
+            str(row.cores),
+            format_memory(row.memory_mib),
+            format_duration(row.time_limit_s),
+            common.UNKNOWN if row.nodes is None else str(row.nodes),
+            f"{row.share:.3g}",
+            now if row.nodes is not None else Text("never fits", "red"),
+        )
+    return table

@@ -1,0 +1,304 @@
+"""YAML files read with the line of every key, so that each error says file:line, key, found and expected.
+
+Scalars stay text until a reader asks for a type: ``12:00:00`` is not a base-60 number here, nor is a node called ``no``
+False. Anchors, aliases and ``<<`` merges work; tags, duplicate keys and second documents are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypeVar
+
+import yaml
+
+from gpusched.errors import FileError
+
+T = TypeVar("T")
+_Kind = Literal["scalar", "list", "mapping"]
+
+_PARSER: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # without libyaml: ten times slower, the same events
+MAX_BYTES = 16 * 1024 * 1024
+_MAX_DEPTH = 32
+_NULLS = frozenset({"", "~", "null", "Null", "NULL"})
+_FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_NUMBER = re.compile(r"[-+]?[0-9]{1,18}(?:\.[0-9]{1,18})?")
+
+
+class _Node:
+    """One node of the file: ``content`` is text, a list of nodes, or key -> (line of the key, node)."""
+
+    __slots__ = ("content", "kind", "line", "plain")
+
+    def __init__(self, kind: _Kind, line: int, content: Any, plain: bool = False) -> None:
+        self.kind, self.line, self.content, self.plain = kind, line, content, plain
+
+    @property
+    def is_null(self) -> bool:
+        return self.plain and self.content in _NULLS
+
+
+class Value:
+    """A place in the file: what stands there, to be read as one type or another.
+
+    Attributes:
+        file: The file's name, as errors show it.
+        key: Dotted key, such as ``partitions.A100.nodes[0].address``.
+        line: 1-based line of the key, or of the item in a list.
+    """
+
+    __slots__ = ("_node", "file", "key", "line")
+
+    def __init__(self, file: str, key: str, line: int, node: _Node) -> None:
+        self.file, self.key, self.line, self._node = file, key, line, node
+
+    # What stands there
+
+    @property
+    def is_text(self) -> bool:
+        """A scalar that says something."""
+        return self._node.kind == "scalar" and not self._node.is_null
+
+    @property
+    def is_mapping(self) -> bool:
+        """Keys with values."""
+        return self._node.kind == "mapping"
+
+    def error(self, expected: str, found: str | None = None) -> FileError:
+        """The error that says so; ``found`` defaults to a description of what stands there."""
+        return FileError(self.file, self.line, self.key, self.found() if found is None else found, expected)
+
+    def missing(self, name: str, expected: str) -> FileError:
+        """The error for a key that this mapping should have."""
+        return FileError(self.file, self.line, _join(self.key, name), "nothing", expected)
+
+    def found(self) -> str:
+        """What stands here, for an error message."""
+        node = self._node
+        if node.kind != "scalar":
+            return f"a {node.kind}"
+        if node.is_null:
+            return "nothing"
+        return str(node.content) if node.plain and _NUMBER.fullmatch(node.content) else f'"{node.content}"'
+
+    # Reading it
+
+    def text(self, expected: str, pattern: re.Pattern[str] | None = None) -> str:
+        """A scalar as text, all of it matching ``pattern``."""
+        node = self._node
+        if not self.is_text or not node.content or (pattern is not None and pattern.fullmatch(node.content) is None):
+            raise self.error(expected)
+        return str(node.content)
+
+    def converted(self, convert: Callable[[str], T], expected: str) -> T:
+        """A scalar through a parser of units, which raises ValueError where it cannot."""
+        try:
+            return convert(self.text(expected))
+        except (ValueError, OverflowError):
+            raise self.error(expected) from None
+
+    def whole(self, minimum: int, maximum: int, what: str = "a whole number") -> int:
+        """A whole number within bounds, both included."""
+        expected = f"{what} from {minimum} to {maximum}"
+        number = self._number(expected, minimum, maximum)
+        if number != int(number):
+            raise self.error(expected)
+        return int(number)
+
+    def number(self, minimum: float, maximum: float, what: str = "a number") -> float:
+        """A number within bounds, both included."""
+        return self._number(f"{what} from {minimum:g} to {maximum:g}", minimum, maximum)
+
+    def flag(self) -> bool:
+        """True or false."""
+        value = _FLAGS.get(str(self._node.content).lower()) if self._node.plain else None
+        if value is None:
+            raise self.error("true or false")
+        return value
+
+    def choice(self, options: Collection[str]) -> str:
+        """One of a few words."""
+        text = self._node.content if self.is_text else ""
+        if text not in options:
+            raise self.error("one of " + ", ".join(options) + suggestion(str(text), options))
+        return str(text)
+
+    def items(self, expected: str) -> list[Value]:
+        """The items of a list; nothing is an empty list."""
+        if self._node.is_null:
+            return []
+        if self._node.kind != "list":
+            raise self.error(expected)
+        return [Value(self.file, f"{self.key}[{i}]", n.line, n) for i, n in enumerate(self._node.content)]
+
+    def fields(self, expected: str, known: Collection[str] | None = None) -> dict[str, Value]:
+        """The values of a mapping by key, in the file's order; nothing is an empty mapping.
+
+        Args:
+            expected: Said where it is not a mapping.
+            known: The keys it may have; None for any.
+        """
+        if self._node.is_null:
+            return {}
+        if self._node.kind != "mapping":
+            raise self.error(expected)
+        fields = {k: Value(self.file, _join(self.key, k), line, n) for k, (line, n) in self._node.content.items()}
+        if known is not None:
+            for name, value in fields.items():
+                if name not in known:
+                    options = "one of " + ", ".join(sorted(known)) + suggestion(name, known)
+                    raise value.error(options, "an unknown key")
+        return fields
+
+    def _number(self, expected: str, minimum: float, maximum: float) -> float:
+        text = self._node.content if self.is_text and self._node.plain else ""
+        if _NUMBER.fullmatch(text) is None or not minimum <= float(text) <= maximum:
+            raise self.error(expected)
+        return float(text)
+
+
+def parse_file(path: Path | str, what: str = "a YAML file") -> Value:
+    """The root of a YAML file.
+
+    Raises:
+        FileError: It cannot be read, is too large, or is not YAML.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise FileError(str(path), None, "", why, f"{what} that can be read") from None
+    except ValueError:  # a NUL in the name
+        raise FileError(str(path), None, "", "a name no file can have", what) from None
+    if len(data) > MAX_BYTES:
+        raise FileError(str(path), None, "", f"more than {MAX_BYTES >> 20} MiB", what)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise FileError(str(path), line, "", f"the byte 0x{data[error.start]:02x}", "UTF-8 text") from None
+    return parse_text(text, str(path))
+
+
+def parse_text(text: str, file: str) -> Value:
+    """The root of a YAML text; ``file`` is what errors call it.
+
+    Raises:
+        FileError: It is not YAML, or more than plain mappings, lists and scalars.
+    """
+    try:
+        root = _Composer(text, file).document()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark is not None else None
+        problem = " ".join(filter(None, (error.context, error.problem)))
+        raise FileError(file, line, "", f"a YAML error ({problem})", "valid YAML") from None
+    except yaml.reader.ReaderError as error:
+        line = text[: error.position].count("\n") + 1
+        raise FileError(file, line, "", f"the character U+{_code(error.character):04X}", "text") from None
+    except yaml.YAMLError as error:
+        raise FileError(file, None, "", f"a YAML error ({error})", "valid YAML") from None
+    return Value(file, "", root.line, root)
+
+
+def suggestion(word: str, options: Collection[str]) -> str:
+    """``: did you mean x?`` where an option is close, else ""."""
+    import difflib  # only on the way to an error
+
+    close = difflib.get_close_matches(word, list(options), n=1, cutoff=0.6)
+    return f": did you mean {close[0]}?" if close else ""
+
+
+class _Composer:
+    """libyaml's events to nodes. Its own composer recurses in C without a bound, and resolves types we do not want."""
+
+    def __init__(self, text: str, file: str) -> None:
+        self._events: Iterator[Any] = _events(text)
+        self._file = file
+        self._anchors: dict[str, _Node] = {}
+
+    def document(self) -> _Node:
+        next(self._events)  # the stream's start
+        event = next(self._events)
+        if isinstance(event, yaml.StreamEndEvent):
+            return _Node("scalar", 1, "", plain=True)
+        root = self._node(next(self._events), 0, "")
+        next(self._events)  # the document's end
+        event = next(self._events)
+        if not isinstance(event, yaml.StreamEndEvent):
+            self._refuse(event, "", "a second document (---)", "one")
+        return root
+
+    def _node(self, event: Any, depth: int, key: str) -> _Node:
+        kind = type(event)
+        if kind is yaml.AliasEvent:
+            if event.anchor not in self._anchors:
+                self._refuse(event, key, f"the alias *{event.anchor}", "one whose anchor ends before it")
+            return self._anchors[event.anchor]
+        if event.tag is not None:
+            self._refuse(event, key, f"the tag {event.tag}", "no YAML tags")
+        if depth > _MAX_DEPTH:
+            self._refuse(event, "", f"more than {_MAX_DEPTH} levels", "fewer")
+        line = _line(event)
+        if kind is yaml.ScalarEvent:
+            node = _Node("scalar", line, event.value, plain=event.implicit[0])
+        elif kind is yaml.SequenceStartEvent:
+            node = _Node("list", line, self._list(depth, key))
+        else:
+            node = _Node("mapping", line, self._mapping(depth, key))
+        if event.anchor is not None:
+            self._anchors[event.anchor] = node
+        return node
+
+    def _list(self, depth: int, key: str) -> list[_Node]:
+        nodes: list[_Node] = []
+        while type(event := next(self._events)) is not yaml.SequenceEndEvent:
+            nodes.append(self._node(event, depth + 1, f"{key}[{len(nodes)}]"))
+        return nodes
+
+    def _mapping(self, depth: int, key: str) -> dict[str, tuple[int, _Node]]:
+        pairs: dict[str, tuple[int, _Node]] = {}
+        merged: dict[str, tuple[int, _Node]] = {}
+        while type(event := next(self._events)) is not yaml.MappingEndEvent:
+            if type(event) is not yaml.ScalarEvent or event.tag is not None:
+                self._refuse(event, key, "a key that is not a word", "plain text as the key")
+            name, line = event.value, _line(event)
+            if name in pairs:
+                first = pairs[name][0]
+                self._refuse(event, _join(key, name), f"the key again (first in line {first})", "each key once")
+            node = self._node(next(self._events), depth + 1, _join(key, name))
+            if name == "<<" and event.implicit[0]:
+                self._merge(event, merged, node, key)
+            else:
+                pairs[name] = (line, node)
+        return {**merged, **pairs} if merged else pairs
+
+    def _merge(self, event: Any, merged: dict[str, tuple[int, _Node]], node: _Node, key: str) -> None:
+        for source in node.content if node.kind == "list" else [node]:
+            if source.kind != "mapping":
+                self._refuse(event, _join(key, "<<"), f"a {source.kind}", "a mapping, or a list of them")
+            for name, pair in source.content.items():
+                merged.setdefault(name, pair)
+
+    def _refuse(self, event: Any, key: str, found: str, expected: str) -> NoReturn:
+        raise FileError(self._file, _line(event), key, found, expected)
+
+
+def _events(text: str) -> Iterator[Any]:
+    parser = _PARSER(text)
+    while True:
+        yield parser.get_event()
+
+
+def _join(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+def _code(character: object) -> int:
+    return character if isinstance(character, int) else ord(str(character)[:1] or "\0")
+
+
+def _line(event: Any) -> int:
+    return int(event.start_mark.line) + 1
