@@ -104,7 +104,7 @@ class _Reader:
             raise root.missing("partitions", "at least one partition with its nodes")
         found = known["partitions"].fields("a mapping: name of partition -> its nodes")
         if not found:
-            raise known["partitions"].error("at least one partition with its nodes")
+            raise known["partitions"].error("at least one partition with its nodes", "none")
         partitions = []
         for name, value in found.items():
             with self._noting():

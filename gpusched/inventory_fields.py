@@ -171,7 +171,7 @@ def _index_spans(text: str) -> list[int]:
 def _watts(value: Value) -> float:
     expected = "a power greater than zero, such as 6.5kW or 6500 (W)"
     match = _POWER.fullmatch(value.text(expected))
-    watts = float(match[1]) * (1000.0 if match[2] else 1.0) if match else 0.0
+    watts = round(float(match[1]) * (1000.0 if match[2] else 1.0), 3) if match else 0.0
     if not 0 < watts <= 1e6:
         raise value.error(expected)
     return watts
@@ -180,7 +180,7 @@ def _watts(value: Value) -> float:
 def _seconds(value: Value) -> float:
     expected = "a time with its unit, such as 500ms, 5s or 10m, greater than zero"
     match = _SHORT.fullmatch(value.text(expected))
-    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    seconds = round(float(match[1]) * _SECONDS[match[2]], 6) if match else 0.0
     if not 0 < seconds <= 1e9:
         raise value.error(expected)
     return seconds

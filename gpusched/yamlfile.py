@@ -108,7 +108,7 @@ class Value:
 
     def number(self, minimum: float, maximum: float, what: str = "a number") -> float:
         """A number within bounds, both included."""
-        return self._number(f"{what} from {minimum:g} to {maximum:g}", minimum, maximum)
+        return self._number(f"{what} from {minimum:.10g} to {maximum:.10g}", minimum, maximum)
 
     def flag(self) -> bool:
         """True or false."""

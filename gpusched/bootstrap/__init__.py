@@ -1,6 +1,14 @@
 """The service behind `gpusched init`: ask hosts what they are, and write the inventory.yaml that says so."""
 
 from gpusched.bootstrap.discover import Discovered, NotDiscovered, discover, parse_hosts
-from gpusched.bootstrap.write import inventory_text, write_inventory
+from gpusched.bootstrap.write import inventory_text, refuse_existing, write_inventory
 
-__all__ = ["Discovered", "NotDiscovered", "discover", "inventory_text", "parse_hosts", "write_inventory"]
+__all__ = [
+    "Discovered",
+    "NotDiscovered",
+    "discover",
+    "inventory_text",
+    "parse_hosts",
+    "refuse_existing",
+    "write_inventory",
+]

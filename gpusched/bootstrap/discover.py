@@ -105,7 +105,7 @@ def discover(
     key: str | None = None,
     on_progress: Callable[[Host, Outcome], None] | None = None,
 ) -> list[Outcome]:
-    """Ask all hosts at once what they are. Changes nothing on them.
+    """Ask all hosts at once what they are. Leaves nothing there but the cached probe.
 
     Args:
         hosts: Where to ask; see `parse_hosts`.
@@ -196,7 +196,7 @@ def _ask(host: Host, settings: Settings, user: str | None, key: str | None) -> O
         seen = inspect(transport, node, ("podman", "docker", "apptainer"))
         if seen is None:
             return NotDiscovered(host, f"{host.typed}: the account's shell does not run `sh`")
-        reading = probe(transport, node, "init", settings, time.time(), want_links=False)
+        reading = probe(transport, node, "init", settings, time.time, want_links=False)
     except TransportError as error:
         return NotDiscovered(host, error.reason, error.hint)
     except GpuschedError as error:

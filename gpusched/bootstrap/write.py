@@ -46,11 +46,14 @@ def inventory_text(
         reason = failures[0].reason if failures else "no host was named"
         raise GpuschedError(f"no host answered, so nothing is written: {reason}", failures[0].hint if failures else "")
     runtime = Counter(n.runtime for n in nodes).most_common(1)[0][0].value
+    typed = {n.host.user for n in nodes}
+    shared_user = typed.pop() if len(typed) == 1 else None
+    user = shared_user or user
     lines = [_HEAD, "defaults:", f"  runtime: {runtime}"]
     lines += [f"  {name}: {_scalar(value)}" for name, value in (("user", user), ("key", key)) if value]
     lines += ["", "partitions:"]
     for name, members in _partitions(nodes).items():
-        lines += _partition(name, members, runtime, policy)
+        lines += _partition(name, members, runtime, user, policy)
     lines += _failed(failures)
     return "\n".join(lines).rstrip("\n") + "\n"
 
@@ -62,6 +65,7 @@ def write_inventory(path: Path, text: str, *, force: bool = False) -> None:
         UsageError: It exists already, and ``force`` is false.
         GpuschedError: It cannot be written, or the text is no inventory (a bug; nothing was written).
     """
+    refuse_existing(path, force=force)
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         draft.write_text(text, encoding="utf-8")
@@ -71,11 +75,25 @@ def write_inventory(path: Path, text: str, *, force: bool = False) -> None:
         else:
             os.link(draft, path)  # unlike rename, fails where the file exists
     except FileExistsError:
-        raise UsageError(f"{path} exists already", "give --force to overwrite it, or -o another name") from None
+        raise _exists(path) from None
     except OSError as error:
         raise GpuschedError(f"{path} cannot be written: {error.strerror or error}") from None
     finally:
         draft.unlink(missing_ok=True)
+
+
+def refuse_existing(path: Path, *, force: bool = False) -> None:
+    """Say early that the file would be overwritten: before any host is asked.
+
+    Raises:
+        UsageError: It exists already, and ``force`` is false.
+    """
+    if not force and os.path.lexists(path):
+        raise _exists(path)
+
+
+def _exists(path: Path) -> UsageError:
+    return UsageError(f"{path} exists already", "give --force to overwrite it, or another name")
 
 
 def _partitions(nodes: Sequence[Discovered]) -> dict[str, list[Discovered]]:
@@ -91,7 +109,7 @@ def _partitions(nodes: Sequence[Discovered]) -> dict[str, list[Discovered]]:
     return found
 
 
-def _partition(name: str, nodes: list[Discovered], runtime: str, policy: str) -> list[str]:
+def _partition(name: str, nodes: list[Discovered], runtime: str, user: str | None, policy: str) -> list[str]:
     like = _typical(nodes)
     shared = [f"gpus: {like.gpus}", f"cores: {like.cores}", f"memory: {_memory(like.memory_mib)}"]
     shared += [f"gpu_type: {_scalar(like.gpu_type)}"] if like.gpu_type else []
@@ -106,7 +124,7 @@ def _partition(name: str, nodes: list[Discovered], runtime: str, policy: str) ->
     lines += [f"    defaults: {{{', '.join(shared)}}}", "    nodes:"]
     for node in nodes:
         lines += [f"      # {node.name}: {_comment(note)}" for note in node.notes]
-        lines.append(f"      - {_node(node, like, runtime)}")
+        lines.append(f"      - {_node(node, like, runtime, user)}")
     return [*lines, "    flavors:", *_flavors(name, nodes, like), ""]
 
 
@@ -117,10 +135,10 @@ def _typical(nodes: list[Discovered]) -> Discovered:
     return next(n for n in nodes if (n.gpus, n.cores, n.memory_mib) == kind)
 
 
-def _node(node: Discovered, like: Discovered, runtime: str) -> str:
+def _node(node: Discovered, like: Discovered, runtime: str, user: str | None) -> str:
     fields = {
         "address": _scalar(node.host.address) if node.host.address != node.name else None,
-        "user": _scalar(node.host.user) if node.host.user else None,
+        "user": _scalar(node.host.user) if node.host.user and node.host.user != user else None,
         "port": str(node.host.port) if node.host.port else None,
         "gpus": str(node.gpus) if node.gpus != like.gpus else None,
         "cores": str(node.cores) if node.cores != like.cores else None,
@@ -138,9 +156,9 @@ def _flavors(partition: str, nodes: list[Discovered], like: Discovered) -> list[
     mib = min(_declared_mib(n.memory_mib) for n in same)
     lines = []
     for name, times, part, hours in _FLAVORS:
-        if times > len(same) or like.gpus % part or (part > 1 and (like.cores < part or mib < part)):
+        if times > len(same) or like.gpus % part or mib < part or (not like.gpus and like.cores < part):
             continue
-        gpus, cores = like.gpus * times // part, like.cores // part * times
+        gpus, cores = like.gpus * times // part, max(1, like.cores // part) * times
         memory = _memory(mib // part) if times == 1 else _memory_exact(mib * times)
         flavor = f"{{gpus: {gpus}, cores: {cores}, memory: {memory}, time: {hours}h}}"
         lines.append(f"      {_scalar(f'{name}-{partition}')}: {flavor}")

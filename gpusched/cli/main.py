@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from gpusched.cli import output
+from gpusched.cli.coerce import make_plain
 from gpusched.errors import GpuschedError
 
 PROGRAM = "gpusched"
@@ -64,7 +65,9 @@ class LazyGroup(TyperGroup):
             return None
         module = importlib.import_module(COMMANDS[cmd_name][0])
         info = next(i for i in module.app.registered_commands if i.name == cmd_name)
-        return typer.main.get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
+        command = typer.main.get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
+        make_plain(command)
+        return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """The table, from itself."""
@@ -140,6 +143,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _dispatch(argv: list[str]) -> int:
     group = typer.main.get_command(app)
+    make_plain(group)
     if os.environ.get(COMPLETION_VARIABLE):
         return _complete(group)
     try:

@@ -23,7 +23,7 @@ _HELP = {"help_option_names": ["-h", "--help"]}
 def nodes(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NODE]...", autocompletion=complete.nodes, help="Only these.", show_default=False),
+        typer.Argument(metavar="NODE", autocompletion=complete.nodes, help="Only these.", show_default=False),
     ] = None,
     partition: Annotated[
         str | None, typer.Option("-p", "--partition", autocompletion=complete.partitions, help="In this partition.")

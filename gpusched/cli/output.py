@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 _json_mode = False
+PIPE_WIDTH = 4000
 
 
 def _set_json(wanted: bool) -> bool:
@@ -83,7 +83,7 @@ def console() -> Console:
 
     if sys.stdout.isatty():
         return Console(highlight=False, soft_wrap=False)
-    return Console(highlight=False, width=int(os.environ.get("COLUMNS") or 0) or 200)
+    return Console(highlight=False, width=PIPE_WIDTH)
 
 
 def print_rich(*renderables: RenderableType) -> None:

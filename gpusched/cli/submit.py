@@ -111,7 +111,7 @@ def submit_command(
 
 def _show_dry_run(client: Client, prepared: Prepared) -> int:
     from gpusched.client.dryrun import dry_run
-    from gpusched.views.jobs import dry_run_dict, dry_run_lines
+    from gpusched.views.why import dry_run_dict, dry_run_lines
 
     report = dry_run(client, prepared)
     if output.json_mode():

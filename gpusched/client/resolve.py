@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,6 +13,9 @@ from gpusched.errors import GpuschedError, UsageError
 from gpusched.model import ids
 from gpusched.model.jobs import Job
 
+if TYPE_CHECKING:
+    from gpusched.queue.store import Reader
+
 SHOWN_CANDIDATES = 8
 
 
@@ -20,6 +24,14 @@ class Target(msgspec.Struct, frozen=True):
 
     id: str
     jobs: tuple[Job, ...]
+
+
+def refusal(reader: Reader, job_id: str) -> str | None:
+    """Why the controller refused this submission, or None if it did not."""
+    for event in reader.events(job_id=job_id.partition("_")[0]):
+        if event.kind == "refused_command":
+            return str(event.data.get("why", "no reason given"))
+    return None
 
 
 class Resolver:
@@ -42,6 +54,7 @@ class Resolver:
 
         Raises:
             UsageError: No such job, or more than one.
+            GpuschedError: Its submission was refused by the controller.
         """
         wanted = ids.normalise(text)
         if not ids.is_prefix(wanted):
@@ -65,6 +78,8 @@ class Resolver:
         if prefix in candidates:
             return prefix
         if not candidates:
+            if reader and ids.is_job_id(prefix) and (why := refusal(reader, prefix)) is not None:
+                raise GpuschedError(f"job {prefix} was refused: {why}")
             raise UsageError(f"there is no job {text[:60]!r}", "see 'gpusched status --all'")
         if len(candidates) > 1:
             shown = ", ".join(candidates[:SHOWN_CANDIDATES]) + (", ..." if len(candidates) > SHOWN_CANDIDATES else "")

@@ -49,6 +49,9 @@ def size(wish: Wish, inventory: Inventory) -> Size:
     Raises:
         UsageError: Unknown partition or flavor, options that contradict each other, or a size no nodes can give.
     """
+    if all(v is None for v in (wish.flavor, wish.gpus, wish.gpus_per_node, wish.cores, wish.memory_mib)):
+        names = ", ".join(dict.fromkeys(f.name for p in inventory.partitions for f in p.flavors))
+        raise UsageError("say what the job needs: --flavor, or --gpus, --cpus, --mem", f"flavors: {names}")
     partition = _partition(wish, inventory)
     check_nodes(inventory, partition, (*wish.nodelist, *wish.exclude))
     for option, value in (("-N", wish.nodes), ("--cpus", wish.cores)):
@@ -99,14 +102,7 @@ def _total_of_flavor(wish: Wish, flavor: Flavor) -> _Total:
 
 def _total_of_parts(wish: Wish, partition: Partition) -> _Total:
     """GPUs, cores and memory in total; what was not said in proportion to the largest flavor."""
-    gpus = _gpus(wish)
-    if gpus is None and wish.cores is None and wish.memory_mib is None:
-        names = ", ".join(f.name for f in partition.flavors)
-        raise UsageError(
-            "say what the job needs: --flavor, or --gpus, --cpus, --mem",
-            f"flavors of {partition.name}: {names}" if names else "",
-        )
-    gpus = gpus or 0
+    gpus = _gpus(wish) or 0
     largest = partition.largest_flavor
     if largest is None:
         nodes = partition.nodes

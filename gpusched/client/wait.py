@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from gpusched.client.context import Client
-from gpusched.client.resolve import Resolver
+from gpusched.client.resolve import Resolver, refusal
 from gpusched.errors import GpuschedError
 from gpusched.model.jobs import ENDED, Job, JobState
 from gpusched.queue.store import Reader
@@ -112,19 +112,7 @@ def _ended(client: Client, target: str) -> list[Job] | None:
     single = reader.job(target)
     jobs = [single] if single else reader.jobs_of_array(target)
     if not jobs:
-        _raise_if_refused(reader, target)
+        if (why := refusal(reader, target)) is not None:
+            raise GpuschedError(f"job {target} was refused: {why}")
         return None
     return jobs if all(j.state in ENDED for j in jobs) else None
-
-
-def _raise_if_refused(reader: Reader, target: str) -> None:
-    if (why := refusal(reader, target)) is not None:
-        raise GpuschedError(f"job {target} was refused: {why}")
-
-
-def refusal(reader: Reader, target: str) -> str | None:
-    """Why the controller refused this submission, or None if it did not."""
-    for event in reader.events(job_id=target.partition("_")[0]):
-        if event.kind == "refused_command":
-            return str(event.data.get("why", "no reason given"))
-    return None

@@ -27,7 +27,7 @@ def examine(
     on_findings: Callable[[list[Finding]], None] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> list[Finding]:
-    """Examine the cluster end to end. Changes nothing, here or on the nodes.
+    """Examine the cluster end to end. Changes nothing here; on the nodes it leaves the cached probe.
 
     Args:
         inventory_path: The inventory file; the one in force where None.

@@ -58,7 +58,7 @@ def _examine(
     found = [Finding(node.name, "ssh", "ok", f"logged in{who}" if node.transport == "ssh" else f"this machine{who}")]
     found += judge_host(node, inspection)
     try:
-        reading: NodeReading | None = probe(transport, node, cluster_id, settings, clock(), want_links=False)
+        reading: NodeReading | None = probe(transport, node, cluster_id, settings, clock, want_links=False)
     except TransportError as error:
         reading = None
         found.append(failed(node.name, "probe", error))

@@ -7,9 +7,10 @@ import shutil
 import sqlite3
 import stat
 import time
+from contextlib import closing
 from pathlib import Path
 
-from gpusched.doctor.findings import Finding, Status, failed
+from gpusched.doctor.findings import Finding, Status
 from gpusched.errors import GpuschedError
 from gpusched.model.units import format_memory
 from gpusched.queue.schema import SCHEMA_VERSION
@@ -26,10 +27,8 @@ def cluster_id(state: Path) -> str | None:
         reader = Reader.open(state)
         if reader is None:
             return None
-        try:
+        with closing(reader):
             return reader.meta("cluster_id")
-        finally:
-            reader.close()
     except (GpuschedError, sqlite3.Error, OSError):
         return None
 
@@ -42,7 +41,8 @@ def examine_state(state: Path, tick_s: float, now: float) -> list[Finding]:
         found = [_writable(state), _disk(state), *_open_to_others(state)]
         if (state / DATABASE).exists():
             found.append(_database(state / DATABASE))
-            found.append(_controller(state, tick_s, now))
+            if found[-1].status != "fail":
+                found.append(_controller(state, tick_s, now))
         else:
             found.append(_finding("controller", "warn", "it has never run here", "start it: gpusched controller"))
         return found
@@ -104,19 +104,19 @@ def _open_to_others(state: Path) -> list[Finding]:
 
 
 def _database(path: Path) -> Finding:
+    if not os.access(path, os.R_OK):
+        return _finding(
+            "database", "fail", f"{path} cannot be read by you", f"ask its owner, or as root: chmod a+r {path}"
+        )
     deadline = time.monotonic() + _QUICK_CHECK_S
     try:
-        reader = Reader.open(path.parent)
-        assert reader is not None
-        reader.close()
-        uri = f"{path.absolute().as_uri()}?mode=ro"
-        with sqlite3.connect(uri, uri=True, timeout=5) as db:
+        # A WAL database that nobody has open can be read without write permission only as one that does not change.
+        still = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
+        uri = f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' * still}"
+        with closing(sqlite3.connect(uri, uri=True, timeout=5)) as db:
             db.set_progress_handler(lambda: int(time.monotonic() > deadline), 100_000)
             (version,) = db.execute("PRAGMA user_version").fetchone()
             problems = [row[0] for row in db.execute("PRAGMA quick_check(3)")]
-        db.close()
-    except GpuschedError as error:
-        return failed(_SUBJECT, "database", error)
     except sqlite3.Error as error:
         if "interrupt" in str(error):
             return _finding("database", "warn", f"{path} is too large to be checked within {_QUICK_CHECK_S:.0f} s")
@@ -133,10 +133,13 @@ _RESTORE = "stop the controller, keep a copy, then: sqlite3 gpusched.db .recover
 
 
 def _controller(state: Path, tick_s: float, now: float) -> Finding:
-    reader = Reader.open(state)
-    beat = reader.meta("heartbeat") if reader is not None else None
-    if reader is not None:
-        reader.close()
+    try:
+        reader = Reader.open(state)
+        assert reader is not None
+        with closing(reader):
+            beat = reader.meta("heartbeat")
+    except (GpuschedError, sqlite3.Error) as error:
+        return _finding("controller", "fail", f"its last sign of life cannot be read: {error}", _RESTORE)
     if beat is None:
         return _finding("controller", "warn", "it has never finished a cycle here", "start it: gpusched controller")
     age = now - float(beat)

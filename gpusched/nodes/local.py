@@ -22,7 +22,11 @@ class LocalTransport:
 
     def run(self, script: Script, timeout_s: float) -> Result:
         """See `gpusched.nodes.transport.Transport.run`; on timeout the whole process group is killed."""
-        process = self._start(script.argv, stderr=subprocess.PIPE)
+        try:
+            process = self._start(script.argv, stderr=subprocess.PIPE)
+        except (FileNotFoundError, PermissionError) as error:  # what a shell, and so sshd, would say
+            code = 127 if isinstance(error, FileNotFoundError) else 126
+            return Result(code, b"", f"{script.argv[0]}: {error.strerror}\n".encode())
         try:
             stdout, stderr = process.communicate(script.stdin, timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -64,10 +68,13 @@ class LocalTransport:
             return subprocess.Popen(
                 argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
             )
+        except (FileNotFoundError, PermissionError):
+            raise
         except OSError as error:
             raise TransportError(
-                "protocol", f"{self._name}: cannot run `{argv[0]}` on this machine: {error.strerror}"
-            ) from None
+                "protocol", f"{self._name}: cannot start a process on this machine: {error.strerror}",
+                "look at its memory and its limits (ulimit -u)",
+            ) from None  # fmt: skip
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

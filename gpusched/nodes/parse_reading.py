@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 
 from gpusched.model.readings import ContainerReading, Gpu, NodeReading
-from gpusched.nodes.parse_sections import clock_of, facts_from_sections, split_sections
 from gpusched.nodes.parse_smi import parse_gpus
 
 MARK = b"@gpusched-probe@ "  # as in payload/main.py
@@ -65,20 +64,4 @@ def parse_reading(node: str, answer: dict[str, Any], sent: float, received: floa
             "containers": msgspec.convert(answer.get("containers"), tuple[ContainerReading, ...] | None, strict=False),
         },
         NodeReading,
-    )
-
-
-def parse_sections_reading(node: str, text: str, sent: float, received: float) -> NodeReading | None:
-    """The reading in an answer of payload/facts.sh, None where there is none in ``text``."""
-    sections = split_sections(text)
-    if sections is None:
-        return None
-    clock = clock_of(sections)
-    return NodeReading(
-        node=node,
-        time=received,
-        clock_skew_s=None if clock is None else clock + 0.5 - (sent + received) / 2,
-        containers=None,
-        runtime_error="the node has no python3, without which its jobs cannot be followed",
-        **facts_from_sections(sections),
     )

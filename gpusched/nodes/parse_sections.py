@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gpusched.model.readings import NodeReading
 from gpusched.nodes.parse_smi import parse_gpus
 
 MARK = "@gpusched-sections@"
+_NO_PYTHON = "the node has no python3 (3.6 or later), without which its jobs cannot be followed"
+_BROKEN_PYTHON = "the node's python3 failed to run the probe, without which its jobs cannot be followed"
 
 
 def split_sections(text: str) -> dict[str, str] | None:
@@ -19,8 +22,27 @@ def split_sections(text: str) -> dict[str, str] | None:
     return {name: content.strip("\n") for name, _, content in (part.partition("\n") for part in parts)}
 
 
-def facts_from_sections(sections: Mapping[str, str]) -> dict[str, Any]:
-    """The same keys that the python3 payload answers with; what could not be read is None."""
+def reading_of_sections(node: str, sections: Mapping[str, str], sent: float, received: float) -> NodeReading:
+    """The reading in an answer.
+
+    Args:
+        node: Its name.
+        sections: See `split_sections`.
+        sent: When the request left, Unix seconds by our clock.
+        received: When the answer was there.
+    """
+    clock = _integer(sections.get("clock", ""))  # whole seconds, so half a second late on average
+    return NodeReading(
+        node=node,
+        time=received,
+        clock_skew_s=None if clock is None else clock + 0.5 - (sent + received) / 2,
+        containers=None,
+        runtime_error=_BROKEN_PYTHON if sections.get("python3") else _NO_PYTHON,
+        **_facts(sections),
+    )
+
+
+def _facts(sections: Mapping[str, str]) -> dict[str, Any]:
     memory = dict(_meminfo_line(line) for line in sections.get("meminfo", "").splitlines() if ":" in line)
     load = sections.get("loadavg", "").split()
     disk = sections.get("df", "").splitlines()
@@ -46,12 +68,6 @@ def _gpu_facts(sections: Mapping[str, str]) -> dict[str, Any]:
     return {
         "source": source, "gpu_error": reading.error, "driver_version": reading.driver_version, "gpus": reading.gpus,
     }  # fmt: skip
-
-
-def clock_of(sections: Mapping[str, str]) -> float | None:
-    """The node's clock, in whole seconds."""
-    value = _integer(sections.get("clock", ""))
-    return None if value is None else float(value)
 
 
 def _meminfo_line(line: str) -> tuple[str, int | None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 import threading
+import time
 import weakref
 import zlib
 from collections.abc import Callable
@@ -21,7 +22,8 @@ import msgspec
 
 from gpusched.model.readings import NodeReading
 from gpusched.model.resources import Node, Settings
-from gpusched.nodes.parse_reading import find_answer, parse_reading, parse_sections_reading
+from gpusched.nodes.parse_reading import find_answer, parse_reading
+from gpusched.nodes.parse_sections import reading_of_sections, split_sections
 from gpusched.nodes.transport import Result, Script, Transport, TransportError
 
 _PAYLOAD = Path(__file__).parent / "payload"
@@ -83,27 +85,20 @@ def probe(
         transport: To the node.
         node: As declared.
         cluster_id: Whose attempts to list.
-        settings: ``probe_timeout_s`` bounds every exec of the probe.
+        settings: ``probe_timeout_s`` bounds the whole probe.
         now: The controller's clock, Unix seconds.
         want_links: Read the GPUs' topology too (static: ask at first contact and after a boot).
 
     Raises:
         TransportError: The node did not answer, or with something else than a reading (kind ``protocol``).
     """
-    request = ProbeRequest(
-        cluster_id=cluster_id,
-        node=node.name,
-        runtime=str(node.runtime),
-        indices=node.indices(),
-        simulated=node.simulated_gpus,
-        want_links=want_links,
-        deadline_s=max(1.0, settings.probe_timeout_s - _MARGIN_S),
-    )
+    request = _request(node, cluster_id, settings, want_links)
+    deadline = time.monotonic() + settings.probe_timeout_s
     mode = _memory.get(transport)
     for _ in range(3):
         script = _script(mode, request)
         sent = now()
-        result = transport.run(script, settings.probe_timeout_s)
+        result = transport.run(script, max(0.1, deadline - time.monotonic()))
         received = now()
         reading, following = _read(mode, request, result, sent, received)
         if following != mode:
@@ -112,6 +107,23 @@ def probe(
             return reading
         mode = following
     raise _no_reading(node.name, result)
+
+
+def request_script(node: Node, cluster_id: str, settings: Settings) -> Script:
+    """What a probe in the steady state runs on a node; for benchmarks and for looking at it by hand."""
+    return _script("cached", _request(node, cluster_id, settings, want_links=False))
+
+
+def _request(node: Node, cluster_id: str, settings: Settings, want_links: bool) -> ProbeRequest:
+    return ProbeRequest(
+        cluster_id=cluster_id,
+        node=node.name,
+        runtime=str(node.runtime),
+        indices=node.indices(),
+        simulated=node.simulated_gpus,
+        want_links=want_links,
+        deadline_s=max(1.0, settings.probe_timeout_s - _MARGIN_S),
+    )
 
 
 def _read(
@@ -127,9 +139,10 @@ def _read(
             return reading, "cached" if answer.get("cached") else "upload"
     except (ValueError, KeyError, TypeError, msgspec.ValidationError) as error:
         raise TransportError(
-            "protocol", f"{request.node}: the probe's answer is not understood: {error}", "report this with the node's "
-            "python3 and driver versions"
-        ) from None  # fmt: skip
+            "protocol",
+            f"{request.node}: the probe's answer is not understood: {error}",
+            "report this with the node's python3 and driver versions",
+        ) from None
     if f"{_NEED}payload@".encode() in result.stdout:
         return None, "upload"
     if f"{_NEED}python@".encode() in result.stdout or result.exit_code != 0:
@@ -140,10 +153,11 @@ def _read(
 def _read_sections(
     request: ProbeRequest, result: Result, sent: float, received: float
 ) -> tuple[NodeReading | None, _Mode]:
-    reading = parse_sections_reading(request.node, result.stdout.decode("utf-8", "replace"), sent, received)
-    if reading is None:
+    sections = split_sections(result.stdout.decode("utf-8", "replace"))
+    if sections is None:
         raise _no_reading(request.node, result)
-    return reading, "sh"
+    reading = reading_of_sections(request.node, sections, sent, received)
+    return reading, "cached" if sections.get("python3") else "sh"
 
 
 def _no_reading(node: str, result: Result) -> TransportError:

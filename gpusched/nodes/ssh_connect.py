@@ -25,9 +25,10 @@ from gpusched.nodes.transport import TransportError
 logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)  # its errors come back as exceptions; it also prints them
 
 _LOSS_MS = 6000  # unacknowledged for that long, a connection is lost
-_MAX_HOPS = 8
 _POLL_S = 2.0  # paramiko's reader wakes that often for nothing; its own 0.1 s costs 200 nodes 2000 wake-ups a second
 _Cleanup = Callable[[], None]
+_JumpKey = tuple[str, ...]
+_Trail = tuple[_JumpKey, ...]
 
 
 class Connection:
@@ -48,7 +49,7 @@ class Connection:
         self._cleanup()
 
 
-def connect(target: Target, settings: Settings, node: str, deadline: float, hops: int = 0) -> Connection:
+def connect(target: Target, settings: Settings, node: str, deadline: float, trail: _Trail = ()) -> Connection:
     """Connect, verify the host key, log in.
 
     Args:
@@ -56,14 +57,12 @@ def connect(target: Target, settings: Settings, node: str, deadline: float, hops
         settings: For the jump hosts' own targets.
         node: For messages.
         deadline: On the monotonic clock.
-        hops: How deep in a chain of jump hosts this is.
+        trail: The jumps that already wait for this connection.
 
     Raises:
         TransportError: With the kind and the reason.
     """
-    if hops > _MAX_HOPS:
-        raise TransportError("ssh", f"{node}: more than {_MAX_HOPS} jump hosts", "does a ProxyJump lead to itself?")
-    sock, cleanup = _open(target, settings, node, deadline, hops)
+    sock, cleanup = _open(target, settings, node, deadline, trail)
     transport: paramiko.Transport | None = None
     try:
         transport = _handshake(sock, target, node, deadline)
@@ -128,9 +127,9 @@ def _no_handshake(node: str, target: Target, budget: float, late: bool, error: s
                           f"try `ssh -v -p {target.port} {target.user}@{target.host}`")  # fmt: skip
 
 
-def _open(target: Target, settings: Settings, node: str, deadline: float, hops: int) -> tuple[Any, _Cleanup]:
+def _open(target: Target, settings: Settings, node: str, deadline: float, trail: _Trail) -> tuple[Any, _Cleanup]:
     if target.jumps:
-        return _through_jump(target, settings, node, deadline, hops)
+        return _through_jump(target, settings, node, deadline, trail)
     if target.proxy_command:
         return _through_command(target.proxy_command, node)
     return _dial(target, node, deadline), lambda: None
@@ -215,14 +214,18 @@ class _Jump:
         self.users = 0
 
 
-_jumps: dict[tuple[str, ...], _Jump] = {}
+_jumps: dict[_JumpKey, _Jump] = {}
 _jumps_lock = threading.Lock()
 
 
-def _through_jump(target: Target, settings: Settings, node: str, deadline: float, hops: int) -> tuple[Any, _Cleanup]:
+def _through_jump(
+    target: Target, settings: Settings, node: str, deadline: float, trail: _Trail
+) -> tuple[Any, _Cleanup]:
     """A channel from the last jump host; one connection to each jump host serves all nodes behind it."""
     *before, last = target.jumps
     key = (*target.jumps, settings.ssh_config or "", settings.known_hosts or "")
+    if key in trail:
+        raise TransportError("ssh", f"{node}: the jump hosts go in a circle", "correct ProxyJump in the SSH config")
     with _jumps_lock:
         jump = _jumps.setdefault(key, _Jump())
         jump.users += 1
@@ -244,7 +247,7 @@ def _through_jump(target: Target, settings: Settings, node: str, deadline: float
                 hop = resolve_jump(last, settings)
                 if before:
                     hop = _via(hop, tuple(before))
-                jump.connection = connect(hop, settings, f"{node} (jump host {last})", deadline, hops + 1)
+                jump.connection = connect(hop, settings, f"{node} (jump host {last})", deadline, (*trail, key))
         finally:
             jump.lock.release()
         return _tunnel(jump.connection, target, node, last, deadline), release

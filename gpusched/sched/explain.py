@@ -1,4 +1,4 @@
-"""Why a job waits and what would help: for people, in plain Python, from any snapshot (one read from the store, too)."""
+"""Why a job waits and what would help: for people, in plain Python, from any snapshot (also from the store)."""
 
 from __future__ import annotations
 

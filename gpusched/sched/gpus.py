@@ -24,9 +24,9 @@ def links_matrix(gpus: Sequence[int], links: Mapping[int, Mapping[int, int]]) ->
 def nearest_gpus(matrix: Links, free: tuple[int, ...], count: int) -> tuple[int, ...]:
     """``count`` of the ``free`` positions of ``matrix`` with the greatest sum of mutual closeness.
 
-    Ties: the choice that leaves the greatest closeness among the GPUs that stay free (so that larger NVLink islands
-    stay whole), then the lowest positions. Exact up to 2000 combinations (8 GPUs have at most 70), else greedy from
-    every first GPU.
+    Ties: the choice whose worst connected GPU is best connected (a ring is as fast as its slowest link); then the one
+    that leaves the greatest closeness among the GPUs that stay free (so that larger NVLink islands stay whole), then
+    the lowest positions. Exact up to 2000 combinations (8 GPUs have at most 70), else greedy from every first GPU.
     """
     if count <= 0 or count >= len(free):
         return free[: max(count, 0)]
@@ -35,9 +35,10 @@ def nearest_gpus(matrix: Links, free: tuple[int, ...], count: int) -> tuple[int,
     return max(candidates, key=lambda chosen: (*_merit(matrix, free, chosen), tuple(-g for g in chosen)))
 
 
-def _merit(matrix: Links, free: tuple[int, ...], chosen: tuple[int, ...]) -> tuple[int, int]:
+def _merit(matrix: Links, free: tuple[int, ...], chosen: tuple[int, ...]) -> tuple[int, int, int]:
     left = [g for g in free if g not in chosen]
-    return _closeness(matrix, chosen), _closeness(matrix, left)
+    worst = min(sum(matrix[a][b] for b in chosen) for a in chosen)
+    return _closeness(matrix, chosen), worst, _closeness(matrix, left)
 
 
 def _closeness(matrix: Links, gpus: Sequence[int]) -> int:

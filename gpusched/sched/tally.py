@@ -1,4 +1,4 @@
-"""A snapshot counted in plain Python: what each node has free and who holds the rest. For explanations, not for speed."""
+"""A snapshot counted in plain Python: what each node has free and who holds the rest. To explain, not for speed."""
 
 from __future__ import annotations
 
@@ -107,9 +107,8 @@ def plain_order(snapshot: Snapshot, partition: str) -> list[PendingView]:
 
 
 def queue_of(snapshot: Snapshot, partition: str, counts: Iterable[NodeCount]) -> list[PendingView]:
-    """Of `plain_order` those that count: no more tasks of an array than it has room, and none that cannot run."""
+    """Of `plain_order` those that count: not the tasks of an array at its bound, and none that cannot run."""
     nodes = [c for c in counts if c.node.partition == partition]
-    room: dict[str, int] = {}
     possible: dict[tuple[object, ...], bool] = {}
     queue = []
     for job in plain_order(snapshot, partition):
@@ -119,12 +118,8 @@ def queue_of(snapshot: Snapshot, partition: str, counts: Iterable[NodeCount]) ->
             possible[shape] = fits(job, nodes, lambda c: c.usable)
         if not possible[shape]:
             continue
-        if job.array_room is not None:
-            array = job.array_id or job.id
-            room[array] = room.get(array, job.array_room) - 1
-            if room[array] < 0:
-                continue
-        queue.append(job)
+        if job.array_room is None or job.array_room > 0:
+            queue.append(job)
     return queue
 
 

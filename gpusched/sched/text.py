@@ -55,7 +55,7 @@ def shortage(
 def before_it(ahead: int) -> str:
     """How many jobs are before it, `rounded`."""
     verb = "job of equal or higher priority is" if ahead == 1 else "jobs of equal or higher priority are"
-    return f"{ahead} {verb} before it" if ahead <= 100 else f"at least {rounded(ahead)} {verb} before it"
+    return f"{ahead} {verb} before it" if ahead < 100 else f"at least {rounded(ahead)} {verb} before it"
 
 
 def rounded(ahead: int) -> int:

@@ -88,13 +88,13 @@ def number(value: float | None, digits: int = 0) -> str:
 
 
 def quantity(value: float | None) -> str:
-    """A number with about three digits that matter: ``0.042``, ``3.14``, ``31.4``, ``1,234``."""
-    if value is None:
-        return UNKNOWN
-    if value == 0:
-        return "0"
+    """A number with the digits that matter: ``1,234``, ``31.4``, ``3.14``, ``0.03``, ``0.00042``; unknown is ``-``."""
+    if value is None or value == 0:
+        return UNKNOWN if value is None else "0"
     size = abs(value)
-    return number(value, 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 0.1 else 4)
+    if size < 0.01:
+        return f"{value:.2g}" if size >= 1e-4 else f"{value:.0e}"
+    return number(value, 0 if size >= 100 else 1 if size >= 10 else 2)
 
 
 def percent(fraction: float | None) -> str:

@@ -49,7 +49,7 @@ def _node_table(rows: Sequence[NodeRow], width: int) -> Table:
     columns += ["GPU POWER"] if width >= 80 else []
     columns += ["TEMP"] if width >= 90 else []
     columns += ["FREE CORES", "FREE MEM"] if width >= 130 else []
-    columns += ["FIGURES"] if any(row.source not in ("nvml", "none") for row in rows) else []
+    columns += ["FIGURES"] if _mixed(rows) else []
     columns += ["HELD BY"] if width >= 100 else []
     table = common.plain_table(*columns, right=("FREE", "GPU MEM", "GPU POWER", "TEMP", "FREE CORES", "FREE MEM"))
     for row in rows:
@@ -82,6 +82,11 @@ def _node_cells(row: NodeRow) -> dict[str, Text | str]:
     }
 
 
+def _mixed(rows: Sequence[NodeRow]) -> bool:
+    """Whether some figures are not NVML's, so that it must be said whose they are."""
+    return any(row.source not in ("nvml", "none") for row in rows)
+
+
 def _figures(row: NodeRow) -> Text:
     if row.source == "none":
         return Text(common.UNKNOWN, "dim")
@@ -100,8 +105,11 @@ def _holders(row: NodeRow) -> Text:
 def _gpu_table(rows: Sequence[NodeRow], width: int) -> Table:
     columns = ["NODE", "GPU"]
     columns += ["NAME"] if width >= 130 else []
-    columns += ["STATE", "UTIL", "MEMORY", "POWER", "TEMP", "JOB", "USER"]
-    columns += ["FIGURES"] if any(row.source not in ("nvml", "none") for row in rows) else []
+    columns += ["STATE", "UTIL", "MEMORY"]
+    columns += ["POWER"] if width >= 70 else []
+    columns += ["TEMP"] if width >= 90 else []
+    columns += ["JOB", "USER"]
+    columns += ["FIGURES"] if _mixed(rows) else []
     table = common.plain_table(*columns, right=("GPU", "MEMORY", "POWER", "TEMP"))
     bar_width = 16 if width >= 120 else 8 if width >= 90 else 0
     for row in rows:
@@ -131,9 +139,12 @@ def _gpu_cells(row: NodeRow, gpu: GpuRow, bar_width: int) -> dict[str, Text | st
 def _notes(row: NodeRow) -> list[tuple[str, Text, str]]:
     """(node, what, why) of all that is odd about a node."""
     notes = []
-    if row.reason:
-        notes.append((row.name, Text(str(row.state), bars.STATE_STYLES[row.state]), row.reason))
-    if row.state not in (NodeState.DOWN, NodeState.UNKNOWN):
+    silent = row.state in (NodeState.DOWN, NodeState.UNKNOWN)
+    if row.reason or silent:
+        seen = f"last seen {bars.age(row.age_s)} ago" if silent and row.age_s is not None else ""
+        why = "; ".join(part for part in (row.reason, seen) if part)
+        notes.append((row.name, Text(str(row.state), bars.STATE_STYLES[row.state]), why))
+    if not silent:
         grouped: dict[tuple[GpuState, str], list[int]] = {}
         for gpu in row.gpus:
             if gpu.reason or gpu.state not in _FINE:
@@ -143,9 +154,9 @@ def _notes(row: NodeRow) -> list[tuple[str, Text, str]]:
     if row.runtime_error:
         notes.append((row.name, Text("runtime", "bold red"), row.runtime_error))
     if row.clock_skew_s is not None and abs(row.clock_skew_s) >= _SHOWN_SKEW_S:
-        where = "ahead" if row.clock_skew_s > 0 else "behind"
-        notes.append((row.name, Text("clock", "yellow"), f"{abs(row.clock_skew_s):.1f} s {where} of this machine's"))
-    if row.stale:
+        where = "ahead of" if row.clock_skew_s > 0 else "behind"
+        notes.append((row.name, Text("clock", "yellow"), f"{abs(row.clock_skew_s):.1f} s {where} the controller's"))
+    if row.stale and not silent:
         notes.append(
             (row.name, Text("old", "yellow"), f"last seen {bars.age(row.age_s)} ago; the figures are that old")
         )

@@ -24,7 +24,8 @@ _WIDE = 120
 
 def power_json(report: PowerReport) -> dict[str, Any]:
     """The report as one object; times are UTC ISO-8601."""
-    return msgspec.to_builtins(report) | {"since": iso_utc(report.since), "until": iso_utc(report.until)}
+    fields: dict[str, Any] = msgspec.to_builtins(report)
+    return fields | {"since": iso_utc(report.since), "until": iso_utc(report.until)}
 
 
 def power_screen(report: PowerReport, width: int, warning: str = "") -> RenderableType:
@@ -74,8 +75,8 @@ def _table(report: PowerReport, width: int) -> Table:
     columns = _columns(report, width)
     table = common.plain_table(*columns, right=[c for c in columns[1:] if c not in ("USER", "PARTITION")])
     shown = report.rows[:MAX_ROWS]
-    for number, row in enumerate(shown, 1):
-        table.add_row(*_cells(report, row, columns, width), end_section=number == len(shown))
+    for row in shown:
+        table.add_row(*_cells(report, row, columns, width))
     total = _cells(report, report.total, columns, width)
     for cell in total:
         cell.stylize("bold")
@@ -87,7 +88,6 @@ def _cells(report: PowerReport, row: PowerRow, columns: Sequence[str], width: in
     at_least = "≥" if row.energy_unknown_share else ""
     meter = 10 if width >= _WIDE else 0
     cells = {
-        report.by.upper(): Text(common.clean(row.name), "bold"),
         "USER": Text(common.clean(row.user or "")),
         "PARTITION": Text(row.partition or ""),
         "GPU HOURS": Text(bars.quantity(row.gpu_hours)),
@@ -100,7 +100,7 @@ def _cells(report: PowerReport, row: PowerRow, columns: Sequence[str], width: in
         report.currency: _bound(at_least, row.cost),
         f"INEFF. {report.currency}": Text(bars.quantity(row.inefficient_cost)),
     }
-    return [cells[name] for name in columns]
+    return [Text(common.clean(row.name), "bold"), *(cells[name] for name in columns[1:])]
 
 
 def _share(fraction: float | None, meter: int) -> Text:
@@ -114,9 +114,9 @@ def _bound(at_least: str, value: float | None) -> Text:
 
 
 def _remarks(report: PowerReport) -> list[Text]:
-    lines = ["UTILIZATION: share held x time / run time since the first start (Eq. 4). MEASURED: NVML's."]
+    lines = ["UTILIZATION: share held x run time / time since the first start (Eq. 4).", "MEASURED: NVML's."]
     if report.by in _PLACES:
-        lines.append("INEFFICIENT: rated kW x hours x (1 - utilization), in kWh. KWH: the GPUs', held or not.")
+        lines += ["INEFFICIENT: kWh; rated kW x hours x (1 - utilization).", "KWH: of the GPUs, held or not."]
     else:
         lines.append("KWH: of the GPUs held, while they were held.")
         if report.unheld_kwh is not None:

@@ -14,7 +14,7 @@ start_time() {
 group_alive() { # PID STARTTIME of a leader, as in payload/attempts.py
     [ "${1:-0}" -gt 1 ] 2>/dev/null || return 1
     now=$(start_time "$1") && [ "$now" != "$2" ] && return 1
-    kill -0 -- "-$1" 2>/dev/null
+    kill -0 "-$1" 2>/dev/null
 }
 list_folder() {
     printf 'attempt %s\n' "${1##*/}"
@@ -56,14 +56,13 @@ for folder in "$attempts_root"/gpusched-*; do
 done
 case $RUNTIME in
 podman | docker)
-    if ! command -v "$RUNTIME" >/dev/null 2>&1; then
-        echo "engine_error $RUNTIME: No such file or directory"
-    else
-        # stdout and stderr apart without a temporary file: the listing goes through the pipe, what went wrong is kept.
-        problem=$({ list_engine | prefixed engine >&3; } 2>&1) 3>&1
-        listed=$(list_engine 2>/dev/null >/dev/null; echo $?)
-        [ "$listed" = 0 ] || printf '%s\n' "$RUNTIME: ${problem:-no answer within 8 s}" | prefixed engine_error
-    fi
+    listing=$(list_engine 2>/dev/null)
+    case $? in
+    0) printf '%s\n' "$listing" | prefixed engine ;;
+    124 | 137) echo "engine_error $RUNTIME did not answer within 8 s" ;;
+    127) echo "engine_error $RUNTIME: No such file or directory" ;;
+    *) { echo "$RUNTIME:"; containers -q 2>&1 >/dev/null | tail -n 5; } | cut -c 1-1000 | prefixed engine_error ;;
+    esac
     ;;
 esac
 echo attempts_end

@@ -3,7 +3,7 @@
 Executed as text (``python3 -I -S -c "exec(...)" LENGTH FOLDER``), before any of the payload is importable.
 stdin after this text: the request as one line, then the files as zlib-compressed JSON (path -> text).
 """
-# ruff: noqa: UP031, UP022, RUF005, B904
+# ruff: noqa: UP031
 
 import json
 import os
@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 import zlib
+from importlib.machinery import ModuleSpec
 
 MONTH_S = 30 * 86400
 
@@ -58,8 +59,6 @@ class Memory:
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
         """The importlib protocol's finder."""
-        from importlib.machinery import ModuleSpec
-
         base = name.replace(".", "/")
         for file, package in ((base + "/__init__.py", True), (base + ".py", False)):
             if file in self.files:

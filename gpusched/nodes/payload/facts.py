@@ -1,5 +1,5 @@
 """What the kernel says about a node and about processes."""
-# ruff: noqa: UP031, UP022, RUF005
+# ruff: noqa: UP031
 
 import os
 

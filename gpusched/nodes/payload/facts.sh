@@ -6,7 +6,7 @@ bounded() { if command -v timeout >/dev/null 2>&1; then timeout 10 "$@"; else "$
 smi() { bounded nvidia-smi "$1" --format=csv,noheader,nounits; }
 printf '\n@gpusched-sections@\n'
 section clock; date +%s
-section python3; command -v python3
+section python3; python3 -I -S -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null && echo yes
 section boot_id; cat /proc/sys/kernel/random/boot_id
 section hostname; uname -n
 section cores; nproc 2>/dev/null || getconf _NPROCESSORS_ONLN

@@ -1,5 +1,5 @@
 """Reads the GPUs in a child process, so that a driver that hangs or crashes costs the GPU it hangs on and no more."""
-# ruff: noqa: UP031, UP022, RUF005
+# ruff: noqa: UP022, UP031
 
 import json
 import os
@@ -55,8 +55,11 @@ class Child:
         return dict(json.loads(line.decode()))
 
     def kill(self) -> None:
-        """End it; one stuck in the kernel is left to init."""
+        """End it, once or more; one stuck in the kernel is left to init."""
+        if self.fd < 0:
+            return
         os.close(self.fd)
+        self.fd = -1
         try:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, os.WNOHANG)

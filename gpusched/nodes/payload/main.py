@@ -3,7 +3,7 @@
 Everything slow runs side by side (NVML in a child, the runtime here) and everything has a time limit of its own, so
 that one hung driver or runtime costs its own part of the answer and nothing else.
 """
-# ruff: noqa: UP031, UP022, RUF005
+# ruff: noqa: UP031
 
 import json
 import os

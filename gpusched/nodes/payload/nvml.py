@@ -1,12 +1,13 @@
 """NVML's figures, one GPU at a time; runs in a child process because the driver may never return."""
-# ruff: noqa: UP031, UP022, RUF005
+# ruff: noqa: UP031
 
 import sys
 import types
 
 MYPY = False  # as mypy knows it; importing typing costs every probe 3 ms
 if MYPY:
-    from typing import Any, Callable, Iterator
+    from collections.abc import Callable, Iterator
+    from typing import Any
 
 # NVML error codes (nvml.h), by number: old and new pynvml name them alike, but not every one has all.
 NOT_SUPPORTED_CODES = frozenset((2, 3, 4, 6, 7, 13, 25, 27))  # the figure is not to be had; the GPU is well

@@ -1,5 +1,5 @@
 """Made-up GPU figures for a demonstration on a machine without GPUs; marked as simulated wherever they go."""
-# ruff: noqa: UP031, UP022, RUF005
+# ruff: noqa: UP031
 
 import json
 import math

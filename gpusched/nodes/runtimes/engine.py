@@ -62,7 +62,7 @@ finish)
         sleep 0.2
     done
     [ ! -e "$dir/output.done" ] || exit 0
-    follower=$(group "$dir/output.pid") && kill -KILL -- "-$follower"
+    follower=$(group "$dir/output.pid") && kill -KILL "-$follower"
     engine logs "$name" 2>&1 | as_user sh -c 'exec cat >"$1"' sh "$output" || exit 1
     : >"$dir/output.done"
     ;;
@@ -86,7 +86,7 @@ ids=$(engine ps -q --filter "label=gpusched.name=$name") || exit 1
 # By label, so that a stranger's container of the same name is left alone. kill before rm: podman's `rm -f` waits ten
 # seconds for a container that ignores TERM.
 _REMOVE = """\
-launcher=$(group "$dir/launcher.pid") && kill -KILL -- "-$launcher"
+launcher=$(group "$dir/launcher.pid") && kill -KILL "-$launcher"
 ids() {
     engine ps -a -q --no-trunc --filter "label=gpusched.name=$name" --filter "label=gpusched.cluster=$cluster" \
         --filter "label=gpusched.node=$node"
@@ -98,7 +98,7 @@ for id in $found; do
     left=$(ids) || exit 1
     case $left in *"$id"*) printf '%s\\n' "$error" >&2; exit 1 ;; esac
 done
-follower=$(group "$dir/output.pid") && kill -KILL -- "-$follower"
+follower=$(group "$dir/output.pid") && kill -KILL "-$follower"
 rm -rf -- "$dir"
 """
 

@@ -15,7 +15,7 @@ from gpusched.nodes.runtimes.base import EXISTS_EXIT_CODE, LAUNCHED, AttemptRef,
 from gpusched.nodes.runtimes.checks import check_ref, check_request
 from gpusched.nodes.transport import Script
 
-# `kill -0 -GROUP` knows processes that lost their leader; a leader with another start time is a recycled number.
+# Signal 0 to a group knows processes that lost their leader; a leader with another start time is a recycled number.
 FUNCTIONS = """\
 starttime() {
     stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 1
@@ -31,7 +31,7 @@ group() { # FILE: the process group whose leader is stamped there, if any of it 
     if [ -d "/proc/$leader" ]; then
         now=$(starttime "$leader") && [ "$now" != "$since" ] && return 1
     fi
-    kill -0 -- "-$leader" 2>/dev/null && echo "$leader"
+    kill -0 "-$leader" 2>/dev/null && echo "$leader"
 }
 alive() { # FILE: whether the stamped process itself is
     [ -r "$1" ] && same_boot && read -r leader since <"$1" && [ "$(starttime "$leader")" = "$since" ]
@@ -137,7 +137,7 @@ def stream_script(text: str, follow: bool) -> Script:
     if follow:
         text = (
             f"setsid sh -c {shlex.quote(text)} </dev/null &\ng=$!\n"
-            'trap \'kill -TERM -- "-$g" 2>/dev/null || kill -TERM "$g" 2>/dev/null\' TERM INT HUP\nwait "$g"\n'
+            'trap \'kill -TERM "-$g" 2>/dev/null || kill -TERM "$g" 2>/dev/null\' TERM INT HUP\nwait "$g"\n'
         )
     return Script(("sh", "-c", text))
 

@@ -1,0 +1,45 @@
+# make test | lint | demo | clean     PYTHON=python3.12 chooses the interpreter, JOBS=4 the number of test processes.
+PYTHON ?= python3
+JOBS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp-installed
+
+.PHONY: test lint demo clean install packages
+.DEFAULT_GOAL := test
+
+# Everything runs even where an earlier part failed; the last line is pytest's.
+test: install packages
+	@status=0; \
+	$(MAKE) --no-print-directory lint || status=1; \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS) || status=1; \
+	exit $$status
+
+lint: install
+	@status=0; \
+	$(BIN)/ruff check . || status=1; \
+	$(BIN)/mypy --strict gpusched tests/testbed || status=1; \
+	$(BIN)/lint-imports || status=1; \
+	exit $$status
+
+demo: install
+	@$(BIN)/python -m gpusched.demo
+
+install: $(STAMP)
+
+# A virtualenv that was moved or whose interpreter is gone is made anew.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "gpusched needs Python 3.11 or later; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)." >&2; \
+	  echo "Name another one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { \
+	  echo "'$(PYTHON) -m venv' failed (Debian: apt-get install python3-venv)." >&2; exit 1; }
+	@echo "installing gpusched and its test tools into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $@
+
+packages:
+	@sh tests/testbed/install_packages.sh
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,131 @@
+"""Probing many nodes at once: gpusched's probe against asyncssh running the very same remote command.
+
+    python -m benchmarks.probe64 [--nodes 64] [--threads 32] [--rounds 7] [--runtime process]
+
+Both keep one open connection per node; every round asks all nodes. Prints medians in seconds, their ratio, and what the
+probe itself spends its time on. The nodes' own work (64 sshds, 64 python3) is on the same machine and in both figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shlex
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import asyncssh
+
+from gpusched.model.resources import Node, RuntimeName, Settings
+from gpusched.nodes.probe import probe, request_script
+from gpusched.nodes.transport import Script, Transport, open_transport
+from tests.testbed import Testbed
+
+CLUSTER = "bench"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--runtime", default="process")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, Testbed(Path(folder), count=options.nodes) as testbed:
+        print(json.dumps(measure(testbed, options.threads, options.rounds, RuntimeName(options.runtime)), indent=1))
+
+
+def measure(testbed: Testbed, threads: int, rounds: int, runtime: RuntimeName) -> dict[str, object]:
+    settings = Settings(known_hosts=str(testbed.known_hosts), probe_timeout_s=60)
+    nodes = [
+        Node(name=n.name, partition="p", address=n.address, user="root", key=str(testbed.identity), gpus=n.gpus,
+             cores=4, memory_mib=4096, runtime=runtime) for n in testbed.nodes
+    ]  # fmt: skip
+    transports = [open_transport(node, settings) for node in nodes]
+
+    def ask(pair: tuple[Transport, Node]) -> int:
+        return len(probe(pair[0], pair[1], CLUSTER, settings, time.time).gpus)
+
+    pairs = list(zip(transports, nodes, strict=True))
+    with ThreadPoolExecutor(threads) as pool:
+        installed = timed(lambda: list(pool.map(ask, pairs)))
+        for transport in transports:
+            transport.close()
+        cold = timed(lambda: list(pool.map(ask, pairs)))
+        with asyncio.Runner() as runner:
+            peer = runner.run(open_asyncssh(testbed, nodes, settings))
+            # Rounds alternate, so that whatever else the machine does falls on both alike.
+            ours, theirs, parts = [], [], []
+            for _ in range(rounds):
+                ours.append(timed(lambda: list(pool.map(ask, pairs))))
+                theirs.append(timed(lambda: runner.run(peer.ask_all())))
+                parts.append(timed(lambda: list(pool.map(lambda t: t.run(Script(("true",)), 60), transports))))
+            runner.run(peer.close())
+        local = timed(lambda: ask(pairs[0]))
+    for transport in transports:
+        transport.close()
+    warm, rival = statistics.median(ours), statistics.median(theirs)
+    return {
+        "nodes": len(nodes), "threads": threads, "runtime": str(runtime),
+        "first_contact_s": round(installed, 3), "cold_s": round(cold, 3), "warm_median_s": round(warm, 3),
+        "warm_each_s": [round(s, 3) for s in ours], "asyncssh_cold_connect_s": round(peer.connect_s, 3),
+        "asyncssh_median_s": round(rival, 3), "asyncssh_each_s": [round(s, 3) for s in theirs],
+        "ratio": round(warm / rival, 2), "exec_true_all_median_s": round(statistics.median(parts), 3),
+        "one_probe_alone_s": round(local, 3),
+    }  # fmt: skip
+
+
+def timed(action: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+class Peer:
+    """asyncssh with one open connection per node."""
+
+    def __init__(
+        self, connections: list[asyncssh.SSHClientConnection], scripts: list[Script], connect_s: float
+    ) -> None:
+        self.connections, self.scripts, self.connect_s = connections, scripts, connect_s
+
+    async def ask_all(self) -> None:
+        """One round over all nodes."""
+        await asyncio.gather(*(self._ask(c, s) for c, s in zip(self.connections, self.scripts, strict=True)))
+
+    async def _ask(self, connection: asyncssh.SSHClientConnection, script: Script) -> None:
+        done = await connection.run(shlex.join(script.argv), input=script.stdin, encoding=None)
+        assert done.exit_status == 0
+        assert isinstance(done.stdout, bytes)
+        assert b"@gpusched-probe@" in done.stdout
+
+    async def close(self) -> None:
+        """End all connections."""
+        for connection in self.connections:
+            connection.close()
+        await asyncio.gather(*(c.wait_closed() for c in self.connections))
+
+
+async def open_asyncssh(testbed: Testbed, nodes: list[Node], settings: Settings) -> Peer:
+    began = time.perf_counter()
+    limit = asyncio.Semaphore(32)
+
+    async def connect(node: Node) -> asyncssh.SSHClientConnection:
+        async with limit:
+            return await asyncssh.connect(
+                node.address, username="root", client_keys=[str(testbed.identity)], config=None,
+                known_hosts=str(testbed.known_hosts), agent_path=None,
+            )  # fmt: skip
+
+    connections = await asyncio.gather(*(connect(n) for n in nodes))
+    scripts = [request_script(n, CLUSTER, settings) for n in nodes]
+    return Peer(list(connections), scripts, time.perf_counter() - began)
+
+
+if __name__ == "__main__":
+    main()

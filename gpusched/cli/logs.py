@@ -1,0 +1,41 @@
+"""``gpusched logs``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from gpusched.cli import complete, output
+from gpusched.client.context import Client
+
+app = typer.Typer()
+_HELP = {"help_option_names": ["-h", "--help"]}
+
+
+def _write(chunk: bytes) -> None:
+    sys.stdout.buffer.write(chunk)
+    sys.stdout.buffer.flush()
+
+
+@app.command("logs", context_settings=_HELP)
+def logs(
+    job: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.all_jobs, show_default=False)],
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Until it ends; exits with its code.")] = False,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Of this rank only.", show_default=False)] = None,
+    attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="An earlier one.", show_default=False)] = None,
+    tail: Annotated[int | None, typer.Option("--tail", min=0, help="The last lines only.", show_default=False)] = None,
+) -> int:
+    """A job's output; -f follows it. Of a gang, each line has its rank before it."""
+    from gpusched.logs import LogRequest, PrefixedLines, ranks_of, show_log
+
+    client = Client()
+    request = LogRequest(job=job, rank=rank, attempt=attempt, tail=tail, follow=follow)
+    if ranks_of(client, request) == 1:
+        return show_log(client, request, lambda _, chunk: _write(chunk), output.note)
+    lines = PrefixedLines(_write)
+    try:
+        return show_log(client, request, lines, output.note)
+    finally:
+        lines.finish()

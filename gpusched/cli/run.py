@@ -1,0 +1,31 @@
+"""``gpusched controller`` and ``gpusched tick``: the same cycle, for ever or once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpusched.cli import output
+from gpusched.client.context import Client
+
+app = typer.Typer()
+_HELP = {"help_option_names": ["-h", "--help"]}
+
+
+@app.command("controller", context_settings=_HELP)
+def controller(once: Annotated[bool, typer.Option("--once", help="One cycle only, as tick.")] = False) -> None:
+    """Run the cluster until SIGTERM or Ctrl-C. Jobs go on without it; started again it takes them up."""
+    from gpusched.controller.service import run_forever, tick_once
+    from gpusched.inventory import find_inventory
+
+    (tick_once if once else run_forever)(find_inventory(), Client().state, output.note)
+
+
+@app.command("tick", context_settings=_HELP)
+def tick() -> None:
+    """Run one cycle (cron)."""
+    from gpusched.controller.service import tick_once
+    from gpusched.inventory import find_inventory
+
+    tick_once(find_inventory(), Client().state, output.note)

@@ -1,0 +1,28 @@
+"""``gpusched show``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpusched.cli import complete, output
+from gpusched.client.context import Client
+from gpusched.client.show import show as look
+from gpusched.views.story import page_dict, page_lines
+
+app = typer.Typer()
+
+
+@app.command("show", context_settings={"help_option_names": ["-h", "--help"]})
+def show(
+    job: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.all_jobs)],
+    json: output.JsonOption = False,
+) -> None:
+    """Everything about one job: request, allocation, attempts, energy, story."""
+    page = look(Client(), job)
+    if json:
+        output.emit_json(page_dict(page))
+    else:
+        for line in page_lines(page):
+            output.print_line(line)

@@ -1,0 +1,116 @@
+"""Why a job waits, or ended as it did: the store's facts, explained as the controller would decide now."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpusched.client.context import Client
+from gpusched.client.resolve import Resolver
+from gpusched.client.waiting import inbox_jobs
+from gpusched.model.jobs import ENDED, Job, JobState
+from gpusched.views.why import NodeLine, Why
+
+if TYPE_CHECKING:
+    from gpusched.model.snapshot import Snapshot
+
+_ENDED_STEPS = {
+    JobState.TIMEOUT: "ask for a longer limit with -t, or let the job save its work (--signal USR1@300)",
+    JobState.OUT_OF_MEMORY: "ask for more with --mem, or take a larger flavor",
+    JobState.NODE_FAIL: "see 'gpusched nodes' for what is wrong there, then 'gpusched requeue {id}'",
+    JobState.FAILED: "see 'gpusched logs {id}' for what it printed",
+    JobState.PREEMPTED: "'gpusched requeue {id}' queues it again",
+    JobState.CANCELLED: "'gpusched requeue {id}' queues it again",
+}
+
+
+def why(client: Client, text: str) -> Why:
+    """Why the job is where it is. Of an array, the first task that waits (else the first).
+
+    Raises:
+        UsageError: No such job.
+    """
+    target = Resolver(client).target(text)
+    job = next((j for j in target.jobs if j.state is JobState.PENDING), target.jobs[0])
+    warning = client.controller_warning()
+    if job.state is JobState.PENDING:
+        return msgspec.structs.replace(explain_pending(client, job), warning=warning)
+    return Why(
+        job=job,
+        reason=job.reason,
+        message=job.message or _message(job),
+        next_steps=_steps(job),
+        warning="" if job.state in ENDED else warning,
+        now=time.time(),
+    )
+
+
+def _message(job: Job) -> str:
+    if job.state is JobState.COMPLETED:
+        return "it ran to its end"
+    if job.state is JobState.FAILED and job.exit_code is not None:
+        return f"its command exited with code {job.exit_code}"
+    return {
+        JobState.STARTING: "its container is being prepared (an image may be on its way)",
+        JobState.RUNNING: "it runs",
+        JobState.COMPLETING: "it is being ended",
+    }.get(job.state, "")
+
+
+def _steps(job: Job) -> tuple[str, ...]:
+    step = _ENDED_STEPS.get(job.state)
+    return (step.format(id=job.id),) if step else ()
+
+
+def explain_pending(client: Client, job: Job) -> Why:
+    """The explanation of a pending job, which may be in the inbox or nowhere yet (``submit --dry-run``)."""
+    from gpusched.sched.explain import explain
+
+    explanation = explain(_snapshot(client, job), job.id)
+    return Why(
+        job=job,
+        reason=str(explanation.reason.code),
+        message=explanation.reason.message,
+        nodes=tuple(NodeLine(node=v.node, fits=v.fits, text=v.text) for v in explanation.nodes),
+        position=explanation.position,
+        queue_length=explanation.queue_length,
+        next_steps=explanation.next_steps,
+        now=time.time(),
+    )
+
+
+def _snapshot(client: Client, job: Job) -> Snapshot:
+    """The cluster as the store knows it, with this job (and what waits in the inbox) in its queue."""
+    from gpusched.policies import load_policies
+    from gpusched.queue.snapshots import build_snapshot, recent_usage
+
+    inventory = client.inventory
+    policies = load_policies(inventory)
+    now = time.time()
+    queued = inbox_jobs(client)
+    reader = client.reader
+    stored = reader.pending() if reader else []
+    pending = {j.id: j for j in (*queued, *stored, job)}
+
+    def lookup(job_id: str) -> list[Job]:
+        if reader:
+            found = reader.job(job_id)
+            if jobs := [found] if found else reader.jobs_of_array(job_id):
+                return jobs
+        return [j for j in queued if job_id in (j.id, j.array_id)]
+
+    return build_snapshot(
+        inventory,
+        policies,
+        reader.node_records() if reader else {},
+        active=reader.active() if reader else [],
+        pending=sorted(pending.values(), key=lambda j: (j.submit_time, j.id)),
+        ranks=reader.ranks() if reader else [],
+        lookup=lookup,
+        usage=recent_usage(reader, inventory, policies, now) if reader else {},
+        array_limits=reader.array_limits() if reader else {},
+        now=now,
+    )
+

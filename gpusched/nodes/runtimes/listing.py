@@ -1,0 +1,82 @@
+"""What payload/attempts.sh prints on a node without python3, concluded from as payload/attempts.py does. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpusched.nodes.payload.attempts import merge
+from gpusched.nodes.payload.engines import EngineError, last_lines, parse_docker, parse_podman
+
+_FLAGS = ("new", "launcher", "pid_alive", "same_boot")
+_VALUES = ("started", "exit", "failed")
+
+
+def parse_listing(text: str, cluster_id: str, runtime: str) -> tuple[list[dict[str, Any]], str | None]:
+    """The attempts on a node, as `gpusched.nodes.payload.attempts.list_attempts` has them.
+
+    Args:
+        text: What attempts.sh printed.
+        cluster_id: Goes into each attempt.
+        runtime: The node's, as attempts.sh was told.
+
+    Returns:
+        (attempts, error): why the engine could not be asked, or None.
+
+    Raises:
+        ValueError: The text breaks off.
+    """
+    facts: dict[str, dict[str, Any]] = {}
+    engine: list[str] = []
+    errors: list[str] = []
+    fact = _no_facts()
+    ended = False
+    for line in text.splitlines():
+        word, _, rest = line.partition(" ")
+        if word == "attempt":
+            fact = facts[rest] = _no_facts()
+        elif word == "engine":
+            engine.append(rest)
+        elif word == "engine_error":
+            errors.append(rest)
+        elif word == "attempts_end":
+            ended = True
+        else:
+            _read_fact(fact, word, rest)
+    if not ended:
+        raise ValueError("the list of attempts breaks off")
+    for one in facts.values():
+        one["error"] = last_lines(one["error"])
+    try:
+        containers = {} if runtime not in ("podman", "docker") else _containers(engine, runtime)
+    except EngineError as error:
+        errors.append(str(error))
+    if errors:
+        return merge(facts, None, cluster_id), " ".join(errors)
+    return merge(facts, containers, cluster_id), None
+
+
+def _no_facts() -> dict[str, Any]:
+    return {"meta": {}, "pid": None, "error": "", "files": []} | dict.fromkeys(_VALUES) | dict.fromkeys(_FLAGS, False)
+
+
+def _read_fact(fact: dict[str, Any], word: str, rest: str) -> None:
+    if word in _FLAGS:
+        fact[word] = True
+    elif word in _VALUES:
+        fact[word] = rest
+    elif word == "meta":
+        key, _, value = rest.partition("=")
+        fact["meta"][key] = value
+    elif word == "file":
+        fact["files"].append(rest)
+    elif word == "error":
+        fact["error"] += rest + "\n"
+    elif word == "pid" and rest.split()[:1] and rest.split()[0].isdigit():
+        fact["pid"] = int(rest.split()[0])
+
+
+def _containers(lines: list[str], runtime: str) -> dict[str, dict[str, Any]]:
+    if runtime == "docker":
+        return parse_docker("\n".join(lines))
+    killed = "\n".join(line[4:] for line in lines if line.startswith("oom "))
+    return parse_podman("\n".join(line for line in lines if not line.startswith("oom ")), killed)

@@ -1,0 +1,71 @@
+"""What ``gpusched check`` and ``gpusched init`` found, as lines and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gpusched.model.units import format_memory
+from gpusched.views import common
+
+if TYPE_CHECKING:
+    from gpusched.doctor.findings import Finding
+
+_MARKS = {"ok": ("ok", "green"), "warn": ("warn", "bold yellow"), "fail": ("FAIL", "bold red")}
+
+
+def findings_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """One object per finding."""
+    return [msgspec.to_builtins(finding) for finding in findings]
+
+
+def findings_screen(findings: Sequence[Finding]) -> RenderableType:
+    """The findings of one subject below each other, each with what to do."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for _ in range(3):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        mark, style = _MARKS[finding.status]
+        message = Text(common.clean(finding.message))
+        if finding.hint:
+            message.append(f"\n→ {common.clean(finding.hint)}", "italic")
+        table.add_row(
+            Text(mark, style), Text(common.clean(finding.subject), "bold"), Text(common.clean(finding.check)), message
+        )
+    return table
+
+
+def summary(findings: Sequence[Finding]) -> RenderableType:
+    """How many of each."""
+    counts = {status: sum(f.status == status for f in findings) for status in _MARKS}
+    fails, warns = counts["fail"], counts["warn"]
+    line = Text(f"{counts['ok']} ok")
+    line.append(f", {warns} to look at", "yellow" if warns else "")
+    line.append(f", {fails} that must be mended", "bold red" if fails else "")
+    return Group(Text(), line)
+
+
+def host_json(outcome: msgspec.Struct) -> dict[str, Any]:
+    """What ``init`` learned of one host, found or not: its fields, with ``host`` as it was typed."""
+    fields: dict[str, Any] = msgspec.to_builtins(outcome)
+    return fields | {"host": fields["host"]["typed"]}
+
+
+def host_line(outcome: msgspec.Struct) -> str:
+    """The same as a line."""
+    host = host_json(outcome)
+    if "reason" in host:
+        return f"{host['host']}: {host['reason']}{'; ' + host['hint'] if host['hint'] else ''}"
+    gpus = f"{host['gpus']} x {host['gpu_type'] or 'GPU'}" if host["gpus"] else "no GPUs"
+    about = "about " if host["rated_power_is_estimate"] else ""
+    power = "" if host["rated_power_w"] is None else f", {about}{host['rated_power_w']:.0f} W"
+    line = (
+        f"{host['host']}: {gpus}, {host['cores']} cores, {format_memory(host['memory_mib'])}{power}, {host['runtime']}"
+    )
+    return "; ".join([line, *host["notes"]])

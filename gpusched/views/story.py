@@ -1,0 +1,161 @@
+"""The page of one job: what was asked for, where it ran, and its story."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from gpusched.model.events import Event
+from gpusched.model.jobs import Job
+from gpusched.model.units import format_duration, format_memory, iso_utc
+from gpusched.views import common
+from gpusched.views.jobs import elapsed_s, job_dict, queue_position, resources_line
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """One job with all that is known of it. ``tasks``: the whole array, where an array was asked for."""
+
+    job: Job
+    now: float
+    events: tuple[Event, ...] = ()
+    energy_j: float | None = None
+    tasks: tuple[Job, ...] = ()
+    warning: str = ""
+
+
+def page_dict(page: Page) -> dict[str, Any]:
+    """Everything as JSON: the keys of ``status --json``, the request, the allocation, the attempts, the story."""
+    job = page.job
+    return job_dict(job, page.now, page.energy_j) | {
+        "spec": _spec_dict(job),
+        "allocation": [
+            {"rank": p.rank, "node": p.node, "gpus": list(p.gpus), "cores": p.cores, "memory_mib": p.memory_mib}
+            for p in (job.allocation.parts if job.allocation else ())
+        ],
+        "excluded_nodes": list(job.excluded_nodes),
+        "attempts": _attempts(page.events),
+        "events": [_event_dict(e) for e in page.events],
+        "tasks": [job_dict(j, page.now) for j in page.tasks],
+    }
+
+
+def _spec_dict(job: Job) -> dict[str, Any]:
+    spec: dict[str, Any] = msgspec.to_builtins(job.spec)
+    spec["begin_time"] = iso_utc(job.spec.begin_time)
+    return spec
+
+
+def _event_dict(event: Event) -> dict[str, Any]:
+    return {
+        "time": iso_utc(event.time),
+        "kind": event.kind,
+        "node": event.node,
+        "user": event.user,
+        "data": event.data,
+    }
+
+
+def _attempts(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """One entry per start: where, since when, how it went on."""
+    attempts: list[dict[str, Any]] = []
+    for event in events:
+        if event.kind == "starting":
+            nodes = event.data.get("nodes") or {}
+            attempts.append(
+                {
+                    "attempt": event.data.get("attempt"),
+                    "time": iso_utc(event.time),
+                    "nodes": list(nodes),
+                    "outcome": None,
+                    "message": None,
+                }
+            )
+        elif attempts and event.kind in ("ended", "requeued"):
+            attempts[-1]["outcome"] = event.data.get("outcome") or event.data.get("to")
+            attempts[-1]["message"] = event.data.get("message") or event.data.get("reason") or None
+    return attempts
+
+
+def page_lines(page: Page) -> Iterator[str]:
+    """The page for people, line by line."""
+    width = 13
+    for label, value in _fields(page):
+        yield f"{label + ':':<{width}} {common.clean(value)}"
+    if page.tasks:
+        counts: dict[str, list[int]] = {}
+        for task in page.tasks:
+            counts.setdefault(task.state, []).append(task.array_index or 0)
+        yield f"{'tasks:':<{width}} " + ", ".join(f"{s} [{common.ranges(i)}]" for s, i in counts.items())
+    if page.events:
+        yield "story:"
+        for event in page.events:
+            yield f"  {common.local_time(event.time)}  {common.clean(_event_line(event))}"
+    if page.warning:
+        yield f"warning: {page.warning}"
+
+
+def _fields(page: Page) -> Iterator[tuple[str, str]]:
+    job, spec = page.job, page.job.spec
+    yield "job", f"{job.id}  {spec.name}"
+    yield "state", str(job.state) + (f" ({reason})" if (reason := queue_position(job)) else "")
+    yield "user", job.user
+    yield "partition", spec.partition + (f", flavor {spec.flavor}" if spec.flavor else "")
+    yield "asked for", f"{resources_line(job)}, {format_duration(spec.time_limit_s)}"
+    yield "image", spec.image or common.UNKNOWN
+    yield "command", _command(spec.command)
+    yield from _optional(job)
+    for part in job.allocation.parts if job.allocation else ():
+        gpus = common.ranges(part.gpus) or "none"
+        yield "on", f"{part.node}: GPUs {gpus}, {part.cores} cores, {format_memory(part.memory_mib)}"
+    yield "submitted", common.local_time(job.submit_time)
+    yield "started", common.local_time(job.start_time) + (f" (attempt {job.attempt})" if job.attempt > 1 else "")
+    yield "ended", common.local_time(job.end_time)
+    yield "elapsed", format_duration(elapsed_s(job, page.now))
+    yield "exit code", common.UNKNOWN if job.exit_code is None else str(job.exit_code)
+    yield "energy", common.energy(page.energy_j if page.energy_j is not None else job.energy_j)
+    if job.policy:
+        yield "decided by", f"{job.policy} {job.policy_version or ''}".strip()
+
+
+def _optional(job: Job) -> Iterator[tuple[str, str]]:
+    spec = job.spec
+    yield from (
+        (label, value)
+        for label, value in (
+            ("workdir", spec.workdir or ""),
+            ("output", spec.output or ""),
+            ("env", " ".join(spec.env)),
+            ("secrets", " ".join(spec.secret_names)),
+            ("mounts", " ".join(f"{m.source}:{m.target}{':ro' if m.read_only else ''}" for m in spec.mounts)),
+            ("depends on", ", ".join(f"{d.kind}:{d.job_id}" for d in spec.dependencies)),
+            ("only on", ", ".join(spec.nodelist)),
+            ("not on", ", ".join(dict.fromkeys((*spec.exclude, *job.excluded_nodes)))),
+            ("not before", common.local_time(job.eligible_time) if job.eligible_time else ""),
+            ("priority", str(job.priority) if job.priority else ""),
+            ("held by", job.held_by),
+            ("comment", spec.comment),
+        )
+        if value
+    )
+
+
+def _command(command: Sequence[str]) -> str:
+    import shlex
+
+    return common.shorten(shlex.join(command), 400) if command else "(the image's own)"
+
+
+def _event_line(event: Event) -> str:
+    data = dict(event.data)
+    words = [event.kind]
+    if event.node:
+        words.append(f"on {event.node}")
+    if isinstance(nodes := data.pop("nodes", None), dict):
+        words.append("on " + ", ".join(f"{n} (GPUs {common.ranges(g)})" if g else n for n, g in nodes.items()))
+    before, after = data.pop("from", None), data.pop("to", None)
+    if before is not None and after is not None:
+        words.append(f"{before} -> {after}")
+    words += [f"{k}={v}" for k, v in data.items() if v not in ("", None)]
+    return " ".join(words)

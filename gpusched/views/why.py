@@ -1,0 +1,122 @@
+"""Why a job waits or ended: text, a table of nodes, and what would help."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gpusched.model.jobs import Job
+from gpusched.model.units import format_duration
+from gpusched.views import common
+from gpusched.views.jobs import job_dict, job_nodes, resources_line
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+
+class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's answer: whether a part of the job would fit there now, and in words."""
+
+    node: str
+    fits: bool
+    text: str
+
+
+class Why(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer.
+
+    Attributes:
+        reason: The dominant one, in Slurm's words.
+        message: The same as a sentence.
+        position, queue_length: Place in its partition's queue, 1 for the first; None where it is not in it.
+        next_steps: What would help, most useful first.
+        warning: Why nothing moves at all, or "".
+    """
+
+    job: Job
+    reason: str
+    message: str
+    now: float
+    nodes: tuple[NodeLine, ...] = ()
+    position: int | None = None
+    queue_length: int = 0
+    next_steps: tuple[str, ...] = ()
+    warning: str = ""
+
+
+def why_dict(why: Why) -> dict[str, Any]:
+    """The answer as JSON; the job's own keys are those of ``status --json``."""
+    return {
+        "id": why.job.id,
+        "state": str(why.job.state),
+        "reason": why.reason or None,
+        "message": why.message or None,
+        "exit_code": why.job.exit_code,
+        "position": why.position,
+        "queue_length": why.queue_length,
+        "nodes": [{"name": n.node, "fits": n.fits, "message": n.text} for n in why.nodes],
+        "next_steps": list(why.next_steps),
+        "warning": why.warning or None,
+        "job": job_dict(why.job, why.now),
+    }
+
+
+def why_screen(why: Why) -> Group:
+    """The answer for people."""
+    from rich.console import Group
+    from rich.text import Text
+
+    job = why.job
+    head = Text(f"{job.id} ", style="bold")
+    head.append(f"({common.clean(job.spec.name)}) is ")
+    head.append(job.state, style=common.state_style(job.state))
+    reason = ": ".join(common.clean(t) for t in (why.reason, why.message) if t)
+    head.append(f": {reason}" if reason else "")
+    parts: list[Text | Table] = [head, Text(f"asked for: {resources_line(job)}, in {job.spec.partition}")]
+    if job.exit_code is not None:
+        parts.append(Text(f"exit code: {job.exit_code}"))
+    if nodes := job_nodes(job):
+        parts.append(Text(f"nodes: {common.compress_names(nodes)}"))
+    if why.position is not None:
+        parts.append(Text(f"place in the queue: {why.position} of {why.queue_length}"))
+    if why.nodes:
+        parts += [Text(""), _node_table(why.nodes)]
+    if why.next_steps:
+        parts += [Text(""), *(Text(f"-> {common.clean(step)}", style="cyan") for step in why.next_steps)]
+    if why.warning:
+        parts.append(Text(f"warning: {why.warning}", style="bold red"))
+    return Group(*parts)
+
+
+def _node_table(nodes: tuple[NodeLine, ...]) -> Table:
+    from rich.text import Text
+
+    table = common.plain_table("NODE", "FITS", "WHY")
+    table.columns[2].no_wrap = False
+    for line in nodes:
+        fits = Text("yes", style="green") if line.fits else Text("no", style="red")
+        table.add_row(Text(line.node), fits, Text(common.clean(line.text)))
+    return table
+
+
+def dry_run_dict(why: Why) -> dict[str, Any]:
+    """What ``submit --dry-run --json`` prints: the request, and what would be said of it."""
+    answer = why_dict(why)
+    del answer["id"], answer["job"]
+    return {"dry_run": True, "spec": msgspec.to_builtins(why.job.spec)} | answer
+
+
+def dry_run_lines(why: Why) -> list[str]:
+    """What ``submit --dry-run`` prints for people."""
+    spec = why.job.spec
+    flavor = f", flavor {spec.flavor}" if spec.flavor else ""
+    return [
+        f"would ask for: {resources_line(why.job)}, {format_duration(spec.time_limit_s)}, in {spec.partition}{flavor}",
+        f"would wait: {why.reason}: {why.message}",
+        *(f"  {n.node}: {n.text}" for n in why.nodes),
+        *(f"-> {step}" for step in why.next_steps),
+        "nothing was queued (--dry-run)",
+    ]

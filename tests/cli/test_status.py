@@ -1,0 +1,329 @@
+"""``status``, ``show``, ``why``: what a user sees of jobs in the inbox and in the store."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpusched.model.commands import Submit
+from gpusched.model.jobs import JobState, JobSpec
+from gpusched.queue.inbox import Inbox
+from tests.cli.conftest import GPUSCHED, Site
+
+KEYS = {
+    "id", "name", "user", "partition", "flavor", "state", "reason", "nodes", "gpus", "submit_time", "start_time",
+    "end_time", "exit_code", "energy_j",
+}  # fmt: skip
+
+
+def test_nothing_yet(site: Site) -> None:
+    assert site.run("status", "--json").ok().json == []
+    done = site.run("status").ok()
+    assert "no jobs" in done.out
+    assert "the controller has not run yet" in done.out
+
+
+def test_a_job_in_the_inbox_is_pending(site: Site) -> None:
+    job_id = site.submit()
+    (job,) = site.run("status", "--json").ok().json
+    assert job.keys() >= KEYS
+    assert (job["id"], job["state"], job["reason"]) == (job_id, "PENDING", "InInbox")
+    assert (job["start_time"], job["exit_code"], job["energy_j"], job["nodes"]) == (None, None, None, [])
+    assert job["submit_time"].endswith("Z")
+    assert job["time_limit_s"] == 72 * 3600
+
+
+def test_a_folded_job_is_shown_once(site: Site) -> None:
+    job_id = site.submit()
+    command = site.only_submit()
+    site.fold()
+    Inbox(site.state).deliver(command)  # the controller died between its commit and the removal of the file
+    (job,) = site.call("status", "--json").ok().json
+    assert (job["id"], job["reason"]) == (job_id, None)
+
+
+def test_states_nodes_times_energy(site: Site) -> None:
+    ran, runs, waits = site.submit(), site.submit(), site.submit()
+    site.fold()
+    for job_id in (ran, runs):
+        site.start(job_id)
+    site.end(ran, JobState.FAILED, 3, "NonZeroExitCode")
+    site.change(waits, reason="Resources", message="waits for 2 GPUs")
+    by_id = {j["id"]: j for j in site.call("status", "--json").ok().json}
+    assert [by_id[i]["state"] for i in (ran, runs, waits)] == ["FAILED", "RUNNING", "PENDING"]
+    assert (by_id[ran]["exit_code"], by_id[ran]["energy_j"], by_id[ran]["nodes"]) == (3, 7200.0, ["dgx-1v-1"])
+    assert 59 < by_id[runs]["elapsed_s"] < 120
+    assert by_id[waits]["message"] == "waits for 2 GPUs"
+    screen = site.call("status").ok().out
+    assert "1 PENDING, 1 RUNNING, 1 FAILED" in screen
+    assert "dgx-1v-1 (NonZeroExitCode 3)" in screen
+    assert "(Resources)" in screen
+
+
+def test_ten_ended_ones_unless_asked(site: Site) -> None:
+    ids = [site.submit() for _ in range(12)]
+    site.fold()
+    for job_id in ids:
+        site.start(job_id)
+        site.end(job_id)
+    assert len(site.call("status", "--json").json) == 10
+    assert len(site.call("status", "--json", "-n", "3").json) == 3
+    assert len(site.call("status", "--json", "--all").json) == 12
+    assert len(site.call("status", "--json", "--since", "1h").json) == 12
+    assert len(site.call("status", "--json", "-s", "completed").json) == 12
+    assert site.call("status", "--json", "-s", "failed,timeout").json == []
+    assert [j["id"] for j in site.call("status", "--json", ids[0], ids[3]).json] == [ids[0], ids[3]]
+
+
+def test_filters(site: Site) -> None:
+    a, b = site.submit("-F", "one", "--", "x"), site.submit()
+    site.fold()
+    site.change(b, user="bob")
+    c = site.submit("-F", "one", "--", "x")
+    assert [j["id"] for j in site.call("status", "--json", "-u", "bob").json] == [b]
+    assert [j["id"] for j in site.call("status", "--json", "-p", "bare").json] == [a, c]
+    assert site.call("status", "--json", "-u", "bob", "-p", "bare").json == []
+
+
+def test_big_arrays_share_a_row(site: Site) -> None:
+    job_id = site.submit("-F", "one", "--array", "0-99", "--", "x")
+    assert len(site.call("status", "--json").json) == 100
+    for _ in range(2):  # in the inbox, then in the store
+        lines = [line for line in site.call("status").out.splitlines() if line.startswith(job_id)]
+        assert len(lines) == 1
+        assert f"{job_id}_[0-99]" in lines[0]
+        site.fold()
+    site.start(f"{job_id}_3")
+    lines = [line for line in site.call("status").out.splitlines() if line.startswith(job_id)]
+    assert len(lines) == 2
+    assert any(f"{job_id}_[0-2,4-99]" in line for line in lines)
+
+
+def test_the_warning_goes_by_the_heartbeat(site: Site) -> None:
+    site.submit()
+    site.fold(alive=False)
+    assert "the controller is not running (last seen 1 h ago)" in site.call("status").ok().out
+    site.fold(alive=True)
+    assert "warning" not in site.call("status").ok().out
+
+
+def test_hostile_names_do_not_reach_the_terminal_raw(site: Site) -> None:
+    spec = JobSpec(
+        name="\x1b[31m[red]evil\n", partition="bare", gpus_per_node=0, cores_per_node=1, memory_mib_per_node=1,
+        time_limit_s=60, command=("x",), comment="\x1b]0;x\x07",
+    )  # fmt: skip
+    Inbox(site.state).deliver(Submit(time=1.0, id="00000000000", spec=spec))
+    for words in (("status",), ("show", "0"), ("why", "0")):
+        out = site.call(*words).ok().out
+        assert "\x1b" not in out
+        assert "[red]evil" in out
+
+
+def test_show(site: Site) -> None:
+    job_id = site.submit("-F", "s-V100", "--comment", "c", "--env", "A=b", "--", "sh", "-c", "echo 'hi there'")
+    site.fold()
+    site.start(job_id)
+    site.end(job_id)
+    page = site.run("show", "--json", job_id[:10]).ok().json
+    assert page.keys() >= KEYS | {"spec", "allocation", "events", "attempts"}
+    assert page["spec"]["command"] == ["sh", "-c", "echo 'hi there'"]
+    assert page["allocation"] == [{"rank": 0, "node": "dgx-1v-1", "gpus": [0, 1], "cores": 20, "memory_mib": 131072}]
+    assert page["events"][0]["kind"] == "submitted"
+    text = site.run("show", job_id).ok().out
+    for part in ("COMPLETED", "GPUs 0-1, 20 cores, 128G", "2.0 Wh", "story:", "submitted", "fifo abc"):
+        assert part in text
+
+
+def test_show_an_array_and_one_task(site: Site) -> None:
+    job_id = site.submit("-F", "one", "--array", "0-3", "--", "x")
+    for _ in range(2):
+        assert len(site.call("show", "--json", job_id).ok().json["tasks"]) == 4
+        assert site.call("show", "--json", f"{job_id}_2").ok().json["array_index"] == 2
+        site.fold()
+
+
+def test_secret_values_are_nowhere(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "hunter2")
+    job_id = site.submit("-F", "one", "--secret", "TOKEN", "--", "x")
+    for _ in range(2):
+        for words in (("show", job_id), ("show", "--json", job_id), ("status", "--json"), ("why", "--json", job_id)):
+            done = site.call(*words).ok()
+            assert "hunter2" not in done.out
+        assert "TOKEN" in site.call("show", job_id).out
+        site.fold()
+    assert b"hunter2" not in b"".join(p.read_bytes() for p in site.state.glob("gpusched.db*"))
+
+
+def test_show_says_why_a_submission_was_refused(site: Site) -> None:
+    spec = JobSpec(
+        name="n", partition="nowhere", gpus_per_node=0, cores_per_node=1, memory_mib_per_node=1, time_limit_s=60,
+        command=("x",),
+    )  # fmt: skip
+    Inbox(site.state).deliver(Submit(time=1.0, id="00000000000", spec=spec))
+    site.fold()
+    for command in ("show", "wait"):
+        done = site.call(command, "00000000000")
+        assert (done.code, done.out) == (1, "")
+        assert "was refused" in done.err
+        assert "nowhere" in done.err
+
+
+def test_why_pending(site: Site) -> None:
+    job_id = site.submit()
+    answer = site.run("why", "--json", job_id).ok().json
+    assert (answer["state"], answer["reason"]) == ("PENDING", "ReqNodeNotAvail")
+    assert [n["name"] for n in answer["nodes"]] == ["dgx-1v-1", "dgx-1v-2"]
+    assert "controller" in answer["warning"]
+    assert answer["next_steps"]
+    site.fold()
+    text = site.run("why", job_id).ok().out
+    assert "ReqNodeNotAvail" in text
+    assert "dgx-1v-2" in text
+
+
+def test_why_held_and_dependent(site: Site) -> None:
+    first = site.submit("-F", "one", "--hold", "--", "x")
+    second = site.submit("-F", "one", "--dependency", f"afterok:{first}", "--", "x")
+    for _ in range(2):
+        assert site.call("why", "--json", first).ok().json["reason"] == "JobHeldUser"
+        assert site.call("why", "--json", second).ok().json["reason"] == "Dependency"
+        site.fold()
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "step"),
+    [
+        (JobState.FAILED, 3, "gpusched logs"),
+        (JobState.TIMEOUT, None, "-t"),
+        (JobState.OUT_OF_MEMORY, 137, "--mem"),
+        (JobState.NODE_FAIL, None, "gpusched nodes"),
+        (JobState.CANCELLED, None, "requeue"),
+    ],
+)
+def test_why_it_ended(site: Site, state: JobState, code: int | None, step: str) -> None:
+    job_id = site.submit()
+    site.fold()
+    site.start(job_id)
+    site.end(job_id, state, code, "Because")
+    answer = site.call("why", "--json", job_id).ok().json
+    assert (answer["state"], answer["reason"], answer["exit_code"]) == (state, "Because", code)
+    assert step in answer["next_steps"][0]
+    assert step in site.call("why", job_id).ok().out
+
+
+def test_a_reader_that_goes_away_is_no_error(site: Site) -> None:
+    site.submit("-F", "one", "--array", "0-5000", "--", "x")
+    command = f"{GPUSCHED} status --json | head -c 10 >/dev/null; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], env=site.env, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.strip() == "141"
+
+
+ERRORS = [
+    (("status", "zzz"), 2, "there is no job 'zzz'"),
+    (("status", "not-an-id!"), 2, "is not a job id"),
+    (("status", "-s", "RUNING"), 2, "did you mean 'RUNNING'?"),
+    (("status", "--since", "x"), 2, "--since"),
+    (("status", "-n", "-1"), 2, "less than 0"),
+    (("status", "-n", "x"), 2, "not a whole number"),
+    (("status", "-w"), 2, "--watch needs a terminal"),
+    (("show",), 2, "missing argument"),
+    (("show", "0"), 2, "there is no job"),
+    (("show", "\udcff"), 2, "is not a job id"),
+    (("why", "0"), 2, "there is no job"),
+    (("why", "0", "1"), 2, "unexpected extra argument"),
+    (("wait", "0"), 2, "there is no job"),
+    (("statsu",), 2, "did you mean 'status'?"),
+    (("--bad",), 2, "no such option"),
+    (("completion", "fish"), 2, "fish"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "part"), ERRORS)
+def test_every_error_is_one_line(site: Site, words: tuple[str, ...], code: int, part: str) -> None:
+    done = site.call(*words)
+    assert (done.code, done.out) == (code, "")
+    assert done.err.startswith("gpusched: error: ")
+    assert done.err.count("\n") == 1
+    assert part in done.err
+    as_json = site.call(*words, "--json")
+    assert (as_json.code, as_json.err) == (code, "")
+    assert list(as_json.json) == ["error"]
+
+
+def test_ambiguous_prefixes_list_their_candidates(site: Site) -> None:
+    first, second = site.submit(), site.submit()
+    done = site.call("show", os.path.commonprefix([first, second]))
+    assert done.code == 2
+    assert first in done.err
+    assert second in done.err
+
+
+def test_watch_and_json_do_not_go_together(site: Site) -> None:
+    assert "do not go together" in site.call("status", "-w", "--json").json["error"]
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database at all" * 100])
+def test_a_broken_store_is_one_line(site: Site, content: bytes) -> None:
+    (site.state / "gpusched.db").write_bytes(content)
+    for words in (("status",), ("status", "--json"), ("show", "0"), ("why", "0")):
+        done = site.call(*words)
+        assert done.code in (1, 2)
+        assert (done.out + done.err).count("\n") == 1
+        assert "Traceback" not in done.out + done.err
+
+
+def test_a_foreign_file_in_the_inbox_disturbs_nobody(site: Site) -> None:
+    new = site.state / "inbox/new"
+    (new / "x.submit").write_text("{")
+    (new / "dir").mkdir()
+    os.mkfifo(new / "pipe")
+    job_id = site.submit()
+    assert [j["id"] for j in site.call("status", "--json").ok().json] == [job_id]
+
+
+def test_version_and_help(site: Site) -> None:
+    assert site.call("--version").ok().out.startswith("gpusched ")
+    out = site.call("--help").ok().out
+    from gpusched.cli.main import COMMANDS
+
+    assert all(f"  {name} " in out for name in COMMANDS)
+    assert site.call().ok().out == out
+
+
+def test_help_of_every_command(site: Site) -> None:
+    for name in ("submit", "status", "show", "why", "wait", "cancel", "hold", "release", "requeue", "priority", "drain",
+                 "resume", "completion"):  # fmt: skip
+        out = site.call(name, "--help").ok().out
+        assert f"gpusched {name}" in out
+        assert "--json" in out
+
+
+def test_internal_errors_are_one_line_unless_debugging(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("oops\nline 2")
+
+    monkeypatch.setattr("gpusched.client.show.show", broken)
+    monkeypatch.setattr("gpusched.cli.show.look", broken, raising=False)
+    done = site.call("show", "0")
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert "internal error: ZeroDivisionError" in done.err
+    monkeypatch.setenv("GPUSCHED_DEBUG", "1")
+    assert "Traceback" in site.call("show", "0").err
+
+
+def test_start_up_imports_nothing_heavy(site: Site, tmp_path: Path) -> None:
+    site.submit()
+    site.fold()
+    heavy = "{'numpy', 'numba', 'torch', 'paramiko', 'pydantic', 'rich', 'asyncio', 'pynvml'}"
+    for words in (["status", "--json"], ["submit", "--json", "-F", "s-V100", "--", "x"], ["submit", "-F", "one", "x"]):
+        code = (
+            f"import sys; from gpusched.cli.main import run; code = run({words!r}); "
+            f"print(sorted({heavy} & set(sys.modules)), code, file=sys.stderr)"
+        )
+        python = str(Path(GPUSCHED).parent / "python")
+        done = subprocess.run([python, "-c", code], env=site.env, capture_output=True, text=True, check=True)
+        assert done.stderr == "[] 0\n"

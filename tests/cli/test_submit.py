@@ -1,0 +1,291 @@
+"""``submit``: what is asked for arrives in the command file exactly, or is refused in one line."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gpusched.model.jobs import Dependency, DependencyKind, Mount
+from gpusched.model.units import iso_utc
+from tests.cli.conftest import Site
+
+HOSTILE = [
+    "", " ", "a b", "'", '"', "\\", "$(touch /tmp/pwned)", "`id`", "${HOME}", ";reboot", "| cat", "&", "*", "~", "!!",
+    "-n", "--", "--json", "--gpus", "-h", "--help", "line\nbreak", "tab\there", "\r\n", "日本語", "🎉", "e\u0301", "\x1b[31m",
+    "x" * 119_000, "%j", "{}", "[red]", "\x7f", "\u202e",
+]  # fmt: skip
+
+
+def test_prints_the_id_alone_and_writes_one_command_file(site: Site) -> None:
+    done = site.run("submit", "--flavor", "s-A100", "--image", "busybox", "--", "echo", "hi")
+    assert done.code == 0
+    assert "controller" in done.err
+    assert done.err.count("\n") == 1
+    command = site.only_submit()
+    assert done.out == command.id + "\n"
+    assert command.spec.command == ("echo", "hi")
+    assert (command.spec.partition, command.spec.flavor, command.spec.image) == ("A100", "s-A100", "busybox")
+    assert (command.spec.nodes, command.spec.gpus_per_node, command.spec.cores_per_node) == (1, 2, 64)
+    assert (command.spec.memory_mib_per_node, command.spec.time_limit_s) == (256 * 1024, 72 * 3600)
+    assert command.spec.name == "echo"
+    (file,) = (site.state / "inbox/new").iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_json_prints_one_value(site: Site) -> None:
+    done = site.run("submit", "--json", "-F", "s-V100", "--", "true").ok()
+    assert done.json == {"id": site.only_submit().id}
+
+
+def test_hostile_words_arrive_exactly(site: Site) -> None:
+    site.run("submit", "--json", "-F", "s-V100", "--", "prog", *HOSTILE).ok()
+    assert list(site.only_submit().spec.command) == ["prog", *HOSTILE]
+
+
+def test_without_dashes_the_first_word_ends_the_options(site: Site) -> None:
+    site.run("submit", "-F", "s-V100", "python", "-c", "x", "--json", "--", "-J", "y")
+    assert site.only_submit().spec.command == ("python", "-c", "x", "--json", "--", "-J", "y")
+
+
+def test_hostile_values_of_options_arrive_exactly(site: Site) -> None:
+    values = [v for v in HOSTILE if v]
+    words = [w for i, v in enumerate(values) for w in ("--env", f"V{i}={v}")]
+    site.run("submit", "--json", "-F", "s-V100", "--comment", "'; rm -rf / #\n$(id)", "-J", "a 'b' $(c) 🎉", *words, "--", "x").ok()
+    spec = site.only_submit().spec
+    assert spec.env == {f"V{i}": v for i, v in enumerate(values)}
+    assert spec.comment == "'; rm -rf / #\n$(id)"
+    assert spec.name == "a 'b' $(c) 🎉"
+
+
+def test_all_options(site: Site) -> None:
+    first = site.submit()
+    (site.state / "inbox/new" / f"{first}.submit").rename(site.folder / "first")
+    (site.folder / "first").rename(site.state / "inbox/new" / f"{first}.submit")
+    job = site.submit(
+        "-J", "train", "-p", "bare", "--gpus", "2", "--cpus", "3", "--mem", "4G", "-t", "90", "--array", "0-9:3,20%2",
+        "--dependency", f"afterok:{first[:9]},afterany:{first}", "--begin", "now+2h", "--no-requeue", "--signal",
+        "USR1@60", "--priority", "3", "--nice", "1", "--mount", "/data:/d:ro", "--mount", "rel:/r", "--mount", "/same",
+        "--workdir", "/w", "-o", "out/%j.txt", "-x", "pc3", "--nodelist", "pc1,pc2", "--hold", "--comment", "hi",
+        "--", "run",
+    )  # fmt: skip
+    command = site.commands()[-1]
+    assert command.id == job
+    spec = command.spec
+    assert (spec.name, spec.partition, spec.flavor) == ("train", "bare", None)
+    assert (spec.nodes, spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node) == (1, 2, 3, 4096)
+    assert spec.time_limit_s == 5400
+    assert (command.array, command.max_running) == ((0, 3, 6, 9, 20), 2)
+    assert spec.dependencies == (
+        Dependency(DependencyKind.AFTEROK, first),
+        Dependency(DependencyKind.AFTERANY, first),
+    )
+    assert spec.begin_time == pytest.approx(command.time + 7200, abs=5)
+    assert (spec.requeue, spec.signal, spec.signal_before_s) == (False, "USR1", 60)
+    assert (spec.priority, spec.nice, spec.hold, spec.comment) == (3, 1, True, "hi")
+    assert spec.mounts == (
+        Mount("/data", "/d", True),
+        Mount(f"{site.folder}/rel", "/r"),
+        Mount("/same", "/same"),
+    )
+    assert (spec.workdir, spec.output) == ("/w", f"{site.folder}/out/%j.txt")
+    assert (spec.exclude, spec.nodelist) == (("pc3",), ("pc1", "pc2"))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),  # nodes, GPUs, cores, MiB of each
+    [
+        (("-F", "f-A100"), (2, 8, 256, 1024 * 1024)),
+        (("-p", "A100", "--gpus", "4"), (1, 4, 128, 512 * 1024)),
+        (("-p", "A100", "--gpus", "12"), (2, 6, 192, 768 * 1024)),
+        (("-p", "A100", "--gpus", "4", "-N", "2"), (2, 2, 64, 256 * 1024)),
+        (("-p", "A100", "--gpus-per-node", "3", "-N", "2"), (2, 3, 96, 384 * 1024)),
+        (("-p", "A100", "--gpus", "6", "--gpus-per-node", "3"), (2, 3, 96, 384 * 1024)),
+        (("-p", "bare", "--gpus", "9"), (3, 3, 12, 48 * 1024)),
+        (("-p", "bare", "--cpus", "4"), (1, 0, 4, 16 * 1024)),
+        (("-p", "bare", "--mem", "1G"), (1, 0, 1, 1024)),
+        (("-p", "bare", "--cpus", "20"), (2, 0, 10, 40 * 1024)),
+        (("--nodelist", "pc2", "--gpus", "1"), (1, 1, 4, 16 * 1024)),
+    ],
+)
+def test_sizes(site: Site, options: tuple[str, ...], expected: tuple[int, ...]) -> None:
+    image = () if {"bare", "pc2"} & set(options) else ("--image", "x")
+    site.submit(*options, *image, "--", "run")
+    spec = site.only_submit().spec
+    assert (spec.nodes, spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        (("-F", "one"), 3600),
+        (("-F", "one", "-t", "00:10:00"), 600),
+        (("-p", "bare", "--gpus", "1"), 86400),
+        (("-p", "bare", "--gpus", "1", "-t", "2d"), 2 * 86400),
+    ],
+)
+def test_time_limits(site: Site, options: tuple[str, ...], limit: int) -> None:
+    site.submit(*options, "--", "run")
+    assert site.only_submit().spec.time_limit_s == limit
+
+
+def test_secrets_travel_apart(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("file\nvalue\n")
+    site.run(
+        "submit", "--json", "-F", "s-V100", "--secret", "MINE", "--secret", "FROM_FILE=@key", "--secret", "PIPED=-",
+        "--", "x", stdin="piped value\n", env={"MINE": "env value"},
+    ).ok()  # fmt: skip
+    command = site.only_submit()
+    assert command.secrets == {"MINE": "env value", "FROM_FILE": "file\nvalue", "PIPED": "piped value"}
+    assert command.spec.secret_names == ("MINE", "FROM_FILE", "PIPED")
+    assert command.spec.env == {}
+
+
+def test_env_is_copied_by_name(site: Site) -> None:
+    site.run("submit", "--json", "-F", "s-V100", "--env", "MINE", "--env", "A=", "--", "x", env={"MINE": "1=2"}).ok()
+    assert site.only_submit().spec.env == {"MINE": "1=2", "A": ""}
+
+
+def test_dry_run_queues_nothing(site: Site) -> None:
+    done = site.run("submit", "--dry-run", "--json", "-F", "s-V100", "--", "x").ok()
+    assert done.json["dry_run"] is True
+    assert done.json["spec"]["gpus_per_node"] == 2
+    assert done.json["reason"] == "ReqNodeNotAvail"
+    assert [n["name"] for n in done.json["nodes"]] == ["dgx-1v-1", "dgx-1v-2"]
+    assert "nothing was queued" in site.run("submit", "--dry-run", "-F", "s-V100", "--", "x").ok().out
+    assert site.commands() == []
+
+
+def test_creates_its_own_state_folder(site: Site, tmp_path: Path) -> None:
+    fresh = tmp_path / "not yet" / "here"
+    done = site.run("submit", "--json", "-F", "s-V100", "--", "x", env={"GPUSCHED_STATE": str(fresh)}).ok()
+    assert (fresh / "inbox/new" / f"{done.json['id']}.submit").exists()
+
+
+def test_wait_exits_with_the_jobs_code(site: Site) -> None:
+    import subprocess
+
+    from tests.cli.conftest import GPUSCHED, eventually
+
+    words = [GPUSCHED, "submit", "--wait", "-F", "s-V100", "--", "x"]
+    process = subprocess.Popen(words, env=site.env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    job_id = process.stdout.readline().strip()
+    site.fold()
+    from gpusched.model.jobs import JobState
+
+    site.start(job_id)
+    site.end(job_id, JobState.FAILED, 7)
+    eventually(lambda: process.poll() is not None)
+    assert process.returncode == 7
+    process.stdout.close()
+
+
+ERRORS = [
+    ((), "say what the job needs"),
+    (("-F", "s-A10", "x"), "did you mean 's-A100'?"),
+    (("-F", "shared", "x"), "several partitions: V100, bare; say which one with -p"),
+    (("-p", "A10", "--gpus", "1", "x"), "did you mean 'A100'?"),
+    (("--gpus", "1", "x"), "several partitions"),
+    (("-F", "s-A100", "x"), "--image"),
+    (("-F", "s-A100", "--image", "a b", "x"), "--image"),
+    (("-F", "s-A100", "--image", "-v", "x"), "--image"),
+    (("-F", "one"), "the command is missing"),
+    (("-F", "one", "--image", "i", "x"), "without containers"),
+    (("-F", "s-V100", "--gpus", "1", "x"), "--gpus has no place"),
+    (("-F", "s-V100", "-t", "73h", "x"), "longer than flavor s-V100 allows"),
+    (("-F", "s-V100", "-t", "soon", "x"), "--time"),
+    (("-F", "s-V100", "-t", "0", "x"), "--time"),
+    (("-p", "bare", "--gpus", "1", "-t", "3d", "x"), "longer than partition bare allows"),
+    (("-p", "V100", "--gpus", "3", "x"), "more than the largest flavor"),
+    (("-p", "V100", "--cpus", "21", "x"), "more than the largest flavor"),
+    (("-p", "V100", "--mem", "129G", "x"), "more than the largest flavor"),
+    (("-p", "bare", "--gpus", "5", "--mem", "1M", "-N", "1", "x"), "does not fit"),
+    (("-p", "bare", "--gpus", "7", "x"), "fit on no number of equal nodes"),
+    (("-p", "bare", "--gpus", "3", "-N", "2", "x"), "cannot be split"),
+    (("-p", "bare", "--gpus", "-1", "x"), "--gpus"),
+    (("-p", "bare", "--gpus", "1", "-N", "0", "x"), "-N"),
+    (("-p", "bare", "--gpus", "one", "x"), "not a whole number"),
+    (("-p", "bare", "--gpus", "4", "--gpus-per-node", "3", "x"), "multiple"),
+    (("-p", "bare", "--gpus", "4", "--gpus-per-node", "2", "-N", "3", "x"), "-N says 3"),
+    (("-p", "bare", "--mem", "lots", "x"), "--mem"),
+    (("-F", "one", "--array", "9-0", "x"), "--array"),
+    (("-F", "one", "--array", "a", "x"), "--array"),
+    (("-F", "one", "--array", "0-9%0", "x"), "--array"),
+    (("-F", "one", "--array", "0-9999999", "x"), "--array"),
+    (("-F", "one", "--dependency", "afterok:zzz", "x"), "there is no job 'zzz'"),
+    (("-F", "one", "--dependency", "later:1", "x"), "--dependency"),
+    (("-F", "one", "--dependency", "afterok:", "x"), "--dependency"),
+    (("-F", "one", "--begin", "tomorrow", "x"), "--begin"),
+    (("-F", "one", "--signal", "FOO", "x"), "--signal"),
+    (("-F", "one", "--signal", "TERM@soon", "x"), "--signal"),
+    (("-F", "one", "--env", "1A=2", "x"), "not a name"),
+    (("-F", "one", "--env", "NOT_THERE_AT_ALL", "x"), "no such variable"),
+    (("-F", "one", "--secret", "TOKEN=hunter2", "x"), "can be seen by everyone"),
+    (("-F", "one", "--secret", "NOT_THERE_AT_ALL", "x"), "no such variable"),
+    (("-F", "one", "--secret", "TOKEN=@/no/such", "x"), "No such file"),
+    (("-F", "one", "--secret", "LD_PRELOAD=-", "x"), "LD_PRELOAD"),
+    (("-F", "one", "--mount", "a:b:c:d", "x"), "--mount"),
+    (("-F", "one", "--mount", "/a:b", "x"), "--mount"),
+    (("-F", "one", "--mount", "/a:/b", "--mount", "/c:/b", "x"), "two mounts"),
+    (("-F", "one", "--workdir", "rel", "x"), "--workdir"),
+    (("-F", "one", "-J", "a\nb", "x"), "job name"),
+    (("-F", "one", "-J", "", "x"), "job name"),
+    (("-F", "one", "-J", "n" * 201, "x"), "job name"),
+    (("-F", "one", "-J", "\udcff", "x"), "job name"),
+    (("-F", "one", "x", "\udcff"), "not valid UTF-8"),
+    (("-F", "one", "x", "y" * 125_000), "at most 120000"),
+    (("-F", "one", "x", *["y" * 100_000] * 11), "at most 1000000"),
+    (("-F", "one", "--nodelist", "pc9", "x"), "did you mean"),
+    (("-F", "one", "--nodelist", "dgx-1v-1", "-p", "bare", "x"), "is in partition V100"),
+    (("-F", "one", "-x", "pc1,pc2,pc3", "x"), "nodes"),
+    (("-F", "one", "--priority", "99999999999", "x"), "--priority"),
+    (("-F", "one", "--no-such-option", "x"), "no such option"),
+    (("-F",), "-F"),
+]
+
+
+@pytest.mark.parametrize(("words", "part"), ERRORS)
+def test_every_error_is_one_line(site: Site, words: tuple[str, ...], part: str) -> None:
+    done = site.call("submit", *words)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("gpusched: error: ")
+    assert done.err.count("\n") == 1
+    assert part in done.err
+    assert "hunter2" not in done.err
+    as_json = site.call("submit", "--json", *words)
+    assert (as_json.code, as_json.err) == (2, "")
+    assert list(as_json.json) == ["error"]
+    assert part in as_json.json["error"]
+    assert site.commands() == []
+
+
+def test_json_of_the_jobs_own_command_is_not_ours(site: Site) -> None:
+    done = site.call("submit", "-F", "nope", "x", "--json")
+    assert done.out == ""
+    assert done.err.startswith("gpusched: error: ")
+
+
+def test_no_inventory(site: Site) -> None:
+    done = site.run("submit", "-F", "one", "--", "x", env={"GPUSCHED_INVENTORY": "/no/such/file"})
+    assert (done.code, done.out) == (2, "")
+    assert done.err.count("\n") == 1
+
+
+def test_unwritable_inbox(site: Site) -> None:
+    (site.folder / "file").write_text("")
+    done = site.run("submit", "-F", "one", "--", "x", env={"GPUSCHED_STATE": str(site.folder / "file" / "state")})
+    assert (done.code, done.out) == (1, "")
+    assert done.err.count("\n") == 1
+
+
+def test_ids_never_collide(site: Site) -> None:
+    found = {site.submit() for _ in range(20)}
+    assert len(found) == len(os.listdir(site.state / "inbox/new")) == 20
+
+
+def test_begin_accepts_a_date(site: Site) -> None:
+    site.submit("-F", "one", "--begin", "2030-01-02T03:04:05Z", "--", "x")
+    assert iso_utc(site.only_submit().spec.begin_time) == "2030-01-02T03:04:05.000Z"

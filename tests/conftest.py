@@ -1,0 +1,34 @@
+"""Fixtures for all tests. `testbed` is a cluster of four real sshd nodes; see tests/testbed."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.testbed import Testbed, why_unavailable
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever uses the testbed carries its marker: `pytest -m "not testbed"` leaves it out."""
+    for item in items:
+        if "testbed_session" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.testbed)
+
+
+@pytest.fixture(scope="session")
+def testbed_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
+    """The testbed of this session (one per xdist worker), up; nothing resets it between tests."""
+    if reason := why_unavailable():
+        required = os.environ.get("CI") == "true" or os.environ.get("GPUSCHED_REQUIRE_TESTBED") == "1"
+        if required:
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with Testbed(tmp_path_factory.mktemp("testbed"), count=4) as testbed:
+        yield testbed
+
+
+@pytest.fixture
+def testbed(testbed_session: Testbed) -> Iterator[Testbed]:
+    """Four healthy, idle nodes, dgx001 to dgx004; put right again after the test, whatever it did to them."""
+    yield testbed_session
+    testbed_session.reset()

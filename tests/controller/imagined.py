@@ -1,0 +1,196 @@
+"""An imagined world behind the `Cluster` port, for searching crash orders by the thousand (hypothesis).
+
+It stands beside, never instead of, the end-to-end tests on real nodes in tests/e2e: there a handful of crashes is tried
+for real, here every order of lost replies, late launches, dead nodes and restarts that hypothesis can think of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from gpusched.cluster.base import Observation, Outcome, RankKey, Work
+from gpusched.model.jobs import container_name
+from gpusched.model.readings import ContainerReading, Gpu, NodeReading, ProbeFailure
+from gpusched.model.resources import Flavor, Inventory, Node, Partition, RuntimeName, Settings
+
+GPUS = 4
+
+
+@dataclass
+class Box:
+    """A container on an imagined node."""
+
+    name: str
+    gpus: tuple[int, ...]
+    hold: bool
+    phase: str = "preparing"
+    started_at: float | None = None
+    finished_at: float | None = None
+    exit_code: int | None = None
+
+
+@dataclass
+class Host:
+    """An imagined node: it works on whether anyone can reach it or not."""
+
+    name: str
+    up: bool = True
+    boot: int = 0
+    boxes: dict[str, Box] = field(default_factory=dict)
+
+
+@dataclass
+class World:
+    """All hosts and the clock; it outlives controllers."""
+
+    now: float = 1_800_000_000.0
+    hosts: dict[str, Host] = field(default_factory=dict)
+    starts: list[str] = field(default_factory=list)  # names of boxes, each time one begins to run
+
+    def run_of(self, key: RankKey) -> list[Box]:
+        return [box for host in self.hosts.values() for box in host.boxes.values() if box.name == container_name(*key)]
+
+    def progress(self) -> None:
+        """Launchers do their work."""
+        for host in self.hosts.values():
+            for box in host.boxes.values():
+                if box.phase == "preparing":
+                    self._ready(box)
+
+    def _ready(self, box: Box) -> None:
+        if box.hold:
+            box.phase = "ready"
+        else:
+            self.begin(box)
+
+    def begin(self, box: Box) -> None:
+        box.phase, box.started_at = "running", self.now
+        self.starts.append(box.name)
+
+    def end(self, box: Box, code: int) -> None:
+        box.phase, box.exit_code, box.finished_at = "exited", code, self.now
+
+    def running(self) -> list[tuple[Host, Box]]:
+        return [(h, b) for h in self.hosts.values() for b in h.boxes.values() if b.phase == "running"]
+
+    def carry_out(self, work: Work) -> str:
+        """Do a work on its node, as the real scripts do: idempotent, and refusing a second launch of a name."""
+        host, name = self.hosts[work.node], container_name(*work.key)
+        box = host.boxes.get(name)
+        if work.verb == "launch":
+            assert work.request is not None
+            if box is None:
+                host.boxes[name] = Box(name=name, gpus=work.request.gpus, hold=work.request.hold)
+        elif work.verb == "start" and box is not None and box.phase == "ready":
+            self.begin(box)
+        elif work.verb == "signal" and box is not None and box.phase == "running":
+            self.end(box, 137 if work.signal == "KILL" else 143)
+        elif (
+            work.verb == "signal" and work.signal == "KILL" and box is not None and box.phase in ("preparing", "ready")
+        ):
+            box.phase, box.exit_code = "failed", 137
+        elif work.verb == "remove":
+            host.boxes.pop(name, None)
+        return ""
+
+
+class ImaginedCluster:
+    """One controller's connection to the world; a crash drops it together with the replies it waited for."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._pending: dict[RankKey, Work] = {}
+        self._done: list[Outcome] = []
+        self._late: dict[str, Observation] = {}
+
+    def overtaken(self, node: str) -> None:
+        """Probe now, be heard in the next cycle."""
+        host = self.world.hosts[node]
+        if host.up:
+            self._late[node] = Observation(began=self.world.now, result=reading_of(host, self.world.now))
+
+    def observe(self, nodes: Iterable[Node], patience_s: float) -> dict[str, Observation]:
+        self.world.now += 0.01
+        news: dict[str, Observation] = {}
+        for node in nodes:
+            host = self.world.hosts[node.name]
+            result: NodeReading | ProbeFailure
+            if host.up:
+                result = reading_of(host, self.world.now)
+            else:
+                result = ProbeFailure(node=node.name, time=self.world.now, kind="timeout", reason="no answer")
+            news[node.name] = Observation(began=self.world.now, result=result)
+        news.update(self._late)
+        self._late.clear()
+        return news
+
+    def perform(self, works: Iterable[Work]) -> None:
+        for work in works:
+            self._pending.setdefault(work.key, work)
+
+    def finished(self) -> list[Outcome]:
+        done, self._done = self._done, []
+        return done
+
+    def busy(self) -> frozenset[RankKey]:
+        return frozenset(self._pending)
+
+    def close(self) -> None:
+        pass
+
+    def deliver(self, fate: Callable[[Work], str]) -> None:
+        """Settle what is under way: ``fate`` says ok, lost (not done, error), unheard (done, error) or wait."""
+        for key, work in list(self._pending.items()):
+            verdict = fate(work) if self.world.hosts[work.node].up else "lost"
+            if verdict == "wait":
+                continue
+            del self._pending[key]
+            if verdict in ("ok", "unheard"):
+                self.world.carry_out(work)
+            self.world.now += 0.001
+            error = "" if verdict == "ok" else "connection lost"
+            self._done.append(Outcome(work=work, time=self.world.now, error=error, transient=bool(error)))
+
+    def crash(self, late: bool) -> None:
+        """The controller dies; what it had sent arrives all the same, or never."""
+        for work in self._pending.values():
+            if late and self.world.hosts[work.node].up:
+                self.world.carry_out(work)
+        self._pending.clear()
+
+
+def reading_of(host: Host, now: float) -> NodeReading:
+    return NodeReading(
+        node=host.name,
+        time=now,
+        boot_id=f"{host.name}-{host.boot}",
+        clock_skew_s=0.0,
+        source="nvml",
+        gpus=tuple(Gpu(index=i, uuid=f"GPU-{host.name}-{i}", energy_j=now * 100) for i in range(GPUS)),
+        containers=tuple(
+            ContainerReading(
+                name=box.name,
+                phase=box.phase,  # type: ignore[arg-type]
+                exit_code=box.exit_code,
+                started_at=box.started_at,
+                finished_at=box.finished_at,
+                error="killed" if box.phase == "failed" else None,
+            )
+            for box in host.boxes.values()
+        ),
+    )
+
+
+def inventory(nodes: int = 3) -> Inventory:
+    declared = tuple(
+        Node(
+            name=f"n{i}", partition="p", address=f"n{i}", gpus=GPUS, cores=16, memory_mib=65536,
+            rated_power_w=1000.0, runtime=RuntimeName.PODMAN,
+        )
+        for i in range(nodes)
+    )  # fmt: skip
+    flavors = (Flavor(name="f", gpus=2 * GPUS, cores=32, memory_mib=131072, time_limit_s=3600),)
+    partition = Partition(name="p", nodes=declared, flavors=flavors, policy="easy")
+    settings = Settings(down_after_s=30, node_fail_after_s=60, grace_s=10, max_retries=2)
+    return Inventory(path="inventory.yaml", partitions=(partition,), settings=settings)

@@ -1,0 +1,138 @@
+"""What the examination thinks of what a node said, without a node."""
+
+import msgspec
+import pytest
+
+from gpusched.doctor.findings import Finding
+from gpusched.doctor.judge import judge_gpus, judge_host, judge_runtime
+from gpusched.inspection import Inspection, RuntimeFacts, inspection_script, parse_inspection
+from gpusched.model.readings import Gpu, GpuProcess, NodeReading
+from gpusched.model.resources import Node, RuntimeName
+
+NODE = Node(name="n", partition="p", address="n", gpus=2, cores=8, memory_mib=8192, runtime=RuntimeName.PODMAN)
+PODMAN = RuntimeFacts(name="podman", version="4.3.1", disk_free_mib=90000, cdi=True)
+SEEN = Inspection(user="u", uid=1000, home="/home/u", home_free_mib=90000, python3="3.11.2", runtimes=(PODMAN,))
+GPUS = tuple(Gpu(index=i, name="NVIDIA A100-SXM4-80GB", ecc_errors=0, mig_mode=False) for i in range(2))
+READING = NodeReading(
+    node="n", time=0.0, source="nvml", gpus=GPUS, cores=8, memory_total_mib=8192, clock_skew_s=0.1, driver_version="535"
+)
+
+
+def node(**changes: object) -> Node:
+    return msgspec.structs.replace(NODE, **changes)
+
+
+def seen(**changes: object) -> Inspection:
+    return msgspec.structs.replace(SEEN, **changes)
+
+
+def reading(**changes: object) -> NodeReading:
+    return msgspec.structs.replace(READING, **changes)
+
+
+def with_gpu(**changes: object) -> NodeReading:
+    return reading(gpus=(GPUS[0], msgspec.structs.replace(GPUS[1], **changes)))
+
+
+def podman(**changes: object) -> Inspection:
+    return seen(runtimes=(msgspec.structs.replace(PODMAN, **changes),))
+
+
+def judge(n: Node = NODE, s: Inspection = SEEN, r: NodeReading = READING) -> list[Finding]:
+    return [*judge_host(n, s), *judge_gpus(n, r, s), *judge_runtime(n, s, r)]
+
+
+def test_all_is_well() -> None:
+    assert {f.check: f.status for f in judge()} == dict.fromkeys(("disk", "nvml", "gpus", "clock", "runtime"), "ok")
+
+
+FAKE = {"python3": None}
+DOCKER = RuntimeFacts(name="docker", version="20.10.24", toolkit=False)
+CASES = [
+    (NODE, seen(noise="hi"), READING, "shell", "warn", "hi"),
+    (NODE, seen(**FAKE), READING, "python3", "warn", "nvidia-smi"),
+    (NODE, seen(home_error="Read-only file system"), READING, "home", "fail", "Read-only"),
+    (NODE, seen(home_free_mib=4000), READING, "disk", "warn", "4000M"),
+    (NODE, seen(home_free_mib=10), READING, "disk", "fail", "10M"),
+    (NODE, seen(linger=False), READING, "logout", "warn", "rootless"),
+    (
+        node(runtime=RuntimeName.PROCESS),
+        seen(linger=False, kill_user_processes=True),
+        READING,
+        "logout",
+        "fail",
+        "logind",
+    ),
+    (NODE, SEEN, reading(clock_skew_s=-3.0), "clock", "warn", "3.0 s behind"),
+    (NODE, SEEN, reading(clock_skew_s=31.0), "clock", "fail", "31.0 s ahead"),
+    (NODE, SEEN, reading(cores=4), "cores", "fail", "4 are there"),
+    (NODE, SEEN, reading(memory_total_mib=8000), "memory", "warn", "8G of memory are declared"),
+    (NODE, SEEN, reading(memory_total_mib=4096), "memory", "fail", "4G are there"),
+    (NODE, SEEN, reading(source="none", gpus=(), gpu_error=None), "nvml", "fail", "nvidia-smi is there"),
+    (NODE, SEEN, reading(source="nvidia-smi"), "nvml", "warn", "parsed"),
+    (NODE, SEEN, reading(source="simulated"), "nvml", "warn", "simulated"),
+    (NODE, SEEN, reading(gpus=GPUS[:1]), "gpus", "fail", "GPU 1 is declared but not there (1 found)"),
+    (node(gpus=1), SEEN, READING, "gpus", "warn", "1 are declared, 2 are there"),
+    (NODE, SEEN, with_gpu(error="GPU is lost"), "gpus", "fail", "GPU 1 is lost: GPU is lost"),
+    (NODE, SEEN, with_gpu(mig_mode=True), "mig", "fail", "GPU 1"),
+    (NODE, SEEN, with_gpu(ecc_errors=3), "ecc", "fail", "3 uncorrected"),
+    (NODE, SEEN, with_gpu(processes=(GpuProcess(pid=7, user="eve"),)), "foreign", "warn", "pid 7 of eve"),
+    (node(gpu_type="H100"), SEEN, READING, "gpu type", "warn", "A100-SXM4"),
+    (NODE, seen(runtimes=()), READING, "runtime", "fail", "not installed"),
+    (NODE, podman(error="boom"), READING, "runtime", "fail", "boom"),
+    (NODE, podman(version="3.4.4"), READING, "runtime", "fail", "3.4.4"),
+    (NODE, podman(cdi=False), READING, "cdi", "fail", "CDI"),
+    (NODE, podman(disk_free_mib=100), READING, "images", "fail", "100M"),
+    (NODE, podman(controllers=("memory", "pids")), READING, "limits", "fail", "limit cpu here"),
+    (NODE, SEEN, reading(runtime_error="podman ps: hung"), "runtime", "fail", "hung"),
+    (node(runtime=RuntimeName.DOCKER), seen(runtimes=(DOCKER,)), READING, "toolkit", "fail", "docker cannot give GPUs"),
+]
+
+
+@pytest.mark.parametrize(("n", "s", "r", "check", "status", "words"), CASES)
+def test_one_thing_is_wrong(n: Node, s: Inspection, r: NodeReading, check: str, status: str, words: str) -> None:
+    bad = [f for f in judge(n, s, r) if f.status != "ok"]
+    assert [(f.check, f.status) for f in bad] == [(check, status)]
+    assert words in bad[0].message
+    assert bad[0].hint
+    assert bad[0].subject == "n"
+
+
+@pytest.mark.parametrize(
+    ("n", "r"),
+    [
+        (node(gpus=0), reading(source="none", gpus=())),
+        (node(gpus=1, gpu_indices=(1,)), reading(gpus=(msgspec.structs.replace(GPUS[0], error="lost"), GPUS[1]))),
+        (node(gpu_type="A100-80GB"), READING),
+        (NODE, with_gpu(processes=(GpuProcess(pid=7, container="gpusched-0-1-0"),))),
+    ],
+)
+def test_nothing_is_wrong(n: Node, r: NodeReading) -> None:
+    assert [f for f in judge(n, SEEN, r) if f.status != "ok"] == []
+
+
+def test_inspection_is_parsed() -> None:
+    assert inspection_script(("podman",)).argv == ("sh", "-s", "--", "podman")
+    output = (
+        b"Welcome!\ngpusched-inspection-begin\nuser=u\nuid=1000\nhome=/home/u\nhome_free_kib=2048\npython3=3.11.2\n"
+        b"product=DGXA100 920\ncdi=yes\nlinger=no\nkill_user_processes=true\npodman.version=4.3.1\n"
+        b"podman.free_kib=1024\npodman.controllers=[cpu memory]\ndocker.error=a = b\n"
+        b"runtimes= podman docker\ngpusched-inspection-end\n"
+    )
+    assert parse_inspection(output) == Inspection(
+        noise="Welcome!",
+        user="u",
+        uid=1000,
+        home="/home/u",
+        home_free_mib=2,
+        python3="3.11.2",
+        product="DGXA100 920",
+        kill_user_processes=True,
+        linger=False,
+        runtimes=(
+            RuntimeFacts(name="podman", version="4.3.1", disk_free_mib=1, cdi=True, controllers=("cpu", "memory")),
+            RuntimeFacts(name="docker", error="a = b", cdi=True),
+        ),
+    )
+    for broken in (b"", b"This account is disabled\n", output[:60], b"\xff\xfe"):
+        assert parse_inspection(broken) is None

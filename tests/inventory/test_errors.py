@@ -1,0 +1,246 @@
+# ruff: noqa: E501 - a table reads best with one case per line
+"""Every way an inventory can be wrong is one line: file:line, key, what was found, what was expected."""
+
+import pytest
+
+from gpusched.errors import FileError
+from gpusched.inventory import inventory_errors, load_inventory
+
+NODE = "gpus: 8, cores: 16, memory: 64G, runtime: podman"
+NAME = "a name of at most 63 letters, digits, '.', '_', '-', the first a letter or digit"
+NAME_OR_RANGE = f"{NAME}, or a range such as dgx[1-4]"
+RANGE = "a range such as dgx[1-4], ascending, of at most 10000 hosts"
+DURATION = "a time such as 72h, 1d12h, HH:MM:SS, D-HH:MM:SS or 90 (minutes)"
+PERIOD = "a time with its unit, such as 500ms, 5s or 10m, greater than zero"
+MEMORY = "a memory size such as 512M, 64G or 1T, greater than zero"
+WATTS = "a power greater than zero, such as 6.5kW or 6500 (W)"
+ADDRESS = "a host name, an IP address, an alias of ~/.ssh/config, or a range such as 10.0.0.[1-4]"
+INDICES = "GPU indices such as [0, 1, 3] or 0-3"
+PARTITION_KEYS = "one of defaults, flavors, image, max_time, nodes, policy"
+
+
+def in_settings(text: str) -> str:
+    return f"settings:\n  {text}\npartitions:\n  A:\n    nodes: [{{name: n1, {NODE}}}]\n"
+
+
+def with_node(text: str) -> str:
+    return f"partitions:\n  A:\n    defaults: {{{NODE}}}\n    nodes:\n      - n1\n      - {text}\n"
+
+
+def with_flavor(text: str, more: str = "") -> str:
+    return f"partitions:\n  A:\n    defaults: {{{NODE}}}\n    nodes: 'n[1-2]'\n{more}    flavors:\n      s: {text}\n"
+
+
+def with_partition(text: str) -> str:
+    return f"partitions:\n  A:\n    nodes: [{{name: n1, {NODE}}}]\n    {text}\n"
+
+
+AT = "partitions.A.nodes[1]"
+FL = "partitions.A.flavors.s"
+
+BAD = {
+    # The file as a whole
+    "empty": ("", ":1: partitions: found nothing, expected at least one partition with its nodes"),
+    "a list": ("- a\n", ":1: found a list, expected a mapping with partitions"),
+    "a word": ("hello\n", ':1: found "hello", expected a mapping with partitions'),
+    "no partitions": ("partitions:\n", ":1: partitions: found none, expected at least one partition with its nodes"),
+    "partitions a list": ("partitions: [A]\n", ":1: partitions: found a list, expected a mapping: name of partition -> its nodes"),
+    "unknown top key": (
+        "partition: {}\n",
+        ":1: partition: found an unknown key, expected one of defaults, partitions, settings: did you mean partitions?",
+    ),
+    "broken yaml": (
+        "partitions:\n  A: {nodes: [a\n",
+        ":3: found a YAML error (while parsing a flow sequence did not find expected ',' or ']'), expected valid YAML",
+    ),
+    "a tab": (
+        "partitions:\n\tA: 1\n",
+        ":2: found a YAML error (while scanning for the next token found character that cannot start any token), "
+        "expected valid YAML",
+    ),
+    "control character": ("partitions:\n  A\x01: 1\n", ":2: found the character U+0001, expected text"),
+    "two documents": ("partitions: {}\n---\na: 1\n", ":2: found a second document (---), expected one"),
+    "a tag": ("partitions: !!python/object:os.system {}\n",
+              ":1: partitions: found the tag tag:yaml.org,2002:python/object:os.system, expected no YAML tags"),
+    "duplicate key": ("partitions:\n  A: {}\n  A: {}\n",
+                      ":3: partitions.A: found the key again (first in line 2), expected each key once"),
+    "a key that is a list": ("? [a]\n: 1\n", ":1: found a key that is not a word, expected plain text as the key"),
+    "unknown alias": ("partitions: *nowhere\n",
+                      ":1: partitions: found the alias *nowhere, expected one whose anchor ends before it"),
+    "an alias of itself": ("partitions: &p\n  A: *p\n",
+                           ":2: partitions.A: found the alias *p, expected one whose anchor ends before it"),
+    "merge of a list of words": ("partitions:\n  A:\n    <<: [x]\n",
+                                 ":3: partitions.A.<<: found a scalar, expected a mapping, or a list of them"),
+    "far too deep": ("a: " + "[" * 40 + "]" * 40, ":1: found more than 32 levels, expected fewer"),
+    # Settings
+    "unknown setting": (in_settings("tik: 5s"), ":2: settings.tik: found an unknown key, expected one of admins, "
+                        "allowed_mounts, connect_timeout, connect_timeout_s, currency, down_after, down_after_s, "
+                        "fairshare_half_life, fairshare_half_life_s, grace, grace_s, known_hosts, logs, max_retries, network, "
+                        "node_fail_after, node_fail_after_s, power_price, power_price_per_kwh, probe_timeout, "
+                        "probe_timeout_s, ssh_config, tick, tick_s: did you mean tick?"),
+    "duration without unit": (in_settings("tick: 5"), f":2: settings.tick: found 5, expected {PERIOD}"),
+    "no duration": (in_settings("down_after: soon"), f':2: settings.down_after: found "soon", expected {PERIOD}'),
+    "zero duration": (in_settings("tick: 0s"), f':2: settings.tick: found "0s", expected {PERIOD}'),
+    "negative seconds": (in_settings("tick_s: -1"),
+                         ":2: settings.tick_s: found -1, expected seconds from 0.01 to 31622400"),
+    "both units": (in_settings("tick: 5s\n  tick_s: 5"),
+                   ":3: settings.tick_s: found tick_s given twice, in two units, expected one of the two"),
+    "fraction of a second": (in_settings("grace: 1500ms"),
+                             ':2: settings.grace: found "1500ms", expected a time of whole seconds, such as 30s or 10m'),
+    "negative price": (in_settings("power_price: -0.3"),
+                       ":2: settings.power_price: found -0.3, expected a price per kWh such as 0.30 or 0.30 EUR/kWh"),
+    "two currencies": (in_settings("power_price: 0.3 USD/kWh\n  currency: EUR"),
+                       ":1: settings: found EUR and USD, expected one currency"),
+    "retries a word": (in_settings("max_retries: many"),
+                       ':2: settings.max_retries: found "many", expected a number of retries from 0 to 1000'),
+    "retries a fraction": (in_settings("max_retries: 1.5"),
+                           ":2: settings.max_retries: found 1.5, expected a number of retries from 0 to 1000"),
+    "admins not a list": (in_settings("admins: root"), ':2: settings.admins: found "root", expected a list'),
+    "an admin that is none": (in_settings("admins: [root, 'a b']"),
+                              ':2: settings.admins[1]: found "a b", expected a user name'),
+    "relative mount": (in_settings("allowed_mounts: [data]"),
+                       ':2: settings.allowed_mounts[0]: found "data", expected an absolute path'),
+    "unknown log setting": (in_settings("logs: {max: 1G}"),
+                            ":2: settings.logs.max: found an unknown key, expected one of max_per_job, max_total"),
+    "settings a list": ("settings: [a]\npartitions: {}\n", ":1: settings: found a list, expected a mapping of settings"),
+    # Partitions
+    "partition name": ("partitions:\n  'a b': {}\n", f':2: partitions.a b: found the name "a b", expected {NAME}'),
+    "partition name with a slash": ("partitions:\n  ../x: {}\n", f':2: partitions.../x: found the name "../x", expected {NAME}'),
+    "partition a word": ("partitions:\n  A: x\n", ':2: partitions.A: found "x", expected a mapping with nodes and flavors'),
+    "unknown partition key": (
+        with_partition("polcy: easy"),
+        f":4: partitions.A.polcy: found an unknown key, expected {PARTITION_KEYS}: did you mean policy?",
+    ),
+    "no nodes key": ("partitions:\n  A: {policy: easy}\n", ":2: partitions.A.nodes: found nothing, expected a list of nodes"),
+    "empty nodes": ("partitions:\n  A:\n    nodes: []\n", ":3: partitions.A.nodes: found none, expected at least one node"),
+    "nodes commented out": ("partitions:\n  A:\n    nodes:\n    #  - n1\n",
+                            ":3: partitions.A.nodes: found none, expected at least one node"),
+    "nodes a mapping": ("partitions:\n  A:\n    nodes: {n1: 3}\n",
+                        ":3: partitions.A.nodes: found a mapping, expected a list of nodes"),
+    "policy a path": (with_partition("policy: ../easy"), f':4: partitions.A.policy: found "../easy", expected {NAME}'),
+    "max_time": (with_partition("max_time: 1x"), f':4: partitions.A.max_time: found "1x", expected {DURATION}'),
+    "image with a space": (with_partition("image: 'a b'"), ':4: partitions.A.image: found "a b", expected an image such as '
+                           "docker.io/library/busybox:1, without spaces"),
+    "name in defaults": (
+        "defaults: {name: n}\npartitions: {}\n",
+        ":1: defaults.name: found an unknown key, expected one of cores, gpu_indices, gpu_type, gpus, key, memory, memory_mib, "
+        "port, rated_power, rated_power_w, runtime, simulated_gpus, transport, user",
+    ),
+    # Nodes
+    "node a number list": (with_node("[1]"), f":6: {AT}: found a list, expected a node: a host name, or a mapping with a name"),
+    "node nothing": (with_node(""), f":6: {AT}.name: found nothing, expected the node's name"),
+    "node without name": (with_node("{address: h}"), f":6: {AT}.name: found nothing, expected the node's name"),
+    "node name": (with_node("-x"), f':6: {AT}: found "-x", expected {NAME_OR_RANGE}'),
+    "node name too long": (with_node("x" * 64), f':6: {AT}: found "{"x" * 64}", expected {NAME_OR_RANGE}'),
+    "node name unicode": (with_node("knöten"), f':6: {AT}: found "knöten", expected {NAME_OR_RANGE}'),
+    "node twice": (with_node("n1"), f':6: {AT}: found the node "n1" again (first in line 5), expected every node once'),
+    "node twice in a range": (with_node("n[0-3]"),
+                              f':6: {AT}: found the node "n1" again (first in line 5), expected every node once'),
+    "address twice": (with_node("{name: n2, address: n1}"),
+                      f':6: {AT}: found "n1" again (it is n1\'s), expected an address of its own for every node'),
+    "range backwards": (with_node("n[4-2]"), f':6: {AT}: found "n[4-2]", expected {RANGE}'),
+    "range of all": (with_node("n[1-999999999]"), f':6: {AT}: found "n[1-999999999]", expected {RANGE}'),
+    "range repeats": (with_node("n[2-3,3]"), f':6: {AT}: found "n[2-3,3]", expected every number of the range once'),
+    "unknown node key": (with_node("{name: n2, gpu: 4}"),
+                         f":6: {AT}.gpu: found an unknown key, expected one of address, cores, fabric_address, "
+                         "gpu_indices, gpu_type, gpus, key, memory, memory_mib, name, port, rated_power, rated_power_w, "
+                         "runtime, simulated_gpus, transport, user: did you mean gpus?"),
+    "negative gpus": (with_node("{name: n2, gpus: -1}"), f":6: {AT}.gpus: found -1, expected a number of GPUs from 0 to 64"),
+    "gpus quoted": (with_node("{name: n2, gpus: '8'}"), f':6: {AT}.gpus: found "8", expected a number of GPUs from 0 to 64'),
+    "gpus nothing": (with_node("{name: n2, gpus: }"), f":6: {AT}.gpus: found nothing, expected a number of GPUs from 0 to 64"),
+    "no cores": (with_node("{name: n2, cores: 0}"), f":6: {AT}.cores: found 0, expected a number of CPU cores from 1 to 100000"),
+    "memory": (with_node("{name: n2, memory: lots}"), f':6: {AT}.memory: found "lots", expected {MEMORY}'),
+    "negative memory": (with_node("{name: n2, memory: -4G}"), f':6: {AT}.memory: found "-4G", expected {MEMORY}'),
+    "rated power": (with_node("{name: n2, rated_power: 6.5hp}"), f':6: {AT}.rated_power: found "6.5hp", expected {WATTS}'),
+    "no rated power": (with_node("{name: n2, rated_power: 0}"), f":6: {AT}.rated_power: found 0, expected {WATTS}"),
+    "runtime": (with_node("{name: n2, runtime: dokcer}"), f':6: {AT}.runtime: found "dokcer", expected one of podman, docker, '
+                "apptainer, process: did you mean docker?"),
+    "transport": (with_node("{name: n2, transport: rsh}"),
+                  f':6: {AT}.transport: found "rsh", expected one of ssh, local: did you mean ssh?'),
+    "port": (with_node("{name: n2, port: 65536}"), f":6: {AT}.port: found 65536, expected a port from 1 to 65535"),
+    "user": (with_node("{name: n2, user: 'a;b'}"), f':6: {AT}.user: found "a;b", expected a user name'),
+    "user that is an option": (with_node("{name: n2, user: -oProxyCommand}"),
+                               f':6: {AT}.user: found "-oProxyCommand", expected a user name'),
+    "address that is an option": (with_node("{name: n2, address: -oProxyCommand=x}"),
+                                  f':6: {AT}.address: found "-oProxyCommand=x", expected {ADDRESS}'),
+    "simulated": (with_node("{name: n2, simulated_gpus: maybe}"),
+                  f':6: {AT}.simulated_gpus: found "maybe", expected true or false'),
+    "fewer indices than gpus": (with_node("{name: n2, gpus: 8, gpu_indices: [0, 1]}"),
+                                f":6: {AT}: found 2 gpu_indices, expected as many gpu_indices as gpus (8)"),
+    "an index twice": (with_node("{name: n2, gpu_indices: [0, 0]}"),
+                       f":6: {AT}.gpu_indices: found 0, 0, expected different GPU indices from 0 to 63"),
+    "an index too large": (with_node("{name: n2, gpu_indices: [64]}"),
+                           f":6: {AT}.gpu_indices[0]: found 64, expected a GPU index from 0 to 63"),
+    "indices a word": (with_node("{name: n2, gpu_indices: all}"), f':6: {AT}.gpu_indices: found "all", expected {INDICES}'),
+    "indices without end": (with_node("{name: n2, gpu_indices: 0-999999999}"),
+                            f':6: {AT}.gpu_indices: found "0-999999999", expected {INDICES}'),
+    "addresses and names": (with_node("{name: 'm[1-2]', address: '10.0.0.[1-3]'}"),
+                            f":6: {AT}: found 3 addresses, expected as many addresses as names (2)"),
+    "nowhere gpus": ("partitions:\n  A:\n    nodes:\n      - n1\n",
+                     ":4: partitions.A.nodes[0].gpus: found nothing, expected how many GPUs the node has, here or in defaults"),
+    "nowhere runtime": ("partitions:\n  A:\n    nodes:\n      - {name: n1, gpus: 1, cores: 1, memory: 1G}\n",
+                        ":4: partitions.A.nodes[0].runtime: found nothing, expected podman, docker, apptainer or process, "
+                        "here or in defaults"),
+    # Flavors
+    "flavors a list": ("partitions:\n  A:\n    nodes: [{name: n1, " + NODE + "}]\n    flavors: [s]\n",
+                       ":4: partitions.A.flavors: found a list, expected a mapping: name of flavor -> gpus, cores, memory, time"),
+    "flavor a word": (with_flavor("small"), f':6: {FL}: found "small", expected a mapping with gpus, cores, memory and time'),
+    "flavor without time": (with_flavor("{gpus: 1, cores: 1, memory: 1G}"),
+                            f":6: {FL}.time: found nothing, expected the time limit, such as 72h"),
+    "flavor key": (with_flavor("{gpus: 1, cores: 1, memory: 1G, tme: 1h}"), f":6: {FL}.tme: found an unknown key, expected "
+                   "one of cores, gpus, memory, memory_mib, time: did you mean time?"),
+    "flavor time": (with_flavor("{gpus: 1, cores: 1, memory: 1G, time: 1y}"), f':6: {FL}.time: found "1y", expected {DURATION}'),
+    "flavor too large": (with_flavor("{gpus: 24, cores: 24, memory: 24G, time: 1h}"),
+                         f":6: {FL}: found 24 GPUs, 24 cores, 24G, expected what fits, in whole equal parts, on "
+                         "2 nodes of at most 8 GPUs, 16 cores, 64G"),
+    "flavor in unequal parts": (with_flavor("{gpus: 9, cores: 16, memory: 16G, time: 1h}"),
+                                f":6: {FL}: found 9 GPUs, 16 cores, 16G, expected what fits, in whole equal parts, on "
+                                "2 nodes of at most 8 GPUs, 16 cores, 64G"),
+    "flavor longer than the partition": (
+        with_flavor("{gpus: 1, cores: 1, memory: 1G, time: 3h}", more="    max_time: 2h\n"),
+        f":7: {FL}: found a longer time limit, expected a time within the partition's max_time",
+    ),
+    "flavor name": ("partitions:\n  A:\n    nodes: [{name: n1, " + NODE + "}]\n    flavors: {a/b: {}}\n",
+                    f':4: partitions.A.flavors.a/b: found the name "a/b", expected {NAME}'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_error(name: str, tmp_path, monkeypatch) -> None:
+    text, expected = BAD[name]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inventory.yaml").write_text(text)
+    with pytest.raises(FileError) as caught:
+        load_inventory("inventory.yaml")
+    assert caught.value.line() == f"inventory.yaml{expected}"
+    assert caught.value.exit_code == 2
+    assert caught.value.line() in [e.line() for e in inventory_errors("inventory.yaml")]
+
+
+def test_all_errors_at_once(tmp_path) -> None:
+    path = tmp_path / "inventory.yaml"
+    path.write_text(
+        f"settings: {{tick: 5}}\npartitions:\n  A:\n    defaults: {{{NODE}}}\n    nodes:\n      - n1\n      - {{name: n1}}\n"
+        "      - {name: n2, gpus: x}\n    flavors:\n      s: {gpus: 1}\n  B: {}\n"
+    )
+    assert [(e.line_number, e.key) for e in inventory_errors(path)] == [
+        (1, "settings.tick"),
+        (7, "partitions.A.nodes[1]"),
+        (8, "partitions.A.nodes[2].gpus"),
+        (10, "partitions.A.flavors.s.cores"),
+        (11, "partitions.B.nodes"),
+    ]
+
+
+def test_files_that_are_none(tmp_path) -> None:
+    for path, found in (
+        (tmp_path / "nowhere", "no such file or directory"),
+        (tmp_path, "is a directory"),
+        ("a\0b", "a name no file can have"),
+    ):
+        with pytest.raises(FileError) as caught:
+            load_inventory(path)
+        assert caught.value.found == found
+    (tmp_path / "latin1").write_bytes("partitions: # für\n".encode("latin-1"))
+    with pytest.raises(FileError, match="latin1:1: found the byte 0xfc, expected UTF-8 text"):
+        load_inventory(tmp_path / "latin1")

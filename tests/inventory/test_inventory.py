@@ -1,0 +1,225 @@
+"""Good inventories: what the keys mean, where the file is found, how fast it loads."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from gpusched.errors import UsageError
+from gpusched.inventory import find_inventory, flavor_nodes, load_inventory
+from gpusched.model.resources import Flavor, Inventory, LogSettings, Node, RuntimeName, Settings
+
+
+def load(tmp_path: Path, text: str) -> Inventory:
+    (tmp_path / "inventory.yaml").write_text(text)
+    return load_inventory(tmp_path / "inventory.yaml")
+
+
+def test_every_key(tmp_path: Path) -> None:
+    inventory = load(
+        tmp_path,
+        """
+settings:
+  tick: 500ms
+  probe_timeout: 5s
+  down_after: 2m
+  node_fail_after: 1h
+  connect_timeout_s: 2.5
+  grace: 1m
+  max_retries: 0
+  power_price: 0.25 USD/kWh
+  admins: [alice, bob]
+  allowed_mounts: [/data, /home]
+  network: bridge
+  known_hosts: ~/known
+  ssh_config: /etc/my_config
+  fairshare_half_life: 14d
+  logs: {max_per_job: 1M, max_total: 1G}
+partitions:
+  P:
+    policy: sjf
+    image: busybox:1
+    max_time: 7d
+    nodes:
+      - name: n1
+        address: n1.example.org
+        transport: ssh
+        user: gpu
+        port: 2222
+        key: ~/.ssh/id
+        gpus: 2
+        cores: 4
+        memory: 1.5G
+        gpu_type: A100
+        gpu_indices: [3, 1]
+        rated_power: 1.5 kW
+        runtime: docker
+        fabric_address: 192.168.0.1
+      - {name: 1, transport: local, gpus: 0, cores: 1, memory_mib: 100, runtime: process, simulated_gpus: no,
+         rated_power_w: 90}
+    flavors:
+      small: {gpus: 1, cores: 2, memory: 512M, time: '1:30:00'}
+      long: {gpus: 1, cores: 2, memory: 512, time: 2-00:00:00}
+""",
+    )
+    assert inventory.settings == Settings(
+        tick_s=0.5,
+        probe_timeout_s=5.0,
+        down_after_s=120.0,
+        node_fail_after_s=3600.0,
+        connect_timeout_s=2.5,
+        grace_s=60,
+        max_retries=0,
+        power_price_per_kwh=0.25,
+        currency="USD",
+        admins=("alice", "bob"),
+        allowed_mounts=("/data", "/home"),
+        network="bridge",
+        known_hosts="~/known",
+        ssh_config="/etc/my_config",
+        fairshare_half_life_s=14 * 86400,
+        logs=LogSettings(max_mib_per_job=1, max_total_mib=1024),
+    )
+    (partition,) = inventory.partitions
+    assert (partition.policy, partition.default_image, partition.max_time_s) == ("sjf", "busybox:1", 7 * 86400)
+    assert partition.nodes == (
+        Node(
+            name="n1",
+            partition="P",
+            address="n1.example.org",
+            user="gpu",
+            port=2222,
+            key="~/.ssh/id",
+            gpus=2,
+            cores=4,
+            memory_mib=1536,
+            gpu_type="A100",
+            gpu_indices=(1, 3),
+            rated_power_w=1500.0,
+            runtime=RuntimeName.DOCKER,
+            fabric_address="192.168.0.1",
+        ),
+        Node(
+            name="1",
+            partition="P",
+            address="1",
+            transport="local",
+            gpus=0,
+            cores=1,
+            memory_mib=100,
+            rated_power_w=90.0,
+            runtime=RuntimeName.PROCESS,
+        ),
+    )
+    assert [f.time_limit_s for f in partition.flavors] == [5400, 172800]
+
+
+def test_ranges_defaults_and_merges(tmp_path: Path) -> None:
+    inventory = load(
+        tmp_path,
+        """
+defaults: {runtime: podman, user: root, cores: 1}
+partitions:
+  A:
+    defaults: &like {gpus: 8, cores: 64, memory: 512G}
+    nodes:
+      - dgx[01-03,7]
+      - {name: 'x[1-2]', address: '10.0.0.[8-9]', port: 22, gpu_indices: '0-2,5', user: gpu}
+  B:
+    defaults:
+      <<: *like
+      gpus: 4
+    nodes: y[8-10]
+""",
+    )
+    a, b = inventory.partitions
+    assert [n.name for n in a.nodes] == ["dgx01", "dgx02", "dgx03", "dgx7", "x1", "x2"]
+    assert [n.address for n in a.nodes][-2:] == ["10.0.0.8", "10.0.0.9"]
+    assert [(n.gpus, n.indices(), n.user) for n in a.nodes][-2:] == [(4, (0, 1, 2, 5), "gpu")] * 2
+    assert {(n.gpus, n.cores, n.user) for n in a.nodes[:4]} == {(8, 64, "root")}
+    assert [(n.name, n.gpus, n.cores) for n in b.nodes] == [("y8", 4, 64), ("y9", 4, 64), ("y10", 4, 64)]
+
+
+def test_words_are_not_yaml_1_1(tmp_path: Path) -> None:
+    inventory = load(
+        tmp_path,
+        "partitions:\n  no:\n    defaults: {gpus: 1, cores: 1, memory: 1G, runtime: podman}\n    nodes: [no, on, 012]\n"
+        "    flavors:\n      s: {gpus: 1, cores: 1, memory: 1G, time: 12:00:00}\n",
+    )
+    assert [n.name for n in inventory.nodes] == ["no", "on", "012"]
+    assert inventory.partitions[0].flavors[0].time_limit_s == 12 * 3600
+
+
+def test_several_local_nodes_share_a_machine(tmp_path: Path) -> None:
+    text = "partitions:\n  A:\n    defaults: {transport: local, gpus: 0, cores: 1, memory: 1G, runtime: process}\n"
+    inventory = load(tmp_path, text + "    nodes: [{name: a, address: here}, {name: b, address: here}]\n")
+    assert len(inventory.nodes) == 2
+
+
+def nodes(*gpus: int) -> tuple[Node, ...]:
+    return tuple(
+        Node(
+            name=f"n{i}",
+            partition="p",
+            address="x",
+            gpus=g,
+            cores=8 * g,
+            memory_mib=1024 * g,
+            runtime=RuntimeName.PODMAN,
+        )
+        for i, g in enumerate(gpus)
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "room", "expected"),
+    [(8, (8, 8), 1), (16, (8, 8), 2), (16, (8, 4), None), (12, (8, 8), 2),
+     (24, (8, 8, 8, 8), 3), (8, (4, 4), 2), (6, (2, 4), None)],
+)  # fmt: skip
+def test_flavor_nodes(gpus: int, room: tuple[int, ...], expected: int | None) -> None:
+    flavor = Flavor(name="f", gpus=gpus, cores=gpus, memory_mib=1024 * gpus, time_limit_s=60)
+    assert flavor_nodes(flavor, nodes(*room)) == expected
+
+
+def test_where_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GPUSCHED_INVENTORY", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr("gpusched.inventory.SYSTEM_INVENTORY", tmp_path / "etc/inventory.yaml")
+    with pytest.raises(UsageError) as caught:
+        find_inventory()
+    for place in ("inventory.yaml", "config/gpusched/inventory.yaml", "etc/inventory.yaml"):
+        assert str(tmp_path / place) in caught.value.line()
+    assert "gpusched init" in caught.value.hint
+    for place in ("etc/inventory.yaml", "config/gpusched/inventory.yaml", "inventory.yaml"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).touch()
+        assert find_inventory().absolute() == tmp_path / place
+    (tmp_path / "site").mkdir()
+    monkeypatch.setenv("GPUSCHED_INVENTORY", str(tmp_path / "site"))
+    with pytest.raises(UsageError, match="GPUSCHED_INVENTORY names"):
+        find_inventory()
+    (tmp_path / "site/inventory.yaml").touch()
+    assert find_inventory() == tmp_path / "site/inventory.yaml"
+    monkeypatch.setenv("GPUSCHED_INVENTORY", str(tmp_path / "etc/inventory.yaml"))
+    assert find_inventory() == tmp_path / "etc/inventory.yaml"
+
+
+def fastest_s(path: Path) -> float:
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        load_inventory(path)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def test_loading_is_fast(tmp_path: Path) -> None:
+    node = (
+        "      - {{name: n{0}, address: 10.0.0.{0}, gpus: 8, cores: 256, memory: 1024G, rated_power: 6.5kW, "
+        "runtime: podman}}\n"
+    )
+    for count, limit_s in ((4, 0.005), (150, 0.060)):
+        path = tmp_path / f"{count}.yaml"
+        path.write_text("partitions:\n  A:\n    nodes:\n" + "".join(node.format(i) for i in range(count)))
+        assert fastest_s(path) < limit_s

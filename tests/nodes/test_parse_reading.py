@@ -1,0 +1,139 @@
+"""Answers of the payload, whatever stands around them."""
+
+import msgspec
+import pytest
+
+from gpusched.model.readings import ContainerReading, NodeReading
+from gpusched.nodes.parse_reading import find_answer, parse_reading
+from gpusched.nodes.parse_sections import reading_of_sections, split_sections
+
+ANSWER = {
+    "cached": True, "boot_id": "b-1", "hostname": "dgx001", "cores": 128, "memory_total_mib": 1031000,
+    "memory_available_mib": 900000, "load1": 1.5, "disk_free_mib": 5000, "containers": [
+        {"name": "gpusched-0abc-1-0", "phase": "exited", "exit_code": 3, "id": "ignored", "cluster_id": "c"},
+    ], "runtime_error": None, "runtime_version": "4.3.1", "source": "nvml", "gpu_error": None,
+    "driver_version": "535.129.03", "gpus": [
+        {"index": 0, "memory_total_mib": 81920, "power_w": 61, "links": {"1": 1250}, "processes": [{"pid": 7}]},
+        {"index": 1, "error": "NVML: GPU is lost"},
+    ], "clock": [1000.5, 1000.7],
+}  # fmt: skip
+NOISE = b"Welcome to dgx001!\n\x1b[31mplease read the motd\n"
+
+SECTIONS = """motd
+
+@gpusched-sections@
+
+@@clock
+1000
+
+@@python3
+
+@@boot_id
+b-2
+
+@@hostname
+v100
+
+@@cores
+40
+
+@@meminfo
+MemTotal:       131072000 kB
+MemAvailable:   120000000 kB
+
+@@loadavg
+0.25 0.10 0.05 1/200 4242
+
+@@df
+Filesystem     1024-blocks     Used Available Capacity Mounted on
+/dev/sda1        102400000 51200000  51200000      50% /home
+
+@@smi_gpus
+0, GPU-1, Tesla V100-SXM2-32GB, 32510, 31000, 100, 287.33, 300.00, 71
+
+@@smi_apps
+GPU-1, 99, 30990
+
+@@processes
+99\tbob\t\tpython train.py --lr 1
+
+@@end
+"""
+
+
+def line(answer: dict[str, object]) -> bytes:
+    return NOISE + b"\n@gpusched-probe@ " + msgspec.json.encode(answer) + b"\nlogout\n"
+
+
+def reading_of(answer: dict[str, object]) -> NodeReading:
+    found = find_answer(line(answer))
+    assert found is not None
+    return parse_reading("n1", found, sent=999.0, received=1001.0)
+
+
+def test_a_whole_answer_among_noise() -> None:
+    reading = reading_of(ANSWER)
+    assert (reading.node, reading.time, reading.boot_id, reading.cores) == ("n1", 1001.0, "b-1", 128)
+    assert reading.gpus[0].links == {1: 1250}
+    assert reading.gpus[0].utilization_pct is None
+    assert reading.gpus[1].error == "NVML: GPU is lost"
+    assert reading.containers == (
+        ContainerReading(name="gpusched-0abc-1-0", phase="exited", exit_code=3, cluster_id="c"),
+    )
+
+
+def test_clock_skew_halves_the_round_trip() -> None:
+    assert reading_of(ANSWER).clock_skew_s == pytest.approx(0.6)
+
+
+def test_no_answer() -> None:
+    assert find_answer(NOISE) is None
+    assert find_answer(b"@gpusched-probe@ {}") is None  # only at the beginning of a line
+
+
+@pytest.mark.parametrize("text", [b"{", b"[]", b"nonsense"])
+def test_broken_answer(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        find_answer(b"\n@gpusched-probe@ " + text + b"\n")
+
+
+@pytest.mark.parametrize("change", [{"gpus": [{}]}, {"containers": [{"name": "x", "phase": "odd"}]}, {"cores": "many"}])
+def test_answer_that_breaks_the_contract(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        reading_of({**ANSWER, **change})
+
+
+def test_answer_by_nvidia_smi_is_parsed_here() -> None:
+    smi = {
+        "smi_gpus": "0, GPU-1, Tesla V100-SXM2-32GB, 32510, 31000, 100, 287.33, 300.00, 71",
+        "smi_apps": "GPU-1, 99, 30990",
+        "processes": {"99": {"user": "bob", "command": "sh", "container": None}},
+    }
+    reading = reading_of({**ANSWER, **smi, "source": "nvidia-smi", "gpus": []})
+    assert reading.source == "nvidia-smi"
+    assert reading.gpus[0].processes[0].user == "bob"
+    failed = reading_of({**ANSWER, "source": "nvidia-smi", "gpus": [], "smi_gpus": "NVIDIA-SMI has failed"})
+    assert (failed.source, failed.gpu_error) == ("none", "nvidia-smi: NVIDIA-SMI has failed")
+
+
+def test_sections_of_a_node_without_python() -> None:
+    sections = split_sections(SECTIONS)
+    assert sections is not None
+    reading = reading_of_sections("n2", sections, sent=999.0, received=1001.0)
+    assert (reading.boot_id, reading.cores, reading.memory_total_mib, reading.load1) == ("b-2", 40, 128000, 0.25)
+    assert reading.disk_free_mib == 50000
+    assert reading.clock_skew_s == 0.5
+    gpu = reading.gpus[0]
+    assert (gpu.memory_used_mib, gpu.processes[0].user, gpu.processes[0].container) == (31000, "bob", None)
+    assert gpu.processes[0].command == "python train.py --lr 1"
+    assert reading.containers is None
+    assert "python3" in str(reading.runtime_error)
+    assert split_sections("no such thing") is None
+
+
+def test_sections_without_anything_to_read() -> None:
+    sections = split_sections("\n@gpusched-sections@\n\n@@cores\n\n@@df\n")
+    assert sections is not None
+    reading = reading_of_sections("n2", sections, sent=0, received=1)
+    assert (reading.source, reading.cores, reading.clock_skew_s) == ("none", None, None)
+    assert "neither python3 nor nvidia-smi" in str(reading.gpu_error)

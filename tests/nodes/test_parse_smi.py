@@ -1,0 +1,80 @@
+"""nvidia-smi's words in the forms of drivers 470 and 535 (written after their format: no GPU on the test machine)."""
+# ruff: noqa: E501
+
+from gpusched.model.readings import Gpu, GpuProcess
+from gpusched.nodes.parse_smi import parse_gpus
+
+A100 = """\
+0, GPU-5a4b1c22-8a36-0f0e-b3c5-2f2a1d6b7a01, NVIDIA A100-SXM4-80GB, 81920, 41216, 97, 352.41, 400.00, 64, 0, Disabled, 535.129.03
+1, GPU-5a4b1c22-8a36-0f0e-b3c5-2f2a1d6b7a02, NVIDIA A100-SXM4-80GB, 81920, 4, [N/A], 68.11, 400.00, 35, 0, Enabled, 535.129.03
+2, GPU-5a4b1c22-8a36-0f0e-b3c5-2f2a1d6b7a03, NVIDIA A100-SXM4-80GB, 81920, 0, 0, 61.90, 400.00, 33, 3, Disabled, 535.129.03
+"""
+A100_APPS = """\
+GPU-5a4b1c22-8a36-0f0e-b3c5-2f2a1d6b7a01, 4711, 40960
+GPU-5a4b1c22-8a36-0f0e-b3c5-2f2a1d6b7a01, 4712, [N/A]
+"""
+V100 = """\
+0, GPU-11111111-2222-3333-4444-555555555555, Tesla V100-SXM2-32GB, 32510, 0, 0, 42.10, 300.00, 36
+1, GPU-11111111-2222-3333-4444-666666666666, Tesla V100-SXM2-32GB, 32510, 31000, 100, 287.33, 300.00, 71
+"""
+LOST_ROW = """\
+0, GPU-aa, NVIDIA A100-SXM4-80GB, 81920, 0, 0, 61.90, 400.00, 33, 0, Disabled, 535.129.03
+1, [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost], \
+[GPU is lost], [GPU is lost], [GPU is lost], 535.129.03
+2, GPU-cc, NVIDIA A100-SXM4-80GB, [Unknown Error], [Unknown Error], [Unknown Error], ERR!, 400.00, 33, 0, Disabled, \
+535.129.03
+"""
+
+
+def test_a100_with_processes() -> None:
+    known = {4711: {"user": "ada", "command": "python train.py", "container": "gpusched-0abc-1-0"}}
+    reading = parse_gpus(A100, A100_APPS, known)
+    assert reading.driver_version == "535.129.03"
+    assert reading.error is None
+    assert reading.gpus[0] == Gpu(
+        index=0, uuid="GPU-5a4b1c22-8a36-0f0e-b3c5-2f2a1d6b7a01", name="NVIDIA A100-SXM4-80GB", memory_total_mib=81920,
+        memory_used_mib=41216, utilization_pct=97.0, power_w=352.41, power_limit_w=400.0, temperature_c=64,
+        ecc_errors=0, mig_mode=False, processes=(
+            GpuProcess(pid=4711, user="ada", command="python train.py", memory_used_mib=40960,
+                       container="gpusched-0abc-1-0"),
+            GpuProcess(pid=4712),
+        ),
+    )  # fmt: skip
+
+
+def test_unknown_figures_are_none_not_zero() -> None:
+    mig = parse_gpus(A100).gpus[1]
+    assert (mig.utilization_pct, mig.mig_mode, mig.energy_j) == (None, True, None)
+    assert parse_gpus(A100).gpus[2].ecc_errors == 3
+
+
+def test_v100_by_the_short_query() -> None:
+    reading = parse_gpus(V100)
+    assert [g.memory_used_mib for g in reading.gpus] == [0, 31000]
+    assert [(g.ecc_errors, g.mig_mode, g.power_limit_w) for g in reading.gpus] == [(None, None, 300.0)] * 2
+    assert reading.driver_version is None
+
+
+def test_lost_gpus_have_an_error_and_the_others_their_figures() -> None:
+    well, lost, broken = parse_gpus(LOST_ROW).gpus
+    assert (well.error, well.power_w) == (None, 61.9)
+    assert (lost.index, lost.error, lost.memory_total_mib, lost.uuid) == (1, "nvidia-smi: GPU is lost", None, None)
+    assert (broken.uuid, broken.error) == ("GPU-cc", "nvidia-smi: Unknown Error")
+
+
+def test_a_gpu_without_handle() -> None:
+    text = "Unable to determine the device handle for GPU 0000:3B:00.0: Unknown Error\n" + V100
+    reading = parse_gpus(text)
+    assert [g.index for g in reading.gpus] == [0, 1]
+    assert reading.error is not None
+    assert "0000:3B:00.0" in reading.error
+    numbered = parse_gpus("Unable to determine the device handle for GPU3: 0000:3B:00.0: GPU is lost\n")
+    assert "GPU3" in str(numbered.error or numbered.gpus)
+
+
+def test_complaints_alone() -> None:
+    reading = parse_gpus("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n")
+    assert reading.gpus == ()
+    assert reading.error is not None
+    assert "couldn't communicate" in reading.error
+    assert parse_gpus("") == parse_gpus("\n")

@@ -1,0 +1,58 @@
+"""What runs on nodes must run on old ones, and the rest must start fast."""
+
+import ast
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import gpusched.nodes.payload
+from gpusched.nodes.probe import request_script
+from gpusched.nodes.watchdog import guard
+
+PAYLOAD = sorted(Path(gpusched.nodes.payload.__file__).parent.glob("*.py"))
+
+
+@pytest.mark.parametrize("path", PAYLOAD, ids=lambda p: p.name)
+def test_payload_is_python_3_6_and_standard_library_only(path: Path) -> None:
+    tree = ast.parse(path.read_text(), feature_version=(3, 6))
+    for node in ast.walk(tree):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for name in names:
+            ours = name == "pynvml" or name.startswith("gpusched.nodes.payload")
+            assert ours or name.partition(".")[0] in sys.stdlib_module_names, name
+            assert name != "__future__"  # annotations from the future came with 3.7
+
+
+def test_constant_command_survives_any_login_shell() -> None:
+    from gpusched.model.resources import Node, RuntimeName, Settings
+
+    node = Node(name="n", partition="p", address="n", gpus=1, cores=1, memory_mib=1, runtime=RuntimeName.PROCESS)
+    script = request_script(node, "c", Settings())
+    assert script.argv[:2] == ("sh", "-c")
+    assert not set("!\n'") & set(script.argv[2])
+    assert "n" not in script.argv[3:]
+
+
+@pytest.mark.parametrize("module", ["gpusched.nodes.transport", "gpusched.nodes.probe", "gpusched.nodes.local"])
+def test_heavy_libraries_are_not_imported(module: str) -> None:
+    code = f"import sys, {module}; print(*(m for m in ('paramiko', 'numpy', 'cryptography') if m in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == ""
+
+
+def test_watchdog_cuts_off_only_what_is_late() -> None:
+    cut = threading.Event()
+    with guard(time.monotonic() - 1, cut.set):
+        assert cut.wait(5)
+    spared = threading.Event()
+    with guard(time.monotonic() + 0.05, spared.set):
+        pass
+    late = threading.Event()
+    with guard(time.monotonic() + 0.1, late.set):  # comes after the one that ended, so that one has had its time
+        assert late.wait(5)
+    assert not spared.is_set()

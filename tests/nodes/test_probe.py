@@ -1,0 +1,261 @@
+"""The probe on real nodes: what it reads, and what it still reads when something is broken."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpusched.model.readings import NodeReading
+from gpusched.model.resources import Node, RuntimeName, Settings
+from gpusched.nodes.probe import probe
+from gpusched.nodes.transport import Result, Script, Transport, TransportError, open_transport
+from tests.nodes.nodes import declare, opened, settings_for, sh
+from tests.testbed import Testbed, TestNode
+
+SMI = r"""#!/bin/sh
+case "$1" in
+  *mig.mode.current*) echo 'Field "mig.mode.current" is not a valid field to query.'; exit 2;;
+  --query-gpu=*)
+    echo '0, GPU-1, Tesla V100-SXM2-32GB, 32510, 31000, 100, 287.33, 300.00, 71'
+    echo '1, [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost], [N/A], [N/A]';;
+  --query-compute-apps=*) echo 'GPU-1, 1, 30990';;
+esac
+"""
+
+
+class Counting:
+    """A transport that counts the execs."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.inner = inner
+        self.runs = 0
+
+    def run(self, script: Script, timeout_s: float) -> Result:
+        self.runs += 1
+        return self.inner.run(script, timeout_s)
+
+    def stream(self, script: Script) -> Any:
+        return self.inner.stream(script)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def read(testbed: Testbed, node: TestNode, times: int = 1, want_links: bool = False, **changes: Any) -> NodeReading:
+    """A reading; the last of ``times``, which must take one exec."""
+    declared = declare(testbed, node, **{k: v for k, v in changes.items() if k in Node.__struct_fields__})
+    settings = settings_for(testbed, **{k: v for k, v in changes.items() if k in Settings.__struct_fields__})
+    with opened(declared, settings) as inner:
+        transport = Counting(inner)
+        for _ in range(times):
+            before = transport.runs
+            reading = probe(transport, declared, "c1", settings, time.time, want_links)
+        if times > 1:
+            assert transport.runs == before + 1
+    return reading
+
+
+def test_an_idle_node_in_full(testbed: Testbed) -> None:
+    node = testbed.nodes[0]
+    reading = read(testbed, node, times=2)
+    assert (reading.node, reading.hostname, reading.source) == ("dgx001", "dgx001", "nvml")
+    assert reading.gpu_error is None
+    assert reading.driver_version == "535.129.03"
+    assert reading.boot_id is not None
+    assert reading.clock_skew_s == pytest.approx(0, abs=1)
+    assert reading.containers == ()
+    assert reading.runtime_error is None
+    assert reading.cores
+    assert reading.memory_total_mib
+    assert reading.memory_available_mib
+    assert reading.disk_free_mib
+    assert [g.index for g in reading.gpus] == list(range(8))
+    gpu = reading.gpus[3]
+    assert (gpu.name, gpu.memory_total_mib, gpu.memory_used_mib) == ("NVIDIA A100-SXM4-80GB", 81920, 0)
+    assert (gpu.utilization_pct, gpu.power_w, gpu.power_limit_w, gpu.temperature_c) == (0.0, 55.0, 400.0, 33)
+    assert (gpu.energy_j, gpu.ecc_errors, gpu.mig_mode, gpu.error) == (4000.0, 0, False, None)
+    assert gpu.links == {}
+
+
+def test_units_and_faults_of_single_figures(testbed: Testbed) -> None:
+    node = testbed.nodes[0]
+    node.nvml_set({"gpu1.power_mw": 312500, "gpu1.energy_mj": 7_654_321, "gpu1.mem_used": 5 << 30, "gpu1.mig": 1,
+                   "gpu1.ecc.1.0": 2, "gpu1.util_gpu": 97})  # fmt: skip
+    gpu = read(testbed, node).gpus[1]
+    assert (gpu.power_w, gpu.energy_j, gpu.memory_used_mib) == (312.5, 7654.321, 5120)
+    assert (gpu.mig_mode, gpu.ecc_errors, gpu.utilization_pct) == (True, 2, 97.0)
+    assert read(testbed, testbed.nodes[1]).gpus[0].mig_mode is None  # a V100 knows no MIG
+
+
+@pytest.mark.parametrize("code", [15, 16, 999])
+def test_a_lost_gpu_does_not_hide_the_others(testbed: Testbed, code: int) -> None:
+    testbed.nodes[0].nvml_set({"gpu3.error": code})
+    reading = read(testbed, testbed.nodes[0], want_links=True)
+    assert [g.index for g in reading.gpus if g.error] == [3]
+    assert "NVML" in str(reading.gpus[3].error)
+    assert [g.power_w for g in reading.gpus] == [55.0] * 3 + [None] + [55.0] * 4
+
+
+def test_a_slow_gpu_does_not_hide_the_others(testbed: Testbed) -> None:
+    testbed.nodes[0].nvml_set({"gpu2.delay_ms": 60_000})
+    began = time.monotonic()
+    reading = read(testbed, testbed.nodes[0])
+    assert time.monotonic() - began < 10
+    assert [g.index for g in reading.gpus if g.error] == [2]
+    assert reading.gpus[2].error == "NVML did not answer in 4 s"
+
+
+def test_all_gpus_slow_keep_within_the_timeout(testbed: Testbed) -> None:
+    testbed.nodes[0].nvml_set({f"gpu{i}.delay_ms": 60_000 for i in range(8)})
+    began = time.monotonic()
+    reading = read(testbed, testbed.nodes[0], probe_timeout_s=8.0)
+    assert time.monotonic() - began < 8
+    assert all(g.error for g in reading.gpus)
+    assert len(reading.gpus) == 8
+
+
+def test_processes_with_owner_and_command(testbed: Testbed) -> None:
+    node = testbed.nodes[0]
+    settings = settings_for(testbed)
+    declared = declare(testbed, node)
+    with opened(declared, settings) as transport:
+        pid = int(transport.run(sh("setsid sleep 300 </dev/null >/dev/null 2>&1 & echo $!"), 10).stdout)
+        node.nvml_set({"gpu4.procs": f"{pid}:{3 << 30}", "gpu4.graphics_procs": f"{pid}:{1 << 20},999999:0"})
+        reading = probe(transport, declared, "c1", settings, time.time)
+    known, unknown = reading.gpus[4].processes
+    assert (known.pid, known.user, known.command) == (pid, "root", "sleep 300")
+    assert (known.memory_used_mib, known.container) == (3072, None)
+    assert (unknown.pid, unknown.user, unknown.command) == (999999, None, None)
+
+
+def test_links_rank_nvlink_above_pcie(testbed: Testbed) -> None:
+    v100 = read(testbed, testbed.nodes[1], want_links=True).gpus[0].links
+    assert v100[3] > v100[1] > v100[2] > v100[5]  # two links; one, same switch; one; none
+    a100 = read(testbed, testbed.nodes[0], want_links=True).gpus[0].links
+    assert set(a100) == set(range(1, 8))
+    assert min(a100.values()) > max(v100.values())  # all through NVSwitch
+
+
+def test_without_nvml_nvidia_smi_is_asked(testbed: Testbed) -> None:
+    node = testbed.nodes[1]
+    node.hide_nvml()
+    node.install_script("nvidia-smi", SMI)
+    reading = read(testbed, node)
+    assert reading.source == "nvidia-smi"
+    assert (reading.gpus[0].power_w, reading.gpus[1].error) == (287.33, "nvidia-smi: GPU is lost")
+    assert reading.gpus[0].processes[0].user == "root"
+
+
+def test_without_nvml_and_nvidia_smi(testbed: Testbed) -> None:
+    testbed.nodes[1].hide_nvml()
+    reading = read(testbed, testbed.nodes[1])
+    assert (reading.source, reading.gpus, reading.containers) == ("none", (), ())
+    assert "there is no nvidia-smi" in str(reading.gpu_error)
+
+
+def test_driver_not_loaded(testbed: Testbed) -> None:
+    testbed.nodes[1].nvml_set({"init_error": 9})
+    assert "Driver Not Loaded" in str(read(testbed, testbed.nodes[1]).gpu_error)
+
+
+def test_no_python_on_the_node(testbed: Testbed) -> None:
+    node = testbed.nodes[2]
+    node.hide("python3")
+    node.install_script("nvidia-smi", SMI)
+    reading = read(testbed, node, times=2)
+    assert reading.source == "nvidia-smi"
+    assert reading.hostname == "dgx003"
+    assert (reading.gpus[0].power_w, reading.gpus[0].processes[0].user) == (287.33, "root")
+    assert reading.memory_total_mib
+    assert "python3" in str(reading.runtime_error)
+
+
+def test_python_that_comes_back_is_used(testbed: Testbed) -> None:
+    node = testbed.nodes[2]
+    declared, settings = declare(testbed, node), settings_for(testbed)
+    with opened(declared, settings) as transport:
+        node.hide("python3")
+        assert probe(transport, declared, "c1", settings, time.time).source == "none"
+        node.unhide("python3")
+        probe(transport, declared, "c1", settings, time.time)
+        assert probe(transport, declared, "c1", settings, time.time).source == "nvml"
+
+
+def test_noisy_start_up_file(testbed: Testbed) -> None:
+    node = testbed.nodes[3]
+    (node.disk / "home" / ".bashrc").write_text("echo welcome; printf 'no newline'; echo oops >&2\n")
+    assert read(testbed, node, times=2).source == "nvml"
+
+
+def test_home_that_cannot_be_written(testbed: Testbed) -> None:
+    node = testbed.nodes[3]
+    node.run(["sh", "-c", "rm -rf /root/.cache && : >/root/.cache"])
+    try:
+        reading = read(testbed, node, times=2)
+        assert (reading.source, reading.gpu_error) == ("nvml", None)
+    finally:
+        node.run(["rm", "-f", "/root/.cache"])
+
+
+def test_cache_is_private_and_holds_compiled_files(testbed: Testbed) -> None:
+    node = testbed.nodes[0]
+    node.run(["rm", "-rf", "/root/.cache/gpusched"])
+    read(testbed, node, times=3)
+    folders = list((node.disk / "home/.cache/gpusched").iterdir())
+    assert len(folders) == 1
+    assert folders[0].stat().st_mode & 0o777 == 0o700
+    assert list((folders[0] / "__pycache__").glob("pynvml*.pyc"))
+
+
+def test_hanging_runtime_costs_only_the_containers(testbed: Testbed) -> None:
+    node = testbed.nodes[0]
+    node.hang_runtime("podman")
+    began = time.monotonic()
+    reading = read(testbed, node, runtime=RuntimeName.PODMAN)
+    assert time.monotonic() - began < 15
+    assert reading.containers is None
+    assert reading.runtime_error
+    assert len([g for g in reading.gpus if g.error is None]) == 8
+
+
+def test_no_answer_from_a_shell_that_ends_the_session(testbed: Testbed) -> None:
+    (testbed.nodes[3].disk / "home" / ".bashrc").write_text("echo 'account locked' >&2; exit 0\n")
+    with pytest.raises(TransportError) as caught:
+        read(testbed, testbed.nodes[3])
+    assert caught.value.kind == "protocol"
+    assert "account locked" in caught.value.reason
+
+
+def test_frozen_node(testbed: Testbed) -> None:
+    testbed.nodes[2].freeze()
+    with pytest.raises(TransportError) as caught:
+        read(testbed, testbed.nodes[2], probe_timeout_s=1.0)
+    assert caught.value.kind == "timeout"
+
+
+def test_simulated_gpus_are_busy_where_a_job_holds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    node = Node(name="sim", partition="p", address="x", transport="local", gpus=4, cores=1, memory_mib=1,
+                runtime=RuntimeName.PROCESS, simulated_gpus=True)  # fmt: skip
+    transport, settings = open_transport(node, Settings()), Settings()
+    first = probe(transport, node, "c1", settings, time.time)
+    assert (first.source, [g.name for g in first.gpus]) == ("simulated", ["Simulated A100-like"] * 4)
+    assert [g.utilization_pct for g in first.gpus] == [0.0] * 4
+    job = transport.run(sh("setsid sleep 300 </dev/null >/dev/null 2>&1 & p=$!; read -r a </proc/$p/stat; set -- $a; "
+                           "shift 21; echo $p $1"), 10).stdout.decode().split()  # fmt: skip
+    try:
+        folder = tmp_path / "gpusched-node/c1/sim/gpusched-0abc-1-0"
+        folder.mkdir(parents=True)
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        (folder / "meta").write_text(f"runtime=process\ngpus=1,3\nhold=0\nboot={boot}\n")
+        (folder / "pid").write_text(" ".join(job))
+        (folder / "started").write_text("1000")
+        second = probe(transport, node, "c1", settings, time.time)
+    finally:
+        transport.run(sh(f"kill {job[0]}"), 10)
+    assert [bool(g.utilization_pct) for g in second.gpus] == [False, True, False, True]
+    assert [round(g.power_w or 0) > 300 for g in second.gpus] == [False, True, False, True]
+    assert second.gpus[1].processes[0].container == "gpusched-0abc-1-0"
+    assert all((b.energy_j or 0) > (a.energy_j or 0) for a, b in zip(first.gpus, second.gpus, strict=True))

@@ -1,0 +1,306 @@
+"""SSH when things go wrong: every failure is one line that says what and what to do, within the time allowed."""
+
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpusched.model.resources import Node, Settings
+from gpusched.nodes.transport import Transport, TransportError
+from tests.nodes.nodes import declare, opened, settings_for, sh
+from tests.testbed import Testbed, wait_until
+
+
+def failure(node: Node, settings: Settings, timeout_s: float = 10) -> TransportError:
+    with opened(node, settings) as transport, pytest.raises(TransportError) as caught:
+        transport.run(sh("true"), timeout_s)
+    assert "\n" not in caught.value.line()
+    assert node.name in caught.value.reason
+    return caught.value
+
+
+def fails_within(transport: Transport, timeout_s: float) -> TransportError:
+    began = time.monotonic()
+    with pytest.raises(TransportError) as caught:
+        transport.run(sh("true"), timeout_s)
+    assert time.monotonic() - began < timeout_s + 1
+    return caught.value
+
+
+def echo(transport: Transport) -> bytes:
+    return transport.run(sh("echo ok"), 10).stdout
+
+
+def fingerprint(line: str, tmp_path: Path) -> str:
+    path = tmp_path / "key.pub"
+    path.write_text(line.split(" ", 1)[1])
+    out = subprocess.run(["ssh-keygen", "-lf", path], check=True, capture_output=True, text=True).stdout
+    return out.split()[1]
+
+
+def test_unknown_host_key_is_refused_with_its_fingerprint(testbed: Testbed, tmp_path: Path) -> None:
+    empty = tmp_path / "known_hosts"
+    node = testbed.nodes[0]
+    error = failure(declare(testbed, node), settings_for(testbed, known_hosts=str(empty)))
+    assert error.kind == "host-key-unknown"
+    assert f"ed25519 {fingerprint(node.known_hosts_line(), tmp_path)}" in error.reason
+    assert f"ssh-keyscan -t ed25519 -p 22 {node.address} >> {empty}" in error.hint
+    assert "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub" in error.hint
+    assert not empty.exists()
+
+
+def test_the_hints_own_command_makes_the_host_known(testbed: Testbed, tmp_path: Path) -> None:
+    settings = settings_for(testbed, known_hosts=str(tmp_path / "known_hosts"))
+    node = declare(testbed, testbed.nodes[0])
+    command = failure(node, settings).hint.rpartition("same: ")[2]
+    subprocess.run(command, shell=True, check=True, capture_output=True)
+    with opened(node, settings) as transport:
+        assert echo(transport) == b"ok\n"
+
+
+def test_changed_host_key_is_loud_and_nothing_is_removed(testbed: Testbed, tmp_path: Path) -> None:
+    node = testbed.nodes[1]
+    old = fingerprint(node.known_hosts_line(), tmp_path)
+    new = fingerprint(node.new_host_key(), tmp_path)
+    before = testbed.known_hosts.read_bytes()
+    error = failure(declare(testbed, node), settings_for(testbed))
+    assert error.kind == "host-key-changed"
+    assert "HAS CHANGED" in error.reason
+    assert old in error.reason
+    assert new in error.reason
+    assert f"ssh-keygen -R {node.address} -f {testbed.known_hosts}" in error.hint
+    assert testbed.known_hosts.read_bytes() == before
+
+
+def test_wrong_key_says_what_was_tried(testbed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    key = tmp_path / "other"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    error = failure(declare(testbed, testbed.nodes[0], key=str(key)), settings_for(testbed))
+    assert error.kind == "auth"
+    assert f"{key} (refused)" in error.reason
+    assert "no ssh-agent" in error.reason
+    assert "authorized_keys" in error.hint
+
+
+def test_missing_key_file(testbed: Testbed, tmp_path: Path) -> None:
+    error = failure(declare(testbed, testbed.nodes[0], key=str(tmp_path / "gone")), settings_for(testbed))
+    assert error.kind == "auth"
+    assert "gone (no such file)" in error.reason
+
+
+def test_encrypted_key_works_through_the_agent_only(
+    testbed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    key = tmp_path / "locked"
+    key.write_bytes(testbed.identity.read_bytes())
+    key.chmod(0o600)
+    subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "hush!", "-f", key], check=True, capture_output=True)
+    node = declare(testbed, testbed.nodes[0], key=str(key))
+    assert "locked (has a passphrase: ssh-add it)" in failure(node, settings_for(testbed)).reason
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", tmp_path / "agent"], stdout=subprocess.DEVNULL)
+    try:
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+        while not (tmp_path / "agent").exists():
+            assert agent.poll() is None
+        subprocess.run(["ssh-add", "-q", testbed.identity], check=True, capture_output=True)
+        with opened(node, settings_for(testbed)) as transport:
+            assert echo(transport) == b"ok\n"
+    finally:
+        agent.terminate()
+        agent.wait()
+
+
+def test_refused(testbed: Testbed) -> None:
+    testbed.nodes[0].stop_sshd()
+    error = failure(declare(testbed, testbed.nodes[0]), settings_for(testbed))
+    assert (error.kind, error.reason) == ("refused", f"dgx001: nothing listens on {testbed.nodes[0].address} port 22")
+
+
+def test_unknown_host_name(testbed: Testbed) -> None:
+    error = failure(declare(testbed, testbed.nodes[0], address="no-such-host.invalid"), settings_for(testbed))
+    assert error.kind == "unreachable"
+    assert "cannot be resolved" in error.reason
+
+
+def test_no_ssh_server_on_the_port(testbed: Testbed) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        node = declare(testbed, testbed.nodes[0], address="127.0.0.1", port=silent.getsockname()[1])
+        error = failure(node, settings_for(testbed, connect_timeout_s=1.0))
+    assert (error.kind, "did not answer" in error.reason) == ("timeout", True)
+
+
+def test_frozen_node_before_the_connection(testbed: Testbed) -> None:
+    testbed.nodes[2].freeze()
+    with opened(declare(testbed, testbed.nodes[2]), settings_for(testbed)) as transport:
+        assert fails_within(transport, 1.5).kind == "timeout"
+        testbed.nodes[2].thaw()
+        assert echo(transport) == b"ok\n"
+
+
+@pytest.mark.parametrize("stdin", [b"", b"x" * 30_000_000], ids=["small", "more than fits on the way"])
+def test_frozen_node_on_an_open_connection(testbed: Testbed, stdin: bytes) -> None:
+    with opened(declare(testbed, testbed.nodes[2]), settings_for(testbed)) as transport:
+        echo(transport)
+        testbed.nodes[2].freeze()
+        began = time.monotonic()
+        with pytest.raises(TransportError) as caught:
+            transport.run(sh("cat >/dev/null", stdin), 1.0)
+        assert time.monotonic() - began < 2
+        assert caught.value.kind == "timeout"
+        testbed.nodes[2].thaw()
+        assert echo(transport) == b"ok\n"
+
+
+def test_node_frozen_in_the_middle_of_a_big_upload(testbed: Testbed) -> None:
+    with opened(declare(testbed, testbed.nodes[2]), settings_for(testbed)) as transport:
+        stream = transport.stream(sh("echo begun; sleep 60"))
+        next(stream)
+        testbed.nodes[2].freeze()
+        for _ in range(3):  # later commands on the same connection are bounded too
+            assert fails_within(transport, 0.7).kind == "timeout"
+        testbed.nodes[2].thaw()
+        assert echo(transport) == b"ok\n"
+
+
+@pytest.mark.slow
+def test_cut_link_is_noticed_and_mended(testbed: Testbed) -> None:
+    with opened(declare(testbed, testbed.nodes[3]), settings_for(testbed)) as transport:
+        echo(transport)
+        testbed.nodes[3].cut()
+        began = time.monotonic()
+        with pytest.raises(TransportError):
+            transport.run(sh("sleep 60"), 30)
+        assert time.monotonic() - began < 15
+        testbed.nodes[3].join()
+        assert echo(transport) == b"ok\n"
+
+
+def test_reconnects_after_sshd_was_restarted(testbed: Testbed) -> None:
+    node = testbed.nodes[0]
+    with opened(declare(testbed, node), settings_for(testbed)) as transport:
+        echo(transport)
+        node.stop_sshd(sessions=True)
+        node.start_sshd()
+        assert echo(transport) == b"ok\n"
+
+
+def test_connection_lost_under_a_command_is_an_error_not_a_result(testbed: Testbed) -> None:
+    with opened(declare(testbed, testbed.nodes[0]), settings_for(testbed)) as transport:
+        with pytest.raises(TransportError) as caught:
+            transport.run(sh("kill -KILL $PPID; sleep 5"), 10)
+        assert caught.value.kind == "ssh"
+        assert echo(transport) == b"ok\n"
+
+
+def config(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "ssh_config"
+    path.write_text(text)
+    return str(path)
+
+
+def bare(testbed: Testbed, alias: str, **changes: Any) -> Node:
+    """A node that leaves everything to the SSH config."""
+    return declare(testbed, testbed.nodes[0], address=alias, user=None, key=None, **changes)
+
+
+def test_ssh_config_gives_host_user_key_and_port(testbed: Testbed, tmp_path: Path) -> None:
+    more = tmp_path / "more"
+    more.write_text(f"Host gpu-box\n HostName {testbed.nodes[0].address}\n Port 22\n")
+    path = config(
+        tmp_path, f"Include {more}\nHost *\n User root\n IdentityFile {testbed.identity}\n IdentitiesOnly yes\n"
+        f" UserKnownHostsFile {testbed.known_hosts}\n",
+    )  # fmt: skip
+    with opened(bare(testbed, "gpu-box"), Settings(ssh_config=path)) as transport:
+        assert transport.run(sh("hostname"), 10).stdout == b"dgx001\n"
+
+
+def test_chain_of_jump_hosts(testbed: Testbed, tmp_path: Path) -> None:
+    first, second, last = testbed.nodes[1:4]
+    path = config(
+        tmp_path, f"Host one\n HostName {first.address}\nHost two\n HostName {second.address}\n"
+        f"Host far\n HostName {last.address}\n ProxyJump one,root@two:22\n"
+        f"Host *\n User root\n IdentityFile {testbed.identity}\n",
+    )  # fmt: skip
+    settings = Settings(ssh_config=path, known_hosts=str(testbed.known_hosts))
+    with opened(bare(testbed, "far"), settings) as transport:
+        result = transport.run(sh("hostname; echo $SSH_CONNECTION"), 15)
+        assert result.stdout.decode().split()[:2] == ["dgx004", second.address]
+        assert len(transport.run(sh("head -c 20000000 /dev/zero"), 30).stdout) == 20_000_000
+        second.stop_sshd(sessions=True)
+        second.start_sshd()
+        assert echo(transport) == b"ok\n"
+
+
+def test_jump_host_is_verified_too(testbed: Testbed, tmp_path: Path) -> None:
+    jump, last = testbed.nodes[1:3]
+    jump.new_host_key()
+    path = config(
+        tmp_path, f"Host far\n HostName {last.address}\n ProxyJump root@{jump.address}\nHost *\n"
+        f" IdentityFile {testbed.identity}\n User root\n",
+    )  # fmt: skip
+    error = failure(bare(testbed, "far"), Settings(ssh_config=path, known_hosts=str(testbed.known_hosts)))
+    assert error.kind == "host-key-changed"
+    assert "jump host" in error.reason
+
+
+def test_node_behind_a_jump_host_that_does_not_listen(testbed: Testbed, tmp_path: Path) -> None:
+    jump, last = testbed.nodes[1:3]
+    last.stop_sshd()
+    path = config(
+        tmp_path, f"Host far\n HostName {last.address}\n ProxyJump root@{jump.address}\nHost *\n"
+        f" IdentityFile {testbed.identity}\n User root\n",
+    )  # fmt: skip
+    error = failure(bare(testbed, "far"), Settings(ssh_config=path, known_hosts=str(testbed.known_hosts)))
+    assert error.kind == "unreachable"
+    assert "cannot reach" in error.reason
+
+
+def test_jump_hosts_that_go_in_a_circle(testbed: Testbed, tmp_path: Path) -> None:
+    path = config(tmp_path, "Host a\n ProxyJump b\nHost b\n ProxyJump a\n")
+    assert "jump hosts" in failure(bare(testbed, "a"), Settings(ssh_config=path)).reason
+
+
+def test_proxy_command(testbed: Testbed, tmp_path: Path) -> None:
+    relay = tmp_path / "relay.py"
+    relay.write_text(
+        "import os, socket, sys, threading\n"
+        "s = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n"
+        "def up():\n"
+        "    while data := os.read(0, 65536):\n"
+        "        s.sendall(data)\n"
+        "threading.Thread(target=up, daemon=True).start()\n"
+        "while data := s.recv(65536):\n"
+        "    os.write(1, data)\n"
+    )
+    path = config(
+        tmp_path, f"Host far\n HostName {testbed.nodes[0].address}\n ProxyCommand python3 {relay} %h %p\n"
+        f" User root\n IdentityFile {testbed.identity}\n",
+    )  # fmt: skip
+    with opened(bare(testbed, "far"), Settings(ssh_config=path, known_hosts=str(testbed.known_hosts))) as transport:
+        assert echo(transport) == b"ok\n"
+
+
+def test_host_key_type_on_file_is_asked_for_first(testbed: Testbed, tmp_path: Path) -> None:
+    """A server with several keys shows the one we know, whatever paramiko would like best."""
+    node = testbed.nodes[0]
+    rsa = tmp_path / "rsa"
+    subprocess.run(["ssh-keygen", "-q", "-t", "rsa", "-b", "2048", "-N", "", "-f", rsa], check=True)
+    folder = tmp_path / "sshd"
+    folder.mkdir()
+    (folder / "config").write_text(
+        f"Port 2222\nHostKey {rsa}\nHostKey {node.disk}/ssh/hostkey\nPermitRootLogin yes\nStrictModes no\nUsePAM no\n"
+        f"AuthorizedKeysFile {testbed.identity}.pub\nPidFile none\n"
+    )
+    node.run(["/usr/sbin/sshd", "-f", folder / "config", "-E", folder / "log"])
+    wait_until(lambda: "listening" in (folder / "log").read_text(), what="the second sshd")
+    known = tmp_path / "known_hosts"
+    declared = declare(testbed, node, port=2222)
+    for line in (rsa.with_suffix(".pub").read_text(), node.known_hosts_line().split(" ", 1)[1]):
+        known.write_text(f"[{node.address}]:2222 {line}\n")
+        with opened(declared, settings_for(testbed, known_hosts=str(known))) as transport:
+            assert echo(transport) == b"ok\n"

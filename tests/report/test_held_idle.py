@@ -1,0 +1,51 @@
+"""Held but idle: who holds GPUs without using them, and since when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpusched.accounting import BUCKET_S
+from gpusched.held_idle import held_idle
+from gpusched.model.jobs import Allocation, Job, JobSpec, JobState, NodeAllocation
+from gpusched.queue.store import UsageRow
+
+NOW = 30_000.0
+
+
+def job(gpus: int = 4, start: float = 0.0) -> Job:
+    spec = JobSpec(
+        name="train", partition="A100", gpus_per_node=gpus, cores_per_node=1, memory_mib_per_node=1, time_limit_s=1
+    )
+    part = NodeAllocation(rank=0, node="dgx1", gpus=tuple(range(gpus)), cores=1, memory_mib=1)
+    return Job(
+        id="j", user="ann", uid=1, spec=spec, state=JobState.RUNNING, submit_time=0, start_time=start,
+        allocation=Allocation("j", (part,)),
+    )  # fmt: skip
+
+
+def bucket(ago: int, idle_gpus: float, gpus: int = 4, **fields: Any) -> UsageRow:
+    begin = int(NOW // BUCKET_S - ago) * BUCKET_S
+    return UsageRow(
+        bucket=begin, node="dgx1", job_id="j", user="ann", partition="A100", gpu_s=gpus * BUCKET_S,
+        util_known_s=gpus * BUCKET_S, idle_s=idle_gpus * BUCKET_S, **fields,
+    )  # fmt: skip
+
+
+def test_idle_since_the_last_busy_bucket() -> None:
+    (found,) = held_idle([job()], [bucket(5, 0), *(bucket(n, 4) for n in (4, 3, 2, 1))], NOW)
+    assert (found.job, found.user, found.gpus, found.idle_gpus) == ("j", "ann", 4, 4)
+    assert found.idle_s == 4 * BUCKET_S
+
+
+def test_one_idle_gpu_of_four_is_enough() -> None:
+    (found,) = held_idle([job()], [bucket(n, 1) for n in (4, 3, 2, 1)], NOW)
+    assert (found.gpus, found.idle_gpus) == (4, 1)
+
+
+def test_busy_short_unknown_or_old_is_not_listed() -> None:
+    assert held_idle([job()], [bucket(n, 0.5) for n in (4, 3, 2, 1)], NOW) == ()
+    assert held_idle([job()], [bucket(1, 4)], NOW) == ()
+    assert held_idle([job()], [bucket(n, 0) for n in (4, 3, 2, 1)], NOW) == ()
+    assert held_idle([job()], [bucket(n, 4) for n in (9, 8, 7, 6)], NOW) == ()
+    assert held_idle([job(start=NOW - 500)], [bucket(n, 4) for n in (2, 1)], NOW) == ()
+    assert held_idle([], [bucket(n, 4) for n in (4, 3, 2, 1)], NOW) == ()

@@ -1,0 +1,242 @@
+"""The power report's arithmetic, by hand and by property."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpusched.errors import UsageError
+from gpusched.model.reports import By, PowerReport, PowerRow
+from gpusched.model.resources import Inventory, Node, Partition, RuntimeName, Settings
+from gpusched.queue.store import Run, UsageRow
+from gpusched.report import parse_since, summarize
+
+HOUR = 3600.0
+DAY = 24 * HOUR
+
+
+def node(name: str, partition: str, rated: float | None) -> Node:
+    return Node(
+        name=name, partition=partition, address=name, gpus=8, cores=256, memory_mib=1 << 20, rated_power_w=rated,
+        runtime=RuntimeName.PODMAN,
+    )  # fmt: skip
+
+
+A100 = Partition(name="A100", nodes=(node("dgx1", "A100", 6500), node("dgx2", "A100", 6500)), flavors=())
+V100 = Partition(name="V100", nodes=(node("dgx3", "V100", 3500), node("dgx4", "V100", 3500)), flavors=())
+INVENTORY = Inventory(path="", partitions=(A100, V100), settings=Settings(power_price_per_kwh=0.25))
+
+
+def run(job: str, nodes: dict[str, int], start: float, end: float | None, **fields: Any) -> Run:
+    gpus = sum(nodes.values())
+    defaults = {"attempt": 1, "user": "ann", "partition": "A100", "flavor": None, "share": gpus / 16, "outcome": None}
+    return Run(**(defaults | fields), job_id=job, gpus=gpus, start_time=start, end_time=end, nodes=nodes)
+
+
+def use(node: str, job: str = "", bucket: int = 0, **fields: Any) -> UsageRow:
+    defaults = {"user": "ann" if job else "", "partition": "A100" if node in ("dgx1", "dgx2") else "V100"}
+    return UsageRow(bucket=bucket, node=node, job_id=job, **(defaults | fields))
+
+
+def report(
+    runs: list[Run], usage: list[UsageRow], by: By = "partition", *, until: float = 720 * HOUR,
+    firsts: dict[str, float] | None = None, inventory: Inventory = INVENTORY,
+) -> PowerReport:  # fmt: skip
+    if firsts is None:
+        firsts = {}
+        for r in runs:
+            firsts[r.partition] = min(r.start_time, firsts.get(r.partition, r.start_time))
+    return summarize(inventory, inventory.partitions, runs, usage, firsts=firsts, since=0.0, until=until, by=by)
+
+
+def row(made: PowerReport, name: str) -> PowerRow:
+    return next(r for r in made.rows if r.name == name)
+
+
+def test_worked_example_of_the_paper() -> None:
+    """Two jobs hold half and a quarter of the A100 partition for the month: U = 0.75."""
+    runs = [run("l", {"dgx1": 8}, 0, None), run("m", {"dgx2": 4}, 0, None)]
+    a100 = row(report(runs, []), "A100")
+    assert a100.utilization == pytest.approx(0.75)
+    assert a100.hours == 720
+    assert a100.gpu_hours == 12 * 720
+    assert a100.rated_kwh == pytest.approx(2 * 6.5 * 720)
+    assert a100.inefficient_kwh == pytest.approx(2 * 6.5 * 720 * 0.25)
+    assert a100.inefficient_cost == pytest.approx(2 * 6.5 * 720 * 0.25 * 0.25)
+    by_node = report(runs, [], "node")
+    assert row(by_node, "dgx1").inefficient_kwh == pytest.approx(0)
+    assert row(by_node, "dgx2").utilization == pytest.approx(0.5)
+    assert row(by_node, "dgx2").inefficient_kwh == pytest.approx(6.5 * 720 * 0.5)
+
+
+def test_run_time_begins_with_the_first_start() -> None:
+    """Eq. 3: half of the window passed before the first job; it then held everything until the end."""
+    a100 = row(report([run("f", {"dgx1": 8, "dgx2": 8}, 360 * HOUR, None)], []), "A100")
+    assert a100.hours == 360
+    assert a100.utilization == pytest.approx(1)
+    assert a100.inefficient_kwh == pytest.approx(0)
+
+
+def test_an_earlier_start_makes_the_idle_time_count() -> None:
+    runs = [run("f", {"dgx1": 8, "dgx2": 8}, 360 * HOUR, None)]
+    assert row(report(runs, [], firsts={"A100": -5.0}), "A100").utilization == pytest.approx(0.5)
+
+
+def test_only_the_part_inside_the_window_counts() -> None:
+    a100 = row(report([run("f", {"dgx1": 8, "dgx2": 8}, -100 * HOUR, 72 * HOUR)], []), "A100")
+    assert a100.utilization == pytest.approx(0.1)
+    assert a100.gpu_hours == pytest.approx(16 * 72)
+
+
+def test_a_partition_without_any_start_has_no_utilization_but_energy() -> None:
+    made = report([run("f", {"dgx1": 8}, 0, None)], [use("dgx3", gpu_s=100, energy_j=3.6e6)])
+    v100 = row(made, "V100")
+    assert (v100.utilization, v100.hours, v100.rated_kwh, v100.inefficient_kwh) == (None, None, None, None)
+    assert v100.energy_kwh == pytest.approx(1)
+    assert v100.cost == pytest.approx(0.25)
+
+
+def test_unknown_energy_is_none_not_zero() -> None:
+    a100 = row(report([run("f", {"dgx1": 8}, 0, None)], [use("dgx1", "f", gpu_s=50, energy_unknown_s=50)]), "A100")
+    assert (a100.energy_kwh, a100.cost, a100.measured_utilization, a100.idle_gpu_hours) == (None,) * 4
+    assert a100.energy_unknown_share == 1
+
+
+def test_time_without_any_reading_counts_as_unmeasured() -> None:
+    half = 8 * HOUR
+    usage = [use("dgx1", gpu_s=half, energy_j=3.6e6), use("dgx2", gpu_s=half, energy_j=3.6e6)]
+    a100 = row(report([run("f", {"dgx1": 8}, 0, None)], usage, until=2 * HOUR), "A100")
+    assert a100.energy_unknown_share == pytest.approx(0.5)
+
+
+def test_whole_measurement_is_not_marked() -> None:
+    usage = [use(n, gpu_s=8 * HOUR * 0.99, energy_j=1.0) for n in ("dgx1", "dgx2")]
+    assert row(report([run("f", {"dgx1": 8}, 0, None)], usage, until=HOUR), "A100").energy_unknown_share == 0
+
+
+def test_job_is_charged_its_own_gpus_and_the_rest_is_nobodys() -> None:
+    usage = [
+        use("dgx1", "j1", gpu_s=HOUR, energy_j=3.6e6, util_s=HOUR * 0.8, util_known_s=HOUR),
+        use("dgx1", gpu_s=7 * HOUR, energy_j=7.2e6, util_known_s=7 * HOUR, idle_s=7 * HOUR),
+    ]
+    made = report([run("j1", {"dgx1": 1}, 0, HOUR)], usage, "job", until=HOUR)
+    (j1,) = made.rows
+    assert (j1.user, j1.partition, j1.gpu_hours) == ("ann", "A100", 1)
+    assert j1.energy_kwh == pytest.approx(1)
+    assert j1.measured_utilization == pytest.approx(0.8)
+    assert j1.idle_gpu_hours == 0
+    assert j1.inefficient_kwh is None
+    assert made.unheld_kwh == pytest.approx(2)
+    dgx1 = row(report([run("j1", {"dgx1": 1}, 0, HOUR)], usage, "node", until=HOUR), "dgx1")
+    assert dgx1.energy_kwh == pytest.approx(3)
+    assert dgx1.measured_utilization == pytest.approx(0.1)
+
+
+def test_without_rated_power_or_price() -> None:
+    bare = Partition(name="A100", nodes=(node("dgx1", "A100", None), node("dgx2", "A100", 6500)), flavors=())
+    made = report([run("f", {"dgx1": 8}, 0, None)], [use("dgx1", gpu_s=1, energy_j=1)],
+                  inventory=Inventory(path="", partitions=(bare,)))  # fmt: skip
+    (a100,) = made.rows
+    assert a100.utilization == pytest.approx(0.5)
+    assert (a100.rated_kwh, a100.inefficient_kwh, a100.inefficient_cost, a100.cost) == (None,) * 4
+    assert a100.energy_kwh is not None
+
+
+def test_a_node_no_longer_declared_still_shows_what_it_used() -> None:
+    made = report([run("f", {"old": 4}, 0, HOUR)], [use("old", "f", partition="A100", gpu_s=1, energy_j=3.6e6)], "node")
+    old = row(made, "old")
+    assert (old.gpu_hours, old.energy_kwh, old.rated_kwh) == (4, 1, None)
+
+
+def test_nothing_at_all() -> None:
+    made = report([], [])
+    assert [r.name for r in made.rows] == ["A100", "V100"]
+    assert made.total.utilization is None
+    assert made.total.energy_kwh is None
+    assert report([], [], "user").rows == ()
+
+
+def test_cpu_only_partition() -> None:
+    cpu = Node(name="c1", partition="cpu", address="c1", gpus=0, cores=8, memory_mib=1024, runtime=RuntimeName.PROCESS)
+    inventory = Inventory(path="", partitions=(Partition(name="cpu", nodes=(cpu,), flavors=()),))
+    runs = [run("j", {"c1": 0}, 0, None, partition="cpu", share=0.5)]
+    for by in ("partition", "node"):
+        made = report(runs, [], by, inventory=inventory)
+        assert made.rows[0].utilization == pytest.approx(0.5)
+        assert made.total.utilization == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("text", "since"), [("7d", 93 * DAY), ("all", 0.0), ("90", 100 * DAY - 5400)])
+def test_since(text: str, since: float) -> None:
+    assert parse_since(text, 100 * DAY) == since
+
+
+@pytest.mark.parametrize("text", ["", "soon", "2999-01-01", "now+1h", "-7d"])
+def test_bad_since(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_since(text, 100 * DAY)
+
+
+times = st.floats(-50 * HOUR, 150 * HOUR, allow_nan=False)
+places = st.sampled_from([("A100", ("dgx1", "dgx2")), ("V100", ("dgx3", "dgx4"))])
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> tuple[list[Run], list[UsageRow]]:
+    runs, usage = [], []
+    for i in range(draw(st.integers(0, 8))):
+        partition, names = draw(places)
+        gpus = draw(st.dictionaries(st.sampled_from(names), st.integers(1, 8), min_size=1))
+        start = draw(times)
+        end = draw(st.none() | times.map(lambda t, s=start: max(s, t)))
+        user = draw(st.sampled_from(["ann", "bob"]))
+        runs.append(run(f"j{i}", gpus, start, end, partition=partition, user=user))
+        for name, count in gpus.items():
+            seconds = float(count * draw(st.integers(1, 300)))
+            known = draw(st.floats(0, 1))
+            usage.append(
+                use(name, f"j{i}", user=user, gpu_s=seconds, energy_j=seconds * 300 * known,
+                    energy_unknown_s=seconds * (1 - known), util_s=seconds / 2, util_known_s=seconds)
+            )  # fmt: skip
+    for name in draw(st.sets(st.sampled_from(["dgx1", "dgx2", "dgx3", "dgx4"]))):
+        usage.append(use(name, gpu_s=100.0, energy_j=5e5, util_known_s=100.0, idle_s=100.0))
+    return [r for r in runs if r.start_time < 100 * HOUR and (r.end_time is None or r.end_time > 0)], usage
+
+
+def total_of(rows: tuple[PowerRow, ...], field: str) -> float:
+    return sum(getattr(r, field) or 0.0 for r in rows)
+
+
+@given(workloads())
+def test_sums_agree_however_they_are_cut(work: tuple[list[Run], list[UsageRow]]) -> None:
+    runs, usage = work
+    made = {by: report(runs, usage, by, until=100 * HOUR) for by in ("partition", "node", "user", "job")}
+    held = total_of(made["partition"].rows, "gpu_hours")
+    for by, one in made.items():
+        assert one.total.gpu_hours == pytest.approx(total_of(one.rows, "gpu_hours"))
+        assert one.total.gpu_hours == pytest.approx(held)
+        assert (one.total.energy_kwh or 0) == pytest.approx(total_of(one.rows, "energy_kwh"))
+        assert (one.total.inefficient_kwh or 0) == pytest.approx(total_of(one.rows, "inefficient_kwh"))
+        assert one.total.utilization == pytest.approx(made["partition"].total.utilization)
+        if by in ("user", "job"):
+            assert total_of(one.rows, "utilization") == pytest.approx(one.total.utilization or 0)
+            assert (one.total.energy_kwh or 0) + (one.unheld_kwh or 0) == pytest.approx(
+                made["partition"].total.energy_kwh or 0
+            )
+    for partition in (A100, V100):
+        whole = row(made["partition"], partition.name)
+        parts = [row(made["node"], n.name) for n in partition.nodes]
+        if whole.utilization is not None:
+            assert sum(p.utilization or 0 for p in parts) / 2 == pytest.approx(whole.utilization)
+
+
+@given(workloads())
+def test_ratios_stay_ratios(work: tuple[list[Run], list[UsageRow]]) -> None:
+    for by in ("partition", "node", "user", "job"):
+        for r in report(*work, by, until=100 * HOUR).rows:
+            assert r.energy_unknown_share is None or 0 <= r.energy_unknown_share <= 1
+            assert r.inefficient_kwh is None or 0 <= r.inefficient_kwh <= (r.rated_kwh or 0)
+            assert r.measured_utilization is None or 0 <= r.measured_utilization <= 1

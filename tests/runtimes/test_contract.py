@@ -1,0 +1,296 @@
+"""What every runtime must do, on real nodes: a local process, processes over SSH, podman, docker."""
+
+import json
+import shlex
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from gpusched.model.resources import RuntimeName
+from gpusched.nodes.runtimes import EXISTS_EXIT_CODE
+from gpusched.nodes.transport import Script
+from tests.runtimes.world import World
+from tests.testbed import wait_until
+
+HOSTILE = [
+    "", " ", "a'b", '"', "\\", "\\n", "a\nb", "\n", "$(id)", "`id`", "${HOME}", "$'x'", "!!", "*", "~", "-", "--", "a=b", "%s",
+    "\t", "\r\n", "é", "日本語", "\U0001f600", "\x81\x82", "\x01\x1b[31m", "; rm -rf /tmp/x", "| cat", "&", "#", "'\"'\"'", "END_",
+    "EOF", "{{.ID}}", "a,b", "a:b", "x" * 5000,
+]  # fmt: skip
+
+PRINT_EACH = 'for a in "$@"; do printf "%s" "$a" | od -An -v -tx1 | tr -d " \\n"; echo; done'
+
+
+def test_a_job_runs_and_its_exit_code_comes_back(world: World) -> None:
+    before = time.time()
+    attempt, output = world.finish("sh", "-c", "echo out; echo err >&2; exit 3")
+    assert sorted(output.splitlines()) == ["err", "out"]
+    assert (attempt["phase"], attempt["exit_code"], attempt["error"]) == ("exited", 3, None)
+    assert attempt["cluster_id"] == "c-1"
+    assert not attempt["oom_killed"]
+    assert before - 2 <= attempt["started_at"] <= attempt["finished_at"] + 1 <= time.time() + 2
+
+
+def test_a_command_that_is_not_there_exits_with_127(world: World) -> None:
+    attempt, _ = world.finish("no-such-command")
+    assert (attempt["phase"], attempt["exit_code"]) in [("exited", 127), ("failed", 127)]
+
+
+def test_every_argument_arrives_as_it_is(world: World) -> None:
+    _, output = world.finish("sh", "-c", PRINT_EACH, "sh", *HOSTILE)
+    assert [bytes.fromhex(line).decode() for line in output.split("\n")[:-1]] == HOSTILE
+
+
+def test_every_variable_arrives_as_it_is(world: World) -> None:
+    env = {f"V{i}": value for i, value in enumerate(HOSTILE)}
+    secrets = {f"S{i}": value for i, value in enumerate(HOSTILE)}
+    names = " ".join(f'"${name}"' for name in [*env, *secrets])
+    _, output = world.finish("sh", "-c", f"set -- {names}; {PRINT_EACH}", env=env, secrets=secrets)
+    assert [bytes.fromhex(line).decode() for line in output.split("\n")[:-1]] == HOSTILE + HOSTILE
+
+
+def test_an_argument_and_a_variable_of_100_kb(world: World) -> None:
+    big = "ä'" * 33_000
+    attempt, output = world.finish("sh", "-c", 'echo ${#1} ${#V}; [ "$1" = "$V" ]', "sh", big, env={"V": big})
+    assert attempt["exit_code"] == 0, output
+
+
+def test_a_second_launch_of_the_same_name_starts_nothing(world: World) -> None:
+    ref = world.launch("sh", "-c", "echo first; sleep 60")
+    again = world.run(world.runtime.launch(world.request("sh", "-c", "echo second")))
+    assert (again.exit_code, again.stdout) == (EXISTS_EXIT_CODE, b"exists\n")
+    world.await_phase(ref, "running")
+    wait_until(lambda: world.output(ref) == "first\n")
+
+
+def test_ten_launches_at_once_have_one_winner(world: World) -> None:
+    request = world.request("sleep", "60")
+    world.launched.append(request.ref)
+    codes: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: codes.append(world.run(world.runtime.launch(request)).exit_code)) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(codes) == [0] + [EXISTS_EXIT_CODE] * 7
+    world.await_phase(request.ref, "running")
+
+
+def test_a_gang_waits_until_it_is_started_and_runs_once(world: World) -> None:
+    ref = world.launch("sh", "-c", "echo ran", hold=True)
+    assert world.await_phase(ref, "ready")["exit_code"] is None
+    assert world.output(ref) == ""
+    world.do(world.runtime.start(ref))
+    world.await_phase(ref, "exited")
+    world.do(world.runtime.start(ref))
+    world.do(world.runtime.start(ref))
+    assert world.read(ref)["phase"] == "exited"
+    assert world.output(ref) == "ran\n"
+
+
+def test_a_start_of_what_is_not_there_fails(world: World) -> None:
+    result = world.run(world.runtime.start(world.request("true").ref))
+    assert result.exit_code == 1
+    assert b"is not on this node" in result.stderr
+
+
+def test_signals_reach_the_job_and_repeat_harmlessly(world: World) -> None:
+    ref = world.launch("sh", "-c", 'trap "echo got TERM" TERM; echo up; while :; do sleep 0.1; done')
+    wait_until(lambda: world.output(ref) == "up\n")
+    world.do(world.runtime.signal(ref, "TERM"))
+    wait_until(lambda: "got TERM\n" in world.output(ref))
+    assert world.read(ref)["phase"] == "running"
+    world.do(world.runtime.signal(ref, "KILL"))
+    attempt = world.await_phase(ref, "exited")
+    assert (attempt["exit_code"], attempt["oom_killed"]) == (137, False)
+    world.do(world.runtime.signal(ref, "TERM"))
+    world.do(world.runtime.signal(ref, "KILL"))
+    world.do(world.runtime.remove(ref))
+    world.do(world.runtime.signal(ref, "KILL"))
+
+
+def test_kill_reaches_processes_that_left_the_group(world: World) -> None:
+    ref = world.launch("sh", "-c", "setsid sleep 4242 & setsid setsid sleep 4242 & echo up; wait")
+    wait_until(lambda: len(world.pids("sleep 4242")) >= 2)
+    world.do(world.runtime.signal(ref, "KILL"))
+    wait_until(lambda: not world.pids("sleep 4242"))
+    world.await_phase(ref, "exited")
+
+
+def test_strays_do_not_outlive_the_job(world: World) -> None:
+    ref = world.launch("sh", "-c", "setsid sleep 4243 & sleep 0.2")
+    world.await_phase(ref, "exited")
+    assert not world.pids("sleep 4243")
+
+
+def test_remove_ends_everything_and_repeats_harmlessly(world: World) -> None:
+    ref = world.launch("sh", "-c", "trap '' TERM; setsid sleep 4244 & sleep 4244", output="/tmp/gpusched-test-out")
+    world.await_phase(ref, "running")
+    world.do(world.runtime.remove(ref))
+    assert world.listed()[0] == {}
+    wait_until(lambda: not world.pids("sleep 4244"))
+    assert world.sh(f"ls -d {world.folder(ref)} 2>/dev/null || echo gone") == "gone\n"
+    world.do(world.runtime.remove(ref))
+    wait_until(lambda: not world.pids("logs -f", part=True))
+    assert world.pids(ref.name, part=True) == []
+
+
+def test_the_log_of_a_running_job_and_its_tail(world: World) -> None:
+    ref = world.launch("sh", "-c", "echo one; echo two >&2; echo three; sleep 60")
+    wait_until(lambda: "three" in world.output(ref))
+    assert world.output(ref, tail_bytes=6) == "three\n"
+    assert world.output(ref, tail_bytes=0) == ""
+    assert world.output(ref, tail_bytes=1000) == world.output(ref)
+
+
+def test_following_ends_with_the_job_and_misses_nothing(world: World) -> None:
+    ref = world.launch("sh", "-c", "i=0; while [ $i -lt 20 ]; do echo line $i; i=$((i+1)); sleep 0.05; done")
+    with closing(stream(world.transport.stream(world.runtime.log(ref, follow=True)))) as chunks:
+        text = b"".join(chunks).decode()
+    assert text.splitlines() == [f"line {i}" for i in range(20)]
+
+
+def test_following_from_a_tail_of_bytes(world: World) -> None:
+    ref = world.launch("sh", "-c", "echo 0123456789; while [ ! -e /tmp/go-on ]; do sleep 0.1; done; echo end")
+    wait_until(lambda: world.output(ref) == "0123456789\n")
+    with closing(stream(world.transport.stream(world.runtime.log(ref, follow=True, tail_bytes=3)))) as chunks:
+        assert next(chunks) == b"89\n"
+
+
+def test_following_a_held_job_waits_for_its_start(world: World) -> None:
+    ref = world.launch("echo", "hello", hold=True)
+    world.await_phase(ref, "ready")
+    follower = world.transport.stream(world.runtime.log(ref, follow=True))
+    timer = threading.Timer(0.5, lambda: world.do(world.runtime.start(ref)))
+    timer.start()
+    assert b"".join(follower) == b"hello\n"
+    timer.join()
+
+
+def test_a_reader_that_goes_away_leaves_nothing_behind(world: World) -> None:
+    ref = world.launch("sh", "-c", "echo up; exec sleep 60")
+    chunks = world.transport.stream(world.runtime.log(ref, follow=True))
+    assert next(stream(chunks)) == b"up\n"
+    before = follow_pids(world, ref.name)
+    assert before
+    chunks.close()  # type: ignore[attr-defined]
+    wait_until(lambda: not follow_pids(world, ref.name))
+    assert world.read(ref)["phase"] == "running"
+
+
+def follow_pids(world: World, name: str) -> list[int]:
+    return [*world.pids("logs -f " + name, part=True), *world.pids("follow=", part=True)]
+
+
+def stream(chunks: Iterator[bytes]) -> Any:
+    return chunks
+
+
+def test_output_goes_to_the_file_asked_for(world: World) -> None:
+    path = f"/tmp/gpusched-output-{world.name}-'$(x) é"
+    world.sh(f"printf 'of an earlier job' >{quoted(path)}")
+    ref = world.launch("sh", "-c", "echo out; echo err >&2", output=path)
+    world.await_phase(ref, "exited")
+    world.do(world.runtime.finish_output(ref))
+    assert sorted(world.output(ref).splitlines()) == ["err", "out"]
+    assert sorted(world.sh(f"cat {quoted(path)}; rm {quoted(path)}").splitlines()) == ["err", "out"]
+
+
+def test_output_of_a_gang_goes_to_its_file(world: World) -> None:
+    path = f"/tmp/gpusched-gang-{world.name}"
+    ref = world.launch("sh", "-c", "echo out", output=path, hold=True)
+    world.await_phase(ref, "ready")
+    world.do(world.runtime.start(ref))
+    world.await_phase(ref, "exited")
+    world.do(world.runtime.finish_output(ref))
+    assert world.sh(f"cat {path}; rm {path}") == "out\n"
+
+
+def test_an_output_that_cannot_be_written_fails_the_launch(world: World) -> None:
+    ref = world.launch("sh", "-c", "echo ran >/tmp/gpusched-ran", output="/nowhere/at/all")
+    attempt = world.await_phase(ref, "failed")
+    assert "cannot write the output file /nowhere/at/all" in attempt["error"]
+    assert world.listed_sh()[0][ref.name] == attempt
+
+
+def test_secrets_are_seen_by_the_job_only(world: World) -> None:
+    value = "hush-4d9a1"
+    ref = world.launch("sh", "-c", 'echo ${#TOKEN}; sleep 60', secrets={"TOKEN": value}, env={"OPEN": "open-4d9a1"})
+    wait_until(lambda: world.output(ref) == f"{len(value)}\n")
+    commands = world.sh("cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '")
+    assert value not in commands
+    assert world.sh(f"cd {world.folder(ref)} && grep -r -l -e hush-4d9a1 . || echo none") == "none\n"
+    assert world.sh(f"cd {world.folder(ref)} && grep -r -l -e open-4d9a1 . || echo none") == "./launch\n"
+    assert value.encode() in world.runtime.launch(world.request("true", secrets={"TOKEN": value})).stdin
+
+
+def test_the_job_knows_its_name_and_its_hostfile(world: World) -> None:
+    hosts = "node-a slots=8\nnode-b slots=8"
+    script = 'echo "$GPUSCHED_CONTAINER"; cat "$GPUSCHED_HOSTFILE"'
+    _, output = world.finish("sh", "-c", script, hostfile=hosts)
+    assert output == f"gpusched-job1-1-0\n{hosts}\n"
+
+
+def test_the_workdir_and_a_missing_one(world: World) -> None:
+    _, output = world.finish("pwd", workdir="/proc")
+    assert output == "/proc\n"
+
+
+@pytest.mark.parametrize("how", ["exec", "exec-fails"])
+def test_exec_runs_beside_the_job(world: World, how: str) -> None:
+    ref = world.launch("sleep", "60", env={"MINE": "a'b c"})
+    world.await_phase(ref, "running")
+    code = 0 if how == "exec" else 9
+    argv = world.runtime.exec_argv(ref, ("sh", "-c", f'echo "$MINE" "$1"; exit {code}', "sh", "x'y $(z)"), False)
+    result = world.run(Script(argv))
+    assert (result.exit_code, result.stdout) == (code, b"a'b c x'y $(z)\n")
+
+
+def test_a_launcher_that_is_killed_is_lost(world: World) -> None:
+    ref = world.launch("sleep", "60", hold=True)
+    world.await_phase(ref, "ready")
+    if world.contained:
+        pytest.skip("a created container needs no launcher any more")
+    world.sh(f"read -r pid since <{world.folder(ref)}/launcher.pid; kill -s KILL -- -$pid")
+    attempt = world.await_phase(ref, "lost")
+    assert attempt["error"]
+    assert world.listed_sh()[0][ref.name] == attempt
+
+
+def test_the_two_listers_agree(world: World) -> None:
+    refs = [
+        world.launch("sleep", "60", job="runs"),
+        world.launch("sleep", "60", job="held", hold=True),
+        world.launch("sh", "-c", "exit 4", job="ended"),
+        world.launch("true", job="bad", output="/nowhere/x"),
+    ]
+    for ref, phase in zip(refs, ("running", "ready", "exited", "failed"), strict=True):
+        world.await_phase(ref, phase)
+    assert world.listed_sh() == (world.listed()[0], None)
+    assert json.dumps(world.listed()[0])
+
+
+def test_the_processes_of_a_job_are_told_from_strangers(world: World) -> None:
+    ref = world.launch("sh", "-c", "setsid sleep 4245 & env -i sleep 4246 & sleep 4247 & wait")
+    names = ("sleep 4245", "sleep 4246", "sleep 4247")
+    wait_until(lambda: all(world.pids(n) for n in names))
+    mine = [world.pids(n)[0] for n in names]
+    stranger = int(world.sh("sleep 4248 >/dev/null 2>&1 & echo $!"))
+    owners = world.listed(pids=(*mine, stranger))[3]
+    assert owners == dict.fromkeys(mine, ref.name) | {stranger: None}
+    world.sh(f"kill {stranger}")
+
+
+def test_the_version_is_told_when_asked_for(world: World) -> None:
+    version = world.listed(version=True)[2]
+    assert (version is None) == (world.name is RuntimeName.PROCESS)
+
+
+def quoted(path: str) -> str:
+    return shlex.quote(path)

@@ -1,0 +1,140 @@
+"""One runtime on one real node, driven as gpusched drives it: scripts over a transport, and the probe's lister."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gpusched.nodes.payload.attempts as attempts_module
+import gpusched.nodes.payload.engines as engines_module
+from gpusched.model.resources import RuntimeName
+from gpusched.nodes.runtimes import AttemptRef, LaunchRequest, Runtime, runtime_for
+from gpusched.nodes.runtimes.listing import parse_listing
+from gpusched.nodes.transport import Result, Script, Transport
+from tests.testbed import TestNode, wait_until
+
+CLUSTER = "c-1"
+IMAGE = "localhost/gs/busybox:1"
+LISTER_SH = Path(attempts_module.__file__).with_name("attempts.sh").read_text()
+
+_AS_MODULES = """
+import sys, types
+for name, text in (("engines", {engines!r}), ("attempts", {attempts!r})):
+    for package in ("gpusched", "gpusched.nodes", "gpusched.nodes.payload"):
+        sys.modules.setdefault(package, types.ModuleType(package))
+    module = types.ModuleType(name)
+    sys.modules["gpusched.nodes.payload." + name] = module
+    exec(text, module.__dict__)
+import json
+listed = module.list_attempts(None, {cluster!r}, {node!r}, {runtime!r}, {version!r})
+print(json.dumps([listed, {{pid: module.attribute(pid) for pid in {pids!r}}}]))
+"""
+
+
+class World:
+    """A runtime, a node, and short words for what tests do with them."""
+
+    def __init__(self, runtime: RuntimeName, transport: Transport, node: TestNode | None, name: str) -> None:
+        self.name = runtime
+        self.runtime: Runtime = runtime_for(runtime)
+        self.transport = transport
+        self.node = node
+        self.node_name = name
+        self.launched: list[AttemptRef] = []
+
+    @property
+    def contained(self) -> bool:
+        return self.name in (RuntimeName.PODMAN, RuntimeName.DOCKER)
+
+    # ---- asking the node ------------------------------------------------------------------------------------
+
+    def run(self, script: Script, timeout_s: float = 30) -> Result:
+        return self.transport.run(script, timeout_s)
+
+    def do(self, script: Script) -> str:
+        """Run a script that must succeed."""
+        result = self.run(script)
+        assert result.exit_code == 0, (result.stdout, result.stderr)
+        return result.stdout.decode()
+
+    def sh(self, text: str) -> str:
+        return self.do(Script(("sh", "-s"), text.encode()))
+
+    def listed(self, version: bool = False, pids: tuple[int, ...] = ()) -> tuple[dict[str, dict[str, Any]], Any, Any, Any]:
+        """Attempts by name, error, version, and whose the pids are."""
+        text = _AS_MODULES.format(
+            engines=Path(engines_module.__file__).read_text(),
+            attempts=Path(attempts_module.__file__).read_text(),
+            cluster=CLUSTER, node=self.node_name, runtime=str(self.name), version=version, pids=pids,
+        )  # fmt: skip
+        result = self.run(Script(("python3", "-I", "-S", "-"), text.encode()))
+        assert result.exit_code == 0, result.stderr.decode()
+        (found, error, engine_version), owners = json.loads(result.stdout)
+        return {a["name"]: a for a in found}, error, engine_version, {int(k): v for k, v in owners.items()}
+
+    def listed_sh(self) -> tuple[dict[str, dict[str, Any]], str | None]:
+        """The same by attempts.sh."""
+        variables = f"CLUSTER_ID={CLUSTER} NODE={self.node_name} RUNTIME={self.name} ROOT=\n"
+        text = self.do(Script(("sh", "-s"), (variables + LISTER_SH).encode()))
+        found, error = parse_listing(text, CLUSTER, str(self.name))
+        return {a["name"]: a for a in found}, error
+
+    def read(self, ref: AttemptRef) -> dict[str, Any]:
+        """The attempt as the probe sees it; it must be there."""
+        found, error, _, _ = self.listed()
+        assert error is None
+        return found[ref.name]
+
+    def await_phase(self, ref: AttemptRef, *phases: str, timeout_s: float = 30) -> dict[str, Any]:
+        def there() -> dict[str, Any] | None:
+            attempt = self.listed()[0].get(ref.name)
+            return attempt if attempt and attempt["phase"] in phases else None
+
+        try:
+            found = wait_until(there, timeout_s, f"{ref.name} to be {phases}")
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}; it is {self.listed()[0].get(ref.name)}") from None
+        assert found is not None
+        return found
+
+    def folder(self, ref: AttemptRef) -> str:
+        return f'"${{XDG_STATE_HOME:-$HOME/.local/state}}/gpusched-node/{CLUSTER}/{self.node_name}/{ref.name}"'
+
+    # ---- jobs -----------------------------------------------------------------------------------------------
+
+    def request(self, *command: str, job: str = "job1", **changes: Any) -> LaunchRequest:
+        defaults: dict[str, Any] = {
+            "name": f"gpusched-{job}-1-0", "cluster_id": CLUSTER, "node": self.node_name, "job_id": job, "attempt": 1,
+            "rank": 0, "image": IMAGE, "command": command, "workdir": "/", "cores": 1, "memory_mib": 256,
+        }  # fmt: skip
+        return LaunchRequest(**(defaults | changes))
+
+    def launch(self, *command: str, job: str = "job1", **changes: Any) -> AttemptRef:
+        request = self.request(*command, job=job, **changes)
+        self.launched.append(request.ref)
+        assert self.do(self.runtime.launch(request)) == "launched\n"
+        return request.ref
+
+    def output(self, ref: AttemptRef, **options: Any) -> str:
+        return self.do(self.runtime.log(ref, **options))
+
+    def finish(self, *command: str, **changes: Any) -> tuple[dict[str, Any], str]:
+        """Launch, wait for the end, and return the attempt and its output."""
+        ref = self.launch(*command, **changes)
+        attempt = self.await_phase(ref, "exited", "failed", "lost")
+        return attempt, self.output(ref)
+
+    def pids(self, words: str, part: bool = False) -> list[int]:
+        """Processes of the node whose command line is ``words``, or holds them."""
+        script = "for p in /proc/[0-9]*; do printf '%s ' ${p#/proc/}; tr '\\0\\n' '  ' <$p/cmdline; echo; done 2>/dev/null"
+        found = []
+        for line in self.sh(script).splitlines():
+            pid, _, command = line.partition(" ")
+            if pid.isdigit() and (words in command if part else words == command.strip()):
+                found.append(int(pid))
+        return found
+
+    def clean(self) -> None:
+        for ref in self.launched:
+            self.run(self.runtime.remove(ref))

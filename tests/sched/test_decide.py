@@ -1,0 +1,256 @@
+"""Small examples, exact."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpusched.model.plan import ReasonCode
+from gpusched.sched.decide import decide
+from gpusched.sched.gpus import links_matrix, nearest_gpus
+from gpusched.sched.text import before_it
+from tests.sched.worlds import NOW, after, node, pending, running, snapshot, started
+
+HOUR = 3600
+# GIST Table 2, partition V100: flavor -> (nodes, GPUs, cores, MiB per node, hours)
+GIST = {
+    "s": (1, 2, 20, 131072, 72),
+    "m": (1, 4, 40, 262144, 168),
+    "l": (1, 8, 80, 524288, 336),
+    "f": (2, 8, 80, 524288, 504),
+}
+# DGX-1 with V100: NVLink pairs of the hybrid cube mesh, and those with two links
+DOUBLE = {(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)}
+SINGLE = {(0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)}
+
+
+def cube_mesh() -> dict[int, dict[int, int]]:
+    def closeness(a: int, b: int) -> int:
+        pair = (min(a, b), max(a, b))
+        return 5 if pair in DOUBLE else 4 if pair in SINGLE else 1
+
+    return {a: {b: closeness(a, b) for b in range(8) if b != a} for a in range(8)}
+
+
+def gist(flavors: str, **policy: str):
+    jobs = []
+    for i, flavor in enumerate(flavors):
+        nodes, gpus, cores, memory, hours = GIST[flavor]
+        more = {"cores_per_node": cores, "memory_mib_per_node": memory}
+        jobs.append(pending(f"{i}{flavor}", gpus, nodes, hours * HOUR, float(i), **more))
+    return snapshot([node("dgx1"), node("dgx2")], jobs, **policy)
+
+
+def where(plan) -> dict[str, list[str]]:
+    return {job: [name for name, _ in parts] for job, parts in started(plan).items()}
+
+
+def test_gist_largest_first_packs_what_fifo_cannot() -> None:
+    assert where(decide(gist("ssml", order="ljf", backfill="skip"))) == {
+        "3l": ["dgx1"],
+        "2m": ["dgx2"],
+        "0s": ["dgx2"],
+        "1s": ["dgx2"],
+    }
+    assert where(decide(gist("ssml"))) == {"0s": ["dgx1"], "1s": ["dgx1"], "2m": ["dgx1"], "3l": ["dgx2"]}
+
+
+def test_gist_full_flavor_waits_for_both_servers_and_blocks() -> None:
+    plan = decide(gist("sfs"))
+    assert where(plan) == {"0s": ["dgx1"]}
+    assert plan.reasons["1f"].code == ReasonCode.RESOURCES
+    assert plan.reasons["1f"].message == (
+        "waits for 8 GPUs on each of 2 nodes; 1 node has that free; by the time limits it can start in 3-00:00:00"
+    )
+    assert plan.reasons["2s"].message == "1 job of equal or higher priority is before it"
+    assert where(decide(gist("f"))) == {"0f": ["dgx1", "dgx2"]}
+
+
+@pytest.mark.parametrize(("place", "expected"), [("first-fit", "a"), ("best-fit", "b"), ("spread", "c")])
+def test_place_rules(place: str, expected: str) -> None:
+    busy = [running("r1", {"a": (0, 1)}, 9e9), running("r2", {"b": (0, 1, 2, 3)}, 9e9)]
+    snap = snapshot([node("a"), node("b"), node("c")], [pending("j", 4)], busy, place=place)
+    assert where(decide(snap)) == {"j": [expected]}
+
+
+def test_best_fit_compares_gpus_then_cores_then_memory() -> None:
+    nodes = [node("a", cores=90), node("b", cores=80, memory_mib=600 << 10), node("c", cores=80)]
+    assert where(decide(snapshot(nodes, [pending("j", 8)], place="best-fit"))) == {"j": ["c"]}
+
+
+def test_a_gang_takes_distinct_nodes_in_the_rules_order() -> None:
+    busy = [running("r", {"a": (0,)}, 9e9), running("s", {"c": (0, 1)}, 9e9)]
+    snap = snapshot([node("a"), node("b"), node("c")], [pending("j", 4, nodes=2)], busy, place="best-fit")
+    assert where(decide(snap)) == {"j": ["c", "a"]}
+
+
+def test_naive_draws_one_server_and_gives_up_for_the_cycle() -> None:
+    busy = [running("r", {"a": tuple(range(8))}, 9e9)]
+    outcomes = set()
+    for seed in range(200):
+        plan = decide(snapshot([node("a"), node("b")], [pending("j", 1)], busy, place="naive", seed=seed))
+        outcomes.add(tuple(where(plan).get("j", ["-"])))
+        if plan.reasons:
+            assert plan.reasons["j"].code == ReasonCode.POLICY
+    assert outcomes == {("b",), ("-",)}
+
+
+def test_naive_is_uniform() -> None:
+    nodes = [node(n) for n in "abcd"]
+    drawn = [where(decide(snapshot(nodes, [pending("j", 1)], place="naive", seed=s)))["j"][0] for s in range(2000)]
+    assert all(430 < drawn.count(n) < 570 for n in "abcd")  # 500 +- 3.6 sigma
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [("fifo", "abc"), ("ljf", "bca"), ("sjf", "cab"), ("fairshare", "cba")],
+)
+def test_orders(order: str, expected: str) -> None:
+    jobs = [
+        pending("a", 1, limit=200, submit=1.0, user="heavy"),
+        pending("b", 4, limit=300, submit=2.0, user="middle"),
+        pending("c", 2, limit=100, submit=3.0, user="light"),
+    ]
+    usage = {"heavy": 10.0, "middle": 5.0, "light": 1.0}
+    assert "".join(started(decide(snapshot([node("n")], jobs, order=order, usage=usage)))) == expected
+    boosted = [*jobs[:2], pending("c", 2, limit=900, submit=9.0, user="heavy", priority=1)]
+    assert next(iter(started(decide(snapshot([node("n")], boosted, order=order, usage=usage))))) == "c"
+
+
+def test_fairshare_counts_what_is_held_now() -> None:
+    jobs = [pending("a", 1, user="alice"), pending("b", 1, submit=1.0, user="bob")]
+    snap = snapshot([node("n")], jobs, [running("r", {"n": (0, 1)}, 9e9, user="alice")], order="fairshare")
+    assert list(started(decide(snap))) == ["b", "a"]
+
+
+def test_array_tasks_go_by_number_and_no_more_than_there_is_room_for() -> None:
+    jobs = [pending(f"a_{i}", 1, array_id="a", array_room=3) for i in (10, 9, 2, 1)]
+    plan = decide(snapshot([node("n")], [*jobs, pending("b", 1, submit=1.0)]))
+    assert list(started(plan)) == ["a_1", "a_2", "a_9", "b"]
+    assert plan.reasons["a_10"].code == ReasonCode.ARRAY_TASK_LIMIT
+
+
+def test_easy_lets_short_jobs_and_leftovers_pass_but_not_the_rest() -> None:
+    """One node of 8: 4 held for an hour; the head wants 6; behind it 2 short, 2 that fit beside it, 2 that do not."""
+    jobs = [
+        pending("head", 6),
+        pending("short", 2, limit=HOUR, submit=1.0),
+        pending("beside", 2, limit=9 * HOUR, submit=2.0),
+        pending("delays", 1, limit=9 * HOUR, submit=3.0),
+    ]
+    snap = snapshot([node("n")], jobs, [running("r", {"n": (0, 1, 2, 3)}, NOW + HOUR)], backfill="easy")
+    plan = decide(snap)
+    assert list(started(plan)) == ["short", "beside"]
+    assert plan.reasons["head"].message.endswith("; by the time limits it can start in 1:00:00")
+    assert plan.reasons["delays"].code == ReasonCode.PRIORITY  # the node is full by its turn
+    long_first = decide(
+        snapshot(
+            [node("n")], [jobs[0], pending("a", 3, limit=9 * HOUR, submit=1.0), jobs[3]], snap.running, backfill="easy"
+        )
+    )
+    assert long_first.reasons["a"].code == ReasonCode.BACKFILL
+    assert long_first.reasons["a"].message == "fits now, but would delay job head, which is to start in 1:00:00"
+    assert list(started(long_first)) == ["delays"]
+
+
+def test_an_overrunning_job_is_expected_to_end_now() -> None:
+    jobs = [pending("head", 8), pending("b", 4, limit=60, submit=1.0)]
+    plan = decide(snapshot([node("n")], jobs, [running("r", {"n": (0, 1, 2, 3)}, NOW - 5)], backfill="easy"))
+    assert plan.reasons["b"].code == ReasonCode.BACKFILL
+    assert plan.reasons["head"].message.endswith("in 0:00:00")
+
+
+def test_what_cannot_run_now_blocks_nobody() -> None:
+    nodes = [
+        node("a"),
+        node("b", available=False, unavailable_reason="DRAINED: fan"),
+        node("c", blocked={3: "BUSY: pid 4711 of alice"}),
+    ]
+    jobs = [
+        pending("both", 8, nodes=2),
+        pending("huge", 16, submit=1.0),
+        pending("held", 1, held_by="user", submit=2.0),
+        pending("later", 1, eligible_time=NOW + 90, submit=3.0),
+        pending("never", 1, dependency="never", dependency_message="job x failed", submit=4.0),
+        pending("lost", 1, partition="nowhere", submit=4.5),
+        pending("ok", 8, submit=5.0),
+    ]
+    plan = decide(snapshot(nodes, jobs))
+    assert where(plan) == {"ok": ["a"]}
+    assert {j: (r.code.value, r.message) for j, r in plan.reasons.items()} == {
+        "both": (
+            "ReqNodeNotAvail",
+            "needs 8 GPUs on each of 2 nodes; 1 node has that usable; not available: b (DRAINED: fan), "
+            "GPU 3 of c (BUSY: pid 4711 of alice)",
+        ),
+        "huge": ("BadConstraints", "needs 16 GPUs on one node; most there on one node: 8 (a)"),
+        "held": ("JobHeldUser", "held by its user"),
+        "later": ("BeginTime", "may not start before a time set for it, in 0:01:30"),
+        "never": ("DependencyNeverSatisfied", "job x failed"),
+        "lost": ("PartitionUnknown", "there is no partition nowhere"),
+    }
+
+
+def test_cores_and_memory_can_be_what_is_short() -> None:
+    busy = [running("r", {"n": (0,)}, NOW + 60, cores=79)]
+    plan = decide(snapshot([node("n")], [pending("j", 2)], busy))
+    assert plan.reasons["j"].message == (
+        "waits for 2 cores beside 2 GPUs on one node; most free on one node: 1 (n); "
+        "by the time limits it can start in 0:01:00"
+    )
+    plan = decide(snapshot([node("n")], [pending("j", 1, memory_mib_per_node=600 << 10)]))
+    assert (
+        plan.reasons["j"].message == "needs 600G of memory beside 1 GPU on one node; most there on one node: 512G (n)"
+    )
+
+
+def test_a_lost_gpu_under_a_running_job_does_not_come_back() -> None:
+    busy = [running("r", {"n": (0, 1, 2, 3)}, NOW + 60)]
+    plan = decide(snapshot([node("n", blocked={0: "LOST"})], [pending("j", 7), pending("k", 8)], busy))
+    assert plan.reasons["j"].message.endswith("in 0:01:00")
+    assert plan.reasons["k"].code == ReasonCode.REQ_NODE_NOT_AVAIL
+
+
+def test_ten_thousand_reasons_share_few_objects() -> None:
+    jobs = [pending(f"j{i}", 8, submit=float(i)) for i in range(3000)]
+    reasons = decide(snapshot([node("n")], jobs)).reasons
+    assert len(reasons) == 2999
+    assert len({id(r) for r in reasons.values()}) < 250
+    assert before_it(99) == "99 jobs of equal or higher priority are before it"
+    assert before_it(1299) == "at least 1200 jobs of equal or higher priority are before it"
+
+
+def test_gpus_of_a_v100_dgx1_are_taken_by_nvlink() -> None:
+    """The two halves 0-3 and 4-7 are fully linked; single jobs leave them whole."""
+    snap = snapshot([node("n", links=cube_mesh())], [pending("j", 4)])
+    assert started(decide(snap)) == {"j": [("n", (0, 1, 2, 3))]}
+    pair = decide(snapshot([node("n", links=cube_mesh())], [pending("j", 2)]))
+    ((_, gpus),) = started(pair)["j"]
+    assert gpus in DOUBLE
+    held = snapshot([node("n", links=cube_mesh())], [pending("j", 4)], [running("r", {"n": (1, 6)}, 9e9)])
+    ((_, gpus),) = started(decide(held))["j"]
+    assert gpus == (0, 3, 4, 7)  # the ring of double links and 3-7
+    one = snapshot([node("n", links=cube_mesh())], [pending("j", 1)], [running("r", {"n": (0, 1, 2)}, 9e9)])
+    assert started(decide(one)) == {"j": [("n", (3,))]}  # the lone one, not one of the island
+
+
+def test_nearest_gpus_of_many_are_found_greedily() -> None:
+    islands = {a: {b: 9 if a // 8 == b // 8 else 1 for b in range(24) if b != a} for a in range(24)}
+    matrix = links_matrix(range(24), islands)
+    assert nearest_gpus(matrix, tuple(range(3, 24)), 8) == tuple(range(8, 16))
+    assert nearest_gpus(matrix, (1, 2), 5) == (1, 2)
+
+
+def test_declared_indices_are_what_is_handed_out() -> None:
+    from gpusched.model.snapshot import NodeView
+
+    odd = NodeView(name="n", partition="p", gpus=(2, 5, 7), cores=8, memory_mib=99999)
+    plan = decide(snapshot([odd], [pending("j", 2), pending("k", 1)], [running("r", {"gone": (0,), "n": (0,)}, 9e9)]))
+    assert started(plan) == {"j": [("n", (2, 5))], "k": [("n", (7,))]}
+
+
+def test_nothing_to_do() -> None:
+    assert decide(snapshot([], [])).actions == ()
+    plan = decide(snapshot([], [pending("j", 1)]))
+    assert plan.reasons["j"].code == ReasonCode.BAD_CONSTRAINTS
+    snap = snapshot([node("n")], [pending("j", 1)])
+    assert after(snap, decide(snap)).pending == ()

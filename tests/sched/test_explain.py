@@ -1,0 +1,148 @@
+"""What `why` tells people."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from gpusched.model.jobs import Dependency, DependencyKind
+from gpusched.model.plan import ReasonCode
+from gpusched.sched.explain import explain
+from tests.sched.worlds import NOW, node, pending, running, snapshot
+
+HOUR = 3600
+
+
+def test_the_issue_example() -> None:
+    blocked = {3: "BUSY: pid 4711 of alice", 4: "BUSY: pid 4711 of alice", 5: "LOST: fell off the bus"}
+    nodes = [
+        node("dgx001", blocked=blocked),
+        node("dgx002", available=False, unavailable_reason="DRAINED: fan"),
+        node("v1", gpus=8, partition="V100"),
+    ]
+    busy = [running("x", {"dgx001": (0, 1, 2)}, NOW + 3 * HOUR + 20 * 60)]
+    why = explain(snapshot(nodes, [pending("j", 4)], busy), "j")
+    assert why.reason.code == ReasonCode.RESOURCES
+    assert why.reason.message == (
+        "waits for 4 GPUs on one node; most free on one node: 2 (dgx001); by the time limits it can start in 3:20:00"
+    )
+    assert (why.position, why.queue_length) == (1, 1)
+    assert [(v.node, v.fits, v.dimension, v.text) for v in why.nodes] == [
+        (
+            "dgx001",
+            False,
+            "gpus",
+            "2 of 8 GPUs free, needs 4 (3 held by jobs, 2 foreign: pid 4711 of alice, 1 LOST)",
+        ),
+        ("dgx002", False, "unavailable", "not available (DRAINED: fan)"),
+    ]
+    assert why.next_steps == (
+        "wait: no later than 3:20:00 from now, job x on dgx001 frees 3 GPUs",
+        "ask for at most 2 GPUs per node (--gpus-per-node 2)",
+        "partition V100 would fit it now",
+        "resume dgx002 (drained: fan)",
+    )
+
+
+def test_broken_nodes_come_first_where_only_they_would_do() -> None:
+    nodes = [
+        node("a", blocked={3: "BUSY: pid 4711 of alice", 4: "LOST: fell off the bus"}),
+        node("b", available=False, unavailable_reason="DOWN: no answer for 0:05:00"),
+    ]
+    why = explain(snapshot(nodes, [pending("j", 8)]), "j")
+    assert why.reason.code == ReasonCode.REQ_NODE_NOT_AVAIL
+    assert why.next_steps == (
+        "end the foreign process on GPU 3 of a (BUSY: pid 4711 of alice)",
+        "repair GPU 4 of a (LOST: fell off the bus)",
+        "bring back b (down: no answer for 0:05:00)",
+        "ask for at most 6 GPUs per node (--gpus-per-node 6)",
+    )
+    assert why.position is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "step"),
+    [
+        ({"held_by": "user"}, ReasonCode.JOB_HELD_USER, "release the hold: gpusched release j"),
+        (
+            {"held_by": "admin"},
+            ReasonCode.JOB_HELD_ADMIN,
+            "ask an administrator to release the hold: gpusched release j",
+        ),
+        ({"eligible_time": NOW + 60}, ReasonCode.BEGIN_TIME, "wait 0:01:00"),
+        ({"dependency": "never"}, ReasonCode.DEPENDENCY_NEVER_SATISFIED, "cancel it: gpusched cancel j"),
+        (
+            {"dependency": "waiting", "dependencies": (Dependency(DependencyKind.AFTEROK, "y"),)},
+            ReasonCode.DEPENDENCY,
+            "wait for job y (afterok)",
+        ),
+        ({"array_id": "j", "array_room": 0}, ReasonCode.ARRAY_TASK_LIMIT, "wait for a task of its array to end"),
+        (
+            {"partition": "zz"},
+            ReasonCode.PARTITION_UNKNOWN,
+            "cancel it (gpusched cancel j) and submit it to one of: p",
+        ),
+        (
+            {"exclude": ("a",)},
+            ReasonCode.BAD_CONSTRAINTS,
+            "allow it more nodes: its nodelist or exclude leaves too few",
+        ),
+    ],
+)
+def test_single_causes(fields: dict, code: ReasonCode, step: str) -> None:
+    why = explain(snapshot([node("a")], [pending("j", 1, **fields)]), "j")
+    assert why.reason.code == code
+    assert why.next_steps == (step,)
+
+
+def test_a_job_too_large_for_a_node_can_be_spread() -> None:
+    why = explain(snapshot([node("a"), node("b")], [pending("j", 16)]), "j")
+    assert why.reason.code == ReasonCode.BAD_CONSTRAINTS
+    assert why.next_steps == (
+        "ask for at most 8 GPUs per node (--gpus-per-node 8)",
+        "spread it over 2 nodes, if it can run so (-N 2 --gpus-per-node 8)",
+    )
+
+
+def test_position_and_the_head() -> None:
+    jobs = [pending("head", 8), *(pending(f"j{i}", 8, submit=1.0 + i) for i in range(3))]
+    why = explain(snapshot([node("a")], jobs, [running("r", {"a": (0,)}, NOW + HOUR)]), "j2")
+    assert why.reason.message == "3 jobs of equal or higher priority are before it"
+    assert (why.position, why.queue_length) == (4, 4)
+    assert why.next_steps == (
+        "wait for the first of the queue, job head, which can start in 1:00:00: job r on a frees 1 GPU",
+    )
+
+
+def test_backfill_names_the_limit_that_would_do() -> None:
+    jobs = [pending("head", 8), pending("j", 4, limit=2 * HOUR, submit=1.0)]
+    why = explain(snapshot([node("a")], jobs, [running("r", {"a": (0,)}, NOW + HOUR)], backfill="easy"), "j")
+    assert why.reason.code == ReasonCode.BACKFILL
+    assert why.reason.message == "fits now, but would delay job head, which is to start in 1:00:00"
+    assert why.next_steps == ("a time limit of at most 1:00:00 would let it start now (-t 1:00:00)",)
+
+
+def test_nodes_say_cores_memory_and_what_bars_them() -> None:
+    nodes = [node("a"), node("b"), node("c"), node("d", memory_mib=65536), node("e")]
+    busy = [running("r", {"a": (0,)}, NOW + HOUR, cores=64)]
+    job = pending("j", 4, cores_per_node=20, memory_mib_per_node=128 << 10, exclude=("b",), excluded_nodes=("c",))
+    texts = {v.node: v.text for v in explain(snapshot(nodes, [job], busy), "j").nodes}
+    assert texts == {
+        "a": "16 of 80 cores free, needs 20 (64 held by jobs)",
+        "b": "excluded by the job",
+        "c": "an earlier attempt failed here",
+        "d": "64G of 64G memory free, needs 128G",
+        "e": "fits: 8 of 8 GPUs and 80 of 80 cores free",
+    }
+
+
+def test_an_unknown_job_is_a_key_error() -> None:
+    with pytest.raises(KeyError):
+        explain(snapshot([node("a")], []), "j")
+
+
+def test_it_needs_neither_numpy_nor_numba() -> None:
+    script = "import sys, gpusched.sched.explain; sys.exit(any(m in sys.modules for m in ('numpy', 'numba')))"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

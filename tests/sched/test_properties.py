@@ -1,0 +1,232 @@
+"""What holds for every snapshot."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+
+from gpusched.model.plan import Plan, ReasonCode, Start
+from gpusched.model.policy import PolicySpec
+from gpusched.model.snapshot import PendingView, Snapshot
+from gpusched.sched.check import check
+from gpusched.sched.decide import decide
+from gpusched.sched.explain import explain
+from gpusched.sched.tally import plain_order
+from tests.sched.worlds import after, snapshots, started
+
+QUICK = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def with_policy(snap: Snapshot, **change: str) -> Snapshot:
+    policies = {k: msgspec.structs.replace(p, **change) for k, p in snap.policies.items()}
+    return msgspec.structs.replace(snap, policies=policies)
+
+
+@QUICK
+@given(snapshots())
+def test_what_is_started_is_sound(snap: Snapshot) -> None:
+    """Counted here by hand: no GPU twice, gangs whole on distinct nodes, nothing over, nothing on a broken node."""
+    plan = decide(snap)
+    nodes = {n.name: n for n in snap.nodes}
+    taken = {(p.node, g) for r in snap.running for p in r.allocation.parts for g in p.gpus}
+    cores = {n.name: n.cores for n in snap.nodes}
+    memory = {n.name: n.memory_mib for n in snap.nodes}
+    for part in (p for r in snap.running for p in r.allocation.parts):
+        cores[part.node] -= part.cores
+        memory[part.node] -= part.memory_mib
+    jobs = {j.id: j for j in snap.pending}
+    for action in plan.actions:
+        assert isinstance(action, Start)
+        job, parts = jobs[action.job_id], action.allocation.parts
+        assert len(parts) == job.spec.nodes == len({p.node for p in parts})
+        assert not job.held_by
+        assert not job.dependency
+        for part in parts:
+            node = nodes[part.node]
+            assert node.available
+            assert node.partition == job.spec.partition
+            assert not job.spec.nodelist or node.name in job.spec.nodelist
+            assert node.name not in (*job.spec.exclude, *job.excluded_nodes)
+            assert len(part.gpus) == job.spec.gpus_per_node
+            for gpu in part.gpus:
+                assert gpu in node.gpus
+                assert gpu not in node.blocked
+                assert (node.name, gpu) not in taken
+                taken.add((node.name, gpu))
+            cores[node.name] -= part.cores
+            memory[node.name] -= part.memory_mib
+            assert cores[node.name] >= 0
+            assert memory[node.name] >= 0
+
+
+@QUICK
+@given(snapshots())
+def test_the_check_accepts_it_and_every_job_has_an_answer(snap: Snapshot) -> None:
+    plan = decide(snap)
+    checked, rejections = check(plan, snap)
+    assert rejections == ()
+    assert checked == plan
+    assert started(plan).keys() | plan.reasons.keys() == {j.id for j in snap.pending}
+    assert not started(plan).keys() & plan.reasons.keys()
+    assert all(r.message for r in plan.reasons.values())
+
+
+@QUICK
+@given(snapshots())
+def test_the_same_snapshot_gives_the_same_plan(snap: Snapshot) -> None:
+    assert decide(snap) == decide(msgspec.json.decode(msgspec.json.encode(snap), type=Snapshot))
+
+
+@QUICK
+@given(snapshots())
+def test_the_order_of_pending_does_not_matter_but_for_its_own_sake(snap: Snapshot) -> None:
+    assert decide(snap).actions == decide(msgspec.structs.replace(snap, pending=snap.pending[::-1])).actions
+
+
+BLOCKING = {ReasonCode.RESOURCES, ReasonCode.PRIORITY, ReasonCode.BACKFILL, ReasonCode.POLICY}
+
+
+@QUICK
+@given(snapshots())
+def test_strict_order_never_overtakes(snap: Snapshot) -> None:
+    snap = with_policy(snap, backfill="none")
+    plan = decide(snap)
+    for partition in snap.policies:
+        order = [j.id for j in plain_order(snap, partition)]
+        blocked = [i for i, j in enumerate(order) if j in plan.reasons and plan.reasons[j].code in BLOCKING]
+        if blocked:
+            assert not any(j in started(plan) for j in order[blocked[0] :])
+
+
+@QUICK
+@given(snapshots())
+def test_skip_leaves_nothing_that_fits(snap: Snapshot) -> None:
+    """Work-conserving: once its plan is done, whatever still waits for resources fits nowhere."""
+    snap = with_policy(snap, backfill="skip", place="best-fit")
+    left = after(snap, decide(snap))
+    assert decide(left).actions == ()
+
+
+@QUICK
+@given(snapshots())
+def test_explain_agrees_with_decide(snap: Snapshot) -> None:
+    assume(all(p.place != "naive" for p in snap.policies.values()))
+    left = after(snap, decide(snap))
+    plan = decide(left)
+    assume(not plan.actions)
+    for job_id, reason in plan.reasons.items():
+        why = explain(left, job_id)
+        if ReasonCode.BACKFILL in (reason.code, why.reason.code):
+            continue
+        assert (why.reason.code, why.reason.message) == (reason.code, reason.message), job_id
+        assert why.nodes or not any(n.partition == _of(left, job_id).spec.partition for n in left.nodes)
+
+
+def _of(snap: Snapshot, job_id: str) -> PendingView:
+    return next(j for j in snap.pending if j.id == job_id)
+
+
+def start_of_head(snap: Snapshot, head: str, decide_as: Snapshot) -> float:
+    """When ``head`` starts if all jobs run exactly to their limits: an event loop over `decide` itself."""
+    while True:
+        plan = decide(decide_as)
+        if head in started(plan):
+            return decide_as.now
+        decide_as = after(decide_as, plan)
+        now = min(max(r.expected_end, decide_as.now) for r in decide_as.running)
+        left = tuple(r for r in decide_as.running if r.expected_end > now)
+        decide_as = msgspec.structs.replace(decide_as, now=now, running=left)
+
+
+def alone(snap: Snapshot, head: PendingView, before: Plan) -> float:
+    """When the head fits if nothing else is started: counted release by release, without gpusched's code."""
+    times = sorted({max(r.expected_end, snap.now) for r in before_running(snap, before)} | {snap.now})
+    for time in times:
+        fitting = 0
+        for node in snap.nodes:
+            held = [
+                p
+                for r in before_running(snap, before)
+                if max(r.expected_end, snap.now) > time or (time == snap.now and r.expected_end > snap.now)
+                for p in r.allocation.parts
+                if p.node == node.name
+            ]
+            gpus = len(node.gpus) - sum(len(p.gpus) for p in held)
+            cores = node.cores - sum(p.cores for p in held)
+            memory = node.memory_mib - sum(p.memory_mib for p in held)
+            spec = head.spec
+            fitting += (
+                gpus >= spec.gpus_per_node and cores >= spec.cores_per_node and memory >= spec.memory_mib_per_node
+            )
+        if fitting >= head.spec.nodes:
+            return time
+    raise AssertionError("the head fits on the empty partition, by its reason")
+
+
+def before_running(snap: Snapshot, before: Plan) -> list:
+    return list(after(snap, before).running)
+
+
+@QUICK
+@given(snapshots(simple=True))
+def test_easy_never_delays_the_head(snap: Snapshot) -> None:
+    """Against a plain count of when the head could start with nothing behind it."""
+    strict = decide(with_policy(snap, backfill="none"))
+    heads = [j for j, r in strict.reasons.items() if r.code == ReasonCode.RESOURCES]
+    assume(heads)
+    head = _of(snap, heads[0])
+    latest = alone(snap, head, strict)
+    easy = with_policy(snap, backfill="easy")
+    if all(p.order == "fairshare" for p in easy.policies.values()):
+        easy = with_policy(easy, order="fifo")
+        assume(decide(with_policy(easy, backfill="none")).reasons.get(head.id) == strict.reasons[head.id])
+        latest = alone(snap, head, decide(with_policy(easy, backfill="none")))
+    assert start_of_head(snap, head.id, easy) <= latest
+
+
+@pytest.mark.slow
+def test_compiled_and_plain_agree(tmp_path: Path) -> None:
+    """The same random snapshots through numba and through plain Python give the same plans, to the letter."""
+    plans = {}
+    for mode in ("0", "1"):
+        env = {**os.environ, "NUMBA_DISABLE_JIT": mode}
+        script = "from tests.sched.test_properties import print_plans; print_plans()"
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", script], env=env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        plans[mode] = json.loads(done.stdout)
+    assert len(plans["0"]) >= 150
+    assert plans["0"] == plans["1"]
+
+
+def print_plans() -> None:
+    """Plans of the snapshots that hypothesis draws without randomness of its own."""
+    plans = []
+
+    @settings(max_examples=200, derandomize=True, database=None, deadline=None)
+    @given(snapshots())
+    def collect(snap: Snapshot) -> None:
+        plans.append(msgspec.to_builtins(decide(snap)))
+
+    collect()
+    print(json.dumps(plans))
+
+
+def test_policies_of_all_names_are_known() -> None:
+    from typing import get_args
+
+    from gpusched.model.policy import Backfill, Order, Place
+    from gpusched.sched.decide import BACKFILLS, PLACES
+
+    assert set(PLACES) == set(get_args(Place))
+    assert set(BACKFILLS) == set(get_args(Backfill))
+    assert get_args(Order) == ("fifo", "ljf", "sjf", "fairshare")
+    assert PolicySpec(name="x").order == "fifo"

@@ -1,0 +1,191 @@
+"""Snapshots for the tests of deciding: small builders, and hypothesis strategies for random ones."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from gpusched.model.jobs import Allocation, JobSpec, NodeAllocation
+from gpusched.model.plan import Plan, Start
+from gpusched.model.policy import PolicySpec
+from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
+
+NOW = 1000.0
+
+
+def node(name: str, gpus: int = 8, cores: int = 80, memory_mib: int = 512 << 10, **more: object) -> NodeView:
+    more = {"partition": "p", **more}
+    return NodeView(name=name, gpus=tuple(range(gpus)), cores=cores, memory_mib=memory_mib, **more)  # type: ignore[arg-type]
+
+
+def pending(
+    job_id: str, gpus: int, nodes: int = 1, limit: int = 3600, submit: float = 0.0, **more: object
+) -> PendingView:
+    names = {"nodelist", "exclude", "partition", "dependencies", "cores_per_node", "memory_mib_per_node"}
+    own = {k: more.pop(k) for k in list(more) if k in names}
+    fields = {
+        "name": "t",
+        "partition": "p",
+        "nodes": nodes,
+        "gpus_per_node": gpus,
+        "cores_per_node": gpus,
+        "memory_mib_per_node": 1024 * gpus,
+        "time_limit_s": limit,
+        **own,
+    }
+    more = {"user": "alice", **more}
+    return PendingView(id=job_id, spec=JobSpec(**fields), submit_time=submit, **more)  # type: ignore[arg-type]
+
+
+def running(
+    job_id: str, where: dict[str, tuple[int, ...]], end: float, cores: int = 1, user: str = "bob"
+) -> RunningView:
+    parts = tuple(
+        NodeAllocation(rank=i, node=n, gpus=g, cores=cores, memory_mib=1024) for i, (n, g) in enumerate(where.items())
+    )
+    return RunningView(id=job_id, user=user, allocation=Allocation(job_id, parts), start_time=0.0, expected_end=end)
+
+
+def snapshot(
+    nodes: list[NodeView],
+    jobs: list[PendingView],
+    busy: list[RunningView] | None = None,
+    order: str = "fifo",
+    place: str = "first-fit",
+    backfill: str = "none",
+    **more: object,
+) -> Snapshot:
+    policy = PolicySpec(name="t", order=order, place=place, backfill=backfill)  # type: ignore[arg-type]
+    fields = {"now": NOW, "policies": {n.partition: policy for n in nodes} or {"p": policy}, **more}
+    return Snapshot(nodes=tuple(nodes), running=tuple(busy or ()), pending=tuple(jobs), **fields)  # type: ignore[arg-type]
+
+
+def started(plan: Plan) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
+    """Job id -> its (node, GPUs), in the plan's order."""
+    return {a.job_id: [(p.node, p.gpus) for p in a.allocation.parts] for a in plan.actions if isinstance(a, Start)}
+
+
+def after(snap: Snapshot, plan: Plan) -> Snapshot:
+    """The snapshot once the plan's starts have happened."""
+    specs = {j.id: j for j in snap.pending}
+    new = [
+        RunningView(
+            id=a.job_id,
+            user=specs[a.job_id].user,
+            allocation=a.allocation,
+            start_time=snap.now,
+            expected_end=snap.now + specs[a.job_id].spec.time_limit_s,
+        )
+        for a in plan.actions
+        if isinstance(a, Start)
+    ]
+    gone = {r.id for r in new}
+    rooms: dict[str, int] = {}
+    for job_id in gone:
+        rooms[specs[job_id].array_id or ""] = rooms.get(specs[job_id].array_id or "", 0) + 1
+    left = tuple(_less_room(j, rooms) for j in snap.pending if j.id not in gone)
+    fields = {f: getattr(snap, f) for f in snap.__struct_fields__}
+    return Snapshot(**{**fields, "running": (*snap.running, *new), "pending": left})
+
+
+def _less_room(job: PendingView, rooms: dict[str, int]) -> PendingView:
+    if job.array_room is None:
+        return job
+    fields = {f: getattr(job, f) for f in job.__struct_fields__}
+    return PendingView(**{**fields, "array_room": job.array_room - rooms.get(job.array_id or "", 0)})
+
+
+GPU_COUNTS = st.sampled_from([0, 1, 1, 2, 2, 3, 4, 4, 8])
+FLAWS = {
+    "held_by": "user",
+    "dependency": "waiting",
+    "eligible_time": NOW + 60,
+    "nodelist": None,  # None: drawn from the nodes' names
+    "exclude": None,
+    "excluded_nodes": None,
+}
+LIMITS = st.sampled_from([600, 1200, 3600, 7200, 36000])
+
+
+@st.composite
+def snapshots(draw: st.DrawFn, simple: bool = False) -> Snapshot:
+    """Random clusters of one or two partitions, partly busy, partly broken, with queues of all kinds of jobs.
+
+    ``simple``: one partition, all well, no holds, arrays or constraints.
+    """
+    partitions = ["p"] if simple else draw(st.sampled_from([["p"], ["p", "q"]]))
+    nodes = [_node(draw, f"n{i}", draw(st.sampled_from(partitions)), simple) for i in range(draw(st.integers(1, 5)))]
+    busy = [r for i, n in enumerate(nodes) for r in _running_on(draw, i, n)]
+    jobs = [_pending(draw, i, partitions, nodes, simple) for i in range(draw(st.integers(0, 12)))]
+    policies = {
+        name: PolicySpec(
+            name="t",
+            order=draw(st.sampled_from(["fifo", "ljf", "sjf", "fairshare"])),
+            place=draw(st.sampled_from(["first-fit", "best-fit", "spread", *([] if simple else ["naive"])])),
+            backfill=draw(st.sampled_from(["none", "skip", "easy"])),
+        )
+        for name in partitions
+    }
+    return Snapshot(
+        now=NOW,
+        nodes=tuple(nodes),
+        running=tuple(busy),
+        pending=tuple(jobs),
+        policies=policies,
+        usage={"alice": 3.0, "bob": 1.0},
+        seed=draw(st.integers(0, 2**63)),
+    )
+
+
+def _node(draw: st.DrawFn, name: str, partition: str, simple: bool) -> NodeView:
+    gpus = draw(st.sampled_from([2, 4, 8, 8]))
+    blocked = (
+        {}
+        if simple
+        else draw(st.dictionaries(st.integers(0, gpus - 1), st.sampled_from(["BUSY: pid 1", "LOST"]), max_size=2))
+    )
+    links = draw(st.sampled_from([{}, {a: {b: 2 if a // 2 == b // 2 else 1 for b in range(8)} for a in range(8)}]))
+    return node(
+        name,
+        gpus,
+        cores=draw(st.sampled_from([8, 16, 32])),
+        memory_mib=draw(st.sampled_from([8192, 16384])),
+        partition=partition,
+        blocked=blocked,
+        links=links,
+        available=simple or draw(st.integers(0, 5)) > 0,
+        unavailable_reason="DRAINED: fan",
+    )
+
+
+def _running_on(draw: st.DrawFn, i: int, where: NodeView) -> list[RunningView]:
+    at, jobs = 0, []
+    for k in range(draw(st.integers(0, 3))):
+        gpus = where.gpus[at : at + draw(st.integers(1, 4))]
+        if gpus:
+            at += len(gpus)
+            jobs.append(running(f"r{i}{k}", {where.name: gpus}, NOW + draw(st.integers(-100, 5000))))
+    return jobs
+
+
+def _pending(draw: st.DrawFn, i: int, partitions: list[str], nodes: list[NodeView], simple: bool) -> PendingView:
+    gpus = draw(GPU_COUNTS)
+    more: dict[str, object] = {}
+    if not simple:
+        names = st.lists(st.sampled_from([n.name for n in nodes]), max_size=2, unique=True).map(tuple)
+        flaw = draw(st.sampled_from([*FLAWS, *[""] * 2 * len(FLAWS)]))
+        more = {flaw: draw(names) if FLAWS[flaw] is None else FLAWS[flaw]} if flaw else {}
+        if draw(st.integers(0, 4)) == 0:
+            more |= {"array_id": "a", "array_room": 1}
+    return pending(
+        f"a_{i}" if "array_id" in more else f"j{i}",
+        gpus,
+        nodes=draw(st.sampled_from([1, 1, 1, 1, 2, 3])),
+        limit=draw(LIMITS),
+        submit=float(draw(st.integers(0, 5))),
+        partition=draw(st.sampled_from(partitions)),
+        priority=draw(st.sampled_from([0, 0, 0, 5])),
+        user=draw(st.sampled_from(["alice", "bob", "carol"])),
+        cores_per_node=draw(st.sampled_from([1, 1, 2, 4, 8])),
+        memory_mib_per_node=draw(st.sampled_from([512, 512, 2048, 8192])),
+        **more,
+    )

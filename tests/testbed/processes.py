@@ -1,0 +1,71 @@
+"""Signals to whole trees of processes, found in /proc."""
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+
+def tree(pid: int) -> list[int]:
+    """`pid` and all its descendants, parents first."""
+    found = [pid]
+    for parent in found:
+        with suppress(OSError):
+            for children in Path(f"/proc/{parent}/task").glob("*/children"):
+                found += map(int, children.read_text().split())
+    return found
+
+
+def state(pid: int) -> str:
+    """The one-letter process state (R, S, D, T, Z..), or '' when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def command_line(pid: int) -> list[str]:
+    """The arguments of a process; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+    except OSError:
+        return []
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """Send a signal; a process that is gone is no error."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def stop_tree(pid: int, timeout_s: float = 5.0) -> None:
+    """SIGSTOP `pid` and its descendants until none is left running, whatever they fork meanwhile.
+
+    Raises:
+        TimeoutError: Some could not be stopped.
+    """
+    deadline = time.monotonic() + timeout_s
+    while running := [p for p in tree(pid) if state(p) not in ("T", "t", "Z", "X", "")]:
+        for process in running:
+            send(process, signal.SIGSTOP)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes {running} would not stop")
+        time.sleep(0.001)
+
+
+def continue_tree(pid: int) -> None:
+    """SIGCONT `pid` and its descendants."""
+    for process in tree(pid):
+        send(process, signal.SIGCONT)
+
+
+def in_network_namespaces(inodes: set[int]) -> list[int]:
+    """All processes whose network namespace has one of these inode numbers."""
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if os.stat(f"{entry.path}/ns/net").st_ino in inodes:
+                    found.append(int(entry.name))
+    return found

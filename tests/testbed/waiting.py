@@ -1,0 +1,30 @@
+"""Wait for a condition instead of sleeping."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def wait_until(condition: Callable[[], T], timeout_s: float = 10.0, what: str = "", interval_s: float = 0.01) -> T:
+    """Call `condition` until it returns something true, and return that.
+
+    The pause between calls doubles from `interval_s` up to 0.2 s.
+
+    Args:
+        condition: Called at least twice; an exception it raises is not caught.
+        timeout_s: Seconds of patience.
+        what: Completes the sentence "timed out waiting for ...".
+        interval_s: First pause in seconds.
+
+    Raises:
+        TimeoutError: The condition was still false after `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"timed out after {timeout_s:g} s waiting for {what or condition}")
+        time.sleep(interval_s)
+        interval_s = min(interval_s * 2, 0.2)
+    return value
