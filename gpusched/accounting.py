@@ -23,23 +23,34 @@ MAX_POWER_GAP_S = 60.0  # two power readings further apart say nothing of the ti
 
 
 class Holding(msgspec.Struct, frozen=True):
-    """A GPU of a node held by a job in [start, end) (Unix seconds)."""
+    """A GPU of a node held by a job until ``end`` (Unix seconds)."""
 
     job_id: str
     user: str
-    start: float
     end: float
 
 
 def holdings(node: str, jobs: Iterable[Job], now: float) -> dict[int, list[Holding]]:
-    """GPU index -> who held it; ``jobs`` are those that hold or have just let go."""
+    """GPU index -> who held it, the first to let go first.
+
+    A job holds its GPUs from its allocation on, the pulling of its image included. Allocations are made right after a
+    reading, so between two readings a holder begins where the one before it ends, or with the span.
+
+    Args:
+        node: Its name.
+        jobs: Those that hold something, or have let go since the last reading (``end_time`` says when).
+        now: Unix seconds.
+    """
     held: dict[int, list[Holding]] = {}
     for job in jobs:
         for part in job.allocation.parts if job.allocation else ():
             if part.node == node:
-                start = job.start_time if job.start_time is not None else now
                 for gpu in part.gpus:
-                    held.setdefault(gpu, []).append(Holding(job.id, job.user, start, job.end_time or now))
+                    held.setdefault(gpu, []).append(
+                        Holding(job.id, job.user, now if job.end_time is None else job.end_time)
+                    )
+    for holders in held.values():
+        holders.sort(key=lambda holding: holding.end)
     return held
 
 
@@ -105,12 +116,13 @@ def _split(begin: float, end: float, held: list[Holding]) -> list[tuple[int, Hol
     cuts = {begin, end}
     cuts.update(float(b) for b in range(int(begin // BUCKET_S + 1) * BUCKET_S, int(end) + 1, BUCKET_S) if b < end)
     for holding in held:
-        cuts.update(t for t in (holding.start, holding.end) if begin < t < end)
+        if begin < holding.end < end:
+            cuts.add(holding.end)
     points = sorted(cuts)
     parts = []
     for left, right in pairwise(points):
         middle = (left + right) / 2
-        holder = next((h for h in held if h.start <= middle < h.end), None)
+        holder = next((h for h in held if middle < h.end), None)
         parts.append((int(left // BUCKET_S) * BUCKET_S, holder, right - left))
     return parts
 

@@ -71,7 +71,9 @@ def status(
 
 @app.command("cancel", context_settings=_HELP)
 def cancel(
-    jobs: AnyJobs = None,
+    jobs: Annotated[
+        list[str] | None, typer.Argument(metavar="[JOB]...", autocompletion=complete.live_jobs, show_default=False)
+    ] = None,
     user: Annotated[str | None, typer.Option("-u", "--user", help="All jobs of this user.")] = None,
     state: Annotated[
         list[str] | None, typer.Option("-s", "--state", autocompletion=complete.states, help="All in these states.")

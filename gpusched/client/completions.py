@@ -79,5 +79,6 @@ def flavors(client: Client, incomplete: str) -> list[tuple[str, str]]:
 
 
 def states(incomplete: str) -> list[tuple[str, str]]:
-    """Names of job states."""
-    return [(str(s), "") for s in JobState if s.startswith(incomplete.upper())]
+    """Names of job states, in the case the user types."""
+    found = [str(s) for s in JobState if s.startswith(incomplete.upper())]
+    return [(s.lower() if incomplete.islower() else s, "") for s in found]

@@ -9,8 +9,6 @@ from gpusched.model.readings import NodeReading
 from gpusched.nodes.parse_smi import parse_gpus
 
 MARK = "@gpusched-sections@"
-_NO_PYTHON = "the node has no python3 (3.6 or later), without which its jobs cannot be followed"
-_BROKEN_PYTHON = "the node's python3 failed to run the probe, without which its jobs cannot be followed"
 
 
 def split_sections(text: str) -> dict[str, str] | None:
@@ -23,7 +21,7 @@ def split_sections(text: str) -> dict[str, str] | None:
 
 
 def reading_of_sections(node: str, sections: Mapping[str, str], sent: float, received: float) -> NodeReading:
-    """The reading in an answer.
+    """The reading in an answer, but for the attempts (see `gpusched.nodes.runtimes.listing`).
 
     Args:
         node: Its name.
@@ -36,8 +34,6 @@ def reading_of_sections(node: str, sections: Mapping[str, str], sent: float, rec
         node=node,
         time=received,
         clock_skew_s=None if clock is None else clock + 0.5 - (sent + received) / 2,
-        containers=None,
-        runtime_error=_BROKEN_PYTHON if sections.get("python3") else _NO_PYTHON,
         **_facts(sections),
     )
 

@@ -20,7 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from gpusched.model.readings import NodeReading
+from gpusched.model.readings import ContainerReading, NodeReading
 from gpusched.model.resources import Node, Settings
 from gpusched.nodes.parse_reading import find_answer, parse_reading
 from gpusched.nodes.parse_sections import reading_of_sections, split_sections
@@ -153,10 +153,18 @@ def _read(
 def _read_sections(
     request: ProbeRequest, result: Result, sent: float, received: float
 ) -> tuple[NodeReading | None, _Mode]:
+    from gpusched.nodes.runtimes.listing import parse_listing
+
     sections = split_sections(result.stdout.decode("utf-8", "replace"))
     if sections is None:
         raise _no_reading(request.node, result)
     reading = reading_of_sections(request.node, sections, sent, received)
+    try:
+        found, trouble = parse_listing(sections.get("attempts", ""), request.cluster_id, request.runtime)
+        containers = None if trouble else msgspec.convert(found, tuple[ContainerReading, ...], strict=False)
+    except (ValueError, KeyError) as error:
+        containers, trouble = None, f"the list of its jobs is not understood: {error}"
+    reading = msgspec.structs.replace(reading, containers=containers, runtime_error=trouble)
     return reading, "cached" if sections.get("python3") else "sh"
 
 
@@ -177,9 +185,8 @@ def _script(mode: _Mode, request: ProbeRequest) -> Script:
     if mode == "upload":
         boot, files = _bundle()[1:]
         return Script(_upload_argv(), boot + line + files)
-    names = {"CLUSTER_ID": request.cluster_id, "NODE": request.node, "RUNTIME": request.runtime}
-    root = 'ROOT="${XDG_STATE_HOME:-$HOME/.local/state}/gpusched-node/$CLUSTER_ID/$NODE"\n'
-    head = "".join(f"{key}={shlex.quote(value)}\n" for key, value in names.items()) + root
+    names = {"CLUSTER_ID": request.cluster_id, "NODE": request.node, "RUNTIME": request.runtime, "ROOT": ""}
+    head = "".join(f"{key}={shlex.quote(value)}\n" for key, value in names.items())
     return Script(("sh", "-c", _PATH + "exec sh -s"), (head + _shell_probe()).encode())
 
 
@@ -222,4 +229,4 @@ def _bundle() -> tuple[str, bytes, bytes]:
 
 @lru_cache(maxsize=1)
 def _shell_probe() -> str:
-    return (_PAYLOAD / "facts.sh").read_text("utf-8")
+    return "".join((_PAYLOAD / name).read_text("utf-8") for name in ("facts.sh", "attempts.sh"))

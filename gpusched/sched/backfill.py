@@ -69,18 +69,26 @@ def schedule(
     """
     head, shadow = -1, np.inf
     scratch.stamp[0] += 1
+    stamp, waits = scratch.stamp[0], RESOURCES if backfill == SKIP else PRIORITY
+    # the loop's own arrays, and its answers before any call: most jobs of a long queue get no further
+    code_of, shape_of, limit_of, array_of = outcome.code, jobs.shape, jobs.limit, jobs.array
+    standing, failed, failed_late, array_room = jobs.standing, scratch.failed, scratch.failed_late, jobs.array_room
     for job in queue:
-        shape = jobs.shape[job]
-        array = jobs.array[job]
-        if jobs.standing[shape] != OK:
-            outcome.code[job] = jobs.standing[shape]
-        elif array >= 0 and jobs.array_room[array] <= 0:
-            outcome.code[job] = ARRAY_LIMIT
+        shape = shape_of[job]
+        array = array_of[job]
+        late = backfill == EASY and now + limit_of[job] > shadow
+        if standing[shape] != OK:
+            code_of[job] = standing[shape]
+        elif array >= 0 and array_room[array] <= 0:
+            code_of[job] = ARRAY_LIMIT
         elif head >= 0 and backfill == NONE:
-            outcome.code[job] = PRIORITY
+            code_of[job] = PRIORITY
+        elif failed[shape] == stamp:
+            code_of[job] = waits
+        elif late and failed_late[shape] == stamp:
+            code_of[job] = BACKFILL
         else:
             request = request_of(requests, shape)
-            late = backfill == EASY and now + jobs.limit[job] > shadow
             code = _attempt(rooms, jobs.masks, request, shape, rule, late, rng, scratch)
             if code == STARTED:
                 _start(rooms, releases, jobs, request, job, now, late, head >= 0 and backfill == EASY, scratch, outcome)
@@ -90,9 +98,9 @@ def schedule(
                 if backfill != SKIP:
                     shadow = reserve(rooms, releases, jobs.masks, request, rule, now, scratch)
                     protect(rooms, request, shadow < np.inf, scratch)
-            elif backfill == SKIP and code == PRIORITY:
-                code = RESOURCES
-            outcome.code[job] = code
+            elif code == PRIORITY:
+                code = waits
+            code_of[job] = code
     return head, shadow
 
 
@@ -102,10 +110,6 @@ def _attempt(
 ) -> int:
     """STARTED with ``scratch.chosen`` set, or why not: PRIORITY (does not fit), BACKFILL, POLICY (unlucky draw)."""
     stamp = scratch.stamp[0]
-    if scratch.failed[shape] == stamp:
-        return PRIORITY
-    if late and scratch.failed_late[shape] == stamp:
-        return BACKFILL
     if rule == NAIVE:
         if draw(scratch.late if late else rooms, masks, request, rng, scratch):
             return STARTED

@@ -127,7 +127,6 @@ def test_sections_of_a_node_without_python() -> None:
     assert (gpu.memory_used_mib, gpu.processes[0].user, gpu.processes[0].container) == (31000, "bob", None)
     assert gpu.processes[0].command == "python train.py --lr 1"
     assert reading.containers is None
-    assert "python3" in str(reading.runtime_error)
     assert split_sections("no such thing") is None
 
 

@@ -168,7 +168,7 @@ def test_no_python_on_the_node(testbed: Testbed) -> None:
     assert reading.hostname == "dgx003"
     assert (reading.gpus[0].power_w, reading.gpus[0].processes[0].user) == (287.33, "root")
     assert reading.memory_total_mib
-    assert "python3" in str(reading.runtime_error)
+    assert (reading.containers, reading.runtime_error) == ((), None)
 
 
 def test_python_that_comes_back_is_used(testbed: Testbed) -> None:
@@ -217,6 +217,31 @@ def test_hanging_runtime_costs_only_the_containers(testbed: Testbed) -> None:
     assert reading.containers is None
     assert reading.runtime_error
     assert len([g for g in reading.gpus if g.error is None]) == 8
+
+
+@pytest.mark.parametrize("python", [True, False])
+def test_attempts_and_their_processes(testbed: Testbed, python: bool) -> None:
+    node = testbed.nodes[0]
+    name = "gpusched-0abc-1-0"
+    if not python:
+        node.hide("python3")
+        node.install_script("nvidia-smi", SMI.replace("'GPU-1, 1, 30990'", '"GPU-1, $(cat /root/job-pid), 30990"'))
+    declared, settings = declare(testbed, node), settings_for(testbed)
+    with opened(declared, settings) as transport:
+        start = f"""export GPUSCHED_CONTAINER={name}
+            setsid sleep 300 </dev/null >/dev/null 2>&1 & p=$!
+            cd ~/.local/state/gpusched-node/c1/dgx001/{name}
+            read -r a </proc/$p/stat; set -- $a; shift 21
+            echo "$p $1" >pid; echo 1000 >started; echo $p >/root/job-pid; echo $p
+            echo "boot=$(cat /proc/sys/kernel/random/boot_id)" >>meta; echo runtime=process >>meta"""
+        transport.run(sh(f"mkdir -p ~/.local/state/gpusched-node/c1/dgx001/{name}"), 10)
+        pid = int(transport.run(sh(start), 10).stdout)
+        node.nvml_set({"gpu0.procs": f"{pid}:{1 << 30}"})
+        reading = probe(transport, declared, "c1", settings, time.time)
+    assert reading.containers is not None
+    assert [(c.name, c.phase, c.started_at, c.pid) for c in reading.containers] == [(name, "running", 1000, pid)]
+    process = reading.gpus[0].processes[0]
+    assert (process.pid, process.user, process.container, process.command) == (pid, "root", name, "sleep 300")
 
 
 def test_no_answer_from_a_shell_that_ends_the_session(testbed: Testbed) -> None:

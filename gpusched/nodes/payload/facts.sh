@@ -1,5 +1,5 @@
 # The probe for a node without python3: facts in sections that gpusched parses (gpusched/nodes/parse_sections.py).
-# Variables: CLUSTER_ID, NODE, RUNTIME, ROOT.
+# attempts.sh follows it. Variables: those of attempts.sh.
 LC_ALL=C; export LC_ALL
 section() { printf '\n@@%s\n' "$1"; }
 bounded() { if command -v timeout >/dev/null 2>&1; then timeout 10 "$@"; else "$@"; fi; }
@@ -32,4 +32,4 @@ if command -v nvidia-smi >/dev/null 2>&1; then
     printf '%s\t%s\t%s\t%s\n' "$pid" "$user" "$name" "$args"
   done
 fi
-section end
+section attempts

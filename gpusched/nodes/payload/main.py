@@ -37,22 +37,16 @@ def run(request: "dict[str, Any]") -> None:
     found = attempts(answer, request)
     if reading is not None:
         answer.update(reading.collect())
-        facts.describe_processes(answer, found)
+        facts.describe_processes(answer, found + unlisted(found, request))
     else:
         from gpusched.nodes.payload import simulated as simulation
+        from gpusched.nodes.payload.attempts import default_root
 
-        root = node_root(request["cluster_id"], request["node"])
-        answer.update(simulation.read(root, request, found))
+        answer.update(simulation.read(default_root(request["cluster_id"], request["node"]), request, found))
     answer["clock"] = [began, time.time()]
     sys.stdout.write("\n" + MARK + json.dumps(answer, separators=(",", ":")) + "\n")
     sys.stdout.flush()
     os._exit(0)  # a child stuck in the driver must not keep this process
-
-
-def node_root(cluster_id: str, node: str) -> str:
-    """The folder of a node's attempts (docs/design-notes.md)."""
-    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return os.path.join(state, "gpusched-node", cluster_id, node)
 
 
 def attempts(answer: "dict[str, Any]", request: "dict[str, Any]") -> "list[dict[str, Any]]":
@@ -69,3 +63,15 @@ def attempts(answer: "dict[str, Any]", request: "dict[str, Any]") -> "list[dict[
         return []
     answer.update(containers=None if error else found, runtime_error=error, runtime_version=version)
     return found
+
+
+def unlisted(found: "list[dict[str, Any]]", request: "dict[str, Any]") -> "list[dict[str, Any]]":
+    """Attempts that have a folder but were not listed: a runtime that hangs must not make our processes foreign."""
+    try:
+        from gpusched.nodes.payload.attempts import default_root
+
+        names = set(os.listdir(default_root(request["cluster_id"], request["node"])))
+    except (ImportError, OSError):
+        return []
+    names.difference_update(attempt["name"] for attempt in found)
+    return [{"name": name} for name in sorted(names) if name.startswith("gpusched-")]

@@ -6,7 +6,7 @@ import shlex
 
 from gpusched.errors import UsageError
 from gpusched.nodes.runtimes.base import AttemptRef, LaunchRequest
-from gpusched.nodes.runtimes.checks import NO_IMAGE_HINT, check_request, check_signal
+from gpusched.nodes.runtimes.checks import NO_IMAGE_HINT, check_request, check_signal, secret_name_error
 from gpusched.nodes.runtimes.shell import (
     FUNCTIONS,
     launch_header,
@@ -146,12 +146,13 @@ class EngineRuntime:
         if request.hostfile is not None:
             mount = f'--mount "type=bind,src=$dir/hostfile,dst={HOSTFILE},readonly"'
             hostfile = f"--env GPUSCHED_HOSTFILE={HOSTFILE} {mount}"
-        options, command = quote_all(self._create(request)), quote_all((image, *request.command))
+        inherited = _inherited(request)
+        options, command = quote_all(self._create(request, inherited)), quote_all((image, *request.command))
         launcher = (
             f"{launch_header(request)}hold={int(request.hold)}\n{self._engine()}{self._memlock()}"
             f"create() {{ engine create $memlock {options} {hostfile} {command}; }}\n{_LAUNCHER}"
         )
-        return launch_script(request, self.binary, launcher, request.secrets)
+        return launch_script(request, self.binary, launcher, inherited)
 
     def start(self, ref: AttemptRef) -> Script:
         """See `Runtime.start`."""
@@ -197,7 +198,7 @@ memlock() {{
 }}
 """
 
-    def _create(self, request: LaunchRequest) -> tuple[str, ...]:
+    def _create(self, request: LaunchRequest, inherited: dict[str, str]) -> tuple[str, ...]:
         env = {**request.env, "GPUSCHED_CONTAINER": request.name}
         mounts = [_mount(m.source, m.target, m.read_only) for m in request.mounts]
         user: tuple[str, ...] = ()
@@ -217,9 +218,18 @@ memlock() {{
             *user,
             *(("--workdir", request.workdir) if request.workdir is not None else ()),
             *_repeat("--mount", mounts),
-            *_repeat("--env", [f"{k}={v}" for k, v in env.items() if k not in request.secrets]),
-            *_repeat("--env", list(request.secrets)),
+            *_repeat("--env", [f"{k}={v}" for k, v in env.items() if k not in inherited]),
+            *_repeat("--env", list(inherited)),
         )
+
+
+def _inherited(request: LaunchRequest) -> dict[str, str]:
+    """Variables that the engine's client takes from its own environment: secrets, and what podman would garble.
+
+    podman 4.3 reads --env NAME=VALUE as CSV and makes a line feed of every CR LF.
+    """
+    garbled = {k: v for k, v in request.env.items() if "\r\n" in v and secret_name_error(k) is None}
+    return {**garbled, **request.secrets}
 
 
 def _labels(ref: AttemptRef) -> tuple[tuple[str, str], ...]:

@@ -1,0 +1,238 @@
+"""The commands that ask for a change drop exactly one command file, or none and one line."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import time
+
+import pytest
+
+from gpusched.model.commands import (
+    AnyCommand,
+    Cancel,
+    Drain,
+    Hold,
+    Release,
+    Requeue,
+    Resume,
+    SetPriority,
+)
+from gpusched.model.jobs import JobState
+from tests.cli.conftest import GPUSCHED, Site, eventually
+
+
+def last(site: Site) -> AnyCommand:
+    return site.commands()[-1]
+
+
+def test_cancel_a_job_in_the_inbox_by_prefix(site: Site) -> None:
+    job_id = site.submit()
+    done = site.run("cancel", job_id[:6])
+    assert (done.code, done.out) == (0, f"cancel requested: {job_id}\n")
+    command = last(site)
+    assert isinstance(command, Cancel)
+    assert (command.job_ids, command.now) == ((job_id,), False)
+
+
+def test_ids_as_people_type_them(site: Site) -> None:
+    job_id = site.submit()
+    typed = job_id.upper().replace("0", "O").replace("1", "l")
+    assert site.call("cancel", "--json", "--now", typed).ok().json == {"requested": "cancel", "ids": [job_id]}
+    command = last(site)
+    assert isinstance(command, Cancel)
+    assert command.now
+
+
+def test_arrays_whole_and_in_part(site: Site) -> None:
+    job_id = site.submit("-F", "one", "--array", "0-4", "--", "x")
+    for _ in range(2):
+        assert site.call("hold", "--json", job_id[:8]).ok().json["ids"] == [job_id]
+        assert site.call("hold", "--json", f"{job_id[:8]}_3").ok().json["ids"] == [f"{job_id}_3"]
+        assert "has no task 9" in site.call("hold", "--json", f"{job_id}_9").json["error"]
+        site.fold()
+
+
+def test_the_controller_understands_them(site: Site) -> None:
+    array, single = site.submit("-F", "one", "--array", "0-2", "--", "x"), site.submit()
+    site.call("hold", single)
+    site.call("cancel", array, "-y")
+    site.fold()
+    states = {j["id"]: (j["state"], j["held_by"]) for j in site.call("status", "--json").json}
+    assert states[single] == ("PENDING", "user")
+    assert {states[f"{array}_{i}"][0] for i in range(3)} == {"CANCELLED"}
+
+
+def test_hold_release_requeue_priority(site: Site) -> None:
+    job_id = site.submit()
+    site.call("hold", "--json", job_id).ok()
+    assert isinstance(last(site), Hold)
+    site.call("priority", "--json", job_id, "-5").ok()
+    command = last(site)
+    assert isinstance(command, SetPriority)
+    assert command.priority == -5
+    site.fold()
+    site.call("release", "--json", job_id).ok()
+    assert isinstance(last(site), Release)
+    site.start(job_id)
+    site.call("requeue", "--json", job_id).ok()
+    assert isinstance(last(site), Requeue)
+
+
+def test_drain_and_resume(site: Site) -> None:
+    site.call("drain", "--json", "pc1", "pc2", "--reason", "fan 'loud' $(x)").ok()
+    command = last(site)
+    assert isinstance(command, Drain)
+    assert (command.nodes, command.reason) == (("pc1", "pc2"), "fan 'loud' $(x)")
+    site.call("resume", "--json", "pc1").ok()
+    command = last(site)
+    assert isinstance(command, Resume)
+    assert command.nodes == ("pc1",)
+
+
+def test_cancel_by_user_and_state(site: Site) -> None:
+    a, b, c = site.submit(), site.submit(), site.submit()
+    site.fold()
+    site.start(a)
+    site.end(b)
+    me = pwd.getpwuid(os.getuid()).pw_name
+    assert site.call("cancel", "--json", "-y", "-u", me).ok().json["ids"] == [a, c]
+    assert site.call("cancel", "--json", "-y", "-u", me, "-s", "pending").ok().json["ids"] == [c]
+    assert site.call("cancel", "--json", "-y", "-u", "nobody-here").ok().json["ids"] == []
+    done = site.call("cancel", "-u", me)
+    assert done.code == 2
+    assert "-y" in done.err
+
+
+def test_impossible_ones_are_refused_before_anything_is_asked(site: Site) -> None:
+    ended, runs, waits = site.submit(), site.submit(), site.submit()
+    site.fold()
+    site.start(ended)
+    site.end(ended)
+    site.start(runs)
+    for words, part in (
+        (("cancel", ended), "has ended: COMPLETED"),
+        (("cancel", waits, ended), "has ended"),
+        (("hold", runs), "is RUNNING, not PENDING"),
+        (("release", waits), "is not held"),
+        (("requeue", waits), "is PENDING already"),
+        (("priority", runs, "3"), "is RUNNING"),
+    ):
+        done = site.call(*words)
+        assert (done.code, done.out) == (1, "")
+        assert part in done.err
+        assert done.err.count("\n") == 1
+    assert site.commands() == []
+
+
+ERRORS = [
+    (("cancel",), "say which jobs"),
+    (("cancel", "0"), "there is no job"),
+    (("cancel", "a", "-u", "x"), "not both"),
+    (("hold",), "missing argument"),
+    (("hold", "!"), "is not a job id"),
+    (("priority", "0", "x"), "not a whole number"),
+    (("priority", "0", "99999999999"), "at most"),
+    (("drain", "pc1"), "--reason"),
+    (("drain", "pc1", "--reason", " "), "--reason"),
+    (("drain", "pc1", "--reason", "a\nb"), "--reason"),
+    (("drain", "pc", "--reason", "x"), "did you mean 'pc"),
+    (("drain", "--reason", "x"), "missing argument"),
+    (("resume", "nope"), "there is no node"),
+]
+
+
+@pytest.mark.parametrize(("words", "part"), ERRORS)
+def test_every_error_is_one_line(site: Site, words: tuple[str, ...], part: str) -> None:
+    done = site.call(*words)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("gpusched: error: ")
+    assert done.err.count("\n") == 1
+    assert part in done.err
+    as_json = site.call(*words, "--json")
+    assert (as_json.code, as_json.err) == (2, "")
+    assert part in as_json.json["error"]
+    assert site.commands() == []
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "expected"),
+    [
+        (JobState.COMPLETED, 0, 0),
+        (JobState.FAILED, 42, 42),
+        (JobState.FAILED, None, 1),
+        (JobState.TIMEOUT, 143, 124),
+        (JobState.CANCELLED, None, 143),
+        (JobState.OUT_OF_MEMORY, 137, 137),
+        (JobState.NODE_FAIL, None, 125),
+        (JobState.PREEMPTED, None, 143),
+    ],
+)
+def test_wait_exits_as_the_job_did(site: Site, state: JobState, code: int | None, expected: int) -> None:
+    job_id = site.submit()
+    site.fold()
+    site.start(job_id)
+    site.end(job_id, state, code)
+    done = site.call("wait", job_id)
+    assert done.code == expected
+    assert f"{job_id} {state}" in done.out
+    (job,) = site.call("wait", "--json", job_id).json
+    assert (job["state"], job["wait_exit_code"]) == (state, expected)
+
+
+def test_wait_for_several_takes_the_highest(site: Site) -> None:
+    a, b = site.submit(), site.submit("-F", "one", "--array", "0-1", "--", "x")
+    site.fold()
+    for job_id, code in ((a, 3), (f"{b}_0", 9), (f"{b}_1", 0)):
+        site.start(job_id)
+        site.end(job_id, JobState.FAILED if code else JobState.COMPLETED, code)
+    assert site.call("wait", a, b).code == 9
+    assert site.call("wait", a, f"{b}_1").code == 3
+
+
+def test_wait_from_the_inbox_to_the_end(site: Site) -> None:
+    job_id = site.submit()
+    process = subprocess.Popen([GPUSCHED, "wait", job_id], env=site.env, stdout=subprocess.DEVNULL)
+    time.sleep(0.5)
+    site.fold()
+    time.sleep(0.7)
+    site.start(job_id)
+    assert process.poll() is None
+    site.end(job_id, JobState.FAILED, 5)
+    eventually(lambda: process.poll() is not None)
+    assert process.returncode == 5
+
+
+def test_wait_gives_up(site: Site) -> None:
+    job_id = site.submit()
+    begin = time.monotonic()
+    done = site.call("wait", job_id, "--timeout", "1s")
+    assert time.monotonic() - begin < 3
+    assert (done.code, done.out) == (1, "")
+    assert f"not ended within 1 s: {job_id}" in done.err
+
+
+def test_wait_is_no_busy_loop(site: Site) -> None:
+    job_id = site.submit()
+    site.fold()
+    code = (
+        "import resource, sys; from gpusched.cli.main import run; "
+        f"a = resource.getrusage(resource.RUSAGE_SELF).ru_utime; run(['wait', {job_id!r}, '--timeout', '1s']); "
+        f"a = resource.getrusage(resource.RUSAGE_SELF).ru_utime; run(['wait', {job_id!r}, '--timeout', '4s']); "
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_utime - a)"
+    )
+    python = os.path.join(os.path.dirname(GPUSCHED), "python")
+    done = subprocess.run([python, "-c", code], env=site.env, capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 0.4
+
+
+def test_ctrl_c_ends_quietly_with_130(site: Site) -> None:
+    import signal
+
+    job_id = site.submit()
+    process = subprocess.Popen([GPUSCHED, "wait", job_id], env=site.env, stderr=subprocess.PIPE, text=True)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    assert (process.returncode, err) == (130, "")
