@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -49,7 +50,7 @@ _CLI = (sys.executable, "-m", "gpusched")
 
 
 def _story(gpus: int) -> int:
-    _until("both nodes answer", lambda: all(n["state"] == "IDLE" for n in _json("nodes")) or None)
+    _until("both nodes answer", lambda: [n["state"] for n in _json("nodes")] == ["IDLE", "IDLE"] or None)
     _show("flavors")
     small = _submit("-J", "finetune", "--flavor", "small", steps=8)
     _submit("-J", "pretrain", "--flavor", "medium", steps=10)
@@ -60,13 +61,16 @@ def _story(gpus: int) -> int:
     _until("jobs run", lambda: any(j["state"] == "RUNNING" for j in _json("status")) or None)
     _until("the gang has its reason", lambda: _json("show", gang)["reason"] or None)
     time.sleep(3)  # let the simulated GPUs show some work: this is a show, not a test
-    for arguments in (("nodes",), ("status",), ("why", gang)):
-        _show(*arguments)
+    _show("nodes")
+    _show("status")
+    _show("why", gang)
     print("... waiting for all of them to end ...\n", flush=True)
     _until("all jobs ended", lambda: None if any(j["end_time"] is None for j in _json("status")) else True)
     _until("the output is home", lambda: _run("logs", small).stdout.endswith("done\n") or None)
-    for arguments in (("status",), ("logs", small), ("why", bad), ("power", "--since", "1h", "--by", "job")):
-        _show(*arguments)
+    _show("status")
+    _show("logs", small)
+    _show("why", bad)
+    _show("power", "--since", "1h", "--by", "job")
     _show("power", "--since", "1h", "--by", "partition")
     states = {job["name"]: job["state"] for job in _json("status")}
     expected = dict.fromkeys(("finetune", "pretrain", "gang", "sweep", "evaluate"), "COMPLETED") | {"typo": "FAILED"}
@@ -121,9 +125,10 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*_CLI, *arguments], env=_environment(), capture_output=True, text=True, check=False)
 
 
-def _json(*arguments: str) -> msgspec.Raw:
+def _json(*arguments: str) -> Any:
+    """What a command says with --json; an empty list as long as it has nothing to say."""
     result = _run(*arguments, "--json")
-    return msgspec.json.decode(result.stdout or "null")
+    return msgspec.json.decode(result.stdout or "[]") if result.returncode == 0 else []
 
 
 def _submit(*options: str, steps: int = 1, command: str = "") -> str:

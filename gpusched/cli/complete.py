@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
-Offer = Callable[[str], list[tuple[str, str]]]
+Offer = Callable[[str], list[str]]
 
 
 def _lazy(name: str) -> Offer:
-    def offer(incomplete: str) -> list[tuple[str, str]]:
+    def offer(incomplete: str) -> list[str]:
         try:
-            found: list[tuple[str, str]] = getattr(importlib.import_module("gpusched.client.completions"), name)(
+            found: list[str] = getattr(importlib.import_module("gpusched.client.completions"), name)(
                 incomplete
             )
             return found

@@ -48,7 +48,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 class _Candidate(NamedTuple):
     value: str
-    help: str
+    help: str = ""  # describing it would import all of rich
     type: str = "plain"
 
 
@@ -86,7 +86,7 @@ class LazyGroup(TyperGroup):
         """Command names without importing any."""
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
-        return [_Candidate(name, summary) for name, (_, summary) in COMMANDS.items() if name.startswith(incomplete)]
+        return [_Candidate(name) for name in COMMANDS if name.startswith(incomplete)]
 
 
 app = typer.Typer(

@@ -20,7 +20,7 @@ from gpusched.controller.secretfiles import SecretFiles
 from gpusched.controller.tidy import Tidy, reap_strays, tidy_leftovers
 from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
-from gpusched.model.jobs import ACTIVE, ENDED, Ending, Job, JobState
+from gpusched.model.jobs import ACTIVE, ENDED, Allocation, Ending, Job, JobState
 from gpusched.model.plan import CancelJob, Plan, Preempt, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import ProbeFailure
@@ -308,9 +308,15 @@ class Cycle:
 
     def _decide(self, now: float) -> list[Work]:
         """Ask the policies, check their plan, write the intent down; returns the launches."""
-        snapshot = snapshot_of_store(self._store, self.inventory, self.policies, now, seed=int(now * 1000))
-        if not snapshot.pending:
+        pending = self._store.pending()
+        if not pending:
             return []
+        active = self._store.active()
+        waiting = {job.id: job for job in pending}
+        ports = {job.master_port for job in active}
+        snapshot = snapshot_of_store(
+            self._store, self.inventory, self.policies, now, active=active, pending=pending, seed=int(now * 1000)
+        )
         plan, rejections = check(decide(snapshot), snapshot)
         launches: list[tuple[Job, list[RankRecord]]] = []
         with self._store.transaction():
@@ -319,25 +325,27 @@ class Cycle:
                 self._store.append([Event(time=now, kind="plan_rejected", data=data)])
             for action in plan.actions:
                 if isinstance(action, Start):
-                    launches.append(self._start(action, now))
+                    launches.append(self._start(waiting.pop(action.job_id), action.allocation, ports, now))
                 elif isinstance(action, (Preempt, CancelJob)):
+                    waiting.pop(action.job_id, None)
                     self._end_by_policy(action, now)
-            self._write_reasons(plan, now)
+            self._write_reasons(waiting.values(), plan, now)
         return [work for job, ranks in launches for work in self._launches(job, ranks)]
 
-    def _start(self, action: Start, now: float) -> tuple[Job, list[RankRecord]]:
+    def _start(
+        self, job: Job, allocation: Allocation, ports: set[int | None], now: float
+    ) -> tuple[Job, list[RankRecord]]:
         """The intent to start, in the store before anything is sent."""
-        job = self._store.job(action.job_id)
-        assert job is not None
         policy = self.policies[job.spec.partition]
-        port = master_port(job.id, (other.master_port for other in self._store.active()))
+        port = master_port(job.id, ports)
+        ports.add(port)
         job, event = move(
             job,
             JobState.STARTING,
             now,
             event="starting",
-            data={"nodes": {p.node: list(p.gpus) for p in action.allocation.parts}, "policy": policy.name},
-            allocation=action.allocation,
+            data={"nodes": {p.node: list(p.gpus) for p in allocation.parts}, "policy": policy.name},
+            allocation=allocation,
             attempt=job.attempt + 1,
             start_time=None,
             reason="",
@@ -346,7 +354,7 @@ class Cycle:
             policy=policy.name,
             policy_version=policy.version,
         )
-        ranks = [self._rank_record(job, index) for index in range(len(action.allocation.parts))]
+        ranks = [self._rank_record(job, index) for index in range(len(allocation.parts))]
         self._store.put_jobs([job])
         self._store.put_ranks(ranks)
         self._store.append([event])
@@ -410,9 +418,9 @@ class Cycle:
         self._store.put_jobs([changed])
         self._store.append([event])
 
-    def _write_reasons(self, plan: Plan, now: float) -> None:
+    def _write_reasons(self, waiting: Iterable[Job], plan: Plan, now: float) -> None:
         changed = []
-        for job in self._store.pending():
+        for job in waiting:
             reason = plan.reasons.get(job.id)
             if reason is None or (job.reason == reason.code and job.message == reason.message):
                 continue

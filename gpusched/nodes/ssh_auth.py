@@ -83,9 +83,7 @@ def _try(
     return False
 
 
-def _candidates(
-    target: Target, agent: paramiko.Agent | None, tried: list[str]
-) -> Iterator[tuple[str, paramiko.PKey]]:
+def _candidates(target: Target, agent: paramiko.Agent | None, tried: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
     named = {_public_blob(path) for path in target.keys}
     for path in target.keys:
         yield from _from_file(path, tried, missing_matters=True)

@@ -67,9 +67,7 @@ def connect(target: Target, settings: Settings, node: str, deadline: float, trai
     try:
         transport = _handshake(sock, target, node, deadline)
         key = transport.get_remote_server_key()
-        hostkeys.verify(
-            node, target.host, target.port, target.label, target.known_hosts, key.get_name(), key.asbytes()
-        )
+        hostkeys.verify(node, target.host, target.port, target.label, target.known_hosts, key.get_name(), key.asbytes())
         authenticate(transport, target, node, deadline)
     except BaseException:
         _drop(transport, sock)
@@ -263,9 +261,7 @@ def _via(hop: Target, jumps: tuple[str, ...]) -> Target:
 def _tunnel(jump: Connection, target: Target, node: str, name: str, deadline: float) -> Any:
     budget = min(target.connect_timeout_s, _remaining(deadline))
     try:
-        return jump.transport.open_channel(
-            "direct-tcpip", (target.host, target.port), ("127.0.0.1", 0), timeout=budget
-        )
+        return jump.transport.open_channel("direct-tcpip", (target.host, target.port), ("127.0.0.1", 0), timeout=budget)
     except paramiko.ChannelException as error:
         reason = "it forbids forwarding (AllowTcpForwarding)" if error.code == 1 else "no connection from there"
         raise TransportError("unreachable", f"{node}: jump host {name} cannot reach {target.where}: {reason}",

@@ -17,15 +17,22 @@ NOT_FOR_NEW_JOBS = frozenset({NodeState.DOWN, NodeState.DRAINED, NodeState.DRAIN
 
 
 def snapshot_of_store(
-    reader: Reader, inventory: Inventory, policies: Mapping[str, PolicySpec], now: float, seed: int = 0
+    reader: Reader,
+    inventory: Inventory,
+    policies: Mapping[str, PolicySpec],
+    now: float,
+    *,
+    active: list[Job] | None = None,
+    pending: list[Job] | None = None,
+    seed: int = 0,
 ) -> Snapshot:
-    """The snapshot of what a store holds now."""
+    """The snapshot of what a store holds now; jobs that the caller has read already need not be read again."""
     return build_snapshot(
         inventory,
         policies,
         reader.node_records(),
-        active=reader.active(),
-        pending=reader.pending(),
+        active=reader.active() if active is None else active,
+        pending=reader.pending() if pending is None else pending,
         ranks=reader.ranks(),
         lookup=lambda job_id: [job] if (job := reader.job(job_id)) else reader.jobs_of_array(job_id),
         usage=recent_usage(reader, inventory, policies, now),

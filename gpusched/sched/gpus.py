@@ -16,8 +16,14 @@ def links_matrix(gpus: Sequence[int], links: Mapping[int, Mapping[int, int]]) ->
 
     Where the two directions differ, the farther counts.
     """
-    rows = [[links.get(a, {}).get(b, 0) if a != b else 0 for b in gpus] for a in gpus]
-    return tuple(tuple(min(rows[a][b], rows[b][a]) for b in range(len(gpus))) for a in range(len(gpus)))
+    rows = []
+    for a in gpus:
+        near = links.get(a, {})
+        rows.append(tuple([near.get(b, 0) if a != b else 0 for b in gpus]))
+    matrix, mirrored = tuple(rows), tuple(zip(*rows, strict=True))
+    if matrix == mirrored:
+        return matrix
+    return tuple(tuple(map(min, row, column)) for row, column in zip(matrix, mirrored, strict=True))
 
 
 @lru_cache(maxsize=4096)
@@ -32,13 +38,16 @@ def nearest_gpus(matrix: Links, free: tuple[int, ...], count: int) -> tuple[int,
         return free[: max(count, 0)]
     exact = comb(len(free), count) <= _EXACT
     candidates = combinations(free, count) if exact else (_grow(matrix, free, first, count) for first in free)
-    return max(candidates, key=lambda chosen: (*_merit(matrix, free, chosen), tuple(-g for g in chosen)))
+    scored = [(_closeness(matrix, chosen), chosen) for chosen in candidates]
+    most = max(closeness for closeness, _ in scored)
+    equal = [chosen for closeness, chosen in scored if closeness == most]
+    return max(equal, key=lambda chosen: (*_merit(matrix, free, chosen), tuple(-g for g in chosen)))
 
 
-def _merit(matrix: Links, free: tuple[int, ...], chosen: tuple[int, ...]) -> tuple[int, int, int]:
+def _merit(matrix: Links, free: tuple[int, ...], chosen: tuple[int, ...]) -> tuple[int, int]:
     left = [g for g in free if g not in chosen]
     worst = min(sum(matrix[a][b] for b in chosen) for a in chosen)
-    return _closeness(matrix, chosen), worst, _closeness(matrix, left)
+    return worst, _closeness(matrix, left)
 
 
 def _closeness(matrix: Links, gpus: Sequence[int]) -> int:

@@ -6,8 +6,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from tests.cli.conftest import GPUSCHED, Site
 
 BASH = """
@@ -65,19 +63,37 @@ def test_silent_whatever_is_wrong(site: Site) -> None:
     assert complete(site, "cancel", "", env={"GPUSCHED_STATE": "/no/such"}) == []
 
 
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
-def test_zsh(site: Site) -> None:
-    script = 'autoload -U compinit && compinit -u; eval "$(gpusched completion zsh)"; echo ${_comps[gpusched]}'
+def zsh(site: Site, *words: str) -> str:
+    """What the completion function hands to zsh's _arguments; by the same protocol without zsh where there is none."""
+    if shutil.which("zsh") is None:
+        env = {"_GPUSCHED_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": " ".join(("gpusched", *words))}
+        return site.run(env=env).ok().out
+    quoted = " ".join(f"'{w}'" for w in ("gpusched", *words))
+    script = (
+        'compdef() { }; _arguments() { print -r -- "$@" }; _files() { print files }; '
+        f'eval "$(gpusched completion zsh)"; words=({quoted}); CURRENT=${{#words}}; _gpusched_completion'
+    )
     path = f"{Path(GPUSCHED).parent}:{site.env['PATH']}"
-    done = subprocess.run(["zsh", "-f", "-c", script], env=site.env | {"PATH": path}, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "_gpusched_completion"
+    done = subprocess.run(
+        ["zsh", "-f", "-c", script], env=site.env | {"PATH": path}, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    return done.stdout
 
 
-def test_zsh_protocol(site: Site) -> None:
-    """What the zsh function evaluates, asked for as it does."""
+def test_zsh(site: Site) -> None:
     job_id = site.submit()
-    env = {"_GPUSCHED_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "gpusched cancel "}
-    done = site.run(env=env)
-    assert (done.code, done.err) == (0, "")
-    assert job_id in done.out
+    assert job_id in zsh(site, "cancel", "")
+    assert "dgx-a100-1" in zsh(site, "drain", "dgx")
+    assert "submit" in zsh(site, "su")
     assert site.run("completion", "zsh").ok().out.startswith("#compdef gpusched")
+
+
+def test_other_users_text_never_reaches_the_shell(site: Site) -> None:
+    """Zsh evaluates descriptions, so there are none."""
+    job_id = site.submit("-F", "one", "-J", "\\$(touch pwned)`touch pwned`'\"", "--", "x")
+    out = zsh(site, "cancel", "")
+    assert job_id in out
+    assert "touch" not in out
+    assert complete(site, "cancel", "") == [job_id]
+    assert not (site.folder / "pwned").exists()

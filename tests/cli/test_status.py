@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpusched.model.commands import Submit
-from gpusched.model.jobs import JobState, JobSpec
+from gpusched.model.jobs import JobSpec, JobState
 from gpusched.queue.inbox import Inbox
 from tests.cli.conftest import GPUSCHED, Site
 

@@ -75,9 +75,7 @@ def integrate(path: str, powers: "dict[int, float]", now: float) -> "dict[int, f
         with open(path, encoding="utf-8") as file:
             last = json.load(file)
         since = max(0.0, now - last["time"])
-        energy = {
-            i: last["energy_j"].get(str(i), 0.0) + since * last["power_w"].get(str(i), IDLE_W) for i in powers
-        }
+        energy = {i: last["energy_j"].get(str(i), 0.0) + since * last["power_w"].get(str(i), IDLE_W) for i in powers}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         energy = dict.fromkeys(powers, 0.0)
     part = "%s.%d" % (path, os.getpid())
