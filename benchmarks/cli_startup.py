@@ -51,7 +51,7 @@ def build(state: Path, count: int) -> None:
         jobs = [finished_job(n, now) for n in range(count)]
         store.put_jobs(jobs)
         kinds = ("submitted", "starting", "running", "ended")
-        store.append(Event(time=now, kind=k, job_id=j.id, user=j.user, data={"attempt": 1}) for j in jobs for k in kinds)
+        store.append(Event(time=now, kind=k, job_id=j.id, user=j.user, data={"n": 1}) for j in jobs for k in kinds)
         store.set_meta("heartbeat", str(now + 3600))
         store.set_meta("tick_s", "5.0")
     store.close()

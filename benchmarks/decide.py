@@ -1,4 +1,7 @@
-"""How long one decision takes: `.venv/bin/python benchmarks/decide.py [--jobs 10000] [--nodes 1000] [--repeat 7]`."""
+"""CPU time of one decision (one thread: elapsed time on an idle machine).
+
+`.venv/bin/python benchmarks/decide.py [--jobs 10000] [--nodes 1000] [--repeat 7] [--links]`
+"""
 
 from __future__ import annotations
 
@@ -78,30 +81,30 @@ def waiting_job(rng: random.Random, i: int) -> PendingView:
 def median_ms(repeat: int, call: Callable[[], object]) -> float:
     times = []
     for _ in range(repeat):
-        begin = time.perf_counter()
+        begin = time.process_time()
         call()
-        times.append(1000 * (time.perf_counter() - begin))
+        times.append(1000 * (time.process_time() - begin))
     return statistics.median(times)
 
 
 def breakdown(snapshot: Snapshot, repeat: int) -> dict[str, float]:
-    """Median milliseconds of each stage of `decide`, run one after the other as it does."""
+    """Median CPU milliseconds of each stage of `decide`, run one after the other as it does."""
     columns: dict[str, list[float]] = {}
     for _ in range(repeat):
-        marks = [time.perf_counter()]
+        marks = [time.process_time()]
         world = world_of(snapshot)
-        marks.append(time.perf_counter())
+        marks.append(time.process_time())
         waiting = waiting_of(list(snapshot.pending), world, usage_of(snapshot))
         releases_of(snapshot.running, world, waiting.parts)
-        marks.append(time.perf_counter())
+        marks.append(time.process_time())
         outcome, blocks = _run(snapshot, world, waiting)
-        marks.append(time.perf_counter())
+        marks.append(time.process_time())
         verdicts = Verdicts(snapshot, world, waiting, outcome.code.tolist())
         for queue, block in blocks:
             verdicts.add(queue, block, {})
-        marks.append(time.perf_counter())
+        marks.append(time.process_time())
         starts(world, waiting, outcome)
-        marks.append(time.perf_counter())
+        marks.append(time.process_time())
         names = ("nodes", "queue", "passes", "reasons", "starts")
         for name, a, b in zip(names, marks, marks[1:], strict=False):
             columns.setdefault(name, []).append(1000 * (b - a))
@@ -115,10 +118,10 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--links", action="store_true", help="nodes know their NVLink islands")
     args = parser.parse_args()
-    begin = time.perf_counter()
+    begin = time.process_time()
     decide(build(4, 20, 0.5, PolicySpec(name="warm"), links=False))
-    print(f"first decision, compiling or loading included: {time.perf_counter() - begin:.2f} s")
-    print(f"{args.jobs} pending jobs, {args.nodes} nodes; median ms of {args.repeat}")
+    print(f"first decision, compiling or loading included: {time.process_time() - begin:.2f} s")
+    print(f"{args.jobs} pending jobs, {args.nodes} nodes; median CPU ms of {args.repeat}")
     stages = ("nodes", "queue", "passes", "reasons", "starts")
     print(f"{'cluster':8}{'order':11}{'place':11}{'backfill':9}{'started':>8}{'decide':>8}{'check':>7}", end="")
     print("".join(f"{s:>9}" for s in stages))

@@ -147,7 +147,7 @@ def power_report(
     if partition is not None:
         runs = [run for run in runs if run.partition == partition]
         usage = [row for row in usage if row.partition == partition]
-    since = max(since, min([until, *firsts.values(), *(float(row.bucket) for row in usage)]))
+    since = max(since, min([_first_measured(inventory, usage, until), *firsts.values()]))
     records = reader.node_records()
     report = summarize(inventory, chosen, runs, usage, firsts=firsts, since=since, until=until, by=by)
     active = [job for job in reader.active() if partition in (None, job.spec.partition)]
@@ -161,6 +161,19 @@ def power_report(
             if (record := records.get(node.name)) and record.reading and record.reading.source == "simulated"
         ),
     )
+
+
+def _first_measured(inventory: Inventory, usage: Iterable[UsageRow], until: float) -> float:
+    """When measuring began: the oldest bucket's end less what it holds of a node, since it need not be full."""
+    usage = list(usage)
+    bucket = min((row.bucket for row in usage), default=None)
+    if bucket is None:
+        return until
+    seconds: dict[str, float] = defaultdict(float)
+    for row in usage:
+        if row.bucket == bucket:
+            seconds[row.node] += row.gpu_s / max(1, node.gpus if (node := inventory.node(row.node)) else 1)
+    return max(float(bucket), min(bucket + BUCKET_S, until) - max(seconds.values()))
 
 
 def _chosen(inventory: Inventory, partition: str | None) -> tuple[Partition, ...]:

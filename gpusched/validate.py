@@ -189,9 +189,7 @@ def _check_flavor(spec: JobSpec, partition: Partition) -> None:
     flavor = partition.flavor(spec.flavor)
     if flavor is None:
         names = [f.name for f in partition.flavors]
-        raise UsageError(
-            f"partition {partition.name} has no flavor '{spec.flavor}'{did_you_mean(spec.flavor, names)}"
-        )
+        raise UsageError(f"partition {partition.name} has no flavor '{spec.flavor}'{did_you_mean(spec.flavor, names)}")
     if (
         spec.gpus != flavor.gpus
         or spec.nodes * spec.cores_per_node > flavor.cores

@@ -1,8 +1,8 @@
 """Plain conversion of option values.
 
-Typer since 0.2x builds a pydantic adapter for every parameter when it parses, which costs more start-up time than all of
-``gpusched submit``. Strings, numbers and lists of them need none of that. Other types, and older versions of typer, keep
-typer's own way.
+New versions of typer build a pydantic adapter for every parameter when they parse, which costs more start-up time than
+all of ``gpusched submit``. Strings, numbers and lists of them need none of that. Other types, and older versions of
+typer, keep typer's own way.
 """
 
 from __future__ import annotations

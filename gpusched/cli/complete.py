@@ -11,9 +11,7 @@ Offer = Callable[[str], list[str]]
 def _lazy(name: str) -> Offer:
     def offer(incomplete: str) -> list[str]:
         try:
-            found: list[str] = getattr(importlib.import_module("gpusched.client.completions"), name)(
-                incomplete
-            )
+            found: list[str] = getattr(importlib.import_module("gpusched.client.completions"), name)(incomplete)
             return found
         except Exception:  # a shell that asks must never see an error
             return []

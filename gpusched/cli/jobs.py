@@ -58,7 +58,7 @@ def status(
 
     def screen() -> Group:
         client.reopen()
-        return status_screen(listing(client, query, for_people=True))
+        return status_screen(listing(client, query, for_people=True), output.screen_width())
 
     if watch:
         output.watch(screen)

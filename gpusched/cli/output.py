@@ -77,6 +77,15 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def screen_width() -> int:
+    """Columns of the terminal; very many where there is none."""
+    if not sys.stdout.isatty():
+        return PIPE_WIDTH
+    import shutil
+
+    return shutil.get_terminal_size().columns
+
+
 def console() -> Console:
     """A Rich console on stdout. Without a terminal it is wide, so that nothing is cut or wrapped in a pipe."""
     from rich.console import Console

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpusched.errors import GpuschedError
 from gpusched.paths import state_folder
 from gpusched.queue.inbox import Inbox
 
@@ -17,10 +18,14 @@ if TYPE_CHECKING:
 
 HEARTBEATS_MISSED = 3
 LIVELY_S = 15.0
+MAKING_TRIES = 20
 
 
 class Client:
     """One command's view of the installation."""
+
+    def __init__(self) -> None:
+        self._reader: Reader | None = None
 
     @cached_property
     def state(self) -> Path:
@@ -43,17 +48,18 @@ class Client:
 
         return load_inventory()
 
-    @cached_property
+    @property
     def reader(self) -> Reader | None:
-        """The store, or None where there is none yet."""
-        from gpusched.queue.store import Reader
-
-        return Reader.open(self.state)
+        """The store, or None as long as there is none yet."""
+        if self._reader is None and os.path.exists(self.state / "gpusched.db"):
+            self._reader = _open(self.state)
+        return self._reader
 
     def reopen(self) -> None:
         """Forget the open store; the next use opens it again."""
-        if (reader := self.__dict__.pop("reader", None)) is not None:
-            reader.close()
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
 
     def deliverable_inbox(self) -> Inbox:
         """The inbox, made first where it is this user's own state folder and has none yet.
@@ -81,23 +87,33 @@ class Client:
                 newest = max(newest, status.st_mtime)
         return 0 <= time.time() - newest < LIVELY_S
 
-    def controller_age_s(self) -> float | None:
-        """Seconds since the controller's last sign of life; None if there never was one."""
-        beat = self.reader.meta("heartbeat") if self.reader else None
-        return None if beat is None else max(0.0, time.time() - float(beat))
-
     def controller_warning(self) -> str:
         """One line if nobody works off the queue, else ""."""
-        if "reader" not in self.__dict__ and self._written_lately():
+        if self._reader is None and self._written_lately():
             return ""
-        age = self.controller_age_s()
-        if age is None:
+        reader = self.reader
+        beat = reader.meta("heartbeat") if reader else None
+        if reader is None or beat is None:
             return "the controller has not run yet; start it with 'gpusched controller'"
-        assert self.reader is not None
-        tick_s = float(self.reader.meta("tick_s") or 5.0)
+        age = max(0.0, time.time() - float(beat))
+        tick_s = float(reader.meta("tick_s") or 5.0)
         if age <= max(HEARTBEATS_MISSED * tick_s, 5.0):
             return ""
         return f"the controller is not running (last seen {_ago(age)} ago); start it with 'gpusched controller'"
+
+
+def _open(state: Path) -> Reader | None:
+    """Open the store; one that is just being made gets a moment to get its tables."""
+    from gpusched.queue.store import Reader
+
+    for _ in range(MAKING_TRIES):
+        try:
+            return Reader.open(state)
+        except GpuschedError as error:
+            if "no such table" not in error.message:
+                raise
+            time.sleep(0.05)
+    return Reader.open(state)
 
 
 def _ago(seconds: float) -> str:

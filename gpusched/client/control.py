@@ -29,9 +29,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 def cancel(client: Client, texts: Iterable[str], *, now: bool) -> Asked:
     """End jobs."""
-    return _on_jobs(
-        client, "cancel", texts, _not_ended, lambda time_, ids: Cancel(time=time_, job_ids=ids, now=now)
-    )
+    return _on_jobs(client, "cancel", texts, _not_ended, lambda time_, ids: Cancel(time=time_, job_ids=ids, now=now))
 
 
 def selected(client: Client, user: str | None, states: frozenset[JobState] | None) -> list[str]:
@@ -100,9 +98,7 @@ def _check_admin(client: Client) -> None:
         raise GpuschedError(f"{user_name(uid)} is no admin", "settings.admins of inventory.yaml names them")
 
 
-def _on_jobs(
-    client: Client, what: str, texts: Iterable[str], check: Callable[[Job], str], command: IdCommand
-) -> Asked:
+def _on_jobs(client: Client, what: str, texts: Iterable[str], check: Callable[[Job], str], command: IdCommand) -> Asked:
     targets = Resolver(client).targets(texts)
     for target in targets:
         _check_target(client, what, target, check)

@@ -104,9 +104,7 @@ def prepare(client: Client, request: Request) -> Prepared:
     prepared = Prepared(spec=spec, array=array, max_running=max_running, secrets=secrets)
     length = len(msgspec.json.encode(_command(prepared, "0" * ids.ID_LENGTH, now)))
     if length > MAX_COMMAND_BYTES:
-        raise UsageError(
-            f"the whole request is {length} bytes, at most {MAX_COMMAND_BYTES} are possible", "use a file"
-        )
+        raise UsageError(f"the whole request is {length} bytes, at most {MAX_COMMAND_BYTES} are possible", "use a file")
     return prepared
 
 

@@ -113,4 +113,3 @@ def _snapshot(client: Client, job: Job) -> Snapshot:
         array_limits=reader.array_limits() if reader else {},
         now=now,
     )
-

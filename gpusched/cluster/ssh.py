@@ -24,7 +24,8 @@ from gpusched.nodes.transport import Script, Transport, TransportError, open_tra
 
 WORK_TIMEOUT_S = 60.0
 COLLECT_TIMEOUT_S = 600.0
-PROBE_THREADS, SLOW_THREADS, WORK_THREADS = 32, 16, 32
+PROBE_THREADS, SLOW_THREADS = 32, 16
+WORKS_PER_NODE = 6  # sshd allows 10 sessions on a connection by default (MaxSessions); the probe is another one
 
 
 class SshCluster:
@@ -43,7 +44,7 @@ class SshCluster:
         self._slow: set[str] = set()
         self._slow_pool = ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="slow-probe")
         self._probe_pool = ThreadPoolExecutor(PROBE_THREADS, thread_name_prefix="probe")
-        self._work_pool = ThreadPoolExecutor(WORK_THREADS, thread_name_prefix="work")
+        self._lanes: dict[str, ThreadPoolExecutor] = {}
 
     def use_inventory(self, inventory: Inventory) -> None:
         """Go on with a changed inventory; connections of nodes that changed or left are dropped."""
@@ -106,7 +107,13 @@ class SshCluster:
         """See `Cluster.perform`."""
         for work in works:
             if work.key not in self._works:
-                self._works[work.key] = self._work_pool.submit(self._do, work)
+                self._works[work.key] = self._lane(work.node).submit(self._do, work)
+
+    def _lane(self, node: str) -> ThreadPoolExecutor:
+        """A node's own threads (made when needed): works that hang on one node hold up no other's."""
+        if node not in self._lanes:
+            self._lanes[node] = ThreadPoolExecutor(WORKS_PER_NODE, thread_name_prefix=f"work-{node}")
+        return self._lanes[node]
 
     def _do(self, work: Work) -> Outcome:
         node = self._inventory.node(work.node)
@@ -119,6 +126,9 @@ class SshCluster:
             return Outcome(work=work, time=self._clock(), error=problem.line(), transient=True)
         except GpuschedError as problem:
             return Outcome(work=work, time=self._clock(), error=problem.line())
+        except OSError as problem:  # our own disk: the output stays on the node until there is room for it
+            where = f"{problem.filename}: " if problem.filename else ""
+            return Outcome(work=work, time=self._clock(), error=f"{where}{problem.strerror or problem}", transient=True)
         except Exception as problem:  # likewise: one rank's trouble stays its own
             return Outcome(work=work, time=self._clock(), error=f"internal error: {problem!r}")
 
@@ -158,7 +168,7 @@ class SshCluster:
 
     def close(self) -> None:
         """Drop the connections. What still hangs is left to its own timeout."""
-        for pool in (self._probe_pool, self._slow_pool, self._work_pool):
+        for pool in (self._probe_pool, self._slow_pool, *self._lanes.values()):
             pool.shutdown(wait=False, cancel_futures=True)
         for _, transport in self._transports.values():
             transport.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -33,7 +34,8 @@ from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 
 MESSAGE_REFRESH_S = 30.0  # waiting messages hold durations; writing them all in every cycle would help nobody
-REMEMBER_REMOVED_S = 120.0
+REMEMBER_REMOVED_S = 600.0
+MAX_COLLECT_FAILURES = 5
 
 
 class Cycle:
@@ -56,6 +58,7 @@ class Cycle:
         assert cluster_id is not None
         self._cluster_id = cluster_id
         self._launch_errors: dict[RankKey, str] = {}
+        self._collect_failures: Counter[RankKey] = Counter()
         self._removed: dict[RankKey, float] = {}
         self._messages_at: dict[str, float] = {}
         self._ended: list[Job] = store.recently_ended(200)
@@ -70,6 +73,7 @@ class Cycle:
         works = self._record(observations, now)
         self._cluster.perform(works)
         self._cluster.perform(self._decide(now))
+        self._forget_secrets()
 
     # -- settling ------------------------------------------------------------------------------------------------
 
@@ -121,8 +125,11 @@ class Cycle:
             facts = {"work": work.verb, "error": outcome.error}
             self._store.append([self._rank_event("work_failed", work.rank, outcome.time, **facts)])
         if work.verb == "collect" and not outcome.transient:
-            # The output cannot be had (its folder is gone, say); the job's end must not hang on it.
-            self._store.put_ranks([msgspec.structs.replace(work.rank, collected=True)])
+            self._collect_failures[work.key] += 1
+            if self._collect_failures[work.key] >= MAX_COLLECT_FAILURES:
+                # The output cannot be had; what is left on the node must not stay there for ever.
+                del self._collect_failures[work.key]
+                self._store.put_ranks([msgspec.structs.replace(work.rank, collected=True)])
 
     def _hand_over(self, work: Work) -> None:
         """A collected log belongs to the job's user, where the controller may give it away."""
@@ -209,8 +216,6 @@ class Cycle:
             if step.ended_attempt is not None:
                 end, outcome = step.ended_attempt
                 self._store.close_run(step.job.id, step.job.attempt, end, outcome)
-            if step.job.state in ENDED:
-                self._forget_secrets(step.job)
         self._store.put_jobs(step.job for step in steps if step.events)
         return works
 
@@ -232,12 +237,11 @@ class Cycle:
             nodes={p.node: len(p.gpus) for p in job.allocation.parts},
         )
 
-    def _forget_secrets(self, job: Job) -> None:
-        self._secrets.forget(job.id)
-        if job.array_id and job.spec.secret_names:
-            tasks = self._store.jobs_of_array(job.array_id)
-            if all(t.state in ENDED or t.id == job.id for t in tasks):
-                self._secrets.forget_array(job.array_id)
+    def _forget_secrets(self) -> None:
+        """Remove the secrets of what has ended, however it did; only what is committed counts."""
+        for job_id in self._secrets.kept():
+            if not self._store.has_unended(job_id):
+                self._secrets.forget(job_id)
 
     def _tidy(self, observations: dict[str, Observation], now: float) -> list[Work]:
         current = {(job.id, job.attempt) for job in self._store.active()}
@@ -246,8 +250,8 @@ class Cycle:
         busy = self._cluster.busy()
         tidy = tidy_leftovers(leftovers, observations, self.inventory, busy, now)
         self._removed = {key: at for key, at in self._removed.items() if now - at < REMEMBER_REMOVED_S}
-        known = frozenset(map(rank_key, ranks)) | frozenset(self._removed)
-        strays = reap_strays(self.inventory.nodes, known, observations, self._cluster_id, busy, now)
+        known = frozenset(map(rank_key, ranks))
+        strays = reap_strays(self.inventory.nodes, known, self._removed, observations, self._cluster_id, busy, now)
         self._apply_tidy(tidy)
         self._apply_tidy(strays)
         for key in set(self._launch_errors) - {rank_key(r) for r in ranks if (r.job_id, r.attempt) in current}:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import sqlite3
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import GpuschedError
+from gpusched.model import ids
 from gpusched.model.commands import (
     AnyCommand,
     Cancel,
@@ -29,9 +31,12 @@ from gpusched.model.resources import Inventory
 from gpusched.queue.inbox import Inbox, Malformed, Received
 from gpusched.queue.lifecycle import move
 from gpusched.queue.store import NodeRecord, Store
-from gpusched.validate import validate_spec
+from gpusched.validate import MAX_PRIORITY, validate_spec
 
 MAX_ARRAY_TASKS = 100_000
+MAX_ARRAY_INDEX = 9_999_999
+REMEMBER_FOLDED_S = 86400.0
+MAX_SUBMIT_DELAY_S = 60.0
 
 
 class Refused(Exception):
@@ -58,34 +63,50 @@ class Folder:
         The files are removed after the commit. A crash in between leaves files that were folded; they are recognised
         by name and change nothing the second time.
         """
-        taken: list[Received | Malformed] = []
+        taken: list[tuple[str, bool]] = []
         with self._store.transaction():
             for item in self._inbox.waiting():
-                taken.append(item)
-                if self._store.was_folded(item.file_name):
-                    continue
-                self._fold_one(item, now)
-                self._store.mark_folded(item.file_name, now)
-        for item in taken:
-            if isinstance(item, Malformed):
-                self._inbox.refuse(item.file_name)
-            else:
-                self._inbox.remove(item.file_name)
+                known = _storable(item.file_name)
+                good = not isinstance(item, Malformed)
+                if not self._store.was_folded(known):
+                    good = self._fold_one(item, now)
+                    self._store.mark_folded(known, now)
+                taken.append((item.file_name, good))
+        for file_name, good in taken:
+            (self._inbox.remove if good else self._inbox.refuse)(file_name)
+        if taken:
+            self._store.forget_folded(now - REMEMBER_FOLDED_S)
         return len(taken)
 
-    def _fold_one(self, item: Received | Malformed, now: float) -> None:
+    def _fold_one(self, item: Received | Malformed, now: float) -> bool:
+        """Fold one file; False where it is to be set aside for a person to look at."""
         if isinstance(item, Malformed):
             self._refuse(item.file_name, user_name(item.uid), item.why, now)
-            return
+            return False
         caller = self._caller(item.uid)
         try:
-            self._apply(item.command, caller, now)
+            with self._store.savepoint():
+                self._try(item, caller, now)
+        except (sqlite3.OperationalError, OSError):
+            raise  # our disk, not the command
+        except Exception as error:  # one command that we did not foresee must not stop all others for ever
+            self._refuse(item.file_name, caller.name, f"internal error: {error!r}", now)
+            return False
+        return True
+
+    def _try(self, item: Received, caller: Caller, now: float) -> None:
+        command = item.command
+        if isinstance(command, Submit) and not caller.admin:
+            # Nobody gets to the head of the queue by an early date. The client writes the file at once.
+            command = msgspec.structs.replace(command, time=max(command.time, item.written - MAX_SUBMIT_DELAY_S))
+        try:
+            self._apply(command, caller, now)
         except (Refused, GpuschedError) as error:
             self._refuse(item.file_name, caller.name, str(error), now)
 
     def _refuse(self, file_name: str, user: str, why: str, now: float) -> None:
-        job_id = file_name.partition(".")[0] if file_name.endswith(".submit") else None
-        data = {"file": file_name, "why": why}
+        job_id = _storable(file_name).partition(".")[0] if file_name.endswith(".submit") else None
+        data = {"file": _storable(file_name), "why": why}
         self._store.append([Event(time=now, kind="refused_command", job_id=job_id, user=user, data=data)])
 
     def _caller(self, uid: int) -> Caller:
@@ -114,6 +135,8 @@ class Folder:
     # -- submissions ---------------------------------------------------------------------------------------------
 
     def _submit(self, command: Submit, caller: Caller, now: float) -> None:
+        if not ids.is_job_id(command.id):  # it becomes part of paths and of containers' names
+            raise Refused(f"{command.id[:40]!r} is not a job id")
         validate_spec(command.spec, self._inventory)
         self._check_mounts(command, caller)
         if missing := set(command.spec.secret_names) ^ set(command.secrets):
@@ -145,6 +168,10 @@ class Folder:
             raise Refused("--priority above 0 needs an admin; --nice lowers your own")
         if command.array is not None and not 0 < len(set(command.array)) <= MAX_ARRAY_TASKS:
             raise Refused(f"an array needs 1 to {MAX_ARRAY_TASKS} different indices")
+        if command.array is not None and not all(0 <= index <= MAX_ARRAY_INDEX for index in command.array):
+            raise Refused(f"indices of an array go from 0 to {MAX_ARRAY_INDEX}")
+        if command.max_running is not None and not 0 < command.max_running <= MAX_ARRAY_TASKS:
+            raise Refused("at least one task of an array must be allowed to run at once")
         job = Job(
             id=command.id,
             user=caller.name,
@@ -153,7 +180,7 @@ class Folder:
             state=JobState.PENDING,
             priority=spec.priority - spec.nice,
             # A client's clock may be ahead of ours; an earlier submission is believed for as long as files can wait.
-            submit_time=min(command.time, now),
+            submit_time=min(max(command.time, 0.0), now),
             eligible_time=spec.begin_time,
             held_by="user" if spec.hold else "",
         )
@@ -191,7 +218,6 @@ class Folder:
             return None
         message = f"cancelled by {caller.name}"
         if job.state is JobState.PENDING:
-            self._secrets.forget(job.id)
             changes = {"reason": "Cancelled", "message": message, "end_time": now}
             return move(job, JobState.CANCELLED, now, event="ended", data={"by": caller.name}, **changes)
         return self._end(job, JobState.CANCELLED, "Cancelled", message, caller, at_once, now)
@@ -240,6 +266,8 @@ class Folder:
 
     def _priority(self, job: Job, caller: Caller, priority: int, now: float) -> tuple[Job, Event]:
         self._must_be_pending(job)
+        if abs(priority) > MAX_PRIORITY:
+            raise Refused(f"a priority is at most {MAX_PRIORITY} either way")
         if priority > job.priority and not caller.admin:
             raise Refused(f"job {job.id}: raising a priority (from {job.priority} to {priority}) needs an admin")
         event = self._event("priority", job, caller, now, {"from": job.priority, "to": priority})
@@ -292,6 +320,11 @@ def back_in_queue(message: str) -> dict[str, Any]:
         "reason": "",
         "message": message,
     }
+
+
+def _storable(file_name: str) -> str:
+    """A file's name as text: other users may give names that are not UTF-8."""
+    return file_name.encode(errors="backslashreplace").decode()
 
 
 def user_name(uid: int) -> str:

@@ -235,7 +235,8 @@ def _running(step: Step, seen: list[Seen], world: World) -> None:
         _failed(step, bad[0], world)
     elif len(finished) == len(seen):
         _end(step, JobState.COMPLETED, "", "", world, grace=0, exit_code=0)
-    elif job.start_time is not None and world.now >= job.start_time + job.spec.time_limit_s:
+    elif _beyond_limit(job, world) and any(s.phase == "running" for s in seen):
+        # Only what is seen to run has run into it: a job on a node that cannot be asked may have ended in time.
         message = f"ran into its limit of {job.spec.time_limit_s} s"
         _end(step, JobState.TIMEOUT, "TimeLimit", message, world, grace=settings.grace_s)
     elif any(s.rank.rank == 0 for s in finished):
@@ -243,6 +244,10 @@ def _running(step: Step, seen: list[Seen], world: World) -> None:
         _end(step, JobState.COMPLETED, "", "", world, grace=settings.grace_s, exit_code=0)
     else:
         _warn_before_limit(step, seen, world)
+
+
+def _beyond_limit(job: Job, world: World) -> bool:
+    return job.start_time is not None and world.now >= job.start_time + job.spec.time_limit_s
 
 
 def _failed(step: Step, s: Seen, world: World) -> None:

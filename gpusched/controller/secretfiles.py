@@ -37,14 +37,14 @@ class SecretFiles:
         """Whether the values are still there."""
         return self._path(job_id).exists()
 
-    def forget(self, job_id: str) -> None:
-        """Remove the values of a job. A task's share stays while its array may need it (see `forget_array`)."""
-        if "_" not in job_id:
-            self._path(job_id).unlink(missing_ok=True)
+    def kept(self) -> list[str]:
+        """Ids of the submissions whose values are there."""
+        return [path.name.partition(".")[0] for path in self._folder.glob("*.*")]
 
-    def forget_array(self, array_id: str) -> None:
-        """Remove the values of an array whose tasks have all ended."""
-        self._path(array_id).unlink(missing_ok=True)
+    def forget(self, job_id: str) -> None:
+        """Remove the values of a submission, of which nothing is left that may need them."""
+        for path in (self._path(job_id), self._path(job_id).with_suffix(".tmp")):
+            path.unlink(missing_ok=True)
 
     def _path(self, job_id: str) -> Path:
         return self._folder / f"{job_id.partition('_')[0]}.json"

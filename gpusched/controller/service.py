@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -88,6 +89,15 @@ class Service:
                 self.store.compact_usage(self._housekept - KEEP_FINE_USAGE_S, 3600)
             rotate(self._state / "logs", self.cycle.inventory.settings.logs)
 
+    def recover(self, error: Exception) -> None:
+        """Go on after a cycle that could not write: nothing of it is in the store, so the next one begins from there.
+
+        Jobs run on meanwhile; commands wait in the inbox.
+        """
+        self._say(f"this cycle could not be recorded in {self._state}: {error}; tried again, see 'gpusched check'")
+        inventory, policies = self.cycle.inventory, self.cycle.policies
+        self.cycle = Cycle(self.store, self._state, inventory, policies, self.cluster)
+
     def _stamp(self) -> tuple[tuple[str, int], ...]:
         folder = self._path.parent / "policies"
         files = [self._path, *sorted(folder.glob("*.yaml"))]
@@ -121,7 +131,8 @@ class Service:
 
     def close(self) -> None:
         """Let go of everything; what runs on the nodes goes on."""
-        self._event("controller_stopped")
+        with contextlib.suppress(sqlite3.OperationalError):  # a full disk must not keep us from ending
+            self._event("controller_stopped")
         self.cluster.close()
         self.store.close()
 
@@ -140,7 +151,10 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None]) -
         say(f"controller {os.getpid()} on {state}: {len(service.cycle.inventory.nodes)} nodes, state is kept there")
         try:
             while not stop.is_set():
-                service.run(PATIENCE_S)
+                try:
+                    service.run(PATIENCE_S)
+                except (sqlite3.OperationalError, OSError) as error:
+                    service.recover(error)
                 service.pause(stop)
         finally:
             service.close()

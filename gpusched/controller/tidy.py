@@ -14,6 +14,8 @@ from gpusched.model.readings import NodeReading
 from gpusched.model.resources import Inventory, Node
 from gpusched.queue.store import RankRecord
 
+_ALIVE = ("running", "preparing", "ready")
+
 
 class Tidy(msgspec.Struct, kw_only=True):
     """What follows: things to do, facts, ranks that are settled (their row can go) or changed."""
@@ -46,21 +48,26 @@ def tidy_leftovers(
             tidy.settled.append(rank)
             continue
         observation = observations.get(rank.node)
-        if observation is None or rank_key(rank) in busy:
-            continue
-        reading = observation.result
-        if isinstance(reading, NodeReading) and reading.containers is not None:
-            _leftover(rank, reading, observation, tidy, now)
+        reading = observation.result if observation else None
+        if observation is not None and isinstance(reading, NodeReading) and reading.containers is not None:
+            _leftover(rank, reading, observation, rank_key(rank) in busy, tidy, now)
     return tidy
 
 
-def _leftover(rank: RankRecord, reading: NodeReading, observation: Observation, tidy: Tidy, now: float) -> None:
+def _leftover(
+    rank: RankRecord, reading: NodeReading, observation: Observation, busy: bool, tidy: Tidy, now: float
+) -> None:
     container = container_of(rank, reading)
+    if busy:
+        if rank.gone and container is not None and container.phase in _ALIVE:
+            # Its GPUs are not free, whether or not we can do something about it already.
+            tidy.changed.append(msgspec.structs.replace(rank, gone=False))
+        return
     if container is None:
         if rank.launched_at is None or observation.began > rank.launched_at:
             tidy.settled.append(rank)
         return
-    if container.phase in ("running", "preparing", "ready"):
+    if container.phase in _ALIVE:
         if rank.signalled != "FENCE":
             data = {"attempt": rank.attempt, "rank": rank.rank, "phase": container.phase}
             tidy.events.append(Event(time=now, kind="fenced", job_id=rank.job_id, node=rank.node, data=data))
@@ -75,6 +82,7 @@ def _leftover(rank: RankRecord, reading: NodeReading, observation: Observation, 
 def reap_strays(
     nodes: Iterable[Node],
     known: frozenset[RankKey],
+    removed: Mapping[RankKey, float],
     observations: Mapping[str, Observation],
     cluster_id: str,
     busy: frozenset[RankKey],
@@ -85,6 +93,7 @@ def reap_strays(
     Args:
         nodes: Declared nodes.
         known: Keys of all rank records.
+        removed: Key -> when we removed it: a node asked before that may still speak of it.
         observations: News of this cycle.
         cluster_id: Ours; another installation's containers are not touched.
         busy: Ranks with a work under way.
@@ -98,6 +107,8 @@ def reap_strays(
             continue
         for container in reading.containers or ():
             key = parse_container_name(container.name)
+            if key is not None and observation is not None and removed.get(key, 0.0) >= observation.began:
+                continue
             if key is None or key in known or key in busy or container.cluster_id not in (None, cluster_id):
                 continue
             stray = RankRecord(

@@ -23,10 +23,16 @@ _DECODER = msgspec.json.Decoder(AnyCommand)
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
-    """A command file as the controller finds it: ``uid`` is the file's owner."""
+    """A command file as the controller finds it.
+
+    Attributes:
+        uid: The file's owner.
+        written: When the kernel last saw the file change (Unix seconds).
+    """
 
     file_name: str
     uid: int
+    written: float = 0.0
     command: AnyCommand
 
 
@@ -43,6 +49,7 @@ class Inbox:
 
     def __init__(self, state: Path) -> None:
         self.tmp, self.new, self.refused = state / "inbox/tmp", state / "inbox/new", state / "inbox/refused"
+        self._stuck: set[str] = set()
 
     def create(self, *, shared: bool = False) -> None:
         """Make the folders; ``shared`` lets other users of the machine drop commands."""
@@ -117,7 +124,7 @@ class Inbox:
         except (FileNotFoundError, PermissionError):
             return
         for name in names:
-            if not name.startswith("."):
+            if not name.startswith(".") and name not in self._stuck:
                 try:
                     yield self._read(name)
                 except FileNotFoundError:
@@ -137,7 +144,8 @@ class Inbox:
                         file_name=name, uid=uid, why=f"{status.st_size} bytes, at most {MAX_COMMAND_BYTES}"
                     )
                 content = file.read(MAX_COMMAND_BYTES + 1)
-            return Received(file_name=name, uid=uid, command=_DECODER.decode(content))
+            command = _DECODER.decode(content)
+            return Received(file_name=name, uid=uid, command=command, written=status.st_ctime)
         except FileNotFoundError:
             raise
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -150,11 +158,13 @@ class Inbox:
         (self.new / file_name).unlink(missing_ok=True)
 
     def refuse(self, file_name: str) -> None:
-        """Set a malformed file aside, where a person can look at it."""
+        """Set a malformed file aside, where a person can look at it; what cannot be moved is passed over."""
         try:
             os.replace(self.new / file_name, self.refused / file_name)
         except FileNotFoundError:
             pass
+        except OSError:  # a folder, say, that belongs to another or stands in the way
+            self._stuck.add(file_name)
 
 
 def deliver_submit(inbox: Inbox, make: Callable[[str], Submit], mint: Callable[[], str]) -> str:

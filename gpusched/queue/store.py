@@ -15,7 +15,7 @@ import msgspec
 from gpusched.errors import GpuschedError
 from gpusched.model import ids
 from gpusched.model.events import Event
-from gpusched.model.jobs import ACTIVE, Job, JobState
+from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
 from gpusched.model.readings import NodeReading, NodeState
 from gpusched.queue.schema import SCHEMA, SCHEMA_VERSION
 
@@ -208,6 +208,13 @@ class Reader:
         )
         return [_JOB.decode(r[0]) for r in rows][::-1]
 
+    def has_unended(self, job_id: str) -> bool:
+        """Whether the job, or any task of the array, has not ended."""
+        ended = ",".join("?" * len(ENDED))
+        query = f"SELECT 1 FROM jobs WHERE {{}} = ? AND state NOT IN ({ended}) LIMIT 1"
+        columns = ("id", "array_id")
+        return any(self._db.execute(query.format(c), (job_id, *ENDED)).fetchone() for c in columns)
+
     def counts(self) -> dict[str, int]:
         """Number of jobs by state."""
         return dict(self._db.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall())
@@ -336,10 +343,24 @@ class Store(Reader):
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # SQLite rolls back by itself when the disk is full
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Within a transaction: all of the writes inside, or none, and the transaction goes on."""
+        self._db.execute("SAVEPOINT part")
+        try:
+            yield
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK TO part")
+                self._db.execute("RELEASE part")
+            raise
+        self._db.execute("RELEASE part")
 
     def set_meta(self, key: str, value: str) -> None:
         """Set a value of the meta table."""
@@ -428,9 +449,12 @@ class Store(Reader):
         return self._db.execute("SELECT 1 FROM folded WHERE file_name = ?", (file_name,)).fetchone() is not None
 
     def mark_folded(self, file_name: str, now: float) -> None:
-        """Remember a folded command file (for a day after it is gone from the inbox)."""
+        """Remember a folded command file."""
         self._db.execute("INSERT OR REPLACE INTO folded VALUES (?, ?)", (file_name, now))
-        self._db.execute("DELETE FROM folded WHERE time < ?", (now - 86400,))
+
+    def forget_folded(self, before: float) -> None:
+        """Forget command files folded before ``before``; they must be gone from the inbox."""
+        self._db.execute("DELETE FROM folded WHERE time < ?", (before,))
 
     def job_energy(self, job_id: str) -> float | None:
         """Measured joules of a job so far; None where nothing was measured."""

@@ -27,8 +27,8 @@ def findings_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
 def findings_screen(findings: Sequence[Finding]) -> RenderableType:
     """The findings of one subject below each other, each with what to do."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    for _ in range(3):
-        table.add_column(no_wrap=True)
+    for width in (4, 8, 11):  # subjects come one by one; so their tables line up
+        table.add_column(no_wrap=True, min_width=width)
     table.add_column(overflow="fold")
     for finding in findings:
         mark, style = _MARKS[finding.status]

@@ -80,12 +80,15 @@ def energy(joules: float | None) -> str:
     return f"{watt_hours / 1000:.2f} kWh" if watt_hours >= 1000 else f"{watt_hours:.1f} Wh"
 
 
-def plain_table(*columns: str, right: Iterable[str] = ()) -> Table:
-    """A table without lines, as ps and squeue print them; ``right`` names the columns of numbers."""
+def plain_table(*columns: str, right: Iterable[str] = (), wrap: Iterable[str] = ()) -> Table:
+    """A table without lines, as ps and squeue print them.
+
+    ``right`` names the columns of numbers, ``wrap`` those that may take more lines where the screen is narrow.
+    """
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    numbers = set(right)
+    numbers, wrapped = set(right), set(wrap)
     for column in columns:
-        table.add_column(column, justify="right" if column in numbers else "left", no_wrap=True)
+        table.add_column(column, justify="right" if column in numbers else "left", no_wrap=column not in wrapped)
     return table

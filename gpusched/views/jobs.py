@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 NAME_WIDTH = 24
 REASON_WIDTH = 60
+COLUMNS = ("ID", "NAME", "USER", "PARTITION", "FLAVOR", "STATE", "GPUS", "NODES/REASON", "TIME", "LIMIT")
+LESS_NEEDED = ("FLAVOR", "LIMIT")
+FULL_WIDTH = 110
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,8 +94,8 @@ def head_line(listing: Listing) -> str:
     return ", ".join(f"{listing.counts[s]} {s}" for s in found) or "no jobs"
 
 
-def status_screen(listing: Listing) -> Group:
-    """Counts, warning and table."""
+def status_screen(listing: Listing, width: int) -> Group:
+    """Counts, warning and table, for a screen of so many columns."""
     from rich.console import Group
     from rich.text import Text
 
@@ -100,33 +103,38 @@ def status_screen(listing: Listing) -> Group:
     if listing.warning:
         parts.append(Text(f"warning: {listing.warning}", style="bold red"))
     if listing.jobs:
-        parts.append(status_table(listing))
+        parts.append(status_table(listing, width))
     return Group(*parts)
 
 
-def status_table(listing: Listing) -> Table:
+def status_table(listing: Listing, width: int) -> Table:
     """One row per job; waiting tasks of an array that wait for the same reason share one."""
+    hidden = LESS_NEEDED if width < FULL_WIDTH else ()
+    table = common.plain_table(
+        *(c for c in COLUMNS if c not in hidden), right=("GPUS", "TIME", "LIMIT"), wrap=("NAME", "NODES/REASON")
+    )
+    for jobs in _rows(listing.jobs):
+        cells = _cells(jobs, listing)
+        table.add_row(*(cell for column, cell in zip(COLUMNS, cells, strict=True) if column not in hidden))
+    return table
+
+
+def _cells(jobs: list[Job], listing: Listing) -> list[Text]:
     from rich.text import Text
 
-    table = common.plain_table(
-        "ID", "NAME", "USER", "PARTITION", "FLAVOR", "STATE", "GPUS", "NODES/REASON", "TIME", "LIMIT",
-        right=("GPUS", "TIME", "LIMIT"),
-    )  # fmt: skip
-    for jobs in _rows(listing.jobs):
-        job = jobs[0]
-        table.add_row(
-            _id_text(jobs, listing.prefixes),
-            Text(common.shorten(common.clean(job.spec.name), NAME_WIDTH)),
-            Text(job.user),
-            Text(job.spec.partition),
-            Text(job.spec.flavor or common.UNKNOWN),
-            Text(job.state, style=common.state_style(job.state)),
-            str(job.spec.gpus),
-            Text(where_or_why(job)),
-            format_duration(elapsed_s(job, listing.now)),
-            format_duration(job.spec.time_limit_s),
-        )
-    return table
+    job = jobs[0]
+    return [
+        _id_text(jobs, listing.prefixes),
+        Text(common.shorten(common.clean(job.spec.name), NAME_WIDTH)),
+        Text(job.user),
+        Text(job.spec.partition),
+        Text(job.spec.flavor or common.UNKNOWN),
+        Text(job.state, style=common.state_style(job.state)),
+        Text(str(job.spec.gpus)),
+        Text(where_or_why(job)),
+        Text(format_duration(elapsed_s(job, listing.now))),
+        Text(format_duration(job.spec.time_limit_s)),
+    ]
 
 
 def _rows(jobs: Iterable[Job]) -> Iterator[list[Job]]:

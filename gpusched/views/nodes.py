@@ -108,7 +108,8 @@ def _gpu_table(rows: Sequence[NodeRow], width: int) -> Table:
     columns += ["STATE", "UTIL", "MEMORY"]
     columns += ["POWER"] if width >= 70 else []
     columns += ["TEMP"] if width >= 90 else []
-    columns += ["JOB", "USER"]
+    columns += ["JOB"]
+    columns += ["USER"] if width >= 70 else []
     columns += ["FIGURES"] if _mixed(rows) else []
     table = common.plain_table(*columns, right=("GPU", "MEMORY", "POWER", "TEMP"))
     bar_width = 16 if width >= 120 else 8 if width >= 90 else 0

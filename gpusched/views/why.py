@@ -94,8 +94,7 @@ def why_screen(why: Why) -> Group:
 def _node_table(nodes: tuple[NodeLine, ...]) -> Table:
     from rich.text import Text
 
-    table = common.plain_table("NODE", "FITS", "WHY")
-    table.columns[2].no_wrap = False
+    table = common.plain_table("NODE", "FITS", "WHY", wrap=["WHY"])
     for line in nodes:
         fits = Text("yes", style="green") if line.fits else Text("no", style="red")
         table.add_row(Text(line.node), fits, Text(common.clean(line.text)))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from gpusched.model.jobs import Dependency, DependencyKind, Mount
+from gpusched.model.commands import Submit
+from gpusched.model.jobs import Dependency, DependencyKind, JobState, Mount
 from gpusched.model.units import iso_utc
-from tests.cli.conftest import Site
+from tests.cli.conftest import GPUSCHED, Site, eventually
 
 HOSTILE = [
     "", " ", "a b", "'", '"', "\\", "$(touch /tmp/pwned)", "`id`", "${HOME}", ";reboot", "| cat", "&", "*", "~", "!!",
-    "-n", "--", "--json", "--gpus", "-h", "--help", "line\nbreak", "tab\there", "\r\n", "日本語", "🎉", "e\u0301", "\x1b[31m",
-    "x" * 119_000, "%j", "{}", "[red]", "\x7f", "\u202e",
+    "-n", "--", "--json", "--gpus", "-h", "--help", "line\nbreak", "tab\there", "\r\n", "日本語", "🎉", "e\u0301", 
+    "\x1b[31m", "x" * 119_000, "%j", "{}", "[red]", "\x7f", "\u202e",
 ]  # fmt: skip
 
 
@@ -53,7 +55,8 @@ def test_without_dashes_the_first_word_ends_the_options(site: Site) -> None:
 def test_hostile_values_of_options_arrive_exactly(site: Site) -> None:
     values = [v for v in HOSTILE if v]
     words = [w for i, v in enumerate(values) for w in ("--env", f"V{i}={v}")]
-    site.run("submit", "--json", "-F", "s-V100", "--comment", "'; rm -rf / #\n$(id)", "-J", "a 'b' $(c) 🎉", *words, "--", "x").ok()
+    texts = ("--comment", "'; rm -rf / #\n$(id)", "-J", "a 'b' $(c) 🎉")
+    site.run("submit", "--json", "-F", "s-V100", *texts, *words, "--", "x").ok()
     spec = site.only_submit().spec
     assert spec.env == {f"V{i}": v for i, v in enumerate(values)}
     assert spec.comment == "'; rm -rf / #\n$(id)"
@@ -62,8 +65,6 @@ def test_hostile_values_of_options_arrive_exactly(site: Site) -> None:
 
 def test_all_options(site: Site) -> None:
     first = site.submit()
-    (site.state / "inbox/new" / f"{first}.submit").rename(site.folder / "first")
-    (site.folder / "first").rename(site.state / "inbox/new" / f"{first}.submit")
     job = site.submit(
         "-J", "train", "-p", "bare", "--gpus", "2", "--cpus", "3", "--mem", "4G", "-t", "90", "--array", "0-9:3,20%2",
         "--dependency", f"afterok:{first[:9]},afterany:{first}", "--begin", "now+2h", "--no-requeue", "--signal",
@@ -72,6 +73,7 @@ def test_all_options(site: Site) -> None:
         "--", "run",
     )  # fmt: skip
     command = site.commands()[-1]
+    assert isinstance(command, Submit)
     assert command.id == job
     spec = command.spec
     assert (spec.name, spec.partition, spec.flavor) == ("train", "bare", None)
@@ -165,17 +167,11 @@ def test_creates_its_own_state_folder(site: Site, tmp_path: Path) -> None:
 
 
 def test_wait_exits_with_the_jobs_code(site: Site) -> None:
-    import subprocess
-
-    from tests.cli.conftest import GPUSCHED, eventually
-
     words = [GPUSCHED, "submit", "--wait", "-F", "s-V100", "--", "x"]
     process = subprocess.Popen(words, env=site.env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
     job_id = process.stdout.readline().strip()
     site.fold()
-    from gpusched.model.jobs import JobState
-
     site.start(job_id)
     site.end(job_id, JobState.FAILED, 7)
     eventually(lambda: process.poll() is not None)

@@ -7,6 +7,7 @@ import gzip
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -186,9 +187,12 @@ def start(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def follow(cluster: Cluster) -> Iterator[subprocess.Popen[bytes]]:
     argv = [sys.executable, "-u", "-m", "gpusched.cli.main", "logs", "-f", ID]
     with subprocess.Popen(argv, env=cluster.env(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        watchdog = threading.Timer(40, process.kill)  # so that a missing line fails the test instead of hanging it
+        watchdog.start()
         try:
             yield process
         finally:
+            watchdog.cancel()
             process.kill()
 
 
@@ -235,7 +239,9 @@ def test_following_goes_on_with_the_next_attempt(cluster: Cluster) -> None:
     made = job(ID, JobState.COMPLETING, {"here": (0,)}, spec=spec("x", 1, 1, "local"), ending=ending)
     cluster.store.put_jobs([made])
     with follow(cluster) as process:
-        time.sleep(1)
+        while not any(str(cluster.state) in os.readlink(f) for f in Path(f"/proc/{process.pid}/fd").iterdir()):
+            time.sleep(0.05)
+        time.sleep(0.5)
         keep(cluster, b"one\n", 1)
         cluster.store.put_jobs([msgspec.structs.replace(made, state=JobState.PENDING, allocation=None, ending=None)])
         assert process.stdout is not None

@@ -58,6 +58,7 @@ class Cluster:
         self.inventory = folder / "inventory.yaml"
         self.controller: subprocess.Popen[bytes] | None = None
         self._log = folder / "controller.log"
+        self._started: list[subprocess.Popen[str]] = []
 
     # ---- the inventory --------------------------------------------------------------------------------------
 
@@ -165,11 +166,18 @@ class Cluster:
         return done
 
     def popen(self, *args: str) -> subprocess.Popen[str]:
-        """Start ``gpusched ARGS``, with its output in pipes."""
-        return subprocess.Popen(
+        """Start ``gpusched ARGS``, with its output in pipes; killed at the end of the cluster, if need be."""
+        process = subprocess.Popen(
             [*GPUSCHED, *args], env=self.env(), cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
+        self._started.append(process)
+        return process
+
+    def finish(self, process: subprocess.Popen[str], timeout: float = 60) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr of what `popen` started, once it has ended."""
+        out, err = process.communicate(timeout=timeout)
+        return process.returncode, out, err
 
     def json(self, *args: str, check: bool = True) -> Any:
         """The one JSON value that ``gpusched ARGS --json`` prints."""
@@ -271,6 +279,9 @@ class Cluster:
 
     def close(self) -> None:
         """Stop the controller; it must not have shown anybody a traceback."""
+        for process in self._started:
+            process.kill()
+            process.communicate()
         if self.controller is not None and self.controller.poll() is None:
             assert self.stop_controller() == 0, self.controller_log
         assert "Traceback" not in self.controller_log, self.controller_log

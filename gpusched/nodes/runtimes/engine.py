@@ -116,7 +116,9 @@ if [ -n "$tail" ]; then
     size=$(engine logs "$name" 2>&1 | wc -c)
     [ "$size" -le "$tail" ] || from=$((size - tail + 1))
 fi
-engine logs $follow "$name" 2>&1 | if [ "$from" = 1 ]; then cat; else tail -c "+$from"; fi
+# GNU tail keeps what it reads from a pipe until a block is full.
+if command -v stdbuf >/dev/null; then unbuffered='stdbuf -o0'; else unbuffered=; fi
+engine logs $follow "$name" 2>&1 | if [ "$from" = 1 ]; then cat; else $unbuffered tail -c "+$from"; fi
 """
 
 
