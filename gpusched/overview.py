@@ -11,7 +11,7 @@ from gpusched.model.jobs import Job
 from gpusched.model.readings import Gpu, GpuState, NodeState
 from gpusched.model.reports import FlavorRow, GpuRow, NodeRow
 from gpusched.model.resources import Flavor, Inventory, Node, Partition
-from gpusched.queue.snapshots import NOT_FOR_NEW_JOBS, held_gpus
+from gpusched.queue.snapshots import NOT_FOR_NEW_JOBS, held_gpus, lingering_gpus
 from gpusched.queue.store import NodeRecord, RankRecord, Reader
 
 _SILENT = frozenset({NodeState.DOWN, NodeState.UNKNOWN})
@@ -77,7 +77,7 @@ def node_rows(
     """
     jobs = {job.id: job for job in active}
     held = held_gpus(jobs.values())
-    leftovers = _leftovers(jobs, ranks)
+    leftovers = lingering_gpus(jobs.values(), ranks)
     return tuple(
         _node_row(
             node,
@@ -90,17 +90,6 @@ def node_rows(
         )
         for node in nodes
     )
-
-
-def _leftovers(jobs: Mapping[str, Job], ranks: Iterable[RankRecord]) -> dict[str, dict[int, str]]:
-    """Node -> GPU index -> why it is still taken though no active job holds it."""
-    taken: dict[str, dict[int, str]] = {}
-    for rank in ranks:
-        job = jobs.get(rank.job_id)
-        if not rank.gone and (job is None or job.attempt != rank.attempt):
-            why = f"attempt {rank.attempt} of job {rank.job_id} is not yet known to be gone"
-            taken.setdefault(rank.node, {}).update(dict.fromkeys(rank.gpus, why))
-    return taken
 
 
 def _node_row(

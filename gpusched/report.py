@@ -136,11 +136,7 @@ def power_report(
     if reader is None:
         return summarize(inventory, chosen, [], [], firsts={}, since=since, until=until, by=by)
     runs = reader.runs(since, until)
-    firsts = {run.partition: run.start_time for run in reversed(runs)}
-    if any(firsts.get(p.name, until) > since for p in chosen):
-        # Only a start before the window can tell; looked for only where the window itself does not show one.
-        for earlier in reader.runs(0.0, since):
-            firsts[earlier.partition] = min(earlier.start_time, firsts.get(earlier.partition, until))
+    firsts = reader.first_starts()
     bucket_s = BUCKET_S if until - since < _FINE_S else 3600  # old usage is kept by the hour
     first_bucket = int(since // bucket_s) * bucket_s
     usage = [row for row in reader.usage(first_bucket) if row.bucket < until]

@@ -289,7 +289,7 @@ class Cycle:
                 holders.append(new)
         horizon = now - 600
         self._ended = [job for job in self._ended if job.end_time is not None and job.end_time > horizon]
-        touched = set()
+        touched = {job.id for job in after if job.state in ENDED}
         for name, observation in observations.items():
             node, record = self.inventory.node(name), before.get(name)
             if node is None or isinstance(observation.result, ProbeFailure) or record is None:

@@ -26,9 +26,12 @@ _JOBS_FAULT = re.compile(
     r"manifest unknown|no such image|image not known|unable to find image|pull access denied|repository does not exist|"
     r"requested access to the resource is denied|unauthorized|invalid reference format|name unknown|"
     r"short-name|executable file|no such file or directory|not found in \$?path|permission denied|workdir|"
-    r"error checking path|invalid mount|output|not a directory|image .*not found",
+    r"error checking path|invalid mount|output|not a directory|image .*not found|"
+    r"pinging container registry localhost:",  # podman's way to say that a localhost/... image is not there
     re.IGNORECASE,
 )
+# Worth a try elsewhere, but a registry that is down (or mistyped) must not drain node after node.
+_REGISTRYS_FAULT = re.compile(r"registry|initializing source|dial tcp|copying blob|TLS handshake|toomanyrequests", re.I)
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,7 +209,8 @@ def _launch_failed(step: Step, s: Seen, world: World) -> None:
     if _JOBS_FAULT.search(error):
         _end(step, JobState.FAILED, "LaunchFailed", message, world, grace=0, exit_code=s.container.exit_code)
     else:
-        step.launch_failed_on = (s.rank.node,)
+        if not _REGISTRYS_FAULT.search(error):
+            step.launch_failed_on = (s.rank.node,)
         _node_fault(step, s, message, world)
 
 

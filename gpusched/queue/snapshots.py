@@ -85,7 +85,7 @@ def build_snapshot(
     """
     active = list(active)
     held = held_gpus(active)
-    lingering = _lingering_gpus(active, ranks)
+    lingering = lingering_gpus(active, ranks)
     running_tasks = Counter(job.array_id for job in active if job.array_id)
     dependencies = _DependencyCheck(lookup)
     return Snapshot(
@@ -111,19 +111,20 @@ def held_gpus(active: Iterable[Job]) -> dict[str, dict[int, str]]:
     return held
 
 
-def _lingering_gpus(active: list[Job], ranks: Iterable[RankRecord]) -> dict[str, dict[int, str]]:
+def lingering_gpus(active: Iterable[Job], ranks: Iterable[RankRecord]) -> dict[str, dict[int, str]]:
+    """Node -> GPU index -> why it is still taken though no active job holds it."""
     current = {(job.id, job.attempt) for job in active}
     lingering: dict[str, dict[int, str]] = {}
     for rank in ranks:
         if (rank.job_id, rank.attempt) not in current and not rank.gone:
-            why = f"BUSY: attempt {rank.attempt} of job {rank.job_id} is not yet known to be gone"
+            why = f"attempt {rank.attempt} of job {rank.job_id} is not yet known to be gone"
             lingering.setdefault(rank.node, {}).update(dict.fromkeys(rank.gpus, why))
     return lingering
 
 
 def _node_view(node: Node, record: NodeRecord | None, held: dict[int, str], lingering: dict[int, str]) -> NodeView:
     reading = record.reading if record else None
-    blocked = dict(lingering)
+    blocked = {index: f"{GpuState.BUSY}: {why}" for index, why in lingering.items()}
     for status in gpu_states(node, reading, held):
         if status.state not in (GpuState.FREE, GpuState.ALLOCATED):
             blocked[status.index] = f"{status.state}: {status.reason}"

@@ -274,6 +274,10 @@ class Reader:
             for r in rows
         ]  # fmt: skip
 
+    def first_starts(self) -> dict[str, float]:
+        """Partition -> when the first job ever started there (Unix seconds); the begin of Eq. 3's time."""
+        return dict(self._db.execute("SELECT partition, min(start_time) FROM runs GROUP BY partition").fetchall())
+
     def usage(self, since: float) -> list[UsageRow]:
         """Usage rows of buckets that begin at or after ``since``."""
         columns = ", ".join(UsageRow.__struct_fields__)

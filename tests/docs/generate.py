@@ -56,7 +56,7 @@ def check() -> Iterable[tuple[Path, str]]:
     """Files whose generated parts differ from the code, with the text they should have."""
     for path in sorted(DOCS.rglob("*.md")):
         text = path.read_text("utf-8")
-        fresh = _PART.sub(lambda m: f"{BEGIN.format(m[1])}\n{PARTS[m[1]]().strip()}\n{END}", text)
+        fresh = _PART.sub(lambda m: f"{BEGIN.format(m[1])}\n\n{PARTS[m[1]]().strip()}\n\n{END}", text)
         if fresh != text:
             yield path, fresh
 
@@ -132,7 +132,7 @@ def _metavar(argument: Any) -> str:
 
 
 def _paragraphs(text: str) -> str:
-    return "\n\n".join(" ".join(p.split()) for p in inspect.cleandoc(text).split("\n\n")) + "\n"
+    return "\n\n".join(" ".join(p.split()) for p in inspect.cleandoc(text).split("\n\n"))
 
 
 # -- the inventory

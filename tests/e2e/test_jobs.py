@@ -129,7 +129,7 @@ def test_whatever_a_user_types_reaches_the_job_exactly(house: Cluster, share: Pa
     env = {f"V{i}": value for i, value in enumerate(HOSTILE)} | {"BIG": big}
     options = [word for k, v in env.items() for word in ("--env", f"{k}={v}")]
     name = "it's \"$(touch /share/pwned)\" ünï 🚀 --x"
-    script = "cat /proc/$$/environ >/share/environ; cat /proc/$$/cmdline >/share/cmdline"
+    script = "cat /proc/$$/environ >/share/environ; cat /proc/$$/cmdline >/share/cmdline; true"
     folder = share / "a b'c$(x)"
     folder.mkdir()
     output = share / "out 'é' $(touch pwned) %j %x"
@@ -153,7 +153,7 @@ def test_whatever_a_user_types_reaches_the_job_exactly(house: Cluster, share: Pa
     ("words", "said"),
     [
         (["-F", "s-A10"], "s-A100"),
-        (["--gpus", "17", "-p", "A100"], "17 is more than the largest flavor"),
+        (["--gpus", "17", "-p", "A100"], "17 GPUs, 17 cores, 8704 MiB fit on no number of equal nodes"),
         (["-F", "s-A100", "--env", "A-B=1"], "A-B"),
         (["-F", "s-A100", "--env", f"A={'x' * 130_000}"], "130000 bytes"),
         (["-F", "s-A100", "--mount", "/a:/b:rx:ro"], "--mount"),
@@ -231,7 +231,7 @@ def _all_events(cluster: Cluster) -> list[Any]:
 
 def test_output_on_the_shared_file_system_grows_while_the_job_runs(house: Cluster, share: Path) -> None:
     job = house.sh(
-        f"echo one; {WAIT}; echo two >&2; printf three", "--gpus", "1", "--mount", f"{share}:/share", "-o", f"{share}/%x-%j-%N.out",
+        f"echo one >&2; {WAIT}; echo two; printf three", "--gpus", "1", "--mount", f"{share}:/share", "-o", f"{share}/%x-%j-%N.out",
         "-J", "a job",
     )  # fmt: skip
     house.wait_state(job, "RUNNING")

@@ -61,7 +61,9 @@ class World:
     def sh(self, text: str) -> str:
         return self.do(Script(("sh", "-s"), text.encode()))
 
-    def listed(self, version: bool = False, pids: tuple[int, ...] = ()) -> tuple[dict[str, dict[str, Any]], Any, Any, Any]:
+    def listed(
+        self, version: bool = False, pids: tuple[int, ...] = ()
+    ) -> tuple[dict[str, dict[str, Any]], Any, Any, Any]:
         """Attempts by name, error, version, and whose the pids are."""
         text = _AS_MODULES.format(
             engines=Path(engines_module.__file__).read_text(),
@@ -127,7 +129,9 @@ class World:
 
     def pids(self, words: str, part: bool = False) -> list[int]:
         """Processes of the node whose command line is ``words``, or holds them."""
-        script = "for p in /proc/[0-9]*; do printf '%s ' ${p#/proc/}; tr '\\0\\n' '  ' <$p/cmdline; echo; done 2>/dev/null"
+        script = (
+            "for p in /proc/[0-9]*; do printf '%s ' ${p#/proc/}; tr '\\0\\n' '  ' <$p/cmdline; echo; done 2>/dev/null"
+        )
         found = []
         for line in self.sh(script).splitlines():
             pid, _, command = line.partition(" ")

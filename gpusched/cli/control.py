@@ -1,0 +1,118 @@
+"""The commands that ask for a change of jobs or nodes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpusched.cli import complete, output
+from gpusched.client import control
+from gpusched.client.context import Client
+from gpusched.client.jobs import parse_states
+from gpusched.errors import UsageError
+
+app = typer.Typer()
+_HELP = {"help_option_names": ["-h", "--help"]}
+
+PendingJobs = Annotated[list[str], typer.Argument(metavar="JOB...", autocompletion=complete.pending_jobs)]
+Nodes = Annotated[list[str], typer.Argument(metavar="NODE...", autocompletion=complete.nodes)]
+
+
+@app.command("cancel", context_settings=_HELP)
+def cancel(
+    jobs: Annotated[
+        list[str] | None, typer.Argument(metavar="[JOB]...", autocompletion=complete.live_jobs, show_default=False)
+    ] = None,
+    user: Annotated[str | None, typer.Option("-u", "--user", help="All jobs of this user.")] = None,
+    state: Annotated[
+        list[str] | None, typer.Option("-s", "--state", autocompletion=complete.states, help="All in these states.")
+    ] = None,
+    now: Annotated[bool, typer.Option("--now", help="Kill at once, without signal and grace.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until they have ended.")] = False,
+    json: output.JsonOption = False,
+) -> None:
+    """End jobs: those named, or all of a user or in some states."""
+    client = Client()
+    if jobs and (user is not None or state):
+        raise UsageError("name jobs, or choose them with --user and --state", "not both")
+    if not jobs:
+        if user is None and not state:
+            raise UsageError("say which jobs to cancel: ids, or --user, --state")
+        jobs = control.selected(client, user, parse_states(state or ()))
+        if not jobs:
+            _say(control.Asked("cancel", ()), client)
+            return
+        if not output.confirm(f"cancel {len(jobs)} jobs?", yes):
+            output.note("nothing cancelled")
+            return
+    asked = control.cancel(client, jobs, now=now)
+    if wait:
+        from gpusched.client.wait import wait_for
+
+        wait_for(client, asked.ids, None)
+    _say(asked, client)
+
+
+@app.command("hold", context_settings=_HELP)
+def hold(jobs: PendingJobs, json: output.JsonOption = False) -> None:
+    """Keep pending jobs from starting."""
+    client = Client()
+    _say(control.hold(client, jobs), client)
+
+
+@app.command("release", context_settings=_HELP)
+def release(jobs: PendingJobs, json: output.JsonOption = False) -> None:
+    """Undo a hold."""
+    client = Client()
+    _say(control.release(client, jobs), client)
+
+
+@app.command("requeue", context_settings=_HELP)
+def requeue(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", autocompletion=complete.all_jobs)],
+    json: output.JsonOption = False,
+) -> None:
+    """Stop running jobs, or take ended ones, and queue them again."""
+    client = Client()
+    _say(control.requeue(client, jobs), client)
+
+
+@app.command("priority", context_settings=_HELP | {"ignore_unknown_options": True})
+def priority(
+    job: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.pending_jobs)],
+    number: Annotated[int, typer.Argument(metavar="N", help="Higher goes first; raising it needs an admin.")],
+    json: output.JsonOption = False,
+) -> None:
+    """Set the priority of a pending job."""
+    client = Client()
+    _say(control.set_priority(client, [job], number), client)
+
+
+@app.command("drain", context_settings=_HELP)
+def drain(
+    nodes: Nodes,
+    reason: Annotated[str, typer.Option("--reason", help="Why; everyone sees it.")],
+    json: output.JsonOption = False,
+) -> None:
+    """Take nodes out of service once their jobs have ended."""
+    client = Client()
+    _say(control.drain(client, nodes, reason), client)
+
+
+@app.command("resume", context_settings=_HELP)
+def resume(nodes: Nodes, json: output.JsonOption = False) -> None:
+    """Put drained nodes back into service."""
+    client = Client()
+    _say(control.resume(client, nodes), client)
+
+
+def _say(asked: control.Asked, client: Client) -> None:
+    """What was asked for; the controller does it in its next cycle."""
+    if output.json_mode():
+        output.emit_json({"requested": asked.what, "ids": list(asked.ids)})
+        return
+    output.print_line(f"{asked.what} requested: {' '.join(asked.ids)}" if asked.ids else "no such jobs")
+    if asked.ids and (warning := client.controller_warning()):
+        output.note(warning)

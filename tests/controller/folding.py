@@ -1,0 +1,100 @@
+"""A store, an inbox and a clock to fold with; commands come from whom the test says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpusched.controller.fold import Folder
+from gpusched.controller.secretfiles import SecretFiles
+from gpusched.model import ids
+from gpusched.model.commands import AnyCommand, Submit
+from gpusched.model.events import Event
+from gpusched.model.jobs import Allocation, Job, JobSpec, JobState, NodeAllocation
+from gpusched.model.resources import Inventory
+from gpusched.queue.inbox import Inbox
+from gpusched.queue.store import Store
+from tests.controller.imagined import inventory
+
+ME, ALICE, BOB, ADMIN = os.getuid(), 12301, 12302, 12303
+NOW = 1_800_000_000.0
+
+
+def spec(**changes: Any) -> JobSpec:
+    fields: dict[str, Any] = {
+        "name": "j", "partition": "p", "nodes": 1, "gpus_per_node": 1, "cores_per_node": 1,
+        "memory_mib_per_node": 1024, "time_limit_s": 600, "image": "i", "command": ("true",),
+    }  # fmt: skip
+    return JobSpec(**fields | changes)
+
+
+class Desk:
+    """Where commands are laid and folded."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.inbox = Inbox(state)
+        self.inbox.create()
+        self.store = Store.create_or_open(state)
+        self.secrets = SecretFiles(state)
+        self.now = NOW
+        settings = msgspec.structs.replace(inventory().settings, admins=(str(ADMIN),), allowed_mounts=("/data",))
+        self.inventory: Inventory = msgspec.structs.replace(inventory(), settings=settings)
+
+    def folder(self) -> Folder:
+        return Folder(self.store, self.inbox, self.inventory, self.secrets)
+
+    def fold(self) -> int:
+        self.now += 1
+        return self.folder().fold(self.now)
+
+    def lay(self, command: AnyCommand, uid: int = ME) -> Path:
+        """Deliver a command as its owner would; returns the file."""
+        before = set(self.inbox.new.iterdir())
+        self.inbox.deliver(command)
+        (path,) = set(self.inbox.new.iterdir()) - before
+        if uid != ME:
+            os.chown(path, uid, -1)
+        return path
+
+    def say(self, command: AnyCommand, uid: int = ME) -> str:
+        """Deliver and fold; returns why it was refused, or ""."""
+        self.lay(command, uid)
+        before = len(self.refusals())
+        self.fold()
+        return "; ".join(str(e.data["why"]) for e in self.refusals()[before:])
+
+    def submit(self, uid: int = ME, **changes: Any) -> str:
+        more = {k: changes.pop(k) for k in ("array", "max_running", "secrets") if k in changes}
+        job_id = ids.mint(self.now)
+        refused = self.say(Submit(time=self.now, id=job_id, spec=spec(**changes), **more), uid)
+        assert not refused, refused
+        return job_id
+
+    def job(self, job_id: str) -> Job:
+        found = self.store.job(job_id)
+        assert found is not None
+        return found
+
+    def put(self, job_id: str, state: JobState, **changes: Any) -> Job:
+        """Put a job into a state, as the controller would have."""
+        part = NodeAllocation(rank=0, node="n0", gpus=(0,), cores=1, memory_mib=1024)
+        active = state in (JobState.STARTING, JobState.RUNNING)
+        fields = {"attempt": 1, "allocation": Allocation(job_id, (part,)) if active else None, "start_time": NOW}
+        job = msgspec.structs.replace(self.job(job_id), state=state, **fields | changes)
+        self.store.put_jobs([job])
+        return job
+
+    def refusals(self) -> list[Event]:
+        return self.kinds("refused_command")
+
+    def kinds(self, kind: str) -> list[Event]:
+        return [e for e in self.store.events() if e.kind == kind]
+
+
+def names(folder: Path) -> Iterable[str]:
+    return sorted(p.name for p in folder.iterdir())

@@ -1,0 +1,335 @@
+"""Commands: who may do what, what is refused, and that no file can stop the controller."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpusched.model import ids
+from gpusched.model.commands import (
+    AnyCommand,
+    Cancel,
+    Drain,
+    Hold,
+    Release,
+    Requeue,
+    Resume,
+    SetPriority,
+    Submit,
+)
+from gpusched.model.jobs import JobState, Mount
+from gpusched.queue.inbox import MAX_COMMAND_BYTES
+from tests.controller.folding import ADMIN, ALICE, BOB, ME, NOW, Desk, names, spec
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="files of other users can be made by root only")
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path)
+    yield desk
+    desk.store.close()
+
+
+def on(job: str) -> list[AnyCommand]:
+    ids_ = (job,)
+    return [
+        Cancel(time=NOW, job_ids=ids_), Hold(time=NOW, job_ids=ids_), Release(time=NOW, job_ids=ids_),
+        Requeue(time=NOW, job_ids=ids_), SetPriority(time=NOW, job_ids=ids_, priority=-1),
+    ]  # fmt: skip
+
+
+# -- permissions -------------------------------------------------------------------------------------------------
+
+
+@needs_root
+def test_the_files_owner_is_the_user(desk: Desk) -> None:
+    job = desk.job(desk.submit(ALICE))
+    assert (job.user, job.uid) == (str(ALICE), ALICE)
+
+
+@needs_root
+def test_others_may_do_nothing_with_a_job_and_it_is_recorded(desk: Desk) -> None:
+    job = desk.submit(ALICE)
+    before = desk.job(job)
+    for command in on(job):
+        assert desk.say(command, BOB) == f"job {job} belongs to {ALICE}"
+    assert desk.job(job) == before
+    assert [e.user for e in desk.refusals()] == [str(BOB)] * 5
+
+
+@needs_root
+@pytest.mark.parametrize("uid", [ALICE, ADMIN, ME])
+def test_owner_admin_and_the_controllers_user_may(desk: Desk, uid: int) -> None:
+    for command in reversed(on(desk.submit(ALICE))):
+        assert desk.say(command, uid) == ""
+
+
+@needs_root
+def test_an_admins_hold_is_not_released_by_the_owner(desk: Desk) -> None:
+    job = desk.submit(ALICE)
+    desk.say(Hold(time=NOW, job_ids=(job,)), ADMIN)
+    assert desk.job(job).held_by == "admin"
+    assert desk.say(Release(time=NOW, job_ids=(job,)), ALICE) == f"job {job} is held by an admin"
+    assert desk.say(Release(time=NOW, job_ids=(job,)), ADMIN) == ""
+    assert desk.job(job).held_by == ""
+
+
+@needs_root
+def test_priorities_go_down_freely_and_up_for_admins(desk: Desk) -> None:
+    job = desk.submit(ALICE)
+    assert desk.say(SetPriority(time=NOW, job_ids=(job,), priority=-5), ALICE) == ""
+    assert "needs an admin" in desk.say(SetPriority(time=NOW, job_ids=(job,), priority=0), ALICE)
+    assert desk.say(SetPriority(time=NOW, job_ids=(job,), priority=7), ADMIN) == ""
+    assert desk.job(job).priority == 7
+    assert "needs an admin" in desk.say(Submit(time=NOW, id=ids.mint(NOW), spec=spec(priority=1)), ALICE)
+    assert "at most" in desk.say(SetPriority(time=NOW, job_ids=(job,), priority=10**23), ADMIN)
+
+
+@needs_root
+def test_drain_and_resume_are_for_admins(desk: Desk) -> None:
+    drain, resume = Drain(time=NOW, nodes=("n0",), reason="fan"), Resume(time=NOW, nodes=("n0",))
+    assert "is no admin" in desk.say(drain, ALICE)
+    assert desk.store.node_records() == {}
+    assert desk.say(drain, ADMIN) == ""
+    record = desk.store.node_records()["n0"]
+    assert (record.drain_reason, record.drained_by) == ("fan", str(ADMIN))
+    assert "is no admin" in desk.say(resume, ALICE)
+    assert desk.say(resume, ADMIN) == ""
+    assert desk.store.node_records()["n0"].drain_reason is None
+    assert desk.say(Drain(time=NOW, nodes=("n1", "nowhere"), reason="x"), ADMIN) == "no such node: nowhere"
+    assert desk.store.node_records()["n1"].drain_reason == "x"
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("source", "fine"),
+    [("/data", True), ("/data/x", True), ("/database", False), ("/", False), ("//data", True), ("/data//y", True)],
+)
+def test_mounts_of_others_must_be_allowed(desk: Desk, source: str, fine: bool) -> None:
+    mounts = (Mount(source, "/in"),)
+    refused = desk.say(Submit(time=NOW, id=ids.mint(NOW), spec=spec(mounts=mounts)), ALICE)
+    assert (refused == "") is fine, refused
+    assert desk.say(Submit(time=NOW, id=ids.mint(NOW), spec=spec(mounts=mounts))) == ""
+
+
+@needs_root
+def test_nobody_gets_ahead_by_an_early_date(desk: Desk) -> None:
+    command = Submit(time=5.0, id=ids.mint(NOW), spec=spec())
+    path = desk.lay(command, ALICE)
+    written = path.stat().st_ctime
+    desk.fold()
+    assert written - 61 < desk.job(command.id).submit_time <= written
+
+
+# -- what it does to jobs ----------------------------------------------------------------------------------------
+
+
+def test_cancel_by_state(desk: Desk) -> None:
+    pending, running = desk.submit(), desk.submit()
+    desk.put(running, JobState.RUNNING)
+    desk.say(Cancel(time=NOW, job_ids=(pending, running)))
+    assert desk.job(pending).state == JobState.CANCELLED
+    assert desk.job(pending).end_time == desk.now
+    ending = desk.job(running).ending
+    assert ending is not None
+    assert (ending.outcome, ending.kill_at) == (JobState.CANCELLED, desk.now + 10)
+    assert desk.say(Cancel(time=NOW, job_ids=(running,), now=True)) == ""
+    at_once = desk.job(running).ending
+    assert at_once is not None
+    assert at_once.kill_at == min(ending.kill_at, desk.now)
+    assert desk.say(Cancel(time=NOW, job_ids=(pending,))) == ""  # what has ended stays ended
+    assert len([e for e in desk.store.events(job_id=pending) if e.kind == "ended"]) == 1
+
+
+def test_cancel_beats_a_requeue_under_way(desk: Desk) -> None:
+    job = desk.submit()
+    desk.put(job, JobState.RUNNING)
+    desk.say(Requeue(time=NOW, job_ids=(job,)))
+    ending = desk.job(job).ending
+    assert ending is not None
+    assert ending.outcome == JobState.PENDING
+    desk.say(Cancel(time=NOW, job_ids=(job,)))
+    ending = desk.job(job).ending
+    assert ending is not None
+    assert ending.outcome == JobState.CANCELLED
+
+
+@pytest.mark.parametrize("state", [JobState.COMPLETED, JobState.FAILED, JobState.TIMEOUT, JobState.NODE_FAIL])
+def test_requeue_of_an_ended_job_starts_it_anew(desk: Desk, state: JobState) -> None:
+    job = desk.submit()
+    desk.put(job, state, end_time=NOW, exit_code=1, retries=3)
+    assert desk.say(Requeue(time=NOW, job_ids=(job,))) == ""
+    again = desk.job(job)
+    assert (again.state, again.end_time, again.exit_code, again.retries) == (JobState.PENDING, None, None, 0)
+    assert again.attempt == 1, "attempts count on: their containers have different names"
+
+
+def test_requeue_of_an_ended_job_whose_secrets_are_gone_is_refused(desk: Desk) -> None:
+    job = desk.submit(secret_names=("TOKEN",), secrets={"TOKEN": "s3cr3t"})
+    assert desk.secrets.read(job) == {"TOKEN": "s3cr3t"}
+    desk.put(job, JobState.FAILED)
+    desk.secrets.forget(job)
+    assert "submit it again" in desk.say(Requeue(time=NOW, job_ids=(job,)))
+    assert desk.job(job).state == JobState.FAILED
+
+
+def test_secrets_named_and_given_must_agree(desk: Desk) -> None:
+    command = Submit(time=NOW, id=ids.mint(NOW), spec=spec(secret_names=("A",)), secrets={"B": "s3cr3t"})
+    assert desk.say(command) == "secrets named and secrets given differ: A, B"
+    assert b"s3cr3t" not in (desk.state / "gpusched.db").read_bytes()
+
+
+def test_an_array_is_many_jobs_and_its_id_stands_for_all(desk: Desk) -> None:
+    array = desk.submit(array=(2, 0, 1, 1), max_running=1)
+    assert [j.id for j in desk.store.jobs_of_array(array)] == [f"{array}_{i}" for i in range(3)]
+    assert desk.store.array_limits() == {array: 1}
+    desk.say(Cancel(time=NOW, job_ids=(array,)))
+    assert {j.state for j in desk.store.jobs_of_array(array)} == {JobState.CANCELLED}
+
+
+@pytest.mark.parametrize("array", [(), (-1,), (10**30,), tuple(range(100_001))])
+def test_arrays_that_cannot_be(desk: Desk, array: tuple[int, ...]) -> None:
+    assert desk.say(Submit(time=NOW, id=ids.mint(NOW), spec=spec(), array=array)) != ""
+    assert desk.store.counts() == {}
+
+
+@pytest.mark.parametrize("bad", ["../../etc/cron", "", "x", "a/b", "ABCDEFGHJKM", "0123456789a_1", "a-b-c-d-e-f"])
+def test_an_id_that_is_none_is_refused(desk: Desk, bad: str) -> None:
+    (desk.inbox.new / "evil.submit").write_bytes(
+        msgspec.json.encode(Submit(time=NOW, id=bad, spec=spec(secret_names=("A",)), secrets={"A": "x"}))
+    )
+    desk.fold()
+    assert desk.store.counts() == {}
+    assert "is not a job id" in desk.refusals()[0].data["why"]
+    assert not list(desk.state.rglob("*.json"))
+
+
+def test_one_bad_job_in_a_command_does_not_keep_the_others_from_it(desk: Desk) -> None:
+    first, last = desk.submit(), desk.submit()
+    assert desk.say(Cancel(time=NOW, job_ids=(first, "00000000000", last))) == "job 00000000000: there is no such job"
+    assert desk.job(first).state == desk.job(last).state == JobState.CANCELLED
+
+
+# -- files -------------------------------------------------------------------------------------------------------
+
+
+def test_folding_the_same_file_twice_changes_nothing(desk: Desk) -> None:
+    """A crash between the commit and the removal of the files."""
+    job = desk.submit()
+    desk.put(job, JobState.FAILED)
+    path = desk.lay(Requeue(time=NOW, job_ids=(job,)))
+    content = path.read_bytes()
+    desk.fold()
+    assert desk.job(job).state == JobState.PENDING
+    desk.put(job, JobState.COMPLETED)
+    for later in (1, 3 * 86400):
+        desk.now += later
+        path.write_bytes(content)
+        newer = desk.lay(Hold(time=NOW, job_ids=("00000000000",)))
+        desk.fold()
+        assert not path.exists()
+        assert not newer.exists()
+        assert desk.job(job).state == JobState.COMPLETED, "the requeue was done once"
+
+
+def test_a_crash_in_the_middle_leaves_all_or_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = [Submit(time=NOW, id=ids.mint(NOW + i), spec=spec()) for i in range(3)]
+    for command in commands:
+        desk.lay(command)
+    monkeypatch.setattr(desk.store, "mark_folded", _full_disk_at(2, desk.store.mark_folded))
+    with pytest.raises(sqlite3.OperationalError, match="disk is full"):
+        desk.fold()
+    assert desk.store.counts() == {}
+    assert len(list(desk.inbox.new.iterdir())) == 3
+    monkeypatch.undo()
+    desk.fold()
+    assert desk.store.counts() == {"PENDING": 3}
+    assert list(desk.inbox.new.iterdir()) == []
+    assert desk.refusals() == []
+
+
+def _full_disk_at(call: int, real: object) -> object:
+    count = iter(range(100))
+
+    def mark(name: str, now: float) -> None:
+        if next(count) == call:
+            raise sqlite3.OperationalError("database or disk is full")
+        real(name, now)  # type: ignore[operator]
+
+    return mark
+
+
+def test_the_same_submission_under_another_file_name_is_refused(desk: Desk) -> None:
+    job = desk.submit()
+    (desk.inbox.new / "again.submit").write_bytes(msgspec.json.encode(Submit(time=NOW, id=job, spec=spec(name="x"))))
+    desk.fold()
+    assert desk.refusals()[0].data["why"] == f"job {job} is there already"
+    assert desk.job(job).spec.name == "j"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"\x00" * 100, b"[" * 100_000, b'{"command":"nonsense","time":1}', b'{"command":"cancel"}',
+        b'{"command":"cancel","time":1,"job_ids":["a"],"more":1}', b'{"command":"hold","time":1,"job_ids":["\xff"]}',
+        b'{"command":"hold","time":1e999,"job_ids":["a"]}',
+    ],
+)  # fmt: skip
+def test_malformed_files_are_set_aside(desk: Desk, content: bytes) -> None:
+    (desk.inbox.new / "bad.cancel").write_bytes(content)
+    job = desk.submit()
+    assert desk.job(job).state == JobState.PENDING
+    assert names(desk.inbox.new) == []
+    assert names(desk.inbox.refused) == ["bad.cancel"]
+    (event,) = desk.refusals()
+    assert event.data["file"] == "bad.cancel"
+    assert "\n" not in event.data["why"]
+
+
+def test_what_is_no_file_of_its_own_is_set_aside(desk: Desk) -> None:
+    new, secret = desk.inbox.new, desk.state / "secret"
+    secret.write_bytes(msgspec.json.encode(Drain(time=NOW, nodes=("n0",), reason="x")))
+    os.symlink(secret, new / "link.drain")
+    os.mkfifo(new / "pipe.drain")
+    (new / "folder.drain").mkdir()
+    (new / "folder.drain" / "x").touch()
+    (new / "huge.drain").write_bytes(b" " * (MAX_COMMAND_BYTES + 1))
+    os.close(os.open(os.fsencode(new) + b"/\xff\xfe.drain", os.O_CREAT | os.O_WRONLY))
+    (new / "two\nlines").touch()
+    assert desk.fold() == 6
+    assert names(new) == []
+    assert len(desk.refusals()) == 6
+    assert desk.store.node_records() == {}
+    assert secret.exists()
+    assert desk.fold() == 0
+
+
+def test_what_cannot_be_moved_away_is_told_of_once(desk: Desk) -> None:
+    for place in (desk.inbox.new, desk.inbox.refused):
+        (place / "same.cancel").mkdir()
+        (place / "same.cancel" / "x").touch()
+    assert desk.fold() == 1
+    assert desk.fold() == 0, "the controller would never rest"
+    assert len(desk.refusals()) == 1
+
+
+def test_a_command_nobody_foresaw_stops_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = desk.submit()
+    desk.lay(Hold(time=NOW, job_ids=(job,)))
+    submitted = Submit(time=NOW, id=ids.mint(NOW), spec=spec())
+    desk.lay(submitted)
+
+    def fault(*_: object) -> None:
+        raise OverflowError("Python int too large to convert to SQLite INTEGER")
+
+    monkeypatch.setattr("gpusched.controller.fold.Folder._hold", fault)
+    desk.fold()
+    assert desk.job(submitted.id).state == JobState.PENDING
+    assert "OverflowError" in desk.refusals()[0].data["why"]
+    assert len(list(desk.inbox.refused.iterdir())) == 1
