@@ -37,15 +37,13 @@ def status(
     json: output.JsonOption = False,
 ) -> None:
     """The queue: jobs, their states, where they run and why others wait."""
-    from gpusched.client.options import duration
-
     query = Query(
         jobs=tuple(jobs or ()),
         user=user,
         partition=partition,
         states=parse_states(state or ()),
         ended=-1 if everything and number is None else number,
-        window_s=duration("--since", since),
+        window_s=_window_s(since),
     )
     client = Client()
 
@@ -60,3 +58,11 @@ def status(
         output.emit_json([job_dict(j, found.now, found.energies.get(j.id)) for j in found.jobs])
     else:
         output.print_rich(screen())
+
+
+def _window_s(since: str | None) -> int | None:
+    if since is None:
+        return None
+    from gpusched.client.options import duration
+
+    return duration("--since", since)

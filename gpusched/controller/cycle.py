@@ -22,7 +22,7 @@ from gpusched.controller.tidy import Tidy, reap_strays, tidy_leftovers
 from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
 from gpusched.model.jobs import ACTIVE, ENDED, Allocation, Ending, Job, JobState
-from gpusched.model.plan import CancelJob, Plan, Preempt, Start
+from gpusched.model.plan import CancelJob, Plan, Preempt, ReasonCode, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import ProbeFailure
 from gpusched.model.resources import Inventory, Partition
@@ -427,6 +427,10 @@ class Cycle:
         for job in waiting:
             reason = plan.reasons.get(job.id)
             if reason is None or (job.reason == reason.code and job.message == reason.message):
+                continue
+            if reason.code is ReasonCode.BEGIN_TIME and job.retries and job.message and job.reason in ("", reason.code):
+                # Why it is tried again says more than that it waits.
+                changed += [msgspec.structs.replace(job, reason=str(reason.code))] if not job.reason else []
                 continue
             if job.reason == reason.code and now - self._messages_at.get(job.id, 0.0) < MESSAGE_REFRESH_S:
                 continue

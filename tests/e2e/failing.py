@@ -20,6 +20,8 @@ class Traces:
         """Submit a job that leaves its trace, then runs ``script`` with the folder at /share."""
         mark = 'echo "$GPUSCHED_JOB_ID $RANK $GPUSCHED_ATTEMPT $GPUSCHED_NODE" >>/share/starts'
         mount = ("--mount", f"{self.folder}:/share")
+        if not {"--gpus", "-F", "--cpus"} & set(options):
+            options = ("--gpus", "2", *options)
         return self.cluster.sh(f"{mark}; {script}", *mount, *options)
 
     def until(self, name: str, *options: str) -> str:
