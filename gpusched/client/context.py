@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpusched.errors import GpuschedError
 from gpusched.paths import state_folder
 from gpusched.queue.inbox import Inbox
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 HEARTBEATS_MISSED = 3
 LIVELY_S = 15.0
-MAKING_TRIES = 20
 
 
 class Client:
@@ -52,7 +50,9 @@ class Client:
     def reader(self) -> Reader | None:
         """The store, or None as long as there is none yet."""
         if self._reader is None and os.path.exists(self.state / "gpusched.db"):
-            self._reader = _open(self.state)
+            from gpusched.queue.store import Reader
+
+            self._reader = Reader.open(self.state)
         return self._reader
 
     def reopen(self) -> None:
@@ -100,20 +100,6 @@ class Client:
         if age <= max(HEARTBEATS_MISSED * tick_s, 5.0):
             return ""
         return f"the controller is not running (last seen {_ago(age)} ago); start it with 'gpusched controller'"
-
-
-def _open(state: Path) -> Reader | None:
-    """Open the store; one that is just being made gets a moment to get its tables."""
-    from gpusched.queue.store import Reader
-
-    for _ in range(MAKING_TRIES):
-        try:
-            return Reader.open(state)
-        except GpuschedError as error:
-            if "no such table" not in error.message:
-                raise
-            time.sleep(0.05)
-    return Reader.open(state)
 
 
 def _ago(seconds: float) -> str:

@@ -97,7 +97,7 @@ class _Watch:
     def _look(self) -> int | None:
         """SQLite's count of others' commits: one cheap look, no query."""
         reader = self._client.reader
-        return reader._db.execute("PRAGMA data_version").fetchone()[0] if reader else None
+        return reader.data_version() if reader else None
 
 
 def _ended(client: Client, target: str) -> list[Job] | None:

@@ -358,14 +358,14 @@ class Cycle:
             policy=policy.name,
             policy_version=policy.version,
         )
-        ranks = [self._rank_record(job, index) for index in range(len(allocation.parts))]
+        ranks = [self._rank_record(job, index, now) for index in range(len(allocation.parts))]
         self._store.put_jobs([job])
         self._store.put_ranks(ranks)
         self._store.append([event])
         self._messages_at.pop(job.id, None)
         return job, ranks
 
-    def _rank_record(self, job: Job, index: int) -> RankRecord:
+    def _rank_record(self, job: Job, index: int, now: float) -> RankRecord:
         assert job.allocation is not None
         part = job.allocation.parts[index]
         node = self.inventory.node(part.node)
@@ -377,6 +377,7 @@ class Cycle:
             node=part.node,
             runtime=node.runtime,
             gpus=part.gpus,
+            intended_at=now,
             output=expand_output(job, part.rank, part.node),
         )
 

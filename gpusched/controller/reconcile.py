@@ -191,12 +191,12 @@ def _starting(step: Step, seen: list[Seen], world: World) -> None:
 def _began(step: Step, seen: list[Seen], world: World) -> None:
     starts = []
     for s in seen:
+        starts.append(s.rank.intended_at or step.job.submit_time)  # a node's clock may be behind
         observation = world.observations[s.rank.node].result
         assert isinstance(observation, NodeReading)
         if s.container and s.container.started_at is not None:
             starts.append(s.container.started_at - (observation.clock_skew_s or 0.0))
-    start = min(max(starts, default=world.now), world.now)
-    start = max(start, step.job.submit_time)
+    start = min(max(starts), world.now)
     fields = {"start_time": start, "reason": "", "message": ""}
     step.job, event = move(step.job, JobState.RUNNING, world.now, event="running", data={"start": start}, **fields)
     step.events.append(event)

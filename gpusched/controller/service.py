@@ -25,6 +25,7 @@ from gpusched.queue.store import Store
 POLL_S = 0.2
 PATIENCE_S = 3.0  # how long one cycle waits for slow nodes; their answers count in a later one
 MAX_TICK_ROUNDS = 4
+CRON_S = 60.0  # cron calls no more often: until then nobody should miss the controller
 HOUSEKEEPING_S = 3600.0
 KEEP_FINE_USAGE_S = 14 * 86400
 
@@ -168,6 +169,7 @@ def tick_once(inventory_path: Path, state: Path, say: Callable[[str], None]) -> 
     """
     with controller_lock(state):
         service = Service(inventory_path, state, say)
+        service.store.set_meta("tick_s", str(max(CRON_S, service.cycle.inventory.settings.tick_s)))
         try:
             for _ in range(MAX_TICK_ROUNDS):
                 service.run(service.cycle.inventory.settings.probe_timeout_s + 1)

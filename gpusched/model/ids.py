@@ -7,8 +7,8 @@ fails for the second, which mints again.
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 EPOCH_S = 1735689600.0  # 2025-01-01T00:00:00Z
@@ -20,7 +20,7 @@ _TASK_ID = re.compile(rf"[{ALPHABET}]{{1,{ID_LENGTH}}}(_[0-9]{{1,7}})?")
 def mint(now: float) -> str:
     """A new job id for a submission at ``now`` (Unix seconds)."""
     ticks = max(0, int((now - EPOCH_S) * 1000)) % (1 << 5 * _TIME_CHARS)
-    return _base32(ticks, _TIME_CHARS) + _base32(secrets.randbits(5 * _RANDOM_CHARS), _RANDOM_CHARS)
+    return _base32(ticks, _TIME_CHARS) + _base32(int.from_bytes(os.urandom(4), "big"), _RANDOM_CHARS)
 
 
 def is_job_id(text: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -52,6 +51,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         runtime: With what it was launched (the inventory may change meanwhile).
         gpus: The NVML indices it was given.
+        intended_at: When the intent to launch was recorded (controller's clock).
         launched_at: When the node had accepted the launch (controller's clock); None until then.
         signalled: Last signal that was delivered.
         output: The file given by ``-o``, expanded; None when the output is collected.
@@ -67,6 +67,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     runtime: str
     gpus: tuple[int, ...] = ()
+    intended_at: float | None = None
     launched_at: float | None = None
     signalled: str | None = None
     output: str | None = None
@@ -134,9 +135,15 @@ class Reader:
         if not path.exists():
             return None
         try:
-            return cls(_connect_read_only(path))
+            db = _connect_read_only(path)
+            # Version 0: its writer has made the file and is about to fill it.
+            return cls(db) if db.execute("PRAGMA user_version").fetchone()[0] else None
         except sqlite3.Error as error:
             raise GpuschedError(f"{path} cannot be read: {error}", "see 'gpusched check'") from error
+
+    def data_version(self) -> int:
+        """A number that changes when another connection has changed the store (SQLite's data_version)."""
+        return int(self._db.execute("PRAGMA data_version").fetchone()[0])
 
     def close(self) -> None:
         """Close the connection."""
@@ -339,6 +346,8 @@ class Store(Reader):
                 f"the database has version {version}, this gpusched knows {SCHEMA_VERSION}", "use the newer gpusched"
             )
         self._db.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+        import secrets  # readers start faster without it
+
         self.set_meta("cluster_id", "".join(secrets.choice(ids.ALPHABET) for _ in range(8)))
 
     @contextmanager
@@ -475,7 +484,7 @@ def _connect_read_only(path: Path) -> sqlite3.Connection:
         suffix = "mode=ro" if mode == "ro" else "mode=ro&immutable=1"
         db = sqlite3.connect(f"file:{quoted}?{suffix}", uri=True, isolation_level=None, timeout=30)
         try:
-            db.execute("SELECT 1 FROM meta LIMIT 1")
+            db.execute("SELECT 1 FROM sqlite_schema LIMIT 1")
             return db
         except sqlite3.OperationalError:
             # A reader without write permission cannot open a WAL database nobody has open; then nobody writes it.

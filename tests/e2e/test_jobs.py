@@ -251,15 +251,17 @@ def test_submit_wait_has_the_jobs_own_exit_code(house: Cluster) -> None:
     words = ["submit", "-p", "A100", "--gpus", "1", "--wait", "--"]
     ok = house.popen(*words, "true")
     own = house.popen(*words, "sh", "-c", "exit 42")
-    killed = house.popen(*words, "sh", "-c", "kill -9 $$")
+    killed = house.popen(*words, "sh", "-c", "kill -15 $$")
+    hungry = house.popen(*words[:-1], "--mem", "32M", "--", "tail", "/dev/zero")
     missing = house.popen(*words, "no-such-program")
     image = house.popen(*words[:-1], "--image", "localhost/no/such:1", "--", "true")
-    processes = {"ok": ok, "own": own, "killed": killed, "missing": missing, "image": image}
+    processes = {"ok": ok, "own": own, "killed": killed, "hungry": hungry, "missing": missing, "image": image}
     ends = {name: house.finish(process) for name, process in processes.items()}
-    assert {name: end[0] for name, end in ends.items()} == {"ok": 0, "own": 42, "killed": 137, "missing": 127, "image": 125}
+    codes = {"ok": 0, "own": 42, "killed": 143, "hungry": 137, "missing": 127, "image": 125}
+    assert {name: end[0] for name, end in ends.items()} == codes
     jobs = {name: end[1].split()[0] for name, end in ends.items()}
     assert house.state_of(jobs["ok"]) == "COMPLETED"
-    assert house.state_of(jobs["killed"]) == "FAILED"
+    assert [house.state_of(jobs[name]) for name in ("killed", "hungry")] == ["FAILED", "OUT_OF_MEMORY"]
     failed = house.json("show", jobs["image"])
     assert (failed["state"], failed["reason"], failed["attempt"], failed["retries"]) == ("FAILED", "LaunchFailed", 1, 0)
     assert "localhost/no/such:1" in failed["message"]  # the engine's own words

@@ -35,7 +35,7 @@ def request(**changes: object) -> LaunchRequest:
         ({"env": {"A": "x\0"}}, "environment variable A holds a NUL byte"),
         ({"env": {"A": "x" * 130_000}}, "environment variable A has 130000 bytes"),
         ({"env": {"A-B": "x"}}, "environment variable 'A-B' is not a name"),
-        ({"command": tuple("y" * 100_000 for _ in range(11))}, "1100000 bytes together"),
+        ({"command": tuple("y" * 100_000 for _ in range(11))}, "bytes together, more than 1000000"),
         ({"secrets": {"LD_PRELOAD": "x"}}, "secret 'LD_PRELOAD' would steer"),
         ({"secrets": {"S": "\0"}}, "secret S holds a NUL byte"),
         ({"hostfile": "a\0"}, "the hostfile holds a NUL byte"),

@@ -105,14 +105,15 @@ def apptainer(testbed: Testbed) -> Iterator[World]:
 
 
 def test_stand_in_for_apptainer_pulls_once_and_runs(apptainer: World) -> None:
-    changes = {"gpus": (1,), "workdir": "/w d", "mounts": (Mount("/a b", "/c", read_only=True),), "env": {"V": "a,b'c"}}
+    mounts = (Mount("/a b", "/c", read_only=True),)
+    changes = {"gpus": (1,), "workdir": "/w d", "mounts": mounts, "env": {"V": "a,b'c"}}
     script = 'echo "$V" "$TOKEN" "$GPUSCHED_CONTAINER"; exit 5'
-    attempt, output = apptainer.finish("sh", "-c", script, secrets={"TOKEN": "hush"}, **changes)
+    attempt, output = apptainer.finish("sh", "-c", script, secrets={"TOKEN": "hush"}, image="one/image:1", **changes)
     assert (attempt["phase"], attempt["exit_code"]) == ("exited", 5)
     assert output == "a,b'c hush gpusched-job1-1-0\n"
-    apptainer.finish("true", job="job2")
-    pull, run, again = apptainer.sh("cat /root/apptainer.calls").splitlines()[::1][:3]
-    assert pull.endswith("docker://localhost/gs/busybox:1")
+    apptainer.finish("true", job="job2", image="one/image:1")
+    pull, run, again = apptainer.sh("cat /root/apptainer.calls").splitlines()
+    assert pull.endswith("docker://one/image:1")
     assert run.startswith(
         "exec --no-eval --cleanenv --nv --pwd /w d --mount type=bind,src=/a b,dst=/c,ro /root/.cache/"
     )
@@ -122,7 +123,7 @@ def test_stand_in_for_apptainer_pulls_once_and_runs(apptainer: World) -> None:
 
 
 def test_stand_in_for_apptainer_pulls_while_a_gang_prepares(apptainer: World) -> None:
-    ref = apptainer.launch("sh", "-c", "echo ran", hold=True)
+    ref = apptainer.launch("sh", "-c", "echo ran", hold=True, image="one/gang")
     apptainer.await_phase(ref, "ready")
     assert apptainer.sh("cat /root/apptainer.calls").startswith("pull ")
     apptainer.do(apptainer.runtime.start(ref))

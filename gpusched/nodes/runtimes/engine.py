@@ -23,7 +23,11 @@ HOSTFILE = "/etc/gpusched-hostfile"
 
 # A launcher that fails leaves no container behind: a `created` one would look ready to be started.
 _LAUNCHER = """\
-give_up() { code=$?; engine rm -f "$name" >/dev/null 2>&1; fail $code; }
+give_up() {
+    code=$?
+    for id in $(ours); do engine rm -f "$id" >/dev/null 2>&1; done
+    fail $code
+}
 state() { engine inspect --type container --format '{{.State.Status}}' "$name"; }
 follow() {
     [ -z "$output" ] || setsid sh "$0" follow </dev/null >/dev/null 2>&1 &
@@ -75,27 +79,33 @@ sh "$dir/launch" start </dev/null || exit
 [ ! -e "$dir/failed" ] || { tail -n 5 "$dir/start.err" >&2; exit 1; }
 """
 
-_SIGNAL = """\
-error=$(engine kill --signal "$signal" "$name" 2>&1 >/dev/null) && exit 0
-case $(engine inspect --type container --format '{{.State.Status}}' "$name" 2>/dev/null) in
-running | paused) printf '%s\\n' "$error" >&2; exit 1 ;;
-esac
-ids=$(engine ps -q --filter "label=gpusched.name=$name") || exit 1
-"""
-
-# By label, so that a stranger's container of the same name is left alone. kill before rm: podman's `rm -f` waits ten
-# seconds for a container that ignores TERM.
-_REMOVE = """\
-launcher=$(group "$dir/launcher.pid") && kill -KILL "-$launcher"
-ids() {
+# By label, so that a stranger's container of the same name is left alone.
+_OURS = """\
+ours() {
     engine ps -a -q --no-trunc --filter "label=gpusched.name=$name" --filter "label=gpusched.cluster=$cluster" \
         --filter "label=gpusched.node=$node"
 }
-found=$(ids) || exit 1
+"""
+
+_SIGNAL = """\
+found=$(ours) || exit 1
+for id in $found; do
+    error=$(engine kill --signal "$signal" "$id" 2>&1 >/dev/null) && continue
+    case $(engine inspect --type container --format '{{.State.Status}}' "$id" 2>/dev/null) in
+    running | paused) printf '%s\\n' "$error" >&2; exit 1 ;;
+    esac
+done
+exit 0
+"""
+
+# kill before rm: podman's `rm -f` waits ten seconds for a container that ignores TERM.
+_REMOVE = """\
+launcher=$(group "$dir/launcher.pid") && kill -KILL "-$launcher"
+found=$(ours) || exit 1
 for id in $found; do
     engine kill --signal KILL "$id" >/dev/null 2>&1
     error=$(engine rm -f -v "$id" 2>&1 >/dev/null) && continue
-    left=$(ids) || exit 1
+    left=$(ours) || exit 1
     case $left in *"$id"*) printf '%s\\n' "$error" >&2; exit 1 ;; esac
 done
 follower=$(group "$dir/output.pid") && kill -KILL "-$follower"
@@ -151,7 +161,7 @@ class EngineRuntime:
         inherited = _inherited(request)
         options, command = quote_all(self._create(request, inherited)), quote_all((image, *request.command))
         launcher = (
-            f"{launch_header(request)}hold={int(request.hold)}\n{self._engine()}{self._memlock()}"
+            f"{launch_header(request)}hold={int(request.hold)}\n{self._engine(request.ref)}{self._memlock()}"
             f"create() {{ engine create $memlock {options} {hostfile} {command}; }}\n{_LAUNCHER}"
         )
         return launch_script(request, self.binary, launcher, inherited)
@@ -165,18 +175,17 @@ class EngineRuntime:
         name = check_signal(signal)
         # The probe takes exit code 137 for the kernel's out-of-memory killer unless it was us.
         mark = '[ ! -d "$dir" ] || : >"$dir/killed"\n' if name in ("KILL", "9") else ""
-        return script(f"{place(ref)}{self._engine()}signal={name}\n{mark}{_SIGNAL}")
+        return script(f"{place(ref)}{self._engine(ref)}signal={name}\n{mark}{_SIGNAL}")
 
     def remove(self, ref: AttemptRef) -> Script:
         """See `Runtime.remove`."""
-        which = f"cluster={shlex.quote(ref.cluster_id)} node={shlex.quote(ref.node)}\n"
-        return script(f"{place(ref)}{which}{FUNCTIONS}{self._engine()}{_REMOVE}")
+        return script(f"{place(ref)}{FUNCTIONS}{self._engine(ref)}{_REMOVE}")
 
     def log(self, ref: AttemptRef, follow: bool = False, tail_bytes: int | None = None) -> Script:
         """See `Runtime.log`."""
         tail = "" if tail_bytes is None else max(0, tail_bytes)
         settings = f"follow={'-f' if follow else ''} tail={tail}\n"
-        return stream_script(f"{place(ref)}{self._engine()}{settings}{_LOG}", follow)
+        return stream_script(f"{place(ref)}{self._engine(ref)}{settings}{_LOG}", follow)
 
     def finish_output(self, ref: AttemptRef) -> Script:
         """See `Runtime.finish_output`."""
@@ -186,8 +195,9 @@ class EngineRuntime:
         """See `Runtime.exec_argv`."""
         return (self.binary, "exec", "-i", *(("-t",) if tty else ()), ref.name, *argv)
 
-    def _engine(self) -> str:
-        return f'engine() {{ {self.binary} "$@"; }}\n'
+    def _engine(self, ref: AttemptRef) -> str:
+        labels = f"cluster={shlex.quote(ref.cluster_id)} node={shlex.quote(ref.node)}\n"
+        return f'{labels}engine() {{ {self.binary} "$@"; }}\n{_OURS}'
 
     def _memlock(self) -> str:
         # RDMA and pinned memory want no limit on locked memory. Raising it needs CAP_SYS_RESOURCE (bit 24), which

@@ -39,6 +39,10 @@ as_job() { # VARIABLE=VALUE... PROGRAM...: become the job's user with this envir
     [ -z "$uid" ] || set -- setpriv --reuid "$uid" --regid "$gid" "$(user_groups)" -- "$@"
     exec "$@"
 }
+now() {  # seconds, with a fraction where this date knows how
+    t=$(date +%s.%N)
+    case $t in *[!0-9.]*) date +%s ;; *) echo "$t" ;; esac
+}
 case $1 in
 launch)
     as_user sh -c 'cd -- "$1"' sh "$workdir" || fail 1 "cannot enter the workdir $workdir"
@@ -56,12 +60,12 @@ launch)
     wait $!
     code=$?
     kill_strays
-    echo "$code $(date +%s)" >"$dir/exit.tmp" && mv "$dir/exit.tmp" "$dir/exit"
+    echo "$code $(now)" >"$dir/exit.tmp" && mv "$dir/exit.tmp" "$dir/exit"
     ;;
 child)
     trap - HUP PIPE
     stamp $$ "$dir/pid" || exit 1
-    date +%s >"$dir/started"
+    now >"$dir/started"
     job
     ;;
 exec)

@@ -1,0 +1,145 @@
+"""GPU seconds, joules and utilization between two readings, by holder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpusched.accounting import BUCKET_S, MAX_POWER_GAP_S, Holding, holdings, usage_between
+from gpusched.model.jobs import Allocation, Job, JobState, NodeAllocation
+from gpusched.model.readings import Gpu, NodeReading
+from gpusched.queue.store import UsageRow
+from tests.controller.folding import spec
+from tests.controller.imagined import GPUS, inventory
+
+NODE = inventory().nodes[0]
+T = 1_800_000_000.0  # a bucket begins here
+
+
+def reading(time: float, boot: str = "b", **gpu: Any) -> NodeReading:
+    return NodeReading(node="n0", time=time, boot_id=boot, gpus=(Gpu(**{"index": 0, "uuid": "u"} | gpu),))
+
+
+def between(before: NodeReading, after: NodeReading, *held: Holding) -> dict[str, UsageRow]:
+    """Holder -> its rows added up."""
+    sums: dict[str, UsageRow] = {}
+    for row in usage_between(NODE, before, after, {0: list(held)}):
+        old = sums.get(row.job_id)
+        fields = ("gpu_s", "energy_j", "energy_unknown_s", "util_s", "util_known_s", "idle_s")
+        values = {f: getattr(row, f) + (getattr(old, f) if old else 0) for f in fields}
+        sums[row.job_id] = UsageRow(
+            bucket=0, node=row.node, partition=row.partition, job_id=row.job_id, user=row.user, **values
+        )
+    return sums
+
+
+def test_a_job_that_began_in_between_gets_its_part() -> None:
+    """10 s, 1000 J; held for the last 4 s: 400 J are the job's, 600 J nobody's."""
+    rows = between(
+        reading(T, energy_j=5000.0, utilization_pct=0.0), reading(T + 10, energy_j=6000.0, utilization_pct=100.0),
+        Holding("j", "alice", T + 6, T + 10),
+    )  # fmt: skip
+    assert (rows["j"].gpu_s, rows["j"].energy_j, rows["j"].user) == (4.0, pytest.approx(400.0), "alice")
+    assert (rows[""].gpu_s, rows[""].energy_j) == (6.0, pytest.approx(600.0))
+    assert rows["j"].util_s == pytest.approx(2.0)  # half of its 4 s
+
+
+def test_two_jobs_within_one_span() -> None:
+    rows = between(
+        reading(T, power_w=100.0), reading(T + 10, power_w=200.0),
+        Holding("a", "alice", T - 50, T + 2), Holding("b", "bob", T + 5, T + 99),
+    )  # fmt: skip
+    assert {k: r.gpu_s for k, r in rows.items()} == {"a": 2.0, "": 3.0, "b": 5.0}
+    assert {k: r.energy_j for k, r in rows.items()} == pytest.approx({"a": 300.0, "": 450.0, "b": 750.0})
+
+
+def test_a_span_over_a_buckets_border_is_split_there() -> None:
+    rows = usage_between(
+        NODE, reading(T + BUCKET_S - 3, energy_j=0.0), reading(T + BUCKET_S + 1, energy_j=40.0), {}
+    )  # fmt: skip
+    assert {r.bucket: (r.gpu_s, r.energy_j) for r in rows} == {
+        int(T): (3.0, pytest.approx(30.0)), int(T) + BUCKET_S: (1.0, pytest.approx(10.0)),
+    }  # fmt: skip
+
+
+def test_a_counter_that_went_back_is_not_believed() -> None:
+    (row,) = usage_between(NODE, reading(T, energy_j=9000.0, power_w=50.0), reading(T + 10, energy_j=10.0, power_w=70.0), {})
+    assert (row.energy_j, row.energy_unknown_s) == (pytest.approx(600.0), 0.0)
+    (row,) = usage_between(NODE, reading(T, energy_j=9000.0), reading(T + 10, energy_j=10.0), {})
+    assert (row.energy_j, row.energy_unknown_s) == (0.0, 10.0)
+    (row,) = usage_between(NODE, reading(T, energy_j=9.0), reading(T + 10, "new boot", energy_j=500.0), {})
+    assert (row.energy_j, row.energy_unknown_s) == (0.0, 10.0)
+
+
+def test_another_gpu_in_the_same_place_is_another_counter() -> None:
+    (row,) = usage_between(NODE, reading(T, energy_j=9.0), reading(T + 10, uuid="v", energy_j=500.0), {})
+    assert (row.gpu_s, row.energy_unknown_s) == (10.0, 10.0)
+
+
+def test_unknown_stays_unknown() -> None:
+    (row,) = usage_between(NODE, reading(T), reading(T + 10, error="lost"), {})
+    assert (row.gpu_s, row.energy_unknown_s, row.util_known_s, row.idle_s) == (10.0, 10.0, 0.0, 0.0)
+
+
+def test_power_and_utilization_say_nothing_of_a_long_gap_a_counter_does() -> None:
+    gap = MAX_POWER_GAP_S + 1
+    first, last = {"power_w": 100.0, "utilization_pct": 0.0}, {"power_w": 100.0, "utilization_pct": 0.0}
+    rows = between(reading(T, **first), reading(T + gap, **last))
+    assert (rows[""].energy_unknown_s, rows[""].util_known_s, rows[""].idle_s) == (pytest.approx(gap), 0.0, 0.0)
+    rows = between(reading(T, energy_j=0.0, **first), reading(T + gap, energy_j=10.0, **last))
+    assert (rows[""].energy_j, rows[""].energy_unknown_s) == (pytest.approx(10.0), 0.0)
+
+
+def test_idle_is_below_five_percent() -> None:
+    for percent, idle in ((4.0, 10.0), (5.0, 0.0)):
+        (row,) = usage_between(NODE, reading(T, utilization_pct=percent), reading(T + 10, utilization_pct=percent), {})
+        assert row.idle_s == idle
+
+
+def test_undeclared_gpus_and_clocks_that_stand_still_count_nothing() -> None:
+    assert usage_between(NODE, reading(T), reading(T), {}) == []
+    assert usage_between(NODE, reading(T), reading(T - 5), {}) == []
+    assert usage_between(NODE, None, reading(T), {}) == []
+    assert usage_between(NODE, reading(T, index=GPUS), reading(T + 5, index=GPUS), {}) == []
+
+
+def test_holdings_of_jobs_that_wait_run_and_have_ended() -> None:
+    def job(job_id: str, gpus: tuple[int, ...], start: float | None, end: float | None) -> Job:
+        part = NodeAllocation(rank=0, node="n0", gpus=gpus, cores=1, memory_mib=1)
+        return Job(
+            id=job_id, user="u", uid=1, spec=spec(), state=JobState.RUNNING, submit_time=T, start_time=start,
+            end_time=end, allocation=Allocation(job_id, (part,)),
+        )  # fmt: skip
+
+    held = holdings("n0", [job("a", (0, 1), T, None), job("b", (0,), T - 9, T - 2), job("c", (2,), None, None)], T + 5)
+    assert held[0] == [Holding("a", "u", T, T + 5), Holding("b", "u", T - 9, T - 2)]
+    assert held[1] == [Holding("a", "u", T, T + 5)]
+    assert held[2] == [Holding("c", "u", T + 5, T + 5)], "a job that has not begun is charged nothing"
+    assert holdings("n1", [job("a", (0,), T, None)], T) == {}
+
+
+MOMENTS = st.floats(0, 2000, allow_nan=False).map(lambda s: T + round(s, 3))
+
+
+@given(span=st.tuples(MOMENTS, MOMENTS).map(sorted), cuts=st.lists(MOMENTS, max_size=6), joules=st.floats(0, 1e9))
+def test_nothing_is_lost_or_invented_however_the_span_is_cut(
+    span: list[float], cuts: list[float], joules: float
+) -> None:
+    begin, end = span
+    ordered = sorted(cuts)
+    held = [Holding(f"j{i}", "u", a, b) for i, (a, b) in enumerate(zip(ordered[::2], ordered[1::2], strict=False))]
+    rows = usage_between(NODE, reading(begin, energy_j=7.0), reading(end, energy_j=7.0 + joules), {0: held})
+    if end <= begin:
+        assert rows == []
+        return
+    assert sum(r.gpu_s for r in rows) == pytest.approx(end - begin)
+    assert sum(r.energy_j for r in rows) == pytest.approx(7.0 + joules - 7.0)
+    for holding in held:
+        mine = sum(r.gpu_s for r in rows if r.job_id == holding.job_id)
+        assert mine == pytest.approx(max(0.0, min(end, holding.end) - max(begin, holding.start)), abs=1e-6)
+    for row in rows:
+        assert row.bucket % BUCKET_S == 0
+        assert 0 <= row.energy_unknown_s <= row.gpu_s <= BUCKET_S + 1e-6

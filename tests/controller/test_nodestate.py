@@ -1,0 +1,116 @@
+"""From a probe's answer to a node's state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpusched.cluster.base import Observation
+from gpusched.controller.nodestate import blame_launch, is_dead, update_record
+from gpusched.model.readings import Gpu, NodeReading, NodeState, ProbeFailure
+from gpusched.model.resources import Settings
+from gpusched.queue.store import NodeRecord
+from tests.controller.imagined import GPUS, inventory
+
+NOW = 1_800_000_000.0
+NODE = inventory().nodes[0]
+SETTINGS = Settings(down_after_s=30, node_fail_after_s=60)
+
+
+def reading(**changes: Any) -> NodeReading:
+    gpus = tuple(Gpu(index=i, uuid=f"u{i}", name="x") for i in range(GPUS))
+    return NodeReading(**{"node": "n0", "time": NOW, "source": "nvml", "gpus": gpus, "containers": ()} | changes)
+
+
+def failure(kind: str = "timeout", at: float = NOW) -> ProbeFailure:
+    return ProbeFailure(node="n0", time=at, kind=kind, reason="no answer", hint="look at it")  # type: ignore[arg-type]
+
+
+def update(
+    record: NodeRecord, result: NodeReading | ProbeFailure | None, now: float = NOW, has_jobs: bool = False,
+    held: dict[int, str] | None = None,
+) -> tuple[NodeRecord, list[str]]:  # fmt: skip
+    observation = Observation(began=now - 1, result=result) if result is not None else None
+    changed, events = update_record(record, NODE, observation, held or {}, has_jobs, SETTINGS, now)
+    return changed, [e.kind for e in events]
+
+
+SEEN = NodeRecord(name="n0", state=NodeState.IDLE, last_seen=NOW - 5, reading=reading(time=NOW - 5))
+
+
+def test_a_node_is_unknown_until_it_has_been_read() -> None:
+    record, events = update(NodeRecord(name="n0"), None)
+    assert (record.state, record.reason, events) == (NodeState.UNKNOWN, "not read yet", [])
+    record, _ = update(record, reading())
+    assert record.state == NodeState.IDLE
+
+
+def test_silence_is_unknown_then_down_then_up_by_itself() -> None:
+    record, events = update(SEEN, failure())
+    assert (record.state, events) == (NodeState.UNKNOWN, [])
+    assert "no answer; look at it" in record.reason
+    record, events = update(record, failure(at=NOW + 20), NOW + 20)
+    assert record.state == NodeState.UNKNOWN
+    record, events = update(record, failure(at=NOW + 31), NOW + 31)
+    assert (record.state, record.reason, events) == (NodeState.DOWN, "no answer; look at it", ["node_down"])
+    record, events = update(record, None, NOW + 35)
+    assert (record.state, events) == (NodeState.DOWN, [])
+    record, events = update(record, reading(time=NOW + 40), NOW + 40)
+    assert (record.state, record.reason, record.down_since, events) == (NodeState.IDLE, "", None, ["node_up"])
+
+
+@pytest.mark.parametrize("kind", ["auth", "host-key-unknown", "host-key-changed"])
+def test_what_does_not_pass_by_waiting_is_down_at_once(kind: str) -> None:
+    record, events = update(SEEN, failure(kind))
+    assert (record.state, events) == (NodeState.DOWN, ["node_down"])
+
+
+def test_a_runtime_that_does_not_answer_takes_the_node_down_but_its_figures_count() -> None:
+    hung = reading(containers=None, runtime_error="podman: timed out after 10 s")
+    record, events = update(SEEN, hung)
+    assert (record.state, events) == (NodeState.DOWN, ["node_down"])
+    assert record.reason == "podman does not answer: podman: timed out after 10 s"
+    assert record.reading == hung
+
+
+def test_states_of_a_node_in_use() -> None:
+    some, whole = {0: "j"}, {i: "j" for i in range(GPUS)}
+    assert update(SEEN, reading(), has_jobs=True, held=some)[0].state == NodeState.MIXED
+    assert update(SEEN, reading(), has_jobs=True, held=whole)[0].state == NodeState.ALLOCATED
+    drained = msgspec.structs.replace(SEEN, drain_reason="fan", drained_by="root")
+    record, _ = update(drained, reading(), has_jobs=True)
+    assert (record.state, record.reason) == (NodeState.DRAINING, "fan (by root)")
+    assert update(drained, reading())[0].state == NodeState.DRAINED
+
+
+def test_one_lost_gpu_is_an_event_once_and_the_node_stays() -> None:
+    gpus = list(reading().gpus)
+    gpus[2] = Gpu(index=2, error="GPU is lost")
+    record, events = update(SEEN, reading(gpus=tuple(gpus)))
+    assert (record.state, events) == (NodeState.IDLE, ["gpu_lost"])
+    assert "GPU 2 LOST" in record.reason
+    record, events = update(record, reading(time=NOW + 1, gpus=tuple(gpus)), NOW + 1)
+    assert events == []
+    _, events = update(record, reading(time=NOW + 2), NOW + 2)
+    assert events == ["gpu_back"]
+
+
+def test_dead_is_down_for_long_enough() -> None:
+    record, _ = update(SEEN, failure())
+    assert not is_dead(record, SETTINGS, NOW + 59)
+    assert is_dead(record, SETTINGS, NOW + 60)
+    assert not is_dead(SEEN, SETTINGS, NOW + 1000)
+    assert not is_dead(None, SETTINGS, NOW)
+
+
+def test_launches_that_fail_in_a_row_drain_the_node() -> None:
+    record = SEEN
+    for job in ("a", "a", "a"):
+        record, events = blame_launch(record, job, NOW)
+        assert events == [], "one job may be at fault itself"
+    record, (event,) = blame_launch(record, "b", NOW)
+    assert event.kind == "drained"
+    assert record.drained_by == "gpusched"
+    assert blame_launch(record, "c", NOW)[1] == []

@@ -1,0 +1,320 @@
+"""One job, its ranks and what the nodes say: the next step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpusched.cluster.base import Observation
+from gpusched.controller.reconcile import Step, World, reconcile_job, retry_delay_s
+from gpusched.model.jobs import Allocation, Ending, Job, JobState, NodeAllocation, container_name
+from gpusched.model.readings import ContainerReading, NodeReading, ProbeFailure
+from gpusched.model.resources import Settings
+from gpusched.queue.store import RankRecord
+from tests.controller.folding import spec
+
+NOW = 1_800_000_000.0
+ID = "0123456789a"
+SETTINGS = Settings(grace_s=10, max_retries=2, node_fail_after_s=60)
+
+
+def job(state: JobState, nodes: int = 1, **changes: Any) -> Job:
+    parts = tuple(
+        NodeAllocation(rank=r, node=f"n{r}", gpus=(0,), cores=1, memory_mib=1024) for r in range(nodes)
+    )  # fmt: skip
+    fields: dict[str, Any] = {
+        "id": ID, "user": "alice", "uid": 1, "spec": spec(nodes=nodes), "state": state, "submit_time": NOW - 1000,
+        "attempt": 1, "allocation": Allocation(ID, parts),
+        "start_time": None if state is JobState.STARTING else NOW - 100,
+    }  # fmt: skip
+    return Job(**fields | changes)
+
+
+def ranks(nodes: int = 1, **changes: Any) -> list[RankRecord]:
+    fields: dict[str, Any] = {"runtime": "podman", "gpus": (0,), "launched_at": NOW - 200, "boot_id": "b"}
+    return [RankRecord(job_id=ID, attempt=1, rank=r, node=f"n{r}", **fields | changes) for r in range(nodes)]
+
+
+def says(phase: str | None, rank: int = 0, *, skew: float = 0.0, boot: str = "b", **more: Any) -> dict[str, Observation]:
+    """A node's answer: its container in a phase (None: nothing there)."""
+    box = ContainerReading(name=container_name(ID, 1, rank), phase=phase, **more) if phase else None  # type: ignore[arg-type]
+    reading = NodeReading(
+        node=f"n{rank}", time=NOW, boot_id=boot, clock_skew_s=skew, containers=(box,) if box else (),
+    )  # fmt: skip
+    return {f"n{rank}": Observation(began=NOW - 0.1, result=reading)}
+
+
+def silent(rank: int = 0) -> dict[str, Observation]:
+    failure = ProbeFailure(node=f"n{rank}", time=NOW, kind="timeout", reason="no answer")
+    return {f"n{rank}": Observation(began=NOW - 3, result=failure)}
+
+
+def world(*answers: dict[str, Observation], **changes: Any) -> World:
+    fields: dict[str, Any] = {"dead": frozenset(), "busy": frozenset()}
+    observations = {k: v for answer in answers for k, v in answer.items()}
+    return World(now=NOW, settings=SETTINGS, observations=observations, **fields | changes)
+
+
+def ending(step: Step) -> Ending:
+    assert step.job.ending is not None
+    return step.job.ending
+
+
+def verbs(step: Step) -> list[tuple[str, int, str | None]]:
+    return [(w.verb, w.rank.rank, w.signal) for w in step.works]
+
+
+# -- STARTING
+
+
+def test_a_launch_that_has_not_arrived_is_sent_again() -> None:
+    record = ranks(launched_at=None)
+    step = reconcile_job(job(JobState.STARTING), record, world(says(None)))
+    assert step.to_launch == record
+    assert step.job.state == JobState.STARTING
+
+
+def test_nothing_is_sent_again_while_the_launch_is_on_its_way() -> None:
+    step = reconcile_job(
+        job(JobState.STARTING), ranks(launched_at=None), world(says(None), busy=frozenset({(ID, 1, 0)}))
+    )
+    assert (step.to_launch, step.works, step.events) == ([], [], [])
+
+
+def test_an_answer_from_before_the_launch_says_nothing() -> None:
+    step = reconcile_job(job(JobState.STARTING), ranks(launched_at=NOW - 0.05), world(says(None)))
+    assert (step.job.state, step.works, step.to_launch) == (JobState.STARTING, [], [])
+
+
+def test_a_long_pull_is_waited_for() -> None:
+    step = reconcile_job(job(JobState.STARTING), ranks(), world(says("preparing")))
+    assert (step.job.state, step.works) == (JobState.STARTING, [])
+
+
+@pytest.mark.parametrize("phase", ["running", "exited"])
+def test_it_runs_even_when_it_is_over_before_anyone_looks(phase: str) -> None:
+    step = reconcile_job(job(JobState.STARTING), ranks(), world(says(phase, exit_code=0, started_at=NOW - 5)))
+    assert [e.kind for e in step.events][0] == "running"
+    assert step.job.start_time == NOW - 5
+    if phase == "exited":
+        assert step.job.state == JobState.COMPLETED
+
+
+@pytest.mark.parametrize("skew", [0.0, 3600.0, -3600.0])
+def test_times_are_by_our_clock_whatever_the_nodes_says(skew: float) -> None:
+    answer = says("exited", exit_code=0, skew=skew, started_at=NOW - 20 + skew, finished_at=NOW - 5 + skew)
+    step = reconcile_job(job(JobState.STARTING), ranks(), world(answer))
+    assert step.job.start_time == pytest.approx(NOW - 20)
+    assert step.job.end_time == pytest.approx(NOW - 5)
+
+
+@pytest.mark.parametrize("wrong", [-1e6, 1e6])
+def test_times_stay_between_submission_and_now(wrong: float) -> None:
+    answer = says("exited", exit_code=0, started_at=NOW + wrong, finished_at=NOW + wrong)
+    step = reconcile_job(job(JobState.STARTING), ranks(), world(answer))
+    assert step.job.start_time is not None
+    assert step.job.end_time is not None
+    assert step.job.submit_time <= step.job.start_time <= step.job.end_time <= NOW
+
+
+def test_a_gang_starts_when_all_are_ready() -> None:
+    starting = job(JobState.STARTING, nodes=2)
+    half = reconcile_job(starting, ranks(2), world(says("ready"), says("preparing", 1)))
+    assert half.works == []
+    whole = reconcile_job(starting, ranks(2), world(says("ready"), says("ready", 1)))
+    assert verbs(whole) == [("start", 0, None), ("start", 1, None)]
+    again = reconcile_job(starting, ranks(2), world(says("running"), says("ready", 1)))
+    assert verbs(again) == [("start", 1, None)]
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        ("Error: short-name \"nope\" did not resolve", JobState.FAILED),
+        ("exec: \"nonsense\": executable file not found in $PATH", JobState.FAILED),
+        ("cannot write the output file /nowhere/x", JobState.FAILED),
+        ("OCI runtime error: cannot allocate memory", JobState.NODE_FAIL),
+        ("No space left on device", JobState.NODE_FAIL),
+    ],
+)  # fmt: skip
+def test_whose_fault_a_failed_launch_is(error: str, outcome: JobState) -> None:
+    step = reconcile_job(job(JobState.STARTING), ranks(), world(says("failed", exit_code=125, error=error)))
+    if outcome is JobState.FAILED:
+        assert (step.job.state, step.job.exit_code) == (JobState.FAILED, 125)
+        assert error in step.job.message
+        assert step.launch_failed_on == ()
+    else:
+        assert step.job.state == JobState.PENDING
+        assert step.job.excluded_nodes == ("n0",)
+        assert step.launch_failed_on == ("n0",)
+        assert step.job.eligible_time == NOW + 10
+
+
+def test_cancelled_while_it_pulls_it_is_taken_away_and_nobody_waits_for_the_pull() -> None:
+    cancelled = Ending(outcome=JobState.CANCELLED, reason="Cancelled", kill_at=NOW + 10)
+    completing = job(JobState.COMPLETING, ending=cancelled, start_time=None)
+    first = reconcile_job(completing, ranks(), world(says("preparing")))
+    assert verbs(first) == [("remove", 0, None)]
+    under_way = reconcile_job(completing, ranks(), world(says("preparing"), busy=frozenset({(ID, 1, 0)})))
+    assert under_way.works == []
+    assert under_way.job.state == JobState.COMPLETING
+    after = reconcile_job(completing, ranks(), world(says(None)))
+    assert after.job.state == JobState.CANCELLED
+    assert after.ended_attempt is None, "it never began"
+
+
+# -- RUNNING
+
+
+@pytest.mark.parametrize("code", [1, 137, 255, None])
+def test_exit_codes(code: int | None) -> None:
+    step = reconcile_job(job(JobState.RUNNING), ranks(), world(says("exited", exit_code=code)))
+    assert (step.job.state, step.job.exit_code) == (JobState.FAILED, code)
+
+
+def test_out_of_memory() -> None:
+    step = reconcile_job(job(JobState.RUNNING), ranks(), world(says("exited", exit_code=137, oom_killed=True)))
+    assert (step.job.state, step.job.reason) == (JobState.OUT_OF_MEMORY, "OutOfMemory")
+
+
+@pytest.mark.parametrize(("phase", "boot"), [(None, "b"), ("lost", "b"), ("lost", "other"), ("ready", "other")])
+def test_a_container_that_vanished_is_the_nodes_fault(phase: str | None, boot: str) -> None:
+    step = reconcile_job(job(JobState.RUNNING), ranks(), world(says(phase, boot=boot)))
+    assert ("rebooted" in step.events[0].data["message"]) is (boot == "other" and phase is not None)
+    if phase == "ready":  # it must not stay there
+        assert step.job.state == JobState.COMPLETING
+    else:
+        assert step.job.state == JobState.PENDING
+        assert step.job.retries == 1
+
+
+def test_a_silent_node_changes_nothing_until_it_is_given_up() -> None:
+    running = job(JobState.RUNNING)
+    step = reconcile_job(running, ranks(), world(silent()))
+    assert (step.job, step.works, step.events) == (running, [], [])
+    given_up = reconcile_job(running, ranks(), world(silent(), dead=frozenset({"n0"})))
+    assert given_up.job.state == JobState.PENDING
+    assert given_up.ended_attempt == (NOW, JobState.NODE_FAIL)
+    assert given_up.ranks[0].gone
+
+
+@pytest.mark.parametrize(
+    ("retries", "requeue", "state"),
+    [(0, True, JobState.PENDING), (1, True, JobState.PENDING), (2, True, JobState.NODE_FAIL), (0, False, JobState.NODE_FAIL)],
+)  # fmt: skip
+def test_retries_are_counted(retries: int, requeue: bool, state: JobState) -> None:
+    running = job(JobState.RUNNING, retries=retries, spec=spec(requeue=requeue))
+    step = reconcile_job(running, ranks(), world(silent(), dead=frozenset({"n0"})))
+    assert step.job.state == state
+    if state is JobState.PENDING:
+        assert step.job.eligible_time == NOW + retry_delay_s(retries)
+    else:
+        assert step.job.message == "node n0 is down"
+
+
+def test_delays_grow_to_a_bound() -> None:
+    assert [retry_delay_s(r) for r in (0, 1, 2, 5, 6, 60)] == [10, 20, 40, 320, 600, 600]
+
+
+def test_the_time_limit() -> None:
+    late = job(JobState.RUNNING, start_time=NOW - 601)
+    step = reconcile_job(late, ranks(), world(says("running")))
+    assert ending(step).outcome == JobState.TIMEOUT
+    assert verbs(step) == [("signal", 0, "TERM")]
+    in_time = reconcile_job(job(JobState.RUNNING, start_time=NOW - 599), ranks(), world(says("running")))
+    assert in_time.job.state == JobState.RUNNING
+
+
+def test_the_limit_says_nothing_about_a_job_that_cannot_be_seen() -> None:
+    """It may have ended in time; judged when its node answers."""
+    late = job(JobState.RUNNING, start_time=NOW - 601)
+    assert reconcile_job(late, ranks(), world(silent())).job == late
+    back = reconcile_job(late, ranks(), world(says("exited", exit_code=0, finished_at=NOW - 300)))
+    assert (back.job.state, back.job.end_time) == (JobState.COMPLETED, NOW - 300)
+    still = reconcile_job(late, ranks(), world(says("running")))
+    assert ending(still).outcome == JobState.TIMEOUT
+    gang = job(JobState.RUNNING, nodes=2, start_time=NOW - 601)
+    seen = reconcile_job(gang, ranks(2), world(says("running"), silent(1)))
+    assert ending(seen).outcome == JobState.TIMEOUT
+
+
+def test_signal_before_the_limit_is_sent_once() -> None:
+    warned = job(JobState.RUNNING, start_time=NOW - 580, spec=spec(signal="USR1", signal_before_s=30))
+    assert verbs(reconcile_job(warned, ranks(), world(says("running")))) == [("signal", 0, "USR1")]
+    assert verbs(reconcile_job(warned, ranks(signalled="USR1"), world(says("running")))) == []
+    over = msgspec.structs.replace(warned, start_time=NOW - 601)
+    assert verbs(reconcile_job(over, ranks(signalled="USR1"), world(says("running")))) == [("signal", 0, "TERM")]
+
+
+def test_a_gang_ends_when_rank_0_is_done_and_the_others_may_follow() -> None:
+    running = job(JobState.RUNNING, nodes=2)
+    step = reconcile_job(running, ranks(2), world(says("exited", exit_code=0), says("running", 1)))
+    assert (ending(step).outcome, verbs(step)) == (JobState.COMPLETED, [])
+    assert ending(step).kill_at == NOW + 10
+    alone = reconcile_job(running, ranks(2), world(says("running"), says("exited", 1, exit_code=0)))
+    assert alone.job.state == JobState.RUNNING
+
+
+def test_a_gang_fails_as_one() -> None:
+    running = job(JobState.RUNNING, nodes=2)
+    step = reconcile_job(running, ranks(2), world(says("running"), says("exited", 1, exit_code=3)))
+    assert (ending(step).outcome, ending(step).exit_code) == (JobState.FAILED, 3)
+    assert verbs(step) == [("signal", 0, "TERM")]
+
+
+# -- COMPLETING
+
+
+def completing(outcome: JobState, nodes: int = 1, kill_at: float = NOW + 5, **more: Any) -> Job:
+    return job(JobState.COMPLETING, nodes, ending=Ending(outcome=outcome, reason="x", kill_at=kill_at, **more))
+
+
+def test_first_asked_then_made() -> None:
+    asked = reconcile_job(completing(JobState.CANCELLED), ranks(), world(says("running")))
+    assert verbs(asked) == [("signal", 0, "TERM")]
+    waiting = reconcile_job(completing(JobState.CANCELLED), ranks(signalled="TERM"), world(says("running")))
+    assert verbs(waiting) == []
+    made = reconcile_job(completing(JobState.CANCELLED, kill_at=NOW), ranks(signalled="TERM"), world(says("running")))
+    assert verbs(made) == [("signal", 0, "KILL")]
+
+
+def test_a_gangs_node_that_dies_while_it_completes() -> None:
+    gang = completing(JobState.COMPLETED, nodes=2, exit_code=0)
+    over = msgspec.structs.replace(ranks(2)[0], gone=True, exit_code=0, finished_at=NOW - 3)
+    records = [over, ranks(2)[1]]
+    waiting = reconcile_job(gang, records, world(says(None), silent(1)))
+    assert (waiting.job.state, waiting.works) == (JobState.COMPLETING, [])
+    given_up = reconcile_job(gang, records, world(says(None), silent(1), dead=frozenset({"n1"})))
+    assert (given_up.job.state, given_up.job.exit_code) == (JobState.COMPLETED, 0)
+    assert given_up.job.end_time == NOW
+
+
+def test_a_gang_member_killed_after_rank_0_succeeded_is_no_failure_but_its_own_error_is() -> None:
+    gang = completing(JobState.COMPLETED, nodes=2, exit_code=0)
+    records = [msgspec.structs.replace(r, gone=True, finished_at=NOW - 1, exit_code=0) for r in ranks(2)]
+    for code, state in ((137, JobState.COMPLETED), (143, JobState.COMPLETED), (3, JobState.FAILED)):
+        records[1] = msgspec.structs.replace(records[1], exit_code=code)
+        assert reconcile_job(gang, records, world()).job.state == state
+
+
+def test_a_requeue_goes_back_to_the_queue_with_all_fields_cleared() -> None:
+    step = reconcile_job(completing(JobState.PENDING), ranks(), world(says("exited", exit_code=143)))
+    back = step.job
+    assert (back.state, back.allocation, back.start_time, back.end_time, back.ending) == (JobState.PENDING, *[None] * 4)
+    assert step.ended_attempt is not None
+    assert step.ended_attempt[1] == JobState.PENDING
+
+
+def test_unlaunched_is_over_at_once() -> None:
+    step = reconcile_job(completing(JobState.CANCELLED), ranks(launched_at=None), world(says(None)))
+    assert step.job.state == JobState.CANCELLED
+    assert step.ranks[0].gone
+
+
+def test_cancelled_on_a_silent_node_it_waits_until_the_node_answers_or_is_given_up() -> None:
+    cancelled = completing(JobState.CANCELLED, kill_at=NOW - 100)
+    assert reconcile_job(cancelled, ranks(), world(silent())).job == cancelled
+    given_up = reconcile_job(cancelled, ranks(), world(silent(), dead=frozenset({"n0"})))
+    assert given_up.job.state == JobState.CANCELLED

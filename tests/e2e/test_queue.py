@@ -1,0 +1,238 @@
+"""The queue: arrays, dependencies, limits, holds, priorities, cancelling, requeueing, draining, backfill."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Cluster
+from tests.testbed import wait_until
+
+WAIT = "until [ -e /share/go ]; do sleep 0.1; done"
+
+
+@pytest.fixture
+def share(tmp_path: Path) -> Path:
+    """A folder that jobs mount at /share."""
+    folder = tmp_path / "share"
+    folder.mkdir()
+    return folder
+
+
+def held(cluster: Cluster, share: Path, *options: str, name: str = "holder") -> str:
+    """A running job that ends when /share/go is there."""
+    job = cluster.sh(WAIT, "-J", name, "--mount", f"{share}:/share", *options)
+    cluster.wait_state(job, "RUNNING")
+    return job
+
+
+def reason(cluster: Cluster, job: str) -> str:
+    found = cluster.job(job)
+    return found.reason if found else ""
+
+
+def test_an_array_runs_each_index_once_and_no_more_at_once_than_asked(house: Cluster, share: Path) -> None:
+    script = 'echo "$SLURM_ARRAY_TASK_ID $GPUSCHED_ARRAY_ID $SLURM_ARRAY_JOB_ID" >>/share/ran; mkdir /share/$GPUSCHED_ARRAY_INDEX; '
+    script += 'until [ -e "/share/go$SLURM_ARRAY_TASK_ID" ]; do sleep 0.05; done; [ "$SLURM_ARRAY_TASK_ID" != 7 ]'
+    array = house.sh(script, "--gpus", "1", "--array", "1,3-7:2%2", "--mount", f"{share}:/share")
+    indices = (1, 3, 5, 7)
+
+    def begun() -> set[str]:
+        return {p.name for p in share.iterdir() if p.is_dir()}
+
+    wait_until(lambda: begun() == {"1", "3"}, 20, "two tasks")
+    wait_until(lambda: reason(house, f"{array}_5") == "JobArrayTaskLimit", what="a reason")
+    assert [j["state"] for j in house.json("status", array)] == ["RUNNING", "RUNNING", "PENDING", "PENDING"]
+    (share / "go1").touch()
+    wait_until(lambda: begun() == {"1", "3", "5"}, 20, "the third task")
+    assert house.state_of(f"{array}_7") == "PENDING"
+    for index in indices:
+        (share / f"go{index}").touch()
+    done = house.cli("wait", array, check=False)
+    assert done.returncode == 1
+    states = {j["array_index"]: j["state"] for j in house.json("status", array)}
+    assert states == {1: "COMPLETED", 3: "COMPLETED", 5: "COMPLETED", 7: "FAILED"}
+    assert sorted((share / "ran").read_text().split("\n")[:-1]) == [f"{i} {array} {array}" for i in indices]
+    house.wait_clean()
+
+
+def test_dependencies(house: Cluster, share: Path) -> None:
+    first = held(house, share, "--gpus", "1")
+    bad = house.sh("exit 1", "--gpus", "1", "--dependency", f"afterany:{first}")
+    jobs = {
+        kind: house.sh(f"echo {kind} >>/share/order", "--gpus", "1", "--mount", f"{share}:/share", "--dependency", dependency)
+        for kind, dependency in {
+            "after": f"after:{first}", "ok": f"afterok:{first}", "any": f"afterany:{bad}", "notok": f"afternotok:{bad}",
+            "both": f"afterok:{first},afternotok:{bad}", "never": f"afterok:{bad}", "never2": f"afternotok:{first}",
+        }.items()
+    }  # fmt: skip
+    house.wait_state(jobs["after"], "COMPLETED")  # the first one has begun, that is all it asks for
+    wait_until(lambda: reason(house, jobs["never"]) == "Dependency", what="a reason")
+    why = house.json("why", jobs["ok"])
+    assert (why["reason"], first in why["message"]) == ("Dependency", True)
+    (share / "go").touch()
+    for kind in ("ok", "any", "notok", "both"):
+        house.wait_state(jobs[kind], "COMPLETED")
+    for kind in ("never", "never2"):
+        wait_until(lambda kind=kind: reason(house, jobs[kind]) == "DependencyNeverSatisfied", what="a reason")
+    why = house.json("why", jobs["never"])
+    assert bad in why["message"]
+    assert "FAILED" in why["message"]
+    assert any(f"cancel {jobs['never']}" in step for step in why["next_steps"])
+    house.cli("cancel", jobs["never"], jobs["never2"], "--wait")
+    assert sorted((share / "order").read_text().split()) == ["after", "any", "both", "notok", "ok"]
+    house.wait_clean()
+
+
+def test_a_time_limit_warns_then_asks_then_kills(house: Cluster, share: Path) -> None:
+    mount = ("--gpus", "1", "--mount", f"{share}:/share")
+    # Saves its work in the grace; ends by itself.
+    good = "trap 'echo saved >/share/good; exit 0' TERM; while :; do sleep 0.05; done"
+    # Warned early, then ignores what follows: the grace (2 s) ends it.
+    deaf = "trap 'echo warned >>/share/deaf' USR1; trap 'echo asked >>/share/deaf' TERM; while :; do sleep 0.05; done"
+    a = house.sh(good, "-t", "2s", *mount)
+    b = house.sh(deaf, "-t", "4s", "--signal", "USR1@3", *mount)
+    for job in (a, b):
+        ended = house.wait_state(job, "TIMEOUT")
+        assert ended.reason == "TimeLimit"
+    assert (share / "good").read_text() == "saved\n"
+    assert (share / "deaf").read_text() == "warned\nasked\n"
+    assert ended.end_time is not None
+    assert ended.start_time is not None
+    assert 6 - 1 <= ended.end_time - ended.start_time < 15  # limit and grace; started_at has whole seconds
+    assert house.cli("wait", a, check=False).returncode == 124
+    house.wait_clean()
+
+
+def test_cancel_whatever_the_job_is_doing(house: Cluster, share: Path) -> None:
+    gate = share / "gate"
+    wrapper = f'#!/bin/sh\nif [ "$1" = create ]; then until [ -e {gate} ]; do sleep 0.05; done; fi\nexec /usr/bin/podman "$@"\n'
+    house.node("dgx002").install_script("podman", wrapper)
+    starting = house.submit("-p", "V100", "--gpus", "1", "--nodelist", "dgx002")
+    pending = house.submit("--gpus", "1", "--hold")
+    polite = house.sh(
+        f"trap 'echo asked >/share/asked; exit 9' TERM; echo >/share/ready; {WAIT}", "--gpus", "1", "--mount", f"{share}:/share",
+    )  # fmt: skip
+    deaf = house.sh(f"trap '' TERM; echo >/share/deaf; {WAIT}", "--gpus", "1", "--mount", f"{share}:/share")
+    wait_until(lambda: (share / "ready").exists() and (share / "deaf").exists(), 20, "the traps")
+    house.wait_state(deaf, "RUNNING")
+    house.wait_state(polite, "RUNNING")
+    house.wait_state(starting, "STARTING")
+    asked = house.json("cancel", starting, pending, polite)
+    assert asked == {"requested": "cancel", "ids": [starting, pending, polite]}
+    house.cli("cancel", deaf, "--now")
+    for job in (starting, pending, polite, deaf):
+        ended = house.wait_state(job, "CANCELLED")
+        assert (ended.reason, ended.message) == ("Cancelled", "cancelled by root")
+    assert (share / "asked").exists()
+    assert house.cli("wait", polite, check=False).returncode == 143
+    gate.touch()
+    house.node("dgx002").remove_script("podman")
+    house.wait_clean()
+    began = house.json("show", starting)
+    assert began["start_time"] is None
+    assert house.cli("cancel", "--user", "root", "--state", "PENDING", "-y").returncode == 0
+    done = house.cli("cancel", "--user", "root", "--state", "RUNNING", check=False)
+    assert (done.returncode, "no such jobs" in done.stdout) == (0, True)
+
+
+def test_hold_and_release_requeue_and_the_log_of_each_attempt(house: Cluster, share: Path) -> None:
+    job = house.sh(
+        f"echo attempt $GPUSCHED_ATTEMPT; echo >/share/began$GPUSCHED_ATTEMPT; {WAIT}", "--gpus", "1", "--hold", "--mount",
+        f"{share}:/share",
+    )  # fmt: skip
+    wait_until(lambda: reason(house, job) == "JobHeldUser", what="the hold to be seen")
+    assert any("release" in step for step in house.json("why", job)["next_steps"])
+    house.cli("release", job)
+    house.wait_state(job, "RUNNING")
+    wait_until((share / "began1").exists, what="the first attempt")
+    house.cli("requeue", job)
+    wait_until((share / "began2").exists, 20, "the second attempt")
+    running = house.wait_state(job, "RUNNING")
+    assert (running.attempt, running.retries) == (2, 0)
+    (share / "go").touch()
+    house.wait_state(job, "COMPLETED")
+    house.cli("requeue", job)  # an ended one too
+    wait_until((share / "began3").exists, 20, "the third attempt")
+    done = house.wait_state(job, "COMPLETED")
+    assert done.attempt == 3
+    house.wait_clean()
+    assert house.logs(job) == "attempt 3\n"
+    assert house.logs(job, "--attempt", "1") == "attempt 1\n"
+    shown = house.json("show", job)
+    assert [a["outcome"] for a in shown["attempts"]] == ["PENDING", "PENDING", "COMPLETED"]
+    assert house.cli("hold", job, check=False).returncode == 1
+
+
+def test_priority_and_nice_decide_who_goes_first(house: Cluster, share: Path) -> None:
+    blockers = [held(house, share, "-p", "V100", "--gpus", "8", "--nodelist", n) for n in ("dgx002", "dgx004")]
+    option = ("-p", "V100", "--gpus", "8", "--nodelist", "dgx002", "--mount", f"{share}:/share")
+    nice = house.sh("echo nice >>/share/order", *option, "--nice", "10")
+    plain = house.sh("echo plain >>/share/order", *option)
+    urgent = house.sh("echo urgent >>/share/order", *option, "--priority", "5")
+    last = house.sh("echo last >>/share/order", *option)
+    house.cli("priority", last, "-20")
+    wait_until(lambda: (j := house.job(last)) is not None and j.priority == -20, what="the priority")
+    assert [house.json("why", j)["position"] for j in (urgent, plain, nice, last)] == [1, 2, 3, 4]
+    (share / "go").touch()
+    for job in (*blockers, urgent, plain, nice, last):
+        house.wait_state(job, "COMPLETED")
+    assert (share / "order").read_text().split() == ["urgent", "plain", "nice", "last"]
+    house.wait_clean()
+
+
+def test_a_drained_node_finishes_what_it_has_and_takes_nothing_new(house: Cluster, share: Path) -> None:
+    old = held(house, share, "--gpus", "1", "--nodelist", "dgx003")
+    assert house.cli("drain", "dgx003", check=False).returncode == 2  # without a reason
+    house.cli("drain", "dgx003", "--reason", "fan 3 is \"loud\"")
+    house.wait_node("dgx003", "DRAINING")
+    new = house.submit("--gpus", "1", "--nodelist", "dgx003")
+    other = house.submit("--gpus", "8", "--nodelist", "dgx001")
+    house.wait_state(other, "COMPLETED")
+    wait_until(lambda: reason(house, new) == "ReqNodeNotAvail", what="a reason")
+    why = house.json("why", new)
+    (verdict,) = [n for n in why["nodes"] if n["name"] == "dgx003"]
+    assert (verdict["fits"], 'fan 3 is "loud"' in verdict["message"]) == (False, True)
+    assert any("resume" in step and "dgx003" in step for step in why["next_steps"])
+    node = house.nodes()["dgx003"]
+    assert (node["state"], node["gpus_free"]) == ("DRAINING", 0)
+    assert node["reason"] == 'fan 3 is "loud" (by root)'
+    (share / "go").touch()
+    house.wait_state(old, "COMPLETED")
+    house.wait_node("dgx003", "DRAINED")
+    assert house.state_of(new) == "PENDING"
+    house.cli("resume", "dgx003")
+    house.wait_state(new, "COMPLETED")
+    house.wait_node("dgx003", "IDLE")
+    house.wait_clean()
+
+
+def test_backfill_fills_holes_without_delaying_the_head(house: Cluster, share: Path) -> None:
+    """dgx002 has 6 of 8 GPUs taken for at most an hour, dgx004 all: the head waits, who fits before it may go."""
+    six = held(house, share, "-p", "V100", "--gpus", "6", "-t", "30m", "--nodelist", "dgx002")
+    full = held(house, share, "-p", "V100", "--gpus", "8", "-t", "1h", "--nodelist", "dgx004")
+    head = house.submit("-F", "l-V100", "-t", "1h")
+    wait_until(lambda: reason(house, head) == "Resources", what="the head to wait")
+    long = house.submit("-p", "V100", "--gpus", "2", "-t", "2h")
+    wait_until(lambda: reason(house, long) == "Backfill", what="the long one to wait")
+    short = house.sh("true", "-p", "V100", "--gpus", "2", "-t", "10m")
+    house.wait_state(short, "COMPLETED")
+    assert [house.state_of(j) for j in (head, long)] == ["PENDING", "PENDING"]
+    why = house.json("why", long)
+    assert why["reason"] == "Backfill"
+    assert head in why["message"]
+    assert any("time limit" in step for step in why["next_steps"])
+    why = house.json("why", head)
+    assert (why["reason"], why["position"], why["queue_length"]) == ("Resources", 1, 2)
+    assert {n["name"]: n["fits"] for n in why["nodes"]} == {"dgx002": False, "dgx004": False}
+    assert "8 GPUs" in why["message"]
+    assert "partition A100 would fit it now" in json.dumps(why["next_steps"])
+    assert "dgx002" in house.cli("why", head).stdout
+    dry = house.json("submit", "-F", "l-V100", "--dry-run", "--", "true")
+    assert dry["dry_run"] is True
+    (share / "go").touch()
+    for job in (six, full, head, long):
+        house.wait_state(job, "COMPLETED")
+    house.wait_clean()
