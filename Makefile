@@ -33,7 +33,10 @@ $(STAMP): pyproject.toml
 	  echo "gpusched needs Python 3.11 or later; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)." >&2; \
 	  echo "Name another one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { \
-	  echo "'$(PYTHON) -m venv' failed (Debian: apt-get install python3-venv)." >&2; exit 1; }
+	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	    { apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends python3-venv; } && \
+	    $(PYTHON) -m venv --clear $(VENV); } || { \
+	  echo "'$(PYTHON) -m venv' failed; as root: apt-get install python3-venv" >&2; exit 1; }
 	@echo "installing gpusched and its test tools into $(VENV)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
 	@touch $@

@@ -294,6 +294,7 @@ SETTINGS: Fields = {
     "power_price_per_kwh": ("power_price_per_kwh", _number(0, 1e9, "a price per kWh")),
     "currency": ("currency", _text("a currency such as EUR", re.compile(r"[^\s\x00-\x1f\x7f]{1,8}"))),
     "admins": ("admins", _words("a user name", _USER)),
+    "shared": ("shared", lambda value: value.flag()),
     "allowed_mounts": ("allowed_mounts", _words("an absolute path", _ABSOLUTE)),
     "network": ("network", _text("a network mode of the container runtime, such as host or bridge", _IMAGE)),
     "known_hosts": ("known_hosts", _text("the path of a known_hosts file")),

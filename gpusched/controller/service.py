@@ -18,6 +18,7 @@ from gpusched.controller.cycle import Cycle
 from gpusched.errors import GpuschedError
 from gpusched.inventory import load_inventory
 from gpusched.model.events import Event
+from gpusched.paths import SHARED_STATE
 from gpusched.policies import load_policies
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
@@ -64,7 +65,7 @@ class Service:
         self._path, self._state, self._say = inventory_path, state, say
         inventory = load_inventory(inventory_path)
         policies = load_policies(inventory)
-        Inbox(state).create()
+        Inbox(state).create(shared=inventory.settings.shared or state == SHARED_STATE)
         self.store = Store.create_or_open(state)
         cluster_id = self.store.meta("cluster_id")
         assert cluster_id is not None

@@ -108,6 +108,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         power_price_per_kwh: For costs; None shows ``-``.
         currency: What the price is in.
         admins: Users, besides root and the controller's own, who may act on all jobs and on nodes.
+        shared: Other users of the login node may drop commands too (always so for the state folder /var/lib/gpusched).
         allowed_mounts: Host folders that jobs of users other than the controller's own may mount.
         network: The containers' network mode for single-node jobs; gangs always use the host's.
     """
@@ -121,6 +122,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     power_price_per_kwh: float | None = None
     currency: str = "EUR"
     admins: tuple[str, ...] = ()
+    shared: bool = False
     allowed_mounts: tuple[str, ...] = ()
     network: str = "host"
     known_hosts: str | None = None

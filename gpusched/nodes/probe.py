@@ -41,6 +41,7 @@ class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
         indices: NVML indices the inventory declares (the simulated ones are made from it).
         want_links: Whether to read the topology, which changes only with a boot.
         deadline_s: After so many seconds GPUs that have not answered are reported as such.
+        engine_timeout_s: And so many are given to a call of the container engine: a hung one is to be told of by name.
     """
 
     cluster_id: str
@@ -50,6 +51,7 @@ class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
     simulated: bool = False
     want_links: bool = False
     deadline_s: float = 12.0
+    engine_timeout_s: float = 8.0
 
 
 class _Memory:
@@ -123,6 +125,7 @@ def _request(node: Node, cluster_id: str, settings: Settings, want_links: bool) 
         simulated=node.simulated_gpus,
         want_links=want_links,
         deadline_s=max(1.0, settings.probe_timeout_s - _MARGIN_S),
+        engine_timeout_s=min(8.0, 0.75 * settings.probe_timeout_s),
     )
 
 

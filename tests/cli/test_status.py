@@ -268,7 +268,7 @@ def test_watch_and_json_do_not_go_together(site: Site) -> None:
     assert "do not go together" in site.call("status", "-w", "--json").json["error"]
 
 
-@pytest.mark.parametrize("content", [b"", b"not a database at all" * 100])
+@pytest.mark.parametrize("content", [b"SQLite", b"not a database at all" * 100])
 def test_a_broken_store_is_one_line(site: Site, content: bytes) -> None:
     (site.state / "gpusched.db").write_bytes(content)
     for words in (("status",), ("status", "--json"), ("show", "0"), ("why", "0")):

@@ -36,11 +36,11 @@ def between(before: NodeReading, after: NodeReading, *held: Holding) -> dict[str
     return sums
 
 
-def test_a_job_that_began_in_between_gets_its_part() -> None:
-    """10 s, 1000 J; held for the last 4 s: 400 J are the job's, 600 J nobody's."""
+def test_a_job_that_ended_in_between_pays_its_part() -> None:
+    """10 s, 1000 J; held for the first 4 s: 400 J are the job's, 600 J nobody's."""
     rows = between(
         reading(T, energy_j=5000.0, utilization_pct=0.0), reading(T + 10, energy_j=6000.0, utilization_pct=100.0),
-        Holding("j", "alice", T + 6, T + 10),
+        Holding("j", "alice", T + 4),
     )  # fmt: skip
     assert (rows["j"].gpu_s, rows["j"].energy_j, rows["j"].user) == (4.0, pytest.approx(400.0), "alice")
     assert (rows[""].gpu_s, rows[""].energy_j) == (6.0, pytest.approx(600.0))
@@ -50,10 +50,10 @@ def test_a_job_that_began_in_between_gets_its_part() -> None:
 def test_two_jobs_within_one_span() -> None:
     rows = between(
         reading(T, power_w=100.0), reading(T + 10, power_w=200.0),
-        Holding("a", "alice", T - 50, T + 2), Holding("b", "bob", T + 5, T + 99),
+        Holding("a", "alice", T + 2), Holding("b", "bob", T + 5),
     )  # fmt: skip
-    assert {k: r.gpu_s for k, r in rows.items()} == {"a": 2.0, "": 3.0, "b": 5.0}
-    assert {k: r.energy_j for k, r in rows.items()} == pytest.approx({"a": 300.0, "": 450.0, "b": 750.0})
+    assert {k: r.gpu_s for k, r in rows.items()} == {"a": 2.0, "b": 3.0, "": 5.0}
+    assert {k: r.energy_j for k, r in rows.items()} == pytest.approx({"a": 300.0, "b": 450.0, "": 750.0})
 
 
 def test_a_span_over_a_buckets_border_is_split_there() -> None:
@@ -114,10 +114,11 @@ def test_holdings_of_jobs_that_wait_run_and_have_ended() -> None:
             end_time=end, allocation=Allocation(job_id, (part,)),
         )  # fmt: skip
 
-    held = holdings("n0", [job("a", (0, 1), T, None), job("b", (0,), T - 9, T - 2), job("c", (2,), None, None)], T + 5)
-    assert held[0] == [Holding("a", "u", T, T + 5), Holding("b", "u", T - 9, T - 2)]
-    assert held[1] == [Holding("a", "u", T, T + 5)]
-    assert held[2] == [Holding("c", "u", T + 5, T + 5)], "a job that has not begun is charged nothing"
+    jobs = [job("a", (0, 1), T, None), job("b", (0,), T - 9, T - 2), job("c", (2,), None, None)]
+    held = holdings("n0", jobs, T + 5)
+    assert held[0] == [Holding("b", "u", T - 2), Holding("a", "u", T + 5)], "the first to let go first"
+    assert held[1] == [Holding("a", "u", T + 5)]
+    assert held[2] == [Holding("c", "u", T + 5)], "pulling an image holds the GPU too"
     assert holdings("n1", [job("a", (0,), T, None)], T) == {}
 
 
@@ -129,17 +130,18 @@ def test_nothing_is_lost_or_invented_however_the_span_is_cut(
     span: list[float], cuts: list[float], joules: float
 ) -> None:
     begin, end = span
-    ordered = sorted(cuts)
-    held = [Holding(f"j{i}", "u", a, b) for i, (a, b) in enumerate(zip(ordered[::2], ordered[1::2], strict=False))]
+    held = [Holding(f"j{i}", "u", end_) for i, end_ in enumerate(sorted(cuts))]
     rows = usage_between(NODE, reading(begin, energy_j=7.0), reading(end, energy_j=7.0 + joules), {0: held})
     if end <= begin:
         assert rows == []
         return
     assert sum(r.gpu_s for r in rows) == pytest.approx(end - begin)
     assert sum(r.energy_j for r in rows) == pytest.approx(7.0 + joules - 7.0)
+    since = begin
     for holding in held:
         mine = sum(r.gpu_s for r in rows if r.job_id == holding.job_id)
-        assert mine == pytest.approx(max(0.0, min(end, holding.end) - max(begin, holding.start)), abs=1e-6)
+        assert mine == pytest.approx(max(0.0, min(end, holding.end) - since), abs=1e-6)
+        since = max(since, min(end, holding.end))
     for row in rows:
         assert row.bucket % BUCKET_S == 0
         assert 0 <= row.energy_unknown_s <= row.gpu_s <= BUCKET_S + 1e-6

@@ -222,7 +222,7 @@ class Cluster:
             found = self.job(job)
             if found is not None and (found.state in states if states else found.state in ENDED):
                 return found
-            assert found is None or found.state not in ENDED, f"{found}\n{self.controller_log}"
+            assert not states or found is None or found.state not in ENDED, f"{found}\n{self.controller_log}"
             return None
 
         try:
@@ -273,6 +273,16 @@ class Cluster:
         wait_until(lambda: not self._ranks(), timeout, "the nodes to be tidied up")
         assert self.containers(running=False) == []
 
+    def clear(self) -> None:
+        """Cancel whatever a test left in the queue, and wait until it is gone."""
+        with self.reader() as reader:
+            left = [job.id for job in (*reader.active(), *reader.pending())] if reader else []
+        if left:
+            self.cli("cancel", *left, "--now", check=False)
+            for job in left:
+                self.wait_state(job)
+        self.wait_clean()
+
     def _ranks(self) -> list[Any]:
         with self.reader() as reader:
             return reader.ranks() if reader else []
@@ -322,11 +332,21 @@ def stopped(testbed: Testbed, tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def house(testbed_session: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One running cluster for all tests of a file, which clean up after themselves."""
+def house_of_module(testbed_session: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """See `house`."""
     cluster = Cluster(testbed_session, tmp_path_factory.mktemp("house"))
     cluster.write_inventory()
     cluster.start_controller()
     yield cluster
     cluster.close()
     testbed_session.reset()
+
+
+@pytest.fixture
+def house(house_of_module: Cluster) -> Iterator[Cluster]:
+    """One running cluster for all tests of a file, empty at the beginning of each."""
+    yield house_of_module
+    for node in house_of_module.testbed.nodes:
+        for script in (node.disk / "bin").iterdir():
+            script.unlink()
+    house_of_module.clear()

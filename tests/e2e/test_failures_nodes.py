@@ -49,7 +49,7 @@ def test_a_frozen_node_holds_up_no_other_and_keeps_its_job(patient: Cluster) -> 
     for other in others:
         assert patient.wait_state(other, timeout=20).state == JobState.COMPLETED
     patient.wait_node("dgx001", "DOWN")
-    assert "dgx001: no answer within 3 s" in reason(patient, "dgx001")
+    assert "the node may be frozen" in reason(patient, "dgx001")
     assert patient.state_of(job) == "RUNNING", "not given up yet"
     traces.let_go("go")
     frozen.thaw()
@@ -95,7 +95,7 @@ def test_cut_off_and_back(patient: Cluster, fault: str) -> None:
     node = patient.node("dgx002")
     node.cut() if fault == "link" else node.stop_sshd(sessions=True)
     patient.wait_node("dgx002", "DOWN")
-    expected = "no answer" if fault == "link" else "refused"
+    expected = "no answer" if fault == "link" else "nothing listens"
     assert expected in reason(patient, "dgx002")
     traces.let_go("first")  # ends on a node that nobody can ask
     wait_until(lambda: len([n for n, _ in patient.containers() if n == "dgx002"]) == 1, what="the first job's end")
@@ -110,13 +110,14 @@ def test_cut_off_and_back(patient: Cluster, fault: str) -> None:
 
 
 def test_a_hung_runtime_takes_its_node_down_and_nothing_else(patient: Cluster) -> None:
+    patient.write_inventory({**PATIENT, "probe_timeout": "4s"})
     traces = Traces(patient)
     job = traces.until("go", "--nodelist", "dgx001")
     patient.wait_state(job, "RUNNING")
     node = patient.node("dgx001")
     node.hang_runtime("podman")
     patient.wait_node("dgx001", "DOWN")
-    assert "podman" in reason(patient, "dgx001")
+    wait_until(lambda: "podman did not answer within 3 s" in reason(patient, "dgx001"), what="the reason")
     other = traces.submit("true")
     assert patient.wait_state(other).state == JobState.COMPLETED
     assert traces.starts(other)[0][3] == "dgx003"

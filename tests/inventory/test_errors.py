@@ -77,7 +77,7 @@ BAD = {
                         "allowed_mounts, connect_timeout, connect_timeout_s, currency, down_after, down_after_s, "
                         "fairshare_half_life, fairshare_half_life_s, grace, grace_s, known_hosts, logs, max_retries, network, "
                         "node_fail_after, node_fail_after_s, power_price, power_price_per_kwh, probe_timeout, "
-                        "probe_timeout_s, ssh_config, tick, tick_s: did you mean tick?"),
+                        "probe_timeout_s, shared, ssh_config, tick, tick_s: did you mean tick?"),
     "duration without unit": (in_settings("tick: 5"), f":2: settings.tick: found 5, expected {PERIOD}"),
     "no duration": (in_settings("down_after: soon"), f':2: settings.down_after: found "soon", expected {PERIOD}'),
     "zero duration": (in_settings("tick: 0s"), f':2: settings.tick: found "0s", expected {PERIOD}'),

@@ -56,8 +56,13 @@ def test_what_cannot_be_passed_on_is_refused(runtime: object, changes: dict[str,
     assert words in error.value.line()
 
 
-@pytest.mark.parametrize("name", "PATH HOME ld_preload XDG_RUNTIME_DIR DOCKER_HOST https_proxy CONTAINER_HOST IFS ENV "
-                         "GODEBUG SSL_CERT_FILE TMPDIR BASH_ENV GPUSCHED_X PODMAN_USERNS UID A-B 1A".split())  # fmt: skip
+STEERING = (
+    "PATH HOME ld_preload XDG_RUNTIME_DIR DOCKER_HOST https_proxy CONTAINER_HOST IFS ENV GODEBUG SSL_CERT_FILE TMPDIR "
+    "BASH_ENV GPUSCHED_X PODMAN_USERNS UID A-B 1A"
+)
+
+
+@pytest.mark.parametrize("name", STEERING.split())
 def test_secrets_that_would_steer_the_engine(name: str) -> None:
     assert secret_name_error(name)
 

@@ -14,10 +14,30 @@ from tests.runtimes.world import World
 from tests.testbed import wait_until
 
 HOSTILE = [
-    "", " ", "a'b", '"', "\\", "\\n", "a\nb", "\n", "$(id)", "`id`", "${HOME}", "$'x'", "!!", "*", "~", "-", "--", "a=b", "%s",
-    "\t", "\r\n", "é", "日本語", "\U0001f600", "\x81\x82", "\x01\x1b[31m", "; rm -rf /tmp/x", "| cat", "&", "#", "'\"'\"'", "END_",
-    "EOF", "{{.ID}}", "a,b", "a:b", "x" * 5000,
-]  # fmt: skip
+    *(
+        "",
+        " ",
+        "a'b",
+        '"',
+        "\\",
+        "\\n",
+        "a\nb",
+        "\n",
+        "$(id)",
+        "`id`",
+        "${HOME}",
+        "$'x'",
+        "!!",
+        "*",
+        "~",
+        "-",
+        "--",
+        "a=b",
+        "%s",
+    ),
+    *("\t", "\r\n", "é", "日本語", "\U0001f600", "\x81\x82", "\x01\x1b[31m", "; rm -rf /tmp/x", "| cat", "&", "#"),
+    *("'\"'\"'", "END_", "EOF", "{{.ID}}", "a,b", "a:b", "x" * 5000),
+]
 
 PRINT_EACH = 'for a in "$@"; do printf "%s" "$a" | od -An -v -tx1 | tr -d " \\n"; echo; done'
 
@@ -227,7 +247,7 @@ def test_the_job_knows_its_name_and_its_hostfile(world: World) -> None:
     hosts = "node-a slots=8\nnode-b slots=8"
     script = 'echo "$GPUSCHED_CONTAINER"; cat "$GPUSCHED_HOSTFILE"'
     _, output = world.finish("sh", "-c", script, hostfile=hosts)
-    assert output == f"gpusched-job1-1-0\n{hosts}\n"
+    assert output == f"{world.request().name}\n{hosts}\n"
 
 
 def test_the_workdir_and_a_missing_one(world: World) -> None:

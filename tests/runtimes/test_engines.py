@@ -16,7 +16,7 @@ def inspect(world: World, name: str, template: str) -> str:
 def test_cores_memory_and_shared_memory_are_limited(engine: World) -> None:
     _, output = engine.finish("sh", "-c", "df -m /dev/shm | tail -n 1 | awk '{print $2}'", cores=2, memory_mib=96)
     assert output == "96\n"
-    name = "gpusched-job1-1-0"
+    name = engine.request("true").name
     assert inspect(engine, name, "{{.HostConfig.NanoCpus}} {{.HostConfig.Memory}}") == f"2000000000 {96 << 20}"
     assert inspect(engine, name, "{{.HostConfig.NetworkMode}}") == "host"
 
@@ -48,7 +48,7 @@ def test_mounts_and_their_read_only(engine: World) -> None:
     script = "cat '/data:1 é/file'; echo new >'/data:1 é/file' && echo written; echo no >/ro/file || echo refused"
     _, output = engine.finish("sh", "-c", script, mounts=mounts)
     assert output.splitlines()[:2] == ["in", "written"]
-    assert output.splitlines()[-1] == "refused"
+    assert "refused" in output.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_only_the_own_installations_containers_are_listed(engine: World) -> None
     every = Script((str(engine.name), "ps", "-q", "--filter", "label=gpusched.cluster"))
     wait_until(lambda: len(engine.do(every).split()) == 2)
     assert len(engine.do(Script((str(engine.name), "ps", "-q", "--filter", label))).split()) == 1
-    assert set(engine.listed()[0]) == {"gpusched-job1-1-0"}
+    assert set(engine.listed()[0]) == {engine.request("true").name}
 
 
 def test_a_reboot_loses_what_ran(engine: World) -> None:

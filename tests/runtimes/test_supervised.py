@@ -72,8 +72,8 @@ def test_what_the_process_runtime_cannot_do_is_refused(process: World) -> None:
         process.runtime.launch(process.request("true", mounts=(Mount("/a", "/b"),)))
 
 
-# apptainer cannot be installed on this machine. This STAND-IN shows what the real one would be called with, and runs the
-# command on the node with the variables that apptainer would hand in; that real apptainer obeys is not tested.
+# apptainer cannot be installed on this machine. This STAND-IN shows what the real one would be called with, and runs
+# the command on the node with the variables that apptainer would hand in; that real apptainer obeys is not tested.
 STAND_IN = """#!/bin/sh
 [ "$1" = --version ] && { echo 'apptainer version 1.3.0-stand-in'; exit; }
 printf '%s\\n' "$*" >>/root/apptainer.calls
@@ -110,7 +110,7 @@ def test_stand_in_for_apptainer_pulls_once_and_runs(apptainer: World) -> None:
     script = 'echo "$V" "$TOKEN" "$GPUSCHED_CONTAINER"; exit 5'
     attempt, output = apptainer.finish("sh", "-c", script, secrets={"TOKEN": "hush"}, image="one/image:1", **changes)
     assert (attempt["phase"], attempt["exit_code"]) == ("exited", 5)
-    assert output == "a,b'c hush gpusched-job1-1-0\n"
+    assert output == f"a,b'c hush {attempt['name']}\n"
     apptainer.finish("true", job="job2", image="one/image:1")
     pull, run, again = apptainer.sh("cat /root/apptainer.calls").splitlines()
     assert pull.endswith("docker://one/image:1")

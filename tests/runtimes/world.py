@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ class World:
         self.node = node
         self.node_name = name
         self.launched: list[AttemptRef] = []
+        # Job ids are unique in real life too; the local world sees the processes of every testbed on this machine.
+        self.tag = secrets.token_hex(4)
 
     @property
     def contained(self) -> bool:
@@ -107,7 +110,7 @@ class World:
 
     def request(self, *command: str, job: str = "job1", **changes: Any) -> LaunchRequest:
         defaults: dict[str, Any] = {
-            "name": f"gpusched-{job}-1-0", "cluster_id": CLUSTER, "node": self.node_name, "job_id": job, "attempt": 1,
+            "name": f"gpusched-{job}{self.tag}-1-0", "cluster_id": CLUSTER, "node": self.node_name, "job_id": job, "attempt": 1,
             "rank": 0, "image": IMAGE, "command": command, "workdir": "/", "cores": 1, "memory_mib": 256,
         }  # fmt: skip
         return LaunchRequest(**(defaults | changes))

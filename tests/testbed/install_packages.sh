@@ -22,6 +22,7 @@ need uidmap newuidmap
 need docker.io /usr/bin/docker
 need gcc gcc
 need procps ps
+need zsh zsh
 need python3-minimal /usr/bin/python3
 for folder in /usr/lib/podman /usr/libexec/podman /usr/local/lib/podman /usr/bin; do
     [ -x $folder/netavark ] && netavark=1

@@ -54,7 +54,9 @@ def attempts(answer: "dict[str, Any]", request: "dict[str, Any]") -> "list[dict[
     answer.update(containers=None, runtime_error=None, runtime_version=None)
     try:
         from gpusched.nodes.payload import attempts as lister
+        from gpusched.nodes.payload import engines
 
+        engines.ENGINE_TIMEOUT_S = float(request.get("engine_timeout_s", engines.ENGINE_TIMEOUT_S))
         found, error, version = lister.list_attempts(
             None, request["cluster_id"], request["node"], request["runtime"], request.get("want_links", False)
         )
