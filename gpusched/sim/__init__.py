@@ -1,0 +1,1 @@
+"""Replaying workloads: traces, the event engine, metrics, bounds, reports. The deciding passes are sched's own."""

@@ -1,0 +1,64 @@
+"""A workload as columns: what was submitted when, by whom, how much of what, and how long it really ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trace:
+    """Jobs in order of (submit, id); all arrays have one entry per job. Unknown is NaN (floats) or -1 (ints).
+
+    Attributes:
+        name: Where it comes from, for people.
+        epoch: Unix seconds of time 0, or None where the trace has no calendar.
+        ids: Job ids as the source has them, unique.
+        submit: Seconds since the epoch of the trace.
+        duration: Real run time in seconds, on what it really ran on (> 0).
+        limit: Requested time in seconds (NaN unknown).
+        gpus: GPUs of the whole job (processors of an SWF log count as GPUs).
+        gpu_milli: Thousandths of each GPU it uses: 1000 is a whole one (Alibaba v2023 shares GPUs).
+        nodes: Nodes asked for; 0 leaves the split to the engine (fewest equal parts).
+        cores, memory_mib: Of the whole job (-1 unknown: in proportion to its GPUs).
+        user, group, model: Index into ``users``, ``groups`` (virtual cluster, partition, queue), ``models`` (workload
+            name for measured profiles); -1 unknown.
+        gpu_type: Index into ``gpu_types``: the type it must have; -1 any.
+        depends_on: Index of the job that must have ended before, or -1.
+        status: Index into ``statuses`` (how it ended in the source), -1 unknown.
+        wait: What it really waited in the source, seconds (NaN unknown).
+        rejected: Rows kept out: (line number, why).
+    """
+
+    name: str
+    epoch: float | None
+    ids: tuple[str, ...]
+    submit: Floats
+    duration: Floats
+    limit: Floats
+    gpus: Ints
+    gpu_milli: Ints
+    nodes: Ints
+    cores: Ints
+    memory_mib: Ints
+    user: Ints
+    group: Ints
+    model: Ints
+    gpu_type: Ints
+    depends_on: Ints
+    status: Ints
+    wait: Floats
+    users: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    gpu_types: tuple[str, ...] = ()
+    statuses: tuple[str, ...] = ()
+    rejected: tuple[tuple[int, str], ...] = field(default=(), repr=False)
+
+    def __len__(self) -> int:
+        return len(self.submit)
