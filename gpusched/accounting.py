@@ -54,6 +54,32 @@ def holdings(node: str, jobs: Iterable[Job], now: float) -> dict[int, list[Holdi
     return held
 
 
+class Counters:
+    """The last known energy counters, so that a reading without them loses no joules: counters go on counting."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], tuple[str | None, Gpu]] = {}
+
+    def bridged(self, node: str, before: NodeReading | None, after: NodeReading) -> NodeReading | None:
+        """``before`` with the counters it lacks filled in from earlier readings of the same boot; learns from both."""
+        if before is None:
+            return None
+        self._learn(node, before)
+        found = {gpu.index: gpu for gpu in before.gpus}
+        for gpu in after.gpus:
+            boot, known = self._known.get((node, gpu.index), (None, None))
+            was = found.get(gpu.index, Gpu(index=gpu.index))
+            if known is not None and was.energy_j is None and boot == before.boot_id:
+                found[gpu.index] = msgspec.structs.replace(was, uuid=known.uuid, energy_j=known.energy_j)
+        self._learn(node, after)
+        return msgspec.structs.replace(before, gpus=tuple(found.values()))
+
+    def _learn(self, node: str, reading: NodeReading) -> None:
+        for gpu in reading.gpus:
+            if gpu.energy_j is not None:
+                self._known[node, gpu.index] = (reading.boot_id, gpu)
+
+
 def usage_between(
     node: Node, before: NodeReading | None, after: NodeReading, held: Mapping[int, list[Holding]]
 ) -> list[UsageRow]:

@@ -125,7 +125,7 @@ def _show_dry_run(client: Client, prepared: Prepared) -> int:
 def _wait(client: Client, job_id: str) -> int:
     import sys
 
-    from gpusched.client.wait import wait_for
+    from gpusched.client.wait import wait_for_ids
 
     sys.stdout.flush()
-    return wait_for(client, [job_id], None).exit_code
+    return wait_for_ids(client, [job_id], None).exit_code

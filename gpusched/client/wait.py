@@ -54,7 +54,15 @@ def wait_for(client: Client, texts: Iterable[str], timeout_s: float | None) -> O
         UsageError: No such job.
         GpuschedError: Not ended in time, or refused by the controller.
     """
-    targets = [t.id for t in Resolver(client).targets(texts)]
+    return wait_for_ids(client, [t.id for t in Resolver(client).targets(texts)], timeout_s)
+
+
+def wait_for_ids(client: Client, targets: list[str], timeout_s: float | None) -> Outcome:
+    """The same for whole ids, which the store need not know yet: a shared inbox shows nobody what lies in it.
+
+    Raises:
+        GpuschedError: Not ended in time, or refused by the controller.
+    """
     end = None if timeout_s is None else time.monotonic() + timeout_s
     watch = _Watch(client)
     ended: dict[str, list[Job]] = {}

@@ -66,7 +66,7 @@ def _fetch(transport: Transport, script: Script, draft: Path, settings: LogSetti
     if ending.exit_code is None:
         raise TransportError("ssh", "the output broke off", "it is asked for again")
     if ending.exit_code:
-        said = bytes(tail[-2000:]).decode(errors="replace").strip().splitlines()
+        said = draft.read_bytes()[-2000:].decode(errors="replace").strip().splitlines()
         why = said[-1][:300] if said else "no reason given"
         return f"the output cannot be read (exit code {ending.exit_code}): {why}"
     return ""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpusched.accounting import holdings, usage_between
+from gpusched.accounting import Counters, holdings, usage_between
 from gpusched.cluster.base import Cluster, Observation, Outcome, RankKey, Work
 from gpusched.cluster.launching import expand_output, launch_request, master_port
 from gpusched.controller.fold import Folder
@@ -61,6 +61,7 @@ class Cycle:
         self._collect_failures: Counter[RankKey] = Counter()
         self._removed: dict[RankKey, float] = {}
         self._messages_at: dict[str, float] = {}
+        self._counters = Counters()
         self._ended: list[Job] = store.recently_ended(200)
 
     def run(self, patience_s: float) -> None:
@@ -295,7 +296,8 @@ class Cycle:
             if node is None or isinstance(observation.result, ProbeFailure) or record is None:
                 continue
             held = holdings(name, (*holders, *self._ended), now)
-            rows = usage_between(node, record.reading, observation.result, held)
+            earlier = self._counters.bridged(name, record.reading, observation.result)
+            rows = usage_between(node, earlier, observation.result, held)
             self._store.add_usage(rows)
             touched |= {row.job_id for row in rows if row.job_id}
         self._refresh_energy(touched)

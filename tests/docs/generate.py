@@ -32,6 +32,8 @@ from gpusched.model.resources import Inventory, LogSettings, Node, Partition, Ru
 from gpusched.policies import BUILT_IN, load_policy
 from gpusched.queue.lifecycle import TRANSITIONS
 from gpusched.views.jobs import job_dict
+from gpusched.views.nodes import nodes_json
+from gpusched.views.power import power_json
 from gpusched.views.story import Page, page_dict
 from gpusched.views.why import Why, dry_run_dict, why_dict
 from tests.docs import words
@@ -112,7 +114,9 @@ def _command(name: str, command: Any) -> str:
     rows = []
     for option in options:
         names = ", ".join(code(o) for o in (*option.opts, *option.secondary_opts))
-        default = "" if option.default in (None, False, (), "") else str(getattr(option.default, "value", option.default))
+        default = (
+            "" if option.default in (None, False, (), "") else str(getattr(option.default, "value", option.default))
+        )
         choices = [str(c.value) for c in _enum(hints[option.name])]
         kind = " or ".join(code(c) for c in choices) if choices else _kind(hints[option.name])
         required = "required" if option.required else ""
@@ -122,8 +126,8 @@ def _command(name: str, command: Any) -> str:
 
 
 def _enum(hint: Any) -> Iterable[Any]:
-    base = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
-    return list(base) if inspect.isclass(base) and hasattr(base, "__members__") else []
+    base: Any = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+    return list(base.__members__.values()) if hasattr(base, "__members__") else []
 
 
 def _metavar(argument: Any) -> str:
@@ -272,16 +276,30 @@ def json_keys() -> dict[str, list[str]]:
         "event": list(page["events"][0]),
         "why": list(why_dict(why)),
         "dry-run": [k for k in dry_run_dict(why) if k not in why_dict(why)],
-        "nodes": list(NodeRow.__struct_fields__),
+        "nodes": list(nodes_json([_sample_node()])[0]),
         "gpus": list(GpuRow.__struct_fields__),
         "processes": list(GpuProcess.__struct_fields__),
         "flavors": list(FlavorRow.__struct_fields__),
-        "power": list(PowerReport.__struct_fields__),
+        "power": list(power_json(_sample_report())),
         "power-row": list(PowerRow.__struct_fields__),
         "held-idle": list(HeldIdle.__struct_fields__),
         "check": list(Finding.__struct_fields__),
         "spec": list(msgspec.to_builtins(job.spec)),
     }
+
+
+def _sample_node() -> NodeRow:
+    return NodeRow(
+        name="", partition="", state=NodeState.IDLE, gpus_total=0, gpus_free=0, cores_total=0, cores_free=0,
+        memory_total_mib=0, memory_free_mib=0,
+    )  # fmt: skip
+
+
+def _sample_report() -> PowerReport:
+    return PowerReport(
+        since=0.0, until=0.0, by="job", currency="", price_per_kwh=None, rows=(), total=PowerRow(name="total"),
+        unheld_kwh=None, held_idle=(),
+    )  # fmt: skip
 
 
 # -- the environment of jobs

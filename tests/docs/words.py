@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpusched.model.gpustates import UNSEEN_MEMORY_MIB
 from gpusched.model.jobs import JobState
 from gpusched.model.plan import ReasonCode
 from gpusched.model.readings import GpuState, NodeState
@@ -29,10 +30,17 @@ SETTINGS = {
     "probe_timeout": (DURATION, "A node that has not answered by then has not answered in this cycle."),
     "connect_timeout": (DURATION, "For TCP and for the SSH handshake, each."),
     "down_after": (DURATION, "Without an answer for that long a node is DOWN: no new jobs."),
-    "node_fail_after": (DURATION, "Without an answer for that long its jobs end in NODE_FAIL and go back to the queue."),
+    "node_fail_after": (
+        DURATION,
+        "Without an answer for that long its jobs end in NODE_FAIL and go back to the queue.",
+    ),
     "max_retries": ("number", "How often a job is started again after NODE_FAIL."),
     "grace": (DURATION, "Between a job's first signal and the kill."),
     "admins": ("list of user names", "May act on all jobs and on nodes, besides root and the controller's own user."),
+    "shared": (
+        "`true` or `false`",
+        "Other users of the login node may submit, too. Always so where the state folder is `/var/lib/gpusched`.",
+    ),
     "allowed_mounts": (
         "list of absolute paths",
         "Folders of the nodes that jobs may mount. Does not bind admins and the controller's own user. "
@@ -51,7 +59,10 @@ LOGS = {
     "max_total": (MEMORY, "Of all collected outputs together. Beyond it the oldest are removed, once an hour."),
 }
 PARTITION = {
-    "nodes": ("list of names, ranges such as `dgx[1-4]`, or mappings", "Required. A name or range alone is a node as in defaults."),
+    "nodes": (
+        "list of names, ranges such as `dgx[1-4]`, or mappings",
+        "Required. A name or range alone is a node as in defaults.",
+    ),
     "defaults": ("mapping of node keys", "For every node of the partition that does not say otherwise."),
     "flavors": ("mapping: name -> flavor", "What jobs ask for by name. The largest one bounds free requests."),
     "policy": ("name", "A file of `policies/`, without `.yaml`."),
@@ -71,7 +82,10 @@ NODE = {
     "memory": (MEMORY, "Required. Memory to hand out."),
     "gpu_type": ("text", "For people and for `gpusched check`."),
     "gpu_indices": ("`[0, 1, 3]` or `0-3`", "The NVML indices to hand out. Without it 0 to gpus-1."),
-    "rated_power": ("`6.5kW`, `6500W` or `6500`", "Of the whole server, for inefficient energy. Without it that is `-`."),
+    "rated_power": (
+        "`6.5kW`, `6500W` or `6500`",
+        "Of the whole server, for inefficient energy. Without it that is `-`.",
+    ),
     "runtime": ("`podman`, `docker`, `apptainer` or `process`", "Required. How jobs are run."),
     "simulated_gpus": ("`true` or `false`", "GPU figures are made up and marked so. For demonstrations only."),
 }
@@ -84,7 +98,9 @@ FLAVOR = {
 
 JOB_STATES = {
     JobState.PENDING: "In the queue. The reason says why it waits.",
-    JobState.STARTING: "It has its nodes and GPUs. Its containers are being prepared, which may include pulling an image.",
+    JobState.STARTING: (
+        "It has its nodes and GPUs. Its containers are being prepared, which may include pulling an image."
+    ),
     JobState.RUNNING: "All its ranks run.",
     JobState.COMPLETING: "It is being ended: signalled, or waiting for its last ranks to go.",
     JobState.COMPLETED: "All ranks exited with 0.",
@@ -99,7 +115,10 @@ NODE_STATES = {
     NodeState.IDLE: ("yes", "Answers, and no job holds anything of it."),
     NodeState.MIXED: ("yes", "Jobs hold a part of it."),
     NodeState.ALLOCATED: ("yes, without GPUs", "Jobs hold all its GPUs."),
-    NodeState.DOWN: ("no", "Does not answer, its container engine does not answer, or its login or host key is refused."),
+    NodeState.DOWN: (
+        "no",
+        "Does not answer, its container engine does not answer, or its login or host key is refused.",
+    ),
     NodeState.DRAINING: ("no", "Drained; jobs still run on it."),
     NodeState.DRAINED: ("no", "Drained and empty."),
     NodeState.UNKNOWN: ("no", "Not read yet, or silent for less than `down_after`."),
@@ -108,7 +127,7 @@ GPU_STATES = {
     GpuState.FREE: "May be handed out.",
     GpuState.ALLOCATED: "Held by a job.",
     GpuState.BUSY: "Not held by a job, yet in use: by a process that gpusched did not start (foreign), by an attempt "
-    "that is being cleaned up, or more than 2048 MiB of its memory are in use by nobody NVML shows.",
+    f"that is being cleaned up, or more than {UNSEEN_MEMORY_MIB} MiB of its memory are in use by nobody NVML shows.",
     GpuState.LOST: "The driver cannot talk to it, or does not list it. The others of the node stay in use.",
     GpuState.UNUSABLE: "There, but not handed out: MIG is on, or it has uncorrected ECC errors.",
     GpuState.UNKNOWN: "The node has not been read, or neither NVML nor nvidia-smi answers there.",
@@ -122,7 +141,8 @@ REASONS = {
     ),
     ReasonCode.BAD_CONSTRAINTS: (
         "It would not fit even on the empty partition.",
-        "Ask for less, spread it over more nodes (`-N`), or allow it more nodes. The inventory has changed since it was queued.",
+        "Ask for less, spread it over more nodes (`-N`), or allow it more nodes. The inventory has changed "
+        "since it was queued.",
     ),
     ReasonCode.DEPENDENCY_NEVER_SATISFIED: (
         "A job it depends on ended in a way that cannot satisfy it, or is not there.",
@@ -327,7 +347,10 @@ JSON: dict[str, dict[str, str]] = {
         "price_per_kwh": "Or null.",
         "rows": "One object per row; see below.",
         "total": "The line under the rows, with the same keys.",
-        "unheld_kwh": "kWh that GPUs drew while nobody held them, or null. In rows of partitions and nodes, not of users and jobs.",
+        "unheld_kwh": (
+            "kWh that GPUs drew while nobody held them, or null. In rows of partitions and nodes, not of users "
+            "and jobs."
+        ),
         "held_idle": "Jobs that hold GPUs and do not use them; see below.",
         "simulated": "Names of nodes whose figures are made up.",
     },
@@ -341,7 +364,9 @@ JSON: dict[str, dict[str, str]] = {
         "measured_utilization": "NVML's, 0 to 1, over the GPU time for which it is known, or null.",
         "idle_gpu_hours": "GPU hours held at less than 5 % measured utilization, or null.",
         "energy_kwh": "kWh measured, or null.",
-        "energy_unknown_share": "Part of the GPU time without a measurement, 0 to 1; if not 0, energy_kwh is a lower bound.",
+        "energy_unknown_share": (
+            "Part of the GPU time without a measurement, 0 to 1; if not 0, energy_kwh is a lower bound."
+        ),
         "rated_kwh": "kWh: rated power times hours, or null.",
         "inefficient_kwh": "kWh: rated power times hours times (1 - utilization), or null.",
         "inefficient_cost": "What that costs, or null.",
@@ -367,7 +392,10 @@ JSON: dict[str, dict[str, str]] = {
 }
 
 JOB_VARIABLES = {
-    "CUDA_VISIBLE_DEVICES": "The job's GPUs on this node: `0,1,...` in podman and docker, where the container sees no others; NVML indices elsewhere.",
+    "CUDA_VISIBLE_DEVICES": (
+        "The job's GPUs on this node: `0,1,...` in podman and docker, where the container sees no others; NVML "
+        "indices elsewhere."
+    ),
     "CUDA_DEVICE_ORDER": "So that CUDA counts as NVML does.",
     "MASTER_ADDR": "Rank 0's node: its fabric_address, else its address.",
     "MASTER_PORT": "20000 to 29999, the same for all ranks. `--env` may set another.",
@@ -407,9 +435,18 @@ JOB_VARIABLES = {
     "SLURM_ARRAY_TASK_ID": "In tasks of arrays.",
 }
 READ_VARIABLES = {
-    "GPUSCHED_STATE": "The state folder. Else `/var/lib/gpusched` where that is one, else `$XDG_STATE_HOME/gpusched`, else `~/.local/state/gpusched`.",
-    "GPUSCHED_INVENTORY": "The inventory file, or a folder that holds inventory.yaml. Else `./inventory.yaml`, else `$XDG_CONFIG_HOME/gpusched/inventory.yaml`, else `/etc/gpusched/inventory.yaml`.",
-    "GPUSCHED_POLICIES": "A folder of policies that goes before those that come with gpusched. Else `policies/` beside the inventory, where there is one.",
+    "GPUSCHED_STATE": (
+        "The state folder. Else `/var/lib/gpusched` where that is one, else `$XDG_STATE_HOME/gpusched`, else "
+        "`~/.local/state/gpusched`."
+    ),
+    "GPUSCHED_INVENTORY": (
+        "The inventory file, or a folder that holds inventory.yaml. Else `./inventory.yaml`, else "
+        "`$XDG_CONFIG_HOME/gpusched/inventory.yaml`, else `/etc/gpusched/inventory.yaml`."
+    ),
+    "GPUSCHED_POLICIES": (
+        "A folder of policies that goes before those that come with gpusched. Else `policies/` beside the "
+        "inventory, where there is one."
+    ),
     "GPUSCHED_DEBUG": "`1` shows the traceback of an internal error.",
     "XDG_STATE_HOME": "See GPUSCHED_STATE. On a node: where the attempts' folders lie, else `~/.local/state`.",
     "XDG_CONFIG_HOME": "See GPUSCHED_INVENTORY.",

@@ -148,7 +148,9 @@ def test_strays_do_not_outlive_the_job(world: World) -> None:
 
 
 def test_remove_ends_everything_and_repeats_harmlessly(world: World) -> None:
-    ref = world.launch("sh", "-c", "trap '' TERM; setsid sleep 4244 & sleep 4244", output="/tmp/gpusched-test-out")
+    ref = world.launch(
+        "sh", "-c", "trap '' TERM; setsid sleep 4244 & sleep 4244", output=f"/tmp/gpusched-out-{world.tag}"
+    )
     world.await_phase(ref, "running")
     world.do(world.runtime.remove(ref))
     assert world.listed()[0] == {}
@@ -157,6 +159,7 @@ def test_remove_ends_everything_and_repeats_harmlessly(world: World) -> None:
     world.do(world.runtime.remove(ref))
     wait_until(lambda: not world.pids("logs -f", part=True))
     assert world.pids(ref.name, part=True) == []
+    world.sh(f"rm /tmp/gpusched-out-{world.tag}")
 
 
 def test_the_log_of_a_running_job_and_its_tail(world: World) -> None:
@@ -174,7 +177,7 @@ def test_following_ends_with_the_job_and_misses_nothing(world: World) -> None:
 
 
 def test_following_from_a_tail_of_bytes(world: World) -> None:
-    ref = world.launch("sh", "-c", "echo 0123456789; while [ ! -e /tmp/go-on ]; do sleep 0.1; done; echo end")
+    ref = world.launch("sh", "-c", "echo 0123456789; exec sleep 60")
     wait_until(lambda: world.output(ref) == "0123456789\n")
     chunks = world.transport.stream(world.runtime.log(ref, follow=True, tail_bytes=3))
     assert next(chunks) == b"89\n"
@@ -206,7 +209,7 @@ def follow_pids(world: World, name: str) -> list[int]:
 
 
 def test_output_goes_to_the_file_asked_for(world: World) -> None:
-    path = f"/tmp/gpusched-output-{world.name}-'$(x) é"
+    path = f"/tmp/gpusched-output-{world.tag}-'$(x) é"
     world.sh(f"printf 'of an earlier job' >{quoted(path)}")
     ref = world.launch("sh", "-c", "echo out; echo err >&2", output=path)
     world.await_phase(ref, "exited")
@@ -216,7 +219,7 @@ def test_output_goes_to_the_file_asked_for(world: World) -> None:
 
 
 def test_output_of_a_gang_goes_to_its_file(world: World) -> None:
-    path = f"/tmp/gpusched-gang-{world.name}"
+    path = f"/tmp/gpusched-gang-{world.tag}"
     ref = world.launch("sh", "-c", "echo out", output=path, hold=True)
     world.await_phase(ref, "ready")
     world.do(world.runtime.start(ref))

@@ -72,6 +72,30 @@ def test_what_the_process_runtime_cannot_do_is_refused(process: World) -> None:
         process.runtime.launch(process.request("true", mounts=(Mount("/a", "/b"),)))
 
 
+@pytest.mark.parametrize("shell", ["bash", "busybox"])
+def test_nodes_whose_sh_is_another(process: World, shell: str) -> None:
+    assert process.node is not None
+    if not process.sh(f"command -v {shell} || :"):
+        pytest.skip(f"there is no {shell}")
+    applets = "for a in tail head wc cat grep sed stat date mkdir rm mv ln; do ln -sf /bin/busybox $bin/$a; done"
+    bin_folder = process.node.disk / "bin"
+    process.sh(f"bin={bin_folder}; ln -s $(command -v {shell}) $bin/sh; " + (applets if shell == "busybox" else ""))
+    value = "a'b\n$(id) é\\"
+    script = 'echo up; printf %s "$1$V" >/tmp/gpusched-shell; trap "echo got; exit 3" TERM; while :; do sleep 0.1; done'
+    ref = process.launch("sh", "-c", script, "sh", value, env={"V": value}, hold=True)
+    process.await_phase(ref, "ready")
+    process.do(process.runtime.start(ref))
+    wait_until(lambda: process.output(ref) == "up\n")
+    assert process.sh("cat /tmp/gpusched-shell; rm /tmp/gpusched-shell") == value + value
+    assert process.listed_sh()[0][ref.name] == process.await_phase(ref, "running")
+    process.do(process.runtime.signal(ref, "TERM"))
+    assert process.await_phase(ref, "exited")["exit_code"] == 3
+    assert "got\n" in process.output(ref, tail_bytes=20)
+    assert b"".join(process.transport.stream(process.runtime.log(ref, follow=True))).startswith(b"up\n")
+    process.do(process.runtime.remove(ref))
+    assert process.listed()[0] == {}
+
+
 # apptainer cannot be installed on this machine. This STAND-IN shows what the real one would be called with, and runs
 # the command on the node with the variables that apptainer would hand in; that real apptainer obeys is not tested.
 STAND_IN = """#!/bin/sh

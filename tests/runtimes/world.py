@@ -110,8 +110,8 @@ class World:
 
     def request(self, *command: str, job: str = "job1", **changes: Any) -> LaunchRequest:
         defaults: dict[str, Any] = {
-            "name": f"gpusched-{job}{self.tag}-1-0", "cluster_id": CLUSTER, "node": self.node_name, "job_id": job, "attempt": 1,
-            "rank": 0, "image": IMAGE, "command": command, "workdir": "/", "cores": 1, "memory_mib": 256,
+            "name": f"gpusched-{job}{self.tag}-1-0", "cluster_id": CLUSTER, "node": self.node_name, "job_id": job,
+            "attempt": 1, "rank": 0, "image": IMAGE, "command": command, "workdir": "/", "cores": 1, "memory_mib": 256,
         }  # fmt: skip
         return LaunchRequest(**(defaults | changes))
 

@@ -114,10 +114,11 @@ rm -rf -- "$dir"
 
 _LOG = """\
 while :; do
-    case $(engine inspect --type container --format '{{.State.Status}}' "$name" 2>/dev/null) in
-    '' | created | configured | initialized) ;;
-    *) break ;;
-    esac
+    if ! state=$(engine inspect --type container --format '{{.State.Status}}' "$name" 2>/dev/null); then
+        [ -n "$follow" ] || engine ps -q >/dev/null || exit # an engine that is ill must not pass for an empty output
+        state=
+    fi
+    case $state in '' | created | configured | initialized) ;; *) break ;; esac
     [ -n "$follow" ] && [ -d "$dir" ] && [ ! -e "$dir/failed" ] || exit 0
     sleep 0.3
 done
@@ -128,7 +129,11 @@ if [ -n "$tail" ]; then
 fi
 # GNU tail keeps what it reads from a pipe until a block is full.
 if command -v stdbuf >/dev/null; then unbuffered='stdbuf -o0'; else unbuffered=; fi
-engine logs $follow "$name" 2>&1 | if [ "$from" = 1 ]; then cat; else $unbuffered tail -c "+$from"; fi
+if [ "$from" = 1 ]; then
+    engine logs $follow "$name" 2>&1
+else
+    engine logs $follow "$name" 2>&1 | $unbuffered tail -c "+$from"
+fi
 """
 
 

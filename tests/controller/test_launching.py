@@ -1,0 +1,127 @@
+"""What each rank is launched with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpusched.cluster.launching import (
+    MASTER_PORTS,
+    environment,
+    expand_output,
+    hostfile,
+    launch_request,
+    master_port,
+)
+from gpusched.model.jobs import Allocation, Job, JobState, NodeAllocation
+from gpusched.model.resources import Inventory, RuntimeName
+from tests.controller.folding import spec
+from tests.controller.imagined import inventory
+
+ID = "0123456789a"
+
+
+def job(nodes: int = 1, gpus: tuple[int, ...] = (2, 3), **changes: Any) -> Job:
+    fields = {k: changes.pop(k) for k in ("id", "array_id", "array_index", "attempt") if k in changes}
+    job_id = str(fields.get("id", ID))
+    parts = tuple(
+        NodeAllocation(rank=r, node=f"n{r}", gpus=gpus, cores=8, memory_mib=4096) for r in range(nodes)
+    )  # fmt: skip
+    more: dict[str, Any] = {"id": ID, "attempt": 2} | fields
+    return Job(
+        user="alice", uid=1, spec=spec(nodes=nodes, gpus_per_node=len(gpus), **changes), state=JobState.STARTING,
+        submit_time=0.0, allocation=Allocation(job_id, parts), master_port=23456, **more,
+    )  # fmt: skip
+
+
+def env(of: Job, rank: int = 0, declared: Inventory | None = None) -> dict[str, str]:
+    assert of.allocation is not None
+    return environment(of, of.allocation.parts[rank], declared or inventory())
+
+
+def with_node(name: str, **changes: Any) -> Inventory:
+    declared = inventory()
+    (partition,) = declared.partitions
+    nodes = tuple(msgspec.structs.replace(n, **changes) if n.name == name else n for n in partition.nodes)
+    return msgspec.structs.replace(declared, partitions=(msgspec.structs.replace(partition, nodes=nodes),))
+
+
+def test_the_environment_of_a_gangs_rank() -> None:
+    seen = env(job(nodes=2), 1)
+    expected = {
+        "WORLD_SIZE": "2", "RANK": "1", "NODE_RANK": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "n0",
+        "MASTER_PORT": "23456", "GPUSCHED_NODELIST": "n0,n1", "GPUSCHED_NODE": "n1", "GPUSCHED_GPUS": "2,3",
+        "GPUSCHED_ATTEMPT": "2", "SLURM_RESTART_COUNT": "1", "SLURM_PROCID": "1", "OMP_NUM_THREADS": "4",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }  # fmt: skip
+    assert {k: seen[k] for k in expected} == expected
+    assert "SLURM_ARRAY_TASK_ID" not in seen
+
+
+def test_a_container_counts_its_gpus_from_0_a_process_by_nvml() -> None:
+    assert env(job())["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert env(job(), declared=with_node("n0", runtime=RuntimeName.PROCESS))["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert env(job(gpus=()))["CUDA_VISIBLE_DEVICES"] == "", "no GPU asked for, none seen"
+
+
+def test_the_jobs_own_variables_override_defaults_but_not_its_identity() -> None:
+    own = {"OMP_NUM_THREADS": "1", "MASTER_PORT": "1", "RANK": "9", "CUDA_VISIBLE_DEVICES": "7", "X": "$(y)\n'"}
+    seen = env(job(env=own))
+    assert (seen["OMP_NUM_THREADS"], seen["MASTER_PORT"], seen["X"]) == ("1", "1", "$(y)\n'")
+    assert (seen["RANK"], seen["CUDA_VISIBLE_DEVICES"]) == ("0", "0,1")
+
+
+def test_an_array_task_knows_which_it_is() -> None:
+    seen = env(job(id=f"{ID}_7", array_id=ID, array_index=7))
+    assert (seen["SLURM_ARRAY_TASK_ID"], seen["GPUSCHED_ARRAY_ID"], seen["GPUSCHED_JOB_ID"]) == ("7", ID, f"{ID}_7")
+
+
+def test_the_fast_network_is_used_where_it_is_declared() -> None:
+    declared = with_node("n0", fabric_address="10.9.0.1")
+    assert env(job(nodes=2), 1, declared)["MASTER_ADDR"] == "10.9.0.1"
+    assert hostfile(job(nodes=2), declared) == "10.9.0.1 slots=2\nn1 slots=2\n"
+    assert hostfile(job(nodes=2, gpus=()), inventory()) == "n0 slots=1\nn1 slots=1\n"
+    assert env(job(), declared=with_node("n0", transport="local"))["MASTER_ADDR"] == "127.0.0.1"
+
+
+def test_gangs_are_held_share_the_hosts_network_and_get_a_hostfile() -> None:
+    declared = msgspec.structs.replace(
+        inventory(), settings=msgspec.structs.replace(inventory().settings, network="bridge")
+    )
+    for nodes, expected in ((1, ("bridge", False, None)), (2, ("host", True, "n0 slots=2\nn1 slots=2\n"))):
+        of = job(nodes=nodes)
+        assert of.allocation is not None
+        request = launch_request(of, of.allocation.parts[0], declared, "c", secrets={"A": "b"}, run_as=None)
+        assert (request.network, request.hold, request.hostfile) == expected
+        assert request.name == f"gpusched-{ID}-2-0"
+        assert "A" not in request.env
+
+
+@pytest.mark.parametrize(
+    ("path", "expanded"),
+    [
+        (None, None), ("/o", "/o"), ("/o/%j-%x.%u.%A.%a", f"/o/{ID}-j.alice.{ID}.0"), ("/o/100%", "/o/100%"),
+        ("/o/%%j", "/o/%j"), ("/o/%z%N", "/o/%zn0"), ("/%n%t", "/00"), ("/é %j$(x)", f"/é {ID}$(x)"),
+    ],
+)  # fmt: skip
+def test_output_patterns(path: str | None, expanded: str | None) -> None:
+    assert expand_output(job(output=path), 0, "n0") == expanded
+
+
+def test_ranks_do_not_write_into_each_others_files() -> None:
+    gang = job(nodes=2, output="/o/%j")
+    assert [expand_output(gang, r, f"n{r}") for r in (0, 1)] == [f"/o/{ID}.0", f"/o/{ID}.1"]
+    assert expand_output(job(nodes=2, output="/o/%N"), 1, "n1") == "/o/n1"
+    assert expand_output(job(output="/o/%x", name="a/../b"), 0, "n0") == "/o/a_.._b"
+    task = job(id=f"{ID}_3", array_id=ID, array_index=3, output="/o/%A_%a")
+    assert expand_output(task, 0, "n0") == f"/o/{ID}_3"
+
+
+def test_master_ports_are_steady_and_not_shared() -> None:
+    first = master_port(ID, ())
+    assert first == master_port(ID, ())
+    assert first in MASTER_PORTS
+    assert master_port(ID, {first}) in set(MASTER_PORTS) - {first}
+    assert master_port(ID, set(MASTER_PORTS)) == first  # better than none

@@ -1,0 +1,156 @@
+"""The documentation against the code: generated parts, commands, words, links."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpusched.cli.main import COMMANDS
+from gpusched.model.jobs import JobState
+from gpusched.model.plan import ReasonCode
+from gpusched.model.readings import GpuState, NodeState
+from tests.docs import generate
+
+ROOT = generate.DOCS.parent
+PAGES = sorted([*generate.DOCS.rglob("*.md"), *ROOT.glob("*.md")])
+# GitHub renders `code` inside links and headings; fenced blocks hold neither.
+_FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_generated_parts_say_what_the_code_says() -> None:
+    stale = [_name(path) for path, _ in generate.check()]
+    assert not stale, f"run python -m tests.docs.generate: {stale}"
+
+
+def test_every_generated_part_stands_somewhere() -> None:
+    assert generate.parts_in_docs() == set(generate.PARTS)
+
+
+def test_an_edited_generated_part_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (generate.DOCS / "concepts/states.md").read_text("utf-8")
+    (tmp_path / "states.md").write_text(page.replace("| `DOWN` | no |", "| `DOWN` | yes |"), encoding="utf-8")
+    monkeypatch.setattr(generate, "DOCS", tmp_path)
+    assert [path.name for path, _ in generate.check()] == ["states.md"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_in_the_reference_and_in_a_guide(command: str) -> None:
+    reference = (generate.DOCS / "reference/cli.md").read_text("utf-8")
+    assert f"\n## gpusched {command}\n" in reference
+    guides = [ROOT / "README.md", generate.DOCS / "getting-started.md", *(generate.DOCS / "guides").glob("*.md")]
+    guides += [generate.DOCS / "reference/exit-codes.md", generate.DOCS / "concepts/states.md"]
+    said = rf"`{command}`|gpusched {command}\b"
+    assert any(re.search(said, page.read_text("utf-8")) for page in guides), command
+
+
+def test_every_policy_is_in_the_guide() -> None:
+    guide = (generate.DOCS / "guides/policies.md").read_text("utf-8")
+    missing = [p.stem for p in generate.policy_files() if f"| `{p.stem}` |" not in guide]
+    assert not missing
+
+
+@pytest.mark.parametrize("word", [*JobState, *NodeState, *GpuState, *ReasonCode])
+def test_every_state_and_reason_is_explained(word: str) -> None:
+    assert f"| `{word}` |" in (generate.DOCS / "concepts/states.md").read_text("utf-8")
+
+
+def test_every_variable_that_is_read_is_documented() -> None:
+    code = "\n".join(path.read_text("utf-8") for path in (ROOT / "gpusched").rglob("*.py"))
+    read = set(re.findall(r"""environ(?:\.get)?[\[(]["'](GPUSCHED_[A-Z_]+|XDG_[A-Z_]+)""", code))
+    read |= set(re.findall(r"""_xdg\(["'](XDG_[A-Z_]+)""", code))
+    assert read
+    page = (generate.DOCS / "reference/environment.md").read_text("utf-8")
+    assert not [name for name in read if f"| `{name}` |" not in page]
+
+
+# -- links
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", _FENCE.sub("", page.read_text("utf-8")), re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", h.lower()) for h in headings)
+    return {p.strip().replace(" ", "-") for p in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for target in _LINK.findall(_FENCE.sub("", page.read_text("utf-8"))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        there = (page.parent / file).resolve() if file else page
+        if not there.exists() or (anchor and anchor not in _anchors(there)):
+            broken.append(target)
+    assert not broken
+
+
+def test_every_page_is_linked_from_another() -> None:
+    linked = set()
+    for page in PAGES:
+        for target in _LINK.findall(page.read_text("utf-8")):
+            linked.add((page.parent / target.partition("#")[0]).resolve())
+    alone = [_name(p) for p in generate.DOCS.rglob("*.md") if p not in linked]
+    assert not alone
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_pages_name_nothing_of_a_developers_machine(page: Path) -> None:
+    found = re.findall(r"(?<![\w.])/(?:work|root|tmp/pytest)\b\S*|\.\./shared\S*", page.read_text("utf-8"))
+    assert not found
+
+
+# -- commands in examples
+
+
+def _commands(page: Path) -> Iterator[str]:
+    """Lines that call gpusched: after ``$`` in console blocks, or indented as code."""
+    text = page.read_text("utf-8")
+    text = re.sub(r"^```text\n.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)  # output, not input
+    text = text.replace("\\\n", " ")
+    for line in text.splitlines():
+        match = re.match(r"(?:\$ |    )(?:.*\| )?(gpusched [a-z].*)", line)
+        if match:
+            yield match[1]
+
+
+def _options(line: str) -> tuple[str, set[str]]:
+    """The command of a line and the options that stand before its ``--``."""
+    lexer = shlex.shlex(line.partition(" -- ")[0].replace("'", ""), posix=True, punctuation_chars=";<>|")
+    lexer.whitespace_split = True
+    lexer.commenters = "#"
+    words = list(lexer)
+    return words[1], {w.partition("=")[0] for w in words[2:] if re.fullmatch(r"--?[A-Za-z][A-Za-z-]*(=.*)?", w)}
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if any(_commands(p))], ids=_name)
+def test_examples_call_commands_and_options_that_exist(page: Path) -> None:
+    known = {
+        name: {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"-h", "--help"}
+        for name, command in generate.commands().items()
+    }
+    unknown = []
+    for line in _commands(page):
+        command, options = _options(line)
+        flags = {f"-{letter}" for o in options if re.fullmatch(r"-[a-z]{2,}", o) for letter in o[1:]}
+        options = {o for o in options if not re.fullmatch(r"-[a-z]{2,}", o)} | flags
+        unknown += [line] if command not in known else [f"{line}: {o}" for o in options - known[command]]
+    assert not unknown
+
+
+@pytest.mark.parametrize(
+    "record", sorted(p for p in (generate.DOCS / "decisions").glob("*.md") if p.name != "README.md"), ids=_name
+)
+def test_decisions_say_what_why_and_what_follows(record: Path) -> None:
+    text = record.read_text("utf-8")
+    assert all(part in text for part in ("**What.**", "**Why.**", "**Consequences.**"))
+    assert f"({record.name})" in (record.parent / "README.md").read_text("utf-8")

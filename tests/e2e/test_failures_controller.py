@@ -1,0 +1,120 @@
+"""The controller's own troubles: a full disk, a broken inventory, a state folder it may not write."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpusched.model.jobs import JobState
+from tests.e2e.conftest import Cluster
+from tests.e2e.failing import Traces
+from tests.testbed import wait_until
+
+
+@pytest.fixture
+def small(stopped: Cluster) -> Iterator[Cluster]:
+    """A cluster whose state folder is a file system of 8 MiB."""
+    stopped.state.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "small", stopped.state], check=True)
+    yield stopped
+    if stopped.controller is not None and stopped.controller.poll() is None:
+        stopped.stop_controller()
+    subprocess.run(["umount", "-l", stopped.state], check=True)
+
+
+def fill(path: Path) -> None:
+    with path.open("wb") as file:
+        try:
+            for size in (65536, 1024, 1):
+                while file.write(b"x" * size):
+                    file.flush()
+        except OSError:
+            pass
+
+
+def fill_up(path: Path) -> None:
+    for number in range(3):
+        fill(path.with_name(f"filler{number}"))
+
+
+def test_a_full_disk_loses_nothing_and_is_told_of(small: Cluster) -> None:
+    small.start_controller()
+    traces = Traces(small)
+    running = traces.until("go")
+    small.wait_state(running, "RUNNING")
+    fill_up(small.state / "filler")
+    refused = small.cli("submit", "-p", "A100", "--gpus", "1", "--", "true", check=False)
+    assert refused.returncode == 1
+    assert refused.stderr.count("\n") == 1
+    assert "No space left on device" in refused.stderr
+    traces.let_go("go")
+    wait_until(lambda: small.containers() == [], 20, "the job's end")
+    wait_until(lambda: "could not be recorded" in small.controller_log, 20, "a word about it")
+    assert small.controller is not None
+    assert small.controller.poll() is None, small.controller_log
+    for filler in small.state.glob("filler*"):
+        filler.unlink()
+    assert small.wait_state(running).state == JobState.COMPLETED
+    after = traces.submit("true")
+    assert small.wait_state(after).state == JobState.COMPLETED
+    assert set(traces.counted().values()) == {1}
+    small.wait_clean()
+    assert len([line for line in small.controller_log.splitlines() if "could not be recorded" in line]) < 100
+
+
+def test_a_read_only_state_folder(small: Cluster) -> None:
+    small.cli("tick")
+    subprocess.run(["mount", "-o", "remount,ro", small.state], check=True)
+    for command in (["tick"], ["controller"], ["submit", "-p", "A100", "--gpus", "1", "--", "true"]):
+        done = small.cli(*command, check=False)
+        assert done.returncode == 1
+        assert done.stderr.count("\n") == 1, done
+        assert "ead-only" in done.stderr or "readonly" in done.stderr
+        assert "internal error" not in done.stderr
+    assert small.json("status") == []
+    assert small.cli("nodes").returncode == 0
+    subprocess.run(["mount", "-o", "remount,rw", small.state], check=True)
+
+
+def test_a_state_folder_that_is_a_file(stopped: Cluster) -> None:
+    stopped.state.write_text("")
+    for command in ("tick", "controller", "status"):
+        done = stopped.cli(command, check=False)
+        assert done.returncode in (1, 2), done
+        assert done.stderr.count("\n") == 1
+        assert "internal error" not in done.stderr
+
+
+def test_a_broken_inventory_is_refused_and_the_old_one_stays_in_force(cluster: Cluster) -> None:
+    traces = Traces(cluster)
+    running = traces.until("go")
+    cluster.wait_state(running, "RUNNING")
+    good = cluster.inventory.read_text()
+    for number, broken in enumerate(("{", good.replace('"gpus": 8', '"gpus": "many"', 1), ""), 1):
+        cluster.inventory.write_text(broken)
+        wait_until(lambda number=number: cluster.controller_log.count("kept the old inventory") == number, 10, "a word")
+    assert f"{cluster.inventory}:" in cluster.controller_log
+    with cluster.reader() as reader:
+        assert reader is not None
+        assert [e.kind for e in reader.events()].count("inventory_refused") == 3
+    assert cluster.state_of(running) == "RUNNING"
+    cluster.inventory.write_text(good)
+    wait_until(lambda: "took up the changed" in cluster.controller_log, 10, "the reload")
+    traces.let_go("go")
+    assert cluster.wait_state(running).state == JobState.COMPLETED
+    assert cluster.wait_state(traces.submit("true")).state == JobState.COMPLETED
+
+
+def test_garbage_in_the_inbox_of_a_running_controller(cluster: Cluster) -> None:
+    new = cluster.state / "inbox" / "new"
+    (new / "bad.submit").write_bytes(b"\xff\xfe")
+    (new / "folder.cancel").mkdir()
+    (new / "link.cancel").symlink_to("/etc/passwd")
+    job = cluster.submit("--gpus", "1")
+    assert cluster.wait_state(job).state == JobState.COMPLETED
+    wait_until(lambda: list(new.iterdir()) == [], what="the inbox to be empty")
+    refused = sorted(p.name for p in (cluster.state / "inbox" / "refused").iterdir())
+    assert refused == ["bad.submit", "folder.cancel", "link.cancel"]

@@ -1,0 +1,166 @@
+"""GPUs that are taken, lost or used; energy charged to who used it; jobs on several nodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Cluster
+from tests.testbed import wait_until
+
+WAIT = "until [ -e /share/go ]; do sleep 0.1; done"
+
+
+@pytest.fixture
+def share(tmp_path: Path) -> Path:
+    """A folder that jobs mount at /share."""
+    folder = tmp_path / "share"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def figures(house: Cluster) -> Iterator[Cluster]:
+    """The house; what NVML said is undone afterwards."""
+    yield house
+    for node in house.testbed.nodes:
+        node.nvml_reset()
+    wait_until(lambda: all(n["gpus_free"] == 8 for n in house.nodes().values()), 20, "all GPUs to be free")
+
+
+def gpu(cluster: Cluster, node: str, index: int) -> dict[str, Any]:
+    return dict(cluster.nodes()[node]["gpus"][index])
+
+
+def wait_gpu(cluster: Cluster, node: str, index: int, state: str) -> dict[str, Any]:
+    return wait_until(lambda: (g := gpu(cluster, node, index))["state"] == state and g, 20, f"GPU {index} to be {state}")
+
+
+def test_a_strangers_gpu_is_busy_and_a_lost_one_lost_while_the_others_work(figures: Cluster, share: Path) -> None:
+    a, b = figures.node("dgx001"), figures.node("dgx003")
+    pid = int(a.run(["sh", "-c", "setsid sleep 300 </dev/null >/dev/null 2>&1 & echo $!"]).stdout)
+    a.nvml_set({"gpu0.procs": f"{pid}:{3 << 30}"})
+    b.nvml_set({"gpu3.error": 15})
+    busy, lost = wait_gpu(figures, "dgx001", 0, "BUSY"), wait_gpu(figures, "dgx003", 3, "LOST")
+    assert str(pid) in busy["reason"]
+    assert "root" in busy["reason"]
+    assert "sleep 300" in busy["reason"]
+    assert [(p["pid"], p["user"]) for p in busy["processes"]] == [(pid, "root")]
+    assert "lost" in lost["reason"].lower()
+    assert (lost["utilization_pct"], lost["power_w"], lost["memory_used_mib"]) == (None, None, None)
+    nodes = figures.nodes()
+    assert [(nodes[n]["state"], nodes[n]["gpus_free"]) for n in ("dgx001", "dgx003")] == [("IDLE", 7), ("IDLE", 7)]
+    assert "GPU 3 LOST" in nodes["dgx003"]["reason"]
+    assert nodes["dgx003"]["power_w"] == 7 * 55
+
+    seven = [figures.sh(WAIT, "--gpus", "7", "--nodelist", n, "--mount", f"{share}:/share") for n in ("dgx001", "dgx003")]
+    gpus = [figures.wait_state(j, "RUNNING").allocation.parts[0].gpus for j in seven]  # type: ignore[union-attr]
+    assert gpus == [(1, 2, 3, 4, 5, 6, 7), (0, 1, 2, 4, 5, 6, 7)]
+    eight = [figures.submit("--gpus", "8", "--nodelist", n) for n in ("dgx001", "dgx003")]
+    wait_until(lambda: all((j := figures.job(i)) and j.reason == "ReqNodeNotAvail" for i in eight), what="reasons")
+    why = json.dumps([figures.json("why", j) for j in eight])
+    for said in (f"pid {pid} (root)", "GPU 3 of dgx003", "end the foreign process on GPU 0 of dgx001"):
+        assert said in why
+    a.nvml_reset()
+    b.nvml_reset()
+    (share / "go").touch()
+    for job in (*seven, *eight):
+        figures.wait_state(job, "COMPLETED")
+    with figures.reader() as reader:
+        assert reader is not None
+        assert [e.kind for e in reader.events(node="dgx003") if e.kind.startswith("gpu_")] == ["gpu_lost", "gpu_back"]
+
+
+def test_a_job_is_charged_its_own_gpus_energy_and_no_others(cluster: Cluster, share: Path) -> None:
+    node = cluster.node("dgx001")
+    job = cluster.sh(WAIT, "--gpus", "1", "--nodelist", "dgx001", "--mount", f"{share}:/share", "-J", "burn")
+    part = cluster.wait_state(job, "RUNNING").allocation.parts[0]  # type: ignore[union-attr]
+    (own,) = part.gpus
+    form = ["/usr/bin/podman", "inspect", "--format", "{{.State.Pid}}", f"gpusched-{job}-1-0"]
+    pid = int(node.run(form).stdout)
+    node.nvml_set({f"gpu{own}.procs": f"{pid}:{1 << 30}", f"gpu{own}.util_gpu": 80})
+    for step in (1, 2):
+        more = {g: 2_500_000 * step if g == own else 3_500_000 * step for g in range(8)}
+        node.nvml_set({f"gpu{g}.energy_mj": 1_000_000 * (g + 1) + mj for g, mj in more.items()})
+        if step == 2:  # one reading without figures loses no joules: the counter went on
+            node.nvml_set({f"gpu{own}.error": 999})
+            wait_gpu(cluster, "dgx001", own, "LOST")
+            node.nvml_set({f"gpu{own}.error": 0})
+        joules = 1000.0 * (own + 1) + 2500 * step
+        wait_until(lambda joules=joules: gpu(cluster, "dgx001", own)["energy_j"] == joules, 20, "the counter to be read")
+    mine = gpu(cluster, "dgx001", own)
+    assert (mine["state"], mine["reason"], mine["job"], mine["user"]) == ("ALLOCATED", "", job, "root")
+    assert [p["container"] for p in mine["processes"]] == [f"gpusched-{job}-1-0"]
+    assert cluster.json("status", job)[0]["energy_j"] == pytest.approx(5000)
+    (share / "go").touch()
+    cluster.wait_state(job, "COMPLETED")
+    assert cluster.json("show", job)["energy_j"] == pytest.approx(5000)
+    cluster.wait_clean()
+    rows = {by: {r["name"]: r for r in cluster.json("power", "--since", "1h", "--by", by)["rows"]} for by in
+            ("job", "user", "node", "partition")}  # fmt: skip
+    kwh = 5000 / 3.6e6
+    everything = kwh + 7 * 7000 / 3.6e6
+    assert rows["job"][job]["energy_kwh"] == pytest.approx(kwh)
+    assert rows["user"]["root"]["energy_kwh"] == pytest.approx(kwh)
+    assert rows["node"]["dgx001"]["energy_kwh"] == pytest.approx(everything)
+    assert rows["partition"]["A100"]["energy_kwh"] == pytest.approx(everything)
+    assert rows["partition"]["V100"]["energy_kwh"] == pytest.approx(0)
+    assert rows["job"][job]["cost"] == pytest.approx(kwh * 0.30)
+    assert 0 < rows["job"][job]["measured_utilization"] <= 0.8
+    report = cluster.json("power", "--since", "1h")
+    assert report["unheld_kwh"] == pytest.approx(7 * 7000 / 3.6e6)
+    assert (report["currency"], report["price_per_kwh"]) == ("EUR", 0.30)
+    assert "burn" not in cluster.cli("power", "--by", "node").stdout
+    assert job in cluster.cli("power", "--by", "job").stdout
+
+
+def test_a_gang_starts_together_meets_and_ends_together(house: Cluster, share: Path) -> None:
+    gate = share / "gate"
+    wrapper = f'#!/bin/sh\nif [ "$1" = create ]; then until [ -e {gate} ]; do sleep 0.05; done; fi\nexec /usr/bin/podman "$@"\n'
+    house.node("dgx003").install_script("podman", wrapper)
+    script = f"""trap 'echo >/share/asked$RANK; exit 0' TERM
+cat /proc/$$/environ >/share/env$RANK; cat "$GPUSCHED_HOSTFILE" >/share/hosts$RANK; echo "I am $RANK"
+if [ $RANK = 0 ]; then echo "from 0" | nc -l -p $MASTER_PORT
+else until got=$(nc $MASTER_ADDR $MASTER_PORT 2>/dev/null) && [ -n "$got" ]; do sleep 0.1; done; echo "$got" >/share/met; fi
+if [ $RANK = 1 ]; then {WAIT}; exit 6; fi
+while :; do sleep 0.1; done"""
+    gang = house.sh(script, "-F", "f-A100", "--mount", f"{share}:/share", "-J", "gang")
+    lonely = house.submit("-p", "V100", "--gpus", "1")  # not delayed by the slow one
+    house.wait_state(lonely, "COMPLETED")
+    wait_until(lambda: any("-0" in name[-2:] for _, name in house.containers(running=False)), 20, "rank 0's container")
+    assert house.state_of(gang) == "STARTING"
+    assert list(share.glob("env*")) == []  # rank 0 is ready, and waits for rank 1
+    gate.touch()
+    running = house.wait_state(gang, "RUNNING")
+    wait_until((share / "met").exists, 20, "the ranks to meet")
+    assert (share / "met").read_text() == "from 0\n"
+    assert running.allocation is not None
+    names = [p.node for p in running.allocation.parts]
+    assert sorted(names) == ["dgx001", "dgx003"]
+    addresses = [house.node(n).address for n in names]
+    hosts = "".join(f"{a} slots=8\n" for a in addresses)
+    for rank in (0, 1):
+        env = dict(i.split("=", 1) for i in (share / f"env{rank}").read_text().split("\0")[:-1])
+        expected = {
+            "RANK": str(rank), "NODE_RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": addresses[0],
+            "GPUSCHED_NODELIST": ",".join(names), "SLURM_NNODES": "2", "SLURM_NODEID": str(rank), "SLURMD_NODENAME": names[rank],
+            "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7", "MASTER_PORT": str(running.master_port),
+        }  # fmt: skip
+        assert {k: env.get(k) for k in expected} == expected
+        assert (share / f"hosts{rank}").read_text() == hosts
+    assert sorted(house.logs(gang).splitlines()) == ["[0] I am 0", "[1] I am 1"]
+    assert house.logs(gang, "--rank", "1") == "I am 1\n"
+    done = house.cli("exec", "--rank", "1", gang, "--", "sh", "-c", "echo $RANK")
+    assert done.stdout == "1\n"
+    (share / "go").touch()
+    failed = house.wait_state(gang, "FAILED")
+    assert (failed.exit_code, failed.reason) == (6, "NonZeroExitCode")
+    assert "rank 1" in failed.message
+    assert (share / "asked0").exists()  # the other was asked to end, and did
+    house.wait_clean()
+    assert sorted(house.logs(gang).splitlines()) == ["[0] I am 0", "[1] I am 1"]
+    assert house.json("show", gang)["nodes"] == names

@@ -1,0 +1,231 @@
+"""What differs from site to site: runtimes, slow registries, several users, an inventory that changes, policies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpusched.model.commands import Cancel
+from gpusched.queue.inbox import Inbox
+from tests.e2e.conftest import Cluster
+from tests.testbed import Testbed, processes, wait_until
+
+WAIT = "until [ -e /share/go ]; do sleep 0.1; done"
+NOBODY = 65534
+
+
+@pytest.fixture
+def share(tmp_path: Path) -> Path:
+    """A folder that jobs mount at /share."""
+    folder = tmp_path / "share"
+    folder.mkdir()
+    return folder
+
+
+def test_docker_and_plain_processes_do_what_podman_does(stopped: Cluster, share: Path) -> None:
+    cluster = stopped
+    cluster.node("dgx002").start_docker()
+    cluster.write_inventory(nodes={"dgx002": {"runtime": "docker"}, "dgx004": {"runtime": "process"}})
+    cluster.start_controller()
+    assert {n["runtime_error"] for n in cluster.nodes().values()} == {None}
+    base = ("-p", "V100", "--gpus", "2", "-t", "5m", "--secret", "TOKEN", "--env", "ODD=it's \"$(x)\"\n")
+    script = f"""printf '%s' "$TOKEN" >{share}/$GPUSCHED_NODE; printf '%s|%s' "$CUDA_VISIBLE_DEVICES" "$ODD"
+echo "|$NVIDIA_VISIBLE_DEVICES|$GPUSCHED_GPUS"; until [ -e {share}/go ]; do sleep 0.1; done; exit 4"""
+    mount = ("--mount", f"{share}:{share}")
+    docker = cluster.sh(script, *base, *mount, "--nodelist", "dgx002", env={"TOKEN": "s3cret 'x'"})
+    output = share / "out"
+    plain = cluster.sh(script, *base, "-o", str(output), "--nodelist", "dgx004", env={"TOKEN": "s3cret 'x'"})
+    second = cluster.sh("echo $CUDA_VISIBLE_DEVICES", "-p", "V100", "--gpus", "1", "--nodelist", "dgx004")
+    for job in (docker, plain):
+        cluster.wait_state(job, "RUNNING")
+    for node in ("dgx002", "dgx004"):
+        wait_until(lambda node=node: (share / node).exists() and (share / node).read_text() == "s3cret 'x'", what="a secret")
+    seen = [processes.command_line(pid) for node in cluster.testbed.nodes for pid in node.pids()]
+    assert not any("s3cret" in word for words in seen for word in words)
+    assert cluster.cli("exec", docker, "--", "sh", "-c", "echo $GPUSCHED_JOB_ID").stdout == f"{docker}\n"
+    assert cluster.cli("exec", plain, "--", "sh", "-c", "echo $GPUSCHED_JOB_ID").stdout == f"{plain}\n"
+    gpus = [",".join(str(g) for g in cluster.json("show", j)["allocation"][0]["gpus"]) for j in (docker, plain, second)]
+    assert cluster.logs(docker) == f"0,1|it's \"$(x)\"\n|{gpus[0]}|{gpus[0]}\n"
+    # NVML's own indices here: no container renumbers them.
+    assert output.read_text() == cluster.logs(plain) == f"{gpus[1]}|it's \"$(x)\"\n||{gpus[1]}\n"
+    cluster.wait_state(second, "COMPLETED")
+    assert cluster.logs(second) == f"{gpus[2]}\n"
+    assert set(gpus[1].split(",")).isdisjoint(gpus[2].split(","))
+    (share / "go").touch()
+    for job in (docker, plain):
+        assert cluster.wait_state(job, "FAILED").exit_code == 4
+    # Children that left the process group end with their job too.
+    stray = cluster.sh("setsid sleep 7777 & sleep 8888", "-p", "V100", "--gpus", "1", "--nodelist", "dgx004")
+    slow = cluster.sh("sleep 8888", "-p", "V100", "--gpus", "1", "--nodelist", "dgx002")
+    for job in (stray, slow):
+        cluster.wait_state(job, "RUNNING")
+    cluster.cli("cancel", stray, slow, "--wait")
+    cluster.wait_clean()
+    left = [words for node in cluster.testbed.nodes for pid in node.pids() if "sleep" in (words := processes.command_line(pid))[:1]]
+    assert not [words for words in left if words[1:] in (["7777"], ["8888"])]
+    assert cluster.node("dgx002").run(["docker", "ps", "-aq"]).stdout == ""
+    assert list((cluster.node("dgx004").disk / "home").glob(".local/state/gpusched-node/*/*/*")) == []
+
+
+def test_an_image_that_takes_long_delays_nobody_else(house: Cluster, share: Path) -> None:
+    gate = share / "gate"
+    wrapper = f"""#!/bin/sh
+case "$*" in *localhost/slow:1*) ;; *) exec /usr/bin/podman "$@" ;; esac
+until [ -e {gate} ]; do sleep 0.05; done
+for word; do shift; [ "$word" != localhost/slow:1 ] || word=localhost/gs/busybox:1; set -- "$@" "$word"; done
+exec /usr/bin/podman "$@"
+"""
+    house.node("dgx001").install_script("podman", wrapper)
+    slow = house.sh("echo at last", "--gpus", "1", "--nodelist", "dgx001", "--image", "localhost/slow:1")
+    house.wait_state(slow, "STARTING")
+    others = [house.submit("--gpus", "1", "--nodelist", n) for n in ("dgx001", "dgx001", "dgx003")]
+    for job in others:
+        house.wait_state(job, "COMPLETED")
+    (listed,) = house.json("status", slow)
+    assert (listed["state"], listed["start_time"], listed["nodes"]) == ("STARTING", None, ["dgx001"])
+    gate.touch()
+    assert house.wait_state(slow, "COMPLETED").attempt == 1
+    house.wait_clean()
+    assert house.logs(slow) == "at last\n"
+
+
+@pytest.fixture
+def shared(testbed: Testbed) -> Iterator[Cluster]:
+    """A cluster in a folder that others can reach, as a shared installation is."""
+    folder = Path(tempfile.mkdtemp(prefix="gpusched-e2e-", dir="/tmp"))
+    folder.chmod(0o755)
+    cluster = Cluster(testbed, folder)
+    (folder / "share").mkdir()
+    (folder / "share").chmod(0o777)
+    cluster.write_inventory({"shared": True, "allowed_mounts": [str(folder / "share")]})
+    cluster.start_controller()
+    yield cluster
+    cluster.close()
+    shutil.rmtree(folder)
+
+
+def nobody(*more: str) -> tuple[str, ...]:
+    """Words that run a command as the user nobody."""
+    words = ("setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups", *more)
+    done = subprocess.run([*words, sys.executable, "-c", "import msgspec"], check=False, capture_output=True)
+    if done.returncode and not more:  # this Python lies in root's home: let nobody read (not write) there
+        return nobody("--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search")
+    return words
+
+
+def test_users_own_their_jobs_by_the_owner_of_the_command_file(shared: Cluster) -> None:
+    cluster, share = shared, shared.folder / "share"
+    as_nobody = nobody()
+    wait = WAIT.replace("/share", str(share))
+    roots = cluster.sh(wait, "--gpus", "1", "--mount", f"{share}:{share}")
+    script = f"id -u; id -g; echo $GPUSCHED_USER; printf %s \"$TOKEN\" >{share}/token; {wait}"
+    theirs = cluster.sh(
+        script, "--gpus", "1", "--mount", f"{share}:{share}", "--secret", "TOKEN", env={"TOKEN": "ours"}, prefix=as_nobody,
+    )  # fmt: skip
+    for job in (roots, theirs):
+        cluster.wait_state(job, "RUNNING")
+    facts = {j["id"]: j["user"] for j in cluster.json("status")}
+    assert facts == {roots: "root", theirs: "nobody"}
+    assert [j["id"] for j in cluster.json("status", "--user", "nobody")] == [theirs]
+    wait_until((share / "token").exists, what="the job's file")
+    assert (share / "token").stat().st_uid == NOBODY
+    # Others may look...
+    seen = cluster.cli("status", "--json", prefix=as_nobody)
+    assert {j["id"] for j in msgspec.json.decode(seen.stdout)} == {roots, theirs}
+    # ... but not touch: refused at once, and by the controller where the client is bypassed.
+    done = cluster.cli("cancel", roots, prefix=as_nobody, check=False)
+    assert done.returncode == 1
+    assert "belongs to root" in done.stderr
+    inbox = Inbox(cluster.state)
+    forged = inbox.tmp / "forged"
+    forged.write_bytes(msgspec.json.encode(Cancel(time=time.time(), job_ids=(roots,))))
+    os.chown(forged, NOBODY, NOBODY)
+    forged.rename(inbox.new / "zzz.cancel")
+    (inbox.new / "zzzz.cancel").write_text('{"not": "a command"')
+    wait_until(lambda: sum(e.kind == "refused_command" for e in _events(cluster)) == 2, what="two refusals")
+    first, second = [e for e in _events(cluster) if e.kind == "refused_command"]
+    assert (first.user, f"job {roots} belongs to root" in first.data["why"]) == ("nobody", True)
+    assert "not a command" in second.data["why"]
+    assert [p.name for p in inbox.refused.iterdir()] == ["zzzz.cancel"]
+    assert cluster.state_of(roots) == "RUNNING"
+    for words in (["drain", "dgx001", "--reason", "mine"], ["priority", roots, "9"]):
+        assert cluster.cli(*words, prefix=as_nobody, check=False).returncode == 1
+    for options, said in ((("--mount", "/etc:/data"), "allowed_mounts"), (("--priority", "5"), "needs an admin")):
+        words = ["submit", "-p", "A100", "--gpus", "1", *options, "--wait", "--", "true"]
+        refused = cluster.cli(*words, prefix=as_nobody, check=False)
+        assert refused.returncode == 1
+        assert said in refused.stderr
+        assert refused.stderr.strip().count("\n") == 0
+    done = cluster.cli("cancel", theirs, check=False)  # root may
+    assert done.returncode == 0
+    cluster.wait_state(theirs, "CANCELLED")
+    (share / "go").touch()
+    cluster.wait_state(roots, "COMPLETED")
+    cluster.wait_clean()
+    log = cluster.state / "logs" / theirs / "1.0.log"
+    assert (log.stat().st_uid, log.stat().st_mode & 0o007) == (NOBODY, 0)
+    assert cluster.cli("logs", theirs, prefix=as_nobody).stdout == f"{NOBODY}\n{NOBODY}\nnobody\n"
+    assert "token" not in cluster.controller_log
+    assert list((cluster.state / "secrets").iterdir()) == []
+
+
+def _events(cluster: Cluster) -> list:  # type: ignore[type-arg]
+    with cluster.reader() as reader:
+        assert reader is not None
+        return reader.events()
+
+
+def test_inventory_and_policies_change_under_running_jobs(stopped: Cluster, share: Path) -> None:
+    cluster = stopped
+    cluster.write_inventory(leave_out=["dgx003"], policies={"A100": "spread"})
+    cluster.start_controller()
+    assert set(cluster.nodes()) == {"dgx001", "dgx002", "dgx004"}
+    old = cluster.sh(WAIT, "--gpus", "8", "--mount", f"{share}:/share")
+    cluster.wait_state(old, "RUNNING")
+    waits = cluster.sh(WAIT, "--gpus", "1", "--mount", f"{share}:/share")
+    wait_until(lambda: (j := cluster.job(waits)) and j.reason == "Resources", what="a reason")
+    cluster.write_inventory(policies={"A100": "spread"})  # dgx003 joins
+    assert cluster.wait_state(waits, "RUNNING").allocation.parts[0].node == "dgx003"  # type: ignore[union-attr]
+    assert cluster.state_of(old) == "RUNNING"
+
+    good = cluster.inventory.read_text()
+    cluster.inventory.write_text(good.replace('"cores": 8', '"cores": "many"', 1))
+    wait_until(lambda: "kept the old inventory" in cluster.controller_log, what="the refusal")
+    assert "inventory.yaml:" in cluster.controller_log
+    assert "many" in cluster.controller_log
+    done = cluster.cli("submit", "-p", "A100", "--gpus", "1", "--", "true", check=False)
+    assert (done.returncode, "inventory.yaml:" in done.stderr) == (2, True)
+    cluster.inventory.write_text(good)
+    (share / "go").touch()
+    for job in (old, waits):
+        cluster.wait_state(job, "COMPLETED")
+
+    # Partition A100 spreads, V100 packs; then the other way round.
+    def places(*partitions: str) -> dict[str, int]:
+        gate = share / f"gate{time.monotonic_ns()}"
+        script = f"until [ -e /share/{gate.name} ]; do sleep 0.1; done"
+        jobs = {p: [cluster.sh(script, "-p", p, "--gpus", "1", "--mount", f"{share}:/share") for _ in "12"] for p in partitions}
+        nodes = {p: {cluster.wait_state(j, "RUNNING").allocation.parts[0].node for j in js} for p, js in jobs.items()}  # type: ignore[union-attr]
+        gate.touch()
+        for js in jobs.values():
+            for job in js:
+                cluster.wait_state(job, "COMPLETED")
+        return {p: len(names) for p, names in nodes.items()}
+
+    assert places("A100", "V100") == {"A100": 2, "V100": 1}
+    (cluster.folder / "policies").mkdir()
+    (cluster.folder / "policies" / "ours.yaml").write_text("order: sjf\nplace: spread\nbackfill: skip\n")
+    cluster.write_inventory(policies={"A100": "fifo", "V100": "ours"})
+    wait_until(lambda: cluster.controller_log.count("took up the changed") == 3, what="the new policies")
+    assert places("A100", "V100") == {"A100": 1, "V100": 2}
+    (last,) = [j for j in cluster.json("status", "-n", "1")]
+    assert last["policy"] in ("fifo", "ours")

@@ -1,0 +1,133 @@
+"""The inbox: many writers at once, one reader, nothing lost, nothing doubled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpusched.controller.fold import Folder
+from gpusched.controller.secretfiles import SecretFiles
+from gpusched.errors import GpuschedError
+from gpusched.model import ids
+from gpusched.model.commands import Cancel, Submit
+from gpusched.queue.inbox import Inbox, Malformed, Received, deliver_submit
+from gpusched.queue.store import Store
+from tests.controller.folding import NOW, spec
+from tests.controller.imagined import inventory
+
+SUBMIT = """
+import sys, time
+from pathlib import Path
+from gpusched.model import ids
+from gpusched.model.commands import Submit
+from gpusched.queue.inbox import Inbox, deliver_submit
+from tests.controller.folding import spec
+inbox = Inbox(Path(sys.argv[1]))
+for number in range(125):
+    name = f"{sys.argv[2]}-{number}"
+    make = lambda i: Submit(time=time.time(), id=i, spec=spec(name=name))
+    print(deliver_submit(inbox, make, lambda: ids.mint(time.time())))
+"""
+
+
+def test_a_thousand_submissions_by_eight_processes_at_once(tmp_path: Path) -> None:
+    inbox = Inbox(tmp_path)
+    inbox.create()
+    workers = [
+        subprocess.Popen([sys.executable, "-c", SUBMIT, tmp_path, str(n)], stdout=subprocess.PIPE, text=True)
+        for n in range(8)
+    ]
+    store = Store.create_or_open(tmp_path)
+    folder = Folder(store, inbox, inventory(), SecretFiles(tmp_path))
+    while any(w.poll() is None for w in workers):
+        folder.fold(NOW + 1e6)  # while they are at it
+    printed = [line for w in workers for line in w.communicate()[0].split()]
+    folder.fold(NOW + 1e6)
+    jobs = store.pending()
+    store.close()
+    assert len(printed) == len(set(printed)) == 1000
+    assert sorted(job.id for job in jobs) == sorted(printed)
+    assert len({job.spec.name for job in jobs}) == 1000
+    assert not list(inbox.new.iterdir())
+    assert not list(inbox.tmp.iterdir())
+    assert not list(inbox.refused.iterdir())
+
+
+def test_a_name_that_is_taken_is_minted_again(tmp_path: Path) -> None:
+    inbox = Inbox(tmp_path)
+    inbox.create()
+    first = ids.mint(NOW)
+    names = iter([first, first, "0123456789b"])
+    made = [deliver_submit(inbox, lambda i: Submit(time=NOW, id=i, spec=spec()), lambda: next(names)) for _ in range(2)]
+    assert made == [first, "0123456789b"]
+
+
+def test_commands_come_back_as_they_went_oldest_first(tmp_path: Path) -> None:
+    inbox = Inbox(tmp_path)
+    inbox.create()
+    hostile = spec(name="ünï 'x'", command=("sh", "-c", "$(x)\n`y`" + "z" * 100_000), env={"A": "\t\x01é"})
+    commands = [Submit(time=NOW + i, id=ids.mint(NOW + i), spec=hostile) for i in (3, 1, 2)]
+    for command in commands:
+        inbox.deliver(command)
+    found = [item for item in inbox.waiting() if isinstance(item, Received)]
+    assert [item.command for item in found] == sorted(commands, key=lambda c: c.time)
+    assert {item.uid for item in found} == {os.getuid()}
+    for item in found:
+        inbox.remove(item.file_name)
+        inbox.remove(item.file_name)
+    assert list(inbox.waiting()) == []
+
+
+def test_commands_are_for_the_controllers_eyes_only(tmp_path: Path) -> None:
+    inbox = Inbox(tmp_path)
+    inbox.create()
+    inbox.deliver(Cancel(time=NOW, job_ids=("x",)))
+    (file,) = inbox.new.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    shared = Inbox(tmp_path / "shared")
+    shared.create(shared=True)
+    assert (shared.new.stat().st_mode & 0o7777, shared.refused.stat().st_mode & 0o777) == (0o3733, 0o700)
+
+
+def test_no_state_folder_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(GpuschedError, match="is not there, so nothing can be queued"):
+        Inbox(tmp_path / "nowhere").deliver(Cancel(time=NOW, job_ids=("x",)))
+    assert list(Inbox(tmp_path / "nowhere").waiting()) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
+def test_others_can_only_drop_commands_in_a_shared_inbox(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    for parent in tmp_path.parents[:2]:
+        parent.chmod(0o755)
+    inbox = Inbox(tmp_path)
+    inbox.create(shared=True)
+    inbox.deliver(Cancel(time=NOW, job_ids=("mine",)))
+    (mine,) = inbox.new.iterdir()
+    pid = os.fork()
+    if pid == 0:
+        failed = 0
+        try:
+            os.setgid(54321)
+            os.setuid(54321)
+            Inbox(tmp_path).deliver(Cancel(time=NOW, job_ids=("theirs",)))
+            for forbidden in (
+                lambda: os.listdir(inbox.new), mine.unlink, mine.read_bytes, lambda: mine.rename(inbox.new / "x"),
+                lambda: (inbox.refused / "x").touch(),
+            ):  # fmt: skip
+                try:
+                    forbidden()
+                    failed += 1
+                except PermissionError:
+                    pass
+        except BaseException:
+            failed = 99
+        os._exit(failed)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    found = {item.uid: item for item in inbox.waiting()}
+    assert set(found) == {0, 54321}
+    assert not any(isinstance(item, Malformed) for item in found.values())

@@ -1,0 +1,171 @@
+"""The store: what goes in comes out; all or nothing; readers without a right to write."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpusched.errors import GpuschedError
+from gpusched.model.events import Event
+from gpusched.model.jobs import Allocation, Ending, Job, JobState, NodeAllocation
+from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
+from gpusched.queue.store import DATABASE, NodeRecord, RankRecord, Reader, Run, Store, UsageRow
+from tests.controller.folding import NOW, spec
+
+ID = "0123456789a"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store.create_or_open(tmp_path)
+    yield store
+    store.close()
+
+
+def job(job_id: str = ID, state: JobState = JobState.RUNNING, **changes: object) -> Job:
+    part = NodeAllocation(rank=0, node="n0", gpus=(1, 2), cores=3, memory_mib=4)
+    full = Job(
+        id=job_id, user="älice", uid=7, spec=spec(name="a 'b' \n \U0001f680"), state=state, submit_time=NOW + 0.125,
+        allocation=Allocation(job_id, (part,)), ending=Ending(outcome=JobState.TIMEOUT, reason="r", kill_at=NOW),
+        excluded_nodes=("n1",), energy_j=1.5, start_time=NOW + 1,
+    )  # fmt: skip
+    return msgspec.structs.replace(full, **changes)
+
+
+def test_everything_comes_back_as_it_went_in(store: Store, tmp_path: Path) -> None:
+    event = Event(time=NOW, kind="x", job_id=ID, node="n0", user="u", data={"a": [1, None, "é"]})
+    reading = NodeReading(
+        node="n0", time=NOW, containers=None,
+        gpus=(Gpu(index=0, power_w=None, energy_j=1.25, links={1: 3}, processes=(GpuProcess(pid=1),)),),
+    )  # fmt: skip
+    record = NodeRecord(name="n0", state=NodeState.DOWN, launch_failures=("a",), links={0: {1: 2}}, reading=reading)
+    rank = RankRecord(job_id=ID, attempt=1, rank=0, node="n0", runtime="podman", gpus=(1, 2), exit_code=None)
+    run = Run(
+        job_id=ID, attempt=1, user="u", partition="p", flavor=None, share=0.25, gpus=2, start_time=NOW, end_time=None,
+        outcome=None, nodes={"n0": 2},
+    )  # fmt: skip
+    usage = UsageRow(bucket=300, node="n0", job_id=ID, user="u", partition="p", gpu_s=1.5, energy_j=2.5)
+    with store.transaction():
+        store.put_jobs([job()])
+        store.append([event])
+        store.put_nodes([record])
+        store.put_ranks([rank])
+        store.open_run(run)
+        store.add_usage([usage, usage])
+    reader = Reader.open(tmp_path)
+    assert reader is not None
+    assert reader.job(ID) == job()
+    assert reader.events(job_id=ID) == reader.events(node="n0") == [event]
+    assert reader.node_records() == {"n0": record}
+    assert reader.ranks() == reader.ranks(job_id=ID) == [rank]
+    assert reader.runs(NOW, NOW + 1) == [run]
+    assert reader.usage(0) == [msgspec.structs.replace(usage, gpu_s=3.0, energy_j=5.0)]
+    reader.close()
+
+
+def test_all_or_nothing(store: Store) -> None:
+    with pytest.raises(ZeroDivisionError), store.transaction():
+        store.put_jobs([job()])
+        raise ZeroDivisionError
+    assert store.job(ID) is None
+    with store.transaction():
+        store.put_jobs([job("0123456789b")])
+        with pytest.raises(ZeroDivisionError), store.savepoint():
+            store.put_jobs([job()])
+            raise ZeroDivisionError
+        store.put_jobs([job("0123456789c")])
+    assert [j.id for j in store.active()] == ["0123456789b", "0123456789c"]
+
+
+def test_a_full_disk_in_the_middle_of_a_transaction_says_so(store: Store) -> None:
+    (pages,) = store._db.execute("PRAGMA page_count").fetchone()
+    store._db.execute(f"PRAGMA max_page_count = {pages + 2}")
+    with pytest.raises(sqlite3.OperationalError, match="full"), store.transaction():
+        store.put_jobs(job(f"{n:011d}") for n in range(1000))
+    assert store.counts() == {}
+    store._db.execute("PRAGMA max_page_count = 1000000")
+    with store.transaction():
+        store.put_jobs([job()])
+    assert store.counts() == {"RUNNING": 1}
+
+
+def test_whether_anything_of_a_submission_is_left(store: Store) -> None:
+    store.put_jobs([job(state=JobState.COMPLETED), job(f"{ID[:-1]}b_0", JobState.FAILED, array_id=f"{ID[:-1]}b")])
+    store.put_jobs([job(f"{ID[:-1]}b_1", JobState.PENDING, array_id=f"{ID[:-1]}b")])
+    assert [store.has_unended(j) for j in (ID, f"{ID[:-1]}b", f"{ID[:-1]}b_0", "nobody")] == [False, True, False, False]
+
+
+def test_jobs_by_what_they_are(store: Store) -> None:
+    ended = job("0123456789b", JobState.FAILED, end_time=NOW + 5, user="bob", submit_time=NOW + 2)
+    waiting = job("0123456789c", JobState.PENDING, submit_time=NOW + 1)
+    store.put_jobs([ended, job(), waiting])
+    assert [j.id[-1] for j in store.jobs()] == ["a", "c", "b"]
+    assert [j.id[-1] for j in store.jobs(limit=2)] == ["c", "b"]
+    assert [j.id[-1] for j in store.jobs(user="bob")] == ["b"]
+    assert [j.id[-1] for j in store.jobs(since=NOW + 6)] == ["a", "c"]
+    assert store.counts() == {"FAILED": 1, "RUNNING": 1, "PENDING": 1}
+    assert store.recently_ended(5) == [ended]
+    assert store.matching("0123456789") == ["0123456789a", "0123456789b", "0123456789c"]
+
+
+def test_an_attempt_is_closed_once(store: Store) -> None:
+    run = Run(
+        job_id=ID, attempt=1, user="u", partition="p", flavor=None, share=1, gpus=1, start_time=NOW, end_time=None,
+        outcome=None, nodes={},
+    )  # fmt: skip
+    store.open_run(run)
+    store.close_run(ID, 1, NOW - 5, JobState.COMPLETED)
+    store.close_run(ID, 1, NOW + 50, JobState.FAILED)
+    (closed,) = store.runs(NOW - 10, NOW + 100) or [run]
+    assert closed.end_time in (None, NOW)
+    assert store.gpu_seconds_by_user(NOW - 10, 3600, NOW + 100).get("u", 0) == 0
+
+
+def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
+    Store.create_or_open(tmp_path).close()
+    db = sqlite3.connect(tmp_path / DATABASE)
+    db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(GpuschedError, match="version 99"):
+        Store.create_or_open(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"not a database at all, but long enough to be looked at" * 99, b"SQLite format 3\0"])
+def test_a_broken_database_is_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / DATABASE).write_bytes(content)
+    with pytest.raises(GpuschedError, match="cannot be opened for writing"):
+        Store.create_or_open(tmp_path)
+
+
+def test_no_database_yet_is_none(tmp_path: Path) -> None:
+    assert Reader.open(tmp_path) is None
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
+@pytest.mark.parametrize("writer", [True, False])
+def test_other_users_read_without_a_right_to_write(tmp_path: Path, writer: bool) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        if folder != Path("/tmp"):
+            folder.chmod(0o755)
+    store = Store.create_or_open(tmp_path)
+    store.put_jobs([job()])
+    if not writer:
+        store.close()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgid(54321)
+            os.setuid(54321)
+            reader = Reader.open(tmp_path)
+            os._exit(0 if reader is not None and reader.counts() == {"RUNNING": 1} else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    if writer:
+        store.put_jobs([job("0123456789b")])  # the reader left nothing in the way
+        store.close()
