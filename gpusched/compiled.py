@@ -43,6 +43,12 @@ _CACHE = _prepare_cache()
 import numba  # noqa: E402  (reads NUMBA_CACHE_DIR when imported)
 
 
+def is_cached() -> bool:
+    """Whether some passes were compiled before and kept, so that using them does not take seconds."""
+    folder = Path(os.environ.get("NUMBA_CACHE_DIR", ""))
+    return _CACHE and next(folder.rglob("*.nbi"), None) is not None
+
+
 def jit(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """``function`` compiled on first use, without Python objects, kept on disk."""
     return cast(Callable[_P, _R], numba.njit(cache=_CACHE, error_model="numpy")(function))

@@ -1,6 +1,6 @@
 """What was used, what was wasted, what it cost: the power report, from runs and usage rows.
 
-Utilization is Eq. 4 of the GIST paper (Lee et al., CMC 2022), ``U = sum(lambda * tau) / (R * T)`` with R = 1:
+Utilization is Eq. 4 of the GIST paper (Narantuya et al., CMC 2022), ``U = sum(lambda * tau) / (R * T)`` with R = 1:
 
 - ``lambda`` is `Run.share`, the job's dominant share of its partition; ``tau`` its run time inside the window.
 - ``T`` is Eq. 3: a partition's run time begins with the first start it ever saw, so its window is

@@ -175,6 +175,10 @@ def _check_image(spec: JobSpec, partition: Partition) -> None:
             raise UsageError(
                 f"partition {partition.name} runs jobs without containers, so --image has no meaning", "leave it out"
             )
+    elif runtimes == {RuntimeName.PROCESS} and spec.mounts:
+        raise UsageError(
+            f"partition {partition.name} runs jobs without containers, so --mount has no meaning", "leave it out"
+        )
     elif runtimes - {RuntimeName.PROCESS} and partition.default_image is None:
         raise UsageError(
             f"partition {partition.name} runs containers and has no default image", "say which one with --image"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpusched.client.context import Client
-from gpusched.client.waiting import inbox_jobs
+from gpusched.client.waiting import inbox_job, inbox_jobs
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model import ids
 from gpusched.model.jobs import Job
@@ -60,6 +60,8 @@ class Resolver:
         if not ids.is_prefix(wanted):
             raise UsageError(f"{text[:60]!r} is not a job id")
         prefix, _, index = wanted.partition("_")
+        if ids.is_job_id(prefix) and not any(prefix in (j.id, j.array_id) for j in self._waiting):
+            self._waiting += inbox_job(self._client, prefix)
         base = self._unique(text, prefix)
         jobs = self._jobs(base)
         if not index:

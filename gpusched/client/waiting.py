@@ -17,12 +17,21 @@ def inbox_jobs(client: Client) -> list[Job]:
     """Jobs of the submissions in the inbox that this user may read, oldest first; tasks of arrays one by one."""
     jobs: list[Job] = []
     for received in client.inbox.waiting():
-        if isinstance(received, Received) and isinstance(received.command, Submit):
-            jobs += _jobs_of(received.command, received.uid)
+        if isinstance(received, Received):
+            jobs += _jobs_of(received)
     return jobs
 
 
-def _jobs_of(submit: Submit, uid: int) -> list[Job]:
+def inbox_job(client: Client, job_id: str) -> list[Job]:
+    """The jobs of one submission by its whole id: in a shared installation users cannot list the inbox."""
+    received = client.inbox.submission(job_id)
+    return _jobs_of(received) if received else []
+
+
+def _jobs_of(received: Received) -> list[Job]:
+    submit, uid = received.command, received.uid
+    if not isinstance(submit, Submit):
+        return []
     if submit.array is None:
         return [_job(submit, submit.id, uid, None)]
     return [_job(submit, f"{submit.id}_{index}", uid, index) for index in submit.array]

@@ -60,6 +60,8 @@ def _message(job: Job) -> str:
 
 
 def _steps(job: Job) -> tuple[str, ...]:
+    if job.reason == "LaunchFailed":
+        return ("correct what the message names and submit it again; nothing has run",)
     step = _ENDED_STEPS.get(job.state)
     return (step.format(id=job.id),) if step else ()
 

@@ -13,6 +13,7 @@ from gpusched.nodes.runtimes.base import LaunchRequest
 from gpusched.queue.store import RankRecord
 
 RankKey = tuple[str, int, int]  # job id, attempt, rank
+REFUSED = "refused"  # begins the error of a work that no node would take: the job's fault, not the node's
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):

@@ -57,9 +57,7 @@ def _fetch(transport: Transport, script: Script, draft: Path, settings: LogSetti
                 del tail[:surplus]
         surplus = max(0, len(tail) - (cap - cap // 4))
         if dropped + surplus:
-            file.write(
-                f"\n[gpusched: {dropped + surplus} bytes left out here, settings.logs.max_mib_per_job]\n".encode()
-            )
+            file.write(f"\n[gpusched: {dropped + surplus} bytes left out here, settings.logs.max_per_job]\n".encode())
         file.write(tail[surplus:])
         file.flush()
         os.fsync(file.fileno())

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from gpusched.cluster.base import Observation, Outcome, RankKey, Work
+from gpusched.cluster.base import REFUSED, Observation, Outcome, RankKey, Work
 from gpusched.cluster.collecting import collect_log
-from gpusched.errors import GpuschedError
+from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.jobs import container_name
 from gpusched.model.readings import NodeReading, ProbeFailure
 from gpusched.model.resources import Inventory, Node, RuntimeName
@@ -124,6 +124,8 @@ class SshCluster:
             return Outcome(work=work, time=self._clock(), error=error)
         except TransportError as problem:
             return Outcome(work=work, time=self._clock(), error=problem.line(), transient=True)
+        except UsageError as problem:
+            return Outcome(work=work, time=self._clock(), error=f"{REFUSED}: {problem.line()}")
         except GpuschedError as problem:
             return Outcome(work=work, time=self._clock(), error=problem.line())
         except OSError as problem:  # our own disk: the output stays on the node until there is room for it

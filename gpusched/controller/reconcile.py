@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gpusched.cluster.base import Observation, RankKey, Work
+from gpusched.cluster.base import REFUSED, Observation, RankKey, Work
 from gpusched.controller.fold import back_in_queue
 from gpusched.model.events import Event
 from gpusched.model.jobs import Ending, Job, JobState, container_name
@@ -23,6 +23,7 @@ from gpusched.queue.store import RankRecord
 
 # What engines and launchers say when the job itself is at fault: another node would answer the same.
 _JOBS_FAULT = re.compile(
+    rf"^{REFUSED}:|"
     r"manifest unknown|no such image|image not known|unable to find image|pull access denied|repository does not exist|"
     r"requested access to the resource is denied|unauthorized|invalid reference format|name unknown|"
     r"short-name|executable file|no such file or directory|not found in \$?path|permission denied|workdir|"

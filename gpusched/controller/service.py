@@ -19,9 +19,10 @@ from gpusched.errors import GpuschedError
 from gpusched.inventory import load_inventory
 from gpusched.model.events import Event
 from gpusched.paths import SHARED_STATE
-from gpusched.policies import load_policies
+from gpusched.policies import load_policies, policy_folders
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
+from gpusched.sched.decide import warm_up
 
 POLL_S = 0.2
 PATIENCE_S = 3.0  # how long one cycle waits for slow nodes; their answers count in a later one
@@ -77,6 +78,15 @@ class Service:
         self.store.set_meta("tick_s", str(inventory.settings.tick_s))
         self.store.set_meta("inventory", str(inventory_path.absolute()))
         self._event("controller_started", pid=os.getpid())
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Compile, or load what was compiled, before the first cycle: it takes long once, and then nobody waits."""
+        from gpusched.compiled import is_cached
+
+        if not is_cached():
+            self._say("compiling the scheduling passes, this once; it takes some ten seconds")
+        warm_up()
 
     def _event(self, kind: str, **data: object) -> None:
         self.store.append([Event(time=time.time(), kind=kind, data=data)])
@@ -101,8 +111,8 @@ class Service:
         self.cycle = Cycle(self.store, self._state, inventory, policies, self.cluster)
 
     def _stamp(self) -> tuple[tuple[str, int], ...]:
-        folder = self._path.parent / "policies"
-        files = [self._path, *sorted(folder.glob("*.yaml"))]
+        folders = policy_folders(self._path)
+        files = [self._path, *(file for folder in folders for file in sorted(folder.glob("*.yaml")))]
         return tuple((str(f), f.stat().st_mtime_ns) for f in files if f.exists())
 
     def _reload(self) -> None:

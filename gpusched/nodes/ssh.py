@@ -142,7 +142,7 @@ class SshTransport:
         name = self._node.name
         if isinstance(error, TimeoutError) or time.monotonic() >= deadline - 0.05:
             return TransportError(
-                "timeout", f"{name}: no answer within {timeout_s:.3g} s", "the node may be frozen, overloaded or cut off"
+                "timeout", f"{name}: no answer within {timeout_s:.3g} s", "it may be frozen, overloaded or cut off"
             )
         why = str(error) or "closed by the other side"
         return TransportError("ssh", f"{name}: the connection was lost: {why}", "it is made anew at the next command")

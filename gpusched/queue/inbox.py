@@ -130,6 +130,14 @@ class Inbox:
                 except FileNotFoundError:
                     continue  # folded by the controller since we listed
 
+    def submission(self, job_id: str) -> Received | None:
+        """The submission with this id, if it waits; needs no permission to list the folder."""
+        try:
+            found = self._read(f"{job_id}.submit")
+        except FileNotFoundError:
+            return None
+        return found if isinstance(found, Received) else None
+
     def _read(self, name: str) -> Received | Malformed:
         uid = -1
         try:

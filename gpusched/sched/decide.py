@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from gpusched.model.jobs import Allocation, NodeAllocation
+from gpusched.model.jobs import Allocation, JobSpec, NodeAllocation
 from gpusched.model.plan import Plan, Reason, Start
-from gpusched.model.snapshot import PendingView, Snapshot
+from gpusched.model.policy import PolicySpec
+from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.arrays import Waiting, World, releases_of, waiting_of, world_of
 from gpusched.sched.backfill import schedule
 from gpusched.sched.eligible import ineligible
@@ -58,6 +59,31 @@ def decide(snapshot: Snapshot) -> Plan:
     for queue, block in blocks:
         verdicts.add(queue, block, reasons)
     return Plan(actions=tuple(starts(world, waiting, outcome)), reasons=reasons)
+
+
+def warm_up() -> None:
+    """Decide something small with every pass, so that all of them are compiled or loaded."""
+    for backfill in BACKFILLS:
+        for place in PLACES:
+            decide(_small_snapshot(PolicySpec(name="warm-up", place=place, backfill=backfill)))  # type: ignore[arg-type]
+
+
+def _small_snapshot(policy: PolicySpec) -> Snapshot:
+    def spec(gpus: int) -> JobSpec:
+        return JobSpec(
+            name="j", partition="p", gpus_per_node=gpus, cores_per_node=1, memory_mib_per_node=1, time_limit_s=60
+        )
+
+    held = NodeAllocation(rank=0, node="n", gpus=(0,), cores=1, memory_mib=1)
+    return Snapshot(
+        now=0.0,
+        nodes=(NodeView(name="n", partition="p", gpus=(0, 1), cores=4, memory_mib=4),),
+        running=(RunningView(id="r", user="u", allocation=Allocation("r", (held,)), start_time=0.0, expected_end=9.0),),
+        pending=tuple(
+            PendingView(id=str(n), user="u", spec=spec(gpus), submit_time=0.0) for n, gpus in enumerate((2, 1, 1))
+        ),
+        policies={"p": policy},
+    )
 
 
 def _run(snapshot: Snapshot, world: World, waiting: Waiting) -> tuple[Outcome, list[tuple[list[int], Block]]]:

@@ -187,5 +187,7 @@ def queue_position(job: Job) -> str:
 def resources_line(job: Job) -> str:
     """What was asked for, in words."""
     spec = job.spec
-    parts = f"{spec.gpus_per_node} GPUs, {spec.cores_per_node} cores, {format_memory(spec.memory_mib_per_node)}"
+    gpus = f"{spec.gpus_per_node} GPU{'' if spec.gpus_per_node == 1 else 's'}"
+    cores = f"{spec.cores_per_node} core{'' if spec.cores_per_node == 1 else 's'}"
+    parts = f"{gpus}, {cores}, {format_memory(spec.memory_mib_per_node)}"
     return parts if spec.nodes == 1 else f"{spec.nodes} nodes, each {parts}"

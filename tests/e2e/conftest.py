@@ -21,6 +21,8 @@ from tests.testbed import Testbed, TestNode, wait_until
 
 IMAGE = "localhost/gs/busybox:1"
 GPUSCHED = (sys.executable, "-m", "gpusched")
+WAIT = "until [ -e /share/go ]; do sleep 0.1; done"
+"""sh: wait for the test to make go in its folder `share`, mounted at /share."""
 
 SETTINGS: dict[str, object] = {
     "tick": "300ms", "probe_timeout": "3s", "connect_timeout": "2s", "down_after": "2s", "node_fail_after": "3s",
@@ -89,7 +91,8 @@ class Cluster:
                     "user": "root", "key": str(self.testbed.identity), "gpus": 8, "cores": 8, "memory": "4G",
                     "gpu_type": name, "rated_power": RATED_POWER[name], "runtime": "podman",
                 },
-                "nodes": [{"name": n.name, "address": n.address} | dict((nodes or {}).get(n.name, {})) for n in members],
+                "nodes": [{"name": n.name, "address": n.address} | dict((nodes or {}).get(n.name,
+                {})) for n in members],
                 "flavors": {k: v for k, v in FLAVORS[name].items() if len(members) > 1 or not k.startswith("f-")},
             }  # fmt: skip
         text = json.dumps({"settings": {**SETTINGS, **common, **(settings or {})}, "partitions": partitions}, indent=1)
@@ -350,3 +353,11 @@ def house(house_of_module: Cluster) -> Iterator[Cluster]:
         for script in (node.disk / "bin").iterdir():
             script.unlink()
     house_of_module.clear()
+
+
+@pytest.fixture
+def share(tmp_path: Path) -> Path:
+    """A folder for jobs to mount at /share."""
+    folder = tmp_path / "share"
+    folder.mkdir()
+    return folder

@@ -9,18 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Cluster
+from tests.e2e.conftest import WAIT, Cluster
 from tests.testbed import wait_until
-
-WAIT = "until [ -e /share/go ]; do sleep 0.1; done"
-
-
-@pytest.fixture
-def share(tmp_path: Path) -> Path:
-    """A folder that jobs mount at /share."""
-    folder = tmp_path / "share"
-    folder.mkdir()
-    return folder
 
 
 @pytest.fixture
@@ -37,7 +27,9 @@ def gpu(cluster: Cluster, node: str, index: int) -> dict[str, Any]:
 
 
 def wait_gpu(cluster: Cluster, node: str, index: int, state: str) -> dict[str, Any]:
-    return wait_until(lambda: (g := gpu(cluster, node, index))["state"] == state and g, 20, f"GPU {index} to be {state}")
+    return wait_until(
+        lambda: (g := gpu(cluster, node, index))["state"] == state and g, 20, f"GPU {index} to be {state}"
+    )
 
 
 def test_a_strangers_gpu_is_busy_and_a_lost_one_lost_while_the_others_work(figures: Cluster, share: Path) -> None:
@@ -57,7 +49,9 @@ def test_a_strangers_gpu_is_busy_and_a_lost_one_lost_while_the_others_work(figur
     assert "GPU 3 LOST" in nodes["dgx003"]["reason"]
     assert nodes["dgx003"]["power_w"] == 7 * 55
 
-    seven = [figures.sh(WAIT, "--gpus", "7", "--nodelist", n, "--mount", f"{share}:/share") for n in ("dgx001", "dgx003")]
+    seven = [
+        figures.sh(WAIT, "--gpus", "7", "--nodelist", n, "--mount", f"{share}:/share") for n in ("dgx001", "dgx003")
+    ]
     gpus = [figures.wait_state(j, "RUNNING").allocation.parts[0].gpus for j in seven]  # type: ignore[union-attr]
     assert gpus == [(1, 2, 3, 4, 5, 6, 7), (0, 1, 2, 4, 5, 6, 7)]
     eight = [figures.submit("--gpus", "8", "--nodelist", n) for n in ("dgx001", "dgx003")]
@@ -91,7 +85,9 @@ def test_a_job_is_charged_its_own_gpus_energy_and_no_others(cluster: Cluster, sh
             wait_gpu(cluster, "dgx001", own, "LOST")
             node.nvml_set({f"gpu{own}.error": 0})
         joules = 1000.0 * (own + 1) + 2500 * step
-        wait_until(lambda joules=joules: gpu(cluster, "dgx001", own)["energy_j"] == joules, 20, "the counter to be read")
+        wait_until(
+            lambda joules=joules: gpu(cluster, "dgx001", own)["energy_j"] == joules, 20, "the counter to be read"
+        )
     mine = gpu(cluster, "dgx001", own)
     assert (mine["state"], mine["reason"], mine["job"], mine["user"]) == ("ALLOCATED", "", job, "root")
     assert [p["container"] for p in mine["processes"]] == [f"gpusched-{job}-1-0"]
@@ -120,12 +116,16 @@ def test_a_job_is_charged_its_own_gpus_energy_and_no_others(cluster: Cluster, sh
 
 def test_a_gang_starts_together_meets_and_ends_together(house: Cluster, share: Path) -> None:
     gate = share / "gate"
-    wrapper = f'#!/bin/sh\nif [ "$1" = create ]; then until [ -e {gate} ]; do sleep 0.05; done; fi\nexec /usr/bin/podman "$@"\n'
+    slow = f'if [ "$1" = create ]; then until [ -e {gate} ]; do sleep 0.05; done; fi'
+    wrapper = f'#!/bin/sh\n{slow}\nexec /usr/bin/podman "$@"\n'
     house.node("dgx003").install_script("podman", wrapper)
     script = f"""trap 'echo >/share/asked$RANK; exit 0' TERM
 cat /proc/$$/environ >/share/env$RANK; cat "$GPUSCHED_HOSTFILE" >/share/hosts$RANK; echo "I am $RANK"
 if [ $RANK = 0 ]; then echo "from 0" | nc -l -p $MASTER_PORT
-else until got=$(nc $MASTER_ADDR $MASTER_PORT 2>/dev/null) && [ -n "$got" ]; do sleep 0.1; done; echo "$got" >/share/met; fi
+else
+    until got=$(nc $MASTER_ADDR $MASTER_PORT 2>/dev/null) && [ -n "$got" ]; do sleep 0.1; done
+    echo "$got" >/share/met
+fi
 if [ $RANK = 1 ]; then {WAIT}; exit 6; fi
 while :; do sleep 0.1; done"""
     gang = house.sh(script, "-F", "f-A100", "--mount", f"{share}:/share", "-J", "gang")
@@ -146,8 +146,10 @@ while :; do sleep 0.1; done"""
     for rank in (0, 1):
         env = dict(i.split("=", 1) for i in (share / f"env{rank}").read_text().split("\0")[:-1])
         expected = {
-            "RANK": str(rank), "NODE_RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": addresses[0],
-            "GPUSCHED_NODELIST": ",".join(names), "SLURM_NNODES": "2", "SLURM_NODEID": str(rank), "SLURMD_NODENAME": names[rank],
+            "RANK": str(rank), "NODE_RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2",
+            "MASTER_ADDR": addresses[0],
+            "GPUSCHED_NODELIST": ",".join(names), "SLURM_NNODES": "2", "SLURM_NODEID": str(rank),
+            "SLURMD_NODENAME": names[rank],
             "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7", "MASTER_PORT": str(running.master_port),
         }  # fmt: skip
         assert {k: env.get(k) for k in expected} == expected

@@ -11,36 +11,29 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Cluster
+from tests.e2e.conftest import WAIT, Cluster
 from tests.testbed import wait_until
 
 HOSTILE = (
-    "plain", "", " ", "it's", '"double"', "$(touch /share/pwned)", "`touch /share/pwned`", "; touch /share/pwned;", "a\nb\n",
-    "tab\there", "cr\r\nlf", "back\\slash \\n", "*?[a-z]", "~root", "${HOME}", "--flag=x", "-", "ünï çödé 日本 🚀", "a=b,c=d", "%s%n %j",
+    "plain", "", " ", "it's", '"double"', "$(touch /share/pwned)", "`touch /share/pwned`", "; touch /share/pwned;",
+    "a\nb\n",
+    "tab\there", "cr\r\nlf", "back\\slash \\n", "*?[a-z]", "~root", "${HOME}", "--flag=x", "-", "ünï çödé 日本 🚀",
+    "a=b,c=d", "%s%n %j",
     "#no comment", "!history", "{{.ID}}", "&& exit 9",
 )  # fmt: skip
 
 JOB_KEYS = {
-    "id", "name", "user", "partition", "flavor", "state", "reason", "nodes", "gpus", "submit_time", "start_time", "end_time",
+    "id", "name", "user", "partition", "flavor", "state", "reason", "nodes", "gpus", "submit_time", "start_time",
+    "end_time",
     "exit_code", "energy_j",
 }  # fmt: skip
 NODE_KEYS = {"name", "partition", "state", "reason", "gpus_total", "gpus_free", "power_w", "gpus"}
 GPU_KEYS = {
-    "index", "uuid", "name", "state", "memory_total_mib", "memory_used_mib", "utilization_pct", "power_w", "power_limit_w",
+    "index", "uuid", "name", "state", "memory_total_mib", "memory_used_mib", "utilization_pct", "power_w",
+    "power_limit_w",
     "temperature_c", "processes",
 }  # fmt: skip
 UTC = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
-
-
-@pytest.fixture
-def share(tmp_path: Path) -> Path:
-    """A folder that jobs mount at /share; a job that waits for /share/go ends when the test makes it."""
-    folder = tmp_path / "share"
-    folder.mkdir()
-    return folder
-
-
-WAIT = "until [ -e /share/go ]; do sleep 0.1; done"
 
 
 def variables(path: Path) -> dict[str, str]:
@@ -66,8 +59,10 @@ cat /data/set; (echo no >/data/new) 2>/dev/null || echo ' is read-only'; pwd; ls
     assert len(part.gpus) == 2
     assert {name for name in env if name.startswith("GPU_")} == {f"GPU_{i}" for i in part.gpus}
     expected = {
-        "CUDA_VISIBLE_DEVICES": "0,1", "EPOCHS": "3", "GPUSCHED_JOB_ID": job, "SLURM_JOB_ID": job, "SLURM_CPUS_ON_NODE": "2",
-        "GPUSCHED_GPUS": ",".join(map(str, part.gpus)), "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "NODE_RANK": "0",
+        "CUDA_VISIBLE_DEVICES": "0,1", "EPOCHS": "3", "GPUSCHED_JOB_ID": job, "SLURM_JOB_ID": job,
+        "SLURM_CPUS_ON_NODE": "2",
+        "GPUSCHED_GPUS": ",".join(map(str, part.gpus)), "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0",
+        "NODE_RANK": "0",
         "GPUSCHED_NODE": part.node, "GPUSCHED_USER": "root", "SLURM_JOB_NAME": "train it", "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     assert {k: env.get(k) for k in expected} == expected
@@ -83,7 +78,8 @@ cat /data/set; (echo no >/data/new) 2>/dev/null || echo ' is read-only'; pwd; ls
     assert why["job"].keys() >= JOB_KEYS
     facts = {k: listed[k] for k in ("id", "name", "user", "partition", "flavor", "state", "reason", "nodes", "gpus")}
     assert facts == {
-        "id": job, "name": "train it", "user": "root", "partition": "A100", "flavor": "s-A100", "state": "RUNNING", "reason": None,
+        "id": job, "name": "train it", "user": "root", "partition": "A100", "flavor": "s-A100", "state": "RUNNING",
+        "reason": None,
         "nodes": [part.node], "gpus": 2,
     }  # fmt: skip
     assert (listed["end_time"], listed["exit_code"]) == (None, None)
@@ -99,7 +95,9 @@ cat /data/set; (echo no >/data/new) 2>/dev/null || echo ' is read-only'; pwd; ls
     first = node["gpus"][0]
     assert (first["name"], first["memory_total_mib"], first["power_limit_w"]) == ("NVIDIA A100-SXM4-80GB", 81920, 400)
 
-    done = house.cli("exec", job, "--", "sh", "-c", 'echo "$GPUSCHED_JOB_ID $1"; exit 5', "sh", "a  'b' $HOME", check=False)
+    done = house.cli(
+        "exec", job, "--", "sh", "-c", 'echo "$GPUSCHED_JOB_ID $1"; exit 5', "sh", "a  'b' $HOME", check=False
+    )
     assert (done.returncode, done.stdout) == (5, f"{job} a  'b' $HOME\n")
     live = "numbers is read-only\n/var\n2\n"
     wait_until(lambda: house.logs(job) == live, what="the output so far")
@@ -128,13 +126,14 @@ def test_whatever_a_user_types_reaches_the_job_exactly(house: Cluster, share: Pa
     big = ("x'\"$(id)\\\n" * 12000)[:100_000]
     env = {f"V{i}": value for i, value in enumerate(HOSTILE)} | {"BIG": big}
     options = [word for k, v in env.items() for word in ("--env", f"{k}={v}")]
-    name = "it's \"$(touch /share/pwned)\" ünï 🚀 --x"
+    name = 'it\'s "$(touch /share/pwned)" ünï 🚀 --x'
     script = "cat /proc/$$/environ >/share/environ; cat /proc/$$/cmdline >/share/cmdline; true"
     folder = share / "a b'c$(x)"
     folder.mkdir()
     output = share / "out 'é' $(touch pwned) %j %x"
     job = house.submit(
-        "--gpus", "0", "--cpus", "1", "--mem", "64M", "-J", name, "--mount", f"{share}:/share", "--mount", f"{folder}:/odd $(y)",
+        "--gpus", "0", "--cpus", "1", "--mem", "64M", "-J", name, "--mount", f"{share}:/share", "--mount",
+        f"{folder}:/odd $(y)",
         "-o", str(output).replace("%x", "%%x"), *options, command=("sh", "-c", script, *HOSTILE, big),
     )  # fmt: skip
     assert house.cli("wait", job).returncode == 0
@@ -165,7 +164,9 @@ def test_whatever_a_user_types_reaches_the_job_exactly(house: Cluster, share: Pa
         (["-F", "s-A100", "-t", "2h"], "longer than flavor"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line_and_nothing_is_queued(house: Cluster, words: list[str], said: str) -> None:
+def test_what_cannot_be_is_refused_in_one_line_and_nothing_is_queued(
+    house: Cluster, words: list[str], said: str
+) -> None:
     before = len(house.json("status", "--all"))
     done = house.cli("submit", *words, "--", "true", check=False)
     assert done.returncode == 2
@@ -181,7 +182,7 @@ def test_a_secret_is_seen_by_the_job_and_by_nobody_else(house: Cluster, share: P
     (share / "file").write_text(f"{mark}-of-a-file\n")
     recorder = share / "podman.argv"
     for node in house.testbed.nodes:
-        wrapper = f"#!/bin/sh\nprintf '%s\\n' \"$@\" >>{recorder}\nexec /usr/bin/podman \"$@\"\n"
+        wrapper = f'#!/bin/sh\nprintf \'%s\\n\' "$@" >>{recorder}\nexec /usr/bin/podman "$@"\n'
         node.install_script("podman", wrapper)
     script = f'printf %s "$TOKEN" >/share/token; printf %s "$OTHER" >/share/other; echo ready; {WAIT}; exit 3'
     job = house.sh(
@@ -210,7 +211,9 @@ def test_a_secret_is_seen_by_the_job_and_by_nobody_else(house: Cluster, share: P
     assert mark not in recorder.read_text()
     assert mark not in house.cli("show", job).stdout + house.json("show", job).__repr__() + house.controller_log
     refused = house.cli("requeue", job, check=False)
-    wait_until(lambda: any(e.kind == "refused_command" for e in _all_events(house)) or refused.returncode, what="a refusal")
+    wait_until(
+        lambda: any(e.kind == "refused_command" for e in _all_events(house)) or refused.returncode, what="a refusal"
+    )
     assert house.state_of(job) == "FAILED"
 
 
@@ -229,7 +232,8 @@ def _all_events(cluster: Cluster) -> list[Any]:
 
 def test_output_on_the_shared_file_system_grows_while_the_job_runs(house: Cluster, share: Path) -> None:
     job = house.sh(
-        f"echo one >&2; {WAIT}; echo two; printf three", "--gpus", "1", "--mount", f"{share}:/share", "-o", f"{share}/%x-%j-%N.out",
+        f"echo one >&2; {WAIT}; echo two; printf three", "--gpus", "1", "--mount", f"{share}:/share", "-o",
+        f"{share}/%x-%j-%N.out",
         "-J", "a job",
     )  # fmt: skip
     house.wait_state(job, "RUNNING")

@@ -5,20 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-from tests.e2e.conftest import Cluster
+from tests.e2e.conftest import WAIT, Cluster
 from tests.testbed import wait_until
-
-WAIT = "until [ -e /share/go ]; do sleep 0.1; done"
-
-
-@pytest.fixture
-def share(tmp_path: Path) -> Path:
-    """A folder that jobs mount at /share."""
-    folder = tmp_path / "share"
-    folder.mkdir()
-    return folder
 
 
 def held(cluster: Cluster, share: Path, *options: str, name: str = "holder") -> str:
@@ -34,7 +22,8 @@ def reason(cluster: Cluster, job: str) -> str:
 
 
 def test_an_array_runs_each_index_once_and_no_more_at_once_than_asked(house: Cluster, share: Path) -> None:
-    script = 'echo "$SLURM_ARRAY_TASK_ID $GPUSCHED_ARRAY_ID $SLURM_ARRAY_JOB_ID" >>/share/ran; mkdir /share/$GPUSCHED_ARRAY_INDEX; '
+    script = 'echo "$SLURM_ARRAY_TASK_ID $GPUSCHED_ARRAY_ID $SLURM_ARRAY_JOB_ID" >>/share/ran; '
+    script += "mkdir /share/$GPUSCHED_ARRAY_INDEX; "
     script += 'until [ -e "/share/go$SLURM_ARRAY_TASK_ID" ]; do sleep 0.05; done; [ "$SLURM_ARRAY_TASK_ID" != 7 ]'
     array = house.sh(script, "--gpus", "1", "--array", "1,3-7:2%2", "--mount", f"{share}:/share")
     indices = (1, 3, 5, 7)
@@ -61,8 +50,9 @@ def test_an_array_runs_each_index_once_and_no_more_at_once_than_asked(house: Clu
 def test_dependencies(house: Cluster, share: Path) -> None:
     first = held(house, share, "--gpus", "1")
     bad = house.sh("exit 1", "--gpus", "1", "--dependency", f"afterany:{first}")
+    mount = ("--gpus", "1", "--mount", f"{share}:/share")
     jobs = {
-        kind: house.sh(f"echo {kind} >>/share/order", "--gpus", "1", "--mount", f"{share}:/share", "--dependency", dependency)
+        kind: house.sh(f"echo {kind} >>/share/order", *mount, "--dependency", dependency)
         for kind, dependency in {
             "after": f"after:{first}", "ok": f"afterok:{first}", "any": f"afterany:{bad}", "notok": f"afternotok:{bad}",
             "both": f"afterok:{first},afternotok:{bad}", "never": f"afterok:{bad}", "never2": f"afternotok:{first}",
@@ -108,12 +98,14 @@ def test_a_time_limit_warns_then_asks_then_kills(house: Cluster, share: Path) ->
 
 def test_cancel_whatever_the_job_is_doing(house: Cluster, share: Path) -> None:
     gate = share / "gate"
-    wrapper = f'#!/bin/sh\nif [ "$1" = create ]; then until [ -e {gate} ]; do sleep 0.05; done; fi\nexec /usr/bin/podman "$@"\n'
+    slow = f'if [ "$1" = create ]; then until [ -e {gate} ]; do sleep 0.05; done; fi'
+    wrapper = f'#!/bin/sh\n{slow}\nexec /usr/bin/podman "$@"\n'
     house.node("dgx002").install_script("podman", wrapper)
     starting = house.submit("-p", "V100", "--gpus", "1", "--nodelist", "dgx002")
     pending = house.submit("--gpus", "1", "--hold")
     polite = house.sh(
-        f"trap 'echo asked >/share/asked; exit 9' TERM; echo >/share/ready; {WAIT}", "--gpus", "1", "--mount", f"{share}:/share",
+        f"trap 'echo asked >/share/asked; exit 9' TERM; echo >/share/ready; {WAIT}", "--gpus", "1", "--mount",
+        f"{share}:/share",
     )  # fmt: skip
     deaf = house.sh(f"trap '' TERM; echo >/share/deaf; {WAIT}", "--gpus", "1", "--mount", f"{share}:/share")
     wait_until(lambda: (share / "ready").exists() and (share / "deaf").exists(), 20, "the traps")
@@ -139,7 +131,8 @@ def test_cancel_whatever_the_job_is_doing(house: Cluster, share: Path) -> None:
 
 def test_hold_and_release_requeue_and_the_log_of_each_attempt(house: Cluster, share: Path) -> None:
     job = house.sh(
-        f"echo attempt $GPUSCHED_ATTEMPT; echo >/share/began$GPUSCHED_ATTEMPT; {WAIT}", "--gpus", "1", "--hold", "--mount",
+        f"echo attempt $GPUSCHED_ATTEMPT; echo >/share/began$GPUSCHED_ATTEMPT; {WAIT}", "--gpus", "1", "--hold",
+        "--mount",
         f"{share}:/share",
     )  # fmt: skip
     wait_until(lambda: reason(house, job) == "JobHeldUser", what="the hold to be seen")
@@ -185,7 +178,7 @@ def test_priority_and_nice_decide_who_goes_first(house: Cluster, share: Path) ->
 def test_a_drained_node_finishes_what_it_has_and_takes_nothing_new(house: Cluster, share: Path) -> None:
     old = held(house, share, "--gpus", "1", "--nodelist", "dgx003")
     assert house.cli("drain", "dgx003", check=False).returncode == 2  # without a reason
-    house.cli("drain", "dgx003", "--reason", "fan 3 is \"loud\"")
+    house.cli("drain", "dgx003", "--reason", 'fan 3 is "loud"')
     house.wait_node("dgx003", "DRAINING")
     new = house.submit("--gpus", "1", "--nodelist", "dgx003")
     other = house.submit("--gpus", "8", "--nodelist", "dgx001")

@@ -16,19 +16,10 @@ import pytest
 
 from gpusched.model.commands import Cancel
 from gpusched.queue.inbox import Inbox
-from tests.e2e.conftest import Cluster
+from tests.e2e.conftest import WAIT, Cluster
 from tests.testbed import Testbed, processes, wait_until
 
-WAIT = "until [ -e /share/go ]; do sleep 0.1; done"
 NOBODY = 65534
-
-
-@pytest.fixture
-def share(tmp_path: Path) -> Path:
-    """A folder that jobs mount at /share."""
-    folder = tmp_path / "share"
-    folder.mkdir()
-    return folder
 
 
 def test_docker_and_plain_processes_do_what_podman_does(stopped: Cluster, share: Path) -> None:
@@ -37,7 +28,7 @@ def test_docker_and_plain_processes_do_what_podman_does(stopped: Cluster, share:
     cluster.write_inventory(nodes={"dgx002": {"runtime": "docker"}, "dgx004": {"runtime": "process"}})
     cluster.start_controller()
     assert {n["runtime_error"] for n in cluster.nodes().values()} == {None}
-    base = ("-p", "V100", "--gpus", "2", "-t", "5m", "--secret", "TOKEN", "--env", "ODD=it's \"$(x)\"\n")
+    base = ("-p", "V100", "--gpus", "2", "-t", "5m", "--secret", "TOKEN", "--env", 'ODD=it\'s "$(x)"\n')
     script = f"""printf '%s' "$TOKEN" >{share}/$GPUSCHED_NODE; printf '%s|%s' "$CUDA_VISIBLE_DEVICES" "$ODD"
 echo "|$NVIDIA_VISIBLE_DEVICES|$GPUSCHED_GPUS"; until [ -e {share}/go ]; do sleep 0.1; done; exit 4"""
     mount = ("--mount", f"{share}:{share}")
@@ -48,15 +39,17 @@ echo "|$NVIDIA_VISIBLE_DEVICES|$GPUSCHED_GPUS"; until [ -e {share}/go ]; do slee
     for job in (docker, plain):
         cluster.wait_state(job, "RUNNING")
     for node in ("dgx002", "dgx004"):
-        wait_until(lambda node=node: (share / node).exists() and (share / node).read_text() == "s3cret 'x'", what="a secret")
+        wait_until(
+            lambda node=node: (share / node).exists() and (share / node).read_text() == "s3cret 'x'", what="a secret"
+        )
     seen = [processes.command_line(pid) for node in cluster.testbed.nodes for pid in node.pids()]
     assert not any("s3cret" in word for words in seen for word in words)
     assert cluster.cli("exec", docker, "--", "sh", "-c", "echo $GPUSCHED_JOB_ID").stdout == f"{docker}\n"
     assert cluster.cli("exec", plain, "--", "sh", "-c", "echo $GPUSCHED_JOB_ID").stdout == f"{plain}\n"
     gpus = [",".join(str(g) for g in cluster.json("show", j)["allocation"][0]["gpus"]) for j in (docker, plain, second)]
-    assert cluster.logs(docker) == f"0,1|it's \"$(x)\"\n|{gpus[0]}|{gpus[0]}\n"
+    assert cluster.logs(docker) == f'0,1|it\'s "$(x)"\n|{gpus[0]}|{gpus[0]}\n'
     # NVML's own indices here: no container renumbers them.
-    assert output.read_text() == cluster.logs(plain) == f"{gpus[1]}|it's \"$(x)\"\n||{gpus[1]}\n"
+    assert output.read_text() == cluster.logs(plain) == f'{gpus[1]}|it\'s "$(x)"\n||{gpus[1]}\n'
     cluster.wait_state(second, "COMPLETED")
     assert cluster.logs(second) == f"{gpus[2]}\n"
     assert set(gpus[1].split(",")).isdisjoint(gpus[2].split(","))
@@ -70,7 +63,12 @@ echo "|$NVIDIA_VISIBLE_DEVICES|$GPUSCHED_GPUS"; until [ -e {share}/go ]; do slee
         cluster.wait_state(job, "RUNNING")
     cluster.cli("cancel", stray, slow, "--wait")
     cluster.wait_clean()
-    left = [words for node in cluster.testbed.nodes for pid in node.pids() if "sleep" in (words := processes.command_line(pid))[:1]]
+    left = [
+        words
+        for node in cluster.testbed.nodes
+        for pid in node.pids()
+        if "sleep" in (words := processes.command_line(pid))[:1]
+    ]
     assert not [words for words in left if words[1:] in (["7777"], ["8888"])]
     assert cluster.node("dgx002").run(["docker", "ps", "-aq"]).stdout == ""
     assert list((cluster.node("dgx004").disk / "home").glob(".local/state/gpusched-node/*/*/*")) == []
@@ -127,9 +125,10 @@ def test_users_own_their_jobs_by_the_owner_of_the_command_file(shared: Cluster) 
     as_nobody = nobody()
     wait = WAIT.replace("/share", str(share))
     roots = cluster.sh(wait, "--gpus", "1", "--mount", f"{share}:{share}")
-    script = f"id -u; id -g; echo $GPUSCHED_USER; printf %s \"$TOKEN\" >{share}/token; {wait}"
+    script = f'id -u; id -g; echo $GPUSCHED_USER; printf %s "$TOKEN" >{share}/token; {wait}'
     theirs = cluster.sh(
-        script, "--gpus", "1", "--mount", f"{share}:{share}", "--secret", "TOKEN", env={"TOKEN": "ours"}, prefix=as_nobody,
+        script, "--gpus", "1", "--mount", f"{share}:{share}", "--secret", "TOKEN", env={"TOKEN": "ours"},
+        prefix=as_nobody,
     )  # fmt: skip
     for job in (roots, theirs):
         cluster.wait_state(job, "RUNNING")
@@ -213,7 +212,10 @@ def test_inventory_and_policies_change_under_running_jobs(stopped: Cluster, shar
     def places(*partitions: str) -> dict[str, int]:
         gate = share / f"gate{time.monotonic_ns()}"
         script = f"until [ -e /share/{gate.name} ]; do sleep 0.1; done"
-        jobs = {p: [cluster.sh(script, "-p", p, "--gpus", "1", "--mount", f"{share}:/share") for _ in "12"] for p in partitions}
+        jobs = {
+            p: [cluster.sh(script, "-p", p, "--gpus", "1", "--mount", f"{share}:/share") for _ in "12"]
+            for p in partitions
+        }
         nodes = {p: {cluster.wait_state(j, "RUNNING").allocation.parts[0].node for j in js} for p, js in jobs.items()}  # type: ignore[union-attr]
         gate.touch()
         for js in jobs.values():

@@ -225,8 +225,9 @@ def _supervised(fact: "dict[str, Any]") -> "dict[str, Any]":
     ending = (fact["exit"] or "").split()
     if len(ending) == 2:
         return dict(times, phase="exited", exit_code=int(ending[0]), finished_at=float(ending[1]))
-    # A dead job whose launcher lives is about to be recorded.
-    if fact["pid_alive"] or (fact["pid"] and fact["launcher"]):
+    # A dead job whose launcher lives is about to be recorded; a launcher may live before its stamp is written.
+    unstamped = fact["new"] and "launcher.pid" not in fact["files"]
+    if fact["pid_alive"] or (fact["pid"] and (fact["launcher"] or unstamped)):
         return dict(times, phase="running", pid=fact["pid"])
     if fact["failed"] is None and not fact["launcher"] and fact["pid"]:
         return dict(times, phase="lost", error=_why_lost(fact, "its supervisor was killed: the exit code is unknown"))

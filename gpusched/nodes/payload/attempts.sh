@@ -21,14 +21,16 @@ list_folder() {
     prefixed meta <"$1/meta" 2>/dev/null
     modified=$(stat -c %Y "$1" 2>/dev/null) || modified=0
     [ $((attempts_now - modified)) -ge 30 ] || echo new
-    for file in started exit failed pid; do file_line "$1" "$file"; done
-    [ ! -e "$1/failed" ] || tail -n 8 "$1/start.err" 2>/dev/null | cut -c 1-1000 | prefixed error
     for file in launcher.pid ready go killed; do [ ! -e "$1/$file" ] || echo "file $file"; done
-    grep -qx "boot=$attempts_boot" "$1/meta" 2>/dev/null || return 0
-    echo same_boot
+    attempt_boot=
+    grep -qx "boot=$attempts_boot" "$1/meta" 2>/dev/null && attempt_boot=same && echo same_boot
     leader= since=
     read -r leader since 2>/dev/null <"$1/launcher.pid"
-    group_alive "$leader" "$since" && echo launcher
+    [ -n "$attempt_boot" ] && group_alive "$leader" "$since" && echo launcher
+    # After the look for the launcher, who writes them just before it goes.
+    for file in started exit failed pid; do file_line "$1" "$file"; done
+    [ ! -e "$1/failed" ] || tail -n 8 "$1/start.err" 2>/dev/null | cut -c 1-1000 | prefixed error
+    [ -n "$attempt_boot" ] || return 0
     leader= since=
     read -r leader since 2>/dev/null <"$1/pid"
     [ -n "$leader" ] && [ "$(start_time "$leader")" = "$since" ] && echo pid_alive

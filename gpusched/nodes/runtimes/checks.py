@@ -14,7 +14,7 @@ MAX_ARGUMENT_BYTES = 120_000
 MAX_TOTAL_BYTES = 1_000_000
 """Of all arguments and variables together: half of what execve takes with the usual 8 MiB stack (a quarter of it)."""
 
-NO_IMAGE_HINT = "give --image, or set default_image in the inventory"
+NO_IMAGE_HINT = "give --image, or set image in its partition of inventory.yaml"
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
