@@ -66,17 +66,17 @@ def test_hostile_values_of_options_arrive_exactly(site: Site) -> None:
 def test_all_options(site: Site) -> None:
     first = site.submit()
     job = site.submit(
-        "-J", "train", "-p", "bare", "--gpus", "2", "--cpus", "3", "--mem", "4G", "-t", "90", "--array", "0-9:3,20%2",
+        "-J", "train", "-p", "V100", "--gpus", "2", "--cpus", "3", "--mem", "4G", "-t", "90", "--array", "0-9:3,20%2",
         "--dependency", f"afterok:{first[:9]},afterany:{first}", "--begin", "now+2h", "--no-requeue", "--signal",
         "USR1@60", "--priority", "3", "--nice", "1", "--mount", "/data:/d:ro", "--mount", "rel:/r", "--mount", "/same",
-        "--workdir", "/w", "-o", "out/%j.txt", "-x", "pc3", "--nodelist", "pc1,pc2", "--hold", "--comment", "hi",
+        "--workdir", "/w", "-o", "out/%j.txt", "-x", "dgx-1v-2", "--nodelist", "dgx-1v-1", "--hold", "--comment", "hi",
         "--", "run",
     )  # fmt: skip
     command = site.commands()[-1]
     assert isinstance(command, Submit)
     assert command.id == job
     spec = command.spec
-    assert (spec.name, spec.partition, spec.flavor) == ("train", "bare", None)
+    assert (spec.name, spec.partition, spec.flavor) == ("train", "V100", None)
     assert (spec.nodes, spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node) == (1, 2, 3, 4096)
     assert spec.time_limit_s == 5400
     assert (command.array, command.max_running) == ((0, 3, 6, 9, 20), 2)
@@ -93,7 +93,13 @@ def test_all_options(site: Site) -> None:
         Mount("/same", "/same"),
     )
     assert (spec.workdir, spec.output) == ("/w", f"{site.folder}/out/%j.txt")
-    assert (spec.exclude, spec.nodelist) == (("pc3",), ("pc1", "pc2"))
+    assert (spec.exclude, spec.nodelist) == (("dgx-1v-2",), ("dgx-1v-1",))
+
+
+def test_mounts_mean_nothing_without_containers(site: Site) -> None:
+    done = site.call("submit", "-p", "bare", "--gpus", "1", "--mount", "/data", "--", "run")
+    assert done.code == 2
+    assert "without containers, so --mount has no meaning" in done.err
 
 
 @pytest.mark.parametrize(

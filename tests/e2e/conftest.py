@@ -229,7 +229,9 @@ class Cluster:
             return None
 
         try:
-            return wait_until(arrived, timeout, f"job {job} to be {' or '.join(states) or 'ended'}")
+            found = wait_until(arrived, timeout, f"job {job} to be {' or '.join(states) or 'ended'}")
+            assert found is not None
+            return found
         except TimeoutError as error:
             error.add_note(f"{self.job(job)}\n{self.controller_log}")
             raise

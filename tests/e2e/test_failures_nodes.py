@@ -60,13 +60,20 @@ def test_a_frozen_node_holds_up_no_other_and_keeps_its_job(patient: Cluster) -> 
     patient.wait_clean()
 
 
-def test_beyond_node_fail_after_the_job_goes_elsewhere_and_the_old_attempt_is_fenced(cluster: Cluster) -> None:
+def test_beyond_node_fail_after_jobs_go_elsewhere_and_old_attempts_are_fenced(cluster: Cluster) -> None:
     traces = Traces(cluster)
     job = traces.until("go", "--gpus", "2")
+    gang = traces.until("go", "-p", "V100", "-N", "2", "--gpus", "4")
     first = cluster.wait_state(job, "RUNNING")
+    cluster.wait_state(gang, "RUNNING")
     old = placed(cluster, job)
-    cluster.node(old).freeze()
+    for name in (old, "dgx004"):
+        cluster.node(name).freeze()
     wait_until(lambda: cluster.state_of(job) == "PENDING", 30, "the requeue")
+    wait_until(lambda: cluster.state_of(gang) == "PENDING", 30, "the gang's requeue")
+    dgx002 = cluster.node("dgx002").run(["podman", "ps", "-q"]).stdout
+    assert dgx002 == "", "the gang's living rank ended too"
+    cluster.node("dgx004").thaw()
     waiting = cluster.job(job)
     assert waiting is not None
     assert f"node {old} is down" in waiting.message
@@ -75,13 +82,16 @@ def test_beyond_node_fail_after_the_job_goes_elsewhere_and_the_old_attempt_is_fe
     assert (again.attempt, placed(cluster, job)) == (first.attempt + 1, partner(old))
     assert [line[2:] for line in traces.starts(job)] == [["1", old], ["2", partner(old)]]
     cluster.node(old).thaw()
-    wait_until(lambda: [node for node, _ in cluster.containers(running=False)] == [partner(old)], 20, "the fence")
+    wait_until(lambda: cluster.wait_state(gang, "RUNNING", timeout=40).attempt == 2)
+    both = sorted([partner(old), "dgx002", "dgx004"])
+    wait_until(lambda: sorted(n for n, _ in cluster.containers(running=False)) == both, 30, "the fences")
     fences = [e for e in cluster.events(job) if e.kind == "fenced"]
     assert [(e.node, e.data["attempt"]) for e in fences] == [(old, 1)]
     assert cluster.state_of(job) == "RUNNING"
     traces.let_go("go")
     assert cluster.wait_state(job).state == JobState.COMPLETED
-    assert len(traces.lines) == 2
+    assert cluster.wait_state(gang).state == JobState.COMPLETED
+    assert (len(traces.starts(job)), len(traces.starts(gang))) == (2, 4)
     cluster.wait_clean()
 
 
@@ -148,22 +158,6 @@ def test_a_reboot_ends_the_attempt_and_the_job_is_tried_elsewhere(patient: Clust
     assert patient.wait_state(job).state == JobState.COMPLETED
     assert len(traces.starts(once)) == 1
     patient.wait_clean()
-
-
-def test_a_gang_whose_node_dies_ends_as_one_and_starts_again(cluster: Cluster) -> None:
-    traces = Traces(cluster)
-    gang = traces.until("go", "-p", "V100", "-N", "2", "--gpus", "4")
-    cluster.wait_state(gang, "RUNNING")
-    cluster.node("dgx004").freeze()
-    wait_until(lambda: cluster.state_of(gang) == "PENDING", 30, "the requeue")
-    assert [n for n, _ in cluster.containers() if n != "dgx004"] == [], "the living rank ended too"
-    cluster.node("dgx004").thaw()
-    again = cluster.wait_state(gang, "RUNNING", timeout=40)
-    assert again.attempt == 2
-    traces.let_go("go")
-    assert cluster.wait_state(gang).state == JobState.COMPLETED
-    assert len(traces.starts(gang)) == 4
-    cluster.wait_clean()
 
 
 def test_when_retries_are_used_up_it_is_a_node_failure(stopped: Cluster) -> None:

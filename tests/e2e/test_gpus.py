@@ -12,6 +12,8 @@ import pytest
 from tests.e2e.conftest import WAIT, Cluster
 from tests.testbed import wait_until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def figures(house: Cluster) -> Iterator[Cluster]:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import WAIT, Cluster
 from tests.testbed import wait_until
+
+pytestmark = pytest.mark.slow
 
 
 def held(cluster: Cluster, share: Path, *options: str, name: str = "holder") -> str:

@@ -19,6 +19,8 @@ from gpusched.queue.inbox import Inbox
 from tests.e2e.conftest import WAIT, Cluster
 from tests.testbed import Testbed, processes, wait_until
 
+pytestmark = pytest.mark.slow
+
 NOBODY = 65534
 
 

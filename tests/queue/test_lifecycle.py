@@ -14,7 +14,8 @@ _S = JobState
 
 
 def job(state: JobState) -> Job:
-    return Job(id="0123456789a", user="alice", uid=1, spec=spec(), state=state, submit_time=NOW, attempt=3, reason="Why")
+    fields = {"user": "alice", "uid": 1, "spec": spec(), "submit_time": NOW}
+    return Job(id="0123456789a", state=state, attempt=3, reason="Why", **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("before", "after"), sorted(TRANSITIONS))

@@ -69,15 +69,17 @@ def test_everything_comes_back_as_it_went_in(store: Store, tmp_path: Path) -> No
 
 
 def test_all_or_nothing(store: Store) -> None:
-    with pytest.raises(ZeroDivisionError), store.transaction():
-        store.put_jobs([job()])
+    def half() -> Iterator[Job]:
+        yield job()
         raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), store.transaction():
+        store.put_jobs(half())
     assert store.job(ID) is None
     with store.transaction():
         store.put_jobs([job("0123456789b")])
         with pytest.raises(ZeroDivisionError), store.savepoint():
-            store.put_jobs([job()])
-            raise ZeroDivisionError
+            store.put_jobs(half())
         store.put_jobs([job("0123456789c")])
     assert [j.id for j in store.active()] == ["0123456789b", "0123456789c"]
 
@@ -135,7 +137,7 @@ def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
         Store.create_or_open(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"not a database at all, but long enough to be looked at" * 99, b"SQLite format 3\0"])
+@pytest.mark.parametrize("content", [b"not a database, but long enough to be looked at" * 99, b"SQLite format 3\0"])
 def test_a_broken_database_is_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / DATABASE).write_bytes(content)
     with pytest.raises(GpuschedError, match="cannot be opened for writing"):

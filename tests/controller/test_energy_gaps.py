@@ -1,0 +1,40 @@
+"""A reading without figures in between loses no joules: NVML's counters went on counting."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpusched.accounting import Counters, Holding, usage_between
+from gpusched.model.readings import Gpu, NodeReading
+from gpusched.model.resources import Node, RuntimeName
+
+NODE = Node(name="n", partition="p", address="n", gpus=1, cores=1, memory_mib=1, runtime=RuntimeName.PODMAN)
+
+
+def reading(time: float, energy_j: float | None, boot: str = "a") -> NodeReading:
+    gpu = Gpu(index=0, error="unknown error") if energy_j is None else Gpu(index=0, uuid="u", energy_j=energy_j)
+    return NodeReading(node="n", time=time, source="nvml", boot_id=boot, gpus=(gpu,))
+
+
+def joules(*readings: NodeReading) -> float:
+    counters, total, before = Counters(), 0.0, None
+    for after in readings:
+        earlier = counters.bridged("n", before, after)
+        rows = usage_between(NODE, earlier, after, {0: [Holding("job", "ann", 1e9)]})
+        assert all(row.job_id == "job" for row in rows)
+        total += sum(row.energy_j for row in rows)
+        before = after
+    return total
+
+
+def test_a_gap_is_bridged() -> None:
+    assert joules(reading(1, 100.0), reading(2, 150.0), reading(3, None), reading(4, None), reading(5, 400.0)) == 300.0
+
+
+def test_a_reboot_is_not() -> None:
+    assert joules(reading(1, 100.0), reading(2, None, "b"), reading(3, 400.0, "b")) == 0.0
+
+
+@pytest.mark.parametrize("energy_j", [0.0, 7.5])
+def test_without_a_gap_nothing_changes(energy_j: float) -> None:
+    assert joules(reading(1, 100.0), reading(2, 100.0 + energy_j)) == pytest.approx(energy_j)
