@@ -28,11 +28,13 @@ class Trace:
         cores, memory_mib: Of the whole job (-1 unknown: in proportion to its GPUs).
         user, group, model: Index into ``users``, ``groups`` (virtual cluster, partition, queue), ``models`` (workload
             name for measured profiles); -1 unknown.
-        gpu_type: Index into ``gpu_types``: the type it must have; -1 any.
+        gpu_type: Index into ``gpu_types``: the type it must have (an entry may list alternatives: ``V100M16|V100M32``);
+            -1 any.
         depends_on: Index of the job that must have ended before, or -1.
         status: Index into ``statuses`` (how it ended in the source), -1 unknown.
         wait: What it really waited in the source, seconds (NaN unknown).
         rejected: Rows kept out: (line number, why).
+        notes: What a reader should know of how it came to be (sorted, scaled, what the source could not say), each once.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Trace:
     gpu_types: tuple[str, ...] = ()
     statuses: tuple[str, ...] = ()
     rejected: tuple[tuple[int, str], ...] = field(default=(), repr=False)
+    notes: tuple[str, ...] = field(default=(), repr=False)
 
     def __len__(self) -> int:
         return len(self.submit)

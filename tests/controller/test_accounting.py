@@ -66,7 +66,8 @@ def test_a_span_over_a_buckets_border_is_split_there() -> None:
 
 
 def test_a_counter_that_went_back_is_not_believed() -> None:
-    (row,) = usage_between(NODE, reading(T, energy_j=9000.0, power_w=50.0), reading(T + 10, energy_j=10.0, power_w=70.0), {})
+    before, after = reading(T, energy_j=9000.0, power_w=50.0), reading(T + 10, energy_j=10.0, power_w=70.0)
+    (row,) = usage_between(NODE, before, after, {})
     assert (row.energy_j, row.energy_unknown_s) == (pytest.approx(600.0), 0.0)
     (row,) = usage_between(NODE, reading(T, energy_j=9000.0), reading(T + 10, energy_j=10.0), {})
     assert (row.energy_j, row.energy_unknown_s) == (0.0, 10.0)

@@ -37,7 +37,9 @@ def ranks(nodes: int = 1, **changes: Any) -> list[RankRecord]:
     return [RankRecord(job_id=ID, attempt=1, rank=r, node=f"n{r}", **fields | changes) for r in range(nodes)]
 
 
-def says(phase: str | None, rank: int = 0, *, skew: float = 0.0, boot: str = "b", **more: Any) -> dict[str, Observation]:
+def says(
+    phase: str | None, rank: int = 0, *, skew: float = 0.0, boot: str = "b", **more: Any
+) -> dict[str, Observation]:
     """A node's answer: its container in a phase (None: nothing there)."""
     box = ContainerReading(name=container_name(ID, 1, rank), phase=phase, **more) if phase else None  # type: ignore[arg-type]
     reading = NodeReading(
@@ -96,7 +98,7 @@ def test_a_long_pull_is_waited_for() -> None:
 @pytest.mark.parametrize("phase", ["running", "exited"])
 def test_it_runs_even_when_it_is_over_before_anyone_looks(phase: str) -> None:
     step = reconcile_job(job(JobState.STARTING), ranks(), world(says(phase, exit_code=0, started_at=NOW - 5)))
-    assert [e.kind for e in step.events][0] == "running"
+    assert step.events[0].kind == "running"
     assert step.job.start_time == NOW - 5
     if phase == "exited":
         assert step.job.state == JobState.COMPLETED
@@ -202,8 +204,13 @@ def test_a_silent_node_changes_nothing_until_it_is_given_up() -> None:
 
 @pytest.mark.parametrize(
     ("retries", "requeue", "state"),
-    [(0, True, JobState.PENDING), (1, True, JobState.PENDING), (2, True, JobState.NODE_FAIL), (0, False, JobState.NODE_FAIL)],
-)  # fmt: skip
+    [
+        (0, True, JobState.PENDING),
+        (1, True, JobState.PENDING),
+        (2, True, JobState.NODE_FAIL),
+        (0, False, JobState.NODE_FAIL),
+    ],
+)
 def test_retries_are_counted(retries: int, requeue: bool, state: JobState) -> None:
     running = job(JobState.RUNNING, retries=retries, spec=spec(requeue=requeue))
     step = reconcile_job(running, ranks(), world(silent(), dead=frozenset({"n0"})))

@@ -1,0 +1,71 @@
+"""Binary heaps of (time, number) pairs, smallest first; equal times by number, so that runs are the same every time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.compiled import jit
+from gpusched.sched.state import Floats, Ints
+
+
+class Heap(NamedTuple):
+    """A heap.
+
+    Attributes:
+        key: ``float64[capacity]``. item: ``int64[capacity]``. size: ``int64[1]``.
+    """
+
+    key: Floats
+    item: Ints
+    size: Ints
+
+
+def new_heap(capacity: int) -> Heap:
+    """An empty heap."""
+    return Heap(np.zeros(capacity), np.zeros(capacity, np.int64), np.zeros(1, np.int64))
+
+
+@jit
+def push(heap: Heap, key: float, item: int) -> None:
+    """Adds a pair."""
+    at = heap.size[0]
+    heap.size[0] = at + 1
+    while at > 0:
+        above = (at - 1) >> 1
+        if heap.key[above] < key or (heap.key[above] == key and heap.item[above] < item):
+            break
+        heap.key[at] = heap.key[above]
+        heap.item[at] = heap.item[above]
+        at = above
+    heap.key[at] = key
+    heap.item[at] = item
+
+
+@jit
+def pop(heap: Heap) -> int:
+    """Removes the smallest pair; its item. The heap must not be empty."""
+    smallest = heap.item[0]
+    size = heap.size[0] - 1
+    heap.size[0] = size
+    key, item = heap.key[size], heap.item[size]
+    at = 0
+    while True:
+        below = 2 * at + 1
+        if below >= size:
+            break
+        right = below + 1
+        if right < size and (
+            heap.key[right] < heap.key[below]
+            or (heap.key[right] == heap.key[below] and heap.item[right] < heap.item[below])
+        ):
+            below = right
+        if key < heap.key[below] or (key == heap.key[below] and item < heap.item[below]):
+            break
+        heap.key[at] = heap.key[below]
+        heap.item[at] = heap.item[below]
+        at = below
+    heap.key[at] = key
+    heap.item[at] = item
+    return int(smallest)
