@@ -117,6 +117,8 @@ class CrashOrders(RuleBasedStateMachine):
         self.world.now += seconds
         self.world.progress()
         self.cycle.run(0)
+        # A node may have gone between the probe and the launch.
+        self.disturbed.update(r.job_id for r in self.store.ranks() if not self.world.hosts[r.node].up)
         queue = list(fates)
         self.cluster.deliver(lambda _: queue.pop() if queue else "ok")
         self.no_gpu_twice()
