@@ -14,7 +14,7 @@ from tests.testbed import wait_until
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1])
 def test_killed_at_many_moments_every_job_runs_exactly_once(stopped: Cluster, seed: int) -> None:
     """Twelve short jobs (gangs, an array, a failing one), and a controller that dies 8 times while they go by."""
     moments = random.Random(seed)
