@@ -259,7 +259,8 @@ def _failed(step: Step, s: Seen, world: World) -> None:
     code = s.rank.exit_code
     where = f"rank {s.rank.rank} on {s.rank.node}"
     if s.rank.oom_killed:
-        message = f"{where} ran out of memory ({step.job.spec.memory_mib_per_node} MiB asked for)"
+        memory = step.job.spec.memory_mib_per_node
+        message = f"{where} was killed, by all signs for want of memory ({memory} MiB asked for)"
         _end(step, JobState.OUT_OF_MEMORY, "OutOfMemory", message, world, grace=world.settings.grace_s, exit_code=code)
     else:
         message = f"{where} exited with {code if code is not None else 'an unknown code'}"

@@ -1,0 +1,111 @@
+"""Bad rows: counted, named by line, kept out, never guessed; strict stops at the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpusched.errors import GpuschedError, UsageError
+from gpusched.sim import tracefile
+from gpusched.sim.traces import load
+from tests.traces import samples
+
+Put = Callable[[str, str], Path]
+GOOD = "2017-09-04 10:30:41,60,1,a"
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ("2017-09-04 10:30:41,-5,1,a", "duration_s: found -5, expected a run time of more than 0 s"),
+        ("2017-09-04 10:30:41,0,1,a", "duration_s: found 0, expected a run time of more than 0 s"),
+        ("2017-09-04 10:30:41,,1,a", "duration_s: found nothing, expected a run time of more than 0 s"),
+        ("2017-09-04 10:30:41,nan,1,a", "duration_s: found nan, expected a run time of more than 0 s"),
+        ("2017-09-04 10:30:41,inf,1,a", "duration_s: found inf, expected a run time of more than 0 s"),
+        ("2017-09-04 10:30:41,60,0,a", "num_gpus: found 0, expected a whole number of GPUs, at least 1"),
+        ("2017-09-04 10:30:41,60,1.5,a", "num_gpus: found 1.5, expected a whole number of GPUs, at least 1"),
+        ("2017-09-04 10:30:41,60,1e30,a", "num_gpus: found 1e30, expected a whole number of GPUs, at least 1"),
+        ("2017-09-04 10:30:41,60,1,", "vc: found nothing, expected a name"),
+        ("2017-13-04 10:30:41,60,1,a", "submit_time: found 2017-13-04 10:30:41, expected a time such as"),
+        ("yesterday,60,1,a", "submit_time: found yesterday, expected a time such as"),
+        ("2017-09-04,60,1,a", "submit_time: found 2017-09-04, expected a time such as"),
+        ("2017-09-04 10:30:41,60,1", "found 3 fields, expected 4 fields"),
+        ("2017-09-04 10:30:41,60,1,a,b", "found 5 fields, expected 4 fields"),
+    ],
+)
+def test_bad_row(put: Put, row: str, why: str) -> None:
+    path = put("p.csv", "\n".join(["submit_time,duration_s,num_gpus,vc", GOOD, row, "", GOOD]) + "\n")
+    trace = load(path)
+    assert trace.ids == (("1", "2") if "fields" in why else ("1", "3"))
+    ((line, found),) = trace.rejected
+    assert line == 3
+    assert found.startswith(why)
+    with pytest.raises(UsageError) as error:
+        load(path, strict=True)
+    assert error.value.line().startswith(f"{path}:3: {why}")
+
+
+def test_lines_count_quoted_line_ends(put: Put) -> None:
+    rows = ["submit_time,duration_s,num_gpus,vc", '2017-09-04 10:30:41,60,1,"a', 'b"', "2017-09-04 10:30:41,-1,1,a"]
+    assert [line for line, _ in load(put("p.csv", "\r\n".join(rows))).rejected] == [4]
+
+
+def test_duplicate_ids(put: Put) -> None:
+    row = samples.HELIOS.splitlines()[1]
+    trace = load(put("cluster_log.csv", samples.HELIOS + row + "\n"))
+    assert trace.rejected[-1] == (6, "job_id: found 1425511 again (first on line 2), expected each id once")
+
+
+def test_times_out_of_order_are_sorted_with_a_note(put: Put) -> None:
+    rows = ["submit_time,duration_s,num_gpus", "2017-09-04 10:30:41,60,1", "2017-09-04 10:30:40,50,1"]
+    trace = load(put("p.csv", "\n".join(rows)))
+    assert trace.ids == ("2", "1")
+    assert trace.duration.tolist() == [50.0, 60.0]
+    assert trace.notes == ("1 rows were out of order of submission and have been sorted",)
+
+
+@pytest.mark.parametrize(
+    ("numeric", "order"), [(("10", "9", "2"), ("2", "9", "10")), (("b", "a", "10"), ("10", "a", "b"))]
+)
+def test_order_at_one_instant_is_by_id(put: Put, numeric: tuple[str, ...], order: tuple[str, ...]) -> None:
+    rows = [f"2017-09-04 10:30:41,60,1,{job}" for job in numeric]
+    assert load(put("p.csv", "\n".join(["submit_time,duration_s,num_gpus,job_id", *rows]))).ids == order
+
+
+def test_openb_fractions(put: Put) -> None:
+    rows = samples.OPENB.splitlines()
+    bad = [rows[2].replace(",1,220,", ",1,0,"), rows[1].replace(",8,1000,", ",8,500,"), rows[2].replace("220", "1200")]
+    bad = [row.replace("openb-pod", f"p{i}") for i, row in enumerate(bad)]
+    trace = load(put("pods.csv", "\n".join([rows[0], rows[3], *bad])))
+    assert [line for line, _ in trace.rejected] == [3, 4, 5]
+    assert all(why.startswith("gpu_milli") for _, why in trace.rejected)
+
+
+FORMATS = {
+    "philly-csv": samples.PHILLY_CSV, "philly": samples.PHILLY, "helios": samples.HELIOS, "acme": samples.KALOS,
+    "openb": samples.OPENB, "swf": samples.SWF, "gavel": samples.GAVEL_7,
+}  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_whatever_is_in_the_file(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A damaged file gives a sound trace or one error of ours."""
+    name = data.draw(st.sampled_from(sorted(FORMATS)))
+    text = FORMATS[name]
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(text)))
+        cut = data.draw(st.integers(0, 12))
+        text = text[:at] + data.draw(st.text(max_size=6)) + text[at + cut :]
+    path = tmp_path_factory.mktemp("damaged") / "file"
+    path.write_bytes(text.encode("utf-8", "replace"))
+    try:
+        trace = load(path, name)
+    except GpuschedError as error:
+        assert "\n" not in error.line()
+    else:
+        tracefile.check(trace)

@@ -1,0 +1,219 @@
+"""Every importer on a sample in its documented format: each field where it belongs."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpusched.errors import GpuschedError, UsageError
+from gpusched.sim import tracefile
+from gpusched.sim.slicing import gpu_seconds
+from gpusched.sim.trace import Trace
+from gpusched.sim.traces import load
+from tests.traces import samples
+
+Put = Callable[[str, str], Path]
+
+
+def names(trace: Trace, column: str) -> list[str]:
+    words = getattr(trace, tracefile.NAMES[column])
+    return [words[i] if i >= 0 else "" for i in getattr(trace, column).tolist()]
+
+
+def test_philly_csv(put: Put) -> None:
+    trace = load(put("p.csv", samples.PHILLY_CSV))
+    assert trace.ids == ("1", "2", "3")
+    assert trace.epoch == 1504521041.0  # 2017-09-04 10:30:41 UTC
+    assert trace.submit.tolist() == [0.0, 235696.0, 235696.0]
+    assert trace.duration.tolist() == [2240194.0, 3256045.0, 12.5]
+    assert trace.gpus.tolist() == [8, 1, 2]
+    assert names(trace, "group") == ["7f04ca", "6214e9", "6214e9"]
+    assert not trace.users
+    assert not trace.rejected
+
+
+def test_philly_json(put: Put) -> None:
+    trace = load(put("cluster_job_log", samples.PHILLY))
+    assert trace.ids == ("early", "application_1506638472019_14199")
+    assert trace.submit.tolist() == [0.0, 99.0]
+    assert trace.duration.tolist() == [3600.0, 74.0 + 60.0]
+    assert trace.gpus.tolist() == [1, 4]
+    assert trace.wait.tolist() == [0.0, 30.0]
+    assert names(trace, "user") == ["b", "ce2f4c"]
+    assert names(trace, "status") == ["Failed", "Pass"]
+    assert [line for line, _ in trace.rejected] == [15, 17, 19]
+    assert "never started" in trace.rejected[0][1]
+    assert "still runs" in trace.rejected[1][1]
+    assert "attempt 1 without a start_time" in trace.rejected[2][1]
+    assert trace.notes == ("1 rows were out of order of submission and have been sorted",)
+
+
+def test_philly_json_is_strict_about_flaws_only(put: Put) -> None:
+    with pytest.raises(UsageError, match=r"cluster_job_log:19: attempts: found attempt 1 without a start_time"):
+        load(put("cluster_job_log", samples.PHILLY), strict=True)
+    cut = samples.PHILLY[: samples.PHILLY.index("11cb48")]
+    with pytest.raises(UsageError, match=r"cluster_job_log:17: found a JSON error"):
+        load(put("cluster_job_log", cut), "philly")
+
+
+def test_helios(put: Put) -> None:
+    trace = load(put("cluster_log.csv", samples.HELIOS), strict=True)
+    assert trace.ids == ("1425511", "1425512", "1425513")
+    assert trace.duration.tolist() == [36848.0, 249.0, 675233.0]
+    assert trace.wait.tolist() == [0.0, 10.0, 0.0]
+    assert trace.gpus.tolist() == [1, 4, 0]  # CPU-only jobs are legal here
+    assert trace.cores.tolist() == [1, 16, 1]
+    assert names(trace, "group") == ["vcJkd", "vchbv", "vcpDC"]
+    assert [line for line, _ in trace.rejected] == [5]  # cancelled before it ran: no error even when strict
+
+
+def test_acme_seren(put: Put) -> None:
+    trace = load(put("trace_seren.csv", samples.SEREN), strict=True)
+    assert trace.duration.tolist() == [117.0, 2693.0]
+    assert trace.wait.tolist() == [32.0, 13.0]
+    assert trace.epoch == 1677601102.0  # 2023-02-28 16:18:22 UTC
+    assert names(trace, "group") == ["Other", "Pretrain"]
+
+
+def test_acme_kalos_counts_run_time_without_the_queue(put: Put) -> None:
+    trace = load(put("trace_kalos.csv", samples.KALOS))
+    assert trace.duration.tolist() == [8.0, 70.0]
+    assert trace.memory_mib.tolist() == [8 * 1000 * 1024, -1]
+    assert trace.nodes.tolist() == [8, 8]
+    assert trace.notes == ("2 rows have a duration that is not end_time - start_time; the latter is used",)
+    assert [line for line, _ in trace.rejected] == [4]
+
+
+def test_openb(put: Put) -> None:
+    trace = load(put("pods.csv", samples.OPENB))
+    assert trace.epoch is None
+    assert trace.ids == ("openb-pod-0017", "openb-pod-0022", "openb-pod-0035", "openb-pod-0005")
+    assert trace.submit[0] == 9437497.0
+    assert trace.gpus.tolist() == [8, 1, 1, 0]
+    assert trace.gpu_milli.tolist() == [1000, 220, 1000, 1000]
+    assert trace.cores.tolist() == [88, 4, 12, 20]  # rounded up
+    assert trace.wait.tolist() == [0.0, 0.0, 5.0, 4.0]
+    assert names(trace, "gpu_type") == ["", "", "V100M16|V100M32", ""]
+    assert gpu_seconds(trace) == pytest.approx(8 * 1332357 + 0.22 * 294651 + 1512)
+    assert [line for line, _ in trace.rejected] == [6]
+
+
+@pytest.mark.parametrize("with_instances", [True, False])
+def test_pai2020(put: Put, with_instances: bool) -> None:
+    folder = put("pai_job_table.csv", samples.PAI_JOB).parent
+    put("pai_task_table.csv", samples.PAI_TASK)
+    if with_instances:
+        put("pai_instance_table.csv", samples.PAI_INSTANCE)
+    trace = load(folder, strict=True)
+    assert trace.ids == ("one", "two", "mixed")
+    assert trace.gpus.tolist() == [1, 4, 2]
+    assert trace.gpu_milli.tolist() == [500, 1000, 500]
+    assert trace.cores.tolist() == [6, 8, 14]  # 600 % + 2 x 400 %, as in the source's README
+    assert trace.memory_mib.tolist() == [30000, 20480, 30720]
+    assert trace.duration.tolist() == ([970.0, 175.0, 285.0] if with_instances else [990.0, 190.0, 290.0])
+    assert trace.wait.tolist() == ([20.0, 20.0, 15.0] if with_instances else [10.0, 10.0, 10.0])
+    assert names(trace, "user") == ["alice", "bob", "bob"]
+    assert [line for line, _ in trace.rejected] == [4, 5]
+    assert load(folder / "pai_job_table.csv").ids == trace.ids
+
+
+def test_pai2020_names_the_table_of_a_bad_row(put: Put) -> None:
+    folder = put("pai_job_table.csv", samples.PAI_JOB).parent
+    put("pai_task_table.csv", samples.PAI_TASK.replace("two,worker,2.0", "two,worker,x"))
+    trace = load(folder)
+    assert trace.ids == ("one", "mixed")
+    assert (2, "tasks: found a bad one, expected tasks that say what they ask for") in trace.rejected
+    assert (
+        2,
+        "pai_task_table.csv: inst_num: found x, expected a whole number of instances, at least 1",
+    ) in trace.rejected
+    with pytest.raises(UsageError, match=r"pai_task_table.csv:2: inst_num"):
+        load(folder, strict=True)
+    (folder / "pai_task_table.csv").unlink()
+    with pytest.raises(UsageError, match=r"no pai_task_table.csv"):
+        load(folder)
+
+
+def test_swf(put: Put) -> None:
+    trace = load(put("log.swf", samples.SWF), strict=True)
+    assert trace.ids == ("1", "2", "3")
+    assert trace.epoch == 1e9
+    assert trace.submit.tolist() == [0.0, 5.0, 6.0]
+    assert trace.duration.tolist() == [100.0, 50.5, 60.0]
+    assert trace.gpus.tolist() == [8, 2, 2]  # requested; allocated where that is unknown
+    np.testing.assert_array_equal(trace.limit, [3600.0, np.nan, 100.0])
+    np.testing.assert_array_equal(trace.wait, [10.0, np.nan, 7.0])
+    assert trace.memory_mib.tolist() == [8, -1, -1]
+    assert trace.depends_on.tolist() == [-1, 0, -1]
+    assert names(trace, "user") == ["3", "4", ""]
+    assert names(trace, "status") == ["COMPLETED", "FAILED", "COMPLETED"]
+    assert [line for line, _ in trace.rejected] == [7, 8]
+    assert set(trace.notes) == {
+        "1 jobs wait for a preceding one; think times are not kept", "the log's machine has 128 processors",
+    }  # fmt: skip
+
+
+def test_swf_waits_for_no_later_job(put: Put) -> None:
+    lines = ["1 0 -1 9 1 -1 -1 1 -1 -1 1 -1 -1 -1 -1 -1 2 -1", "2 1 -1 9 1 -1 -1 1 -1 -1 1 -1 -1 -1 -1 -1 1 -1"]
+    assert load(put("log.swf", "\n".join(lines))).depends_on.tolist() == [-1, 0]
+
+
+def test_gavel(put: Put) -> None:
+    trace = load(put("msr.trace", samples.GAVEL_7), strict=True)
+    assert trace.ids == ("0", "1")
+    assert trace.duration.tolist() == pytest.approx([1000.0, 10.0])
+    assert trace.gpus.tolist() == [1, 4]
+    assert names(trace, "model") == ["A3C", "LM (batch size 5)"]
+    assert trace.rejected == ((3, "job_type: found A3C on 4 GPUs, expected a model measured on that many GPUs"),)
+    ten = load(put("new.trace", samples.GAVEL_10))
+    assert (ten.submit.tolist(), ten.duration.tolist()) == ([12.5], pytest.approx([1000.0]))
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress), (".gz", lzma.compress)])
+def test_compressed_by_content(put: Put, suffix: str, pack: Callable[[bytes], bytes]) -> None:
+    path = put("p.csv" + suffix, "")
+    path.write_bytes(pack(samples.PHILLY_CSV.encode()))
+    assert len(load(path)) == 3
+    path.write_bytes(pack(samples.PHILLY_CSV.encode())[:-12])
+    with pytest.raises(GpuschedError, match="cannot be unpacked"):
+        load(path)
+
+
+def test_folder_with_one_trace(put: Put) -> None:
+    path = put("cluster_log.csv", samples.HELIOS)
+    assert len(load(path.parent)) == 3
+    put("trace_seren.csv", samples.SEREN)
+    with pytest.raises(UsageError, match="found 2 traces"):
+        load(path.parent)
+    assert len(load(path.parent, "acme")) == 2
+
+
+def test_unknown_formats_are_said_in_one_line(put: Put, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be guessed"):
+        load(put("x", "hello\n"))
+    with pytest.raises(UsageError, match="no trace format 'phily'; did you mean 'philly'"):
+        load(put("x", "hello\n"), "phily")
+    with pytest.raises(GpuschedError, match="No such file"):
+        load(tmp_path / "absent")
+    with pytest.raises(UsageError, match=r"x:1: found no column submit_time, duration_s, num_gpus"):
+        load(put("x", "a,b\n1,2\n"), "philly-csv")
+    with pytest.raises(GpuschedError, match="no job in it can be replayed"):
+        load(put("x", samples.PHILLY_CSV.splitlines()[0] + "\n"))
+
+
+@pytest.mark.parametrize(
+    ("name", "jobs", "kept_out"),
+    [
+        ("philly_2017.csv.gz", 54290, 0), ("openb_pod_list_default.csv.gz", 7255, 897),
+        ("lublin_256.swf.gz", 10000, 0), ("gavel_msr_seed0_103959.trace.gz", 861, 125),
+    ],
+)  # fmt: skip
+def test_real_traces(name: str, jobs: int, kept_out: int) -> None:
+    trace = load(samples.real(name), strict=True)
+    assert (len(trace), len(trace.rejected)) == (jobs, kept_out)
+    tracefile.check(trace)
