@@ -237,11 +237,7 @@ class _Output:
         skipping = tail_bytes is None
         while True:
             over = self._over(attempt)
-            source = self._file(attempt, rank) if over else None
-            if source is not None:
-                with source:
-                    if skipping or written == 0:
-                        self._rest(source, rank, written, tail_bytes)
+            if over and self._show_rest(attempt, rank, written, skipping, tail_bytes):
                 return
             if over and not self._records(attempt, rank):
                 if not written:
@@ -250,6 +246,8 @@ class _Output:
             try:
                 written += self._stream(attempt, rank, written if skipping else 0, tail_bytes)
                 if over:
+                    # It may have been collected and removed while we asked; then the file has what we missed.
+                    self._show_rest(attempt, rank, written, skipping, tail_bytes)
                     return
                 tail_bytes = tail_bytes if tail_bytes is None else 0
             except TransportError as error:
@@ -260,6 +258,16 @@ class _Output:
                 time.sleep(RETRY_S)
             time.sleep(POLL_S)
             self._job = _again(self._client, self._job)
+
+    def _show_rest(self, attempt: int, rank: int, written: int, skipping: bool, tail_bytes: int | None) -> bool:
+        """Show what of the finished file was not shown yet; False where there is no such file."""
+        source = self._file(attempt, rank)
+        if source is None:
+            return False
+        with source:
+            if skipping or written == 0:
+                self._rest(source, rank, written, tail_bytes)
+        return True
 
     def _stream(self, attempt: int, rank: int, skip: int, tail_bytes: int | None) -> int:
         """Follow on the node until the rank ends there; returns the bytes shown beyond the first ``skip``."""

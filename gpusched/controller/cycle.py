@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -11,20 +10,18 @@ from pathlib import Path
 
 import msgspec
 
-from gpusched.accounting import Counters, holdings, usage_between
 from gpusched.cluster.base import Cluster, Observation, Outcome, RankKey, Work
-from gpusched.cluster.launching import expand_output, launch_request, master_port
 from gpusched.controller.fold import Folder
+from gpusched.controller.launcher import Launcher
+from gpusched.controller.ledger import Ledger
 from gpusched.controller.nodestate import blame_launch, is_dead, update_record
 from gpusched.controller.reconcile import Step, World, rank_key, reconcile_job
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.controller.tidy import Tidy, reap_strays, tidy_leftovers
-from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
-from gpusched.model.jobs import ACTIVE, ENDED, Allocation, Ending, Job, JobState
+from gpusched.model.jobs import ACTIVE, Ending, Job, JobState
 from gpusched.model.plan import CancelJob, Plan, Preempt, ReasonCode, Start
 from gpusched.model.policy import PolicySpec
-from gpusched.model.readings import ProbeFailure
 from gpusched.model.resources import Inventory, Partition
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.lifecycle import move
@@ -57,12 +54,11 @@ class Cycle:
         cluster_id = store.meta("cluster_id")
         assert cluster_id is not None
         self._cluster_id = cluster_id
-        self._launch_errors: dict[RankKey, str] = {}
         self._collect_failures: Counter[RankKey] = Counter()
         self._removed: dict[RankKey, float] = {}
         self._messages_at: dict[str, float] = {}
-        self._counters = Counters()
-        self._ended: list[Job] = store.recently_ended(200)
+        self._ledger = Ledger(store)
+        self._launcher = Launcher(store, self._secrets, cluster_id)
 
     def run(self, patience_s: float) -> None:
         """One cycle. Slow nodes are waited for no longer than ``patience_s``."""
@@ -121,7 +117,7 @@ class Cycle:
     def _settle_error(self, outcome: Outcome) -> None:
         work = outcome.work
         if work.verb == "launch" and not outcome.transient:
-            self._launch_errors[work.key] = outcome.error
+            self._launcher.errors[work.key] = outcome.error
         if not outcome.transient:
             facts = {"work": work.verb, "error": outcome.error}
             self._store.append([self._rank_event("work_failed", work.rank, outcome.time, **facts)])
@@ -169,7 +165,7 @@ class Cycle:
             works += self._tidy(observations, now)
             self._store.put_nodes(records.values())
             self._store.append(events)
-            self._account(before, observations, [s.job for s in steps], active, now)
+            self._ledger.charge(self.inventory, before, observations, active, [s.job for s in steps], now)
             self._store.set_meta("heartbeat", str(now))
         return works
 
@@ -190,7 +186,7 @@ class Cycle:
             # A node taken out of inventory.yaml is as good as dead to its jobs.
             dead=frozenset(n for n in allocated if n not in records or is_dead(records[n], settings, now)),
             busy=self._cluster.busy(),
-            launch_errors=self._launch_errors,
+            launch_errors=self._launcher.errors,
         )
         by_attempt: dict[tuple[str, int], list[RankRecord]] = {}
         for rank in sorted(ranks, key=rank_key):
@@ -203,7 +199,7 @@ class Cycle:
         works: list[Work] = []
         for step in steps:
             works += step.works
-            works += self._launches(step.job, step.to_launch)
+            works += self._launcher.launches(self.inventory, step.job, step.to_launch)
             events += step.events
             self._store.put_ranks(step.ranks.values())
             for name in step.launch_failed_on:
@@ -255,8 +251,7 @@ class Cycle:
         strays = reap_strays(self.inventory.nodes, known, self._removed, observations, self._cluster_id, busy, now)
         self._apply_tidy(tidy)
         self._apply_tidy(strays)
-        for key in set(self._launch_errors) - {rank_key(r) for r in ranks if (r.job_id, r.attempt) in current}:
-            del self._launch_errors[key]
+        self._launcher.forget_errors({rank_key(r) for r in ranks if (r.job_id, r.attempt) in current})
         return [self._with_destination(work) for work in (*tidy.works, *strays.works)]
 
     def _apply_tidy(self, tidy: Tidy) -> None:
@@ -270,45 +265,6 @@ class Cycle:
             return work
         path = log_path(self._state, *work.key)
         return msgspec.structs.replace(work, destination=str(path))
-
-    def _account(
-        self,
-        before: dict[str, NodeRecord],
-        observations: dict[str, Observation],
-        after: list[Job],
-        active: list[Job],
-        now: float,
-    ) -> None:
-        """Charge the time between two readings to who held what; ended jobs get the energy of their last seconds."""
-        holders = []
-        for old, new in zip(active, after, strict=True):
-            if new.state in ENDED:
-                self._ended.append(new)
-            elif new.allocation is None:  # back in the queue
-                holders.append(msgspec.structs.replace(old, end_time=now))
-            else:
-                holders.append(new)
-        horizon = now - 600
-        self._ended = [job for job in self._ended if job.end_time is not None and job.end_time > horizon]
-        touched = {job.id for job in after if job.state in ENDED}
-        for name, observation in observations.items():
-            node, record = self.inventory.node(name), before.get(name)
-            if node is None or isinstance(observation.result, ProbeFailure) or record is None:
-                continue
-            held = holdings(name, (*holders, *self._ended), now)
-            earlier = self._counters.bridged(name, record.reading, observation.result)
-            rows = usage_between(node, earlier, observation.result, held)
-            self._store.add_usage(rows)
-            touched |= {row.job_id for row in rows if row.job_id}
-        self._refresh_energy(touched)
-
-    def _refresh_energy(self, job_ids: set[str]) -> None:
-        changed = []
-        for index, ended in enumerate(self._ended):
-            if ended.id in job_ids and (job := self._store.job(ended.id)) is not None and job.state in ENDED:
-                self._ended[index] = msgspec.structs.replace(job, energy_j=self._store.job_energy(job.id))
-                changed.append(self._ended[index])
-        self._store.put_jobs(changed)
 
     # -- deciding ------------------------------------------------------------------------------------------------
 
@@ -331,77 +287,15 @@ class Cycle:
                 self._store.append([Event(time=now, kind="plan_rejected", data=data)])
             for action in plan.actions:
                 if isinstance(action, Start):
-                    launches.append(self._start(waiting.pop(action.job_id), action.allocation, ports, now))
+                    job = waiting.pop(action.job_id)
+                    policy = self.policies[job.spec.partition]
+                    launches.append(self._launcher.intend(self.inventory, job, action.allocation, policy, ports, now))
+                    self._messages_at.pop(job.id, None)
                 elif isinstance(action, (Preempt, CancelJob)):
                     waiting.pop(action.job_id, None)
                     self._end_by_policy(action, now)
             self._write_reasons(waiting.values(), plan, now)
-        return [work for job, ranks in launches for work in self._launches(job, ranks)]
-
-    def _start(
-        self, job: Job, allocation: Allocation, ports: set[int | None], now: float
-    ) -> tuple[Job, list[RankRecord]]:
-        """The intent to start, in the store before anything is sent."""
-        policy = self.policies[job.spec.partition]
-        port = master_port(job.id, ports)
-        ports.add(port)
-        job, event = move(
-            job,
-            JobState.STARTING,
-            now,
-            event="starting",
-            data={"nodes": {p.node: list(p.gpus) for p in allocation.parts}, "policy": policy.name},
-            allocation=allocation,
-            attempt=job.attempt + 1,
-            start_time=None,
-            reason="",
-            message="",
-            master_port=port,
-            policy=policy.name,
-            policy_version=policy.version,
-        )
-        ranks = [self._rank_record(job, index, now) for index in range(len(allocation.parts))]
-        self._store.put_jobs([job])
-        self._store.put_ranks(ranks)
-        self._store.append([event])
-        self._messages_at.pop(job.id, None)
-        return job, ranks
-
-    def _rank_record(self, job: Job, index: int, now: float) -> RankRecord:
-        assert job.allocation is not None
-        part = job.allocation.parts[index]
-        node = self.inventory.node(part.node)
-        assert node is not None
-        return RankRecord(
-            job_id=job.id,
-            attempt=job.attempt,
-            rank=part.rank,
-            node=part.node,
-            runtime=node.runtime,
-            gpus=part.gpus,
-            intended_at=now,
-            output=expand_output(job, part.rank, part.node),
-        )
-
-    def _launches(self, job: Job, ranks: Iterable[RankRecord]) -> list[Work]:
-        works = []
-        for rank in ranks:
-            try:
-                works.append(self._launch(job, rank))
-            except GpuschedError as error:
-                self._launch_errors[rank_key(rank)] = error.line()
-        return works
-
-    def _launch(self, job: Job, rank: RankRecord) -> Work:
-        assert job.allocation is not None
-        secrets = self._secrets.read(job.id) if job.spec.secret_names else {}
-        if secrets is None:
-            raise GpuschedError("its secrets are not there any more (no such file or directory)")
-        if any(self.inventory.node(p.node) is None for p in job.allocation.parts):
-            raise GpuschedError("a node of its allocation left inventory.yaml")
-        part = next(p for p in job.allocation.parts if p.rank == rank.rank)
-        request = launch_request(job, part, self.inventory, self._cluster_id, secrets=secrets, run_as=_run_as(job))
-        return Work(verb="launch", node=rank.node, rank=rank, request=request)
+        return [work for job, ranks in launches for work in self._launcher.launches(self.inventory, job, ranks)]
 
     def _end_by_policy(self, action: Preempt | CancelJob, now: float) -> None:
         job = self._store.job(action.job_id)
@@ -459,14 +353,3 @@ def share_of(job: Job, partition: Partition) -> float:
 def log_path(state: Path, job_id: str, attempt: int, rank: int) -> Path:
     """Where the collected output of one rank lies."""
     return state / "logs" / job_id / f"{attempt}.{rank}.log"
-
-
-def _run_as(job: Job) -> tuple[int, int] | None:
-    if job.uid == os.getuid():
-        return None
-    try:
-        return job.uid, pwd.getpwuid(job.uid).pw_gid
-    except KeyError:
-        raise GpuschedError(
-            f"user id {job.uid} has no name here, so its group is not known (permission denied)"
-        ) from None

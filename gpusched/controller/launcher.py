@@ -1,0 +1,124 @@
+"""From a decision to launches: the intent in the store first, then the works that carry it out."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterable
+
+from gpusched.cluster.base import RankKey, Work
+from gpusched.cluster.launching import expand_output, launch_request, master_port
+from gpusched.controller.reconcile import rank_key
+from gpusched.controller.secretfiles import SecretFiles
+from gpusched.errors import GpuschedError
+from gpusched.model.jobs import Allocation, Job, JobState
+from gpusched.model.policy import PolicySpec
+from gpusched.model.resources import Inventory
+from gpusched.queue.lifecycle import move
+from gpusched.queue.store import RankRecord, Store
+
+
+class Launcher:
+    """Starts jobs. ``errors``: why launches were refused, by us or by the node, until their attempt is over."""
+
+    def __init__(self, store: Store, secrets: SecretFiles, cluster_id: str) -> None:
+        self._store, self._secrets, self._cluster_id = store, secrets, cluster_id
+        self.errors: dict[RankKey, str] = {}
+
+    def forget_errors(self, current: set[RankKey]) -> None:
+        """Keep the errors of these ranks only."""
+        self.errors = {key: error for key, error in self.errors.items() if key in current}
+
+    def intend(
+        self,
+        inventory: Inventory,
+        job: Job,
+        allocation: Allocation,
+        policy: PolicySpec,
+        ports: set[int | None],
+        now: float,
+    ) -> tuple[Job, list[RankRecord]]:
+        """Write the intent to start into the store, before anything is sent.
+
+        Args:
+            inventory: The declared nodes.
+            job: A pending job.
+            allocation: Where it is to run.
+            policy: Which one decided so.
+            ports: MASTER_PORTs in use; the job's is added.
+            now: Unix seconds.
+
+        Returns:
+            The job in STARTING, and its ranks.
+        """
+        port = master_port(job.id, ports)
+        ports.add(port)
+        job, event = move(
+            job,
+            JobState.STARTING,
+            now,
+            event="starting",
+            data={"nodes": {p.node: list(p.gpus) for p in allocation.parts}, "policy": policy.name},
+            allocation=allocation,
+            attempt=job.attempt + 1,
+            start_time=None,
+            reason="",
+            message="",
+            master_port=port,
+            policy=policy.name,
+            policy_version=policy.version,
+        )
+        ranks = [_rank_record(inventory, job, index, now) for index in range(len(allocation.parts))]
+        self._store.put_jobs([job])
+        self._store.put_ranks(ranks)
+        self._store.append([event])
+        return job, ranks
+
+    def launches(self, inventory: Inventory, job: Job, ranks: Iterable[RankRecord]) -> list[Work]:
+        """The works that launch these ranks; what cannot be launched at all is noted in ``errors``."""
+        works = []
+        for rank in ranks:
+            try:
+                works.append(self._launch(inventory, job, rank))
+            except GpuschedError as error:
+                self.errors[rank_key(rank)] = error.line()
+        return works
+
+    def _launch(self, inventory: Inventory, job: Job, rank: RankRecord) -> Work:
+        assert job.allocation is not None
+        secrets = self._secrets.read(job.id) if job.spec.secret_names else {}
+        if secrets is None:
+            raise GpuschedError("its secrets are not there any more (no such file or directory)")
+        if any(inventory.node(p.node) is None for p in job.allocation.parts):
+            raise GpuschedError("a node of its allocation left inventory.yaml")
+        part = next(p for p in job.allocation.parts if p.rank == rank.rank)
+        request = launch_request(job, part, inventory, self._cluster_id, secrets=secrets, run_as=_run_as(job))
+        return Work(verb="launch", node=rank.node, rank=rank, request=request)
+
+
+def _rank_record(inventory: Inventory, job: Job, index: int, now: float) -> RankRecord:
+    assert job.allocation is not None
+    part = job.allocation.parts[index]
+    node = inventory.node(part.node)
+    assert node is not None
+    return RankRecord(
+        job_id=job.id,
+        attempt=job.attempt,
+        rank=part.rank,
+        node=part.node,
+        runtime=node.runtime,
+        gpus=part.gpus,
+        intended_at=now,
+        output=expand_output(job, part.rank, part.node),
+    )
+
+
+def _run_as(job: Job) -> tuple[int, int] | None:
+    if job.uid == os.getuid():
+        return None
+    try:
+        return job.uid, pwd.getpwuid(job.uid).pw_gid
+    except KeyError:
+        raise GpuschedError(
+            f"user id {job.uid} has no name here, so its group is not known (permission denied)"
+        ) from None
