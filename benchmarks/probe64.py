@@ -22,8 +22,9 @@ from pathlib import Path
 import asyncssh
 
 from gpusched.model.resources import Node, RuntimeName, Settings
+from gpusched.nodes.opening import open_transport
 from gpusched.nodes.probe import probe, request_script
-from gpusched.nodes.transport import Script, Transport, open_transport
+from gpusched.nodes.transport import Script, Transport
 from tests.testbed import Testbed
 
 CLUSTER = "bench"

@@ -14,8 +14,9 @@ from gpusched.client.resolve import Resolver
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.jobs import Job, JobState, container_name
 from gpusched.model.resources import Node, RuntimeName, Settings
+from gpusched.nodes.opening import open_transport
 from gpusched.nodes.runtimes import AttemptRef, runtime_for
-from gpusched.nodes.transport import Script, open_transport
+from gpusched.nodes.transport import Script
 
 _WITHOUT_SSH_TIMEOUT_S = 600.0
 

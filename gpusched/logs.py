@@ -18,8 +18,9 @@ from gpusched.client.wait import exit_code
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.jobs import ACTIVE, ENDED, Job, container_name
 from gpusched.model.resources import RuntimeName
+from gpusched.nodes.opening import open_transport
 from gpusched.nodes.runtimes import AttemptRef, Runtime, runtime_for
-from gpusched.nodes.transport import Transport, TransportError, open_transport
+from gpusched.nodes.transport import Transport, TransportError
 
 Sink = Callable[[int, bytes], None]
 """Takes output as it comes: (rank, bytes). May be called from several threads, of one rank from one."""

@@ -15,7 +15,8 @@ from gpusched.inspection import Inspection, RuntimeFacts
 from gpusched.inventory_fields import expand_hosts, is_name
 from gpusched.model.readings import NodeReading
 from gpusched.model.resources import Node, RuntimeName, Settings
-from gpusched.nodes.transport import TransportError, open_transport
+from gpusched.nodes.opening import open_transport
+from gpusched.nodes.transport import TransportError
 
 _THREADS = 32
 _HOST = re.compile(r"(?:([^@\s]+)@)?(\[[0-9A-Fa-f:.%]+\]|[^@\s:]+)(?::([0-9]{1,5}))?")

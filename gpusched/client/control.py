@@ -11,10 +11,10 @@ import msgspec
 from gpusched.client.context import Client
 from gpusched.client.jobs import Query, queried
 from gpusched.client.resolve import Resolver, Target
-from gpusched.client.waiting import user_name
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.commands import AnyCommand, Cancel, Drain, Hold, Release, Requeue, Resume, SetPriority
 from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
+from gpusched.users import user_name
 from gpusched.validate import MAX_PRIORITY, check_nodes, check_text
 
 IdCommand = Callable[[float, tuple[str, ...]], AnyCommand]

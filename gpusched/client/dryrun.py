@@ -7,10 +7,10 @@ import time
 
 from gpusched.client.context import Client
 from gpusched.client.submit import Prepared
-from gpusched.client.waiting import user_name
 from gpusched.client.why import explain_pending
 from gpusched.model import ids
 from gpusched.model.jobs import Job, JobState
+from gpusched.users import user_name
 from gpusched.views.why import Why
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from gpusched.client.context import Client
 from gpusched.model.commands import Submit
 from gpusched.model.jobs import Job, JobState
 from gpusched.queue.inbox import Received
+from gpusched.users import user_name
 
 IN_INBOX = "InInbox"
 _MESSAGE = "submitted; the controller has not taken it from the inbox yet"
@@ -52,14 +51,3 @@ def _job(submit: Submit, job_id: str, uid: int, index: int | None) -> Job:
         submit_time=submit.time,
         held_by="user" if submit.spec.hold else "",
     )
-
-
-@lru_cache
-def user_name(uid: int) -> str:
-    """The login name of a uid, or the number."""
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

@@ -17,10 +17,11 @@ from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.jobs import container_name
 from gpusched.model.readings import NodeReading, ProbeFailure
 from gpusched.model.resources import Inventory, Node, RuntimeName
+from gpusched.nodes.opening import open_transport
 from gpusched.nodes.probe import probe
 from gpusched.nodes.runtimes import runtime_for
 from gpusched.nodes.runtimes.base import EXISTS_EXIT_CODE, AttemptRef
-from gpusched.nodes.transport import Script, Transport, TransportError, open_transport
+from gpusched.nodes.transport import Script, Transport, TransportError
 
 WORK_TIMEOUT_S = 60.0
 COLLECT_TIMEOUT_S = 600.0

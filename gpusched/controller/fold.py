@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import sqlite3
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +30,7 @@ from gpusched.model.resources import Inventory
 from gpusched.queue.inbox import Inbox, Malformed, Received
 from gpusched.queue.lifecycle import move
 from gpusched.queue.store import NodeRecord, Store
+from gpusched.users import user_name
 from gpusched.validate import MAX_PRIORITY, validate_spec
 
 MAX_ARRAY_TASKS = 100_000
@@ -325,11 +325,3 @@ def back_in_queue(message: str) -> dict[str, Any]:
 def _storable(file_name: str) -> str:
     """A file's name as text: other users may give names that are not UTF-8."""
     return file_name.encode(errors="backslashreplace").decode()
-
-
-def user_name(uid: int) -> str:
-    """The name of a user id on this machine, or the number."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except (KeyError, OverflowError, ValueError):
-        return str(uid)

@@ -10,7 +10,8 @@ from gpusched.errors import GpuschedError
 from gpusched.inspection import RUN_TIMEOUT_S, Inspection, inspection_script, parse_inspection
 from gpusched.model.readings import NodeReading
 from gpusched.model.resources import Node, Settings
-from gpusched.nodes.transport import Transport, TransportError, open_transport
+from gpusched.nodes.opening import open_transport
+from gpusched.nodes.transport import Transport, TransportError
 
 _CHECK_OF_KIND = {
     "host-key-unknown": "host key",

@@ -8,7 +8,6 @@ from typing import Literal, Protocol
 import msgspec
 
 from gpusched.errors import GpuschedError
-from gpusched.model.resources import Node, Settings
 
 FailureKind = Literal[
     "timeout", "refused", "unreachable", "auth", "host-key-unknown", "host-key-changed", "ssh", "protocol"
@@ -80,22 +79,6 @@ class Transport(Protocol):
     def close(self) -> None:
         """Drop the connection. A later ``run`` makes a new one."""
         ...
-
-
-def open_transport(node: Node, settings: Settings) -> Transport:
-    """The transport that ``node`` declares. Nothing is connected before the first command.
-
-    Args:
-        node: Where to.
-        settings: Timeouts and the SSH files to use.
-    """
-    if node.transport == "local":
-        from gpusched.nodes.local import LocalTransport
-
-        return LocalTransport(node.name)
-    from gpusched.nodes.ssh import SshTransport
-
-    return SshTransport(node, settings)
 
 
 # Ends the command when our side goes away: the process that reads stdin gets its end of file and kills the command's

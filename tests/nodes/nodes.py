@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpusched.model.resources import Node, RuntimeName, Settings
-from gpusched.nodes.transport import Script, Transport, open_transport
+from gpusched.nodes.opening import open_transport
+from gpusched.nodes.transport import Script, Transport
 from tests.testbed import Testbed, TestNode
 
 

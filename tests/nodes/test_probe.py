@@ -8,8 +8,9 @@ import pytest
 
 from gpusched.model.readings import NodeReading
 from gpusched.model.resources import Node, RuntimeName, Settings
+from gpusched.nodes.opening import open_transport
 from gpusched.nodes.probe import probe
-from gpusched.nodes.transport import Result, Script, Transport, TransportError, open_transport
+from gpusched.nodes.transport import Result, Script, Transport, TransportError
 from tests.nodes.nodes import declare, opened, settings_for, sh
 from tests.testbed import Testbed, TestNode
 

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from gpusched.model.resources import Node, RuntimeName, Settings
-from gpusched.nodes.transport import Script, Transport, TransportError, open_transport
+from gpusched.nodes.opening import open_transport
+from gpusched.nodes.transport import Script, Transport, TransportError
 from tests.nodes.nodes import declare, opened, settings_for, sh
 from tests.testbed import Testbed, wait_until
 

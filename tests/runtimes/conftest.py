@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpusched.model.resources import Node, RuntimeName, Settings
-from gpusched.nodes.transport import open_transport
+from gpusched.nodes.opening import open_transport
 from tests.runtimes.world import World
 from tests.testbed import Testbed
 from tests.testbed import docker as docker_engine

@@ -1,0 +1,22 @@
+"""Which transport a node is reached by."""
+
+from __future__ import annotations
+
+from gpusched.model.resources import Node, Settings
+from gpusched.nodes.transport import Transport
+
+
+def open_transport(node: Node, settings: Settings) -> Transport:
+    """The transport that ``node`` declares. Nothing is connected before the first command.
+
+    Args:
+        node: Where to.
+        settings: Timeouts and the SSH files to use.
+    """
+    if node.transport == "local":
+        from gpusched.nodes.local import LocalTransport
+
+        return LocalTransport(node.name)
+    from gpusched.nodes.ssh import SshTransport
+
+    return SshTransport(node, settings)

@@ -1,0 +1,16 @@
+"""Names of users by their ids."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+
+@lru_cache
+def user_name(uid: int) -> str:
+    """The login name of a user id on this machine, or the number."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError, ValueError):
+        return str(uid)
