@@ -23,6 +23,7 @@ need docker.io /usr/bin/docker
 need gcc gcc
 need procps ps
 need zsh zsh
+need chromium chromium
 need python3-minimal /usr/bin/python3
 for folder in /usr/lib/podman /usr/libexec/podman /usr/local/lib/podman /usr/bin; do
     [ -x $folder/netavark ] && netavark=1

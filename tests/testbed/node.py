@@ -202,8 +202,8 @@ class TestNode:
     def freeze(self) -> None:
         """Stop all processes, as a machine that swaps to death: the kernel still answers TCP, nothing else does."""
         assert self._process is not None
+        self._frozen = True  # before it is done: what stops half-way has to be thawed too
         processes.stop_tree(self._process.pid)
-        self._frozen = True
 
     def thaw(self) -> None:
         """Let the processes of a frozen node run again."""

@@ -39,16 +39,22 @@ def send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def stop_tree(pid: int, timeout_s: float = 5.0) -> None:
+def stop_tree(pid: int, timeout_s: float = 20.0) -> None:
     """SIGSTOP `pid` and its descendants until none is left running, whatever they fork meanwhile.
+
+    One that waits in the kernel for a disk (D) stops as soon as it comes back, before it does anything else.
 
     Raises:
         TimeoutError: Some could not be stopped.
     """
     deadline = time.monotonic() + timeout_s
-    while running := [p for p in tree(pid) if state(p) not in ("T", "t", "Z", "X", "")]:
+    told: set[int] = set()
+    while running := [
+        p for p in tree(pid) if (now := state(p)) not in ("T", "t", "Z", "X", "") and not (now == "D" and p in told)
+    ]:
         for process in running:
             send(process, signal.SIGSTOP)
+        told.update(running)
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {running} would not stop")
         time.sleep(0.001)
