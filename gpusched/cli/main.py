@@ -37,11 +37,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "drain": ("gpusched.cli.control", "Take nodes out of service once their jobs have ended."),
     "resume": ("gpusched.cli.control", "Put drained nodes back into service."),
     "power": ("gpusched.cli.power", "Energy and utilization: what was used, what was wasted, what it cost."),
+    "replay": ("gpusched.cli.replay", "What a workload would have been under other policies."),
     "flavors": ("gpusched.cli.setup", "What can be asked for by name."),
     "init": ("gpusched.cli.setup", "Write an inventory.yaml by probing hosts."),
     "check": ("gpusched.cli.setup", "Examine everything end to end and say what to do."),
     "controller": ("gpusched.cli.run", "Run the cluster: the cycle, for ever."),
     "tick": ("gpusched.cli.run", "Run one cycle (cron)."),
+    "trace": ("gpusched.cli.trace", "Workloads to replay: import, look at, cut, scale, make up."),
     "completion": ("gpusched.cli.completion", "Print the completion script for bash or zsh."),
 }
 
@@ -64,6 +66,8 @@ class LazyGroup(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(COMMANDS[cmd_name][0])
+        if module.app.registered_callback is not None:
+            return _group(module.app)
         info = next(i for i in module.app.registered_commands if i.name == cmd_name)
         command = typer.main.get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
         make_plain(command)
@@ -87,6 +91,15 @@ class LazyGroup(TyperGroup):
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
         return [_Candidate(name) for name in COMMANDS if name.startswith(incomplete)]
+
+
+def _group(commands: typer.Typer) -> Any:
+    """A command that is a group of its own."""
+    group: Any = typer.main.get_command(commands)
+    make_plain(group)
+    for command in group.commands.values():
+        make_plain(command)
+    return group
 
 
 app = typer.Typer(

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.sched.fit import request_of
-from gpusched.sched.place import choose, draw, node_fits
+from gpusched.sched.place import choose, draw, draw_fitting, node_fits
 from gpusched.sched.releases import add, settle
 from gpusched.sched.state import (
     ARRAY_LIMIT,
@@ -25,6 +25,7 @@ from gpusched.sched.state import (
     PLENTY,
     POLICY,
     PRIORITY,
+    RANDOM,
     RESOURCES,
     SKIP,
     STARTED,
@@ -89,7 +90,7 @@ def schedule(
             code_of[job] = BACKFILL
         else:
             request = request_of(requests, shape)
-            code = _attempt(rooms, jobs.masks, request, shape, rule, late, rng, scratch)
+            code = attempt(rooms, jobs.masks, request, shape, rule, late, rng, scratch)
             if code == STARTED:
                 _start(rooms, releases, jobs, request, job, now, late, head >= 0 and backfill == EASY, scratch, outcome)
             elif head < 0:
@@ -105,7 +106,7 @@ def schedule(
 
 
 @jit
-def _attempt(
+def attempt(
     rooms: Rooms, masks: Flags, request: Request, shape: int, rule: int, late: bool, rng: Words, scratch: Scratch
 ) -> int:
     """STARTED with ``scratch.chosen`` set, or why not: PRIORITY (does not fit), BACKFILL, POLICY (unlucky draw)."""
@@ -114,7 +115,10 @@ def _attempt(
         if draw(scratch.late if late else rooms, masks, request, rng, scratch):
             return STARTED
         return POLICY if choose(rooms, masks, request, FIRST_FIT, scratch) else PRIORITY
-    if choose(scratch.late if late else rooms, masks, request, rule, scratch):
+    if rule == RANDOM:
+        if draw_fitting(scratch.late if late else rooms, masks, request, rng, scratch):
+            return STARTED
+    elif choose(scratch.late if late else rooms, masks, request, rule, scratch):
         return STARTED
     if late:
         scratch.failed_late[shape] = stamp
@@ -147,7 +151,7 @@ def _start(
         if guarded:
             if late:
                 take(scratch.spare, request, node)
-            _refresh_late(rooms, scratch, node)
+            refresh_late(rooms, scratch, node)
     outcome.total[0] += 1
     outcome.total[1] += request.parts
     if jobs.array[job] >= 0:
@@ -177,7 +181,7 @@ def reserve(
     """The shadow time: the earliest at which ``request`` fits, by the limits of what runs (overrun: now).
 
     Sets ``scratch.future`` to the rooms at that time, and ``scratch.chosen`` to the nodes by the placement rule
-    (naive: first fit). What runs on nodes that are not available gives nothing back. Infinite if it never fits.
+    (naive, random: first fit). What runs on nodes that are not available gives nothing back. Infinite if it never fits.
     """
     future = scratch.future
     fitting = 0
@@ -196,7 +200,7 @@ def reserve(
             at += 1
     if fitting < request.parts:
         return np.inf
-    choose(future, masks, request, FIRST_FIT if rule == NAIVE else rule, scratch)
+    choose(future, masks, request, FIRST_FIT if rule >= NAIVE else rule, scratch)
     return time
 
 
@@ -226,11 +230,12 @@ def protect(rooms: Rooms, request: Request, reserved: bool, scratch: Scratch) ->
             spare.cores[node] = scratch.future.cores[node] - request.cores
             spare.memory[node] = scratch.future.memory[node] - request.memory
     for node in range(request.lo, request.hi):
-        _refresh_late(rooms, scratch, node)
+        refresh_late(rooms, scratch, node)
 
 
 @jit
-def _refresh_late(rooms: Rooms, scratch: Scratch, node: int) -> None:
+def refresh_late(rooms: Rooms, scratch: Scratch, node: int) -> None:
+    """Sets ``scratch.late`` of one node."""
     scratch.late.gpus[node] = min(rooms.gpus[node], scratch.spare.gpus[node])
     scratch.late.cores[node] = min(rooms.cores[node], scratch.spare.cores[node])
     scratch.late.memory[node] = min(rooms.memory[node], scratch.spare.memory[node])

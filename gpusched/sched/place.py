@@ -1,4 +1,4 @@
-"""Which nodes: first fit, best fit, spread, and the naive draw of the GIST paper."""
+"""Which nodes: first fit, best fit, spread, random fit, and the naive draw of the GIST paper."""
 
 from __future__ import annotations
 
@@ -109,3 +109,24 @@ def draw(rooms: Rooms, masks: Flags, request: Request, rng: Words, scratch: Scra
         scratch.chosen[part] = node
         fits = fits and node_fits(rooms, masks, request, node)
     return fits
+
+
+@jit
+def draw_fitting(rooms: Rooms, masks: Flags, request: Request, rng: Words, scratch: Scratch) -> bool:
+    """Random fit: ``request.parts`` distinct nodes drawn uniformly among those that fit now.
+
+    Returns:
+        Whether there were enough; only then is anything drawn. ``scratch.chosen[:parts]`` holds them.
+    """
+    pool = 0
+    for node in range(request.lo, request.hi):
+        if node_fits(rooms, masks, request, node):
+            scratch.keys[pool] = node
+            pool += 1
+    if pool < request.parts:
+        return False
+    for part in range(request.parts):
+        at = part + next_random(rng, pool - part)
+        scratch.chosen[part] = scratch.keys[at]
+        scratch.keys[at] = scratch.keys[part]
+    return True

@@ -43,6 +43,40 @@ def drop(releases: Releases, owner: int) -> int:
 
 
 @jit
+def drop_ended(releases: Releases, end: float, owner: int) -> None:
+    """As `drop`, for an owner all of whose parts were added with this ``end``: finds them by bisection."""
+    settle(releases)
+    used = releases.used[0]
+    low, high = 0, used
+    while low < high:
+        middle = (low + high) // 2
+        if releases.end[releases.order[middle]] < end:
+            low = middle + 1
+        else:
+            high = middle
+    kept = low
+    while low < used and releases.end[releases.order[low]] == end:
+        slot = releases.order[low]
+        if releases.owner[slot] != owner:
+            releases.order[low] = releases.order[kept]
+            releases.order[kept] = slot
+            kept += 1
+        low += 1
+    _close_gap(releases, kept, low)
+
+
+@jit
+def _close_gap(releases: Releases, first: int, last: int) -> None:
+    """Makes the slots at ``first <= at < last`` of the order unused; the others keep theirs."""
+    used, gap = releases.used[0], last - first
+    dropped = releases.order[first:last].copy()
+    for at in range(last, used):
+        releases.order[at - gap] = releases.order[at]
+    releases.order[used - gap : used] = dropped
+    releases.used[:] = used - gap
+
+
+@jit
 def settle(releases: Releases) -> None:
     """Brings the used slots into order of (end, slot): insertion for a few new ones, else Shell's sort."""
     used = releases.used[0]

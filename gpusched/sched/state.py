@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
 
-FIRST_FIT, BEST_FIT, SPREAD, NAIVE = 0, 1, 2, 3
+FIRST_FIT, BEST_FIT, SPREAD, NAIVE, RANDOM = 0, 1, 2, 3, 4
 NONE, SKIP, EASY = 0, 1, 2
 
 # What a pass says of a job; 0 .. 2 also say how a request stands towards the whole partition.

@@ -139,8 +139,6 @@ def demand_of(trace: Trace, pool: Pool) -> Demand:
     GPU types bind where the pool knows any type.
     """
     columns = (trace.gpus, trace.nodes, trace.cores, trace.memory_mib, trace.group, trace.gpu_type)
-    if len(trace) == 0:
-        columns = tuple(np.zeros(0, np.int64) for _ in columns)
     distinct, index = np.unique(np.column_stack(columns), axis=0, return_inverse=True)
     splitter = _Splitter(trace, pool)
     kinds = [splitter.split(*(int(x) for x in row)) for row in distinct]
@@ -243,8 +241,10 @@ class _Splitter:
 
     def masks(self) -> Flags:
         """Nodes by wanted GPU type."""
-        kinds = _ints(list(self._masks))
-        return (self._pool.gpu_type[None, :] == kinds[:, None]).astype(np.uint8)
+        masks: Flags = np.zeros((len(self._masks), len(self._pool)), np.uint8)
+        for kind, mask in self._masks.items():
+            masks[mask] = self._pool.gpu_type == kind
+        return masks
 
 
 def _ints(values: Sequence[int]) -> Ints:

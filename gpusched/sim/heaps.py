@@ -69,3 +69,23 @@ def pop(heap: Heap) -> int:
     heap.key[at] = key
     heap.item[at] = item
     return int(smallest)
+
+
+@jit
+def remove(heap: Heap, item: int) -> None:
+    """Removes an item wherever it is, in time linear in the heap; nothing if it is not there."""
+    size = heap.size[0]
+    at = 0
+    while at < size and heap.item[at] != item:
+        at += 1
+    if at == size:
+        return
+    key = heap.key[at]
+    while at > 0:
+        above = (at - 1) >> 1
+        heap.key[at] = heap.key[above]
+        heap.item[at] = heap.item[above]
+        at = above
+    heap.key[0] = key
+    heap.item[0] = item
+    pop(heap)

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.state import BEST_FIT, FIRST_FIT, Ints, Request, Rooms, Scratch
+from gpusched.sched.state import BEST_FIT, FIRST_FIT, Ints, Request, Rooms
 
 _BITS = 32
 _FULL = (1 << _BITS) - 1
-MOST_LEVELS = 65
+_MOST_LEVELS = 65
 
 
 class NodeIndex(NamedTuple):
@@ -23,17 +23,17 @@ class NodeIndex(NamedTuple):
 
     Attributes:
         words: ``int64[levels, words]``: bit ``node % 32`` of word ``node // 32`` of level f: the node has f GPUs free.
-        count: ``int64[levels]``: nodes of each level.
+        many: ``int64[levels]``: nodes of each level.
     """
 
     words: Ints
-    count: Ints
+    many: Ints
 
 
-def new_index(rooms: Rooms) -> NodeIndex:
-    """The index of these rooms; without levels (not to be used) where nodes have more than 64 GPUs."""
+def new_index(rooms: Rooms, useful: bool = True) -> NodeIndex:
+    """The index of these rooms; without levels (not to be used) if not useful or where nodes have more than 64 GPUs."""
     levels = int(rooms.gpus.max(initial=0)) + 1
-    if levels > MOST_LEVELS:
+    if not useful or levels > _MOST_LEVELS:
         return NodeIndex(np.zeros((0, 0), np.int64), np.zeros(0, np.int64))
     index = NodeIndex(np.zeros((levels, len(rooms.gpus) // _BITS + 1), np.int64), np.zeros(levels, np.int64))
     for node, free in enumerate(rooms.gpus.tolist()):
@@ -46,7 +46,7 @@ def put(index: NodeIndex, node: int, free: int) -> None:
     """Enters a node with ``free`` GPUs (negative: not at all)."""
     if free >= 0:
         index.words[free, node // _BITS] |= 1 << (node % _BITS)
-        index.count[free] += 1
+        index.many[free] += 1
 
 
 @jit
@@ -54,7 +54,7 @@ def move(index: NodeIndex, node: int, before: int, after: int) -> None:
     """Notes that ``node`` has ``after`` GPUs free instead of ``before``."""
     if before >= 0:
         index.words[before, node // _BITS] &= ~(1 << (node % _BITS))
-        index.count[before] -= 1
+        index.many[before] -= 1
     put(index, node, after)
 
 
@@ -62,44 +62,44 @@ def move(index: NodeIndex, node: int, before: int, after: int) -> None:
 def enough(index: NodeIndex, gpus: int, parts: int) -> bool:
     """Whether ``parts`` nodes of the whole pool have ``gpus`` free: necessary, and sufficient without partitions."""
     found = 0
-    for free in range(gpus, index.count.size):
-        found += index.count[free]
+    for free in range(gpus, index.many.size):
+        found += index.many[free]
         if found >= parts:
             return True
     return False
 
 
 @jit
-def pick(index: NodeIndex, request: Request, rule: int, scratch: Scratch) -> bool:
-    """`place.choose` for first fit, best fit and spread, where nodes differ in free GPUs alone."""
+def pick(index: NodeIndex, request: Request, rule: int, chosen: Ints) -> bool:
+    """`place.choose` for first fit, best fit and spread, where nodes differ in free GPUs alone; into ``chosen``."""
     if not enough(index, request.gpus, request.parts):
         return False
     first, last = request.lo // _BITS, (request.hi - 1) // _BITS
-    levels = index.count.size
+    levels = index.many.size
     found = 0
     if rule == FIRST_FIT:
         for word in range(first, last + 1):
             bits = 0
             for free in range(request.gpus, levels):
                 bits |= index.words[free, word]
-            found = _collect(bits, word, request, found, scratch)
+            found = _collect(bits, word, request, found, chosen)
             if found == request.parts:
                 return True
         return False
     for step in range(levels - request.gpus):
         free = request.gpus + step if rule == BEST_FIT else levels - 1 - step
-        if index.count[free] == 0:
+        if index.many[free] == 0:
             continue
         for word in range(first, last + 1):
-            found = _collect(index.words[free, word], word, request, found, scratch)
+            found = _collect(index.words[free, word], word, request, found, chosen)
             if found == request.parts:
                 return True
     return False
 
 
 @jit
-def _collect(bits: int, word: int, request: Request, found: int, scratch: Scratch) -> int:
-    """Adds the nodes of one word to ``scratch.chosen``, up to ``request.parts``; how many there are now."""
+def _collect(bits: int, word: int, request: Request, found: int, chosen: Ints) -> int:
+    """Adds the nodes of one word to ``chosen``, up to ``request.parts``; how many there are now."""
     if bits == 0:
         return found
     base = word * _BITS
@@ -108,7 +108,7 @@ def _collect(bits: int, word: int, request: Request, found: int, scratch: Scratc
     if base + _BITS > request.hi:
         bits &= _FULL >> (base + _BITS - request.hi)
     while bits != 0 and found < request.parts:
-        scratch.chosen[found] = base + _lowest(bits)
+        chosen[found] = base + _lowest(bits)
         found += 1
         bits &= bits - 1
     return found

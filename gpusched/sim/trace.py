@@ -34,7 +34,7 @@ class Trace:
         status: Index into ``statuses`` (how it ended in the source), -1 unknown.
         wait: What it really waited in the source, seconds (NaN unknown).
         rejected: Rows kept out: (line number, why).
-        notes: What a reader should know of how it came to be (sorted, scaled, what the source could not say), each once.
+        notes: What a reader should know of how it came to be: sorted, scaled, what the source could not say.
     """
 
     name: str

@@ -105,6 +105,11 @@ def _cli() -> str:
 
 
 def _command(name: str, command: Any) -> str:
+    if hasattr(command, "commands"):  # a group: its own line, then its commands
+        parts = [_command(f"{name} {sub}", c) for sub, c in command.commands.items()]
+        return "\n".join(
+            [f"## gpusched {name}\n\n    gpusched {name} COMMAND\n\n{_paragraphs(command.help)}\n", *parts]
+        )
     callback = inspect.unwrap(command.callback)
     hints = typing.get_type_hints(callback, include_extras=True)
     arguments = [p for p in command.params if p.param_type_name == "argument"]

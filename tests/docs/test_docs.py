@@ -123,12 +123,17 @@ def _commands(page: Path) -> Iterator[str]:
             yield match[1]
 
 
+GROUPS = {name: group.commands for name, group in generate.commands().items() if hasattr(group, "commands")}
+
+
 def _options(line: str) -> tuple[str, set[str]]:
     """The command of a line and the options that stand before its ``--``."""
     lexer = shlex.shlex(line.partition(" -- ")[0].replace("'", ""), posix=True, punctuation_chars=";<>|")
     lexer.whitespace_split = True
     lexer.commenters = "#"
     words = list(lexer)
+    if words[1] in GROUPS and "".join(words[2:3]).islower():
+        words[1:3] = [" ".join(words[1:3])]
     return words[1], {w.partition("=")[0] for w in words[2:] if re.fullmatch(r"--?[A-Za-z][A-Za-z-]*(=.*)?", w)}
 
 
@@ -136,7 +141,10 @@ def _options(line: str) -> tuple[str, set[str]]:
 def test_examples_call_commands_and_options_that_exist(page: Path) -> None:
     known = {
         name: {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"-h", "--help"}
-        for name, command in generate.commands().items()
+        for name, command in (
+            *generate.commands().items(),
+            *((f"{group} {name}", c) for group, commands in GROUPS.items() for name, c in commands.items()),
+        )
     }
     unknown = []
     for line in _commands(page):

@@ -1,5 +1,7 @@
 """Small samples in the documented formats, written here, and the real data where it is."""
 
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 import os

@@ -105,7 +105,6 @@ def test_whatever_is_in_the_file(data: st.DataObject, tmp_path_factory: pytest.T
     path.write_bytes(text.encode("utf-8", "replace"))
     try:
         trace = load(path, name)
-    except GpuschedError as error:
-        assert "\n" not in error.line()
-    else:
-        tracefile.check(trace)
+    except GpuschedError:
+        return
+    tracefile.check(trace)

@@ -72,7 +72,7 @@ def test_history(state: Path) -> None:
 
 def test_no_store_and_no_jobs(tmp_path: Path) -> None:
     with pytest.raises(GpuschedError, match=r"there is no gpusched\.db"):
-        load(tmp_path / "x", "history") if (tmp_path / "x").mkdir() else load(tmp_path / "x" / "y", "history")
+        load(tmp_path / "gpusched.db", "history")
     Store.create_or_open(tmp_path / "empty").close()
     with pytest.raises(GpuschedError, match="no job in it has run and ended"):
         load(tmp_path / "empty")

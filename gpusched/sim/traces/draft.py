@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from gpusched.sim.trace import Floats, Ints, Trace
 from gpusched.sim.traces.reading import Table
 
 Mask = npt.NDArray[np.bool_]
+Names = tuple[Ints, tuple[str, ...]]  # index into the distinct names (-1 none), and these
 _NOTHING = frozenset({"", "nan", "none", "null", "na", "n/a"})
 _KEPT, _LEFT_OUT, _BAD = 0, 1, 2
 MAX_WHOLE = 1 << 53  # beyond it a float no longer tells whole numbers apart
@@ -42,7 +44,8 @@ class Draft:
     @property
     def kept(self) -> Mask:
         """The rows nothing speaks against so far."""
-        return self._verdicts == _KEPT
+        kept: Mask = self._verdicts == _KEPT
+        return kept
 
     def has(self, column: str) -> bool:
         """Whether the file has this column."""
@@ -100,7 +103,7 @@ class Draft:
         self.reject(wrong, column, "a time such as 2017-10-07 01:11:39")
         return values
 
-    def names(self, column: str, *, optional: bool = False) -> tuple[Ints, tuple[str, ...]]:
+    def names(self, column: str, *, optional: bool = False) -> Names:
         """A column of names as indices into the distinct ones; -1 where there is none."""
         texts = self.text(column)
         index, names = intern(texts)
@@ -113,7 +116,9 @@ class Draft:
         texts = self.text(column)
         self.reject(np.fromiter((not t for t in texts), np.bool_, len(texts)), column, "a job id")
         first: dict[str, int] = {}
-        again = np.fromiter((first.setdefault(t, row) != row for row, t in enumerate(texts)), np.bool_, len(texts))
+        again = np.zeros(len(texts), np.bool_)
+        for row in np.flatnonzero(self.kept).tolist():
+            again[row] = first.setdefault(texts[row], row) != row
         lines = self._table.lines
         self.reject(
             again, column, "each id once", lambda row: f"{texts[row]} again (first on line {lines[first[texts[row]]]})"
@@ -130,23 +135,29 @@ class Draft:
 
     def trace(
         self, name: str, *, epoch: float | None, ids: tuple[str, ...], submit: Floats, duration: Floats, gpus: Ints,
-        rebase: bool = False, names: dict[str, tuple[Ints, tuple[str, ...]]] | None = None, **columns: Floats | Ints,
+        names: Mapping[str, Names], columns: Mapping[str, Floats | Ints] | None = None, depends_on: Ints | None = None,
+        rebase: bool = False, also_rejected: tuple[tuple[int, str], ...] = (),
     ) -> Trace:  # fmt: skip
         """The kept rows, sorted by (submit, id).
 
         Args:
             name: For people.
             epoch: Unix seconds of the time 0 of ``submit``; None without a calendar.
-            ids, submit, duration, gpus: As in `Trace`, one entry per row of the file.
-            rebase: ``submit`` is Unix time: the first kept submission becomes time 0.
+            ids: As all the following, one entry per row of the file.
+            submit: As in `Trace`.
+            duration: As in `Trace`.
+            gpus: As in `Trace`.
             names: ``user``, ``group``, ``model``, ``gpu_type`` and ``status`` as `intern` gives them.
             columns: More columns of `Trace`; what is left out is unknown.
+            depends_on: Row of the job that must have ended before, or -1.
+            rebase: ``submit`` is Unix time: the first kept submission becomes time 0.
+            also_rejected: Rows of other files that were kept out: (line, why).
 
         Raises:
             FileError: Strict, and a row is bad.
             GpuschedError: No row is left.
         """
-        self._stop_if_strict()
+        self.stop_if_strict()
         rows = np.flatnonzero(self.kept)
         if not len(rows):
             raise GpuschedError(f"{self._table.path}: no job in it can be replayed{self._first_reason()}")
@@ -155,7 +166,9 @@ class Draft:
             self.notes.append(f"{late} rows were out of order of submission and have been sorted")
         order = rows[sorted_order(submit[rows], [ids[r] for r in rows.tolist()])]
         start = float(submit[order[0]]) if rebase else 0.0
-        depends_on = columns.pop("depends_on", None)
+        final: dict[str, Floats | Ints] = {column: values[order] for column, values in (columns or {}).items()}
+        if depends_on is not None:
+            final["depends_on"] = self._moved(depends_on, order)
         return assemble(
             name=name,
             epoch=start if rebase else epoch,
@@ -163,12 +176,9 @@ class Draft:
             submit=submit[order] - start,
             duration=duration[order].astype(np.float64),
             gpus=gpus[order],
-            names={k: (index[order], words) for k, (index, words) in (names or {}).items()},
-            columns={
-                **{k: v[order] for k, v in columns.items()},
-                **({} if depends_on is None else {"depends_on": moved(depends_on, order)}),
-            },
-            rejected=self.rejected(),
+            names={column: (index[order], words) for column, (index, words) in names.items()},
+            columns=final,
+            rejected=self.rejected() + also_rejected,
             notes=tuple(dict.fromkeys(self.notes)),
         )
 
@@ -185,10 +195,22 @@ class Draft:
         ]
         return sorted(found + self._others)
 
-    def _stop_if_strict(self) -> None:
+    def stop_if_strict(self) -> None:
+        """Raise FileError for the first bad row, when strict."""
         if self._strict and (bad := self._all_reasons(bad_only=True)):
             line, key, found, expected = bad[0]
             raise FileError(self._table.path, line, key, found, expected)
+
+    def _moved(self, depends_on: Ints, order: Ints) -> Ints:
+        """`moved`, without jobs that would wait for a later one (or themselves) for ever."""
+        places = moved(depends_on, order)
+        lost = int(np.count_nonzero((places < 0) & (depends_on[order] >= 0)))
+        later = places >= np.arange(len(places))
+        if lost + int(np.count_nonzero(later)):
+            self.notes.append(
+                f"{lost + int(np.count_nonzero(later))} jobs wait for one that is not there or comes later; they do not"
+            )
+        return np.where(later, -1, places)
 
     def _first_reason(self) -> str:
         reasons = self.rejected()
@@ -200,7 +222,7 @@ class Draft:
 
 def assemble(
     *, name: str, epoch: float | None, ids: tuple[str, ...], submit: Floats, duration: Floats, gpus: Ints,
-    names: dict[str, tuple[Ints, tuple[str, ...]]], columns: dict[str, Any],
+    names: Mapping[str, Names], columns: Mapping[str, Floats | Ints],
     rejected: tuple[tuple[int, str], ...] = (), notes: tuple[str, ...] = (),
 ) -> Trace:  # fmt: skip
     """A trace from columns in their final order; what is left out is unknown. Names nobody uses are dropped."""
@@ -217,7 +239,7 @@ def assemble(
         filled[column], filled[plural] = _used(index, words)
     return Trace(
         name=name, epoch=epoch, ids=ids, submit=submit, duration=duration, gpus=gpus, rejected=rejected, notes=notes,
-        **{**filled, **columns},
+        **(filled | dict(columns)),
     )  # fmt: skip
 
 
@@ -241,7 +263,7 @@ def to_times(texts: Sequence[str]) -> Floats:
     return np.fromiter(map(_time, texts), np.float64, len(texts))
 
 
-def intern(texts: Sequence[str]) -> tuple[Ints, tuple[str, ...]]:
+def intern(texts: Sequence[str]) -> Names:
     """Texts as indices into the distinct ones, in order of appearance; -1 for those that say nothing."""
     index = {word: -1 for word in set(texts) if word.lower() in _NOTHING}
     skipped = len(index)
@@ -255,8 +277,8 @@ def sorted_order(submit: Floats, ids: Sequence[str]) -> Ints:
         return np.lexsort((np.array(list(map(int, ids)), np.int64), submit)).astype(np.int64)
     order = np.argsort(submit, kind="stable").astype(np.int64)
     sorted_submit = submit[order]
-    borders = np.flatnonzero(np.diff(sorted_submit, prepend=-np.inf) != 0).tolist() + [len(order)]
-    for begin, end in zip(borders, borders[1:], strict=False):
+    borders = [*np.flatnonzero(np.diff(sorted_submit, prepend=-np.inf) != 0).tolist(), len(order)]
+    for begin, end in pairwise(borders):
         if end - begin > 1:
             order[begin:end] = sorted(order[begin:end].tolist(), key=lambda row: ids[row])
     return order
@@ -269,7 +291,7 @@ def moved(depends_on: Ints, order: Ints) -> Ints:
     return place[depends_on[order]]
 
 
-def _used(index: Ints, words: tuple[str, ...]) -> tuple[Ints, tuple[str, ...]]:
+def _used(index: Ints, words: tuple[str, ...]) -> Names:
     present = np.unique(index[index >= 0])
     place = np.full(len(words) + 1, -1, np.int64)
     place[present] = np.arange(len(present))

@@ -1,4 +1,7 @@
-"""SenseTime's Helios, ``cluster_log.csv`` of one of its clusters (Hu et al., SC 2021): S-Lab-System-Group/HeliosData."""
+"""SenseTime's Helios, ``cluster_log.csv`` of one of its clusters (Hu et al., SC 2021).
+
+Source: https://github.com/S-Lab-System-Group/HeliosData
+"""
 
 from __future__ import annotations
 

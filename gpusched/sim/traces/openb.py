@@ -38,11 +38,13 @@ def read(path: Path, *, strict: bool) -> Trace:
         submit=submit,
         duration=duration,
         gpus=gpus,
-        gpu_milli=milli,
-        cores=-(-cpu_milli // 1000),
-        memory_mib=draft.whole("memory_mib", "MiB of memory"),
-        nodes=np.ones(len(draft), np.int64),
-        wait=started - submit,
+        columns={
+            "gpu_milli": milli,
+            "cores": -(-cpu_milli // 1000),
+            "memory_mib": draft.whole("memory_mib", "MiB of memory"),
+            "nodes": np.ones(len(draft), np.int64),
+            "wait": started - submit,
+        },
         names={
             "group": draft.names("qos", optional=True),
             "gpu_type": draft.names("gpu_spec", optional=True),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def read(path: Path, *, strict: bool) -> Trace:
         objects = _objects(path, text.read())
     jobs = [_job(value) for _, value in objects]
     lines = np.array([line for line, _ in objects], np.int64)
-    columns = {name: [job[name] for job in jobs] for name in _COLUMNS}
+    columns: dict[str, Sequence[str]] = {name: [job[name] for job in jobs] for name in _COLUMNS}
     draft = Draft(Table(str(path), lines, columns), strict=strict)
     flaws = draft.text("flaw")
     unused = np.fromiter((flaw.startswith("never") or flaw.startswith("still") for flaw in flaws), np.bool_, len(jobs))
@@ -47,7 +48,7 @@ def read(path: Path, *, strict: bool) -> Trace:
     return draft.trace(
         stem(path), epoch=None, rebase=True, ids=draft.ids("jobid"), submit=submit,
         duration=draft.numbers("run_time", "attempts of more than 0 s together", above=0),
-        gpus=draft.whole("gpus", "at least one GPU", minimum=1), wait=first - submit, names={
+        gpus=draft.whole("gpus", "at least one GPU", minimum=1), columns={"wait": first - submit}, names={
             "user": draft.names("user", optional=True), "group": draft.names("vc", optional=True),
             "status": draft.names("status", optional=True),
         },

@@ -38,13 +38,15 @@ def read_jobs(path: Path, table: Table, group: str, *, strict: bool) -> Trace:
     nodes = draft.whole("node_num", "a whole number of nodes", optional=True, unknown=0)
     gpus = draft.whole("gpu_num", "a whole number of GPUs (0 for a CPU job)")
     _note_differing(draft, duration)
-    extra = {"memory_mib": _memory_mib(draft, nodes)} if draft.has("mem_per_pod_GB") else {}
+    columns: dict[str, Floats | Ints] = {"cores": cores, "nodes": nodes, "wait": start - submit}
+    if draft.has("mem_per_pod_GB"):
+        columns["memory_mib"] = _memory_mib(draft, nodes)
     return draft.trace(
-        stem(path), epoch=None, rebase=True, ids=ids, submit=submit, duration=duration, gpus=gpus, cores=cores,
-        nodes=nodes, wait=start - submit, names={
+        stem(path), epoch=None, rebase=True, ids=ids, submit=submit, duration=duration, gpus=gpus, columns=columns,
+        names={
             "user": draft.names("user", optional=True), "group": draft.names(group, optional=True),
             "status": draft.names("state"),
-        }, **extra,
+        },
     )  # fmt: skip
 
 

@@ -51,8 +51,9 @@ def read(path: Path, *, strict: bool) -> Trace:
         draft.notes.append(f"the log's machine has {header['MaxProcs']} processors")
     return draft.trace(
         stem(path), epoch=None if start is None else float(start), ids=ids, submit=submit, duration=duration,
-        limit=limit, gpus=gpus, memory_mib=np.where(memory_mib > 0, memory_mib, -1).astype(np.int64), wait=wait,
-        depends_on=_preceding(draft, ids), names={
+        gpus=gpus, depends_on=_preceding(draft, ids), columns={
+            "limit": limit, "wait": wait, "memory_mib": np.where(memory_mib > 0, memory_mib, -1).astype(np.int64),
+        }, names={
             "user": _numbered(draft, "user"), "group": _group(draft),
             "status": (np.maximum(status, -1), STATUSES),
         },

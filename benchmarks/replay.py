@@ -1,0 +1,115 @@
+"""Speed of the engine on generated jobs: jobs per second inside, whole time and the process's largest memory.
+
+`.venv/bin/python benchmarks/replay.py [--jobs 1000000] [--nodes 550] [--loads 0.7 0.9 1.1] [--policy fifo --policy sjf]`
+
+CPU seconds of one thread are printed beside wall time: on a busy machine the first is what the engine costs.
+`--queue` instead prints the cost of one decision as the queue and the pool grow (the figure in docs).
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+
+import numpy as np
+
+from gpusched.sim.cluster import Pool
+from gpusched.sim.engine import replay
+from gpusched.sim.trace import Trace
+
+# GPUs of a job and how often: most are small, as in the Philly and Helios traces
+SIZES, WEIGHTS = (1, 2, 4, 8, 16, 32), (0.60, 0.12, 0.12, 0.12, 0.03, 0.01)
+
+
+def generated(jobs: int, pool: Pool, load: float, seed: int = 0) -> Trace:
+    """Poisson arrivals at an offered load, lognormal run times, limits one to five times too long."""
+    rng = np.random.default_rng(seed)
+    gpus = rng.choice(SIZES, jobs, p=WEIGHTS).astype(np.int64)
+    duration = np.round(rng.lognormal(7.0, 1.5, jobs), 3) + 1.0
+    rate = load * pool.total_gpus / float(np.mean(gpus * duration))
+    none = np.full(jobs, -1, np.int64)
+    return Trace(
+        name=f"{jobs} jobs at load {load}",
+        epoch=None,
+        ids=tuple(map(str, range(jobs))),
+        submit=np.cumsum(rng.exponential(1.0 / rate, jobs)),
+        duration=duration,
+        limit=duration * rng.uniform(1.0, 5.0, jobs),
+        gpus=gpus,
+        gpu_milli=np.full(jobs, 1000),
+        nodes=np.zeros(jobs, np.int64),
+        cores=none,
+        memory_mib=none,
+        user=rng.integers(0, 50, jobs),
+        group=none,
+        model=none,
+        gpu_type=none,
+        depends_on=none,
+        status=none,
+        wait=np.full(jobs, np.nan),
+    )
+
+
+def longest_queue(submit: np.ndarray, start: np.ndarray) -> int:
+    """The most jobs that waited at once."""
+    times = np.concatenate((submit, start))
+    steps = np.concatenate((np.ones(len(submit)), -np.ones(len(start))))
+    return int(np.cumsum(steps[np.lexsort((steps, times))]).max())
+
+
+def row(trace: Trace, pool: Pool, policy: str, load: float) -> None:
+    begin, cpu = time.perf_counter(), time.process_time()
+    result = replay(trace, pool, policy)
+    cpu, whole = time.process_time() - cpu, time.perf_counter() - begin
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    jct = float(np.nanmean(result.end - trace.submit))
+    print(
+        f"{load:5.2f} {policy:20}{result.jobs_per_s:12,.0f}{result.sim_seconds:9.2f}{whole:9.2f}{cpu:9.2f}"
+        f"{longest_queue(trace.submit, result.start):9,}{jct:12,.1f}{peak:9,.0f}",
+        flush=True,
+    )
+
+
+def grow() -> None:
+    """Microseconds per decision by nodes and queue length (load 1.1; the queue grows with the number of jobs)."""
+    print(f"{'nodes':>6}{'jobs':>9}{'queue':>8}  policy               us per decision")
+    for nodes in (10, 100, 550, 2000):
+        for jobs in (2_000, 20_000, 100_000):
+            pool = Pool.uniform(nodes, 8)
+            trace = generated(jobs, pool, 1.1)
+            for policy in ("fifo", "sjf", "fifo-skip", "fifo+easy"):
+                result = replay(trace, pool, policy)
+                cost = 1e6 * result.sim_seconds / result.decisions
+                queue = longest_queue(trace.submit, result.start)
+                print(f"{nodes:6}{jobs:9,}{queue:8,}  {policy:20}{cost:16.2f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1_000_000)
+    parser.add_argument("--nodes", type=int, default=550)
+    parser.add_argument("--gpus-per-node", type=int, default=8)
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.7, 0.9, 1.1])
+    parser.add_argument("--policy", action="append", help="default: fifo, sjf, fifo+easy, sjf+easy")
+    parser.add_argument("--queue", action="store_true", help="how the cost grows")
+    args = parser.parse_args()
+    policies = args.policy or ["fifo", "sjf", "fifo+easy", "sjf+easy"]
+    pool = Pool.uniform(args.nodes, args.gpus_per_node)
+    cpu = time.process_time()
+    for policy in policies:
+        replay(generated(100, pool, 0.9), pool, policy)
+    print(f"compiling or loading: {time.process_time() - cpu:.1f} CPU s; best fit, {args.nodes} nodes", flush=True)
+    if args.queue:
+        grow()
+        return
+    head = f"{'load':>5} {'policy':20}{'jobs/s':>12}{'inside s':>9}{'whole s':>9}{'CPU s':>9}"
+    print(head + f"{'queue':>9}{'mean JCT':>12}{'MiB':>9}", flush=True)
+    for load in args.loads:
+        trace = generated(args.jobs, pool, load)
+        for policy in policies:
+            row(trace, pool, policy, load)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""``gpusched replay``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpusched.cli import output
+from gpusched.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpusched.sim.study import Outcome
+
+app = typer.Typer()
+_HELP = {"help_option_names": ["-h", "--help"]}
+
+
+class By(StrEnum):
+    """Whose figures are shown besides."""
+
+    USER = "user"
+    GROUP = "group"
+
+
+@app.command("replay", context_settings=_HELP)
+def replay(
+    traces: Annotated[
+        list[str] | None, typer.Argument(metavar="[TRACE...]", help="Trace files; none: this cluster's own history.")
+    ] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option("-P", "--policy", help="A name (fifo, sjf, fifo+easy...) or a file.")
+    ] = None,
+    format: Annotated[str | None, typer.Option("--format", help="The traces' format; else guessed.")] = None,
+    nodes: Annotated[int | None, typer.Option("-N", "--nodes", min=1, help="So many like nodes.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option("--gpus-per-node", min=1, help="GPUs of each; else 8.")] = None,
+    inventory: Annotated[str | None, typer.Option("--inventory", help="The nodes of this inventory.yaml.")] = None,
+    load: Annotated[
+        float | None, typer.Option("--load", help="Offered load: chooses the number of nodes; with nodes, the pace.")
+    ] = None,
+    vc: Annotated[str | None, typer.Option("--vc", help="Only this virtual cluster, partition or queue.")] = None,
+    placement: Annotated[str | None, typer.Option("--placement", help="In place of the policy's own.")] = None,
+    since: Annotated[str | None, typer.Option("--since", help="Jobs submitted since: 30d, 2017-10-01.")] = None,
+    until: Annotated[str | None, typer.Option("--until", help="And before.")] = None,
+    limits: Annotated[bool, typer.Option("--limits", help="Time limits end jobs.")] = False,
+    restart: Annotated[str, typer.Option("--restart", help="What a preempted job's restart costs: 30s, 5m.")] = "0s",
+    outages: Annotated[str | None, typer.Option("--outages", help="CSV node,start,end,drain of failing nodes.")] = None,
+    seed: Annotated[list[int] | None, typer.Option("--seed", help="For what draws; more than one: each.")] = None,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=0, help="Processes; 0: what is worth it.")] = 0,
+    backend: Annotated[str | None, typer.Option("--backend", help="A Dask or Ray cluster: dask://HOST:PORT.")] = None,
+    power: Annotated[str | None, typer.Option("--power", help="YAML of idle and busy W by GPU type and node.")] = None,
+    by: Annotated[By | None, typer.Option("--by", help="Show each user's or group's part, too.")] = None,
+    schedule_out: Annotated[
+        str | None, typer.Option("--schedule-out", help="Write job,start,end,nodes as CSV.")
+    ] = None,
+    html: Annotated[str | None, typer.Option("--html", help="Write a page with plots.")] = None,
+    nightly: Annotated[bool, typer.Option("--nightly", help="Every policy; report into the state folder.")] = False,
+    fail_if_worse: Annotated[
+        float | None, typer.Option("--fail-if-worse", min=0, help="With --nightly: exit 1 if the live policy is, by %.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")] = False,
+    json: output.JsonOption = False,
+) -> int | None:
+    """What a workload would have been under other policies: JCT, waiting, utilization, energy.
+
+    Replays traces, or without one this cluster's own history (--since 30d), and prints one line per policy.
+    """
+    if nightly:
+        if traces or policy:
+            raise UsageError("--nightly replays this cluster's history under every policy", "leave out the rest")
+        return _nightly(since or "1d", fail_if_worse, jobs, json)
+    if fail_if_worse is not None:
+        raise UsageError("--fail-if-worse goes with --nightly", "add --nightly")
+    from gpusched.model.units import parse_duration
+    from gpusched.sim import request as service
+
+    try:
+        restart_s = float(parse_duration(restart)) if restart not in ("0", "0s") else 0.0
+    except ValueError:
+        raise UsageError(f"--restart {restart!r} is not a time", "say for example 30s") from None
+    request = service.Request(
+        traces=tuple(traces or ()), policies=tuple(policy or ()), format=format, nodes=nodes,
+        gpus_per_node=gpus_per_node, inventory=inventory, load=load, vc=vc, placement=placement, since=since,
+        until=until, limits=limits, restart_s=restart_s, outages=outages, seeds=tuple(seed or (0,)), workers=jobs,
+        backend=backend, power=power, strict=strict,
+    )  # fmt: skip
+    with _progress() as advance:
+        outcomes = service.outcomes(request, advance)
+    _show(outcomes, json, by.value if by else None, schedule_out, html)
+    return None
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None] | None]:
+    """A bar with the time left on stderr, for people."""
+    if output.json_mode() or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("replaying", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _show(outcomes: list[Outcome], json: bool, by: str | None, schedule_out: str | None, html: str | None) -> None:
+    from gpusched.sim.study import changes, row_of
+    from gpusched.views import replay as view
+
+    changed = changes(outcomes)
+    if schedule_out is not None:
+        for outcome, path in zip(outcomes, view.schedule_paths(outcomes, schedule_out), strict=True):
+            with open(path, "w", encoding="utf-8", newline="") as file:
+                view.write_schedule(outcome.result, file)
+            output.note(f"schedule written to {path}")
+    if html is not None:
+        from gpusched.sim.html import page
+
+        with open(html, "w", encoding="utf-8") as file:
+            file.write(page(outcomes, changed))
+        output.note(f"page written to {html}")
+    if json:
+        output.emit_json([row_of(o, c) for o, c in zip(outcomes, changed, strict=True)])
+    else:
+        output.print_rich(view.screen(outcomes, changed, output.screen_width(), by))
+
+
+def _nightly(since: str, fail_if_worse: float | None, workers: int, json: bool) -> int:
+    from gpusched.inventory import load_inventory
+    from gpusched.paths import state_folder
+    from gpusched.sim.nightly import nightly
+
+    report = nightly(load_inventory(), state_folder(), since, workers=max(1, workers))
+    if json:
+        output.emit_json(report.as_json())
+    else:
+        output.print_line(report.verdict)
+    return 1 if fail_if_worse is not None and report.worst_loss * 100 > fail_if_worse else 0

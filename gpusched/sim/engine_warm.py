@@ -1,0 +1,46 @@
+"""What compiling ahead of a replay needs: whether it has been done, and a trace to do it with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpusched.sim.trace import Trace
+
+
+def kept_on_disk(function: Callable[..., Any]) -> bool:
+    """Whether numba's cache folder holds compiled code of ``function`` (see `gpusched.compiled`)."""
+    folder = os.environ.get("NUMBA_CACHE_DIR")
+    if not folder:
+        return False
+    pattern = f"{function.__module__.rpartition('.')[2]}.{function.__name__}-*.nbi"
+    return next(Path(folder).rglob(pattern), None) is not None
+
+
+def one_job() -> Trace:
+    """A trace of one job with one GPU for one second."""
+    none, one = np.full(1, -1, np.int64), np.ones(1, np.int64)
+    return Trace(
+        name="one job",
+        epoch=None,
+        ids=("1",),
+        submit=np.zeros(1),
+        duration=np.ones(1),
+        limit=np.ones(1),
+        gpus=one,
+        gpu_milli=1000 * one,
+        nodes=0 * one,
+        cores=none,
+        memory_mib=none,
+        user=none,
+        group=none,
+        model=none,
+        gpu_type=none,
+        depends_on=none,
+        status=none,
+        wait=np.zeros(1),
+    )

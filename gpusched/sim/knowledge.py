@@ -1,0 +1,75 @@
+"""What a policy knows of run times, and the places in its order that follow from it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusched.sim.policies import Knows, ReplayPolicy
+from gpusched.sim.trace import Trace
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class Knowledge(NamedTuple):
+    """What a policy goes by.
+
+    Attributes:
+        believed: ``float64[jobs]``: run times in seconds, finite and positive.
+        knows: What that really is, to be printed with the result.
+        notes: Where it differs from what the policy declared.
+    """
+
+    believed: Floats
+    knows: Knows
+    notes: tuple[str, ...]
+
+
+def knowledge_of(trace: Trace, policy: ReplayPolicy) -> Knowledge:
+    """Real run times for an oracle, else the limits.
+
+    Where a trace has no limits at all, what needs them is given the real run times and is called an oracle; where
+    only some jobs have none, these count with the longest limit of the trace.
+    """
+    known = np.isfinite(trace.limit) & (trace.limit > 0)
+    if policy.knows in ("oracle", "nothing"):
+        return Knowledge(trace.duration, policy.knows, ())
+    if not known.any():
+        note = f"{policy.name} goes by limits and the trace has none: it was given the real run times (an oracle)"
+        return Knowledge(trace.duration, "oracle", (note,))
+    believed = np.where(known, trace.limit, trace.limit[known].max())
+    missing = int((~known).sum())
+    notes = (f"{missing} jobs without a limit count with the longest of the trace",) if missing else ()
+    return Knowledge(believed, policy.knows, notes)
+
+
+def static_ranks(order: str, trace: Trace, believed: Floats, duration: Floats) -> Ints:
+    """Each job's place in an order that never changes, ``int64[jobs]``; ties by (submit, id).
+
+    Args:
+        order: See `policies.ORDERS`; ``arriving`` and ``changing`` orders get their tie-break, (submit, id).
+        trace: The jobs.
+        believed: What the policy believes of run times, seconds.
+        duration: Real run times, seconds.
+    """
+    columns: dict[str, list[npt.NDArray[np.float64] | Ints]] = {
+        "sjf": [duration],
+        "sjf-limit": [believed],
+        "ljf": [-duration],
+        "ljf-limit": [-believed],
+        "smallest": [trace.gpus],
+        "largest": [-trace.gpus, -trace.cores, -trace.memory_mib],
+        "f1": [np.log10(believed) * trace.gpus + 870 * np.log10(np.maximum(trace.submit - _begin(trace), 1.0))],
+    }
+    keys = [*columns.get(order, []), np.arange(len(trace))]
+    ranked = np.lexsort(keys[::-1])
+    ranks = np.empty(len(trace), np.int64)
+    ranks[ranked] = np.arange(len(trace))
+    return ranks
+
+
+def _begin(trace: Trace) -> float:
+    return float(trace.submit[0]) if len(trace) else 0.0

@@ -1,0 +1,65 @@
+"""When nodes fail or are drained: a CSV of ``node,start,end,drain``."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+from gpusched.errors import FileError, GpuschedError
+from gpusched.model.suggest import did_you_mean
+from gpusched.sim.cluster import Pool
+from gpusched.sim.engine import Outage
+
+_COLUMNS = ("node", "start", "end", "drain")
+
+
+def read_outages(path: Path, pool: Pool) -> tuple[Outage, ...]:
+    """The outages of a file.
+
+    Args:
+        path: CSV with the header ``node,start,end,drain``: the node's name; seconds on the trace's clock, no end: for
+            good; ``drain`` yes lets its jobs finish, no or nothing cuts them. The last two columns may be missing.
+        pool: The nodes.
+
+    Raises:
+        FileError: The first thing wrong with it.
+        GpuschedError: It cannot be read.
+    """
+    rows = {name: row for row, name in enumerate(pool.names)}
+    found = []
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file, restval="")
+            header = reader.fieldnames or []
+            if list(header) != list(_COLUMNS[: len(header)]) or len(header) < 2:
+                raise FileError(str(path), 1, "", ",".join(header) or "nothing", ",".join(_COLUMNS))
+            for row in reader:
+                found.append(_outage(str(path), reader.line_num, row, rows))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise GpuschedError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    return tuple(found)
+
+
+def _outage(path: str, line: int, row: dict[str, str], rows: dict[str, int]) -> Outage:
+    node = row["node"] or ""
+    if node not in rows:
+        raise FileError(path, line, "node", repr(node), f"the name of a node{did_you_mean(node, rows)}")
+    start = _seconds(path, line, "start", row["start"])
+    end = _seconds(path, line, "end", row["end"]) if row.get("end") else math.inf
+    if end <= start:
+        raise FileError(path, line, "end", row["end"], "a time after the start")
+    drain = (row.get("drain") or "no").lower()
+    if drain not in ("yes", "no"):
+        raise FileError(path, line, "drain", repr(drain), "yes or no")
+    return Outage(rows[node], start, end, drain == "yes")
+
+
+def _seconds(path: str, line: int, key: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise FileError(path, line, key, repr(text), "seconds on the trace's clock")
+    return value

@@ -1,0 +1,181 @@
+"""What a user asks of ``gpusched replay``, brought to outcomes: traces read, nodes chosen, runs done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpusched.errors import UsageError
+from gpusched.sim.power import power_model, read_power
+from gpusched.sim.study import FROM_EMPTY, Outcome, Run, Stage, carry_out, policies_named, stage_of, workers_for
+
+if TYPE_CHECKING:
+    from gpusched.model.resources import Inventory
+    from gpusched.sim.engine import Outage
+    from gpusched.sim.trace import Trace
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of ``gpusched replay``, as given."""
+
+    traces: tuple[str, ...] = ()
+    policies: tuple[str, ...] = ()
+    format: str | None = None
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    inventory: str | None = None
+    load: float | None = None
+    vc: str | None = None
+    placement: str | None = None
+    since: str | None = None
+    until: str | None = None
+    limits: bool = False
+    restart_s: float = 0.0
+    outages: str | None = None
+    seeds: tuple[int, ...] = (0,)
+    workers: int = 0
+    backend: str | None = None
+    power: str | None = None
+    strict: bool = False
+
+
+def outcomes(request: Request, advance: Callable[[int, int], None] | None = None) -> list[Outcome]:
+    """Everything asked for, trace by trace, policy by policy, seed by seed.
+
+    Args:
+        request: What to do.
+        advance: Called with (runs done, runs in all) before the first and after each.
+
+    Raises:
+        UsageError: Something asked for does not exist or contradicts something else.
+        GpuschedError: A trace cannot be read.
+    """
+    policies = policies_named(request.policies)
+    stages = [_stage(request, trace) for trace in _traces(request)]
+    runs = [
+        Run(stage, policy, request.placement, seed, request.limits, request.restart_s, failures)
+        for stage, failures in zip(stages, (_failures(request, s) for s in stages), strict=True)
+        for policy in policies
+        for seed in dict.fromkeys(request.seeds)
+    ]
+    done = 0
+
+    def step(_: Run | None = None) -> None:
+        nonlocal done
+        if advance is not None:
+            advance(done, len(runs))
+        done += 1
+
+    step()
+    with _connected(request.backend) as backend:
+        return list(carry_out(runs, workers=workers_for(runs, request.workers), backend=backend, done=step))
+
+
+def _traces(request: Request) -> list[Trace]:
+    if not request.traces:
+        return [history(request.since or "30d", request.until, vc=request.vc)]
+    from gpusched.sim.traces import load
+
+    return [
+        load(t, request.format, vc=request.vc, since=request.since, until=request.until, strict=request.strict)
+        for t in request.traces
+    ]
+
+
+def history(since: str, until: str | None = None, *, vc: str | None = None) -> Trace:
+    """This cluster's own jobs, submitted in [since, until): ``30d``, ``all``, or a time.
+
+    Raises:
+        GpuschedError: There is no store yet, or no such job in it.
+        UsageError: A time cannot be read.
+    """
+    from gpusched.errors import GpuschedError
+    from gpusched.model.units import parse_time
+    from gpusched.paths import state_folder
+    from gpusched.queue.store import Reader
+    from gpusched.report import parse_since
+    from gpusched.sim.slicing import slice_trace
+    from gpusched.sim.traces.history import trace_of
+
+    now, folder = time.time(), state_folder()
+    reader = Reader.open(folder)
+    if reader is None:
+        raise GpuschedError(f"{folder}: there is no history yet", "name a trace, or start the controller")
+    try:
+        end = None if until is None else parse_time(until, now)
+        trace = trace_of(reader, name=f"history of {folder}", since=parse_since(since, now), until=end)
+    except ValueError:
+        raise UsageError(f"--until {until!r} is not a time", "say for example 2026-11-20T18:00") from None
+    finally:
+        reader.close()
+    trace = replace(trace, notes=(*trace.notes, FROM_EMPTY))
+    return trace if vc is None else slice_trace(trace, vc=vc)
+
+
+def _stage(request: Request, trace: Trace) -> Stage:
+    inventory = _inventory(request)
+    types, nodes = read_power(Path(request.power)) if request.power else ({}, {})
+    return stage_of(
+        trace,
+        nodes=request.nodes,
+        gpus_per_node=request.gpus_per_node,
+        inventory=inventory,
+        load=request.load,
+        power=lambda pool: power_model(pool, inventory=inventory, types=types, nodes=nodes),
+    )
+
+
+def _failures(request: Request, stage: Stage) -> tuple[Outage, ...]:
+    if request.outages is None:
+        return ()
+    from gpusched.sim.outages import read_outages
+
+    return read_outages(Path(request.outages), stage.pool)
+
+
+def _inventory(request: Request) -> Inventory | None:
+    """The inventory named; for the own history the one in force, unless other nodes are asked for."""
+    from gpusched.inventory import load_inventory
+
+    if request.inventory is not None:
+        return load_inventory(request.inventory)
+    if request.traces or request.nodes is not None or request.gpus_per_node is not None:
+        return None
+    return load_inventory()
+
+
+@contextmanager
+def _connected(backend: str | None) -> Iterator[str | None]:
+    """What joblib calls a cluster's backend, connected: ``dask://HOST:PORT``, ``dask``, ``ray://HOST:PORT``, ``ray``.
+
+    Raises:
+        UsageError: Neither, or its package is not installed.
+    """
+    if backend is None:
+        yield None
+        return
+    kind, _, address = backend.partition("://")
+    if kind not in ("dask", "ray"):
+        raise UsageError(f"--backend {backend!r} is neither dask nor ray", "say for example dask://scheduler:8786")
+    try:
+        if kind == "dask":
+            from distributed import Client
+
+            with Client(f"tcp://{address}" if address else None, set_as_default=True):
+                yield "dask"
+        else:
+            import ray
+            from ray.util.joblib import register_ray
+
+            ray.init(address=f"ray://{address}" if address else None)
+            register_ray()
+            yield "ray"
+            ray.shutdown()
+    except ImportError:
+        raise UsageError(f"--backend {kind} needs its package", f"pip install 'gpusched-cluster[{kind}]'") from None

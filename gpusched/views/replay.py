@@ -1,0 +1,211 @@
+"""Replays side by side: outcomes as a table, what changed in plain words, and the schedule as CSV rows."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from gpusched.views import bars, common
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from gpusched.sim.compare import Change
+    from gpusched.sim.result import Result
+    from gpusched.sim.study import Outcome
+
+MAX_HOLDERS = 30
+_WIDE = 150
+_KNOWS = {
+    "nothing": "no run times",
+    "limit": "the limits asked for",
+    "estimate": "estimates from the users' past jobs",
+    "oracle": "the real run times, which nobody knows beforehand",
+}
+
+
+def span(seconds: float | None) -> str:
+    """Seconds with the unit that suits them: ``42.0 s``, ``3.50 min``, ``1.20 h``, ``12.3 d``; unknown is ``-``."""
+    if seconds is None:
+        return common.UNKNOWN
+    for size, unit in ((2 * 86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{bars.quantity(seconds / (86400 if unit == 'd' else size))} {unit}"
+    return f"{bars.quantity(seconds)} s"
+
+
+def label(outcome: Outcome, outcomes: Sequence[Outcome]) -> str:
+    """The policy's name, with its trace and seed where several were replayed."""
+    result = outcome.result
+    words = [result.policy]
+    if len({o.result.trace.name for o in outcomes}) > 1:
+        words.append(result.trace.name)
+    if len({o.result.seed for o in outcomes}) > 1:
+        words.append(f"seed {result.seed}")
+    return ", ".join(words)
+
+
+def table(outcomes: Sequence[Outcome], width: int) -> Table:
+    """One line per replay; fewer columns on a narrow screen."""
+    columns = ["POLICY", "KNOWS", "JOBS", "MEAN JCT", "P95 JCT", "MEAN WAIT", "P95 WAIT", "SLOWDOWN", "UTIL", "KWH"]
+    columns += ["MAKESPAN", "GAP", "FRAG", "JAIN", "INEFF. KWH", "JOBS/S"] if width >= _WIDE else []
+    columns = [c for c in columns if c not in ("P95 JCT", "P95 WAIT")] if width < 90 else columns
+    shown = common.plain_table(*columns, right=columns[2:])
+    for outcome in outcomes:
+        cells = _cells(outcome) | {"POLICY": common.clean(label(outcome, outcomes))}
+        shown.add_row(*(cells[c] for c in columns))
+    return shown
+
+
+def _cells(outcome: Outcome) -> dict[str, str]:
+    m, bound = outcome.metrics, outcome.bounds.mean_jct_s
+    gap = m.mean_jct_s / bound - 1 if m.mean_jct_s is not None and bound else None
+    return {
+        "KNOWS": outcome.result.knows,
+        "JOBS": f"{m.jobs:,}",
+        "MEAN JCT": span(m.mean_jct_s),
+        "P95 JCT": span(m.p95_jct_s),
+        "MEAN WAIT": span(m.mean_wait_s),
+        "P95 WAIT": span(m.p95_wait_s),
+        "SLOWDOWN": bars.quantity(m.mean_bounded_slowdown),
+        "MAKESPAN": span(m.makespan_s),
+        "UTIL": _percent(m.utilization),
+        "GAP": common.UNKNOWN if gap is None else f"+{gap:.0%}",
+        "FRAG": _percent(m.fragmentation),
+        "JAIN": bars.quantity(m.jain),
+        "KWH": bars.quantity(m.energy_kwh),
+        "INEFF. KWH": bars.quantity(m.inefficient_energy_kwh),
+        "JOBS/S": f"{outcome.result.jobs_per_s:,.0f}",
+    }
+
+
+def _percent(fraction: float | None) -> str:
+    return common.UNKNOWN if fraction is None else f"{fraction * 100:.1f}%"
+
+
+def screen(
+    outcomes: Sequence[Outcome], changes: Sequence[tuple[Change, ...]], width: int, by: str | None = None
+) -> RenderableType:
+    """The table, what changed, what to know of it, and (``by`` user or group) who got what."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [table(outcomes, width), Text()]
+    parts += [Text(common.clean(line)) for line in summary(outcomes, changes)]
+    if by is not None:
+        for outcome in outcomes:
+            parts += [Text(), Text(common.clean(label(outcome, outcomes)), "bold"), _holders(outcome, by)]
+    parts += [Text(), *(Text(common.clean(line), "dim") for line in remarks(outcomes))]
+    return Group(*parts)
+
+
+def _holders(outcome: Outcome, by: str) -> RenderableType:
+    from rich.text import Text
+
+    found = outcome.metrics.users if by == "user" else outcome.metrics.groups
+    if not found:
+        return Text(f"the trace names no {by}s", "dim")
+    columns = (by.upper(), "JOBS", "GPU HOURS", "MEAN JCT", "MEAN WAIT", "SLOWDOWN")
+    shown = common.plain_table(*columns, right=columns[1:])
+    for h in found[:MAX_HOLDERS]:
+        times = (span(h.mean_jct_s), span(h.mean_wait_s), bars.quantity(h.mean_bounded_slowdown))
+        shown.add_row(common.clean(h.name), f"{h.jobs:,}", bars.quantity(h.gpu_hours), *times)
+    if len(found) > MAX_HOLDERS:
+        shown.add_row(f"and {len(found) - MAX_HOLDERS} more", *[""] * (len(columns) - 1))
+    return shown
+
+
+def summary(outcomes: Sequence[Outcome], changes: Sequence[tuple[Change, ...]]) -> list[str]:
+    """What changed and by how much, each replay against the first of its trace and seed, in plain words."""
+    lines = []
+    for outcome, change in zip(outcomes, changes, strict=True):
+        if not change:
+            continue
+        base = next(o for o in outcomes if o.stage is outcome.stage and o.result.seed == outcome.result.seed)
+        lines.append(_sentence(outcome, base, change, outcomes))
+    return lines
+
+
+def _sentence(outcome: Outcome, base: Outcome, change: Sequence[Change], outcomes: Sequence[Outcome]) -> str:
+    jct = next(c for c in change if c.figure == "jct_s")
+    wait = next(c for c in change if c.figure == "wait_s")
+    name, other = label(outcome, outcomes), label(base, outcomes)
+    text = f"Under {name} jobs took {span(jct.other)} on average, {_than(jct)} than under {other} ({span(jct.base)})"
+    text += f"{_interval(jct)}. They waited {span(wait.other)} instead of {span(wait.base)}."
+    ours, theirs = outcome.metrics, base.metrics
+    if ours.utilization is not None and theirs.utilization is not None:
+        points = (ours.utilization - theirs.utilization) * 100
+        text += f" Utilization is {_percent(ours.utilization)} ({points:+.1f} points)"
+    if ours.energy_kwh is not None and theirs.energy_kwh:
+        share = ours.energy_kwh / theirs.energy_kwh - 1
+        text += f", energy {bars.quantity(ours.energy_kwh)} kWh ({share:+.1%})"
+    text += "."
+    if outcome.result.knows != base.result.knows:
+        text += f" Mind: {name} knows {_KNOWS[outcome.result.knows]}, {other} {_KNOWS[base.result.knows]}."
+    return text
+
+
+def _than(change: Change) -> str:
+    if change.relative is None:
+        return "more" if change.difference > 0 else "as long"
+    if abs(change.relative) < 5e-4:
+        return "no longer and no shorter"
+    return f"{abs(change.relative):.1%} {'less' if change.relative < 0 else 'more'}"
+
+
+def _interval(change: Change) -> str:
+    if change.low is None or change.high is None:
+        return f"; {change.days} day{'s are' if change.days != 1 else ' is'} too few to say how sure that is"
+    doubt = "" if change.sure else ", which may be chance"
+    return f"; 95% interval over {change.days} days {change.low:+.1%} to {change.high:+.1%}{doubt}"
+
+
+def remarks(outcomes: Sequence[Outcome]) -> list[str]:
+    """What every policy knows, and what else a reader of the figures must know; each once."""
+    lines = []
+    for policy, knows in dict.fromkeys((o.result.policy, o.result.knows) for o in outcomes):
+        lines.append(f"{policy} knows {_KNOWS[knows]}.")
+    if len({o.result.knows for o in outcomes}) > 1:
+        lines.append("Policies that know different things are not on a par.")
+    notes = dict.fromkeys(n for o in outcomes for n in (*o.stage.notes, *o.result.notes))
+    bound = next((o.bounds for o in outcomes if o.bounds.mean_jct_s is not None), None)
+    if bound is not None:
+        least = f"no schedule has a mean JCT below {span(bound.mean_jct_s)}"
+        lines.append(f"GAP: {least} or a makespan below {span(bound.makespan_s)} (proven lower bounds).")
+    lines += [f"{note[:1].upper()}{note[1:]}." for note in notes]
+    for outcome in outcomes:
+        if outcome.metrics.infeasible:
+            why = outcome.result.infeasible_why[0]
+            lines.append(f"{outcome.metrics.infeasible} jobs can never run on these nodes ({why}) and are left out.")
+            break
+    return list(dict.fromkeys(lines))
+
+
+def schedule_paths(outcomes: Sequence[Outcome], path: str) -> list[str]:
+    """Where each replay's schedule goes: ``path``; of several, each with its policy (and seed) in the name."""
+    if len(outcomes) == 1:
+        return [path]
+    stem, dot, suffix = path.rpartition(".") if "." in path.rpartition("/")[2] else (path, "", "")
+    names = [re.sub(r"[^\w+-]+", "-", label(o, outcomes)).strip("-") for o in outcomes]
+    return [f"{stem}.{name}{dot}{suffix}" for name in names]
+
+
+def write_schedule(result: Result, file: TextIO) -> None:
+    """Every job as ``job,start,end,nodes``: seconds on the trace's clock, node names by spaces; never ran: empty."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(("job", "start", "end", "nodes"))
+    writer.writerows(_schedule_rows(result))
+
+
+def _schedule_rows(result: Result) -> Iterable[tuple[str, str, str, str]]:
+    names, offsets, nodes = result.pool.names, result.part_offsets.tolist(), result.part_nodes.tolist()
+    columns = zip(result.trace.ids, result.ran.tolist(), result.start.tolist(), result.end.tolist(), strict=True)
+    for job, (name, ran, start, end) in enumerate(columns):
+        if not ran:
+            yield name, "", "", ""
+        else:
+            where = " ".join(names[n] for n in nodes[offsets[job] : offsets[job + 1]])
+            yield name, repr(start), repr(end), where

@@ -1,0 +1,29 @@
+"""The same runs on a local Dask cluster, through joblib: equal figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GPUSCHED = str(Path(sys.executable).parent / "gpusched")
+SWF = "".join(f"{i} {i * 7} -1 {50 + i % 9} {1 + i % 4} -1 -1 -1 900 -1 1 {i % 3} 1 -1 1 -1 -1 -1\n" for i in range(40))
+
+
+@pytest.mark.slow
+def test_a_local_dask_cluster_gives_the_same_figures(tmp_path: Path) -> None:
+    pytest.importorskip("distributed", reason="needs the extra 'dask'")
+    (tmp_path / "log.swf").write_text(SWF)
+    env = os.environ | {"NUMBA_DISABLE_JIT": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def rows(*words: str) -> list[dict[str, object]]:
+        command = [GPUSCHED, "replay", "log.swf", "-N", "1", "-P", "fifo", "-P", "sjf", "--json", *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=env, cwd=tmp_path)
+        found: list[dict[str, object]] = json.loads(done.stdout)
+        return [{k: v for k, v in row.items() if k not in ("sim_seconds", "jobs_per_s")} for row in found]
+
+    assert rows("--backend", "dask") == rows()

@@ -1,0 +1,302 @@
+"""``gpusched replay`` as a process of its own, with the compiler switched off: small workloads, no waiting."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpusched.model.jobs import Job, JobSpec, JobState
+from gpusched.queue.store import Run, Store
+
+GPUSCHED = str(Path(sys.executable).parent / "gpusched")
+KEYS = {
+    "policy", "knows", "jobs", "mean_jct_s", "median_jct_s", "p95_jct_s", "mean_wait_s", "p95_wait_s",
+    "mean_bounded_slowdown", "makespan_s", "utilization", "energy_kwh", "inefficient_energy_kwh",
+    "lower_bound_mean_jct_s", "sim_seconds", "jobs_per_s",
+}  # fmt: skip
+SWF = """; UnixStartTime: 1500000000
+1 0 -1 100 2 -1 -1 2 200 -1 1 1 1 -1 1 -1 -1 -1
+2 10 -1 50 4 -1 -1 4 60 -1 1 2 1 -1 1 -1 -1 -1
+3 20 -1 500 8 -1 -1 8 600 -1 1 1 1 -1 1 -1 -1 -1
+4 30 -1 20 2 -1 -1 2 30 -1 1 3 1 -1 1 -1 -1 -1
+"""
+INVENTORY = """\
+defaults: {runtime: process}
+partitions:
+  A:
+    policy: fifo
+    defaults: {gpus: 8, cores: 8, memory: 8G, gpu_type: A100, rated_power: 6.5kW}
+    nodes: [n1]
+    flavors: {}
+  B:
+    policy: easy
+    defaults: {gpus: 4, cores: 4, memory: 4G}
+    nodes: [m1, m2]
+    flavors: {}
+"""
+
+
+class Place:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.trace = folder / "log.swf"
+        self.trace.write_text(SWF)
+        (folder / "inventory.yaml").write_text(INVENTORY)
+
+    def run(self, *words: str, code: int = 0) -> tuple[str, str]:
+        env = os.environ | {
+            "NUMBA_DISABLE_JIT": "1", "GPUSCHED_STATE": str(self.folder / "state"),
+            "XDG_CACHE_HOME": str(self.folder / "c"), "GPUSCHED_INVENTORY": str(self.folder / "inventory.yaml"),
+        }  # fmt: skip
+        done = subprocess.run(
+            [GPUSCHED, "replay", *words],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env=env,
+            cwd=self.folder,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout, done.stderr
+
+    def rows(self, *words: str) -> list[dict[str, Any]]:
+        out, err = self.run(*words, "--json")
+        assert err == ""
+        found: list[dict[str, Any]] = json.loads(out)
+        return found
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+ONE = ("log.swf", "--nodes", "1", "--gpus-per-node", "8")
+
+
+def test_json_is_one_list_with_the_keys_others_rely_on(place: Place) -> None:
+    fifo, easy = place.rows(*ONE, "-P", "fifo", "-P", "fifo+easy")
+    assert set(fifo) >= KEYS
+    assert (fifo["policy"], fifo["knows"], fifo["jobs"]) == ("fifo", "nothing", 4)
+    assert (easy["policy"], easy["knows"]) == ("fifo+easy", "limit")
+    # by hand: 1 at 0-100, 2 at 10-60, 3 at 100-600, 4 behind it at 600-620
+    assert fifo["mean_jct_s"] == (100 + 50 + 580 + 590) / 4
+    assert fifo["mean_wait_s"] == (0 + 0 + 80 + 570) / 4
+    assert fifo["makespan_s"] == 620
+    assert fifo["utilization"] == pytest.approx((200 + 200 + 4000 + 40) / (8 * 620))
+    assert easy["mean_jct_s"] == (100 + 50 + 580 + 20) / 4
+    assert [c["figure"] for c in easy["change"]] == ["jct_s", "wait_s", "bounded_slowdown"]
+    assert fifo["change"] == []
+
+
+def test_a_policy_may_be_a_file(place: Place) -> None:
+    (place.folder / "mine.yaml").write_text("order: fifo\nplace: best-fit\nbackfill: easy\n")
+    named, filed = place.rows(*ONE, "-P", "fifo+easy", "-P", "mine.yaml")
+    assert filed["mean_jct_s"] == named["mean_jct_s"]
+
+
+def test_one_node_of_128_gpus_is_a_pool(place: Place) -> None:
+    (row,) = place.rows("log.swf", "--nodes", "1", "--gpus-per-node", "128", "-P", "fifo")
+    assert (row["nodes"], row["gpus"], row["mean_wait_s"]) == (1, 128, 0)
+
+
+def test_schedules_are_written_for_each_policy(place: Place) -> None:
+    place.run(*ONE, "-P", "fifo", "--schedule-out", "s.csv")
+    with (place.folder / "s.csv").open() as file:
+        rows = list(csv.reader(file))
+    assert rows == [
+        ["job", "start", "end", "nodes"],
+        ["1", "0.0", "100.0", "n0000"],
+        ["2", "10.0", "60.0", "n0000"],
+        ["3", "100.0", "600.0", "n0000"],
+        ["4", "600.0", "620.0", "n0000"],
+    ]
+    _, err = place.run(*ONE, "-P", "fifo", "-P", "sjf", "--schedule-out", "t.csv")
+    assert (place.folder / "t.fifo.csv").read_text() == (place.folder / "s.csv").read_text()
+    assert "t.sjf.csv" in err
+
+
+def test_a_job_that_never_runs_has_an_empty_line_and_a_reason(place: Place) -> None:
+    (row,) = place.rows("log.swf", "--nodes", "1", "--gpus-per-node", "4", "-P", "fifo", "--schedule-out", "s.csv")
+    assert (row["jobs"], row["infeasible"]) == (3, 1)
+    assert any("can never run" in note for note in row["notes"])
+    assert "3,,,\n" in (place.folder / "s.csv").read_text()
+
+
+def test_load_chooses_the_nodes_and_says_so(place: Place) -> None:
+    (light,) = place.rows("log.swf", "--load", "5", "--gpus-per-node", "8", "-P", "fifo")
+    (heavy,) = place.rows("log.swf", "--load", "10", "--gpus-per-node", "8", "-P", "fifo")
+    assert light["nodes"] == round(4440 / (5 * 8 * 30))
+    assert light["nodes"] > heavy["nodes"]
+    assert any("chosen for an offered load of 5" in note for note in light["notes"])
+    (paced,) = place.rows("log.swf", "--load", "0.5", "--nodes", "1", "-P", "fifo")
+    assert paced["nodes"] == 1
+    assert any("offered load of 0.5" in note for note in paced["notes"])
+
+
+def test_the_inventory_gives_nodes_and_power(place: Place) -> None:
+    (place.folder / "one.yaml").write_text(INVENTORY.partition("  B:")[0])
+    (row,) = place.rows("log.swf", "--inventory", "one.yaml", "-P", "fifo")
+    assert (row["nodes"], row["gpus"]) == (1, 8)
+    assert row["inefficient_energy_kwh"] == pytest.approx(6.5 * 620 / 3600 * (1 - row["utilization"]))
+
+
+def test_seeds_are_runs_and_equal_seeds_are_equal(place: Place) -> None:
+    words = ("log.swf", "--nodes", "3", "-P", "fifo", "--placement", "random")
+    runs = place.rows(*words, "--seed", "1", "--seed", "2")
+    assert [r["seed"] for r in runs] == [1, 2]
+    for run, again in zip(runs, place.rows(*words, "--seed", "1", "--seed", "2"), strict=True):
+        timing = {"sim_seconds", "jobs_per_s"}
+        assert {k: v for k, v in run.items() if k not in timing} == {k: v for k, v in again.items() if k not in timing}
+
+
+def test_processes_change_nothing(place: Place) -> None:
+    words = (*ONE, "-P", "fifo", "-P", "sjf", "--html", "p.html")
+    alone = place.rows(*words, "-j", "1")
+    page = (place.folder / "p.html").read_text()
+    together = place.rows(*words, "-j", "2")
+    timing = {"sim_seconds", "jobs_per_s"}
+    assert [{k: v for k, v in r.items() if k not in timing} for r in alone] == [
+        {k: v for k, v in r.items() if k not in timing} for r in together
+    ]
+    assert (place.folder / "p.html").read_text() == page
+
+
+def test_the_table_says_what_policies_know_and_what_changed(place: Place) -> None:
+    out, _ = place.run(*ONE, "-P", "fifo", "-P", "sjf", "--by", "user")
+    assert "sjf knows the real run times, which nobody knows beforehand." in out
+    assert "Policies that know different things are not on a par." in out
+    assert "Under sjf jobs took" in out
+    assert "USER" in out
+    assert "energy is assumed" in out.lower()
+
+
+def test_nodes_fail_and_drain_as_listed(place: Place) -> None:
+    (place.folder / "o.csv").write_text("node,start,end,drain\nn0000,50,80,no\nn0000,150,700,yes\n")
+    place.run(*ONE, "-P", "fifo", "--outages", "o.csv", "--schedule-out", "s.csv")
+    # 1 and 2 are cut at 50 and start anew at 80; 3 runs at 180 at the earliest: after the drain
+    rows = (place.folder / "s.csv").read_text().splitlines()
+    assert rows[1:3] == ["1,0.0,180.0,n0000", "2,10.0,130.0,n0000"]
+    assert rows[3:] == ["3,700.0,1200.0,n0000", "4,1200.0,1220.0,n0000"]
+    (place.folder / "o.csv").write_text("node,start,end\nn0000,50,80\nn1,5,6\n")
+    _, err = place.run(*ONE, "-P", "fifo", "--outages", "o.csv", code=2)
+    assert "o.csv:3: node: found 'n1'" in err
+
+
+def test_a_restart_costs_what_is_said(place: Place) -> None:
+    free, dear = (place.rows(*ONE, "-P", "srtf", "--restart", cost)[0] for cost in ("0s", "100s"))
+    if free["restarts"]:
+        assert dear["mean_jct_s"] > free["mean_jct_s"]
+    _, err = place.run(*ONE, "-P", "srtf", "--restart", "soon", code=2)
+    assert "--restart 'soon' is not a time" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((*ONE,), "no policy is named"),
+        ((*ONE, "-P", "fiffo"), "no policy is called 'fiffo'"),
+        (("log.swf", "--inventory", "inventory.yaml", "--nodes", "2", "-P", "fifo"), "do not go together"),
+        ((*ONE, "-P", "fifo", "--load", "0"), "load of 0"),
+        ((*ONE, "-P", "fifo", "--fail-if-worse", "3"), "--nightly"),
+        ((*ONE, "--nightly"), "--nightly"),
+        ((*ONE, "-P", "fifo", "--backend", "spark"), "neither dask nor ray"),
+        ((*ONE, "-P", "fifo", "--placement", "tight"), "no placement is called 'tight'"),
+        ((*ONE, "-P", "fifo", "--vc", "nobody"), "nobody"),
+    ],
+)
+def test_wrong_requests_are_one_line(place: Place, words: tuple[str, ...], said: str) -> None:
+    _, err = place.run(*words, code=2)
+    assert said in err
+    assert err.count("\n") == 1
+    out, _ = place.run(*words, "--json", code=2)
+    assert said in json.loads(out)["error"]
+
+
+# -- the own history
+
+
+def _record(
+    place: Place, jobs: list[tuple[str, float, float, float, int]], partition: str = "A", limit: int = 0
+) -> None:
+    """Jobs (id, submitted, started, ended: seconds before now; GPUs) into the store, as the controller leaves them."""
+    now = time.time()
+    store = Store.create_or_open(place.folder / "state")
+    with store.transaction():
+        for name, submit, start, end, gpus in jobs:
+            spec = JobSpec(
+                name=name, partition=partition, nodes=1, gpus_per_node=gpus, cores_per_node=gpus, memory_mib_per_node=1,
+                time_limit_s=limit or int(start - end) + 60,
+            )  # fmt: skip
+            store.put_jobs([
+                Job(id=name, user="ann", uid=0, spec=spec, state=JobState.COMPLETED, submit_time=now - submit,
+                    start_time=now - start, end_time=now - end, attempt=1)
+            ])  # fmt: skip
+            store.open_run(
+                Run(job_id=name, attempt=1, user="ann", partition=partition, flavor=None, share=gpus / 8, gpus=gpus,
+                    start_time=now - start, end_time=None, outcome=None, nodes={"n1": gpus})
+            )  # fmt: skip
+            store.close_run(name, 1, now - end, JobState.COMPLETED)
+    store.close()
+
+
+BLOCKED = [("a", 9000.0, 9000.0, 8000.0, 6), ("b", 8990.0, 8000.0, 7000.0, 8), ("c", 8980.0, 7000.0, 6900.0, 2)]
+"""Under fifo c (100 s, 2 GPUs) waits behind b; with EASY backfill it runs beside a."""
+
+
+def test_without_a_trace_the_own_history_on_the_own_nodes(place: Place) -> None:
+    _record(place, BLOCKED)
+    easy, fifo = place.rows("--since", "30d", "--vc", "A", "-P", "fifo+easy", "-P", "fifo")
+    assert (fifo["jobs"], fifo["gpus"]) == (3, 16)
+    assert fifo["mean_jct_s"] == pytest.approx((1000 + 1990 + 2080) / 3, abs=0.1)
+    assert easy["mean_jct_s"] == pytest.approx((1000 + 1990 + 100) / 3, abs=0.1)
+    assert any("begins with empty nodes" in note for note in fifo["notes"])
+    place.run("--since", "1h", "-P", "fifo", code=1)
+
+
+def test_no_history_is_said(place: Place) -> None:
+    _, err = place.run("--since", "30d", "-P", "fifo", code=1)
+    assert "there is no history yet" in err
+
+
+def test_nightly_says_in_one_line_what_the_live_policy_lost(place: Place) -> None:
+    _record(place, BLOCKED)
+    _record(place, [("d", 5000.0, 5000.0, 4000.0, 4)], "B")
+    out, _ = place.run("--since", "1d", "--nightly")
+    assert out.count("\n") == 1
+    assert "A: mean JCT" in out
+    assert "under fifo (live)" in out
+    assert "B: mean JCT 16.7 min of 1 jobs under easy (live); no other policy does better" in out
+    reports = sorted(p.name for p in (place.folder / "state/reports").iterdir())
+    day = reports[0][:10]
+    assert reports == [f"{day}-A.html", f"{day}-B.html", f"{day}.json"]
+    report = json.loads((place.folder / f"state/reports/{day}.json").read_text())
+    part = report["partitions"][0]
+    assert part["live"] == part["runs"][0]["policy"] == "fifo"
+    assert {"easy", "sjf", "ljf", "naive", "spread", "fairshare", "fifo-skip"} <= {r["policy"] for r in part["runs"]}
+    assert part["loss"] == pytest.approx((1000 + 1990 + 2080) / (1000 + 1990 + 100) - 1, abs=0.01)
+    assert part["real_mean_wait_s"] == pytest.approx((0 + 990 + 1980) / 3, abs=0.1)
+    assert part["replayed_mean_wait_s"] == pytest.approx(part["real_mean_wait_s"], abs=0.1)
+
+
+def test_nightly_fails_only_beyond_the_percentage(place: Place) -> None:
+    _record(place, BLOCKED)
+    place.run("--nightly", "--fail-if-worse", "10", code=1)
+    place.run("--nightly", "--fail-if-worse", "90")
+    out, _ = place.run("--nightly", "--fail-if-worse", "10", "--json", code=1)
+    assert json.loads(out)["worst_loss"] == pytest.approx(0.64, abs=0.01)
+
+
+def test_a_quiet_night_is_no_failure(place: Place) -> None:
+    _record(place, BLOCKED)
+    out, _ = place.run("--since", "1h", "--nightly", "--fail-if-worse", "0")
+    assert out == "no job has run and ended of those submitted in 1h\n"

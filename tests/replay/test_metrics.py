@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpusched.sim.cluster import NodeSpec, Pool
+from gpusched.sim.metrics import eq4, fragmentation, jain, job_times, metrics_of
+from gpusched.sim.runs import binned_mean, parts_of
+from tests.replay.build import Job, gist_pool, result_of
+
+
+def test_times_of_a_plain_job() -> None:
+    m = metrics_of(result_of([Job(0, 5, 105, gpus=8), Job(10, 110, 115, gpus=8)]))
+    assert (m.jobs, m.mean_jct_s, m.median_jct_s) == (2, 105.0, 105.0)
+    assert m.mean_wait_s == (5 + 100) / 2
+    # max(1, JCT / max(run, 10)): 105 / 100, and 105 / 10 since 5 s of run time are below the threshold
+    assert m.mean_bounded_slowdown == pytest.approx((1.05 + 10.5) / 2)
+    assert m.makespan_s == 115.0
+
+
+def test_a_slowdown_is_never_below_one() -> None:
+    assert metrics_of(result_of([Job(0, 0, 1)])).mean_bounded_slowdown == 1.0
+
+
+def test_percentiles_are_between_ranks() -> None:
+    m = metrics_of(result_of([Job(0, 0, s) for s in range(1, 102)]))
+    assert (m.median_jct_s, m.p95_jct_s, m.p99_jct_s) == (51.0, 96.0, 100.0)
+
+
+def test_a_preempted_job_waits_again_and_its_lost_work_is_no_wait() -> None:
+    times = job_times(result_of([Job(0, 50, 80, cut=((10, 20, 1),))]))
+    assert (times.jct[0], times.run[0], times.wait[0]) == (80.0, 40.0, 40.0)
+
+
+def test_jobs_that_cannot_run_are_counted_and_left_out() -> None:
+    m = metrics_of(result_of([Job(0, 0, 10), Job(0, 0, 0, nodes=())]))
+    assert (m.jobs, m.infeasible, m.unfinished, m.mean_jct_s) == (1, 1, 0, 10.0)
+
+
+def test_nothing_ran_is_unknown_not_zero() -> None:
+    m = metrics_of(result_of([Job(0, 0, 0, nodes=())]))
+    assert (m.jobs, m.mean_jct_s, m.utilization, m.energy_kwh) == (0, None, None, None)
+
+
+def test_utilization_begins_with_the_first_start_and_gpu_hours_with_the_first_submission() -> None:
+    m = metrics_of(result_of([Job(0, 100, 200, gpus=8)], Pool.uniform(1, 8)))
+    assert m.utilization == 1.0
+    assert m.gpu_hours_utilization == 0.5
+    assert m.gpu_hours == pytest.approx(800 / 3600)
+
+
+def test_eq4_takes_the_dominant_share() -> None:
+    pool = Pool.of([NodeSpec(8, 64, -1)])
+    whole = eq4(result_of([Job(0, 0, 10, gpus=2, cores=64)], pool)).whole
+    assert whole == 1.0
+
+
+def test_eq4_weighs_partitions_by_gpus() -> None:
+    pool = Pool.of([NodeSpec(8, partition="a"), NodeSpec(4, partition="b")])
+    jobs = [Job(0, 0, 10, gpus=8, nodes=(0,)), Job(0, 0, 10, gpus=1, nodes=(1,))]
+    assert eq4(result_of(jobs, pool)).whole == pytest.approx((8 + 1) / 12)
+
+
+def test_the_papers_inefficient_energy() -> None:
+    """Two DGX A100 at U = 0.62 over 720 h: 13 kW x 720 h x 0.38 = 3557 kWh (CMC 2022, section 5)."""
+    hours = 3600.0
+    jobs = [Job(0, 0, 720 * hours, nodes=(0,), gpus=8), Job(0, 0, 0.24 * 720 * hours, nodes=(1,), gpus=8)]
+    m = metrics_of(result_of(jobs, gist_pool()))
+    assert m.utilization == pytest.approx(0.62)
+    assert m.inefficient_energy_kwh == pytest.approx(3556.8)
+    assert m.energy_kwh == pytest.approx(13 * 720 * (0.5 + 0.5 * 0.62))
+
+
+def test_jain() -> None:
+    assert jain(np.array([3.0, 3.0, 3.0])) == pytest.approx(1.0)
+    assert jain(np.array([1.0, 0.0, 0.0, 0.0])) == pytest.approx(0.25)
+    jobs = [Job(0, 0, 10, user="ann"), Job(0, 20, 30, user="bob")]  # slowdowns 1 and 3
+    m = metrics_of(result_of(jobs))
+    assert m.jain == pytest.approx(16 / (2 * 10))
+    assert [(u.name, u.jobs, u.mean_wait_s) for u in m.users] == [("ann", 1, 0.0), ("bob", 1, 20.0)]
+
+
+JOBS = st.lists(
+    st.builds(
+        lambda at, wait, run, nodes, gpus: Job(at, at + wait, at + wait + run, tuple(sorted(nodes)), gpus),
+        st.integers(0, 30), st.integers(0, 20), st.integers(1, 20),
+        st.sets(st.integers(0, 2), min_size=1, max_size=3), st.integers(1, 2),
+    ), min_size=1, max_size=4,
+)  # fmt: skip
+
+
+@given(JOBS)
+@settings(deadline=None, max_examples=60)
+def test_fragmentation_and_means_equal_a_count_second_by_second(jobs: list[Job]) -> None:
+    pool = Pool.uniform(3, 8)  # at most 4 jobs of 2 GPUs per node: never over capacity
+    result = result_of(jobs, pool)
+    begin, end = min(int(j.submit) for j in jobs), max(int(j.end) for j in jobs)
+    free_s = lost_s = held_s = 0.0
+    for second in range(begin, end):
+        for node in range(3):
+            held = sum(j.gpus for j in jobs if node in j.nodes and j.start <= second < j.end)
+            unfit = sum(j.gpus > 8 - held for j in jobs) / len(jobs)
+            free_s, lost_s, held_s = free_s + 8 - held, lost_s + (8 - held) * unfit, held_s + held
+    assert fragmentation(result) == pytest.approx(lost_s / free_s)
+    m = metrics_of(result)
+    assert m.gpu_hours_utilization == pytest.approx(held_s / (24 * (end - begin)))
+    parts = parts_of(result)
+    edges = np.linspace(begin - 3.0, end + 3.0, 8)
+    means = binned_mean(parts.start, parts.end, parts.gpus, edges)
+    assert float((means * np.diff(edges)).sum()) == pytest.approx(held_s)
+    for i in range(7):
+        area = sum(j.gpus * len(j.nodes) * max(0.0, min(j.end, edges[i + 1]) - max(j.start, edges[i])) for j in jobs)
+        assert means[i] == pytest.approx(area / (edges[i + 1] - edges[i]))
+
+
+def test_free_gpus_that_no_waiting_size_can_use_are_fragments() -> None:
+    # 2 of 8 GPUs are free while everybody needs 6: all that is free is a fragment
+    assert fragmentation(result_of([Job(0, 0, 10, gpus=6)], Pool.uniform(1, 8))) == 1.0
+    assert fragmentation(result_of([Job(0, 0, 10, gpus=8)], Pool.uniform(1, 8))) is None

@@ -1,0 +1,294 @@
+"""Properties that every replay has, queueing theory, and what the engine's interface promises."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpusched.errors import UsageError
+from gpusched.sim.cluster import NodeSpec, Pool
+from gpusched.sim.engine import Outage, replay
+from gpusched.sim.policies import known_policies, policy_by_name
+from gpusched.sim.stepper import Stepper
+from tests.sim.worlds import engine_inputs, trace_of, workloads
+
+PREEMPTIVE = ("srtf", "las", "drf")
+
+
+def held(result):
+    """(node, start, end, GPUs) of every part of every run, cut ones too."""
+    rows = []
+    for j in np.flatnonzero(np.isfinite(result.end)):
+        rows += [(n, result.last_start[j], result.end[j], result.part_gpus[j]) for n in result.nodes_of(j)]
+    cut = result.cut
+    for i, j in enumerate(cut.job):
+        nodes = cut.part_nodes[cut.part_offsets[i] : cut.part_offsets[i + 1]]
+        rows += [(n, cut.start[i], cut.end[i], result.part_gpus[j]) for n in nodes]
+    return rows
+
+
+def assert_capacity(result):
+    for node, gpus in enumerate(result.pool.gpus):
+        steps = [(t, d) for n, a, b, g in held(result) if n == node for t, d in ((a, g), (b, -g))]
+        used = 0
+        for _, step in sorted(steps):  # at one time what ends comes first
+            used += step
+            assert used <= gpus
+
+
+def events_of(result):
+    return hashlib.sha256(result.events.tobytes() + result.part_nodes.tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("policy", known_policies())
+@given(workloads(), st.sampled_from(["best-fit", "random", "naive", "worst-fit"]))
+@settings(max_examples=12, deadline=None)
+def test_no_gpu_twice_gangs_whole_and_nobody_is_forgotten(policy, world, placement):
+    jobs, nodes, outages = world
+    trace, pool = engine_inputs(jobs, nodes)
+    failures = [Outage(o.node, o.start, o.end, o.drain) for o in outages]
+    result = replay(trace, pool, policy, placement=placement, failures=failures, restart_s=0.25, seed=3)
+    assert_capacity(result)
+    feasible = np.setdiff1d(np.arange(len(trace)), result.infeasible)
+    for j in feasible:
+        if np.isfinite(result.end[j]):
+            mine = result.nodes_of(j)
+            assert len(set(mine)) == len(mine)
+            assert len(mine) * result.part_gpus[j] == trace.gpus[j]
+            assert trace.submit[j] <= result.start[j] <= result.last_start[j] < result.end[j]
+            before = trace.depends_on[j]
+            assert before < 0 or result.start[j] >= result.end[before]
+    if not any(o.end == math.inf for o in failures):
+        assert np.isfinite(result.end[feasible]).all()
+    assert np.isnan(result.start[result.infeasible]).all()
+    again = replay(trace, pool, policy, placement=placement, failures=failures, restart_s=0.25, seed=3)
+    assert events_of(again) == events_of(result)
+    order = np.lexsort((result.events.time,))
+    assert (order == np.arange(len(order))).all()
+
+
+@pytest.mark.parametrize("policy", PREEMPTIVE)
+@given(workloads(failing=False), st.sampled_from([0.0, 0.25]))
+@settings(max_examples=30, deadline=None)
+def test_preempted_work_is_kept_and_restarts_cost(policy, world, restart_s):
+    trace, pool = engine_inputs(*world[:2])
+    result = replay(trace, pool, policy, restart_s=restart_s)
+    ran = result.end - result.last_start
+    np.add.at(ran, result.cut.job, result.cut.end - result.cut.start)
+    done = np.isfinite(result.end)
+    overhead = ran[done] - trace.duration[done]
+    assert (overhead >= -1e-9).all()
+    assert (overhead <= result.restarts[done] * restart_s + 1e-9).all()
+    single = done & (result.restarts <= 1)
+    np.testing.assert_allclose((ran - trace.duration)[single], (result.restarts * restart_s)[single], atol=1e-9)
+
+
+@given(workloads(failing=False))
+@settings(max_examples=40, deadline=None)
+def test_fifo_starts_in_order_and_wastes_nothing(world):
+    trace, pool = engine_inputs(*world[:2])
+    trace = trace_of(trace.submit, trace.duration, trace.gpus)
+    result = replay(trace, pool, "fifo")
+    start = result.start[np.isfinite(result.start)]
+    assert (np.diff(start) >= 0).all()
+    skip = replay(trace_of(trace.submit, trace.duration, np.ones(len(trace))), pool, "fifo-skip")
+    for j in range(len(trace)):  # work conservation: whoever waits does so because all GPUs are taken
+        if skip.start[j] > trace.submit[j]:
+            busy = ((skip.start < skip.start[j]) & (skip.end >= skip.start[j])).sum()
+            assert busy >= pool.total_gpus
+
+
+def erlang_wait(rate, service, servers):
+    load = rate * service
+    terms = [load**k / math.factorial(k) for k in range(servers)]
+    last = load**servers / math.factorial(servers) * servers / (servers - load)
+    return last / (sum(terms) + last) * service / (servers - load)
+
+
+@pytest.mark.parametrize(("servers", "load"), [(1, 0.5), (4, 0.8), (16, 0.9)])
+def test_mean_wait_is_erlangs(servers, load):
+    """M/M/c, 400,000 jobs: within 4 %."""
+    rng = np.random.default_rng(7)
+    jobs, service = 400_000, 100.0
+    submit = np.cumsum(rng.exponential(service / (servers * load), jobs))
+    trace = trace_of(submit, rng.exponential(service, jobs), np.ones(jobs))
+    result = replay(trace, Pool.uniform(1, servers), "fifo")
+    wait = float((result.start - trace.submit)[jobs // 20 :].mean())
+    assert wait == pytest.approx(erlang_wait(load * servers / service, service, servers), rel=0.04)
+
+
+@pytest.mark.parametrize("load", [0.5, 0.8])
+def test_mean_wait_is_pollaczek_and_khinchines(load):
+    """M/G/1 with uniform run times, 400,000 jobs: within 4 %."""
+    rng = np.random.default_rng(8)
+    jobs = 400_000
+    duration = rng.uniform(1.0, 9.0, jobs)
+    mean, second = 5.0, 25.0 + 64.0 / 12
+    trace = trace_of(np.cumsum(rng.exponential(mean / load, jobs)), duration, np.ones(jobs))
+    result = replay(trace, Pool.uniform(1, 1), "fifo")
+    wait = float((result.start - trace.submit).mean())
+    assert wait == pytest.approx(load / mean * second / (2 * (1 - load)), rel=0.04)
+
+
+def test_jobs_split_into_the_fewest_equal_parts_and_the_impossible_are_named():
+    trace = trace_of([0] * 6, [1] * 6, [8, 10, 9, 16, 11, 40])
+    result = replay(trace, Pool.uniform(4, 8), "fifo-skip")
+    parts = np.diff(result.part_offsets)
+    assert parts.tolist() == [1, 2, 3, 2, 0, 0]
+    assert result.infeasible.tolist() == [4, 5]
+    assert "11 GPUs" in result.infeasible_why[0]
+    assert replay(trace, Pool.uniform(1, 128), "fifo").infeasible.size == 0
+
+
+def test_waiting_for_the_impossible_is_impossible():
+    result = replay(trace_of([0, 0, 0], [1, 1, 1], [99, 1, 1], depends_on=[-1, 0, 1]), Pool.uniform(1, 8), "fifo")
+    assert result.infeasible.tolist() == [0, 1, 2]
+    assert result.infeasible_why[1] == "waits for a job that can never run"
+
+
+def test_limits_kill_only_if_asked_to():
+    trace = trace_of([0, 0], [10, 3], [1, 1], limit=[5, 5])
+    assert replay(trace, Pool.uniform(1, 1), "fifo").end.tolist() == [10, 13]
+    result = replay(trace, Pool.uniform(1, 1), "fifo", limits=True)
+    assert result.end.tolist() == [5, 8]
+    assert result.killed.tolist() == [True, False]
+
+
+def test_partitions_have_their_own_queues_and_types_bind():
+    pool = Pool.of([NodeSpec(2, gpu_type="A", partition="a"), NodeSpec(2, gpu_type="B", partition="b")])
+    base = trace_of([0, 0, 0], [5, 5, 5], [2, 2, 2])
+    columns = {**vars(base), "groups": ("b", "a", "c"), "group": np.array([0, 1, 2])}
+    result = replay(type(base)(**columns), pool, "fifo")
+    assert result.nodes_of(0).tolist() == [1]
+    assert result.nodes_of(1).tolist() == [0]
+    assert result.infeasible_why == ("no partition is called 'c'",)
+
+
+@pytest.mark.parametrize(
+    "policy", ["fifo+easy", "sjf", "fifo+conservative", "sjf-estimate+easy", "multifactor", *PREEMPTIVE]
+)
+def test_plain_python_decides_the_same(policy):
+    program = (
+        f"import numpy as np\nfrom tests.sim.test_engine import events_of, small\nprint(events_of(small({policy!r})))\n"
+    )
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1"}
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == events_of(small(policy)), done.stderr
+
+
+def small(policy):
+    rng = np.random.default_rng(5)
+    jobs = 60
+    duration = rng.integers(1, 40, jobs) * 0.5
+    submit = np.sort(rng.integers(0, 60, jobs) * 0.5)
+    trace = trace_of(
+        submit, duration, rng.choice([1, 2, 4, 8], jobs), limit=2 * duration, user=rng.integers(0, 4, jobs)
+    )
+    failures = [Outage(1, 10.0, 20.0), Outage(0, 15.0, 25.0, True)]
+    return replay(trace, Pool.uniform(4, 4), policy, failures=failures, placement="random", restart_s=0.5)
+
+
+def test_conservative_delays_nobody_that_came_before():
+    """With exact run times on one node, later jobs change no start of earlier ones."""
+    rng = np.random.default_rng(11)
+    jobs = 120
+    duration = rng.integers(1, 30, jobs).astype(float)
+    submit = np.sort(rng.integers(0, 200, jobs)).astype(float)
+    gpus = rng.integers(1, 9, jobs)
+    whole = replay(trace_of(submit, duration, gpus), Pool.uniform(1, 8), "fifo+conservative")
+    for count in range(10, jobs, 10):
+        part = trace_of(submit[:count], duration[:count], gpus[:count])
+        first = replay(part, Pool.uniform(1, 8), "fifo+conservative")
+        np.testing.assert_array_equal(first.start, whole.start[:count])
+    fifo = replay(trace_of(submit, duration, gpus), Pool.uniform(1, 8), "fifo")
+    assert whole.start.mean() < fifo.start.mean()
+
+
+def test_a_policy_in_plain_python_plugs_in():
+    def shortest_first(stepper: Stepper) -> None:
+        for job in sorted(stepper.waiting(), key=lambda j: (stepper.trace.duration[j], j)):
+            if not stepper.start(job):
+                return
+
+    shortest_first.knows = "oracle"
+    rng = np.random.default_rng(2)
+    trace = trace_of(np.sort(rng.random(200) * 300), rng.random(200) * 20 + 1, rng.choice([1, 2, 4, 8, 16], 200))
+    pool = Pool.uniform(3, 8)
+    mine, ours = replay(trace, pool, shortest_first), replay(trace, pool, "sjf")
+    assert mine.events.tobytes() == ours.events.tobytes()
+    assert (mine.policy, mine.knows) == ("shortest_first", "oracle")
+
+
+def test_the_stepper_refuses_what_cannot_be():
+    stepper = Stepper(trace_of([0, 0], [5, 5], [8, 8]), Pool.uniform(1, 8))
+    assert stepper.advance()
+    assert stepper.start(0, [0])
+    assert not stepper.start(1)
+    for nodes in ([0], [0, 0], [3], []):
+        with pytest.raises(UsageError, match="cannot start"):
+            stepper.start(1, nodes)
+    with pytest.raises(UsageError, match="does not wait"):
+        stepper.start(0)
+    with pytest.raises(UsageError, match="only just"):
+        stepper.preempt(0)
+    assert stepper.advance(until=2.0)
+    stepper.preempt(0)
+    assert stepper.start(1)
+    assert stepper.advance()
+    assert stepper.now == 7.0
+    assert stepper.start(0)
+    while stepper.advance():
+        pass
+    assert stepper.result("x").end.tolist() == [10.0, 7.0]
+
+
+def test_every_policy_says_what_it_knows_and_where_it_is_from():
+    for name in known_policies():
+        policy = policy_by_name(name)
+        assert policy.source
+        assert policy.knows in ("nothing", "limit", "estimate", "oracle")
+    assert policy_by_name("sjf").knows == "oracle"
+    assert policy_by_name("fifo").knows == "nothing"
+    assert policy_by_name("fifo+easy").knows == "limit"
+    live = policy_by_name("policies/easy.yaml")
+    assert (live.order, live.backfill, live.placement) == ("fifo", "easy", "best-fit")
+    with pytest.raises(UsageError, match="did you mean 'fifo'"):
+        policy_by_name("fifoo")
+
+
+def test_a_trace_without_limits_makes_backfill_an_oracle_and_says_so():
+    trace = trace_of([0], [5], [1], limit=[np.nan])
+    result = replay(trace, Pool.uniform(1, 8), "fifo+easy")
+    assert result.knows == "oracle"
+    assert "no limits" not in result.policy
+    assert "the trace has none" in result.notes[0]
+
+
+def test_srtf_beats_sjf_and_restarts_cost():
+    trace = trace_of([0, 1], [100, 1], [8, 8])
+    pool = Pool.uniform(1, 8)
+    assert replay(trace, pool, "sjf").end.tolist() == [100, 101]
+    assert replay(trace, pool, "srtf").end.tolist() == [101, 2]
+    assert replay(trace, pool, "srtf", restart_s=10.0).end.tolist() == [111, 2]
+
+
+def test_las_demotes_who_has_had_its_share():
+    trace = trace_of([0, 1], [100, 10], [8, 8])
+    result = replay(trace, Pool.uniform(1, 8), "las", las_thresholds_gpu_s=[80.0])
+    assert result.end.tolist() == [110, 20]
+    assert result.cut.end.tolist() == [10.0]
+
+
+def test_drf_shares_between_users():
+    trace = trace_of([0] * 6, [10] * 6, [4] * 6, user=[0, 0, 0, 0, 0, 1])
+    result = replay(trace, Pool.uniform(2, 4), "drf")
+    assert result.start[5] == 0.0

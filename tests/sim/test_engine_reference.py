@@ -1,0 +1,44 @@
+"""Every start, end and node of the engine against the plain reference simulator; fast runs against `schedule`."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpusched.sim.engine import Outage, replay
+from tests.sim.reference import Reference
+from tests.sim.worlds import engine_inputs, workloads
+
+ORDERS = ("fifo", "sjf", "smallest")
+MODES = {"none": "", "skip": "-skip", "easy": "+easy"}
+PLACES = ("first-fit", "best-fit", "worst-fit")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("order", ORDERS)
+@given(workloads(), st.sampled_from(PLACES), st.booleans(), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_every_start_and_end_is_the_references(order, mode, world, place, kill, generic):
+    jobs, nodes, outages = world
+    trace, pool = engine_inputs(jobs, nodes)
+    reference = Reference(
+        copy.deepcopy(jobs), nodes, order, mode, place, outages, kill, oracle=order == "sjf" and not kill
+    )
+    if order == "sjf" and kill:  # the oracle's run time is the real one, whatever the limit cuts
+        for job, real in zip(reference.jobs, jobs, strict=True):
+            job.limit, job.duration = real.duration, min(real.duration, real.limit)
+            job.key = real.duration
+        reference.key = lambda job: job.key
+    reference.run()
+    failures = [Outage(o.node, o.start, o.end, o.drain) for o in outages]
+    result = replay(trace, pool, order + MODES[mode], placement=place, limits=kill, failures=failures, generic=generic)
+    assert result.infeasible.tolist() == reference.never
+    np.testing.assert_array_equal(result.start, [j.start for j in reference.jobs])
+    np.testing.assert_array_equal(result.end, [j.end for j in reference.jobs])
+    for i, job in enumerate(reference.jobs):
+        if not np.isnan(job.end):
+            assert result.nodes_of(i).tolist() == job.runs_on
