@@ -1,6 +1,6 @@
 """Speed of the engine on generated jobs: jobs per second inside, whole time and the process's largest memory.
 
-`.venv/bin/python benchmarks/replay.py [--jobs 1000000] [--nodes 550] [--loads 0.7 0.9 1.1] [--policy fifo --policy sjf]`
+`.venv/bin/python benchmarks/replay.py [--jobs 1000000] [--nodes 550] [--loads 0.7 0.9 1.1] [--policy fifo ...]`
 
 CPU seconds of one thread are printed beside wall time: on a busy machine the first is what the engine costs.
 `--queue` instead prints the cost of one decision as the queue and the pool grow (the figure in docs).

@@ -66,15 +66,16 @@ def conserve(sim: Sim, log: Log, passes: Passes, ordered: Ints, rule: int) -> No
 
 @jit
 def _profile(rooms: Rooms, releases: Releases, now: float, waiting: int) -> Profile:
-    """What is free from now on, by what running jobs are believed to give back (overdue: now)."""
+    """What is free from now on, by what running jobs are believed to give back (overdue: soon, not now)."""
     rows, nodes = releases.used[0] + waiting + 2, rooms.gpus.size
     size = np.ones(1, np.int64)
     profile = Profile(np.zeros(rows), np.arange(rows), np.zeros((rows, 3, nodes), np.int64), size, rooms_table(rooms))
+    soon = np.nextafter(now, np.inf)
     profile.time[0] = now
     profile.free[0] = profile.least
     for i in range(releases.used[0]):
         slot = releases.order[i]
-        end, last = releases.end[slot], size[0] - 1
+        end, last = max(releases.end[slot], soon), size[0] - 1
         if end > profile.time[last]:
             last += 1
             size[0] += 1

@@ -58,11 +58,6 @@ _RUNS: dict[str, Callable[..., int]] = {
     "strict": run_strict,
     "merged": run_merged,
 }
-    "preemptive": run_preemptive,
-    "generic": run_generic,
-    "strict": run_strict,
-    "merged": run_merged,
-}
 _warm: set[str] = set()
 
 

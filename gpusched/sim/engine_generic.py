@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gpusched.compiled import jit
 from gpusched.sched.backfill import schedule
-from gpusched.sched.state import EASY, Floats, Ints, Outcome, new_outcome
+from gpusched.sched.state import EASY, NAIVE, OK, Floats, Ints, Outcome, new_outcome
 from gpusched.sim.conservative import conserve
 from gpusched.sim.engine_fast import settle_instant
 from gpusched.sim.engine_state import (
@@ -22,6 +22,7 @@ from gpusched.sim.engine_state import (
     ENDED,
     READY,
     RUNNING,
+    RUNS,
     Log,
     Passes,
     Records,
@@ -79,13 +80,33 @@ def run_generic(
             _enter(sim, queue, job)
         for partition in range(sim.dirty.size):
             if sim.dirty[partition]:
-                ordered = _ordered(sim, queue, partition, order)
-                if backfill == CONSERVATIVE:
-                    conserve(sim, log, passes, ordered, rule)
-                else:
-                    _schedule(sim, log, passes, queue, ordered, rule, backfill)
-                _forget_started(sim, queue, ordered)
+                _decide(sim, log, passes, queue, partition, order, rule, backfill)
                 sim.dirty[partition] = 0
+        while rule == NAIVE and sim.counter[RUNS] == 0 and _any_can(sim, passes, queue):
+            for partition in range(sim.dirty.size):
+                _decide(sim, log, passes, queue, partition, order, rule, backfill)
+
+
+@jit
+def _any_can(sim: Sim, passes: Passes, queue: Queue) -> bool:
+    """Whether any waiting job can run; with nothing running, an unlucky draw is drawn again, or it might never be."""
+    for i in range(queue.size[0]):
+        if passes.jobs.standing[sim.jobs[queue.waiting[i]]["shape"]] == OK:
+            return True
+    return False
+
+
+@jit
+def _decide(
+    sim: Sim, log: Log, passes: Passes, queue: Queue, partition: int, order: int, rule: int, backfill: int
+) -> None:
+    """One partition's pass."""
+    ordered = _ordered(sim, queue, partition, order)
+    if backfill == CONSERVATIVE:
+        conserve(sim, log, passes, ordered, rule)
+    else:
+        _schedule(sim, log, passes, queue, ordered, rule, backfill)
+    _forget_started(sim, queue, ordered)
 
 
 @jit

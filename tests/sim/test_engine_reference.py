@@ -1,4 +1,4 @@
-"""Every start, end and node of the engine against the plain reference simulator; fast runs against `schedule`."""
+"""Every start, end and node of the engine against the reference simulator, with and without its fast runs."""
 
 from __future__ import annotations
 
