@@ -81,7 +81,7 @@ def test_nodes_whose_sh_is_another(process: World, shell: str) -> None:
     bin_folder = process.node.disk / "bin"
     process.sh(f"bin={bin_folder}; ln -s $(command -v {shell}) $bin/sh; " + (applets if shell == "busybox" else ""))
     value = "a'b\n$(id) é\\"
-    script = 'echo up; printf %s "$1$V" >/tmp/gpusched-shell; trap "echo got; exit 3" TERM; while :; do sleep 0.1; done'
+    script = 'printf %s "$1$V" >/tmp/gpusched-shell; trap "echo got; exit 3" TERM; echo up; while :; do sleep 0.1; done'
     ref = process.launch("sh", "-c", script, "sh", value, env={"V": value}, hold=True)
     process.await_phase(ref, "ready")
     process.do(process.runtime.start(ref))
