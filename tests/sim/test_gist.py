@@ -66,7 +66,7 @@ def _sequence(sequence, gap_h, naive):
 
 @pytest.mark.parametrize("gap_h", [0, 1, 24])
 def test_random_fit(gap_h):
-    """The exact mean is the table's to 0.001 (0.7162, 0.7128, 0.6540); the replay's is the exact one within its error."""
+    """The exact mean is the table's to 0.001 (0.7162, 0.7128, 0.6540); the replay's is that within its error."""
     assert exact(gap_h, False) == pytest.approx(RANDOM[gap_h], abs=0.00105)
     _within(gist("fifo-skip", "random", gap_h, replicas=20), exact(gap_h, False))
 
