@@ -1,4 +1,4 @@
-"""A slow and obvious simulator in plain Python, written from the semantics of issue 3; shares no code with gpusched."""
+"""A slow and obvious simulator in plain Python, written from the stated semantics; shares no code with gpusched."""
 
 from __future__ import annotations
 
