@@ -21,6 +21,7 @@ from gpusched.model.resources import RuntimeName
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.runtimes import AttemptRef, Runtime, runtime_for
 from gpusched.nodes.transport import Transport, TransportError
+from gpusched.paths import log_path
 
 Sink = Callable[[int, bytes], None]
 """Takes output as it comes: (rank, bytes). May be called from several threads, of one rank from one."""
@@ -161,8 +162,7 @@ class _Output:
 
     def _file(self, attempt: int, rank: int) -> BinaryIO | None:
         """The collected output, or the ``-o`` file once the rank is done with it; None where it is on the node."""
-        path = self._client.state / "logs" / self._job.id / f"{attempt}.{rank}.log"
-        opened = _open(path)
+        opened = _open(log_path(self._client.state, self._job.id, attempt, rank))
         if opened is not None:
             return opened
         if self._job.spec.output is not None and self._over(attempt):

@@ -31,6 +31,11 @@ def is_state(folder: Path) -> bool:
     return os.path.isdir(folder / "inbox")
 
 
+def log_path(state: Path, job_id: str, attempt: int, rank: int) -> Path:
+    """Where the collected output of one rank lies."""
+    return state / "logs" / job_id / f"{attempt}.{rank}.log"
+
+
 def _xdg(variable: str, default: str) -> Path:
     named = os.environ.get(variable, "")
     return Path(named) if os.path.isabs(named) else Path.home() / default  # the XDG standard ignores relative ones

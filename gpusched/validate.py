@@ -12,7 +12,7 @@ from gpusched.model.resources import Inventory, Node, Partition, RuntimeName
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import format_duration, format_memory
 
-MAX_VALUE_BYTES = 120_000  # below Linux' limit for one argument or variable (128 KiB)
+MAX_VALUE_BYTES = 120_000  # Linux takes 131,072 for one argument or variable (MAX_ARG_STRLEN), its name included
 MAX_TOTAL_BYTES = 1_000_000  # of command and environment together: half of what execve takes with the usual stack
 MAX_NAME = 200
 MAX_ARRAY_TASKS = 100_000

@@ -60,11 +60,6 @@ class Value:
         """A scalar that says something."""
         return self._node.kind == "scalar" and not self._node.is_null
 
-    @property
-    def is_mapping(self) -> bool:
-        """Keys with values."""
-        return self._node.kind == "mapping"
-
     def error(self, expected: str, found: str | None = None) -> FileError:
         """The error that says so; ``found`` defaults to a description of what stands there."""
         return FileError(self.file, self.line, self.key, self.found() if found is None else found, expected)

@@ -23,6 +23,7 @@ from gpusched.model.jobs import ACTIVE, Ending, Job, JobState
 from gpusched.model.plan import CancelJob, Plan, Preempt, ReasonCode, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
+from gpusched.paths import log_path
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.lifecycle import move
 from gpusched.queue.snapshots import held_gpus, snapshot_of_store
@@ -348,8 +349,3 @@ def share_of(job: Job, partition: Partition) -> float:
         (spec.memory_mib_per_node, sum(n.memory_mib for n in nodes)),
     ]
     return max((spec.nodes * part / whole for part, whole in pairs if whole), default=0.0)
-
-
-def log_path(state: Path, job_id: str, attempt: int, rank: int) -> Path:
-    """Where the collected output of one rank lies."""
-    return state / "logs" / job_id / f"{attempt}.{rank}.log"

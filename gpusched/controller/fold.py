@@ -31,9 +31,8 @@ from gpusched.queue.inbox import Inbox, Malformed, Received
 from gpusched.queue.lifecycle import move
 from gpusched.queue.store import NodeRecord, Store
 from gpusched.users import user_name
-from gpusched.validate import MAX_PRIORITY, validate_spec
+from gpusched.validate import MAX_ARRAY_TASKS, MAX_PRIORITY, validate_spec
 
-MAX_ARRAY_TASKS = 100_000
 MAX_ARRAY_INDEX = 9_999_999
 REMEMBER_FOLDED_S = 86400.0
 MAX_SUBMIT_DELAY_S = 60.0

@@ -7,12 +7,7 @@ from collections.abc import Iterator
 
 from gpusched.errors import UsageError
 from gpusched.nodes.runtimes.base import AttemptRef, LaunchRequest
-
-MAX_ARGUMENT_BYTES = 120_000
-"""Linux takes 131,072 bytes for one argument or variable (MAX_ARG_STRLEN), name and terminator included."""
-
-MAX_TOTAL_BYTES = 1_000_000
-"""Of all arguments and variables together: half of what execve takes with the usual 8 MiB stack (a quarter of it)."""
+from gpusched.validate import MAX_TOTAL_BYTES, MAX_VALUE_BYTES
 
 NO_IMAGE_HINT = "give --image, or set image in its partition of inventory.yaml"
 
@@ -86,9 +81,9 @@ def check_request(request: LaunchRequest) -> None:
     for what, value in _texts(request):
         size = _encoded_size(what, value)
         total += size
-        if size > MAX_ARGUMENT_BYTES:
+        if size > MAX_VALUE_BYTES:
             raise UsageError(
-                f"{what} has {size} bytes, more than the {MAX_ARGUMENT_BYTES} that one argument may have",
+                f"{what} has {size} bytes, more than the {MAX_VALUE_BYTES} that one argument may have",
                 "pass a file instead",
             )
     if total > MAX_TOTAL_BYTES:
