@@ -3,17 +3,23 @@
 `.venv/bin/python benchmarks/replay.py [--jobs 1000000] [--nodes 550] [--loads 0.7 0.9 1.1] [--policy fifo ...]`
 
 CPU seconds of one thread are printed beside wall time: on a busy machine the first is what the engine costs.
-`--queue` instead prints the cost of one decision as the queue and the pool grow (the figure in docs).
+`--queue` instead prints the cost of one decision as the queue and the pool grow, the least of three runs each;
+`--svg FOLDER` draws it (the figures in docs).
 """
 
 from __future__ import annotations
 
 import argparse
 import resource
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.plot import Series, loglog
 from gpusched.sim.cluster import Pool
 from gpusched.sim.engine import replay
 from gpusched.sim.trace import Trace
@@ -71,18 +77,32 @@ def row(trace: Trace, pool: Pool, policy: str, load: float) -> None:
     )
 
 
-def grow() -> None:
-    """Microseconds per decision by nodes and queue length (load 1.1; the queue grows with the number of jobs)."""
+def grow(folder: Path | None) -> None:
+    """Microseconds per decision by nodes and queue length; the queue grows with the jobs at load 1.1."""
     print(f"{'nodes':>6}{'jobs':>9}{'queue':>8}  policy               us per decision")
-    for nodes in (10, 100, 550, 2000):
-        for jobs in (2_000, 20_000, 100_000):
-            pool = Pool.uniform(nodes, 8)
-            trace = generated(jobs, pool, 1.1)
-            for policy in ("fifo", "sjf", "fifo-skip", "fifo+easy"):
-                result = replay(trace, pool, policy)
-                cost = 1e6 * result.sim_seconds / result.decisions
-                queue = longest_queue(trace.submit, result.start)
-                print(f"{nodes:6}{jobs:9,}{queue:8,}  {policy:20}{cost:16.2f}", flush=True)
+    by_nodes: Series = {}
+    by_queue: Series = {}
+    policies = ("fifo", "sjf", "fifo-skip", "fifo+easy")
+    for nodes, jobs in [(n, 60 * n) for n in (10, 32, 100, 320, 1000)] + [(100, j) for j in (600, 2000, 20000, 60000)]:
+        pool = Pool.uniform(nodes, 8)
+        trace = generated(jobs, pool, 1.1)
+        for policy in policies:
+            results = [replay(trace, pool, policy) for _ in range(3)]
+            cost = 1e6 * min(result.sim_seconds / result.decisions for result in results)
+            queue = longest_queue(trace.submit, results[0].start)
+            print(f"{nodes:6}{jobs:9,}{queue:8,}  {policy:20}{cost:16.2f}", flush=True)
+            if jobs == 60 * nodes:
+                by_nodes.setdefault(policy, []).append((nodes, cost))
+            if nodes == 100:
+                by_queue.setdefault(policy, []).append((max(queue, 1), cost))
+    if folder is not None:
+        for name, x_name, series in (
+            ("nodes", "nodes of 8 GPUs", by_nodes),
+            ("queue", "longest queue, jobs", by_queue),
+        ):
+            lines = {policy: sorted(points) for policy, points in series.items()}
+            text = loglog(f"Cost of a decision by {name}", x_name, "microseconds per decision", lines)
+            (folder / f"replay-by-{name}.svg").write_text(text)
 
 
 def main() -> None:
@@ -93,6 +113,7 @@ def main() -> None:
     parser.add_argument("--loads", type=float, nargs="+", default=[0.7, 0.9, 1.1])
     parser.add_argument("--policy", action="append", help="default: fifo, sjf, fifo+easy, sjf+easy")
     parser.add_argument("--queue", action="store_true", help="how the cost grows")
+    parser.add_argument("--svg", type=Path, metavar="FOLDER", help="with --queue: draw it, too")
     args = parser.parse_args()
     policies = args.policy or ["fifo", "sjf", "fifo+easy", "sjf+easy"]
     pool = Pool.uniform(args.nodes, args.gpus_per_node)
@@ -101,7 +122,7 @@ def main() -> None:
         replay(generated(100, pool, 0.9), pool, policy)
     print(f"compiling or loading: {time.process_time() - cpu:.1f} CPU s; best fit, {args.nodes} nodes", flush=True)
     if args.queue:
-        grow()
+        grow(args.svg)
         return
     head = f"{'load':>5} {'policy':20}{'jobs/s':>12}{'inside s':>9}{'whole s':>9}{'CPU s':>9}"
     print(head + f"{'queue':>9}{'mean JCT':>12}{'MiB':>9}", flush=True)

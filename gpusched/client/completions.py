@@ -75,6 +75,13 @@ def flavors(client: Client, incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
+@_quiet
+def gpu_types(client: Client, incomplete: str) -> list[str]:
+    """GPU types of all nodes."""
+    names = dict.fromkeys(n.gpu_type for n in client.inventory.nodes if n.gpu_type)
+    return [name for name in names if name.startswith(incomplete)]
+
+
 def states(incomplete: str) -> list[str]:
     """Names of job states, in the case the user types."""
     found = [str(s) for s in JobState if s.startswith(incomplete.upper())]

@@ -83,12 +83,12 @@ def resume(client: Client, nodes: Iterable[str]) -> Asked:
 def _nodes(client: Client, nodes: Iterable[str]) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(nodes))
     check_nodes(client.inventory, None, names)
-    _check_admin(client)
+    check_admin(client)
     return names
 
 
-def _check_admin(client: Client) -> None:
-    """Drain and resume need an admin; refuse early what the controller would only refuse silently later."""
+def check_admin(client: Client) -> None:
+    """Some commands need an admin; refuse early what the controller would only refuse silently later."""
     uid = os.getuid()
     try:
         owner = client.state.stat().st_uid
@@ -120,7 +120,7 @@ def _check_target(client: Client, what: str, target: Target, check: Callable[[Jo
 
 def _check_may_act(client: Client, job: Job) -> None:
     try:
-        _check_admin(client)
+        check_admin(client)
     except GpuschedError as error:
         raise GpuschedError(f"job {job.id} belongs to {job.user}, and {error.message}") from None
 

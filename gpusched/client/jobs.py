@@ -52,7 +52,12 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
     """The jobs that ``query`` asks for; counts, unique prefixes and warning only ``for_people``."""
     jobs = _named(client, query) if query.jobs else queried(client, query)
     reader = client.reader
-    found = Listing(now=time.time(), jobs=tuple(jobs), energies=reader.energy_of_jobs() if reader else {})
+    found = Listing(
+        now=time.time(),
+        jobs=tuple(jobs),
+        energies=reader.energy_of_jobs() if reader else {},
+        fallbacks={name: f.line for name, f in reader.fallbacks().items()} if reader else {},
+    )
     if not for_people:
         return found
     return msgspec.structs.replace(

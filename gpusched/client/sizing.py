@@ -7,7 +7,7 @@ import msgspec
 from gpusched.errors import UsageError
 from gpusched.model.resources import Flavor, Inventory, Partition
 from gpusched.model.suggest import did_you_mean
-from gpusched.validate import check_nodes, known_partition, max_time, nodes_that_hold, usable_nodes
+from gpusched.validate import check_gpu_types, check_nodes, known_partition, max_time, nodes_that_hold, usable_nodes
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +23,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     time_limit_s: int | None = None
     nodelist: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    gpu_types: tuple[str, ...] = ()
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +55,7 @@ def size(wish: Wish, inventory: Inventory) -> Size:
         raise UsageError("say what the job needs: --flavor, or --gpus, --cpus, --mem", f"flavors: {names}")
     partition = _partition(wish, inventory)
     check_nodes(inventory, partition, (*wish.nodelist, *wish.exclude))
+    check_gpu_types(partition, wish.gpu_types)
     for option, value in (("-N", wish.nodes), ("--cpus", wish.cores)):
         if value is not None and value < 1:
             raise UsageError(f"{option} must be at least 1, found {value}")
@@ -153,7 +155,7 @@ def _split(wish: Wish, partition: Partition, flavor: Flavor | None, total: _Tota
     count = _node_count(wish, total.gpus)
     if count is not None and total.gpus % count:
         raise UsageError(f"{total.gpus} GPUs cannot be split into {count} equal parts", "choose another -N")
-    nodes = usable_nodes(partition, wish.nodelist, wish.exclude)
+    nodes = usable_nodes(partition, wish.nodelist, wish.exclude, wish.gpu_types)
     counts = [count] if count is not None else range(1, len(nodes) + 1)
     for parts in counts:
         part = _part(wish, total, parts)

@@ -46,6 +46,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     output: str | None = None
     nodelist: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    gpu_type: tuple[str, ...] = ()
     hold: bool = False
     comment: str = ""
 
@@ -98,6 +99,7 @@ def prepare(client: Client, request: Request) -> Prepared:
         signal_before_s=signal_before_s,
         nodelist=options.names(request.nodelist),
         exclude=options.names(request.exclude),
+        gpu_types=options.names(request.gpu_type),
         comment=request.comment,
     )
     validate_spec(spec, inventory)
@@ -141,6 +143,7 @@ def _wish(request: Request) -> Wish:
         time_limit_s=options.duration("--time", request.time),
         nodelist=options.names(request.nodelist),
         exclude=options.names(request.exclude),
+        gpu_types=options.names(request.gpu_type),
     )
 
 

@@ -36,7 +36,10 @@ def why(client: Client, text: str) -> Why:
     job = next((j for j in target.jobs if j.state is JobState.PENDING), target.jobs[0])
     warning = client.controller_warning()
     if job.state is JobState.PENDING:
-        return msgspec.structs.replace(explain_pending(client, job), warning=warning)
+        out = client.reader.fallbacks().get(job.spec.partition) if client.reader else None
+        return msgspec.structs.replace(
+            explain_pending(client, job), warning=warning, fallback=out.line if out is not None else ""
+        )
     return Why(
         job=job,
         reason=job.reason,
@@ -68,9 +71,12 @@ def _steps(job: Job) -> tuple[str, ...]:
 
 def explain_pending(client: Client, job: Job) -> Why:
     """The explanation of a pending job, which may be in the inbox or nowhere yet (``submit --dry-run``)."""
+    from gpusched.client.ahead import look_ahead
     from gpusched.sched.explain import explain
 
-    explanation = explain(_snapshot(client, job), job.id)
+    snapshot = _snapshot(client, job)
+    explanation = explain(snapshot, job.id)
+    outlook = look_ahead(client, snapshot, explanation)
     return Why(
         job=job,
         reason=str(explanation.reason.code),
@@ -78,21 +84,22 @@ def explain_pending(client: Client, job: Job) -> Why:
         nodes=tuple(NodeLine(node=v.node, fits=v.fits, text=v.text) for v in explanation.nodes),
         position=explanation.position,
         queue_length=explanation.queue_length,
-        next_steps=explanation.next_steps,
-        now=time.time(),
+        next_steps=outlook.next_steps,
+        expected=outlook.expected,
+        sooner=outlook.sooner,
+        now=snapshot.now,
     )
 
 
 def _snapshot(client: Client, job: Job) -> Snapshot:
     """The cluster as the store knows it, with this job (and what waits in the inbox) in its queue."""
-    from gpusched.policies import load_policies
+    from gpusched.promotion.live import live_policies
     from gpusched.queue.snapshots import build_snapshot, recent_usage
 
-    inventory = client.inventory
-    policies = load_policies(inventory)
+    inventory, reader = client.inventory, client.reader
+    policies = live_policies(inventory, reader)
     now = time.time()
     queued = inbox_jobs(client)
-    reader = client.reader
     stored = reader.pending() if reader else []
     pending = {j.id: j for j in (*queued, *stored, job)}
 

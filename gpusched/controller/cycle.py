@@ -7,33 +7,45 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from gpusched.cluster.base import Cluster, Observation, Outcome, RankKey, Work
+from gpusched.controller.deciding import Decider
 from gpusched.controller.fold import Folder
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.ledger import Ledger
 from gpusched.controller.nodestate import blame_launch, is_dead, update_record
+from gpusched.controller.promoting import Charge, take_up
 from gpusched.controller.reconcile import Step, World, rank_key, reconcile_job
 from gpusched.controller.secretfiles import SecretFiles
+from gpusched.controller.shadowing import Shadowing
 from gpusched.controller.tidy import Tidy, reap_strays, tidy_leftovers
 from gpusched.model.events import Event
 from gpusched.model.jobs import ACTIVE, Ending, Job, JobState
 from gpusched.model.plan import CancelJob, Plan, Preempt, ReasonCode, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
+from gpusched.model.snapshot import Snapshot
 from gpusched.paths import log_path
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.lifecycle import move
 from gpusched.queue.snapshots import held_gpus, snapshot_of_store
 from gpusched.queue.store import NodeRecord, RankRecord, Run, Store
 from gpusched.sched.check import check
-from gpusched.sched.decide import decide
 
 MESSAGE_REFRESH_S = 30.0  # waiting messages hold durations; writing them all in every cycle would help nobody
 REMEMBER_REMOVED_S = 600.0
 MAX_COLLECT_FAILURES = 5
+
+
+class _Decided(NamedTuple):
+    """What a decision leaves: the launches, and what it was made from."""
+
+    works: list[Work]
+    snapshot: Snapshot
+    plan: Plan
 
 
 class Cycle:
@@ -47,9 +59,11 @@ class Cycle:
         policies: dict[str, PolicySpec],
         cluster: Cluster,
         clock: Callable[[], float] = time.time,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._store, self._state, self._cluster, self._clock = store, state, cluster, clock
-        self.inventory, self.policies = inventory, policies
+        self.inventory, self.policies = inventory, policies  # as declared; promotions go before them
+        self._decider, self._shadowing = Decider(store, say), Shadowing(store)
         self.inbox = Inbox(state)
         self._secrets = SecretFiles(state)
         cluster_id = store.meta("cluster_id")
@@ -66,12 +80,21 @@ class Cycle:
         now = self._clock()
         self._settle(self._cluster.finished())
         Folder(self._store, self.inbox, self.inventory, self._secrets).fold(now)
+        charge = take_up(self._store, self.inventory, self.policies, now)
+        self._decider.look(*charge, now)
         observations = self._cluster.observe(self.inventory.nodes, patience_s)
         now = self._clock()
         works = self._record(observations, now)
         self._cluster.perform(works)
-        self._cluster.perform(self._decide(now))
+        decided = self._decide(charge, now)
+        if decided is not None:
+            self._cluster.perform(decided.works)
+            self._shadowing.ask(self.inventory, decided.snapshot, decided.plan)
         self._forget_secrets()
+
+    def warm_up(self) -> None:
+        """Make the agents in charge ready to decide."""
+        self._decider.warm_up(*take_up(self._store, self.inventory, self.policies, self._clock()))
 
     # -- settling ------------------------------------------------------------------------------------------------
 
@@ -269,18 +292,19 @@ class Cycle:
 
     # -- deciding ------------------------------------------------------------------------------------------------
 
-    def _decide(self, now: float) -> list[Work]:
-        """Ask the policies, check their plan, write the intent down; returns the launches."""
+    def _decide(self, charge: Charge, now: float) -> _Decided | None:
+        """Ask the policies, check their plan, write the intent down; None where nobody waits."""
         pending = self._store.pending()
         if not pending:
-            return []
+            return None
         active = self._store.active()
         waiting = {job.id: job for job in pending}
         ports = {job.master_port for job in active}
         snapshot = snapshot_of_store(
-            self._store, self.inventory, self.policies, now, active=active, pending=pending, seed=int(now * 1000)
+            self._store, self.inventory, charge.policies, now, active=active, pending=pending, seed=int(now * 1000)
         )
-        plan, rejections = check(decide(snapshot), snapshot)
+        wanted, deciders = self._decider.decide(snapshot, charge.digests)
+        plan, rejections = check(wanted, snapshot)
         launches: list[tuple[Job, list[RankRecord]]] = []
         with self._store.transaction():
             for rejection in rejections:
@@ -289,14 +313,15 @@ class Cycle:
             for action in plan.actions:
                 if isinstance(action, Start):
                     job = waiting.pop(action.job_id)
-                    policy = self.policies[job.spec.partition]
+                    policy = deciders[job.spec.partition]
                     launches.append(self._launcher.intend(self.inventory, job, action.allocation, policy, ports, now))
                     self._messages_at.pop(job.id, None)
                 elif isinstance(action, (Preempt, CancelJob)):
                     waiting.pop(action.job_id, None)
                     self._end_by_policy(action, now)
             self._write_reasons(waiting.values(), plan, now)
-        return [work for job, ranks in launches for work in self._launcher.launches(self.inventory, job, ranks)]
+        works = [work for job, ranks in launches for work in self._launcher.launches(self.inventory, job, ranks)]
+        return _Decided(works, snapshot, plan)
 
     def _end_by_policy(self, action: Preempt | CancelJob, now: float) -> None:
         job = self._store.job(action.job_id)

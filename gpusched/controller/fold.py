@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from gpusched.controller.promoting import PolicyDesk
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import GpuschedError
 from gpusched.model import ids
@@ -17,10 +18,14 @@ from gpusched.model.commands import (
     Cancel,
     Drain,
     Hold,
+    Promote,
     Release,
     Requeue,
     Resume,
+    Rollback,
     SetPriority,
+    ShadowOff,
+    ShadowOn,
     Submit,
 )
 from gpusched.model.events import Event
@@ -130,6 +135,14 @@ class Folder:
                 self._nodes(command.nodes, caller, now, drain=command.reason or "no reason given")
             case Resume():
                 self._nodes(command.nodes, caller, now, drain=None)
+            case Promote():
+                self._policies(caller).promote(command, caller.name, now)
+            case Rollback():
+                self._policies(caller).rollback(command, caller.name, now)
+            case ShadowOn():
+                self._policies(caller).shadow_on(command, caller.name, now)
+            case ShadowOff():
+                self._policies(caller).shadow_off(command, caller.name, now)
 
     # -- submissions ---------------------------------------------------------------------------------------------
 
@@ -280,6 +293,13 @@ class Folder:
     @staticmethod
     def _event(kind: str, job: Job, caller: Caller, now: float, data: dict[str, object] | None = None) -> Event:
         return Event(time=now, kind=kind, job_id=job.id, user=job.user, data={"by": caller.name} | (data or {}))
+
+    # -- commands on policies ------------------------------------------------------------------------------------
+
+    def _policies(self, caller: Caller) -> PolicyDesk:
+        if not caller.admin:
+            raise Refused(f"{caller.name} is no admin; promoting needs one (settings.admins of inventory.yaml)")
+        return PolicyDesk(self._store, self._inbox.tmp.parents[1], self._inventory)
 
     # -- commands on nodes ---------------------------------------------------------------------------------------
 

@@ -15,11 +15,12 @@ from pathlib import Path
 from gpusched.cluster.collecting import rotate
 from gpusched.cluster.ssh import SshCluster
 from gpusched.controller.cycle import Cycle
+from gpusched.controller.foretell import BUDGET_S, Foreteller
 from gpusched.errors import GpuschedError
 from gpusched.inventory import load_inventory
 from gpusched.model.events import Event
 from gpusched.paths import SHARED_STATE
-from gpusched.policies import load_policies, policy_folders
+from gpusched.policies import POLICY, WEIGHTS, load_policies, policy_folders
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
 from gpusched.sched.decide import warm_up
@@ -28,6 +29,7 @@ POLL_S = 0.2
 PATIENCE_S = 3.0  # how long one cycle waits for slow nodes; their answers count in a later one
 MAX_TICK_ROUNDS = 4
 CRON_S = 60.0  # cron calls no more often: until then nobody should miss the controller
+TICK_FORETELLING_S = 1.0  # a tick has no pause in which it could go on
 HOUSEKEEPING_S = 3600.0
 KEEP_FINE_USAGE_S = 14 * 86400
 
@@ -71,7 +73,8 @@ class Service:
         cluster_id = self.store.meta("cluster_id")
         assert cluster_id is not None
         self.cluster = SshCluster(inventory, cluster_id, state / "logs")
-        self.cycle = Cycle(self.store, state, inventory, policies, self.cluster)
+        self.cycle = Cycle(self.store, state, inventory, policies, self.cluster, say=say)
+        self._foreteller: Foreteller | None = Foreteller(self.store)
         self._files = self._stamp()
         self._housekept = 0.0
         self.store.set_meta("controller_pid", str(os.getpid()))
@@ -82,11 +85,13 @@ class Service:
 
     def _warm_up(self) -> None:
         """Compile, or load what was compiled, before the first cycle: it takes long once, and then nobody waits."""
-        from gpusched.compiled import is_cached
+        from gpusched.compiled import kept_on_disk
+        from gpusched.sched.backfill import schedule
 
-        if not is_cached():
+        if not kept_on_disk(schedule):
             self._say("compiling the scheduling passes, this once; it takes some ten seconds")
         warm_up()
+        self.cycle.warm_up()
 
     def _event(self, kind: str, **data: object) -> None:
         self.store.append([Event(time=time.time(), kind=kind, data=data)])
@@ -101,6 +106,19 @@ class Service:
                 self.store.compact_usage(self._housekept - KEEP_FINE_USAGE_S, 3600)
             rotate(self._state / "logs", self.cycle.inventory.settings.logs)
 
+    def foretell(self, budget_s: float = BUDGET_S) -> None:
+        """Between two cycles: foretell starts for the record. What goes wrong there must not stop the cluster."""
+        if self._foreteller is None:
+            return
+        try:
+            self._foreteller.step(self.cycle.inventory, time.time(), budget_s)
+        except (sqlite3.OperationalError, OSError):
+            raise
+        except Exception as error:
+            self._foreteller = None
+            self._say(f"no more starts are foretold until the next start: {type(error).__name__}: {error}")
+            self._event("foretelling_failed", why=f"{type(error).__name__}: {error}")
+
     def recover(self, error: Exception) -> None:
         """Go on after a cycle that could not write: nothing of it is in the store, so the next one begins from there.
 
@@ -108,11 +126,12 @@ class Service:
         """
         self._say(f"this cycle could not be recorded in {self._state}: {error}; tried again, see 'gpusched check'")
         inventory, policies = self.cycle.inventory, self.cycle.policies
-        self.cycle = Cycle(self.store, self._state, inventory, policies, self.cluster)
+        self.cycle = Cycle(self.store, self._state, inventory, policies, self.cluster, say=self._say)
 
     def _stamp(self) -> tuple[tuple[str, int], ...]:
         folders = policy_folders(self._path)
-        files = [self._path, *(file for folder in folders for file in sorted(folder.glob("*.yaml")))]
+        patterns = ("*.yaml", f"*/{POLICY}", f"*/*{WEIGHTS}")
+        files = [self._path, *(f for folder in folders for p in patterns for f in sorted(folder.glob(p)))]
         return tuple((str(f), f.stat().st_mtime_ns) for f in files if f.exists())
 
     def _reload(self) -> None:
@@ -165,6 +184,7 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None]) -
             while not stop.is_set():
                 try:
                     service.run(PATIENCE_S)
+                    service.foretell()
                 except (sqlite3.OperationalError, OSError) as error:
                     service.recover(error)
                 service.pause(stop)
@@ -187,5 +207,6 @@ def tick_once(inventory_path: Path, state: Path, say: Callable[[str], None]) -> 
                 if not service.cluster.busy():
                     break
                 service.cluster.wait_for_works(60.0)
+            service.foretell(TICK_FORETELLING_S)
         finally:
             service.close()

@@ -59,8 +59,9 @@ def _leftover(
 ) -> None:
     container = container_of(rank, reading)
     if busy:
-        if rank.gone and container is not None and container.phase in _ALIVE:
-            # Its GPUs are not free, whether or not we can do something about it already.
+        if rank.gone and rank.finished_at is None and container is not None and container.phase in _ALIVE:
+            # Its GPUs are not free, whether or not we can do something about it already. One that was seen to end
+            # looks alive while it is being removed (podman's state is then `removing`, or its folder is half gone).
             tidy.changed.append(msgspec.structs.replace(rank, gone=False))
         return
     if container is None:

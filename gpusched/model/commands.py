@@ -5,6 +5,8 @@ The user who asks is not written in the file: the kernel's owner of the file say
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from gpusched.model.jobs import JobSpec
@@ -75,4 +77,55 @@ class Resume(Command, frozen=True, kw_only=True, tag="resume"):
     nodes: tuple[str, ...]
 
 
-AnyCommand = Submit | Cancel | Hold | Release | Requeue | SetPriority | Drain | Resume
+class Promote(Command, frozen=True, kw_only=True, tag="promote"):
+    """Put a policy in charge of a partition.
+
+    Attributes:
+        path: Its file or folder, absolute.
+        version: What the client saw there; with another one nothing is done.
+        reason: In one line. forced: Without proof. evidence: The replay that proved it.
+    """
+
+    partition: str
+    path: str
+    version: str
+    reason: str
+    forced: bool = False
+    evidence: dict[str, Any] | None = None
+
+
+class Rollback(Command, frozen=True, kw_only=True, tag="rollback"):
+    """Put the policy back in charge of a partition that was before."""
+
+    partition: str
+    reason: str
+
+
+class ShadowOn(Command, frozen=True, kw_only=True, tag="shadow"):
+    """Ask a policy beside the live one, without acting on it; ``path`` and ``version`` as in `Promote`."""
+
+    partition: str
+    path: str
+    version: str
+
+
+class ShadowOff(Command, frozen=True, kw_only=True, tag="shadow_off"):
+    """Do not ask it any more."""
+
+    partition: str
+
+
+AnyCommand = (
+    Submit
+    | Cancel
+    | Hold
+    | Release
+    | Requeue
+    | SetPriority
+    | Drain
+    | Resume
+    | Promote
+    | Rollback
+    | ShadowOn
+    | ShadowOff
+)

@@ -63,6 +63,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             collects it.
         signal, signal_before_s: Signal sent that long before the limit, as in sbatch --signal; also the grace signal.
         requeue: May be started again after NODE_FAIL.
+        gpu_types: Only nodes with GPUs of one of these types; empty: any.
     """
 
     name: str
@@ -90,6 +91,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     signal_before_s: int | None = None
     nodelist: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    gpu_types: tuple[str, ...] = ()
     comment: str = ""
 
     @property

@@ -66,10 +66,16 @@ Action = Start | Preempt | CancelJob | Resize
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a snapshot: actions in order, and a reason for every job left waiting."""
+    """The answer to a snapshot: actions in order, and a reason for every job left waiting.
+
+    ``troubles``: partition -> why its agent's fallback decided, in one line. ``remarks``: partition -> of its mapping:
+    how many jobs, how near the best (place: milp).
+    """
 
     actions: tuple[Action, ...] = ()
     reasons: dict[str, Reason] = {}
+    troubles: dict[str, str] = {}
+    remarks: dict[str, str] = {}
 
 
 class Rejection(msgspec.Struct, frozen=True):

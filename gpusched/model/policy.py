@@ -2,25 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 Order = Literal["fifo", "ljf", "sjf", "fairshare"]
-Place = Literal["first-fit", "best-fit", "spread", "naive"]
+Place = Literal["first-fit", "best-fit", "spread", "naive", "fastest", "milp"]
 Backfill = Literal["none", "skip", "easy"]
+Agent = Literal["gist", "rltune"]
+MAPPED: tuple[Place, ...] = ("fastest", "milp")
+
+
+class Mapping(msgspec.Struct, frozen=True, kw_only=True):
+    """How ``place: milp`` and ``place: fastest`` choose nodes and GPU types; the file's ``mapping`` section.
+
+    Attributes:
+        window: So many jobs at the head of the order are looked at together.
+        budget_s: The optimiser is stopped after it; the best answer by then counts.
+        floor: A job does not start on a GPU type on which it goes at less than this part of its best speed; it waits
+            for a better one. What blocks the queue (backfill none, and the head under easy) takes what there is.
+        order_weight: What the first of the window counts for against the last, in GPUs at full speed.
+        user_share: The most of the partition's GPUs that one user may hold while another waits.
+        open_cost, fragment_cost: In GPUs at full speed: of taking an empty node; of a free GPU that a typical job
+            cannot use.
+        speeds: Pattern of job names -> GPU type -> speed, relative to one another. The first that matches counts.
+    """
+
+    window: int = 256
+    budget_s: float = 0.2
+    floor: float = 0.3
+    order_weight: float = 0.05
+    user_share: float = 1.0
+    open_cost: float = 0.02
+    fragment_cost: float = 0.02
+    speeds: dict[str, dict[str, float]] = {}
 
 
 class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
-    """policies/<name>.yaml, checked: the stages of a staged policy.
+    """policies/<name>.yaml, checked: the stages of a staged policy, or an agent and what stands behind it.
 
     Attributes:
         order: fifo (submit time, id), ljf (largest job first: GPUs, then cores), sjf (shortest limit first), fairshare
-            (least recent GPU hours of the user first).
-        place: Where a job goes among nodes that fit.
+            (least recent GPU hours of the user first). An agent that orders the queue itself goes before it.
+        place: Where a job goes among nodes that fit. An agent that chooses nodes itself goes before it. ``fastest``: on
+            the GPU type it runs fastest on; ``milp``: the jobs at the head of the order all at once.
         backfill: ``none`` the head of the queue blocks; ``skip`` whoever fits goes; ``easy`` whoever fits goes unless
             it would delay the head (Lifka 1995).
-        version: Short digest of the file's meaning; recorded with every start.
+        version: Short digest of the file's meaning (and of the weights, with an agent); recorded with every start.
+        agent: Kind of trained agent that decides; empty: none, the stages do.
+        fallback: The staged policy that decides when the agent cannot.
+        folder: Where the agent's weights are.
+        budget_s: A decision of the agent that takes longer is the fallback's.
+        mapping: With place fastest or milp.
+        settings: The file's ``train`` section: the agent's hyper-parameters, as given.
     """
 
     name: str
@@ -29,3 +63,9 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
     backfill: Backfill = "none"
     description: str = ""
     version: str = ""
+    agent: Agent | None = None
+    fallback: PolicySpec | None = None
+    folder: str = ""
+    budget_s: float = 0.2
+    mapping: Mapping = Mapping()
+    settings: dict[str, Any] = {}

@@ -68,7 +68,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 class Partition(msgspec.Struct, frozen=True, kw_only=True):
     """A set of like nodes with its flavors and its own policy.
 
-    ``policy`` names a file of policies/ without its suffix.
+    ``policy`` names a file of policies/ without its suffix. ``auto_promote``: as in `Settings`; None: as it says there.
     """
 
     name: str
@@ -77,6 +77,7 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = "fifo"
     default_image: str | None = None
     max_time_s: int | None = None
+    auto_promote: bool | None = None
 
     def flavor(self, name: str) -> Flavor | None:
         """The flavor called ``name``, or None."""
@@ -111,6 +112,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         shared: Other users of the login node may drop commands too (always so for the state folder /var/lib/gpusched).
         allowed_mounts: Host folders that jobs of users other than the controller's own may mount.
         network: The containers' network mode for single-node jobs; gangs always use the host's.
+        keep_reports_s: Nightly reports older than that are removed by the next one.
+        retrain_days: So many days ``gpusched replay --nightly --auto-retrain`` trains on.
+        auto_promote: A candidate of the night that proved no worse than the live policy is put in charge.
     """
 
     tick_s: float = 5.0
@@ -129,7 +133,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ssh_config: str | None = None
     connect_timeout_s: float = 10.0
     fairshare_half_life_s: int = 7 * 86400
+    keep_reports_s: int = 30 * 86400
     logs: LogSettings = LogSettings()
+    retrain_days: int = 30
+    auto_promote: bool = False
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,7 +32,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunningView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that holds resources. ``expected_end`` is start + limit (Unix seconds)."""
+    """A job that holds resources. ``expected_end``: start + limit (Unix seconds); ``submit_time``: None: unknown."""
 
     id: str
     user: str
@@ -40,6 +40,21 @@ class RunningView(msgspec.Struct, frozen=True, kw_only=True):
     start_time: float
     expected_end: float
     array_id: str | None = None
+    submit_time: float | None = None
+
+
+class FinishedView(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that ended by itself: what it asked for in all, and the seconds that it ran last. Times in Unix seconds."""
+
+    user: str
+    partition: str
+    nodes: int
+    gpus: int
+    cores: int
+    memory_mib: int
+    submit_time: float
+    end_time: float
+    ran_s: float
 
 
 class PendingView(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +81,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         policies: Partition name -> its policy.
         usage: User -> recent GPU hours, decayed (fair share).
         seed: For policies that draw (the paper's naive one); changes every cycle.
+        finished: Jobs that ended lately, for agents that learn from them; empty where no policy asks for them.
     """
 
     now: float
@@ -75,3 +91,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     policies: dict[str, PolicySpec]
     usage: dict[str, float] = {}
     seed: int = 0
+    finished: tuple[FinishedView, ...] = ()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-SCHEMA_VERSION = 1
-
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 
@@ -55,3 +53,31 @@ CREATE INDEX usage_job ON usage (job_id);
 -- Command files already folded in: folding one twice changes nothing.
 CREATE TABLE folded (file_name TEXT PRIMARY KEY, time REAL NOT NULL) WITHOUT ROWID;
 """
+
+# From each version to the next. A new database gets SCHEMA (version 1) and then all of these, too.
+MIGRATIONS: tuple[str, ...] = (
+    """
+-- Every change of a partition's live policy, kept for ever; the last row says what decides there.
+-- data: queue.promotions.PolicyChange as JSON.
+CREATE TABLE policy_changes (seq INTEGER PRIMARY KEY, partition TEXT NOT NULL, data BLOB NOT NULL);
+CREATE INDEX policy_changes_partition ON policy_changes (partition, seq);
+
+-- Policies that are asked beside the live one. data: queue.promotions.Shadow as JSON, with its counts.
+CREATE TABLE shadows (partition TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
+
+-- Where a shadow decided otherwise than the live policy; the last ones only.
+CREATE TABLE shadow_differences (
+  seq INTEGER PRIMARY KEY, partition TEXT NOT NULL, time REAL NOT NULL, data BLOB NOT NULL
+);
+CREATE INDEX shadow_differences_partition ON shadow_differences (partition, seq);
+""",
+    """
+-- When each waiting job was expected to start, foretold once; a job that no run forward reaches has no row yet.
+CREATE TABLE predictions (
+  job_id TEXT PRIMARY KEY, partition TEXT NOT NULL, made REAL NOT NULL, median REAL NOT NULL, low REAL NOT NULL,
+  high REAL, by_limits REAL
+) WITHOUT ROWID;
+CREATE INDEX predictions_made ON predictions (made);
+""",
+)
+SCHEMA_VERSION = 1 + len(MIGRATIONS)

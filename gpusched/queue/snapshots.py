@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+import msgspec
+
 from gpusched.model.gpustates import gpu_states
 from gpusched.model.jobs import ENDED, Dependency, DependencyKind, Job, JobState
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import GpuState, NodeState
 from gpusched.model.resources import Inventory, Node
-from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
+from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot
 from gpusched.queue.store import NodeRecord, RankRecord, Reader
 
 NOT_FOR_NEW_JOBS = frozenset({NodeState.DOWN, NodeState.DRAINED, NodeState.DRAINING, NodeState.UNKNOWN})
@@ -27,7 +29,7 @@ def snapshot_of_store(
     seed: int = 0,
 ) -> Snapshot:
     """The snapshot of what a store holds now; jobs that the caller has read already need not be read again."""
-    return build_snapshot(
+    snapshot = build_snapshot(
         inventory,
         policies,
         reader.node_records(),
@@ -40,13 +42,16 @@ def snapshot_of_store(
         now=now,
         seed=seed,
     )
+    finished = finished_lately(reader, policies)
+    return msgspec.structs.replace(snapshot, finished=finished) if finished else snapshot
 
 
 def recent_usage(
     reader: Reader, inventory: Inventory, policies: Mapping[str, PolicySpec], now: float
 ) -> dict[str, float]:
     """Recent GPU hours by user, decayed; empty where no partition's policy asks for them."""
-    if not any(policy.order == "fairshare" for policy in policies.values()):
+    asked = [policy.fallback or policy for policy in policies.values()]  # the fallback may have to decide
+    if not any(policy.order == "fairshare" for policy in asked):
         return {}
     half_life = inventory.settings.fairshare_half_life_s
     # After eight half-lives 0.4 % is left of what was used.
@@ -161,7 +166,29 @@ def _running_view(job: Job) -> RunningView:
         start_time=start,
         expected_end=expected_end(job, start),
         array_id=job.array_id,
+        submit_time=job.submit_time,
     )
+
+
+def finished_lately(reader: Reader, policies: Mapping[str, PolicySpec]) -> tuple[FinishedView, ...]:
+    """The last jobs that ended by themselves; empty where no partition's policy learns from them."""
+    if not any(policy.agent in _LEARN_FROM_ENDED for policy in policies.values()):
+        return ()
+    return tuple(
+        FinishedView(
+            user=job.user, partition=job.spec.partition, nodes=job.spec.nodes,
+            gpus=job.spec.nodes * job.spec.gpus_per_node, cores=job.spec.nodes * job.spec.cores_per_node,
+            memory_mib=job.spec.nodes * job.spec.memory_mib_per_node, submit_time=job.submit_time,
+            end_time=job.end_time, ran_s=job.end_time - job.start_time,
+        )
+        for job in reader.recently_ended(_MOST_ENDED)
+        if job.start_time is not None and job.end_time is not None and job.state in _BY_ITSELF
+    )  # fmt: skip
+
+
+_LEARN_FROM_ENDED = ("rltune",)
+_MOST_ENDED = 500
+_BY_ITSELF = (JobState.COMPLETED, JobState.FAILED, JobState.TIMEOUT, JobState.OUT_OF_MEMORY)
 
 
 def expected_end(job: Job, start: float) -> float:
@@ -248,4 +275,6 @@ def _effective_exclusions(job: Job, inventory: Inventory) -> tuple[str, ...]:
     allowed = {n.name for n in partition.nodes} - set(job.spec.exclude)
     if job.spec.nodelist:
         allowed &= set(job.spec.nodelist)
+    if job.spec.gpu_types:
+        allowed &= {n.name for n in partition.nodes if n.gpu_type in job.spec.gpu_types}
     return job.excluded_nodes if len(allowed - set(job.excluded_nodes)) >= job.spec.nodes else ()

@@ -16,10 +16,25 @@ from gpusched.model import ids
 from gpusched.model.events import Event
 from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
 from gpusched.model.readings import NodeReading, NodeState
-from gpusched.queue.schema import SCHEMA, SCHEMA_VERSION
+from gpusched.queue.predictions import PredictionReads, PredictionWrites
+from gpusched.queue.promotions import PolicyReads, PolicyWrites
+from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 
 DATABASE = "gpusched.db"
 _JOB = msgspec.json.Decoder(Job)
+
+
+class _Limited(msgspec.Struct):
+    time_limit_s: int
+
+
+class _OfLimit(msgspec.Struct):
+    """Of a job only its limit: a tenth of the time that the whole takes."""
+
+    spec: _Limited
+
+
+_LIMIT = msgspec.json.Decoder(_OfLimit)
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +133,7 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 0.0
 
 
-class Reader:
+class Reader(PolicyReads, PredictionReads):
     """Read-only view of the store."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -281,6 +296,20 @@ class Reader:
             for r in rows
         ]  # fmt: skip
 
+    def past_runs(self, limit: int = 2000) -> list[tuple[str, float, float]]:
+        """(user, seconds it ran, its time limit in seconds) of the attempts that ended last and by themselves.
+
+        Those that a failed node or the scheduler cut short say nothing about run times and are left out.
+        """
+        cut = (JobState.NODE_FAIL, JobState.PREEMPTED, JobState.PENDING)
+        rows = self._db.execute(
+            "SELECT runs.user, runs.end_time - runs.start_time, jobs.data FROM runs JOIN jobs ON jobs.id = runs.job_id "
+            f"WHERE runs.end_time IS NOT NULL AND runs.outcome NOT IN ({','.join('?' * len(cut))}) "
+            "ORDER BY runs.end_time DESC LIMIT ?",
+            (*cut, limit),
+        )
+        return [(user, ran, float(_LIMIT.decode(data).spec.time_limit_s)) for user, ran, data in rows]
+
     def first_starts(self) -> dict[str, float]:
         """Partition -> when the first job ever started there (Unix seconds); the begin of Eq. 3's time."""
         return dict(self._db.execute("SELECT partition, min(start_time) FROM runs GROUP BY partition").fetchall())
@@ -298,11 +327,16 @@ class Reader:
         """
         sums: dict[str, float] = {}
         rate = math.log(2) / half_life_s
-        for run in self.runs(since, now):
-            end = now if run.end_time is None else min(run.end_time, now)
-            begin = max(run.start_time, since)
+        rows = self._db.execute(
+            "SELECT user, gpus, start_time, end_time FROM runs WHERE end_time IS NULL AND start_time < ?1 "
+            "UNION ALL SELECT user, gpus, start_time, end_time FROM runs WHERE end_time > ?2 AND start_time < ?1",
+            (now, since),
+        )
+        for user, gpus, start_time, end_time in rows:
+            end = now if end_time is None else min(end_time, now)
+            begin = max(start_time, since)
             weight = (math.exp(-rate * (now - end)) - math.exp(-rate * (now - begin))) / rate
-            sums[run.user] = sums.get(run.user, 0.0) + run.gpus * max(0.0, weight)
+            sums[user] = sums.get(user, 0.0) + gpus * max(0.0, weight)
         return sums
 
     def energy_of_jobs(self) -> dict[str, float]:
@@ -316,7 +350,7 @@ class Reader:
         return dict(rows.fetchall())
 
 
-class Store(Reader):
+class Store(Reader, PolicyWrites, PredictionWrites):
     """The store as its single writer sees it."""
 
     @classmethod
@@ -341,14 +375,17 @@ class Store(Reader):
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version == SCHEMA_VERSION:
             return
-        if version != 0:
+        if version > SCHEMA_VERSION:
             raise GpuschedError(
                 f"the database has version {version}, this gpusched knows {SCHEMA_VERSION}", "use the newer gpusched"
             )
-        self._db.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-        import secrets  # readers start faster without it
+        for old in range(version, SCHEMA_VERSION):
+            step = SCHEMA if old == 0 else MIGRATIONS[old - 1]
+            self._db.executescript(f"BEGIN; {step} PRAGMA user_version={old + 1}; COMMIT;")
+        if self.meta("cluster_id") is None:
+            import secrets  # readers start faster without it
 
-        self.set_meta("cluster_id", "".join(secrets.choice(ids.ALPHABET) for _ in range(8)))
+            self.set_meta("cluster_id", "".join(secrets.choice(ids.ALPHABET) for _ in range(8)))
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

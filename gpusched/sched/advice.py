@@ -8,7 +8,7 @@ from gpusched.model.plan import ReasonCode
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.model.units import format_duration, format_memory
 from gpusched.sched.tally import NodeCount, barred, covers, earliest, need
-from gpusched.sched.text import count_of, listed
+from gpusched.sched.text import count_of, listed, listed_types
 
 _MOST_STEPS = 5
 
@@ -31,13 +31,38 @@ def next_steps(
     elif code == ReasonCode.REQ_NODE_NOT_AVAIL:
         steps = [*_bring_back(job, own), *_fewer(job, own, "usable"), *_elsewhere(job, counts, "free")]
     elif code == ReasonCode.RESOURCES:
-        steps = [*_wait(snapshot, job, counts), *_fewer(job, own, "free"), *_split(job, own, "free")]
+        steps = [*_wait(snapshot, job, counts, queue), *_fewer(job, own, "free"), *_split(job, own, "free")]
         steps += [*_elsewhere(job, counts, "free"), *_bring_back(job, own)]
     elif code == ReasonCode.BACKFILL:
         steps = [*_shorter(snapshot, queue, counts), *_elsewhere(job, counts, "free")]
     elif code == ReasonCode.PRIORITY:
         steps = [*_head(snapshot, queue, counts), *_elsewhere(job, counts, "free")]
     return list(dict.fromkeys(steps))[:_MOST_STEPS]
+
+
+def refuted(step: str, starts_now: set[str]) -> bool:
+    """Whether a step says that the job could start now in a way in which it does not, having been run ahead.
+
+    Args:
+        step: One of `next_steps`.
+        starts_now: What does start it now: ``in V100``, ``with a time limit of 1:00:00``.
+    """
+    if step.startswith(_PARTITION) and step.endswith(" now"):
+        return "in " + step.removeprefix(_PARTITION).partition(" ")[0] not in starts_now
+    if step.startswith(_LIMIT):
+        return "with a time limit of " + step.removeprefix(_LIMIT).partition(" ")[0] not in starts_now
+    return False
+
+
+_PARTITION, _LIMIT = "partition ", "a time limit of at most "
+
+
+def _would_fit(partition: str, when: str) -> str:
+    return f"{_PARTITION}{partition} would fit it {when}".rstrip()
+
+
+def _would_start(limit: str) -> str:
+    return f"{_LIMIT}{limit} would let it start now (-t {limit})"
 
 
 def _held(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
@@ -108,6 +133,8 @@ def _split(job: PendingView, nodes: list[NodeCount], what: str) -> Iterator[str]
 def _unbar(job: PendingView) -> Iterator[str]:
     if job.spec.nodelist or job.spec.exclude:
         yield "allow it more nodes: its nodelist or exclude leaves too few"
+    if job.spec.gpu_types:
+        yield f"accept other GPU types besides {listed_types(job.spec.gpu_types)} (--gpu-type)"
     if job.excluded_nodes:
         yield f"see why earlier attempts failed on {listed(list(job.excluded_nodes))}"
 
@@ -120,7 +147,7 @@ def _elsewhere(job: PendingView, counts: dict[str, NodeCount], what: str) -> Ite
             fitting[count.node.partition] = fitting.get(count.node.partition, 0) + 1
     for partition, nodes in fitting.items():
         if nodes >= job.spec.nodes:
-            yield f"partition {partition} would fit it" + (" now" if what == "free" else "")
+            yield _would_fit(partition, "now" if what == "free" else "")
 
 
 def _bring_back(job: PendingView, nodes: list[NodeCount]) -> Iterator[str]:
@@ -143,15 +170,20 @@ def _lowered(reason: str) -> str:
     return kind.lower() + colon + detail
 
 
-def _wait(snapshot: Snapshot, job: PendingView, counts: dict[str, NodeCount]) -> Iterator[str]:
+def _wait(
+    snapshot: Snapshot, job: PendingView, counts: dict[str, NodeCount], queue: list[PendingView]
+) -> Iterator[str]:
+    """By the limits alone; where others are before it, they may take the room first."""
     if by_limits := earliest(snapshot, job, counts):
-        yield f"wait: no later than {format_duration(by_limits[0] - snapshot.now)} from now, {by_limits[1]}"
+        first = not queue or queue[0].id == job.id
+        when = "no later than" if first else "unless jobs before it take the room, no later than"
+        yield f"wait: {when} {format_duration(by_limits[0] - snapshot.now)} from now, {by_limits[1]}"
 
 
 def _shorter(snapshot: Snapshot, queue: list[PendingView], counts: dict[str, NodeCount]) -> Iterator[str]:
     by_limits = earliest(snapshot, queue[0], counts) if queue else None
     if by_limits and (wait := int(by_limits[0] - snapshot.now)) > 0:
-        yield f"a time limit of at most {format_duration(wait)} would let it start now (-t {format_duration(wait)})"
+        yield _would_start(format_duration(wait))
 
 
 def _head(snapshot: Snapshot, queue: list[PendingView], counts: dict[str, NodeCount]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.order import Keys, queue_order
 from gpusched.sched.state import Flags, Ints, Jobs, Releases, Requests, Rooms, new_releases
 
-MaskKey = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+MaskKey = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 ShapeKey = tuple[str, int, int, int, int, int]
 
 
@@ -140,8 +140,8 @@ def waiting_of(eligible: list[PendingView], world: World, usage: dict[str, float
     specs = [job.spec for job in eligible]
     masks: dict[MaskKey, int] = {}
     mask = [
-        masks.setdefault((s.nodelist, s.exclude, j.excluded_nodes), len(masks))
-        if s.nodelist or s.exclude or j.excluded_nodes
+        masks.setdefault((s.nodelist, s.exclude, j.excluded_nodes, s.gpu_types), len(masks))
+        if s.nodelist or s.exclude or j.excluded_nodes or s.gpu_types
         else -1
         for s, j in zip(specs, eligible, strict=True)
     ]
@@ -192,12 +192,15 @@ def _requests_of(shapes: list[ShapeKey], world: World) -> Requests:
 
 
 def _masks_of(keys: list[MaskKey], world: World) -> Flags:
-    """Allowed nodes, ``uint8[masks, nodes]``: those of the nodelist (all, if empty) less the excluded ones."""
+    """Allowed nodes, ``uint8[masks, nodes]``: of the nodelist (all, if empty), not excluded, of the GPU types (any)."""
     masks = np.zeros((len(keys), len(world.nodes)), dtype=np.uint8)
-    for i, (nodelist, exclude, failed) in enumerate(keys):
+    types = [node.gpu_type for node in world.nodes]
+    for i, (nodelist, exclude, failed, accepted) in enumerate(keys):
         masks[i] = not nodelist
         for names, allowed in ((nodelist, 1), (exclude, 0), (failed, 0)):
             masks[i, [world.row[n] for n in names if n in world.row]] = allowed
+        if accepted:
+            masks[i] &= np.array([name in accepted for name in types], np.uint8)
     return masks
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.sched.fit import request_of
-from gpusched.sched.place import choose, draw, draw_fitting, node_fits
+from gpusched.sched.place import choose, draw, draw_fitting
 from gpusched.sched.releases import add, settle
 from gpusched.sched.state import (
     ARRAY_LIMIT,
@@ -92,7 +92,7 @@ def schedule(
             request = request_of(requests, shape)
             code = attempt(rooms, jobs.masks, request, shape, rule, late, rng, scratch)
             if code == STARTED:
-                _start(rooms, releases, jobs, request, job, now, late, head >= 0 and backfill == EASY, scratch, outcome)
+                launch(rooms, releases, jobs, request, job, now, late, head >= 0 and backfill == EASY, scratch, outcome)
             elif head < 0:
                 head = job
                 code = RESOURCES if code == PRIORITY else code
@@ -129,7 +129,7 @@ def attempt(
 
 
 @jit
-def _start(
+def launch(
     rooms: Rooms,
     releases: Releases,
     jobs: Jobs,
@@ -141,6 +141,7 @@ def _start(
     scratch: Scratch,
     outcome: Outcome,
 ) -> None:
+    """Starts a job on ``scratch.chosen``; ``guarded``: a reservation stands, ``late``: the job outlasts it."""
     outcome.started[outcome.total[0]] = job
     outcome.offset[job] = outcome.total[1]
     for part in range(request.parts):
@@ -184,20 +185,29 @@ def reserve(
     (naive, random: first fit). What runs on nodes that are not available gives nothing back. Infinite if it never fits.
     """
     future = scratch.future
+    gpus, cores, memory = future.gpus, future.cores, future.memory  # the loops' own arrays, as in `schedule`
     fitting = 0
     for node in range(request.lo, request.hi):
-        future.gpus[node] = rooms.gpus[node]
-        future.cores[node] = rooms.cores[node]
-        future.memory[node] = rooms.memory[node]
-        fitting += node_fits(future, masks, request, node)
+        gpus[node], cores[node], memory[node] = rooms.gpus[node], rooms.cores[node], rooms.memory[node]
+        fitting += _holds(gpus[node], cores[node], memory[node], masks, request, node)
     settle(releases)
     time = now
-    at = 0
-    while fitting < request.parts and at < releases.used[0]:
-        time = max(now, releases.end[releases.order[at]])
-        while at < releases.used[0] and releases.end[releases.order[at]] <= time:
-            fitting += _give_back(future, releases, releases.order[at], masks, request)
+    at, used = 0, releases.used[0]
+    ends, order, where = releases.end, releases.order, releases.node
+    freed_gpus, freed_cores, freed_memory = releases.gpus, releases.cores, releases.memory
+    while fitting < request.parts and at < used:
+        time = max(now, ends[order[at]])
+        while at < used and ends[order[at]] <= time:
+            slot = order[at]
             at += 1
+            node = where[slot]
+            if node < request.lo or node >= request.hi or gpus[node] < 0:
+                continue
+            before = _holds(gpus[node], cores[node], memory[node], masks, request, node)
+            gpus[node] += freed_gpus[slot]
+            cores[node] += freed_cores[slot]
+            memory[node] += freed_memory[slot]
+            fitting += not before and _holds(gpus[node], cores[node], memory[node], masks, request, node)
     if fitting < request.parts:
         return np.inf
     choose(future, masks, request, FIRST_FIT if rule >= NAIVE else rule, scratch)
@@ -205,16 +215,11 @@ def reserve(
 
 
 @jit
-def _give_back(future: Rooms, releases: Releases, slot: int, masks: Flags, request: Request) -> int:
-    """Adds one release to ``future``; 1 if its node fits the request by it, else 0."""
-    node = releases.node[slot]
-    if node < request.lo or node >= request.hi or future.gpus[node] < 0:
-        return 0
-    before = node_fits(future, masks, request, node)
-    future.gpus[node] += releases.gpus[slot]
-    future.cores[node] += releases.cores[slot]
-    future.memory[node] += releases.memory[slot]
-    return int(not before and node_fits(future, masks, request, node))
+def _holds(gpus: int, cores: int, memory: int, masks: Flags, request: Request, node: int) -> bool:
+    """`place.node_fits` with what the node has at hand."""
+    if gpus < request.gpus or cores < request.cores or memory < request.memory:
+        return False
+    return bool(request.mask < 0 or masks[request.mask, node] != 0)
 
 
 @jit

@@ -12,7 +12,7 @@ from gpusched.model.plan import Action, CancelJob, Plan, Preempt, Reason, Reason
 from gpusched.model.snapshot import NodeView, PendingView, Snapshot
 from gpusched.model.units import format_memory
 from gpusched.sched.eligible import ARRAY_FULL, ineligible
-from gpusched.sched.text import count_of
+from gpusched.sched.text import count_of, gpus_called, listed_types
 
 _NOT_CHOSEN = Reason(code=ReasonCode.POLICY, message="the policy did not choose it")
 
@@ -135,6 +135,8 @@ class _Ledger:
             return f"node {node.name} is not in its nodelist"
         if node.name in spec.exclude:
             return f"node {node.name} is excluded by the job"
+        if spec.gpu_types and node.gpu_type not in spec.gpu_types:
+            return f"node {node.name} has {gpus_called(node.gpu_type)}, it asks for {listed_types(spec.gpu_types)}"
         if node.name in job.excluded_nodes:
             return f"an earlier attempt failed on node {node.name}"
         return None

@@ -1,41 +1,34 @@
-"""The staged policies: order the queue, place what fits, say why the rest waits."""
+"""The staged policies: order the queue, place what fits, say why the rest waits. Agents where a policy has one."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from gpusched.model.jobs import Allocation, JobSpec, NodeAllocation
 from gpusched.model.plan import Plan, Reason, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
+from gpusched.models import Model
+from gpusched.sched.agents import Context, by_agent
 from gpusched.sched.arrays import Waiting, World, releases_of, waiting_of, world_of
-from gpusched.sched.backfill import schedule
 from gpusched.sched.eligible import ineligible
 from gpusched.sched.fit import stand
 from gpusched.sched.gpus import Links, links_matrix, nearest_gpus
 from gpusched.sched.reasons import Block, Verdicts
-from gpusched.sched.state import (
-    BEST_FIT,
-    EASY,
-    FIRST_FIT,
-    NAIVE,
-    NONE,
-    SKIP,
-    SPREAD,
-    Outcome,
-    new_outcome,
-    new_scratch,
-    seed_words,
-)
+from gpusched.sched.stages import BACKFILLS, PLACES, place_queue
+from gpusched.sched.state import Outcome, new_outcome, new_scratch, seed_words
 from gpusched.sched.usage import usage_of
 
-PLACES = {"first-fit": FIRST_FIT, "best-fit": BEST_FIT, "spread": SPREAD, "naive": NAIVE}
-BACKFILLS = {"none": NONE, "skip": SKIP, "easy": EASY}
+__all__ = ["BACKFILLS", "PLACES", "decide", "starts", "warm_up", "warm_up_agent"]
 
 
-def decide(snapshot: Snapshot) -> Plan:
+def decide(snapshot: Snapshot, models: Mapping[str, Model] = {}) -> Plan:
     """What to start now, each partition by its own policy, and a reason for every job that stays.
 
-    The same snapshot always gives the same plan. A job's nodes are distinct nodes of its partition, in its ``nodelist``
-    if it has one (only these, all of them if it asks for as many), not in ``exclude`` nor ``excluded_nodes``.
+    The same snapshot (and models: partition -> an agent's weights) always gives the same plan. Where an agent has no
+    model, or its answer is no number, its policy's fallback decides, and the plan says so. A job's nodes are distinct
+    nodes of its partition, in its ``nodelist`` if it has one (only these, all of them if it asks for as many), not in
+    ``exclude`` nor ``excluded_nodes``.
 
     Jobs that could not run even on the empty partition (BAD_CONSTRAINTS), that need nodes or GPUs which are down,
     drained, lost or busy with foreign work (REQ_NODE_NOT_AVAIL), that are held, dependent, not yet due or bounded by
@@ -54,11 +47,13 @@ def decide(snapshot: Snapshot) -> Plan:
         return Plan(reasons=reasons)
     world = world_of(snapshot)
     waiting = waiting_of(eligible, world, usage_of(snapshot))
-    outcome, blocks = _run(snapshot, world, waiting)
+    troubles: dict[str, str] = {}
+    remarks: dict[str, str] = {}
+    outcome, blocks = _run(snapshot, world, waiting, models, troubles, remarks)
     verdicts = Verdicts(snapshot, world, waiting, outcome.code.tolist())
     for queue, block in blocks:
         verdicts.add(queue, block, reasons)
-    return Plan(actions=tuple(starts(world, waiting, outcome)), reasons=reasons)
+    return Plan(actions=tuple(starts(world, waiting, outcome)), reasons=reasons, troubles=troubles, remarks=remarks)
 
 
 def warm_up() -> None:
@@ -66,6 +61,11 @@ def warm_up() -> None:
     for backfill in BACKFILLS:
         for place in PLACES:
             decide(_small_snapshot(PolicySpec(name="warm-up", place=place, backfill=backfill)))  # type: ignore[arg-type]
+
+
+def warm_up_agent(policy: PolicySpec, model: Model) -> None:
+    """Likewise for an agent's passes; weights that cannot decide such a thing leave it undone."""
+    decide(_small_snapshot(policy), {"p": model})
 
 
 def _small_snapshot(policy: PolicySpec) -> Snapshot:
@@ -86,7 +86,14 @@ def _small_snapshot(policy: PolicySpec) -> Snapshot:
     )
 
 
-def _run(snapshot: Snapshot, world: World, waiting: Waiting) -> tuple[Outcome, list[tuple[list[int], Block]]]:
+def _run(
+    snapshot: Snapshot,
+    world: World,
+    waiting: Waiting,
+    models: Mapping[str, Model],
+    troubles: dict[str, str],
+    remarks: dict[str, str],
+) -> tuple[Outcome, list[tuple[list[int], Block]]]:
     """The compiled passes, one per partition that has a queue; with each queue in its order and what blocked it."""
     scratch = new_scratch(len(world.nodes), waiting.jobs.standing.size)
     outcome = new_outcome(len(waiting.views), waiting.parts)
@@ -97,22 +104,18 @@ def _run(snapshot: Snapshot, world: World, waiting: Waiting) -> tuple[Outcome, l
     for name, policy in snapshot.policies.items():
         if name not in waiting.queues:
             continue
-        queue = waiting.ordered(name, policy.order)
-        head, shadow = schedule(
-            world.rooms,
-            releases,
-            waiting.requests,
-            waiting.jobs,
-            queue,
-            PLACES[policy.place],
-            BACKFILLS[policy.backfill],
-            snapshot.now,
-            rng,
-            scratch,
-            outcome,
-        )
-        blocks.append((queue.tolist(), Block(policy, int(head), float(shadow))))
+        context = Context(name, policy, snapshot, world, waiting, releases, rng, scratch, outcome, remarks)
+        if policy.agent is not None:
+            blocks.append(by_agent(context, models.get(name), _staged, troubles))
+        else:
+            blocks.append(_staged(context))
     return outcome, blocks
+
+
+def _staged(context: Context) -> tuple[list[int], Block]:
+    """One partition by the stages of its policy."""
+    queue = context.waiting.ordered(context.partition, context.policy.order)
+    return queue.tolist(), place_queue(context, queue)
 
 
 def starts(world: World, waiting: Waiting, outcome: Outcome) -> list[Start]:

@@ -7,12 +7,24 @@ from typing import Literal
 import msgspec
 
 from gpusched.model.plan import Reason, ReasonCode
-from gpusched.model.policy import PolicySpec
+from gpusched.model.policy import MAPPED, PolicySpec
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.advice import next_steps
 from gpusched.sched.eligible import ARRAY_FULL, ineligible
 from gpusched.sched.tally import NodeCount, barred, counts_of, covers, earliest, fits, need, queue_of, shortfall_of
-from gpusched.sched.text import ALLOWED, CORES, GPUS, MEMORY, before_it, listed, shortage, starts_in, would_delay
+from gpusched.sched.text import (
+    ALLOWED,
+    CORES,
+    ELSEWHERE,
+    GPUS,
+    HELD_BACK,
+    MEMORY,
+    before_it,
+    listed,
+    shortage,
+    starts_in,
+    would_delay,
+)
 
 Dimension = Literal["", "barred", "unavailable", "gpus", "cores", "memory"]
 
@@ -117,12 +129,16 @@ def _fits_now(
     queue: list[PendingView],
     place: int,
 ) -> Reason:
+    if policy.agent == "gist":
+        return HELD_BACK
     if place and policy.backfill == "none":
         return Reason(code=ReasonCode.PRIORITY, message=before_it(place))
     if place and policy.backfill == "easy" and (by_limits := earliest(snapshot, queue[0], counts)):
         wait = by_limits[0] - snapshot.now
         if job.spec.time_limit_s > wait:
             return Reason(code=ReasonCode.BACKFILL, message=would_delay(queue[0].id, wait))
+    if policy.place in MAPPED:
+        return ELSEWHERE
     return Reason(code=ReasonCode.POLICY, message="fits now; the next cycle can start it")
 
 

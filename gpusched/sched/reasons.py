@@ -14,6 +14,7 @@ from gpusched.sched.state import (
     ARRAY_LIMIT,
     BACKFILL,
     BAD_CONSTRAINTS,
+    MAPPING,
     NOT_AVAILABLE,
     POLICY,
     PRIORITY,
@@ -21,7 +22,18 @@ from gpusched.sched.state import (
     STARTED,
     Rooms,
 )
-from gpusched.sched.text import CORES, GPUS, before_it, listed, rounded, shortage, starts_in, would_delay
+from gpusched.sched.text import (
+    CORES,
+    ELSEWHERE,
+    GPUS,
+    HELD_BACK,
+    before_it,
+    listed,
+    rounded,
+    shortage,
+    starts_in,
+    would_delay,
+)
 
 _UNLUCKY = Reason(
     code=ReasonCode.POLICY,
@@ -63,7 +75,9 @@ class Verdicts:
             elif code == BACKFILL:
                 reason = delayed
             elif code == POLICY:
-                reason = _UNLUCKY
+                reason = HELD_BACK if block.policy.agent else _UNLUCKY
+            elif code == MAPPING:
+                reason = ELSEWHERE
             else:
                 reason = self._by_shape.get((code, shapes[job])) or self._short(code, shapes[job], job, block)
             ahead += code >= RESOURCES

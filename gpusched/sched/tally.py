@@ -10,7 +10,7 @@ from gpusched.model.jobs import JobSpec
 from gpusched.model.snapshot import NodeView, PendingView, Snapshot
 from gpusched.model.units import format_memory
 from gpusched.sched.eligible import id_key, ineligible
-from gpusched.sched.text import count_of, listed
+from gpusched.sched.text import count_of, gpus_called, listed, listed_types
 from gpusched.sched.usage import usage_of
 
 
@@ -32,6 +32,8 @@ class NodeCount(msgspec.Struct, kw_only=True):
         """Without blocked GPUs, empty of jobs; nothing on a node that is not available."""
         if not self.node.available:
             return -1, self.node.cores, self.node.memory_mib
+        if not self.node.blocked:  # most nodes, and this is asked of every node for every kind of job in the queue
+            return self.total
         return len(set(self.node.gpus) - self.node.blocked.keys()), self.node.cores, self.node.memory_mib
 
     @property
@@ -75,6 +77,8 @@ def barred(job: PendingView, node: NodeView) -> str:
         return "not in its nodelist"
     if node.name in job.spec.exclude:
         return "excluded by the job"
+    if job.spec.gpu_types and node.gpu_type not in job.spec.gpu_types:
+        return f"has {gpus_called(node.gpu_type)}, not {listed_types(job.spec.gpu_types)}"
     return "an earlier attempt failed here" if node.name in job.excluded_nodes else ""
 
 
@@ -113,7 +117,7 @@ def queue_of(snapshot: Snapshot, partition: str, counts: Iterable[NodeCount]) ->
     queue = []
     for job in plain_order(snapshot, partition):
         spec = job.spec
-        shape = (spec.nodes, *need(spec), spec.nodelist, spec.exclude, job.excluded_nodes)
+        shape = (spec.nodes, *need(spec), spec.nodelist, spec.exclude, spec.gpu_types, job.excluded_nodes)
         if shape not in possible:
             possible[shape] = fits(job, nodes, lambda c: c.usable)
         if not possible[shape]:

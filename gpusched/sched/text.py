@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.units import format_duration, format_memory
 
 ALLOWED, GPUS, CORES, MEMORY = 0, 1, 2, 3
+ELSEWHERE = Reason(
+    code=ReasonCode.POLICY,
+    message="it fits now, but the mapping keeps it for a GPU type it runs faster on, or the GPUs for others",
+)
+HELD_BACK = Reason(
+    code=ReasonCode.POLICY,
+    message="it fits now, but the agent keeps the servers free for jobs that it expects to use them better",
+)
 
 
 def count_of(number: int, noun: str) -> str:
@@ -16,6 +25,16 @@ def listed(words: list[str], most: int = 3) -> str:
     """``a, b, c and 4 more``."""
     shown = ", ".join(words[:most])
     return f"{shown} and {len(words) - most} more" if len(words) > most else shown
+
+
+def gpus_called(gpu_type: str) -> str:
+    """``V100 GPUs``; where the inventory does not say, that."""
+    return f"{gpu_type} GPUs" if gpu_type else "GPUs of a type the inventory does not name"
+
+
+def listed_types(names: tuple[str, ...]) -> str:
+    """``A100 or V100``."""
+    return " or ".join(names)
 
 
 def amount(dimension: int, value: int) -> str:

@@ -84,12 +84,13 @@ class Pool:
 
     @classmethod
     def uniform(
-        cls, nodes: int, gpus_per_node: int, *, cores: int = NOT_MODELLED, memory_mib: int = NOT_MODELLED
-    ) -> Pool:
-        """``nodes`` like nodes in one partition (`--nodes N --gpus-per-node G`)."""
+        cls, nodes: int, gpus_per_node: int, *, cores: int = NOT_MODELLED, memory_mib: int = NOT_MODELLED,
+        gpu_type: str = "",
+    ) -> Pool:  # fmt: skip
+        """``nodes`` like nodes in one partition (`--nodes N --gpus-per-node G --gpu-type T`)."""
         if nodes < 1 or gpus_per_node < 1:
             raise UsageError("a pool needs at least one node with at least one GPU")
-        return cls.of([NodeSpec(gpus_per_node, cores, memory_mib)] * nodes)
+        return cls.of([NodeSpec(gpus_per_node, cores, memory_mib, gpu_type)] * nodes)
 
     @classmethod
     def of_inventory(cls, inventory: Inventory) -> Pool:
@@ -119,6 +120,7 @@ class Demand(NamedTuple):
         rooms: The pool, empty. queue: ``int64[shapes]``: the partition that a shape queues in.
         infeasible: Job -> why it can never run.
         gpus_only: Cores and memory bind nowhere, and no request has a mask: nodes differ in free GPUs alone.
+        milli: ``int64[shapes]``: thousandths of its one GPU; 1000: whole GPUs.
     """
 
     shape: Ints
@@ -129,16 +131,18 @@ class Demand(NamedTuple):
     queue: Ints
     infeasible: dict[int, str]
     gpus_only: bool
+    milli: Ints
 
 
-def demand_of(trace: Trace, pool: Pool) -> Demand:
+def demand_of(trace: Trace, pool: Pool, *, shares: bool = False) -> Demand:
     """Splits every job into the fewest equal parts that fit nodes of its partition (and type).
 
     A job's own ``nodes`` is kept where the pool can give it and its GPUs divide by it. Groups name partitions only
     where the pool has several. Cores or memory that are unknown are taken in proportion to GPUs, by the leanest node.
-    GPU types bind where the pool knows any type.
+    GPU types bind where the pool knows any type. With ``shares`` a job of one GPU takes the thousandths it asks for.
     """
-    columns = (trace.gpus, trace.nodes, trace.cores, trace.memory_mib, trace.group, trace.gpu_type)
+    milli = np.where((trace.gpus == 1) & shares, trace.gpu_milli, 1000)
+    columns = (trace.gpus, trace.nodes, trace.cores, trace.memory_mib, trace.group, trace.gpu_type, milli)
     distinct, index = np.unique(np.column_stack(columns), axis=0, return_inverse=True)
     splitter = _Splitter(trace, pool)
     kinds = [splitter.split(*(int(x) for x in row)) for row in distinct]
@@ -150,7 +154,7 @@ def demand_of(trace: Trace, pool: Pool) -> Demand:
     modelled = requests.cores.any() or requests.memory.any()
     rooms = Rooms(pool.gpus.copy(), *(_room(c, bool(modelled)) for c in (pool.cores, pool.memory_mib)))
     gpus_only = not modelled and masks.shape[0] == 0
-    return Demand(shape, requests, masks, parts, rooms, _ints(splitter.queues), why, gpus_only)
+    return Demand(shape, requests, masks, parts, rooms, _ints(splitter.queues), why, gpus_only, splitter.milli())
 
 
 _AMPLE_CORES, _AMPLE_MEMORY = (1 << 20) - 1, (1 << 32) - 1
@@ -169,12 +173,12 @@ class _Splitter:
     def __init__(self, trace: Trace, pool: Pool) -> None:
         self._trace, self._pool = trace, pool
         self._shapes: dict[tuple[int, ...], int] = {}
-        self._masks: dict[int, int] = {}
+        self._masks: dict[tuple[int, ...], int] = {}
         self.queues: list[int] = []
         self._cores = bool((pool.cores >= 0).any() and (trace.cores > 0).any())
         self._memory = bool((pool.memory_mib >= 0).any() and (trace.memory_mib > 0).any())
 
-    def split(self, gpus: int, nodes: int, cores: int, memory: int, group: int, gpu_type: int) -> int | str:
+    def split(self, gpus: int, nodes: int, cores: int, memory: int, group: int, gpu_type: int, milli: int) -> int | str:
         """The index of the request, or why there is none."""
         pool = self._pool
         partition = 0
@@ -188,12 +192,12 @@ class _Splitter:
         mask = -1
         if gpu_type >= 0 and pool.gpu_types != ("",):
             wanted = self._trace.gpu_types[gpu_type]
-            if wanted not in pool.gpu_types:
+            kinds = tuple(i for i, name in enumerate(pool.gpu_types) if name in wanted.split("|"))
+            if not kinds:
                 return f"no node has GPUs of type {wanted!r}"
-            kind = pool.gpu_types.index(wanted)
-            rows = rows[pool.gpu_type[rows] == kind]
+            rows = rows[np.isin(pool.gpu_type[rows], kinds)]
             if len(rows) < hi - lo:
-                mask = self._masks.setdefault(kind, len(self._masks))
+                mask = self._masks.setdefault(kinds, len(self._masks))
         if gpus < 0:
             return f"asks for {gpus} GPUs"
         cores = self._known(cores, gpus, rows, pool.cores) if self._cores else 0
@@ -201,7 +205,7 @@ class _Splitter:
         parts = self._parts(gpus, cores, memory, nodes, rows)
         if parts == 0:
             return self._too_large(gpus, cores, memory, rows)
-        key = (lo, hi, parts, gpus // parts, -(-cores // parts), -(-memory // parts), mask)
+        key = (lo, hi, parts, gpus // parts, -(-cores // parts), -(-memory // parts), mask, milli)
         if key not in self._shapes:
             self.queues.append(partition)
         return self._shapes.setdefault(key, len(self._shapes))
@@ -236,14 +240,18 @@ class _Splitter:
 
     def requests(self) -> Requests:
         """All distinct requests."""
-        columns = list(zip(*self._shapes, strict=True)) if self._shapes else [()] * 7
+        columns = list(zip(*self._shapes, strict=True))[:-1] if self._shapes else [()] * 7
         return Requests(*(_ints(list(c)) for c in columns))
+
+    def milli(self) -> Ints:
+        """Thousandths of one GPU, by request."""
+        return _ints([key[-1] for key in self._shapes])
 
     def masks(self) -> Flags:
         """Nodes by wanted GPU type."""
         masks: Flags = np.zeros((len(self._masks), len(self._pool)), np.uint8)
-        for kind, mask in self._masks.items():
-            masks[mask] = self._pool.gpu_type == kind
+        for kinds, mask in self._masks.items():
+            masks[mask] = np.isin(self._pool.gpu_type, kinds)
         return masks
 
 

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from gpusched.compiled import kept_on_disk
+from gpusched.sim.agents import agent_runner
 from gpusched.sim.cluster import Pool
-from gpusched.sim.engine_build import Options, Outage, World, log_of, result_of, world_of
+from gpusched.sim.engine_build import Options, Outage, World, forecast_for, log_of, result_of, world_of
 from gpusched.sim.engine_fast import run_merged, run_strict
 from gpusched.sim.engine_generic import new_queue, run_generic
+from gpusched.sim.engine_mapped import MappedRun, is_mapped
 from gpusched.sim.engine_preempt import PREEMPTIVE_CODES, new_plan, run_preemptive
-from gpusched.sim.engine_state import GROW, Log, grown
-from gpusched.sim.engine_warm import kept_on_disk, one_job
+from gpusched.sim.engine_state import ARRIVED, GROW, IN_SYSTEM, Log, grown
+from gpusched.sim.engine_warm import one_job
 from gpusched.sim.keys import ORDER_CODES, PLAIN
 from gpusched.sim.policies import BACKFILLS, PLACEMENTS, ReplayPolicy, policy_by_name
+from gpusched.sim.profiles import Profiles
+from gpusched.sim.rates import Rates
 from gpusched.sim.result import Result
 from gpusched.sim.stepper import PolicyFunction, run_function
 from gpusched.sim.trace import Trace
@@ -48,8 +56,35 @@ def replay(trace: Trace, pool: Pool, policy: ReplayPolicy | PolicyFunction | str
     log = log_of(world)
     _compile_for(world)
     begin = time.perf_counter()
-    log = _run(world, log, _kind(world))
-    return result_of(world, log, time.perf_counter() - begin)
+    with _watched(world):
+        log, notes = _run(world, log, _kind(world))
+    result = result_of(world, log, time.perf_counter() - begin)
+    return replace(result, notes=(*result.notes, *notes)) if notes else result
+
+
+WATCH_S = 0.25
+
+
+@contextmanager
+def _watched(world: World) -> Iterator[None]:
+    """Looks on from another thread, which compiled code lets run: it costs the replay nothing."""
+    tell = world.options.progress
+    if tell is None:
+        yield
+        return
+    stop, counter, jobs = threading.Event(), world.sim.counter, max(1, len(world.trace) - world.never)
+
+    def look() -> None:
+        while not stop.wait(WATCH_S):
+            tell(min(1.0, max(0, int(counter[ARRIVED] - counter[IN_SYSTEM]) - world.never) / jobs))
+
+    thread = threading.Thread(target=look, name="progress of a replay", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 _RUNS: dict[str, Callable[..., int]] = {
@@ -63,12 +98,17 @@ _warm: set[str] = set()
 
 def _kind(world: World) -> str:
     """Which compiled run fits the policy."""
+    if world.policy.kind == "agent":
+        return "agent"
+    if is_mapped(world):
+        return "mapped"
     if world.policy.kind == "preemptive":
         return "preemptive"
     if world.generic:
         return "generic"
     single = len(world.sim.dirty) == 1 and len(world.sim.changes) == 0
-    return "strict" if world.policy.backfill == "none" and single else "merged"
+    plain = world.policy.backfill == "none" and world.sim.pace is None  # with speeds one run less is compiled
+    return "strict" if plain and single else "merged"
 
 
 def _compile_for(world: World) -> None:
@@ -77,37 +117,48 @@ def _compile_for(world: World) -> None:
     All of it takes half a minute of one core on first use, and is kept in the cache folder after that.
     """
     kind = _kind(world)
-    if kind in _warm:
+    known = f"{kind} {world.policy.order} {world.policy.preempts}" if kind == "agent" else kind
+    known += " mapped" if kind == "agent" and is_mapped(world) else ""
+    known += "" if world.sim.pace is None else " paced"
+    known += "" if forecast_for(world) is None else " forecast"
+    if known in _warm:
         return
-    _warm.add(kind)
-    function = _RUNS[kind]
-    if hasattr(function, "signatures") and not kept_on_disk(function):
+    _warm.add(known)
+    function = _RUNS.get(kind)
+    versions = 1 if world.sim.pace is None else 2
+    if function is not None and hasattr(function, "signatures") and not kept_on_disk(function, versions):
         print("gpusched: compiling the simulator, once after installation or upgrade ...", file=sys.stderr, flush=True)
     away = (Outage(0, 2.0, 3.0),) if kind == "merged" else ()
-    options = Options(failures=away, placement=world.rule)
+    options = Options(failures=away, placement=world.rule, predictor=world.options.predictor)
+    if world.sim.pace is not None:
+        options = replace(options, share=world.options.share, rates=Rates(profiles=Profiles(series={})))
     tiny = world_of(one_job(), Pool.uniform(1, 1), world.policy, options)
     _run(tiny, log_of(tiny), kind)
 
 
-def _run(world: World, log: Log, kind: str) -> Log:
-    """Runs to the end, giving the log more room where it asks for it."""
+def _run(world: World, log: Log, kind: str) -> tuple[Log, tuple[str, ...]]:
+    """Runs to the end, giving the log more room where it asks for it; with the run's own notes."""
     sim, runner = world.sim, _runner(world, kind)
     while runner(log) == GROW:
         log = grown(log, len(log.events), len(log.cuts) + len(sim.jobs), len(log.cut_nodes) + len(sim.held))
-    return log
+    return log, getattr(runner, "notes", ())
 
 
 def _runner(world: World, kind: str) -> Callable[[Log], int]:
     """The compiled run that fits the policy."""
     sim, passes, demand, policy, options = world.sim, world.passes, world.demand, world.policy, world.options
     rule, backfill = PLACEMENTS[world.rule], BACKFILLS[policy.backfill]
+    if kind == "mapped":
+        return MappedRun(world)
+    if kind == "agent":
+        return agent_runner(world)
     if kind == "preemptive":
         plan = new_plan(len(sim.jobs), len(sim.node), len(passes.releases.order), world.users)
         code, levels = PREEMPTIVE_CODES[policy.order], np.array(sorted(options.las_thresholds_gpu_s), np.float64)
         return lambda log: run_preemptive(sim, log, passes, plan, code, rule, options.restart_s, levels)
     if kind == "generic":
         capped = np.isfinite(world.trace.limit).astype(np.uint8)
-        queue = new_queue(len(sim.jobs), len(sim.held), world.users, capped)
+        queue = new_queue(len(sim.jobs), len(sim.held), world.users, capped, forecast_for(world))
         order, estimates = ORDER_CODES.get(policy.order, PLAIN), policy.knows == "estimate"
         return lambda log: run_generic(sim, log, passes, queue, order, estimates, rule, backfill)
     waitlist = new_waitlist(demand.shape, sim.jobs["rank"], demand.queue, len(sim.dirty), kind == "strict")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from gpusched.errors import UsageError
+from gpusched.model.policy import MAPPED
 from gpusched.sched.fit import stand
-from gpusched.sched.state import Jobs, Rooms, Scratch, new_releases, new_scratch, seed_words
+from gpusched.sched.state import Ints, Jobs, Rooms, Scratch, new_releases, new_scratch, seed_words
 from gpusched.sim.cluster import Demand, Pool, demand_of
+from gpusched.sim.engine_pace import WHOLE
 from gpusched.sim.engine_state import (
     CHANGE,
     COUNTERS,
@@ -25,10 +27,14 @@ from gpusched.sim.engine_state import (
     NODE_BACK,
     NODE_DRAINED,
     NODE_GONE,
+    RUN,
     SHAPE,
+    SLOT,
     STATE,
+    UNMEASURED,
     WAITING,
     Log,
+    Pace,
     Passes,
     Records,
     Sim,
@@ -40,7 +46,12 @@ from gpusched.sim.heaps import new_heap
 from gpusched.sim.knowledge import Knowledge, knowledge_of, static_ranks
 from gpusched.sim.nodeindex import new_index
 from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
+from gpusched.sim.predicting import Forecast, forecast_of
+from gpusched.sim.predictor import Predictor
+from gpusched.sim.rates import Rates, Speeds, no_speeds, speeds_of
+from gpusched.sim.resizing import Elastic, Sizes
 from gpusched.sim.result import CutRuns, Events, Result
+from gpusched.sim.sharing import Share, sharing_of
 from gpusched.sim.trace import Trace
 
 
@@ -70,6 +81,12 @@ class Options:
             preemptive policy).
         las_thresholds_gpu_s: Attained service that parts the queues of LAS, ascending (default: two queues, one GPU
             hour; Tiresias leaves the thresholds to the operator).
+        rates: How fast jobs go by measured profiles; None: every job runs its recorded duration.
+        predictor: Estimates run times for policies that go by estimates; None: the mean of the user's last two.
+        share: Whether jobs share GPUs: "no"; "fractions" (jobs of one GPU by the thousandths they ask for); "pairs"
+            (besides, two jobs of equal GPUs share them where that was measured to do more than taking turns).
+        elastic: Which jobs a `Stepper` may resize; None: none.
+        progress: Told, some times a second and on a thread of its own, which part of the jobs has ended.
     """
 
     seed: int = 0
@@ -79,13 +96,19 @@ class Options:
     generic: bool = False
     restart_s: float = 0.0
     las_thresholds_gpu_s: Sequence[float] = (3600.0,)
+    rates: Rates | None = None
+    predictor: Predictor | None = None
+    share: Share = "no"
+    elastic: Elastic | None = None
+    progress: Callable[[float], None] | None = None
 
 
 class World(NamedTuple):
     """One replay.
 
     Attributes:
-        rule: The placement's name. never: How many jobs can never run. indexed: Whether the fast runs may be used.
+        rule: The placement's name. never: How many jobs can never run. generic: Whether the fast runs cannot be used.
+        shared: How GPUs are shared. sizes: What became of elastic jobs.
     """
 
     trace: Trace
@@ -99,6 +122,8 @@ class World(NamedTuple):
     passes: Passes
     never: int
     generic: bool
+    shared: Share = "no"
+    sizes: Sizes | None = None
 
     @property
     def users(self) -> int:
@@ -115,18 +140,66 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     rule = options.placement or policy.placement or "best-fit"
     if rule not in PLACEMENTS:
         raise UsageError(f"no placement is called {rule!r}; one of {', '.join(PLACEMENTS)}")
-    knowledge, demand = knowledge_of(trace, policy), demand_of(trace, pool)
-    changing = policy.kind in ("arriving", "changing") or policy.backfill == "conservative"
-    generic = options.generic or changing or rule == "naive"
+    share, notes = sharing_of(options.share, trace, policy, rule)
+    demand = demand_of(trace, pool, shares=share != "no")
+    rates = options.rates
+    speeds = speeds_of(rates, trace, pool, demand) if rates else no_speeds(len(trace), len(pool.gpu_types))
+    # Who is told run times is told those on the slowest GPUs that the job may get.
+    timed = trace if rates is None else replace(trace, duration=trace.duration / speeds.slowest)
+    knowledge = knowledge_of(timed, policy)
+    knowledge = knowledge._replace(notes=(*knowledge.notes, *notes, *speeds.notes))
+    changing = policy.kind in ("arriving", "changing", "agent") or policy.backfill == "conservative"
+    generic = options.generic or changing or rule in ("naive", *MAPPED) or share != "no"
     if generic:
         demand = demand._replace(gpus_only=False)
-    slots = _slots(demand)
-    jobs = _jobs(trace, policy, knowledge, demand, options.limits)
+    slots = int(demand.parts.sum()) if share != "no" else _slots(demand)
+    jobs = _jobs(timed, policy, knowledge, demand, options.limits)
     scratch = new_scratch(len(pool), len(demand.queue))
     sim = _sim(jobs, pool, demand, _changes(options.failures, len(pool)), scratch, slots)
+    if rates is not None or share != "no" or options.elastic is not None:
+        sim = sim._replace(pace=_pace(sim, trace, pool, demand, speeds, options.limits, share))
     passes = _passes(demand, knowledge, scratch, slots, options.seed)
     never = int(mark_never(sim))
-    return World(trace, pool, policy, options, rule, knowledge, demand, sim, passes, never, generic)
+    return World(
+        trace,
+        pool,
+        policy,
+        options,
+        rule,
+        knowledge,
+        demand,
+        sim,
+        passes,
+        never,
+        generic,
+        share,
+        Sizes() if options.elastic else None,
+    )
+
+
+def _pace(sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, limits: bool, share: Share) -> Pace:
+    """Speeds and shared GPUs; jobs have their work to do in seconds as recorded, and limits bind the time they run."""
+    limited = np.isfinite(trace.limit) & (trace.limit > 0) & limits
+    limit = np.where(limited, trace.limit, np.inf)
+    sim.jobs["duration"], sim.jobs["overlong"] = trace.duration, 0
+    sim.state["left"] = trace.duration
+    return Pace(
+        runs=filled(RUN, len(trace), rate=1.0, limit=limit, row=speeds.row, slot=-1, next=-1, mate=-1),
+        speed=speeds.table,
+        kind=pool.gpu_type,
+        slots=filled(SLOT, pool.total_gpus if share != "no" else 0, room=WHOLE, jobs=-1),
+        first=np.cumsum(pool.gpus) - pool.gpus,
+        milli=demand.milli,
+        pairs=share == "pairs",
+    )
+
+
+def forecast_for(world: World) -> Forecast | None:
+    """The trained predictor's part in a replay; None where it has none. Its median is believed."""
+    predictor = world.options.predictor
+    if predictor is None or world.policy.knows != "estimate":
+        return None
+    return forecast_of(predictor.forest, predictor.quantiles.index(0.5), world.trace)
 
 
 def log_of(world: World) -> Log:
@@ -189,6 +262,7 @@ def _sim(jobs: Records, pool: Pool, demand: Demand, changes: Records, scratch: S
         ended=np.zeros(2 * runs + 2, np.int64),
         dirty=np.zeros(len(pool.partitions), np.int64),
         chosen=scratch.chosen,
+        pace=None,
     )
 
 
@@ -229,11 +303,15 @@ def result_of(world: World, log: Log, seconds: float) -> Result:
     state = sim.state
     infeasible = np.flatnonzero(state["status"] == NEVER)
     why = tuple(demand.infeasible.get(j, "waits for a job that can never run") for j in infeasible.tolist())
-    part_gpus = np.zeros(len(trace), np.int64)
-    runs = demand.shape >= 0
-    part_gpus[runs] = demand.requests.gpus[demand.shape[runs]]
+    parts, part_gpus, part_nodes = _held(world)
+    milli = np.append(demand.milli, 1000)[np.where(demand.shape >= 0, demand.shape, -1)]
     notes = list(world.knowledge.notes)
+    if world.options.predictor is not None and world.policy.knows == "estimate":
+        notes += world.options.predictor.notes_for(trace)
     stuck = int((state["status"] == WAITING).sum())
+    beside = int(sim.counter[UNMEASURED])
+    if beside:
+        notes.append(f"{beside} times a job came to share a GPU beside one that nothing measured says how it slows")
     if stuck:
         notes.append(f"{stuck} jobs still waited when nothing was left to happen")
     return Result(
@@ -247,9 +325,11 @@ def result_of(world: World, log: Log, seconds: float) -> Result:
         start=state["first"].copy(),
         last_start=state["start"].copy(),
         end=state["end"].copy(),
-        part_offsets=np.concatenate(([0], np.cumsum(demand.parts))).astype(np.int64),
-        part_nodes=sim.held,
+        part_offsets=np.concatenate(([0], np.cumsum(parts))).astype(np.int64),
+        part_nodes=part_nodes,
         part_gpus=part_gpus,
+        share=milli / 1000 if world.shared != "no" else None,
+        shared=world.shared,
         killed=(sim.jobs["overlong"] != 0) & np.isfinite(state["end"]),
         restarts=state["restarts"].copy(),
         infeasible=infeasible,
@@ -260,6 +340,7 @@ def result_of(world: World, log: Log, seconds: float) -> Result:
             end=log.cuts["end"][:cuts].copy(),
             part_offsets=np.concatenate(([0], log.cuts["stop"][:cuts])),
             part_nodes=log.cut_nodes[:cut_parts].copy(),
+            part_gpus=_cut_gpus(world, log, part_gpus),
         ),
         events=Events(
             time=log.events["time"][:logged].copy(),
@@ -271,3 +352,28 @@ def result_of(world: World, log: Log, seconds: float) -> Result:
         jobs_per_s=(len(trace) - world.never) / seconds if seconds > 0 else 0.0,
         notes=tuple(notes),
     )
+
+
+def _held(world: World) -> tuple[Ints, Ints, Ints]:
+    """Nodes of each job's last run, GPUs on each, and which they are, job by job."""
+    sim, demand = world.sim, world.demand
+    shape = demand.shape if world.sizes is None else np.where(demand.shape >= 0, sim.jobs["shape"], -1)
+    runs = shape >= 0
+    parts, part_gpus = np.zeros(len(shape), np.int64), np.zeros(len(shape), np.int64)
+    parts[runs], part_gpus[runs] = sim.shapes["parts"][shape[runs]], sim.shapes["gpus"][shape[runs]]
+    if world.sizes is None:
+        return parts, part_gpus, sim.held
+    within = np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)
+    return parts, part_gpus, sim.held[np.repeat(sim.jobs["offset"], parts) + within]
+
+
+def _cut_gpus(world: World, log: Log, part_gpus: Ints) -> Ints | None:
+    """GPUs on each node of the cut runs, where jobs may have had other sizes then."""
+    if world.sizes is None:
+        return None
+    cuts = log.cuts[: int(world.sim.counter[CUTS])]
+    gpus: Ints = part_gpus[cuts["job"]]
+    for i, (job, start) in enumerate(zip(cuts["job"].tolist(), cuts["start"].tolist(), strict=True)):
+        for since, size in world.sizes.of_job.get(job, ()):
+            gpus[i] = size if since <= start else gpus[i]
+    return gpus

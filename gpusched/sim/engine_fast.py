@@ -64,8 +64,16 @@ def run_strict(sim: Sim, log: Log, passes: Passes, waitlist: Waitlist, rule: int
 
 
 @jit
-def settle_instant(sim: Sim, passes: Passes, changed: int, backfill: int) -> None:
-    """After `advance`: what ended gives nothing back any more, and what nodes changed decides what can run."""
+def next_decision(sim: Sim, log: Log, passes: Passes, backfill: int) -> int:
+    """On to the next instant at which to decide (`advance`, with its answers), and the passes' arrays with it.
+
+    What ended gives nothing back any more (kept for EASY only), and what nodes changed decides what can run.
+    """
+    changed = sim.counter[CHANGED]
+    code = advance(sim, log)
+    if code != DECIDE:
+        return code
+    sim.counter[DECISIONS] += 1
     if backfill == EASY:
         for i in range(sim.counter[ENDED]):
             job = sim.ended[i]
@@ -75,6 +83,7 @@ def settle_instant(sim: Sim, passes: Passes, changed: int, backfill: int) -> Non
             passes.usable.gpus[node] = sim.node[node]["total"] if sim.node[node]["up"] else -1
         jobs = passes.jobs
         stand(passes.total, passes.usable, jobs.masks, passes.requests, passes.scratch, jobs.standing)
+    return code
 
 
 @jit
@@ -83,11 +92,9 @@ def run_merged(sim: Sim, log: Log, passes: Passes, waitlist: Waitlist, rule: int
     queues, stood = sim.dirty.size, Standing(-1, False, -np.inf)
     while True:
         changed = sim.counter[CHANGED]
-        code = advance(sim, log)
+        code = next_decision(sim, log, passes, backfill)
         if code != DECIDE:
             return code
-        sim.counter[DECISIONS] += 1
-        settle_instant(sim, passes, changed, backfill)
         for i in range(sim.counter[READY]):
             job = sim.ready[i]
             shape = sim.jobs[job]["shape"]

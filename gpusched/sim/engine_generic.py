@@ -14,11 +14,11 @@ from gpusched.compiled import jit
 from gpusched.sched.backfill import schedule
 from gpusched.sched.state import EASY, NAIVE, OK, Floats, Ints, Outcome, new_outcome
 from gpusched.sim.conservative import conserve
-from gpusched.sim.engine_fast import settle_instant
+from gpusched.sim.engine_fast import next_decision
+from gpusched.sim.engine_share import share_gpus
 from gpusched.sim.engine_state import (
-    CHANGED,
     DECIDE,
-    DECISIONS,
+    DONE,
     ENDED,
     READY,
     RUNNING,
@@ -27,10 +27,10 @@ from gpusched.sim.engine_state import (
     Passes,
     Records,
     Sim,
-    shape_request,
 )
-from gpusched.sim.engine_step import advance, begin
 from gpusched.sim.keys import USER, ended_of_user, estimate, held_by_user, order_keys
+from gpusched.sim.line import begin_started, enter, leave_started, waiting_in
+from gpusched.sim.predicting import Forecast, believe, note_end
 
 CONSERVATIVE = 3
 
@@ -43,6 +43,7 @@ class Queue(NamedTuple):
         users: ``USER[users]``: what each user holds and has used.
         outcome: Where `schedule` writes.
         capped: ``uint8[jobs]``: the job has a limit (``believed`` at submission), which caps its estimate.
+        forecast: A trained predictor's estimates; None: `keys.estimate`.
     """
 
     waiting: Ints
@@ -50,12 +51,17 @@ class Queue(NamedTuple):
     users: Records
     outcome: Outcome
     capped: npt.NDArray[np.uint8]
+    forecast: Forecast | None
 
 
-def new_queue(jobs: int, parts: int, users: int, capped: npt.NDArray[np.uint8]) -> Queue:
+def new_queue(
+    jobs: int, parts: int, users: int, capped: npt.NDArray[np.uint8], forecast: Forecast | None = None
+) -> Queue:
     """An empty queue."""
     records: npt.NDArray[Any] = np.zeros(users + 1, USER)
-    return Queue(np.zeros(jobs + 1, np.int64), np.zeros(1, np.int64), records, new_outcome(jobs, parts), capped)
+    return Queue(
+        np.zeros(jobs + 1, np.int64), np.zeros(1, np.int64), records, new_outcome(jobs, parts), capped, forecast
+    )
 
 
 @jit
@@ -64,20 +70,19 @@ def run_generic(
 ) -> int:
     """Replays to the end; OVER, or GROW (call again)."""
     while True:
-        changed = sim.counter[CHANGED]
-        code = advance(sim, log)
+        code = next_decision(sim, log, passes, EASY)
         if code != DECIDE:
             return code
-        sim.counter[DECISIONS] += 1
-        settle_instant(sim, passes, changed, EASY)
         for i in range(sim.counter[ENDED]):
             ended_of_user(sim, queue.users, sim.ended[i])
+            if estimates:
+                learn_from(queue.forecast, sim, queue, sim.ended[i])
         for i in range(sim.counter[READY]):
             job = sim.ready[i]
             if estimates:
-                sim.jobs[job]["believed"] = estimate(sim, queue.users, job, queue.capped[job] != 0)
+                sim.jobs[job]["believed"] = estimate_of(queue.forecast, sim, queue, job)
                 passes.jobs.limit[job] = sim.jobs[job]["believed"]
-            _enter(sim, queue, job)
+            enter(sim, queue.waiting, queue.size, job)
         for partition in range(sim.dirty.size):
             if sim.dirty[partition]:
                 _decide(sim, log, passes, queue, partition, order, rule, backfill)
@@ -85,6 +90,22 @@ def run_generic(
         while rule == NAIVE and sim.counter[RUNS] == 0 and _any_can(sim, passes, queue):
             for partition in range(sim.dirty.size):
                 _decide(sim, log, passes, queue, partition, order, rule, backfill)
+
+
+@jit
+def learn_from(forecast: Forecast | None, sim: Sim, queue: Queue, job: int) -> None:
+    """What has ended is past from now on; ``forecast`` stands alone so that without one nothing of it is compiled."""
+    if forecast is not None and sim.state[job]["status"] == DONE:
+        seconds = queue.users[sim.jobs[job]["user"]]["last"]  # of the run that was counted just before
+        note_end(forecast.past, forecast.keys[job], seconds, sim.clock[0])
+
+
+@jit
+def estimate_of(forecast: Forecast | None, sim: Sim, queue: Queue, job: int) -> float:
+    """The run time that is believed of a job that has just come to wait, seconds."""
+    if forecast is None:
+        return estimate(sim, queue.users, job, queue.capped[job] != 0)
+    return believe(forecast, job, sim.clock[0], sim.jobs[job]["believed"] if queue.capped[job] else np.inf)
 
 
 @jit
@@ -101,12 +122,12 @@ def _decide(
     sim: Sim, log: Log, passes: Passes, queue: Queue, partition: int, order: int, rule: int, backfill: int
 ) -> None:
     """One partition's pass."""
-    ordered = _ordered(sim, queue, partition, order)
+    waiting = ordered(sim, queue, partition, order)
     if backfill == CONSERVATIVE:
-        conserve(sim, log, passes, ordered, rule)
-    else:
-        _schedule(sim, log, passes, queue, ordered, rule, backfill)
-    _forget_started(sim, queue, ordered)
+        conserve(sim, log, passes, waiting, rule)
+    elif not share_gpus(sim.pace, sim, log, passes, waiting, rule, backfill):
+        _schedule(sim, log, passes, queue, waiting, rule, backfill)
+    forget_started(sim, queue, waiting)
 
 
 @jit
@@ -127,55 +148,26 @@ def _schedule(sim: Sim, log: Log, passes: Passes, queue: Queue, ordered: Ints, r
         passes.scratch,
         outcome,
     )
-    for i in range(outcome.total[0]):
-        job = outcome.started[i]
-        request = shape_request(sim.shapes, sim.jobs[job]["shape"])
-        for part in range(request.parts):
-            sim.held[sim.jobs[job]["offset"] + part] = outcome.nodes[outcome.offset[job] + part]
-        begin(sim, log, job, request, 0.0)
+    begin_started(sim, log, outcome)
 
 
 @jit
-def _enter(sim: Sim, queue: Queue, job: int) -> None:
-    at, rank = queue.size[0], sim.jobs[job]["rank"]
-    while at > 0 and sim.jobs[queue.waiting[at - 1]]["rank"] > rank:
-        queue.waiting[at] = queue.waiting[at - 1]
-        at -= 1
-    queue.waiting[at] = job
-    queue.size[0] += 1
-
-
-@jit
-def _ordered(sim: Sim, queue: Queue, partition: int, order: int) -> Ints:
+def ordered(sim: Sim, queue: Queue, partition: int, order: int) -> Ints:
     """The partition's waiting jobs by (key, rank), ``int64[waiting]``."""
-    jobs = np.empty(queue.size[0], np.int64)
-    count = 0
-    for i in range(queue.size[0]):
-        job = queue.waiting[i]
-        if sim.shapes[sim.jobs[job]["shape"]]["queue"] == partition:
-            jobs[count] = job
-            count += 1
-    jobs = jobs[:count]
-    if order == 0 or count < 2:
+    jobs = waiting_in(sim, queue.waiting, queue.size, partition)
+    if order == 0 or jobs.size < 2:
         return jobs
     keys: Floats = order_keys(sim, queue.users, jobs, order)
     return jobs[np.argsort(keys, kind="mergesort")]
 
 
 @jit
-def _forget_started(sim: Sim, queue: Queue, ordered: Ints) -> None:
+def forget_started(sim: Sim, queue: Queue, ordered: Ints) -> None:
     """Takes what has started out of the queue, and counts it for its user."""
     started = 0
     for job in ordered:
         if sim.state[job]["status"] == RUNNING:
             held_by_user(sim, queue.users, job, 1)
             started += 1
-    if started == 0:
-        return
-    kept = 0
-    for i in range(queue.size[0]):
-        job = queue.waiting[i]
-        if sim.state[job]["status"] != RUNNING:
-            queue.waiting[kept] = job
-            kept += 1
-    queue.size[0] = kept
+    if started > 0:
+        leave_started(sim, queue.waiting, queue.size)

@@ -15,10 +15,10 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.backfill import take
 from gpusched.sched.place import choose, node_fits
-from gpusched.sched.state import FIRST_FIT, NAIVE, Floats, Ints, Request, Rooms, new_rooms
-from gpusched.sim.engine_fast import settle_instant
+from gpusched.sched.state import FIRST_FIT, NAIVE, NONE, Floats, Ints, Request, Rooms, new_rooms
+from gpusched.sim.engine_fast import next_decision
+from gpusched.sim.engine_pace import time_had, work_left
 from gpusched.sim.engine_state import (
-    CHANGED,
     DECIDE,
     DECISIONS,
     READY,
@@ -29,7 +29,7 @@ from gpusched.sim.engine_state import (
     Sim,
     shape_request,
 )
-from gpusched.sim.engine_step import advance, cut, occupy
+from gpusched.sim.engine_step import cut, occupy
 from gpusched.sim.result import PREEMPTED
 
 SRTF, LAS, DRF = range(3)
@@ -79,28 +79,25 @@ def run_preemptive(
     """Replays to the end; ``thresholds`` (GPU seconds, ascending) part LAS's queues. OVER, or GROW (call again)."""
     rule = FIRST_FIT if rule >= NAIVE else rule
     while True:
-        changed = sim.counter[CHANGED]
-        code = advance(sim, log)
+        code = next_decision(sim, log, passes, NONE)
         if code != DECIDE:
             return code
-        sim.counter[DECISIONS] += 1
-        settle_instant(sim, passes, changed, 0)
-        _refresh_active(sim, plan)
+        refresh_active(sim, plan)
         jobs = plan.active[: plan.size[0]]
         if policy == DRF:
             _fill_by_share(sim, passes, plan, rule)
         else:
             keys = _keys(sim, jobs, policy, restart_s, thresholds)
-            _reset(sim, passes, plan)
+            reset(sim, passes, plan)
             for job in jobs[np.argsort(keys, kind="mergesort")]:
-                _give_nodes(sim, passes, plan, job, rule)
-        _apply(sim, log, plan, restart_s)
+                give_nodes(sim, passes, plan, job, rule)
+        apply_plan(sim, log, plan, restart_s)
         if policy == LAS:
             sim.clock[1] = _next_demotion(sim, jobs, restart_s, thresholds)
 
 
 @jit
-def _refresh_active(sim: Sim, plan: Plan) -> None:
+def refresh_active(sim: Sim, plan: Plan) -> None:
     """Drops what has ended, enters what has arrived (by rank)."""
     kept = 0
     for i in range(plan.size[0]):
@@ -122,20 +119,10 @@ def _refresh_active(sim: Sim, plan: Plan) -> None:
 
 
 @jit
-def _left(sim: Sim, job: int, restart_s: float) -> float:
-    """Seconds of work a job has left now."""
-    state = sim.state[job]
-    if state["status"] != RUNNING:
-        return float(state["left"])
-    overhead = restart_s if state["restarts"] > 0 else 0.0
-    return float(state["left"] - max(0.0, sim.clock[0] - state["start"] - overhead))
-
-
-@jit
 def _attained(sim: Sim, job: int, restart_s: float) -> float:
-    """GPU seconds of work that a job has had."""
+    """GPU seconds that a job has run, restarts left out."""
     shape = sim.shapes[sim.jobs[job]["shape"]]
-    return float(shape["parts"] * shape["gpus"] * (sim.jobs[job]["duration"] - _left(sim, job, restart_s)))
+    return float(shape["parts"] * shape["gpus"] * time_had(sim.pace, sim, job, restart_s))
 
 
 @jit
@@ -144,7 +131,7 @@ def _keys(sim: Sim, jobs: Ints, policy: int, restart_s: float, thresholds: Float
     keys = np.empty(jobs.size)
     for i in range(jobs.size):
         if policy == SRTF:
-            keys[i] = _left(sim, jobs[i], restart_s)
+            keys[i] = work_left(sim.pace, sim, jobs[i], restart_s)
         else:
             attained = _attained(sim, jobs[i], restart_s)
             keys[i] = np.sum(thresholds <= attained + _SLACK_GPU_S)
@@ -172,7 +159,8 @@ def _next_demotion(sim: Sim, jobs: Ints, restart_s: float, thresholds: Floats) -
 
 
 @jit
-def _reset(sim: Sim, passes: Passes, plan: Plan) -> None:
+def reset(sim: Sim, passes: Passes, plan: Plan) -> None:
+    """An empty plan on nodes as they are."""
     plan.size[1] = plan.size[2] = 0
     plan.whole.gpus[:] = passes.usable.gpus
     plan.whole.cores[:] = passes.usable.cores
@@ -183,7 +171,7 @@ def _reset(sim: Sim, passes: Passes, plan: Plan) -> None:
 
 
 @jit
-def _give_nodes(sim: Sim, passes: Passes, plan: Plan, job: int, rule: int) -> bool:
+def give_nodes(sim: Sim, passes: Passes, plan: Plan, job: int, rule: int) -> bool:
     """Gives a job its nodes, others, or none."""
     request, offset = shape_request(sim.shapes, sim.jobs[job]["shape"]), sim.jobs[job]["offset"]
     runs = sim.state[job]["status"] == RUNNING
@@ -221,7 +209,7 @@ def _fill_by_share(sim: Sim, passes: Passes, plan: Plan, rule: int) -> None:
 
     A job that does not fit is passed over. Ties between users go to the job of lower rank.
     """
-    _reset(sim, passes, plan)
+    reset(sim, passes, plan)
     plan.shares[:] = 0.0
     total = np.array([_positive(passes.total.gpus), _positive(passes.total.cores), _positive(passes.total.memory)])
     jobs = plan.active[: plan.size[0]].copy()
@@ -235,7 +223,7 @@ def _fill_by_share(sim: Sim, passes: Passes, plan: Plan, rule: int) -> None:
         for i in range(best, left - 1):
             jobs[i] = jobs[i + 1]
         left -= 1
-        if _give_nodes(sim, passes, plan, job, rule):
+        if give_nodes(sim, passes, plan, job, rule):
             shape = sim.shapes[sim.jobs[job]["shape"]]
             asked = max(shape["gpus"] / total[0], max(shape["cores"] / total[1], shape["memory"] / total[2]))
             plan.shares[sim.jobs[job]["user"]] += shape["parts"] * asked
@@ -247,12 +235,12 @@ def _positive(column: Ints) -> float:
 
 
 @jit
-def _apply(sim: Sim, log: Log, plan: Plan, restart_s: float) -> None:
+def apply_plan(sim: Sim, log: Log, plan: Plan, restart_s: float) -> None:
     """Stops running jobs that got no nodes or others, then starts."""
     for i in range(plan.size[0]):
         job = plan.active[i]
         if sim.state[job]["status"] == RUNNING and plan.kept[job] != sim.counter[DECISIONS]:
-            cut(sim, log, job, PREEMPTED, _left(sim, job, restart_s))
+            cut(sim, log, job, PREEMPTED, work_left(sim.pace, sim, job, restart_s))
     at = 0
     for i in range(plan.size[1]):
         job = plan.order[i]

@@ -18,13 +18,16 @@ from gpusched.sim.heaps import Heap
 from gpusched.sim.nodeindex import NodeIndex
 
 Records = npt.NDArray[Any]
+Speeds = npt.NDArray[np.float64]
 
 FUTURE, HELD, WAITING, RUNNING, DONE, NEVER = range(6)
 OVER, DECIDE, GROW = range(3)
 NODE_BACK, NODE_GONE, NODE_DRAINED = range(3)
 
 # positions in Sim.counter
-ARRIVED, CHANGED, LOGGED, IN_SYSTEM, DECISIONS, CUTS, CUT_PARTS, READY, ENDED, RUNS, PARTS, COUNTERS = range(12)
+ARRIVED, CHANGED, LOGGED, IN_SYSTEM, DECISIONS, CUTS, CUT_PARTS, READY, ENDED, RUNS, PARTS, UNMEASURED, COUNTERS = (
+    range(13)
+)
 
 _I8, _F8 = np.int64, np.float64
 
@@ -44,9 +47,42 @@ STATE = np.dtype(
 SHAPE = np.dtype([(name, _I8) for name in ("lo", "hi", "parts", "gpus", "cores", "memory", "mask", "queue")])
 # free: GPUs not held, available or not. total: GPUs it has. queue: partition.
 NODE = np.dtype([("free", _I8), ("up", _I8), ("total", _I8), ("queue", _I8)])
+# How fast a running job goes: at ``rate`` from ``since`` on, when it had `STATE.left` to do. had: seconds it had run by
+# then. limit: seconds it may run in all. late: that will kill it before it is done. row: in `Pace.speed`, -1: without
+# figures, at its recorded speed. slot: the shared GPU it is on, next: the next job there; mate: the job it shares all
+# its GPUs with; or -1.
+RUN = np.dtype(
+    [(name, _F8) for name in ("rate", "since", "had", "limit")]
+    + [(name, _I8) for name in ("late", "row", "slot", "next", "mate")]
+)
+# A GPU that jobs may share. room: thousandths left; jobs: the first of those on it, -1: none, then it is a free GPU of
+# its node or held whole.
+SLOT = np.dtype([("room", _I8), ("jobs", _I8)])
 CHANGE = np.dtype([("time", _F8), ("kind", _I8), ("node", _I8)])
 EVENT = np.dtype([("time", _F8), ("kind", np.int32), ("subject", np.int32)])
 CUT = np.dtype([("job", _I8), ("start", _F8), ("end", _F8), ("stop", _I8)])
+
+
+class Pace(NamedTuple):
+    """How fast jobs go, and who shares GPUs.
+
+    Attributes:
+        runs: ``RUN[jobs]``.
+        speed: ``float64[kinds, rows, rows + 1]``: of a row of jobs on a GPU type, alone (0) and beside a job of row r
+            (r + 1; NaN: not measured); 1: as recorded.
+        kind: ``int64[nodes]``: GPU type.
+        slots: ``SLOT[GPUs]``; empty where GPUs are not shared. first: ``int64[nodes]``: a node's first slot.
+        milli: ``int64[shapes]``: thousandths of its one GPU; 1000: whole GPUs.
+        pairs: Whether two jobs may take the same GPUs.
+    """
+
+    runs: Records
+    speed: Speeds
+    kind: Ints
+    slots: Records
+    first: Ints
+    milli: Ints
+    pairs: bool
 
 
 class Sim(NamedTuple):
@@ -64,6 +100,7 @@ class Sim(NamedTuple):
         ended: ``int64[...]``: jobs that stopped running at this instant; ``counter[ENDED]`` of them.
         dirty: ``int64[queues]``: partitions in which something happened.
         chosen: ``int64[nodes]``: the same array as ``Scratch.chosen``.
+        pace: None where every job runs its recorded duration on GPUs of its own: then nothing of it is compiled.
     """
 
     jobs: Records
@@ -81,6 +118,7 @@ class Sim(NamedTuple):
     ended: Ints
     dirty: Ints
     chosen: Ints
+    pace: Pace | None
 
 
 class Log(NamedTuple):

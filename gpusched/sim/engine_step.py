@@ -10,6 +10,7 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.backfill import give, take
 from gpusched.sched.state import Request
+from gpusched.sim.engine_pace import claim, ends_killed, interrupt, more_events, release, set_out
 from gpusched.sim.engine_state import (
     ARRIVED,
     CHANGED,
@@ -92,6 +93,7 @@ def _short_of_room(sim: Sim, log: Log) -> bool:
     counter = sim.counter
     future = sim.jobs.size - counter[ARRIVED]
     most = 3 * counter[IN_SYSTEM] + 2 * future + sim.changes.size - counter[CHANGED]
+    most += more_events(sim.pace, sim, future)
     return bool(
         log.events.size - counter[LOGGED] < most
         or log.cuts.size - counter[CUTS] < counter[RUNS]
@@ -124,7 +126,7 @@ def make_ready(sim: Sim, job: int) -> None:
 def _finish(sim: Sim, log: Log, job: int) -> None:
     sim.state[job]["status"] = DONE
     sim.state[job]["end"] = sim.clock[0]
-    note(sim, log, KILLED if sim.jobs[job]["overlong"] else END, job)
+    note(sim, log, KILLED if ends_killed(sim.pace, sim, job) else END, job)
     _leave(sim, job)
     sim.counter[IN_SYSTEM] -= 1
     dependent = sim.jobs[job]["child"]
@@ -138,7 +140,7 @@ def _finish(sim: Sim, log: Log, job: int) -> None:
 def _leave(sim: Sim, job: int) -> None:
     """Gives the nodes of a running job back."""
     shape, offset = sim.jobs[job]["shape"], sim.jobs[job]["offset"]
-    request = shape_request(sim.shapes, shape)
+    request = release(sim.pace, sim, job, shape_request(sim.shapes, shape))
     for part in range(request.parts):
         node = sim.held[offset + part]
         sim.node[node]["free"] += request.gpus
@@ -160,6 +162,7 @@ def _leave(sim: Sim, job: int) -> None:
 def occupy(sim: Sim, log: Log, job: int, request: Request, overhead: float) -> None:
     """Starts ``job`` on ``sim.chosen[:parts]``; ``overhead`` seconds pass before its work goes on."""
     offset = sim.jobs[job]["offset"]
+    request = claim(sim.pace, sim, job, request)
     for part in range(request.parts):
         node = sim.chosen[part]
         sim.held[offset + part] = node
@@ -179,7 +182,7 @@ def begin(sim: Sim, log: Log, job: int, request: Request, overhead: float) -> No
     if np.isnan(state["first"]):
         state["first"] = now
     state["start"] = now
-    state["due"] = now + overhead + state["left"]
+    set_out(sim.pace, sim, job, now + overhead)
     push(sim.ends, state["due"], job)
     sim.counter[PARTS] += request.parts
     sim.counter[RUNS] += 1
@@ -201,6 +204,7 @@ def cut(sim: Sim, log: Log, job: int, kind: int, left: float) -> None:
     counter[CUTS] += 1
     remove(sim.ends, job)
     note(sim, log, kind, job)
+    interrupt(sim.pace, sim, job, kind)
     _leave(sim, job)
     sim.state[job]["left"] = left
     sim.state[job]["restarts"] += 1

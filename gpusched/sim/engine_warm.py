@@ -1,24 +1,10 @@
-"""What compiling ahead of a replay needs: whether it has been done, and a trace to do it with."""
+"""What compiling ahead of a replay needs: a trace to do it with."""
 
 from __future__ import annotations
-
-import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from gpusched.sim.trace import Trace
-
-
-def kept_on_disk(function: Callable[..., Any]) -> bool:
-    """Whether numba's cache folder holds compiled code of ``function`` (see `gpusched.compiled`)."""
-    folder = os.environ.get("NUMBA_CACHE_DIR")
-    if not folder:
-        return False
-    pattern = f"{function.__module__.rpartition('.')[2]}.{function.__name__}-*.nbi"
-    return next(Path(folder).rglob(pattern), None) is not None
 
 
 def one_job() -> Trace:

@@ -179,7 +179,7 @@ def _bars_window(outcome: Outcome, edges: Floats) -> tuple[float, float]:
 def _gantt(result: Result, parts: Parts, window: tuple[float, float]) -> dict[str, Any]:
     """Bars of the first `MAX_ROWS` nodes in a window: node, start, end, GPUs, job's name and whose it is."""
     begin, end = window
-    seen = np.flatnonzero((parts.node < MAX_ROWS) & (parts.end > begin) & (parts.start < end))
+    seen = np.flatnonzero((parts.node < MAX_ROWS) & (parts.end > begin) & (parts.start < end) & (parts.gpus >= 0))
     found = len(seen)
     seen = seen[np.argsort(parts.start[seen], kind="stable")][: 2 * MAX_BARS]
     trace = result.trace
@@ -194,8 +194,9 @@ def _gantt(result: Result, parts: Parts, window: tuple[float, float]) -> dict[st
         "cut": found - len(seen),
         "bars": [
             [
-                int(parts.node[p]), round(float(parts.start[p]), 3), round(float(parts.end[p]), 3), int(parts.gpus[p]),
-                lane, trace.ids[int(parts.job[p])], names[whose[parts.job[p]]] if whose[parts.job[p]] >= 0 else "",
+                int(parts.node[p]), round(float(parts.start[p]), 3), round(float(parts.end[p]), 3),
+                int(np.ceil(parts.gpus[p])), lane, trace.ids[int(parts.job[p])],
+                names[whose[parts.job[p]]] if whose[parts.job[p]] >= 0 else "",
             ]
             for p, lane in zip(seen.tolist(), lanes, strict=True)
         ],
@@ -207,7 +208,7 @@ def _lanes(parts: Parts, seen: npt.NDArray[np.int64], result: Result) -> list[in
     free: dict[int, list[float]] = {}
     lane = dict.fromkeys(seen.tolist(), 0)
     for p in seen[np.lexsort((parts.job[seen], parts.start[seen]))].tolist():
-        node, need = int(parts.node[p]), int(parts.gpus[p])
+        node, need = int(parts.node[p]), int(np.ceil(parts.gpus[p]))
         until = free.setdefault(node, [-np.inf] * int(result.pool.gpus[node]))
         begin, end = float(parts.start[p]), float(parts.end[p])
         places = [g for g, busy in enumerate(until) if busy <= begin + 1e-9]

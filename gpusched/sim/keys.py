@@ -6,7 +6,9 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.sched.state import Floats, Ints
+from gpusched.sim.engine_pace import time_run
 from gpusched.sim.engine_state import DONE, Records, Sim
+from gpusched.sim.policies import NO_HISTORY_S
 
 PLAIN, FAIRSHARE, WFP3, UNICEF, MULTIFACTOR, SHORTEST, LONGEST = range(7)
 ORDER_CODES = {
@@ -21,7 +23,6 @@ ORDER_CODES = {
 HALF_LIFE_S = 7 * 86400.0
 _DECAY = np.log(2.0) / HALF_LIFE_S
 _MAX_AGE_S = 7 * 86400.0
-_NO_HISTORY_S = 3600.0
 
 # used: decayed GPU seconds at ``since``. held: GPUs held now. last, before: real run times of the last two jobs that
 # ended; ended: how many have.
@@ -56,7 +57,7 @@ def ended_of_user(sim: Sim, users: Records, job: int) -> None:
     if sim.state[job]["status"] == DONE:
         of = users[sim.jobs[job]["user"]]
         of["before"] = of["last"]
-        of["last"] = sim.jobs[job]["duration"]
+        of["last"] = time_run(sim.pace, sim, job)
         of["ended"] += 1
 
 
@@ -68,7 +69,7 @@ def estimate(sim: Sim, users: Records, job: int, capped: bool) -> float:
     """
     of, limit = users[sim.jobs[job]["user"]], sim.jobs[job]["believed"]
     if of["ended"] == 0:
-        return float(limit) if capped else _NO_HISTORY_S
+        return float(limit) if capped else NO_HISTORY_S
     mean = of["last"] if of["ended"] == 1 else 0.5 * (of["last"] + of["before"])
     return float(min(mean, limit) if capped else mean)
 

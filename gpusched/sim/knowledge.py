@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.sim.policies import Knows, ReplayPolicy
+from gpusched.sim.policies import NO_HISTORY_S, Knows, ReplayPolicy
 from gpusched.sim.trace import Trace
 
 Floats = npt.NDArray[np.float64]
@@ -31,12 +31,14 @@ class Knowledge(NamedTuple):
 def knowledge_of(trace: Trace, policy: ReplayPolicy) -> Knowledge:
     """Real run times for an oracle, else the limits.
 
-    Where a trace has no limits at all, what needs them is given the real run times and is called an oracle; where
-    only some jobs have none, these count with the longest limit of the trace.
+    Where a trace has no limits at all, what needs them (estimates do not) is given the real run times and is called an
+    oracle; where only some jobs have none, these count with the longest limit of the trace.
     """
     known = np.isfinite(trace.limit) & (trace.limit > 0)
     if policy.knows in ("oracle", "nothing"):
         return Knowledge(trace.duration, policy.knows, ())
+    if not known.any() and policy.knows == "estimate":  # its estimates need none
+        return Knowledge(np.full(len(trace), NO_HISTORY_S), "estimate", ())
     if not known.any():
         note = f"{policy.name} goes by limits and the trace has none: it was given the real run times (an oracle)"
         return Knowledge(trace.duration, "oracle", (note,))

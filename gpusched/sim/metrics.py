@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from gpusched.sim.power import J_PER_KWH, PowerModel, power_model
 from gpusched.sim.result import Result
-from gpusched.sim.runs import Parts, Runs, parts_of, run_seconds, runs_of
+from gpusched.sim.runs import Parts, Runs, parts_of, run_seconds, runs_of, together
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -44,7 +44,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
         arrival_utilization: The same from first to last submission, without the tail in which the pool runs dry.
         fragmentation: Of the free GPU time, the part that a job drawn at random from the trace could not have used
             because its node had fewer free GPUs than the job needs on one node: Weng et al., "Beware of Fragmentation"
-            (ATC 2023), F_n(M) for whole GPUs, averaged over nodes and time.
+            (ATC 2023), F_n(M) for whole GPUs, averaged over nodes and time. None where jobs shared GPUs.
         energy_kwh: All nodes, from first submission to last end, by the power model (`gpusched.sim.power`).
         inefficient_energy_kwh: Rated kW x hours x (1 - utilization), by partition, as the paper has it.
         jain: Jain's index of users' mean bounded slowdowns (of groups' where no users are known): 1 is all alike
@@ -179,7 +179,11 @@ def eq4(result: Result, runs: Runs | None = None) -> Eq4:
     first = np.full(n, np.inf)
     np.minimum.at(first, partition, runs.start)
     window = np.where(np.isfinite(first), runs.end.max(initial=0.0) - first, 0.0)
-    area = np.bincount(partition, dominant_share(result)[runs.job] * (runs.end - runs.start), n)
+    share = dominant_share(result)
+    area = np.bincount(partition, share[runs.job] * runs.size * (runs.end - runs.start), n)
+    for both in together(result) if result.shared == "pairs" else ():
+        where = pool.partition[result.nodes_of(both.job)[0]]
+        area[where] -= min(share[both.job], share[both.mate]) * (both.end - both.start)
     weight = np.bincount(pool.partition, pool.gpus, n).astype(np.float64)
     if not weight.any():
         weight = np.bincount(pool.partition, minlength=n).astype(np.float64)
@@ -195,8 +199,11 @@ def dominant_share(result: Result) -> Floats:
     ran = np.flatnonzero(result.ran & (parts > 0))
     partition = pool.partition[result.part_nodes[result.part_offsets[ran]]]
     share = np.zeros(len(ran))
-    columns = [(result.part_gpus[ran] * parts[ran], pool.gpus), (trace.cores[ran], pool.cores)]
-    for asked, has in (*columns, (trace.memory_mib[ran], pool.memory_mib)):
+    gpus = result.part_gpus[ran] * parts[ran]
+    size = gpus / np.maximum(trace.gpus[ran], 1) if result.cut.part_gpus is not None else 1
+    held = gpus if result.share is None else gpus * result.share[ran]
+    columns = [(held, pool.gpus), (trace.cores[ran] * size, pool.cores)]
+    for asked, has in (*columns, (trace.memory_mib[ran] * size, pool.memory_mib)):
         total = np.bincount(pool.partition, np.maximum(has, 0), len(pool.partitions))
         total[np.unique(pool.partition[has < 0])] = np.inf  # not modelled: nobody's dominant resource
         total[total == 0] = np.inf
@@ -208,6 +215,8 @@ def dominant_share(result: Result) -> Floats:
 
 def fragmentation(result: Result, parts: Parts | None = None) -> float | None:
     """See `Metrics`; None where no GPU was ever free."""
+    if result.shared != "no":
+        return None
     parts = parts or parts_of(result)
     pool = result.pool
     feasible = np.ones(len(result.trace), np.bool_)
@@ -234,6 +243,14 @@ def fragmentation(result: Result, parts: Parts | None = None) -> float | None:
     return float((free_s * unfit[free]).sum()) / everything if everything > 0 else None
 
 
+def _gpu_seconds(result: Result, times: JobTimes) -> Floats:
+    """``float64[jobs]``: GPU seconds that each job held."""
+    if result.shared == "no" and result.cut.part_gpus is None:
+        return times.run * (result.part_gpus * np.diff(result.part_offsets))
+    parts = parts_of(result)
+    return np.bincount(parts.job, parts.gpus * (parts.end - parts.start), len(result.trace)).astype(np.float64)
+
+
 def jain(values: Floats) -> float:
     """(sum of x)^2 / (n * sum of x^2): 1 where all are alike, 1/n where one has everything."""
     return float(values.sum() ** 2 / (len(values) * (values**2).sum()))
@@ -247,8 +264,7 @@ def holders(result: Result, times: JobTimes, by: str) -> tuple[Holder, ...]:
     rows = np.flatnonzero(result.ran & (index >= 0))
     index, n = index[rows], len(names)
     count = np.bincount(index, minlength=n)
-    gpus = (result.part_gpus * np.diff(result.part_offsets))[rows]
-    hours = np.bincount(index, gpus * times.run[rows], n) / 3600
+    hours = np.bincount(index, _gpu_seconds(result, times)[rows], n) / 3600
     means = [np.bincount(index, v[rows], n) / np.maximum(count, 1) for v in (times.jct, times.wait, times.slowdown)]
     found = [
         Holder(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import time
 from dataclasses import replace
@@ -14,17 +15,29 @@ import msgspec
 import numpy as np
 
 from gpusched.errors import GpuschedError
+from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
-from gpusched.policies import load_policies, load_policy, policy_folders
+from gpusched.models import ModelError
+from gpusched.policies import load_policy, policy_folders
+from gpusched.promotion.live import live_policies
+from gpusched.promotion.reports import Judged
+from gpusched.queue.store import Reader
+from gpusched.report import parse_since
 from gpusched.sim.cluster import Pool
-from gpusched.sim.policies import ReplayPolicy, of_spec
+from gpusched.sim.policies import ReplayPolicy, live_of_spec, of_spec
 from gpusched.sim.power import power_model
+from gpusched.sim.scoring import Score, scores
 from gpusched.sim.slicing import slice_trace
-from gpusched.sim.study import FROM_EMPTY, Outcome, Run, carry_out, changes, row_of, stage_of
+from gpusched.sim.study import Outcome, Run, carry_out, changes, row_of, stage_of
 from gpusched.sim.trace import Trace
 from gpusched.views.replay import span
 
 FOLDER = "reports"
+CARRIED = (
+    "{} jobs ran or waited when it begins: they hold nodes for what was left of their run times, where the policy puts "
+    "them, and count in no figure"
+)
+_REPORT = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})(?:-.+)?\.(?:json|html)")
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,12 +64,22 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All partitions' nights; ``file``: where it lies as JSON."""
+    """All partitions' nights.
+
+    Attributes:
+        file: Where it lies as JSON.
+        judged: Shadows and candidates against the live policies.
+        trained: With ``--auto-retrain``, for every agent what became of it.
+        predictions: How good the forecasts made in that time were, by partition.
+    """
 
     time: str
     since: str
     file: str
     partitions: tuple[Verdict, ...]
+    judged: tuple[Judged, ...] = ()
+    trained: tuple[str, ...] = ()
+    predictions: tuple[Score, ...] = ()
 
     @property
     def worst_loss(self) -> float:
@@ -66,9 +89,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def verdict(self) -> str:
         """One line."""
-        return (
-            "; ".join(v.line for v in self.partitions) or f"no job has run and ended of those submitted in {self.since}"
-        )
+        nights = "; ".join(v.line for v in self.partitions)
+        return nights or f"no job has run and ended of those submitted in {self.since}"
+
+    @property
+    def more(self) -> list[str]:
+        """One line for every policy that is not in charge, and for every training."""
+        asked = {True: "; asked to be promoted", False: ""}
+        judged = [f"{j.partition}: {j.state}: {j.line}{asked[j.promoted]}" for j in self.judged]
+        return [*(f"{s.partition}: {s.line}" for s in self.predictions), *judged, *self.trained]
 
     def as_json(self) -> dict[str, Any]:
         """The report with its verdict."""
@@ -76,7 +105,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def nightly(
-    inventory: Inventory, folder: Path, since: str = "1d", *, workers: int = 1, now: float | None = None
+    inventory: Inventory,
+    folder: Path,
+    since: str = "1d",
+    *,
+    workers: int = 1,
+    now: float | None = None,
+    auto_retrain: bool = False,
 ) -> Report:
     """Replays the store's jobs submitted since, partition by partition, and writes the report.
 
@@ -86,22 +121,31 @@ def nightly(
         since: ``1d``, ``all``, or a time.
         workers: Processes.
         now: Unix seconds.
+        auto_retrain: Train the agents anew, too, and judge the candidates.
 
     Raises:
         GpuschedError: There is no store.
     """
+    from gpusched.promotion import night
+
     now = time.time() if now is None else now
     day = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d")
     reports = folder / FOLDER
     reports.mkdir(parents=True, exist_ok=True)
-    trace, live = _history(folder, since, now), load_policies(inventory)
+    reader = _reader(folder)
+    (trace, running), live = _history(reader, since, now), live_policies(inventory, reader)
+    trained = tuple(night.retrain(inventory, folder, live, now)) if auto_retrain else ()
+    foretold = scores(reader.foretold(parse_since(since, now), now), now)
     verdicts = []
     for partition in inventory.partitions:
         if trace is None or partition.name not in trace.groups:
             continue
         part = replace(slice_trace(trace, vc=partition.name), name=f"{partition.name} since {since}")
-        policies = _policies(inventory, of_spec(live[partition.name]))
-        outcomes = _replays(inventory, partition, part, policies, workers)
+        carried = int((trace.group[:running] == trace.groups.index(partition.name)).sum())
+        policies = _policies(inventory, live[partition.name], partition.name)
+        notes = [CARRIED.format(carried)] if carried else []
+        notes += [f"forecasts: {s.line}" for s in foretold if s.partition == partition.name]
+        outcomes = _replays(inventory, partition, part, carried, policies, workers, notes)
         if outcomes[0].metrics.jobs:
             verdicts.append(_verdict(partition.name, outcomes, reports / f"{day}-{partition.name}.html"))
     file = reports / f"{day}.json"
@@ -110,44 +154,69 @@ def nightly(
         since=since,
         file=str(file),
         partitions=tuple(verdicts),
+        judged=night.judged(inventory, reader, folder, live, now),
+        trained=trained,
+        predictions=foretold,
     )
+    reader.close()
     _write(file, msgspec.json.format(msgspec.json.encode(report.as_json()), indent=2).decode() + "\n")
+    _remove_old(reports, now - inventory.settings.keep_reports_s)
     return report
 
 
-def _history(folder: Path, since: str, now: float) -> Trace | None:
-    """The jobs, or None where none has run and ended."""
-    from gpusched.queue.store import Reader
-    from gpusched.report import parse_since
-    from gpusched.sim.traces.history import trace_of
+def _remove_old(reports: Path, before: float) -> None:
+    """Removes reports of days that ended before (Unix seconds); whatever else lies there stays."""
+    last = datetime.fromtimestamp(before, UTC).strftime("%Y-%m-%d")
+    for file in reports.iterdir():
+        day = _REPORT.fullmatch(file.name)
+        if day is not None and day[1] < last:
+            file.unlink(missing_ok=True)
 
-    begin = parse_since(since, now)
+
+def _reader(folder: Path) -> Reader:
     reader = Reader.open(folder)
     if reader is None:
         raise GpuschedError(f"{folder}: there is no history yet", "start the controller")
+    return reader
+
+
+def _history(reader: Reader, since: str, now: float) -> tuple[Trace | None, int]:
+    """The jobs, or None where none has run and ended; and how many of them the window begins with."""
+    from gpusched.sim.traces.history import window_of
+
     try:
-        return trace_of(reader, name=f"since {since}", since=begin, until=now)
+        return window_of(reader, name=f"since {since}", since=parse_since(since, now), until=now)
     except GpuschedError:
-        return None
-    finally:
-        reader.close()
+        return None, 0
 
 
-def _policies(inventory: Inventory, live: ReplayPolicy) -> list[ReplayPolicy]:
-    """The live one, then every other file, a site's own before those that come along."""
+def _policies(inventory: Inventory, live: PolicySpec, partition: str) -> list[ReplayPolicy]:
+    """The live one, then every other file, a site's own before those that come along; agents that can decide."""
     files: dict[str, Path] = {}
     for folder in policy_folders(inventory.path):
         for file in sorted(folder.glob("*.yaml")):
             files.setdefault(file.stem, file)
-    return [live, *(of_spec(load_policy(file)) for name, file in sorted(files.items()) if name != live.name)]
+    others = [load_policy(file, policy_folders(inventory.path)) for name, file in sorted(files.items())]
+    found = [p for spec in others if spec.name != live.name and (p := _usable(spec, partition)) is not None]
+    first = _usable(live, partition) or replace(of_spec(live.fallback or PolicySpec(name="fifo")), name=live.name)
+    return [first, *found]
+
+
+def _usable(spec: PolicySpec, partition: str) -> ReplayPolicy | None:
+    """The policy; None where it is an agent's whose weights cannot be used, or that cannot be in charge."""
+    try:
+        return live_of_spec(spec, partition)
+    except ModelError:
+        return None
 
 
 def _replays(
-    inventory: Inventory, partition: Partition, trace: Trace, policies: list[ReplayPolicy], workers: int
-) -> list[Outcome]:
+    inventory: Inventory, partition: Partition, trace: Trace, carried: int, policies: list[ReplayPolicy], workers: int,
+    notes: list[str],
+) -> list[Outcome]:  # fmt: skip
     only = msgspec.structs.replace(inventory, partitions=(partition,))
     stage = stage_of(trace, inventory=only, power=lambda pool: _power(pool, inventory))
-    stage = stage._replace(notes=(*stage.notes, FROM_EMPTY))
+    stage = stage._replace(notes=(*stage.notes, *notes), carried=carried)
     return list(carry_out([Run(stage, policy, None, 0) for policy in policies], workers=workers))
 
 

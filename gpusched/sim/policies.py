@@ -9,12 +9,16 @@ from typing import Literal
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.model.suggest import did_you_mean
-from gpusched.policies import load_policy
+from gpusched.models import DEFAULT, Model, ModelError, load_model
+from gpusched.policies import POLICY, load_policy
+from gpusched.sched.agents import NOT_LIVE, PREEMPT
 from gpusched.sched.state import BEST_FIT, EASY, FIRST_FIT, NAIVE, NONE, RANDOM, SKIP, SPREAD
 
 Knows = Literal["nothing", "limit", "estimate", "oracle"]
-Kind = Literal["static", "arriving", "changing", "preemptive"]
+Kind = Literal["static", "arriving", "changing", "preemptive", "agent"]
 CONSERVATIVE = 3
+NO_HISTORY_S = 3600.0  # what is believed of a job of whose user nothing has ended, where it has no limit
+FASTEST, MILP = 5, 6  # not compiled: see `engine_mapped`
 
 PLACEMENTS = {
     "first-fit": FIRST_FIT,
@@ -24,6 +28,8 @@ PLACEMENTS = {
     "spread": SPREAD,
     "naive": NAIVE,
     "random": RANDOM,
+    "fastest": FASTEST,
+    "milp": MILP,
 }
 BACKFILLS = {"none": NONE, "skip": SKIP, "easy": EASY, "conservative": CONSERVATIVE}
 _RANKED = {"nothing": 0, "limit": 1, "estimate": 2, "oracle": 3}
@@ -39,6 +45,8 @@ class ReplayPolicy:
             the real run time (oracle). Backfill needs a run time, so with it ``knows`` is at least the limit.
         source: Where it is from. placement: Its own rule, or None (the caller's).
         backfill: none, skip, easy or conservative.
+        model: An agent's weights; the agent decides then, and ``order`` is only its tie-break.
+        spec: The file's policy, where it is of one.
     """
 
     name: str
@@ -47,11 +55,20 @@ class ReplayPolicy:
     source: str
     backfill: str = "none"
     placement: str | None = None
+    model: Model | None = None
+    spec: PolicySpec | None = None
 
     @property
     def kind(self) -> Kind:
         """Static: places in the order never change; arriving: fixed at submission; changing: asked every time."""
+        if self.model is not None:
+            return "agent"
         return ORDERS[self.order].kind
+
+    @property
+    def preempts(self) -> bool:
+        """Whether it stops running jobs."""
+        return self.kind == "preemptive" or (self.model is not None and self.model.about.get(PREEMPT) == "yes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +126,7 @@ def policy_by_name(text: str) -> ReplayPolicy:
         UsageError: There is none of that name (with the nearest that there is).
         FileError: The file is wrong.
     """
-    if text.endswith((".yaml", ".yml")):
+    if text.endswith((".yaml", ".yml")) or Path(text, POLICY).is_file():
         return of_spec(load_policy(Path(text)), text)
     base, backfill = text, "none"
     for suffix, found in _SUFFIXES.items():
@@ -122,13 +139,44 @@ def policy_by_name(text: str) -> ReplayPolicy:
     return _with_backfill(ReplayPolicy(name=text, order=base, knows=rule.knows, source=rule.source), backfill)
 
 
-def of_spec(spec: PolicySpec, name: str | None = None) -> ReplayPolicy:
-    """A live staged policy as the engine runs it: sjf by limit, ljf by size, as the controller does."""
+def of_spec(spec: PolicySpec, name: str | None = None, partition: str = DEFAULT) -> ReplayPolicy:
+    """A live policy as the engine runs it: sjf by limit, ljf by size, as the controller does.
+
+    Raises:
+        ModelError: It is an agent's, and its weights for ``partition`` cannot be used.
+    """
+    if spec.agent is not None:
+        return _of_agent(spec, name or spec.name, load_model(Path(spec.folder), partition, spec.agent))
     order = {"ljf": "largest", "sjf": "sjf-limit"}.get(spec.order, spec.order)
     rule = ORDERS[order]
     source = f"{rule.source}; {name or spec.name}"
     policy = ReplayPolicy(name=name or spec.name, order=order, knows=rule.knows, source=source, placement=spec.place)
     return _with_backfill(policy, spec.backfill)
+
+
+def live_of_spec(spec: PolicySpec, partition: str) -> ReplayPolicy:
+    """Likewise, for judging what the controller would do.
+
+    Raises:
+        ModelError: The agent's weights cannot be used, or it does what the controller does not do.
+    """
+    policy = of_spec(spec, None, partition)
+    if policy.preempts:
+        raise ModelError(f"{spec.name}: {NOT_LIVE}", "train one without 'preempt'")
+    return policy
+
+
+def _of_agent(spec: PolicySpec, name: str, model: Model) -> ReplayPolicy:
+    """An agent; what it knows of run times is written with its weights."""
+    knows, backfill = model.about.get("knows", "limit"), model.about.get("backfill", spec.backfill)
+    if knows not in _RANKED or backfill not in BACKFILLS:
+        raise ModelError(f"{model.path}: it says that it knows {knows!r} and backfills {backfill!r}", "train it again")
+    power = ", preemptive" if model.about.get(PREEMPT) == "yes" else ""
+    source = f"{spec.agent} agent{power}, weights {model.digest}"
+    return ReplayPolicy(
+        name=name, order=spec.agent or "", knows=knows, source=source,  # type: ignore[arg-type]
+        backfill=backfill, placement=spec.place, model=model, spec=spec,
+    )  # fmt: skip
 
 
 _BACKFILL_SOURCE = {

@@ -12,12 +12,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpusched.errors import UsageError
+from gpusched.sim.nodelist import read_node_list
 from gpusched.sim.power import power_model, read_power
+from gpusched.sim.sharing import share_for
 from gpusched.sim.study import FROM_EMPTY, Outcome, Run, Stage, carry_out, policies_named, stage_of, workers_for
 
 if TYPE_CHECKING:
     from gpusched.model.resources import Inventory
     from gpusched.sim.engine import Outage
+    from gpusched.sim.policies import ReplayPolicy
+    from gpusched.sim.predictor import Predictor
+    from gpusched.sim.rates import Rates
     from gpusched.sim.trace import Trace
 
 
@@ -43,23 +48,42 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     backend: str | None = None
     power: str | None = None
     strict: bool = False
+    estimates: str | None = None
+    profiles: tuple[str, ...] = ()
+    recorded_on: str | None = None
+    gpu_type: str | None = None
+    node_list: str | None = None
+    share: str = "auto"
 
 
-def outcomes(request: Request, advance: Callable[[int, int], None] | None = None) -> list[Outcome]:
+def outcomes(request: Request, advance: Callable[[float, int], None] | None = None) -> list[Outcome]:
     """Everything asked for, trace by trace, policy by policy, seed by seed.
 
     Args:
         request: What to do.
-        advance: Called with (runs done, runs in all) before the first and after each.
+        advance: Called with (runs done, runs in all) before the first, after each, and meanwhile with part of one.
 
     Raises:
         UsageError: Something asked for does not exist or contradicts something else.
         GpuschedError: A trace cannot be read.
     """
     policies = policies_named(request.policies)
+    predictor = _predictor(request, policies)
+    rates = _rates(request)
     stages = [_stage(request, trace) for trace in _traces(request)]
     runs = [
-        Run(stage, policy, request.placement, seed, request.limits, request.restart_s, failures)
+        Run(
+            stage,
+            policy,
+            request.placement,
+            seed,
+            request.limits,
+            request.restart_s,
+            failures,
+            predictor,
+            rates,
+            share_for(request.share, stage.trace),
+        )
         for stage, failures in zip(stages, (_failures(request, s) for s in stages), strict=True)
         for policy in policies
         for seed in dict.fromkeys(request.seeds)
@@ -72,9 +96,14 @@ def outcomes(request: Request, advance: Callable[[int, int], None] | None = None
             advance(done, len(runs))
         done += 1
 
+    def part(share: float) -> None:
+        if advance is not None:
+            advance(done - 1 + share, len(runs))
+
     step()
+    workers, watch = workers_for(runs, request.workers), part if advance is not None else None
     with _connected(request.backend) as backend:
-        return list(carry_out(runs, workers=workers_for(runs, request.workers), backend=backend, done=step))
+        return list(carry_out(runs, workers=workers, backend=backend, done=step, progress=watch))
 
 
 def _traces(request: Request) -> list[Trace]:
@@ -127,8 +156,30 @@ def _stage(request: Request, trace: Trace) -> Stage:
         gpus_per_node=request.gpus_per_node,
         inventory=inventory,
         load=request.load,
+        gpu_type=request.gpu_type,
+        listed=read_node_list(Path(request.node_list)) if request.node_list else None,
         power=lambda pool: power_model(pool, inventory=inventory, types=types, nodes=nodes),
     )
+
+
+def _predictor(request: Request, policies: list[ReplayPolicy]) -> Predictor | None:
+    if request.estimates is None:
+        return None
+    if not any(policy.knows == "estimate" for policy in policies):
+        raise UsageError("--estimates is of no use here: no policy goes by estimates", "say --policy sjf-estimate")
+    from gpusched.sim.predictor import Predictor
+
+    return Predictor.load(request.estimates)
+
+
+def _rates(request: Request) -> Rates | None:
+    from gpusched.sim.rates import read_rates
+
+    if not request.profiles:
+        if request.recorded_on is not None:
+            raise UsageError("--recorded-on goes with --profiles", "add --profiles FILE_OR_FOLDER")
+        return None
+    return read_rates(request.profiles, request.recorded_on)
 
 
 def _failures(request: Request, stage: Stage) -> tuple[Outage, ...]:
@@ -145,7 +196,7 @@ def _inventory(request: Request) -> Inventory | None:
 
     if request.inventory is not None:
         return load_inventory(request.inventory)
-    if request.traces or request.nodes is not None or request.gpus_per_node is not None:
+    if request.traces or request.node_list or request.nodes is not None or request.gpus_per_node is not None:
         return None
     return load_inventory()
 

@@ -13,8 +13,10 @@ from gpusched.sim.trace import Trace
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-START, END, KILLED, PREEMPTED, NODE_FAIL, NODE_DOWN, NODE_DRAIN, NODE_UP = range(8)
-EVENT_KINDS = ("START", "END", "KILLED", "PREEMPTED", "NODE_FAIL", "NODE_DOWN", "NODE_DRAIN", "NODE_UP")
+START, END, KILLED, PREEMPTED, NODE_FAIL, NODE_DOWN, NODE_DRAIN, NODE_UP, PAIRED, RESIZED = range(10)
+EVENT_KINDS = (
+    "START", "END", "KILLED", "PREEMPTED", "NODE_FAIL", "NODE_DOWN", "NODE_DRAIN", "NODE_UP", "PAIRED", "RESIZED",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,12 +40,13 @@ class Events:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CutRuns:
-    """Runs that did not finish: preempted, or on a node that failed. The job ran again later (or never).
+    """Runs that did not finish: preempted, resized, or on a node that failed. The job ran again later (or never).
 
     Attributes:
         job: ``int64[runs]``, index into the trace.
         start, end: ``float64[runs]``, seconds.
         part_offsets, part_nodes: Its nodes: ``part_nodes[part_offsets[i]:part_offsets[i + 1]]``.
+        part_gpus: ``int64[runs]``: GPUs it held on each of them; None: as many as in the job's last run.
     """
 
     job: Ints
@@ -51,6 +54,7 @@ class CutRuns:
     end: Floats
     part_offsets: Ints
     part_nodes: Ints
+    part_gpus: Ints | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,7 +69,7 @@ class Result:
         end: ``float64[jobs]``: when it ended; NaN: never.
         part_offsets: ``int64[jobs + 1]``; part_nodes: ``int64[parts]``: the nodes of job j's last run are
             ``part_nodes[part_offsets[j]:part_offsets[j + 1]]`` (rows of ``pool``; -1 where it never ran).
-        part_gpus: ``int64[jobs]``: GPUs it holds on each of its nodes.
+        part_gpus: ``int64[jobs]``: GPUs it holds on each of its nodes, in its last run.
         killed: ``bool[jobs]``: ended by its time limit before its work was done.
         restarts: ``int64[jobs]``: runs that were cut (see ``cut``).
         infeasible: ``int64[n]``: jobs that can never run on this pool, kept out of all metrics; ``infeasible_why`` says
@@ -73,6 +77,9 @@ class Result:
         decisions: Instants at which the policy was asked.
         sim_seconds: Wall time inside the engine, compiling and building left out; jobs_per_s: replayed jobs over it.
         notes: What a reader of the figures must know, in sentences.
+        share: ``float64[jobs]``: how much of each of its GPUs a job holds; None: all jobs hold whole ones. Two jobs on
+            the same GPUs (events PAIRED, of the one that was there, and START) both hold them whole.
+        shared: How GPUs were shared: no, fractions or pairs.
     """
 
     policy: str
@@ -98,6 +105,8 @@ class Result:
     sim_seconds: float
     jobs_per_s: float
     notes: tuple[str, ...] = field(default=())
+    share: Floats | None = None
+    shared: str = "no"
 
     @property
     def ran(self) -> npt.NDArray[np.bool_]:

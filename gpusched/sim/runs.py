@@ -7,27 +7,35 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.sim.result import Result
+from gpusched.sim.result import END, KILLED, NODE_FAIL, PAIRED, PREEMPTED, RESIZED, Result
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
 class Runs(NamedTuple):
-    """Whole runs, cut ones included; arrays ``[runs]``. ``first_node`` is a row of the pool; times in seconds."""
+    """Whole runs, cut ones included; arrays ``[runs]``. ``first_node`` is a row of the pool; times in seconds.
+
+    ``size`` is the run's GPUs by those of the job's last run: 1 unless the job was resized.
+    """
 
     job: Ints
     first_node: Ints
     start: Floats
     end: Floats
+    size: Floats
 
 
 class Parts(NamedTuple):
-    """A run on one of its nodes; arrays ``[parts]``."""
+    """A run on one of its nodes; arrays ``[parts]``.
+
+    ``gpus`` may be parts of GPUs. Where two jobs are on the same GPUs, a row for each takes half of them off again, so
+    that sums count every GPU once; its ``gpus`` is negative.
+    """
 
     job: Ints
     node: Ints
-    gpus: Ints
+    gpus: Ints | Floats
     start: Floats
     end: Floats
 
@@ -41,7 +49,17 @@ def runs_of(result: Result) -> Runs:
         np.concatenate([result.part_nodes[result.part_offsets[done]], cut.part_nodes[cut.part_offsets[:-1]]]),
         np.concatenate([result.last_start[done], cut.start]),
         np.concatenate([result.end[done], cut.end]),
+        np.concatenate([np.ones(len(done)), _sizes(result)]),
     )
+
+
+def _sizes(result: Result) -> Floats:
+    """``float64[cut runs]``: their GPUs by those of the job's last run."""
+    cut = result.cut
+    if cut.part_gpus is None:
+        return np.ones(len(cut.job))
+    last = (result.part_gpus * np.diff(result.part_offsets))[cut.job]
+    return cut.part_gpus * np.diff(cut.part_offsets) / np.maximum(last, 1)
 
 
 def parts_of(result: Result) -> Parts:
@@ -53,12 +71,64 @@ def parts_of(result: Result) -> Parts:
     cut = result.cut
     run = np.repeat(np.arange(len(cut.job)), np.diff(cut.part_offsets))
     job_all = np.concatenate([job, cut.job[run]])
-    return Parts(
+    gpus: Ints | Floats = result.part_gpus[job_all]
+    if cut.part_gpus is not None:
+        gpus[len(job) :] = cut.part_gpus[run]
+    if result.share is not None:
+        gpus = gpus * result.share[job_all]
+    parts = Parts(
         job_all,
         np.concatenate([node, cut.part_nodes]),
-        result.part_gpus[job_all],
+        gpus,
         np.concatenate([result.last_start[job], cut.start[run]]),
         np.concatenate([result.end[job], cut.end[run]]),
+    )
+    return parts if result.shared != "pairs" else _counted_once(result, parts)
+
+
+class Together(NamedTuple):
+    """Two jobs on the same GPUs: the newcomer and who was there, from and until when (seconds)."""
+
+    job: int
+    mate: int
+    start: float
+    end: float
+
+
+def together(result: Result) -> list[Together]:
+    """Every time that two jobs were on the same GPUs, in order of its end; those that never ended are left out."""
+    found: list[Together] = []
+    since: dict[int, tuple[int, int, float]] = {}
+    events, joined = result.events, -1
+    stops = (END, KILLED, PREEMPTED, NODE_FAIL, RESIZED)
+    of = np.flatnonzero(np.isin(events.kind, (PAIRED, *stops)))
+    for i in of.tolist():
+        kind, subject, time = int(events.kind[i]), int(events.subject[i]), float(events.time[i])
+        if kind == PAIRED:
+            joined = int(events.subject[i + 1])  # its START is the next event
+            since[joined] = since[subject] = (joined, subject, time)
+        elif subject in since:
+            job, mate, start = since.pop(subject)
+            since.pop(mate if subject == job else job)
+            found.append(Together(job, mate, start, time))
+    return found
+
+
+def _counted_once(result: Result, parts: Parts) -> Parts:
+    """With the rows that take shared GPUs off again."""
+    first: dict[tuple[int, float], list[int]] = {}
+    for row, key in enumerate(zip(parts.job.tolist(), parts.start.tolist(), strict=True)):
+        first.setdefault(key, []).append(row)
+    rows = [(r, job, t) for t in together(result) for r in first.get((t.job, t.start), []) for job in (t.job, t.mate)]
+    if not rows:
+        return parts
+    at = np.array([r for r, _, _ in rows])
+    return Parts(
+        np.concatenate([parts.job, np.array([job for _, job, _ in rows])]),
+        np.concatenate([parts.node, parts.node[at]]),
+        np.concatenate([parts.gpus, -0.5 * parts.gpus[at]]),
+        np.concatenate([parts.start, parts.start[at]]),
+        np.concatenate([parts.end, np.array([t.end for _, _, t in rows])]),
     )
 
 

@@ -18,16 +18,18 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from gpusched.errors import UsageError
-from gpusched.sched.backfill import attempt
+from gpusched.sched.backfill import attempt, give
 from gpusched.sched.place import node_fits
-from gpusched.sched.state import OK, STARTED, Ints
+from gpusched.sched.state import NONE, OK, STARTED, Ints, Request, Rooms
 from gpusched.sim.cluster import Pool
 from gpusched.sim.engine_build import Options, log_of, result_of, world_of
-from gpusched.sim.engine_fast import settle_instant
-from gpusched.sim.engine_state import CHANGED, DECISIONS, GROW, OVER, READY, RUNNING, WAITING, grown, shape_request
-from gpusched.sim.engine_step import advance, cut, occupy
+from gpusched.sim.engine_fast import next_decision
+from gpusched.sim.engine_pace import WHOLE, work_left
+from gpusched.sim.engine_share import part_fits, place_shared
+from gpusched.sim.engine_state import GROW, OVER, READY, RUNNING, WAITING, grown, shape_request
+from gpusched.sim.engine_step import cut, occupy
 from gpusched.sim.policies import PLACEMENTS, Knows, ReplayPolicy
-from gpusched.sim.result import PREEMPTED, Result
+from gpusched.sim.result import PREEMPTED, RESIZED, Result
 from gpusched.sim.trace import Trace
 
 
@@ -61,18 +63,13 @@ class Stepper:
     def advance(self, until: float = np.inf) -> bool:
         """On to the next instant at which something happens, or to ``until`` if that is sooner; False: it is over."""
         sim = self._world.sim
-        changed = sim.counter[CHANGED]
         if np.isfinite(until):
             sim.clock[1] = until
-        code = advance(sim, self._log)
-        while code == GROW:
+        while (code := next_decision(sim, self._log, self._world.passes, NONE)) == GROW:
             log = self._log
             self._log = grown(log, len(log.events), len(log.cuts) + len(sim.jobs), len(log.cut_nodes) + len(sim.held))
-            code = advance(sim, self._log)
         if code == OVER:
             return False
-        sim.counter[DECISIONS] += 1
-        settle_instant(sim, self._world.passes, changed, 0)
         for job in sorted(sim.ready[: sim.counter[READY]].tolist()):
             self._waiting[job] = None
         return True
@@ -100,12 +97,38 @@ class Stepper:
 
     def fits(self, job: int, placement: str | None = None) -> tuple[int, ...] | None:
         """The nodes that the placement rule would take now, or None (the naive draw may draw another time)."""
-        world = self._world
+        sim = self._world.sim
+        request = shape_request(sim.shapes, sim.jobs[job]["shape"])
+        return self._nodes_for(job, request, sim.rooms, placement)
+
+    def _nodes_for(
+        self, job: int, request: Request, rooms: Rooms, placement: str | None = None
+    ) -> tuple[int, ...] | None:
+        sim, passes, pace = self._world.sim, self._world.passes, self._world.sim.pace
         rule = self._rule if placement is None else PLACEMENTS[placement]
-        request = shape_request(world.sim.shapes, world.sim.jobs[job]["shape"])
-        passes = world.passes
-        code = attempt(world.sim.rooms, passes.jobs.masks, request, 0, rule, False, passes.rng, passes.scratch)
-        return tuple(int(n) for n in passes.scratch.chosen[: request.parts]) if code == STARTED else None
+        milli = self._milli(job)
+        if pace is not None and milli < WHOLE:
+            found = place_shared(pace, sim, passes, rooms, pace.slots, request, milli, rule)
+        else:
+            found = attempt(rooms, passes.jobs.masks, request, 0, rule, False, passes.rng, passes.scratch) == STARTED
+        return tuple(int(n) for n in passes.scratch.chosen[: request.parts]) if found else None
+
+    def _milli(self, job: int) -> int:
+        """Thousandths of its one GPU, where GPUs are shared."""
+        pace = self._world.sim.pace
+        shared = pace is not None and pace.slots.size > 0
+        return int(pace.milli[self._world.sim.jobs[job]["shape"]]) if pace is not None and shared else WHOLE
+
+    def _fit(self, job: int, request: Request, rooms: Rooms, nodes: Sequence[int]) -> bool:
+        """Whether these are distinct nodes of the job's partition, as many as it needs, and each fits a part."""
+        sim, passes, pace, milli = self._world.sim, self._world.passes, self._world.sim.pace, self._milli(job)
+        if len(set(nodes)) != request.parts or len(nodes) != request.parts:
+            return False
+        if not all(request.lo <= n < request.hi for n in nodes):
+            return False
+        if pace is not None and milli < WHOLE:
+            return bool(part_fits(pace, sim, passes, rooms, pace.slots, request, milli, nodes[0]))
+        return all(node_fits(rooms, passes.jobs.masks, request, n) for n in nodes)
 
     def start(self, job: int, nodes: Sequence[int] | None = None) -> bool:
         """Starts a waiting job on ``nodes``, or where the placement rule says; whether it did.
@@ -121,9 +144,7 @@ class Stepper:
             nodes = self.fits(job)
             if nodes is None:
                 return False
-        masks = self._world.passes.jobs.masks
-        within = all(request.lo <= n < request.hi and node_fits(sim.rooms, masks, request, n) for n in nodes)
-        if len(set(nodes)) != request.parts or len(nodes) != request.parts or not within:
+        if not self._fit(job, request, sim.rooms, nodes):
             raise UsageError(f"job {job} cannot start on nodes {tuple(nodes)}: not free, or not what it needs")
         sim.chosen[: request.parts] = nodes
         overhead = self._world.options.restart_s if sim.state[job]["restarts"] > 0 else 0.0
@@ -141,9 +162,70 @@ class Stepper:
         if state["status"] != RUNNING or state["start"] == self.now:
             raise UsageError(f"job {job} cannot be preempted: it does not run, or has only just started")
         overhead = self._world.options.restart_s if state["restarts"] > 0 else 0.0
-        left = float(state["left"] - max(0.0, self.now - state["start"] - overhead))
-        cut(sim, self._log, job, PREEMPTED, left)
+        cut(sim, self._log, job, PREEMPTED, work_left(sim.pace, sim, job, overhead))
         self._waiting[job] = None
+
+    def resize(self, job: int, gpus: int, nodes: Sequence[int] | None = None) -> bool:
+        """Gives an elastic job another number of GPUs; whether it did (a running job that does not fit goes on as is).
+
+        A waiting job will start with them. A running one is stopped and at once started again on ``nodes``, or where
+        the placement rule says; its own nodes count as free for that, its work is kept, and `Options.restart_s` pass
+        before it goes on. Cores and memory go with the GPUs, its speed by what was measured (`Options.rates`).
+
+        Raises:
+            UsageError: The job may not have that size (`Options.elastic`), nothing says how fast it goes then, it
+                neither waits nor runs, or has only just started; or the nodes are not what it needs.
+        """
+        state = self._world.sim.state[job]
+        runs = state["status"] == RUNNING
+        if (runs and state["start"] == self.now) or (not runs and job not in self._waiting):
+            raise UsageError(f"job {job} cannot be resized: it neither waits nor runs, or has only just started")
+        sizes = self._world.sizes
+        if sizes is None:
+            raise UsageError(f"job {job} cannot be resized to {gpus} GPUs: no jobs are elastic", "see Options.elastic")
+        world, shape = sizes.shape(self._world, job, gpus)
+        world, row = sizes.row(world, job, gpus, int(world.sim.shapes[shape]["parts"]))
+        request = shape_request(world.sim.shapes, shape)
+        self._world = world
+        if not runs:
+            self._set_size(job, shape, row)
+            return True
+        rooms = self._rooms_without(job)
+        chosen = self._nodes_for(job, request, rooms) if nodes is None else tuple(nodes)
+        if chosen is None:
+            return False
+        if not self._fit(job, request, rooms, chosen):
+            raise UsageError(f"job {job} cannot go on on nodes {chosen}: not free, or not what it needs")
+        overhead = world.options.restart_s
+        cut(world.sim, self._log, job, RESIZED, work_left(world.sim.pace, world.sim, job, overhead))
+        self._set_size(job, shape, row)
+        self._world.sim.chosen[: request.parts] = chosen
+        occupy(self._world.sim, self._log, job, request, overhead)
+        return True
+
+    def _rooms_without(self, job: int) -> Rooms:
+        """What would be free if a running job gave its nodes back."""
+        sim = self._world.sim
+        rooms = Rooms(*(column.copy() for column in sim.rooms))
+        request = shape_request(sim.shapes, sim.jobs[job]["shape"])
+        for node in self.nodes_of(job):
+            if rooms.gpus[node] >= 0:
+                give(rooms, request, int(node))
+        return rooms
+
+    def _set_size(self, job: int, shape: int, row: int) -> None:
+        """Its shape and speed from its next start on, with room for its nodes."""
+        world, sizes = self._world, self._world.sizes
+        sim, parts = world.sim, int(world.sim.shapes[shape]["parts"])
+        assert sizes is not None
+        assert sim.pace is not None
+        history = sizes.of_job.setdefault(job, [(-np.inf, self.parts(job)[1])])
+        history.append((self.now, int(sim.shapes[shape]["gpus"])))
+        if parts > self.parts(job)[0]:
+            sim.jobs[job]["offset"] = len(sim.held)
+            self._world = world._replace(sim=sim._replace(held=np.append(sim.held, np.full(parts, -1))))
+        sim.jobs[job]["shape"] = shape
+        sim.pace.runs[job]["row"] = row
 
     def result(self, name: str, knows: Knows = "nothing", source: str = "") -> Result:
         """What was done so far; ``sim_seconds`` counts the policy's own time too."""

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from gpusched.errors import UsageError
+from gpusched.sim.carried import result_without, trace_without
 from gpusched.sim.cluster import Pool
 from gpusched.sim.compare import Change, compare
 from gpusched.sim.metrics import Metrics, metrics_of
@@ -22,6 +23,9 @@ from gpusched.sim.trace import Trace
 if TYPE_CHECKING:
     from gpusched.model.resources import Inventory
     from gpusched.sim.engine import Outage
+    from gpusched.sim.predictor import Predictor
+    from gpusched.sim.rates import Rates
+    from gpusched.sim.sharing import Share
 
 DEFAULT_LOAD = 0.9
 DEFAULT_GPUS_PER_NODE = 8
@@ -30,12 +34,16 @@ PARALLEL_FROM = 400_000  # jobs replayed in all; below it processes take longer 
 
 
 class Stage(NamedTuple):
-    """A trace on its nodes; ``notes``: what was chosen on the way, in sentences."""
+    """A trace on its nodes; ``notes``: what was chosen on the way, in sentences.
+
+    The first ``carried`` jobs of the trace are those that the replay begins with: they count in no figure.
+    """
 
     trace: Trace
     pool: Pool
     power: PowerModel
     notes: tuple[str, ...] = ()
+    carried: int = 0
 
 
 class Bounds(NamedTuple):
@@ -64,6 +72,9 @@ class Run(NamedTuple):
     limits: bool = False
     restart_s: float = 0.0
     failures: tuple[Outage, ...] = ()
+    predictor: Predictor | None = None
+    rates: Rates | None = None
+    share: Share = "no"
 
 
 def stage_of(
@@ -73,30 +84,38 @@ def stage_of(
     gpus_per_node: int | None = None,
     inventory: Inventory | None = None,
     load: float | None = None,
+    gpu_type: str | None = None,
+    listed: Pool | None = None,
     power: Callable[[Pool], PowerModel],
 ) -> Stage:
     """The nodes that a trace is replayed on.
 
     ``load`` alone chooses how many like nodes; with nodes or an inventory it stretches the times between submissions
-    instead. Without any of them the load is `DEFAULT_LOAD`.
+    instead. Without any of them the load is `DEFAULT_LOAD`. ``listed``: the nodes of a node list; ``gpu_type``: of like
+    nodes.
 
     Raises:
         UsageError: They contradict each other, or cannot be.
     """
     if inventory is not None and (nodes is not None or gpus_per_node is not None):
         raise UsageError("--inventory and --nodes or --gpus-per-node do not go together", "use one of them")
+    if listed is not None and not (inventory is None and nodes is None and gpus_per_node is None):
+        raise UsageError("--node-list names all nodes", "leave out --inventory, --nodes and --gpus-per-node")
+    if gpu_type is not None and not (listed is None and inventory is None):
+        raise UsageError("--gpu-type is for like nodes", "inventories and node lists name every node's type")
     size = gpus_per_node if gpus_per_node is not None else DEFAULT_GPUS_PER_NODE
     if size < 1:
         raise UsageError(f"--gpus-per-node {size}: a node needs a GPU")
     notes = []
-    if inventory is None and nodes is None:
+    if inventory is None and nodes is None and listed is None:
         wanted = DEFAULT_LOAD if load is None else load
         nodes = nodes_for_load(trace, size, wanted)
         found = offered_load(trace, nodes * size)
         notes.append(f"{_nodes(nodes)} of {size} GPUs, chosen for an offered load of {wanted:g}: it is {found:.3g}")
-        pool = Pool.uniform(nodes, size)
+        pool = Pool.uniform(nodes, size, gpu_type=gpu_type or "")
     else:
-        pool = Pool.of_inventory(inventory) if inventory is not None else Pool.uniform(nodes or 0, size)
+        named = Pool.of_inventory(inventory) if inventory is not None else listed
+        pool = named if named is not None else Pool.uniform(nodes or 0, size, gpu_type=gpu_type or "")
         if load is not None:
             trace = scale_arrivals(trace, pool.total_gpus, load)
         elif span_s(trace) > 0:
@@ -136,7 +155,12 @@ def workers_for(runs: Sequence[Run], asked: int) -> int:
 
 
 def carry_out(
-    runs: Sequence[Run], *, workers: int = 1, backend: str | None = None, done: Callable[[Run], None] | None = None
+    runs: Sequence[Run],
+    *,
+    workers: int = 1,
+    backend: str | None = None,
+    done: Callable[[Run], None] | None = None,
+    progress: Callable[[float], None] | None = None,
 ) -> Iterator[Outcome]:
     """Every run in its order.
 
@@ -145,19 +169,24 @@ def carry_out(
         workers: Processes on this machine.
         backend: joblib's name of a cluster's backend (``dask``, ``ray``), which the caller has connected.
         done: Called after each.
+        progress: Called while one runs in this process, with the part that is done.
     """
     bounds: dict[int, Bounds] = {}
     for stage in {id(run.stage): run.stage for run in runs}.values():
-        bounds[id(stage)] = bounds_of(stage, limits=any(run.limits for run in runs if run.stage is stage))
-    results = map(_replayed, runs) if workers <= 1 and backend is None else _spread_out(runs, workers, backend)
+        of = [run for run in runs if run.stage is stage]
+        shared, limits = any(run.share != "no" for run in of), any(run.limits for run in of)
+        bounds[id(stage)] = Bounds() if shared else bounds_of(stage, limits=limits, rates=of[0].rates)
+    here = workers <= 1 and backend is None
+    results = (_replayed(run, progress) for run in runs) if here else _spread_out(runs, workers, backend)
     for run, (result, metrics) in zip(runs, results, strict=True):
-        whole = replace(result, trace=run.stage.trace, pool=run.stage.pool)
+        counted = trace_without(run.stage.trace, run.stage.carried)
+        whole = replace(result, trace=counted, pool=run.stage.pool)
         yield Outcome(whole, metrics, bounds[id(run.stage)], run.stage)
         if done is not None:
             done(run)
 
 
-def _replayed(run: Run) -> tuple[Result, Metrics]:
+def _replayed(run: Run, progress: Callable[[float], None] | None = None) -> tuple[Result, Metrics]:
     from gpusched.sim.engine import replay
 
     stage = run.stage
@@ -170,7 +199,12 @@ def _replayed(run: Run) -> tuple[Result, Metrics]:
         limits=run.limits,
         restart_s=run.restart_s,
         failures=run.failures,
+        predictor=run.predictor,
+        rates=run.rates,
+        share=run.share,
+        progress=progress,
     )
+    result = result_without(result, stage.carried)
     return result, metrics_of(result, stage.power)
 
 
@@ -189,11 +223,18 @@ def _spread_out(runs: Sequence[Run], workers: int, backend: str | None) -> Itera
         yield from many(joblib.delayed(_light)(run) for run in runs)
 
 
-def bounds_of(stage: Stage, *, limits: bool) -> Bounds:
-    """Proven lower bounds on mean JCT and makespan of the jobs that can run on these nodes; ``limits`` may kill."""
-    from gpusched.sim import bounds
+def bounds_of(stage: Stage, *, limits: bool, rates: Rates | None = None) -> Bounds:
+    """Proven lower bounds on mean JCT and makespan of the jobs that can run on these nodes; ``limits`` may kill.
 
-    found = bounds.bounds_of(stage.trace, stage.pool, limits=limits)
+    With ``rates`` every job goes as fast as on the GPUs that suit it best.
+    """
+    from gpusched.sim import bounds
+    from gpusched.sim.rates import fastest
+
+    trace = trace_without(stage.trace, stage.carried)
+    if rates is not None:
+        trace = replace(trace, duration=trace.duration / fastest(rates, trace, stage.pool))
+    found = bounds.bounds_of(trace, stage.pool, limits=limits)
     return Bounds(_known(found.mean_jct_s), _known(found.makespan_s))
 
 
@@ -220,6 +261,7 @@ def row_of(outcome: Outcome, change: tuple[Change, ...] = ()) -> dict[str, Any]:
         "policy": result.policy,
         "knows": result.knows,
         "placement": result.placement,
+        "share": result.shared,
         "trace": result.trace.name,
         "seed": result.seed,
         "nodes": len(result.pool),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from gpusched.errors import GpuschedError
 from gpusched.model.jobs import ENDED, DependencyKind, Job
 from gpusched.queue.store import DATABASE, Reader
 from gpusched.sim.trace import Ints, Trace
-from gpusched.sim.traces.draft import assemble, intern, moved, sorted_order
+from gpusched.sim.traces.draft import assemble, intern
 
 
 def read(path: Path, *, strict: bool) -> Trace:
@@ -54,39 +55,85 @@ def trace_of(reader: Reader, *, name: str, since: float | None = None, until: fl
     kept = [j for j in jobs if ran.get(j.id, 0.0) > 0]
     if not kept:
         raise GpuschedError(f"{name}: no job in it has run and ended")
-    submits = np.array([_submit(job) for job in kept])
-    order = sorted_order(submits, [job.id for job in kept])
-    depends_on, notes = _dependencies(kept)
-    kept = [kept[i] for i in order.tolist()]
-    submit = submits[order]
+    kept.sort(key=lambda job: (_submit(job), job.id))
+    notes = []
     if left_out := len(jobs) - len(kept):
-        notes.append(f"{left_out} jobs ended without having run and are left out")
+        notes.append(f"{left_out} {LEFT_OUT}")
+    return _assembled(name, kept, [_submit(job) for job in kept], [ran[job.id] for job in kept], first_start, notes)
+
+
+def window_of(reader: Reader, *, name: str, since: float, until: float) -> tuple[Trace, int]:
+    """As `trace_of`, with the jobs before it that ran or waited when the window began; how many these are.
+
+    They are the trace's first rows, in the order in which they began, all submitted when the window begins, with what
+    was left of their run times then. One that has not ended is taken to end with the window. Jobs that have waited ever
+    since are left out, since nobody knows how long they would run.
+
+    Args:
+        reader: The store.
+        name: For people.
+        since: Begin of the window, Unix seconds.
+        until: Its end.
+
+    Raises:
+        GpuschedError: No job was submitted in the window and has run and ended.
+    """
+    new = trace_of(reader, name=name, since=since, until=until)
+    left: dict[str, float] = {}
+    for run in reader.runs(since, until):
+        end = until if run.end_time is None else min(run.end_time, until)
+        left[run.job_id] = left.get(run.job_id, 0.0) + max(0.0, end - max(run.start_time, since))
+    ran, first_start = _runs(reader)
+    before = [job for job in reader.jobs(since=since) if _submit(job) < since and left.get(job.id, 0.0) > 0]
+    before.sort(key=lambda job: (first_start[job.id], job.id))
+    known = set(new.ids)
+    after = {job.id: job for job in reader.jobs(states=ENDED) if job.id in known}
+    jobs = [*before, *(after[job_id] for job_id in new.ids)]
+    submits = [since] * len(before) + [_submit(after[job_id]) for job_id in new.ids]
+    durations = [left[job.id] for job in before] + [ran[job_id] for job_id in new.ids]
+    notes = [note for note in new.notes if note.endswith(LEFT_OUT)]
+    trace = _assembled(name, jobs, submits, durations, first_start, notes)
+    limit = trace.limit.copy()  # of the limit, too, what was left when the window began
+    limit[: len(before)] -= [max(0.0, since - job.start_time) if job.start_time else 0.0 for job in before]
+    return replace(trace, limit=np.maximum(limit, 1.0)), len(before)
+
+
+LEFT_OUT = "jobs ended without having run and are left out"
+
+
+def _assembled(
+    name: str, jobs: list[Job], submits: list[float], durations: list[float], first_start: dict[str, float],
+    notes: list[str],
+) -> Trace:  # fmt: skip
+    """The trace of these jobs, in this order."""
+    submit = np.array(submits)
+    depends_on, more = _dependencies(jobs)
 
     def whole(values: list[int]) -> Ints:
         return np.array(values, np.int64)
 
-    places = moved(depends_on, order)
     return assemble(
         name=name,
         epoch=float(submit[0]),
-        ids=tuple(job.id for job in kept),
+        ids=tuple(job.id for job in jobs),
         submit=submit - submit[0],
-        duration=np.array([ran[job.id] for job in kept]),
-        gpus=whole([job.spec.gpus for job in kept]),
+        duration=np.array(durations),
+        gpus=whole([job.spec.gpus for job in jobs]),
         names={
-            "user": intern([job.user for job in kept]),
-            "group": intern([job.spec.partition for job in kept]),
-            "status": intern([str(job.state) for job in kept]),
+            "user": intern([job.user for job in jobs]),
+            "group": intern([job.spec.partition for job in jobs]),
+            "model": intern([job.spec.name for job in jobs]),
+            "status": intern([str(job.state) for job in jobs]),
         },
         columns={
-            "limit": np.array([float(job.spec.time_limit_s) for job in kept]),
-            "nodes": whole([job.spec.nodes for job in kept]),
-            "cores": whole([job.spec.nodes * job.spec.cores_per_node for job in kept]),
-            "memory_mib": whole([job.spec.nodes * job.spec.memory_mib_per_node for job in kept]),
-            "depends_on": np.where(places < np.arange(len(places)), places, -1),
-            "wait": np.maximum(0.0, np.array([first_start[job.id] for job in kept]) - submit),
+            "limit": np.array([float(job.spec.time_limit_s) for job in jobs]),
+            "nodes": whole([job.spec.nodes for job in jobs]),
+            "cores": whole([job.spec.nodes * job.spec.cores_per_node for job in jobs]),
+            "memory_mib": whole([job.spec.nodes * job.spec.memory_mib_per_node for job in jobs]),
+            "depends_on": np.where(depends_on < np.arange(len(depends_on)), depends_on, -1),
+            "wait": np.maximum(0.0, np.array([first_start[job.id] for job in jobs]) - submit),
         },
-        notes=tuple(notes),
+        notes=(*more, *notes),
     )
 
 

@@ -1,0 +1,61 @@
+"""When a waiting job is expected to start, from what the store holds: the queue run forward under the live policies."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from gpusched.client.context import Client
+from gpusched.model.forecast import ExpectedStart, Sooner
+from gpusched.model.snapshot import PendingView, Snapshot
+from gpusched.sched.advice import refuted
+from gpusched.sched.explain import Explanation
+
+
+class Outlook(msgspec.Struct, frozen=True, kw_only=True):
+    """What is foreseen of one job; ``next_steps``: the explanation's, without what running ahead has refuted."""
+
+    expected: ExpectedStart
+    sooner: tuple[Sooner, ...]
+    next_steps: tuple[str, ...]
+
+
+def look_ahead(client: Client, snapshot: Snapshot, explanation: Explanation) -> Outlook:
+    """Runs the queue forward; the first time after an installation or upgrade this compiles for some seconds."""
+    _say_if_slow()
+    from gpusched.client.alternatives import alternatives_of
+    from gpusched.sim.assumptions import assumptions, why_never
+    from gpusched.sim.foresee import Foresight
+    from gpusched.sim.habits import Habits, PastRun
+
+    job = next(j for j in snapshot.pending if j.id == explanation.job_id)
+    habits = Habits([PastRun(*run) for run in client.reader.past_runs()] if client.reader else [])
+    alternatives = alternatives_of(client.inventory, snapshot, job)
+    settings = client.inventory.settings
+    foresight = Foresight(
+        snapshot, job, habits, alternatives, half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s
+    )
+    expected = foresight.expected()
+    if expected.median is None and expected.by_limits is None:
+        expected = msgspec.structs.replace(expected, never=why_never(snapshot, job, explanation.reason))
+    expected = msgspec.structs.replace(
+        expected, assumptions=assumptions(snapshot, job, habits.count, habits.known(job.user))
+    )
+    sooner = foresight.sooner()
+    return Outlook(expected=expected, sooner=sooner, next_steps=_consistent(explanation, job, sooner))
+
+
+def _consistent(explanation: Explanation, job: PendingView, sooner: tuple[Sooner, ...]) -> tuple[str, ...]:
+    """The steps that claim a start at once only where the run ahead starts it at once."""
+    now = {s.what for s in sooner if s.now}
+    return tuple(step for step in explanation.next_steps if not refuted(step, now))
+
+
+def _say_if_slow() -> None:
+    """A word for people before the compiler takes its time."""
+    from gpusched.compiled import kept_on_disk
+    from gpusched.sim.forward import run_forward
+
+    if sys.stderr.isatty() and hasattr(run_forward, "signatures") and not kept_on_disk(run_forward):
+        print("gpusched: compiling the forecast, once after installation or upgrade ...", file=sys.stderr, flush=True)

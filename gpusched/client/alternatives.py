@@ -1,0 +1,135 @@
+"""Other ways to ask for the same work, sized as ``submit`` sizes them: fewer GPUs, elsewhere, a shorter limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from gpusched.client.sizing import Wish, size
+from gpusched.errors import UsageError
+from gpusched.model.jobs import JobSpec
+from gpusched.model.resources import Inventory, Partition
+from gpusched.model.snapshot import PendingView, Snapshot
+from gpusched.model.units import format_duration, format_memory
+from gpusched.sched.tally import counts_of, covers, earliest, queue_of
+from gpusched.sim.foresee import Alternative
+from gpusched.validate import validate_spec
+
+_SHORTER_S = (*(3600 * h for h in (72, 24, 12, 6, 3, 1)), 1800, 600)
+_MOST_LIMITS = 4
+
+
+def alternatives_of(inventory: Inventory, snapshot: Snapshot, job: PendingView) -> list[Alternative]:
+    """What might start sooner than the job as it stands; whether it does is for `Foresight` to say.
+
+    A job that is held comes first as it would be if it were released.
+    """
+    found: list[Alternative] = []
+    if job.held_by:
+        found.append(Alternative("released", "released", f"gpusched release {job.id}", _as(job, job.spec)))
+    elif job.dependency or (job.eligible_time or 0.0) > snapshot.now or job.spec.partition not in snapshot.policies:
+        return []  # its start hangs on something else than its size
+    for kind, options in (
+        ("partition", _elsewhere(inventory, job.spec)),
+        ("gpus", _fewer(inventory, job.spec)),
+        ("limit", _shorter(snapshot, job)),
+        ("nodes", _spread(job.spec)),
+    ):
+        for what, how, spec in options:
+            try:
+                validate_spec(spec, inventory)
+            except UsageError:
+                continue
+            found.append(Alternative(what if kind == "partition" else kind, what, how, _as(job, spec)))
+    return found
+
+
+def _as(job: PendingView, spec: JobSpec) -> PendingView:
+    same = spec.partition == job.spec.partition
+    return msgspec.structs.replace(job, spec=spec, held_by="", excluded_nodes=job.excluded_nodes if same else ())
+
+
+def _fewer(inventory: Inventory, spec: JobSpec) -> Iterator[tuple[str, str, JobSpec]]:
+    """Half the GPUs, a quarter, ... with as many cores and as much memory per GPU."""
+    gpus = spec.gpus // 2
+    while gpus >= 1:
+        cores = max(1, spec.nodes * spec.cores_per_node * gpus // spec.gpus)
+        memory = max(1, spec.nodes * spec.memory_mib_per_node * gpus // spec.gpus)
+        smaller = _sized(inventory, spec, Wish(gpus=gpus, cores=cores, memory_mib=memory, partition=spec.partition))
+        if smaller is not None:
+            unit = "GPU" if gpus == 1 else "GPUs"
+            yield f"with {gpus} {unit}", f"--gpus {gpus} --cpus {cores} --mem {format_memory(memory)}", smaller
+        gpus //= 2
+
+
+def _elsewhere(inventory: Inventory, spec: JobSpec) -> Iterator[tuple[str, str, JobSpec]]:
+    """In other partitions: the same parts where nodes there are as large, else as many GPUs in their proportion."""
+    for partition in inventory.partitions:
+        if partition.name == spec.partition or spec.nodelist:
+            continue
+        types = tuple(t for t in spec.gpu_types if any(n.gpu_type == t for n in partition.nodes))
+        if spec.gpu_types and not types:
+            continue
+        there = msgspec.structs.replace(spec, partition=partition.name, flavor=None, exclude=(), gpu_types=types)
+        if not _holds(partition, spec):
+            sized = _sized(inventory, there, Wish(partition=partition.name, gpus=spec.gpus or None))
+            if sized is None or not spec.gpus:
+                continue
+            there = sized
+        gpus = f" --gpus {spec.gpus}" if spec.gpus else ""
+        yield f"in {partition.name}", f"-p {partition.name}{gpus}", there
+
+
+def _holds(partition: Partition, spec: JobSpec) -> bool:
+    needs = (spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node)
+    return sum(covers((n.gpus, n.cores, n.memory_mib), needs) for n in partition.nodes) >= spec.nodes
+
+
+def _sized(inventory: Inventory, spec: JobSpec, wish: Wish) -> JobSpec | None:
+    wish = msgspec.structs.replace(
+        wish, time_limit_s=spec.time_limit_s, nodelist=spec.nodelist, exclude=spec.exclude, gpu_types=spec.gpu_types
+    )
+    try:
+        sized = size(wish, inventory)
+    except UsageError:
+        return None
+    return msgspec.structs.replace(
+        spec,
+        partition=sized.partition,
+        flavor=None,
+        nodes=sized.nodes,
+        gpus_per_node=sized.gpus_per_node,
+        cores_per_node=sized.cores_per_node,
+        memory_mib_per_node=sized.memory_mib_per_node,
+    )
+
+
+def _shorter(snapshot: Snapshot, job: PendingView) -> Iterator[tuple[str, str, JobSpec]]:
+    """Shorter limits, longest first; the wait of the queue's head among them, which is what backfill asks for."""
+    limits = {s for s in _SHORTER_S if s < job.spec.time_limit_s}
+    if snapshot.policies[job.spec.partition].backfill == "easy":
+        counts = counts_of(snapshot)
+        queue = queue_of(snapshot, job.spec.partition, counts.values())
+        head = earliest(snapshot, queue[0], counts) if queue and queue[0].id != job.id else None
+        if head is not None and 0 < (wait := int(head[0] - snapshot.now)) < job.spec.time_limit_s:
+            limits = {wait, *(s for s in limits if s < wait)}
+    for seconds in sorted(limits, reverse=True)[:_MOST_LIMITS]:
+        text = format_duration(seconds)
+        yield f"with a time limit of {text}", f"-t {text}", msgspec.structs.replace(job.spec, time_limit_s=seconds)
+
+
+def _spread(spec: JobSpec) -> Iterator[tuple[str, str, JobSpec]]:
+    """The same GPUs over more nodes."""
+    for parts in range(spec.nodes + 1, spec.gpus + 1):
+        if spec.gpus % parts == 0:
+            gpus = spec.gpus // parts
+            each = msgspec.structs.replace(
+                spec,
+                flavor=None,
+                nodes=parts,
+                gpus_per_node=gpus,
+                cores_per_node=-(-spec.nodes * spec.cores_per_node // parts),
+                memory_mib_per_node=-(-spec.nodes * spec.memory_mib_per_node // parts),
+            )
+            yield f"over {parts} nodes, if it can run so", f"-N {parts} --gpus-per-node {gpus}", each

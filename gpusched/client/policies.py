@@ -1,0 +1,150 @@
+"""Which policies there are and who is in charge: ``gpusched policy list``, one policy's page, the changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gpusched.client.context import Client
+from gpusched.model.policy import PolicySpec
+from gpusched.model.resources import Partition
+from gpusched.model.units import iso_utc
+from gpusched.models import DEFAULT
+from gpusched.promotion.live import live_policies, overrides
+from gpusched.promotion.registry import find_policy, known_policies, trained_for, training_of
+from gpusched.promotion.reports import last_verdicts
+from gpusched.queue.promotions import Difference, PolicyChange, Shadow
+from gpusched.validate import known_partition
+from gpusched.views.policy import ChangeRow, PolicyPage, PolicyRow
+
+
+def rows(client: Client) -> list[PolicyRow]:
+    """Live policies by partition, shadows, candidates, and those that were in charge."""
+    inventory, reader = client.inventory, client.reader
+    changes = reader.policy_changes() if reader else []
+    live = live_policies(inventory, reader)
+    shadows = [s for s in (reader.shadows() if reader else {}).values() if s.until is None]
+    found = [_live_row(client, p, live[p.name], _last(changes, p.name)) for p in inventory.partitions]
+    found += [_shadow_row(client, s) for s in shadows]
+    taken = {(row.partition, row.name, row.version) for row in found}
+    found += [r for r in _candidates(client, live) if (r.partition, r.name, r.version) not in taken]
+    taken |= {(row.partition, row.name, row.version) for row in found}
+    return found + _retired(changes, taken)
+
+
+def _last(changes: list[PolicyChange], partition: str) -> PolicyChange | None:
+    return next((c for c in reversed(changes) if c.partition == partition), None)
+
+
+def _live_row(client: Client, partition: Partition, spec: PolicySpec, last: PolicyChange | None) -> PolicyRow:
+    out = client.reader.fallbacks().get(partition.name) if client.reader else None
+    promoted = last if overrides(partition, last) else None
+    note = f"over {partition.policy} of inventory.yaml" if promoted else "named by inventory.yaml"
+    if last is not None and last.override and promoted is None:
+        note = f"inventory.yaml was edited after the promotion of {last.spec.name}, and goes before it"
+    return _row(
+        spec, partition.name, "live", note=note, since=None if last is None else iso_utc(last.time),
+        by=promoted.user if promoted else None, verdict=verdict_line(promoted), fallback=out.line if out else None,
+    )  # fmt: skip
+
+
+def verdict_line(change: PolicyChange | None) -> str | None:
+    """What a promotion stood on."""
+    if change is None or change.act != "promote":
+        return None
+    return f"forced: {change.reason}" if change.forced else str((change.evidence or {}).get("line", change.reason))
+
+
+def _shadow_row(client: Client, shadow: Shadow) -> PolicyRow:
+    night = last_verdicts(client.state).get((shadow.partition, shadow.spec.name, shadow.spec.version))
+    asked = shadow.decisions + shadow.late + shadow.unusable
+    note = f"as the live policy in {shadow.same} of {asked} decisions"
+    return _row(
+        shadow.spec, shadow.partition, "shadow", note=note, since=iso_utc(shadow.since), by=shadow.by, verdict=night,
+        fallback=shadow.trouble or None,
+    )  # fmt: skip
+
+
+def _candidates(client: Client, live: dict[str, PolicySpec]) -> list[PolicyRow]:
+    night = last_verdicts(client.state)
+    found = []
+    for known in known_policies(client.inventory.path, client.state):
+        spec = known.spec
+        if known.origin == "frozen" or (spec.agent is None and any(same(spec, s) for s in live.values())):
+            continue
+        for name in (trained_for(spec) or [DEFAULT]) if spec.agent is not None else [DEFAULT]:
+            partition = None if name == DEFAULT else name
+            untrained = spec.agent is not None and not trained_for(spec)
+            verdict = night.get((name, spec.name, spec.version))
+            note = "not trained yet: gpusched train" if untrained else known.origin
+            found.append(_row(spec, partition, "candidate", note=note, path=str(known.path), verdict=verdict))
+    return found
+
+
+def same(one: PolicySpec, other: PolicySpec) -> bool:
+    """Whether they are one policy in one version."""
+    return (one.name, one.version) == (other.name, other.version)
+
+
+def _retired(changes: list[PolicyChange], taken: set[tuple[str | None, str, str]]) -> list[PolicyRow]:
+    """Promoted once, not in charge now; the latest first."""
+    found: dict[tuple[str | None, str, str], PolicyRow] = {}
+    for change in reversed(changes):
+        key = (change.partition, change.spec.name, change.spec.version)
+        if change.override and key not in taken and key not in found:
+            row = _row(change.spec, change.partition, "retired", since=iso_utc(change.time), by=change.user)
+            found[key] = msgspec.structs.replace(row, verdict=verdict_line(change))
+    return list(found.values())
+
+
+def _row(spec: PolicySpec, partition: str | None, state: str, *, path: str | None = None, **more: Any) -> PolicyRow:
+    card = training_of(spec, partition or DEFAULT)
+    return PolicyRow(
+        name=spec.name, version=spec.version, partition=partition, state=state, agent=spec.agent,  # type: ignore[arg-type]
+        trained_at=card.trained_at if card else None, trace=card.trace if card else None,
+        trace_sha256=card.trace_sha256 if card else None, path=path or spec.folder or None, **more,
+    )  # fmt: skip
+
+
+def page(client: Client, text: str) -> PolicyPage:
+    """One policy: its file, its training cards, where it is in charge or asked.
+
+    Raises:
+        UsageError: There is none of that name.
+    """
+    inventory, reader = client.inventory, client.reader
+    known = find_policy(text, inventory.path, client.state)
+    spec = known.spec
+    live = live_policies(inventory, reader)
+    shadows = [s for s in (reader.shadows() if reader else {}).values() if s.spec.name == spec.name]
+    cards = {p: t.card for p in trained_for(spec) if (t := training_of(spec, p))} if spec.agent else {}
+    night = last_verdicts(client.state)
+    others = [f"{p} ({s.version})" for p, s in live.items() if s.name == spec.name and not same(s, spec)]
+    return PolicyPage(
+        spec=spec, path=str(known.path), origin=known.origin,
+        live=tuple(p for p, s in live.items() if same(s, spec)),
+        other_versions=tuple(others),
+        cards=cards, shadows=tuple(shadows),
+        differences=tuple(d for s in shadows for d in _differences(client, s.partition)),
+        verdicts={s.partition: night.get((s.partition, s.spec.name, s.spec.version)) for s in shadows},
+    )  # fmt: skip
+
+
+def _differences(client: Client, partition: str) -> list[Difference]:
+    return client.reader.differences(partition, 5) if client.reader else []
+
+
+def history(client: Client, partition: str | None, limit: int) -> list[ChangeRow]:
+    """Changes of live policies, oldest first."""
+    if partition is not None:
+        known_partition(client.inventory, partition)
+    found = client.reader.policy_changes(partition, limit) if client.reader else []
+    return [
+        ChangeRow(
+            time=iso_utc(c.time) or "", partition=c.partition, act=c.act, user=c.user or None, reason=c.reason,
+            name=c.spec.name, version=c.spec.version, from_name=c.from_name or None,
+            from_version=c.from_version or None, forced=c.forced, verdict=verdict_line(c),
+        )
+        for c in found
+    ]  # fmt: skip

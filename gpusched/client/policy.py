@@ -1,0 +1,271 @@
+"""What policies are worth, and asking for a change of who is in charge."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gpusched.client.context import Client
+from gpusched.client.control import check_admin
+from gpusched.client.policies import same
+from gpusched.errors import GpuschedError, UsageError
+from gpusched.model.commands import Promote, Rollback, ShadowOff, ShadowOn
+from gpusched.model.policy import PolicySpec
+from gpusched.model.resources import Partition
+from gpusched.model.units import iso_utc
+from gpusched.models import DEFAULT
+from gpusched.promotion.live import live_policies, overrides
+from gpusched.promotion.registry import Known, find_policy, trained_for, training_of
+from gpusched.validate import check_text, known_partition
+
+if TYPE_CHECKING:
+    from gpusched.promotion.evaluate import Verdict
+
+SINCE = "30d"
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for: the policy ("" for a rollback) and the partitions, with what proved it."""
+
+    what: str
+    policy: str = ""
+    version: str = ""
+    partitions: tuple[str, ...]
+    verdicts: tuple[Verdict, ...] = ()
+
+
+def _find(client: Client, text: str) -> Known:
+    return find_policy(text, client.inventory.path, client.state)
+
+
+# -- what it is worth
+
+
+def compare(
+    client: Client, first: str, second: str, *, since: str | None, trace: str | None, partition: str | None
+) -> list[Verdict]:
+    """The second policy against the first, replayed, partition by partition.
+
+    Args:
+        client: Whose history.
+        first: The incumbent.
+        second: The candidate.
+        since: Of the cluster's history.
+        trace: A trace file in place of the history.
+        partition: Only this one; with a trace: on its nodes.
+
+    Raises:
+        UsageError: There is no such policy or partition, or both a trace and ``since``.
+        GpuschedError: No history; weights that cannot be used.
+    """
+    from gpusched.promotion.evaluate import judge, stage_for
+
+    base, other = _find(client, first).spec, _find(client, second).spec
+    inventory = client.inventory
+    chosen = [known_partition(inventory, partition)] if partition else list(inventory.partitions)
+    if trace is not None:
+        if since is not None:
+            raise UsageError("--since is of the cluster's own history, --trace another's", "use one of them")
+        from gpusched.sim.traces import load
+
+        loaded = load(trace)
+        if partition is None:
+            return [judge(_anywhere(loaded), DEFAULT, base, other)]
+        return [judge(stage_for(loaded, inventory, chosen[0]), partition, base, other)]
+    found, nothing = [], ""
+    for one in chosen:
+        try:
+            found.append(_judged(client, one, base, other, _begin(since or SINCE)))
+        except GpuschedError as error:
+            if partition is not None or "has run and ended" not in error.message:
+                raise
+            nothing = error.message
+    if not found:
+        raise GpuschedError(nothing, "name a trace: --trace FILE")
+    return found
+
+
+def _anywhere(trace: Any) -> Any:
+    from gpusched.sim.power import power_model
+    from gpusched.sim.study import stage_of
+
+    return stage_of(trace, power=power_model)
+
+
+def _begin(since: str) -> float:
+    from gpusched.report import parse_since
+
+    return parse_since(since, time.time())
+
+
+def _judged(client: Client, partition: Partition, base: PolicySpec, other: PolicySpec, begin: float) -> Verdict:
+    from gpusched.promotion.evaluate import history_of, judge, stage_for
+
+    if client.reader is None:
+        raise GpuschedError(f"{client.state}: there is no history yet", "start the controller, or say --force REASON")
+    trace = history_of(client.reader, partition.name, begin, time.time())
+    return judge(stage_for(trace, client.inventory, partition), partition.name, base, other)
+
+
+def proof(client: Client, partition: Partition, incumbent: PolicySpec, candidate: PolicySpec, since: str) -> Verdict:
+    """The candidate against the incumbent on days that it has not learned from.
+
+    Raises:
+        GpuschedError: There is no such day; or its weights cannot be used.
+    """
+    from gpusched.promotion.evaluate import first_held_out
+
+    card = training_of(candidate, partition.name)
+    if candidate.agent is not None and card is None:
+        raise GpuschedError(
+            f"{candidate.name} has no training card for {partition.name}, so nobody knows which days it has not seen",
+            "train it with gpusched train, or say --force REASON",
+        )
+    begin = max(_begin(since), first_held_out(card.last if card else None))
+    if begin > time.time():
+        raise GpuschedError(
+            f"{candidate.name} has learned from {partition.name}'s jobs until {iso_utc(card.last if card else None)}: "
+            "no day is held out yet",
+            "wait some days, train with an earlier --until, or say --force REASON",
+        )
+    return _judged(client, partition, incumbent, candidate, begin)
+
+
+# -- asking for a change
+
+
+def promote(client: Client, text: str, partition: str | None, force: str | None, since: str | None) -> Asked:
+    """Ask for a policy to be put in charge, with proof or with a reason.
+
+    Raises:
+        UsageError: There is no such policy or partition.
+        GpuschedError: It has not proved to be no worse; it is in charge already; the user is no admin.
+    """
+    check_admin(client)
+    if force is not None:
+        _check_reason("--force", force)
+    known = _find(client, text)
+    chosen = _partitions(client, known.spec, partition)
+    live = live_policies(client.inventory, client.reader)
+    changes = client.reader.live_changes() if client.reader else {}
+    waiting = [p for p in chosen if not (overrides(p, changes.get(p.name)) and same(live[p.name], known.spec))]
+    if not waiting:
+        raise GpuschedError(f"{known.spec.name} ({known.spec.version}) is in charge of {chosen[0].name} already")
+    verdicts: list[Verdict] = []
+    if force is None:
+        verdicts = [proof(client, p, live[p.name], known.spec, since or SINCE) for p in waiting]
+        if failed := [v for v in verdicts if not v.passed]:
+            lines = "; ".join(f"{v.partition}: {v.line}" for v in failed)
+            raise GpuschedError(f"not promoted: {lines}", "wait for more days, or say --force REASON")
+    for i, one in enumerate(waiting):
+        _deliver_promote(client, known, one.name, force, verdicts[i] if verdicts else None)
+    return Asked(
+        what="promote", policy=known.spec.name, version=known.spec.version, partitions=tuple(p.name for p in waiting),
+        verdicts=tuple(verdicts),
+    )  # fmt: skip
+
+
+def _deliver_promote(client: Client, known: Known, partition: str, force: str | None, verdict: Verdict | None) -> None:
+    client.deliverable_inbox().deliver(
+        Promote(
+            time=time.time(), partition=partition, path=str(known.path.absolute()), version=known.spec.version,
+            reason=force if force is not None else verdict.line if verdict else "", forced=force is not None,
+            evidence=msgspec.to_builtins(verdict) if verdict else None,
+        )
+    )  # fmt: skip
+
+
+def rollback(client: Client, partition: str | None, reason: str | None) -> Asked:
+    """Ask for the policy that was in charge before.
+
+    Raises:
+        UsageError: There is no such partition, or several to choose from.
+        GpuschedError: There is no earlier policy; the user is no admin.
+    """
+    check_admin(client)
+    changes = client.reader.live_changes() if client.reader else {}
+    if partition is not None:
+        chosen = known_partition(client.inventory, partition).name
+    else:
+        promoted = [p.name for p in client.inventory.partitions if overrides(p, changes.get(p.name))]
+        if len(promoted) > 1:
+            raise UsageError(f"policies were promoted in {', '.join(promoted)}", "say which: --partition P")
+        if not promoted:
+            raise GpuschedError(
+                "no policy was promoted, so there is nothing to roll back", "see gpusched policy history"
+            )
+        chosen = promoted[0]
+    if reason is not None:
+        _check_reason("REASON", reason)
+    last = changes.get(chosen)
+    if last is None or last.back_to is None:
+        raise GpuschedError(f"{chosen}: there is no earlier policy", "inventory.yaml names the one in charge")
+    command = Rollback(time=time.time(), partition=chosen, reason=reason or f"back from {last.spec.name}")
+    client.deliverable_inbox().deliver(command)
+    return Asked(what="rollback", partitions=(chosen,))
+
+
+def shadow(client: Client, text: str | None, partition: str | None, off: bool) -> Asked:
+    """Ask for a policy to be asked beside the live one, or no more.
+
+    Raises:
+        UsageError: There is no such policy or partition.
+        GpuschedError: Nothing is in the shadow there; the user is no admin.
+    """
+    check_admin(client)
+    if off:
+        return _shadow_off(client, text, partition)
+    if text is None:
+        raise UsageError("say which policy is to be asked", "or --off to ask none")
+    known = _find(client, text)
+    chosen = _partitions(client, known.spec, partition)
+    for one in chosen:
+        path = str(known.path.absolute())
+        command = ShadowOn(time=time.time(), partition=one.name, path=path, version=known.spec.version)
+        client.deliverable_inbox().deliver(command)
+    names = tuple(p.name for p in chosen)
+    return Asked(what="shadow", policy=known.spec.name, version=known.spec.version, partitions=names)
+
+
+def _shadow_off(client: Client, text: str | None, partition: str | None) -> Asked:
+    shadows = client.reader.shadows() if client.reader else {}
+    found = [
+        s.partition
+        for s in shadows.values()
+        if s.until is None and partition in (None, s.partition) and text in (None, s.spec.name)
+    ]
+    if not found:
+        raise GpuschedError(f"nothing is in the shadow{f' in {partition}' if partition else ''}")
+    for name in found:
+        client.deliverable_inbox().deliver(ShadowOff(time=time.time(), partition=name))
+    return Asked(what="shadow off", policy=text or "", partitions=tuple(found))
+
+
+def _partitions(client: Client, spec: PolicySpec, partition: str | None) -> list[Partition]:
+    """The partition named; else all that the policy can decide for.
+
+    Raises:
+        UsageError: There is no such partition, or it has no weights for any.
+    """
+    from gpusched.models import load_model
+
+    inventory = client.inventory
+    if partition is not None:
+        chosen = [known_partition(inventory, partition)]
+    else:
+        names = set(trained_for(spec))
+        chosen = [p for p in inventory.partitions if spec.agent is None or p.name in names or DEFAULT in names]
+    if not chosen:
+        raise GpuschedError(f"{spec.name} has no weights for any partition", "train it: gpusched train")
+    for one in chosen if spec.agent is not None else ():
+        load_model(Path(spec.folder), one.name, spec.agent or "")
+    return chosen
+
+
+def _check_reason(option: str, reason: str) -> None:
+    check_text(option, reason, 4000)
+    if not reason.strip() or not reason.isprintable():
+        raise UsageError(f"{option} is one line of text that tells others why", f"found {reason[:80]!r}")

@@ -1,0 +1,133 @@
+"""Foretelling starts for the record, so that the nightly report can say how good forecasts are.
+
+Between two cycles, never in one: of a queue frozen as it was, one run forward after the other within a small budget of
+time, and when there are enough of them, one row for each job of which nothing was foretold before.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusched.compiled import kept_on_disk
+from gpusched.model.resources import Inventory
+from gpusched.model.snapshot import Snapshot
+from gpusched.promotion.live import live_policies
+from gpusched.queue.predictions import Prediction
+from gpusched.queue.snapshots import snapshot_of_store
+from gpusched.queue.store import Store
+from gpusched.sim.ahead import Ahead, RunTimes
+from gpusched.sim.foresee import draws_of, quantiles
+from gpusched.sim.forward import run_forward
+from gpusched.sim.habits import Habits, PastRun
+
+BUDGET_S = 0.1  # of one pause between two cycles
+PAUSE_S = 30.0  # between two batches at least; and
+_REST = 20.0  # so many times as long as the last one took
+_DRAWS = 10
+_MOST_JOBS = 3000  # a longer queue is left alone until it is shorter: reading it alone would exceed the budget
+_WORK = 2_000_000  # queue entries of one run: some hundredths of a second
+_TRY_AGAIN_S = 600.0
+
+
+def warm_up() -> None:
+    """Run nothing ahead, so that all passes are compiled (or loaded)."""
+    ahead = Ahead(Snapshot(now=0.0, nodes=(), running=(), pending=(), policies={}), half_life_s=1.0, tick_s=1.0)
+    ahead.run(ahead.by_limits)
+
+
+class _Compiler:
+    """Compiles in a process of its own, once after an installation or upgrade: the cluster does not wait for it."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ready(self) -> bool:
+        """Whether the passes are there; begins to compile where they are not."""
+        if not hasattr(run_forward, "signatures") or run_forward.signatures or kept_on_disk(run_forward):
+            return self._process is None or self._process.poll() is not None
+        if self._process is None:
+            code = f"import os; os.nice(10); from {__name__} import warm_up; warm_up()"
+            devnull = subprocess.DEVNULL
+            words = [sys.executable, "-c", code]
+            self._process = subprocess.Popen(words, stdin=devnull, stdout=devnull, stderr=devnull)
+        self._process.poll()
+        return False
+
+
+class _Batch(NamedTuple):
+    ahead: Ahead
+    wanted: set[str]
+    runs: list[RunTimes]  # the limits first
+    starts: list[npt.NDArray[np.float64]]
+
+
+class Foreteller:
+    """Makes the predictions of one controller."""
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._clock = store, clock
+        self._compiler = _Compiler()
+        self._batch: _Batch | None = None
+        self._spent = 0.0
+        self._next = -np.inf
+        self._fruitless: set[str] = set()
+        self._forget_fruitless = 0.0
+
+    def step(self, inventory: Inventory, now: float, budget_s: float = BUDGET_S) -> None:
+        """Goes on with the batch, or begins one where jobs wait for the first time, for about ``budget_s``.
+
+        Args:
+            inventory: In force.
+            now: Unix seconds.
+            budget_s: A run that has begun is not broken off; it is short.
+        """
+        if not self._compiler.ready():
+            return
+        begin = self._clock()
+        if self._batch is None and begin >= self._next:
+            self._batch = self._new_batch(inventory, now)
+        batch = self._batch
+        while batch is not None and len(batch.starts) < len(batch.runs) and self._clock() - begin < budget_s:
+            fate = batch.ahead.run(batch.runs[len(batch.starts)], seed=len(batch.starts), work=_WORK)
+            batch.starts.append(fate.start)
+        self._spent += self._clock() - begin
+        if batch is not None and len(batch.starts) == len(batch.runs):
+            self._write(batch)
+            self._batch, self._next = None, self._clock() + max(PAUSE_S, _REST * self._spent)
+            self._spent = 0.0
+
+    def _new_batch(self, inventory: Inventory, now: float) -> _Batch | None:
+        if now >= self._forget_fruitless:
+            self._fruitless, self._forget_fruitless = set(), now + _TRY_AGAIN_S
+        waiting, new = self._store.unforetold()
+        wanted = set(new) - self._fruitless
+        if not wanted or waiting > _MOST_JOBS:
+            return None
+        policies = live_policies(inventory, self._store)
+        snapshot = snapshot_of_store(self._store, inventory, policies, now)
+        settings = inventory.settings
+        ahead = Ahead(snapshot, half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s)
+        habits = Habits(PastRun(*run) for run in self._store.past_runs())
+        return _Batch(ahead, wanted, [ahead.by_limits, *draws_of(ahead, habits, _DRAWS)], [])
+
+    def _write(self, batch: _Batch) -> None:
+        found = []
+        starts = np.array(batch.starts)
+        for i, view in enumerate(batch.ahead.views):
+            if view.id not in batch.wanted:
+                continue
+            low, median, high = quantiles(starts[1:, i])
+            by_limits = float(starts[0, i]) if np.isfinite(starts[0, i]) else None
+            if low is not None and median is not None:
+                made = batch.ahead.snapshot.now
+                found.append(Prediction(view.id, view.spec.partition, made, median, low, high, by_limits))
+        self._fruitless |= batch.wanted - {p.job_id for p in found}
+        with self._store.transaction():
+            self._store.put_predictions(found)

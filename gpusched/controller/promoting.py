@@ -1,0 +1,195 @@
+"""What admins ask of policies, done: promotion, rollback, shadows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from gpusched.errors import GpuschedError
+from gpusched.model.commands import Promote, Rollback, ShadowOff, ShadowOn
+from gpusched.model.events import Event
+from gpusched.model.policy import PolicySpec
+from gpusched.model.resources import Inventory, Partition
+from gpusched.models import load_model
+from gpusched.policies import load_policies, load_policy, policy_folders
+from gpusched.promotion.freeze import freeze
+from gpusched.promotion.live import file_changes, in_charge, overrides
+from gpusched.queue.promotions import PolicyChange, Shadow
+from gpusched.queue.store import Store
+from gpusched.sched.agents import prepared
+from gpusched.validate import known_partition
+
+
+class Charge(NamedTuple):
+    """Partition -> the policy in charge, and the digest that its weights must have ("": any)."""
+
+    policies: dict[str, PolicySpec]
+    digests: dict[str, str]
+
+
+def take_up(store: Store, inventory: Inventory, declared: Mapping[str, PolicySpec], now: float) -> Charge:
+    """Who is in charge now; what inventory.yaml and the policies' files have changed is recorded.
+
+    Args:
+        store: The store.
+        inventory: In force.
+        declared: Partition -> the policy that it names.
+        now: Unix seconds.
+    """
+    changes = store.live_changes()
+    if news := file_changes(inventory, declared, changes, now):
+        with store.transaction():
+            for change in news:
+                record_change(store, change)
+        changes = store.live_changes()
+    policies = {p.name: in_charge(p, changes[p.name], declared[p.name]) for p in inventory.partitions}
+    digests = {p.name: changes[p.name].digest for p in inventory.partitions if overrides(p, changes[p.name])}
+    return Charge(policies, digests)
+
+
+class PolicyDesk:
+    """Carries out the commands on policies, inside the caller's transaction.
+
+    Every method raises `GpuschedError` for what cannot be done; then nothing has changed.
+    """
+
+    def __init__(self, store: Store, state: Path, inventory: Inventory) -> None:
+        self._store, self._state, self._inventory = store, state, inventory
+
+    def promote(self, command: Promote, user: str, now: float) -> None:
+        """Freeze the policy and put it in charge."""
+        partition = known_partition(self._inventory, command.partition)
+        spec, digest = self._frozen(command, partition)
+        last = self._last(partition, now)
+        before = self._live(partition, last)
+        if overrides(partition, last) and before.version == spec.version and before.name == spec.name:
+            raise GpuschedError(f"{spec.name} ({spec.version}) is in charge of {partition.name} already")
+        record_change(
+            self._store,
+            PolicyChange(
+                time=now, partition=partition.name, user=user, act="promote", reason=command.reason, spec=spec,
+                from_name=before.name, from_version=before.version, override=True, declared=partition.policy,
+                digest=digest, back_to=last.seq, forced=command.forced, evidence=command.evidence,
+            ),
+        )  # fmt: skip
+        shadow = self._store.shadows().get(partition.name)
+        if shadow is not None and shadow.until is None and shadow.spec.version == spec.version:
+            self._end_shadow(shadow, user, now)
+
+    def rollback(self, command: Rollback, user: str, now: float) -> None:
+        """Put the policy in charge that was before; one whose weights cannot be used any more is passed over."""
+        partition = known_partition(self._inventory, command.partition)
+        last = self._last(partition, now)
+        before = self._live(partition, last)
+        target, digest = self._usable(partition, last)
+        files = self._declared()
+        declared = files is not None and not target.override and target.spec.name == partition.policy
+        spec = files[partition.name] if files is not None and declared else target.spec
+        record_change(
+            self._store,
+            PolicyChange(
+                time=now, partition=partition.name, user=user, act="rollback", reason=command.reason, spec=spec,
+                from_name=before.name, from_version=before.version, override=not declared, declared=partition.policy,
+                digest="" if declared else digest, back_to=target.back_to,
+            ),
+        )  # fmt: skip
+
+    def shadow_on(self, command: ShadowOn, user: str, now: float) -> None:
+        """Freeze the policy and have it asked from now on."""
+        partition = known_partition(self._inventory, command.partition)
+        spec, digest = self._frozen(command, partition)
+        self._store.forget_differences(partition.name)
+        self._store.put_shadow(Shadow(partition=partition.name, spec=spec, digest=digest, since=now, by=user))
+        self._tell("shadow_began", partition.name, spec, user, now)
+
+    def shadow_off(self, command: ShadowOff, user: str, now: float) -> None:
+        """Have it asked no more; what it would have done stays on record."""
+        shadow = self._store.shadows().get(command.partition)
+        if shadow is None or shadow.until is not None:
+            raise GpuschedError(f"there is no shadow in {command.partition}")
+        self._end_shadow(shadow, user, now)
+
+    def _end_shadow(self, shadow: Shadow, user: str, now: float) -> None:
+        self._store.put_shadow(msgspec.structs.replace(shadow, until=now))
+        self._tell("shadow_ended", shadow.partition, shadow.spec, user, now)
+
+    def _tell(self, kind: str, partition: str, spec: PolicySpec, user: str, now: float) -> None:
+        data = {"partition": partition, "policy": spec.name, "version": spec.version}
+        self._store.append([Event(time=now, kind=kind, user=user, data=data)])
+
+    def _frozen(self, command: Promote | ShadowOn, partition: Partition) -> tuple[PolicySpec, str]:
+        """The policy, copied into the state folder, and the digest of its weights for the partition."""
+        path, folders = Path(command.path), policy_folders(self._inventory.path)
+        try:
+            spec = load_policy(path, folders)
+        except OSError as error:  # of another user, say
+            raise GpuschedError(f"{path} cannot be read: {error.strerror}") from None
+        if spec.version != command.version:
+            raise GpuschedError(f"{path} is {spec.version} now and was {command.version}: it changed meanwhile")
+        digest = usable_digest(spec, partition.name)
+        return freeze(path, spec, self._state, folders), digest
+
+    def _last(self, partition: Partition, now: float) -> PolicyChange:
+        """The partition's last change; what files have changed is recorded first."""
+        changes = self._store.live_changes()
+        declared = self._declared()
+        if declared is not None:
+            for change in file_changes(self._inventory, declared, changes, now):
+                record_change(self._store, change)
+            changes = self._store.live_changes()
+        if partition.name not in changes:
+            load_policies(self._inventory)  # says what is wrong
+        return changes[partition.name]
+
+    def _declared(self) -> dict[str, PolicySpec] | None:
+        """What inventory.yaml names; None while files of it are gone, which must keep nobody from a rollback."""
+        try:
+            return load_policies(self._inventory)
+        except GpuschedError:
+            return None
+
+    def _live(self, partition: Partition, last: PolicyChange) -> PolicySpec:
+        return in_charge(partition, last, last.spec)
+
+    def _usable(self, partition: Partition, last: PolicyChange) -> tuple[PolicyChange, str]:
+        """The nearest earlier change whose policy can decide, and the digest of its weights."""
+        back = last.back_to
+        while back is not None and (target := self._store.policy_change(back)) is not None:
+            try:
+                usable_digest(target.spec, partition.name)
+                return target, target.digest
+            except GpuschedError:
+                back = target.back_to
+        raise GpuschedError(f"{partition.name}: there is no earlier policy", "inventory.yaml names the one in charge")
+
+
+def record_change(store: Store, change: PolicyChange) -> None:
+    """Write a change down, and tell of it."""
+    store.add_policy_change(change)
+    if not change.from_name:
+        return  # nothing has changed: this is where the record begins
+    data = {
+        "partition": change.partition, "act": change.act, "reason": change.reason, "from": change.from_name,
+        "from_version": change.from_version, "to": change.spec.name, "to_version": change.spec.version,
+        "forced": change.forced,
+    }  # fmt: skip
+    store.append([Event(time=change.time, kind="policy_changed", user=change.user or None, data=data)])
+
+
+def usable_digest(spec: PolicySpec, partition: str) -> str:
+    """The digest of an agent's weights for a partition; "" for a staged policy.
+
+    Raises:
+        GpuschedError: There are none, or they cannot be used.
+    """
+    if spec.agent is None:
+        return ""
+    model = load_model(Path(spec.folder), partition, spec.agent)
+    try:
+        prepared(model)
+    except ValueError as error:
+        raise GpuschedError(f"{model.path}: {error}", "train it again") from None
+    return model.digest

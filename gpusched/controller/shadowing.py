@@ -1,0 +1,118 @@
+"""Shadows: policies that are asked what they would do, after the live one has decided, and never obeyed."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpusched.controller.deciding import Asked, Weights, late_line, only
+from gpusched.model.plan import Plan, Start
+from gpusched.model.resources import Inventory
+from gpusched.model.snapshot import Snapshot
+from gpusched.queue.promotions import Difference, Shadow
+from gpusched.queue.snapshots import finished_lately, recent_usage
+from gpusched.queue.store import Store
+from gpusched.sched.check import check
+
+MAX_NAMED = 50  # jobs of one difference that are written down
+
+Starts = dict[str, tuple[str, ...]]
+
+
+class Shadowing:
+    """Asks the shadows and keeps count. A decision takes no longer than the slowest shadow's budget."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._weights = Weights()
+        self._asked: dict[str, Asked] = {}
+
+    def ask(self, inventory: Inventory, snapshot: Snapshot, plan: Plan) -> None:
+        """Ask every shadow in whose partition somebody waits.
+
+        Args:
+            inventory: In force.
+            snapshot: What the live policies decided from.
+            plan: What was done.
+        """
+        waiting = {job.spec.partition: job for job in snapshot.pending}
+        shadows = [s for s in self._store.shadows().values() if s.until is None and s.partition in waiting]
+        if not shadows:
+            return
+        asked = [(shadow, self._ask(shadow, self._seen_by(shadow, inventory, snapshot))) for shadow in shadows]
+        answers = [(shadow, self._heard(shadow, question, snapshot)) for shadow, question in asked]
+        with self._store.transaction():
+            for shadow, starts in answers:
+                self._record(shadow, starts, plan, snapshot)
+
+    def _seen_by(self, shadow: Shadow, inventory: Inventory, snapshot: Snapshot) -> Snapshot:
+        """With what the shadow wants to know and no live policy asked for."""
+        policies = {shadow.partition: shadow.spec}
+        usage = snapshot.usage or recent_usage(self._store, inventory, policies, snapshot.now)
+        finished = snapshot.finished or finished_lately(self._store, policies)
+        return msgspec.structs.replace(snapshot, usage=usage, finished=finished)
+
+    def _ask(self, shadow: Shadow, snapshot: Snapshot) -> Asked | str:
+        """Begin to ask, or why that is of no use."""
+        name, spec, model = shadow.partition, shadow.spec, None
+        if spec.agent is not None:
+            weights = self._weights.of(name, spec, shadow.digest)
+            if isinstance(weights, str):
+                return weights
+            model = weights
+        before = self._asked.get(name)
+        if before is not None and before.thinking:
+            return late_line(spec.budget_s)
+        self._asked[name] = Asked(name, spec, model, snapshot)
+        return self._asked[name]
+
+    def _heard(self, shadow: Shadow, asked: Asked | str, snapshot: Snapshot) -> Starts | str:
+        """What the shadow would start, by the check that the live plan went through; or why it has no answer."""
+        if isinstance(asked, str):
+            return asked
+        plan, trouble = asked.answer()
+        if plan is None or trouble:
+            return trouble
+        sound, _ = check(plan, only(snapshot, shadow.partition, shadow.spec))
+        return _starts(sound, {j.id for j in snapshot.pending})
+
+    def _record(self, shadow: Shadow, starts: Starts | str, plan: Plan, snapshot: Snapshot) -> None:
+        if isinstance(starts, str):
+            late = starts == late_line(shadow.spec.budget_s)
+            self._store.put_shadow(
+                msgspec.structs.replace(
+                    shadow, late=shadow.late + late, unusable=shadow.unusable + (not late), trouble=starts
+                )
+            )
+            return
+        live = _starts(plan, {j.id for j in snapshot.pending if j.spec.partition == shadow.partition})
+        same = live == starts
+        self._store.put_shadow(
+            msgspec.structs.replace(
+                shadow, decisions=shadow.decisions + 1, same=shadow.same + same, trouble="",
+                live_starts=shadow.live_starts + len(live), shadow_starts=shadow.shadow_starts + len(starts),
+            )
+        )  # fmt: skip
+        if not same:
+            self._store.add_difference(
+                Difference(
+                    partition=shadow.partition,
+                    time=snapshot.now,
+                    live=_less(live, starts),
+                    shadow=_less(starts, live),
+                )
+            )
+
+
+def _starts(plan: Plan, jobs: set[str]) -> Starts:
+    """Job -> its nodes, sorted: which rank is where makes no difference."""
+    return {
+        action.job_id: tuple(sorted(part.node for part in action.allocation.parts))
+        for action in plan.actions
+        if isinstance(action, Start) and action.job_id in jobs
+    }
+
+
+def _less(starts: Starts, others: Starts) -> Starts:
+    """What the others do not start likewise; the first `MAX_NAMED`."""
+    found = {job: nodes for job, nodes in starts.items() if others.get(job) != nodes}
+    return dict(list(found.items())[:MAX_NAMED])

@@ -1,0 +1,46 @@
+"""When a waiting job is expected to start, and what would bring that forward."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ExpectedStart(msgspec.Struct, frozen=True, kw_only=True):
+    """When a job starts, found by running the present queue forward; Unix seconds, None: it does not.
+
+    Attributes:
+        median, low, high: Of the runs with drawn run times: the middle one, and those that 10 % and 90 % do not exceed.
+        by_limits: With every job using its whole time limit.
+        nodes: Where most runs start it. certain: In which part of them (0..1).
+        runs: How many draws there were.
+        never: Why it does not start, or "".
+        assumptions: What is taken for granted, in sentences.
+    """
+
+    median: float | None = None
+    low: float | None = None
+    high: float | None = None
+    by_limits: float | None = None
+    nodes: tuple[str, ...] = ()
+    certain: float = 0.0
+    runs: int = 0
+    never: str = ""
+    assumptions: tuple[str, ...] = ()
+
+
+class Sooner(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that would start the job sooner, checked by the same run.
+
+    Attributes:
+        what: ``with 4 GPUs``, ``in V100``, ``once job k3f9 ends``.
+        how: Options of ``submit``, or a command; "" where there is nothing to type.
+        start: When it would start then (median; Unix seconds).
+        now: At once.
+        nodes: Where.
+    """
+
+    what: str
+    how: str = ""
+    start: float
+    now: bool = False
+    nodes: tuple[str, ...] = ()

@@ -1,0 +1,83 @@
+"""Copies of policies in the state folder, addressed by content: later training never changes what is live."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from gpusched.errors import GpuschedError
+from gpusched.model.policy import PolicySpec
+from gpusched.models import CARD
+from gpusched.policies import POLICY, WEIGHTS, load_policy
+
+FOLDER = "policies"
+
+
+def frozen_folder(state: Path, name: str, version: str) -> Path:
+    """Where the copy of a policy lies: ``policies/VERSION/NAME`` below the state folder."""
+    return state / FOLDER / version / name
+
+
+def freeze(path: Path, spec: PolicySpec, state: Path, folders: tuple[Path, ...]) -> PolicySpec:
+    """Copy a policy into the state folder, with its weights, cards and fallback.
+
+    A copy that is there and whole is kept as it is; one that is not is replaced.
+
+    Args:
+        path: The policy's file or folder.
+        spec: What was read there.
+        state: The state folder.
+        folders: Where its fallback was looked for.
+
+    Returns:
+        The policy with its weights in the copy.
+
+    Raises:
+        GpuschedError: It cannot be read or written, or changed meanwhile.
+    """
+    target = frozen_folder(state, spec.name, spec.version)
+    if not _whole(target, spec):
+        try:
+            _copy(path, spec, target, folders)
+        except OSError as error:
+            raise GpuschedError(f"{error.filename or path} cannot be copied: {error.strerror or error}") from None
+    return msgspec.structs.replace(spec, folder=str(target) if spec.agent else "")
+
+
+def _whole(folder: Path, spec: PolicySpec) -> bool:
+    try:
+        return load_policy(folder).version == spec.version
+    except (GpuschedError, OSError):
+        return False
+
+
+def _copy(path: Path, spec: PolicySpec, target: Path, folders: tuple[Path, ...]) -> None:
+    root = target.parent.parent
+    root.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
+    try:
+        folder = draft / spec.name
+        folder.mkdir()
+        shutil.copyfile(path / POLICY if path.is_dir() else path, folder / POLICY)
+        if spec.fallback is not None:
+            for source in ((path if path.is_dir() else path.parent), *folders):
+                if (file := source / f"{spec.fallback.name}.yaml").is_file():
+                    shutil.copyfile(file, folder / file.name)
+                    break
+        if spec.agent is not None:
+            for file in sorted(Path(spec.folder).iterdir()):
+                if file.name.endswith((WEIGHTS, CARD)) and file.is_file():
+                    shutil.copyfile(file, folder / file.name)
+        if not _whole(folder, spec):
+            raise GpuschedError(f"{path} changed while it was copied", "try again")
+        draft.chmod(0o755)
+        if target.parent.exists():  # a copy that is not whole any more: out of the way
+            os.replace(target.parent, draft / "old")
+        os.replace(draft, target.parent)
+        shutil.rmtree(target.parent / "old", ignore_errors=True)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)

@@ -1,0 +1,133 @@
+"""All policies there are: a site's own, those that come along, copies that were promoted, candidates of the night."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import yaml
+
+from gpusched.errors import GpuschedError, UsageError
+from gpusched.model.policy import PolicySpec
+from gpusched.model.suggest import did_you_mean
+from gpusched.models import CARD, weights_file
+from gpusched.policies import BUILT_IN, POLICY, WEIGHTS, load_policy, policy_folders
+from gpusched.promotion.freeze import FOLDER
+
+CANDIDATES = "candidates"
+Origin = Literal["site", "built-in", "frozen", "candidate"]
+
+
+class Known(NamedTuple):
+    """A policy, its file or folder, and whose it is."""
+
+    spec: PolicySpec
+    path: Path
+    origin: Origin
+
+
+class Training(NamedTuple):
+    """What a training card says.
+
+    Attributes:
+        trained_at: Time, as on the card.
+        trace: Name of the workload; trace_sha256: its digest.
+        last: Submission of the last job learned from, Unix seconds; None: the workload has no calendar.
+        card: All of it.
+    """
+
+    trained_at: str
+    trace: str
+    trace_sha256: str
+    last: float | None
+    card: dict[str, Any]
+
+
+def known_policies(inventory_path: Path | str, state: Path) -> list[Known]:
+    """Every policy that can be read; what hides behind another of its name is left out."""
+    found: list[Known] = []
+    names: set[str] = set()
+    for folder in policy_folders(inventory_path):
+        origin: Origin = "built-in" if folder == BUILT_IN else "site"
+        for path in _in_folder(folder):
+            name = path.stem if path.is_file() else path.name
+            if name not in names and (spec := _readable(path, (folder, *policy_folders(inventory_path)))) is not None:
+                names.add(name)
+                found.append(Known(spec, path, origin))
+    for path in _below(state / FOLDER, f"*/*/{POLICY}"):
+        if (spec := _readable(path, ())) is not None:
+            found.append(Known(spec, path, "frozen"))
+    for path in _below(state / CANDIDATES, f"*/*/*/{POLICY}"):
+        if (spec := _readable(path, policy_folders(inventory_path))) is not None:
+            found.append(Known(spec, path, "candidate"))
+    return found
+
+
+def find_policy(text: str, inventory_path: Path | str, state: Path) -> Known:
+    """The policy called ``text``: a name, NAME@VERSION (its first digits do), a file or a folder.
+
+    Raises:
+        UsageError: There is none.
+        FileError: Its file is wrong.
+    """
+    name, at, version = text.partition("@")
+    path = Path(text)
+    if not at and (path.suffix in (".yaml", ".yml") or (path / POLICY).is_file()):
+        return Known(load_policy(path.absolute(), policy_folders(inventory_path)), path.absolute(), "site")
+    known = known_policies(inventory_path, state)
+    if at:
+        found = [k for k in known if k.spec.name == name and version and k.spec.version.startswith(version)]
+    else:
+        found = [k for k in known if k.spec.name == name and k.origin in ("site", "built-in")]
+    if not found:
+        for folder in policy_folders(inventory_path):  # it is there, and wrong: say what
+            if (folder / f"{text}.yaml").is_file():
+                load_policy(folder / f"{text}.yaml", policy_folders(inventory_path))
+        names = [f"{k.spec.name}@{k.spec.version}" if at else k.spec.name for k in known]
+        raise UsageError(f"no policy is called '{text}'{did_you_mean(text, dict.fromkeys(names))}")
+    return found[0]
+
+
+def training_of(spec: PolicySpec, partition: str) -> Training | None:
+    """The training card of an agent's weights for a partition; None where there is none that can be read."""
+    if spec.agent is None:
+        return None
+    file = weights_file(Path(spec.folder), partition)
+    return read_training(file.with_name(file.name.removesuffix(WEIGHTS) + CARD))
+
+
+def read_training(file: Path) -> Training | None:
+    """A training card; None where there is none that can be read."""
+    try:
+        card = yaml.safe_load(file.read_text("utf-8"))
+        trace = card["trace"]
+        last = trace.get("last")
+        moment = None if last is None else datetime.fromisoformat(last).astimezone(UTC).timestamp()
+        return Training(str(card["trained_at"]), str(trace["name"]), str(trace["sha256"]), moment, card)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
+        return None
+
+
+def trained_for(spec: PolicySpec) -> list[str]:
+    """Names of the partitions that an agent has weights for; ``default`` serves any."""
+    return sorted(f.name.removesuffix(WEIGHTS) for f in Path(spec.folder).glob(f"*{WEIGHTS}"))
+
+
+def _in_folder(folder: Path) -> Iterator[Path]:
+    files = sorted(folder.glob("*.yaml"))
+    yield from files
+    named = {f.stem for f in files}
+    yield from (f.parent for f in sorted(folder.glob(f"*/{POLICY}")) if f.parent.name not in named)
+
+
+def _below(root: Path, pattern: str) -> list[Path]:
+    return sorted(f.parent for f in root.glob(pattern) if not f.parent.parent.name.startswith("."))
+
+
+def _readable(path: Path, folders: tuple[Path, ...]) -> PolicySpec | None:
+    try:
+        return load_policy(path, folders)
+    except (GpuschedError, OSError):
+        return None

@@ -1,0 +1,189 @@
+"""What the store keeps of policies: who put which in charge, what a shadow would have done, which agents are out."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import msgspec
+
+from gpusched.model.policy import PolicySpec
+
+Act = Literal["inventory", "files", "promote", "rollback"]
+KEPT_DIFFERENCES = 1000
+_FALLBACKS = "fallbacks"
+
+
+class PolicyChange(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of a partition's live policy.
+
+    Attributes:
+        seq: Its number; 0 before it is stored.
+        user: Who did it; "" for changes of files, of which nobody knows who made them.
+        act: ``inventory`` (inventory.yaml names another), ``files`` (the policy's file or weights changed),
+            ``promote``, ``rollback``.
+        reason: In one line.
+        spec: The policy in charge from then on. from_name, from_version: the one before; "" for the first.
+        override: ``spec`` decides though inventory.yaml names another (or another state of the same files).
+        declared: What inventory.yaml named for the partition then. Once it names another, that one decides.
+        digest: Of the weights that were promoted, as `gpusched.models.Model` has it; "": not known.
+        back_to: ``seq`` of the change that a rollback restores; None: there is none.
+        forced: Promoted without proof.
+        evidence: `gpusched.promotion.evaluate.Verdict` of a promotion, as JSON; None where there was none.
+    """
+
+    seq: int = 0
+    time: float
+    partition: str
+    user: str
+    act: Act
+    reason: str
+    spec: PolicySpec
+    from_name: str = ""
+    from_version: str = ""
+    override: bool = False
+    declared: str = ""
+    digest: str = ""
+    back_to: int | None = None
+    forced: bool = False
+    evidence: dict[str, Any] | None = None
+
+
+class Shadow(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy that is asked beside a partition's live one, and how often they agreed.
+
+    Attributes:
+        since: When it began, Unix seconds. until: When it was taken out; None while it is asked.
+        by: Who began it.
+        decisions: Times it answered: ``same`` of them as the live policy did. live_starts, shadow_starts: Jobs started
+            in these decisions, by either.
+        late: Times it took longer than its budget. unusable: Times it could not answer; ``trouble`` says why.
+    """
+
+    partition: str
+    spec: PolicySpec
+    digest: str = ""
+    since: float
+    until: float | None = None
+    by: str
+    decisions: int = 0
+    same: int = 0
+    live_starts: int = 0
+    shadow_starts: int = 0
+    late: int = 0
+    unusable: int = 0
+    trouble: str = ""
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision in which a shadow differed: job -> nodes, only what the other did not start likewise."""
+
+    partition: str
+    time: float
+    live: dict[str, tuple[str, ...]]
+    shadow: dict[str, tuple[str, ...]]
+
+
+class Fallback(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent that is out, and the heuristic that decides for it."""
+
+    partition: str
+    policy: str
+    version: str
+    fallback: str
+    why: str
+    since: float
+
+    @property
+    def line(self) -> str:
+        """The same as a sentence."""
+        return f"{self.partition}: {self.policy} cannot decide ({self.why}); {self.fallback} does"
+
+
+class PolicyReads:
+    """The part of a store's reader that is about policies. A store from before there were such tables has none."""
+
+    _db: sqlite3.Connection
+
+    def policy_changes(self, partition: str | None = None, limit: int = 1000) -> list[PolicyChange]:
+        """The latest changes, oldest first."""
+        where, values = ("1", ()) if partition is None else ("partition = ?", (partition,))
+        query = f"SELECT seq, data FROM policy_changes WHERE {where} ORDER BY seq DESC LIMIT ?"
+        return [_change(*row) for row in self._rows(query, (*values, limit))][::-1]
+
+    def policy_change(self, seq: int) -> PolicyChange | None:
+        """The change with this number."""
+        found = self._rows("SELECT seq, data FROM policy_changes WHERE seq = ?", (seq,))
+        return _change(*found[0]) if found else None
+
+    def live_changes(self) -> dict[str, PolicyChange]:
+        """Partition -> its last change."""
+        last = "SELECT max(seq) FROM policy_changes GROUP BY partition"
+        found = [_change(*row) for row in self._rows(f"SELECT seq, data FROM policy_changes WHERE seq IN ({last})")]
+        return {change.partition: change for change in found}
+
+    def shadows(self) -> dict[str, Shadow]:
+        """Partition -> its shadow, also one that was taken out."""
+        rows = self._rows("SELECT data FROM shadows")
+        return {s.partition: s for s in (msgspec.json.decode(row[0], type=Shadow) for row in rows)}
+
+    def differences(self, partition: str, limit: int = 20) -> list[Difference]:
+        """The latest decisions in which the partition's shadow differed, oldest first."""
+        query = "SELECT data FROM shadow_differences WHERE partition = ? ORDER BY seq DESC LIMIT ?"
+        rows = self._rows(query, (partition, limit))
+        return [msgspec.json.decode(row[0], type=Difference) for row in rows][::-1]
+
+    def fallbacks(self) -> dict[str, Fallback]:
+        """Partition -> the agent that is out there."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (_FALLBACKS,)).fetchone()
+        found = msgspec.json.decode(row[0], type=tuple[Fallback, ...]) if row else ()
+        return {fallback.partition: fallback for fallback in found}
+
+    def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        try:
+            return self._db.execute(query, values).fetchall()
+        except sqlite3.OperationalError as error:
+            if "no such table" in str(error):
+                return []
+            raise
+
+
+class PolicyWrites:
+    """The part of the store's writer that is about policies."""
+
+    _db: sqlite3.Connection
+
+    def add_policy_change(self, change: PolicyChange) -> None:
+        """Append a change; its number is given here."""
+        row = (change.partition, msgspec.json.encode(change))
+        self._db.execute("INSERT INTO policy_changes (partition, data) VALUES (?, ?)", row)
+
+    def put_shadow(self, shadow: Shadow) -> None:
+        """Insert or replace a partition's shadow."""
+        self._db.execute(
+            "INSERT OR REPLACE INTO shadows VALUES (?, ?)", (shadow.partition, msgspec.json.encode(shadow))
+        )
+
+    def add_difference(self, difference: Difference) -> None:
+        """Append a difference; of each partition the last `KEPT_DIFFERENCES` are kept."""
+        row = (difference.partition, difference.time, msgspec.json.encode(difference))
+        self._db.execute("INSERT INTO shadow_differences (partition, time, data) VALUES (?, ?, ?)", row)
+        self._db.execute(
+            "DELETE FROM shadow_differences WHERE partition = ?1 AND seq <= (SELECT seq FROM shadow_differences "
+            "WHERE partition = ?1 ORDER BY seq DESC LIMIT 1 OFFSET ?2)",
+            (difference.partition, KEPT_DIFFERENCES),
+        )
+
+    def forget_differences(self, partition: str) -> None:
+        """A new shadow begins with none."""
+        self._db.execute("DELETE FROM shadow_differences WHERE partition = ?", (partition,))
+
+    def put_fallbacks(self, fallbacks: Iterable[Fallback]) -> None:
+        """The agents that are out now."""
+        value = msgspec.json.encode(tuple(fallbacks)).decode()
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_FALLBACKS, value))
+
+
+def _change(seq: int, data: bytes) -> PolicyChange:
+    return msgspec.structs.replace(msgspec.json.decode(data, type=PolicyChange), seq=seq)

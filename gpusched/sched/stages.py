@@ -1,0 +1,114 @@
+"""The last two stages of a partition's decision, placing and backfill, for a queue in any order."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from gpusched.errors import UsageError
+from gpusched.model.policy import MAPPED, Mapping
+from gpusched.model.snapshot import Snapshot
+from gpusched.sched.agents import Context
+from gpusched.sched.arrays import Waiting, World
+from gpusched.sched.backfill import schedule
+from gpusched.sched.mapped import Board, Keep, Solver, Wishes, map_queue, summary, unfit_of
+from gpusched.sched.reasons import Block
+from gpusched.sched.state import BEST_FIT, EASY, FIRST_FIT, NAIVE, NONE, SKIP, SPREAD, Floats, Ints
+
+PLACES = {"first-fit": FIRST_FIT, "best-fit": BEST_FIT, "spread": SPREAD, "naive": NAIVE}
+BACKFILLS = {"none": NONE, "skip": SKIP, "easy": EASY}
+
+
+def place_queue(context: Context, queue: Ints, keep: Keep | None = None) -> Block:
+    """Starts what may start of ``queue: int64[waiting]``, first to last, by the policy's place and backfill.
+
+    ``keep``: See `map_queue`; other places know no such thing.
+    """
+    policy, world, waiting = context.policy, context.world, context.waiting
+    backfill = BACKFILLS[policy.backfill]
+    if policy.place in MAPPED:
+        return _mapped(context, queue, keep)
+    head, shadow = schedule(
+        world.rooms,
+        context.releases,
+        waiting.requests,
+        waiting.jobs,
+        queue,
+        PLACES[policy.place],
+        backfill,
+        context.snapshot.now,
+        context.rng,
+        context.scratch,
+        context.outcome,
+    )
+    return Block(policy, int(head), float(shadow))
+
+
+def _mapped(context: Context, queue: Ints, keep: Keep | None) -> Block:
+    """By mapping; where HiGHS is not installed, by the greedy one, and the plan says so."""
+    policy, world, waiting = context.policy, context.world, context.waiting
+    kinds = {name: i for i, name in enumerate(dict.fromkeys(node.gpu_type for node in world.nodes))}
+    board = Board(
+        world.rooms, context.releases, waiting.requests, waiting.jobs, context.scratch, context.outcome,
+        context.snapshot.now, world.usable, np.array([kinds[node.gpu_type] for node in world.nodes], np.int64),
+    )  # fmt: skip
+    wishes = _wishes(context.snapshot, world, waiting, context.partition, policy.mapping, tuple(kinds))
+    solver: Solver | None = None
+    if policy.place == "milp":
+        try:
+            solver = deadline(policy.mapping.budget_s)
+        except UsageError as error:
+            context.remarks[context.partition] = f"{error.message}: placed greedily"
+    done = map_queue(board, queue, wishes, policy.mapping, BACKFILLS[policy.backfill], solver, keep)
+    if solver is not None and (line := summary(done.reports)):
+        context.remarks[context.partition] = line
+    return Block(policy, done.head, done.shadow)
+
+
+def deadline(budget_s: float) -> Solver:
+    """What betters greedy answers until the budget is over, counted from now.
+
+    Raises:
+        UsageError: HiGHS is not installed.
+    """
+    from gpusched.mapping.milp import Deadline
+
+    return Deadline(budget_s)
+
+
+def _wishes(
+    snapshot: Snapshot, world: World, waiting: Waiting, partition: str, mapping: Mapping, kinds: tuple[str, ...]
+) -> Wishes:
+    users = {name: i for i, name in enumerate(dict.fromkeys(view.user for view in waiting.views))}
+    held = np.zeros(len(users))
+    for job in snapshot.running:
+        if job.user in users:
+            held[users[job.user]] += sum(
+                len(part.gpus) for part in job.allocation.parts if _is_of(world, part.node, partition)
+            )
+    of_name: dict[str, list[float]] = {}
+
+    def speed(jobs: Ints) -> Floats:
+        names = [waiting.views[job].spec.name for job in jobs.tolist()]
+        rows = [of_name.setdefault(name, speeds_by_name(mapping.speeds, name, kinds)) for name in names]
+        return np.array(rows, np.float64).reshape(len(names), len(kinds))
+
+    return Wishes(
+        speed=speed,
+        user=np.array([users[view.user] for view in waiting.views], np.int64),
+        held=held,
+        priority=waiting.keys.priority,
+        unfit=unfit_of(waiting.requests.gpus[waiting.jobs.shape], int(world.total.gpus.max(initial=0))),
+    )
+
+
+def _is_of(world: World, node: str, partition: str) -> bool:
+    return node in world.row and world.nodes[world.row[node]].partition == partition
+
+
+def speeds_by_name(speeds: dict[str, dict[str, float]], name: str, kinds: tuple[str, ...]) -> list[float]:
+    """How fast a job of that name goes on each GPU type; types that are not named go like the slowest that are."""
+    found = next((by_type for pattern, by_type in speeds.items() if fnmatchcase(name, pattern)), {})
+    slowest = min(found.values(), default=1.0)
+    return [found.get(kind, slowest) for kind in kinds]

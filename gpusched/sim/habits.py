@@ -1,0 +1,75 @@
+"""How much of their time limits users' jobs use: draws of run times for jobs that wait, and for those that run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+ENOUGH_OF_ONE_USER = 5
+_LEAST_S = 1.0
+
+
+class PastRun(NamedTuple):
+    """One ended attempt: whose, how long it ran, and its limit (seconds)."""
+
+    user: str
+    ran_s: float
+    limit_s: float
+
+
+class Habits:
+    """Ratios of run time to limit, per user, with all users' for those who have fewer than five.
+
+    Attributes:
+        count: How many past runs are known.
+    """
+
+    def __init__(self, past: Iterable[PastRun]) -> None:
+        by_user: dict[str, list[float]] = {}
+        for run in past:
+            if run.limit_s > 0 and run.ran_s >= 0:
+                by_user.setdefault(run.user, []).append(min(1.0, run.ran_s / run.limit_s))
+        self._all: Floats = np.sort([r for ratios in by_user.values() for r in ratios])
+        self._own = {u: np.sort(r) for u, r in by_user.items() if len(r) >= ENOUGH_OF_ONE_USER}
+        self.count = len(self._all)
+
+    def known(self, user: str) -> bool:
+        """Whether the user's own runs are gone by."""
+        return user in self._own
+
+    def draw(self, rng: np.random.Generator, users: Sequence[str], limits: Floats, elapsed: Floats) -> Floats:
+        """Run times, ``float64[jobs]``, seconds: longer than ``elapsed``, at most the limit.
+
+        A job that has run for a while is drawn from those past runs that had used more of their limit by then; where
+        there are none, it uses the whole of it.
+
+        Args:
+            rng: Where the draws come from.
+            users: Of each job.
+            limits: ``float64[jobs]``, seconds.
+            elapsed: ``float64[jobs]``, seconds; 0 for jobs that wait.
+        """
+        used = np.divide(elapsed, limits, out=np.ones(len(limits)), where=limits > 0)
+        ratio = np.ones(len(limits))
+        rows: dict[str, list[int]] = {}
+        for i, user in enumerate(users):
+            rows.setdefault(user if user in self._own else "", []).append(i)
+        for user, chosen in rows.items():
+            ratio[chosen] = self._beyond(rng, self._own.get(user, self._all), used[chosen])
+        return np.maximum(ratio * limits, _LEAST_S)
+
+    def _beyond(self, rng: np.random.Generator, ratios: Floats, used: Floats) -> Floats:
+        """One of the sorted ``ratios`` above each of ``used``, all alike probable; else of all users', else 1."""
+        first = np.searchsorted(ratios, used, side="right")
+        left = len(ratios) - first
+        some = left > 0
+        drawn = np.ones(len(used))
+        place = first + (rng.random(len(used)) * left).astype(np.int64)
+        drawn[some] = ratios[place[some]]
+        if ratios is not self._all and not some.all():
+            drawn[~some] = self._beyond(rng, self._all, used[~some])
+        return drawn

@@ -1,0 +1,127 @@
+"""Sia's measured step times (Jayaram Subramanya et al., SOSP 2023): siasosp23/artifacts; AWS's also in petuum/adaptdl.
+
+``MODEL-placements-CLUSTER.csv``: local_bsz, step_time, sync_time, placement, whose digits are the GPUs on each node;
+``MODEL-scalability-CLUSTER.csv``: the same by num_nodes and num_replicas. A job of g GPUs at b samples each does
+g b / step_time samples per second. Several placements of as many GPUs on as many nodes count with the one that is
+spread evenly, as the replay spreads jobs, else with their mean.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gpusched.errors import FileError
+from gpusched.sim.profiles.table import Profiles, Series, split_model, type_key, with_batch
+from gpusched.sim.traces.reading import Table, read_csv, stem
+
+_NAME = re.compile(r"(?P<model>.+)-(?P<kind>placements|scalability)-(?P<cluster>.+)\.csv")
+CLUSTERS = {"aws": "T4", "dgx": "A100", "dgx-ext": "A100", "rtx": "RTX2080Ti", "quad": "RTX6000"}
+"""GPU types of Sia's clusters, from its sia-simulator/simulator_config.py: AWS g4dn.12xlarge (of 4 T4), DGX-A100 with
+few (dgx) and with more (dgx-ext) batch sizes, 8 RTX 2080Ti, 4 Quadro RTX 6000. Others go by their own name."""
+_RECORDED_ON = "A100"
+
+_Samples = dict[tuple[str, str, int], dict[tuple[int, int], list[tuple[bool, float]]]]
+
+
+def is_one(name: str) -> bool:
+    """Whether a file is called like one of these."""
+    return _NAME.fullmatch(name) is not None
+
+
+def read(paths: Sequence[Path]) -> list[Profiles]:
+    """The table of these files; together, since what a model is measured at on all GPU types decides its usual batch.
+
+    Raises:
+        FileError: A file holds something else.
+    """
+    if not paths:
+        return []
+    found: _Samples = defaultdict(lambda: defaultdict(list))
+    for path in sorted(paths, key=lambda p: ("-ext" not in p.name, p.name)):  # dgx adds what dgx-ext lacks
+        match = _NAME.fullmatch(stem(path))
+        assert match is not None
+        kind = type_key(CLUSTERS.get(match["cluster"], match["cluster"]))
+        new: _Samples = defaultdict(lambda: defaultdict(list))
+        for batch, at, even, per_s in _rows(path, match["kind"]):
+            new[match["model"].lower(), kind, batch][at].append((even, per_s))
+        for key, points in new.items():
+            for at, values in points.items():
+                if at not in found[key] or "-scalability-" not in path.name:
+                    found[key].setdefault(at, values)
+    series = {
+        (with_batch(model, batch), kind): Series({at: _one(v) for at, v in points.items()}, "nodes", batch)
+        for (model, kind, batch), points in found.items()
+    }
+    usual = _usual(found)
+    notes = tuple((f"{model} counts as {key}, per GPU", frozenset((model,))) for model, key in sorted(usual.items()))
+    recorded_on = dict.fromkeys([*usual, *(name for name, _ in series)], _RECORDED_ON)
+    sources = tuple((path.name, _models(path, list(recorded_on))) for path in paths)
+    return [Profiles(series=series, usual=usual, recorded_on=recorded_on, sources=sources, notes=notes)]
+
+
+def _models(path: Path, keys: list[str]) -> frozenset[str]:
+    """The keys of the model that a file is about."""
+    match = _NAME.fullmatch(stem(path))
+    model = match["model"].lower() if match else ""
+    return frozenset(key for key in keys if split_model(key)[0] == model)
+
+
+def _one(values: list[tuple[bool, float]]) -> float:
+    even = [value for is_even, value in values if is_even]
+    chosen = even or [value for _, value in values]
+    return sum(chosen) / len(chosen)
+
+
+def _usual(found: _Samples) -> dict[str, str]:
+    """Model -> its largest batch size per GPU that was measured on one GPU of every type it was measured on."""
+    usual = {}
+    for model in dict.fromkeys(model for model, _, _ in found):
+        kinds = {kind for name, kind, _ in found if name == model}
+        on_one = [
+            {b for name, k, b in found if (name, k) == (model, kind) and (1, 1) in found[name, k, b]} for kind in kinds
+        ]
+        common = set.intersection(*on_one)
+        if common:
+            usual[model] = with_batch(model, max(common))
+    return usual
+
+
+def _rows(path: Path, kind: str) -> Iterator[tuple[int, tuple[int, int], bool, float]]:
+    """Samples per GPU, (GPUs, nodes), whether they are spread evenly, samples per second."""
+    columns = ("placement",) if kind == "placements" else ("num_nodes", "num_replicas")
+    table = read_csv(path, f"a file of {kind}", ("local_bsz", "step_time", *columns))
+    if table.ragged:
+        line, has, expected = table.ragged[0]
+        raise FileError(str(path), line, "", f"{has} fields", f"{expected} fields")
+    for row in range(len(table)):
+        batch = _whole(path, table, row, "local_bsz")
+        step_s = _positive(path, table, row, "step_time")
+        if kind == "placements":
+            digits = [int(d) for d in str(_whole(path, table, row, "placement")) if d != "0"]
+            gpus, nodes, even = sum(digits), len(digits), len(set(digits)) == 1
+        else:
+            nodes, gpus = _whole(path, table, row, "num_nodes"), _whole(path, table, row, "num_replicas")
+            even = gpus % nodes == 0
+        yield batch, (gpus, nodes), even, gpus * batch / step_s
+
+
+def _whole(path: Path, table: Table, row: int, column: str) -> int:
+    text = table.columns[column][row]
+    whole = text.removesuffix(".0")  # some files went through a table of floats
+    if not whole.isdecimal() or int(whole) < 1:
+        raise FileError(str(path), int(table.lines[row]), column, repr(text), "a whole number, at least 1")
+    return int(whole)
+
+
+def _positive(path: Path, table: Table, row: int, column: str) -> float:
+    text = table.columns[column][row]
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise FileError(str(path), int(table.lines[row]), column, repr(text), "seconds, more than 0")
+    return value

@@ -1,0 +1,192 @@
+"""One table of what was measured, and the interpolations between measurements. Nothing beyond them is guessed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+_BATCH = re.compile(r"(?P<model>.+) \(batch size (?P<batch>[0-9]{1,9})\)")
+_SEPARATORS = re.compile(r"[\s_-]+")
+
+Spread = Literal["nodes", "apart", "any"]
+
+
+class Point(NamedTuple):
+    """One measurement of one model on one GPU type: ``per_s`` steps or samples per second of the whole job."""
+
+    gpus: int
+    nodes: int
+    per_s: float
+
+
+class Series(NamedTuple):
+    """All measurements of one model on one GPU type.
+
+    Attributes:
+        per_s: (GPUs, nodes) -> work per second of the whole job; above 0.
+        spread: What ``nodes`` says: how many; whether more than one (2, "apart"); nothing (1, "any").
+        batch: Samples per GPU and step where ``per_s`` counts samples; 0 where it counts steps or that is unknown.
+    """
+
+    per_s: Mapping[tuple[int, int], float]
+    spread: Spread
+    batch: int = 0
+
+    def at(self, gpus: int, nodes: int) -> float | None:
+        """Work per second on ``gpus`` GPUs over ``nodes`` nodes; None: not measured, nor between measurements.
+
+        Between two measured numbers of GPUs on as many nodes, and else between two measured numbers of nodes with as
+        many GPUs, it is linear.
+        """
+        nodes = {"nodes": nodes, "apart": min(nodes, 2), "any": 1}[self.spread]
+        if (gpus, nodes) in self.per_s:
+            return self.per_s[gpus, nodes]
+        by_gpus = {g: v for (g, n), v in self.per_s.items() if n == nodes}
+        by_nodes = {n: v for (g, n), v in self.per_s.items() if g == gpus}
+        found = _between(by_gpus, gpus)
+        return found if found is not None else _between(by_nodes, nodes)
+
+    def closest(self, gpus: int) -> float | None:
+        """Work per second on ``gpus`` GPUs over the fewest nodes for which it is known."""
+        most = max((n for _, n in self.per_s), default=0)
+        found = (self.at(gpus, nodes) for nodes in range(1, most + 1))
+        return next((value for value in found if value is not None), None)
+
+
+def _between(known: Mapping[int, float], at: int) -> float | None:
+    below, above = [k for k in known if k < at], [k for k in known if k > at]
+    if not below or not above:
+        return None
+    low, high = max(below), min(above)
+    share = (at - low) / (high - low)
+    return known[low] * (1 - share) + known[high] * share
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Profiles:
+    """What was measured.
+
+    Attributes:
+        series: (model, GPU type) -> its measurements. Names are as `model_key` and `type_key` give them; a type of ""
+            stands for one that the source does not name, and holds for any that has no figures of its own.
+        beside: (model, GPU type, GPUs, other model) -> its speed beside the other, each on all of the same GPUs, by
+            its speed alone there.
+        recorded_on: Model -> the type that its run times are from where nobody says.
+        usual: Model without a batch size -> the key of the batch size that it is taken at.
+        sources: Names of the files, each with the models in it. notes: What was chosen on the way, likewise.
+    """
+
+    series: Mapping[tuple[str, str], Series]
+    beside: Mapping[tuple[str, str, int, str], float] = field(default_factory=dict)
+    recorded_on: Mapping[str, str] = field(default_factory=dict)
+    usual: Mapping[str, str] = field(default_factory=dict)
+    sources: tuple[tuple[str, frozenset[str]], ...] = ()
+    notes: tuple[tuple[str, frozenset[str]], ...] = ()
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The GPU types that something was measured on, longest names first."""
+        return tuple(sorted({t for _, t in self.series}, key=lambda t: (-len(t), t)))
+
+    def type_of(self, gpu_type: str) -> str | None:
+        """The measured type that a node's GPU type is: of the same name, or the longest that its name contains."""
+        wanted = type_key(gpu_type)
+        return next((t for t in self.types if t and t in wanted), "" if "" in self.types else None)
+
+    def per_s(self, model: str, gpu_type: str, gpus: int, nodes: int | None = 1) -> float | None:
+        """Work per second of a model alone on ``gpus`` GPUs of a type over ``nodes`` nodes (None: the fewest known).
+
+        A batch size that was not measured lies between its neighbours: its step time is linear in the batch size.
+        """
+        found = [
+            (series.batch, series.at(gpus, nodes) if nodes is not None else series.closest(gpus), share)
+            for series, share in self._neighbours(model_key(model), gpu_type)
+        ]
+        if not found or any(value is None for _, value, _ in found):
+            return None
+        if len(found) == 1:
+            return found[0][1]
+        step_s = sum(share * batch / value for batch, value, share in found if value is not None)
+        return sum(share * batch for batch, _, share in found) / step_s
+
+    def _neighbours(self, model: str, gpu_type: str) -> list[tuple[Series, float]]:
+        """The series of a model, or of the two batch sizes about its own with the share of each."""
+        kind = self.type_of(gpu_type)
+        if kind is None:
+            return []
+        for name in (model, self.usual.get(model, model)):
+            for of in (kind, ""):
+                if (name, of) in self.series:
+                    return [(self.series[name, of], 1.0)]
+        base, batch = split_model(model)
+        batches = [
+            series.batch for (name, of), series in self.series.items()
+            if of == kind and series.batch and split_model(name)[0] == base
+        ]  # fmt: skip
+        below, above = [b for b in batches if b < batch], [b for b in batches if b > batch]
+        if not below or not above:
+            return []
+        low, high = max(below), min(above)
+        share = (batch - low) / (high - low)
+        return [
+            (self.series[with_batch(base, low), kind], 1 - share),
+            (self.series[with_batch(base, high), kind], share),
+        ]
+
+    def slowed(self, model: str, gpu_type: str, gpus: int, neighbour: str) -> float | None:
+        """A model's speed beside another on the same GPUs by its speed alone there; None: not measured."""
+        kind = self.type_of(gpu_type)
+        return None if kind is None else self.beside.get((model_key(model), kind, gpus, model_key(neighbour)))
+
+    def knows(self, model: str) -> bool:
+        """Whether anything was measured of a model."""
+        key = model_key(model)
+        base = split_model(key)[0]
+        return any(name in (key, self.usual.get(key, key)) or split_model(name)[0] == base for name, _ in self.series)
+
+
+def model_key(model: str) -> str:
+    """A model's name as the table has it."""
+    return " ".join(model.lower().split())
+
+
+def type_key(gpu_type: str) -> str:
+    """A GPU type's name as the table has it: capitals, without blanks, hyphens and underscores."""
+    return _SEPARATORS.sub("", gpu_type.upper())
+
+
+def split_model(key: str) -> tuple[str, int]:
+    """A model's name and its batch size (0: none is named)."""
+    match = _BATCH.fullmatch(key)
+    return (match["model"], int(match["batch"])) if match else (key, 0)
+
+
+def with_batch(model: str, batch: int) -> str:
+    """The key of a model at a batch size per GPU, in Gavel's words."""
+    return f"{model} (batch size {batch})"
+
+
+def merged(parts: Iterable[Profiles]) -> Profiles:
+    """Several tables as one; of what two of them measured the later holds."""
+    series: dict[tuple[str, str], Series] = {}
+    beside: dict[tuple[str, str, int, str], float] = {}
+    recorded_on: dict[str, str] = {}
+    usual: dict[str, str] = {}
+    sources: list[tuple[str, frozenset[str]]] = []
+    notes: list[tuple[str, frozenset[str]]] = []
+    for part in parts:
+        for key, new in part.series.items():
+            old = series.get(key)
+            same = old is not None and (old.spread, old.batch) == (new.spread, new.batch)
+            series[key] = new._replace(per_s={**old.per_s, **new.per_s}) if old is not None and same else new
+        beside |= part.beside
+        recorded_on = {**part.recorded_on, **recorded_on}
+        usual |= part.usual
+        sources += part.sources
+        notes += part.notes
+    return Profiles(
+        series=series, beside=beside, recorded_on=recorded_on, usual=usual, sources=tuple(sources),
+        notes=tuple(dict.fromkeys(notes)),
+    )  # fmt: skip

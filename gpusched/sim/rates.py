@@ -1,0 +1,229 @@
+"""How fast a job goes where it runs, by what it was recorded at: 1.0 is the speed behind its recorded duration.
+
+A speed is a ratio of two measured figures of the same model (`gpusched.sim.profiles`). Where one of them is missing it
+is 1.0, and the result's notes count the jobs that this is so for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusched.errors import UsageError
+from gpusched.model.suggest import did_you_mean
+from gpusched.sim.cluster import Demand, Pool, demand_of
+from gpusched.sim.profiles import Profiles, read_profiles
+from gpusched.sim.profiles.table import model_key
+from gpusched.sim.trace import Trace
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+AS_RECORDED = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rates:
+    """Measurements, and the GPU type that a trace's run times are from (None: the job's own, else the profile's)."""
+
+    profiles: Profiles
+    recorded_on: str | None = None
+
+
+def read_rates(paths: Sequence[Path | str], recorded_on: str | None = None) -> Rates:
+    """The rates that these files and folders of measurements give.
+
+    Raises:
+        UsageError: A file is bad or missing, or nothing was measured on ``recorded_on``.
+    """
+    profiles = read_profiles(paths)
+    if recorded_on is not None and not profiles.type_of(recorded_on):
+        known = [t for t in profiles.types if t]
+        near = did_you_mean(recorded_on, known)
+        raise UsageError(f"nothing was measured on {recorded_on!r}{near}", f"measured are {', '.join(known)}")
+    return Rates(profiles=profiles, recorded_on=recorded_on)
+
+
+def speed_of(
+    profiles: Profiles,
+    model: str,
+    gpu_type: str,
+    gpus: int,
+    spread: int = 1,
+    neighbour: str | None = None,
+    *,
+    recorded_on: str | None = None,
+    recorded_gpus: int | None = None,
+) -> float:
+    """How fast a job goes by the speed that its run time was recorded at; 1.0 also where that is not known.
+
+    Args:
+        profiles: What was measured.
+        model: The job's, as the profile calls it.
+        gpu_type: Of the slowest of its nodes; "": as recorded.
+        gpus: GPUs in all.
+        spread: Nodes that they are on.
+        neighbour: Model of the job that shares all its GPUs, or None.
+        recorded_on: GPU type of the recorded run; None: the profile's.
+        recorded_gpus: GPUs of the recorded run, closest together; None: as many as now.
+    """
+    alone = _alone(profiles, model, gpu_type, gpus, spread, recorded_on, recorded_gpus)
+    if neighbour is None:
+        return AS_RECORDED if alone is None else alone
+    kind = gpu_type or recorded_on or _usual_type(profiles, model)
+    slowed = profiles.slowed(model, kind, gpus, neighbour)
+    return (AS_RECORDED if alone is None else alone) * (1.0 if slowed is None else slowed)
+
+
+def _alone(
+    profiles: Profiles, model: str, gpu_type: str, gpus: int, spread: int, recorded_on: str | None, before: int | None
+) -> float | None:
+    reference = recorded_on if recorded_on is not None else _usual_type(profiles, model)
+    recorded = profiles.per_s(model, reference, before or gpus, None)
+    now = profiles.per_s(model, gpu_type or reference, gpus, spread)
+    return now / recorded if now and recorded else None
+
+
+def _usual_type(profiles: Profiles, model: str) -> str:
+    key = model_key(model)
+    return profiles.recorded_on.get(key, profiles.recorded_on.get(profiles.usual.get(key, key), ""))
+
+
+class Speeds(NamedTuple):
+    """The speeds of a trace's jobs on a pool, in the engine's words.
+
+    Attributes:
+        row: ``int64[jobs]``: row of ``table``, -1: no figures. table: See `Sim.speed`.
+        slowest, fastest: ``float64[jobs]``: alone, on the GPU types it may get.
+        notes: For the result.
+    """
+
+    row: Ints
+    table: Floats
+    slowest: Floats
+    fastest: Floats
+    notes: tuple[str, ...]
+
+
+class Kind(NamedTuple):
+    """Jobs that go equally fast everywhere: recorded on ``before`` GPUs of type ``on`` (None: the profile's)."""
+
+    model: str
+    gpus: int
+    nodes: int
+    on: str | None
+    before: int
+
+
+def no_speeds(jobs: int, types: int) -> Speeds:
+    """Every job at its recorded speed."""
+    return Speeds(np.full(jobs, -1, np.int64), np.zeros((types, 0, 1)), np.ones(jobs), np.ones(jobs), ())
+
+
+def speeds_of(rates: Rates, trace: Trace, pool: Pool, demand: Demand) -> Speeds:
+    """The speeds of every job on every GPU type of the pool, alone and beside every other job of as many GPUs."""
+    jobs = len(trace)
+    columns = np.column_stack((trace.model, trace.gpus, demand.parts, trace.gpu_type)).reshape(jobs, 4)
+    distinct, index = np.unique(columns, axis=0, return_inverse=True)
+    index = index.reshape(-1)
+    count = np.bincount(index, minlength=len(distinct))
+    rows: dict[Kind, int] = {}
+    row_of = np.full(len(distinct), -1, np.int64)
+    lacking: Counter[str] = Counter()
+    for i, (model, gpus, parts, gpu_type) in enumerate(distinct.tolist()):
+        if parts == 0:
+            continue
+        name = trace.models[model] if model >= 0 else ""
+        kind = Kind(name, gpus, parts, recorded_on(rates, trace, name, gpu_type), gpus)
+        if any(alone_on(rates, kind, t) is not None for t in pool.gpu_types):
+            row_of[i] = rows.setdefault(kind, len(rows))
+        else:
+            lacking[f"{name} on {gpus} GPUs" if name else "jobs without a model"] += int(count[i])
+    row = row_of[index] if jobs else np.zeros(0, np.int64)
+    table = table_of(rates, list(rows), pool.gpu_types)
+    slowest, fastest = _range(row, table, pool, demand)
+    return Speeds(row, table, slowest, fastest, _notes(rates, list(rows), row, pool, lacking))
+
+
+def fastest(rates: Rates, trace: Trace, pool: Pool) -> Floats:
+    """``float64[jobs]``: how fast each job goes at best, alone on the GPUs of the pool that it may get."""
+    return speeds_of(rates, trace, pool, demand_of(trace, pool)).fastest
+
+
+def table_of(rates: Rates, kinds: Sequence[Kind], gpu_types: Sequence[str]) -> Floats:
+    """``float64[types, kinds, kinds + 1]``: see `Sim.speed`."""
+    table = np.full((len(gpu_types), len(kinds), len(kinds) + 1), np.nan)
+    for t, gpu_type in enumerate(gpu_types):
+        for i, kind in enumerate(kinds):
+            alone = alone_on(rates, kind, gpu_type)
+            table[t, i, 0] = AS_RECORDED if alone is None else alone
+            on = gpu_type or kind.on or _usual_type(rates.profiles, kind.model)
+            for j, other in enumerate(kinds):
+                slowed = rates.profiles.slowed(kind.model, on, kind.gpus, other.model)
+                if slowed is not None and other.gpus == kind.gpus:
+                    table[t, i, 1 + j] = table[t, i, 0] * slowed
+    return table
+
+
+def alone_on(rates: Rates, kind: Kind, gpu_type: str) -> float | None:
+    """How fast such a job goes alone on a GPU type; None: not measured."""
+    return _alone(rates.profiles, kind.model, gpu_type, kind.gpus, kind.nodes, kind.on, kind.before)
+
+
+def recorded_on(rates: Rates, trace: Trace, model: str, gpu_type: int) -> str | None:
+    """The type a job names, if it names one that the model was measured on; else what the caller says."""
+    own = trace.gpu_types[gpu_type] if gpu_type >= 0 else ""
+    known = own and "|" not in own and rates.profiles.per_s(model, own, 1, None) is not None
+    return own if known else rates.recorded_on
+
+
+def _range(row: Ints, table: Floats, pool: Pool, demand: Demand) -> tuple[Floats, Floats]:
+    slowest, fastest = np.ones(len(row)), np.ones(len(row))
+    shapes = len(demand.queue)
+    for shape in range(shapes):
+        lo, hi, mask = (int(getattr(demand.requests, name)[shape]) for name in ("lo", "hi", "mask"))
+        kinds = pool.gpu_type[lo:hi]
+        kinds = np.unique(kinds if mask < 0 else kinds[demand.masks[mask, lo:hi] != 0])
+        jobs = np.flatnonzero((demand.shape == shape) & (row >= 0))
+        if len(jobs) and len(kinds):
+            speeds = table[kinds][:, row[jobs], 0]
+            slowest[jobs], fastest[jobs] = speeds.min(axis=0), speeds.max(axis=0)
+    return slowest, fastest
+
+
+def _notes(rates: Rates, kinds: Sequence[Kind], row: Ints, pool: Pool, lacking: Counter[str]) -> tuple[str, ...]:
+    profiles = rates.profiles
+    measured = int((row >= 0).sum())
+    models = {model_key(k.model) for k in kinds}
+    names = [name for name, of in profiles.sources if models & of]
+    files = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    notes = [f"{measured} jobs go at measured speeds" + (f" ({files})" if files else "")]
+    if lacking:
+        name, most = lacking.most_common(1)[0]
+        notes.append(
+            f"{sum(lacking.values())} jobs go at their recorded speed, since nothing measured says otherwise: {name}"
+            f" ({most}){' and others' if len(lacking) > 1 else ''}"
+        )
+    by_type: Counter[str] = Counter()
+    jobs = np.bincount(row[row >= 0], minlength=len(kinds))
+    for i, kind in enumerate(kinds):
+        on = kind.on or _usual_type(profiles, kind.model)
+        by_type[on or "the profile's own GPUs"] += int(jobs[i])
+    if by_type:
+        notes.append("run times count as recorded on " + ", ".join(f"{t} ({n} jobs)" for t, n in by_type.most_common()))
+    for gpu_type in pool.gpu_types:
+        missing = [k for k in kinds if gpu_type and alone_on(rates, k, gpu_type) is None]
+        if missing:
+            count = int(sum(jobs[kinds.index(k)] for k in missing))
+            notes.append(
+                f"on {gpu_type} {count} jobs would go at their recorded speed: nothing says how fast {missing[0].model}"
+                f" on {missing[0].gpus} GPUs is there"
+            )
+    if "" in pool.gpu_types and kinds:
+        notes.append("nodes without a GPU type count as those that run times were recorded on")
+    return (*notes, *(note for note, of in profiles.notes if models & of))

@@ -1,0 +1,47 @@
+"""Whether a replay shares GPUs between jobs, and what it says about that."""
+
+from __future__ import annotations
+
+from typing import Literal, cast, get_args
+
+import numpy as np
+
+from gpusched.errors import UsageError
+from gpusched.model.policy import MAPPED
+from gpusched.sim.policies import ReplayPolicy
+from gpusched.sim.trace import Trace
+
+Share = Literal["no", "fractions", "pairs"]
+Sharing = Literal["auto", "no", "fractions", "pairs"]
+
+
+def share_for(asked: str, trace: Trace) -> Share:
+    """What ``--share`` means for a trace: "auto" honours the fractions of GPUs that its jobs ask for, if any do.
+
+    Raises:
+        UsageError: There is no such way to share.
+    """
+    if asked == "auto":
+        return "fractions" if fractional(trace) else "no"
+    if asked not in get_args(Share):
+        raise UsageError(f"--share {asked!r} is not known", f"one of {', '.join(get_args(Sharing))}")
+    return cast(Share, asked)
+
+
+def fractional(trace: Trace) -> int:
+    """How many jobs ask for a part of one GPU."""
+    return int(np.count_nonzero((trace.gpus == 1) & (trace.gpu_milli < 1000)))
+
+
+def sharing_of(asked: Share, trace: Trace, policy: ReplayPolicy, rule: str) -> tuple[Share, tuple[str, ...]]:
+    """How GPUs are shared under a policy with this placement, and the notes on it."""
+    parts = fractional(trace)
+    whole = policy.kind in ("preemptive", "agent") or policy.backfill == "conservative" or rule in MAPPED
+    if asked != "no" and whole:
+        return "no", (f"{policy.name} knows no shared GPUs: every job holds whole ones",)
+    if asked == "no":
+        return "no", (f"{parts} jobs that ask for a part of a GPU hold a whole one",) if parts else ()
+    notes = [f"GPUs are shared: {parts} jobs hold the part of one that they ask for"] if parts else []
+    if asked == "pairs":
+        notes.append("GPUs are shared: two jobs take the same ones where both together were measured to get more done")
+    return asked, tuple(notes)
