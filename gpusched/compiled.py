@@ -1,7 +1,8 @@
-"""The door to numba: one decorator, and a cache folder that is never stale.
+"""The door to numba: one decorator, and cache folders that are never stale.
 
-numba notices changes of a function's own file only, not of the files of the functions it calls. So the cache folder's
-name carries a digest of all sources that hold compiled passes: an upgrade compiles once more, and never runs old code.
+numba notices changes of a function's own file only, not of the files of the functions it calls. So each module with
+compiled passes has a cache folder whose name carries a digest of that module and of all it imports of ours: a change
+compiles once more what it may touch, and nothing else, and old code never runs.
 ``NUMBA_DISABLE_JIT=1`` runs the same functions as plain Python; ``NUMBA_CACHE_DIR`` is honoured as numba does.
 """
 
@@ -9,46 +10,126 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable
+from functools import cache, update_wrapper
 from pathlib import Path
-from typing import ParamSpec, TypeVar, cast
+from types import FunctionType
+from typing import Any, ParamSpec, TypeVar, cast
+
+import numba
+from numba.extending import models, register_model, typeof_impl
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_COMPILED_FOLDERS = ("sched", "sim", "learn")
+_njit: Any = numba.njit  # with options that its types leave out
+_types: Any = numba.types
+_PACKAGE = Path(__file__).parent
+_IMPORT = re.compile(rb"^from gpusched((?:\.\w+)*) import", re.MULTILINE)
 
 
-def _cache_folder() -> Path:
-    package = Path(__file__).parent
+@cache
+def _source(module: str) -> bytes:
+    """The text of a module below ``gpusched``; a package's is that of its ``__init__``."""
+    path = _PACKAGE.joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return file.read_bytes() if file.is_file() else b""
+
+
+@cache
+def _imports(module: str) -> tuple[str, ...]:
+    """The modules of ours that a module imports."""
+    return tuple(found.decode().lstrip(".") for found in _IMPORT.findall(_source(module)))
+
+
+def _digest(module: str) -> str:
+    """Of a module, all that it imports of ours, however indirectly, and the way it is compiled."""
+    seen: set[str] = set()
+    left = [module, "compiled"]
+    while left:
+        name = left.pop()
+        if name and name not in seen:
+            seen.add(name)
+            left += _imports(name)
     digest = hashlib.sha256()
-    for source in sorted(f for folder in _COMPILED_FOLDERS for f in (package / folder).rglob("*.py")):
-        digest.update(f"{source.relative_to(package)}\0".encode() + source.read_bytes())
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "gpusched" / "numba" / digest.hexdigest()[:16]
+    for name in sorted(seen):
+        digest.update(f"{name}\0".encode() + _source(name))
+    return digest.hexdigest()[:16]
 
 
-def _prepare_cache() -> bool:
-    """Whether compiled code can be kept on disk; a read-only home only costs compile time."""
+@cache
+def cache_folder(module: str) -> Path | None:
+    """Where the compiled passes of a module are kept; None: nowhere. A read-only home only costs compile time."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpusched" / "numba"
+    named = os.environ.get("NUMBA_CACHE_DIR")
+    folder = Path(named) if named else base / _digest(module.removeprefix("gpusched."))
     try:
-        folder = Path(os.environ.setdefault("NUMBA_CACHE_DIR", str(_cache_folder())))
         folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):
-        os.environ.pop("NUMBA_CACHE_DIR", None)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
+def kept_on_disk(function: Callable[..., object], versions: int = 1) -> bool:
+    """Whether the cache holds so many compiled versions of ``function``, so that using it does not take seconds."""
+    folder = cache_folder(function.__module__)
+    if folder is None:
         return False
-    return os.access(folder, os.W_OK)
-
-
-_CACHE = _prepare_cache()
-
-import numba  # noqa: E402  (reads NUMBA_CACHE_DIR when imported)
-
-
-def is_cached() -> bool:
-    """Whether some passes were compiled before and kept, so that using them does not take seconds."""
-    folder = Path(os.environ.get("NUMBA_CACHE_DIR", ""))
-    return _CACHE and next(folder.rglob("*.nbi"), None) is not None
+    pattern = f"{function.__module__.rpartition('.')[2]}.{function.__name__}-*.nbc"
+    return len(list(folder.rglob(pattern))) >= versions
 
 
 def jit(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """``function`` compiled on first use, without Python objects, kept on disk."""
-    return cast(Callable[_P, _R], numba.njit(cache=_CACHE, error_model="numpy")(function))
+    """``function`` compiled on first use, without Python objects, kept on disk.
+
+    It runs without Python's lock, so that a controller whose agent thinks for too long goes on meanwhile.
+    """
+    if vars(numba.config)["DISABLE_JIT"]:
+        return function
+    folder = cache_folder(function.__module__)
+    settings = vars(numba.config)
+    before, settings["CACHE_DIR"] = settings["CACHE_DIR"], str(folder or "")  # read when a function is decorated
+    try:
+        compiled = _Pass(function, {"cache": folder is not None, "error_model": "numpy", "nogil": True})
+    finally:
+        settings["CACHE_DIR"] = before
+    return cast(Callable[_P, _R], compiled)
+
+
+class _Pass:
+    """A compiled function as Python calls it, and as other compiled functions do.
+
+    Handing some fifty arrays over from Python takes code that is a quarter of all that there is to compile, and most
+    functions are only ever called by others: these are compiled without. Nor is a version made for each constant that
+    a caller passes.
+    """
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        self._outer = _njit(**options, no_cfunc_wrapper=True)(function)
+        code, names = function.__code__, function.__globals__
+        inner = FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
+        inner.__qualname__ = f"{function.__qualname__}_inner"  # its name in the cache
+        self.inner = _njit(**options, no_cfunc_wrapper=True, no_cpython_wrapper=True)(inner)
+        update_wrapper(self, function)
+
+    def __call__(self, *args: Any) -> Any:
+        return self._outer(*args)
+
+    @property
+    def signatures(self) -> list[Any]:
+        """The versions that Python has called."""
+        return list(self._outer.signatures)
+
+
+class _PassType(_types.Dispatcher):  # type: ignore[misc]
+    def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
+        plain = {name: _types.unliteral(kind) for name, kind in kws.items()}
+        return super().get_call_type(context, tuple(map(_types.unliteral, args)), plain)
+
+
+register_model(_PassType)(models.OpaqueModel)
+
+
+@typeof_impl.register(_Pass)
+def _type_of_pass(value: _Pass, _context: Any) -> _PassType:
+    return _PassType(value.inner)

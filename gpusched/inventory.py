@@ -147,6 +147,7 @@ class _Reader:
             policy=fields.name(known["policy"]) if "policy" in known else "fifo",
             default_image=fields.image(known["image"]) if "image" in known else None,
             max_time_s=max_time_s,
+            auto_promote=known["auto_promote"].flag() if "auto_promote" in known else None,
         )
 
     def _nodes(self, partition: str, entry: Value, defaults: Mapping[str, Any]) -> list[Node]:

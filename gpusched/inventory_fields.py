@@ -268,7 +268,7 @@ FLAVOR_NEEDS = (
     ("memory", "how much memory a job of this flavor gets in all, such as 256G"),
     ("time", "the time limit, such as 72h"),
 )
-PARTITION = ("defaults", "flavors", "image", "max_time", "nodes", "policy")
+PARTITION = ("auto_promote", "defaults", "flavors", "image", "max_time", "nodes", "policy")
 LOGS: Fields = {
     "max_per_job": ("max_mib_per_job", _memory),
     "max_total": ("max_total_mib", _memory),
@@ -289,6 +289,8 @@ SETTINGS: Fields = {
     "connect_timeout_s": ("connect_timeout_s", _number(0.1, _YEAR_S, "seconds")),
     "fairshare_half_life": ("fairshare_half_life_s", _whole_seconds),
     "fairshare_half_life_s": ("fairshare_half_life_s", _whole(1, 100 * _YEAR_S, "seconds")),
+    "keep_reports": ("keep_reports_s", _whole_seconds),
+    "keep_reports_s": ("keep_reports_s", _whole(1, 100 * _YEAR_S, "seconds")),
     "max_retries": ("max_retries", _whole(0, 1000, "a number of retries")),
     "power_price": ("power_price_per_kwh", _price),
     "power_price_per_kwh": ("power_price_per_kwh", _number(0, 1e9, "a price per kWh")),
@@ -300,4 +302,6 @@ SETTINGS: Fields = {
     "known_hosts": ("known_hosts", _text("the path of a known_hosts file")),
     "ssh_config": ("ssh_config", _text("the path of an ssh_config file")),
     "logs": ("logs", lambda value: value),
+    "retrain_days": ("retrain_days", _whole(2, 3650, "a number of days")),
+    "auto_promote": ("auto_promote", lambda value: value.flag()),
 }

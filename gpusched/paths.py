@@ -36,6 +36,20 @@ def log_path(state: Path, job_id: str, attempt: int, rank: int) -> Path:
     return state / "logs" / job_id / f"{attempt}.{rank}.log"
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file so that a crash, of the machine too, leaves the old one or the new one.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
 def _xdg(variable: str, default: str) -> Path:
     named = os.environ.get(variable, "")
     return Path(named) if os.path.isabs(named) else Path.home() / default  # the XDG standard ignores relative ones

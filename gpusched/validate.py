@@ -41,6 +41,7 @@ def validate_spec(spec: JobSpec, inventory: Inventory) -> None:
     _check_flavor(spec, partition)
     _check_bounds(spec, partition)
     check_nodes(inventory, partition, (*spec.nodelist, *spec.exclude))
+    check_gpu_types(partition, spec.gpu_types)
     _check_fits(spec, partition)
 
 
@@ -71,6 +72,19 @@ def check_nodes(inventory: Inventory, partition: Partition | None, names: Iterab
             raise UsageError(f"node '{name}' is in partition {node.partition}, not in {partition.name}")
 
 
+def check_gpu_types(partition: Partition, names: Iterable[str]) -> None:
+    """Every name is the GPU type of a node of the partition.
+
+    Raises:
+        UsageError: One is not.
+    """
+    known = list(dict.fromkeys(node.gpu_type for node in partition.nodes if node.gpu_type))
+    for name in names:
+        if name not in known:
+            has = f"it has {', '.join(known)}" if known else "its nodes name no gpu_type"
+            raise UsageError(f"partition {partition.name} has no GPUs of type '{name}'{did_you_mean(name, known)}", has)
+
+
 def check_text(what: str, text: str, limit: int = MAX_VALUE_BYTES) -> None:
     """No NUL, no lone surrogates, not too long: can be an argument or a variable of a process.
 
@@ -87,9 +101,15 @@ def check_text(what: str, text: str, limit: int = MAX_VALUE_BYTES) -> None:
         raise UsageError(f"{what} is {size} bytes long, at most {limit} are possible", "put it into a file")
 
 
-def usable_nodes(partition: Partition, nodelist: tuple[str, ...], exclude: tuple[str, ...]) -> list[Node]:
-    """The partition's nodes that a job with this nodelist and exclude may use."""
-    return [n for n in partition.nodes if (not nodelist or n.name in nodelist) and n.name not in exclude]
+def usable_nodes(
+    partition: Partition, nodelist: tuple[str, ...], exclude: tuple[str, ...], gpu_types: tuple[str, ...] = ()
+) -> list[Node]:
+    """The partition's nodes that a job with this nodelist, exclude and these GPU types may use."""
+    return [
+        n
+        for n in partition.nodes
+        if (not nodelist or n.name in nodelist) and n.name not in exclude and (not gpu_types or n.gpu_type in gpu_types)
+    ]
 
 
 def nodes_that_hold(nodes: Iterable[Node], gpus: int, cores: int, memory_mib: int) -> int:
@@ -166,7 +186,7 @@ def _check_numbers(spec: JobSpec) -> None:
 
 
 def _check_image(spec: JobSpec, partition: Partition) -> None:
-    runtimes = {node.runtime for node in usable_nodes(partition, spec.nodelist, spec.exclude)}
+    runtimes = {node.runtime for node in usable_nodes(partition, spec.nodelist, spec.exclude, spec.gpu_types)}
     if spec.image is not None:
         check_text("--image", spec.image, 4000)
         if not _IMAGE.fullmatch(spec.image):
@@ -241,7 +261,7 @@ def max_time(partition: Partition) -> int | None:
 
 
 def _check_fits(spec: JobSpec, partition: Partition) -> None:
-    nodes = usable_nodes(partition, spec.nodelist, spec.exclude)
+    nodes = usable_nodes(partition, spec.nodelist, spec.exclude, spec.gpu_types)
     room = nodes_that_hold(nodes, spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node)
     if room < spec.nodes:
         raise UsageError(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -100,6 +101,20 @@ def print_rich(*renderables: RenderableType) -> None:
     screen = console()
     for renderable in renderables:
         screen.print(renderable)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[float, int], None] | None]:
+    """A bar with the time left on stderr, told (done, in all); None where nobody looks: no terminal, or ``--json``."""
+    if json_mode() or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def watch(render: Callable[[], RenderableType], interval_s: float = 2.0) -> None:

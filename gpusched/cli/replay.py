@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +36,19 @@ def replay(
     nodes: Annotated[int | None, typer.Option("-N", "--nodes", min=1, help="So many like nodes.")] = None,
     gpus_per_node: Annotated[int | None, typer.Option("--gpus-per-node", min=1, help="GPUs of each; else 8.")] = None,
     inventory: Annotated[str | None, typer.Option("--inventory", help="The nodes of this inventory.yaml.")] = None,
+    node_list: Annotated[
+        str | None, typer.Option("--node-list", help="The nodes of this CSV: sn,cpu_milli,memory_mib,gpu,model.")
+    ] = None,
+    gpu_type: Annotated[str | None, typer.Option("--gpu-type", help="GPU type of like nodes: V100.")] = None,
+    profiles: Annotated[
+        list[str] | None, typer.Option("--profiles", help="Measured speeds: a file or folder of them.")
+    ] = None,
+    recorded_on: Annotated[
+        str | None, typer.Option("--recorded-on", help="GPU type the trace's run times are from; else the profile's.")
+    ] = None,
+    share: Annotated[
+        str, typer.Option("--share", help="Shared GPUs: auto (fractions, if jobs ask for them), no, fractions, pairs.")
+    ] = "auto",
     load: Annotated[
         float | None, typer.Option("--load", help="Offered load: chooses the number of nodes; with nodes, the pace.")
     ] = None,
@@ -46,6 +56,9 @@ def replay(
     placement: Annotated[str | None, typer.Option("--placement", help="In place of the policy's own.")] = None,
     since: Annotated[str | None, typer.Option("--since", help="Jobs submitted since: 30d, 2017-10-01.")] = None,
     until: Annotated[str | None, typer.Option("--until", help="And before.")] = None,
+    estimates: Annotated[
+        str | None, typer.Option("--estimates", help="A trained predictor's file, for policies that go by estimates.")
+    ] = None,
     limits: Annotated[bool, typer.Option("--limits", help="Time limits end jobs.")] = False,
     restart: Annotated[str, typer.Option("--restart", help="What a preempted job's restart costs: 30s, 5m.")] = "0s",
     outages: Annotated[str | None, typer.Option("--outages", help="CSV node,start,end,drain of failing nodes.")] = None,
@@ -62,6 +75,9 @@ def replay(
     fail_if_worse: Annotated[
         float | None, typer.Option("--fail-if-worse", min=0, help="With --nightly: exit 1 if the live policy is, by %.")
     ] = None,
+    auto_retrain: Annotated[
+        bool, typer.Option("--auto-retrain", help="With --nightly: train the agents anew; leaves candidates.")
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")] = False,
     json: output.JsonOption = False,
 ) -> int | None:
@@ -72,9 +88,10 @@ def replay(
     if nightly:
         if traces or policy:
             raise UsageError("--nightly replays this cluster's history under every policy", "leave out the rest")
-        return _nightly(since or "1d", fail_if_worse, jobs, json)
-    if fail_if_worse is not None:
-        raise UsageError("--fail-if-worse goes with --nightly", "add --nightly")
+        return _nightly(since or "1d", fail_if_worse, jobs, auto_retrain, json)
+    if fail_if_worse is not None or auto_retrain:
+        option = "--auto-retrain" if auto_retrain else "--fail-if-worse"
+        raise UsageError(f"{option} goes with --nightly", "add --nightly")
     from gpusched.model.units import parse_duration
     from gpusched.sim import request as service
 
@@ -86,26 +103,13 @@ def replay(
         traces=tuple(traces or ()), policies=tuple(policy or ()), format=format, nodes=nodes,
         gpus_per_node=gpus_per_node, inventory=inventory, load=load, vc=vc, placement=placement, since=since,
         until=until, limits=limits, restart_s=restart_s, outages=outages, seeds=tuple(seed or (0,)), workers=jobs,
-        backend=backend, power=power, strict=strict,
+        backend=backend, power=power, strict=strict, estimates=estimates,
+        profiles=tuple(profiles or ()), recorded_on=recorded_on, gpu_type=gpu_type, node_list=node_list, share=share,
     )  # fmt: skip
-    with _progress() as advance:
+    with output.progress("replaying") as advance:
         outcomes = service.outcomes(request, advance)
     _show(outcomes, json, by.value if by else None, schedule_out, html)
     return None
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None] | None]:
-    """A bar with the time left on stderr, for people."""
-    if output.json_mode() or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("replaying", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _show(outcomes: list[Outcome], json: bool, by: str | None, schedule_out: str | None, html: str | None) -> None:
@@ -130,14 +134,16 @@ def _show(outcomes: list[Outcome], json: bool, by: str | None, schedule_out: str
         output.print_rich(view.screen(outcomes, changed, output.screen_width(), by))
 
 
-def _nightly(since: str, fail_if_worse: float | None, workers: int, json: bool) -> int:
+def _nightly(since: str, fail_if_worse: float | None, workers: int, auto_retrain: bool, json: bool) -> int:
     from gpusched.inventory import load_inventory
     from gpusched.paths import state_folder
     from gpusched.sim.nightly import nightly
 
-    report = nightly(load_inventory(), state_folder(), since, workers=max(1, workers))
+    report = nightly(load_inventory(), state_folder(), since, workers=max(1, workers), auto_retrain=auto_retrain)
     if json:
         output.emit_json(report.as_json())
     else:
         output.print_line(report.verdict)
+        for line in report.more:
+            output.print_line(line)
     return 1 if fail_if_worse is not None and report.worst_loss * 100 > fail_if_worse else 0

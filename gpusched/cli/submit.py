@@ -59,6 +59,10 @@ def submit_command(
     exclude: Annotated[
         list[str] | None, typer.Option("-x", "--exclude", autocompletion=complete.nodes, help="Not on these nodes.")
     ] = None,
+    gpu_type: Annotated[
+        list[str] | None,
+        typer.Option("--gpu-type", autocompletion=complete.gpu_types, help="Only on GPUs of these types: A100,V100."),
+    ] = None,
     hold: Annotated[bool, typer.Option("--hold", help="Queue it held.")] = False,
     comment: Annotated[str, typer.Option("--comment", help="For people.")] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with the job's code.")] = False,
@@ -93,6 +97,7 @@ def submit_command(
         output=output_file,
         nodelist=tuple(nodelist or ()),
         exclude=tuple(exclude or ()),
+        gpu_type=tuple(gpu_type or ()),
         hold=hold,
         comment=comment,
     )

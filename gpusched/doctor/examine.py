@@ -46,7 +46,7 @@ def examine(
     state = state_folder() if state is None else state
     found, inventory = examine_inventory(inventory_path)
     if inventory is not None:
-        found += examine_policies(inventory)
+        found += examine_policies(inventory, state)
     tell(found)
     chosen = _chosen(inventory, nodes)
     here = examine_state(state, inventory.settings.tick_s if inventory is not None else 5.0, clock())

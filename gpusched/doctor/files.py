@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 from gpusched.doctor.findings import Finding, failed
 from gpusched.errors import GpuschedError
 from gpusched.inventory import find_inventory, inventory_errors, load_inventory
+from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Node
 from gpusched.policies import load_policies, load_policy, policy_folders
+from gpusched.promotion.live import overrides
+from gpusched.queue.store import Reader
 
 
 def examine_inventory(path: Path | str | None) -> tuple[list[Finding], Inventory | None]:
@@ -62,14 +66,44 @@ def _unreadable_keys(inventory: Inventory) -> list[Finding]:
     return found
 
 
-def examine_policies(inventory: Inventory) -> list[Finding]:
-    """The policies in use, and files of the site's own folder that no partition uses but that are wrong."""
+def _promoted(inventory: Inventory, state: Path) -> tuple[dict[str, PolicySpec], list[Finding]]:
+    """Partition -> what was promoted there; and what is odd about it, or about an agent."""
+    try:
+        reader = Reader.open(state)
+    except (GpuschedError, OSError):
+        reader = None  # the examination of the state folder says why
+    if reader is None:
+        return {}, []
+    with closing(reader):
+        changes, out = reader.live_changes(), reader.fallbacks()
+    promoted = {p.name: changes[p.name].spec for p in inventory.partitions if overrides(p, changes.get(p.name))}
+    found = [Finding("policies", "agent", "warn", f.line, "see 'gpusched policy show'") for f in out.values()]
+    for partition in inventory.partitions:
+        last = changes.get(partition.name)
+        if last is not None and last.override and partition.name not in promoted:
+            name = last.spec.name
+            message = f"{partition.name}: inventory.yaml was edited after the promotion of {name}, and goes before it"
+            hint = f"to have {name} back: gpusched policy promote {name} -p {partition.name}"
+            found.append(Finding("policies", "policy", "warn", message, hint))
+    return promoted, found
+
+
+def examine_policies(inventory: Inventory, state: Path) -> list[Finding]:
+    """The policies in use, and files of the site's own folder that no partition uses but that are wrong.
+
+    A policy that was promoted goes before the one that inventory.yaml names, until the file names another.
+    """
     try:
         policies = load_policies(inventory)
     except GpuschedError as error:
         return [failed("policies", "policy", error)]
-    used = ", ".join(f"{name}: {spec.name} ({spec.version})" for name, spec in policies.items())
-    found = [Finding("policies", "policy", "ok", used)]
+    promoted, found = _promoted(inventory, state)
+    policies |= promoted
+    used = ", ".join(
+        f"{name}: {spec.name} ({spec.version}{', promoted' if name in promoted else ''})"
+        for name, spec in policies.items()
+    )
+    found.insert(0, Finding("policies", "policy", "ok", used))
     for file in sorted(policy_folders(inventory.path)[0].glob("*.yaml")):
         try:
             load_policy(file)

@@ -32,6 +32,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         counts: State -> number of all jobs; empty in JSON mode.
         prefixes: Id (an array's own for its tasks) -> how many of its characters name it uniquely.
         warning: Why nothing moves, or "".
+        fallbacks: Partition -> why its agent's fallback decides there.
     """
 
     now: float
@@ -40,6 +41,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     counts: Mapping[str, int] = {}
     prefixes: Mapping[str, int] = {}
     warning: str = ""
+    fallbacks: Mapping[str, str] = {}
 
 
 def job_nodes(job: Job) -> list[str]:
@@ -54,7 +56,7 @@ def elapsed_s(job: Job, now: float) -> float | None:
     return max(0.0, (job.end_time if job.end_time is not None else now) - job.start_time)
 
 
-def job_dict(job: Job, now: float, energy_j: float | None = None) -> dict[str, Any]:
+def job_dict(job: Job, now: float, energy_j: float | None = None, fallbacks: Mapping[str, str] = {}) -> dict[str, Any]:
     """A job as all ``--json`` screens give it. Times are UTC ISO-8601, durations seconds, unknown is None."""
     spec = job.spec
     return {
@@ -84,6 +86,7 @@ def job_dict(job: Job, now: float, energy_j: float | None = None) -> dict[str, A
         "held_by": job.held_by or None,
         "policy": job.policy,
         "policy_version": job.policy_version,
+        "fallback": fallbacks.get(spec.partition) if job.state is JobState.PENDING else None,
     }
 
 
@@ -102,6 +105,7 @@ def status_screen(listing: Listing, width: int) -> Group:
     parts: list[Text | Table] = [Text(head_line(listing), style="bold")]
     if listing.warning:
         parts.append(Text(f"warning: {listing.warning}", style="bold red"))
+    parts += [Text(f"warning: {common.clean(line)}", style="bold red") for line in listing.fallbacks.values()]
     if listing.jobs:
         parts.append(status_table(listing, width))
     return Group(*parts)

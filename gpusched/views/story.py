@@ -131,6 +131,7 @@ def _optional(job: Job) -> Iterator[tuple[str, str]]:
             ("mounts", " ".join(f"{m.source}:{m.target}{':ro' if m.read_only else ''}" for m in spec.mounts)),
             ("depends on", ", ".join(f"{d.kind}:{d.job_id}" for d in spec.dependencies)),
             ("only on", ", ".join(spec.nodelist)),
+            ("GPU types", ", ".join(spec.gpu_types)),
             ("not on", ", ".join(dict.fromkeys((*spec.exclude, *job.excluded_nodes)))),
             ("not before", common.local_time(job.eligible_time) if job.eligible_time else ""),
             ("priority", str(job.priority) if job.priority else ""),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from gpusched.model.forecast import ExpectedStart, Sooner
 from gpusched.model.jobs import Job
-from gpusched.model.units import format_duration
+from gpusched.model.units import format_duration, iso_utc
 from gpusched.views import common
 from gpusched.views.jobs import job_dict, job_nodes, resources_line
 
@@ -34,6 +36,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
         position, queue_length: Place in its partition's queue, 1 for the first; None where it is not in it.
         next_steps: What would help, most useful first.
         warning: Why nothing moves at all, or "".
+        fallback: Why the fallback of its partition's agent decides, or "".
     """
 
     job: Job
@@ -44,7 +47,10 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     position: int | None = None
     queue_length: int = 0
     next_steps: tuple[str, ...] = ()
+    expected: ExpectedStart | None = None
+    sooner: tuple[Sooner, ...] = ()
     warning: str = ""
+    fallback: str = ""
 
 
 def why_dict(why: Why) -> dict[str, Any]:
@@ -59,9 +65,71 @@ def why_dict(why: Why) -> dict[str, Any]:
         "queue_length": why.queue_length,
         "nodes": [{"name": n.node, "fits": n.fits, "message": n.text} for n in why.nodes],
         "next_steps": list(why.next_steps),
+        "expected_start": None if why.expected is None else _expected_dict(why.expected),
+        "sooner": [_sooner_dict(s) for s in why.sooner],
         "warning": why.warning or None,
+        "fallback": why.fallback or None,
         "job": job_dict(why.job, why.now),
     }
+
+
+def _expected_dict(expected: ExpectedStart) -> dict[str, Any]:
+    return {
+        "median": iso_utc(expected.median),
+        "low": iso_utc(expected.low),
+        "high": iso_utc(expected.high),
+        "by_limits": iso_utc(expected.by_limits),
+        "nodes": list(expected.nodes),
+        "nodes_share": expected.certain if expected.nodes else None,
+        "runs": expected.runs,
+        "never": expected.never or None,
+        "assumptions": list(expected.assumptions),
+    }
+
+
+def _sooner_dict(sooner: Sooner) -> dict[str, Any]:
+    return {
+        "what": sooner.what,
+        "how": sooner.how or None,
+        "start": iso_utc(sooner.start),
+        "now": sooner.now,
+        "nodes": list(sooner.nodes),
+    }
+
+
+def expected_lines(why: Why) -> list[str]:
+    """When it starts, and what would start it sooner, for people."""
+    if why.expected is None:
+        return []
+    return [_expected_line(why.expected, why.now), *(_sooner_line(s, why.now) for s in why.sooner)]
+
+
+def _expected_line(expected: ExpectedStart, now: float) -> str:
+    where = f" on {common.compress_names(expected.nodes)}" if expected.nodes else ""
+    if expected.never:
+        return f"expected to start: {expected.never}"
+    if expected.median is None:
+        return f"expected to start: later than can be foreseen; by the limits {_clock(expected.by_limits, now)}"
+    if expected.median <= now:
+        return f"expected to start at once{where}"
+    low, high = _clock(expected.low, now), _clock(expected.high, now)
+    between = f" (between {low} and {high})" if low != high else ""
+    latest = f"; {_clock(expected.by_limits, now)} if every job uses its whole limit" if expected.by_limits else ""
+    return f"expected to start about {_clock(expected.median, now)}{between}{where}{latest}"
+
+
+def _sooner_line(sooner: Sooner, now: float) -> str:
+    when = "at once" if sooner.now else f"about {_clock(sooner.start, now)}"
+    where = f" on {common.compress_names(sooner.nodes)}" if sooner.nodes else ""
+    return f"sooner {sooner.what}: {when}{where}" + (f" ({sooner.how})" if sooner.how else "")
+
+
+def _clock(time: float | None, now: float) -> str:
+    """Local time; with the date where it is another day."""
+    if time is None:
+        return "later"
+    at, today = datetime.fromtimestamp(time), datetime.fromtimestamp(now)
+    return at.strftime("%H:%M" if at.date() == today.date() else "%Y-%m-%d %H:%M")
 
 
 def why_screen(why: Why) -> Group:
@@ -82,10 +150,15 @@ def why_screen(why: Why) -> Group:
         parts.append(Text(f"nodes: {common.compress_names(nodes)}"))
     if why.position is not None:
         parts.append(Text(f"place in the queue: {why.position} of {why.queue_length}"))
+    parts += [Text(common.clean(line)) for line in expected_lines(why)]
+    if why.expected is not None and why.expected.assumptions:
+        parts.append(Text(f"assumed: {common.clean('; '.join(why.expected.assumptions))}", style="dim"))
     if why.nodes:
         parts += [Text(""), _node_table(why.nodes)]
     if why.next_steps:
         parts += [Text(""), *(Text(f"-> {common.clean(step)}", style="cyan") for step in why.next_steps)]
+    if why.fallback:
+        parts.append(Text(f"warning: {common.clean(why.fallback)}", style="bold red"))
     if why.warning:
         parts.append(Text(f"warning: {why.warning}", style="bold red"))
     return Group(*parts)
@@ -115,6 +188,7 @@ def dry_run_lines(why: Why) -> list[str]:
     return [
         f"would ask for: {resources_line(why.job)}, {format_duration(spec.time_limit_s)}, in {spec.partition}{flavor}",
         f"would wait: {why.reason}: {why.message}",
+        *expected_lines(why),
         *(f"  {n.node}: {n.text}" for n in why.nodes),
         *(f"-> {step}" for step in why.next_steps),
         "nothing was queued (--dry-run)",

@@ -1,0 +1,59 @@
+"""``gpusched predict``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpusched.cli import complete, output
+from gpusched.errors import UsageError
+
+app = typer.Typer()
+
+
+@app.command("predict", context_settings={"help_option_names": ["-h", "--help"]})
+def predict(
+    what: Annotated[
+        str | None,
+        typer.Argument(metavar="[JOB|TRACE]", autocompletion=complete.all_jobs, help="A job, or a trace's file."),
+    ] = None,
+    train: Annotated[bool, typer.Option("--train", help="Learn from a trace, or this cluster's history.")] = False,
+    trace: Annotated[str | None, typer.Option("--trace", help="With --train: learn from this trace.")] = None,
+    format: Annotated[str | None, typer.Option("--format", help="The trace's format; else guessed.")] = None,
+    vc: Annotated[str | None, typer.Option("--vc", help="Only this virtual cluster, partition or queue.")] = None,
+    since: Annotated[str | None, typer.Option("--since", help="With --train: jobs submitted since: 30d.")] = None,
+    until: Annotated[str | None, typer.Option("--until", help="And before.")] = None,
+    hold_out: Annotated[float, typer.Option("--hold-out", help="With --train: part of the time to judge by.")] = 0.2,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="With --train.")] = 0,
+    out: Annotated[str | None, typer.Option("--out", help="With --train: the file; else in the state folder.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="The file to ask; else the state folder's.")] = None,
+    json: output.JsonOption = False,
+) -> None:
+    """How long a job will run, learned from what has run before.
+
+    Says for a job, or for every job of a trace, the times that one in ten, one in two and nine in ten such jobs do not
+    exceed. With --train it learns that anew, and says how good it is on days that it has not seen.
+    """
+    from gpusched.learn import forecasting as service
+    from gpusched.views import predict as view
+
+    if train:
+        if what is not None or model is not None:
+            raise UsageError("--train takes its workload from --trace, and writes to --out", "leave out the rest")
+        request = service.TrainRequest(
+            trace=trace, format=format, vc=vc, since=since, until=until, hold_out=hold_out, seed=seed, out=out
+        )
+        trained = service.train_predictor(request)
+        output.emit_json(trained) if json else output.print_rich(view.trained_screen(trained))
+        return
+    if what is None:
+        raise UsageError("name a job or a trace", "or say --train")
+    if trace is not None or since is not None or until is not None or out is not None:
+        raise UsageError("--trace, --since, --until and --out go with --train", "name the trace's file alone")
+    if service.is_trace(what):
+        told = service.tell_trace(model, what, format, vc)
+        output.emit_json(told) if json else output.print_rich(view.trace_screen(told))
+    else:
+        jobs = service.tell_job(model, what)
+        output.emit_json(jobs) if json else output.print_rich(view.jobs_table(jobs))

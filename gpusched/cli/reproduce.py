@@ -1,0 +1,76 @@
+"""``gpusched reproduce``."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from gpusched.cli import output
+
+app = typer.Typer()
+_HELP = {"help_option_names": ["-h", "--help"]}
+
+
+class Paper(StrEnum):
+    """Whose figures."""
+
+    GIST = "gist"
+    RLTUNE = "rltune"
+
+
+@app.command("reproduce", context_settings=_HELP)
+def reproduce(
+    paper: Annotated[Paper, typer.Argument(metavar="PAPER", help="gist (CMC 2022) or rltune (SoCC 2025).")],
+    quick: Annotated[bool, typer.Option("--quick", help="In seconds: one seed, hardly trained.")] = False,
+    seed: Annotated[list[int] | None, typer.Option("--seed", min=0, help="More than one: each; else 0, 1, 2.")] = None,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=0, help="Processes; 0: one per core.")] = 0,
+    trace: Annotated[str | None, typer.Option("--trace", help="rltune: on this log; else on drawn jobs.")] = None,
+    format: Annotated[str | None, typer.Option("--format", help="Its format; else guessed.")] = None,
+    vc: Annotated[list[str] | None, typer.Option("--vc", help="rltune: only this virtual cluster; may repeat.")] = None,
+    html: Annotated[str | None, typer.Option("--html", help="Write a page with plots.")] = None,
+    json: output.JsonOption = False,
+) -> None:
+    """Make a paper's figures again: trained here, beside the paper's own and the exact ones. Takes some minutes."""
+    import msgspec
+
+    from gpusched.learn.torch_ import need
+
+    need("torch")
+    if paper is Paper.RLTUNE:
+        from gpusched.learn.rltune import reproduce as rltune
+        from gpusched.views import rltune as rltune_view
+
+        wanted = msgspec.structs.replace(
+            rltune.QUICK if quick else rltune.Options(), trace=trace, format=format, vcs=tuple(vc or ()),
+            seed=(seed or [0])[0],
+        )  # fmt: skip
+        with output.progress("training") as advance:
+            lines = rltune.reproduce(wanted, advance or _unseen)
+        _show(html, rltune_view.page(lines), json, rltune.as_json(lines), rltune_view.screen(lines))
+        return
+    from gpusched.learn.gist import reproduce as service
+    from gpusched.views import reproduction as view
+
+    options = service.QUICK if quick else service.Options(workers=jobs)
+    if seed:
+        options = msgspec.structs.replace(options, seeds=tuple(dict.fromkeys(seed)))
+    with output.progress("training") as advance:
+        made = service.reproduce(options, advance or _unseen)
+    _show(html, view.page(made), json, service.as_json(made), view.screen(made))
+
+
+def _show(html: str | None, page: str, json: bool, data: object, screen: object) -> None:
+    if html is not None:
+        with open(html, "w", encoding="utf-8") as file:
+            file.write(page)
+        output.note(f"page written to {html}")
+    if json:
+        output.emit_json(data)
+    else:
+        output.print_rich(screen)  # type: ignore[arg-type]
+
+
+def _unseen(done: float, total: int) -> None:
+    """Progress that nobody looks at."""

@@ -1,0 +1,108 @@
+"""CMA-ES: search over a few hundred numbers by trying them out, without gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+class Evolution:
+    """(mu/mu_w, lambda)-CMA-ES, after Hansen, "The CMA Evolution Strategy: A Tutorial" (arXiv:1604.00772), Section 5.
+
+    `ask` gives a population, `tell` takes its costs (smaller is better; only their order counts). All state is in
+    arrays that `state` gives and `restore` takes, so that a search goes on after a kill bit for bit.
+
+    Args:
+        mean: ``float64[n]``: where to begin.
+        scale: ``float64[n]``: how far a step of each coordinate is at first, in the units of that coordinate.
+        population: How many candidates per generation.
+        seed: Of the draws.
+    """
+
+    def __init__(self, mean: Floats, scale: Floats, population: int, seed: int) -> None:
+        n, parents = len(mean), population // 2
+        weights = np.log(population / 2 + 0.5) - np.log(np.arange(1, parents + 1))
+        self._weights = weights / weights.sum()
+        self._mu = 1.0 / float((self._weights**2).sum())
+        mu = self._mu
+        self._path_rate = (mu + 2) / (n + mu + 5)
+        self._damping = 1 + 2 * max(0.0, np.sqrt((mu - 1) / (n + 1)) - 1) + self._path_rate
+        self._shape_path_rate = (4 + mu / n) / (n + 4 + 2 * mu / n)
+        self._one_rate = 2 / ((n + 1.3) ** 2 + mu)
+        self._rank_rate = min(1 - self._one_rate, 2 * (mu - 2 + 1 / mu) / ((n + 2) ** 2 + mu))
+        self._length = np.sqrt(n) * (1 - 1 / (4 * n) + 1 / (21 * n * n))
+        self._scale, self._population, self._seed = scale, population, seed
+        self._origin = mean.astype(np.float64)
+        self._mean, self._sigma = np.zeros(n), np.ones(1)
+        self._covariance, self._path, self._shape_path = np.eye(n), np.zeros(n), np.zeros(n)
+        self._generation = np.zeros(1, np.int64)
+
+    @property
+    def mean(self) -> Floats:
+        """Where the search stands, in the caller's units."""
+        mean: Floats = self._origin + self._scale * self._mean
+        return mean
+
+    @property
+    def generation(self) -> int:
+        """How many generations have been told."""
+        return int(self._generation[0])
+
+    @property
+    def step(self) -> float:
+        """The step size, 1 at first."""
+        return float(self._sigma[0])
+
+    def ask(self) -> Floats:
+        """This generation's candidates, ``float64[population, n]``; the same until `tell`."""
+        candidates: Floats = self._origin + self._scale * (self._mean + self._sigma[0] * self._draws()[1])
+        return candidates
+
+    def _draws(self) -> tuple[Floats, Floats]:
+        """The draws of this generation before and after the covariance's root."""
+        values, vectors = np.linalg.eigh(self._covariance)
+        roots = np.sqrt(np.maximum(values, 1e-20))
+        rng = np.random.default_rng((self._seed, self.generation))
+        half = rng.standard_normal((self._population // 2, len(self._mean)))
+        normal = np.concatenate((half, -half))  # in mirrored pairs: their sum says nothing about the step
+        return (normal @ vectors.T), (normal * roots) @ vectors.T
+
+    def tell(self, costs: Floats) -> None:
+        """The costs of what `ask` gave, ``float64[population]``."""
+        plain, steps = self._draws()
+        best = np.argsort(costs, kind="stable")[: len(self._weights)]
+        step, straight = self._weights @ steps[best], self._weights @ plain[best]
+        self._generation += 1
+        self._mean = self._mean + self._sigma[0] * step
+        rate, n = self._path_rate, len(self._mean)
+        self._path = (1 - rate) * self._path + np.sqrt(rate * (2 - rate) * self._mu) * straight
+        expected = np.sqrt(1 - (1 - rate) ** (2 * self.generation))
+        steady = float(np.linalg.norm(self._path)) / expected < (1.4 + 2 / (n + 1)) * self._length
+        rate = self._shape_path_rate
+        self._shape_path = (1 - rate) * self._shape_path
+        if steady:
+            self._shape_path = self._shape_path + np.sqrt(rate * (2 - rate) * self._mu) * step
+        kept = 0.0 if steady else self._one_rate * rate * (2 - rate)
+        spread = (steps[best].T * self._weights) @ steps[best]
+        self._covariance = (
+            (1 - self._one_rate - self._rank_rate + kept) * self._covariance
+            + self._one_rate * np.outer(self._shape_path, self._shape_path)
+            + self._rank_rate * spread
+        )
+        self._covariance = (self._covariance + self._covariance.T) / 2
+        grown = (float(np.linalg.norm(self._path)) / self._length - 1) * self._path_rate / self._damping
+        self._sigma = self._sigma * np.exp(min(grown, 1.0))
+
+    def state(self) -> dict[str, npt.NDArray[np.generic]]:
+        """Everything that changes."""
+        return {
+            "mean": self._mean, "sigma": self._sigma, "covariance": self._covariance, "path": self._path,
+            "shape_path": self._shape_path, "generation": self._generation,
+        }  # fmt: skip
+
+    def restore(self, state: dict[str, npt.NDArray[np.generic]]) -> None:
+        """Goes on where `state` was taken."""
+        for name in self.state():
+            setattr(self, f"_{name}", np.array(state[name]))

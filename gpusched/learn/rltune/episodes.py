@@ -1,0 +1,119 @@
+"""Sequences of jobs cut from the training part, begun on the cluster as the base policy left it at that moment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusched.learn.rltune.arena import Figures, figures, grown_log, shared, world_for
+from gpusched.learn.rltune.rollout import Tape, new_tape, play_sequence
+from gpusched.learn.rltune.settings import Settings
+from gpusched.sched.agents.rltune import Prepared
+from gpusched.sched.agents.rltune_book import FEATURES, SHORTEST_S, Book, note_ended
+from gpusched.sched.state import seed_words
+from gpusched.sim.agents.rltune import book_of_trace, new_queue
+from gpusched.sim.cluster import Pool
+from gpusched.sim.engine_build import World, log_of
+from gpusched.sim.engine_state import GROW
+from gpusched.sim.policies import PLACEMENTS
+from gpusched.sim.result import Result
+from gpusched.sim.slicing import select
+from gpusched.sim.trace import Trace
+from gpusched.sim.tracefile import FLOATS, INTS
+
+_MOST_BEFORE = 2000  # ended jobs that a sequence's book remembers
+_ROWS_PER_PICK = 24
+
+
+class Episode(NamedTuple):
+    """One sequence: jobs that ran or waited at first, and that come; ``truth: float64[jobs]``: log seconds."""
+
+    trace: Trace
+    pool: Pool
+    world: World
+    book: Book
+    truth: npt.NDArray[np.float64]
+
+
+class Play(NamedTuple):
+    """What one play of a sequence gave."""
+
+    figures: Figures
+    tape: Tape
+
+
+def cut(before: Result, settings: Settings, count: int, rng: np.random.Generator) -> list[Episode]:
+    """``count`` sequences of the base policy's replay, begun at random jobs."""
+    jobs = len(before.trace)
+    last = max(jobs - settings.sequence, 0)
+    starts = np.unique(rng.integers(0, last + 1, count)) if last else np.zeros(1, np.int64)
+    return [_episode(before, int(start), settings) for start in starts]
+
+
+def _episode(before: Result, first: int, settings: Settings) -> Episode:
+    trace, time = before.trace, float(before.trace.submit[first])
+    past = np.flatnonzero(trace.submit < time)
+    there = past[~(before.end[past] <= time)]
+    ended = past[before.end[past] <= time][-_MOST_BEFORE:]
+    runs = there[before.start[there] <= time]
+    waits = there[~(before.start[there] <= time)][-settings.sequence :]
+    chosen = np.sort(np.concatenate([ended, runs, waits, np.arange(first, min(first + settings.sequence, len(trace)))]))
+    part = select(trace, np.unique(chosen))
+    place = {int(j): i for i, j in enumerate(np.unique(chosen).tolist())}
+    had = np.zeros(len(part))
+    had[[place[int(j)] for j in runs]] = time - before.start[runs]
+    gone = np.array([place[int(j)] for j in ended], np.int64)
+    return _begun(part, before.pool, settings, time, had, gone, before.end[ended])
+
+
+def _begun(
+    part: Trace, pool: Pool, settings: Settings, time: float, had: npt.NDArray[np.float64],
+    gone: npt.NDArray[np.int64], end: npt.NDArray[np.float64],
+) -> Episode:  # fmt: skip
+    """The world at ``time``: what ran has the rest of its work left, what has ended is only remembered."""
+    demand = world_for(part, pool, settings, "best-fit").demand
+    whole = book_of_trace(part, demand, len(pool.partitions), settings.knows)
+    if whole.learns[0]:
+        for i in np.argsort(end, kind="stable"):
+            note_ended(whole, int(gone[i]), float(part.duration[gone[i]]))
+    kept = np.ones(len(part), np.bool_)
+    kept[gone] = False
+    rest, facts = select(part, kept), whole.facts[kept].copy()
+    facts["had"] = had[kept]
+    # What ran is submitted first, so that it starts before all others, on nodes that it fits.
+    order = np.lexsort((np.arange(len(rest)), facts["had"] <= 0, np.maximum(rest.submit, time)))
+    rest, facts = _reordered(rest, order), facts[order]
+    truth = np.log(np.maximum(rest.duration, SHORTEST_S))
+    now = replace(
+        rest, submit=np.maximum(rest.submit, time), duration=np.maximum(rest.duration - facts["had"], 1.0), epoch=None
+    )  # fmt: skip
+    world = world_for(now, pool, settings, "best-fit")
+    return Episode(rest, pool, world, whole._replace(facts=facts), truth)
+
+
+def _reordered(trace: Trace, order: npt.NDArray[np.int64]) -> Trace:
+    """The trace's jobs in another order; nobody waits for another then."""
+    columns = {name: getattr(trace, name)[order] for name in (*FLOATS, *INTS) if name != "depends_on"}
+    ids = tuple(trace.ids[i] for i in order.tolist())
+    return replace(trace, ids=ids, depends_on=np.full(len(order), -1, np.int64), **columns)
+
+
+def play(episode: Episode, prepared: Prepared, temperature: float, seed: int, picks: int, window: int) -> Play:
+    """Plays a sequence once; at most ``picks`` picks are written down."""
+    world = episode.world
+    sim, passes = shared(world.sim, world.passes)
+    queue = new_queue(sim, window)
+    book: Any = episode.book._replace(
+        facts=episode.book.facts.copy(), bursts=episode.book.bursts.copy(), kinds=episode.book.kinds.copy(),
+        queues=episode.book.queues.copy(), users=episode.book.users.copy(), ahead=episode.book.ahead.copy(),
+    )  # fmt: skip
+    tape = new_tape(picks * _ROWS_PER_PICK, picks, window, len(FEATURES))
+    log, rng, rule = log_of(world), seed_words(seed), PLACEMENTS[world.rule]
+    while play_sequence(
+        sim, log, passes, queue, book, prepared.scorer, rule, prepared.backfill, temperature, rng, tape
+    ) == GROW:  # fmt: skip
+        log = grown_log(log, sim)
+    return Play(figures(episode.trace, sim.state["end"], episode.pool.total_gpus), tape)

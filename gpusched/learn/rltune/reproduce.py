@@ -1,0 +1,138 @@
+"""RLTune's headline figures again (Dongare et al., SoCC 2025): utilization, waiting and JCT by trace and base."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpusched.learn.checkpoint import Checkpoint
+from gpusched.learn.data import materials
+from gpusched.learn.request import Report, TrainJob, TrainRequest
+from gpusched.learn.rltune.table import agent_of_model
+from gpusched.learn.rltune.train import train_agent
+from gpusched.model.policy import PolicySpec
+from gpusched.models import Model
+from gpusched.sim.metrics import Metrics
+from gpusched.sim.policies import policy_by_name
+from gpusched.sim.study import Run, Stage, carry_out
+from gpusched.sim.workload import Limits, RunTime, Size, Workload, workload_text
+
+PAPER = {"utilization": 0.20, "wait": -0.81, "jct": -0.70}
+"""The paper's best figures (its abstract); its tables by trace were not at hand."""
+BASES = {
+    "FCFS": ("fcfs", "fifo"),
+    "SJF (estimate)": ("sjf", "sjf-estimate-skip"),
+    "smallest": ("smallest", "smallest-skip"),
+}
+"""Name -> the trainer's word for it, and the policy that is replayed."""
+_HELD_OUT = 0.3
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What to make. Without a trace: a drawn one, bursty and with heavy tails, in the likeness of Philly."""
+
+    trace: str | None = None
+    format: str | None = None
+    vcs: tuple[str, ...] = ()
+    load: float = 0.9
+    seed: int = 0
+    bases: tuple[str, ...] = tuple(BASES)
+    settings: dict[str, Any] = {}
+    jobs: int = 6000
+
+
+QUICK = Options(
+    bases=("FCFS",), jobs=600,
+    settings={"iterations": 2, "sequences": 4, "sequence": 64, "rollouts": 2, "imitation": 2},
+)  # fmt: skip
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One trace and base policy: each mean under the base, under the agent, and the change."""
+
+    trace: str
+    base: str
+    jobs: int
+    utilization_base: float | None
+    utilization: float | None
+    wait_base_s: float | None
+    wait_s: float | None
+    wait_change: float | None
+    jct_base_s: float | None
+    jct_s: float | None
+    jct_change: float | None
+    notes: tuple[str, ...]
+
+
+def reproduce(options: Options, advance: Callable[[int, int], None]) -> list[Line]:
+    """Trains for every trace and base on the earlier part, replays both on the later one."""
+    lines: list[Line] = []
+    vcs: tuple[str | None, ...] = options.vcs or (None,)
+    total = len(vcs) * len(options.bases)
+    with tempfile.TemporaryDirectory() as folder:
+        for vc in vcs:
+            stage, held_out = _stages(options, vc, Path(folder))
+            for name in options.bases:
+                advance(len(lines), total)
+                lines.append(_line(options, vc or stage.trace.name, name, stage, held_out, Path(folder)))
+    advance(total, total)
+    return lines
+
+
+def as_json(lines: list[Line]) -> dict[str, Any]:
+    """For ``--json``."""
+    return {"paper": PAPER, "lines": [msgspec.to_builtins(line) for line in lines]}
+
+
+def _stages(options: Options, vc: str | None, folder: Path) -> tuple[Stage, Stage]:
+    request = TrainRequest(policy="", trace=options.trace, format=options.format, vc=vc, load=options.load,
+                           hold_out=_HELD_OUT)  # fmt: skip
+    if options.trace is None:
+        file = folder / "drawn.yaml"
+        file.write_text(workload_text(likeness(options.jobs)), encoding="utf-8")
+        request = msgspec.structs.replace(request, trace=None, generate=str(file), nodes=4)
+    material = materials(request)[0]
+    return material.stage, material.held_out[0]
+
+
+def _line(options: Options, trace: str, name: str, stage: Stage, held_out: Stage, folder: Path) -> Line:
+    base, policy = BASES[name]
+    settings = {"base": base, **options.settings}
+    spec = PolicySpec(name="rltune", agent="rltune", settings=settings)
+    job = TrainJob(
+        spec=spec, partition="default", stage=stage, held_out=(), workload=None, declared=None, seed=options.seed,
+        device="cpu", checkpoint=Checkpoint(folder / f"{trace}-{base}", ""),
+    )  # fmt: skip
+    trained = train_agent(job, Report())
+    model = Model("rltune", dict(trained.arrays), dict(trained.about), "", f"<{trace} {base}>")
+    runs = [Run(held_out, p, None, options.seed) for p in (policy_by_name(policy), agent_of_model("rltune", model))]
+    theirs, mine = (o.metrics for o in carry_out(runs))
+    return _compared(trace, name, theirs, mine, len(held_out.trace), trained.notes)
+
+
+def _compared(trace: str, base: str, theirs: Metrics, mine: Metrics, jobs: int, notes: tuple[str, ...]) -> Line:
+    def change(new: float | None, old: float | None) -> float | None:
+        return new / old - 1 if new is not None and old else None
+
+    return Line(
+        trace=trace, base=base, jobs=jobs, utilization_base=theirs.utilization, utilization=mine.utilization,
+        wait_base_s=theirs.mean_wait_s, wait_s=mine.mean_wait_s,
+        wait_change=change(mine.mean_wait_s, theirs.mean_wait_s),
+        jct_base_s=theirs.mean_jct_s, jct_s=mine.mean_jct_s, jct_change=change(mine.mean_jct_s, theirs.mean_jct_s),
+        notes=notes[:2],
+    )  # fmt: skip
+
+
+def likeness(jobs: int) -> Workload:
+    """Jobs like Philly's in what matters here: mostly one GPU, bursts of one user, run times over five decades."""
+    return Workload(
+        name="drawn", jobs=jobs, start=0.0, load=0.9, load_gpus=32, burst_share=0.7, burst_size=12.0,
+        burst_within_s=300.0, users=20, user_zipf=1.2,
+        sizes=tuple(Size(gpus=g, share=s) for g, s in ((1, 0.86), (2, 0.06), (4, 0.05), (8, 0.03))),
+        run_time=RunTime(parts=((0.5, 240.0, 1.2), (0.4, 5400.0, 1.3), (0.1, 60000.0, 1.0)), maximum_s=1e6),
+        limits=Limits(menu_s=(3600.0, 14400.0, 86400.0, 604800.0, 2e6), over_median=4.0, over_sigma=1.0),
+    )  # fmt: skip

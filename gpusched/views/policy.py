@@ -1,0 +1,280 @@
+"""Policies as tables and as JSON: which there are, one of them, verdicts, changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from gpusched.model.policy import PolicySpec
+from gpusched.model.units import iso_utc
+from gpusched.views import common
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from gpusched.promotion.evaluate import Verdict
+    from gpusched.queue.promotions import Difference, Shadow
+
+State = Literal["live", "shadow", "candidate", "retired"]
+STATE_STYLE = {"live": "green", "shadow": "cyan", "candidate": "yellow", "retired": "dim"}
+
+
+class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy in one partition (None: in any).
+
+    Attributes:
+        state: ``live`` in charge; ``shadow`` asked beside it; ``candidate`` could be promoted; ``retired`` was.
+        agent: Kind of its agent; None: staged.
+        trained_at, trace, trace_sha256: From its training card: when, and on what.
+        verdict: What it stands on: the replay of its promotion, or of the last night.
+        since, by: When it was put there, and by whom.
+        note: Why it is in this state, in words.
+        fallback: Why its fallback decides, or why it had no answer in the shadow.
+        path: Where its file or its weights are.
+    """
+
+    name: str
+    partition: str | None
+    state: State
+    version: str
+    agent: str | None
+    trained_at: str | None = None
+    trace: str | None = None
+    trace_sha256: str | None = None
+    verdict: str | None = None
+    since: str | None = None
+    by: str | None = None
+    note: str | None = None
+    fallback: str | None = None
+    path: str | None = None
+
+
+class ChangeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of a partition's live policy; ``user`` None: somebody who edited files."""
+
+    time: str
+    partition: str
+    act: str
+    user: str | None
+    from_name: str | None
+    from_version: str | None
+    name: str
+    version: str
+    forced: bool
+    reason: str
+    verdict: str | None
+
+
+class PolicyPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about one policy.
+
+    Attributes:
+        live: Partitions in which exactly this is in charge. other_versions: where another version of it is.
+        cards: Partition -> training card, as in its file.
+        shadows: Where it is or was asked beside the live policy; differences: the last ones.
+        verdicts: Partition -> what the last night said of the shadow.
+    """
+
+    spec: PolicySpec
+    path: str
+    origin: str
+    live: tuple[str, ...]
+    other_versions: tuple[str, ...]
+    cards: Mapping[str, dict[str, Any]]
+    shadows: tuple[Shadow, ...]
+    differences: tuple[Difference, ...]
+    verdicts: Mapping[str, str | None]
+
+
+def table(rows: Iterable[PolicyRow]) -> Table:
+    """``policy list`` for people."""
+    from rich.text import Text
+
+    found = common.plain_table(
+        "NAME", "PARTITION", "STATE", "VERSION", "AGENT", "TRAINED", "NOTE", "VERDICT", wrap=("NOTE", "VERDICT")
+    )
+    for row in rows:
+        note = "; ".join(common.clean(t) for t in (row.fallback, row.note) if t)
+        found.add_row(
+            Text(row.name, style="bold" if row.state == "live" else ""),
+            Text(row.partition or common.UNKNOWN),
+            Text(row.state, style=STATE_STYLE[row.state]),
+            Text(row.version),
+            Text(row.agent or common.UNKNOWN),
+            Text((row.trained_at or common.UNKNOWN)[:10]),
+            Text(note or common.UNKNOWN, style="bold red" if row.fallback else ""),
+            Text(common.clean(row.verdict or common.UNKNOWN)),
+        )
+    return found
+
+
+def change_table(rows: Sequence[ChangeRow]) -> Table:
+    """``policy history`` for people."""
+    from rich.text import Text
+
+    found = common.plain_table("TIME", "PARTITION", "ACT", "BY", "FROM", "TO", "WHY", wrap=("WHY",))
+    for row in rows:
+        before = f"{row.from_name} {row.from_version}" if row.from_name else common.UNKNOWN
+        forced = "forced: " if row.forced else ""
+        cells = (
+            row.time[:19].replace("T", " ") + "Z", row.partition, row.act, row.user or common.UNKNOWN, before,
+            f"{row.name} {row.version}", common.clean(forced + row.reason),
+        )  # fmt: skip
+        found.add_row(*(Text(c) for c in cells))
+    return found
+
+
+def verdict_table(verdicts: Iterable[Verdict]) -> Table:
+    """Verdicts for people."""
+    from rich.text import Text
+
+    found = common.plain_table(
+        "PARTITION", "JOBS", "DAYS", "POLICY", "MEAN JCT", "CHANGE", "95 % INTERVAL", right=("JOBS", "DAYS")
+    )
+    for v in verdicts:
+        found.add_row(
+            Text(v.partition), Text(str(v.jobs)), Text(str(v.days)), Text(f"{v.incumbent} {v.incumbent_version}"),
+            Text(_seconds(v.incumbent_mean_jct_s)), Text(""), Text(""),
+        )  # fmt: skip
+        interval = common.UNKNOWN if v.low is None or v.high is None else f"{-v.high:+.1%} to {-v.low:+.1%}"
+        change = common.UNKNOWN if v.gain is None else f"{-v.gain:+.1%}"
+        found.add_row(
+            Text(""), Text(""), Text(""), Text(f"{v.candidate} {v.candidate_version}"),
+            Text(_seconds(v.candidate_mean_jct_s)), Text(change), Text(interval),
+        )  # fmt: skip
+    return found
+
+
+def _seconds(value: float | None) -> str:
+    return common.UNKNOWN if value is None else f"{value / 60:.1f} min" if value < 36000 else f"{value / 3600:.1f} h"
+
+
+def page_dict(page: PolicyPage) -> dict[str, Any]:
+    """``policy show --json``."""
+    spec = page.spec
+    return {
+        "name": spec.name,
+        "version": spec.version,
+        "description": spec.description,
+        "origin": page.origin,
+        "path": page.path,
+        "agent": spec.agent,
+        "order": spec.order,
+        "place": spec.place,
+        "backfill": spec.backfill,
+        "fallback": spec.fallback.name if spec.fallback else None,
+        "budget_s": spec.budget_s if spec.agent else None,
+        "live": list(page.live),
+        "cards": dict(page.cards),
+        "shadows": [_shadow_dict(s, page.verdicts.get(s.partition)) for s in page.shadows],
+        "differences": [
+            {"partition": d.partition, "time": iso_utc(d.time), "live": d.live, "shadow": d.shadow}
+            for d in page.differences
+        ],
+    }
+
+
+def _shadow_dict(shadow: Shadow, verdict: str | None) -> dict[str, Any]:
+    return {
+        "partition": shadow.partition,
+        "version": shadow.spec.version,
+        "since": iso_utc(shadow.since),
+        "until": iso_utc(shadow.until),
+        "by": shadow.by,
+        "decisions": shadow.decisions,
+        "same": shadow.same,
+        "late": shadow.late,
+        "unusable": shadow.unusable,
+        "trouble": shadow.trouble or None,
+        "live_starts": shadow.live_starts,
+        "shadow_starts": shadow.shadow_starts,
+        "verdict": verdict,
+    }
+
+
+def page_screen(page: PolicyPage) -> Group:
+    """``policy show`` for people."""
+    from rich.console import Group
+    from rich.text import Text
+
+    spec = page.spec
+    parts: list[Text | Table] = [Text(f"{spec.name} {spec.version}", style="bold")]
+    parts += [Text(common.clean(spec.description))] if spec.description else []
+    decides = f"order {spec.order}, place {spec.place}, backfill {spec.backfill}"
+    if spec.agent is not None:
+        fallback = spec.fallback.name if spec.fallback else "fifo"
+        decides = f"agent {spec.agent}, within {spec.budget_s:g} s, else {fallback}"
+    parts += [Text(f"decides by: {decides}"), Text(f"from: {page.origin}, {page.path}")]
+    parts.append(Text(f"in charge of: {', '.join(page.live) or 'nothing'}"))
+    if page.other_versions:
+        parts.append(Text(f"another version is in charge of: {', '.join(page.other_versions)}"))
+    for partition, card in page.cards.items():
+        parts += [Text(""), Text(f"training card of {partition}", style="bold"), *_card_lines(card)]
+    for shadow in page.shadows:
+        parts += [Text(""), *_shadow_lines(shadow, page.verdicts.get(shadow.partition))]
+    if page.differences:
+        parts += [Text(""), _difference_table(page.differences)]
+    return Group(*parts)
+
+
+def _card_lines(card: Mapping[str, Any]) -> list[Text]:
+    from rich.text import Text
+
+    trace = card.get("trace") or {}
+    said = {
+        "trained": f"{card.get('trained_at')} on {card.get('device')}, {card.get('wall_time_s')} s",
+        "on": f"{trace.get('name')}: {trace.get('jobs')} jobs until {trace.get('last') or 'an unknown day'}",
+        "trace sha256": trace.get("sha256"),
+        "code": card.get("code_version"),
+        "seeds": f"{card.get('seeds')}, kept {card.get('seed')}",
+        "knows": card.get("knows"),
+    }
+    lines = [Text(f"{key}: {common.clean(str(value))}") for key, value in said.items()]
+    lines += [Text(f"  {common.clean(_metric(row))}") for row in card.get("metrics") or ()]
+    return lines + [Text(common.clean(str(note))) for note in card.get("notes") or ()]
+
+
+def _metric(row: Mapping[str, Any]) -> str:
+    value = row.get("value")
+    figure = f"{value:.4g}" if isinstance(value, (int, float)) else common.UNKNOWN
+    low, high = row.get("low"), row.get("high")
+    interval = f" ({low:.4g} to {high:.4g})" if low is not None and high is not None else ""
+    return f"{row.get('policy')}: {row.get('figure')} {figure}{interval}"
+
+
+def _shadow_lines(shadow: Shadow, verdict: str | None) -> list[Text]:
+    from rich.text import Text
+
+    asked = shadow.decisions + shadow.late + shadow.unusable
+    ended = f" until {iso_utc(shadow.until)}" if shadow.until is not None else ""
+    head = f"in the shadow of {shadow.partition} since {iso_utc(shadow.since)}{ended}, by {shadow.by}"
+    counts = (
+        f"asked {asked} times: {shadow.same} as the live policy, {shadow.decisions - shadow.same} otherwise, "
+        f"{shadow.late} late, {shadow.unusable} without an answer; it would have started {shadow.shadow_starts} jobs "
+        f"where {shadow.live_starts} were"
+    )
+    lines = [Text(head, style="bold"), Text(counts)]
+    if shadow.trouble:
+        lines.append(Text(f"warning: {common.clean(shadow.trouble)}", style="bold red"))
+    return [*lines, Text(f"verdict: {common.clean(verdict or 'none yet; gpusched replay --nightly makes one')}")]
+
+
+def _difference_table(differences: Iterable[Difference]) -> Table:
+    from rich.text import Text
+
+    found = common.plain_table(
+        "TIME", "PARTITION", "LIVE STARTED", "IT WOULD HAVE", wrap=("LIVE STARTED", "IT WOULD HAVE")
+    )
+    for d in differences:
+        found.add_row(
+            Text(common.local_time(d.time)), Text(d.partition), Text(_starts(d.live)), Text(_starts(d.shadow))
+        )
+    return found
+
+
+def _starts(starts: Mapping[str, tuple[str, ...]]) -> str:
+    return ", ".join(f"{job} on {common.compress_names(nodes)}" for job, nodes in starts.items()) or "nothing"

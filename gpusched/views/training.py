@@ -1,0 +1,86 @@
+"""Trainings as tables: how good the agent is, beside what it was measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gpusched.model.units import format_duration
+from gpusched.views.replay import span
+
+if TYPE_CHECKING:
+    from gpusched.learn.request import Progress, Row
+    from gpusched.learn.train import Made
+
+PROGRESS = "{task.fields[figures]}"
+
+
+def progress_fields(progress: Progress) -> dict[str, Any]:
+    """What the bar shows of a progress."""
+    words = []
+    if progress.reward is not None:
+        words.append(f"reward {progress.reward:.3f}")
+    if progress.utilization is not None:
+        words.append(f"utilization {progress.utilization:.3f}")
+    if progress.left_s is not None:
+        words.append(f"{format_duration(progress.left_s)} left")
+    return {
+        "description": progress.what, "completed": progress.done, "total": progress.total, "figures": ", ".join(words),
+    }  # fmt: skip
+
+
+def screen(made: Sequence[Made]) -> RenderableType:
+    """Partition by partition: the final table, notes, where the files are."""
+    return Group(*(part for one in made for part in _partition(one)))
+
+
+def _partition(made: Made) -> list[RenderableType]:
+    card = made.card
+    head = f"{made.partition}: {card.agent} trained on {card.trace.jobs:,} jobs of {card.trace.name}"
+    head += f" in {format_duration(card.wall_time_s)}, seed {card.seed}"
+    parts: list[RenderableType] = [Text(head)]
+    if card.metrics:
+        parts += [_table(card.metrics)]
+    else:
+        parts += [Text("nothing was held out to judge it by")]
+    parts += [Text(f"- {note}") for note in card.notes]
+    return [*parts, Text(f"weights: {made.weights}"), Text(f"card: {made.card_file}"), Text()]
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    jct = rows[0].figure == "mean_jct_s"
+    heads = ["POLICY", "KNOWS", "MEAN JCT" if jct else "UTILIZATION", "95 %"]
+    heads += ["MEAN WAIT", "UTILIZATION", "AGENT IS", "95 %"] if jct else []
+    for i, head in enumerate(heads):
+        table.add_column(head, justify="left" if i < 2 else "right", no_wrap=True)
+    for row in rows:
+        cells = [row.policy, row.knows, _figure(row.value, jct), _between(row.low, row.high, jct)]
+        if jct:
+            cells += [span(row.mean_wait_s), _share(row.utilization), _percent(row.change)]
+            known = row.change_low is not None and row.change_high is not None
+            cells.append(f"{_percent(row.change_low)} to {_percent(row.change_high)}" if known else "-")
+        table.add_row(*cells)
+    return table
+
+
+def _figure(value: float | None, jct: bool) -> str:
+    if value is None:
+        return "-"
+    return span(value) if jct else f"{value:.4f}"
+
+
+def _between(low: float | None, high: float | None, jct: bool) -> str:
+    return "-" if low is None or high is None else f"{_figure(low, jct)} to {_figure(high, jct)}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.1%}"
