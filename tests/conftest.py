@@ -15,6 +15,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.testbed)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Figures that tests record (``record_property("figure", text)``) stand in the log, however many processes ran."""
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.getreports(outcome):
+            for name, value in report.user_properties:
+                if name == "figure":
+                    terminalreporter.write_line(str(value))
+
+
 @pytest.fixture(scope="session")
 def testbed_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
     """The testbed of this session (one per xdist worker), up; nothing resets it between tests."""

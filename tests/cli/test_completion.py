@@ -31,7 +31,7 @@ def complete(site: Site, *words: str, env: dict[str, str] | None = None) -> list
 
 def test_commands_and_options(site: Site) -> None:
     assert complete(site, "su") == ["submit"]
-    assert set(complete(site, "re")) == {"release", "replay", "requeue", "resume"}
+    assert set(complete(site, "re")) == {"release", "replay", "reproduce", "requeue", "resume"}
     assert "--gpus-per-node" in complete(site, "submit", "--gpus")
 
 

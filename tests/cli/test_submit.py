@@ -7,10 +7,11 @@ import stat
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpusched.model.commands import Submit
-from gpusched.model.jobs import Dependency, DependencyKind, JobState, Mount
+from gpusched.model.jobs import Dependency, DependencyKind, JobSpec, JobState, Mount
 from gpusched.model.units import iso_utc
 from tests.cli.conftest import GPUSCHED, Site, eventually
 
@@ -291,3 +292,26 @@ def test_ids_never_collide(site: Site) -> None:
 def test_begin_accepts_a_date(site: Site) -> None:
     site.submit("-F", "one", "--begin", "2030-01-02T03:04:05Z", "--", "x")
     assert iso_utc(site.only_submit().spec.begin_time) == "2030-01-02T03:04:05.000Z"
+
+
+def test_gpu_types(site: Site) -> None:
+    site.inventory.write_text(
+        "defaults: {runtime: process, gpus: 4, cores: 16, memory: 64G}\npartitions:\n  mixed:\n    nodes:\n"
+        "      - {name: a1, gpu_type: A100}\n      - {name: v1, gpu_type: V100}\n      - {name: v2, gpu_type: V100}\n"
+        "    flavors: {all: {gpus: 8, cores: 32, memory: 128G, time: 1h}}\n"
+    )
+    site.submit("--gpus", "8", "--gpu-type", "V100,A100", "--gpu-type", "V100", "--", "run")
+    spec = site.commands()[-1].spec
+    assert (spec.nodes, spec.gpu_types) == (2, ("V100", "A100"))
+    for words, line in (
+        (("--gpus", "1", "--gpu-type", "A10"), "has no GPUs of type 'A10'; did you mean 'A100'?; it has A100, V100"),
+        (("--gpus", "8", "--gpu-type", "A100"), "8 GPUs, 32 cores, 131072 MiB fit on no number of equal nodes"),
+    ):
+        done = site.call("submit", *words, "--", "run")
+        assert done.code == 2
+        assert line in done.err
+
+
+def test_an_older_clients_spec_has_no_gpu_types() -> None:
+    old = b'{"name":"x","partition":"p","gpus_per_node":1,"cores_per_node":1,"memory_mib_per_node":1,"time_limit_s":1}'
+    assert msgspec.json.decode(old, type=JobSpec).gpu_types == ()

@@ -23,6 +23,7 @@ from gpusched.nodes.local import LocalTransport
 from gpusched.nodes.runtimes import LaunchRequest, runtime_for
 from gpusched.queue.store import RankRecord
 from tests.cli_nodes.conftest import Cluster, job, spec
+from tests.testbed.waiting import wait_until
 
 ID = "0ddddddddda"
 
@@ -234,13 +235,21 @@ def test_following_waits_for_the_start(cluster: Cluster, start: Callable[[str], 
         assert process.wait(20) == 0
 
 
+def has_open(pid: int, folder: Path) -> bool:
+    """Whether a process has a file below ``folder`` open; one that it closes just then does not count."""
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if str(folder) in os.readlink(descriptor):
+                return True
+    return False
+
+
 def test_following_goes_on_with_the_next_attempt(cluster: Cluster) -> None:
     ending = Ending(outcome=JobState.PENDING, reason="Requeue", kill_at=0.0)
     made = job(ID, JobState.COMPLETING, {"here": (0,)}, spec=spec("x", 1, 1, "local"), ending=ending)
     cluster.store.put_jobs([made])
     with follow(cluster) as process:
-        while not any(str(cluster.state) in os.readlink(f) for f in Path(f"/proc/{process.pid}/fd").iterdir()):
-            time.sleep(0.05)
+        wait_until(lambda: has_open(process.pid, cluster.state), 30, "the follower's first look")
         time.sleep(0.5)
         keep(cluster, b"one\n", 1)
         cluster.store.put_jobs([msgspec.structs.replace(made, state=JobState.PENDING, allocation=None, ending=None)])

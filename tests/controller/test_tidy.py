@@ -55,6 +55,13 @@ def test_its_gpus_are_not_free_even_while_another_work_is_under_way() -> None:
     assert [r.gone for r in tidy.changed] == [False]
 
 
+@pytest.mark.parametrize("phase", ["running", "preparing"])
+def test_what_ended_holds_no_gpus_while_it_is_being_removed(phase: str) -> None:
+    ended = rank(gone=True, finished_at=NOW - 5)
+    assert leftovers(ended, says(phase), busy=True) == Tidy()
+    assert [r.gone for r in leftovers(ended, says(phase)).changed] == [False], "alive though nobody is at it"
+
+
 @pytest.mark.parametrize("phase", ["exited", "failed", "lost"])
 def test_the_output_first_then_away_with_it(phase: str) -> None:
     assert verbs(leftovers(rank(), says(phase))) == [("collect", None)]

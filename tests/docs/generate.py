@@ -30,9 +30,13 @@ from gpusched.model.readings import GpuProcess, GpuState, NodeState
 from gpusched.model.reports import FlavorRow, GpuRow, HeldIdle, NodeRow, PowerReport, PowerRow
 from gpusched.model.resources import Inventory, LogSettings, Node, Partition, RuntimeName, Settings
 from gpusched.policies import BUILT_IN, load_policy
+from gpusched.promotion.evaluate import Verdict
 from gpusched.queue.lifecycle import TRANSITIONS
+from gpusched.queue.promotions import Shadow
 from gpusched.views.jobs import job_dict
 from gpusched.views.nodes import nodes_json
+from gpusched.views.policy import ChangeRow, PolicyPage, PolicyRow
+from gpusched.views.policy import page_dict as page_dict_of_policy
 from gpusched.views.power import power_json
 from gpusched.views.story import Page, page_dict
 from gpusched.views.why import Why, dry_run_dict, why_dict
@@ -290,7 +294,22 @@ def json_keys() -> dict[str, list[str]]:
         "held-idle": list(HeldIdle.__struct_fields__),
         "check": list(Finding.__struct_fields__),
         "spec": list(msgspec.to_builtins(job.spec)),
+        "policy": list(PolicyRow.__struct_fields__),
+        "policy-change": list(ChangeRow.__struct_fields__),
+        "policy-page": list(_sample_policy()),
+        "shadow": list(_sample_policy()["shadows"][0]),
+        "verdict": list(Verdict.__struct_fields__),
     }
+
+
+def _sample_policy() -> dict[str, Any]:
+    spec = load_policy(policy_files()[0])
+    shadow = Shadow(partition="", spec=spec, since=0.0, by="")
+    page = PolicyPage(
+        spec=spec, path="", origin="", live=(), other_versions=(), cards={}, shadows=(shadow,), differences=(),
+        verdicts={},
+    )  # fmt: skip
+    return page_dict_of_policy(page)
 
 
 def _sample_node() -> NodeRow:

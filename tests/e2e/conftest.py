@@ -149,7 +149,7 @@ class Cluster:
 
     def cli(
         self, *args: str, check: bool = True, env: Mapping[str, str] | None = None, input: str | None = None,
-        timeout: float = 60, prefix: Sequence[str] = (),
+        timeout: float = 180, prefix: Sequence[str] = (),
     ) -> subprocess.CompletedProcess[str]:  # fmt: skip
         """Run ``gpusched ARGS``; with ``check`` it must exit 0.
 

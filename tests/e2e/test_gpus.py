@@ -123,7 +123,7 @@ def test_a_gang_starts_together_meets_and_ends_together(house: Cluster, share: P
     house.node("dgx003").install_script("podman", wrapper)
     script = f"""trap 'echo >/share/asked$RANK; exit 0' TERM
 cat /proc/$$/environ >/share/env$RANK; cat "$GPUSCHED_HOSTFILE" >/share/hosts$RANK; echo "I am $RANK"
-if [ $RANK = 0 ]; then echo "from 0" | nc -l -p $MASTER_PORT
+if [ $RANK = 0 ]; then (while :; do echo "from 0" | nc -l -p $MASTER_PORT; done) &
 else
     until got=$(nc $MASTER_ADDR $MASTER_PORT 2>/dev/null) && [ -n "$got" ]; do sleep 0.1; done
     echo "$got" >/share/met

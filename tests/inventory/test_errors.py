@@ -16,7 +16,7 @@ MEMORY = "a memory size such as 512M, 64G or 1T, greater than zero"
 WATTS = "a power greater than zero, such as 6.5kW or 6500 (W)"
 ADDRESS = "a host name, an IP address, an alias of ~/.ssh/config, or a range such as 10.0.0.[1-4]"
 INDICES = "GPU indices such as [0, 1, 3] or 0-3"
-PARTITION_KEYS = "one of defaults, flavors, image, max_time, nodes, policy"
+PARTITION_KEYS = "one of auto_promote, defaults, flavors, image, max_time, nodes, policy"
 
 
 def in_settings(text: str) -> str:
@@ -74,10 +74,11 @@ BAD = {
     "far too deep": ("a: " + "[" * 40 + "]" * 40, ":1: found more than 32 levels, expected fewer"),
     # Settings
     "unknown setting": (in_settings("tik: 5s"), ":2: settings.tik: found an unknown key, expected one of admins, "
-                        "allowed_mounts, connect_timeout, connect_timeout_s, currency, down_after, down_after_s, "
-                        "fairshare_half_life, fairshare_half_life_s, grace, grace_s, known_hosts, logs, max_retries, network, "
-                        "node_fail_after, node_fail_after_s, power_price, power_price_per_kwh, probe_timeout, "
-                        "probe_timeout_s, shared, ssh_config, tick, tick_s: did you mean tick?"),
+                        "allowed_mounts, auto_promote, connect_timeout, connect_timeout_s, currency, down_after, "
+                        "down_after_s, fairshare_half_life, fairshare_half_life_s, grace, grace_s, keep_reports, "
+                        "keep_reports_s, known_hosts, logs, max_retries, network, node_fail_after, node_fail_after_s, "
+                        "power_price, power_price_per_kwh, probe_timeout, probe_timeout_s, retrain_days, shared, "
+                        "ssh_config, tick, tick_s: did you mean tick?"),
     "duration without unit": (in_settings("tick: 5"), f":2: settings.tick: found 5, expected {PERIOD}"),
     "no duration": (in_settings("down_after: soon"), f':2: settings.down_after: found "soon", expected {PERIOD}'),
     "zero duration": (in_settings("tick: 0s"), f':2: settings.tick: found "0s", expected {PERIOD}'),

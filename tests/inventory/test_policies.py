@@ -34,14 +34,23 @@ def write(site: Path, policy: str) -> None:
     (site / "inventory.yaml").write_text(INVENTORY.format(policy))
 
 
+# and their fallbacks
+AGENTS = dict.fromkeys(("gist", "rltune", "rltune-limit", "rltune-nothing", "rltune-preempt"), "easy")
+
+
 def test_those_that_come_along(site: Path) -> None:
     for file in BUILT_IN.glob("*.yaml"):
         spec = load_policy(file)
-        assert (spec.order, spec.place, spec.backfill) == STAGES[file.stem]
+        if file.stem in AGENTS:
+            assert spec.agent
+            assert spec.fallback is not None
+            assert spec.fallback.name == AGENTS[file.stem]
+        else:
+            assert (spec.order, spec.place, spec.backfill) == STAGES[file.stem]
         assert spec.name == file.stem
         assert spec.description
         assert file.read_text().startswith("# ")
-    assert policy_names(site / "inventory.yaml") == sorted(STAGES)
+    assert policy_names(site / "inventory.yaml") == sorted({*STAGES, *AGENTS})
     assert (Path(__file__).parents[2] / "policies").resolve() == BUILT_IN.resolve()
 
 
@@ -54,7 +63,7 @@ def test_a_version_is_the_meaning(site: Path) -> None:
     assert len(a) == 12
     assert int(a, 16) >= 0
     versions = [load_policy(f).version for f in BUILT_IN.glob("*.yaml")]
-    assert len(set(versions)) == len(STAGES)
+    assert len(set(versions)) == len(STAGES) + len(AGENTS)
     assert load_policy(BUILT_IN / "fifo.yaml").version == "a57a314e5e77"
 
 
@@ -80,8 +89,9 @@ def test_an_unknown_policy(site: Path) -> None:
     with pytest.raises(FileError) as caught:
         load_policies(load_inventory("inventory.yaml"))
     assert caught.value.line() == (
-        'inventory.yaml:3: partitions.A.policy: found "eazy", expected one of easy, fairshare, fifo, fifo-skip, ljf, '
-        f"naive, sjf, spread (of {BUILT_IN}): did you mean easy?"
+        'inventory.yaml:3: partitions.A.policy: found "eazy", expected one of easy, fairshare, fifo, fifo-skip, gist, '
+        "ljf, naive, rltune, rltune-limit, rltune-nothing, rltune-preempt, sjf, spread "
+        f"(of {BUILT_IN}): did you mean easy?"
     )
 
 
@@ -89,9 +99,10 @@ def test_an_unknown_policy(site: Path) -> None:
     ("text", "expected"),
     [
         ("order: lifo\n", ':1: order: found "lifo", expected one of fifo, ljf, sjf, fairshare: did you mean fifo?'),
-        ("place: [spread]\n", ":1: place: found a list, expected one of first-fit, best-fit, spread, naive"),
-        ("\nbackfil: easy\n", ":2: backfil: found an unknown key, expected one of backfill, description, order, place: "
-         "did you mean backfill?"),
+        ("place: [spread]\n", ":1: place: found a list, expected one of first-fit, best-fit, spread, naive, "
+         "fastest, milp"),
+        ("\nbackfil: easy\n", ":2: backfil: found an unknown key, expected one of agent, backfill, description, "
+         "mapping, order, place: did you mean backfill?"),
         ("- easy\n", ":1: found a list, expected a mapping with order, place, backfill"),
         ("description: {}\n", ":1: description: found a mapping, expected a sentence"),
     ],
@@ -101,3 +112,44 @@ def test_errors(site: Path, text: str, expected: str) -> None:
     with pytest.raises(FileError) as caught:
         load_policy("p.yaml")
     assert caught.value.line() == f"p.yaml{expected}"
+
+
+AGENT = "agent: gist\nfallback: sjf\nbudget: 50ms\ntrain:\n  episodes: 12\n  rate: 0.5\n  dueling: true\n"
+
+
+def test_an_agent_s_file_and_its_folder(site: Path) -> None:
+    (site / "mine.yaml").write_text(AGENT)
+    spec = load_policy("mine.yaml")
+    assert (spec.name, spec.agent, spec.budget_s, spec.folder) == ("mine", "gist", 0.05, "mine")
+    assert spec.fallback is not None
+    assert (spec.fallback.name, spec.fallback.order) == ("sjf", "sjf")
+    assert spec.settings == {"episodes": 12, "rate": 0.5, "dueling": True}
+    untrained = spec.version
+    (site / "mine").mkdir()
+    (site / "mine/policy.yaml").write_text(AGENT)
+    (site / "mine/A.safetensors").write_bytes(b"weights")
+    trained = load_policy("mine.yaml")
+    assert trained.version != untrained
+    # the folder is the same policy, wherever it is moved to
+    (site / "mine").rename(site / "moved")
+    moved = load_policy("moved")
+    assert (moved.name, moved.version, moved.folder) == ("moved", trained.version, "moved")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("agent: gits\n", 'agent: found "gits", expected one of gist, rltune: did you mean gist?'),
+        ("agent: gist\nfallback: esay\n", "expected a policy without an agent, such as easy: did you mean easy?"),
+        ("agent: gist\nbudget: 0ms\n", "budget: found "),
+        ("agent: gist\nbudget: fast\n", "expected a time, such as 200ms"),
+        ("fallback: easy\n", "found an unknown key"),
+        ("agent: gist\ntrain: 3\n", "expected a mapping of hyper-parameters"),
+        ("agent: gist\nfallback: p\n", "a policy without an agent"),
+    ],
+)
+def test_wrong_agents(site: Path, text: str, expected: str) -> None:
+    (site / "p.yaml").write_text(text)
+    with pytest.raises(FileError) as caught:
+        load_policy("p.yaml")
+    assert expected in caught.value.line()

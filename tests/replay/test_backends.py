@@ -1,4 +1,4 @@
-"""The same runs on a local Dask cluster, through joblib: equal figures."""
+"""The same runs on a local Dask or Ray cluster, through joblib: equal figures."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ SWF = "".join(f"{i} {i * 7} -1 {50 + i % 9} {1 + i % 4} -1 -1 -1 900 -1 1 {i % 3
 
 
 @pytest.mark.slow
-def test_a_local_dask_cluster_gives_the_same_figures(tmp_path: Path) -> None:
-    pytest.importorskip("distributed", reason="needs the extra 'dask'")
+@pytest.mark.parametrize(("backend", "package"), [("dask", "distributed"), ("ray", "ray")])
+def test_a_local_cluster_gives_the_same_figures(tmp_path: Path, backend: str, package: str) -> None:
+    if find_spec(package) is None:
+        pytest.skip(f"needs the extra '{backend}': pip install 'gpusched-cluster[{backend}]' (Ray: 80 MB to download)")
     (tmp_path / "log.swf").write_text(SWF)
-    env = os.environ | {"NUMBA_DISABLE_JIT": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    env = os.environ | {"NUMBA_DISABLE_JIT": "1", "XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path)}
 
     def rows(*words: str) -> list[dict[str, object]]:
         command = [GPUSCHED, "replay", "log.swf", "-N", "1", "-P", "fifo", "-P", "sjf", "--json", *words]
@@ -26,4 +29,4 @@ def test_a_local_dask_cluster_gives_the_same_figures(tmp_path: Path) -> None:
         found: list[dict[str, object]] = json.loads(done.stdout)
         return [{k: v for k, v in row.items() if k not in ("sim_seconds", "jobs_per_s")} for row in found]
 
-    assert rows("--backend", "dask") == rows()
+    assert rows("--backend", backend) == rows()

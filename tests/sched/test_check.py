@@ -11,7 +11,7 @@ from tests.sched.worlds import NOW, node, pending, running, snapshot
 
 NODES = [
     node("a"),
-    node("b", blocked={5: "BUSY: pid 4711 of alice"}),
+    node("b", gpu_type="P100", blocked={5: "BUSY: pid 4711 of alice"}),
     node("d", available=False, unavailable_reason="DRAINED: fan"),
     node("q", partition="q"),
 ]
@@ -43,6 +43,7 @@ JOBS = [
     pending("t_1", 1, array_id="t", array_room=1),
     pending("t_2", 1, array_id="t", array_room=1),
     pending("picky", 1, nodelist=("b",), exclude=("c",), excluded_nodes=("b",)),
+    pending("typed", 1, gpu_types=("A100", "V100")),
     pending("wide", 2, cores_per_node=3),
     pending("fat", 1, memory_mib_per_node=600 << 10),
     pending("none", 0, cores_per_node=1, memory_mib_per_node=1),
@@ -70,6 +71,7 @@ CASES = [
     ([start("j", part("d", 0, 1))], "node d is not available (DRAINED: fan)"),
     ([start("j", part("q", 0, 1))], "node q is of partition q, not p"),
     ([start("picky", part("a", 2))], "node a is not in its nodelist"),
+    ([start("typed", part("b", 2))], "node b has P100 GPUs, it asks for A100 or V100"),
     ([start("picky", part("b", 2))], "an earlier attempt failed on node b"),
     ([start("j", part("b", 7, 8))], "node b has no GPU 8"),
     ([start("j", part("b", 4, 5))], "GPU 5 of b cannot be used (BUSY: pid 4711 of alice)"),

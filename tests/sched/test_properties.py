@@ -54,6 +54,7 @@ def test_what_is_started_is_sound(snap: Snapshot) -> None:
             assert node.partition == job.spec.partition
             assert not job.spec.nodelist or node.name in job.spec.nodelist
             assert node.name not in (*job.spec.exclude, *job.excluded_nodes)
+            assert not job.spec.gpu_types or node.gpu_type in job.spec.gpu_types
             assert len(part.gpus) == job.spec.gpus_per_node
             for gpu in part.gpus:
                 assert gpu in node.gpus
@@ -223,10 +224,10 @@ def print_plans() -> None:
 def test_policies_of_all_names_are_known() -> None:
     from typing import get_args
 
-    from gpusched.model.policy import Backfill, Order, Place
-    from gpusched.sched.decide import BACKFILLS, PLACES
+    from gpusched.model.policy import MAPPED, Backfill, Order, Place
+    from gpusched.sched.stages import BACKFILLS, PLACES
 
-    assert set(PLACES) == set(get_args(Place))
+    assert {*PLACES, *MAPPED} == set(get_args(Place))
     assert set(BACKFILLS) == set(get_args(Backfill))
     assert get_args(Order) == ("fifo", "ljf", "sjf", "fairshare")
     assert PolicySpec(name="x").order == "fifo"

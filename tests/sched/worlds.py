@@ -20,7 +20,8 @@ def node(name: str, gpus: int = 8, cores: int = 80, memory_mib: int = 512 << 10,
 def pending(
     job_id: str, gpus: int, nodes: int = 1, limit: int = 3600, submit: float = 0.0, **more: object
 ) -> PendingView:
-    names = {"nodelist", "exclude", "partition", "dependencies", "cores_per_node", "memory_mib_per_node"}
+    names = {"name", "nodelist", "exclude", "gpu_types", "partition", "dependencies", "cores_per_node"}
+    names |= {"memory_mib_per_node"}
     own = {k: more.pop(k) for k in list(more) if k in names}
     fields = {
         "name": "t",
@@ -95,6 +96,7 @@ def _less_room(job: PendingView, rooms: dict[str, int]) -> PendingView:
 
 
 GPU_COUNTS = st.sampled_from([0, 1, 1, 2, 2, 3, 4, 4, 8])
+GPU_TYPES = ("", "A100", "V100")
 FLAWS = {
     "held_by": "user",
     "dependency": "waiting",
@@ -102,6 +104,7 @@ FLAWS = {
     "nodelist": None,  # None: drawn from the nodes' names
     "exclude": None,
     "excluded_nodes": None,
+    "gpu_types": None,
 }
 LIMITS = st.sampled_from([600, 1200, 3600, 7200, 36000])
 
@@ -151,6 +154,7 @@ def _node(draw: st.DrawFn, name: str, partition: str, simple: bool) -> NodeView:
         memory_mib=draw(st.sampled_from([8192, 16384])),
         partition=partition,
         blocked=blocked,
+        gpu_type="" if simple else draw(st.sampled_from(GPU_TYPES)),
         links=links,
         available=simple or draw(st.integers(0, 5)) > 0,
         unavailable_reason="DRAINED: fan",
@@ -173,6 +177,8 @@ def _pending(draw: st.DrawFn, i: int, partitions: list[str], nodes: list[NodeVie
     if not simple:
         names = st.lists(st.sampled_from([n.name for n in nodes]), max_size=2, unique=True).map(tuple)
         flaw = draw(st.sampled_from([*FLAWS, *[""] * 2 * len(FLAWS)]))
+        if flaw == "gpu_types":
+            names = st.lists(st.sampled_from(GPU_TYPES), max_size=2, unique=True).map(tuple)
         more = {flaw: draw(names) if FLAWS[flaw] is None else FLAWS[flaw]} if flaw else {}
         if draw(st.integers(0, 4)) == 0:
             more |= {"array_id": "a", "array_room": 1}

@@ -292,3 +292,17 @@ def test_drf_shares_between_users():
     trace = trace_of([0] * 6, [10] * 6, [4] * 6, user=[0, 0, 0, 0, 0, 1])
     result = replay(trace, Pool.uniform(2, 4), "drf")
     assert result.start[5] == 0.0
+
+
+def test_progress_is_told_while_it_runs(monkeypatch):
+    """From another thread, so the run must be one that lets others go on: a queue of thousands, walked every time."""
+    monkeypatch.setattr("gpusched.sim.engine.WATCH_S", 0.002)
+    jobs = 3000
+    trace = trace_of(np.arange(jobs) * 0.01, np.full(jobs, 1.0), np.ones(jobs, int), limit=np.full(jobs, 2.0))
+    told = []
+    plain = replay(trace, Pool.uniform(1, 4), "wfp3")
+    watched = replay(trace, Pool.uniform(1, 4), "wfp3", progress=told.append)
+    assert events_of(plain) == events_of(watched)
+    assert any(0 < share < 1 for share in told)
+    assert told == sorted(told)
+    assert 0 <= told[0] <= told[-1] <= 1

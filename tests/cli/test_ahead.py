@@ -1,0 +1,217 @@
+"""When a job is expected to start, and what would start it sooner: ``why`` and ``submit --dry-run``."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from gpusched.inventory import load_inventory
+from gpusched.model.jobs import Allocation, JobState, NodeAllocation
+from gpusched.model.readings import Gpu, NodeReading, NodeState
+from gpusched.queue.store import NodeRecord, Run, Store
+from gpusched.users import user_name
+from tests.cli.conftest import Site
+
+HOUR = 3600.0
+INVENTORY = """\
+settings: {tick: 5s}
+defaults: {runtime: process, gpus: 8, cores: 64, memory: 512G}
+partitions:
+  A100: {policy: easy, nodes: [a1, a2], flavors: {all: {gpus: 16, cores: 128, memory: 1024G, time: 72h}}}
+  V100: {policy: fifo, nodes: [v1], flavors: {all: {gpus: 8, cores: 64, memory: 512G, time: 72h}}}
+"""
+
+
+@pytest.fixture
+def cluster(site: Site) -> Cluster:
+    return Cluster(site)
+
+
+class Cluster:
+    """A site whose nodes have answered, with jobs put on them."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        site.inventory.write_text(INVENTORY)
+        site.fold()
+        self.well()
+
+    def well(self, *away: str) -> None:
+        """All nodes have answered and are well; those named are drained."""
+        store = Store.create_or_open(self.site.state)
+        for node in load_inventory(self.site.inventory).nodes:
+            gpus = tuple(Gpu(index=i, uuid=f"{node.name}-{i}") for i in node.indices())
+            reading = NodeReading(node=node.name, time=time.time(), source="nvml", gpus=gpus, containers=())
+            state, reason = (NodeState.DRAINED, "fan") if node.name in away else (NodeState.IDLE, "")
+            store.put_nodes([NodeRecord(name=node.name, state=state, reason=reason, last_seen=1.0, reading=reading)])
+        store.close()
+
+    def wait(self, gpus: int, limit: str = "1h", *options: str, partition: str = "A100") -> str:
+        """A job in the queue."""
+        job = self.site.submit("-p", partition, "--gpus", str(gpus), "-t", limit, *options, "--", "x")
+        self.site.fold()
+        return job
+
+    def run(self, node: str, gpus: int, ran_h: float, limit: str) -> str:
+        """A job that has run for so many hours."""
+        job = self.wait(gpus, limit, partition=node[0].upper() + "100")
+        spec = self.site.change(job).spec
+        part = NodeAllocation(
+            rank=0, node=node, gpus=tuple(range(gpus)), cores=spec.cores_per_node, memory_mib=spec.memory_mib_per_node
+        )
+        began, place = time.time() - ran_h * HOUR, Allocation(job, (part,))
+        self.site.change(job, state=JobState.RUNNING, start_time=began, attempt=1, allocation=place)
+        return job
+
+    def past(self, ratios: list[float], user: str = "") -> None:
+        """Ended runs with a limit of one hour, of which they used these parts."""
+        name, now = user or user_name(0), time.time() - 99 * HOUR
+        for ratio in ratios:
+            job = self.wait(1, "1h", partition="V100")
+            self.site.change(job, state=JobState.COMPLETED, user=name, end_time=now)
+            store = Store.create_or_open(self.site.state)
+            store.open_run(
+                Run(job_id=job, attempt=1, user=name, partition="V100", flavor=None, share=1, gpus=1, start_time=now,
+                    end_time=None, outcome=None, nodes={"v1": 1})
+            )  # fmt: skip
+            store.close_run(job, 1, now + ratio * HOUR, JobState.COMPLETED)
+            store.close()
+
+    def why(self, job: str) -> dict[str, Any]:
+        answer = self.site.call("why", "--json", job).ok().json
+        assert isinstance(answer, dict)
+        return answer
+
+
+def hours_from_now(text: str) -> float:
+    return (datetime.fromisoformat(text).timestamp() - time.time()) / HOUR
+
+
+def test_without_a_history_everybody_uses_the_limit(cluster: Cluster) -> None:
+    cluster.run("a1", 8, 1.0, "3h")
+    first = cluster.run("a2", 8, 1.0, "2h")
+    job = cluster.wait(8)
+    expected = cluster.why(job)["expected_start"]
+    assert [hours_from_now(expected[k]) for k in ("low", "median", "high", "by_limits")] == pytest.approx(
+        [1.0] * 4, abs=0.02
+    )
+    assert (expected["nodes"], expected["nodes_share"], expected["never"]) == (["a2"], 1.0, None)
+    assert expected["runs"] >= 8
+    assert any("whole time limit" in a for a in expected["assumptions"])
+    out = cluster.site.call("why", job).ok().out
+    assert f"expected to start about {datetime.fromisoformat(expected['median']).astimezone():%H:%M} on a2" in out
+    assert f"sooner once job {first} of" in out
+
+
+def test_with_a_history_runs_end_as_the_users_runs_did(cluster: Cluster) -> None:
+    cluster.past([0.5, 0.5, 0.5, 0.5, 0.6])
+    cluster.run("a1", 8, 0.1, "10h")
+    cluster.run("a2", 8, 0.1, "10h")
+    expected = cluster.why(cluster.wait(16))["expected_start"]
+    assert hours_from_now(expected["by_limits"]) == pytest.approx(9.9, abs=0.02)
+    assert hours_from_now(expected["low"]) == pytest.approx(4.9, abs=0.02)
+    assert hours_from_now(expected["high"]) == pytest.approx(5.9, abs=0.02)
+    assert any("(5 known)" in a for a in expected["assumptions"])
+
+
+def test_a_job_that_has_run_longer_than_most_is_not_expected_to_end_at_once(cluster: Cluster) -> None:
+    cluster.past([0.1] * 30 + [0.8])
+    cluster.run("a1", 8, 5.0, "10h")
+    cluster.run("a2", 8, 5.0, "10h")
+    expected = cluster.why(cluster.wait(16))["expected_start"]
+    assert hours_from_now(expected["median"]) == pytest.approx(3.0, abs=0.02)
+
+
+def test_what_would_start_it_sooner_is_checked(cluster: Cluster) -> None:
+    cluster.run("a1", 4, 1.0, "5h")
+    blocking = cluster.run("a2", 8, 1.0, "6h")
+    head = cluster.wait(16, "1h")
+    job = cluster.wait(8, "8h")
+    answer = cluster.why(job)
+    sooner = {s["what"]: s for s in answer["sooner"]}
+    # 4 GPUs for 8 h would fit beside the head's wait in room only: they would delay it
+    assert "with 4 GPUs" not in sooner
+    there = sooner["in V100"]
+    assert (there["now"], there["nodes"], there["how"]) == (True, ["v1"], "-p V100 --gpus 8")
+    assert any("partition V100 would fit it now" in s for s in answer["next_steps"]) or answer["reason"] == "Priority"
+    assert not any(w.startswith("once job") for w in sooner), "whoever ends, the head goes first"
+    cluster.site.call("cancel", head).ok()
+    cluster.site.fold()
+    sooner = {s["what"]: s for s in cluster.why(job)["sooner"]}
+    assert (sooner["with 4 GPUs"]["now"], sooner["with 4 GPUs"]["nodes"]) == (True, ["a1"])
+    assert "with 2 GPUs" not in sooner, "the least that must be given up"
+    assert any(w.startswith("once job") for w in sooner)
+    assert blocking
+
+
+def test_advice_that_running_ahead_refutes_is_not_given(cluster: Cluster) -> None:
+    cluster.run("a1", 8, 1.0, "5h")
+    cluster.run("a2", 8, 1.0, "5h")
+    cluster.run("v1", 4, 1.0, "5h")
+    cluster.wait(8, "1h", partition="V100")  # strict fifo: it blocks v1's four free GPUs
+    answer = cluster.why(cluster.wait(4))
+    assert not any("V100" in step for step in answer["next_steps"])
+    assert not any(s["what"] == "in V100" and s["now"] for s in answer["sooner"])
+
+
+def test_a_shorter_limit_lets_it_start_before_the_head(cluster: Cluster) -> None:
+    cluster.run("a1", 4, 1.0, "3h")
+    cluster.run("a2", 8, 1.0, "6h")
+    cluster.wait(8, "1h")
+    answer = cluster.why(cluster.wait(4, "8h"))
+    assert answer["reason"] == "Backfill"
+    (limit,) = [s for s in answer["sooner"] if s["what"].startswith("with a time limit of")]
+    assert limit["now"]
+    assert any("time limit of at most" in step and limit["how"] in step for step in answer["next_steps"])
+
+
+def test_held_dependent_and_drained(cluster: Cluster) -> None:
+    held = cluster.wait(8, "1h", "--hold")
+    answer = cluster.why(held)
+    assert answer["expected_start"]["never"] == "never while it is held"
+    assert answer["expected_start"]["median"] is None
+    first = answer["sooner"][0]
+    assert (first["what"], first["how"]) == ("released", f"gpusched release {held}")
+    assert (first["now"], first["nodes"]) == (True, ["a1"])
+    running = cluster.run("a2", 8, 1.0, "3h")
+    after = cluster.why(cluster.wait(8, "1h", "--dependency", f"afterok:{running}"))["expected_start"]
+    assert hours_from_now(after["median"]) == pytest.approx(2.0, abs=0.02)
+    assert f"not before job {running} ends, and taken to end well" in after["assumptions"]
+    stuck = cluster.why(cluster.wait(8, "1h", "--dependency", f"afterok:{held}"))["expected_start"]
+    assert stuck["never"] == f"never while job {held} is held, for which it waits"
+    cluster.well("a1")
+    away = cluster.why(cluster.wait(16))["expected_start"]
+    assert away["never"].startswith("never as long as nothing comes back: ")
+    assert any("a1 (DRAINED: fan)" in a for a in away["assumptions"])
+
+
+def test_array_bounds_and_begin_times_are_kept(cluster: Cluster) -> None:
+    array = cluster.wait(8, "2h", "--array", "0-2%1")
+    last = cluster.why(f"{array}_2")["expected_start"]
+    assert hours_from_now(last["median"]) == pytest.approx(4.0, abs=0.02)
+    later = cluster.why(cluster.wait(1, "1h", "--begin", "now+3h", partition="V100"))["expected_start"]
+    assert hours_from_now(later["median"]) == pytest.approx(3.0, abs=0.02)
+    assert any("not before the time set for it" in a for a in later["assumptions"])
+
+
+def test_a_dry_run_says_when_and_queues_nothing(cluster: Cluster) -> None:
+    for node in ("a1", "a2"):
+        cluster.run(node, 8, 1.0, "3h")
+    words = ("submit", "--dry-run", "-p", "A100", "--gpus", "8", "-t", "1h", "--", "x")
+    out = cluster.site.call(*words).ok().out
+    assert "expected to start about" in out
+    assert "sooner in V100: at once on v1 (-p V100 --gpus 8)" in out
+    answer = cluster.site.call(words[0], "--json", *words[1:]).ok().json
+    assert hours_from_now(answer["expected_start"]["median"]) == pytest.approx(2.0, abs=0.02)
+    assert cluster.site.commands() == []
+    free = cluster.site.call("submit", "--dry-run", "-p", "V100", "--gpus", "8", "--", "x").ok().out
+    assert "expected to start at once on v1" in free
+
+
+def test_a_job_that_does_not_wait_has_no_forecast(cluster: Cluster) -> None:
+    answer = cluster.why(cluster.run("a1", 8, 1.0, "3h"))
+    assert answer["expected_start"] is None
+    assert answer["sooner"] == []

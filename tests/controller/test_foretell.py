@@ -1,0 +1,108 @@
+"""Starts are foretold between cycles: once for each job, a little at a time, and held against the real start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpusched.controller.foretell import PAUSE_S, Foreteller, warm_up
+from gpusched.queue.predictions import Foretold
+from tests.controller.folding import spec
+from tests.controller.imagined import GPUS, inventory
+from tests.controller.test_cycle import Site
+
+LIMIT_S = 600.0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled() -> None:
+    warm_up()
+
+
+class Watch:
+    """A clock that a step takes a second by."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path)
+    yield site
+    site.store.close()
+
+
+def foretold(site: Site) -> dict[str, Foretold]:
+    return {f.prediction.job_id: f for f in site.store.foretold(0, site.world.now + 1)}
+
+
+def full(site: Site) -> list[str]:
+    """Jobs that hold every node, then two that wait."""
+    node = {"spec": spec(gpus_per_node=GPUS, time_limit_s=int(LIMIT_S))}
+    jobs = [site.submit(**node) for _ in inventory().nodes]
+    site.turn(3)
+    return [
+        *jobs,
+        site.submit(**node),
+        site.submit(spec=spec(gpus_per_node=GPUS, time_limit_s=int(LIMIT_S), hold=True)),
+    ]
+
+
+def test_waiting_jobs_are_foretold_once(site: Site) -> None:
+    *_, waits, held = full(site)
+    site.turn()
+    teller = Foreteller(site.store)
+    teller.step(inventory(), site.world.now, budget_s=60.0)
+    found = foretold(site)
+    assert list(found) == [waits], "not what runs, and not what is held"
+    made = found[waits].prediction
+    assert made.partition == "p"
+    assert made.low <= made.median <= (made.high or 0) <= (made.by_limits or 0)
+    assert made.by_limits == pytest.approx(site.world.now + LIMIT_S, abs=10)
+    teller.step(inventory(), site.world.now + 100, budget_s=60.0)
+    assert foretold(site)[waits].prediction == made
+    assert site.store.job(held) is not None
+
+
+def test_a_step_keeps_to_its_budget_and_the_next_one_goes_on(site: Site) -> None:
+    *_, waits, _ = full(site)
+    site.turn()
+    watch = Watch()
+    teller = Foreteller(site.store, watch)
+    steps = 0
+    while not foretold(site):
+        before = watch.now
+        teller.step(inventory(), site.world.now, budget_s=2.0)
+        assert watch.now - before <= 5.0
+        steps += 1
+    assert steps > 5
+    assert list(foretold(site)) == [waits]
+    later = site.submit(spec=spec(gpus_per_node=GPUS))
+    site.turn()
+    teller.step(inventory(), site.world.now, budget_s=1e9)
+    assert later not in foretold(site), f"at most every {PAUSE_S} s"
+    watch.now += 1e4
+    teller.step(inventory(), site.world.now, budget_s=1e9)
+    assert later in foretold(site)
+
+
+def test_what_comes_of_it_is_known_later(site: Site) -> None:
+    *_, waits, _ = full(site)
+    site.turn()
+    Foreteller(site.store).step(inventory(), site.world.now, budget_s=60.0)
+    assert foretold(site)[waits].waits
+    for host in site.world.hosts.values():
+        for box in host.boxes.values():
+            box.phase, box.exit_code = "exited", 0
+    site.turn(6)
+    found = foretold(site)[waits]
+    assert not found.waits
+    assert found.started is not None
+    assert found.started >= found.prediction.made

@@ -1,0 +1,210 @@
+"""RLTune's training: repeatable, resumable, guarded; through the command, moved elsewhere, on a trace never seen."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpusched.errors import UsageError
+from gpusched.learn import torch_
+from gpusched.learn.checkpoint import Checkpoint
+from gpusched.learn.request import Progress, Report, Trained, TrainJob
+from gpusched.learn.rltune import train_agent
+from gpusched.learn.rltune.arena import Arena, arenas
+from gpusched.learn.rltune.candidates import Rule, arrays_of, heuristics, with_net, without_net
+from gpusched.learn.rltune.choosing import Option, choose_base, choose_strength
+from gpusched.learn.rltune.episodes import Episode, cut
+from gpusched.learn.rltune.ppo import Learner, _windows
+from gpusched.learn.rltune.settings import Settings, read
+from gpusched.model.policy import PolicySpec
+from gpusched.models import Model
+from gpusched.sched.agents.rltune import prepare
+from gpusched.sched.agents.rltune_book import GPUS
+from gpusched.sim.cluster import Pool
+from gpusched.sim.generate import generate
+from gpusched.sim.power import power_model
+from gpusched.sim.study import Stage
+from gpusched.sim.workload import RunTime, Size, Workload
+
+WORKLOAD = Workload(
+    jobs=400, start=0.0, load=1.0, load_gpus=16, name="small", users=6, burst_share=0.6, burst_size=8.0,
+    sizes=tuple(Size(gpus=g, share=s) for g, s in ((1, 0.6), (2, 0.2), (4, 0.1), (8, 0.1))),
+    run_time=RunTime(parts=((0.5, 120.0, 0.8), (0.5, 14400.0, 1.0))),
+)  # fmt: skip
+QUICK: dict[str, Any] = {"iterations": 2, "sequences": 4, "sequence": 48, "rollouts": 2, "imitation": 2, "hidden": 8}
+
+
+def stage() -> Stage:
+    pool = Pool.uniform(2, 8)
+    return Stage(generate(WORKLOAD, 0), pool, power_model(pool))
+
+
+def job(folder: Path, seed: int = 0, **settings: Any) -> TrainJob:
+    return TrainJob(
+        spec=PolicySpec(name="rltune", agent="rltune", settings={**QUICK, **settings}), partition="default",
+        stage=stage(), held_out=(), workload=None, declared=None, seed=seed, device="cpu",
+        checkpoint=Checkpoint(folder / "checkpoint", "key", every_s=0.0),
+    )  # fmt: skip
+
+
+def bits(trained: Trained) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in trained.arrays.items()}
+
+
+class Killed(Exception):
+    pass
+
+
+def test_the_same_seed_gives_the_same_weights_also_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the guard says: the networks are compared, so it is made to take the last one."""
+    monkeypatch.setattr("gpusched.learn.rltune.train.choose_strength", lambda options, *_: (options[-1], []))
+    one = train_agent(job(tmp_path / "a"), Report())
+    assert one.arrays["strength"][0] > 0
+    assert bits(train_agent(job(tmp_path / "b"), Report())) == bits(one)
+    assert bits(train_agent(job(tmp_path / "c", seed=1), Report())) != bits(one)
+
+    def kill(progress: Progress) -> None:
+        if progress.what == "network" and progress.done == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train_agent(job(tmp_path / "d"), Report(show=kill))
+    assert (tmp_path / "d" / "checkpoint").is_file()
+    assert bits(train_agent(job(tmp_path / "d"), Report())) == bits(one)
+    prepare(Model("rltune", one.arrays, one.about, "", "x"))  # type: ignore[arg-type]
+
+
+def test_the_base_is_no_worse_than_any_heuristic_where_it_was_chosen() -> None:
+    settings = Settings()
+    found = arenas(stage().trace, stage(), settings, False)
+    choice = choose_base(found, settings, lambda done, total: None)
+    known = [without_net(rule, settings) for rule in heuristics(settings)]
+    least = min(float(np.mean([a.play(rule).cost("slowdown") for a in found])) for rule in known)
+    assert choice.cost <= least
+    assert choice.best == pytest.approx(least)
+
+
+def test_a_network_that_harms_is_not_believed() -> None:
+    settings = Settings()
+    base = without_net(Rule("sjf", {"estimate": -1.0}, {"one": -1.0}), settings)
+    inputs = len(base.scorer.mean)
+    harm = np.zeros((2, inputs), np.float32)
+    harm[0, GPUS] = 50.0  # the largest first
+    arrays = {"net.0.weight": harm, "net.0.bias": np.zeros(2, np.float32)}
+    bad = with_net(base, arrays, np.zeros(inputs, np.float32), np.ones(inputs, np.float32), 1.0)
+    arena = [Arena(stage().trace, stage().pool, settings, "best-fit")]
+    found, words = choose_strength([Option("bad", 1.0, bad)], base, arena, arena, settings)
+    assert found.strength == 0.0
+    assert "later" in words[0]
+
+
+def test_settings_say_what_is_wrong() -> None:
+    assert read({"knows": "nothing", "window": 8}).window == 8
+    for given, words in (({"knows": "all"}, "knows"), ({"windo": 3}, "did you mean"), ({"window": 0}, "at least 1"),
+                         ({"temperature": 0.0}, "temperature")):  # fmt: skip
+        with pytest.raises(UsageError) as caught:
+            read(given)
+        assert words in f"{caught.value} {caught.value.hint or ''}"
+
+
+def gpusched(*words: str) -> str:
+    done = subprocess.run([sys.executable, "-m", "gpusched", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_train_move_and_replay_elsewhere(tmp_path: Path) -> None:
+    """The commands that others rely on, on a small log."""
+    trace = generate(WORKLOAD, 0)
+    rows = ["submit_time,duration_s,num_gpus,vc"]
+    for i, (at, run, gpus) in enumerate(zip(trace.submit, trace.duration, trace.gpus, strict=True)):
+        submitted = datetime(2017, 10, 1, tzinfo=UTC) + timedelta(seconds=int(at))
+        rows.append(f"{submitted:%Y-%m-%d %H:%M:%S},{max(int(run), 1)},{gpus},{'ab'[i % 2]}")
+    log = tmp_path / "log.csv"
+    log.write_text("\n".join(rows) + "\n")
+    policy = tmp_path / "rltune.yaml"
+    train = "".join(f"  {k}: {v}\n" for k, v in QUICK.items())
+    policy.write_text(f"agent: rltune\nfallback: easy\ntrain:\n{train}")
+    out = tmp_path / "out"
+    made = json.loads(gpusched(
+        "train", str(policy), "--trace", str(log), "--format", "philly-csv", "--vc", "a", "--load", "0.9",
+        "--out", str(out), "--json",
+    ))[0]  # fmt: skip
+    assert made["card"]["knows"] == "estimate"
+    assert any(note.startswith("base rule") for note in made["card"]["notes"])
+    assert any("mean bounded slowdown" in note for note in made["card"]["notes"])
+    policies = {row["policy"] for row in made["card"]["metrics"]}
+    assert {"rltune", "fifo", "smallest-skip", "sjf, agent's estimate"} <= policies
+    moved = tmp_path / "elsewhere"
+    shutil.move(out, moved)
+    replay = ["replay", str(log), "--format", "philly-csv", "--vc", "b", "--load", "0.9", "--policy", str(moved),
+              "--policy", "fifo", "--json"]  # fmt: skip
+    rows_of = {row["policy"]: row for row in json.loads(gpusched(*replay))}
+    mine = rows_of[str(moved)]
+    assert mine["knows"] == "estimate"
+    assert mine["mean_jct_s"] <= rows_of["fifo"]["mean_jct_s"]
+
+
+def test_the_paper_again_in_seconds(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    made = json.loads(gpusched("reproduce", "rltune", "--quick", "--json", "--html", str(page)))
+    assert made["paper"] == {"utilization": 0.2, "wait": -0.81, "jct": -0.7}
+    (line,) = made["lines"]
+    assert line["base"] == "FCFS"
+    assert line["wait_change"] < 0
+    assert "Queueing delay" in page.read_text()
+
+
+def attentive(seed: int) -> tuple[Learner, list[Episode]]:
+    """A learner with attention that has not learned yet, and what it can learn from."""
+    settings = read({**QUICK, "attention": True})
+    base = without_net(Rule("sjf", {"estimate": -1.0}, {"one": -1.0}), settings)
+    before = Arena(stage().trace, stage().pool, settings, "best-fit").result(base)
+    assert before is not None
+    torch_.begin(seed)
+    return Learner(base, settings, seed), cut(before, settings, 4, np.random.default_rng(0))
+
+
+def test_attention_learns_the_same_from_the_same_seed_and_goes_on_where_it_was() -> None:
+    def learned(seed: int, pause: bool) -> dict[str, bytes]:
+        learner, episodes = attentive(seed)
+        start = learner.arrays()
+        learner.imitate(episodes, lambda done: None)
+        if pause:
+            state = learner.state()
+            learner = attentive(seed)[0]
+            learner.restore(*state)
+        learner.improve(episodes, [0.0] * len(episodes))
+        found = learner.arrays()
+        assert all((found[n] != start[n]).any() for n in start if n.startswith("attention.")), "all parts learn"
+        taken = arrays_of(prepare(Model("rltune", arrays_of(learner.policy()), {}, "", "x")))
+        assert {n: taken[n].tobytes() for n in found} == {n: a.tobytes() for n, a in found.items()}
+        return {n: a.tobytes() for n, a in found.items()}
+
+    one = learned(0, pause=False)
+    assert learned(0, pause=True) == one
+    assert learned(1, pause=False) != one
+
+
+def test_windows_of_recorded_picks_keep_their_jobs_together() -> None:
+    """What attention learns from: every window once, its rows side by side with what is off of each."""
+    learner, episodes = attentive(0)
+    recorded = learner.plays(episodes, 1)
+    tapes = [p.tape for mine in recorded for p in mine]
+    rows = np.concatenate([tape.rows[: tape.used[0]] for tape in tapes])
+    windows, off, present = _windows(recorded, rows, rows[:, GPUS].copy(), learner.policy().scorer.window[0])
+    assert len(windows) == sum(len(np.unique(tape.first[: tape.used[1]])) for tape in tapes) > 10
+    sizes = [int(s) for tape in tapes for s in tape.size[np.unique(tape.first[: tape.used[1]], return_index=True)[1]]]
+    assert present.sum(axis=1).tolist() == sizes
+    assert (windows[..., GPUS][present] == off[present]).all()
+    assert not windows[~present].any()

@@ -1,0 +1,176 @@
+"""RLTune with preemption: repeatable, never told the future, LAS where it ranks so, and for replays alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from gpusched.errors import UsageError
+from gpusched.learn.card import read_card
+from gpusched.learn.checkpoint import Checkpoint
+from gpusched.learn.request import Report, Trained, TrainJob, TrainRequest
+from gpusched.learn.rltune import train_agent
+from gpusched.learn.rltune.preempting import Rule, model_of, policy_of, prior_of, read
+from gpusched.learn.train import train
+from gpusched.model.policy import PolicySpec
+from gpusched.models import Model, ModelError
+from gpusched.policies import load_policy
+from gpusched.sched.agents.rltune import prepare
+from gpusched.sched.decide import decide
+from gpusched.sim.cluster import Pool
+from gpusched.sim.engine import Outage, replay
+from gpusched.sim.generate import generate
+from gpusched.sim.policies import ReplayPolicy, live_of_spec, of_spec, policy_by_name
+from gpusched.sim.power import power_model
+from gpusched.sim.result import Result
+from gpusched.sim.study import Stage
+from gpusched.sim.workload import RunTime, Size, Workload
+from tests.sched.worlds import node, pending, snapshot
+from tests.sim.worlds import trace_of
+
+WORKLOAD = Workload(
+    jobs=300, start=0.0, load=1.1, load_gpus=16, name="small", users=6, burst_share=0.6, burst_size=8.0,
+    sizes=tuple(Size(gpus=g, share=s) for g, s in ((1, 0.6), (2, 0.2), (4, 0.1), (8, 0.1))),
+    run_time=RunTime(parts=((0.5, 120.0, 0.8), (0.5, 14400.0, 1.0))),
+)  # fmt: skip
+POOL = Pool.uniform(2, 8)
+TRACE = generate(WORKLOAD, 0)
+PRIOR = prior_of(TRACE.gpus, TRACE.duration)
+INDEX = Rule("index", {"index": 1.0, "gpus": 0.5, "stay": 0.5})
+
+
+def ranked(rule: Rule, knows: str = "estimate") -> ReplayPolicy:
+    return policy_of(model_of(rule, PRIOR, knows), "mine")
+
+
+def events(result: Result) -> tuple[bytes, ...]:
+    return tuple(column.tobytes() for column in (result.events.time, result.events.kind, result.events.subject))
+
+
+def job(folder: Path, seed: int = 0, **settings: Any) -> TrainJob:
+    spec = PolicySpec(name="p", agent="rltune", settings={"preempt": True, "search": 3, "replay_jobs": 80, **settings})
+    return TrainJob(
+        spec=spec, partition="default", stage=Stage(TRACE, POOL, power_model(POOL)), held_out=(), workload=None,
+        declared=None, seed=seed, device="cpu", checkpoint=Checkpoint(folder / "checkpoint", "key"),
+    )  # fmt: skip
+
+
+def bits(trained: Trained) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in trained.arrays.items()}
+
+
+@pytest.mark.parametrize("thresholds", [(3600.0,), (600.0, 3600.0, 36000.0)])
+def test_ranking_as_las_it_is_las(thresholds: tuple[float, ...]) -> None:
+    away: dict[str, Any] = {"restart_s": 60.0, "failures": (Outage(0, 40000.0, 90000.0),)}
+    las = replay(TRACE, POOL, "las", las_thresholds_gpu_s=thresholds, **away)
+    mine = replay(TRACE, POOL, ranked(Rule("las", {"served": 1.0}, thresholds), "nothing"), **away)
+    assert las.restarts.sum() > 10
+    assert events(mine) == events(las)
+
+
+def test_replays_are_repeatable_and_restarts_cost() -> None:
+    policy = ranked(INDEX)
+    one, two = (replay(TRACE, POOL, policy, restart_s=60.0) for _ in range(2))
+    assert events(one) == events(two)
+    assert one.restarts.sum() > 0
+    assert np.isfinite(one.end).all()
+    # all work is done: what a job held its nodes for is its run time, and at most a minute for each restart
+    held = one.end - one.last_start
+    np.add.at(held, one.cut.job, one.cut.end - one.cut.start)
+    assert (held >= TRACE.duration - 1e-6).all()
+    assert (held <= TRACE.duration + 60.0 * one.restarts + 1e-6).all()
+    np.testing.assert_allclose(held[one.restarts == 0], TRACE.duration[one.restarts == 0])
+
+
+def test_nothing_is_known_of_what_has_not_ended() -> None:
+    """Jobs that end after some instant run longer: until then nothing is done otherwise."""
+    before = replay(TRACE, POOL, ranked(INDEX))
+    until = float(np.median(before.end))
+    longer = np.where(before.end > until, TRACE.duration * 3.0 + 1000.0, TRACE.duration)
+    after = replay(replace(TRACE, duration=longer), POOL, ranked(INDEX))
+    seen = before.events.time <= until
+    count = int(seen.sum())
+    assert count > 100
+    for column in ("time", "kind", "subject"):
+        np.testing.assert_array_equal(
+            getattr(before.events, column)[:count], getattr(after.events, column)[:count], strict=True
+        )
+
+
+def test_who_ran_short_before_goes_before_who_ran_long() -> None:
+    """Two users; the last two jobs come at once, the one of the user with long jobs first. LAS takes that one."""
+    submit, ran = [0.0, 0.0, 5.0, 5.0, 10000.0, 10000.0], [9000.0, 100.0, 9000.0, 100.0, 9000.0, 100.0]
+    trace = trace_of(submit, ran, [1] * 6, user=[0, 1] * 3)
+    even = np.full_like(PRIOR, 0.3)
+    policy = policy_of(model_of(Rule("index", {"index": 1.0}), even, "estimate"), "mine")
+    result = replay(trace, Pool.uniform(1, 1), policy)
+    assert result.end[5] < 10300.0
+    assert result.restarts[[0, 2]].sum() > 0
+    assert replay(trace, Pool.uniform(1, 1), "las").end[5] > 13000.0
+
+
+def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
+    one = train_agent(job(tmp_path), Report())
+    assert bits(train_agent(job(tmp_path), Report())) == bits(one)
+    assert one.about["preempt"] == "yes"
+    assert one.hyper_parameters["preempt"] is True
+    assert one.notes[0].startswith("preemptive")
+    blind = train_agent(job(tmp_path, knows="nothing"), Report())
+    assert blind.about["knows"] == "nothing"
+    assert not blind.arrays["prior"].any()
+    prepare(Model("rltune", blind.arrays, blind.about, "", "x"))
+
+
+def test_a_trained_folder_is_replayed_and_cannot_be_in_charge(tmp_path: Path) -> None:
+    log = tmp_path / "log.swf"
+    rows = [f"{i + 1} {int(t)} -1 {max(int(d), 1)} {g} -1 -1 {g} -1 -1 1 {u} -1 -1 1 -1 -1 -1" for i, (t, d, g, u) in
+            enumerate(zip(TRACE.submit, TRACE.duration, TRACE.gpus, TRACE.user, strict=True))]  # fmt: skip
+    log.write_text("\n".join(rows) + "\n")
+    file = tmp_path / "mine.yaml"
+    file.write_text("agent: rltune\nfallback: easy\ntrain: {preempt: true, search: 1}\n")
+    out = tmp_path / "elsewhere"
+    nodes: dict[str, Any] = {"nodes": 2, "gpus_per_node": 8}
+    train(TrainRequest(policy=str(file), trace=str(log), format="swf", out=str(out), **nodes), Report())
+    card = read_card(out / "default.card.yaml")
+    assert {row.policy for row in card.metrics} >= {"mine", "las", "drf", "srtf"}
+    assert any(note.startswith("preemptive") for note in card.notes)
+    policy = policy_by_name(str(out))
+    assert policy.knows == "estimate"
+    assert policy.source.startswith("rltune agent, preemptive, weights")
+    assert replay(TRACE, POOL, policy).restarts.sum() > 0
+
+    spec = load_policy(out)
+    with pytest.raises(ModelError, match="stops running jobs"):
+        live_of_spec(spec, "default")
+    snap = snapshot([node("a")], [pending("j", 1)])
+    model = of_spec(spec).model
+    assert model is not None
+    snap = msgspec.structs.replace(snap, policies=dict.fromkeys(snap.policies, spec))
+    plan = decide(snap, dict.fromkeys(snap.policies, model))
+    assert len(plan.actions) == 1  # the fallback's
+    assert all("stops running jobs" in trouble for trouble in plan.troubles.values())
+    assert plan.troubles
+
+
+def test_weights_of_another_shape_are_refused_by_name() -> None:
+    good = model_of(INDEX, PRIOR, "estimate")
+    for name in good.arrays:
+        for arrays in ({n: a for n, a in good.arrays.items() if n != name}, {**good.arrays, name: np.zeros((3, 3))}):
+            with pytest.raises(ValueError, match=name):
+                prepare(replace(good, arrays=arrays))
+    with pytest.raises(ValueError, match="knows nothing"):
+        prepare(replace(good, about={**good.about, "knows": "nothing"}))
+
+
+def test_settings_say_what_is_wrong() -> None:
+    assert read({"preempt": True, "search": 0}).search == 0
+    for given, words in (({"knows": "limit"}, "knows"), ({"serch": 3}, "did you mean"), ({"search": -1}, "at least 0"),
+                         ({"objective": "x"}, "objective"), ({"restart_s": -1}, "at least 0")):  # fmt: skip
+        with pytest.raises(UsageError) as caught:
+            read(given)
+        assert words in f"{caught.value} {caught.value.hint or ''}"

@@ -1,0 +1,130 @@
+"""``gpusched train`` as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpusched.learn.card import read_card
+from gpusched.models import load_model
+
+GPUSCHED = str(Path(sys.executable).parent / "gpusched")
+INVENTORY = Path(__file__).parents[2] / "inventory.yaml"
+QUICK = "{variant: masked, episodes: 60, clusters: 8}"
+LONGER = "{variant: wait, gap_h: 24, episodes: 1200, clusters: 8, every: 60, begin: 200, batch: 64, updates: 1}"
+
+
+class Site:
+    """A folder with the paper's inventory and a policy."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "policies").mkdir()
+        (folder / "inventory.yaml").write_text(INVENTORY.read_text("utf-8"), encoding="utf-8")
+        self.env = os.environ | {
+            "GPUSCHED_INVENTORY": str(folder / "inventory.yaml"), "GPUSCHED_STATE": str(folder / "state"),
+        }  # fmt: skip
+
+    def policy(self, train: str, name: str = "mine") -> str:
+        text = f"agent: gist\nfallback: easy\ntrain: {train}\n"
+        (self.folder / "policies" / f"{name}.yaml").write_text(text, encoding="utf-8")
+        return f"policies/{name}.yaml"
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            [GPUSCHED, "train", *words], stdout=pipe, stderr=pipe, text=True, env=self.env, cwd=self.folder
+        )
+
+    def run(self, *words: str, code: int = 0) -> tuple[str, str]:
+        process = self.start(*words)
+        out, err = process.communicate(timeout=500)
+        assert process.returncode == code, out + err
+        return out, err
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_one_agent_per_partition_with_weights_card_and_table(site: Site) -> None:
+    out, _ = site.run(site.policy(QUICK), "--seed", "0", "--seed", "1", "--json")
+    made: list[dict[str, Any]] = json.loads(out)
+    assert [m["partition"] for m in made] == ["A100", "V100"]
+    folder = site.folder / "policies" / "mine"
+    assert sorted(f.name for f in folder.iterdir()) == [
+        "A100.card.yaml", "A100.safetensors", "V100.card.yaml", "V100.safetensors", "policy.yaml",
+    ]  # fmt: skip
+    for one in made:
+        card = read_card(Path(site.folder / one["card_file"]))
+        model = load_model(folder, one["partition"], "gist")
+        assert card.weights == model.digest
+        assert (card.seeds, card.device, card.agent) == ((0, 1), "cpu", "gist")
+        assert [(n.count, n.gpus) for n in card.inventory] == [(2, 8)]
+        assert card.hyper_parameters["episodes"] == 60
+        values = {row.policy: row.value for row in card.metrics}
+        assert values["mine (masked)"] == pytest.approx(0.7409, rel=0.01)
+        assert values["best online"] == pytest.approx(0.7409, abs=1e-4)
+        assert values["naive"] == pytest.approx(0.622, abs=1e-3)
+        assert one["card"]["trace"]["sha256"] == card.trace.sha256
+
+
+def test_the_table_is_for_people_and_one_partition_is_enough(site: Site) -> None:
+    out, _ = site.run(site.policy(QUICK), "--partition", "V100", "--out", "elsewhere")
+    assert out.startswith("V100: gist trained on ")
+    assert "mine (masked)" in out
+    assert "weights: elsewhere/V100.safetensors" in out
+    assert {f.name for f in (site.folder / "elsewhere").iterdir()} == {
+        "V100.card.yaml", "V100.safetensors", "policy.yaml",
+    }  # fmt: skip
+    content = (site.folder / "elsewhere" / "V100.safetensors").read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    assert list(header) == sorted(header)  # else the same weights would not have the same digest
+    assert list(header["__metadata__"]) == sorted(header["__metadata__"])
+    assert yaml.safe_load((site.folder / "elsewhere" / "policy.yaml").read_text())["agent"] == "gist"
+
+
+def test_a_killed_training_goes_on_and_ends_as_if_it_had_not_been(site: Site) -> None:
+    words = (site.policy(LONGER), "--partition", "A100", "--seed", "4")
+    checkpoint = site.folder / "killed" / ".A100-seed4.checkpoint"
+    process = site.start(*words, "--out", "killed")
+    while not checkpoint.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (site.folder / "killed" / "A100.safetensors").exists()
+    _, err = site.run(*words, "--out", "killed")
+    assert "goes on from episode" in err
+    assert not checkpoint.exists()
+    site.run(*words, "--out", "whole")
+    whole, killed = (load_model(site.folder / name, "A100", "gist").digest for name in ("whole", "killed"))
+    assert whole == killed
+
+
+def test_errors_are_one_line(site: Site) -> None:
+    (site.folder / "policies" / "plain.yaml").write_text("order: fifo\n")
+    _, err = site.run("policies/plain.yaml", code=2)
+    assert "has no agent to train" in err
+    _, err = site.run(site.policy("{variant: masked, episodez: 3}"), code=2)
+    assert "no hyper-parameter 'episodez'" in err
+    assert "episodes" in err
+    _, err = site.run(site.policy(QUICK), "--partition", "A10", code=2)
+    assert "there is no partition 'A10'" in err
+    _, err = site.run(site.policy(QUICK), "--device", "tpu", code=2)
+    assert "neither cpu nor cuda" in err
+    (site.folder / "file").write_text("")
+    _, err = site.run(site.policy(QUICK), "--out", "file/below", code=1)
+    assert "weights cannot be written there" in err
+    assert "--out" in err
+    assert err.count("\n") == 1

@@ -1,0 +1,68 @@
+"""Forecasts in the store, and stores from before there were any."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from gpusched.model.jobs import JobState
+from gpusched.queue.predictions import Prediction
+from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
+from gpusched.queue.store import DATABASE, Reader, Run, Store
+from tests.queue.test_store import NOW, job
+
+
+def test_the_first_prediction_of_a_job_counts_and_meets_its_start(tmp_path: Path) -> None:
+    store = Store.create_or_open(tmp_path)
+    store.put_jobs([job("a", JobState.RUNNING), job("b", JobState.PENDING), job("c", JobState.CANCELLED)])
+    assert store.unforetold() == (1, ["b"])
+    first = [Prediction(j, "p", NOW, NOW + 60, NOW + 50, None, NOW + 99) for j in "abc"]
+    store.put_predictions(first)
+    store.put_predictions([p._replace(made=NOW + 5, median=NOW) for p in first])
+    assert store.unforetold() == (1, [])
+    earlier = Run(job_id="a", attempt=1, user="u", partition="p", flavor=None, share=1, gpus=1, start_time=NOW - 9,
+                  end_time=None, outcome=None, nodes={})  # fmt: skip
+    store.open_run(earlier)  # an attempt before the forecast: the job was requeued
+    assert store.foretold(NOW, NOW + 1)[0].started is None
+    store.open_run(
+        Run(**{**{f: getattr(earlier, f) for f in earlier.__struct_fields__}, "attempt": 2, "start_time": NOW + 70})
+    )
+    found = {f.prediction.job_id: f for f in store.foretold(NOW, NOW + 1)}
+    assert [f.prediction for f in found.values()] == first
+    assert (found["a"].started, found["a"].waits) == (NOW + 70, False)
+    assert (found["b"].started, found["b"].waits) == (None, True)
+    assert (found["c"].started, found["c"].waits) == (None, False)
+    assert store.foretold(NOW + 1, NOW + 9) == []
+    store.close()
+
+
+def test_a_store_from_before_is_read_as_it_is_and_taken_along_when_opened_to_write(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / DATABASE)
+    db.executescript(f"PRAGMA journal_mode=WAL; {SCHEMA} PRAGMA user_version=1;")
+    db.close()
+    reader = Reader.open(tmp_path)
+    assert reader is not None
+    assert reader.foretold(0, NOW) == []
+    reader.close()
+    store = Store.create_or_open(tmp_path)
+    store.put_jobs([job("b", JobState.PENDING)])
+    assert store.unforetold() == (1, ["b"])
+    assert store._db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+    store.close()
+    assert len(MIGRATIONS) == SCHEMA_VERSION - 1
+
+
+def test_past_runs_are_those_that_ended_by_themselves(tmp_path: Path) -> None:
+    store = Store.create_or_open(tmp_path)
+    for n, outcome in enumerate([JobState.COMPLETED, JobState.NODE_FAIL, JobState.TIMEOUT, JobState.PENDING, None]):
+        store.put_jobs([job(f"j{n}")])
+        store.open_run(
+            Run(job_id=f"j{n}", attempt=1, user="u", partition="p", flavor=None, share=1, gpus=1, start_time=NOW,
+                end_time=None, outcome=None, nodes={})
+        )  # fmt: skip
+        if outcome is not None:
+            store.close_run(f"j{n}", 1, NOW + 100 + n, outcome)
+    limit = float(job().spec.time_limit_s)
+    assert store.past_runs() == [("u", 102.0, limit), ("u", 100.0, limit)]
+    assert store.past_runs(1) == [("u", 102.0, limit)]
+    store.close()

@@ -1,0 +1,141 @@
+"""What the nightly report begins with, how it judges forecasts, and what it removes."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpusched.inventory import load_inventory
+from gpusched.model.jobs import Job, JobSpec, JobState
+from gpusched.queue.predictions import Prediction
+from gpusched.queue.store import Run, Store
+from gpusched.sim.carried import result_without
+from gpusched.sim.cluster import Pool
+from gpusched.sim.engine import Outage, replay
+from gpusched.sim.metrics import job_times, metrics_of
+from gpusched.sim.nightly import Report, nightly
+from tests.sim.worlds import trace_of
+
+NOW = 1_800_000_000.0
+HOUR = 3600.0
+INVENTORY = """\
+settings: {keep_reports: 3d}
+defaults: {runtime: process, gpus: 8, cores: 64, memory: 512G}
+partitions:
+  A: {policy: fifo, nodes: [a1], flavors: {all: {gpus: 8, cores: 64, memory: 512G, time: 72h}}}
+"""
+
+
+class Site:
+    """A store with jobs as the controller leaves them; hours are before `NOW`."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "inventory.yaml").write_text(INVENTORY)
+        self.folder, self.state = folder, folder / "state"
+        self.store = Store.create_or_open(self.state)
+
+    def job(
+        self, name: str, submit: float, start: float | None, end: float | None, gpus: int, limit: float = 24
+    ) -> None:
+        spec = JobSpec(
+            name=name, partition="A", gpus_per_node=gpus, cores_per_node=gpus, memory_mib_per_node=1,
+            time_limit_s=int(limit * HOUR),
+        )  # fmt: skip
+        state = JobState.COMPLETED if end is not None else JobState.RUNNING if start is not None else JobState.PENDING
+        times = {k: None if v is None else NOW - v * HOUR for k, v in (("start_time", start), ("end_time", end))}
+        job = Job(id=name, user="ann", uid=0, spec=spec, state=state, submit_time=NOW - submit * HOUR, **times)
+        self.store.put_jobs([job])
+        if start is not None:
+            self.store.open_run(
+                Run(job_id=name, attempt=1, user="ann", partition="A", flavor=None, share=gpus / 8, gpus=gpus,
+                    start_time=NOW - start * HOUR, end_time=None, outcome=None, nodes={"a1": gpus})
+            )  # fmt: skip
+        if end is not None:
+            self.store.close_run(name, 1, NOW - end * HOUR, JobState.COMPLETED)
+
+    def foretold(self, name: str, made: float, low: float, median: float, high: float | None) -> None:
+        times = [None if h is None else NOW - h * HOUR for h in (median, low, high)]
+        self.store.put_predictions([Prediction(name, "A", NOW - made * HOUR, *times, None)])  # type: ignore[arg-type]
+
+    def report(self) -> Report:
+        return nightly(load_inventory(self.folder / "inventory.yaml"), self.state, now=NOW)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_a_replay_begins_with_what_ran_and_waited_then(site: Site) -> None:
+    site.job("long", submit=40, start=40, end=20, gpus=8)  # four of its twenty hours are in the window
+    site.job("queued", submit=30, start=20, end=18, gpus=8)
+    site.job("still", submit=25, start=18, end=None, gpus=4)  # never ends
+    site.job("new", submit=23, start=18, end=17, gpus=4)
+    report = site.report()
+    (part,) = report.partitions
+    live = part.runs[0]
+    assert live["jobs"] == 1, "only the window's own job counts"
+    assert live["mean_wait_s"] == pytest.approx(5 * HOUR), "behind what was left of the two before it"
+    assert part.real_mean_wait_s == pytest.approx(5 * HOUR)
+    assert any(note.startswith("3 jobs ran or waited when it begins") for note in live["notes"])
+    assert live["lower_bound_mean_jct_s"] == pytest.approx(HOUR)
+
+
+def test_forecasts_are_held_against_what_happened(site: Site) -> None:
+    site.job("good", submit=10, start=8.0, end=7, gpus=1)
+    site.foretold("good", made=10, low=9.0, median=8.5, high=7.5)
+    site.job("late", submit=10, start=5.0, end=4, gpus=1)
+    site.foretold("late", made=10, low=9.0, median=8.0, high=7.5)
+    site.job("overdue", submit=10, start=None, end=None, gpus=1)
+    site.foretold("overdue", made=10, low=9.0, median=8.0, high=2.0)
+    site.job("open", submit=10, start=None, end=None, gpus=1)
+    site.foretold("open", made=10, low=9.0, median=8.0, high=None)
+    site.foretold("gone", made=10, low=9.0, median=8.0, high=7.0)
+    site.foretold("long ago", made=30, low=29.0, median=28.0, high=27.0)
+    report = site.report()
+    (score,) = report.predictions
+    assert (score.made, score.started, score.overdue, score.open, score.gone) == (5, 2, 1, 1, 1)
+    assert score.median_abs_error_s == pytest.approx(3 * HOUR)  # of 0.5, 3 and 8 hours
+    assert score.within_range == pytest.approx(1 / 3)
+    assert score.median_wait_s == pytest.approx(3.5 * HOUR)
+    (line,) = [line for line in report.more if line.startswith("A: ")]
+    assert line == (
+        "A: 2 of 5 foretold starts have come, half of them within 3.00 h of the time said, 33% within the range said"
+    )
+    written = json.loads(Path(report.file).read_text())
+    assert written["predictions"][0]["started"] == 2
+    assert "2 of 5 foretold starts have come" in Path(report.partitions[0].page).read_text()
+
+
+def test_old_reports_are_removed_and_nothing_else(site: Site) -> None:
+    site.job("j", submit=5, start=5, end=4, gpus=1)
+    reports = site.state / "reports"
+    reports.mkdir()
+    day = 86400.0
+
+    def named(age: float, suffix: str) -> str:
+        return time.strftime("%Y-%m-%d", time.gmtime(NOW - age * day)) + suffix
+
+    kept = [named(1, ".json"), named(3, "-A.html"), "notes.txt", "2001-01-01.csv", "summary-2001-01-01.json"]
+    gone = [named(4, ".json"), named(4, "-A.html"), "2020-01-01-A-b.html"]
+    for name in (*kept, *gone):
+        (reports / name).write_text("x")
+    site.report()
+    assert sorted(p.name for p in reports.iterdir()) == sorted([*kept, named(0, ".json"), named(0, "-A.html")])
+
+
+def test_taking_jobs_out_of_a_result_leaves_the_others_as_they_were() -> None:
+    trace = trace_of([0.0, 0.0, 1.0, 2.0], [10.0, 3.0, 4.0, 5.0], [4, 4, 8, 2])
+    whole = replay(trace, Pool.uniform(2, 4), "fifo-skip", failures=(Outage(0, 2.0, 3.0),))
+    rest = result_without(whole, 2)
+    assert rest.trace.ids == trace.ids[2:]
+    assert [rest.nodes_of(j).tolist() for j in range(2)] == [whole.nodes_of(j + 2).tolist() for j in range(2)]
+    for name in ("jct", "wait", "run", "slowdown"):
+        np.testing.assert_array_equal(getattr(job_times(rest), name), getattr(job_times(whole), name)[2:])
+    assert metrics_of(rest).jobs == 2
+    assert rest.events.subject[rest.events.kind < 3].max() == 1
+    assert result_without(whole, 0) is whole

@@ -1,0 +1,97 @@
+"""The reference for what the plain one lacks: SRTF with restarts, conservative backfill, and orders that change."""
+
+from __future__ import annotations
+
+import math
+
+from tests.sim.reference_rates import PacedReference
+
+
+class Srtf(PacedReference):
+    """Least work left first; whoever is in the way is stopped, keeps its work, and pays ``restart_s`` later."""
+
+    def __init__(self, *args, restart_s=0.0, **options):
+        super().__init__(*args, **options)
+        self.restart_s = restart_s
+        for job in self.jobs:
+            job.restarts = 0
+
+    def change_nodes(self):
+        before = [j for j in self.jobs if j.running]
+        super().change_nodes()
+        for job in before:
+            job.restarts += not job.running
+
+    def decide(self):
+        active = [
+            (j.left, i)
+            for i, j in enumerate(self.jobs)
+            if j.arrived and math.isnan(j.end) and (j.after < 0 or not math.isnan(self.jobs[j.after].end))
+        ]
+        whole = [[-1, -1, -1] if i in self.down else f for i, f in enumerate(self.whole())]
+        idle, plan, kept = self.free(), [], []
+        for _, i in sorted(active):
+            job = self.jobs[i]
+            need = self.need(job)
+            if job.running and all(
+                n in self.down or all(f >= x for f, x in zip(whole[n], need, strict=True)) for n in job.runs_on
+            ):
+                kept.append(i)
+                self.take(whole, job, job.runs_on)
+                continue
+            nodes = self.choose(job, idle) or self.choose(job, whole)
+            if nodes:
+                self.take(whole, job, nodes)
+                self.take(idle, job, nodes)
+                plan.append((job, nodes))
+        for i, job in enumerate(self.jobs):
+            if job.running and i not in kept:
+                self.leave(job)
+                job.restarts += 1
+        for job, nodes in plan:
+            self.begin(job, nodes)
+            job.resumes = self.now + (self.restart_s if job.restarts else 0.0)
+
+    def take(self, rooms, job, nodes):
+        for n in nodes:
+            rooms[n] = [f - x for f, x in zip(rooms[n], self.need(job), strict=True)]
+
+
+class Conservative(PacedReference):
+    """Everybody has a reservation, made anew in order of the queue at every decision."""
+
+    def decide(self):
+        soon = math.nextafter(self.now, math.inf)
+        planned = [
+            (-math.inf, max(j.last_start + j.limit_believed, soon), j, j.runs_on) for j in self.jobs if j.running
+        ]
+        for job in self.queue():
+            times = sorted({self.now} | {t for start, end, _, _ in planned for t in (start, end) if t > self.now})
+            for start in times:
+                end = start + job.limit_believed
+                free = [self.free_at(planned, t) for t in times if t == start or start < t < end]
+                least = [[min(column) for column in zip(*node, strict=True)] for node in zip(*free, strict=True)]
+                nodes = self.choose(job, least)
+                if nodes is not None:
+                    planned.append((start, end, job, nodes))
+                    if start == self.now:
+                        self.begin(job, nodes)
+                    break
+
+    def free_at(self, planned, time):
+        free = self.whole()
+        for start, end, job, nodes in planned:
+            if start <= time < end:
+                for n in nodes:
+                    free[n] = [f - x for f, x in zip(free[n], self.need(job), strict=True)]
+        return [[-1, -1, -1] if i in self.down else f for i, f in enumerate(free)]
+
+
+class Changing(PacedReference):
+    """Orders whose keys change while jobs wait: wfp3 and unicef (limits), n GPUs, waited w, believed r."""
+
+    def key(self, job):
+        waited, believed = self.now - job.submit, job.limit_believed
+        if self.order == "wfp3":
+            return -((waited / believed) ** 3) * job.gpus
+        return -waited / (max(math.log2(max(job.gpus, 1)), 1e-15) * believed)
