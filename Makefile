@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml
 	    $(PYTHON) -m venv --clear $(VENV); } || { \
 	  echo "'$(PYTHON) -m venv' failed; as root: apt-get install python3-venv" >&2; exit 1; }
 	@echo "installing gpusched and its test tools into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,learn,milp]'
 	@touch $@
 
 packages:

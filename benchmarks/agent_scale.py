@@ -1,0 +1,93 @@
+"""The GIST agent at scale against every heuristic that knows as much: mean JCT and utilization, seed by seed.
+
+Poisson arrivals at an offered load of 0.9, jobs of 1 to 32 GPUs (one to four servers), run times drawn from two
+lognormals and limits from a menu above them: `workload`. The seeds were used neither for learning nor for choosing.
+
+`.venv/bin/python -m benchmarks.agent_scale [--policy DIR] [--servers 8 32] [--seeds 10] [--jobs 10000]`
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusched.learn.evaluate import heuristics
+from gpusched.learn.gist.scale import figures
+from gpusched.policies import BUILT_IN, load_policy
+from gpusched.sim.cluster import Pool
+from gpusched.sim.generate import generate
+from gpusched.sim.policies import ReplayPolicy, of_spec
+from gpusched.sim.workload import Workload, load_workload
+
+FIRST_SEED = 9000
+WORKLOAD = Path(__file__).with_name("agent_workload.yaml")
+_FINALISTS = 8
+
+Figures = npt.NDArray[np.float64]
+
+
+def workload(servers: int, jobs: int) -> Workload:
+    """The workload's description, for that many servers of 8 GPUs."""
+    from dataclasses import replace
+
+    return replace(load_workload(WORKLOAD), jobs=jobs, load_gpus=8 * servers)
+
+
+def measured(policies: list[tuple[ReplayPolicy, str]], servers: int, seeds: int, jobs: int) -> Figures:
+    """``float64[policies, seeds, 2]``: mean JCT in hours, utilization in %."""
+    found = np.zeros((len(policies), seeds, 2))
+    pool = Pool.uniform(servers, 8)
+    for s in range(seeds):
+        trace = generate(workload(servers, jobs), FIRST_SEED + s)
+        for p, (policy, placement) in enumerate(policies):
+            mine = figures(policy, trace, pool, placement or None)
+            found[p, s] = mine.mean_jct_s / 3600, 100 * mine.utilization
+    return found
+
+
+def compare(agent: ReplayPolicy, servers: int, seeds: int, jobs: int) -> None:
+    """Every heuristic with best fit, then the best of them with other placements, and the agent beside them."""
+    plain = [(h, "best-fit") for h in heuristics("estimate")]
+    found = measured(plain, servers, seeds, jobs)
+    best = np.argsort(found[:, :, 0].mean(1))[:_FINALISTS]
+    more = [(plain[i][0], placement) for i in best for placement in ("first-fit", "spread")]
+    rivals = plain + more
+    found = np.concatenate((found, measured(more, servers, seeds, jobs)))
+    mine = measured([(agent, "")], servers, seeds, jobs)[0]
+    order = np.argsort(found[:, :, 0].mean(1))
+    print(f"\n{servers} servers, {seeds} seeds of {jobs} jobs: mean JCT (h), utilization (%)")
+    print(f"{'agent':28}{mine[:, 0].mean():8.3f}{mine[:, 1].mean():8.2f}")
+    for i in order[:6]:
+        name = f"{rivals[i][0].name}, {rivals[i][1]}"
+        print(f"{name:28}{found[i, :, 0].mean():8.3f}{found[i, :, 1].mean():8.2f}")
+    top = found[order[0]]
+    against("the best heuristic", mine, top[:, 0], top[:, 1])
+    against("the best heuristic of each seed", mine, found[:, :, 0].min(0), found[:, :, 1].max(0))
+
+
+def against(what: str, mine: Figures, jct: Figures, use: Figures) -> None:
+    """The agent's figures less these, seed by seed."""
+    change, points = 100 * (mine[:, 0] / jct - 1), mine[:, 1] - use
+    print(f"against {what}: JCT {change.mean():+.1f} % on the mean, {change.max():+.1f} % on the worst seed; "
+          f"utilization {points.mean():+.2f} points on the mean, {points.min():+.2f} on the worst")  # fmt: skip
+    print("  JCT % by seed:      ", " ".join(f"{x:+6.1f}" for x in change))
+    print("  utilization by seed:", " ".join(f"{x:+6.2f}" for x in points))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--policy", default=str(BUILT_IN / "gist.yaml"))
+    parser.add_argument("--servers", type=int, nargs="+", default=[8, 32])
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--jobs", type=int, default=10_000)
+    args = parser.parse_args()
+    agent = of_spec(load_policy(args.policy))
+    for servers in args.servers:
+        compare(agent, servers, args.seeds, args.jobs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Batched clusters and the paper's agent: decisions per second, and seconds to 99 % of the optimum.
+
+python -m benchmarks.learn
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from gpusched.learn.gist import dqn, expectimax
+from gpusched.learn.gist.setting import paper
+from gpusched.learn.gist.speed import decisions_per_s
+
+MARK = 0.99
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement of speed")
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    for clusters in (256, 1024, 4096, 16384):
+        for variant in ("masked", "wait"):
+            speed = decisions_per_s(paper("A100", 24), variant, clusters, options.seconds)
+            print(
+                f"{variant:7} {clusters:6} clusters: {speed.per_s:9,.0f} decisions/s of wall time, "
+                f"{speed.per_cpu_s:9,.0f} of CPU time"
+            )
+    optimum = expectimax.clairvoyant(paper("A100"))
+    for variant in ("masked", "paper"):
+        for seed in range(options.seeds):
+            cpu = time.process_time()
+            found = dqn.train(
+                paper("A100"), variant, dqn.Hyper(), seed, until=lambda point: point.utilization >= MARK * optimum
+            )
+            last = found.course[-1]
+            print(
+                f"{variant:7} seed {seed}: U {last.utilization:.4f} after {last.episodes} episodes, "
+                f"{found.seconds:.2f} s, {time.process_time() - cpu:.2f} s of CPU time"
+            )
+
+
+if __name__ == "__main__":
+    main()
