@@ -122,29 +122,59 @@ def shapes_of(classes: list[JobClass]) -> dict[Shape, int]:
 
 
 def patterns_of(problem: Problem, nodes: list[NodeClass], shapes: dict[Shape, int]) -> list[Pattern]:
-    """Every way to fill each node class with something.
+    """Every way to fill each node class with something; see `check_ways`."""
+    return [
+        Pattern(index, counts, node_cost(problem, node.rooms[0], node.total, gpus))
+        for index, node in enumerate(nodes)
+        for counts, gpus in _fillings(node, _fitting(node, shapes))
+    ]
+
+
+def check_ways(nodes: list[NodeClass], shapes: dict[Shape, int], most: int) -> None:
+    """Counts the patterns without making them.
 
     Raises:
-        TooMany: More than `MAX_PATTERNS`.
+        TooMany: More than ``most``.
     """
-    found: list[Pattern] = []
-    listed = list(shapes.items())
-    for index, node in enumerate(nodes):
-        fitting = [
-            (i, s.need, s.late, jobs * (1 if s.parts > 1 else s.parts))
-            for i, (s, jobs) in enumerate(listed)
-            if (s.kind == node.kind or (s.kind < 0 and -s.kind >> node.kind & 1))
-            and (s.mask < 0 or node.allows[s.mask])
-            and _covers(node.rooms, s.need)
-        ]
-        for counts, gpus in _fillings(node, fitting):
-            found.append(Pattern(index, counts, node_cost(problem, node.rooms[0], node.total, gpus)))
-            if len(found) > MAX_PATTERNS:
-                raise TooMany(f"more than {MAX_PATTERNS} ways to fill the nodes")
-    return found
+    ways = 0
+    for node in nodes:
+        ways += _count(node, _fitting(node, shapes), most - ways)
+        if ways > most:
+            raise TooMany(f"more than {most} ways to fill the nodes")
 
 
 _Fitting = list[tuple[int, tuple[int, int, int], bool, int]]
+
+
+def _fitting(node: NodeClass, shapes: dict[Shape, int]) -> _Fitting:
+    """(shape, need, late, how many there can be) of the shapes that fit the node alone."""
+    return [
+        (i, s.need, s.late, jobs)
+        for i, (s, jobs) in enumerate(shapes.items())
+        if (s.kind == node.kind or (s.kind < 0 and -s.kind >> node.kind & 1))
+        and (s.mask < 0 or node.allows[s.mask])
+        and _covers(node.rooms, s.need)
+    ]
+
+
+def _count(node: NodeClass, fitting: _Fitting, most: int) -> int:
+    """How many `_fillings` there are, from what is left rather than one by one; about, where more than ``most``."""
+    states = {(node.rooms, node.late_rooms): 1}
+    for _, need, late, many in fitting:
+        reached: dict[tuple[tuple[int, int, int], tuple[int, int, int]], int] = {}
+        for (rooms, late_rooms), ways in states.items():
+            left, late_left = rooms, late_rooms
+            reached[left, late_left] = reached.get((left, late_left), 0) + ways
+            for _ in range(many):
+                if not _covers(left, need) or (late and not _covers(late_left, need)):
+                    break
+                left = _less(left, need)
+                late_left = _less(late_left, need) if late else late_left
+                reached[left, late_left] = reached.get((left, late_left), 0) + ways
+        states = reached
+        if sum(states.values()) - 1 > most:
+            break
+    return sum(states.values()) - 1
 
 
 def _fillings(node: NodeClass, fitting: _Fitting) -> Iterator[tuple[dict[int, int], int]]:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from gpusched.mapping.problem import Answer, Flags, Ints, Nodes, Problem, node_cost, value_of
 
+Takes = Callable[[int, Nodes], bool]
 
-def greedy(problem: Problem, *, head_blocks: bool = False) -> Answer:
+
+def greedy(problem: Problem, *, head_blocks: bool = False, takes: Takes | None = None) -> Answer:
     """Never places a job where that is worth nothing.
 
     Args:
         problem: What to answer.
         head_blocks: The first job that does not start ends it.
+        takes: Asked before a job starts on nodes; where it says no the job is tried on the next GPU type.
     """
-    search = _Search(problem)
+    search = _Search(problem, takes)
     nodes: list[Nodes] = []
     for job in range(len(problem)):
         nodes.append(search.place(job))
@@ -37,8 +42,8 @@ def best_imaginable(problem: Problem) -> float:
 class _Search:
     """The rooms while jobs are placed; a request that failed once will not fit later either."""
 
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
+    def __init__(self, problem: Problem, takes: Takes | None) -> None:
+        self._problem, self._takes = problem, takes
         self._rooms, self._late = problem.rooms.copy(), problem.late_rooms.copy()
         self._cap = problem.cap.copy()
         self._failed: set[tuple[object, ...]] = set()
@@ -59,10 +64,13 @@ class _Search:
             where = self._fitting(job, of_kind)
             if not where:
                 self._failed.add((request, kind))
-            elif gain + float(p.bonus[job]) - self._cost(job, where) > 0:
+            elif gain + float(p.bonus[job]) - self._cost(job, where) > 0 and self._taken(job, where):
                 self._take(job, where, gpus)
                 return where
         return ()
+
+    def _taken(self, job: int, where: Nodes) -> bool:
+        return self._takes is None or self._takes(job, where)
 
     def _fitting(self, job: int, of_kind: Flags) -> Nodes:
         """The nodes on which least is left over (GPUs, then cores, then memory); nothing where there are too few."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -65,11 +66,12 @@ class Problem:
         """How many GPU types there are."""
         return int(self.gain.shape[1])
 
-    def usable(self, job: int) -> Flags:
-        """``bool[nodes]``: which nodes the job may use, full or not."""
-        may: Flags = (self.rooms[:, 0] >= 0) & ~np.isnan(self.gain[job])[self.kind]
+    def usable(self, job: int, nodes: Nodes | slice = slice(None)) -> Flags:
+        """``bool[nodes]``: which of these nodes (all) the job may use, full or not."""
+        at = nodes if isinstance(nodes, slice) else list(nodes)
+        may: Flags = (self.rooms[at, 0] >= 0) & ~np.isnan(self.gain[job])[self.kind[at]]
         if self.mask[job] >= 0:
-            may &= self.allowed[self.mask[job]]
+            may &= self.allowed[self.mask[job], at]
         return may
 
     def mixes(self, job: int) -> bool:
@@ -115,14 +117,40 @@ class Answer:
 def value_of(problem: Problem, nodes: tuple[Nodes, ...]) -> float:
     """What an answer is worth: gains and bonuses, less what opening nodes and leaving useless GPUs cost."""
     taken = np.zeros(len(problem.rooms), np.int64)
-    worth = 0.0
-    for job, where in enumerate(nodes):
-        if where:
-            worth += problem.gain_on(job, where) + float(problem.bonus[job])
-            taken[list(where)] += problem.need[job, 0]
+    job, where = _pairs(nodes)
+    np.add.at(taken, where, problem.need[job, 0])
+    starts = [(job, where) for job, where in enumerate(nodes) if where]
+    worth = sum(problem.gain_on(job, where) + float(problem.bonus[job]) for job, where in starts)
     for node in np.flatnonzero(taken).tolist():
         worth -= node_cost(problem, int(problem.rooms[node, 0]), int(problem.total[node]), int(taken[node]))
     return worth
+
+
+def part_of(problem: Problem, nodes: tuple[Nodes, ...], jobs: Ints) -> Problem:
+    """The problem of some of the jobs, in their order, on what the others, started as in ``nodes``, leave.
+
+    An answer to it makes, with those starts, an answer to the whole that is worth as much more than they are.
+    """
+    rooms, late, cap = problem.rooms.copy(), problem.late_rooms.copy(), problem.cap.copy()
+    job, node = _pairs(nodes)
+    others = ~np.isin(job, jobs)
+    job, node = job[others], node[others]
+    np.subtract.at(rooms, node, problem.need[job])
+    np.subtract.at(late, node, problem.need[job] * problem.late[job, None])
+    np.subtract.at(cap, problem.user[job], problem.need[job, 0])
+    taken = (rooms != problem.rooms).any(1)
+    late[taken] = np.minimum(late[taken], rooms[taken])
+    return replace(
+        problem, rooms=rooms, late_rooms=late, cap=np.maximum(cap, 0.0), parts=problem.parts[jobs],
+        need=problem.need[jobs], mask=problem.mask[jobs], late=problem.late[jobs], must=problem.must[jobs],
+        gain=problem.gain[jobs], bonus=problem.bonus[jobs], user=problem.user[jobs],
+    )  # fmt: skip
+
+
+def _pairs(nodes: tuple[Nodes, ...]) -> tuple[Ints, Ints]:
+    """``int64[parts]`` twice: the job and the node of every part."""
+    job = np.repeat(np.arange(len(nodes)), [len(where) for where in nodes])
+    return job, np.fromiter(chain.from_iterable(nodes), np.int64, len(job))
 
 
 def node_cost(problem: Problem, free: int, total: int, taken: int) -> float:
@@ -139,17 +167,17 @@ def faults(problem: Problem, nodes: tuple[Nodes, ...]) -> list[str]:
     for job, where in enumerate(nodes):
         if not where:
             continue
-        rows = list(where)
         if len(where) != problem.parts[job] or len(set(where)) != len(where):
             found.append(f"job {job} is on nodes {where}, and needs {problem.parts[job]} distinct ones")
-        if not problem.usable(job)[rows].all():
+        if not problem.usable(job, where).all():
             found.append(f"job {job} may not use all of {where}")
-        if len(set(problem.kind[rows].tolist())) > 1 and not problem.mixes(job):
+        if len(where) > 1 and len(set(problem.kind[list(where)].tolist())) > 1 and not problem.mixes(job):
             found.append(f"job {job} mixes GPU types")
-        taken[rows] += problem.need[job]
-        late[rows] += problem.need[job] * problem.late[job]
         user = int(problem.user[job])
         held[user] = held.get(user, 0) + int(problem.parts[job] * problem.need[job, 0])
+    job_of, node_of = _pairs(nodes)
+    np.add.at(taken, node_of, problem.need[job_of])
+    np.add.at(late, node_of, problem.need[job_of] * problem.late[job_of, None])
     for what, given, rooms in (("has", taken, problem.rooms), ("may to late jobs", late, problem.late_rooms)):
         over = np.flatnonzero((given > rooms).any(1) & given.any(1))
         found += [f"node {n} gives more than it {what}" for n in over.tolist()]

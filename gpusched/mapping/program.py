@@ -8,29 +8,40 @@ from typing import Any
 import numpy as np
 
 from gpusched.mapping.classes import (
+    MAX_PATTERNS,
     JobClass,
     NodeClass,
     Pattern,
     Shape,
+    check_ways,
     job_classes,
     node_classes,
     patterns_of,
     shapes_of,
 )
-from gpusched.mapping.problem import TOLERANCE, Floats, Nodes, Problem
+from gpusched.mapping.problem import TOLERANCE, Nodes, Problem
 
 _NOTHING = 1e-3  # a reduced cost that small counts as none
 
 
 class Program:
-    """The variables and rows of one problem."""
+    """The variables and rows of one problem.
 
-    def __init__(self, problem: Problem) -> None:
+    Args:
+        problem: What to answer.
+        most: Ways to fill nodes that it may have.
+
+    Raises:
+        TooMany: It has more.
+    """
+
+    def __init__(self, problem: Problem, most: int = MAX_PATTERNS) -> None:
         self._problem = problem
         self.jobs: list[JobClass] = job_classes(problem)
         self.nodes: list[NodeClass] = node_classes(problem)
         counted = shapes_of(self.jobs)
         self.shapes: list[Shape] = list(counted)
+        check_ways(self.nodes, counted, most)
         self.patterns: list[Pattern] = patterns_of(problem, self.nodes, counted)
         self._place = {shape: i for i, shape in enumerate(self.shapes)}
         self.k: dict[tuple[int, int], int] = {}
@@ -97,6 +108,7 @@ class Program:
             shape = self._place[Shape(*self.jobs[s].part, kind)]
             covered[shape][column] = -float(self.jobs[s].part[3])
         self._rows += [(-np.inf, float(len(n.nodes)), row) for n, row in zip(self.nodes, used, strict=True) if row]
+        self._covering = range(len(self._rows), len(self._rows) + sum(map(bool, covered)))
         self._rows += [(0.0, 0.0, row) for row in covered if row]
 
     def _gang_rows(self) -> None:
@@ -126,17 +138,29 @@ class Program:
         matrix.value_ = np.array([value for row in self._rows for value in row[2].values()])
         return lp
 
-    def near(
-        self, values: Sequence[float], duals: Sequence[float], lower: Floats, upper: Floats
-    ) -> tuple[Floats, Floats]:
-        """Bounds for a search near the relaxation's solution; see `_runs`."""
+    def near(self, module: Any, values: Sequence[float], duals: Sequence[float]) -> Any:
+        """As `model`, for a search near the relaxation's solution; see `milp`.
+
+        Rounded down, the patterns' parts of a gang's shape need not come out even: here there may be more parts than
+        the jobs take. `nodes_of` leaves them.
+        """
+        lp = self.model(module)
         filled = slice(self.z, self.z + len(self.patterns))
         whole = np.floor(np.array(values)[filled] + TOLERANCE)
         useful = np.abs(np.array(duals)[filled]) <= _NOTHING
-        lower, upper = lower.copy(), upper.copy()
-        lower[filled] = whole
+        free = np.array([any((shape, n) in self.u for shape, n in p.counts.items()) for p in self.patterns], np.bool_)
+        lower, upper = np.array(self._lower), np.array(self._upper)
+        lower[filled] = np.where(free, 0.0, whole)
         upper[filled] = np.where(useful, upper[filled], whole)
-        return lower, upper
+        lp.col_lower_, lp.col_upper_ = lower, upper
+        most = np.array([row[1] for row in self._rows])
+        most[self._covering] = np.inf
+        lp.row_upper_ = most
+        return lp
+
+    def rounded(self, values: Sequence[float]) -> list[float]:
+        """The relaxation's solution in whole numbers, downwards; for `nodes_of`."""
+        return [float(value) for value in np.floor(np.array(values) + TOLERANCE)]
 
     def column_of(self, nodes: tuple[Nodes, ...]) -> list[float]:
         """An answer as values of the variables."""
@@ -164,7 +188,10 @@ class Program:
         return column
 
     def nodes_of(self, column: Sequence[float]) -> tuple[Nodes, ...]:
-        """The other way: parts dealt out node by node, so that a gang never meets itself."""
+        """The other way: parts dealt out node by node, so that a gang never meets itself.
+
+        Of values that are not a solution (rounded down): as many of the jobs as there are parts for.
+        """
         deck: list[list[int]] = [[] for _ in self.shapes]
         left = [list(one.nodes) for one in self.nodes]
         for i, pattern in enumerate(self.patterns):
@@ -175,13 +202,14 @@ class Program:
         hands: list[list[Nodes]] = []
         for one, parts in zip(self.shapes, deck, strict=True):
             jobs = len(parts) // one.parts
-            hands.append([tuple(parts[j::jobs]) for j in range(jobs)])
+            dealt = [tuple(parts[j::jobs][: one.parts]) for j in range(jobs)]
+            hands.append([hand for hand in dealt if len(set(hand)) == one.parts])
         nodes: list[Nodes] = [()] * len(self._problem)
         for s, like in enumerate(self.jobs):
             waiting = iter(like.jobs)
             gains = self._problem.gain[like.jobs[0]]
             for kind in sorted(like.kinds, key=lambda t: 0.0 if t < 0 else -gains[t]):
                 for _ in range(round(column[self.k[s, kind]])):
-                    hand = hands[self._place[Shape(*like.part, kind)]]
-                    nodes[next(waiting)] = hand.pop(0)
+                    if hand := hands[self._place[Shape(*like.part, kind)]]:
+                        nodes[next(waiting)] = hand.pop(0)
         return tuple(nodes)

@@ -12,22 +12,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.mapping.greedy import greedy
-from gpusched.mapping.problem import Answer, Problem
+from gpusched.mapping.greedy import best_imaginable, greedy
+from gpusched.mapping.problem import Answer, Nodes, Problem, value_of
 from gpusched.model.policy import Mapping
-from gpusched.sched.backfill import launch, protect, reserve
+from gpusched.sched.backfill import launch, protect
 from gpusched.sched.fit import request_of
-from gpusched.sched.place import choose
+from gpusched.sched.mapped_head import Prefix, reserve_head
+from gpusched.sched.mapped_words import Report, say_why
 from gpusched.sched.state import (
-    ARRAY_LIMIT,
-    BACKFILL,
-    BEST_FIT,
     EASY,
-    FIRST_FIT,
-    MAPPING,
     OK,
     PRIORITY,
-    RESOURCES,
     SKIP,
     STARTED,
     Floats,
@@ -41,7 +36,7 @@ from gpusched.sched.state import (
 )
 
 Bools = npt.NDArray[np.bool_]
-Solver = Callable[[Problem, Answer], Answer]
+Solver = Callable[[Problem, Answer, float], Answer]  # the last: of the time left, what it may take
 _NOBODY = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 CORES_ONLY = 0.1  # what a job without GPUs counts for, in GPUs
 
@@ -71,6 +66,8 @@ class Wishes(NamedTuple):
         speed: Jobs -> ``float64[jobs, kinds]``: how fast each goes on each GPU type, in any unit of its own.
         user: ``int64[jobs]``. held: ``float64[users]``: GPUs that a user's jobs hold in the partition.
         priority: ``int64[jobs]``: explicit priorities. unfit: See `Problem`.
+        lasts: Jobs -> ``float64[jobs, kinds]``: how long each holds the nodes it gets, by their GPU type, seconds.
+            None: its limit at most, wherever it runs (it is ended then), in proportion to its speed for all one knows.
     """
 
     speed: Callable[[Ints], Floats]
@@ -78,6 +75,7 @@ class Wishes(NamedTuple):
     held: Floats
     priority: Ints
     unfit: Floats
+    lasts: Callable[[Ints], Floats] | None = None
 
 
 class Keep(NamedTuple):
@@ -89,18 +87,6 @@ class Keep(NamedTuple):
 
     job: int
     rows: Callable[[], Ints]
-
-
-class Report(NamedTuple):
-    """One mapping: how many jobs were looked at and started, its value and the greedy answer's, and how sure it is."""
-
-    jobs: int
-    started: int
-    value: float
-    greedy: float
-    gap: float
-    solver: str
-    note: str
 
 
 class Mapped(NamedTuple):
@@ -123,7 +109,8 @@ def map_queue(
     """Decides for one partition's jobs, ``queue: int64[waiting]`` in order of precedence; see `backfill.schedule`.
 
     With NONE, and for those before the head with EASY, the jobs that start are those that the greedy mapping starts in
-    this order, on any GPU type they may have. With SKIP, and behind the head with EASY, the mapping chooses among the
+    this order; with NONE on any GPU type they may have, with EASY not on one where they would end later than if they
+    waited for a faster one (`mapped_head`). With SKIP, and behind the head with EASY, the mapping chooses among the
     window; of those the greedy one starts, the ones with more priority than others stay.
 
     Args:
@@ -137,24 +124,25 @@ def map_queue(
     """
     window, others = _window(board, queue, mapping.window)
     if not len(window):
-        _say_why(board, others, -1, np.inf, backfill)
+        say_why(board, others, -1, window, backfill)
         return Mapped(-1, np.inf, [])
     task = _Task(board, wishes, mapping, solver, window)
     head, shadow, held = -1, np.inf, _NOBODY
+    late = np.zeros(0, np.int64)
     if backfill == SKIP:
         held = task.choose_around(window, keep)
     else:
-        rest = window[task.start_prefix(window) :]
+        rest = window[task.start_prefix(window, waits=backfill == EASY) :]
         if len(rest):
             head = int(rest[0])
-            request = request_of(board.requests, board.jobs.shape[head])
-            shadow = float(
-                reserve(board.rooms, board.releases, board.jobs.masks, request, BEST_FIT, board.now, board.scratch)
-            )
-        if len(rest) > 1 and backfill == EASY:
-            protect(board.rooms, request, shadow < np.inf, board.scratch)
-            task.choose_among(rest[1:], board.now + board.jobs.limit[rest[1:]] > shadow)
-    _say_why(board, [*window.tolist(), *others], head, shadow, backfill)
+            shadow = task.reserve(head)
+        if backfill == EASY and head >= 0:
+            behind = np.array([*rest[1:], *others], np.int64)
+            outlasting = task.outlasting(behind, head, shadow)
+            late = behind[outlasting]
+            if len(rest) > 1:
+                task.choose_among(rest[1:], outlasting[: len(rest) - 1])
+    say_why(board, [*window.tolist(), *others], head, late, backfill)
     board.rooms.gpus[held[0]] = held[1]
     return Mapped(head, shadow, task.reports)
 
@@ -193,24 +181,78 @@ class _Task:
         self._place = {int(job): i for i, job in enumerate(window)}
         self.reports: list[Report] = []
 
-    def start_prefix(self, jobs: Ints) -> int:
-        """Starts jobs in their order until one does not fit; how many."""
-        everyone = greedy(self._problem(jobs, None, 0.0), head_blocks=True)
-        count = next((i for i, nodes in enumerate(everyone.nodes) if not nodes), len(jobs))
+    def start_prefix(self, jobs: Ints, *, waits: bool) -> int:
+        """Starts jobs in their order until one does not fit, or ``waits`` for a faster type; how many."""
+        problem = self._problem(jobs, None, 0.0)
+        takes = None
+        if waits:
+            takes = Prefix(self._board, jobs, problem, self._runs_s(jobs, problem), self._holds_s(jobs), self._lo)
+        nodes = greedy(problem, head_blocks=True, takes=takes).nodes
+        count = next((i for i, where in enumerate(nodes) if not where), len(jobs))
         if count:
             problem = self._problem(jobs[:count], None, 0.0, must=np.ones(count, np.bool_))
-            self._carry_out(jobs[:count], problem, greedy(problem), None)
+            if waits:
+                self._keep_to_floor(problem, nodes)
+            value, bound = value_of(problem, nodes[:count]), best_imaginable(problem)
+            first = Answer(nodes=nodes[:count], value=value, bound=bound, note="not optimised")
+            self._carry_out(jobs[:count], problem, first, None, count / len(jobs))
         return count
 
-    def choose_among(self, jobs: Ints, late: Bools | None) -> None:
-        """Starts of these jobs what is worth most; ``late``: which of them outlast the head's wait."""
+    def _keep_to_floor(self, problem: Problem, nodes: tuple[Nodes, ...]) -> None:
+        """Whoever has a type above the floor is not brought below it for others' sake."""
+        speed = problem.gain / _gpus_of(problem)[:, None]
+        for job in range(len(problem)):
+            if not problem.mixes(job):
+                least = min(self._mapping.floor, speed[job, problem.kind[nodes[job][0]]])
+                problem.gain[job, speed[job] < least] = np.nan
+
+    def reserve(self, head: int) -> float:
+        """The shadow time of the first job that does not start; what is left beside it then is in ``scratch``."""
+        board, one = self._board, np.array([head])
+        shadow = reserve_head(board, head, self._runs_s(one, self._problem(one, None, 0.0))[0])
+        protect(board.rooms, request_of(board.requests, board.jobs.shape[head]), shadow < np.inf, board.scratch)
+        return shadow
+
+    def outlasting(self, jobs: Ints, head: int, shadow: float) -> Bools:
+        """Which of the jobs would hold the nodes reserved for the head after its shadow time."""
+        board = self._board
+        reserved = board.scratch.chosen[: board.requests.parts[board.jobs.shape[head]]]
+        if shadow == np.inf:
+            return np.zeros(len(jobs), np.bool_)
+        late: Bools = board.now + self._holds_s(jobs)[:, board.kind[reserved]].max(1) > shadow
+        return late
+
+    def _holds_s(self, jobs: Ints) -> Floats:
+        """``float64[jobs, kinds]``: how long a job keeps its nodes at the most, by their type."""
+        if self._wishes.lasts is not None:
+            return self._wishes.lasts(jobs)
+        limit: Floats = self._board.jobs.limit[jobs]
+        return np.repeat(limit[:, None], int(self._board.kind.max(initial=0)) + 1, axis=1)
+
+    def _runs_s(self, jobs: Ints, problem: Problem) -> Floats:
+        """``float64[jobs, kinds]``: how long a job runs by what is believed of it; infinite where it cannot."""
+        speed = problem.gain / _gpus_of(problem)[:, None]  # of a problem without a floor
+        if self._wishes.lasts is not None:
+            runs = self._wishes.lasts(jobs)
+        else:
+            runs = self._board.jobs.limit[jobs][:, None] / speed
+        return np.where(np.isnan(speed), np.inf, runs)
+
+    def choose_among(self, jobs: Ints, late: Bools | None, share: float = 1.0) -> None:
+        """Starts of these jobs what is worth most.
+
+        Args:
+            jobs: Which.
+            late: Those of them that outlast the head's wait.
+            share: Of the optimiser's time that is left.
+        """
         problem = self._problem(jobs, late, self._mapping.floor)
         first = greedy(problem)
         priority = self._wishes.priority[jobs]
         above = priority > priority.min(initial=0)
         if above.any():
             problem.must[:] = above & np.array([bool(nodes) for nodes in first.nodes])
-        self._carry_out(jobs, problem, first, late)
+        self._carry_out(jobs, problem, first, late, share)
 
     def choose_around(self, jobs: Ints, keep: Keep | None) -> tuple[Ints, Ints]:
         """Likewise, with nodes kept from some; returns these nodes, which are shut then, and what GPUs they had."""
@@ -219,7 +261,7 @@ class _Task:
             return _NOBODY
         first = jobs.tolist().index(keep.job)
         if first:
-            self.choose_among(jobs[:first], None)
+            self.choose_among(jobs[:first], None, first / len(jobs))
         rows, gpus = keep.rows(), self._board.rooms.gpus
         had = gpus[rows].copy()
         gpus[rows] = -1
@@ -293,9 +335,10 @@ class _Task:
         problem: Problem,
         first: Answer,
         late: Bools | None,
+        share: float,
     ) -> None:
         """The best answer there is, started."""
-        answer = first if self._solver is None else self._solver(problem, first)
+        answer = first if self._solver is None else self._solver(problem, first, share)
         board, scratch = self._board, self._board.scratch
         for i, nodes in enumerate(answer.nodes):
             if not nodes:
@@ -304,10 +347,15 @@ class _Task:
             request = request_of(board.requests, board.jobs.shape[job])
             scratch.chosen[: len(nodes)] = np.array(nodes) + self._lo
             outlasts = late is not None and bool(late[i])
+            first_slot = board.releases.used[0]
             launch(
                 board.rooms, board.releases, board.jobs, request, job, board.now, outlasts, late is not None, scratch,
                 board.outcome,
             )  # fmt: skip
+            if self._wishes.lasts is not None:
+                slots = board.releases.order[first_slot : board.releases.used[0]]
+                held = self._wishes.lasts(jobs[i : i + 1])[0, problem.kind[list(nodes)]]
+                board.releases.end[slots] = board.now + held.max()
             board.outcome.code[job] = STARTED
             self._held[self._wishes.user[job]] += request.parts * request.gpus
         started = sum(bool(nodes) for nodes in answer.nodes)
@@ -319,29 +367,10 @@ def _table(rooms: Rooms, rows: slice) -> Ints:
     return np.column_stack([column[rows] for column in rooms])
 
 
-def _say_why(board: Board, jobs: list[int], head: int, shadow: float, backfill: int) -> None:
-    """The codes of those of the jobs that stay."""
-    code, shape = board.outcome.code, board.jobs.shape
-    fits: dict[int, bool] = {}
-    for job in jobs:
-        array = board.jobs.array[job]
-        if code[job] == STARTED:
-            continue
-        if array >= 0 and board.jobs.array_room[array] <= 0:
-            code[job] = ARRAY_LIMIT
-            continue
-        one = int(shape[job])
-        if one not in fits:
-            request = request_of(board.requests, one)
-            fits[one] = bool(choose(board.rooms, board.jobs.masks, request, FIRST_FIT, board.scratch))
-        if job == head:
-            code[job] = MAPPING if fits[one] else RESOURCES  # a gang may fit on two GPU types together
-        elif backfill == EASY and fits[one] and board.now + board.jobs.limit[job] > shadow:
-            code[job] = BACKFILL
-        elif fits[one] and backfill != 0:
-            code[job] = MAPPING
-        else:
-            code[job] = RESOURCES if backfill == SKIP else PRIORITY
+def _gpus_of(problem: Problem) -> Floats:
+    """``float64[jobs]``: what each counts for."""
+    gpus: Floats = np.maximum(problem.parts * problem.need[:, 0], CORES_ONLY)
+    return gpus
 
 
 def unfit_of(sizes: Ints, most: int) -> Floats:
@@ -350,17 +379,3 @@ def unfit_of(sizes: Ints, most: int) -> Floats:
         return np.zeros(most + 1)
     levels = np.arange(most + 1)
     return 1.0 - np.searchsorted(np.sort(sizes), levels, side="right") / len(sizes)
-
-
-def summary(reports: list[Report]) -> str:
-    """The mappings of one decision in a line; "" where there were none."""
-    if not reports:
-        return ""
-    jobs, started = sum(r.jobs for r in reports), sum(r.started for r in reports)
-    gap = max(r.gap for r in reports)
-    gain = sum(r.value - r.greedy for r in reports)
-    known = f"at most {gap:.2%} below the best" if gap < 1 else "how near the best is not known"
-    notes = "; ".join(dict.fromkeys(r.note for r in reports if r.note))
-    return f"{started} of {jobs} jobs mapped, worth {gain:.3g} GPUs more than greedily, {known}" + (
-        f" ({notes})" if notes else ""
-    )

@@ -5,14 +5,15 @@ The optimiser runs in Python, so this is slower than the compiled replays by a f
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from gpusched.errors import UsageError
+from gpusched.mapping.problem import Answer, Problem
 from gpusched.model.policy import MAPPED, Mapping
-from gpusched.sched.mapped import Board, Keep, Report, Solver, Wishes, map_queue, unfit_of
+from gpusched.sched.mapped import Board, Keep, Solver, Wishes, map_queue, unfit_of
+from gpusched.sched.mapped_words import Report
 from gpusched.sched.stages import speeds_by_name
 from gpusched.sched.state import EASY, Floats, Ints
 from gpusched.sim.engine_build import World, forecast_for
@@ -82,6 +83,14 @@ class MappedRun:
         self._solver: Solver | None = _solver() if world.rule == "milp" else None
         self._speed = _speeds(world, self._mapping)
         shape = world.demand.shape[world.demand.shape >= 0]
+        # what jobs go by is known of what runs, too, where it is measured; an agent has its own way to foresee
+        pace, jobs = world.sim.pace, len(world.sim.jobs)
+        self._by_type = pace is not None and ordering is None and self._backfill == EASY
+        self._rate = np.ones((jobs, len(world.pool.gpu_types)))
+        self._kill = np.full(jobs, np.inf)
+        _set_measured(self._rate, world)
+        if pace is not None:
+            self._kill = pace.runs["limit"]
         self._unfit = unfit_of(world.demand.requests.gpus[shape], int(world.pool.gpus.max(initial=0)))
         self.reports: list[Report] = []
 
@@ -97,6 +106,7 @@ class MappedRun:
                 if self._estimates:
                     learn_from(queue.forecast, sim, queue, job)
             for job in sim.ready[: sim.counter[READY]].tolist():
+                sim.jobs[job]["believed"] = passes.jobs.limit[job]  # after a failure: no longer of where it ran
                 if self._estimates:
                     sim.jobs[job]["believed"] = estimate_of(queue.forecast, sim, queue, job)
                     passes.jobs.limit[job] = sim.jobs[job]["believed"]
@@ -124,6 +134,7 @@ class MappedRun:
             held=queue.users["held"].astype(np.float64),
             priority=np.zeros(len(sim.jobs), np.int64),
             unfit=self._unfit,
+            lasts=self._lasts if self._by_type else None,
         )
         done = map_queue(board, waiting, wishes, self._mapping, self._backfill, self._solver, keep)
         self.reports += done.reports
@@ -131,9 +142,18 @@ class MappedRun:
             request = shape_request(sim.shapes, sim.jobs[job]["shape"])
             first, at = outcome.offset[job], sim.jobs[job]["offset"]
             sim.held[at : at + request.parts] = outcome.nodes[first : first + request.parts]
+            if self._by_type:  # when its end is looked for among the releases, it must be the one noted there
+                kinds = world.pool.gpu_type[outcome.nodes[first : first + request.parts]]
+                sim.jobs[job]["believed"] = self._lasts(np.array([job]))[0, kinds].max()
             begin(sim, log, job, request, 0.0)
         self._ordering.started(outcome.started[: outcome.total[0]])
         forget_started(sim, queue, waiting)
+
+    def _lasts(self, jobs: Ints) -> Floats:
+        """``float64[jobs, kinds]``: the run time that is believed, at the measured speeds; a limit that kills binds."""
+        lasts: Floats = self._world.passes.jobs.limit[jobs][:, None] / self._rate[jobs]
+        bound: Floats = np.minimum(lasts, self._kill[jobs][:, None])
+        return bound
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -154,19 +174,29 @@ def _solver() -> Solver:
     from gpusched.mapping.milp import highs, solve
 
     highs()
-    return partial(solve, budget_s=AMPLE_S, max_nodes=SEARCH_NODES)
+
+    def solver(problem: Problem, start: Answer, _share: float) -> Answer:
+        return solve(problem, start, budget_s=AMPLE_S, max_nodes=SEARCH_NODES)
+
+    return solver
 
 
 def _speeds(world: World, mapping: Mapping) -> Floats:
     """``float64[jobs, kinds]``: measured where there are profiles, else by the policy's patterns of (model) names."""
-    trace, pool, pace = world.trace, world.pool, world.sim.pace
+    trace, pool = world.trace, world.pool
     names = (*trace.models, "")
     by_name = np.array([speeds_by_name(mapping.speeds, name, pool.gpu_types) for name in names])
     speeds: Floats = by_name[trace.model]
+    _set_measured(speeds, world)
+    return speeds
+
+
+def _set_measured(speeds: Floats, world: World) -> None:
+    """Puts the measured speeds, in parts of the recorded one, into ``float64[jobs, kinds]``, where there are any."""
+    pace = world.sim.pace
     if pace is not None:
         measured = pace.runs["row"] >= 0
         speeds[measured] = pace.speed[:, pace.runs["row"][measured], 0].T
-    return speeds
 
 
 def is_mapped(world: World) -> bool:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import numpy as np
 import pytest
 
-from gpusched.mapping.classes import simplified
+from gpusched.mapping.classes import (
+    TooMany,
+    check_ways,
+    job_classes,
+    node_classes,
+    patterns_of,
+    shapes_of,
+    simplified,
+)
 from gpusched.mapping.greedy import greedy
-from gpusched.mapping.milp import GAP, solve
-from gpusched.mapping.problem import Answer, Problem, faults, value_of
+from gpusched.mapping.milp import GAP, Limits, Search, solve
+from gpusched.mapping.problem import Answer, Problem, faults, part_of, value_of
 from tests.mapping.instances import best_of_all, busy_cluster, instance
 
 
@@ -104,15 +113,61 @@ def test_a_search_bound_gives_the_same_answer_every_time() -> None:
     assert answers[0].value > greedy(problem).value
 
 
-def test_too_many_ways_to_fill_a_node_leave_the_greedy_answer() -> None:
+def test_with_too_many_ways_to_fill_the_nodes_fewer_jobs_are_optimised() -> None:
+    """Every job is of its own shape, so the jobs are halved until the program is small enough; the rest go greedily."""
     rng = np.random.default_rng(7)
     jobs = 60
     problem = busy_cluster(rng, nodes=10, jobs=jobs)
     need = np.column_stack((rng.integers(1, 4, jobs), rng.integers(1, 20, jobs), rng.integers(1, 9999, jobs)))
     problem = dataclasses.replace(problem, need=need, parts=np.ones(jobs, np.int64))
-    answer = solve(problem, greedy(problem), budget_s=10)
-    assert answer.solver == "greedy"
-    assert answer.note == "more than 6000 ways to fill the nodes"
+    first = greedy(problem)
+    answer = solve(problem, first, budget_s=0.5)
+    assert faults(problem, answer.nodes) == []
+    assert answer.value >= first.value
+    assert answer.note.startswith("only the first 15 of 60 jobs optimised")
+    assert answer.bound == first.bound, "what is best for some of the jobs says nothing of all"
+
+
+def test_a_program_that_takes_too_long_to_make_is_made_of_fewer_jobs() -> None:
+    problem = busy_cluster(np.random.default_rng(9), nodes=30, jobs=120)
+    first = greedy(problem)
+    search = Search(problem, first, Limits(time.perf_counter() + 30, work=400))
+    search.run()
+    answer = search.best()
+    assert answer.note.startswith("only the first ")
+    assert faults(problem, answer.nodes) == []
+    assert answer.value >= first.value
+    hopeless = Search(problem, first, Limits(time.perf_counter() + 30, work=1))
+    hopeless.run()
+    assert (hopeless.best().nodes, hopeless.best().solver) == (first.nodes, "greedy")
+
+
+def test_ways_are_counted_as_they_are_made() -> None:
+    rng = np.random.default_rng(10)
+    for _ in range(40):
+        problem = simplified(instance(rng, nodes=6, jobs=10, largest=8))
+        nodes, shapes = node_classes(problem), shapes_of(job_classes(problem))
+        ways = len(patterns_of(problem, nodes, shapes))
+        check_ways(nodes, shapes, ways)
+        if ways:
+            with pytest.raises(TooMany):
+                check_ways(nodes, shapes, ways - 1)
+
+
+def test_the_rest_of_the_jobs_is_a_problem_on_what_the_others_leave() -> None:
+    rng = np.random.default_rng(11)
+    for _ in range(40):
+        problem = instance(rng, nodes=6, jobs=10)
+        whole = greedy(problem)
+        some = np.sort(rng.choice(10, 5, replace=False))
+        left = part_of(problem, whole.nodes, some)
+        answer = greedy(left)
+        nodes = list(whole.nodes)
+        for job, where in zip(some, answer.nodes, strict=True):
+            nodes[job] = where
+        assert faults(problem, tuple(nodes)) == []
+        mine = value_of(left, tuple(whole.nodes[job] for job in some))
+        assert value_of(problem, tuple(nodes)) - whole.value == pytest.approx(answer.value - mine)
 
 
 def test_nothing_to_place() -> None:
