@@ -73,8 +73,12 @@ def load_file(path: Path, agent: str) -> Model:
     Raises:
         ModelError: It is not there, cannot be read, is another agent's, or holds what is not a finite number.
     """
-    from safetensors import SafetensorError, safe_open
-
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        raise ModelError(
+            f"{path}: reading weights needs safetensors, which is not installed", "pip install safetensors"
+        ) from None
     try:
         content = path.read_bytes()
         with safe_open(path, framework="numpy") as file:

@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from gpusched.doctor.findings import Finding, failed
+from gpusched.doctor.needs import examine_needs
 from gpusched.errors import GpuschedError
 from gpusched.inventory import find_inventory, inventory_errors, load_inventory
 from gpusched.model.policy import PolicySpec
@@ -104,6 +105,7 @@ def examine_policies(inventory: Inventory, state: Path) -> list[Finding]:
         for name, spec in policies.items()
     )
     found.insert(0, Finding("policies", "policy", "ok", used))
+    found += examine_needs(inventory, policies, state)
     for file in sorted(policy_folders(inventory.path)[0].glob("*.yaml")):
         try:
             load_policy(file)

@@ -88,6 +88,8 @@ def train_predictor(request: TrainRequest) -> Trained:
         notes.append(f"judged on the last {len(judged)} jobs by a predictor that had learned nothing that ended later "
                      "than the first of them was submitted; the one saved has learned from all")  # fmt: skip
     predictor = predict.train(trace, until=last, seed=request.seed)
+    if predictor.about["calibration_jobs"] == "0":
+        notes.append("too few jobs to calibrate on: its 10 % and 90 % are as learned, and likely too near each other")
     path = Path(request.out) if request.out is not None else usual_file()
     predictor.save(path)
     return predict.Trained(
@@ -199,7 +201,7 @@ def with_job(past: Trace | None, job: Job) -> tuple[Trace, int]:
 
     past = select(past, np.flatnonzero([i != job.id for i in past.ids]))
     place = int(np.searchsorted(past.submit + (past.epoch or 0.0), job.submit_time, side="right"))
-    changed: dict[str, Any] = {"ids": (*past.ids[:place], job.id, *past.ids[place:])}
+    changed: dict[str, Any] = {"preemptible": None, "ids": (*past.ids[:place], job.id, *past.ids[place:])}
     for name in ("duration", "limit", "gpus", "gpu_milli", "nodes", "cores", "memory_mib", "gpu_type", "depends_on",
                  "status", "wait"):  # fmt: skip
         changed[name] = np.insert(getattr(past, name), place, getattr(one, name)[0])

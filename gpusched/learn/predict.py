@@ -1,13 +1,15 @@
 """Training and judging predictors of run times: gradient boosting (scikit-learn) on the jobs that have ended.
 
 Quantile regression on the logarithm of the run time, by histogram gradient boosting (Ke et al., LightGBM, NeurIPS 2017,
-as in scikit-learn). Judged on days after all that was learned, against the mean of the user's last two run times
-(Tsafrir, Etsion, Feitelson, IEEE TPDS 18(6), 2007), the limit, and the median of what was learned.
+as in scikit-learn), made to keep its quantiles by `calibrating`. Judged on days after all that was learned, against the
+mean of the user's last two run times (Tsafrir, Etsion, Feitelson, IEEE TPDS 18(6), 2007), the limit, and the median of
+what was learned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -15,6 +17,7 @@ import numpy as np
 
 from gpusched import __version__
 from gpusched.errors import GpuschedError
+from gpusched.learn.calibrating import calibrated
 from gpusched.learn.torch_ import need
 from gpusched.sched.state import Floats, Ints
 from gpusched.sim.policies import NO_HISTORY_S
@@ -63,11 +66,18 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """All estimates on the same held-out jobs; ``covered``: part of the run times between the 10 and 90 % quantiles."""
+    """All estimates on the same held-out jobs.
+
+    Attributes:
+        jobs: How many. days: On how many days they were submitted.
+        covered: Part of their run times between the 10 and the 90 % quantile; uncalibrated_covered: without shifts.
+        rows: Estimate by estimate.
+    """
 
     jobs: int
     days: int
     covered: float | None
+    uncalibrated_covered: float | None
     rows: tuple[Judged, ...]
 
 
@@ -87,14 +97,37 @@ def train(trace: Trace, *, until: float, seed: int = 0, settings: Settings | Non
     Raises:
         GpuschedError: scikit-learn is not installed, or there are too few such jobs.
     """
+    need("sklearn.ensemble")
+    settings = settings or Settings()
+    ended = int((ends_of(trace) <= until).sum())
+    if ended < MIN_JOBS:
+        raise GpuschedError(f"{trace.name}: {ended} jobs ended in time to learn from; at least {MIN_JOBS} are needed")
+    forest = fit(trace, until, seed, settings)
+
+    def earlier(edge: float) -> Forest | None:
+        return fit(trace, edge, seed, settings) if (ends_of(trace) <= edge).sum() >= MIN_JOBS else None
+
+    shifts, calibration_jobs = calibrated(trace, until, QUANTILES, earlier)
+    about = {
+        "trace": trace.name, "jobs": str(ended), "calibration_jobs": str(calibration_jobs), "seed": str(seed),
+        "code": __version__, "settings": msgspec.json.encode(settings).decode(),
+    }  # fmt: skip
+    calendar = trace.epoch is not None
+    return Predictor(
+        forest=forest, quantiles=QUANTILES, shifts=shifts, learned_until=until + (trace.epoch or 0.0),
+        calendar=calendar, about=about,
+    )  # fmt: skip
+
+
+def fit(trace: Trace, until: float, seed: int, settings: Settings) -> Forest:
+    """The trees of all quantiles, learned from the jobs that had ended at ``until``.
+
+    Raises:
+        GpuschedError: scikit-learn is not installed.
+    """
     boosting = need("sklearn.ensemble").HistGradientBoostingRegressor
     limits = need("threadpoolctl").threadpool_limits
-    settings = settings or Settings()
     chosen = np.flatnonzero(ends_of(trace) <= until)
-    if len(chosen) < MIN_JOBS:
-        raise GpuschedError(
-            f"{trace.name}: {len(chosen)} jobs ended in time to learn from; at least {MIN_JOBS} are needed"
-        )
     logs = np.log(np.maximum(trace.duration[chosen], 1.0))
     typical = float(np.median(logs))
     rows = features_of(trace, typical)[chosen]
@@ -110,15 +143,7 @@ def train(trace: Trace, *, until: float, seed: int = 0, settings: Settings | Non
         )  # fmt: skip
         with limits(limits=1, user_api="openmp"):  # on a busy machine more threads wait for one another
             trees.append(model.fit(rows[:, used], target))
-    about = {
-        "trace": trace.name, "jobs": str(len(chosen)), "seed": str(seed), "code": __version__,
-        "settings": msgspec.json.encode(settings).decode(),
-    }  # fmt: skip
-    calendar = trace.epoch is not None
-    return Predictor(
-        forest=forest_of(trees, used, typical), quantiles=QUANTILES, learned_until=until + (trace.epoch or 0.0),
-        calendar=calendar, about=about,
-    )  # fmt: skip
+    return forest_of(trees, used, typical)
 
 
 def forest_of(models: list[Any], used: Ints, typical: float) -> Forest:
@@ -170,11 +195,16 @@ def evaluate(predictor: Predictor, trace: Trace, chosen: Ints, typical_s: float 
     if typical_s is not None:
         estimates["median of all"] = np.full(len(chosen), typical_s)
     rows = [judged(name, values, run, day) for name, values in estimates.items()]
-    inside = (seconds[:, 0] <= run) & (run <= seconds[:, -1])
+    plain = replace(predictor, shifts=(0.0,) * len(predictor.quantiles)).predict(features)
     return Evaluation(
-        jobs=len(chosen), days=len(np.unique(day)), covered=float(inside.mean()) if len(chosen) else None,
-        rows=tuple(row for row in rows if row is not None),
+        jobs=len(chosen), days=len(np.unique(day)), covered=_covered(seconds, run),
+        uncalibrated_covered=_covered(plain, run), rows=tuple(row for row in rows if row is not None),
     )  # fmt: skip
+
+
+def _covered(seconds: Floats, run: Floats) -> float | None:
+    """The part of ``run: float64[jobs]`` between the outermost of ``seconds: float64[jobs, quantiles]``."""
+    return float(((seconds[:, 0] <= run) & (run <= seconds[:, -1])).mean()) if len(run) else None
 
 
 def _last_two(features: Floats, limit: Floats) -> Floats:

@@ -24,7 +24,9 @@ class Predictor:
     """Trees that say how long a job will run.
 
     Attributes:
-        forest: See `Forest`. quantiles: What its parts are, ascending.
+        forest: See `Forest`. quantiles: What its parts are, ascending, 0.5 among them.
+        shifts: What is added to each, in logarithms of seconds, so that they keep what they say (see
+            `learn.calibrating`); none to the median, by which policies go.
         learned_until: Nothing that ended later was learned from: Unix seconds, or seconds of a trace without calendar.
         calendar: Whether those are Unix seconds.
         about: What it was learned from, for people. digest: Of its file.
@@ -32,6 +34,7 @@ class Predictor:
 
     forest: Forest
     quantiles: tuple[float, ...]
+    shifts: tuple[float, ...]
     learned_until: float
     calendar: bool
     about: dict[str, str]
@@ -46,9 +49,11 @@ class Predictor:
         """
         model = load_file(Path(path), KIND)
         try:
+            quantiles = tuple(json.loads(model.about["quantiles"]))
             return cls(
                 forest=_forest(model),
-                quantiles=tuple(json.loads(model.about["quantiles"])),
+                quantiles=quantiles,
+                shifts=_shifts(model, quantiles),
                 learned_until=float(model.about["learned_until"]),
                 calendar=model.about["calendar"] == "unix",
                 about=model.about,
@@ -63,6 +68,7 @@ class Predictor:
             **self.about,
             "features": _digest(),
             "quantiles": json.dumps(self.quantiles),
+            "shifts": json.dumps(self.shifts),
             "learned_until": repr(self.learned_until),
             "calendar": "unix" if self.calendar else "trace",
         }
@@ -74,10 +80,17 @@ class Predictor:
             raise GpuschedError(f"{path}: {error.strerror or error}") from None
 
     def predict(self, features: Floats) -> Floats:
-        """Seconds, ``float64[jobs, quantiles]``, for ``features: float64[jobs, FEATURES]``; quantiles never cross."""
+        """Seconds, ``float64[jobs, quantiles]``, for ``features: float64[jobs, FEATURES]``; quantiles never cross.
+
+        Where two would, the one farther from the median gives way: the median is what policies believe.
+        """
         logs = np.zeros((len(features), len(self.quantiles)))
         predict_all(self.forest, np.ascontiguousarray(features, np.float64), logs)
-        return np.exp(np.maximum(np.sort(logs, axis=1), 0.0))
+        logs += self.shifts
+        middle = self.quantiles.index(0.5)
+        logs[:, middle::-1] = np.minimum.accumulate(logs[:, middle::-1], axis=1)
+        logs[:, middle:] = np.maximum.accumulate(logs[:, middle:], axis=1)
+        return np.exp(np.maximum(logs, 0.0))
 
     def of(self, trace: Trace) -> Floats:
         """Seconds, ``float64[jobs, quantiles]``, for each job of a trace at its submission."""
@@ -130,6 +143,14 @@ def _forest(model: Model) -> Forest:
     if not inside or not downwards.all() or int(forest.feature.max(initial=0)) >= len(FEATURES):
         raise ValueError("its trees lead nowhere")
     return forest
+
+
+def _shifts(model: Model, quantiles: tuple[float, ...]) -> tuple[float, ...]:
+    """Of each quantile; none in files from before there were any."""
+    shifts = tuple(float(shift) for shift in json.loads(model.about.get("shifts", "null")) or (0.0,) * len(quantiles))
+    if len(shifts) != len(quantiles) or 0.5 not in quantiles or not np.isfinite(shifts).all():
+        raise ValueError("its quantiles make no sense")
+    return shifts
 
 
 def _digest() -> str:

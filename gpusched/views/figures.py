@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -74,19 +75,24 @@ def lines(series: Sequence[Line], label: str, low: float = 0.0, high: float = 1.
 def bars(
     groups: Sequence[tuple[str, Sequence[float]]], names: Sequence[str], unit: str, label: str, digits: int = 2
 ) -> str:
-    """For each group one bar per name, with its value above in so many digits."""
-    top = max(max(values) for _, values in groups) * 1.15
-    parts = [_open(label), _levels(0.0, top)]
+    """For each group one bar per name, up or down from 0, with its value at its end in so many digits."""
+    every = [0.0, *(value for _, values in groups for value in values)]
+    room = 0.15 * ((max(every) - min(every)) or 1.0)
+    low, top = min(every) - (room if min(every) < 0 else 0.0), max(every) + (room if max(every) > 0 else 0.0)
+    parts = [_open(label), _levels(low, top)]
+    zero = _height(0.0, low, top)
     wide = (_W - _LEFT - _RIGHT) / len(groups)
     for g, (name, values) in enumerate(groups):
         bar = wide * 0.8 / len(values)
         for i, value in enumerate(values):
-            x, y = _LEFT + wide * (g + 0.1) + i * bar, _height(value, 0.0, top)
-            box = f'x="{x:.1f}" y="{y:.1f}" width="{bar * 0.9:.1f}" height="{_H - _BOTTOM - y:.1f}"'
+            x, y = _LEFT + wide * (g + 0.1) + i * bar, _height(value, low, top)
+            box = f'x="{x:.1f}" y="{min(y, zero):.1f}" width="{bar * 0.9:.1f}" height="{abs(zero - y):.1f}"'
             parts.append(f'<rect {box} style="fill:var(--c{i})"/>')
-            parts.append(_text(x + bar * 0.45, y - 3, f"{value:.{digits}f}", "middle"))
+            parts.append(_text(x + bar * 0.45, y - 3 if value >= 0 else y + 11, f"{value:.{digits}f}", "middle"))
         parts.append(_text(_LEFT + wide * (g + 0.5), _H - 12, name, "middle"))
-    return "".join([*parts, "</svg>", _legend([(f"{name} ({unit})", i) for i, name in enumerate(names)])])
+    return "".join(
+        [*parts, "</svg>", _legend([(f"{name} ({unit})" if unit else name, i) for i, name in enumerate(names)])]
+    )
 
 
 def schedule(blocks: Sequence[Block], rows: Sequence[str], until: float, unit: str, label: str) -> str:
@@ -138,13 +144,21 @@ def _height(value: float, low: float, high: float) -> float:
 
 
 def _levels(low: float, high: float) -> str:
+    """Some five lines at round values, with these values."""
     parts = []
-    for i in range(6):
-        value = low + (high - low) * i / 5
-        y = _height(value, low, high)
+    step = _round_step((high - low) / 5)
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1):
+        y = _height(i * step, low, high)
         parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_W - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(_text(_LEFT - 6, y + 4, f"{value:.1f}", "end"))
+        parts.append(_text(_LEFT - 6, y + 4, f"{i * step:.{digits}f}", "end"))
     return "".join(parts)
+
+
+def _round_step(least: float) -> float:
+    """1, 2 or 5 times a power of ten, at least that."""
+    power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
+    return next(power * k for k in (1, 2, 5, 10) if power * k >= least * (1 - 1e-9))
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:

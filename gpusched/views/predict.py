@@ -56,7 +56,10 @@ def _evaluation(found: Evaluation) -> list[RenderableType]:
         table,
     ]
     if found.covered is not None:
+        before = (
+            "" if found.uncalibrated_covered is None else f"; uncalibrated it were {found.uncalibrated_covered:.1%}"
+        )
         parts.append(
-            Text(f"{found.covered:.1%} of the run times lie between the 10 % and the 90 % (80 % are meant to)")
+            Text(f"{found.covered:.1%} of the run times lie between the 10 % and the 90 % (80 % are meant to){before}")
         )
     return parts

@@ -27,8 +27,15 @@ BASES = {
     "FCFS": ("fcfs", "fifo"),
     "SJF (estimate)": ("sjf", "sjf-estimate-skip"),
     "smallest": ("smallest", "smallest-skip"),
+    "WFP3": ("fcfs", "wfp3-skip"),
+    "UNICEF": ("fcfs", "unicef-skip"),
+    "F1": ("fcfs", "f1-skip"),
+    "multifactor": ("fcfs", "multifactor-skip"),
 }
-"""Name -> the trainer's word for it, and the policy that is replayed."""
+"""Name -> the base that the agent is trained against, and the policy that is replayed beside it.
+
+The last four are none that the trainer measures rewards against; the agent trained against FCFS is compared with them.
+"""
 _HELD_OUT = 0.3
 
 
@@ -52,10 +59,15 @@ QUICK = Options(
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One trace and base policy: each mean under the base, under the agent, and the change."""
+    """One trace and base policy: each mean under the base, under the agent, and the change.
+
+    ``trained``: the base that the agent was trained against. ``knows``: what the base goes by, of run times.
+    """
 
     trace: str
     base: str
+    trained: str
+    knows: str
     jobs: int
     utilization_base: float | None
     utilization: float | None
@@ -65,6 +77,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     jct_base_s: float | None
     jct_s: float | None
     jct_change: float | None
+    slowdown_base: float | None
+    slowdown: float | None
     notes: tuple[str, ...]
 
 
@@ -72,13 +86,17 @@ def reproduce(options: Options, advance: Callable[[int, int], None]) -> list[Lin
     """Trains for every trace and base on the earlier part, replays both on the later one."""
     lines: list[Line] = []
     vcs: tuple[str | None, ...] = options.vcs or (None,)
-    total = len(vcs) * len(options.bases)
+    trained = list(dict.fromkeys(BASES[name][0] for name in options.bases))
+    done, total = 0, len(vcs) * len(trained)
     with tempfile.TemporaryDirectory() as folder:
         for vc in vcs:
             stage, held_out = _stages(options, vc, Path(folder))
-            for name in options.bases:
-                advance(len(lines), total)
-                lines.append(_line(options, vc or stage.trace.name, name, stage, held_out, Path(folder)))
+            agents = {}
+            for base in trained:
+                advance(done, total)
+                agents[base] = _agent(options, f"{vc or 'all'}-{base}", base, stage, Path(folder))
+                done += 1
+            lines += _lines(options, vc or stage.trace.name, agents, held_out)
     advance(total, total)
     return lines
 
@@ -99,32 +117,50 @@ def _stages(options: Options, vc: str | None, folder: Path) -> tuple[Stage, Stag
     return material.stage, material.held_out[0]
 
 
-def _line(options: Options, trace: str, name: str, stage: Stage, held_out: Stage, folder: Path) -> Line:
-    base, policy = BASES[name]
-    settings = {"base": base, **options.settings}
-    spec = PolicySpec(name="rltune", agent="rltune", settings=settings)
+def _agent(options: Options, name: str, base: str, stage: Stage, folder: Path) -> tuple[Model, tuple[str, ...]]:
+    """The agent trained against one base, and what its training has to say."""
+    spec = PolicySpec(name="rltune", agent="rltune", settings={"base": base, **options.settings})
     job = TrainJob(
         spec=spec, partition="default", stage=stage, held_out=(), workload=None, declared=None, seed=options.seed,
-        device="cpu", checkpoint=Checkpoint(folder / f"{trace}-{base}", ""),
+        device="cpu", checkpoint=Checkpoint(folder / name, ""),
     )  # fmt: skip
     trained = train_agent(job, Report())
-    model = Model("rltune", dict(trained.arrays), dict(trained.about), "", f"<{trace} {base}>")
-    runs = [Run(held_out, p, None, options.seed) for p in (policy_by_name(policy), agent_of_model("rltune", model))]
-    theirs, mine = (o.metrics for o in carry_out(runs))
-    return _compared(trace, name, theirs, mine, len(held_out.trace), trained.notes)
+    return Model("rltune", dict(trained.arrays), dict(trained.about), "", f"<{name}>"), trained.notes
 
 
-def _compared(trace: str, base: str, theirs: Metrics, mine: Metrics, jobs: int, notes: tuple[str, ...]) -> Line:
+def _lines(
+    options: Options, trace: str, agents: dict[str, tuple[Model, tuple[str, ...]]], held_out: Stage
+) -> list[Line]:
+    """All bases and agents replayed on the later part; a base that would have to be told the run times is left out."""
+    bases = {name: policy_by_name(BASES[name][1]) for name in options.bases}
+    mine = {base: agent_of_model("rltune", model) for base, (model, _) in agents.items()}
+    done = list(carry_out([Run(held_out, p, None, options.seed) for p in (*bases.values(), *mine.values())]))
+    theirs = dict(zip(bases, done, strict=False))
+    ours = dict(zip(mine, done[len(bases) :], strict=True))
+    lines = []
+    for name, outcome in theirs.items():
+        base = BASES[name][0]
+        if outcome.result.knows != "oracle":
+            line = _compared(outcome.metrics, ours[base].metrics)
+            about: dict[str, Any] = {"trace": trace, "base": name, "trained": base, "knows": outcome.result.knows}
+            lines.append(Line(**about, **line, jobs=len(held_out.trace), notes=agents[base][1][:2]))
+    return lines
+
+
+def _compared(theirs: Metrics, mine: Metrics) -> dict[str, Any]:
+    """A line's figures."""
+
     def change(new: float | None, old: float | None) -> float | None:
         return new / old - 1 if new is not None and old else None
 
-    return Line(
-        trace=trace, base=base, jobs=jobs, utilization_base=theirs.utilization, utilization=mine.utilization,
-        wait_base_s=theirs.mean_wait_s, wait_s=mine.mean_wait_s,
-        wait_change=change(mine.mean_wait_s, theirs.mean_wait_s),
-        jct_base_s=theirs.mean_jct_s, jct_s=mine.mean_jct_s, jct_change=change(mine.mean_jct_s, theirs.mean_jct_s),
-        notes=notes[:2],
-    )  # fmt: skip
+    return {
+        "utilization_base": theirs.utilization, "utilization": mine.utilization,
+        "wait_base_s": theirs.mean_wait_s, "wait_s": mine.mean_wait_s,
+        "wait_change": change(mine.mean_wait_s, theirs.mean_wait_s),
+        "jct_base_s": theirs.mean_jct_s, "jct_s": mine.mean_jct_s,
+        "jct_change": change(mine.mean_jct_s, theirs.mean_jct_s),
+        "slowdown_base": theirs.mean_bounded_slowdown, "slowdown": mine.mean_bounded_slowdown,
+    }  # fmt: skip
 
 
 def likeness(jobs: int) -> Workload:
