@@ -1,27 +1,46 @@
 """Fixtures for all tests. `testbed` is a cluster of four real sshd nodes; see tests/testbed."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.testbed import Testbed, why_unavailable
 
+LONGEST = (
+    "e2e/test_agents.py", "sim/test_engine.py", "e2e/test_failures_nodes.py", "learn/test_train_cli.py",
+    "e2e/test_failures_controller.py", "learn/test_dqn.py", "e2e/test_live_vs_simulated.py", "learn/test_rltune.py",
+    "e2e/test_site.py", "learn/test_reproduce_cli.py", "e2e/test_failures_crash.py", "sim/test_orders_reference.py",
+    "e2e/test_failures_jobs.py", "sched/test_properties.py", "e2e/test_queue.py", "sched/test_agents_rltune.py",
+    "e2e/test_jobs.py", "sched/test_attention.py", "nodes/test_ssh.py", "learn/test_predict.py",
+    "runtimes/test_engines.py", "doctor/test_testbed.py", "testbed_selftest/test_testbed.py",
+)  # fmt: skip
+"""Files that take longest, in seconds or in waiting, by turns: those that wait for nodes and those that compute."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever uses the testbed carries its marker: `pytest -m "not testbed"` leaves it out."""
+    """Whatever uses the testbed carries its marker: `pytest -m "not testbed"` leaves it out.
+
+    The longest files come first, so that no process is left with one of them when the others have ended.
+    """
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
     for item in items:
         if "testbed_session" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.testbed)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Figures that tests record (``record_property("figure", text)``) stand in the log, however many processes ran."""
-    for outcome in ("passed", "failed"):
+    """What tests record stands in the log, however many processes ran.
+
+    Figures come with the test (``record_property("figure", text)``), nodes that had to be healed with its teardown.
+    """
+    for outcome, wanted in (("passed", "figure"), ("failed", "figure"), ("", "healed")):
         for report in terminalreporter.getreports(outcome):
             for name, value in report.user_properties:
-                if name == "figure":
-                    terminalreporter.write_line(str(value))
+                if name == wanted and (outcome or report.when == "teardown"):
+                    terminalreporter.write_line(f"{report.nodeid}: {value}" if name == "healed" else str(value))
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +56,10 @@ def testbed_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbe
 
 
 @pytest.fixture
-def testbed(testbed_session: Testbed) -> Iterator[Testbed]:
+def testbed(testbed_session: Testbed, record_property: Callable[[str, object], None]) -> Iterator[Testbed]:
     """Four healthy, idle nodes, dgx001 to dgx004; put right again after the test, whatever it did to them."""
     yield testbed_session
     testbed_session.reset()
+    for node in testbed_session.nodes:
+        while node.healed:
+            record_property("healed", node.healed.pop())

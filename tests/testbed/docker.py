@@ -47,7 +47,7 @@ def start(node: "TestNode", rootfs_tar: Path) -> None:
         script = 'log=$1 PATH=$2:$PATH; shift 2; exec setsid dockerd "$@" >"$log" 2>&1 </dev/null &'
         log = node.disk / "docker.log"
         node.run(["sh", "-c", script, "sh", log, node.disk / "docker-bin", *flags])
-        wait_until(lambda: node.run([PRISTINE_CLIENT, "info"], check=False).returncode == 0, 30, f"dockerd ({log})")
+        wait_until(lambda: node.run([PRISTINE_CLIENT, "info"], check=False).returncode == 0, 60, f"dockerd ({log})")
     if node.run([PRISTINE_CLIENT, "image", "inspect", IMAGE], check=False).returncode:
         changes = ["--change", "CMD /bin/sh", "--change", "ENV PATH=/bin"]
         node.run([PRISTINE_CLIENT, "import", *changes, rootfs_tar, IMAGE])
@@ -57,7 +57,7 @@ def stop(node: "TestNode") -> None:
     """End dockerd gently."""
     if daemon := pids(node)[:1]:
         processes.send(daemon[0], signal.SIGTERM)
-        wait_until(lambda: processes.state(daemon[0]) in ("Z", ""), 20, f"the end of dockerd on {node.name}")
+        wait_until(lambda: processes.state(daemon[0]) in ("Z", ""), 30, f"the end of dockerd on {node.name}")
 
 
 def remove_containers(node: "TestNode") -> None:

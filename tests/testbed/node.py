@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.testbed import cgroups, docker, files, network, processes
+from tests.testbed import cgroups, docker, files, network, processes, sshd
 from tests.testbed.cache import LIBRARY, Cache
 from tests.testbed.hardware import Model, nvml_conf
 from tests.testbed.requirements import which
@@ -34,6 +34,9 @@ class TestNode:
         gpus: Number of GPUs.
         model: The GPU model.
         disk: The node's folder on the machine: home, container store, logs (`ssh/log`, `docker.log`, `boot.log`).
+        is_cut: Whether its network cable is pulled.
+        init_pid: The machine's id of its PID 1; 0 while it is not up.
+        healed: Why `reset` had to switch the node off and on, one text per time.
     """
 
     __test__ = False  # pytest: not a test class
@@ -46,12 +49,13 @@ class TestNode:
         self.model = model
         self.gpus = gpus
         self.disk = disk
+        self.is_cut = False
+        self.init_pid = 0
+        self.healed: list[str] = []
         self._index = index
         self._cache = cache
         self._process: subprocess.Popen[bytes] | None = None
-        self._init_pid = 0
         self._frozen = False
-        self._cut = False
 
     def __repr__(self) -> str:
         return f"TestNode({self.name!r}, {self.address})"
@@ -62,8 +66,8 @@ class TestNode:
         """Start the node's processes, without waiting for them."""
         files.new_boot_id(self.disk)
         self.nvml_reset()
-        sshd = which("sshd") or "sshd"
-        node = map(str, [NODE_INIT, self.name, self.disk, self._cache.library, files.library_folder(), sshd])
+        server = which("sshd") or "sshd"
+        node = map(str, [NODE_INIT, self.name, self.disk, self._cache.library, files.library_folder(), server])
         namespaces = ["--uts", "--mount", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc"]
         netns = network.NETNS / network.namespace(self._index, self.number)
         with (self.disk / "boot.log").open("wb") as log:
@@ -72,20 +76,25 @@ class TestNode:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={"PATH": PATH}, start_new_session=True,
             )  # fmt: skip
 
-    def wait_ready(self, timeout_s: float = 30.0) -> None:
+    def wait_ready(self, timeout_s: float = 60.0) -> None:
         """Wait until sshd answers.
 
         Raises:
             RuntimeError: The node died on the way up; the message carries its log.
             TimeoutError: It did not come up in time.
         """
-        wait_until(self._sshd_answers, timeout_s, f"sshd on {self.name}")
+        wait_until(self.answers, timeout_s, f"sshd on {self.name}")
         assert self._process is not None
         unshare = self._process.pid
-        self._init_pid = wait_until(lambda: processes.tree(unshare)[1:2], what=f"PID 1 of {self.name}")[0]
-        wait_until(lambda: "tini" in processes.command_line(self._init_pid)[:1], what=f"tini on {self.name}")
+        self.init_pid = wait_until(lambda: processes.tree(unshare)[1:2], what=f"PID 1 of {self.name}")[0]
+        wait_until(lambda: "tini" in processes.command_line(self.init_pid)[:1], what=f"tini on {self.name}")
 
-    def _sshd_answers(self) -> bool:
+    def answers(self, timeout_s: float = 5.0) -> bool:
+        """Whether sshd greets who connects, over the network, within `timeout_s` seconds.
+
+        Raises:
+            RuntimeError: The node is dead; the message carries its log.
+        """
         if self._process is not None and self._process.poll() is not None:
             logs = [self.disk / "boot.log", self.disk / "ssh" / "log"]
             said = "".join(log.read_text(errors="replace")[-2000:] for log in logs if log.exists())
@@ -93,7 +102,7 @@ class TestNode:
         try:
             # A short wait to connect: a packet lost while the link comes up is sent again only after a second.
             with socket.create_connection((self.address, self.port), timeout=0.1) as connection:
-                connection.settimeout(5)
+                connection.settimeout(timeout_s)
                 return connection.recv(4) == b"SSH-"
         except OSError:
             return False
@@ -101,12 +110,11 @@ class TestNode:
     def power_off(self) -> None:
         """Pull the cable, then kill every process: nobody hears a goodbye. `join` is for cut nodes only."""
         network.set_link(self._index, self.number, up=False)
-        self._cut = True
+        self.is_cut = True
         if self._process is not None:
             for pid in processes.tree(self._process.pid):
                 processes.send(pid, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
+        self.forget()
         self._frozen = False
         cgroups.remove(cgroups.container_ids(self.disk))
 
@@ -127,6 +135,7 @@ class TestNode:
         if self._process is not None:
             self._process.wait()
             self._process = None
+        self.init_pid = 0
 
     @property
     def boot_id(self) -> str:
@@ -136,14 +145,19 @@ class TestNode:
     # ---- inside ---------------------------------------------------------------------------------------------
 
     def enter(self, argv: Sequence[Argument]) -> list[Argument]:
-        """The command line that runs `argv` on the node, from the machine, as root in root's home."""
-        assert self._init_pid, f"{self.name} is not up"
+        """The command line that runs `argv` on the node, from the machine, as root in root's home.
+
+        Raises:
+            RuntimeError: The node is not up.
+        """
+        if not self.init_pid:
+            raise RuntimeError(f"{self.name} is not up")
         flags = ["--mount", "--uts", "--ipc", "--net", "--pid", "--wd=/root"]
         environment = [f"PATH={PATH}", "HOME=/root", "USER=root", "LANG=C.UTF-8"]
-        return ["nsenter", "--target", str(self._init_pid), *flags, "env", "-i", *environment, *argv]
+        return ["nsenter", "--target", str(self.init_pid), *flags, "env", "-i", *environment, *argv]
 
     def run(
-        self, argv: Sequence[Argument], input: str | None = None, check: bool = True, timeout: float = 30
+        self, argv: Sequence[Argument], input: str | None = None, check: bool = True, timeout: float = 60
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on the node without SSH, even when its network is cut or its sshd stopped.
 
@@ -170,7 +184,7 @@ class TestNode:
 
     def pids(self) -> list[int]:
         """The machine's ids of all processes of the node, containers' included, parents first."""
-        return processes.tree(self._init_pid) if self._process is not None else []
+        return processes.tree(self.init_pid) if self.init_pid else []
 
     # ---- NVML -----------------------------------------------------------------------------------------------
 
@@ -214,32 +228,24 @@ class TestNode:
     def cut(self) -> None:
         """Pull the network cable."""
         network.set_link(self._index, self.number, up=False)
-        self._cut = True
+        self.is_cut = True
 
     def join(self) -> None:
         """Plug the network cable in again."""
         network.set_link(self._index, self.number, up=True)
-        self._cut = False
+        self.is_cut = False
 
     def stop_sshd(self, *, sessions: bool = False) -> None:
         """Kill sshd: new connections are refused. Open ones live on, unless `sessions` is true."""
-        if listener := self._sshd_pid():
-            processes.send(listener, signal.SIGKILL)
-            wait_until(lambda: processes.state(listener) in ("Z", ""), what=f"the end of sshd on {self.name}")
-        for pid in self.pids() if sessions else []:
-            if processes.command_line(pid)[:1] and processes.command_line(pid)[0].startswith("sshd:"):
-                processes.send(pid, signal.SIGKILL)
+        sshd.stop(self, sessions=sessions)
 
     def start_sshd(self) -> None:
-        """Start sshd where it is not running, and wait until it answers."""
-        if not self._sshd_pid():
-            config = self.disk / "ssh" / "sshd_config"
-            self.run([which("sshd") or "sshd", "-f", config, "-E", self.disk / "ssh" / "log"])
-        if not self._cut:
-            wait_until(self._sshd_answers, what=f"sshd on {self.name}")
+        """Start sshd where it is not running, and wait until it answers.
 
-    def _sshd_pid(self) -> int | None:
-        return next((p for p in self.pids() if "[listener]" in " ".join(processes.command_line(p)[:1])), None)
+        Raises:
+            TimeoutError: It does not, not even after it was started again; the message says what is known.
+        """
+        sshd.start(self)
 
     def new_host_key(self) -> str:
         """Restart sshd with another host key, as after a reinstallation. The testbed's known_hosts stays as it was.
@@ -319,11 +325,20 @@ class TestNode:
     def reset(self) -> None:
         """Undo every fault and remove what tests left: containers, processes, files in the home but `.cache`.
 
-        Open SSH connections stay open. dockerd goes on running but its client is hidden again.
+        Open SSH connections stay open. dockerd goes on running but its client is hidden again. A node that cannot be
+        put right while it runs is switched off and on: one broken node must not fail all later tests.
         """
+        try:
+            self._reset()
+        except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+            self.healed.append(f"{self.name} was switched off and on because it could not be reset: {error}")
+            self.power_off()
+            self._reset()
+
+    def _reset(self) -> None:
         if self._frozen:
             self.thaw()
-        if self._cut:
+        if self.is_cut:
             self.join()
         self.power_on()
         self.nvml_reset()
@@ -353,12 +368,14 @@ class TestNode:
         docker.remove_containers(self)
 
     def _kill_leftovers(self) -> None:
-        """Kill all but PID 1 and its sleeper, sshd and its connections, and dockerd with what it runs."""
-        keep = {self._init_pid, *docker.pids(self)}
+        """Kill all but PID 1 and its sleeper, the node's sshd and its connections, and dockerd with what it runs."""
+        keep = {self.init_pid, *docker.pids(self)}
         killed = []
         for pid in self.pids():
             words = processes.command_line(pid)
-            if pid not in keep and words != ["sleep", "infinity"] and not " ".join(words).startswith("sshd:"):
+            title = " ".join(words)
+            ours = title.startswith("sshd:") and not sshd.is_foreign(self, pid)
+            if pid not in keep and words != ["sleep", "infinity"] and not ours:
                 processes.send(pid, signal.SIGKILL)
                 killed.append(pid)
         wait_until(lambda: all(processes.state(p) in ("Z", "X", "") for p in killed), what=f"leftovers on {self.name}")

@@ -66,6 +66,34 @@ def continue_tree(pid: int) -> None:
         send(process, signal.SIGCONT)
 
 
+def listening(pid: int, port: int) -> set[str]:
+    """The inodes of the sockets that listen on TCP `port` in the network namespace of `pid`; empty when it is gone."""
+    found = set()
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+                words = line.split()
+                if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
+                    found.add(words[9])
+    return found
+
+
+def holds(pid: int, inodes: set[str]) -> bool:
+    """Whether a process has one of these sockets open."""
+    links = {f"socket:[{inode}]" for inode in inodes}
+    with suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.readlink(f"/proc/{pid}/fd/{number}") in links:
+                    return True
+    return False
+
+
+def describe(pids: list[int]) -> str:
+    """One line per process: its id, its state and its command line."""
+    return "\n".join(f"{pid} {state(pid)} {' '.join(command_line(pid))}" for pid in pids)
+
+
 def in_network_namespaces(inodes: set[int]) -> list[int]:
     """All processes whose network namespace has one of these inode numbers."""
     found = []

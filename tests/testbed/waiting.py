@@ -7,14 +7,14 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], timeout_s: float = 10.0, what: str = "", interval_s: float = 0.01) -> T:
+def wait_until(condition: Callable[[], T], timeout_s: float = 30.0, what: str = "", interval_s: float = 0.01) -> T:
     """Call `condition` until it returns something true, and return that.
 
     The pause between calls doubles from `interval_s` up to 0.2 s.
 
     Args:
         condition: Called at least twice; an exception it raises is not caught.
-        timeout_s: Seconds of patience.
+        timeout_s: Seconds of patience; machines that run tests can be very slow at times.
         what: Completes the sentence "timed out waiting for ...".
         interval_s: First pause in seconds.
 

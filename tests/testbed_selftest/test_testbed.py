@@ -12,7 +12,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from tests.testbed import Testbed, TestNode, wait_until
+from tests.testbed import Testbed, TestNode, processes, sshd, wait_until
 from tests.testbed.docker import why_unavailable as why_no_docker
 from tests.testbed.hardware import DGX1_LINKS
 
@@ -246,6 +246,74 @@ def test_without_sshd_connections_are_refused_and_open_ones_live(testbed: Testbe
         assert open_connection.stdout.read() == "still here\n"
     node.start_sshd()
     assert ssh(node, "true").returncode == 0
+
+
+def listener(node: TestNode) -> int:
+    """The machine's id of the process that holds the node's port 22."""
+    inodes = processes.listening(node.init_pid, node.port)
+    return next(pid for pid in node.pids() if processes.holds(pid, inodes))
+
+
+def test_reset_replaces_an_sshd_that_is_stuck(testbed: Testbed, ssh: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sshd, "PATIENCE_S", (0.5, 10.0, 10.0))
+    node = testbed.nodes[0]
+    stuck, up_since = listener(node), node.boot_id
+    os.kill(stuck, signal.SIGSTOP)
+    testbed.reset()
+    assert ssh(node, "true").returncode == 0
+    assert listener(node) != stuck
+    assert (node.boot_id, node.healed) == (up_since, [])
+
+
+def test_sshd_ends_with_whatever_holds_its_port(testbed: Testbed, ssh: Ssh) -> None:
+    node = testbed.nodes[0]
+    node.stop_sshd()
+    # A process that has the socket and another name than sshd's, as a child that the listener had just forked.
+    holder = "import socket, time; s = socket.create_server(('', 22)); time.sleep(1005)"
+    node.run(["sh", "-c", 'setsid python3 -c "$1" >/dev/null 2>&1 </dev/null &', "sh", holder])
+    wait_until(lambda: processes.listening(node.init_pid, 22), what="the holder of the port")
+    node.stop_sshd()
+    assert "Connection refused" in ssh(node, "true").stderr
+    node.start_sshd()
+    assert ssh(node, "true").returncode == 0
+
+
+def test_a_second_sshd_is_not_taken_for_the_node_s_own(testbed: Testbed, ssh: Ssh, tmp_path: Path) -> None:
+    node = testbed.nodes[0]
+    config = tmp_path / "config"
+    config.write_text(f"Port 2222\nHostKey {node.disk}/ssh/hostkey\nPidFile none\n")
+    node.run(["/usr/sbin/sshd", "-f", config, "-E", tmp_path / "log"])
+    wait_until(lambda: processes.listening(node.init_pid, 2222), what="the second sshd")
+    node.stop_sshd()
+    node.start_sshd()
+    assert ssh(node, "true").returncode == 0
+    node.reset()
+    assert not processes.listening(node.init_pid, 2222)
+    assert ssh(node, "true").returncode == 0
+
+
+def test_what_is_known_of_an_sshd_that_does_not_start(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sshd, "PATIENCE_S", (0.2, 0.2))
+    node = testbed.nodes[0]
+    node.stop_sshd()
+    config = node.disk / "ssh" / "sshd_config"
+    right = config.read_text()
+    config.write_text(right.replace("0.0.0.0:22", "0.0.0.0:23"))
+    try:
+        with pytest.raises(TimeoutError, match=r"(?s)held by nobody.* S sshd: .*Server listening on 0.0.0.0 port 23"):
+            node.start_sshd()
+    finally:
+        config.write_text(right)
+
+
+def test_a_node_that_cannot_be_reset_is_switched_off_and_on(testbed: Testbed, ssh: Ssh) -> None:
+    node = testbed.nodes[1]
+    before = node.boot_id
+    os.kill(node.init_pid, signal.SIGKILL)  # a node without PID 1 cannot be entered any more
+    testbed.reset()
+    assert ssh(node, "true").returncode == 0
+    assert node.boot_id != before
+    assert "dgx002 was switched off and on" in node.healed.pop()
 
 
 def test_a_new_host_key_is_refused_until_the_reset(testbed: Testbed, ssh: Ssh, tmp_path: Path) -> None:

@@ -1,0 +1,11 @@
+"""Compile what most tests use before the test processes start: each would compile the same at the same time."""
+
+from gpusched.sched.decide import warm_up
+from gpusched.sim.cluster import Pool
+from gpusched.sim.engine import replay
+from gpusched.sim.engine_warm import one_job
+
+if __name__ == "__main__":
+    for policy in ("fifo", "fifo+easy"):
+        replay(one_job(), Pool.uniform(1, 1), policy)
+    warm_up()
