@@ -79,5 +79,9 @@ CREATE TABLE predictions (
 ) WITHOUT ROWID;
 CREATE INDEX predictions_made ON predictions (made);
 """,
+    """
+-- How long each job was believed to run, in seconds, said once by a predictor; see queue.estimates.
+CREATE TABLE estimates (job_id TEXT PRIMARY KEY, seconds REAL NOT NULL, predictor TEXT NOT NULL) WITHOUT ROWID;
+""",
 )
 SCHEMA_VERSION = 1 + len(MIGRATIONS)

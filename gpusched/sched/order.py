@@ -22,7 +22,7 @@ class Keys(NamedTuple):
         priority: ``int64``, larger goes first.
         submit: ``float64``, Unix seconds.
         gpus, cores, memory: ``int64``, of the whole job (all its parts); MiB.
-        limit: ``float64``, seconds.
+        limit: ``float64``, seconds. believed: ``float64``: the estimated run time, where there is none the limit.
         usage: ``float64``: GPU hours of the job's user, see `decide.usage_of`.
     """
 
@@ -32,25 +32,30 @@ class Keys(NamedTuple):
     cores: Ints
     memory: Ints
     limit: Floats
+    believed: Floats
     usage: Floats
 
     def of(self, jobs: Ints) -> Keys:
         """The entries of these jobs."""
         whole = (self.gpus[jobs], self.cores[jobs], self.memory[jobs])
-        return Keys(self.priority[jobs], self.submit[jobs], *whole, self.limit[jobs], self.usage[jobs])
+        times = (self.limit[jobs], self.believed[jobs])
+        return Keys(self.priority[jobs], self.submit[jobs], *whole, *times, self.usage[jobs])
 
 
 def queue_order(order: Order, keys: Keys, ids: Sequence[str]) -> Ints:
     """The jobs (indices into ``keys`` and ``ids``) from first to last, ``int64[jobs]``.
 
     fifo: by submit time. ljf: largest first, by GPUs, cores, memory (Narantuya et al., CMC 2022). sjf: shortest limit
-    first. fairshare: least usage of the user first. Ties always by submit time, then id.
+    first; sjf-estimate: shortest estimated run time. fairshare: least usage of the user first. Ties always by submit
+    time, then id.
     """
     columns: list[Ints | Floats] = [-keys.priority]
     if order == "ljf":
         columns += [-keys.gpus, -keys.cores, -keys.memory]
     elif order == "sjf":
         columns.append(keys.limit)
+    elif order == "sjf-estimate":
+        columns.append(keys.believed)
     elif order == "fairshare":
         columns.append(keys.usage)
     columns.append(keys.submit)

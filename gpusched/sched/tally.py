@@ -102,6 +102,8 @@ def plain_order(snapshot: Snapshot, partition: str) -> list[PendingView]:
             own = (-spec.gpus, -spec.nodes * spec.cores_per_node, -spec.nodes * spec.memory_mib_per_node)
         elif policy and policy.order == "sjf":
             own = (spec.time_limit_s,)
+        elif policy and policy.order == "sjf-estimate":
+            own = (job.believed_s,)
         elif policy and policy.order == "fairshare":
             own = (usage.get(job.user, 0.0),)
         return (-job.priority, *own, job.submit_time, id_key(job.id))

@@ -165,7 +165,7 @@ def _stage(request: Request, trace: Trace) -> Stage:
 def _predictor(request: Request, policies: list[ReplayPolicy]) -> Predictor | None:
     if request.estimates is None:
         return None
-    if not any(policy.knows == "estimate" for policy in policies):
+    if not any(policy.by_estimate for policy in policies):
         raise UsageError("--estimates is of no use here: no policy goes by estimates", "say --policy sjf-estimate")
     from gpusched.sim.predictor import Predictor
 

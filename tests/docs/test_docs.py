@@ -52,6 +52,30 @@ def test_every_command_is_in_the_reference_and_in_a_guide(command: str) -> None:
     assert any(re.search(said, page.read_text("utf-8")) for page in guides), command
 
 
+def _with_and_without_json() -> tuple[list[str], list[str]]:
+    """All commands, those of groups by both words: which have ``--json``, and which have not."""
+    every = {}
+    for name, command in generate.commands().items():
+        own = {f"{name} {sub}": c for sub, c in getattr(command, "commands", {}).items()} or {name: command}
+        every |= {words: any("--json" in p.opts for p in c.params) for words, c in own.items()}
+    return [n for n, has in every.items() if has], [n for n, has in every.items() if not has]
+
+
+def _missing_json(page: str) -> list[str]:
+    """Commands whose JSON the page does not describe, and those without any of which it does not say so."""
+    with_json, without = _with_and_without_json()
+    missing = [name for name in with_json if not re.search(rf"`gpusched {name}\b[^`]*--json`", page)]
+    last = page.rstrip().rpartition("\n\n")[2]
+    return missing + [name for name in without if f"`{name}`" not in last]
+
+
+def test_every_command_with_json_is_in_the_json_reference() -> None:
+    page = (generate.DOCS / "reference/json.md").read_text("utf-8")
+    assert _missing_json(page) == []
+    assert _missing_json(page.replace("`gpusched predict", "`gpusched foretell")) == ["predict"]
+    assert _missing_json(page.replace("`gpusched trace fit --json`", "")) == ["trace fit"]
+
+
 def test_every_policy_is_in_the_guide() -> None:
     guide = (generate.DOCS / "guides/policies.md").read_text("utf-8")
     missing = [p.stem for p in generate.policy_files() if f"| `{p.stem}` |" not in guide]

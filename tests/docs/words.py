@@ -75,6 +75,10 @@ PARTITION = {
     "flavors": ("mapping: name -> flavor", "What jobs ask for by name. The largest one bounds free requests."),
     "policy": ("name", "A file of `policies/`, without `.yaml`. A promotion since goes before it."),
     "auto_promote": ("`true` or `false`", "As in settings, for this partition."),
+    "preemptible": (
+        "`true` or `false`",
+        "Whether jobs that say neither `--preemptible` nor `--no-preemptible` may be stopped for others.",
+    ),
     "image": ("image", "For jobs that name none."),
     "max_time": (LIMIT, "The longest time limit. Without it the longest flavor's."),
 }
@@ -118,7 +122,9 @@ JOB_STATES = {
     JobState.TIMEOUT: "Ran into its time limit.",
     JobState.OUT_OF_MEMORY: "A rank was killed for using more memory than it asked for.",
     JobState.NODE_FAIL: "Its node failed, and it may not be tried again.",
-    JobState.PREEMPTED: "Taken off its nodes for another job. No policy of this version does that.",
+    JobState.PREEMPTED: (
+        "How an attempt ends that a policy stops for another job. The job itself goes back to the queue, never to this."
+    ),
 }
 NODE_STATES = {
     NodeState.IDLE: ("yes", "Answers, and no job holds anything of it."),
@@ -212,6 +218,7 @@ _JOB = {
     "array_index": "The task's index, or null.",
     "attempt": "0 before the first start; each start counts one up.",
     "retries": "How often it was started again after NODE_FAIL.",
+    "preemptions": "How often a policy stopped it for other jobs.",
     "priority": "Higher goes first.",
     "held_by": "`user`, `admin` or null.",
     "policy": "The policy that decided its start, or null.",
@@ -264,6 +271,7 @@ JSON: dict[str, dict[str, str]] = {
         "nice": "As asked for.",
         "hold": "Whether it was submitted held.",
         "requeue": "Whether it may be started again.",
+        "preemptible": "Whether a policy may stop it for other jobs.",
         "signal": "Its grace signal, without SIG.",
         "signal_before_s": "Seconds before the limit, or null.",
         "nodelist": "Only on these nodes.",
@@ -285,6 +293,7 @@ JSON: dict[str, dict[str, str]] = {
         "sooner": "What would start it sooner, each tried by the same runs; see below.",
         "warning": "Why nothing moves at all (the controller is not running), or null.",
         "fallback": "Why the fallback of its partition's agent decides, or null.",
+        "stopped": "How often a policy stopped it for other jobs, when last, and for which, or null.",
         "job": "The job, with the keys of `status`.",
     },
     "dry-run": {
@@ -440,7 +449,9 @@ JSON: dict[str, dict[str, str]] = {
         "live": "Partitions in which exactly this version is in charge.",
         "cards": "Partition: its training card, as in the file.",
         "shadows": "Where it is or was in the shadow; see below.",
-        "differences": "The last decisions of shadows that differed: partition, time, live and shadow (job: nodes).",
+        "differences": (
+            "The last decisions of shadows that differed: partition, time, live and shadow (job: nodes; none: stopped)."
+        ),
     },
     "shadow": {
         "partition": "Where.",

@@ -1,0 +1,134 @@
+"""``order: sjf-estimate`` live: each waiting job is asked about once, by what had ended before it was submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpusched.controller.cycle import Cycle
+from gpusched.controller.estimating import Estimator, estimated
+from gpusched.model import ids
+from gpusched.model.jobs import Job, JobState
+from gpusched.model.policy import PolicySpec
+from gpusched.queue.estimates import Estimate
+from gpusched.sim.predicting import Forest
+from gpusched.sim.predictor import USUAL_NAME, Predictor
+from tests.controller.folding import spec
+from tests.controller.imagined import inventory
+from tests.controller.test_cycle import Site
+
+POLICY = PolicySpec(name="short", order="sjf-estimate", backfill="skip")
+WHOLE = {"gpus_per_node": 4}  # of the only node
+BEGIN = 1_799_000_000.0
+
+
+def usual(typical_s: float = 3600.0, times: float = 1.0) -> Predictor:
+    """One leaf: a job runs ``times`` as long as its like did lately, ``typical_s`` where there was none."""
+    leaf, zero = np.zeros(1, np.int64), np.zeros(1)
+    forest = Forest(
+        feature=leaf - 1, threshold=zero, missing_left=leaf, left=leaf, right=leaf, value=zero,
+        roots=np.zeros((3, 1), np.int64), base=np.full(3, np.log(times)), typical=np.array([np.log(typical_s)]),
+    )  # fmt: skip
+    return Predictor(
+        forest=forest, quantiles=(0.1, 0.5, 0.9), shifts=(-1.0, 0.0, 1.0), learned_until=0.0, calendar=True, about={}
+    )
+
+
+def past(name: str, seconds: float, submit: float = BEGIN, user: str = "someone") -> Job:
+    return Job(
+        id=ids.mint(submit), user=user, uid=1, spec=spec(name=name), state=JobState.COMPLETED, submit_time=submit,
+        start_time=submit, end_time=submit + seconds, attempt=1,
+    )  # fmt: skip
+
+
+def waits(name: str, submit: float, limit: int = 5000) -> Job:
+    return Job(
+        id=ids.mint(submit), user="someone", uid=1, spec=spec(name=name, time_limit_s=limit), state=JobState.PENDING,
+        submit_time=submit,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path)
+    site.said = []  # type: ignore[attr-defined]
+    site.cycle = Cycle(
+        site.store, site.state, inventory(1), {"p": POLICY}, site.cluster, clock=lambda: site.world.now,
+        say=site.said.append,  # type: ignore[attr-defined]
+    )  # fmt: skip
+    with site.store.transaction():
+        site.store.put_jobs([past("slow", 500.0), past("quick", 20.0, BEGIN + 1)])
+    yield site
+    site.store.close()
+
+
+def first_started(site: Site) -> str:
+    site.turn(3)
+    (found,) = site.store.active()
+    return found.spec.name
+
+
+def test_what_was_short_before_goes_first(site: Site) -> None:
+    usual().save(site.state / USUAL_NAME)
+    slow = site.submit(spec=spec(name="slow", **WHOLE))
+    quick = site.submit(spec=spec(name="quick", **WHOLE))
+    assert first_started(site) == "quick"
+    assert site.store.estimates() == {slow: pytest.approx(500.0)}  # of those that wait
+    (job,) = site.store.pending()
+    assert job.id == slow
+    assert quick not in site.store.estimates()
+
+
+def test_without_a_predictor_it_goes_by_limits_and_says_so_once(site: Site) -> None:
+    site.submit(spec=spec(name="quick", time_limit_s=600, **WHOLE))
+    site.submit(spec=spec(name="slow", time_limit_s=500, **WHOLE))
+    assert first_started(site) == "slow"
+    site.turn(3)
+    (line,) = [text for text in site.said if "sjf-estimate" in text]  # type: ignore[attr-defined]
+    assert line.endswith("train it: gpusched predict --train")
+    assert site.store.estimates() == {}
+    (site.state / USUAL_NAME).write_bytes(b"torn")
+    site.turn(2)
+    assert "cannot be read" in site.said[-1]  # type: ignore[attr-defined]
+    usual().save(site.state / USUAL_NAME)  # what waits already is asked about late, as of its submission
+    site.turn()
+    assert list(site.store.estimates().values()) == [pytest.approx(20.0)]
+
+
+def test_what_was_said_stays_when_the_predictor_is_trained_anew(site: Site) -> None:
+    usual().save(site.state / USUAL_NAME)
+    job = site.submit(spec=spec(name="new", hold=True))
+    site.turn()
+    before = site.store.estimates()[job]
+    usual(times=2.0).save(site.state / USUAL_NAME)
+    later = site.submit(spec=spec(name="new too", hold=True))
+    site.turn()
+    assert site.store.estimates()[job] == before
+    assert site.store.estimates()[later] == pytest.approx(2 * before)
+
+
+def test_other_policies_ask_nothing(site: Site) -> None:
+    site.submit(spec=spec(hold=True))
+    site.turn()
+    said: list[str] = []
+    Estimator(site.store, site.state, said.append).run([PolicySpec(name="easy")])
+    assert said == []
+    Estimator(site.store, site.state, said.append).run([PolicySpec(name="a", agent="rltune", fallback=POLICY)])
+    assert len(said) == 1
+
+
+def test_only_what_ended_before_the_submission_counts() -> None:
+    ended = [past("a", 100.0), past("a", 4000.0, BEGIN + 10)]
+    early, late = waits("a", BEGIN + 200), waits("a", BEGIN + 5000)
+    by_id = {e.job_id: e.seconds for e in estimated(usual(), ended, [late, early])}
+    assert by_id[early.id] == pytest.approx(100.0)
+    assert by_id[late.id] == pytest.approx(np.exp(0.7 * np.log(100.0) + 0.3 * np.log(4000.0)))
+
+
+def test_never_more_than_the_limit() -> None:
+    job = waits("a", BEGIN + 5000, limit=60)
+    assert estimated(usual(), [past("a", 4000.0)], [job]) == [Estimate(job.id, 60.0, "")]
+    assert estimated(usual(30.0), [], [job]) == [Estimate(job.id, pytest.approx(30.0), "")]

@@ -1,0 +1,84 @@
+"""What policies need that is not installed: one finding that says what happens without it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpusched.doctor import needs
+from gpusched.doctor.files import examine_policies
+from gpusched.doctor.findings import Finding
+from gpusched.inventory import load_inventory
+from gpusched.model.policy import PolicySpec
+from gpusched.model.resources import Inventory
+from gpusched.models import ModelError, load_file
+from gpusched.sim.predictor import USUAL_NAME
+from tests.controller.imagined import inventory
+
+EASY = PolicySpec(name="easy")
+MILP = PolicySpec(name="mixed", place="milp")
+AGENT = PolicySpec(name="ours", agent="rltune", fallback=EASY)
+ESTIMATE = PolicySpec(name="short", order="sjf-estimate")
+
+
+def found(policy: PolicySpec, state: Path, of: Inventory | None = None) -> list[tuple[str, str]]:
+    return [(f.check, f.status) for f in needs.examine_needs(of or inventory(), {"p": policy}, state)]
+
+
+def test_nothing_is_missing(tmp_path: Path) -> None:
+    for policy in (EASY, MILP, AGENT):
+        assert found(policy, tmp_path) == []
+
+
+def test_an_optimiser_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    (finding,) = needs.examine_needs(inventory(), {"p": MILP}, tmp_path)
+    assert finding == Finding(
+        "policies", "optimiser", "warn", "p: place: milp needs HiGHS, which is not installed: jobs are placed greedily",
+        "pip install 'gpusched-cluster[milp]'",
+    )  # fmt: skip
+    behind = msgspec.structs.replace(AGENT, fallback=MILP)
+    assert found(behind, tmp_path) == [("optimiser", "warn")]
+    assert found(EASY, tmp_path) == []
+
+
+def test_weights_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    (finding,) = needs.examine_needs(inventory(), {"p": AGENT}, tmp_path)
+    assert (finding.check, finding.status) == ("weights", "fail")
+    assert "easy decides" in finding.message
+    with pytest.raises(ModelError, match="safetensors, which is not installed"):
+        load_file(tmp_path / "default.safetensors", "rltune")
+    assert found(EASY, tmp_path) == []
+
+
+def test_nobody_to_train_what_is_to_be_promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(needs, "find_spec", lambda name: None)
+    assert found(AGENT, tmp_path) == []  # deciding needs no torch
+    eager = inventory()
+    eager = msgspec.structs.replace(eager, settings=msgspec.structs.replace(eager.settings, auto_promote=True))
+    assert found(AGENT, tmp_path, eager) == [("training", "warn")]
+    assert found(EASY, tmp_path, eager) == []
+
+
+def test_estimates_that_nobody_makes(tmp_path: Path) -> None:
+    assert found(ESTIMATE, tmp_path) == [("predictor", "warn")]
+    assert found(msgspec.structs.replace(AGENT, fallback=ESTIMATE), tmp_path) == [("predictor", "warn")]
+    assert needs.PREDICTOR == USUAL_NAME
+    (tmp_path / USUAL_NAME).touch()
+    assert found(ESTIMATE, tmp_path) == []
+
+
+def test_check_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "policies" / "mixed.yaml").write_text("order: fifo\nplace: milp\nbackfill: skip\n")
+    file = tmp_path / "inventory.yaml"
+    file.write_text(
+        "partitions:\n  p:\n    policy: mixed\n    nodes: [{name: n, gpus: 2, cores: 4, memory: 8G, runtime: podman}]\n"
+    )
+    findings = examine_policies(load_inventory(file), tmp_path / "state")
+    assert [(f.check, f.status) for f in findings] == [("policy", "ok"), ("optimiser", "warn")]
