@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gpusched.learn import torch_
 from gpusched.learn.rltune.arena import Arena
-from gpusched.learn.rltune.candidates import Rule, arrays_of, without_net
+from gpusched.learn.rltune.candidates import Rule, arrays_of, odds_of, without_net
 from gpusched.learn.rltune.episodes import cut
 from gpusched.learn.rltune.ppo import Learner
 from gpusched.learn.rltune.reproduce import likeness
@@ -45,8 +45,9 @@ def main() -> None:
     options = parser.parse_args()
     settings = Settings()
     torch_.begin(0)
-    base = without_net(Rule("sjf", {"estimate": -1.0}, {"one": -1.0}), settings)
-    arena = Arena(generate(likeness(3000), 0), Pool.uniform(4, 8), settings, "best-fit")
+    trace = generate(likeness(3000), 0)
+    base = without_net(Rule("sjf", {"estimate": -1.0}, {"one": -1.0}), settings, odds_of(trace.gpus, trace.duration))
+    arena = Arena(trace, Pool.uniform(4, 8), settings, "best-fit")
     before = arena.result(base)
     assert before is not None
     episodes = cut(before, settings, 16, np.random.default_rng(0))

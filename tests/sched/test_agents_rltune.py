@@ -16,7 +16,8 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import FinishedView, Snapshot
 from gpusched.models import Model, load_model, save_model
 from gpusched.sched.agents.rltune import prepare
-from gpusched.sched.agents.rltune_book import FEATURES, grouped
+from gpusched.sched.agents.rltune_book import FACTS, FEATURES, grouped
+from gpusched.sched.agents.rltune_odds import CLASSES, LEVELS, Odds, expected, new_history, note_passed
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sim.cluster import Pool, demand_of
@@ -39,7 +40,12 @@ def arrays_of(rule: Rule, strength: float = 0.0, seed: int = 0, window: int = 25
              "strength": np.array([strength, strength]), "net.0.weight": rng.normal(size=(HIDDEN, INPUTS)),
              "net.0.bias": rng.normal(size=HIDDEN), "net.1.weight": rng.normal(size=(2, HIDDEN)),
              "net.1.bias": rng.normal(size=2)}  # fmt: skip
-    return {n: a.astype(np.float32) for n, a in found.items()} | {"window": np.array([window])}
+    others = {
+        "window": np.array([window]),
+        "prior": rng.uniform(0, 1, (CLASSES, LEVELS)),
+        "few": np.array([9.0, 5.0, 2.0]),
+    }
+    return {n: a.astype(np.float32) for n, a in found.items()} | others
 
 
 def model(arrays: dict[str, np.ndarray], path: str = "here", knows: str = "estimate") -> Model:
@@ -99,7 +105,7 @@ def test_where_it_cannot_decide_the_fallback_does_and_nothing_else_changes(snap:
         assert set(plan.troubles) == queues
 
 
-@pytest.mark.parametrize("name", ["linear", "mean", "scale", "strength", "window", "net.0.weight"])
+@pytest.mark.parametrize("name", ["linear", "mean", "scale", "strength", "window", "prior", "few", "net.0.weight"])
 def test_weights_of_another_shape_are_refused_by_name(name: str) -> None:
     arrays = arrays_of(rule({}))
     with pytest.raises(ValueError, match=name.partition(".")[0]):
@@ -145,6 +151,27 @@ def test_kinds_and_bursts() -> None:
     kind, burst = grouped(submit, np.array([1, 2, 1, 1, 1, 2]))
     assert kind.tolist() == [0, 1, 0, 0, 0, 1]
     assert burst.tolist() == [0, 2, 0, 1, 1, 3]
+
+
+def test_odds_of_run_times_follow_what_was_seen() -> None:
+    """Of three bursts of one kind: one whose jobs ran 8 s, one whose first job runs for a day, and an unseen one."""
+    facts = np.zeros(9, FACTS)
+    facts["gpus"], facts["limit"], facts["burst"] = 1.0, np.nan, np.arange(9) // 3
+    odds = Odds(np.full((CLASSES, LEVELS), 0.2), np.array([20.0, 5.0, 1.0]))
+    history = new_history(facts, 1)
+    plain = expected(history, odds, facts, 8)
+    for job in (0, 1):
+        note_passed(history, facts, job, 8.0, True)
+    note_passed(history, facts, 3, 86400.0, False)
+    (short, worth_short), (long, worth_long), other = (expected(history, odds, facts, j) for j in (2, 5, 8))
+    assert short < other[0] < long
+    assert worth_short > other[1] > worth_long
+    assert np.isfinite(plain).all()
+    facts["limit"][5] = np.log(600.0)
+    assert expected(history, odds, facts, 5)[0] <= np.log(600.0)
+    # Ends are spread evenly within a level: a single level's mean is its middle.
+    sure = Odds(np.ones((CLASSES, LEVELS)), odds.few)
+    assert expected(new_history(facts, 1), sure, facts, 8)[0] == pytest.approx(np.log(7.5))
 
 
 def test_the_weights_survive_their_file(tmp_path) -> None:

@@ -12,6 +12,7 @@ from gpusched.learn.request import Arrays
 from gpusched.learn.rltune.settings import Settings
 from gpusched.sched.agents.rltune import OUTPUTS, Prepared
 from gpusched.sched.agents.rltune_book import FEATURES, Reals
+from gpusched.sched.agents.rltune_odds import CLASSES, LEVELS, Odds, class_of, reached
 from gpusched.sched.agents.rltune_pass import Scorer
 from gpusched.sched.attention import arrays_of as attention_arrays
 from gpusched.sched.attention import attention_of
@@ -35,41 +36,69 @@ _ORDERS: dict[str, Weights] = {
     "smallest": {"gpus": -100.0, "waited": 1.0},
     "sjf": {"estimate": -1.0},
     "area": {"estimate": -1.0, "gpus": -0.7},
-    "area2": {"estimate": -1.0, "gpus": -2.0},
-    "sjf, aged": {"estimate": -1.0, "waited": 0.4},
-    "area, aged": {"estimate": -1.0, "gpus": -0.7, "waited": 0.3},
-    "one of each burst": {"estimate": -1.0, "gpus": -0.7, "burst_ahead": -0.4, "burst_runs": -0.2},
+    # Smith's rule (W. Smith, Naval Research Logistics Quarterly 3, 1956): what a second of waiting costs, over the GPU
+    # seconds in the way of others; GPUs count more or less than that.
+    "index": {"worth": 1.0, "work": -1.0, "gpus": -0.7},
+    "index, small first": {"worth": 1.0, "work": -1.0, "gpus": -1.5},
+    "index, by work": {"worth": 1.0, "work": -1.5, "gpus": -1.1},
+    "index, aged": {"worth": 1.0, "work": -1.0, "gpus": -1.1, "waited": 0.2},
+    "least work": {"work": -1.0, "gpus": -0.7},
+}
+# Where there are limits. WFP3 is linear in logarithms: (waited / limit)^3 times GPUs.
+_BY_LIMIT: dict[str, Weights] = {
+    "by limit": {"limit": -1.0},
+    "by limit and size": {"limit": -1.0, "gpus": -0.7},
+    "wfp3": {"waited": 3.0, "limit": -3.0, "gpus": 0.7},
 }
 _HOLDS: dict[str, Weights] = {
     "": {"one": -1.0},
     "hold": {"one": 1.0},
     "hold within the hour": {"one": 8.2, "drain": -1.0},
     "hold as long as waited": {"waited": 1.0, "drain": -1.0},
-    "hold as long as waited / 4": {"waited": 1.0, "drain": -1.0, "one": -1.4},
-    "hold as long as it runs": {"estimate": 1.0, "drain": -1.0},
+    "hold four times as long as waited": {"waited": 1.0, "drain": -1.0, "one": 1.4},
+    "hold as long as it runs": {"work": 1.0, "drain": -1.0},
 }
 # Held for by the estimate alone, a large job that is not short after all stops everything.
-_MAY_HOLD = ("smallest", "area", "area2", "area, aged", "one of each burst")
-_NEEDS_HISTORY = ("sjf", "area", "area2", "sjf, aged", "area, aged", "one of each burst")
+_HOLD_NOTHING = ("fifo", "sjf", "index, aged", "least work", "by limit")
+_NEED_NO_HISTORY = ("fifo", "smallest", *_BY_LIMIT)
+_FEW = (20.0, 60.0, 2.0)  # chosen on Philly's clusters together, see the docs
 
 
-def rules(settings: Settings) -> list[Rule]:
-    """All combinations that need to know no more than ``settings.knows``; without backfill only the orders."""
+def rules(settings: Settings, limits: bool = False) -> list[Rule]:
+    """All combinations that need to know no more than ``settings.knows``; without backfill only the orders.
+
+    ``limits``: whether there are jobs with limits.
+    """
     holds = _HOLDS if settings.backfill else {"": _HOLDS[""]}
-    found = []
-    for order, weights in _ORDERS.items():
-        mine = holds if order in _MAY_HOLD else {"": _HOLDS[""]}
-        if order in _NEEDS_HISTORY and settings.knows == "nothing":
+    blind, found = settings.knows in ("nothing", "limit"), []
+    for order, weights in (_ORDERS | (_BY_LIMIT if limits and settings.knows != "nothing" else {})).items():
+        if (settings.knows == "nothing" and order not in _NEED_NO_HISTORY) or (blind and "work" in weights):
             continue
-        known = {("truth" if k == "estimate" and settings.knows == "oracle" else k): v for k, v in weights.items()}
-        found += [Rule(", ".join(x for x in (order, hold) if x), known, held) for hold, held in mine.items()]
+        mine = {"": _HOLDS[""]} if order in _HOLD_NOTHING else holds
+        known = _told(weights) if settings.knows == "oracle" else weights
+        found += [
+            Rule(", ".join(x for x in (order, hold) if x), known, held)
+            for hold, held in mine.items()
+            if not blind or "work" not in held
+        ]
     return found
 
 
-def heuristics(settings: Settings) -> list[Rule]:
+def heuristics(settings: Settings, limits: bool = False) -> list[Rule]:
     """Those of the rules that are known heuristics, which the agent must not be worse than."""
-    names = ("fifo", "smallest", "sjf")
-    return [rule for rule in rules(settings) if rule.name in names]
+    names = ("fifo", "smallest", "sjf", "by limit", "wfp3")
+    return [rule for rule in rules(settings, limits) if rule.name in names]
+
+
+def log_run_time_weight(weights: Weights) -> float:
+    """What the logarithm of the run time counts in an order, were it known: all that stands for it together."""
+    return weights.get("estimate", 0.0) + weights.get("work", 0.0) - weights.get("worth", 0.0)
+
+
+def _told(weights: Weights) -> Weights:
+    """The same order by an oracle's run times."""
+    others = {name: weight for name, weight in weights.items() if name not in ("estimate", "work", "worth")}
+    return others | {"truth": log_run_time_weight(weights)}
 
 
 def linear_of(rule: Rule) -> Reals:
@@ -81,13 +110,31 @@ def linear_of(rule: Rule) -> Reals:
     return linear
 
 
-def without_net(rule: Rule, settings: Settings, window: int | None = None) -> Prepared:
+def odds_of(gpus: npt.NDArray[np.int64], ran_s: npt.NDArray[np.float64]) -> Odds:
+    """What jobs' run times say of other jobs', by class of sizes: few count little."""
+    ended, outran = np.zeros((CLASSES, LEVELS)), np.zeros((CLASSES, LEVELS))
+    for count, ran in zip(gpus.tolist(), ran_s.tolist(), strict=True):
+        size, level = class_of(float(count)), reached(float(ran))
+        ended[size, level] += 1
+        outran[size, :level] += 1
+    of_all = (ended.sum(0) + 1.0) / (ended.sum(0) + outran.sum(0) + 2.0)
+    return Odds((_FEW[0] * of_all + ended) / (_FEW[0] + ended + outran), np.array(_FEW))
+
+
+def without_net(rule: Rule, settings: Settings, odds: Odds, window: int | None = None) -> Prepared:
     """The rule alone, as the passes take it."""
     nothing = np.zeros(INPUTS, np.float32)
     net = Net(np.zeros((INPUTS + 1) * OUTPUTS, np.float32), np.array([INPUTS, OUTPUTS], np.int64))
     size = np.array([window or settings.window], np.int64)
-    scorer = Scorer(net, linear_of(rule), nothing, nothing, np.zeros(OUTPUTS, np.float32), size)
-    return Prepared(scorer, settings.knows, SKIP if settings.backfill else NONE)
+    scorer = Scorer(net, linear_of(rule), nothing, nothing, np.zeros(OUTPUTS, np.float32), size, odds)
+    return with_odds(Prepared(scorer, settings.knows, SKIP if settings.backfill else NONE), odds)
+
+
+def with_odds(prepared: Prepared, odds: Odds) -> Prepared:
+    """The same with other odds; one that knows nothing of run times has none."""
+    if prepared.knows == "nothing":
+        odds = odds._replace(prior=np.zeros_like(odds.prior))
+    return prepared._replace(scorer=prepared.scorer._replace(odds=odds))
 
 
 def with_net(
@@ -106,6 +153,7 @@ def arrays_of(prepared: Prepared) -> Arrays:
     """What the weights file holds; see `gpusched.sched.agents.rltune.prepare`."""
     scorer = prepared.scorer
     found: Arrays = {name: getattr(scorer, name) for name in ("linear", "mean", "scale", "strength", "window")}
+    found |= {"prior": scorer.odds.prior, "few": scorer.odds.few}
     at, sizes = 0, scorer.net.sizes.tolist()
     for i, (before, after) in enumerate(pairwise(sizes)):
         found[f"net.{i}.weight"] = scorer.net.weights[at : at + before * after].reshape(before, after).T.copy()

@@ -11,9 +11,10 @@ from gpusched.learn.rltune.arena import Arena, Figures
 from gpusched.learn.rltune.candidates import Rule, heuristics, rules, without_net
 from gpusched.learn.rltune.settings import Settings
 from gpusched.sched.agents.rltune import Prepared
+from gpusched.sched.agents.rltune_odds import Odds
 
-DEFAULT = "one of each burst, hold as long as waited / 4"
-_PRIOR = 0.02
+DEFAULT = "index, by work, hold four times as long as waited"
+_PRIOR = 0.05  # of the cost: by how much another rule must be better than the usual one
 _KEPT = 8
 _SLACK = 0.005  # of the logarithm of mean JCT: what the choice may be above the best heuristic
 _MARGIN = 0.01  # by which a network must be better before it is believed
@@ -36,29 +37,30 @@ class Option(NamedTuple):
     prepared: Prepared
 
 
-def choose_base(arenas: Sequence[Arena], settings: Settings, advance: Callable[[int, int], None]) -> Choice:
+def choose_base(arenas: Sequence[Arena], settings: Settings, odds: Odds, advance: Callable[[int, int], None]) -> Choice:
     """The rule with the least mean cost that is in mean JCT no worse than the best heuristic.
 
-    All rules are replayed on some arenas, the best of them and the heuristics on all. The usual rule is taken where it
-    is nearly as good as the best and no worse than any heuristic: little data says little.
+    All rules are replayed on some arenas, the best of them and the heuristics on all. The usual rule, which was the
+    best on many clusters together, is taken unless another is clearly better: little data says little. Where jobs have
+    limits there is none.
     """
-    tried, first = rules(settings), list(arenas[:: max(len(arenas) // 3, 1)])
+    limits = any(bool((np.isfinite(arena.trace.limit) & (arena.trace.limit > 0)).any()) for arena in arenas)
+    tried, first = rules(settings, limits), list(arenas[:: max(len(arenas) // 3, 1)])
     quick = []
     for i, rule in enumerate(tried):
-        quick.append(_cost(first, rule, settings))
+        quick.append(_cost(first, rule, settings, odds))
         advance(i + 1, len(tried))
     best = [tried[i] for i in np.argsort(quick, kind="stable")[:_KEPT]]
-    known = heuristics(settings)
-    usual = [rule for rule in tried if rule.name == DEFAULT]
+    known = heuristics(settings, limits)
+    usual = [rule for rule in tried if rule.name == DEFAULT and not limits]
     finals = list({rule.name: rule for rule in (*best, *known, *usual)}.values())
-    played = {rule.name: [arena.play(without_net(rule, settings)) for arena in arenas] for rule in finals}
+    played = {rule.name: [arena.play(without_net(rule, settings, odds)) for arena in arenas] for rule in finals}
     cost = {name: _mean(figures, settings.objective) for name, figures in played.items()}
     jct = {name: _mean(figures, "jct") for name, figures in played.items()}
     most = min(jct[rule.name] for rule in known) + _SLACK
     allowed = [rule for rule in finals if jct[rule.name] <= most or settings.objective != "slowdown"]
     found = min(allowed, key=lambda rule: cost[rule.name])
-    most_cost = min(cost[found.name] + _PRIOR, min(cost[rule.name] for rule in known))
-    found = next((rule for rule in allowed if rule.name == DEFAULT and cost[rule.name] <= most_cost), found)
+    found = next((rule for rule in usual if cost[rule.name] <= cost[found.name] + _PRIOR), found)
     heuristic = min(known, key=lambda rule: cost[rule.name])
     return Choice(found, cost[found.name], cost[heuristic.name], heuristic.name)
 
@@ -88,8 +90,8 @@ def choose_strength(
     return found, words
 
 
-def _cost(arenas: Sequence[Arena], rule: Rule, settings: Settings) -> float:
-    prepared = without_net(rule, settings)
+def _cost(arenas: Sequence[Arena], rule: Rule, settings: Settings, odds: Odds) -> float:
+    prepared = without_net(rule, settings, odds)
     return _mean([arena.play(prepared) for arena in arenas], settings.objective)
 
 

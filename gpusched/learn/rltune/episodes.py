@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.learn.rltune.arena import Figures, figures, grown_log, shared, world_for
+from gpusched.learn.rltune.arena import Figures, figures, fresh, grown_log, shared, world_for
 from gpusched.learn.rltune.rollout import Tape, new_tape, play_sequence
 from gpusched.learn.rltune.settings import Settings
 from gpusched.sched.agents.rltune import Prepared
-from gpusched.sched.agents.rltune_book import FEATURES, SHORTEST_S, Book, note_ended
+from gpusched.sched.agents.rltune_book import FEATURES, Book, note_ended
+from gpusched.sched.agents.rltune_odds import SHORTEST_S
 from gpusched.sched.state import seed_words
 from gpusched.sim.agents.rltune import book_of_trace, new_queue
 from gpusched.sim.cluster import Pool
@@ -86,12 +87,13 @@ def _begun(
     # What ran is submitted first, so that it starts before all others, on nodes that it fits.
     order = np.lexsort((np.arange(len(rest)), facts["had"] <= 0, np.maximum(rest.submit, time)))
     rest, facts = _reordered(rest, order), facts[order]
+    history = whole.history._replace(passed=whole.history.passed[kept][order])
     truth = np.log(np.maximum(rest.duration, SHORTEST_S))
     now = replace(
         rest, submit=np.maximum(rest.submit, time), duration=np.maximum(rest.duration - facts["had"], 1.0), epoch=None
     )  # fmt: skip
     world = world_for(now, pool, settings, "best-fit")
-    return Episode(rest, pool, world, whole._replace(facts=facts), truth)
+    return Episode(rest, pool, world, whole._replace(facts=facts, history=history), truth)
 
 
 def _reordered(trace: Trace, order: npt.NDArray[np.int64]) -> Trace:
@@ -105,11 +107,7 @@ def play(episode: Episode, prepared: Prepared, temperature: float, seed: int, pi
     """Plays a sequence once; at most ``picks`` picks are written down."""
     world = episode.world
     sim, passes = shared(world.sim, world.passes)
-    queue = new_queue(sim, window)
-    book: Any = episode.book._replace(
-        facts=episode.book.facts.copy(), bursts=episode.book.bursts.copy(), kinds=episode.book.kinds.copy(),
-        queues=episode.book.queues.copy(), users=episode.book.users.copy(), ahead=episode.book.ahead.copy(),
-    )  # fmt: skip
+    queue, book = new_queue(sim, window), fresh(episode.book)
     tape = new_tape(picks * _ROWS_PER_PICK, picks, window, len(FEATURES))
     log, rng, rule = log_of(world), seed_words(seed), PLACEMENTS[world.rule]
     while play_sequence(

@@ -20,7 +20,7 @@ from gpusched.learn.rltune.episodes import Episode, Play, play
 from gpusched.learn.rltune.network import Network
 from gpusched.learn.rltune.settings import Settings
 from gpusched.sched.agents.rltune import OUTPUTS, Prepared
-from gpusched.sched.agents.rltune_book import ESTIMATE, TRUTH, Reals
+from gpusched.sched.agents.rltune_book import ESTIMATE, TRUTH, WORK, WORTH, Reals
 
 if TYPE_CHECKING:
     import torch
@@ -119,11 +119,15 @@ class Learner:
         if settings.knows != "oracle":
             scale[TRUTH] = 0.0
         self.scaling = Scaling(rows.mean(axis=0).astype(np.float32), scale)
-        if settings.knows == "nothing":
+        if settings.knows in ("nothing", "oracle"):
             return
-        weight = -float(self._base.scorer.linear[0, ESTIMATE]) or 1.0
+        order = self._base.scorer.linear[0, :INPUTS].copy()
+        if not order[[ESTIMATE, WORK, WORTH]].any():
+            order[ESTIMATE] = -1.0
+        counts = order[ESTIMATE] + order[WORK] - order[WORTH]
         inputs = np.clip((rows - self.scaling.mean) * scale, -5, 5)
-        off = ((rows[:, ESTIMATE] - truth) * weight).clip(-1, 1).astype(np.float32)
+        said = rows[:, (ESTIMATE, WORK, WORTH)] @ order[[ESTIMATE, WORK, WORTH]]
+        off = (counts * truth - said).clip(-1, 1).astype(np.float32)
         if self.net.attends:
             inputs, off, present = _windows(recorded, inputs, off, settings.train_window)
         else:

@@ -100,7 +100,7 @@ def _decide(
         hold[i] = scores[best[i], 1] > 0.0
     fits = _fitting(sim, field, own, window)
     queue.outcome.total[:] = 0
-    arrange(book, field, passes.releases, own[order], hold, rule, backfill, now, queue.outcome)
+    arrange(book, scorer.odds, field, passes.releases, own[order], hold, rule, backfill, now, queue.outcome)
     tape.used[2] += queue.outcome.total[0]
     if temperature > 0.0 and np.sum(fits) > 1:
         _write(tape, queue, own, window, fits, scores)

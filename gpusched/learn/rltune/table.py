@@ -56,7 +56,7 @@ def table(
         return None, ()
     others = heuristics(job.held_out[0].trace, settings.knows)
     if settings.knows != "nothing":
-        own = without_net(Rule("", {"estimate": -1.0}, {"one": -1.0}), settings)
+        own = without_net(Rule("", {"estimate": -1.0}, {"one": -1.0}), settings, prepared.scorer.odds)
         others.append(agent_of(own, OWN_ESTIMATE, settings))
     return table_of(agent_of(prepared, job.spec.name, settings), others, job, report)
 

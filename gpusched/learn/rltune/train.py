@@ -12,14 +12,15 @@ from gpusched.errors import UsageError
 from gpusched.learn import torch_
 from gpusched.learn.request import Arrays, Report, Trained, TrainJob
 from gpusched.learn.rltune.arena import Arena, arenas, windows
-from gpusched.learn.rltune.candidates import Rule, arrays_of, with_net, without_net
+from gpusched.learn.rltune.candidates import Rule, arrays_of, odds_of, with_net, with_odds, without_net
 from gpusched.learn.rltune.choosing import Option, choose_base, choose_strength
 from gpusched.learn.rltune.episodes import Episode, cut, play
 from gpusched.learn.rltune.ppo import Learner
-from gpusched.learn.rltune.preempting import train_preempting
+from gpusched.learn.rltune.preempting import LEARNED, train_preempting
 from gpusched.learn.rltune.settings import Settings, read
 from gpusched.learn.rltune.table import table
 from gpusched.sched.agents.rltune import Prepared
+from gpusched.sched.agents.rltune_odds import Odds
 
 STRENGTHS = (1.0, 0.5)
 _SNAPSHOTS = 4  # of the network, that are chosen from
@@ -50,20 +51,23 @@ def train_agent(job: TrainJob, report: Report) -> Trained:
         [a for t in early for a in arenas(t, job.stage, settings, declared)],
         arenas(last, job.stage, settings, declared),
     )
-    choice = choose_base([*ground.learned, *ground.later], settings, report.of("base rule").step)
+    trace, known = job.stage.trace, max(int(LEARNED * len(job.stage.trace)), 1)
+    odds = odds_of(trace.gpus[:known], trace.duration[:known])  # choosing by the later part must not know it
+    choice = choose_base([*ground.learned, *ground.later], settings, odds, report.of("base rule").step)
     gain = 1 - np.exp(choice.cost - choice.best)
     report.note(f"base rule: {choice.rule.name}, {-gain:+.1%} of cost against {choice.heuristic} on the training part")
-    base = without_net(choice.rule, settings)
+    base = without_net(choice.rule, settings, odds)
     options, pace = _learned(job, settings, ground, base, report)
     found, words = choose_strength(options, base, ground.learned, ground.later, settings)
     report.note(f"network: {found.name}" + (f" x {found.strength:g}" if found.strength else ": none was surely better"))
+    final = with_odds(found.prepared, odds_of(trace.gpus, trace.duration))
     notes = (f"base rule: {choice.rule.name}", f"network: {found.name} x {found.strength:g}", *words, pace)
     about = {"knows": settings.knows, "backfill": "skip" if settings.backfill else "none", "base": choice.rule.name,
              "objective": settings.objective}  # fmt: skip
-    rows, gaps = table(found.prepared, job, settings, report)
+    rows, gaps = table(final, job, settings, report)
     scored = -float(np.mean([a.play(found.prepared).cost(settings.objective) for a in ground.later]))
     return Trained(
-        arrays=arrays_of(found.prepared), about=about, score=scored, hyper_parameters=asdict(settings),
+        arrays=arrays_of(final), about=about, score=scored, hyper_parameters=asdict(settings),
         notes=(*notes, *gaps), rows=rows,
     )  # fmt: skip
 
@@ -117,16 +121,16 @@ def _episodes(job: TrainJob, settings: Settings, ground: Ground, base: Prepared)
         before = arena.result(base)
         if before is not None:
             episodes += cut(before, settings, max(settings.sequences // len(ground.learned), 1), rng)
-    against = _reference(settings)
+    against = _reference(settings, base.scorer.odds)
     return episodes, [
         play(e, against, 0.0, 1, 1, settings.train_window).figures.cost(settings.objective) for e in episodes
     ]
 
 
-def _reference(settings: Settings) -> Prepared:
+def _reference(settings: Settings, odds: Odds) -> Prepared:
     """The policy that rewards are measured against."""
     orders = {"fcfs": {"waited": 1.0}, "fifo-skip": {"waited": 1.0}, "smallest": {"gpus": -100.0, "waited": 1.0},
               "sjf": {"estimate": -1.0}}  # fmt: skip
     rule = Rule(settings.base, orders[settings.base], {"one": -1.0})
-    prepared = without_net(rule, settings, settings.train_window)
+    prepared = without_net(rule, settings, odds, settings.train_window)
     return prepared._replace(backfill=0 if settings.base == "fcfs" else 1)

@@ -13,10 +13,11 @@ import numpy as np
 
 from gpusched.model.policy import MAPPED
 from gpusched.models import Model
-from gpusched.sched.agents import NOT_LIVE, PREEMPT, Context, Unusable, rltune_preempt
+from gpusched.sched.agents import PREEMPT, Context, Unusable, rltune_preempt
 from gpusched.sched.agents.rltune_book import FEATURES, Book
 from gpusched.sched.agents.rltune_live import book_of_snapshot
 from gpusched.sched.agents.rltune_mapped import map_order
+from gpusched.sched.agents.rltune_odds import CLASSES, LEVELS, Odds
 from gpusched.sched.agents.rltune_pass import Field, Scorer, arrange, ordered, scene_of
 from gpusched.sched.attention import attention_of
 from gpusched.sched.nets import net_of
@@ -46,31 +47,32 @@ def prepare(model: Model) -> Prepared | rltune_preempt.Preempting:
         return rltune_preempt.prepare(model)
     inputs = len(FEATURES)
     wanted = {"linear": (OUTPUTS, inputs + 1), "mean": (inputs,), "scale": (inputs,), "strength": (OUTPUTS,),
-              "window": (1,)}  # fmt: skip
+              "window": (1,), "prior": (CLASSES, LEVELS), "few": (3,)}  # fmt: skip
     for name, shape in wanted.items():
         if name not in model.arrays or model.arrays[name].shape != shape:
             found = "missing" if name not in model.arrays else f"{model.arrays[name].shape}"
             raise ValueError(f"{name} is {found}, expected {shape}")
     if model.arrays["window"][0] < 1:
         raise ValueError(f"window is {model.arrays['window'][0]}, expected at least 1")
+    odds = Odds(*(np.ascontiguousarray(model.arrays[n], np.float64) for n in Odds._fields))
+    if not np.all(odds.few > 0):
+        raise ValueError(f"few is {odds.few}, expected more than 0")
     mean, scale, strength, linear = (
         np.ascontiguousarray(model.arrays[n], np.float32) for n in ("mean", "scale", "strength", "linear")
     )
     net = net_of(model.arrays, "net", inputs, OUTPUTS)
     window, attention = model.arrays["window"].astype(np.int64), attention_of(model.arrays, net)
-    scorer = Scorer(net, linear, mean, scale, strength, window, attention)
+    scorer = Scorer(net, linear, mean, scale, strength, window, odds, attention)
     backfill = NONE if model.about.get("backfill") == "none" else SKIP
     return Prepared(scorer, model.about.get("knows", "estimate"), backfill)
 
 
-def decide_queue(prepared: Prepared | rltune_preempt.Preempting, context: Context) -> tuple[list[int], Block]:
+def decide_queue(prepared: Prepared, context: Context) -> tuple[list[int], Block]:
     """One partition's decision: by operators' priority first, then by score.
 
     Raises:
-        Unusable: A score is no number, or the agent is one that stops running jobs.
+        Unusable: A score is no number.
     """
-    if isinstance(prepared, rltune_preempt.Preempting):
-        raise Unusable(NOT_LIVE)
     waiting, world, snapshot = context.waiting, context.world, context.snapshot
     lo, hi = world.span.get(context.partition, (0, 0))
     queue = waiting.ordered(context.partition, "fifo")
@@ -88,6 +90,7 @@ def decide_queue(prepared: Prepared | rltune_preempt.Preempting, context: Contex
         return order.tolist(), map_order(context, book, field, order, hold, prepared.backfill)
     rule = _PLACES.get(context.policy.place, BEST_FIT)
     head = arrange(
-        book, field, context.releases, order, hold, rule, prepared.backfill, snapshot.now, context.outcome
+        book, prepared.scorer.odds, field, context.releases, order, hold, rule, prepared.backfill, snapshot.now,
+        context.outcome,
     )  # fmt: skip
     return order.tolist(), Block(context.policy, int(head), float("inf"))

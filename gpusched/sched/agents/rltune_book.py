@@ -14,14 +14,22 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.compiled import jit
+from gpusched.sched.agents.rltune_odds import (
+    SHORTEST_S,
+    History,
+    Odds,
+    Records,
+    expected,
+    level_of,
+    new_history,
+    note_passed,
+)
 from gpusched.sched.state import Flags, Floats, Ints
 
-Records = npt.NDArray[Any]
 Reals = npt.NDArray[np.float32]
 
 BURST_GAP_S = 600.0
 DAY_S = 86400.0
-SHORTEST_S = 10.0  # shorter run times count as this much, as in bounded slowdown
 _MEMORY = 1.0 / 16  # of a kind's past: what the newest run counts in its mean at least
 _UNKNOWN_LOG_S = 8.0  # log of 50 minutes: before anything has ended
 
@@ -41,13 +49,13 @@ FEATURES = (
     "gpus", "cores", "memory", "limit", "limited", "waited", "hour_sin", "hour_cos", "user_share",
     "kind_ended", "kind_mean", "kind_spread", "queue_mean", "burst_ended", "burst_mean", "burst_spread",
     "burst_runs", "burst_age", "burst_ahead", "queued", "free", "idle_nodes", "allowed_free", "fits",
-    "attained", "running", "estimate", "truth", "drain",
+    "attained", "running", "estimate", "truth", "drain", "work", "worth",
 )  # fmt: skip
 (
     GPUS, CORES, MEMORY, LIMIT, LIMITED, WAITED, HOUR_SIN, HOUR_COS, USER_SHARE,
     KIND_ENDED, KIND_MEAN, KIND_SPREAD, QUEUE_MEAN, BURST_ENDED, BURST_MEAN, BURST_SPREAD,
     BURST_RUNS, BURST_AGE, BURST_AHEAD, QUEUED, FREE, IDLE_NODES, ALLOWED_FREE, FITS,
-    ATTAINED, RUNNING, ESTIMATE, TRUTH, DRAIN,
+    ATTAINED, RUNNING, ESTIMATE, TRUTH, DRAIN, WORK, WORTH,
 ) = range(len(FEATURES))  # fmt: skip
 
 
@@ -57,7 +65,8 @@ class Book(NamedTuple):
     Attributes:
         facts: ``FACTS[jobs]``. bursts, kinds, queues, users: ``PAST[...]``.
         ahead: ``int64[bursts + 1]``: how many of a burst's waiting jobs have been counted in this decision.
-        learns: ``uint8[1]``: whether run times of ended jobs are remembered.
+        learns: ``uint8[1]``: whether run times are remembered, of jobs that ended or run.
+        history: What the odds of run times are counted in.
     """
 
     facts: Records
@@ -67,6 +76,7 @@ class Book(NamedTuple):
     users: Records
     ahead: Ints
     learns: Flags
+    history: History
 
 
 class Scene(NamedTuple):
@@ -114,7 +124,7 @@ def book_of(facts: Records, queues: int, learns: bool) -> Book:
     bursts = past("burst")
     empty = np.zeros(queues, PAST)
     return Book(facts, bursts, past("kind"), empty, past("user"), np.zeros(len(bursts), np.int64),
-                np.array([learns], np.uint8))  # fmt: skip
+                np.array([learns], np.uint8), new_history(facts, queues))  # fmt: skip
 
 
 @jit
@@ -144,8 +154,17 @@ def note_stop(book: Book, job: int, now: float, over: bool) -> None:
 
 
 @jit
+def note_running(book: Book, job: int, now: float) -> None:
+    """The job has run until now: what it has outlived is remembered."""
+    of = book.facts[job]
+    if book.learns[0] and not np.isnan(of["started"]):
+        note_passed(book.history, book.facts, job, of["had"] + now - of["started"], False)
+
+
+@jit
 def note_ended(book: Book, job: int, ran_s: float) -> None:
     """The job has ended after ``ran_s`` seconds; the newest counts most, by a sixteenth at least."""
+    note_passed(book.history, book.facts, job, ran_s, True)
     log_s = np.log(max(ran_s, SHORTEST_S))
     for past, at in _pasts(book, job):
         past[at]["ended"] += 1
@@ -192,7 +211,7 @@ def left_s(book: Book, job: int, now: float) -> float:
 
 
 @jit
-def features(book: Book, scene: Scene, job: int, ahead: int, shape: Shape, out: Reals) -> None:
+def features(book: Book, odds: Odds, scene: Scene, job: int, ahead: int, shape: Shape, out: Reals) -> None:
     """What the network sees of one job, ``float32[FEATURES]``, not yet scaled."""
     of = book.facts[job]
     burst, kind, queue = book.bursts[of["burst"]], book.kinds[of["kind"]], book.queues[of["queue"]]
@@ -231,16 +250,5 @@ def features(book: Book, scene: Scene, job: int, ahead: int, shape: Shape, out: 
     out[RUNNING] = 1.0 if runs else 0.0
     found = estimate_log_s(book, job)
     out[ESTIMATE] = max(found, age) if burst["ended"] == 0 else found
+    out[WORK], out[WORTH] = expected(book.history, odds, book.facts, job)
     out[TRUTH] = 0.0 if np.isnan(of["truth"]) else of["truth"]
-
-
-@jit
-def level_of(had_s: float) -> float:
-    """Attained run time in steps of a factor of two from 15 s on, so that it changes seldom: 0, 1, 2, ..."""
-    return float(np.floor(np.log2(max(had_s, 7.5) / 7.5) + 1e-9))
-
-
-@jit
-def next_level_s(had_s: float) -> float:
-    """The attained run time at which `level_of` rises next."""
-    return float(7.5 * 2.0 ** (level_of(had_s) + 1.0))

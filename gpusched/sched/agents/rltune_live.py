@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.sched.agents import Context
-from gpusched.sched.agents.rltune_book import DAY_S, FACTS, Book, Records, book_of, grouped, note_ended, note_start
+from gpusched.sched.agents.rltune_book import DAY_S, FACTS, Book, book_of, grouped, note_ended, note_start
+from gpusched.sched.agents.rltune_odds import Records
 
 KNOWS_LIMITS = ("limit", "estimate")
 LEARNS = ("estimate", "oracle")

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.agents.rltune_book import Book, Reals, Scene, Shape, features, left_s
+from gpusched.sched.agents.rltune_book import Book, Reals, Scene, Shape, features, left_s, note_running
+from gpusched.sched.agents.rltune_odds import Odds, expected
 from gpusched.sched.attention import NONE as NO_ATTENTION
 from gpusched.sched.attention import attended
 from gpusched.sched.backfill import take
@@ -37,6 +38,7 @@ from gpusched.sched.state import (
 
 MOST_HELD = 1  # jobs for which nodes are held at once; with more, whole clusters stood idle for wrong estimates
 _CLIP = np.float32(5.0)
+_SURELY = 2.0  # times its expected run time a job without a limit is expected to be over
 
 
 class Scorer(NamedTuple):
@@ -52,6 +54,7 @@ class Scorer(NamedTuple):
         linear: ``float32[2, FEATURES + 1]``. strength: ``float32[2]``.
         mean, scale: ``float32[FEATURES]``: the network sees ``(x - mean) * scale``; scale 0: it does not see x.
         window: ``int64[1]``: jobs scored at a decision.
+        odds: Of run times, before much has been seen.
         attention: See `attended`; of size 0: the network sees each job alone.
     """
 
@@ -61,6 +64,7 @@ class Scorer(NamedTuple):
     scale: Reals
     strength: Reals
     window: Ints
+    odds: Odds
     attention: Reals = NO_ATTENTION
 
 
@@ -180,6 +184,8 @@ def scores_of(
     slots, due = np.zeros(0, np.int64), np.zeros(0)
     row, work = np.zeros(seen.shape[1], np.float32), work_for(scorer.net)
     scores = np.empty((window.size, 2), np.float32)
+    for i in range(releases.used[0]):
+        note_running(book, _owner(releases, jobs, releases.order[i]), scene.now)
     for i in range(window.size):
         job = queue[window[i]]
         shape = jobs.shape[job]
@@ -192,7 +198,7 @@ def scores_of(
                     slots, due = due_slots(book, releases, jobs, scene.now)
                 drain[shape] = await_room(field, field.rooms, releases, slots, due, request, scene.now) - scene.now
         of = Shape(share[shape], fits[shape] == 1, min(drain[shape], 1e9))
-        features(book, scene, job, ahead[window[i]], of, row)
+        features(book, scorer.odds, scene, job, ahead[window[i]], of, row)
         score(scorer, row, seen[i], scores[i], work)
     if scorer.attention.size > 0:
         _attend(scorer, seen[: window.size], scores)
@@ -221,19 +227,21 @@ def _allowed_free(field: Field, request: Request) -> float:
 
 
 @jit
-def due_slots(book: Book, releases: Releases, jobs: Jobs, now: float) -> tuple[Ints, Floats]:
-    """The slots of ``releases`` in the order in which they are expected back, and when, ``float64[slots]`` of all.
+def _owner(releases: Releases, jobs: Jobs, slot: int) -> int:
+    """The book's job of a slot: an owner below 0 is a running job of a snapshot, which is after all waiting ones."""
+    owner = releases.owner[slot]
+    return int(owner if owner >= 0 else jobs.shape.size - 1 - owner)
 
-    An owner below 0 is a running job of a snapshot, which the book has after the waiting ones.
-    """
+
+@jit
+def due_slots(book: Book, releases: Releases, jobs: Jobs, now: float) -> tuple[Ints, Floats]:
+    """The slots of ``releases`` in the order in which they are expected back, and when, ``float64[slots]`` of all."""
     used = releases.used[0]
     due = np.empty(releases.end.size)
     ends = np.empty(used)
     for i in range(used):
         slot = releases.order[i]
-        owner = releases.owner[slot]
-        job = owner if owner >= 0 else jobs.shape.size - 1 - owner
-        due[slot] = ends[i] = now + left_s(book, job, now)
+        due[slot] = ends[i] = now + left_s(book, _owner(releases, jobs, slot), now)
     return releases.order[:used][np.argsort(ends, kind="mergesort")], due
 
 
@@ -273,6 +281,7 @@ def await_room(
 @jit
 def arrange(
     book: Book,
+    odds: Odds,
     field: Field,
     releases: Releases,
     queue: Ints,
@@ -284,16 +293,18 @@ def arrange(
 ) -> int:
     """One pass over a partition's jobs in their order: who fits starts; for some who do not, nodes are held.
 
-    Held are the nodes on which the job is expected to fit first; jobs behind it do not get them now. Nothing of that
-    is remembered until the next pass. With backfill NONE the first job that does not fit blocks all behind it.
+    Held are the nodes on which the job is expected to fit first; jobs behind it get them now only where they are
+    expected to be gone by then. Nothing of that is remembered until the next pass. With backfill NONE the first job
+    that does not fit blocks all behind it.
 
     Returns:
         The first job that could not start, or -1.
     """
     late, jobs, scratch = field.scratch.late, field.jobs, field.scratch
-    head, held = -1, 0
+    head, held, until = -1, 0, now
     scratch.stamp[0] += 1
     stamp = scratch.stamp[0]
+    full = np.zeros(jobs.standing.size, np.bool_)  # shapes that do not fit even where nodes are held
     for column, of in zip(late, field.rooms):  # noqa: B905 - numba's zip takes no strict
         column[:] = of
     for i in range(queue.size):
@@ -311,12 +322,26 @@ def arrange(
                 _start(field, releases, request, job, now, outcome)
                 continue
             scratch.failed[shape] = stamp
+            if held and not full[shape] and gone_by_s(book, odds, job) <= until - now:
+                if choose(field.rooms, jobs.masks, request, rule, scratch):
+                    _start(field, releases, request, job, now, outcome)
+                    continue
+                full[shape] = True
             outcome.code[job] = RESOURCES
             head = job if head < 0 else head
             if hold[i] and backfill != NONE and held < MOST_HELD:
-                _hold(book, field, releases, request, now)
+                until = _hold(book, field, releases, request, now)
                 held += 1
     return head
+
+
+@jit
+def gone_by_s(book: Book, odds: Odds, job: int) -> float:
+    """Seconds within which a job is expected to be over: its limit, else some times its expected run time."""
+    limit = book.facts[job]["limit"]
+    if not np.isnan(limit):
+        return float(np.exp(limit))
+    return float(_SURELY * np.exp(expected(book.history, odds, book.facts, job)[0]))
 
 
 @jit
@@ -337,9 +362,11 @@ def _start(field: Field, releases: Releases, request: Request, job: int, now: fl
 
 
 @jit
-def _hold(book: Book, field: Field, releases: Releases, request: Request, now: float) -> None:
-    """Keeps the nodes on which the request is expected to fit first from the jobs behind."""
+def _hold(book: Book, field: Field, releases: Releases, request: Request, now: float) -> float:
+    """Keeps the nodes on which the request is expected to fit first from the jobs behind; until when, in seconds."""
     slots, due = due_slots(book, releases, field.jobs, now)
-    if await_room(field, field.scratch.late, releases, slots, due, request, now) < np.inf:
+    until = await_room(field, field.scratch.late, releases, slots, due, request, now)
+    if until < np.inf:
         for part in range(request.parts):
             field.scratch.late.gpus[field.scratch.chosen[part]] = -1
+    return float(until)

@@ -156,7 +156,7 @@ def decide_scored(
     order, hold, sound = ordered(book, scorer, scene, field, passes.releases, own, queue.ahead, queue.seen)
     if sound:
         queue.outcome.total[:] = 0
-        arrange(book, field, passes.releases, order, hold, rule, backfill, now, queue.outcome)
+        arrange(book, scorer.odds, field, passes.releases, order, hold, rule, backfill, now, queue.outcome)
         carry_out(sim, log, queue, book)
     return sound
 

@@ -1,0 +1,136 @@
+"""What has been seen of run times, as odds: of jobs that came to the end of a level of run time, how many ended in it.
+
+Run times are cut into levels: 15 s, then each twice the one before. Counted are the jobs of a burst, of a kind, and of
+a partition and class of sizes; a running job counts for the levels that it has passed, so that what is known of a burst
+grows while its first jobs run. Odds of the narrower group weigh more the more it has seen; before anything has been
+seen, those of the training trace hold.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusched.compiled import jit
+from gpusched.sched.state import Floats, Ints
+
+LEVELS = 20
+CLASSES = 5  # of sizes: 1, 2, 3 to 4, 5 to 8 GPUs, and more
+SLACK_S = 1e-3
+SHORTEST_S = 10.0  # shorter run times count as this much, as in bounded slowdown
+_FIRST_S = 15.0
+_GONE = 1e-6  # odds to be still running at which no further level is looked at
+
+Records = npt.NDArray[Any]
+Counts = npt.NDArray[np.float64]
+Tallies = npt.NDArray[np.float32]
+
+
+class History(NamedTuple):
+    """What has been seen: ``float32[groups, LEVELS, 2]``: jobs that ended in a level, and that outran it.
+
+    ``passed``: ``int64[jobs]``: the level up to which a job has been counted. A group of ``queues`` is a partition and
+    a class of sizes.
+    """
+
+    queues: Tallies
+    kinds: Tallies
+    bursts: Tallies
+    passed: Ints
+
+
+class Odds(NamedTuple):
+    """What holds before much has been seen.
+
+    Attributes:
+        prior: ``float64[CLASSES, LEVELS]``: how likely an end is within a level, before anything has been seen.
+        few: ``float64[3]``: as how many jobs the prior counts for a partition's odds, those for a kind's, and those
+            for a burst's.
+    """
+
+    prior: Counts
+    few: Floats
+
+
+def new_history(facts: Records, queues: int) -> History:
+    """Nothing has been seen of ``facts: rltune_book.FACTS[jobs]`` yet."""
+
+    def counts(groups: int) -> Tallies:
+        return np.zeros((groups, LEVELS, 2), np.float32)
+
+    kinds, bursts = (int(facts[name].max(initial=-1)) + 1 for name in ("kind", "burst"))
+    return History(counts(queues * CLASSES), counts(kinds), counts(bursts), np.zeros(len(facts), np.int64))
+
+
+@jit
+def level_of(had_s: float) -> float:
+    """Attained run time in steps of a factor of two from 15 s on, so that it changes seldom: 0, 1, 2, ..."""
+    return float(np.floor(np.log2(max(had_s, 7.5) / 7.5) + 1e-9))
+
+
+@jit
+def next_level_s(had_s: float) -> float:
+    """The attained run time at which `level_of` rises next."""
+    return float(7.5 * 2.0 ** (level_of(had_s) + 1.0))
+
+
+@jit
+def class_of(gpus: float) -> int:
+    """Which class of sizes."""
+    return int(min(np.ceil(np.log2(max(gpus, 1.0))), CLASSES - 1.0))
+
+
+@jit
+def reached(had_s: float) -> int:
+    """The level that a job is in which has run for so long."""
+    return int(min(level_of(had_s + SLACK_S), LEVELS - 1.0))
+
+
+@jit
+def note_passed(history: History, facts: Records, job: int, had_s: float, over: bool) -> None:
+    """The job has run for so long by now; ``over``: it has ended."""
+    of, level = facts[job], reached(had_s)
+    queue = of["queue"] * CLASSES + class_of(of["gpus"])
+    for counts, at in ((history.queues, queue), (history.kinds, of["kind"]), (history.bursts, of["burst"])):
+        for below in range(history.passed[job], level):
+            counts[at, below, 1] += 1
+        if over:
+            counts[at, level, 0] += 1
+    history.passed[job] = max(level, history.passed[job])
+
+
+@jit
+def end_within(history: History, odds: Odds, facts: Records, job: int, level: int) -> float:
+    """How likely the job ends within the level, once it has come to it."""
+    of, few = facts[job], odds.few
+    size = class_of(of["gpus"])
+    queue, kind, burst = of["queue"] * CLASSES + size, of["kind"], of["burst"]
+    ends = odds.prior[size, level]
+    for i, counts, at in ((0, history.queues, queue), (1, history.kinds, kind), (2, history.bursts, burst)):
+        ended = counts[at, level, 0]
+        ends = (few[i] * ends + ended) / (few[i] + ended + counts[at, level, 1])
+    return float(ends)
+
+
+@jit
+def expected(history: History, odds: Odds, facts: Records, job: int) -> tuple[float, float]:
+    """Of a job's run time r, in seconds: log E[r] and log E[1 / max(r, 10)]; a limit cuts r off.
+
+    The latter is what its bounded slowdown is expected to grow by with every second of waiting.
+    """
+    limit = np.inf if np.isnan(facts[job]["limit"]) else max(np.exp(facts[job]["limit"]), SHORTEST_S)
+    alive, worth, work = 1.0, 0.0, 0.0
+    first, last = 0.0, _FIRST_S
+    for level in range(LEVELS):
+        ends = end_within(history, odds, facts, job, level)
+        if level == LEVELS - 1 or last >= limit:
+            ends, last = 1.0, min(last, limit)
+        worth += alive * ends / max(0.5 * (first + last), SHORTEST_S)
+        work += alive * (1.0 - 0.5 * ends) * (last - first)
+        alive *= 1.0 - ends
+        if alive < _GONE:
+            break
+        first, last = last, 2.0 * last
+    return float(np.log(work)), float(np.log(worth))
