@@ -148,6 +148,7 @@ class _Reader:
             default_image=fields.image(known["image"]) if "image" in known else None,
             max_time_s=max_time_s,
             auto_promote=known["auto_promote"].flag() if "auto_promote" in known else None,
+            preemptible=known["preemptible"].flag() if "preemptible" in known else False,
         )
 
     def _nodes(self, partition: str, entry: Value, defaults: Mapping[str, Any]) -> list[Node]:

@@ -268,7 +268,7 @@ FLAVOR_NEEDS = (
     ("memory", "how much memory a job of this flavor gets in all, such as 256G"),
     ("time", "the time limit, such as 72h"),
 )
-PARTITION = ("auto_promote", "defaults", "flavors", "image", "max_time", "nodes", "policy")
+PARTITION = ("auto_promote", "defaults", "flavors", "image", "max_time", "nodes", "policy", "preemptible")
 LOGS: Fields = {
     "max_per_job": ("max_mib_per_job", _memory),
     "max_total": ("max_total_mib", _memory),

@@ -15,7 +15,7 @@ from typing import Any, get_args
 import msgspec
 
 from gpusched.errors import FileError, UsageError
-from gpusched.model.policy import MAPPED, Agent, Backfill, Mapping, Order, Place, PolicySpec
+from gpusched.model.policy import MAPPED, Agent, Backfill, Mapping, Order, Place, PolicySpec, Preempting
 from gpusched.model.resources import Inventory
 from gpusched.model.units import parse_duration
 from gpusched.yamlfile import Value, parse_file, suggestion
@@ -95,10 +95,13 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
         chosen["mapping"] = _mapping_of(fields["mapping"])
     if "agent" in fields:
         chosen |= _agent_of(fields, trained, (file.parent, *folders))
+    if chosen.get("order") == "sjf-estimate" and chosen.get("backfill") == "easy":
+        # its promise to the head rests on times that are not exceeded: limits, not estimates
+        raise fields["backfill"].error("none or skip with order: sjf-estimate")
     return _with_version(PolicySpec(name=trained.name, **chosen))
 
 
-_AGENT_KEYS = ("agent", "fallback", "budget", "train")
+_AGENT_KEYS = ("agent", "fallback", "budget", "preempt", "train")
 
 
 def _agent_of(fields: dict[str, Value], trained: Path, folders: tuple[Path, ...]) -> dict[str, Any]:
@@ -114,6 +117,8 @@ def _agent_of(fields: dict[str, Value], trained: Path, folders: tuple[Path, ...]
     found["fallback"] = load_policy(file)
     if "budget" in fields:
         found["budget_s"] = fields["budget"].converted(_seconds, "a time, such as 200ms")
+    if "preempt" in fields:
+        found["preempt"] = _preempting_of(fields["preempt"])
     if "train" in fields:
         section = fields["train"].fields("a mapping of hyper-parameters")
         found["settings"] = {key: _plain(value) for key, value in section.items()}
@@ -137,6 +142,23 @@ def _mapping_of(section: Value) -> Mapping:
             for pattern, by_type in patterns.items()
         }
     return Mapping(**found)
+
+
+def _preempting_of(section: Value) -> Preempting:
+    """What an agent that stops running jobs leaves alone."""
+    fields = section.fields("a mapping with min_run, per_hour, restart", ("min_run", "per_hour", "restart"))
+    found: dict[str, Any] = {
+        f"{key}_s": fields[key].converted(_seconds_or_none, "a time, such as 10m; 0s: none")
+        for key in ("min_run", "restart")
+        if key in fields
+    }
+    if "per_hour" in fields:
+        found["per_hour"] = fields["per_hour"].whole(0, 3600)
+    return Preempting(**found)
+
+
+def _seconds_or_none(text: str) -> float:
+    return 0.0 if text in ("0", "0s") else _seconds(text)
 
 
 def _seconds(text: str) -> float:
@@ -169,6 +191,8 @@ def _with_version(spec: PolicySpec) -> PolicySpec:
         weights = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
         meaning |= {"agent": spec.agent, "fallback": spec.fallback and spec.fallback.version, "weights": weights}
         meaning |= {"budget_s": spec.budget_s, "train": spec.settings}
+        if spec.preempt != Preempting():  # left out where nothing is said, so that other policies keep their versions
+            meaning["preempt"] = msgspec.to_builtins(spec.preempt)
     version = hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:12]
     return msgspec.structs.replace(spec, version=version)
 

@@ -39,6 +39,13 @@ def submit_command(
     ] = None,
     begin: Annotated[str | None, typer.Option("--begin", help="Not before: now+2h, 2026-11-20T18:00.")] = None,
     requeue: Annotated[bool, typer.Option("--requeue/--no-requeue", help="Start again after a node failed.")] = True,
+    preemptible: Annotated[
+        bool | None,
+        typer.Option(
+            "--preemptible/--no-preemptible",
+            help="It saves its work when told to end: a policy may stop it for others. Default: the partition's.",
+        ),
+    ] = None,
     signal: Annotated[
         str | None, typer.Option("--signal", help="NAME[@SECONDS]: the grace signal, and how long before the limit.")
     ] = None,
@@ -87,6 +94,7 @@ def submit_command(
         dependency=dependency,
         begin=begin,
         requeue=requeue,
+        preemptible=preemptible,
         signal=signal,
         priority=priority,
         nice=nice,

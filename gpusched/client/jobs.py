@@ -61,7 +61,11 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
     if not for_people:
         return found
     return msgspec.structs.replace(
-        found, counts=_counts(client), prefixes=_prefixes(client, jobs), warning=client.controller_warning()
+        found,
+        counts=_counts(client),
+        preempted=_preempted(client),
+        prefixes=_prefixes(client, jobs),
+        warning=client.controller_warning(),
     )
 
 
@@ -111,6 +115,11 @@ def _ended(client: Client, query: Query, states: frozenset[JobState]) -> list[Jo
     if plain and limit is not None:
         return reader.recently_ended(limit)
     return reader.jobs(states=states, user=query.user, partition=query.partition, since=since, limit=limit)
+
+
+def _preempted(client: Client) -> int:
+    """How many jobs wait that were stopped for others."""
+    return client.reader.waiting_again() if client.reader else 0
 
 
 def _counts(client: Client) -> dict[str, int]:

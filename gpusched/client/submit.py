@@ -14,6 +14,7 @@ from gpusched.errors import UsageError
 from gpusched.model import ids
 from gpusched.model.commands import Submit
 from gpusched.model.jobs import JobSpec
+from gpusched.model.resources import Partition
 from gpusched.queue.inbox import MAX_COMMAND_BYTES, deliver_submit
 from gpusched.validate import MAX_NAME, validate_spec
 
@@ -36,6 +37,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     dependency: str | None = None
     begin: str | None = None
     requeue: bool = True
+    preemptible: bool | None = None
     signal: str | None = None
     priority: int = 0
     nice: int = 0
@@ -95,6 +97,7 @@ def prepare(client: Client, request: Request) -> Prepared:
         nice=request.nice,
         hold=request.hold,
         requeue=request.requeue,
+        preemptible=_preemptible(request.preemptible, inventory.partition(sized.partition)),
         signal=signal,
         signal_before_s=signal_before_s,
         nodelist=options.names(request.nodelist),
@@ -152,6 +155,11 @@ def _default_name(request: Request) -> str:
     source = request.command[0] if request.command else (request.image or "").partition(":")[0]
     name = source.rstrip("/").rpartition("/")[2][:MAX_NAME]
     return name if name and name.isprintable() else "job"
+
+
+def _preemptible(asked: bool | None, partition: Partition | None) -> bool:
+    """What was said, else what the partition says of jobs that do not."""
+    return asked if asked is not None else partition is not None and partition.preemptible
 
 
 def _folder() -> str:

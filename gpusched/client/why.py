@@ -80,7 +80,7 @@ def explain_pending(client: Client, job: Job) -> Why:
     return Why(
         job=job,
         reason=str(explanation.reason.code),
-        message=explanation.reason.message,
+        message="; ".join((explanation.reason.message, *_cleared_for(client, job))),
         nodes=tuple(NodeLine(node=v.node, fits=v.fits, text=v.text) for v in explanation.nodes),
         position=explanation.position,
         queue_length=explanation.queue_length,
@@ -89,6 +89,14 @@ def explain_pending(client: Client, job: Job) -> Why:
         sooner=outlook.sooner,
         now=snapshot.now,
     )
+
+
+def _cleared_for(client: Client, job: Job) -> list[str]:
+    """Who is being stopped for it at this moment."""
+    active = client.reader.active() if client.reader else []
+    endings = [(other.id, other.ending) for other in active if other.ending is not None]
+    found = [i for i, ending in endings if ending.preemptions is not None and ending.preemptions.for_job == job.id]
+    return [f"job {other} is being stopped for it" for other in found]
 
 
 def _snapshot(client: Client, job: Job) -> Snapshot:
@@ -120,5 +128,6 @@ def _snapshot(client: Client, job: Job) -> Snapshot:
         lookup=lookup,
         usage=recent_usage(reader, inventory, policies, now) if reader else {},
         array_limits=reader.array_limits() if reader else {},
+        estimates=reader.estimates() if reader else {},
         now=now,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ import msgspec
 
 from gpusched.cluster.base import Cluster, Observation, Outcome, RankKey, Work
 from gpusched.controller.deciding import Decider
+from gpusched.controller.estimating import Estimator
 from gpusched.controller.fold import Folder
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.ledger import Ledger
@@ -23,7 +24,7 @@ from gpusched.controller.secretfiles import SecretFiles
 from gpusched.controller.shadowing import Shadowing
 from gpusched.controller.tidy import Tidy, reap_strays, tidy_leftovers
 from gpusched.model.events import Event
-from gpusched.model.jobs import ACTIVE, Ending, Job, JobState
+from gpusched.model.jobs import ACTIVE, Ending, Job, JobState, Preemptions
 from gpusched.model.plan import CancelJob, Plan, Preempt, ReasonCode, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
@@ -64,6 +65,7 @@ class Cycle:
         self._store, self._state, self._cluster, self._clock = store, state, cluster, clock
         self.inventory, self.policies = inventory, policies  # as declared; promotions go before them
         self._decider, self._shadowing = Decider(store, say), Shadowing(store)
+        self._estimator = Estimator(store, state, say)
         self.inbox = Inbox(state)
         self._secrets = SecretFiles(state)
         cluster_id = store.meta("cluster_id")
@@ -299,6 +301,8 @@ class Cycle:
             return None
         active = self._store.active()
         waiting = {job.id: job for job in pending}
+        shadows = [shadow.spec for shadow in self._store.shadows().values() if shadow.until is None]
+        self._estimator.run([*charge.policies.values(), *shadows])
         ports = {job.master_port for job in active}
         snapshot = snapshot_of_store(
             self._store, self.inventory, charge.policies, now, active=active, pending=pending, seed=int(now * 1000)
@@ -318,12 +322,12 @@ class Cycle:
                     self._messages_at.pop(job.id, None)
                 elif isinstance(action, (Preempt, CancelJob)):
                     waiting.pop(action.job_id, None)
-                    self._end_by_policy(action, now)
+                    self._end_by_policy(action, deciders, now)
             self._write_reasons(waiting.values(), plan, now)
         works = [work for job, ranks in launches for work in self._launcher.launches(self.inventory, job, ranks)]
         return _Decided(works, snapshot, plan)
 
-    def _end_by_policy(self, action: Preempt | CancelJob, now: float) -> None:
+    def _end_by_policy(self, action: Preempt | CancelJob, deciders: Mapping[str, PolicySpec], now: float) -> None:
         job = self._store.job(action.job_id)
         assert job is not None
         if isinstance(action, CancelJob):
@@ -332,16 +336,24 @@ class Cycle:
                 reason=action.reason.code, message=action.reason.message, end_time=now,
             )  # fmt: skip
         else:
-            message = "taken off its nodes for another job"
+            policy = deciders[job.spec.partition]
+            preemptions = (job.preemptions or Preemptions()).once_more(
+                now, policy.name, policy.version, action.for_job
+            )  # fmt: skip
+            message = f"stopped by {policy.name}" + (f" for job {action.for_job}" if action.for_job else "")
             ending = Ending(
                 outcome=JobState.PENDING,
                 reason="Preempted",
                 message=message,
                 kill_at=now + self.inventory.settings.grace_s,
+                preemptions=preemptions,
             )
             changed, event = move(
-                job, JobState.COMPLETING, now, event="ending", ending=ending, reason="Preempted", message=message
-            )
+                job, JobState.COMPLETING, now, event="preempted", ending=ending, reason="Preempted", message=message,
+                data={
+                    "policy": policy.name, "version": policy.version, "for": action.for_job, "count": preemptions.count,
+                },
+            )  # fmt: skip
         self._store.put_jobs([changed])
         self._store.append([event])
 

@@ -15,7 +15,7 @@ import msgspec
 from gpusched.cluster.base import REFUSED, Observation, RankKey, Work
 from gpusched.controller.fold import back_in_queue
 from gpusched.model.events import Event
-from gpusched.model.jobs import Ending, Job, JobState, container_name
+from gpusched.model.jobs import Ending, Job, JobState, Preemptions, container_name
 from gpusched.model.readings import ContainerReading, NodeReading
 from gpusched.model.resources import Settings
 from gpusched.queue.lifecycle import move
@@ -256,16 +256,19 @@ def _beyond_limit(job: Job, world: World) -> bool:
 
 
 def _failed(step: Step, s: Seen, world: World) -> None:
-    code = s.rank.exit_code
-    where = f"rank {s.rank.rank} on {s.rank.node}"
-    if s.rank.oom_killed:
-        memory = step.job.spec.memory_mib_per_node
+    outcome, reason, message = _failure(step.job, s.rank)
+    _end(step, outcome, reason, message, world, grace=world.settings.grace_s, exit_code=s.rank.exit_code)
+
+
+def _failure(job: Job, rank: RankRecord) -> tuple[JobState, str, str]:
+    """What becomes of a job by a rank that failed: its state, and why in a word and in a sentence."""
+    where = f"rank {rank.rank} on {rank.node}"
+    if rank.oom_killed:
+        memory = job.spec.memory_mib_per_node
         message = f"{where} was killed, by all signs for want of memory ({memory} MiB asked for)"
-        _end(step, JobState.OUT_OF_MEMORY, "OutOfMemory", message, world, grace=world.settings.grace_s, exit_code=code)
-    else:
-        message = f"{where} exited with {code if code is not None else 'an unknown code'}"
-        grace = world.settings.grace_s
-        _end(step, JobState.FAILED, "NonZeroExitCode", message, world, grace=grace, exit_code=code)
+        return JobState.OUT_OF_MEMORY, "OutOfMemory", message
+    code = rank.exit_code if rank.exit_code is not None else "an unknown code"
+    return JobState.FAILED, "NonZeroExitCode", f"{where} exited with {code}"
 
 
 def _warn_before_limit(step: Step, seen: list[Seen], world: World) -> None:
@@ -310,7 +313,7 @@ def _end(
 
 
 def _completing(step: Step, seen: list[Seen], world: World) -> None:
-    ending = step.job.ending
+    ending = _own_end(step, seen, world) or _asked_late(step, seen, world) or step.job.ending
     assert ending is not None
     left = False
     for s in seen:
@@ -326,6 +329,50 @@ def _completing(step: Step, seen: list[Seen], world: World) -> None:
                 _press(step, s, ending, world)
     if not left:
         _close(step, seen, ending, world)
+
+
+def _own_end(step: Step, seen: list[Seen], world: World) -> Ending | None:
+    """How a job ends that a policy meant to stop, and that had come to its own end before; None elsewhere.
+
+    Only what ended before the decision, and was sent no signal, has ended by itself: many a job that is told to end
+    saves its work and exits with 0.
+    """
+    ending = step.job.ending
+    if ending is None or ending.preemptions is None:
+        return None
+    decided = ending.preemptions.times[-1]
+    early = [
+        s.rank for s in seen
+        if s.rank.signalled is None and s.rank.finished_at is not None and s.rank.finished_at < decided
+    ]  # fmt: skip
+    rank = next((r for r in early if r.exit_code != 0), None) or next((r for r in early if r.rank == 0), None)
+    if rank is None:
+        return None
+    outcome, reason, message = (JobState.COMPLETED, "", "") if rank.exit_code == 0 else _failure(step.job, rank)
+    own = Ending(
+        outcome=outcome, reason=reason, message=message, kill_at=ending.kill_at, exit_code=rank.exit_code
+    )  # fmt: skip
+    step.job = msgspec.structs.replace(step.job, ending=own, reason=reason, message=message)
+    data = {"outcome": outcome, "message": message or "it had ended before it was to be stopped"}
+    step.events.append(Event(time=world.now, kind="ending", job_id=step.job.id, user=step.job.user, data=data))
+    return own
+
+
+def _asked_late(step: Step, seen: list[Seen], world: World) -> Ending | None:
+    """A new grace for a job that is stopped for another and that nobody has asked to end: it is to save its work.
+
+    The controller was down meanwhile, or the node could not be reached. None: it needs none.
+    """
+    ending = step.job.ending
+    if ending is None or ending.preemptions is None or world.now < ending.kill_at:
+        return None
+    if not any(s.phase == "running" and s.rank.signalled is None and _idle(s, world) for s in seen):
+        return None
+    again = msgspec.structs.replace(ending, kill_at=world.now + world.settings.grace_s)
+    step.job = msgspec.structs.replace(step.job, ending=again)
+    data = {"outcome": ending.outcome, "message": f"{ending.message}; asked to end only now"}
+    step.events.append(Event(time=world.now, kind="ending", job_id=step.job.id, user=step.job.user, data=data))
+    return again
 
 
 def _press(step: Step, s: Seen, ending: Ending, world: World) -> None:
@@ -347,8 +394,11 @@ def _close(step: Step, seen: list[Seen], ending: Ending, world: World) -> None:
     end = max(finished) if finished and len(finished) == len(seen) else now
     if job.start_time is not None:
         end = min(max(end, job.start_time), now)
-        step.ended_attempt = (end, ending.outcome)
-    if ending.outcome is JobState.PENDING:
+        step.ended_attempt = (end, ending.outcome if ending.preemptions is None else JobState.PREEMPTED)
+    if ending.preemptions is not None:
+        fields = back_in_queue(ending.message) | {"preemptions": _stopped(job, ending.preemptions, seen, end)}
+        step.job, event = move(job, JobState.PENDING, now, event="requeued", data={"outcome": "PREEMPTED"}, **fields)
+    elif ending.outcome is JobState.PENDING:
         fields = back_in_queue(ending.message)
         step.job, event = move(job, JobState.PENDING, now, event="requeued", retries=0, **fields)
     elif ending.outcome is JobState.NODE_FAIL and job.spec.requeue and job.retries < world.settings.max_retries:
@@ -376,6 +426,13 @@ def _close(step: Step, seen: list[Seen], ending: Ending, world: World) -> None:
             reason=reason,
         )
     step.events.append(event)
+
+
+def _stopped(job: Job, preemptions: Preemptions, seen: list[Seen], end: float) -> Preemptions:
+    """With what the stopped attempt ran; one that was lost with its node has saved nothing that one could count on."""
+    if job.start_time is None or any(s.rank.finished_at is None for s in seen):
+        return preemptions
+    return preemptions.with_run(end - job.start_time, job.attempt > 1)
 
 
 def retry_delay_s(retries: int) -> int:

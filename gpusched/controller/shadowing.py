@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gpusched.controller.deciding import Asked, Weights, late_line, only
-from gpusched.model.plan import Plan, Start
+from gpusched.model.plan import Plan, Preempt, Start
 from gpusched.model.resources import Inventory
 from gpusched.model.snapshot import Snapshot
 from gpusched.queue.promotions import Difference, Shadow
@@ -15,7 +15,7 @@ from gpusched.sched.check import check
 
 MAX_NAMED = 50  # jobs of one difference that are written down
 
-Starts = dict[str, tuple[str, ...]]
+Deeds = dict[str, tuple[str, ...]]  # started jobs: their nodes; stopped ones: none
 
 
 class Shadowing:
@@ -41,8 +41,8 @@ class Shadowing:
         asked = [(shadow, self._ask(shadow, self._seen_by(shadow, inventory, snapshot))) for shadow in shadows]
         answers = [(shadow, self._heard(shadow, question, snapshot)) for shadow, question in asked]
         with self._store.transaction():
-            for shadow, starts in answers:
-                self._record(shadow, starts, plan, snapshot)
+            for shadow, deeds in answers:
+                self._record(shadow, deeds, plan, snapshot)
 
     def _seen_by(self, shadow: Shadow, inventory: Inventory, snapshot: Snapshot) -> Snapshot:
         """With what the shadow wants to know and no live policy asked for."""
@@ -65,31 +65,31 @@ class Shadowing:
         self._asked[name] = Asked(name, spec, model, snapshot)
         return self._asked[name]
 
-    def _heard(self, shadow: Shadow, asked: Asked | str, snapshot: Snapshot) -> Starts | str:
-        """What the shadow would start, by the check that the live plan went through; or why it has no answer."""
+    def _heard(self, shadow: Shadow, asked: Asked | str, snapshot: Snapshot) -> Deeds | str:
+        """What the shadow would start and stop, by the check of the live plan; or why it has no answer."""
         if isinstance(asked, str):
             return asked
         plan, trouble = asked.answer()
         if plan is None or trouble:
             return trouble
         sound, _ = check(plan, only(snapshot, shadow.partition, shadow.spec))
-        return _starts(sound, {j.id for j in snapshot.pending})
+        return _deeds(sound, shadow.partition, snapshot)
 
-    def _record(self, shadow: Shadow, starts: Starts | str, plan: Plan, snapshot: Snapshot) -> None:
-        if isinstance(starts, str):
-            late = starts == late_line(shadow.spec.budget_s)
+    def _record(self, shadow: Shadow, deeds: Deeds | str, plan: Plan, snapshot: Snapshot) -> None:
+        if isinstance(deeds, str):
+            late = deeds == late_line(shadow.spec.budget_s)
             self._store.put_shadow(
                 msgspec.structs.replace(
-                    shadow, late=shadow.late + late, unusable=shadow.unusable + (not late), trouble=starts
+                    shadow, late=shadow.late + late, unusable=shadow.unusable + (not late), trouble=deeds
                 )
             )
             return
-        live = _starts(plan, {j.id for j in snapshot.pending if j.spec.partition == shadow.partition})
-        same = live == starts
+        live = _deeds(plan, shadow.partition, snapshot)
+        same = live == deeds
         self._store.put_shadow(
             msgspec.structs.replace(
                 shadow, decisions=shadow.decisions + 1, same=shadow.same + same, trouble="",
-                live_starts=shadow.live_starts + len(live), shadow_starts=shadow.shadow_starts + len(starts),
+                live_starts=shadow.live_starts + _started(live), shadow_starts=shadow.shadow_starts + _started(deeds),
             )
         )  # fmt: skip
         if not same:
@@ -97,22 +97,31 @@ class Shadowing:
                 Difference(
                     partition=shadow.partition,
                     time=snapshot.now,
-                    live=_less(live, starts),
-                    shadow=_less(starts, live),
+                    live=_less(live, deeds),
+                    shadow=_less(deeds, live),
                 )
             )
 
 
-def _starts(plan: Plan, jobs: set[str]) -> Starts:
-    """Job -> its nodes, sorted: which rank is where makes no difference."""
-    return {
-        action.job_id: tuple(sorted(part.node for part in action.allocation.parts))
-        for action in plan.actions
-        if isinstance(action, Start) and action.job_id in jobs
-    }
+def _deeds(plan: Plan, partition: str, snapshot: Snapshot) -> Deeds:
+    """Started jobs with their nodes, sorted: which rank is where makes no difference; stopped ones without any."""
+    waiting = {j.id for j in snapshot.pending if j.spec.partition == partition}
+    nodes = {node.name for node in snapshot.nodes if node.partition == partition}
+    runs = {j.id for j in snapshot.running if any(part.node in nodes for part in j.allocation.parts)}
+    found: Deeds = {}
+    for action in plan.actions:
+        if isinstance(action, Start) and action.job_id in waiting:
+            found[action.job_id] = tuple(sorted(part.node for part in action.allocation.parts))
+        elif isinstance(action, Preempt) and action.job_id in runs:
+            found[action.job_id] = ()
+    return found
 
 
-def _less(starts: Starts, others: Starts) -> Starts:
-    """What the others do not start likewise; the first `MAX_NAMED`."""
-    found = {job: nodes for job, nodes in starts.items() if others.get(job) != nodes}
+def _started(deeds: Deeds) -> int:
+    return sum(1 for nodes in deeds.values() if nodes)
+
+
+def _less(deeds: Deeds, others: Deeds) -> Deeds:
+    """What the others do not do likewise; the first `MAX_NAMED`."""
+    found = {job: nodes for job, nodes in deeds.items() if others.get(job) != nodes}
     return dict(list(found.items())[:MAX_NAMED])

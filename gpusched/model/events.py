@@ -10,7 +10,8 @@ import msgspec
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One fact. ``kind`` names it; ``data`` is plain JSON.
 
-    Job kinds: submitted, held, released, priority, starting, launched, running, ending, ended, requeued, signalled.
+    Job kinds: submitted, held, released, priority, starting, launched, running, preempted, ending, ended, requeued,
+    signalled.
     Node kinds: node_up, node_down, drained, resumed, fenced, gpu_lost, gpu_back, reaped.
     Others: refused_command, controller_started, controller_stopped.
     """

@@ -26,6 +26,7 @@ class JobState(StrEnum):
 
 ACTIVE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.COMPLETING})  # hold resources
 ENDED = frozenset(JobState) - ACTIVE - {JobState.PENDING}
+HOUR_S = 3600.0
 
 
 class DependencyKind(StrEnum):
@@ -63,6 +64,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             collects it.
         signal, signal_before_s: Signal sent that long before the limit, as in sbatch --signal; also the grace signal.
         requeue: May be started again after NODE_FAIL.
+        preemptible: A policy may stop it for another job and start it again later: it saves its work when it is told
+            to end, and goes on from there.
         gpu_types: Only nodes with GPUs of one of these types; empty: any.
     """
 
@@ -87,6 +90,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     nice: int = 0
     hold: bool = False
     requeue: bool = True
+    preemptible: bool = False
     signal: str = "TERM"
     signal_before_s: int | None = None
     nodelist: tuple[str, ...] = ()
@@ -117,6 +121,45 @@ class Allocation(msgspec.Struct, frozen=True):
     parts: tuple[NodeAllocation, ...]
 
 
+class Preemptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a policy stopped a job for another one, and what the job had run by then.
+
+    Attributes:
+        count: In all.
+        times: When, Unix seconds; of the last hour before the latest only.
+        policy, policy_version: Which one did it last, and in favour of which job (``for_job``; "": not known).
+        kept_s: Seconds that its stopped attempts ran in all: work that it has saved.
+        kept_restarts: How many of these attempts went on with earlier work, and so began with loading it.
+    """
+
+    count: int = 0
+    times: tuple[float, ...] = ()
+    policy: str = ""
+    policy_version: str = ""
+    for_job: str = ""
+    kept_s: float = 0.0
+    kept_restarts: int = 0
+
+    def too_soon(self, now: float, per_hour: int) -> bool:
+        """Whether it has been stopped ``per_hour`` times within the last hour (0: there is no bound)."""
+        return 0 < per_hour <= len(self.times) and now < self.times[-per_hour] + HOUR_S
+
+    def had_s(self, restart_s: float) -> float:
+        """Seconds of saved work, where a restart costs ``restart_s``."""
+        return max(0.0, self.kept_s - restart_s * self.kept_restarts)
+
+    def once_more(self, now: float, policy: str, version: str, for_job: str) -> Preemptions:
+        """After another one; what the attempt ran is added when it is over (`with_run`)."""
+        times = (*(t for t in self.times if now < t + HOUR_S), now)
+        return msgspec.structs.replace(
+            self, count=self.count + 1, times=times, policy=policy, policy_version=version, for_job=for_job
+        )
+
+    def with_run(self, ran_s: float, restarted: bool) -> Preemptions:
+        """With what a stopped attempt ran; ``restarted``: it was not the job's first one."""
+        return msgspec.structs.replace(self, kept_s=self.kept_s + ran_s, kept_restarts=self.kept_restarts + restarted)
+
+
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """Why a job in COMPLETING is being ended, and how it will end once all its ranks are gone.
 
@@ -124,6 +167,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
         outcome: The state to come; PENDING means back to the queue.
         kill_at: When the grace is over and KILL is sent (Unix seconds).
         exit_code: The job's own code where a rank's exit began the ending.
+        preemptions: The job's, with this one, where a policy stops it for another; its own once it waits again.
     """
 
     outcome: JobState
@@ -131,6 +175,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     kill_at: float
     exit_code: int | None = None
+    preemptions: Preemptions | None = None
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +190,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         energy_j: Measured so far on its own GPUs; None where nothing was measured.
         excluded_nodes: Nodes on which earlier attempts failed for the node's reasons.
         policy, policy_version: What decided its start.
+        preemptions: None: no policy has stopped it.
     """
 
     id: str
@@ -172,6 +218,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     master_port: int | None = None
     policy: str | None = None
     policy_version: str | None = None
+    preemptions: Preemptions | None = None
 
 
 def container_name(job_id: str, attempt: int, rank: int) -> str:

@@ -43,9 +43,10 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
 
 class Preempt(msgspec.Struct, frozen=True, tag=True):
-    """Take a running job off its nodes and put it back in the queue."""
+    """Take a running job off its nodes and put it back in the queue; ``for_job``: the one it makes room for, or ""."""
 
     job_id: str
+    for_job: str = ""
 
 
 class CancelJob(msgspec.Struct, frozen=True, tag=True):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-Order = Literal["fifo", "ljf", "sjf", "fairshare"]
+Order = Literal["fifo", "ljf", "sjf", "sjf-estimate", "fairshare"]
 Place = Literal["first-fit", "best-fit", "spread", "naive", "fastest", "milp"]
 Backfill = Literal["none", "skip", "easy"]
 Agent = Literal["gist", "rltune"]
@@ -38,12 +38,27 @@ class Mapping(msgspec.Struct, frozen=True, kw_only=True):
     speeds: dict[str, dict[str, float]] = {}
 
 
+class Preempting(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent that stops running jobs has to leave alone; the file's ``preempt`` section. Live and in replays.
+
+    Attributes:
+        min_run_s: A job is not stopped before its present attempt has run so long.
+        per_hour: Nor more often within an hour; 0: no bound.
+        restart_s: What a restart is taken to cost: so long a job that was stopped loads what it has saved.
+    """
+
+    min_run_s: float = 600.0
+    per_hour: int = 2
+    restart_s: float = 30.0
+
+
 class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
     """policies/<name>.yaml, checked: the stages of a staged policy, or an agent and what stands behind it.
 
     Attributes:
-        order: fifo (submit time, id), ljf (largest job first: GPUs, then cores), sjf (shortest limit first), fairshare
-            (least recent GPU hours of the user first). An agent that orders the queue itself goes before it.
+        order: fifo (submit time, id), ljf (largest job first: GPUs, then cores), sjf (shortest limit first),
+            sjf-estimate (shortest first by a trained predictor), fairshare (least recent GPU hours of the user first).
+            An agent that orders the queue itself goes before it.
         place: Where a job goes among nodes that fit. An agent that chooses nodes itself goes before it. ``fastest``: on
             the GPU type it runs fastest on; ``milp``: the jobs at the head of the order all at once.
         backfill: ``none`` the head of the queue blocks; ``skip`` whoever fits goes; ``easy`` whoever fits goes unless
@@ -54,6 +69,7 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
         folder: Where the agent's weights are.
         budget_s: A decision of the agent that takes longer is the fallback's.
         mapping: With place fastest or milp.
+        preempt: With an agent that stops running jobs.
         settings: The file's ``train`` section: the agent's hyper-parameters, as given.
     """
 
@@ -68,4 +84,10 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
     folder: str = ""
     budget_s: float = 0.2
     mapping: Mapping = Mapping()
+    preempt: Preempting = Preempting()
     settings: dict[str, Any] = {}
+
+    @property
+    def by_estimate(self) -> bool:
+        """Whether it, or the fallback of its agent, goes by estimated run times."""
+        return any(spec is not None and spec.order == "sjf-estimate" for spec in (self, self.fallback))

@@ -69,6 +69,7 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     """A set of like nodes with its flavors and its own policy.
 
     ``policy`` names a file of policies/ without its suffix. ``auto_promote``: as in `Settings`; None: as it says there.
+    ``preemptible``: of jobs that do not say.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     default_image: str | None = None
     max_time_s: int | None = None
     auto_promote: bool | None = None
+    preemptible: bool = False
 
     def flavor(self, name: str) -> Flavor | None:
         """The flavor called ``name``, or None."""

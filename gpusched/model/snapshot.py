@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpusched.model.jobs import Allocation, JobSpec
+from gpusched.model.jobs import Allocation, JobSpec, JobState, Preemptions
 from gpusched.model.policy import PolicySpec
 
 
@@ -32,7 +32,15 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunningView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that holds resources. ``expected_end``: start + limit (Unix seconds); ``submit_time``: None: unknown."""
+    """A job that holds resources.
+
+    Attributes:
+        start_time: Of its present attempt; of one that has not begun to run, its submission.
+        expected_end: Start + limit (Unix seconds); of one that is being ended, when it is killed.
+        submit_time: None: unknown.
+        state: STARTING, RUNNING or COMPLETING.
+        attempt: 1 for the first. spec: None: unknown, then nobody may stop it.
+    """
 
     id: str
     user: str
@@ -41,10 +49,18 @@ class RunningView(msgspec.Struct, frozen=True, kw_only=True):
     expected_end: float
     array_id: str | None = None
     submit_time: float | None = None
+    state: JobState = JobState.RUNNING
+    attempt: int = 1
+    priority: int = 0
+    spec: JobSpec | None = None
+    preemptions: Preemptions | None = None
 
 
 class FinishedView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that ended by itself: what it asked for in all, and the seconds that it ran last. Times in Unix seconds."""
+    """A job that ended by itself: what it asked for in all, and the seconds that it ran last. Times in Unix seconds.
+
+    ``attempt`` and ``preemptions``: as in `RunningView`.
+    """
 
     user: str
     partition: str
@@ -55,10 +71,16 @@ class FinishedView(msgspec.Struct, frozen=True, kw_only=True):
     submit_time: float
     end_time: float
     ran_s: float
+    attempt: int = 1
+    preemptions: Preemptions | None = None
 
 
 class PendingView(msgspec.Struct, frozen=True, kw_only=True):
-    """A waiting job. ``dependency``: "" met, "waiting" or "never", with ``dependency_message``."""
+    """A waiting job.
+
+    ``dependency``: "" met, "waiting" or "never", with ``dependency_message``. ``estimate_s``: how long a predictor
+    believed at its submission that it runs; None: nobody was asked.
+    """
 
     id: str
     user: str
@@ -72,6 +94,14 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
     dependency_message: str = ""
     array_id: str | None = None
     array_room: int | None = None  # how many more tasks of its array may start now; None: no bound
+    estimate_s: float | None = None
+    preemptions: Preemptions | None = None
+
+    @property
+    def believed_s(self) -> float:
+        """How long it is believed to run, seconds: as estimated, but no longer than its limit; else that."""
+        limit = float(self.spec.time_limit_s)
+        return limit if self.estimate_s is None else min(self.estimate_s, limit)
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from gpusched.model.resources import Inventory, Partition
 from gpusched.models import ModelError
 from gpusched.queue.store import Reader
 from gpusched.sim.compare import DAY_S, MIN_DAYS, Change
-from gpusched.sim.policies import ReplayPolicy, live_of_spec, of_spec
+from gpusched.sim.policies import ReplayPolicy, of_spec
 from gpusched.sim.power import power_model
 from gpusched.sim.slicing import slice_trace
 from gpusched.sim.study import FROM_EMPTY, Outcome, Run, Stage, carry_out, changes, stage_of
@@ -87,16 +87,13 @@ def stage_for(trace: Trace, inventory: Inventory, partition: Partition) -> Stage
 
 
 def judge(stage: Stage, partition: str, incumbent: PolicySpec, candidate: PolicySpec) -> Verdict:
-    """Replays both and compares them.
+    """Replays both and compares them; one that stops jobs at the cost and within the bounds that its file names.
 
     Raises:
-        ModelError: The candidate's weights cannot be used, or it cannot be in charge.
+        ModelError: The candidate's weights cannot be used.
     """
-    base, other = (
-        outcome
-        for outcome in carry_out([Run(stage, p, None, 0) for p in (_incumbent(incumbent, partition),
-                                                                   live_of_spec(candidate, partition))])
-    )  # fmt: skip
+    policies = (_incumbent(incumbent, partition), of_spec(candidate, None, partition))
+    base, other = carry_out([Run(stage, p, None, 0, restart_s=p.restart_s) for p in policies])
     return verdict_of(partition, incumbent, candidate, base, other)
 
 
@@ -120,7 +117,7 @@ def verdict_of(partition: str, incumbent: PolicySpec, candidate: PolicySpec, bas
 def _incumbent(spec: PolicySpec, partition: str) -> ReplayPolicy:
     """The live policy; where its agent cannot decide, what decides for it."""
     try:
-        return live_of_spec(spec, partition)
+        return of_spec(spec, None, partition)
     except ModelError:
         return replace(of_spec(spec.fallback or PolicySpec(name="fifo")), name=spec.name)
 

@@ -23,6 +23,7 @@ from gpusched.queue.inbox import Inbox
 from gpusched.queue.promotions import Shadow
 from gpusched.queue.store import Reader
 from gpusched.sim.compare import DAY_S
+from gpusched.sim.predictor import USUAL_NAME
 
 KEPT_NIGHTS = 14  # of candidates: enough for five days to be held out from one, and then some
 
@@ -64,9 +65,24 @@ def retrain(
         except GpuschedError as error:
             shutil.rmtree(out, ignore_errors=True)
             lines.append(f"{partition.name}: {spec.name} not trained: {error.line()}")
+    if any(spec.by_estimate for spec in (*live.values(), *(s.spec for s in _shadows(folder) if s.until is None))):
+        since = until - inventory.settings.retrain_days * DAY_S
+        lines.append(_refit(folder / USUAL_NAME, since, until))
     for old in sorted((folder / CANDIDATES).glob("????-??-??"))[:-KEPT_NIGHTS]:
         shutil.rmtree(old, ignore_errors=True)
     return lines or ["no agent is in charge or in the shadow, so there is none to train"]
+
+
+def _refit(file: Path, since: float, until: float) -> str:
+    """Trains the predictor of run times anew; what became of it."""
+    from gpusched.learn.forecasting import TrainRequest, train_predictor
+
+    request = TrainRequest(since=iso_utc(since), until=iso_utc(until), hold_out=0.0, out=str(file))
+    try:
+        trained = train_predictor(request)
+    except GpuschedError as error:
+        return f"run times: not learned anew: {error.line()}"
+    return f"run times: learned anew from {trained.jobs} jobs, in {file}"
 
 
 def _agents(

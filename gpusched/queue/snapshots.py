@@ -39,6 +39,7 @@ def snapshot_of_store(
         lookup=lambda job_id: [job] if (job := reader.job(job_id)) else reader.jobs_of_array(job_id),
         usage=recent_usage(reader, inventory, policies, now),
         array_limits=reader.array_limits(),
+        estimates=reader.estimates(),
         now=now,
         seed=seed,
     )
@@ -72,6 +73,7 @@ def build_snapshot(
     array_limits: Mapping[str, int],
     now: float,
     seed: int = 0,
+    estimates: Mapping[str, float] = {},
 ) -> Snapshot:
     """The snapshot of the cluster.
 
@@ -87,6 +89,7 @@ def build_snapshot(
         array_limits: Array id -> how many of its tasks may run at once.
         now: Unix seconds.
         seed: For policies that draw.
+        estimates: Job -> how long it is believed to run, seconds.
     """
     active = list(active)
     held = held_gpus(active)
@@ -100,7 +103,10 @@ def build_snapshot(
             for node in inventory.nodes
         ),
         running=tuple(_running_view(job) for job in active if job.allocation is not None),
-        pending=tuple(_pending_view(job, dependencies, running_tasks, array_limits, inventory) for job in pending),
+        pending=tuple(
+            _pending_view(job, dependencies, running_tasks, array_limits, inventory, estimates.get(job.id))
+            for job in pending
+        ),
         policies=dict(policies),
         usage=usage,
         seed=seed,
@@ -167,6 +173,11 @@ def _running_view(job: Job) -> RunningView:
         expected_end=expected_end(job, start),
         array_id=job.array_id,
         submit_time=job.submit_time,
+        state=job.state,
+        attempt=job.attempt,
+        priority=job.priority,
+        spec=job.spec,
+        preemptions=job.preemptions,
     )
 
 
@@ -179,7 +190,8 @@ def finished_lately(reader: Reader, policies: Mapping[str, PolicySpec]) -> tuple
             user=job.user, partition=job.spec.partition, nodes=job.spec.nodes,
             gpus=job.spec.nodes * job.spec.gpus_per_node, cores=job.spec.nodes * job.spec.cores_per_node,
             memory_mib=job.spec.nodes * job.spec.memory_mib_per_node, submit_time=job.submit_time,
-            end_time=job.end_time, ran_s=job.end_time - job.start_time,
+            end_time=job.end_time, ran_s=job.end_time - job.start_time, attempt=job.attempt,
+            preemptions=job.preemptions,
         )
         for job in reader.recently_ended(_MOST_ENDED)
         if job.start_time is not None and job.end_time is not None and job.state in _BY_ITSELF
@@ -248,6 +260,7 @@ def _pending_view(
     running_tasks: Mapping[str, int],
     array_limits: Mapping[str, int],
     inventory: Inventory,
+    estimate_s: float | None,
 ) -> PendingView:
     kind, message = dependencies.status(job) if job.spec.dependencies else ("", "")
     limit = array_limits.get(job.array_id) if job.array_id else None
@@ -264,6 +277,8 @@ def _pending_view(
         dependency_message=message,
         array_id=job.array_id,
         array_room=None if limit is None else max(0, limit - running_tasks.get(job.array_id or "", 0)),
+        estimate_s=estimate_s,
+        preemptions=job.preemptions,
     )
 
 

@@ -16,6 +16,7 @@ from gpusched.model import ids
 from gpusched.model.events import Event
 from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
 from gpusched.model.readings import NodeReading, NodeState
+from gpusched.queue.estimates import EstimateReads, EstimateWrites
 from gpusched.queue.predictions import PredictionReads, PredictionWrites
 from gpusched.queue.promotions import PolicyReads, PolicyWrites
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
@@ -133,7 +134,7 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 0.0
 
 
-class Reader(PolicyReads, PredictionReads):
+class Reader(PolicyReads, PredictionReads, EstimateReads):
     """Read-only view of the store."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -240,6 +241,11 @@ class Reader(PolicyReads, PredictionReads):
     def counts(self) -> dict[str, int]:
         """Number of jobs by state."""
         return dict(self._db.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall())
+
+    def waiting_again(self) -> int:
+        """Number of waiting jobs that a policy stopped for others."""
+        query = "SELECT count(*) FROM jobs WHERE state = ? AND instr(data, ?) > 0"  # in texts quotes are escaped
+        return int(self._db.execute(query, (JobState.PENDING, b'"preemptions":{')).fetchone()[0])
 
     def active(self) -> list[Job]:
         """Jobs that hold resources (STARTING, RUNNING, COMPLETING)."""
@@ -350,7 +356,7 @@ class Reader(PolicyReads, PredictionReads):
         return dict(rows.fetchall())
 
 
-class Store(Reader, PolicyWrites, PredictionWrites):
+class Store(Reader, PolicyWrites, PredictionWrites, EstimateWrites):
     """The store as its single writer sees it."""
 
     @classmethod

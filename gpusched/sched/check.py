@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpusched.model.jobs import Allocation, NodeAllocation
-from gpusched.model.plan import Action, CancelJob, Plan, Preempt, Reason, ReasonCode, Rejection, Resize, Start
+from gpusched.model.plan import Action, Plan, Preempt, Reason, ReasonCode, Rejection, Resize, Start
 from gpusched.model.snapshot import NodeView, PendingView, Snapshot
 from gpusched.model.units import format_memory
-from gpusched.sched.eligible import ARRAY_FULL, ineligible
+from gpusched.sched.eligible import ARRAY_FULL, ineligible, may_stop
 from gpusched.sched.text import count_of, gpus_called, listed_types
 
 _NOT_CHOSEN = Reason(code=ReasonCode.POLICY, message="the policy did not choose it")
@@ -23,7 +23,8 @@ def check(plan: Plan, snapshot: Snapshot) -> tuple[Plan, tuple[Rejection, ...]]:
     Actions are tried in order against the snapshot's nodes, each on what those before it left. A start must be of a
     pending job that may start, whole (one part per rank on distinct nodes, each exactly as asked), on available nodes
     of the job's partition that it may use, with declared GPUs that nobody holds and nothing blocks, and within cores
-    and memory. What a preempted job holds is not free before it is gone, so not within the same plan.
+    and memory. What a preempted job holds is not free before it is gone, so not within the same plan. Preempted may be
+    what runs, says that it may be, and is not protected by its partition's policy (`may_stop`).
 
     Returns:
         The plan with sound actions only, and a reason for every pending job that stays: REJECTED where its start was
@@ -73,10 +74,11 @@ class _Ledger:
             why = self._refuse_start(action)
         elif isinstance(action, Resize):
             why = self._refuse_resize(action)
+        elif isinstance(action, Preempt):
+            why = self._refuse_preempt(action)
         else:
-            known = action.job_id in self._running or (isinstance(action, CancelJob) and action.job_id in self.pending)
-            what = "running" if isinstance(action, Preempt) else "pending or running"
-            why = None if known else f"job {action.job_id} is not {what}"
+            known = action.job_id in self._running or action.job_id in self.pending
+            why = None if known else f"job {action.job_id} is not pending or running"
         if why is None:
             self.settled.add(action.job_id)
         return why
@@ -107,6 +109,16 @@ class _Ledger:
         why = next((w for part in parts if (w := self._no_node(part) or self._short(part))), None)
         self._hold(parts if why is None else job.allocation.parts, job.id)
         return why
+
+    def _refuse_preempt(self, action: Preempt) -> str | None:
+        job = self._running.get(action.job_id)
+        if job is None:
+            return f"job {action.job_id} is not running"
+        node = next((n for p in job.allocation.parts if (n := self._nodes.get(p.node)) is not None), None)
+        policy = self._snapshot.policies.get(node.partition) if node is not None else None
+        if policy is None:
+            return f"nothing says who decides on job {action.job_id}"
+        return may_stop(job, policy.preempt, self._snapshot.now)
 
     def _misshapen(self, job: PendingView, allocation: Allocation) -> str | None:
         if why := _not_a_gang(job.id, allocation):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from gpusched.model.jobs import Allocation, JobSpec, NodeAllocation
-from gpusched.model.plan import Plan, Reason, Start
+from gpusched.model.plan import Action, Plan, Preempt, Reason, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.models import Model
@@ -30,6 +31,8 @@ def decide(snapshot: Snapshot, models: Mapping[str, Model] = {}) -> Plan:
     nodes of its partition, in its ``nodelist`` if it has one (only these, all of them if it asks for as many), not in
     ``exclude`` nor ``excluded_nodes``.
 
+    Only agents stop running jobs (`Preempt`), and only such as their policy's file lets them stop.
+
     Jobs that could not run even on the empty partition (BAD_CONSTRAINTS), that need nodes or GPUs which are down,
     drained, lost or busy with foreign work (REQ_NODE_NOT_AVAIL), that are held, dependent, not yet due or bounded by
     their array block nobody and reserve nothing: they may start late if those parts come back under load, but
@@ -47,13 +50,22 @@ def decide(snapshot: Snapshot, models: Mapping[str, Model] = {}) -> Plan:
         return Plan(reasons=reasons)
     world = world_of(snapshot)
     waiting = waiting_of(eligible, world, usage_of(snapshot))
-    troubles: dict[str, str] = {}
-    remarks: dict[str, str] = {}
-    outcome, blocks = _run(snapshot, world, waiting, models, troubles, remarks)
+    said = _Said({}, {}, [], {})
+    outcome, blocks = _run(snapshot, world, waiting, models, said)
     verdicts = Verdicts(snapshot, world, waiting, outcome.code.tolist())
     for queue, block in blocks:
         verdicts.add(queue, block, reasons)
-    return Plan(actions=tuple(starts(world, waiting, outcome)), reasons=reasons, troubles=troubles, remarks=remarks)
+    actions: list[Action] = [*said.stops, *starts(world, waiting, outcome)]
+    return Plan(actions=tuple(actions), reasons=reasons | said.own, troubles=said.troubles, remarks=said.remarks)
+
+
+class _Said(NamedTuple):
+    """What partitions' decisions leave beside the arrays; see `Context`."""
+
+    troubles: dict[str, str]
+    remarks: dict[str, str]
+    stops: list[Preempt]
+    own: dict[str, Reason]
 
 
 def warm_up() -> None:
@@ -91,8 +103,7 @@ def _run(
     world: World,
     waiting: Waiting,
     models: Mapping[str, Model],
-    troubles: dict[str, str],
-    remarks: dict[str, str],
+    said: _Said,
 ) -> tuple[Outcome, list[tuple[list[int], Block]]]:
     """The compiled passes, one per partition that has a queue; with each queue in its order and what blocked it."""
     scratch = new_scratch(len(world.nodes), waiting.jobs.standing.size)
@@ -104,9 +115,11 @@ def _run(
     for name, policy in snapshot.policies.items():
         if name not in waiting.queues:
             continue
-        context = Context(name, policy, snapshot, world, waiting, releases, rng, scratch, outcome, remarks)
+        context = Context(
+            name, policy, snapshot, world, waiting, releases, rng, scratch, outcome, said.remarks, said.stops, said.own
+        )  # fmt: skip
         if policy.agent is not None:
-            blocks.append(by_agent(context, models.get(name), _staged, troubles))
+            blocks.append(by_agent(context, models.get(name), _staged, said.troubles))
         else:
             blocks.append(_staged(context))
     return outcome, blocks

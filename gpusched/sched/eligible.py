@@ -1,12 +1,13 @@
-"""Which jobs may start at all, and which partition's policy decides: plain Python, no arrays."""
+"""Which jobs may start at all, which may be stopped for others, and which partition's policy decides: no arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpusched.model.jobs import JobState
 from gpusched.model.plan import Reason, ReasonCode
-from gpusched.model.policy import PolicySpec
-from gpusched.model.snapshot import PendingView
+from gpusched.model.policy import PolicySpec, Preempting
+from gpusched.model.snapshot import PendingView, RunningView
 from gpusched.model.units import format_duration
 
 HELD_BY_USER = Reason(code=ReasonCode.JOB_HELD_USER, message="held by its user")
@@ -35,6 +36,19 @@ def ineligible(job: PendingView, now: float, policies: Mapping[str, PolicySpec])
     if job.eligible_time is not None and job.eligible_time > now:
         wait = format_duration(job.eligible_time - now)
         return Reason(code=ReasonCode.BEGIN_TIME, message=f"may not start before a time set for it, in {wait}")
+    return None
+
+
+def may_stop(job: RunningView, rules: Preempting, now: float) -> str | None:
+    """Why a job must not be stopped for another one now; None if it may."""
+    if job.spec is None or not job.spec.preemptible:
+        return f"job {job.id} does not say that it may be stopped (--preemptible)"
+    if job.state is not JobState.RUNNING:
+        return f"job {job.id} is {job.state}"
+    if now < job.start_time + rules.min_run_s:
+        return f"job {job.id} has run for less than {format_duration(rules.min_run_s)}"
+    if job.preemptions is not None and job.preemptions.too_soon(now, rules.per_hour):
+        return f"job {job.id} has been stopped {rules.per_hour} times within an hour"
     return None
 
 

@@ -197,7 +197,7 @@ def _pace(sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, li
 def forecast_for(world: World) -> Forecast | None:
     """The trained predictor's part in a replay; None where it has none. Its median is believed."""
     predictor = world.options.predictor
-    if predictor is None or world.policy.knows != "estimate":
+    if predictor is None or not world.policy.by_estimate:
         return None
     return forecast_of(predictor.forest, predictor.quantiles.index(0.5), world.trace)
 
@@ -306,7 +306,7 @@ def result_of(world: World, log: Log, seconds: float) -> Result:
     parts, part_gpus, part_nodes = _held(world)
     milli = np.append(demand.milli, 1000)[np.where(demand.shape >= 0, demand.shape, -1)]
     notes = list(world.knowledge.notes)
-    if world.options.predictor is not None and world.policy.knows == "estimate":
+    if world.options.predictor is not None and world.policy.by_estimate:
         notes += world.options.predictor.notes_for(trace)
     stuck = int((state["status"] == WAITING).sum())
     beside = int(sim.counter[UNMEASURED])

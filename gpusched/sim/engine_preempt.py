@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.backfill import take
-from gpusched.sched.place import choose, node_fits
+from gpusched.sched.reclaim import finds, keeps, retain
 from gpusched.sched.state import FIRST_FIT, NAIVE, NONE, Floats, Ints, Request, Rooms, new_rooms
 from gpusched.sim.engine_fast import next_decision
 from gpusched.sim.engine_pace import time_had, work_left
@@ -175,32 +174,30 @@ def give_nodes(sim: Sim, passes: Passes, plan: Plan, job: int, rule: int) -> boo
     """Gives a job its nodes, others, or none."""
     request, offset = shape_request(sim.shapes, sim.jobs[job]["shape"]), sim.jobs[job]["offset"]
     runs = sim.state[job]["status"] == RUNNING
-    if runs and _still_there(sim, plan, passes, request, offset):
+    if runs and keeps(plan.whole, passes.usable, request, sim.held, offset):
         plan.kept[job] = sim.counter[DECISIONS]
         return True
-    masks, scratch = passes.jobs.masks, passes.scratch
-    if not choose(plan.idle, masks, request, rule, scratch) and not choose(plan.whole, masks, request, rule, scratch):
+    if not finds(plan.whole, plan.idle, passes.jobs.masks, request, rule, passes.scratch):
         return False
-    for part in range(request.parts):
-        take(plan.whole, request, sim.chosen[part])
-        take(plan.idle, request, sim.chosen[part])
-        plan.nodes[plan.size[2]] = sim.chosen[part]
-        plan.size[2] += 1
-    plan.order[plan.size[1]] = job
-    plan.size[1] += 1
+    to_start(sim, plan, request, job)
     return True
 
 
 @jit
-def _still_there(sim: Sim, plan: Plan, passes: Passes, request: Request, offset: int) -> bool:
-    """Takes the job's present nodes again, if those before it left them; a drained node stays with its job."""
+def to_start(sim: Sim, plan: Plan, request: Request, job: int) -> None:
+    """The job is to start on ``sim.chosen``."""
     for part in range(request.parts):
-        node = sim.held[offset + part]
-        if sim.node[node]["up"] and not node_fits(plan.whole, passes.jobs.masks, request, node):
-            return False
-    for part in range(request.parts):
-        take(plan.whole, request, sim.held[offset + part])
-    return True
+        plan.nodes[plan.size[2]] = sim.chosen[part]
+        plan.size[2] += 1
+    plan.order[plan.size[1]] = job
+    plan.size[1] += 1
+
+
+@jit
+def spare(sim: Sim, plan: Plan, job: int) -> None:
+    """A running job keeps its nodes, whoever comes before it."""
+    retain(plan.whole, shape_request(sim.shapes, sim.jobs[job]["shape"]), sim.held, sim.jobs[job]["offset"])
+    plan.kept[job] = sim.counter[DECISIONS]
 
 
 @jit

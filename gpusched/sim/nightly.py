@@ -24,8 +24,9 @@ from gpusched.promotion.reports import Judged
 from gpusched.queue.store import Reader
 from gpusched.report import parse_since
 from gpusched.sim.cluster import Pool
-from gpusched.sim.policies import ReplayPolicy, live_of_spec, of_spec
+from gpusched.sim.policies import ReplayPolicy, of_spec
 from gpusched.sim.power import power_model
+from gpusched.sim.predictor import USUAL_NAME, Predictor
 from gpusched.sim.scoring import Score, scores
 from gpusched.sim.slicing import slice_trace
 from gpusched.sim.study import Outcome, Run, carry_out, changes, row_of, stage_of
@@ -145,7 +146,8 @@ def nightly(
         policies = _policies(inventory, live[partition.name], partition.name)
         notes = [CARRIED.format(carried)] if carried else []
         notes += [f"forecasts: {s.line}" for s in foretold if s.partition == partition.name]
-        outcomes = _replays(inventory, partition, part, carried, policies, workers, notes)
+        predictor = _predictor(folder, part, carried) if any(p.by_estimate for p in policies) else None
+        outcomes = _replays(inventory, partition, part, carried, policies, workers, notes, predictor)
         if outcomes[0].metrics.jobs:
             verdicts.append(_verdict(partition.name, outcomes, reports / f"{day}-{partition.name}.html"))
     file = reports / f"{day}.json"
@@ -203,21 +205,31 @@ def _policies(inventory: Inventory, live: PolicySpec, partition: str) -> list[Re
 
 
 def _usable(spec: PolicySpec, partition: str) -> ReplayPolicy | None:
-    """The policy; None where it is an agent's whose weights cannot be used, or that cannot be in charge."""
+    """The policy; None where it is an agent's whose weights cannot be used."""
     try:
-        return live_of_spec(spec, partition)
+        return of_spec(spec, None, partition)
     except ModelError:
         return None
 
 
 def _replays(
     inventory: Inventory, partition: Partition, trace: Trace, carried: int, policies: list[ReplayPolicy], workers: int,
-    notes: list[str],
+    notes: list[str], predictor: Predictor | None,
 ) -> list[Outcome]:  # fmt: skip
     only = msgspec.structs.replace(inventory, partitions=(partition,))
     stage = stage_of(trace, inventory=only, power=lambda pool: _power(pool, inventory))
     stage = stage._replace(notes=(*stage.notes, *notes), carried=carried)
-    return list(carry_out([Run(stage, policy, None, 0) for policy in policies], workers=workers))
+    runs = [Run(stage, p, None, 0, restart_s=p.restart_s, predictor=predictor) for p in policies]
+    return list(carry_out(runs, workers=workers))
+
+
+def _predictor(folder: Path, trace: Trace, carried: int) -> Predictor | None:
+    """The installation's, where it has learned nothing of these jobs; else policies go by users' last two run times."""
+    try:
+        predictor = Predictor.load(folder / USUAL_NAME)
+    except ModelError:
+        return None
+    return None if predictor.knew(trace)[carried:].any() else predictor
 
 
 def _power(pool: Pool, inventory: Inventory) -> Any:

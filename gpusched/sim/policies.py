@@ -11,7 +11,7 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.suggest import did_you_mean
 from gpusched.models import DEFAULT, Model, ModelError, load_model
 from gpusched.policies import POLICY, load_policy
-from gpusched.sched.agents import NOT_LIVE, PREEMPT
+from gpusched.sched.agents import PREEMPT
 from gpusched.sched.state import BEST_FIT, EASY, FIRST_FIT, NAIVE, NONE, RANDOM, SKIP, SPREAD
 
 Knows = Literal["nothing", "limit", "estimate", "oracle"]
@@ -66,9 +66,19 @@ class ReplayPolicy:
         return ORDERS[self.order].kind
 
     @property
+    def by_estimate(self) -> bool:
+        """Whether it goes by estimates made at submission; an agent remembers by itself what has ended."""
+        return self.knows == "estimate" and self.model is None
+
+    @property
     def preempts(self) -> bool:
         """Whether it stops running jobs."""
         return self.kind == "preemptive" or (self.model is not None and self.model.about.get(PREEMPT) == "yes")
+
+    @property
+    def restart_s(self) -> float:
+        """What a restart costs by its file; 0 where it stops no jobs, or has no file."""
+        return self.spec.preempt.restart_s if self.preempts and self.spec is not None else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,18 +162,6 @@ def of_spec(spec: PolicySpec, name: str | None = None, partition: str = DEFAULT)
     source = f"{rule.source}; {name or spec.name}"
     policy = ReplayPolicy(name=name or spec.name, order=order, knows=rule.knows, source=source, placement=spec.place)
     return _with_backfill(policy, spec.backfill)
-
-
-def live_of_spec(spec: PolicySpec, partition: str) -> ReplayPolicy:
-    """Likewise, for judging what the controller would do.
-
-    Raises:
-        ModelError: The agent's weights cannot be used, or it does what the controller does not do.
-    """
-    policy = of_spec(spec, None, partition)
-    if policy.preempts:
-        raise ModelError(f"{spec.name}: {NOT_LIVE}", "train one without 'preempt'")
-    return policy
 
 
 def _of_agent(spec: PolicySpec, name: str, model: Model) -> ReplayPolicy:

@@ -33,8 +33,10 @@ def select(trace: Trace, jobs: npt.NDArray[np.bool_] | npt.NDArray[np.int64], no
     """
     order = np.flatnonzero(jobs) if jobs.dtype == np.bool_ else jobs.astype(np.int64)
     columns = {name: getattr(trace, name)[order] for name in (*FLOATS, *INTS) if name != "depends_on"}
+    may = trace.preemptible
     return replace(
         trace, ids=tuple([trace.ids[i] for i in order.tolist()]), depends_on=moved(trace.depends_on, order),
+        preemptible=None if may is None else may[order],
         notes=trace.notes + ((note,) if note else ()), **columns,
     )  # fmt: skip
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,6 +34,7 @@ class Trace:
         depends_on: Index of the job that must have ended before, or -1.
         status: Index into ``statuses`` (how it ended in the source), -1 unknown.
         wait: What it really waited in the source, seconds (NaN unknown).
+        preemptible: Which jobs a policy may stop for others; None: any.
         rejected: Rows kept out: (line number, why).
         notes: What a reader should know of how it came to be: sorted, scaled, what the source could not say.
     """
@@ -60,6 +62,7 @@ class Trace:
     models: tuple[str, ...] = ()
     gpu_types: tuple[str, ...] = ()
     statuses: tuple[str, ...] = ()
+    preemptible: Flags | None = None
     rejected: tuple[tuple[int, str], ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = field(default=(), repr=False)
 

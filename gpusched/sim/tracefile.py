@@ -49,6 +49,8 @@ def write(path: Path, trace: Trace) -> None:
     arrays: _Arrays = {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
     for column in (*FLOATS, *INTS):
         arrays[column] = _compact(getattr(trace, column))
+    if trace.preemptible is not None:  # most sources do not say
+        arrays["preemptible"] = _compact(trace.preemptible.astype(np.int8))
     for column in ("ids", *NAMES.values()):
         _put_texts(arrays, column, getattr(trace, column))
     arrays["rejected.lines"] = np.array([line for line, _ in trace.rejected], np.int64)
@@ -95,6 +97,8 @@ def _trace(arrays: Mapping[str, npt.NDArray[Any]]) -> Trace:
     columns: dict[str, Any] = {name: _spread(arrays[name], count, np.float64) for name in FLOATS}
     columns |= {name: _spread(arrays[name], count, np.int64) for name in INTS}
     columns |= {plural: _texts(arrays, plural) for plural in NAMES.values()}
+    if "preemptible" in arrays:
+        columns["preemptible"] = _spread(arrays["preemptible"], count, np.int64) != 0
     lines = arrays["rejected.lines"].astype(np.int64).tolist()
     epoch = header["epoch"]
     trace = Trace(

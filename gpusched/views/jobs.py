@@ -30,6 +30,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         jobs: In order of display.
         energies: Joules so far of active jobs, where measured.
         counts: State -> number of all jobs; empty in JSON mode.
+        preempted: How many waiting jobs were stopped for others.
         prefixes: Id (an array's own for its tasks) -> how many of its characters name it uniquely.
         warning: Why nothing moves, or "".
         fallbacks: Partition -> why its agent's fallback decides there.
@@ -39,6 +40,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[Job, ...]
     energies: Mapping[str, float] = {}
     counts: Mapping[str, int] = {}
+    preempted: int = 0
     prefixes: Mapping[str, int] = {}
     warning: str = ""
     fallbacks: Mapping[str, str] = {}
@@ -82,6 +84,7 @@ def job_dict(job: Job, now: float, energy_j: float | None = None, fallbacks: Map
         "array_index": job.array_index,
         "attempt": job.attempt,
         "retries": job.retries,
+        "preemptions": job.preemptions.count if job.preemptions else 0,
         "priority": job.priority,
         "held_by": job.held_by or None,
         "policy": job.policy,
@@ -94,7 +97,21 @@ def head_line(listing: Listing) -> str:
     """How many jobs are in which state."""
     order = list(JobState)
     found = sorted((JobState(s) for s, n in listing.counts.items() if n), key=order.index)
-    return ", ".join(f"{listing.counts[s]} {s}" for s in found) or "no jobs"
+    words = [f"{listing.counts[s]} {s}" for s in found]
+    if listing.preempted and JobState.PENDING in found:
+        words[found.index(JobState.PENDING)] += f" ({listing.preempted} stopped for others)"
+    return ", ".join(words) or "no jobs"
+
+
+def stopped_line(job: Job) -> str:
+    """How often a policy stopped the job, when last, and for which other; "" where none did."""
+    found = job.ending.preemptions if job.ending and job.ending.preemptions else job.preemptions
+    if found is None or not found.count:
+        return ""
+    often = "once" if found.count == 1 else f"{found.count} times"
+    last = common.local_time(found.times[-1])
+    whom = f" for job {found.for_job}" if found.for_job else ""
+    return f"{often}, {'last ' if found.count > 1 else ''}{last} by {found.policy}{whom}"
 
 
 def status_screen(listing: Listing, width: int) -> Group:

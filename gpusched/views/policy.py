@@ -277,4 +277,5 @@ def _difference_table(differences: Iterable[Difference]) -> Table:
 
 
 def _starts(starts: Mapping[str, tuple[str, ...]]) -> str:
-    return ", ".join(f"{job} on {common.compress_names(nodes)}" for job, nodes in starts.items()) or "nothing"
+    words = [f"{job} on {common.compress_names(nodes)}" if nodes else f"{job} stopped" for job, nodes in starts.items()]
+    return ", ".join(words) or "nothing"

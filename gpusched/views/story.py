@@ -11,7 +11,7 @@ from gpusched.model.events import Event
 from gpusched.model.jobs import Job
 from gpusched.model.units import format_duration, format_memory, iso_utc
 from gpusched.views import common
-from gpusched.views.jobs import elapsed_s, job_dict, queue_position, resources_line
+from gpusched.views.jobs import elapsed_s, job_dict, queue_position, resources_line, stopped_line
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +136,8 @@ def _optional(job: Job) -> Iterator[tuple[str, str]]:
             ("not before", common.local_time(job.eligible_time) if job.eligible_time else ""),
             ("priority", str(job.priority) if job.priority else ""),
             ("held by", job.held_by),
+            ("preemptible", "yes" if spec.preemptible else ""),
+            ("stopped", stopped_line(job)),
             ("comment", spec.comment),
         )
         if value

@@ -11,7 +11,7 @@ from gpusched.model.forecast import ExpectedStart, Sooner
 from gpusched.model.jobs import Job
 from gpusched.model.units import format_duration, iso_utc
 from gpusched.views import common
-from gpusched.views.jobs import job_dict, job_nodes, resources_line
+from gpusched.views.jobs import job_dict, job_nodes, resources_line, stopped_line
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -52,6 +52,11 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     warning: str = ""
     fallback: str = ""
 
+    @property
+    def stopped(self) -> str:
+        """How often a policy stopped it for other jobs, when last, and for which; or ""."""
+        return stopped_line(self.job)
+
 
 def why_dict(why: Why) -> dict[str, Any]:
     """The answer as JSON; the job's own keys are those of ``status --json``."""
@@ -69,6 +74,7 @@ def why_dict(why: Why) -> dict[str, Any]:
         "sooner": [_sooner_dict(s) for s in why.sooner],
         "warning": why.warning or None,
         "fallback": why.fallback or None,
+        "stopped": why.stopped or None,
         "job": job_dict(why.job, why.now),
     }
 
@@ -148,6 +154,8 @@ def why_screen(why: Why) -> Group:
         parts.append(Text(f"exit code: {job.exit_code}"))
     if nodes := job_nodes(job):
         parts.append(Text(f"nodes: {common.compress_names(nodes)}"))
+    if why.stopped:
+        parts.append(Text(f"stopped for other jobs: {common.clean(why.stopped)}"))
     if why.position is not None:
         parts.append(Text(f"place in the queue: {why.position} of {why.queue_length}"))
     parts += [Text(common.clean(line)) for line in expected_lines(why)]

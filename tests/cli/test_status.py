@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from gpusched.model.commands import Submit
-from gpusched.model.jobs import JobSpec, JobState
+from gpusched.model.jobs import Ending, JobSpec, JobState, Preemptions
 from gpusched.queue.inbox import Inbox
 from tests.cli.conftest import GPUSCHED, Site
 
@@ -17,6 +18,43 @@ KEYS = {
     "id", "name", "user", "partition", "flavor", "state", "reason", "nodes", "gpus", "submit_time", "start_time",
     "end_time", "exit_code", "energy_j",
 }  # fmt: skip
+
+
+def test_who_was_stopped_for_others_is_told(site: Site) -> None:
+    waits = site.submit("-F", "s-V100", "--preemptible", "--", "true")
+    runs, never = site.submit(), site.submit()
+    site.fold()
+    stops = Preemptions().once_more(time.time() - 90, "learned", "v1", runs)
+    site.change(waits, preemptions=stops.with_run(700.0, False).once_more(time.time() - 9, "learned", "v1", runs))
+    assert "3 PENDING (1 stopped for others)" in site.call("status").ok().out
+    by_id = {j["id"]: j["preemptions"] for j in site.call("status", "--json").ok().json}
+    assert by_id == {waits: 2, runs: 0, never: 0}
+    line = f"by learned for job {runs}"
+    why = site.call("why", waits).ok().out
+    assert "stopped for other jobs: 2 times, last " in why
+    assert line in " ".join(why.split())
+    assert site.call("why", waits, "--json").ok().json["stopped"].endswith(line)
+    assert site.call("why", never, "--json").ok().json["stopped"] is None
+    assert "stopped for other jobs" not in site.call("why", never).ok().out
+    page = " ".join(site.call("show", waits).ok().out.split())
+    assert "preemptible: yes" in page
+    assert "stopped: 2 times, last " in page
+    assert "preemptible" not in site.call("show", never).ok().out
+
+
+def test_while_it_is_stopped_why_says_for_whom(site: Site) -> None:
+    runs, waits = site.submit(), site.submit()
+    site.fold()
+    job = site.start(runs)
+    stops = Preemptions().once_more(time.time(), "learned", "v1", waits)
+    message = f"stopped by learned for job {waits}"
+    ending = Ending(
+        outcome=JobState.PENDING, reason="Preempted", message=message, kill_at=time.time(), preemptions=stops
+    )
+    site.change(job.id, state=JobState.COMPLETING, ending=ending, reason="Preempted", message=message)
+    assert site.call("why", runs, "--json").ok().json["message"] == message
+    assert "stopped for other jobs: once, " in site.call("why", runs).ok().out
+    assert f"job {runs} is being stopped for it" in site.call("why", waits, "--json").ok().json["message"]
 
 
 def test_nothing_yet(site: Site) -> None:

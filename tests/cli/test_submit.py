@@ -71,7 +71,7 @@ def test_all_options(site: Site) -> None:
         "--dependency", f"afterok:{first[:9]},afterany:{first}", "--begin", "now+2h", "--no-requeue", "--signal",
         "USR1@60", "--priority", "3", "--nice", "1", "--mount", "/data:/d:ro", "--mount", "rel:/r", "--mount", "/same",
         "--workdir", "/w", "-o", "out/%j.txt", "-x", "dgx-1v-2", "--nodelist", "dgx-1v-1", "--hold", "--comment", "hi",
-        "--", "run",
+        "--preemptible", "--", "run",
     )  # fmt: skip
     command = site.commands()[-1]
     assert isinstance(command, Submit)
@@ -94,7 +94,26 @@ def test_all_options(site: Site) -> None:
         Mount("/same", "/same"),
     )
     assert (spec.workdir, spec.output) == ("/w", f"{site.folder}/out/%j.txt")
+    assert spec.preemptible
     assert (spec.exclude, spec.nodelist) == (("dgx-1v-2",), ("dgx-1v-1",))
+
+
+@pytest.mark.parametrize(
+    ("partition", "options", "expected"),
+    [
+        ("", (), False),
+        ("", ("--preemptible",), True),
+        ("    preemptible: true\n", (), True),
+        ("    preemptible: true\n", ("--no-preemptible",), False),
+    ],
+)
+def test_whether_it_may_be_stopped_is_said_by_the_job_else_by_its_partition(
+    site: Site, partition: str, options: tuple[str, ...], expected: bool
+) -> None:
+    text = site.inventory.read_text()
+    site.inventory.write_text(text.replace("  V100:\n", f"  V100:\n{partition}"))
+    site.submit("-p", "V100", "--gpus", "1", *options, "--", "run")
+    assert site.only_submit().spec.preemptible is expected
 
 
 def test_mounts_mean_nothing_without_containers(site: Site) -> None:

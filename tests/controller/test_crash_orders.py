@@ -27,6 +27,8 @@ POLICIES = {"p": PolicySpec(name="easy", backfill="easy", place="best-fit")}
 class CrashOrders(RuleBasedStateMachine):
     """Submissions, failures and restarts in any order; then peace, in which everything must come to its end."""
 
+    preemptible = False
+
     def __init__(self) -> None:
         super().__init__()
         self.state = Path(tempfile.mkdtemp(prefix="gpusched-crash-"))
@@ -51,7 +53,7 @@ class CrashOrders(RuleBasedStateMachine):
     def submit(self, gpus: int, nodes: int, limit: int, requeue: bool) -> None:
         spec = JobSpec(
             name="j", partition="p", nodes=nodes, gpus_per_node=gpus, cores_per_node=1, memory_mib_per_node=1024,
-            time_limit_s=limit, image="i", requeue=requeue,
+            time_limit_s=limit, image="i", requeue=requeue, preemptible=self.preemptible,
         )  # fmt: skip
         self.world.now += 0.002  # ids are minted by the millisecond
         job_id = ids.mint(self.world.now)[:8] + f"{len(self.jobs):03d}"  # hypothesis wants the same ones every time

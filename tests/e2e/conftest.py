@@ -111,7 +111,7 @@ class Cluster:
                 [*GPUSCHED, "controller"], env=self.env(), cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
-        wait_until(lambda: self._has_begun(began, nodes), 30, "the controller's first cycle")
+        wait_until(lambda: self._has_begun(began, nodes), 60, "the controller's first cycle")
 
     def _has_begun(self, began: float, nodes: bool) -> bool:
         assert self.controller is not None

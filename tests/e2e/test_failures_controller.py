@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,13 +27,11 @@ def small(stopped: Cluster) -> Iterator[Cluster]:
 
 
 def fill(path: Path) -> None:
-    with path.open("wb") as file:
-        try:
-            for size in (65536, 1024, 1):
+    with suppress(OSError), path.open("wb", buffering=0) as file:  # even a name may find no room any more
+        for size in (65536, 1024, 1):
+            with suppress(OSError):
                 while file.write(b"x" * size):
-                    file.flush()
-        except OSError:
-            pass
+                    pass
 
 
 def fill_up(path: Path) -> None:

@@ -16,7 +16,7 @@ MEMORY = "a memory size such as 512M, 64G or 1T, greater than zero"
 WATTS = "a power greater than zero, such as 6.5kW or 6500 (W)"
 ADDRESS = "a host name, an IP address, an alias of ~/.ssh/config, or a range such as 10.0.0.[1-4]"
 INDICES = "GPU indices such as [0, 1, 3] or 0-3"
-PARTITION_KEYS = "one of auto_promote, defaults, flavors, image, max_time, nodes, policy"
+PARTITION_KEYS = "one of auto_promote, defaults, flavors, image, max_time, nodes, policy, preemptible"
 
 
 def in_settings(text: str) -> str:

@@ -6,6 +6,7 @@ import pytest
 
 from gpusched.errors import FileError, UsageError
 from gpusched.inventory import load_inventory
+from gpusched.model.policy import Preempting
 from gpusched.policies import BUILT_IN, load_policies, load_policy, policy_names
 
 INVENTORY = (
@@ -98,7 +99,10 @@ def test_an_unknown_policy(site: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("order: lifo\n", ':1: order: found "lifo", expected one of fifo, ljf, sjf, fairshare: did you mean fifo?'),
+        ("order: lifo\n", ':1: order: found "lifo", expected one of fifo, ljf, sjf, sjf-estimate, fairshare: '
+         "did you mean fifo?"),
+        ("order: sjf-estimate\nbackfill: easy\n", ':2: backfill: found "easy", expected none or skip with order: '
+         "sjf-estimate"),
         ("place: [spread]\n", ":1: place: found a list, expected one of first-fit, best-fit, spread, naive, "
          "fastest, milp"),
         ("\nbackfil: easy\n", ":2: backfil: found an unknown key, expected one of agent, backfill, description, "
@@ -136,6 +140,16 @@ def test_an_agent_s_file_and_its_folder(site: Path) -> None:
     assert (moved.name, moved.version, moved.folder) == ("moved", trained.version, "moved")
 
 
+def test_what_an_agent_must_leave_alone(site: Path) -> None:
+    (site / "p.yaml").write_text("agent: rltune\n")
+    plain = load_policy("p.yaml")
+    assert plain.preempt == Preempting(min_run_s=600.0, per_hour=2, restart_s=30.0)
+    (site / "p.yaml").write_text("agent: rltune\npreempt: {min_run: 0s, per_hour: 0, restart: 500ms}\n")
+    bold = load_policy("p.yaml")
+    assert bold.preempt == Preempting(min_run_s=0.0, per_hour=0, restart_s=0.5)
+    assert bold.version != plain.version
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -146,6 +160,11 @@ def test_an_agent_s_file_and_its_folder(site: Path) -> None:
         ("fallback: easy\n", "found an unknown key"),
         ("agent: gist\ntrain: 3\n", "expected a mapping of hyper-parameters"),
         ("agent: gist\nfallback: p\n", "a policy without an agent"),
+        ("agent: rltune\npreempt: {min_rum: 1m}\n", "did you mean min_run"),
+        ("agent: rltune\npreempt: {min_run: soon}\n", "expected a time, such as 10m; 0s: none"),
+        ("agent: rltune\npreempt: {restart: -1s}\n", "expected a time"),
+        ("agent: rltune\npreempt: {per_hour: 0.5}\n", "expected a whole number from 0 to 3600"),
+        ("order: fifo\npreempt: {per_hour: 1}\n", "found an unknown key"),
     ],
 )
 def test_wrong_agents(site: Path, text: str, expected: str) -> None:

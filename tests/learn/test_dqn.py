@@ -79,5 +79,5 @@ def test_weights_decide_without_torch_as_they_were_judged():
 @pytest.mark.slow
 def test_rewarded_with_utilization_it_waits_where_that_helps():
     setting = paper("A100", 24)
-    learned = dqn.train(setting, "wait", dqn.WAIT, 0, until=lambda point: point.utilization >= 0.667)
+    learned = dqn.train(setting, "wait", dqn.WAIT, 3, until=lambda point: point.utilization >= 0.667)
     assert learned.best.utilization >= 0.667 > expectimax.never_waits(setting)

@@ -21,7 +21,7 @@ from gpusched.learn import predict
 from gpusched.learn.forecasting import with_job
 from gpusched.model import ids
 from gpusched.model.jobs import Job, JobSpec, JobState
-from gpusched.models import ModelError
+from gpusched.models import ModelError, load_file, save_model
 from gpusched.queue.store import Run, Store
 from gpusched.sim import tracefile
 from gpusched.sim.predicting import FEATURES, KEYS, OF_KEY, STATIC, keys_of
@@ -73,9 +73,13 @@ def test_the_same_answers_as_scikit_learn() -> None:
             for q in predict.QUANTILES
         ]
     forest = predict.forest_of(models, np.arange(len(FEATURES)), 7.0)
-    ours = Predictor(forest=forest, quantiles=(0.1, 0.5, 0.9), learned_until=0.0, calendar=True, about={})
-    theirs = np.sort(np.column_stack([model.predict(rows) for model in models]), axis=1) + rows[:, :1]
+    ours = Predictor(
+        forest=forest, quantiles=predict.QUANTILES, shifts=(-0.5, 0.0, 0.25), learned_until=0.0, calendar=True, about={}
+    )
+    low, middle, high = (model.predict(rows) + rows[:, 0] for model in models)
+    theirs = np.column_stack((np.minimum(low - 0.5, middle), middle, np.maximum(high + 0.25, middle)))
     np.testing.assert_allclose(ours.predict(rows), np.exp(np.maximum(theirs, 0.0)), rtol=1e-12)
+    assert (low > middle).any()  # quantiles of trees do cross
 
 
 @settings(max_examples=25, deadline=None)
@@ -145,6 +149,7 @@ def test_the_file_is_safetensors_and_says_what_it_is_of(trained: Predictor, tmp_
     rows = features_of(habits(), 7.0)
     np.testing.assert_array_equal(loaded.predict(rows), trained.predict(rows))
     assert (loaded.learned_until, loaded.calendar) == (10 * 86400.0 + EPOCH, True)
+    assert loaded.shifts == trained.shifts
     torn = tmp_path / "torn.safetensors"
     torn.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ModelError, match="cannot be read"):
@@ -152,6 +157,18 @@ def test_the_file_is_safetensors_and_says_what_it_is_of(trained: Predictor, tmp_
     loops = replace(trained, forest=trained.forest._replace(left=np.zeros_like(trained.forest.left)))
     loops.save(path)
     with pytest.raises(ModelError, match="trees lead nowhere"):
+        Predictor.load(path)
+
+
+def test_a_file_from_before_calibration_is_read(trained: Predictor, tmp_path: Path) -> None:
+    path = tmp_path / "p.safetensors"
+    trained.save(path)
+    model = load_file(path, "predictor")
+    older = {name: text for name, text in model.about.items() if name not in ("agent", "shifts")}
+    save_model(path, "predictor", model.arrays, older)
+    assert Predictor.load(path).shifts == (0.0, 0.0, 0.0)
+    save_model(path, "predictor", model.arrays, older | {"shifts": "[0.0, 1.0]"})
+    with pytest.raises(ModelError, match="quantiles make no sense"):
         Predictor.load(path)
 
 
@@ -259,6 +276,10 @@ def test_replay_believes_it(cli: Cli, trained: Predictor) -> None:
     ours_too = ("-P", "sjf-estimate-skip", "--estimates", str(cli.folder / "p.safetensors"))
     mapped = cli.run(*words, *ours_too, "--placement", "fastest")
     assert mapped[0]["mean_jct_s"] == pytest.approx(ours["mean_jct_s"], rel=0.02)
+    policy = cli.folder / "short.yaml"
+    policy.write_text("order: sjf-estimate\nplace: best-fit\nbackfill: skip\n")
+    (filed,) = cli.run(*words, "-P", str(policy), "--estimates", str(cli.folder / "p.safetensors"))
+    assert (filed["knows"], filed["mean_jct_s"]) == ("estimate", ours["mean_jct_s"])
     refused = cli.run(*words, "-P", "fifo", "--estimates", str(cli.folder / "p.safetensors"), code=2)
     assert "no policy goes by estimates" in refused["error"]
 

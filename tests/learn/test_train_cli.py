@@ -1,4 +1,4 @@
-"""``gpusched train`` as a process of its own."""
+"""``gpusched train``, for the most part as a process of its own."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ from typing import Any
 import pytest
 import yaml
 
+from gpusched.cli import main as cli
 from gpusched.learn.card import read_card
 from gpusched.models import load_model
 
 GPUSCHED = str(Path(sys.executable).parent / "gpusched")
 INVENTORY = Path(__file__).parents[2] / "inventory.yaml"
 QUICK = "{variant: masked, episodes: 60, clusters: 8}"
-LONGER = "{variant: wait, gap_h: 24, episodes: 1200, clusters: 8, every: 60, begin: 200, batch: 64, updates: 1}"
+LONGER = "{variant: wait, gap_h: 24, episodes: 600, clusters: 8, every: 60, begin: 200, batch: 64, updates: 1}"
 
 
 class Site:
-    """A folder with the paper's inventory and a policy."""
+    """A folder with the paper's inventory and a policy; ``run`` is a process of its own, ``call`` this one.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    A process takes some seconds to load torch.
+    """
+
+    def __init__(self, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        self.folder, self._capfd = folder, capfd
         (folder / "policies").mkdir()
         (folder / "inventory.yaml").write_text(INVENTORY.read_text("utf-8"), encoding="utf-8")
         self.env = os.environ | {
@@ -51,10 +55,22 @@ class Site:
         assert process.returncode == code, out + err
         return out, err
 
+    def call(self, *words: str, code: int = 0) -> str:
+        """Returns what went to stderr."""
+        self._capfd.readouterr()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("GPUSCHED_INVENTORY", self.env["GPUSCHED_INVENTORY"])
+            patch.setenv("GPUSCHED_STATE", self.env["GPUSCHED_STATE"])
+            patch.chdir(self.folder)
+            found = cli.run(["train", *words])
+        out, err = self._capfd.readouterr()
+        assert found == code, out + err
+        return err
+
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
+def site(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Site:
+    return Site(tmp_path, capfd)
 
 
 def test_one_agent_per_partition_with_weights_card_and_table(site: Site) -> None:
@@ -104,27 +120,24 @@ def test_a_killed_training_goes_on_and_ends_as_if_it_had_not_been(site: Site) ->
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not (site.folder / "killed" / "A100.safetensors").exists()
-    _, err = site.run(*words, "--out", "killed")
+    err = site.call(*words, "--out", "killed")
     assert "goes on from episode" in err
     assert not checkpoint.exists()
-    site.run(*words, "--out", "whole")
+    site.call(*words, "--out", "whole")
     whole, killed = (load_model(site.folder / name, "A100", "gist").digest for name in ("whole", "killed"))
     assert whole == killed
 
 
 def test_errors_are_one_line(site: Site) -> None:
     (site.folder / "policies" / "plain.yaml").write_text("order: fifo\n")
-    _, err = site.run("policies/plain.yaml", code=2)
-    assert "has no agent to train" in err
-    _, err = site.run(site.policy("{variant: masked, episodez: 3}"), code=2)
+    assert "has no agent to train" in site.call("policies/plain.yaml", code=2)
+    err = site.call(site.policy("{variant: masked, episodez: 3}"), code=2)
     assert "no hyper-parameter 'episodez'" in err
     assert "episodes" in err
-    _, err = site.run(site.policy(QUICK), "--partition", "A10", code=2)
-    assert "there is no partition 'A10'" in err
-    _, err = site.run(site.policy(QUICK), "--device", "tpu", code=2)
-    assert "neither cpu nor cuda" in err
+    assert "there is no partition 'A10'" in site.call(site.policy(QUICK), "--partition", "A10", code=2)
+    assert "neither cpu nor cuda" in site.call(site.policy(QUICK), "--device", "tpu", code=2)
     (site.folder / "file").write_text("")
-    _, err = site.run(site.policy(QUICK), "--out", "file/below", code=1)
+    err = site.call(site.policy(QUICK), "--out", "file/below", code=1)
     assert "weights cannot be written there" in err
     assert "--out" in err
     assert err.count("\n") == 1

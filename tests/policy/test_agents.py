@@ -28,6 +28,7 @@ from gpusched.sched.decide import decide
 from tests.controller.folding import spec
 from tests.controller.imagined import Host, ImaginedCluster, World, inventory
 from tests.policy import weights
+from tests.testbed import wait_until
 
 EASY = load_policy(BUILT_IN / "easy.yaml")
 
@@ -192,7 +193,7 @@ def test_an_agent_that_does_not_answer_is_left_behind(place: Place, monkeypatch:
     place.cycle.policies = {"p": load_policy(place.policy)}
     assert place.decided_by() == "easy", "nor while it rests"
     place.world.now += REST_S
-    assert place.decided_by() == "gist"
+    wait_until(lambda: place.decided_by() == "gist", what="the end of the late answer")
     starts = [e.job_id for e in place.store.events(limit=10_000) if e.kind == "starting"]
     assert len(starts) == len(set(starts)), "a late answer is thrown away"
     assert len(place.kinds("agent_out", "agent_back")) <= 4

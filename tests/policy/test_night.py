@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpusched.model.commands import Promote
+from gpusched.sim.predictor import USUAL_NAME
 from tests.cli.conftest import Result, Site
+from tests.controller.test_estimating import usual
 from tests.policy import weights
 from tests.policy.conftest import record_days
 from tests.policy.test_lifecycle import cycle, done, edit
@@ -57,6 +61,30 @@ def test_retraining_leaves_a_candidate_and_promotes_nothing(proved: Site) -> Non
     assert done(proved.call("policy", "show", f"gist@{listed['version']}", "--json")).json["origin"] == "candidate"
     # the policy's own weights are as they were
     assert row(proved, state="shadow")["version"] != listed["version"]
+
+
+def test_run_times_are_learned_anew_where_a_policy_goes_by_them(proved: Site) -> None:
+    """And the night's replays go by the predictor only on days that it has not seen."""
+    record_days(proved.state, 1, until_days_ago=0.25, first=100)
+    (proved.folder / "policies").mkdir(exist_ok=True)
+    (proved.folder / "policies" / "short.yaml").write_text("order: sjf-estimate\nplace: best-fit\nbackfill: skip\n")
+    edit(proved, "  V100:\n", "  V100:\n    policy: short\n")
+    assert cycle(proved)["V100"] == "short"
+    report = json.loads(night(proved, "--auto-retrain", "--json").out)
+    (line,) = report["trained"]
+    assert line.startswith("run times: not learned anew: ")
+    assert "at least 50 are needed" in line  # three a day
+
+    def notes() -> str:
+        (of,) = json.loads(night(proved, "--json").out)["partitions"]
+        assert (of["live"], of["runs"][0]["knows"]) == ("short", "estimate")
+        return " ".join(of["runs"][0]["notes"])
+
+    assert "estimates by predictor" not in notes()
+    usual().save(proved.state / USUAL_NAME)
+    assert "estimates by predictor" in notes()
+    replace(usual(), learned_until=time.time()).save(proved.state / USUAL_NAME)
+    assert "estimates by predictor" not in notes()
 
 
 def test_a_candidate_that_proved_better_is_promoted_only_if_allowed(proved: Site) -> None:

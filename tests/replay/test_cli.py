@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gpusched.cli import main as cli
 from gpusched.model.jobs import Job, JobSpec, JobState
 from gpusched.queue.store import Run, Store
 
@@ -51,18 +52,19 @@ class Place:
         self.trace.write_text(SWF)
         (folder / "inventory.yaml").write_text(INVENTORY)
 
-    def run(self, *words: str, code: int = 0) -> tuple[str, str]:
-        env = os.environ | {
-            "NUMBA_DISABLE_JIT": "1", "GPUSCHED_STATE": str(self.folder / "state"),
-            "XDG_CACHE_HOME": str(self.folder / "c"), "GPUSCHED_INVENTORY": str(self.folder / "inventory.yaml"),
+        self.env = {
+            "NUMBA_DISABLE_JIT": "1", "GPUSCHED_STATE": str(folder / "state"), "XDG_CACHE_HOME": str(folder / "c"),
+            "GPUSCHED_INVENTORY": str(folder / "inventory.yaml"),
         }  # fmt: skip
+
+    def run(self, *words: str, code: int = 0) -> tuple[str, str]:
         done = subprocess.run(
             [GPUSCHED, "replay", *words],
             capture_output=True,
             text=True,
             timeout=120,
             check=False,
-            env=env,
+            env=os.environ | self.env,
             cwd=self.folder,
         )
         assert done.returncode == code, done.stdout + done.stderr
@@ -214,12 +216,19 @@ def test_a_restart_costs_what_is_said(place: Place) -> None:
         ((*ONE, "-P", "fifo", "--vc", "nobody"), "nobody"),
     ],
 )
-def test_wrong_requests_are_one_line(place: Place, words: tuple[str, ...], said: str) -> None:
-    _, err = place.run(*words, code=2)
+def test_wrong_requests_are_one_line(
+    place: Place, words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In this process: they are refused before anything is replayed."""
+    monkeypatch.chdir(place.folder)
+    for name in ("GPUSCHED_STATE", "GPUSCHED_INVENTORY"):
+        monkeypatch.setenv(name, place.env[name])
+    assert cli.run(["replay", *words]) == 2
+    err = capfd.readouterr().err
     assert said in err
     assert err.count("\n") == 1
-    out, _ = place.run(*words, "--json", code=2)
-    assert said in json.loads(out)["error"]
+    assert cli.run(["replay", *words, "--json"]) == 2
+    assert said in json.loads(capfd.readouterr().out)["error"]
 
 
 # -- the own history

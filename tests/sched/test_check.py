@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from gpusched.model.jobs import Allocation, NodeAllocation
+from gpusched.model.jobs import Allocation, JobSpec, NodeAllocation
 from gpusched.model.plan import CancelJob, Plan, Preempt, Reason, ReasonCode, Resize, Start
 from gpusched.sched.check import check
 from tests.sched.worlds import NOW, node, pending, running, snapshot
@@ -15,7 +16,9 @@ NODES = [
     node("d", available=False, unavailable_reason="DRAINED: fan"),
     node("q", partition="q"),
 ]
-BUSY = [running("r", {"a": (0, 1)}, NOW + 60, cores=78)]
+MAY = JobSpec(name="r", partition="p", gpus_per_node=2, cores_per_node=78, memory_mib_per_node=1, time_limit_s=60,
+              preemptible=True)  # fmt: skip
+BUSY = [msgspec.structs.replace(running("r", {"a": (0, 1)}, NOW + 60, cores=78), spec=MAY)]
 
 
 def part(where: str, *gpus: int, rank: int = 0, cores: int | None = None, memory: int | None = None) -> NodeAllocation:

@@ -116,6 +116,16 @@ def test_orders(order: str, expected: str) -> None:
     assert next(iter(started(decide(snapshot([node("n")], boosted, order=order, usage=usage))))) == "c"
 
 
+def test_estimates_go_before_limits_but_never_beyond_them() -> None:
+    jobs = [
+        pending("a", 1, limit=100, submit=1.0),
+        pending("b", 1, limit=300, submit=2.0, estimate_s=50.0),
+        pending("c", 1, limit=80, submit=3.0, estimate_s=900.0),
+    ]
+    assert "".join(started(decide(snapshot([node("n")], jobs, order="sjf-estimate")))) == "bca"
+    assert "".join(started(decide(snapshot([node("n")], jobs, order="sjf")))) == "cab"
+
+
 def test_fairshare_counts_what_is_held_now() -> None:
     jobs = [pending("a", 1, user="alice"), pending("b", 1, submit=1.0, user="bob")]
     snap = snapshot([node("n")], jobs, [running("r", {"n": (0, 1)}, 9e9, user="alice")], order="fairshare")

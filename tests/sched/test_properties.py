@@ -21,7 +21,7 @@ from gpusched.sched.explain import explain
 from gpusched.sched.tally import plain_order
 from tests.sched.worlds import after, snapshots, started
 
-QUICK = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def with_policy(snap: Snapshot, **change: str) -> Snapshot:
@@ -229,5 +229,5 @@ def test_policies_of_all_names_are_known() -> None:
 
     assert {*PLACES, *MAPPED} == set(get_args(Place))
     assert set(BACKFILLS) == set(get_args(Backfill))
-    assert get_args(Order) == ("fifo", "ljf", "sjf", "fairshare")
+    assert get_args(Order) == ("fifo", "ljf", "sjf", "sjf-estimate", "fairshare")
     assert PolicySpec(name="x").order == "fifo"

@@ -122,7 +122,7 @@ def snapshots(draw: st.DrawFn, simple: bool = False) -> Snapshot:
     policies = {
         name: PolicySpec(
             name="t",
-            order=draw(st.sampled_from(["fifo", "ljf", "sjf", "fairshare"])),
+            order=draw(st.sampled_from(["fifo", "ljf", "sjf", "sjf-estimate", "fairshare"])),
             place=draw(st.sampled_from(["first-fit", "best-fit", "spread", *([] if simple else ["naive"])])),
             backfill=draw(st.sampled_from(["none", "skip", "easy"])),
         )
@@ -191,6 +191,7 @@ def _pending(draw: st.DrawFn, i: int, partitions: list[str], nodes: list[NodeVie
         partition=draw(st.sampled_from(partitions)),
         priority=draw(st.sampled_from([0, 0, 0, 5])),
         user=draw(st.sampled_from(["alice", "bob", "carol"])),
+        estimate_s=draw(st.sampled_from([None, None, 60.0, 5000.0])),
         cores_per_node=draw(st.sampled_from([1, 1, 2, 4, 8])),
         memory_mib_per_node=draw(st.sampled_from([512, 512, 2048, 8192])),
         **more,

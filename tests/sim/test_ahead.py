@@ -120,7 +120,7 @@ def staged(snap: Snapshot) -> bool:
     return all(p.place != "naive" for p in snap.policies.values())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     snap=snapshots().filter(staged),
     shares=st.lists(st.sampled_from([0.01, 0.3, 0.5, 0.77, 1.0]), min_size=1),

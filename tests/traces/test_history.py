@@ -39,7 +39,7 @@ def state(tmp_path: Path) -> Path:
     store = Store.create_or_open(folder)
     after = (Dependency(DependencyKind.AFTERANY, "a"),)
     store.put_jobs([
-        job("a", 0, JobState.COMPLETED, 130), job("b", 5, JobState.TIMEOUT, 700, dependencies=after),
+        job("a", 0, JobState.COMPLETED, 130, preemptible=True), job("b", 5, JobState.TIMEOUT, 700, dependencies=after),
         job("c", 6, JobState.CANCELLED, 7), job("d", 8, JobState.RUNNING, None), job("e", 9, JobState.FAILED, 60,
         partition="V100", begin_time=START + 20),
     ])  # fmt: skip
@@ -56,6 +56,8 @@ def test_history(state: Path) -> None:
     trace = load(state)
     assert trace.ids == ("a", "b", "e")
     assert trace.epoch == START
+    assert trace.preemptible is not None
+    assert trace.preemptible.tolist() == [True, False, False]
     assert trace.submit.tolist() == [0.0, 5.0, 20.0]  # e from its begin time on
     assert trace.duration.tolist() == [100.0, 560.0, 35.0]  # both attempts of a
     assert trace.wait.tolist() == [10.0, 135.0, 5.0]

@@ -7,7 +7,7 @@ import os
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +40,9 @@ def test_round_trip(put: Put, tmp_path: Path, text: str) -> None:
     tracefile.write(path, trace)
     assert_same(trace, load(path))
     assert [f.name for f in tmp_path.iterdir() if f.name.startswith(".")] == []
+    some = replace(trace, preemptible=np.arange(len(trace)) % 2 == 0)
+    tracefile.write(path, some)
+    assert_same(some, load(path))
 
 
 def test_damage_is_one_error(put: Put, tmp_path: Path) -> None:

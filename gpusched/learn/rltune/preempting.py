@@ -15,11 +15,14 @@ import numpy as np
 from gpusched.errors import UsageError
 from gpusched.learn.request import Report, Trained, TrainJob, settings_of
 from gpusched.learn.rltune.arena import Figures, arenas, figures, windows
+from gpusched.learn.rltune.candidates import odds_of
 from gpusched.learn.rltune.settings import OBJECTIVES, Settings
 from gpusched.learn.rltune.table import table_of
+from gpusched.model.policy import PolicySpec
 from gpusched.models import Model
 from gpusched.sched.agents import PREEMPT
-from gpusched.sched.agents.rltune_preempt import CLASSES, LEVELS, PARTS, Counts, class_of, reached
+from gpusched.sched.agents.rltune_odds import Counts
+from gpusched.sched.agents.rltune_preempt import PARTS
 from gpusched.sim.cluster import Pool
 from gpusched.sim.engine import replay
 from gpusched.sim.policies import ReplayPolicy, policy_by_name
@@ -49,7 +52,6 @@ class Preemption:
         knows: nothing (no run time, not even of ended jobs: attained service alone), or estimate (of ended jobs).
         search: How many changes of the weights are tried after the usual ones.
         replay_jobs: Most jobs of a replay that a choice is made by.
-        restart_s: Seconds that a restart costs in training and in the table.
     """
 
     preempt: bool = True
@@ -57,7 +59,6 @@ class Preemption:
     knows: str = "estimate"
     search: int = 24
     replay_jobs: int = 4000
-    restart_s: float = 30.0
 
 
 class Rule(NamedTuple):
@@ -69,15 +70,16 @@ class Rule(NamedTuple):
 
 
 class Ground(NamedTuple):
-    """Replays to choose by, and what counts."""
+    """Replays to choose by, and what counts. ``spec``: the policy's file: what is protected, and what restarts cost."""
 
     arenas: list[tuple[Trace, Pool]]
     prior: Counts
     settings: Preemption
+    spec: PolicySpec
 
     def cost(self, rule: Rule) -> tuple[float, float]:
         """Mean cost and mean logarithm of the JCT."""
-        return self.of(policy_of(model_of(rule, self.prior, self.settings.knows), rule.name))
+        return self.of(policy_of(model_of(rule, self.prior, self.settings.knows), rule.name, self.spec))
 
     def of(self, policy: ReplayPolicy) -> tuple[float, float]:
         """Likewise, of any policy."""
@@ -88,7 +90,7 @@ class Ground(NamedTuple):
         )
 
     def _played(self, policy: ReplayPolicy, trace: Trace, pool: Pool) -> Figures:
-        result = replay(trace, pool, policy, restart_s=self.settings.restart_s)
+        result = replay(trace, pool, policy, restart_s=self.spec.preempt.restart_s)
         return figures(trace, result.end, pool.total_gpus)
 
 
@@ -103,7 +105,7 @@ def read(given: dict[str, object]) -> Preemption:
         if getattr(settings, name) not in known:
             given_value, expected = getattr(settings, name), ", ".join(known)
             raise UsageError(f"train: with preempt {name} is {given_value!r}, expected one of {expected}")
-    for name, least in (("replay_jobs", 1), ("search", 0), ("restart_s", 0)):
+    for name, least in (("replay_jobs", 1), ("search", 0)):
         if not getattr(settings, name) >= least:
             raise UsageError(f"train: {name} is {getattr(settings, name):g}, expected at least {least}")
     return settings
@@ -126,11 +128,16 @@ def train_preempting(job: TrainJob, report: Report) -> Trained:
     words += (f"{np.expm1(cost - best):+.1%} of cost against the best of {', '.join(RIVALS)} on the training part",)
     for line in words:
         report.note(line)
-    model = model_of(found, prior_of(trace.gpus, trace.duration), settings.knows)
+    model = model_of(found, odds_of(trace.gpus, trace.duration).prior, settings.knows)
     others = [policy_by_name(name) for name in (*RIVALS, *_SHOWN)]
-    agent = policy_of(model, job.spec.name)
-    rows, gaps = table_of(agent, others, job, report, settings.restart_s, yardsticks=("srtf",))
-    notes = (f"preemptive: running jobs are stopped, their work kept; a restart costs {settings.restart_s:g} s", *words)
+    agent, rules = policy_of(model, job.spec.name, job.spec), job.spec.preempt
+    rows, gaps = table_of(agent, others, job, report, rules.restart_s, yardsticks=("srtf",))
+    often = f", {rules.per_hour} times an hour at most" if rules.per_hour else ""
+    notes = (
+        f"preemptive: running jobs are stopped after {rules.min_run_s:g} s at the earliest{often}; their work is kept; "
+        f"a restart costs {rules.restart_s:g} s",
+        *words,
+    )
     return Trained(
         arrays=model.arrays, about=model.about, score=-cost, hyper_parameters=asdict(settings), notes=(*notes, *gaps),
         rows=rows,
@@ -207,25 +214,13 @@ def _grounds(job: TrainJob, settings: Preemption) -> tuple[Ground, Ground]:
     like = Settings(replay_jobs=settings.replay_jobs)
     early, last = windows(stage, like, declared)
     known = max(int(LEARNED * len(stage.trace)), 1)
-    prior = prior_of(stage.trace.gpus[:known], stage.trace.duration[:known])
+    prior = odds_of(stage.trace.gpus[:known], stage.trace.duration[:known]).prior
 
     def ground(traces: Sequence[Trace]) -> Ground:
         found = [(a.trace, a.pool) for trace in traces for a in arenas(trace, stage, like, declared)]
-        return Ground(found, prior, settings)
+        return Ground(found, prior, settings, job.spec)
 
     return ground(early), ground([last])
-
-
-def prior_of(gpus: np.ndarray[tuple[int], np.dtype[np.int64]], ran_s: Counts) -> Counts:
-    """How likely an end is within each level, by class of sizes, ``float64[CLASSES, LEVELS]``: few count little."""
-    ended, outran = np.zeros((CLASSES, LEVELS)), np.zeros((CLASSES, LEVELS))
-    for count, ran in zip(gpus.tolist(), ran_s.tolist(), strict=True):
-        size, level = class_of(float(count)), reached(float(ran))
-        ended[size, level] += 1
-        outran[size, :level] += 1
-    of_all = (ended.sum(0) + 1.0) / (ended.sum(0) + outran.sum(0) + 2.0)
-    few = 20.0
-    return np.asarray((few * of_all + ended) / (few + ended + outran))
 
 
 def model_of(rule: Rule, prior: Counts, knows: str) -> Model:
@@ -238,10 +233,10 @@ def model_of(rule: Rule, prior: Counts, knows: str) -> Model:
     return Model("rltune", arrays, {"knows": knows, "backfill": "skip", PREEMPT: "yes"}, "", f"<{rule.name}>")
 
 
-def policy_of(model: Model, name: str) -> ReplayPolicy:
-    """As the engine runs it."""
+def policy_of(model: Model, name: str, spec: PolicySpec | None = None) -> ReplayPolicy:
+    """As the engine runs it; without a file nothing is protected."""
     knows = "nothing" if model.about["knows"] == "nothing" else "estimate"
     return ReplayPolicy(
         name=name, order="rltune", knows=knows, source="rltune agent, preemptive", backfill="skip",  # type: ignore[arg-type]
-        placement="best-fit", model=model,
+        placement="best-fit", model=model, spec=spec,
     )  # fmt: skip

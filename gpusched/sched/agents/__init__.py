@@ -7,7 +7,8 @@ An agent's module here is named after it and offers two functions::
 
 ``decide_queue`` takes started jobs off ``world.rooms`` and notes them in ``releases`` and ``outcome``, as
 `backfill.schedule` does, and returns the queue in its order with what blocked it. It raises `Unusable` when what comes
-out of its network is no number; what it has changed by then is undone here.
+out of its network is no number; what it has changed by then is undone here. Where the weights stop running jobs, the
+module that decides is the one with ``_preempt_live`` behind the agent's name.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpusched.model.plan import Preempt, Reason
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
 from gpusched.models import Model
@@ -26,7 +28,6 @@ from gpusched.sched.reasons import Block
 from gpusched.sched.state import Outcome, Releases, Scratch, Words
 
 PREEMPT = "preempt"  # of the weights' metadata: "yes" where the agent stops running jobs
-NOT_LIVE = "this agent stops running jobs, which the controller does not do for a policy; it is for replays"
 
 Staged = Callable[["Context"], tuple[list[int], Block]]
 
@@ -38,7 +39,8 @@ class Unusable(ValueError):
 class Context(NamedTuple):
     """One partition's decision: whose it is, the snapshot, and the arrays that the passes work on.
 
-    ``remarks``: partition -> what the plan is to say of its mapping.
+    ``remarks``: partition -> what the plan is to say of its mapping. ``stops``: running jobs to be stopped. ``own``:
+    job -> a reason that goes before that of its code in ``outcome``.
     """
 
     partition: str
@@ -51,6 +53,8 @@ class Context(NamedTuple):
     scratch: Scratch
     outcome: Outcome
     remarks: dict[str, str]
+    stops: list[Preempt]
+    own: dict[str, Reason]
 
 
 def by_agent(
@@ -63,7 +67,9 @@ def by_agent(
     try:
         if model is None:
             raise Unusable("no weights")
-        return module_of(policy.agent).decide_queue(prepared(model), context)  # type: ignore[no-any-return]
+        weights = prepared(model)
+        live = f"{policy.agent}_preempt_live" if model.about.get(PREEMPT) == "yes" else policy.agent
+        return module_of(live).decide_queue(weights, context)  # type: ignore[no-any-return]
     except ValueError as error:
         for array, old in zip(_changed(context), before, strict=True):
             array[:] = old

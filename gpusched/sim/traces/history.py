@@ -112,7 +112,7 @@ def _assembled(
     def whole(values: list[int]) -> Ints:
         return np.array(values, np.int64)
 
-    return assemble(
+    trace = assemble(
         name=name,
         epoch=float(submit[0]),
         ids=tuple(job.id for job in jobs),
@@ -135,6 +135,21 @@ def _assembled(
         },
         notes=(*more, *notes),
     )
+    return replace(trace, preemptible=np.array([job.spec.preemptible for job in jobs], np.bool_))
+
+
+def as_submitted(jobs: list[Job]) -> Trace:
+    """Jobs at their submission: those that ended ran as long as their last attempt did, the others never end.
+
+    Args:
+        jobs: At least one.
+    """
+    jobs = sorted(jobs, key=lambda job: (_submit(job), job.id))
+    start, ran = dict.fromkeys((job.id for job in jobs), np.inf), dict.fromkeys((job.id for job in jobs), 1.0)
+    for job in jobs:
+        if job.state in ENDED and job.start_time is not None and job.end_time is not None:
+            start[job.id], ran[job.id] = job.start_time, max(job.end_time - job.start_time, 1e-3)
+    return _assembled("queue", jobs, [_submit(job) for job in jobs], list(ran.values()), start, [])
 
 
 def _submit(job: Job) -> float:

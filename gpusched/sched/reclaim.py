@@ -1,0 +1,146 @@
+"""Who keeps its nodes and who gets others, where running jobs may be stopped: live and in replays.
+
+Jobs are gone through in a policy's order, running and waiting alike. A running job keeps its nodes where those before
+it left them; another gets nodes that nobody runs on, else nodes of jobs that come after it: any by the placement's rule
+(`finds`, as LAS, SRTF and DRF do), or those of the last ones in the order (`displaces`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.compiled import jit
+from gpusched.sched.backfill import take
+from gpusched.sched.place import choose, node_fits
+from gpusched.sched.state import Flags, Ints, Request, Rooms, Scratch, new_rooms
+
+
+class Holders(NamedTuple):
+    """The running jobs that may be stopped, first to last in the policy's order.
+
+    Attributes:
+        first: ``int64[running]``: where each one's nodes begin in ``held``.
+        parts, gpus, cores, memory: ``int64[running]``: on how many nodes it is, and what it has of each.
+        kept: ``uint8[running]``: whether it has been gone through and keeps them.
+        held: ``int64[...]``: nodes.
+        room: To work in.
+    """
+
+    first: Ints
+    parts: Ints
+    gpus: Ints
+    cores: Ints
+    memory: Ints
+    kept: Flags
+    held: Ints
+    room: Rooms
+
+
+def new_holders(running: int, held: Ints, nodes: int) -> Holders:
+    """Holders yet to be filled in."""
+    first, parts, gpus, cores, memory = (np.zeros(running, np.int64) for _ in range(5))
+    return Holders(first, parts, gpus, cores, memory, np.zeros(running, np.uint8), held, new_rooms(nodes))
+
+
+@jit
+def hold(holders: Holders, at: int, first: int, request: Request) -> None:
+    """Fills in the holder at place ``at`` of the order; it has not been gone through yet."""
+    holders.first[at], holders.parts[at], holders.kept[at] = first, request.parts, 0
+    holders.gpus[at], holders.cores[at], holders.memory[at] = request.gpus, request.cores, request.memory
+
+
+@jit
+def keeps(whole: Rooms, usable: Rooms, request: Request, held: Ints, first: int) -> bool:
+    """Takes a running job's nodes (``held[first:first + parts]``) again, if those before it left them.
+
+    A node that is not available any more stays with its job.
+
+    Args:
+        whole: What is left of the pool by those before it.
+        usable: The pool empty; -1 GPUs where not available.
+        request: What the job has.
+        held: ``int64[...]``, nodes.
+        first: Where its own begin.
+    """
+    for part in range(request.parts):
+        node = held[first + part]
+        if usable.gpus[node] >= 0 and (
+            whole.gpus[node] < request.gpus or whole.cores[node] < request.cores or whole.memory[node] < request.memory
+        ):
+            return False
+    retain(whole, request, held, first)
+    return True
+
+
+@jit
+def retain(whole: Rooms, request: Request, held: Ints, first: int) -> None:
+    """Takes a running job's nodes whatever is left there: it must not be stopped."""
+    for part in range(request.parts):
+        take(whole, request, held[first + part])
+
+
+@jit
+def finds(whole: Rooms, idle: Rooms, masks: Flags, request: Request, rule: int, scratch: Scratch) -> bool:
+    """Finds nodes for a job (``scratch.chosen``) and takes them; ``idle``: what nobody runs on, or was given yet."""
+    if not choose(idle, masks, request, rule, scratch) and not choose(whole, masks, request, rule, scratch):
+        return False
+    for part in range(request.parts):
+        take(whole, request, scratch.chosen[part])
+        take(idle, request, scratch.chosen[part])
+    return True
+
+
+@jit
+def displaces(
+    whole: Rooms, idle: Rooms, usable: Rooms, masks: Flags, request: Request, rule: int, scratch: Scratch,
+    holders: Holders, count: int, at: int,
+) -> bool:  # fmt: skip
+    """As `finds`, but of those that run the last in the order are the first to go, and no more than it takes.
+
+    Args:
+        whole: See `keeps`.
+        idle: See `finds`.
+        usable: See `keeps`.
+        masks: Of the requests.
+        request: What is asked for.
+        rule: FIRST_FIT, BEST_FIT or SPREAD.
+        scratch: Of these nodes.
+        holders: Those that run; ``count`` of them.
+        count: How many.
+        at: How many of them have been gone through. Those that did not keep their nodes are on their way out.
+    """
+    if not choose(idle, masks, request, rule, scratch):
+        if not choose(whole, masks, request, rule, scratch):
+            return False
+        room = holders.room
+        room.gpus[:], room.cores[:], room.memory[:] = idle.gpus, idle.cores, idle.memory
+        for k in range(at):
+            if not holders.kept[k]:
+                _add(room, usable, holders, k, masks, request)
+        last, fits = count, choose(room, masks, request, rule, scratch)
+        while not fits:
+            last -= 1
+            if last < at:
+                return False
+            # where nothing came back nothing has changed: to look at all nodes each time took seconds on a thousand
+            fits = _add(room, usable, holders, last, masks, request) and choose(room, masks, request, rule, scratch)
+    for part in range(request.parts):
+        take(whole, request, scratch.chosen[part])
+        take(idle, request, scratch.chosen[part])
+    return True
+
+
+@jit
+def _add(room: Rooms, usable: Rooms, holders: Holders, k: int, masks: Flags, request: Request) -> bool:
+    """Adds what a holder has, where its nodes are available; whether a part of the request fits on one of them now."""
+    fits = False
+    for part in range(holders.parts[k]):
+        node = holders.held[holders.first[k] + part]
+        if usable.gpus[node] >= 0:
+            room.gpus[node] += holders.gpus[k]
+        room.cores[node] += holders.cores[k]
+        room.memory[node] += holders.memory[k]
+        fits = fits or node_fits(room, masks, request, node)
+    return fits

@@ -1,0 +1,32 @@
+"""Weights of an agent that stops running jobs: least attained service, with a threshold that tests reach soon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from gpusched.learn.rltune.preempting import Rule, model_of
+from gpusched.models import load_model, save_model
+from gpusched.policies import load_policy
+from gpusched.sched.agents.rltune_odds import CLASSES, LEVELS
+from gpusched.sched.decide import warm_up, warm_up_agent
+
+YAML = "agent: rltune\nfallback: easy\nbudget: 60s\npreempt: {min_run: 3s, per_hour: 2, restart: 1s}\n"
+
+
+def write(file: Path, threshold_gpu_s: float = 24.0) -> Path:
+    """Who has had so many GPU seconds goes behind all who have not."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    rule = Rule("las", {"served": 1.0}, (threshold_gpu_s,))
+    model = model_of(rule, np.full((CLASSES, LEVELS), 0.3), "nothing")
+    save_model(file, "rltune", model.arrays, model.about)
+    return file
+
+
+def compile_passes(folder: Path) -> None:
+    """The agent's passes, so that no controller spends its first decision, and its budget, on compiling them."""
+    (folder / "stopper.yaml").write_text(YAML)
+    write(folder / "stopper/default.safetensors")
+    warm_up()
+    warm_up_agent(load_policy(folder / "stopper.yaml"), load_model(folder / "stopper", "default", "rltune"))

@@ -1,0 +1,307 @@
+"""RLTune with preemption, live: as in replays at every instant, and never a job that must not be stopped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpusched.learn.rltune.preempting import Rule, model_of, policy_of
+from gpusched.model.jobs import Allocation, JobSpec, JobState, NodeAllocation, Preemptions
+from gpusched.model.plan import Plan, Preempt, ReasonCode
+from gpusched.model.policy import PolicySpec, Preempting
+from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot
+from gpusched.models import Model
+from gpusched.sched.agents.rltune_odds import CLASSES, LEVELS
+from gpusched.sched.check import check
+from gpusched.sched.decide import decide
+from gpusched.sim.cluster import demand_of
+from gpusched.sim.engine import replay
+from gpusched.sim.generate import generate
+from gpusched.sim.result import Result
+from tests.learn.test_rltune_preempt import POOL, WORKLOAD
+from tests.sched import test_agents_gist as gist
+from tests.sched.worlds import NOW, node, pending, running, snapshot, started
+
+EASY = PolicySpec(name="easy", place="best-fit", backfill="easy")
+PRIOR = np.random.default_rng(0).uniform(0.05, 0.6, (CLASSES, LEVELS))
+RANKS = [
+    Rule("las", {"served": 1.0}, (600.0, 3600.0)),
+    Rule("index", {"index": 1.0}),
+    Rule("sized", {"index": 1.0, "gpus": 0.5, "slowdown": 0.5}),
+]
+STAYS = Rule("stays", {"index": 1.0, "gpus": 0.5, "stay": 1.0})
+LIMITS = [Preempting(min_run_s=0.0, per_hour=0, restart_s=0.0), Preempting(min_run_s=45.0, per_hour=1, restart_s=20.0),
+          Preempting(min_run_s=600.0, per_hour=2, restart_s=30.0)]  # fmt: skip
+
+
+def policy(rules: Preempting, place: str = "first-fit") -> PolicySpec:
+    return PolicySpec(name="r", agent="rltune", fallback=EASY, place=place, version="1", preempt=rules)  # type: ignore[arg-type]
+
+
+def weights(rule: Rule) -> Model:
+    return model_of(rule, PRIOR, "nothing" if rule.name == "las" else "estimate")
+
+
+def by_agent(snap: Snapshot, spec: PolicySpec, of: Model) -> Plan:
+    plan = decide(msgspec.structs.replace(snap, policies={"p": spec}), {"p": of})
+    assert plan.troubles == {}
+    return plan
+
+
+def stopped(plan: Plan) -> dict[str, str]:
+    """Who is stopped: for whom."""
+    return {a.job_id: a.for_job for a in plan.actions if isinstance(a, Preempt)}
+
+
+# Live and in the simulator
+
+
+class Run:
+    """One run of a job in a replay."""
+
+    def __init__(self, job: int, start: float, end: float, nodes: list[int], cut: bool) -> None:
+        self.job, self.start, self.end, self.nodes, self.cut = job, start, end, nodes, cut
+
+
+def runs_of(result: Result) -> list[Run]:
+    cut, found = result.cut, []
+    for i, job in enumerate(cut.job.tolist()):
+        nodes = cut.part_nodes[cut.part_offsets[i] : cut.part_offsets[i + 1]].tolist()
+        found.append(Run(job, float(cut.start[i]), float(cut.end[i]), nodes, True))
+    for job in np.flatnonzero(np.isfinite(result.end)).tolist():
+        nodes = result.nodes_of(job).tolist()
+        found.append(Run(job, float(result.last_start[job]), float(result.end[job]), nodes, False))
+    return found
+
+
+class Film:
+    """What the controller would have seen of a replay, just before it decided; or once what it stopped is gone."""
+
+    def __init__(self, result: Result) -> None:
+        self.result, self.runs = result, runs_of(result)
+        self.demand = demand_of(result.trace, result.pool)
+        self.of: dict[int, list[Run]] = {}
+        for run in sorted(self.runs, key=lambda r: r.start):
+            self.of.setdefault(run.job, []).append(run)
+
+    def spec(self, job: int) -> JobSpec:
+        asked, shape, may = self.demand.requests, int(self.demand.shape[job]), self.result.trace.preemptible
+        return JobSpec(
+            name="j", partition="p", nodes=int(asked.parts[shape]), gpus_per_node=int(asked.gpus[shape]),
+            cores_per_node=int(asked.cores[shape]), memory_mib_per_node=int(asked.memory[shape]),
+            time_limit_s=int(self.result.trace.limit[job]), preemptible=may is None or bool(may[job]),
+        )  # fmt: skip
+
+    def preemptions(self, cuts: list[Run]) -> Preemptions | None:
+        found = Preemptions()
+        for i, run in enumerate(cuts):
+            found = found.once_more(run.end, "r", "1", "").with_run(run.end - run.start, i > 0)
+        return found if cuts else None
+
+    def at(self, now: float, gone: bool = False, begun: dict[str, Any] | None = None) -> Snapshot:
+        result, trace, begun = self.result, self.result.trace, begun or {}
+        pool, demand = result.pool, self.demand
+        nodes = tuple(
+            NodeView(name=name, partition="p", gpus=tuple(range(gpus)), cores=int(demand.rooms.cores[i]),
+                     memory_mib=int(demand.rooms.memory[i]))
+            for i, (name, gpus) in enumerate(zip(pool.names, pool.gpus.tolist(), strict=True))
+        )  # fmt: skip
+        held = dict.fromkeys(pool.names, 0)
+        busy, waiting, past = [], [], []
+        for job in np.flatnonzero(demand.shape >= 0).tolist():
+            if trace.submit[job] > now:
+                continue
+            runs, name, spec = self.of.get(job, []), trace.ids[job], self.spec(job)
+            before = [r for r in runs if r.cut and (r.end <= now if gone else r.end < now)]
+            current = next((r for r in runs if r not in before and r.start < now and (r.end > now or r.cut)), None)
+            if name in begun:
+                current = next(r for r in runs if r.start == now)
+            submit, preemptions = float(trace.submit[job]), self.preemptions(before)
+            if current is not None:
+                parts = []
+                for rank, row in enumerate(current.nodes):
+                    at = held[pool.names[row]]
+                    held[pool.names[row]] += spec.gpus_per_node
+                    parts.append(NodeAllocation(rank=rank, node=pool.names[row], cores=spec.cores_per_node,
+                                                gpus=tuple(range(at, at + spec.gpus_per_node)),
+                                                memory_mib=spec.memory_mib_per_node))  # fmt: skip
+                busy.append(RunningView(
+                    id=name, user="u", allocation=Allocation(name, tuple(parts)), start_time=current.start,
+                    expected_end=current.start + float(trace.limit[job]), submit_time=submit, spec=spec,
+                    attempt=len(before) + 1, preemptions=preemptions,
+                ))  # fmt: skip
+            elif np.isfinite(result.end[job]) and result.end[job] <= now:
+                last = runs[-1]
+                past.append(FinishedView(
+                    user="u", partition="p", nodes=spec.nodes, gpus=spec.gpus, cores=spec.nodes * spec.cores_per_node,
+                    memory_mib=spec.nodes * spec.memory_mib_per_node, submit_time=submit, end_time=last.end,
+                    ran_s=last.end - last.start, attempt=len(before) + 1, preemptions=preemptions,
+                ))  # fmt: skip
+            else:
+                waiting.append(PendingView(id=name, user="u", spec=spec, submit_time=submit, preemptions=preemptions))
+        return Snapshot(now=now, nodes=nodes, running=tuple(busy), pending=tuple(waiting), finished=tuple(past),
+                        policies={})  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(gist.workloads(), st.sampled_from([*RANKS, STAYS]), st.sampled_from(LIMITS), st.data(),
+       st.sampled_from(["first-fit", "best-fit"]))  # fmt: skip
+def test_live_and_replay_stop_and_start_the_same(
+    workload: Any, rule: Rule, rules: Preempting, data: st.DataObject, place: str
+) -> None:
+    """At every instant the same jobs are stopped; who needs not wait for them starts, others once they are gone."""
+    trace, pool = workload
+    count, often = len(trace), st.sampled_from([True, True, True, False])
+    trace = replace(trace, preemptible=np.array(data.draw(st.lists(often, min_size=count, max_size=count))))
+    spec, of = policy(rules, place), weights(rule)
+    result = replay(trace, pool, replace(policy_of(of, "r"), spec=spec, placement=place), restart_s=rules.restart_s)
+    film = Film(result)
+    for now in np.unique(result.events.time).tolist():
+        plan = by_agent(film.at(now), spec, of)
+        cut = {trace.ids[r.job] for r in film.runs if r.cut and r.end == now}
+        begin = {trace.ids[r.job]: [pool.names[n] for n in r.nodes] for r in film.runs if r.start == now}
+        assert stopped(plan).keys() == cut
+        first = {job: [name for name, _ in parts] for job, parts in started(plan).items()}
+        assert first.items() <= begin.items()
+        assert all(gainer in begin for gainer in stopped(plan).values())
+        sound, refused = check(plan, msgspec.structs.replace(film.at(now), policies={"p": spec}))
+        assert refused == ()
+        assert sound.actions == plan.actions
+        if not cut:
+            assert first == begin
+        elif place == "first-fit" and rule is not STAYS:
+            later = by_agent(film.at(now, gone=True, begun=first), spec, of)
+            assert stopped(later) == {}
+            assert first | {job: [name for name, _ in parts] for job, parts in started(later).items()} == begin
+
+
+def test_replays_leave_alone_what_is_protected() -> None:
+    trace = generate(WORKLOAD, 0)
+    may = np.arange(len(trace)) % 3 > 0
+    spec = policy(Preempting(min_run_s=600.0, per_hour=1))
+    result = replay(replace(trace, preemptible=may), POOL, replace(policy_of(weights(RANKS[1]), "r"), spec=spec))
+    assert len(result.cut.job) > 20
+    assert (result.cut.end - result.cut.start >= 600.0).all()
+    assert may[result.cut.job].all()
+    for job in set(result.cut.job.tolist()):
+        assert (np.diff(np.sort(result.cut.end[result.cut.job == job])) >= 3600.0).all()
+
+
+# Snapshots
+
+
+RULES = Preempting(min_run_s=60.0, per_hour=2, restart_s=0.0)
+
+
+def runs(job_id: str, where: dict[str, tuple[int, ...]], since: float, **more: Any) -> RunningView:
+    """A preemptible job that has run for ``NOW - since`` seconds."""
+    gpus = len(next(iter(where.values())))
+    spec = JobSpec(
+        name="t", partition="p", nodes=len(where), gpus_per_node=gpus, cores_per_node=1, memory_mib_per_node=1024,
+        time_limit_s=10**6, preemptible=more.pop("preemptible", True),
+    )  # fmt: skip
+    view = running(job_id, where, NOW + 10**6)
+    return msgspec.structs.replace(view, start_time=since, submit_time=since, spec=spec, **more)
+
+
+LAS = weights(Rule("las", {"served": 1.0}, (100.0,)))
+LONG = {"a": tuple(range(8))}
+
+
+def plan_of(busy: list[RunningView], jobs: list[PendingView], **more: Any) -> Plan:
+    return by_agent(snapshot([node("a")], jobs, busy, **more), policy(RULES), LAS)
+
+
+def test_a_long_job_is_stopped_for_a_new_one_which_waits_until_it_is_gone() -> None:
+    plan = plan_of([runs("long", LONG, 0.0)], [pending("new", 1, submit=NOW)])
+    assert stopped(plan) == {"long": "new"}
+    assert started(plan) == {}
+    assert plan.reasons["new"].code == ReasonCode.RESOURCES
+    assert "waits for job long to leave" in plan.reasons["new"].message
+    leaving = runs("long", LONG, 0.0, state=JobState.COMPLETING)
+    leaving = msgspec.structs.replace(leaving, expected_end=NOW + 30)
+    again = plan_of([leaving], [pending("new", 1, submit=NOW)])
+    assert again.actions == ()
+    assert "waits for job long to leave" in again.reasons["new"].message
+
+
+@pytest.mark.parametrize(
+    ("why", "changes"),
+    [
+        ("does not say that it may be stopped", {"preemptible": False}),
+        ("has run for less than 0:01:00", {"start_time": NOW - 59.0, "preemptions": Preemptions(kept_s=9000.0)}),
+        ("stopped 2 times within an hour", {"preemptions": Preemptions(count=2, times=(NOW - 3000.0, NOW - 900.0))}),
+        ("is STARTING", {"state": JobState.STARTING}),
+        ("is COMPLETING", {"state": JobState.COMPLETING}),
+    ],
+)
+def test_what_must_not_be_stopped_is_not_and_the_check_refuses_it(why: str, changes: dict[str, Any]) -> None:
+    since = changes.pop("start_time", 0.0)
+    busy, new = [runs("long", LONG, since, **changes)], [pending("new", 1, submit=NOW)]
+    assert stopped(plan_of(busy, new)) == {}
+    snap = msgspec.structs.replace(snapshot([node("a")], new, busy), policies={"p": policy(RULES)})
+    sound, refused = check(Plan(actions=(Preempt("long", "new"),)), snap)
+    assert sound.actions == ()
+    assert why in refused[0].why
+
+
+def test_an_hour_after_it_may_be_stopped_again() -> None:
+    often = Preemptions(count=2, times=(NOW - 3600.0, NOW - 900.0))
+    assert stopped(plan_of([runs("long", LONG, 0.0, preemptions=often)], [pending("new", 1, submit=NOW)])) != {}
+
+
+def test_nobody_is_stopped_for_nobody() -> None:
+    """A GPU of it is lost: it could not be started there again, which is no reason to stop it."""
+    lame = node("a", blocked={3: "LOST: fell off the bus"})
+    snap = snapshot([lame, node("b")], [pending("new", 1, submit=NOW)], [runs("long", LONG, 0.0)])
+    plan = by_agent(snap, policy(RULES), LAS)
+    assert stopped(plan) == {}
+    assert list(started(plan)) == ["new"]
+    full = snapshot([node("a")], [pending("large", 16, submit=NOW)], [runs("long", LONG, 0.0)])
+    assert stopped(by_agent(full, policy(RULES), LAS)) == {}
+
+
+def test_operators_priorities_go_before_ranks() -> None:
+    new = [pending("new", 1, submit=NOW)]
+    assert stopped(plan_of([runs("long", LONG, 0.0, priority=1)], new)) == {}
+    young = [runs("young", LONG, NOW - 61.0, preemptions=None)]
+    high = [pending("high", 8, submit=NOW, priority=5)]
+    assert stopped(plan_of(young, high)) == {"young": "high"}
+
+
+def test_nobody_is_stopped_for_an_equal() -> None:
+    """Both have had as much; the one that waits was there before."""
+    had = Preemptions(count=1, times=(1.0,), kept_s=9000.0)
+    plan = plan_of([runs("runs", LONG, 100.0)], [pending("waits", 8, submit=0.0, preemptions=had)])
+    assert stopped(plan) == {}
+    assert stopped(plan_of([runs("runs", LONG, 100.0)], [pending("new", 8, submit=0.0)])) == {"runs": "new"}
+
+
+def test_what_was_run_before_a_stop_counts() -> None:
+    """Both wait; the one that has run for long in earlier attempts goes after the one that has not."""
+    had = Preemptions(count=1, times=(1.0,), kept_s=9000.0)
+    jobs = [pending("old", 8, submit=0.0, preemptions=had), pending("new", 8, submit=NOW)]
+    assert list(started(plan_of([], jobs))) == ["new"]
+
+
+def test_arrays_and_constraints_hold_here_too() -> None:
+    jobs = [pending(f"a_{i}", 1, submit=NOW, array_id="a", array_room=1) for i in range(3)]
+    jobs += [pending("elsewhere", 1, submit=NOW, nodelist=("b",)), pending("huge", 99, submit=NOW)]
+    plan = plan_of([runs("long", {"a": (0, 1, 2, 3)}, 0.0)], jobs)
+    assert list(started(plan)) == ["a_0"]
+    codes = {job: reason.code for job, reason in plan.reasons.items()}
+    assert codes["a_1"] == codes["a_2"] == ReasonCode.ARRAY_TASK_LIMIT
+    assert codes["elsewhere"] == codes["huge"] == ReasonCode.BAD_CONSTRAINTS
+
+
+def test_the_fallback_stops_nobody() -> None:
+    snap = snapshot([node("a")], [pending("new", 1, submit=NOW)], [runs("long", LONG, 0.0)])
+    plan = decide(msgspec.structs.replace(snap, policies={"p": policy(RULES)}), {})
+    assert plan.troubles
+    assert plan.actions == ()
