@@ -10,7 +10,8 @@ STAMP := $(VENV)/.stamp-installed
 .DEFAULT_GOAL := test
 
 # Everything runs even where another part failed. The linters run beside the tests and print when they have ended.
-test: install packages
+test:
+	@$(MAKE) --no-print-directory -j2 install packages
 	@said=$$(mktemp); \
 	{ $(MAKE) --no-print-directory lint >$$said 2>&1; status=$$?; cat $$said; rm $$said; exit $$status; } & lint=$$!; \
 	status=0; \
@@ -42,7 +43,7 @@ $(STAMP): pyproject.toml
 	    $(PYTHON) -m venv --clear $(VENV); } || { \
 	  echo "'$(PYTHON) -m venv' failed; as root: apt-get install python3-venv" >&2; exit 1; }
 	@echo "installing gpusched and its test tools into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,learn,milp]'
+	@$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check -e '.[test,learn,milp]'
 	@touch $@
 
 packages:

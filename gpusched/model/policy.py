@@ -20,7 +20,8 @@ class Mapping(msgspec.Struct, frozen=True, kw_only=True):
         window: So many jobs at the head of the order are looked at together.
         budget_s: The optimiser is stopped after it; the best answer by then counts.
         floor: A job does not start on a GPU type on which it goes at less than this part of its best speed; it waits
-            for a better one. What blocks the queue (backfill none, and the head under easy) takes what there is.
+            for a better one. What blocks the queue with backfill none takes what there is; the
+            head under easy goes, or waits, for where it ends first.
         order_weight: What the first of the window counts for against the last, in GPUs at full speed.
         user_share: The most of the partition's GPUs that one user may hold while another waits.
         open_cost, fragment_cost: In GPUs at full speed: of taking an empty node; of a free GPU that a typical job

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 import pytest
@@ -28,7 +29,12 @@ def launchers(node: TestNode) -> list[int]:
 def test_a_container_removed_by_hand(cluster: Cluster) -> None:
     job = cluster.sh("sleep 1000", "--gpus", "1", *ONCE)
     cluster.wait_state(job, "RUNNING")
-    cluster.node("dgx001").run(["podman", "rm", "-f", "-t", "0", container(cluster, job)])
+    assert cluster.controller is not None
+    cluster.controller.send_signal(signal.SIGSTOP)  # podman kills before it removes: a look in between finds exit 137
+    try:
+        cluster.node("dgx001").run(["podman", "rm", "-f", "-t", "0", container(cluster, job)])
+    finally:
+        cluster.controller.send_signal(signal.SIGCONT)
     ended = cluster.wait_state(job)
     assert (ended.state, ended.reason, ended.exit_code) == (JobState.NODE_FAIL, "NodeFail", None)
     assert "rank 0 on dgx001 vanished" in ended.message

@@ -19,7 +19,7 @@ from gpusched.learn.checkpoint import Checkpoint
 from gpusched.learn.request import Progress, Report, Trained, TrainJob
 from gpusched.learn.rltune import train_agent
 from gpusched.learn.rltune.arena import Arena, arenas
-from gpusched.learn.rltune.candidates import Rule, arrays_of, heuristics, odds_of, with_net, without_net
+from gpusched.learn.rltune.candidates import Rule, arrays_of, heuristics, odds_of, rules, with_net, without_net
 from gpusched.learn.rltune.choosing import _PRIOR, Option, choose_base, choose_strength
 from gpusched.learn.rltune.episodes import Episode, cut
 from gpusched.learn.rltune.ppo import Learner, _windows
@@ -71,6 +71,8 @@ def test_the_same_seed_gives_the_same_weights_also_after_a_kill(
 ) -> None:
     """Whatever the guard says: the networks are compared, so it is made to take the last one."""
     monkeypatch.setattr("gpusched.learn.rltune.train.choose_strength", lambda options, *_: (options[-1], []))
+    few = rules(Settings())[:3]  # to replay all of them five times takes a minute
+    monkeypatch.setattr("gpusched.learn.rltune.choosing.rules", lambda *_: few)
     one = train_agent(job(tmp_path / "a"), Report())
     assert one.arrays["strength"][0] > 0
     assert bits(train_agent(job(tmp_path / "b"), Report())) == bits(one)

@@ -28,7 +28,7 @@ from tests.sched import test_agents_gist as gist
 from tests.sched.worlds import NOW, node, pending, running, snapshot, snapshots, started
 from tests.sim.worlds import trace_of
 
-QUICK = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 EASY = PolicySpec(name="easy", place="best-fit", backfill="easy")
 RLTUNE = PolicySpec(name="rltune", agent="rltune", fallback=EASY, place="best-fit", version="1")
 INPUTS, HIDDEN = len(FEATURES), 8
@@ -224,7 +224,7 @@ def live_at(result: Result, now: float) -> Snapshot:
     return msgspec.structs.replace(snap, running=busy, finished=tuple(past))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(gist.workloads(), MODELS)
 def test_live_and_replay_choose_the_same(workload, wild: Model) -> None:
     """At every instant of a replay: the same jobs in the same order on the same nodes."""

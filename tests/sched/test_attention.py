@@ -80,7 +80,7 @@ def test_what_is_no_number_is_the_fallbacks() -> None:
     assert list(started(plan)) == ["x"]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(gist.workloads(), plain.MODELS)
 def test_live_and_replay_choose_the_same(workload, wild: Model) -> None:
     """At every instant of a replay: the same jobs on the same nodes, also with a window that leaves jobs out."""

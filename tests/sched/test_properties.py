@@ -21,7 +21,7 @@ from gpusched.sched.explain import explain
 from gpusched.sched.tally import plain_order
 from tests.sched.worlds import after, snapshots, started
 
-QUICK = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def with_policy(snap: Snapshot, **change: str) -> Snapshot:

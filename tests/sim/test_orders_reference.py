@@ -36,7 +36,7 @@ def compare(kind, world, name, at_rates, place, replayed=None, **reference_optio
 
 @pytest.mark.parametrize("at_rates", [False, True])
 @given(paced_worlds(), PLACES, st.sampled_from([0.0, 0.5, 2.0]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_srtf_stops_and_resumes_as_the_reference(at_rates, world, place, restart_s):
     result, reference = compare(Srtf, world, "srtf", at_rates, place, {"restart_s": restart_s}, restart_s=restart_s)
     assert result.restarts.tolist() == [j.restarts for j in reference.jobs]
@@ -44,7 +44,7 @@ def test_srtf_stops_and_resumes_as_the_reference(at_rates, world, place, restart
 
 @pytest.mark.parametrize("at_rates", [False, True])
 @given(paced_worlds(failing=False), PLACES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_conservative_backfill_plans_as_the_reference(at_rates, world, place):
     compare(Conservative, world, "fifo+conservative", at_rates, place)
 
@@ -53,7 +53,7 @@ def test_conservative_backfill_plans_as_the_reference(at_rates, world, place):
 @pytest.mark.parametrize("order", ["wfp3", "unicef"])
 @pytest.mark.parametrize("mode", ["none", "skip", "easy"])
 @given(paced_worlds(), PLACES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_changing_orders_go_as_the_reference(mode, order, at_rates, world, place):
     name = order + {"none": "", "skip": "-skip", "easy": "+easy"}[mode]
     compare(Changing, world, name, at_rates, place, order=order, mode=mode)
