@@ -1,7 +1,7 @@
-# make test | lint | demo | clean     PYTHON=python3.12 chooses the interpreter, JOBS=5 the number of test processes.
+# make test | lint | demo | clean     PYTHON=python3.12 chooses the interpreter, JOBS=4 the number of test processes.
 PYTHON ?= python3
 # Tests wait for nodes about half of their time: on two cores a third process is work done meanwhile.
-JOBS ?= 2
+JOBS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp-installed
@@ -16,7 +16,7 @@ test:
 	{ $(MAKE) --no-print-directory lint >$$said 2>&1; status=$$?; cat $$said; rm $$said; exit $$status; } & lint=$$!; \
 	status=0; \
 	$(BIN)/python -m tests.warm_up || status=1; \
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS) || status=1; \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS) || status=1; \
 	wait $$lint || status=1; \
 	exit $$status
 

@@ -2,14 +2,32 @@
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.testbed import Testbed, why_unavailable
 
+LONGEST = (
+    "e2e/test_agents.py", "learn/test_rltune.py", "e2e/test_failures_nodes.py", "sim/test_engine.py",
+    "e2e/test_failures_crash.py", "sim/test_orders_reference.py", "e2e/test_queue.py", "learn/test_dqn.py",
+    "e2e/test_live_vs_simulated.py", "learn/test_calibrating.py", "e2e/test_jobs.py", "learn/test_train_cli.py",
+    "e2e/test_preempting.py", "sched/test_properties.py", "e2e/test_site.py", "sched/test_attention.py",
+    "e2e/test_gpus.py", "learn/test_reproduce_cli.py", "e2e/test_failures_jobs.py", "learn/test_predict.py",
+    "e2e/test_failures_controller.py", "policy/test_night.py", "doctor/test_testbed.py", "sched/test_agents_rltune.py",
+    "runtimes/test_engines.py", "mapping/test_heterogeneous.py", "runtimes/test_contract.py",
+    "learn/test_rltune_preempt.py", "nodes/test_ssh.py", "replay/test_cli.py", "testbed_selftest/test_testbed.py",
+)  # fmt: skip
+"""Files that take longest, in seconds or in waiting, by turns: those that wait for nodes and those that compute."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever uses the testbed carries its marker: `pytest -m "not testbed"` leaves it out."""
+    """Whatever uses the testbed carries its marker: `pytest -m "not testbed"` leaves it out.
+
+    The longest files come first, so that no process is left with one of them when the others have ended.
+    """
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
     for item in items:
         if "testbed_session" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.testbed)
