@@ -16,6 +16,21 @@ _Row = tuple[float, float, float, float, float, str, str, int, float]
 
 def book_of_snapshot(context: Context, knows: str) -> Book:
     """The book at this decision: waiting jobs first (as in ``context.waiting``), then running, then ended ones."""
+    snapshot = context.snapshot
+    facts, queues = facts_of_snapshot(context, knows)
+    book = book_of(facts, queues, knows in LEARNS)
+    first = len(context.waiting.views)
+    for i, job in enumerate(snapshot.running):
+        note_start(book, first + i, job.start_time)
+    if book.learns[0]:
+        first += len(snapshot.running)
+        for i in np.argsort([done.end_time for done in snapshot.finished], kind="stable"):
+            note_ended(book, first + int(i), snapshot.finished[i].ran_s)
+    return book
+
+
+def facts_of_snapshot(context: Context, knows: str) -> tuple[Records, int]:
+    """What is known of these jobs, ``FACTS[jobs]`` in that order, and how many partitions they are of."""
     snapshot, waiting = context.snapshot, context.waiting
     rows: list[_Row] = []
     for view in waiting.views:
@@ -49,16 +64,7 @@ def book_of_snapshot(context: Context, knows: str) -> Book:
         rows.append(
             (done.submit_time, done.gpus, done.cores, done.memory_mib, 0.0, done.user, done.partition, done.nodes, 0.0)
         )
-    facts, queues = _facts(rows, knows)
-    book = book_of(facts, queues, knows in LEARNS)
-    first = len(waiting.views)
-    for i, job in enumerate(snapshot.running):
-        note_start(book, first + i, job.start_time)
-    if book.learns[0]:
-        first += len(snapshot.running)
-        for i in np.argsort([done.end_time for done in snapshot.finished], kind="stable"):
-            note_ended(book, first + int(i), snapshot.finished[i].ran_s)
-    return book
+    return _facts(rows, knows)
 
 
 def _facts(rows: list[_Row], knows: str) -> tuple[Records, int]:

@@ -18,7 +18,7 @@ from gpusched.model.jobs import JobState
 from gpusched.model.plan import Preempt, Reason, ReasonCode
 from gpusched.model.snapshot import FinishedView, PendingView, RunningView
 from gpusched.sched.agents import Context
-from gpusched.sched.agents.rltune_live import book_of_snapshot
+from gpusched.sched.agents.rltune_live import facts_of_snapshot
 from gpusched.sched.agents.rltune_odds import History, Records, new_history, note_passed
 from gpusched.sched.agents.rltune_preempt import Preempting, ranks_of
 from gpusched.sched.arrays import Waiting, World, waiting_of
@@ -178,14 +178,14 @@ def _as_waiting(job: RunningView) -> PendingView:
 def _order(prepared: Preempting, context: Context, field: Field) -> Ints:
     """The field's jobs from first to last, ``int64[jobs]``; of equals first who runs, then by (submit, id)."""
     snapshot, restart_s = context.snapshot, context.policy.preempt.restart_s
-    book = book_of_snapshot(context, prepared.knows)
+    facts, queues = facts_of_snapshot(context, prepared.knows)
     views: list[PendingView | RunningView | FinishedView] = [
         *context.waiting.views, *snapshot.running, *snapshot.finished
     ]  # fmt: skip
     had = np.array([had_s(view, restart_s, snapshot.now) for view in views], np.float64)
-    history = new_history(book.facts, len(book.queues))
+    history = new_history(facts, queues)
     ended = len(views) - len(snapshot.finished)
-    _count(history, book.facts, had, ended)
+    _count(history, facts, had, ended)
     place = {job.id: i for i, job in enumerate(snapshot.running, start=len(context.waiting.views))}
     rows = [*context.waiting.queues[context.partition], *(place[job.id] for job in field.stoppable)]
     jobs, runs = np.array(rows, np.int64), (np.arange(len(rows)) >= field.waits).astype(np.uint8)
@@ -193,7 +193,7 @@ def _order(prepared: Preempting, context: Context, field: Field) -> Ints:
     ranks = np.empty(len(rows))
     sorted_jobs = jobs[by_submit]
     ranks[by_submit] = ranks_of(
-        history, prepared.ranking, book.facts, sorted_jobs, had[sorted_jobs], runs[by_submit]
+        history, prepared.ranking, facts, sorted_jobs, had[sorted_jobs], runs[by_submit]
     )  # fmt: skip
     tie = np.empty(len(rows), np.int64)
     tie[by_submit] = np.arange(len(rows))
