@@ -172,14 +172,23 @@ def reset(sim: Sim, passes: Passes, plan: Plan) -> None:
 @jit
 def give_nodes(sim: Sim, passes: Passes, plan: Plan, job: int, rule: int) -> bool:
     """Gives a job its nodes, others, or none."""
-    request, offset = shape_request(sim.shapes, sim.jobs[job]["shape"]), sim.jobs[job]["offset"]
-    runs = sim.state[job]["status"] == RUNNING
-    if runs and keeps(plan.whole, passes.usable, request, sim.held, offset):
-        plan.kept[job] = sim.counter[DECISIONS]
+    request = shape_request(sim.shapes, sim.jobs[job]["shape"])
+    if stays(sim, passes, plan, request, job):
         return True
     if not finds(plan.whole, plan.idle, passes.jobs.masks, request, rule, passes.scratch):
         return False
     to_start(sim, plan, request, job)
+    return True
+
+
+@jit
+def stays(sim: Sim, passes: Passes, plan: Plan, request: Request, job: int) -> bool:
+    """Whether the job runs and keeps its nodes, which those before it have left it."""
+    if sim.state[job]["status"] != RUNNING:
+        return False
+    if not keeps(plan.whole, passes.usable, request, sim.held, sim.jobs[job]["offset"]):
+        return False
+    plan.kept[job] = sim.counter[DECISIONS]
     return True
 
 

@@ -15,15 +15,15 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.model.jobs import HOUR_S
 from gpusched.model.policy import Preempting as Rules
-from gpusched.sched.agents.rltune_odds import History, Records, new_history, note_passed
+from gpusched.sched.agents.rltune_odds import History, Records, note_passed
 from gpusched.sched.agents.rltune_preempt import Preempting, Ranking, changes_after_s, ranks_of
-from gpusched.sched.reclaim import Holders, displaces, hold, keeps, new_holders
+from gpusched.sched.reclaim import Holders, displaces, hold, new_holders
 from gpusched.sched.state import FIRST_FIT, NAIVE, NONE, Flags, Floats, Ints
 from gpusched.sim.agents.rltune import book_of_trace
 from gpusched.sim.engine_build import World
 from gpusched.sim.engine_fast import next_decision
 from gpusched.sim.engine_pace import time_had, time_run
-from gpusched.sim.engine_preempt import Plan, apply_plan, new_plan, refresh_active, reset, spare, to_start
+from gpusched.sim.engine_preempt import Plan, apply_plan, new_plan, refresh_active, reset, spare, stays, to_start
 from gpusched.sim.engine_state import DECIDE, DECISIONS, DONE, ENDED, RUNNING, Log, Passes, Sim, shape_request
 from gpusched.sim.policies import PLACEMENTS
 
@@ -76,9 +76,8 @@ def protected_until(sim: Sim, guard: Guard, job: int) -> float:
 def runner(world: World, prepared: Preempting) -> Callable[[Log], int]:
     """The run of one replay: to its end, or to where the log needs more room."""
     sim, passes, rule, restart_s = world.sim, world.passes, PLACEMENTS[world.rule], world.options.restart_s
-    queues = len(world.pool.partitions)
-    facts = book_of_trace(world.trace, world.demand, queues, prepared.knows).facts
-    history = new_history(facts, queues)
+    book = book_of_trace(world.trace, world.demand, len(world.pool.partitions), prepared.knows)
+    facts, history = book.facts, book.history  # nothing has been counted yet
     plan, guard = new_plan(len(sim.jobs), len(sim.node), len(passes.releases.order), world.users), guard_of(world)
     return lambda log: run_ranked(sim, log, passes, plan, guard, history, facts, prepared.ranking, rule, restart_s)
 
@@ -153,12 +152,10 @@ def _give(
     sim: Sim, passes: Passes, plan: Plan, holders: Holders, running: int, at: int, job: int, rule: int
 ) -> bool:  # fmt: skip
     """Gives a job its nodes, others, or none."""
-    request, offset = shape_request(sim.shapes, sim.jobs[job]["shape"]), sim.jobs[job]["offset"]
-    runs = sim.state[job]["status"] == RUNNING
-    if runs and keeps(plan.whole, passes.usable, request, sim.held, offset):
-        plan.kept[job] = sim.counter[DECISIONS]
+    request = shape_request(sim.shapes, sim.jobs[job]["shape"])
+    if stays(sim, passes, plan, request, job):
         return True
-    masks, gone_through = passes.jobs.masks, at + 1 if runs else at
+    masks, gone_through = passes.jobs.masks, at + (sim.state[job]["status"] == RUNNING)
     if not displaces(
         plan.whole, plan.idle, passes.usable, masks, request, rule, passes.scratch, holders, running, gone_through
     ):
