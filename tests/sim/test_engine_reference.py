@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.sim.engine import Outage, replay
 from tests.sim.reference import Reference
-from tests.sim.worlds import engine_inputs, workloads
+from tests.sim.worlds import assert_as_reference, engine_inputs, workloads
 
 ORDERS = ("fifo", "sjf", "smallest")
 MODES = {"none": "", "skip": "-skip", "easy": "+easy"}
@@ -36,9 +35,4 @@ def test_every_start_and_end_is_the_references(order, mode, world, place, kill, 
     reference.run()
     failures = [Outage(o.node, o.start, o.end, o.drain) for o in outages]
     result = replay(trace, pool, order + MODES[mode], placement=place, limits=kill, failures=failures, generic=generic)
-    assert result.infeasible.tolist() == reference.never
-    np.testing.assert_array_equal(result.start, [j.start for j in reference.jobs])
-    np.testing.assert_array_equal(result.end, [j.end for j in reference.jobs])
-    for i, job in enumerate(reference.jobs):
-        if not np.isnan(job.end):
-            assert result.nodes_of(i).tolist() == job.runs_on
+    assert_as_reference(result, reference)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +12,7 @@ from gpusched.sim.engine import replay
 from tests.sim.reference_orders import Changing, Conservative, Srtf
 from tests.sim.reference_rates import Speeds
 from tests.sim.test_rates_reference import inputs, paced_worlds
+from tests.sim.worlds import assert_as_reference
 
 PLACES = st.sampled_from(["first-fit", "best-fit", "worst-fit"])
 
@@ -25,12 +25,7 @@ def compare(kind, world, name, at_rates, place, replayed=None, **reference_optio
     reference = kind(jobs, nodes, speeds, place=place, away=outages, **reference_options).run()
     options = {"placement": place, "failures": failures, "rates": rates if at_rates else None, **(replayed or {})}
     result = replay(trace, pool, name, **options)
-    assert result.infeasible.tolist() == reference.never
-    np.testing.assert_array_equal(result.start, [j.start for j in reference.jobs])
-    np.testing.assert_array_equal(result.end, [j.end for j in reference.jobs])
-    for i, job in enumerate(reference.jobs):
-        if not np.isnan(job.end):
-            assert result.nodes_of(i).tolist() == job.runs_on
+    assert_as_reference(result, reference)
     return result, reference
 
 

@@ -77,3 +77,13 @@ def engine_inputs(jobs, nodes) -> tuple[Trace, Pool]:
     if binding:
         columns |= {"cores": [j.cores for j in jobs], "memory": [j.memory for j in jobs]}
     return trace_of(**columns), pool
+
+
+def assert_as_reference(result, reference):
+    """Who never ran, every start and end to the bit, and the nodes of what ended."""
+    assert result.infeasible.tolist() == reference.never
+    np.testing.assert_array_equal(result.start, [j.start for j in reference.jobs])
+    np.testing.assert_array_equal(result.end, [j.end for j in reference.jobs])
+    for i, job in enumerate(reference.jobs):
+        if not np.isnan(job.end):
+            assert result.nodes_of(i).tolist() == job.runs_on
