@@ -1,5 +1,15 @@
-"""``python -m gpusched``."""
+"""``gpusched`` and ``python -m gpusched``."""
 
-from gpusched.cli.main import main
+from gpusched.cli import interrupts
 
-main()
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    interrupts.end_at_once()
+    from gpusched.cli.main import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -11,13 +11,13 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
-from gpusched.cli import output
+from gpusched.cli import interrupts, output
 from gpusched.cli.coerce import make_plain
 from gpusched.errors import GpuschedError
 
 PROGRAM = "gpusched"
 COMPLETION_VARIABLE = "_GPUSCHED_COMPLETE"
-INTERRUPTED, BROKEN_PIPE = 130, 141
+BROKEN_PIPE = 141
 _CLICK_EXCEPTION = next(c for c in reversed(typer.BadParameter.__mro__) if c.__name__ == "ClickException")
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -70,6 +70,7 @@ class LazyGroup(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(COMMANDS[cmd_name][0])
+        interrupts.raise_again()
         if module.app.registered_callback is not None:
             return _group(module.app)
         info = next(i for i in module.app.registered_commands if i.name == cmd_name)
@@ -149,7 +150,7 @@ def run(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more on its way out
         return BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
+        return interrupts.INTERRUPTED
     except Exception as error:
         if os.environ.get("GPUSCHED_DEBUG") == "1":
             import traceback

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import subprocess
+import sys
 import time
 
 import pytest
@@ -227,12 +228,24 @@ def test_wait_is_no_busy_loop(site: Site) -> None:
     assert float(done.stdout) < 0.4
 
 
-def test_ctrl_c_ends_quietly_with_130(site: Site) -> None:
-    import signal
-
+@pytest.mark.parametrize("moment", ["typer", "msgspec", "gpusched.client.wait", ""])
+def test_ctrl_c_ends_quietly_with_130(site: Site, moment: str) -> None:
+    """Whenever it comes: while a module is imported, or while the command waits ("")."""
     job_id = site.submit()
-    process = subprocess.Popen([GPUSCHED, "wait", job_id], env=site.env, stderr=subprocess.PIPE, text=True)
-    time.sleep(1.0)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
-    assert (process.returncode, err) == (130, "")
+    code = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {moment!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from gpusched.__main__ import main\n"
+        "import time\n"
+        "def interrupted(seconds): os.kill(os.getpid(), signal.SIGINT)\n"
+        f"if not {moment!r}: time.sleep = interrupted\n"
+        f"sys.argv = ['gpusched', 'wait', {job_id!r}]\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=site.env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
