@@ -6,6 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp-installed
 
+# Each of the thousand processes that tests start would compile numba's thousand modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: test lint demo clean install packages
 .DEFAULT_GOAL := test
 

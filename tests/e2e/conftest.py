@@ -102,14 +102,20 @@ class Cluster:
 
     # ---- the controller -------------------------------------------------------------------------------------
 
-    def start_controller(self, *, nodes: bool = True) -> None:
-        """Start ``gpusched controller``, and wait until it has read every node (or, without ``nodes``, has begun)."""
+    def start_controller(self, *, nodes: bool = True, program: Sequence[str] = GPUSCHED[1:], **env: str) -> None:
+        """Start ``gpusched controller``, and wait until it has read every node (or, without ``nodes``, has begun).
+
+        Args:
+            nodes: Wait for every node.
+            program: What Python runs; it is given the word ``controller``.
+            env: More variables.
+        """
         assert self.controller is None or self.controller.poll() is not None, "one is running"
         began = time.time()
         with self._log.open("ab") as log:
             self.controller = subprocess.Popen(
-                [*GPUSCHED, "controller"], env=self.env(), cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
+                [sys.executable, *program, "controller"], env=self.env(**env), cwd="/", stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         wait_until(lambda: self._has_begun(began, nodes), 60, "the controller's first cycle")
 
