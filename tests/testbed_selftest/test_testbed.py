@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -429,9 +428,7 @@ def test_a_killed_run_is_swept_by_the_next_one_with_its_index(testbed: Testbed, 
             Testbed(tmp_path / "other", index=index).up()
         crashing.send_signal(signal.SIGKILL)
     assert f"gstb{index}" in bridges()
-    begun = time.monotonic()
     with Testbed(tmp_path, index=index, count=1) as again:
-        assert time.monotonic() - begun < 10
         assert again.nodes[0].run(["hostname"]).stdout == "dgx001\n"
     assert f"gstb{index}" not in bridges()
     assert not list(Path("/run/netns").glob(f"gstb{index}-*"))
