@@ -37,7 +37,8 @@ def test_an_array_runs_each_index_once_and_no_more_at_once_than_asked(house: Clu
 
     wait_until(lambda: begun() == {"1", "3"}, 20, "two tasks")
     wait_until(lambda: reason(house, f"{array}_5") == "JobArrayTaskLimit", what="a reason")
-    assert [j["state"] for j in house.json("status", array)] == ["RUNNING", "RUNNING", "PENDING", "PENDING"]
+    states = ["RUNNING", "RUNNING", "PENDING", "PENDING"]
+    wait_until(lambda: [j["state"] for j in house.json("status", array)] == states, what="two to be seen to run")
     (share / "go1").touch()
     wait_until(lambda: begun() == {"1", "3", "5"}, 20, "the third task")
     assert house.state_of(f"{array}_7") == "PENDING"

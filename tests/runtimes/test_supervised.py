@@ -35,14 +35,15 @@ def test_remove_ends_a_job_without_supervisor(process: World) -> None:
 
 
 def test_the_submitters_user_home_and_groups(process: World) -> None:
-    process.sh("id -u nobody; mkdir -p /tmp/gpusched-u && chown 65534 /tmp/gpusched-u")
-    path = "/tmp/gpusched-u/out"
+    folder = f"/tmp/gpusched-user-{process.tag}"
+    process.sh(f"mkdir {folder} && chown 65534 {folder}")
+    path = f"{folder}/out"
     script = 'id -u; id -g; echo "$USER" "$TOKEN"; cat /root/.bashrc 2>/dev/null || echo closed'
     ref = process.launch("sh", "-c", script, run_as=(65534, 65534), secrets={"TOKEN": "t1"}, output=path)
     attempt = process.await_phase(ref, "exited")
     assert attempt["exit_code"] == 0
     assert process.output(ref).splitlines() == ["65534", "65534", "nobody t1", "closed"]
-    assert process.sh(f"stat -c %u {path}; rm -r /tmp/gpusched-u") == "65534\n"
+    assert process.sh(f"stat -c %u {path}; rm -r {folder}") == "65534\n"
 
 
 def test_output_where_the_submitter_may_not_write_fails(process: World) -> None:
