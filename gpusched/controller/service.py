@@ -21,6 +21,7 @@ from gpusched.inventory import load_inventory
 from gpusched.model.events import Event
 from gpusched.paths import SHARED_STATE
 from gpusched.policies import POLICY, WEIGHTS, load_policies, policy_folders
+from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
 from gpusched.sched.decide import warm_up
@@ -64,7 +65,9 @@ def controller_lock(state: Path) -> Iterator[None]:
 class Service:
     """A controller with its store, inventory and connections."""
 
-    def __init__(self, inventory_path: Path, state: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, inventory_path: Path, state: Path, say: Callable[[str], None], clock: Clock | None = None
+    ) -> None:
         self._path, self._state, self._say = inventory_path, state, say
         inventory = load_inventory(inventory_path)
         policies = load_policies(inventory)
@@ -72,11 +75,14 @@ class Service:
         self.store = Store.create_or_open(state)
         cluster_id = self.store.meta("cluster_id")
         assert cluster_id is not None
-        self.cluster = SshCluster(inventory, cluster_id, state / "logs")
-        self.cycle = Cycle(self.store, state, inventory, policies, self.cluster, say=say)
+        self.clock = clock or Clock()
+        self.clock.resume(self.store.meta(ANCHOR), float(self.store.meta("heartbeat") or 0.0))
+        self.store.set_meta(ANCHOR, self.clock.anchor())
+        self.cluster = SshCluster(inventory, cluster_id, state / "logs", self.clock)
+        self.cycle = Cycle(self.store, state, inventory, policies, self.cluster, self.clock, say)
         self._foreteller: Foreteller | None = Foreteller(self.store)
         self._files = self._stamp()
-        self._housekept = 0.0
+        self._housekept = -HOUSEKEEPING_S
         self.store.set_meta("controller_pid", str(os.getpid()))
         self.store.set_meta("tick_s", str(inventory.settings.tick_s))
         self.store.set_meta("inventory", str(inventory_path.absolute()))
@@ -94,24 +100,30 @@ class Service:
         self.cycle.warm_up()
 
     def _event(self, kind: str, **data: object) -> None:
-        self.store.append([Event(time=time.time(), kind=kind, data=data)])
+        self.store.append([Event(time=self.clock(), kind=kind, data=data)])
 
     def run(self, patience_s: float) -> None:
         """One cycle with a fresh look at the files."""
         self._reload()
+        self._follow_wall_clock()
         self.cycle.run(patience_s)
-        if time.time() - self._housekept > HOUSEKEEPING_S:
-            self._housekept = time.time()
+        if time.monotonic() - self._housekept > HOUSEKEEPING_S:
+            self._housekept = time.monotonic()
             with self.store.transaction():
-                self.store.compact_usage(self._housekept - KEEP_FINE_USAGE_S, 3600)
+                self.store.compact_usage(self.clock() - KEEP_FINE_USAGE_S, 3600)
             rotate(self._state / "logs", self.cycle.inventory.settings.logs)
+
+    def _follow_wall_clock(self) -> None:
+        if step := follow_wall_clock(self.store, self.clock):
+            self._begin_anew()
+            self._say(f"this machine's clock was set by {step:+.0f} s; limits, retries and graces go on as before")
 
     def foretell(self, budget_s: float = BUDGET_S) -> None:
         """Between two cycles: foretell starts for the record. What goes wrong there must not stop the cluster."""
         if self._foreteller is None:
             return
         try:
-            self._foreteller.step(self.cycle.inventory, time.time(), budget_s)
+            self._foreteller.step(self.cycle.inventory, self.clock(), budget_s)
         except (sqlite3.OperationalError, OSError):
             raise
         except Exception as error:
@@ -125,8 +137,12 @@ class Service:
         Jobs run on meanwhile; commands wait in the inbox.
         """
         self._say(f"this cycle could not be recorded in {self._state}: {error}; tried again, see 'gpusched check'")
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Forget what the cycle remembers besides the store."""
         inventory, policies = self.cycle.inventory, self.cycle.policies
-        self.cycle = Cycle(self.store, self._state, inventory, policies, self.cluster, say=self._say)
+        self.cycle = Cycle(self.store, self._state, inventory, policies, self.cluster, self.clock, self._say)
 
     def _stamp(self) -> tuple[tuple[str, int], ...]:
         folders = policy_folders(self._path)
