@@ -34,9 +34,7 @@ WORKS_PER_NODE = 6  # sshd allows 10 sessions on a connection by default (MaxSes
 class SshCluster:
     """Real nodes behind SSH (or this machine, for nodes with the local transport)."""
 
-    def __init__(
-        self, inventory: Inventory, cluster_id: str, logs: Path, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, inventory: Inventory, cluster_id: str, logs: Path, clock: Clock | None = None) -> None:
         self._inventory, self._cluster_id, self._logs = inventory, cluster_id, logs
         # What is under way counts by the boot clock; it is dated when it is handed over (`_dated`, `finished`), for
         # the wall clock may be set in between.
@@ -137,7 +135,8 @@ class SshCluster:
     def _do(self, work: Work) -> Outcome:
         node = self._nodes.get(work.node)
         if node is None:
-            return Outcome(work=work, time=self._clock(), error=f"node {work.node} is not in the inventory", transient=True)
+            error = f"node {work.node} is not in the inventory"
+            return Outcome(work=work, time=self._clock(), error=error, transient=True)
         try:
             error = self._carry_out(work, node)
             return Outcome(work=work, time=self._clock(), error=error)

@@ -20,9 +20,7 @@ LEFT = "no longer in inventory.yaml"
 FORGET_LEFT_S = 7 * 86400.0
 
 
-def attended(
-    inventory: Inventory, records: Mapping[str, NodeRecord], holding: Iterable[str], now: float
-) -> Inventory:
+def attended(inventory: Inventory, records: Mapping[str, NodeRecord], holding: Iterable[str], now: float) -> Inventory:
     """The inventory with the nodes that left it while something of ours is on them, as they were last declared.
 
     An edit that loses a node must not end its jobs. They stand in a partition that no job can name: nothing new goes

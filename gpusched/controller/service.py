@@ -16,14 +16,15 @@ from gpusched.cluster.collecting import rotate
 from gpusched.cluster.ssh import SshCluster
 from gpusched.controller.cycle import Cycle
 from gpusched.controller.foretell import BUDGET_S, Foreteller
+from gpusched.controller.lastgood import Declared, declared_or_kept, keep
 from gpusched.errors import GpuschedError
-from gpusched.inventory import load_inventory
 from gpusched.model.events import Event
 from gpusched.paths import SHARED_STATE
-from gpusched.policies import POLICY, WEIGHTS, load_policies, policy_folders
+from gpusched.policies import POLICY, WEIGHTS, policy_folders
 from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock
 from gpusched.queue.inbox import Inbox
-from gpusched.queue.store import Store
+from gpusched.queue.presence import COMPILING, announce, present
+from gpusched.queue.store import INVENTORY_TROUBLE, Store
 from gpusched.sched.decide import warm_up
 
 POLL_S = 0.2
@@ -69,8 +70,8 @@ class Service:
         self, inventory_path: Path, state: Path, say: Callable[[str], None], clock: Clock | None = None
     ) -> None:
         self._path, self._state, self._say = inventory_path, state, say
-        inventory = load_inventory(inventory_path)
-        policies = load_policies(inventory)
+        declared = declared_or_kept(inventory_path, state)
+        inventory, policies = declared.inventory, declared.policies
         Inbox(state).create(shared=inventory.settings.shared or state == SHARED_STATE)
         self.store = Store.create_or_open(state)
         cluster_id = self.store.meta("cluster_id")
@@ -87,6 +88,7 @@ class Service:
         self.store.set_meta("tick_s", str(inventory.settings.tick_s))
         self.store.set_meta("inventory", str(inventory_path.absolute()))
         self._event("controller_started", pid=os.getpid())
+        self._take_note(declared)
         self._warm_up()
 
     def _warm_up(self) -> None:
@@ -95,9 +97,11 @@ class Service:
         from gpusched.sched.backfill import schedule
 
         if not kept_on_disk(schedule):
+            announce(self._state, COMPILING)
             self._say("compiling the scheduling passes, this once; it takes some ten seconds")
         warm_up()
         self.cycle.warm_up()
+        announce(self._state)
 
     def _event(self, kind: str, **data: object) -> None:
         self.store.append([Event(time=self.clock(), kind=kind, data=data)])
@@ -157,17 +161,26 @@ class Service:
             return
         self._files = stamp
         try:
-            inventory = load_inventory(self._path)
-            policies = load_policies(inventory)
-        except GpuschedError as error:
-            self._say(f"kept the old inventory: {error.line()}")
-            self._event("inventory_refused", why=error.line())
+            declared = declared_or_kept(self._path, self._state)
+        except GpuschedError as error:  # nothing is kept of it; what is in force here stays so
+            declared = Declared(self.cycle.inventory, self.cycle.policies, error.line())
+        self._take_note(declared)
+        if declared.trouble:
             return
+        inventory, policies = declared.inventory, declared.policies
         self.cycle.inventory, self.cycle.policies = inventory, policies
         self.cluster.use_inventory(inventory)
         self.store.set_meta("tick_s", str(inventory.settings.tick_s))
         self._say(f"took up the changed {self._path}")
         self._event("inventory_reloaded")
+
+    def _take_note(self, declared: Declared) -> None:
+        """Keep what is in order, for a start beside files that are not; of these, tell everybody."""
+        if declared.trouble:
+            self._say(f"kept the old inventory: {declared.trouble}")
+        if declared.trouble and declared.trouble != self.store.meta(INVENTORY_TROUBLE):
+            self._event("inventory_refused", why=declared.trouble)
+        keep(self.store, declared)
 
     def pause(self, stop: threading.Event) -> None:
         """Wait for the next tick, or for news: a command in the inbox, a work that ended."""
@@ -191,7 +204,7 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None]) -
         GpuschedError: The lock is taken, or inventory, policies or store cannot be read.
     """
     stop = threading.Event()
-    with controller_lock(state):
+    with controller_lock(state), present(state):
         service = Service(inventory_path, state, say)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
@@ -214,7 +227,7 @@ def tick_once(inventory_path: Path, state: Path, say: Callable[[str], None]) -> 
     Raises:
         GpuschedError: As for `run_forever`.
     """
-    with controller_lock(state):
+    with controller_lock(state), present(state):
         service = Service(inventory_path, state, say)
         service.store.set_meta("tick_s", str(max(CRON_S, service.cycle.inventory.settings.tick_s)))
         try:

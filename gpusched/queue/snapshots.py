@@ -164,7 +164,7 @@ def _unavailable(state: NodeState, record: NodeRecord | None) -> str:
 
 
 def _running_view(job: Job, declared: Container[str]) -> RunningView | None:
-    """What a job holds of declared nodes; None where it holds nothing of them (its node may have left the inventory)."""
+    """What a job holds of declared nodes; None: nothing (its node has left the inventory)."""
     parts = tuple(part for part in (job.allocation.parts if job.allocation else ()) if part.node in declared)
     if not parts:
         return None

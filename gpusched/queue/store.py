@@ -23,6 +23,7 @@ from gpusched.queue.promotions import PolicyReads, PolicyWrites
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 
 DATABASE = "gpusched.db"
+INVENTORY_TROUBLE = "inventory_trouble"  # meta: why inventory.yaml, or a policy, as it is now is not in force; ""
 _JOB = msgspec.json.Decoder(Job)
 
 
@@ -290,6 +291,11 @@ class Reader(PolicyReads, PredictionReads, EstimateReads):
         )
         return [msgspec.json.decode(r[0], type=RankRecord) for r in rows]
 
+    def left_nodes(self) -> list[NodeRecord]:
+        """Nodes that left inventory.yaml while something of ours is on them."""
+        rows = self._db.execute("SELECT data FROM nodes WHERE instr(data, ?) > 0", (b'"left":true',))
+        return [msgspec.json.decode(row[0], type=NodeRecord) for row in rows]
+
     def nodes_of_ranks(self) -> set[str]:
         """Names of the nodes on which there may be something of ours."""
         return {row[0] for row in self._db.execute("SELECT DISTINCT node FROM ranks")}
@@ -486,7 +492,7 @@ class Store(Reader, PolicyWrites, PredictionWrites, EstimateWrites):
         )
 
     def shift_rows(self, step: float, since: float) -> None:
-        """Move the times of attempts that are not over (or were only after ``since``), and forecasts of waiting jobs."""
+        """Move the times of attempts that were not over at ``since``, and of forecasts for waiting jobs."""
         self._db.execute(
             "UPDATE runs SET start_time = start_time + ?1, end_time = end_time + ?1 "
             "WHERE end_time IS NULL OR end_time >= ?2",

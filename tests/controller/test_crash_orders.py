@@ -54,8 +54,8 @@ class CrashOrders(RuleBasedStateMachine):
 
     @rule(node=st.sampled_from(["n0", "n1", "n2"]))
     def edit_the_inventory(self, node: str) -> None:
-        """A node is lost from it, or back in it: no job's affair."""
-        self.left ^= {node}
+        """A node is lost from it, or back in it: no job's affair. (One: where two are left every request fits.)"""
+        self.left = {node} - self.left
         self.cycle.inventory = without(self.left)
 
     @rule(gpus=st.integers(0, 4), nodes=st.integers(1, 2), limit=st.sampled_from([20, 3600]), requeue=st.booleans())
