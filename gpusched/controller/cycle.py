@@ -200,7 +200,7 @@ class Cycle:
         unattended = {rank.node for rank in ranks} | {name for name, record in before.items() if record.left}
         for name in unattended - records.keys():
             records[name] = record_of_unknown(before.get(name, NodeRecord(name=name)), now)
-        steps = self._reconcile(active, ranks, records, observations, now)
+        steps = self._reconcile(active, ranks, before, records, observations, now)
         with self._store.transaction():
             works = self._apply_steps(steps, records, events, now)
             works += self._tidy(observations, records, now)
@@ -214,6 +214,7 @@ class Cycle:
         self,
         active: list[Job],
         ranks: list[RankRecord],
+        before: dict[str, NodeRecord],
         records: dict[str, NodeRecord],
         observations: dict[str, Observation],
         now: float,
@@ -227,6 +228,7 @@ class Cycle:
             dead=frozenset(n for n in allocated if n not in records or is_dead(records[n], settings, now)),
             busy=self._cluster.busy(),
             launch_errors=self._launcher.errors,
+            earlier=before,
         )
         by_attempt: dict[tuple[str, int], list[RankRecord]] = {}
         for rank in sorted(ranks, key=rank_key):

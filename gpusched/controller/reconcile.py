@@ -19,7 +19,7 @@ from gpusched.model.jobs import Ending, Job, JobState, Preemptions, container_na
 from gpusched.model.readings import ContainerReading, NodeReading
 from gpusched.model.resources import Settings
 from gpusched.queue.lifecycle import move
-from gpusched.queue.store import RankRecord
+from gpusched.queue.store import NodeRecord, RankRecord
 
 # What engines and launchers say when the job itself is at fault: another node would answer the same.
 _JOBS_FAULT = re.compile(
@@ -43,6 +43,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
         dead: Nodes that have been down for so long that their jobs are given up.
         busy: Ranks with a work under way.
         launch_errors: Launches that the node or we refused, with the reason.
+        earlier: Nodes' records before this cycle, with their last readings.
     """
 
     now: float
@@ -51,6 +52,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     dead: frozenset[str]
     busy: frozenset[RankKey]
     launch_errors: Mapping[RankKey, str] = {}
+    earlier: Mapping[str, NodeRecord] = {}
 
 
 class Step(msgspec.Struct, kw_only=True):
@@ -138,10 +140,20 @@ def _look(rank: RankRecord, step: Step, world: World) -> Seen:
     if rank.launched_at is None:
         changes["launched_at"] = reading.time
     if container.phase == "exited" and rank.finished_at is None:
-        skew = reading.clock_skew_s or 0.0
-        finished = world.now if container.finished_at is None else min(container.finished_at - skew, world.now)
+        finished = _finished(rank, container, reading, world)
         changes |= {"exit_code": container.exit_code, "oom_killed": container.oom_killed, "finished_at": finished}
     return Seen(_update(step, rank, **changes) if changes else rank, container.phase, container, rebooted)
+
+
+def _finished(rank: RankRecord, container: ContainerReading, reading: NodeReading, world: World) -> float:
+    """When a rank ended: by its node's clock, but not before it was last seen to run, for that clock may be set."""
+    if container.finished_at is None:
+        return world.now
+    record = world.earlier.get(rank.node)
+    last = record.reading if record is not None else None
+    before = container_of(rank, last) if last is not None else None
+    ran_until = last.time if last is not None and before is not None and before.phase == "running" else 0.0
+    return min(max(container.finished_at - (reading.clock_skew_s or 0.0), ran_until), world.now)
 
 
 def _absence(rank: RankRecord, observation: Observation | None, world: World) -> str:
