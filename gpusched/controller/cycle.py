@@ -92,9 +92,7 @@ class Cycle:
         Folder(self._store, self.inbox, self.inventory, self._secrets).fold(now)
         charge = take_up(self._store, self.inventory, self.policies, now)
         self._decider.look(*charge, now)
-        self._attended = attended(
-            self.inventory, self._store.node_records(), self._store.nodes_of_ranks(), self._clock()
-        )
+        self._attended = self._attend()
         observations = self._cluster.observe(self._attended.nodes, patience_s)
         now = self._clock()
         works = self._record(observations, now)
@@ -104,6 +102,10 @@ class Cycle:
             self._cluster.perform(decided.works)
             self._shadowing.ask(self.inventory, decided.snapshot, decided.plan)
         self._forget_secrets()
+
+    def _attend(self) -> Inventory:
+        left = self._store.nodes_of_ranks() - {node.name for node in self.inventory.nodes}
+        return attended(self.inventory, self._store.node_records(), left, self._clock()) if left else self.inventory
 
     def warm_up(self) -> None:
         """Make the agents in charge ready to decide."""

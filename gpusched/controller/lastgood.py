@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
 
-from gpusched.errors import GpuschedError
-from gpusched.inventory import load_inventory
+from gpusched.errors import GpuschedError, UsageError
+from gpusched.inventory import SYSTEM_INVENTORY, find_inventory, load_inventory
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 from gpusched.policies import load_policies
@@ -22,6 +23,21 @@ class Declared(msgspec.Struct, frozen=True):
     inventory: Inventory
     policies: dict[str, PolicySpec]
     trouble: str = ""
+
+
+def inventory_path(state: Path) -> Path:
+    """The inventory file in force, or the one that was, where it is gone and what it said is kept.
+
+    Raises:
+        UsageError: There is none.
+    """
+    try:
+        return find_inventory()
+    except UsageError:
+        path = Path(os.environ.get("GPUSCHED_INVENTORY") or SYSTEM_INVENTORY).expanduser()
+        if _kept(path, state) is None:
+            raise
+        return path
 
 
 def declared_or_kept(path: Path, state: Path) -> Declared:

@@ -20,7 +20,7 @@ LEFT = "no longer in inventory.yaml"
 FORGET_LEFT_S = 7 * 86400.0
 
 
-def attended(inventory: Inventory, records: Mapping[str, NodeRecord], holding: Iterable[str], now: float) -> Inventory:
+def attended(inventory: Inventory, records: Mapping[str, NodeRecord], left: Iterable[str], now: float) -> Inventory:
     """The inventory with the nodes that left it while something of ours is on them, as they were last declared.
 
     An edit that loses a node must not end its jobs. They stand in a partition that no job can name: nothing new goes
@@ -29,12 +29,11 @@ def attended(inventory: Inventory, records: Mapping[str, NodeRecord], holding: I
     Args:
         inventory: As declared.
         records: What is known of nodes.
-        holding: Names of nodes on which there may be something of ours.
+        left: Names of nodes that it does not have and on which there may be something of ours.
         now: Unix seconds.
     """
-    declared = {node.name for node in inventory.nodes}
-    left = [records[name] for name in sorted(holding) if name not in declared and name in records]
-    nodes = tuple(r.declared for r in left if r.declared is not None and not is_dead(r, inventory.settings, now))
+    known = [records[name] for name in sorted(left) if name in records]
+    nodes = tuple(r.declared for r in known if r.declared is not None and not is_dead(r, inventory.settings, now))
     if not nodes:
         return inventory
     partitions = (*inventory.partitions, Partition(name="", nodes=nodes, flavors=()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -16,9 +17,9 @@ from gpusched.model.jobs import Ending, JobSpec, JobState, Preemptions
 from gpusched.model.readings import NodeState
 from gpusched.queue.clock import ANCHOR, Clock
 from gpusched.queue.inbox import Inbox
-from gpusched.queue.presence import COMPILING, FILE, announce, present
+from gpusched.queue.presence import COMPILING, FILE, announce, controller_of, present
 from gpusched.queue.store import INVENTORY_TROUBLE, NodeRecord, Store
-from tests.cli.conftest import GPUSCHED, Site
+from tests.cli.conftest import GPUSCHED, Site, eventually
 
 KEYS = {
     "id", "name", "user", "partition", "flavor", "state", "reason", "nodes", "gpus", "submit_time", "start_time",
@@ -158,6 +159,19 @@ def test_a_controller_before_its_first_cycle_is_told_from_none(site: Site) -> No
         job = site.submit()
         assert "is in its first cycle" in site.call("why", job).out
     assert "the controller has not run yet; start it" in site.call("status").ok().out
+
+
+def test_a_real_controller_on_its_way_to_its_first_cycle(site: Site) -> None:
+    controller = subprocess.Popen([GPUSCHED, "controller"], env=site.env, stdout=subprocess.DEVNULL)
+    try:
+        eventually((site.state / FILE).exists, 60)
+        controller.send_signal(signal.SIGSTOP)
+        assert f"the controller (pid {controller.pid}) is starting" in site.call("status").ok().out
+    finally:
+        controller.kill()
+        controller.wait()
+    assert controller_of(site.state) is None, "killed: its file is there, and is not believed"
+    assert (site.state / FILE).exists()
 
 
 def test_a_slow_controller_is_told_from_a_dead_one(site: Site) -> None:
