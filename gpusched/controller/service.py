@@ -159,12 +159,12 @@ class Service:
         stamp = self._stamp()
         if stamp == self._files:
             return
-        self._files = stamp
         try:
             declared = declared_or_kept(self._path, self._state)
         except GpuschedError as error:  # nothing is kept of it; what is in force here stays so
             declared = Declared(self.cycle.inventory, self.cycle.policies, error.line())
         self._take_note(declared)
+        self._files = stamp  # only now: on a full disk it is tried again
         if declared.trouble:
             return
         inventory, policies = declared.inventory, declared.policies

@@ -14,7 +14,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     signalled, refused (a command on it, with the reason).
     Node kinds: node_up, node_down, drained, resumed, fenced, gpu_lost, gpu_back, reaped, left_inventory,
     back_in_inventory.
-    Others: refused_command, controller_started, controller_stopped, inventory_refused, inventory_reloaded, clock_stepped.
+    Others: refused_command, controller_started, controller_stopped, inventory_refused, inventory_reloaded,
+    clock_stepped.
     """
 
     time: float
