@@ -21,7 +21,7 @@ _MIN_STALE_S = 15.0
 def cluster_rows(
     reader: Reader | None, inventory: Inventory, now: float, *, names: Sequence[str] = (), partition: str | None = None
 ) -> tuple[NodeRow, ...]:
-    """Rows of the declared nodes, in the inventory's order.
+    """Rows of the declared nodes, in the inventory's order, then of those that left it and still hold jobs.
 
     Args:
         reader: The store, or None where there is none yet (then nothing is known of any node).
@@ -33,7 +33,8 @@ def cluster_rows(
     Raises:
         UsageError: There is no such node or partition.
     """
-    nodes = _chosen(inventory, names, partition)
+    left = tuple(r.declared for r in (reader.left_nodes() if reader else ()) if r.declared is not None)
+    nodes = _chosen(inventory, left, names, partition)
     return node_rows(
         nodes,
         reader.node_records() if reader else {},
@@ -44,16 +45,20 @@ def cluster_rows(
     )
 
 
-def _chosen(inventory: Inventory, names: Sequence[str], partition: str | None) -> tuple[Node, ...]:
+def _chosen(
+    inventory: Inventory, left: tuple[Node, ...], names: Sequence[str], partition: str | None
+) -> tuple[Node, ...]:
     from gpusched.model.suggest import did_you_mean
 
     partitions = [p.name for p in inventory.partitions]
     if partition is not None and partition not in partitions:
         raise UsageError(f"there is no partition {partition!r}{did_you_mean(partition, partitions)}")
+    nodes = (*inventory.nodes, *(node for node in left if inventory.node(node.name) is None))
+    known = [node.name for node in nodes]
     for name in names:
-        if inventory.node(name) is None:
-            raise UsageError(f"there is no node {name!r}{did_you_mean(name, [n.name for n in inventory.nodes])}")
-    return tuple(n for n in inventory.nodes if (not names or n.name in names) and partition in (None, n.partition))
+        if name not in known:
+            raise UsageError(f"there is no node {name!r}{did_you_mean(name, known)}")
+    return tuple(n for n in nodes if (not names or n.name in names) and partition in (None, n.partition))
 
 
 def node_rows(

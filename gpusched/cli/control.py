@@ -114,5 +114,7 @@ def _say(asked: control.Asked, client: Client) -> None:
         output.emit_json({"requested": asked.what, "ids": list(asked.ids)})
         return
     output.print_line(f"{asked.what} requested: {' '.join(asked.ids)}" if asked.ids else "no such jobs")
+    for note in asked.notes:
+        output.note(note)
     if asked.ids and (warning := client.controller_warning()):
         output.note(warning)

@@ -16,16 +16,18 @@ _HELP = {"help_option_names": ["-h", "--help"]}
 @app.command("controller", context_settings=_HELP)
 def controller(once: Annotated[bool, typer.Option("--once", help="One cycle only, as tick.")] = False) -> None:
     """Run the cluster until SIGTERM or Ctrl-C. Jobs go on without it; started again it takes them up."""
+    from gpusched.controller.lastgood import inventory_path
     from gpusched.controller.service import run_forever, tick_once
-    from gpusched.inventory import find_inventory
 
-    (tick_once if once else run_forever)(find_inventory(), Client().state, output.note)
+    state = Client().state
+    (tick_once if once else run_forever)(inventory_path(state), state, output.note)
 
 
 @app.command("tick", context_settings=_HELP)
 def tick() -> None:
     """Run one cycle (cron)."""
+    from gpusched.controller.lastgood import inventory_path
     from gpusched.controller.service import tick_once
-    from gpusched.inventory import find_inventory
 
-    tick_once(find_inventory(), Client().state, output.note)
+    state = Client().state
+    tick_once(inventory_path(state), state, output.note)

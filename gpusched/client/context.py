@@ -88,18 +88,36 @@ class Client:
         return 0 <= time.time() - newest < LIVELY_S
 
     def controller_warning(self) -> str:
-        """One line if nobody works off the queue, else ""."""
-        if self._reader is None and self._written_lately():
+        """One line if nobody works off the queue (or not yet), else ""."""
+        from gpusched.queue.clock import ANCHOR, now_by
+        from gpusched.queue.presence import controller_of
+
+        runs = controller_of(self.state)
+        if self._reader is None and self._written_lately() and not (runs and runs.doing):
             return ""
         reader = self.reader
         beat = reader.meta("heartbeat") if reader else None
         if reader is None or beat is None:
+            if runs is not None:
+                return runs.line("is in its first cycle")
             return "the controller has not run yet; start it with 'gpusched controller'"
-        age = max(0.0, time.time() - float(beat))
+        age = max(0.0, now_by(reader.meta(ANCHOR)) - float(beat))
         tick_s = float(reader.meta("tick_s") or 5.0)
         if age <= max(HEARTBEATS_MISSED * tick_s, 5.0):
             return ""
+        if runs is not None:
+            return runs.line(f"is busy: its last cycle was {_ago(age)} ago")
         return f"the controller is not running (last seen {_ago(age)} ago); start it with 'gpusched controller'"
+
+    def notes(self) -> tuple[str, ...]:
+        """What else is odd: an inventory that is not in force, nodes that left it with jobs on them."""
+        from gpusched.queue.store import INVENTORY_TROUBLE
+
+        if self.reader is None:
+            return ()
+        trouble = self.reader.meta(INVENTORY_TROUBLE)
+        found = [f"the controller goes on with the last good inventory: {trouble}"] if trouble else []
+        return (*found, *(f"node {r.name} is {r.reason}" for r in self.reader.left_nodes()))
 
 
 def _ago(seconds: float) -> str:

@@ -11,20 +11,23 @@ import msgspec
 from gpusched.client.context import Client
 from gpusched.client.jobs import Query, queried
 from gpusched.client.resolve import Resolver, Target
+from gpusched.client.waiting import IN_INBOX
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.commands import AnyCommand, Cancel, Drain, Hold, Release, Requeue, Resume, SetPriority
 from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
 from gpusched.users import user_name
 from gpusched.validate import MAX_PRIORITY, check_nodes, check_text
 
+Check = Callable[[Job], str]  # why nothing would follow for a job, or ""
 IdCommand = Callable[[float, tuple[str, ...]], AnyCommand]
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What was asked for: ids of jobs and arrays, or names of nodes."""
+    """What was asked for: ids of jobs and arrays, or names of nodes. ``notes``: for what of it nothing will follow."""
 
     what: str
     ids: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def cancel(client: Client, texts: Iterable[str], *, now: bool) -> Asked:
@@ -41,25 +44,26 @@ def selected(client: Client, user: str | None, states: frozenset[JobState] | Non
 
 def hold(client: Client, texts: Iterable[str]) -> Asked:
     """Keep pending jobs from starting."""
-    return _on_jobs(client, "hold", texts, _pending, lambda time_, ids: Hold(time=time_, job_ids=ids))
+    return _on_jobs(client, "hold", texts, _to_hold(client), lambda time_, ids: Hold(time=time_, job_ids=ids))
 
 
 def release(client: Client, texts: Iterable[str]) -> Asked:
     """Undo a hold."""
-    return _on_jobs(client, "release", texts, _held, lambda time_, ids: Release(time=time_, job_ids=ids))
+    return _on_jobs(client, "release", texts, _to_release(client), lambda time_, ids: Release(time=time_, job_ids=ids))
 
 
 def requeue(client: Client, texts: Iterable[str]) -> Asked:
     """Stop running jobs, or take ended ones, and queue them again."""
-    return _on_jobs(client, "requeue", texts, _not_pending, lambda time_, ids: Requeue(time=time_, job_ids=ids))
+    return _on_jobs(client, "requeue", texts, _to_requeue(client), lambda time_, ids: Requeue(time=time_, job_ids=ids))
 
 
 def set_priority(client: Client, texts: Iterable[str], priority: int) -> Asked:
     """Set the priority of pending jobs."""
     if abs(priority) > MAX_PRIORITY:
         raise UsageError(f"a priority is at most {MAX_PRIORITY} either way, found {priority}")
+    check = _to_set(client, priority)
     return _on_jobs(
-        client, "priority", texts, _pending, lambda time_, ids: SetPriority(time=time_, job_ids=ids, priority=priority)
+        client, "priority", texts, check, lambda time_, ids: SetPriority(time=time_, job_ids=ids, priority=priority)
     )
 
 
@@ -98,17 +102,16 @@ def check_admin(client: Client) -> None:
         raise GpuschedError(f"{user_name(uid)} is no admin", "settings.admins of inventory.yaml names them")
 
 
-def _on_jobs(client: Client, what: str, texts: Iterable[str], check: Callable[[Job], str], command: IdCommand) -> Asked:
+def _on_jobs(client: Client, what: str, texts: Iterable[str], check: Check, command: IdCommand) -> Asked:
     targets = Resolver(client).targets(texts)
-    for target in targets:
-        _check_target(client, what, target, check)
+    notes = tuple(note for target in targets if (note := _check_target(client, what, target, check)))
     ids = tuple(t.id for t in targets)
     client.deliverable_inbox().deliver(command(time.time(), ids))
-    return Asked(what, ids)
+    return Asked(what, ids, notes)
 
 
-def _check_target(client: Client, what: str, target: Target, check: Callable[[Job], str]) -> None:
-    """Impossible for every job meant, or another's job: say so now."""
+def _check_target(client: Client, what: str, target: Target, check: Check) -> str:
+    """Impossible for every job meant, or another's job: say so now. Returns for how many tasks it is, or ""."""
     problems = [check(job) for job in target.jobs]
     if all(problems):
         more = f" (and so are all {len(problems)} tasks)" if len(problems) > 1 else ""
@@ -116,6 +119,11 @@ def _check_target(client: Client, what: str, target: Target, check: Callable[[Jo
     job = target.jobs[0]
     if job.uid != os.getuid():
         _check_may_act(client, job)
+    first = next((j for j, problem in zip(target.jobs, problems, strict=True) if problem), None)
+    if first is None:
+        return ""
+    left_out = sum(map(bool, problems))
+    return f"not for {left_out} of its {len(problems)} tasks: job {first.id} {check(first)}"
 
 
 def _check_may_act(client: Client, job: Job) -> None:
@@ -133,13 +141,54 @@ def _pending(job: Job) -> str:
     return "" if job.state is JobState.PENDING else f"is {job.state}, not PENDING"
 
 
-def _held(job: Job) -> str:
-    return _pending(job) or ("" if job.held_by or job.reason == "InInbox" else "is not held")
+def _is_admin(client: Client) -> bool:
+    try:
+        check_admin(client)
+    except GpuschedError:
+        return False
+    return True
 
 
-def _not_pending(job: Job) -> str:
-    if job.state is JobState.PENDING:
-        return "is PENDING already"
-    if job.state in ACTIVE and job.ending is not None and job.ending.outcome is JobState.PENDING:
-        return "is being requeued already"
-    return ""
+def _to_hold(client: Client) -> Check:
+    def check(job: Job) -> str:
+        if job.held_by == "admin" and not _is_admin(client):
+            return "is held by an admin already"
+        return _pending(job)
+
+    return check
+
+
+def _to_release(client: Client) -> Check:
+    def check(job: Job) -> str:
+        if job.held_by == "admin" and not _is_admin(client):
+            return "is held by an admin"
+        return _pending(job) or ("" if job.held_by or job.reason == IN_INBOX else "is not held")
+
+    return check
+
+
+def _to_set(client: Client, priority: int) -> Check:
+    def check(job: Job) -> str:
+        if not _pending(job) and priority > job.priority and not _is_admin(client):
+            return f"has priority {job.priority}, and raising it needs an admin"
+        return _pending(job)
+
+    return check
+
+
+def _to_requeue(client: Client) -> Check:
+    def check(job: Job) -> str:
+        if job.state is JobState.PENDING:
+            return "is PENDING already"
+        if job.state in ACTIVE and job.ending is not None and job.ending.outcome is JobState.PENDING:
+            return "is being requeued already"
+        if job.state in ENDED and job.spec.secret_names and not _has_secrets(client, job):
+            return "has ended, and its secrets were forgotten with it: submit it again"
+        return ""
+
+    return check
+
+
+def _has_secrets(client: Client, job: Job) -> bool:
+    """Whether the controller still has them: for as long as anything of the submission has not ended."""
+    return client.reader is not None and client.reader.has_unended(job.array_id or job.id)

@@ -66,6 +66,7 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
         preempted=_preempted(client),
         prefixes=_prefixes(client, jobs),
         warning=client.controller_warning(),
+        notes=client.notes(),
     )
 
 

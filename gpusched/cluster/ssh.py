@@ -6,10 +6,11 @@ cycle goes on without it.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gpusched.cluster.base import REFUSED, Observation, Outcome, RankKey, Work
 from gpusched.cluster.collecting import collect_log
@@ -22,6 +23,7 @@ from gpusched.nodes.probe import probe
 from gpusched.nodes.runtimes import runtime_for
 from gpusched.nodes.runtimes.base import EXISTS_EXIT_CODE, AttemptRef
 from gpusched.nodes.transport import Script, Transport, TransportError
+from gpusched.queue.clock import Clock
 
 WORK_TIMEOUT_S = 60.0
 COLLECT_TIMEOUT_S = 600.0
@@ -32,10 +34,13 @@ WORKS_PER_NODE = 6  # sshd allows 10 sessions on a connection by default (MaxSes
 class SshCluster:
     """Real nodes behind SSH (or this machine, for nodes with the local transport)."""
 
-    def __init__(
-        self, inventory: Inventory, cluster_id: str, logs: Path, clock: Callable[[], float] = time.time
-    ) -> None:
-        self._inventory, self._cluster_id, self._logs, self._clock = inventory, cluster_id, logs, clock
+    def __init__(self, inventory: Inventory, cluster_id: str, logs: Path, clock: Clock | None = None) -> None:
+        self._inventory, self._cluster_id, self._logs = inventory, cluster_id, logs
+        # What is under way counts by the boot clock; it is dated when it is handed over (`_dated`, `finished`), for
+        # the wall clock may be set in between.
+        self._dates = clock or Clock()
+        self._clock = self._dates.boot
+        self._nodes = {node.name: node for node in inventory.nodes}
         self._transports: dict[str, tuple[Node, Transport]] = {}
         self._boots: dict[str, str | None] = {}
         self._probes: dict[str, Future[Observation]] = {}
@@ -48,10 +53,14 @@ class SshCluster:
         self._lanes: dict[str, ThreadPoolExecutor] = {}
 
     def use_inventory(self, inventory: Inventory) -> None:
-        """Go on with a changed inventory; connections of nodes that changed or left are dropped."""
+        """Go on with the settings of a changed inventory."""
         self._inventory = inventory
+
+    def _use_nodes(self, nodes: Iterable[Node]) -> None:
+        """These are the nodes there are; connections of those that changed or left are dropped."""
+        self._nodes = {node.name: node for node in nodes}
         for name, (node, transport) in list(self._transports.items()):
-            if inventory.node(name) != node:
+            if self._nodes.get(name) != node:
                 transport.close()
                 del self._transports[name]
                 self._boots.pop(name, None)
@@ -61,7 +70,8 @@ class SshCluster:
 
         Patience is for nodes that answered last time; the others are heard when they have something to say.
         """
-        for node in nodes:
+        self._use_nodes(nodes)
+        for node in self._nodes.values():
             if node.name not in self._probes:
                 pool = self._slow_pool if node.name in self._slow else self._probe_pool
                 self._probes[node.name] = pool.submit(self._probe, node)
@@ -75,7 +85,13 @@ class SshCluster:
                 self._slow.discard(name)
             else:
                 self._slow.add(name)
-        return news
+        return {name: self._dated(observation) for name, observation in news.items()}
+
+    def _dated(self, observation: Observation) -> Observation:
+        offset, result = self._dates.offset, observation.result
+        if isinstance(result, NodeReading) and result.clock_skew_s is not None:
+            result = replace(result, clock_skew_s=result.clock_skew_s - offset)
+        return Observation(began=observation.began + offset, result=replace(result, time=result.time + offset))
 
     def _probe(self, node: Node) -> Observation:
         began = self._clock()
@@ -117,9 +133,10 @@ class SshCluster:
         return self._lanes[node]
 
     def _do(self, work: Work) -> Outcome:
-        node = self._inventory.node(work.node)
+        node = self._nodes.get(work.node)
         if node is None:
-            return Outcome(work=work, time=self._clock(), error=f"node {work.node} is not in the inventory")
+            error = f"node {work.node} is not in the inventory"
+            return Outcome(work=work, time=self._clock(), error=error, transient=True)
         try:
             error = self._carry_out(work, node)
             return Outcome(work=work, time=self._clock(), error=error)
@@ -155,7 +172,8 @@ class SshCluster:
     def finished(self) -> list[Outcome]:
         """See `Cluster.finished`."""
         done = [key for key, future in self._works.items() if future.done()]
-        return [self._works.pop(key).result() for key in done]
+        outcomes = [self._works.pop(key).result() for key in done]
+        return [replace(outcome, time=outcome.time + self._dates.offset) for outcome in outcomes]
 
     def busy(self) -> frozenset[RankKey]:
         """See `Cluster.busy`."""

@@ -17,7 +17,14 @@ from gpusched.controller.estimating import Estimator
 from gpusched.controller.fold import Folder
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.ledger import Ledger
-from gpusched.controller.nodestate import blame_launch, is_dead, update_record
+from gpusched.controller.nodestate import (
+    attended,
+    blame_launch,
+    is_dead,
+    is_forgotten,
+    record_of_unknown,
+    update_record,
+)
 from gpusched.controller.promoting import Charge, take_up
 from gpusched.controller.reconcile import Step, World, rank_key, reconcile_job
 from gpusched.controller.secretfiles import SecretFiles
@@ -64,6 +71,7 @@ class Cycle:
     ) -> None:
         self._store, self._state, self._cluster, self._clock = store, state, cluster, clock
         self.inventory, self.policies = inventory, policies  # as declared; promotions go before them
+        self._attended = inventory  # with nodes that left it while something of ours is on them
         self._decider, self._shadowing = Decider(store, say), Shadowing(store)
         self._estimator = Estimator(store, state, say)
         self.inbox = Inbox(state)
@@ -84,7 +92,8 @@ class Cycle:
         Folder(self._store, self.inbox, self.inventory, self._secrets).fold(now)
         charge = take_up(self._store, self.inventory, self.policies, now)
         self._decider.look(*charge, now)
-        observations = self._cluster.observe(self.inventory.nodes, patience_s)
+        self._attended = self._attend()
+        observations = self._cluster.observe(self._attended.nodes, patience_s)
         now = self._clock()
         works = self._record(observations, now)
         self._cluster.perform(works)
@@ -93,6 +102,10 @@ class Cycle:
             self._cluster.perform(decided.works)
             self._shadowing.ask(self.inventory, decided.snapshot, decided.plan)
         self._forget_secrets()
+
+    def _attend(self) -> Inventory:
+        left = self._store.nodes_of_ranks() - {node.name for node in self.inventory.nodes}
+        return attended(self.inventory, self._store.node_records(), left, self._clock()) if left else self.inventory
 
     def warm_up(self) -> None:
         """Make the agents in charge ready to decide."""
@@ -174,7 +187,7 @@ class Cycle:
         busy_nodes = {p.node for job in active if job.allocation for p in job.allocation.parts}
         records: dict[str, NodeRecord] = {}
         events: list[Event] = []
-        for node in self.inventory.nodes:
+        for node in self._attended.nodes:
             records[node.name], news = update_record(
                 before.get(node.name, NodeRecord(name=node.name)),
                 node,
@@ -183,15 +196,19 @@ class Cycle:
                 node.name in busy_nodes,
                 self.inventory.settings,
                 now,
+                left=self.inventory.node(node.name) is None,
             )
             events += news
-        steps = self._reconcile(active, ranks, records, observations, now)
+        unattended = {rank.node for rank in ranks} | {name for name, record in before.items() if record.left}
+        for name in unattended - records.keys():
+            records[name] = record_of_unknown(before.get(name, NodeRecord(name=name)), now)
+        steps = self._reconcile(active, ranks, before, records, observations, now)
         with self._store.transaction():
             works = self._apply_steps(steps, records, events, now)
-            works += self._tidy(observations, now)
+            works += self._tidy(observations, records, now)
             self._store.put_nodes(records.values())
             self._store.append(events)
-            self._ledger.charge(self.inventory, before, observations, active, [s.job for s in steps], now)
+            self._ledger.charge(self._attended, before, observations, active, [s.job for s in steps], now)
             self._store.set_meta("heartbeat", str(now))
         return works
 
@@ -199,6 +216,7 @@ class Cycle:
         self,
         active: list[Job],
         ranks: list[RankRecord],
+        before: dict[str, NodeRecord],
         records: dict[str, NodeRecord],
         observations: dict[str, Observation],
         now: float,
@@ -209,10 +227,10 @@ class Cycle:
             now=now,
             settings=settings,
             observations=observations,
-            # A node taken out of inventory.yaml is as good as dead to its jobs.
             dead=frozenset(n for n in allocated if n not in records or is_dead(records[n], settings, now)),
             busy=self._cluster.busy(),
             launch_errors=self._launcher.errors,
+            earlier=before,
         )
         by_attempt: dict[tuple[str, int], list[RankRecord]] = {}
         for rank in sorted(ranks, key=rank_key):
@@ -225,7 +243,7 @@ class Cycle:
         works: list[Work] = []
         for step in steps:
             works += step.works
-            works += self._launcher.launches(self.inventory, step.job, step.to_launch)
+            works += self._launcher.launches(self._attended, step.job, step.to_launch)
             events += step.events
             self._store.put_ranks(step.ranks.values())
             for name in step.launch_failed_on:
@@ -266,15 +284,16 @@ class Cycle:
             if not self._store.has_unended(job_id):
                 self._secrets.forget(job_id)
 
-    def _tidy(self, observations: dict[str, Observation], now: float) -> list[Work]:
+    def _tidy(self, observations: dict[str, Observation], records: dict[str, NodeRecord], now: float) -> list[Work]:
         current = {(job.id, job.attempt) for job in self._store.active()}
         ranks = self._store.ranks()
         leftovers = [r for r in ranks if (r.job_id, r.attempt) not in current]
         busy = self._cluster.busy()
-        tidy = tidy_leftovers(leftovers, observations, self.inventory, busy, now)
+        forgotten = {n for n, r in records.items() if self.inventory.node(n) is None and is_forgotten(r, now)}
+        tidy = tidy_leftovers(leftovers, observations, forgotten, busy, now)
         self._removed = {key: at for key, at in self._removed.items() if now - at < REMEMBER_REMOVED_S}
         known = frozenset(map(rank_key, ranks))
-        strays = reap_strays(self.inventory.nodes, known, self._removed, observations, self._cluster_id, busy, now)
+        strays = reap_strays(self._attended.nodes, known, self._removed, observations, self._cluster_id, busy, now)
         self._apply_tidy(tidy)
         self._apply_tidy(strays)
         self._launcher.forget_errors({rank_key(r) for r in ranks if (r.job_id, r.attempt) in current})

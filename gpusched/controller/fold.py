@@ -122,15 +122,15 @@ class Folder:
             case Submit():
                 self._submit(command, caller, now)
             case Cancel():
-                self._each(command.job_ids, caller, lambda job: self._cancel(job, caller, command.now, now))
+                self._each(command, caller, lambda job: self._cancel(job, caller, command.now, now), now)
             case Hold():
-                self._each(command.job_ids, caller, lambda job: self._hold(job, caller, now))
+                self._each(command, caller, lambda job: self._hold(job, caller, now), now)
             case Release():
-                self._each(command.job_ids, caller, lambda job: self._release(job, caller, now))
+                self._each(command, caller, lambda job: self._release(job, caller, now), now)
             case Requeue():
-                self._each(command.job_ids, caller, lambda job: self._requeue(job, caller, now))
+                self._each(command, caller, lambda job: self._requeue(job, caller, now), now)
             case SetPriority():
-                self._each(command.job_ids, caller, lambda job: self._priority(job, caller, command.priority, now))
+                self._each(command, caller, lambda job: self._priority(job, caller, command.priority, now), now)
             case Drain():
                 self._nodes(command.nodes, caller, now, drain=command.reason or "no reason given")
             case Resume():
@@ -205,10 +205,20 @@ class Folder:
 
     # -- commands on jobs ----------------------------------------------------------------------------------------
 
-    def _each(self, job_ids: tuple[str, ...], caller: Caller, act: Callable[[Job], tuple[Job, Event] | None]) -> None:
-        """Act on each named job; what cannot be done for one is recorded and does not keep the others from it."""
+    def _each(
+        self,
+        command: Cancel | Hold | Release | Requeue | SetPriority,
+        caller: Caller,
+        act: Callable[[Job], tuple[Job, Event] | None],
+        now: float,
+    ) -> None:
+        """Act on each named job; what cannot be done for one is recorded and does not keep the others from it.
+
+        It is recorded with the job, too, so that `gpusched show` tells its owner why nothing followed.
+        """
         problems = []
-        for job_id in job_ids:
+        what = type(command).__struct_config__.tag
+        for job_id in command.job_ids:
             single = self._store.job(job_id)
             found = [single] if single else self._store.jobs_of_array(job_id)
             if not found:
@@ -216,12 +226,15 @@ class Folder:
             for job in found:
                 try:
                     if job.uid != caller.uid and not caller.admin:
-                        raise Refused(f"job {job.id} belongs to {job.user}")
-                    if changed := act(job):
+                        problems.append(f"job {job.id} belongs to {job.user}")
+                    elif changed := act(job):
                         self._store.put_jobs([changed[0]])
                         self._store.append([changed[1]])
                 except Refused as refused:
                     problems.append(str(refused))
+                    self._store.append(
+                        [self._event("refused", job, caller, now, {"command": what, "why": str(refused)})]
+                    )
         if problems:
             raise Refused("; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else ""))
 
@@ -267,6 +280,8 @@ class Folder:
 
     def _hold(self, job: Job, caller: Caller, now: float) -> tuple[Job, Event]:
         self._must_be_pending(job)
+        if job.held_by == "admin" and not caller.admin:
+            raise Refused(f"job {job.id} is held by an admin already")
         by = "admin" if caller.admin and caller.uid != job.uid else "user"
         return msgspec.structs.replace(job, held_by=by), self._event("held", job, caller, now)
 

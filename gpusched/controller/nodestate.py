@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -10,12 +10,45 @@ from gpusched.cluster.base import Observation
 from gpusched.model.events import Event
 from gpusched.model.gpustates import gpu_states
 from gpusched.model.readings import GpuState, NodeReading, NodeState, ProbeFailure
-from gpusched.model.resources import Node, Settings
+from gpusched.model.resources import Inventory, Node, Partition, Settings
 from gpusched.queue.store import NodeRecord
 
 # These do not pass by waiting: somebody has to do something.
 _DEFINITE_FAILURES = frozenset({"auth", "host-key-unknown", "host-key-changed"})
 LAUNCH_FAILURES_TO_DRAIN = 3
+LEFT = "no longer in inventory.yaml"
+FORGET_LEFT_S = 7 * 86400.0
+
+
+def attended(inventory: Inventory, records: Mapping[str, NodeRecord], left: Iterable[str], now: float) -> Inventory:
+    """The inventory with the nodes that left it while something of ours is on them, as they were last declared.
+
+    An edit that loses a node must not end its jobs. They stand in a partition that no job can name: nothing new goes
+    there. One that does not answer for ``node_fail_after`` is given up like any other.
+
+    Args:
+        inventory: As declared.
+        records: What is known of nodes.
+        left: Names of nodes that it does not have and on which there may be something of ours.
+        now: Unix seconds.
+    """
+    known = [records[name] for name in sorted(left) if name in records]
+    nodes = tuple(r.declared for r in known if r.declared is not None and not is_dead(r, inventory.settings, now))
+    if not nodes:
+        return inventory
+    partitions = (*inventory.partitions, Partition(name="", nodes=nodes, flavors=()))
+    return msgspec.structs.replace(inventory, partitions=partitions)
+
+
+def record_of_unknown(record: NodeRecord, now: float) -> NodeRecord:
+    """The record of a node that is neither declared nor attended: silent since it was first missed."""
+    since = record.down_since if record.down_since is not None else now
+    return msgspec.structs.replace(record, left=False, down_since=since, state=NodeState.UNKNOWN, reason=LEFT)
+
+
+def is_forgotten(record: NodeRecord, now: float) -> bool:
+    """Whether what may be left on a node that nobody declares is not waited for any longer."""
+    return record.down_since is not None and now - record.down_since >= FORGET_LEFT_S
 
 
 def update_record(
@@ -26,6 +59,7 @@ def update_record(
     has_jobs: bool,
     settings: Settings,
     now: float,
+    left: bool = False,
 ) -> tuple[NodeRecord, list[Event]]:
     """The record after this cycle's news, and the events worth keeping.
 
@@ -37,12 +71,17 @@ def update_record(
         has_jobs: Whether any job holds something of the node.
         settings: For how long silence makes a node DOWN.
         now: Unix seconds.
+        left: inventory.yaml has it no more; ``node`` is as it was.
     """
     before = record
     if observation is not None:
         record = _with_news(record, observation.result)
     state, reason = _state(record, node, observation, held, has_jobs, settings, now)
-    record = msgspec.structs.replace(record, state=state, reason=reason)
+    if left and record.down_since is None:
+        state, reason = NodeState.DRAINING, f"{LEFT}; {'its jobs run on' if has_jobs else 'it is being tidied up'}"
+    elif left and LEFT not in reason:
+        reason = f"{reason}; {LEFT}"
+    record = msgspec.structs.replace(record, state=state, reason=reason, declared=node, left=left)
     return record, _events(before, record, node, held, now)
 
 
@@ -103,6 +142,9 @@ def _events(before: NodeRecord, after: NodeRecord, node: Node, held: Mapping[int
     if (after.state is NodeState.DOWN) != (before.state is NodeState.DOWN):
         kind = "node_down" if after.state is NodeState.DOWN else "node_up"
         events.append(Event(time=now, kind=kind, node=node.name, data={"reason": after.reason}))
+    if after.left != before.left:
+        kind = "left_inventory" if after.left else "back_in_inventory"
+        events.append(Event(time=now, kind=kind, node=node.name))
     if before.reading is not None and after.reading is not None and after.reading is not before.reading:
         was = {s.index: s for s in gpu_states(node, before.reading, held)}
         for status in gpu_states(node, after.reading, held):

@@ -19,7 +19,7 @@ from gpusched.model.jobs import Ending, Job, JobState, Preemptions, container_na
 from gpusched.model.readings import ContainerReading, NodeReading
 from gpusched.model.resources import Settings
 from gpusched.queue.lifecycle import move
-from gpusched.queue.store import RankRecord
+from gpusched.queue.store import NodeRecord, RankRecord
 
 # What engines and launchers say when the job itself is at fault: another node would answer the same.
 _JOBS_FAULT = re.compile(
@@ -43,6 +43,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
         dead: Nodes that have been down for so long that their jobs are given up.
         busy: Ranks with a work under way.
         launch_errors: Launches that the node or we refused, with the reason.
+        earlier: Nodes' records before this cycle, with their last readings.
     """
 
     now: float
@@ -51,6 +52,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     dead: frozenset[str]
     busy: frozenset[RankKey]
     launch_errors: Mapping[RankKey, str] = {}
+    earlier: Mapping[str, NodeRecord] = {}
 
 
 class Step(msgspec.Struct, kw_only=True):
@@ -138,10 +140,20 @@ def _look(rank: RankRecord, step: Step, world: World) -> Seen:
     if rank.launched_at is None:
         changes["launched_at"] = reading.time
     if container.phase == "exited" and rank.finished_at is None:
-        skew = reading.clock_skew_s or 0.0
-        finished = world.now if container.finished_at is None else min(container.finished_at - skew, world.now)
+        finished = _finished(rank, container, reading, world)
         changes |= {"exit_code": container.exit_code, "oom_killed": container.oom_killed, "finished_at": finished}
     return Seen(_update(step, rank, **changes) if changes else rank, container.phase, container, rebooted)
+
+
+def _finished(rank: RankRecord, container: ContainerReading, reading: NodeReading, world: World) -> float:
+    """When a rank ended: by its node's clock, but not before it was last seen to run, for that clock may be set."""
+    if container.finished_at is None:
+        return world.now
+    record = world.earlier.get(rank.node)
+    last = record.reading if record is not None else None
+    before = container_of(rank, last) if last is not None else None
+    ran_until = last.time if last is not None and before is not None and before.phase == "running" else 0.0
+    return min(max(container.finished_at - (reading.clock_skew_s or 0.0), ran_until), world.now)
 
 
 def _absence(rank: RankRecord, observation: Observation | None, world: World) -> str:
@@ -195,7 +207,9 @@ def _began(step: Step, seen: list[Seen], world: World) -> None:
         starts.append(s.rank.intended_at or step.job.submit_time)  # a node's clock may be behind
         observation = world.observations[s.rank.node].result
         assert isinstance(observation, NodeReading)
-        if s.container and s.container.started_at is not None:
+        if s.container and s.container.ran_s is not None:
+            starts.append(observation.time - s.container.ran_s)
+        elif s.container and s.container.started_at is not None:
             starts.append(s.container.started_at - (observation.clock_skew_s or 0.0))
     start = min(max(starts), world.now)
     fields = {"start_time": start, "reason": "", "message": ""}
@@ -240,7 +254,7 @@ def _running(step: Step, seen: list[Seen], world: World) -> None:
         _failed(step, bad[0], world)
     elif len(finished) == len(seen):
         _end(step, JobState.COMPLETED, "", "", world, grace=0, exit_code=0)
-    elif _beyond_limit(job, world) and any(s.phase == "running" for s in seen):
+    elif _ran_s(job, seen, world) >= job.spec.time_limit_s and any(s.phase == "running" for s in seen):
         # Only what is seen to run has run into it: a job on a node that cannot be asked may have ended in time.
         message = f"ran into its limit of {job.spec.time_limit_s} s"
         _end(step, JobState.TIMEOUT, "TimeLimit", message, world, grace=settings.grace_s)
@@ -251,8 +265,12 @@ def _running(step: Step, seen: list[Seen], world: World) -> None:
         _warn_before_limit(step, seen, world)
 
 
-def _beyond_limit(job: Job, world: World) -> bool:
-    return job.start_time is not None and world.now >= job.start_time + job.spec.time_limit_s
+def _ran_s(job: Job, seen: list[Seen], world: World) -> float:
+    """Seconds that a job has run: by its nodes' own boot clocks, which nobody sets; by ours where they do not say."""
+    said = [s.container.ran_s for s in seen if s.phase == "running" and s.container and s.container.ran_s is not None]
+    if said:
+        return min(said)  # a gang runs once its last rank does
+    return world.now - job.start_time if job.start_time is not None else 0.0
 
 
 def _failed(step: Step, s: Seen, world: World) -> None:
@@ -272,10 +290,10 @@ def _failure(job: Job, rank: RankRecord) -> tuple[JobState, str, str]:
 
 
 def _warn_before_limit(step: Step, seen: list[Seen], world: World) -> None:
-    spec, start = step.job.spec, step.job.start_time
-    if spec.signal_before_s is None or start is None:
+    spec = step.job.spec
+    if spec.signal_before_s is None:
         return
-    if world.now >= start + spec.time_limit_s - spec.signal_before_s:
+    if _ran_s(step.job, seen, world) >= spec.time_limit_s - spec.signal_before_s:
         step.works += [
             _work("signal", s, signal=spec.signal)
             for s in seen

@@ -16,13 +16,15 @@ from gpusched.cluster.collecting import rotate
 from gpusched.cluster.ssh import SshCluster
 from gpusched.controller.cycle import Cycle
 from gpusched.controller.foretell import BUDGET_S, Foreteller
+from gpusched.controller.lastgood import Declared, declared_or_kept, keep
 from gpusched.errors import GpuschedError
-from gpusched.inventory import load_inventory
 from gpusched.model.events import Event
 from gpusched.paths import SHARED_STATE
-from gpusched.policies import POLICY, WEIGHTS, load_policies, policy_folders
+from gpusched.policies import POLICY, WEIGHTS, policy_folders
+from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock
 from gpusched.queue.inbox import Inbox
-from gpusched.queue.store import Store
+from gpusched.queue.presence import COMPILING, announce, present
+from gpusched.queue.store import INVENTORY_TROUBLE, Store
 from gpusched.sched.decide import warm_up
 
 POLL_S = 0.2
@@ -64,23 +66,29 @@ def controller_lock(state: Path) -> Iterator[None]:
 class Service:
     """A controller with its store, inventory and connections."""
 
-    def __init__(self, inventory_path: Path, state: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, inventory_path: Path, state: Path, say: Callable[[str], None], clock: Clock | None = None
+    ) -> None:
         self._path, self._state, self._say = inventory_path, state, say
-        inventory = load_inventory(inventory_path)
-        policies = load_policies(inventory)
+        declared = declared_or_kept(inventory_path, state)
+        inventory, policies = declared.inventory, declared.policies
         Inbox(state).create(shared=inventory.settings.shared or state == SHARED_STATE)
         self.store = Store.create_or_open(state)
         cluster_id = self.store.meta("cluster_id")
         assert cluster_id is not None
-        self.cluster = SshCluster(inventory, cluster_id, state / "logs")
-        self.cycle = Cycle(self.store, state, inventory, policies, self.cluster, say=say)
+        self.clock = clock or Clock()
+        self.clock.resume(self.store.meta(ANCHOR), float(self.store.meta("heartbeat") or 0.0))
+        self.store.set_meta(ANCHOR, self.clock.anchor())
+        self.cluster = SshCluster(inventory, cluster_id, state / "logs", self.clock)
+        self.cycle = Cycle(self.store, state, inventory, policies, self.cluster, self.clock, say)
         self._foreteller: Foreteller | None = Foreteller(self.store)
         self._files = self._stamp()
-        self._housekept = 0.0
+        self._housekept = -HOUSEKEEPING_S
         self.store.set_meta("controller_pid", str(os.getpid()))
         self.store.set_meta("tick_s", str(inventory.settings.tick_s))
         self.store.set_meta("inventory", str(inventory_path.absolute()))
         self._event("controller_started", pid=os.getpid())
+        self._take_note(declared)
         self._warm_up()
 
     def _warm_up(self) -> None:
@@ -89,29 +97,37 @@ class Service:
         from gpusched.sched.backfill import schedule
 
         if not kept_on_disk(schedule):
+            announce(self._state, COMPILING)
             self._say("compiling the scheduling passes, this once; it takes some ten seconds")
         warm_up()
         self.cycle.warm_up()
+        announce(self._state)
 
     def _event(self, kind: str, **data: object) -> None:
-        self.store.append([Event(time=time.time(), kind=kind, data=data)])
+        self.store.append([Event(time=self.clock(), kind=kind, data=data)])
 
     def run(self, patience_s: float) -> None:
         """One cycle with a fresh look at the files."""
         self._reload()
+        self._follow_wall_clock()
         self.cycle.run(patience_s)
-        if time.time() - self._housekept > HOUSEKEEPING_S:
-            self._housekept = time.time()
+        if time.monotonic() - self._housekept > HOUSEKEEPING_S:
+            self._housekept = time.monotonic()
             with self.store.transaction():
-                self.store.compact_usage(self._housekept - KEEP_FINE_USAGE_S, 3600)
+                self.store.compact_usage(self.clock() - KEEP_FINE_USAGE_S, 3600)
             rotate(self._state / "logs", self.cycle.inventory.settings.logs)
+
+    def _follow_wall_clock(self) -> None:
+        if step := follow_wall_clock(self.store, self.clock):
+            self._begin_anew()
+            self._say(f"this machine's clock was set by {step:+.0f} s; limits, retries and graces go on as before")
 
     def foretell(self, budget_s: float = BUDGET_S) -> None:
         """Between two cycles: foretell starts for the record. What goes wrong there must not stop the cluster."""
         if self._foreteller is None:
             return
         try:
-            self._foreteller.step(self.cycle.inventory, time.time(), budget_s)
+            self._foreteller.step(self.cycle.inventory, self.clock(), budget_s)
         except (sqlite3.OperationalError, OSError):
             raise
         except Exception as error:
@@ -125,8 +141,12 @@ class Service:
         Jobs run on meanwhile; commands wait in the inbox.
         """
         self._say(f"this cycle could not be recorded in {self._state}: {error}; tried again, see 'gpusched check'")
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Forget what the cycle remembers besides the store."""
         inventory, policies = self.cycle.inventory, self.cycle.policies
-        self.cycle = Cycle(self.store, self._state, inventory, policies, self.cluster, say=self._say)
+        self.cycle = Cycle(self.store, self._state, inventory, policies, self.cluster, self.clock, self._say)
 
     def _stamp(self) -> tuple[tuple[str, int], ...]:
         folders = policy_folders(self._path)
@@ -139,19 +159,28 @@ class Service:
         stamp = self._stamp()
         if stamp == self._files:
             return
-        self._files = stamp
         try:
-            inventory = load_inventory(self._path)
-            policies = load_policies(inventory)
-        except GpuschedError as error:
-            self._say(f"kept the old inventory: {error.line()}")
-            self._event("inventory_refused", why=error.line())
+            declared = declared_or_kept(self._path, self._state)
+        except GpuschedError as error:  # nothing is kept of it; what is in force here stays so
+            declared = Declared(self.cycle.inventory, self.cycle.policies, error.line())
+        self._take_note(declared)
+        self._files = stamp  # only now: on a full disk it is tried again
+        if declared.trouble:
             return
+        inventory, policies = declared.inventory, declared.policies
         self.cycle.inventory, self.cycle.policies = inventory, policies
         self.cluster.use_inventory(inventory)
         self.store.set_meta("tick_s", str(inventory.settings.tick_s))
         self._say(f"took up the changed {self._path}")
         self._event("inventory_reloaded")
+
+    def _take_note(self, declared: Declared) -> None:
+        """Keep what is in order, for a start beside files that are not; of these, tell everybody."""
+        if declared.trouble:
+            self._say(f"kept the old inventory: {declared.trouble}")
+        if declared.trouble and declared.trouble != self.store.meta(INVENTORY_TROUBLE):
+            self._event("inventory_refused", why=declared.trouble)
+        keep(self.store, declared)
 
     def pause(self, stop: threading.Event) -> None:
         """Wait for the next tick, or for news: a command in the inbox, a work that ended."""
@@ -175,7 +204,7 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None]) -
         GpuschedError: The lock is taken, or inventory, policies or store cannot be read.
     """
     stop = threading.Event()
-    with controller_lock(state):
+    with controller_lock(state), present(state):
         service = Service(inventory_path, state, say)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
@@ -198,7 +227,7 @@ def tick_once(inventory_path: Path, state: Path, say: Callable[[str], None]) -> 
     Raises:
         GpuschedError: As for `run_forever`.
     """
-    with controller_lock(state):
+    with controller_lock(state), present(state):
         service = Service(inventory_path, state, say)
         service.store.set_meta("tick_s", str(max(CRON_S, service.cycle.inventory.settings.tick_s)))
         try:

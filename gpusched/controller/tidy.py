@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 import msgspec
 
@@ -11,7 +11,7 @@ from gpusched.controller.reconcile import container_of, rank_key
 from gpusched.model.events import Event
 from gpusched.model.jobs import parse_container_name
 from gpusched.model.readings import NodeReading
-from gpusched.model.resources import Inventory, Node
+from gpusched.model.resources import Node
 from gpusched.queue.store import RankRecord
 
 _ALIVE = ("running", "preparing", "ready")
@@ -29,7 +29,7 @@ class Tidy(msgspec.Struct, kw_only=True):
 def tidy_leftovers(
     ranks: Iterable[RankRecord],
     observations: Mapping[str, Observation],
-    inventory: Inventory,
+    forgotten: Container[str],
     busy: frozenset[RankKey],
     now: float,
 ) -> Tidy:
@@ -38,13 +38,13 @@ def tidy_leftovers(
     Args:
         ranks: Records of attempts that are no job's current active one.
         observations: News of this cycle.
-        inventory: A rank on a node that is no longer declared is given up.
+        forgotten: Nodes whose leftovers nobody waits for any longer.
         busy: Ranks with a work under way.
         now: Unix seconds.
     """
     tidy = Tidy()
     for rank in ranks:
-        if inventory.node(rank.node) is None:
+        if rank.node in forgotten:
             tidy.settled.append(rank)
             continue
         observation = observations.get(rank.node)

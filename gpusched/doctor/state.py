@@ -13,8 +13,9 @@ from pathlib import Path
 from gpusched.doctor.findings import Finding, Status
 from gpusched.errors import GpuschedError
 from gpusched.model.units import format_memory
+from gpusched.queue.presence import controller_of
 from gpusched.queue.schema import SCHEMA_VERSION
-from gpusched.queue.store import DATABASE, Reader
+from gpusched.queue.store import DATABASE, INVENTORY_TROUBLE, Reader
 
 _SUBJECT = "state"
 _QUICK_CHECK_S = 20.0
@@ -42,7 +43,7 @@ def examine_state(state: Path, tick_s: float, now: float) -> list[Finding]:
         if (state / DATABASE).exists():
             found.append(_database(state / DATABASE))
             if found[-1].status != "fail":
-                found.append(_controller(state, tick_s, now))
+                found += [_controller(state, tick_s, now), *_in_force(state)]
         else:
             found.append(_finding("controller", "warn", "it has never run here", "start it: gpusched controller"))
         return found
@@ -140,13 +141,36 @@ def _controller(state: Path, tick_s: float, now: float) -> Finding:
             beat = reader.meta("heartbeat")
     except (GpuschedError, sqlite3.Error) as error:
         return _finding("controller", "fail", f"its last sign of life cannot be read: {error}", _RESTORE)
+    runs = controller_of(state)
+    if beat is None and runs is not None:
+        return _finding("controller", "warn", runs.line("is in its first cycle"), "wait for it, then look again")
     if beat is None:
         return _finding("controller", "warn", "it has never finished a cycle here", "start it: gpusched controller")
     age = now - float(beat)
+    if age > max(60.0, 6 * tick_s) and runs is not None:
+        message = runs.line(f"is busy: its last cycle was {age:.0f} s ago")
+        return _finding("controller", "warn", message, "wait for it, or look at what it says: journalctl -u gpusched")
     if age > max(60.0, 6 * tick_s):
         hint = "start it: gpusched controller (or look why it stopped: journalctl -u gpusched)"
         return _finding("controller", "warn", f"last seen {age:.0f} s ago", hint)
     return _finding("controller", "ok", f"seen {max(0.0, age):.0f} s ago")
+
+
+def _in_force(state: Path) -> list[Finding]:
+    """Where the controller works with something else than inventory.yaml says now."""
+    try:
+        reader = Reader.open(state)
+        assert reader is not None
+        with closing(reader):
+            trouble, left = reader.meta(INVENTORY_TROUBLE), reader.left_nodes()
+    except (GpuschedError, sqlite3.Error):
+        return []  # `_controller` has said so
+    hint = "put it back, or wait for its jobs; nothing new goes there"
+    found = [_finding("inventory", "warn", f"node {record.name} is {record.reason}", hint) for record in left]
+    if trouble:
+        message = f"the controller goes on with the last good one: {trouble}"
+        found.insert(0, _finding("inventory", "warn", message, "correct it; a running controller takes it up"))
+    return found
 
 
 def _finding(check: str, status: Status, message: str, hint: str = "") -> Finding:

@@ -11,9 +11,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One fact. ``kind`` names it; ``data`` is plain JSON.
 
     Job kinds: submitted, held, released, priority, starting, launched, running, preempted, ending, ended, requeued,
-    signalled.
-    Node kinds: node_up, node_down, drained, resumed, fenced, gpu_lost, gpu_back, reaped.
-    Others: refused_command, controller_started, controller_stopped.
+    signalled, refused (a command on it, with the reason).
+    Node kinds: node_up, node_down, drained, resumed, fenced, gpu_lost, gpu_back, reaped, left_inventory,
+    back_in_inventory.
+    Others: refused_command, controller_started, controller_stopped, inventory_refused, inventory_reloaded,
+    clock_stepped.
     """
 
     time: float

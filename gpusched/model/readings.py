@@ -80,6 +80,7 @@ class ContainerReading(msgspec.Struct, frozen=True, kw_only=True):
         exit_code: The job's own, when exited; the launcher's, when failed.
         started_at, finished_at: Unix seconds by the node's clock.
         cluster_id: Which gpusched installation it belongs to.
+        ran_s: How long it has run by the node's boot clock, which nobody sets; None: not known, or not running.
     """
 
     name: str
@@ -91,6 +92,7 @@ class ContainerReading(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     cluster_id: str | None = None
     pid: int | None = None
+    ran_s: float | None = None
 
 
 class NodeReading(msgspec.Struct, frozen=True, kw_only=True):

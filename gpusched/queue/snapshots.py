@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 import msgspec
 
 from gpusched.model.gpustates import gpu_states
-from gpusched.model.jobs import ENDED, Dependency, DependencyKind, Job, JobState
+from gpusched.model.jobs import ENDED, Allocation, Dependency, DependencyKind, Job, JobState
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import GpuState, NodeState
 from gpusched.model.resources import Inventory, Node
@@ -92,6 +92,7 @@ def build_snapshot(
         estimates: Job -> how long it is believed to run, seconds.
     """
     active = list(active)
+    declared = {node.name for node in inventory.nodes}
     held = held_gpus(active)
     lingering = lingering_gpus(active, ranks)
     running_tasks = Counter(job.array_id for job in active if job.array_id)
@@ -102,7 +103,7 @@ def build_snapshot(
             _node_view(node, records.get(node.name), held.get(node.name, {}), lingering.get(node.name, {}))
             for node in inventory.nodes
         ),
-        running=tuple(_running_view(job) for job in active if job.allocation is not None),
+        running=tuple(view for job in active if (view := _running_view(job, declared)) is not None),
         pending=tuple(
             _pending_view(job, dependencies, running_tasks, array_limits, inventory, estimates.get(job.id))
             for job in pending
@@ -162,13 +163,16 @@ def _unavailable(state: NodeState, record: NodeRecord | None) -> str:
     return f"{state}: {record.reason}" if record.reason else str(state)
 
 
-def _running_view(job: Job) -> RunningView:
-    assert job.allocation is not None
+def _running_view(job: Job, declared: Container[str]) -> RunningView | None:
+    """What a job holds of declared nodes; None: nothing (its node has left the inventory)."""
+    parts = tuple(part for part in (job.allocation.parts if job.allocation else ()) if part.node in declared)
+    if not parts:
+        return None
     start = job.start_time if job.start_time is not None else job.submit_time
     return RunningView(
         id=job.id,
         user=job.user,
-        allocation=job.allocation,
+        allocation=Allocation(job.id, parts),
         start_time=start,
         expected_end=expected_end(job, start),
         array_id=job.array_id,

@@ -16,12 +16,14 @@ from gpusched.model import ids
 from gpusched.model.events import Event
 from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
 from gpusched.model.readings import NodeReading, NodeState
+from gpusched.model.resources import Node
 from gpusched.queue.estimates import EstimateReads, EstimateWrites
 from gpusched.queue.predictions import PredictionReads, PredictionWrites
 from gpusched.queue.promotions import PolicyReads, PolicyWrites
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 
 DATABASE = "gpusched.db"
+INVENTORY_TROUBLE = "inventory_trouble"  # meta: why inventory.yaml, or a policy, as it is now is not in force; ""
 _JOB = msgspec.json.Decoder(Job)
 
 
@@ -47,6 +49,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
         last_seen: When it last answered (Unix seconds).
         down_since: Since when it does not answer; None while it does.
         launch_failures: Jobs whose launches failed here in a row for the node's own reasons.
+        declared: As inventory.yaml last had it; None: not known.
+        left: inventory.yaml has it no more, and it is looked after for what it still holds of us.
     """
 
     name: str
@@ -59,6 +63,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     launch_failures: tuple[str, ...] = ()
     links: dict[int, dict[int, int]] = {}
     reading: NodeReading | None = None
+    declared: Node | None = None
+    left: bool = False
 
 
 class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -285,6 +291,15 @@ class Reader(PolicyReads, PredictionReads, EstimateReads):
         )
         return [msgspec.json.decode(r[0], type=RankRecord) for r in rows]
 
+    def left_nodes(self) -> list[NodeRecord]:
+        """Nodes that left inventory.yaml while something of ours is on them."""
+        rows = self._db.execute("SELECT data FROM nodes WHERE instr(data, ?) > 0", (b'"left":true',))
+        return [msgspec.json.decode(row[0], type=NodeRecord) for row in rows]
+
+    def nodes_of_ranks(self) -> set[str]:
+        """Names of the nodes on which there may be something of ours."""
+        return {row[0] for row in self._db.execute("SELECT DISTINCT node FROM ranks")}
+
     def runs(self, since: float, until: float) -> list[Run]:
         """Started attempts that overlap [since, until), in order of start."""
         rows = self._db.execute(
@@ -474,6 +489,19 @@ class Store(Reader, PolicyWrites, PredictionWrites, EstimateWrites):
             "UPDATE runs SET end_time = max(start_time, ?), outcome = ? WHERE job_id = ? AND attempt = ? "
             "AND end_time IS NULL",
             (end_time, outcome, job_id, attempt),
+        )
+
+    def shift_rows(self, step: float, since: float) -> None:
+        """Move the times of attempts that were not over at ``since``, and of forecasts for waiting jobs."""
+        self._db.execute(
+            "UPDATE runs SET start_time = start_time + ?1, end_time = end_time + ?1 "
+            "WHERE end_time IS NULL OR end_time >= ?2",
+            (step, since),
+        )
+        self._db.execute(
+            "UPDATE predictions SET made = made + ?1, median = median + ?1, low = low + ?1, high = high + ?1, "
+            "by_limits = by_limits + ?1 WHERE job_id IN (SELECT id FROM jobs WHERE state = ?2)",
+            (step, JobState.PENDING),
         )
 
     def add_usage(self, rows: Iterable[UsageRow]) -> None:

@@ -34,6 +34,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         prefixes: Id (an array's own for its tasks) -> how many of its characters name it uniquely.
         warning: Why nothing moves, or "".
         fallbacks: Partition -> why its agent's fallback decides there.
+        notes: What else is odd, in one line each.
     """
 
     now: float
@@ -44,6 +45,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     prefixes: Mapping[str, int] = {}
     warning: str = ""
     fallbacks: Mapping[str, str] = {}
+    notes: tuple[str, ...] = ()
 
 
 def job_nodes(job: Job) -> list[str]:
@@ -122,7 +124,10 @@ def status_screen(listing: Listing, width: int) -> Group:
     parts: list[Text | Table] = [Text(head_line(listing), style="bold")]
     if listing.warning:
         parts.append(Text(f"warning: {listing.warning}", style="bold red"))
-    parts += [Text(f"warning: {common.clean(line)}", style="bold red") for line in listing.fallbacks.values()]
+    parts += [
+        Text(f"warning: {common.clean(line)}", style="bold red")
+        for line in (*listing.notes, *listing.fallbacks.values())
+    ]
     if listing.jobs:
         parts.append(status_table(listing, width))
     return Group(*parts)

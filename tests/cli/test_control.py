@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpusched.errors import GpuschedError
 from gpusched.model.commands import (
     AnyCommand,
     Cancel,
@@ -251,3 +252,47 @@ def test_ctrl_c_ends_quietly_with_130(site: Site, moment: str) -> None:
         [sys.executable, "-c", code], env=site.env, capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+
+def test_requeue_of_an_ended_job_with_secrets_says_why_it_cannot_be(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "x")
+    job_id = site.submit("-F", "s-V100", "--secret", "TOKEN", "--", "true")
+    array = site.submit("-F", "one", "--secret", "TOKEN", "--array", "0-1", "--", "true")
+    site.fold()
+    for ended in (job_id, f"{array}_0"):
+        site.end(ended, JobState.FAILED, 1)
+    done = site.run("requeue", job_id)
+    assert (done.code, done.out) == (1, "")
+    assert "its secrets were forgotten with it: submit it again" in done.err
+    assert done.err.count("\n") == 1
+    assert site.commands() == []
+    done = site.run("requeue", array)  # the other task has not ended: the controller still has them
+    assert (done.code, done.out) == (0, f"requeue requested: {array}\n")
+    assert f"not for 1 of its 2 tasks: job {array}_1 is PENDING already" in done.err
+
+
+def test_what_would_be_dropped_in_silence_is_said_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id, array = site.submit(), site.submit("-F", "one", "--array", "0-2", "--", "x")
+    site.fold()
+    site.start(f"{array}_1", node="pc1")
+    done = site.run("hold", array)
+    assert done.code == 0
+    assert f"not for 1 of its 3 tasks: job {array}_1 is RUNNING, not PENDING" in done.err
+    site.change(job_id, held_by="admin")
+    monkeypatch.setattr("gpusched.client.control.check_admin", _no_admin)
+    for words, why in (
+        (("release", job_id), "is held by an admin"),
+        (("hold", job_id), "is held by an admin already"),
+        (("priority", job_id, "5"), "has priority 0, and raising it needs an admin"),
+    ):
+        done = site.call(*words)
+        assert (done.code, why in done.err, done.out) == (1, True, ""), done.err
+    site.call("priority", job_id, "-5").ok()
+    assert isinstance(last(site), SetPriority)
+
+
+def _no_admin(client: object) -> None:
+    raise GpuschedError("you are no admin")

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from gpusched.inventory import load_inventory
 from gpusched.model.commands import Submit
 from gpusched.model.jobs import Ending, JobSpec, JobState, Preemptions
+from gpusched.model.readings import NodeState
+from gpusched.queue.clock import ANCHOR, Clock
 from gpusched.queue.inbox import Inbox
-from tests.cli.conftest import GPUSCHED, Site
+from gpusched.queue.presence import COMPILING, FILE, announce, controller_of, present
+from gpusched.queue.store import INVENTORY_TROUBLE, NodeRecord, Store
+from tests.cli.conftest import GPUSCHED, Site, eventually
 
 KEYS = {
     "id", "name", "user", "partition", "flavor", "state", "reason", "nodes", "gpus", "submit_time", "start_time",
@@ -138,6 +145,75 @@ def test_big_arrays_share_a_row(site: Site) -> None:
     lines = [line for line in site.call("status").out.splitlines() if line.startswith(job_id)]
     assert len(lines) == 2
     assert any(f"{job_id}_[0-2,4-99]" in line for line in lines)
+
+
+def test_a_controller_before_its_first_cycle_is_told_from_none(site: Site) -> None:
+    pid = os.getpid()
+    with present(site.state):
+        assert f"the controller (pid {pid}) is starting\n" in site.call("status").ok().out
+        announce(site.state, COMPILING)
+        assert f"(pid {pid}) is starting: it compiles the scheduling passes" in site.run("status").ok().out
+        assert (site.state / FILE).stat().st_mode & 0o777 == 0o644, "who may not open the lock can read it"
+        announce(site.state)
+        assert "is in its first cycle" in site.call("status").ok().out
+        job = site.submit()
+        assert "is in its first cycle" in site.call("why", job).out
+    assert "the controller has not run yet; start it" in site.call("status").ok().out
+
+
+def test_a_real_controller_on_its_way_to_its_first_cycle(site: Site) -> None:
+    controller = subprocess.Popen([GPUSCHED, "controller"], env=site.env, stdout=subprocess.DEVNULL)
+    try:
+        eventually((site.state / FILE).exists, 60)
+        controller.send_signal(signal.SIGSTOP)
+        assert f"the controller (pid {controller.pid}) is starting" in site.call("status").ok().out
+    finally:
+        controller.kill()
+        controller.wait()
+    assert controller_of(site.state) is None, "killed: its file is there, and is not believed"
+    assert (site.state / FILE).exists()
+
+
+def test_a_slow_controller_is_told_from_a_dead_one(site: Site) -> None:
+    site.submit()
+    site.fold(alive=False)
+    with present(site.state):
+        announce(site.state)
+        assert f"(pid {os.getpid()}) is busy: its last cycle was 1 h ago" in site.call("status").ok().out
+        own = msgspec.json.decode((site.state / FILE).read_bytes())
+        for other in ({"started": "1"}, {"boot_id": "another"}, {"pid": 2**22 - 1}):  # that process has ended
+            (site.state / FILE).write_bytes(msgspec.json.encode(own | other))
+            assert "the controller is not running (last seen 1 h ago)" in site.call("status").ok().out
+
+
+def test_a_set_clock_makes_no_dead_controller(site: Site) -> None:
+    site.submit()
+    site.fold()
+    store = Store.create_or_open(site.state)
+    clock = Clock(wall=lambda: time.time() - 3600)  # the wall clock was set by an hour since
+    store.set_meta(ANCHOR, clock.anchor())
+    store.set_meta("heartbeat", str(clock()))
+    store.close()
+    site.age_files()
+    assert "warning" not in site.call("status").ok().out
+
+
+def test_status_and_nodes_tell_of_nodes_that_left_the_inventory_and_of_one_not_in_force(site: Site) -> None:
+    site.fold()
+    store = Store.create_or_open(site.state)
+    node = load_inventory(site.inventory).node("pc1")
+    assert node is not None
+    gone = msgspec.structs.replace(node, name="pc0")
+    reason = "no longer in inventory.yaml; its jobs run on"
+    store.put_nodes([NodeRecord(name="pc0", state=NodeState.DRAINING, reason=reason, declared=gone, left=True)])
+    store.set_meta(INVENTORY_TROUBLE, "inventory.yaml:3: it is garbled")
+    store.close()
+    said = " ".join(site.call("status").ok().out.split())
+    assert f"warning: node pc0 is {reason}" in said
+    assert "goes on with the last good inventory: inventory.yaml:3: it is garbled" in said
+    rows = {row["name"]: row for row in site.call("nodes", "--json").ok().json}
+    assert (rows["pc0"]["state"], rows["pc0"]["reason"]) == ("DRAINING", reason)
+    assert [row["name"] for row in site.call("nodes", "pc0", "--json").ok().json] == ["pc0"]
 
 
 def test_the_warning_goes_by_the_heartbeat(site: Site) -> None:

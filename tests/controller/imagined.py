@@ -6,13 +6,17 @@ for real, here every order of lost replies, late launches, dead nodes and restar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+
+import msgspec
+from msgspec.structs import replace
 
 from gpusched.cluster.base import Observation, Outcome, RankKey, Work
 from gpusched.model.jobs import container_name
 from gpusched.model.readings import ContainerReading, Gpu, NodeReading, ProbeFailure
 from gpusched.model.resources import Flavor, Inventory, Node, Partition, RuntimeName, Settings
+from gpusched.queue.clock import Clock
 
 GPUS = 4
 
@@ -25,6 +29,7 @@ class Box:
     gpus: tuple[int, ...]
     hold: bool
     phase: str = "preparing"
+    began: float = 0.0  # by the world's clock
     started_at: float | None = None
     finished_at: float | None = None
     exit_code: int | None = None
@@ -37,6 +42,8 @@ class Host:
     name: str
     up: bool = True
     boot: int = 0
+    ahead: float = 0.0  # its wall clock, against the world's
+    tells: bool = True  # whether it says how long containers have run
     boxes: dict[str, Box] = field(default_factory=dict)
 
 
@@ -56,16 +63,16 @@ class World:
         for host in self.hosts.values():
             for box in host.boxes.values():
                 if box.phase == "preparing":
-                    self._ready(box)
+                    self._ready(box, host.ahead)
 
-    def _ready(self, box: Box) -> None:
+    def _ready(self, box: Box, ahead: float) -> None:
         if box.hold:
             box.phase = "ready"
         else:
-            self.begin(box)
+            self.begin(box, ahead)
 
-    def begin(self, box: Box) -> None:
-        box.phase, box.started_at = "running", self.now
+    def begin(self, box: Box, ahead: float = 0.0) -> None:
+        box.phase, box.began, box.started_at = "running", self.now, self.now + ahead
         self.starts.append(box.name)
 
     def end(self, box: Box, code: int) -> None:
@@ -83,7 +90,7 @@ class World:
             if box is None:
                 host.boxes[name] = Box(name=name, gpus=work.request.gpus, hold=work.request.hold)
         elif work.verb == "start" and box is not None and box.phase == "ready":
-            self.begin(box)
+            self.begin(box, host.ahead)
         elif work.verb == "signal" and box is not None and box.phase == "running":
             self.end(box, 137 if work.signal == "KILL" else 143)
         elif (
@@ -98,8 +105,8 @@ class World:
 class ImaginedCluster:
     """One controller's connection to the world; a crash drops it together with the replies it waited for."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, world: World, dates: Clock | None = None) -> None:
+        self.world, self._dates = world, dates
         self._pending: dict[RankKey, Work] = {}
         self._done: list[Outcome] = []
         self._late: dict[str, Observation] = {}
@@ -123,7 +130,16 @@ class ImaginedCluster:
             news[node.name] = Observation(began=self.world.now, result=result)
         news.update(self._late)
         self._late.clear()
-        return news
+        return {name: self._dated(observation) for name, observation in news.items()}
+
+    def _dated(self, observation: Observation) -> Observation:
+        """As in `SshCluster`: what happened is dated when it is told of."""
+        if self._dates is None:
+            return observation
+        offset, result = self._dates.offset, observation.result
+        if isinstance(result, NodeReading) and result.clock_skew_s is not None:
+            result = replace(result, clock_skew_s=result.clock_skew_s - offset)
+        return Observation(began=observation.began + offset, result=replace(result, time=result.time + offset))
 
     def perform(self, works: Iterable[Work]) -> None:
         for work in works:
@@ -131,7 +147,8 @@ class ImaginedCluster:
 
     def finished(self) -> list[Outcome]:
         done, self._done = self._done, []
-        return done
+        offset = self._dates.offset if self._dates else 0.0
+        return [replace(outcome, time=outcome.time + offset) for outcome in done]
 
     def busy(self) -> frozenset[RankKey]:
         return frozenset(self._pending)
@@ -165,7 +182,7 @@ def reading_of(host: Host, now: float) -> NodeReading:
         node=host.name,
         time=now,
         boot_id=f"{host.name}-{host.boot}",
-        clock_skew_s=0.0,
+        clock_skew_s=host.ahead,
         source="nvml",
         gpus=tuple(Gpu(index=i, uuid=f"GPU-{host.name}-{i}", energy_j=now * 100) for i in range(GPUS)),
         containers=tuple(
@@ -175,6 +192,7 @@ def reading_of(host: Host, now: float) -> NodeReading:
                 exit_code=box.exit_code,
                 started_at=box.started_at,
                 finished_at=box.finished_at,
+                ran_s=now - box.began if box.phase == "running" and host.tells else None,
                 error="killed" if box.phase == "failed" else None,
             )
             for box in host.boxes.values()
@@ -194,3 +212,11 @@ def inventory(nodes: int = 3) -> Inventory:
     partition = Partition(name="p", nodes=declared, flavors=flavors, policy="easy")
     settings = Settings(down_after_s=30, node_fail_after_s=60, grace_s=10, max_retries=2)
     return Inventory(path="inventory.yaml", partitions=(partition,), settings=settings)
+
+
+def without(names: Collection[str]) -> Inventory:
+    """`inventory` after an edit that lost some nodes."""
+    whole = inventory()
+    (partition,) = whole.partitions
+    left = tuple(node for node in partition.nodes if node.name not in names)
+    return msgspec.structs.replace(whole, partitions=(msgspec.structs.replace(partition, nodes=left),))

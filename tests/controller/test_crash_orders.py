@@ -18,7 +18,7 @@ from gpusched.model.jobs import ENDED, JobSpec, JobState, parse_container_name
 from gpusched.model.policy import PolicySpec
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
-from tests.controller.imagined import Host, ImaginedCluster, World, inventory
+from tests.controller.imagined import Host, ImaginedCluster, World, inventory, without
 
 FATE = st.sampled_from(["ok", "ok", "lost", "unheard", "wait"])
 POLICIES = {"p": PolicySpec(name="easy", backfill="easy", place="best-fit")}
@@ -34,6 +34,7 @@ class CrashOrders(RuleBasedStateMachine):
         self.state = Path(tempfile.mkdtemp(prefix="gpusched-crash-"))
         self.world = World(hosts={n.name: Host(n.name) for n in inventory().nodes})
         self.jobs: list[str] = []
+        self.left: set[str] = set()  # nodes that an edit of inventory.yaml has lost
         self.disturbed: set[str] = set()  # jobs that may rightly be started more than once
         self.doubled: Counter[tuple[str, int]] = Counter()
         self._start_controller()
@@ -45,9 +46,17 @@ class CrashOrders(RuleBasedStateMachine):
     def _start_controller(self) -> None:
         self.store = Store.create_or_open(self.state)
         self.cluster = ImaginedCluster(self.world)
-        self.cycle = Cycle(self.store, self.state, inventory(), POLICIES, self.cluster, clock=lambda: self.world.now)
+        self.cycle = Cycle(
+            self.store, self.state, without(self.left), POLICIES, self.cluster, clock=lambda: self.world.now
+        )
 
     # -- what people do
+
+    @rule(node=st.sampled_from(["n0", "n1", "n2"]))
+    def edit_the_inventory(self, node: str) -> None:
+        """A node is lost from it, or back in it: no job's affair. (One: where two are left every request fits.)"""
+        self.left = {node} - self.left
+        self.cycle.inventory = without(self.left)
 
     @rule(gpus=st.integers(0, 4), nodes=st.integers(1, 2), limit=st.sampled_from([20, 3600]), requeue=st.booleans())
     def submit(self, gpus: int, nodes: int, limit: int, requeue: bool) -> None:
@@ -174,6 +183,7 @@ class CrashOrders(RuleBasedStateMachine):
         """Peace: all nodes up, all replies arrive, jobs end by themselves. Then nothing may be left anywhere."""
         for host in self.world.hosts.values():
             host.up = True
+        self.cycle.inventory = inventory()
         for _ in range(60):
             self.world.now += 30
             self.world.progress()

@@ -13,10 +13,12 @@ from gpusched.controller.cycle import MAX_COLLECT_FAILURES, Cycle
 from gpusched.model import ids
 from gpusched.model.commands import Cancel, Submit
 from gpusched.model.jobs import ENDED, JobState
+from gpusched.model.readings import NodeState
+from gpusched.model.resources import Inventory
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
 from tests.controller.folding import spec
-from tests.controller.imagined import Host, ImaginedCluster, World, inventory
+from tests.controller.imagined import Host, ImaginedCluster, World, inventory, without
 from tests.controller.test_crash_orders import POLICIES
 
 
@@ -27,10 +29,23 @@ class Site:
         self.inbox.create()
         self.world = World(hosts={n.name: Host(n.name) for n in inventory().nodes})
         self.store = Store.create_or_open(state)
+        self.begin(inventory())
+
+    def begin(self, declared: Inventory) -> None:
         self.cluster = ImaginedCluster(self.world)
         self.cycle = Cycle(
-            self.store, state, inventory(), POLICIES, self.cluster, clock=lambda: self.world.now
+            self.store, self.state, declared, POLICIES, self.cluster, clock=lambda: self.world.now
         )  # fmt: skip
+
+    def restart(self) -> None:
+        """The controller dies and is started again."""
+        self.store.close()
+        self.store = Store.create_or_open(self.state)
+        self.begin(self.cycle.inventory)
+
+    def state_of(self, job: str) -> JobState | None:
+        found = self.store.job(job)
+        return found.state if found else None
 
     def turn(self, times: int = 1, seconds: float = 1) -> None:
         for _ in range(times):
@@ -136,3 +151,68 @@ def test_a_reading_from_before_the_removal_is_no_news(site: Site) -> None:
     assert "reaped" not in kinds
     assert "fenced" not in kinds
     assert {j.state for j in site.store.jobs()} <= ENDED
+
+
+def kinds(site: Site) -> list[str]:
+    return [e.kind for e in site.store.events()]
+
+
+def test_a_node_that_vanishes_from_the_inventory_keeps_its_jobs_until_they_have_ended(site: Site) -> None:
+    job = site.submit()
+    site.turn(3)
+    ((host, box),) = site.world.running()
+    site.cycle.inventory = without([host.name])
+    site.turn(2)
+    record = site.store.node_records()[host.name]
+    assert (record.state, record.left) == (NodeState.DRAINING, True)
+    assert record.reason == "no longer in inventory.yaml; its jobs run on"
+    site.restart()
+    for _ in range(3):
+        site.submit(spec=spec(gpus_per_node=2))
+    site.turn(40, 10)
+    found = site.store.job(job)
+    assert found is not None
+    assert (found.state, found.attempt) == (JobState.RUNNING, 1)
+    assert len(site.world.starts) == 4
+    assert list(host.boxes.values()) == [box], "nothing new goes there"
+    site.world.end(box, 0)
+    site.turn(3)
+    assert site.state_of(job) is JobState.COMPLETED
+    assert not host.boxes, "what it left is brought home and taken away"
+    assert not site.store.node_records()[host.name].left
+    assert kinds(site).count("left_inventory") == 1
+    assert "node_down" not in kinds(site)
+
+
+def test_a_node_that_left_and_is_silent_is_given_up_after_node_fail_after_and_fenced_when_it_returns(
+    site: Site,
+) -> None:
+    job = site.submit()
+    site.turn(3)
+    ((host, box),) = site.world.running()
+    site.cycle.inventory = without([host.name])
+    host.up = False
+    site.turn(5, 10)
+    assert site.state_of(job) is JobState.RUNNING
+    site.turn(8, 10)
+    assert len(site.world.starts) == 2, "given up, and started elsewhere"
+    assert not site.store.node_records()[host.name].left, "nobody asks it any more"
+    site.turn(50, 60)
+    host.up = True
+    site.cycle.inventory = inventory()
+    site.turn()
+    assert box.name not in {b.name for _, b in site.world.running()}, "killed before its GPUs are handed out"
+    assert kinds(site).count("fenced") == 1
+
+
+def test_a_node_of_an_older_store_of_which_no_declaration_is_kept_is_given_up_no_sooner(site: Site) -> None:
+    job = site.submit()
+    site.turn(3)
+    ((host, _),) = site.world.running()
+    record = site.store.node_records()[host.name]
+    site.store.put_nodes([msgspec.structs.replace(record, declared=None)])
+    site.cycle.inventory = without([host.name])
+    site.turn(5, 10)
+    assert site.state_of(job) is JobState.RUNNING
+    site.turn(8, 10)
+    assert len(site.world.starts) == 2

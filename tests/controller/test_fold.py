@@ -61,6 +61,7 @@ def test_others_may_do_nothing_with_a_job_and_it_is_recorded(desk: Desk) -> None
         assert desk.say(command, BOB) == f"job {job} belongs to {ALICE}"
     assert desk.job(job) == before
     assert [e.user for e in desk.refusals()] == [str(BOB)] * 5
+    assert desk.kinds("refused") == [], "strangers write nothing into a job's story"
 
 
 @needs_root
@@ -76,6 +77,8 @@ def test_an_admins_hold_is_not_released_by_the_owner(desk: Desk) -> None:
     desk.say(Hold(time=NOW, job_ids=(job,)), ADMIN)
     assert desk.job(job).held_by == "admin"
     assert desk.say(Release(time=NOW, job_ids=(job,)), ALICE) == f"job {job} is held by an admin"
+    assert desk.say(Hold(time=NOW, job_ids=(job,)), ALICE) == f"job {job} is held by an admin already"
+    assert desk.job(job).held_by == "admin", "a hold of one's own over it would be one's own to release"
     assert desk.say(Release(time=NOW, job_ids=(job,)), ADMIN) == ""
     assert desk.job(job).held_by == ""
 
@@ -177,6 +180,9 @@ def test_requeue_of_an_ended_job_whose_secrets_are_gone_is_refused(desk: Desk) -
     desk.secrets.forget(job)
     assert "submit it again" in desk.say(Requeue(time=NOW, job_ids=(job,)))
     assert desk.job(job).state == JobState.FAILED
+    (event,) = desk.kinds("refused")  # in the job's story, where its owner looks
+    assert (event.job_id, event.data["command"]) == (job, "requeue")
+    assert "submit it again" in event.data["why"]
 
 
 def test_secrets_named_and_given_must_agree(desk: Desk) -> None:

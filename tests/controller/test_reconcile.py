@@ -12,7 +12,7 @@ from gpusched.controller.reconcile import Step, World, reconcile_job, retry_dela
 from gpusched.model.jobs import Allocation, Ending, Job, JobState, NodeAllocation, container_name
 from gpusched.model.readings import ContainerReading, NodeReading, ProbeFailure
 from gpusched.model.resources import Settings
-from gpusched.queue.store import RankRecord
+from gpusched.queue.store import NodeRecord, RankRecord
 from tests.controller.folding import spec
 
 NOW = 1_800_000_000.0
@@ -110,6 +110,39 @@ def test_times_are_by_our_clock_whatever_the_nodes_says(skew: float) -> None:
     step = reconcile_job(job(JobState.STARTING), ranks(), world(answer))
     assert step.job.start_time == pytest.approx(NOW - 20)
     assert step.job.end_time == pytest.approx(NOW - 5)
+
+
+def test_an_end_is_not_before_the_rank_was_last_seen_to_run_whatever_the_nodes_clock_was_set_to() -> None:
+    earlier = says("running")["n0"].result
+    assert isinstance(earlier, NodeReading)
+    record = NodeRecord(name="n0", reading=msgspec.structs.replace(earlier, time=NOW - 4))
+    ended = world(says("exited", exit_code=0, finished_at=NOW - 2, skew=900.0), earlier={"n0": record})
+    assert reconcile_job(job(JobState.RUNNING), ranks(), ended).job.end_time == NOW - 4
+
+
+@pytest.mark.parametrize(("ran_s", "state"), [(599.9, JobState.RUNNING), (600.0, JobState.COMPLETING)])
+def test_the_limit_goes_by_what_the_node_says_that_it_has_run(ran_s: float, state: JobState) -> None:
+    for start in (NOW - 1e6, NOW):
+        running = job(JobState.RUNNING, start_time=start)
+        assert reconcile_job(running, ranks(), world(says("running", ran_s=ran_s))).job.state is state
+
+
+def test_a_gang_has_run_since_its_last_rank_does() -> None:
+    running = job(JobState.RUNNING, nodes=2, start_time=NOW - 1e6)
+    both = world(says("running", ran_s=700.0), says("running", 1, ran_s=599.0))
+    assert reconcile_job(running, ranks(2), both).job.state is JobState.RUNNING
+
+
+def test_the_signal_before_the_limit_goes_by_it_too() -> None:
+    warned = job(JobState.RUNNING, spec=spec(signal_before_s=100, signal="USR1"), start_time=NOW - 1e6)
+    assert verbs(reconcile_job(warned, ranks(), world(says("running", ran_s=499.0)))) == []
+    assert verbs(reconcile_job(warned, ranks(), world(says("running", ran_s=500.0)))) == [("signal", 0, "USR1")]
+
+
+def test_a_start_is_by_the_nodes_boot_clock_where_it_tells() -> None:
+    answer = says("running", skew=900.0, started_at=NOW - 20, ran_s=5.0)  # its clock was set in between
+    step = reconcile_job(job(JobState.STARTING), ranks(), world(answer))
+    assert step.job.start_time == NOW - 5
 
 
 @pytest.mark.parametrize("wrong", [-1e6, 1e6])

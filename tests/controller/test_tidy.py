@@ -31,7 +31,7 @@ def says(phase: str | None, *, began: float = NOW - 1, name: str = "", cluster: 
 def leftovers(record: RankRecord, answer: Observation | None, busy: bool = False) -> Tidy:
     observations = {"n0": answer} if answer else {}
     key = frozenset({(ID, 1, 0)}) if busy else frozenset[tuple[str, int, int]]()
-    return tidy_leftovers([record], observations, inventory(), key, NOW)
+    return tidy_leftovers([record], observations, (), key, NOW)
 
 
 def verbs(tidy: Tidy) -> list[tuple[str, str | None]]:
@@ -77,13 +77,14 @@ def test_what_is_not_there_any_more_is_settled() -> None:
     assert (too_old.settled, too_old.works) == ([], [])
 
 
-def test_a_silent_node_settles_nothing_and_one_that_left_the_inventory_everything() -> None:
+def test_a_silent_node_settles_nothing_and_one_that_is_forgotten_everything() -> None:
     failure = Observation(began=NOW, result=ProbeFailure(node="n0", time=NOW, kind="timeout", reason="x"))
     hung = Observation(began=NOW, result=NodeReading(node="n0", time=NOW, containers=None, runtime_error="x"))
     for answer in (failure, hung, None):
         tidy = leftovers(rank(), answer)
         assert (tidy.works, tidy.settled, tidy.changed) == ([], [], [])
-    assert tidy_leftovers([rank(node="left")], {}, inventory(), frozenset(), NOW).settled == [rank(node="left")]
+    assert tidy_leftovers([rank(node="left")], {}, (), frozenset(), NOW).settled == []
+    assert tidy_leftovers([rank(node="left")], {}, ("left",), frozenset(), NOW).settled == [rank(node="left")]
 
 
 def strays(answer: Observation, known: bool = False, busy: bool = False, removed: float | None = None) -> Tidy:

@@ -134,7 +134,7 @@ NODE_STATES = {
         "no",
         "Does not answer, its container engine does not answer, or its login or host key is refused.",
     ),
-    NodeState.DRAINING: ("no", "Drained; jobs still run on it."),
+    NodeState.DRAINING: ("no", "Drained, or no longer in inventory.yaml; jobs still run on it."),
     NodeState.DRAINED: ("no", "Drained and empty."),
     NodeState.UNKNOWN: ("no", "Not read yet, or silent for less than `down_after`."),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from tests.e2e.conftest import Cluster
 
@@ -16,13 +17,13 @@ class Traces:
         self.folder = cluster.folder / "share"
         self.folder.mkdir(exist_ok=True)
 
-    def submit(self, script: str = "true", *options: str) -> str:
+    def submit(self, script: str = "true", *options: str, **more: Any) -> str:
         """Submit a job that leaves its trace, then runs ``script`` with the folder at /share."""
         mark = 'echo "$GPUSCHED_JOB_ID $RANK $GPUSCHED_ATTEMPT $GPUSCHED_NODE" >>/share/starts'
         mount = ("--mount", f"{self.folder}:/share")
         if not {"--gpus", "-F", "--cpus"} & set(options):
             options = ("--gpus", "2", *options)
-        return self.cluster.sh(f"{mark}; {script}", *mount, *options)
+        return self.cluster.sh(f"{mark}; {script}", *mount, *options, **more)
 
     def until(self, name: str, *options: str) -> str:
         """Submit a job that runs until `let_go` (name)."""

@@ -219,20 +219,79 @@ def test_an_unknown_host_key_is_refused_with_its_fingerprint(stopped: Cluster, t
     stopped.wait_node("dgx004", "IDLE")
 
 
-def test_a_job_that_outlives_its_node_in_the_inventory(patient: Cluster) -> None:
-    traces = Traces(patient)
+def test_a_node_that_vanishes_from_the_inventory_keeps_its_job_to_the_end(cluster: Cluster) -> None:
+    """Longer than node_fail_after, and past a controller that starts beside a garbled file."""
+    traces = Traces(cluster)
     job = traces.until("go", "--gpus", "1")
-    patient.wait_state(job, "RUNNING")
-    old = placed(patient, job)
-    patient.write_inventory(PATIENT, leave_out=[old])
-    wait_until(lambda: patient.state_of(job) == "PENDING", 20, "the requeue")
-    assert patient.wait_state(job, "RUNNING").attempt == 2
-    assert placed(patient, job) == partner(old)
-    patient.write_inventory(PATIENT)  # the node comes back with the old attempt still alive on it
-    wait_until(lambda: [n for n, _ in patient.containers()] == [partner(old)], 20, "the end of the old attempt")
+    cluster.wait_state(job, "RUNNING")
+    old = placed(cluster, job)
+    cluster.write_inventory(leave_out=[old])
+    cluster.wait_node(old, "DRAINING")
+    assert reason(cluster, old) == "no longer in inventory.yaml; its jobs run on"
+    assert f"node {old} is no longer in inventory.yaml" in " ".join(cluster.cli("status").stdout.split())
+    cluster.kill_controller()
+    good = cluster.inventory.read_text()
+    cluster.inventory.write_text(good[: len(good) // 2])
+    cluster.start_controller(nodes=False)
+    assert "kept the old inventory" in cluster.controller_log
+    said = " ".join(cluster.cli("status").stdout.split())
+    assert f"the controller goes on with the last good inventory: {cluster.inventory}:" in said
+    checked = cluster.cli("check", check=False, timeout=90)
+    assert "goes on with the last good one" in " ".join(checked.stdout.split())
+    other = traces.submit("true", "--gpus", "1", env={"GPUSCHED_INVENTORY": str(saved(cluster, good))})
+    assert cluster.wait_state(other).state == JobState.COMPLETED
+    assert [node for *_, node in traces.starts(other)] == [partner(old)], "nothing new goes there"
+    left_at = seen(cluster, old)
+    wait_until(lambda: seen(cluster, old) > left_at + 6, 30, "it to be looked after for twice node_fail_after")
+    assert (cluster.state_of(job), placed(cluster, job)) == ("RUNNING", old)
+    cluster.inventory.write_text(good)
+    wait_until(lambda: "last good" not in cluster.cli("status").stdout, 20, "the reload")
     traces.let_go("go")
-    assert patient.wait_state(job).state == JobState.COMPLETED
-    patient.wait_clean()
+    ended = cluster.wait_state(job)
+    assert (ended.state, ended.attempt) == (JobState.COMPLETED, 1)
+    assert set(traces.counted().values()) == {1}
+    cluster.wait_clean()
+    cluster.stop_controller()
+    cluster.inventory.write_text("{")
+    assert "kept the old inventory" in cluster.cli("tick").stderr
+    cluster.inventory.unlink()
+    assert "kept the old inventory" in cluster.cli("tick").stderr
+    with cluster.reader() as reader:
+        assert reader is not None
+        kinds = [e.kind for e in reader.events()]
+    assert kinds.count("inventory_refused") == 3, "once for each way in which it was not in order"
+    assert "node_down" not in kinds
+
+
+def seen(cluster: Cluster, node: str) -> float:
+    with cluster.reader() as reader:
+        assert reader is not None
+        return reader.node_records()[node].last_seen or 0.0
+
+
+def saved(cluster: Cluster, text: str) -> Path:
+    path = cluster.folder / "good.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_job_that_outlives_its_node_in_the_inventory(cluster: Cluster) -> None:
+    """The node left it for good reason, and does not answer: given up like any other, and fenced when it is back."""
+    traces = Traces(cluster)
+    job = traces.until("go", "--gpus", "1")
+    cluster.wait_state(job, "RUNNING")
+    old = placed(cluster, job)
+    cluster.node(old).freeze()
+    cluster.write_inventory(leave_out=[old])
+    wait_until(lambda: cluster.state_of(job) == "PENDING", 30, "the requeue")
+    assert cluster.wait_state(job, "RUNNING").attempt == 2
+    assert placed(cluster, job) == partner(old)
+    cluster.node(old).thaw()
+    cluster.write_inventory()  # the node comes back with the old attempt still alive on it
+    wait_until(lambda: [n for n, _ in cluster.containers()] == [partner(old)], 20, "the end of the old attempt")
+    traces.let_go("go")
+    assert cluster.wait_state(job).state == JobState.COMPLETED
+    cluster.wait_clean()
 
 
 def test_foreign_containers_are_left_alone_and_strays_of_ours_are_reaped(cluster: Cluster) -> None:

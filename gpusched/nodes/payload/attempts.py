@@ -16,6 +16,7 @@ if MYPY:
 
 
 CLAIM_GRACE_S = 30.0  # between `mkdir` of a folder and the first sign of its launcher
+_BOOTTIME = 7  # time.CLOCK_BOOTTIME, which Python 3.6 has no name for
 NOT_STARTED = ("created", "configured", "initialized")
 
 _listed = []  # type: list[dict[str, Any]]
@@ -57,6 +58,9 @@ def list_attempts(
     except EngineError as failure:
         containers, error = None, str(failure)
     _listed[:] = merge(facts, containers, cluster_id)
+    for attempt in _listed:
+        if attempt["phase"] == "running":
+            attempt["ran_s"] = _ran_s(attempt["pid"])
     return list(_listed), error, version(runtime) if want_version and error is None else None
 
 
@@ -145,6 +149,14 @@ def _start_time(pid: int) -> "str | None":
     return stat[19] if stat and stat[0] != "Z" else None
 
 
+def _ran_s(pid: "int | None") -> "float | None":
+    """For how long a process has run, by the boot clock; None: not known."""
+    start = _start_time(pid) if pid else None
+    if start is None:
+        return None
+    return max(0.0, time.clock_gettime(_BOOTTIME) - float(start) / os.sysconf("SC_CLK_TCK"))
+
+
 def _parent(pid: int) -> "int | None":
     stat = _stat(pid)
     return int(stat[1]) if stat else None
@@ -213,6 +225,7 @@ def merge(
             "error": None,
             "cluster_id": cluster_id,
             "pid": None,
+            "ran_s": None,
             "id": container["id"] if container else None,
         }
         base.update(attempt)

@@ -1,0 +1,185 @@
+"""The controller's clock: durations that no step of the wall clock can bend, dates that follow it.
+
+Unix seconds at an anchor, plus what the boot clock (CLOCK_BOOTTIME) has counted since. When somebody sets the wall
+clock, the anchor is moved together with every stored time from which something is still counted (`shift_times`): dates
+are right again, and no duration has changed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from gpusched.model.events import Event
+from gpusched.model.jobs import Ending, Job, Preemptions
+
+if TYPE_CHECKING:
+    from gpusched.queue.store import NodeRecord, RankRecord, Store
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+STEP_S = 2.0  # a smaller difference is nobody's affair
+RECENT_S = 3600.0  # what ended that lately is still charged, and counted
+ANCHOR = "clock"  # of the meta table
+
+
+class Anchor(msgspec.Struct, frozen=True):
+    """Within one boot of this machine, Unix seconds are ``offset`` more than its boot clock."""
+
+    boot_id: str
+    offset: float
+
+
+def boot_id() -> str:
+    """Which boot of this machine this is."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def boot_seconds() -> float:
+    """Seconds since this machine was booted; suspensions count."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def now_by(anchor: str | None) -> float:
+    """Unix seconds by the clock of the controller that left this anchor; by the wall clock, where it cannot be told.
+
+    Args:
+        anchor: The store's meta value `ANCHOR`.
+    """
+    kept = _decoded(anchor)
+    return kept.offset + boot_seconds() if kept is not None and kept.boot_id == boot_id() else time.time()
+
+
+def _decoded(anchor: str | None) -> Anchor | None:
+    try:
+        return msgspec.json.decode(anchor, type=Anchor) if anchor else None
+    except msgspec.MsgspecError:
+        return None
+
+
+class Clock:
+    """Call it for Unix seconds.
+
+    Args:
+        wall: Unix seconds that may be set at any time.
+        boot: Seconds that only ever go on (`boot_seconds`).
+        this_boot: What ``boot`` counts from.
+
+    Attributes:
+        offset: Unix seconds are so many more than ``boot``.
+    """
+
+    def __init__(
+        self,
+        wall: Callable[[], float] = time.time,
+        boot: Callable[[], float] = boot_seconds,
+        this_boot: str | None = None,
+    ) -> None:
+        self._wall, self.boot = wall, boot
+        self._boot_id = boot_id() if this_boot is None else this_boot
+        self.offset = wall() - boot()
+
+    def __call__(self) -> float:
+        """Unix seconds now."""
+        return self.offset + self.boot()
+
+    def resume(self, anchor: str | None, heartbeat: float) -> None:
+        """Go on where the controller before was.
+
+        After a reboot nothing tells how long it took; but it is not earlier than ``heartbeat``, its last sign of life.
+        """
+        kept = _decoded(anchor)
+        if kept is not None and kept.boot_id == self._boot_id:
+            self.offset = kept.offset
+        else:
+            self.offset = max(self.offset, heartbeat - self.boot())
+
+    def stepped(self) -> float:
+        """By how many seconds the wall clock was set since the last `follow`; 0.0: by none that counts."""
+        step = self._wall() - self()
+        return step if abs(step) >= STEP_S else 0.0
+
+    def follow(self, step: float) -> None:
+        """Go with the wall clock; stored times must have been shifted (`shift_times`)."""
+        self.offset += step
+
+    def anchor(self, step: float = 0.0) -> str:
+        """What `resume` needs, as it will be after a step."""
+        return msgspec.json.encode(Anchor(self._boot_id, self.offset + step)).decode()
+
+
+def follow_wall_clock(store: Store, clock: Clock) -> float:
+    """Where somebody has set this machine's clock: go with it, and let no duration change by it.
+
+    Returns:
+        By how many seconds it was set; 0.0: it was not.
+    """
+    if step := clock.stepped():
+        with store.transaction():
+            shift_times(store, step, clock())
+            store.set_meta(ANCHOR, clock.anchor(step))
+            store.append([Event(time=clock() + step, kind="clock_stepped", data={"seconds": round(step, 3)})])
+        clock.follow(step)
+    return step
+
+
+def shift_times(store: Store, step: float, now: float) -> None:
+    """Move every stored time from which something is still counted; within the caller's transaction.
+
+    What ended longer ago keeps its dates, and so do events.
+
+    Args:
+        store: To be changed.
+        step: Seconds.
+        now: Unix seconds before the step.
+    """
+    store.put_jobs([_job(job, step) for job in store.jobs(since=now - RECENT_S)])
+    store.put_ranks([_rank(rank, step) for rank in store.ranks()])
+    store.put_nodes([_record(record, step) for record in store.node_records().values()])
+    store.shift_rows(step, now - RECENT_S)
+    if beat := store.meta("heartbeat"):
+        store.set_meta("heartbeat", str(float(beat) + step))
+
+
+def _job(job: Job, step: float) -> Job:
+    """Begin times that a user gave are dates and stay."""
+    date = job.eligible_time is not None and job.eligible_time == job.spec.begin_time
+    names = ("submit_time", "start_time", "end_time", *(() if date else ("eligible_time",)))
+    changed = _with_moved(job, step, *names)
+    return msgspec.structs.replace(changed, ending=_ending(job.ending, step), preemptions=_stops(job.preemptions, step))
+
+
+def _ending(ending: Ending | None, step: float) -> Ending | None:
+    if ending is None:
+        return None
+    return msgspec.structs.replace(_with_moved(ending, step, "kill_at"), preemptions=_stops(ending.preemptions, step))
+
+
+def _stops(preemptions: Preemptions | None, step: float) -> Preemptions | None:
+    if preemptions is None:
+        return None
+    return msgspec.structs.replace(preemptions, times=tuple(t + step for t in preemptions.times))
+
+
+def _rank(rank: RankRecord, step: float) -> RankRecord:
+    return _with_moved(rank, step, "intended_at", "launched_at", "finished_at")
+
+
+def _record(record: NodeRecord, step: float) -> NodeRecord:
+    reading = record.reading
+    if reading is not None:
+        skew = None if reading.clock_skew_s is None else reading.clock_skew_s - step
+        reading = msgspec.structs.replace(reading, time=reading.time + step, clock_skew_s=skew)
+    return msgspec.structs.replace(_with_moved(record, step, "last_seen", "down_since"), reading=reading)
+
+
+def _with_moved(struct: T, step: float, *names: str) -> T:
+    return msgspec.structs.replace(struct, **{name: _moved(getattr(struct, name), step) for name in names})
+
+
+def _moved(time_: float | None, step: float) -> float | None:
+    return None if time_ is None else time_ + step

@@ -1,0 +1,89 @@
+"""Who the controller is, and what it is at before its first cycle: a small file that anyone may read.
+
+The lock is what keeps a second one out, and only its holder may open it. This file is for those who ask, and it is
+believed only while the process that wrote it lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from gpusched.queue.clock import boot_id
+
+FILE = "controller.json"
+STARTING, COMPILING = "is starting", "is starting: it compiles the scheduling passes, this once"
+
+
+class Presence(msgspec.Struct, frozen=True, kw_only=True):
+    """A controller or tick.
+
+    Attributes:
+        started: When its process began, as /proc has it: a process id alone may be another's by now.
+        doing: What keeps it from its first cycle (`STARTING`, `COMPILING`); "" from then on.
+    """
+
+    pid: int
+    started: str
+    boot_id: str
+    doing: str = ""
+
+    def line(self, otherwise: str) -> str:
+        """What it is at, as a sentence; ``otherwise`` where it is past its start."""
+        return f"the controller (pid {self.pid}) {self.doing or otherwise}"
+
+
+@contextlib.contextmanager
+def present(state: Path) -> Iterator[None]:
+    """This process is the controller meanwhile (it holds the lock)."""
+    announce(state, STARTING)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            (state / FILE).unlink()
+
+
+def announce(state: Path, doing: str = "") -> None:
+    """Say what this process, the controller, is at. A full disk must not keep it from its work."""
+    own = Presence(pid=os.getpid(), started=_started(os.getpid()) or "", boot_id=boot_id(), doing=doing)
+    part = state / f"{FILE}.part"
+    with contextlib.suppress(OSError):
+        part.write_bytes(msgspec.json.encode(own))
+        part.chmod(0o644)
+        part.replace(state / FILE)
+
+
+def controller_of(state: Path) -> Presence | None:
+    """The controller that runs on a state folder now; None: there is none, or it cannot be told."""
+    try:
+        found = msgspec.json.decode((state / FILE).read_bytes(), type=Presence)
+        here = found.boot_id == boot_id()
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return found if here and _lives(found) else None
+
+
+def _lives(found: Presence) -> bool:
+    started = _started(found.pid)
+    if started is not None:
+        return started == found.started
+    try:
+        os.kill(found.pid, 0)
+    except PermissionError:
+        return True  # there is one, and /proc shows users their own processes only (hidepid)
+    except OSError:
+        return False
+    return False  # a zombie
+
+
+def _started(pid: int) -> str | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[-1].split()
+    except OSError:
+        return None
+    return fields[19] if fields[0] not in "ZX" else None
