@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from gpusched.model.jobs import JobState
+from gpusched.model.units import in_calendar
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,7 +44,7 @@ def local_time(timestamp: float | None) -> str:
     """Unix seconds as ``2026-11-20 18:00:03`` in the reader's time zone; unknown is ``-``."""
     if timestamp is None:
         return UNKNOWN
-    return datetime.fromtimestamp(timestamp).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(in_calendar(timestamp)).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def ranges(numbers: Iterable[int]) -> str:
