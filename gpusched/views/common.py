@@ -7,11 +7,14 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from gpusched.errors import printable as clean
 from gpusched.model.jobs import JobState
 from gpusched.model.units import in_calendar
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+__all__ = ["clean", "compress_names", "energy", "local_time", "plain_table", "ranges", "shorten", "state_style"]
 
 UNKNOWN = "-"
 STATE_STYLE = {
@@ -28,11 +31,6 @@ BAD_STATE_STYLE = "red"
 def state_style(state: JobState) -> str:
     """The colour of a job's state."""
     return STATE_STYLE.get(state, BAD_STATE_STYLE)
-
-
-def clean(text: str) -> str:
-    """The text in one line, control characters escaped."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def shorten(text: str, width: int) -> str:
