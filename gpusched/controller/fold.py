@@ -117,8 +117,8 @@ class Folder:
                     break
         if left:
             self._say(
-                f"{len(left)} command{'s' * (len(left) > 1)} cannot be recorded and wait in the inbox: {left[0]}; "
-                "tried again in a minute, see 'gpusched check'"
+                f"commands that cannot be recorded wait in the inbox ({len(left)}): {left[0]}; tried again in a "
+                "minute, see 'gpusched check'"
             )
         return taken
 

@@ -189,9 +189,11 @@ def mutated(fields: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
             return NUMBERS
         if isinstance(value, str):
             return TEXTS
-        return NUMBERS | JSON if value is None else JSON
+        return NUMBERS | TEXTS | JSON if value is None else JSON
 
-    some = st.lists(st.sampled_from(sorted(fields)), max_size=2, unique=True)  # with more, nothing would be valid
+    numbers = [name for name, value in fields.items() if value is None or isinstance(value, (int, float))]
+    name = st.sampled_from(numbers) | st.sampled_from(sorted(fields))
+    some = st.lists(name, max_size=2, unique=True)  # with more, nothing would be valid
     return some.flatmap(lambda names: st.fixed_dictionaries({n: like(fields[n]) for n in names})).map(
         lambda chosen: fields | chosen
     )
@@ -199,7 +201,7 @@ def mutated(fields: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
 
 @st.composite
 def command_files(draw: st.DrawFn) -> bytes:
-    kind = draw(st.sampled_from(sorted(KINDS)))
+    kind = draw(st.just("submit") | st.sampled_from(sorted(KINDS)))
     base: dict[str, Any] = {"time": NOW}
     for field in msgspec.structs.fields(KINDS[kind]):
         if field.name == "spec":
