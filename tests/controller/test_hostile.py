@@ -219,7 +219,27 @@ def command_files(draw: st.DrawFn) -> bytes:
     return msgspec.json.encode(draw(mutated(base)) | {"command": kind})
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+EXTREMES = (0, -1, 2**31, 2**63, 10**25, 10**308, HUGE, -HUGE, 0.5, 1e300, -1e300)
+
+
+@pytest.mark.parametrize("value", EXTREMES, ids=map(str, range(len(EXTREMES))))
+def test_no_number_in_any_field_ends_the_controller(site: Site, value: float) -> None:
+    good = site.submit(spec=spec(gpus_per_node=0))
+    fields = [*(name for name, was in SPEC.items() if was is None or type(was) in (int, float)), "time", "max_running"]
+    for number, field in enumerate(fields):
+        job_id = f"0{number:010d}"
+        command = {"command": "submit", "time": NOW, "id": job_id, "spec": dict(SPEC), "array": [0, 1]}
+        (command["spec"] if field in SPEC else command)[field] = value  # type: ignore[index]
+        (site.inbox.new / f"{job_id}.submit").write_bytes(msgspec.json.encode(command))
+    site.turn(4)
+    assert not os.listdir(site.inbox.new)
+    assert "InternalError" not in {job.reason for job in site.store.jobs()}
+    found = site.store.job(good)
+    assert found is not None
+    assert found.state is JobState.RUNNING
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(files=st.lists(command_files(), min_size=1, max_size=4))
 def test_no_command_file_ends_the_controller(files: list[bytes]) -> None:
     with tempfile.TemporaryDirectory() as folder:
