@@ -7,15 +7,14 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from gpusched.errors import printable as clean
+from gpusched.errors import printable
 from gpusched.model.jobs import JobState
 from gpusched.model.units import in_calendar
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["clean", "compress_names", "energy", "local_time", "plain_table", "ranges", "shorten", "state_style"]
-
+clean = printable
 UNKNOWN = "-"
 STATE_STYLE = {
     JobState.PENDING: "yellow",
