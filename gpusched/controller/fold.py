@@ -32,7 +32,7 @@ from gpusched.model.events import Event
 from gpusched.model.jobs import ENDED, Ending, Job, JobState
 from gpusched.model.readings import NodeState
 from gpusched.model.resources import Inventory
-from gpusched.queue.inbox import Inbox, Malformed, Received
+from gpusched.queue.inbox import PUT_OFF_S, Inbox, Malformed, Received
 from gpusched.queue.lifecycle import move
 from gpusched.queue.store import NodeRecord, Store
 from gpusched.users import user_name
@@ -117,8 +117,8 @@ class Folder:
                     break
         if left:
             self._say(
-                f"commands that cannot be recorded wait in the inbox ({len(left)}): {left[0]}; tried again in a "
-                "minute, see 'gpusched check'"
+                f"commands that cannot be recorded wait in the inbox ({len(left)}): {left[0]}; tried again every "
+                f"{PUT_OFF_S:g} s, see 'gpusched check'"
             )
         return taken
 

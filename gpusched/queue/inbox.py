@@ -25,7 +25,7 @@ MAX_COMMAND_BYTES = 4 * 1024 * 1024
 MAX_REFUSED, MAX_REFUSED_BYTES, KEEP_REFUSED_S = 1000, 64 * 1024 * 1024, 30 * 86400.0
 KEEP_DRAFTS_S = 86400.0
 LINKING_S = 60.0  # how long a command may have two names, the draft's and its own
-PUT_OFF_S = 60.0
+PUT_OFF_S = 15.0
 _DECODER = msgspec.json.Decoder(AnyCommand)
 
 

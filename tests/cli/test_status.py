@@ -16,7 +16,7 @@ from gpusched.model.events import Event
 from gpusched.model.jobs import Ending, JobSpec, JobState, Preemptions
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
-from tests.cli.conftest import GPUSCHED, Site
+from tests.cli.conftest import GPUSCHED, INVENTORY, Site
 
 KEYS = {
     "id", "name", "user", "partition", "flavor", "state", "reason", "nodes", "gpus", "submit_time", "start_time",
@@ -425,3 +425,18 @@ def test_a_command_file_with_such_a_number_is_refused(site: Site, field: dict[st
     site.fold()
     assert site.call("status", "--json").ok().json == []
     assert "refused" in site.call("show", job_id).err
+
+
+def test_more_waiting_jobs_than_a_user_may_have_are_refused_with_the_number(site: Site) -> None:
+    site.inventory.write_text("settings: {max_queued_jobs_per_user: 2, max_queued_size_per_user: 1M}\n" + INVENTORY)
+    fits = site.submit("-F", "s-V100", "--array", "0-1", "--", "true")
+    many = site.submit("-F", "s-V100", "--", "true")
+    site.fold()
+    refused = site.call("show", many)
+    assert refused.code == 1
+    assert "has 2 jobs waiting and may have 2: 1 more are too many (settings.max_queued_jobs_per_user" in refused.err
+    site.call("cancel", "-y", fits).ok()
+    site.fold()
+    again = site.submit("-F", "s-V100", "--", "true")
+    site.fold()
+    assert site.call("status", "--json", again).ok().json[0]["state"] == "PENDING"
