@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def printable(text: str) -> str:
+    """The text in one line, safe for a terminal: controls (C0, C1, bidirectional), lone surrogates escaped."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 class GpuschedError(Exception):
     """Something a user can act on.
 
@@ -21,8 +26,7 @@ class GpuschedError(Exception):
 
     def line(self) -> str:
         """The error as one line, hint included; control characters are escaped."""
-        text = f"{self.message}; {self.hint}" if self.hint else self.message
-        return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+        return printable(f"{self.message}; {self.hint}" if self.hint else self.message)
 
 
 class UsageError(GpuschedError):

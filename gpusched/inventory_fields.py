@@ -298,6 +298,8 @@ SETTINGS: Fields = {
     "admins": ("admins", _words("a user name", _USER)),
     "shared": ("shared", lambda value: value.flag()),
     "allowed_mounts": ("allowed_mounts", _words("an absolute path", _ABSOLUTE)),
+    "max_queued_jobs_per_user": ("max_queued_jobs_per_user", _whole(1, 1_000_000_000, "a number of jobs")),
+    "max_queued_size_per_user": ("max_queued_mib_per_user", _memory),
     "network": ("network", _text("a network mode of the container runtime, such as host or bridge", _IMAGE)),
     "known_hosts": ("known_hosts", _text("the path of a known_hosts file")),
     "ssh_config": ("ssh_config", _text("the path of an ssh_config file")),

@@ -10,13 +10,17 @@ from gpusched.model import ids
 from gpusched.model.jobs import JobSpec
 from gpusched.model.resources import Inventory, Node, Partition, RuntimeName
 from gpusched.model.suggest import did_you_mean
-from gpusched.model.units import format_duration, format_memory
+from gpusched.model.units import MAX_DURATION_S, MAX_TIMESTAMP, format_duration, format_memory
 
 MAX_VALUE_BYTES = 120_000  # Linux takes 131,072 for one argument or variable (MAX_ARG_STRLEN), its name included
 MAX_TOTAL_BYTES = 1_000_000  # of command and environment together: half of what execve takes with the usual stack
 MAX_NAME = 200
 MAX_ARRAY_TASKS = 100_000
 MAX_PRIORITY = 1_000_000_000
+MAX_COUNT = 1_000_000  # of nodes, GPUs, cores; sums over whole queues must stay within 64 bits
+MAX_MEMORY_MIB = 1 << 40
+MAX_DEPENDENCIES = 1000  # each is looked up in every cycle
+MAX_NAMES = 10_000  # of nodes and GPU types
 SIGNALS = frozenset(
     "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT STOP TSTP TTIN TTOU URG "
     "XCPU XFSZ VTALRM PROF WINCH IO PWR SYS".split()
@@ -169,6 +173,23 @@ def _check_mounts(spec: JobSpec) -> None:
 
 
 def _check_numbers(spec: JobSpec) -> None:
+    # No number that fails here is shown: it may have millions of digits.
+    for option, value, most in (
+        ("--nodes", spec.nodes, MAX_COUNT),
+        ("--gpus", spec.gpus_per_node, MAX_COUNT),
+        ("--cpus", spec.cores_per_node, MAX_COUNT),
+        ("--mem (MiB)", spec.memory_mib_per_node, MAX_MEMORY_MIB),
+        ("--time (s)", spec.time_limit_s, MAX_DURATION_S),
+        ("--signal NAME@SECONDS", spec.signal_before_s or 0, MAX_DURATION_S),
+        ("the number of --dependency", len(spec.dependencies), MAX_DEPENDENCIES),
+        ("the number of --nodelist", len(spec.nodelist), MAX_NAMES),
+        ("the number of --exclude", len(spec.exclude), MAX_NAMES),
+        ("the number of --gpu-type", len(spec.gpu_types), MAX_NAMES),
+    ):
+        if value > most:
+            raise UsageError(f"{option} is at most {most}")
+    if spec.begin_time is not None and not 0 <= spec.begin_time <= MAX_TIMESTAMP:
+        raise UsageError("--begin must be between the years 1970 and 3000")
     if spec.nodes < 1 or spec.gpus_per_node < 0 or spec.cores_per_node < 1 or spec.memory_mib_per_node < 1:
         raise UsageError("a job needs at least 1 node, 0 GPUs, 1 core and 1 MiB on each")
     if spec.time_limit_s < 1:

@@ -21,6 +21,7 @@ _Kind = Literal["scalar", "list", "mapping"]
 _PARSER: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # without libyaml: ten times slower, the same events
 MAX_BYTES = 16 * 1024 * 1024
 _MAX_DEPTH = 32
+_MAX_NODES = 1_000_000  # once aliases are followed: a few lines of aliases of aliases stand for billions
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _NUMBER = re.compile(r"[-+]?[0-9]{1,18}(?:\.[0-9]{1,18})?")
@@ -198,6 +199,22 @@ def parse_text(text: str, file: str) -> Value:
     return Value(file, "", root.line, root)
 
 
+def parse_plain(path: Path) -> Any:
+    """What a YAML file that a program wrote says, as plain Python values with YAML's own types.
+
+    Raises:
+        FileError: It cannot be read, is too large or too deep, has aliases or tags, or is not YAML.
+    """
+    parse_file(path)  # within bounds, and nothing but mappings, lists and scalars
+    try:
+        text = path.read_text("utf-8-sig")
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=_PARSER)):
+            raise FileError(str(path), None, "", "an alias", "no aliases")
+        return yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError) as error:  # also dates that are none, numbers of thousands of digits
+        raise FileError(str(path), None, "", str(error).replace("\n", " "), "plain YAML") from None
+
+
 def suggestion(word: str, options: Collection[str]) -> str:
     """``: did you mean x?`` where an option is close, else ""."""
     import difflib  # only on the way to an error
@@ -212,7 +229,8 @@ class _Composer:
     def __init__(self, text: str, file: str) -> None:
         self._events: Iterator[Any] = _events(text)
         self._file = file
-        self._anchors: dict[str, _Node] = {}
+        self._anchors: dict[str, tuple[_Node, int]] = {}  # with how many nodes each stands for
+        self._count = 0
 
     def document(self) -> _Node:
         next(self._events)  # the stream's start
@@ -231,11 +249,15 @@ class _Composer:
         if kind is yaml.AliasEvent:
             if event.anchor not in self._anchors:
                 self._refuse(event, key, f"the alias *{event.anchor}", "one whose anchor ends before it")
-            return self._anchors[event.anchor]
+            node, size = self._anchors[event.anchor]
+            self._add(size, event, key)
+            return node
         if event.tag is not None:
             self._refuse(event, key, f"the tag {event.tag}", "no YAML tags")
         if depth > _MAX_DEPTH:
             self._refuse(event, "", f"more than {_MAX_DEPTH} levels", "fewer")
+        before = self._count
+        self._add(1, event, key)
         line = _line(event)
         if kind is yaml.ScalarEvent:
             node = _Node("scalar", line, event.value, plain=event.implicit[0])
@@ -244,8 +266,13 @@ class _Composer:
         else:
             node = _Node("mapping", line, self._mapping(depth, key))
         if event.anchor is not None:
-            self._anchors[event.anchor] = node
+            self._anchors[event.anchor] = node, self._count - before
         return node
+
+    def _add(self, size: int, event: Any, key: str) -> None:
+        self._count += size
+        if self._count > _MAX_NODES:
+            self._refuse(event, key, f"more than {_MAX_NODES:,} values, aliases followed", "fewer")
 
     def _list(self, depth: int, key: str) -> list[_Node]:
         nodes: list[_Node] = []

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpusched.errors import UsageError
+from gpusched.errors import printable as printable
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
 _json_mode = False
 PIPE_WIDTH = 4000
@@ -47,15 +49,29 @@ def emit_json(value: Any) -> None:
     """Print exactly one JSON value (structs, dicts, lists...), indented on a terminal."""
     import msgspec
 
-    text = msgspec.json.encode(value)
+    encoded = msgspec.json.encode(value)
     if sys.stdout.isatty():
-        text = msgspec.json.format(text, indent=2)
-    sys.stdout.write(text.decode() + "\n")
+        encoded = msgspec.json.format(encoded, indent=2)
+    text = encoded.decode()
+    if not text.isascii():  # JSON lets C1 and bidirectional controls stand; a terminal would obey them
+        text = "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text)
+    sys.stdout.write(text + "\n")
+
+
+def _escaped(char: str) -> str:
+    """A character as JSON's escapes."""
+    import json
+
+    return json.dumps(char)[1:-1]
 
 
 def print_line(text: str) -> None:
-    """One plain line on stdout; never marked up, never wrapped."""
-    sys.stdout.write(text + "\n")
+    """Plain text on stdout, a line mostly; never marked up, never wrapped, controls escaped."""
+    sys.stdout.write(_printable_lines(text) + "\n")
+
+
+def _printable_lines(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def note(text: str) -> None:
@@ -71,11 +87,6 @@ def print_error(line: str) -> None:
         emit_json({"error": line})
     else:
         sys.stderr.write(f"gpusched: error: {line}\n")
-
-
-def printable(text: str) -> str:
-    """The text with control characters and lone surrogates escaped: safe for a terminal and for JSON."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def screen_width() -> int:
@@ -100,7 +111,19 @@ def print_rich(*renderables: RenderableType) -> None:
     """Print tables, texts and other Rich renderables."""
     screen = console()
     for renderable in renderables:
-        screen.print(renderable)
+        screen.print(_Safe(renderable))
+
+
+class _Safe:
+    """A renderable whose texts cannot steer the terminal, whoever wrote them; Rich's own colours stay."""
+
+    def __init__(self, renderable: RenderableType) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in console.render(self._renderable, options):
+            safe = segment.control or segment.text == "\n" or segment.text.isprintable()
+            yield segment if safe else segment._replace(text=_printable_lines(segment.text))
 
 
 @contextmanager
@@ -132,9 +155,9 @@ def watch(render: Callable[[], RenderableType], interval_s: float = 2.0) -> None
     from gpusched.cli.keys import quit_pressed, single_keys
 
     try:
-        with single_keys(), Live(render(), screen=True, auto_refresh=False, console=console()) as live:
+        with single_keys(), Live(_Safe(render()), screen=True, auto_refresh=False, console=console()) as live:
             while not quit_pressed(interval_s):
-                live.update(render(), refresh=True)
+                live.update(_Safe(render()), refresh=True)
     except KeyboardInterrupt:
         pass
 
@@ -149,6 +172,6 @@ def confirm(question: str, yes: bool) -> bool:
         return True
     if _json_mode or not sys.stdin.isatty():
         raise UsageError(f"{question} cannot be asked here", "say -y if you mean it")
-    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.write(f"{printable(question)} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

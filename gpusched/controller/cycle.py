@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from gpusched.cluster.base import Cluster, Observation, Outcome, RankKey, Work
+from gpusched.controller.culprits import culprits
 from gpusched.controller.deciding import Decider
 from gpusched.controller.estimating import Estimator
-from gpusched.controller.fold import Folder
+from gpusched.controller.fold import OUR_DISK, Folder
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.ledger import Ledger
 from gpusched.controller.nodestate import (
@@ -38,10 +39,11 @@ from gpusched.model.resources import Inventory, Partition
 from gpusched.model.snapshot import Snapshot
 from gpusched.paths import log_path
 from gpusched.queue.inbox import Inbox
-from gpusched.queue.lifecycle import move
+from gpusched.queue.lifecycle import move, set_aside
 from gpusched.queue.snapshots import held_gpus, snapshot_of_store
 from gpusched.queue.store import NodeRecord, RankRecord, Run, Store
 from gpusched.sched.check import check
+from gpusched.sched.decide import decide
 
 MESSAGE_REFRESH_S = 30.0  # waiting messages hold durations; writing them all in every cycle would help nobody
 REMEMBER_REMOVED_S = 600.0
@@ -72,6 +74,7 @@ class Cycle:
         self._store, self._state, self._cluster, self._clock = store, state, cluster, clock
         self.inventory, self.policies = inventory, policies  # as declared; promotions go before them
         self._attended = inventory  # with nodes that left it while something of ours is on them
+        self._say, self._undecided = say, ""
         self._decider, self._shadowing = Decider(store, say), Shadowing(store)
         self._estimator = Estimator(store, state, say)
         self.inbox = Inbox(state)
@@ -89,7 +92,7 @@ class Cycle:
         """One cycle. Slow nodes are waited for no longer than ``patience_s``."""
         now = self._clock()
         self._settle(self._cluster.finished())
-        Folder(self._store, self.inbox, self.inventory, self._secrets).fold(now)
+        Folder(self._store, self.inbox, self.inventory, self._secrets, self._say).fold(now)
         charge = take_up(self._store, self.inventory, self.policies, now)
         self._decider.look(*charge, now)
         self._attended = self._attend()
@@ -235,7 +238,7 @@ class Cycle:
         by_attempt: dict[tuple[str, int], list[RankRecord]] = {}
         for rank in sorted(ranks, key=rank_key):
             by_attempt.setdefault((rank.job_id, rank.attempt), []).append(rank)
-        return [reconcile_job(job, by_attempt.get((job.id, job.attempt), []), world) for job in active]
+        return [_step(job, by_attempt.get((job.id, job.attempt), []), world) for job in active]
 
     def _apply_steps(
         self, steps: list[Step], records: dict[str, NodeRecord], events: list[Event], now: float
@@ -314,11 +317,52 @@ class Cycle:
     # -- deciding ------------------------------------------------------------------------------------------------
 
     def _decide(self, charge: Charge, now: float) -> _Decided | None:
-        """Ask the policies, check their plan, write the intent down; None where nobody waits."""
-        pending = self._store.pending()
+        """Decide, or set those jobs aside of which no policy can take even a look; None where nothing is decided."""
+        pending, active = self._store.pending(), self._store.active()
         if not pending:
             return None
-        active = self._store.active()
+        try:
+            decided = self._decide_on(pending, active, charge, now)
+        except OUR_DISK:
+            raise
+        except Exception as error:
+            self._set_aside([*active, *pending], charge, error, now)
+            return None
+        self._undecided = ""
+        return decided
+
+    def _set_aside(self, jobs: Sequence[Job], charge: Charge, error: Exception, now: float) -> None:
+        """After a decision that raised: the jobs that make it raise, each for itself, are FAILED with their story."""
+        why: dict[str, Exception] = {}
+
+        def fails(some: Sequence[Job]) -> bool:
+            active, pending = ([j for j in some if (j.state in ACTIVE) is holds] for holds in (True, False))
+            try:
+                snapshot = snapshot_of_store(
+                    self._store, self.inventory, charge.policies, now, active=active, pending=pending
+                )
+                # Jobs that wait are looked at by a policy that needs no weights, one that runs by any.
+                check(decide(snapshot), snapshot)
+            except OUR_DISK:
+                raise
+            except Exception as error:
+                why[some[0].id] = error
+                return True
+            return False
+
+        found = [set_aside(job, why[job.id], now) for job in culprits(jobs, fails)]
+        with self._store.transaction():
+            self._store.put_jobs(job for job, _ in found)
+            self._store.append(event for _, event in found)
+            for job, _ in found:
+                self._store.close_run(job.id, job.attempt, now, job.state)
+        what = f"{type(error).__name__}: {error}"[:500]
+        if not found and what != self._undecided:
+            self._say(f"nothing was decided, and no job alone is to blame: {what}")
+        self._undecided = "" if found else what
+
+    def _decide_on(self, pending: list[Job], active: list[Job], charge: Charge, now: float) -> _Decided:
+        """Ask the policies, check their plan, write the intent down."""
         waiting = {job.id: job for job in pending}
         shadows = [shadow.spec for shadow in self._store.shadows().values() if shadow.until is None]
         self._estimator.run([*charge.policies.values(), *shadows])
@@ -391,6 +435,16 @@ class Cycle:
             self._messages_at[job.id] = now
             changed.append(msgspec.structs.replace(job, reason=str(reason.code), message=reason.message))
         self._store.put_jobs(changed)
+
+
+def _step(job: Job, ranks: list[RankRecord], world: World) -> Step:
+    """A job's next step. One whose step raises is set aside, so that it never ends the cycle of all the others."""
+    try:
+        return reconcile_job(job, ranks, world)
+    except Exception as error:
+        failed, event = set_aside(job, error, world.now)
+        began = job.start_time is not None
+        return Step(job=failed, events=[event], ended_attempt=(world.now, failed.state) if began else None)
 
 
 def share_of(job: Job, partition: Partition) -> float:

@@ -32,7 +32,7 @@ from gpusched.model.events import Event
 from gpusched.model.jobs import ENDED, Ending, Job, JobState
 from gpusched.model.readings import NodeState
 from gpusched.model.resources import Inventory
-from gpusched.queue.inbox import Inbox, Malformed, Received
+from gpusched.queue.inbox import PUT_OFF_S, Inbox, Malformed, Received
 from gpusched.queue.lifecycle import move
 from gpusched.queue.store import NodeRecord, Store
 from gpusched.users import user_name
@@ -41,6 +41,9 @@ from gpusched.validate import MAX_ARRAY_TASKS, MAX_PRIORITY, validate_spec
 MAX_ARRAY_INDEX = 9_999_999
 REMEMBER_FOLDED_S = 86400.0
 MAX_SUBMIT_DELAY_S = 60.0
+MAX_FAILURES = 100  # of one round: on a full disk all will fail
+TASK_BYTES = 300  # about what a waiting job takes besides its spec
+OUR_DISK = (sqlite3.OperationalError, OSError)  # what no command and no job is to blame for
 
 
 class Refused(Exception):
@@ -58,29 +61,66 @@ class Caller(msgspec.Struct, frozen=True):
 class Folder:
     """Folds what lies in the inbox into the store."""
 
-    def __init__(self, store: Store, inbox: Inbox, inventory: Inventory, secrets: SecretFiles) -> None:
+    def __init__(
+        self,
+        store: Store,
+        inbox: Inbox,
+        inventory: Inventory,
+        secrets: SecretFiles,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self._store, self._inbox, self._inventory, self._secrets = store, inbox, inventory, secrets
+        self._say = say
+        self._waiting: dict[str, tuple[int, int]] | None = None  # of each user: jobs, bytes; read when first asked for
 
     def fold(self, now: float) -> int:
         """Fold all that waits, in order, in one transaction; returns how many files were taken.
 
         The files are removed after the commit. A crash in between leaves files that were folded; they are recognised
-        by name and change nothing the second time.
+        by name and change nothing the second time. Where all together cannot be written, each is tried for itself:
+        what does not fit on the disk stays in the inbox and is tried again later, and what is behind it goes on.
         """
-        taken: list[tuple[str, bool]] = []
-        with self._store.transaction():
-            for item in self._inbox.waiting():
-                known = _storable(item.file_name)
-                good = not isinstance(item, Malformed)
-                if not self._store.was_folded(known):
-                    good = self._fold_one(item, now)
-                    self._store.mark_folded(known, now)
-                taken.append((item.file_name, good))
+        try:
+            with self._store.transaction():
+                taken = [self._take(item, now) for item in self._inbox.waiting()]
+        except OUR_DISK:
+            taken = self._one_by_one(now)
         for file_name, good in taken:
             (self._inbox.remove if good else self._inbox.refuse)(file_name)
         if taken:
             self._store.forget_folded(now - REMEMBER_FOLDED_S)
+        if not all(good for _, good in taken):
+            self._inbox.tidy()
         return len(taken)
+
+    def _take(self, item: Received | Malformed, now: float) -> tuple[str, bool]:
+        """Fold one file unless it was before; its name, and whether it is good."""
+        known = _storable(item.file_name)
+        good = not isinstance(item, Malformed)
+        if not self._store.was_folded(known):
+            good = self._fold_one(item, now)
+            self._store.mark_folded(known, now)
+        return item.file_name, good
+
+    def _one_by_one(self, now: float) -> list[tuple[str, bool]]:
+        taken, left = [], []
+        self._waiting = None  # what was rolled back counts no more
+        for item in self._inbox.waiting():
+            try:
+                with self._store.transaction():
+                    taken.append(self._take(item, now))
+            except OUR_DISK as error:
+                self._waiting = None
+                self._inbox.put_off(item.file_name)
+                left.append(error)
+                if len(left) == MAX_FAILURES:
+                    break
+        if left:
+            self._say(
+                f"commands that cannot be recorded wait in the inbox ({len(left)}): {left[0]}; tried again every "
+                f"{PUT_OFF_S:g} s, see 'gpusched check'"
+            )
+        return taken
 
     def _fold_one(self, item: Received | Malformed, now: float) -> bool:
         """Fold one file; False where it is to be set aside for a person to look at."""
@@ -91,8 +131,8 @@ class Folder:
         try:
             with self._store.savepoint():
                 self._try(item, caller, now)
-        except (sqlite3.OperationalError, OSError):
-            raise  # our disk, not the command
+        except OUR_DISK:
+            raise  # not the command
         except Exception as error:  # one command that we did not foresee must not stop all others for ever
             self._refuse(item.file_name, caller.name, f"internal error: {error!r}", now)
             return False
@@ -156,6 +196,7 @@ class Folder:
         if self._store.job(command.id) or self._store.jobs_of_array(command.id):
             raise Refused(f"job {command.id} is there already")
         jobs = self._tasks(command, caller, now)
+        queued = self._room_for(jobs, caller)
         if command.secrets:
             self._secrets.write(command.id, command.secrets)
         self._store.put_jobs(jobs)
@@ -163,6 +204,31 @@ class Folder:
         self._store.append(Event(time=now, kind="submitted", job_id=j.id, user=j.user, data=data) for j in jobs)
         if command.array is not None and command.max_running is not None:
             self._store.set_meta(f"array_limit:{command.id}", str(command.max_running))
+        self._queued[caller.name] = queued
+
+    @property
+    def _queued(self) -> dict[str, tuple[int, int]]:
+        if self._waiting is None:
+            self._waiting = self._store.waiting_of_users()
+        return self._waiting
+
+    def _room_for(self, jobs: list[Job], caller: Caller) -> tuple[int, int]:
+        """How many jobs and bytes of the caller's wait with these."""
+        settings = self._inventory.settings
+        count, size = self._queued.get(caller.name, (0, 0))
+        most = settings.max_queued_jobs_per_user
+        if count + len(jobs) > most:
+            raise Refused(
+                f"{caller.name} has {count} jobs waiting and may have {most}: {len(jobs)} more are too many "
+                "(settings.max_queued_jobs_per_user of inventory.yaml)"
+            )
+        size += len(msgspec.json.encode(jobs[0].spec)) + len(jobs) * TASK_BYTES
+        if size > settings.max_queued_mib_per_user << 20:
+            raise Refused(
+                f"the waiting jobs of {caller.name} would take {size >> 20} MiB with this one, and may take "
+                f"{settings.max_queued_mib_per_user} (settings.max_queued_size_per_user of inventory.yaml)"
+            )
+        return count + len(jobs), size
 
     def _check_mounts(self, command: Submit, caller: Caller) -> None:
         if caller.uid == os.getuid() or caller.admin:

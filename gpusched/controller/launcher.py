@@ -6,7 +6,7 @@ import os
 import pwd
 from collections.abc import Iterable
 
-from gpusched.cluster.base import RankKey, Work
+from gpusched.cluster.base import REFUSED, RankKey, Work
 from gpusched.cluster.launching import expand_output, launch_request, master_port
 from gpusched.controller.reconcile import rank_key
 from gpusched.controller.secretfiles import SecretFiles
@@ -82,6 +82,8 @@ class Launcher:
                 works.append(self._launch(inventory, job, rank))
             except GpuschedError as error:
                 self.errors[rank_key(rank)] = error.line()
+            except Exception as error:  # no node is to blame for it, and the other jobs go on
+                self.errors[rank_key(rank)] = f"{REFUSED}: {type(error).__name__}: {error}"[:500]
         return works
 
     def _launch(self, inventory: Inventory, job: Job, rank: RankRecord) -> Work:

@@ -7,6 +7,7 @@ import fcntl
 import os
 import signal
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -46,9 +47,19 @@ def controller_lock(state: Path) -> Iterator[None]:
 
     Raises:
         AlreadyRunning: Another process has it.
+        GpuschedError: The lock's file cannot be opened.
     """
     state.mkdir(parents=True, exist_ok=True)
-    with (state / "controller.lock").open("a+") as file:
+    path = state / "controller.lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise GpuschedError(
+            f"{path} cannot be opened: {error.strerror}", "it must be a file of the controller's user"
+        ) from None
+    with open(descriptor, "r+") as file:
+        if stat.S_IMODE(os.fstat(descriptor).st_mode) != 0o600 and os.fstat(descriptor).st_uid == os.getuid():
+            os.fchmod(descriptor, 0o600)  # whoever can open it can lock it; earlier versions let all users read it
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -116,6 +127,7 @@ class Service:
             with self.store.transaction():
                 self.store.compact_usage(self.clock() - KEEP_FINE_USAGE_S, 3600)
             rotate(self._state / "logs", self.cycle.inventory.settings.logs)
+            self.cycle.inbox.tidy()
 
     def _follow_wall_clock(self) -> None:
         if step := follow_wall_clock(self.store, self.clock):
@@ -145,8 +157,9 @@ class Service:
 
     def _begin_anew(self) -> None:
         """Forget what the cycle remembers besides the store."""
-        inventory, policies = self.cycle.inventory, self.cycle.policies
+        inventory, policies, inbox = self.cycle.inventory, self.cycle.policies, self.cycle.inbox
         self.cycle = Cycle(self.store, self._state, inventory, policies, self.cluster, self.clock, self._say)
+        self.cycle.inbox = inbox  # it knows what was put off
 
     def _stamp(self) -> tuple[tuple[str, int], ...]:
         folders = policy_folders(self._path)

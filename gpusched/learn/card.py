@@ -11,12 +11,13 @@ import msgspec
 import yaml
 
 from gpusched import __version__
-from gpusched.errors import GpuschedError
+from gpusched.errors import FileError, GpuschedError
 from gpusched.learn.request import Row
 from gpusched.paths import write_whole
 from gpusched.sim.cluster import Pool
 from gpusched.sim.trace import Trace
 from gpusched.sim.tracefile import FLOATS, INTS
+from gpusched.yamlfile import parse_plain
 
 _CODE = ("learn", "sched", "sim")
 
@@ -87,11 +88,11 @@ def read_card(path: Path) -> Card:
         GpuschedError: It cannot be read, or is no card.
     """
     try:
-        content = yaml.safe_load(path.read_text("utf-8"))
+        content = parse_plain(path)
         for row in content["metrics"]:
             row.setdefault("value", None)
         return msgspec.convert(content, Card, strict=False)
-    except (OSError, yaml.YAMLError, msgspec.ValidationError, KeyError, TypeError) as error:
+    except (FileError, msgspec.ValidationError, KeyError, TypeError, AttributeError) as error:
         raise GpuschedError(f"{path}: this is no training card: {error}", "train it again") from None
 
 

@@ -38,7 +38,7 @@ class Checkpoint:
                 if about.get("key") != self.key:
                     return None
                 return {name: file.get_tensor(name) for name in file.keys()}, json.loads(about["state"])
-        except (OSError, SafetensorError, ValueError):
+        except (OSError, SafetensorError, ValueError, RecursionError):
             return None
 
     def due(self) -> bool:

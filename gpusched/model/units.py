@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
+MAX_DURATION_S = 100 * 366 * 86400  # nothing here lasts longer than a century
+MAX_TIMESTAMP = 32_503_680_000.0  # the year 3000
+_MAX_MEMORY_MIB = 1 << 50
 _DURATION_SUFFIX = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _MEMORY_SUFFIX = {"": 1, "M": 1, "G": 1024, "T": 1024 * 1024}
 
@@ -16,11 +19,13 @@ def parse_duration(text: str) -> int:
     ``2h``, ``7d``, ``1w`` or sums of them such as ``1d12h``.
 
     Raises:
-        ValueError: Not such a form, or not positive.
+        ValueError: Not such a form, not positive, or longer than a century.
     """
     seconds = _duration_or_none(text.strip())
-    if seconds is None or seconds <= 0:
-        raise ValueError("a time such as 90 (minutes), 2h, 1d12h, HH:MM:SS or D-HH:MM:SS, greater than zero")
+    if seconds is None or not 0 < seconds <= MAX_DURATION_S:
+        raise ValueError(
+            "a time such as 90 (minutes), 2h, 1d12h, HH:MM:SS or D-HH:MM:SS, greater than zero and at most 100 years"
+        )
     return seconds
 
 
@@ -52,7 +57,7 @@ def parse_memory_mib(text: str) -> int:
     """
     match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([MGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     mib = round(float(match[1]) * _MEMORY_SUFFIX[match[2].upper()]) if match else 0
-    if mib <= 0:
+    if not 0 < mib <= _MAX_MEMORY_MIB:
         raise ValueError("a memory size such as 512M, 64G or 1T, greater than zero")
     return mib
 
@@ -61,7 +66,7 @@ def format_duration(seconds: float | None) -> str:
     """``D-HH:MM:SS`` or ``H:MM:SS``; unknown is ``-``."""
     if seconds is None:
         return "-"
-    days, rest = divmod(max(0, round(seconds)), 86400)
+    days, rest = divmod(round(min(max(0, seconds), MAX_TIMESTAMP)), 86400)  # a sum may be without bound
     text = f"{rest // 3600}:{rest // 60 % 60:02d}:{rest % 60:02d}"
     return f"{days}-{text:0>8}" if days else text
 
@@ -70,14 +75,20 @@ def format_memory(mib: int | None) -> str:
     """MiB as ``512M`` or ``64G``; unknown is ``-``."""
     if mib is None:
         return "-"
+    mib = min(mib, _MAX_MEMORY_MIB)
     return f"{mib / 1024:.0f}G" if mib % 1024 == 0 or mib >= 10240 else f"{mib}M"
 
 
 def iso_utc(timestamp: float | None) -> str | None:
-    """Unix seconds as UTC ISO-8601 with a ``Z``; None stays None."""
+    """Unix seconds as UTC ISO-8601 with a ``Z``; None stays None. What no calendar holds is shown as 1970 or 3000."""
     if timestamp is None:
         return None
-    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return datetime.fromtimestamp(in_calendar(timestamp), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def in_calendar(timestamp: float) -> float:
+    """The nearest time that can be shown: between the years 1970 and 3000."""
+    return min(max(timestamp, 0.0), MAX_TIMESTAMP)
 
 
 def parse_time(text: str, now: float) -> float:

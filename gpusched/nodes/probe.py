@@ -31,6 +31,7 @@ _PACKAGE = "gpusched/nodes/payload"
 _NEED = "@gpusched-need-"
 _PATH = 'umask 077; PATH="$PATH:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"; export PATH; '
 _MARGIN_S = 6.0  # what a probe keeps of its timeout for the connection and for a runtime that hangs
+_MAX_ANSWER_BYTES = 16 << 20  # a node of 16 GPUs with a hundred attempts answers some hundred kB
 _Mode = Literal["cached", "upload", "sh"]
 
 
@@ -98,7 +99,7 @@ def probe(
     deadline = time.monotonic() + settings.probe_timeout_s
     mode = _memory.get(transport)
     for _ in range(3):
-        script = _script(mode, request)
+        script = msgspec.structs.replace(_script(mode, request), max_bytes=_MAX_ANSWER_BYTES)
         sent = now()
         result = transport.run(script, max(0.1, deadline - time.monotonic()))
         received = now()
@@ -140,7 +141,7 @@ def _read(
         if answer is not None:
             reading = parse_reading(request.node, answer, sent, received)
             return reading, "cached" if answer.get("cached") else "upload"
-    except (ValueError, KeyError, TypeError, msgspec.ValidationError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError) as error:
         raise TransportError(
             "protocol",
             f"{request.node}: the probe's answer is not understood: {error}",

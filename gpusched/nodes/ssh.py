@@ -14,7 +14,7 @@ import paramiko
 from gpusched.model.resources import Node, Settings
 from gpusched.nodes.ssh_config import resolve_node
 from gpusched.nodes.ssh_connect import Connection, connect
-from gpusched.nodes.transport import Result, Script, TransportError, stream_argv
+from gpusched.nodes.transport import Result, Script, TransportError, stream_argv, too_much
 from gpusched.nodes.watchdog import guard
 
 _INLINE_BYTES = 16384  # stdin up to this size is sent before reading; more is pumped by a thread of its own
@@ -120,11 +120,15 @@ class SshTransport:
                 _send_stdin(channel, script.stdin, deadline)
                 while not _finished(channel):
                     wake.reset()
+                    if len(stdout) + len(stderr) > script.max_bytes:
+                        raise too_much(self._node.name, script)
                     if not _drain(channel, stdout, stderr) and not _finished(channel):
                         if not wake.wait(deadline - time.monotonic()):
                             raise TimeoutError
                 while _drain(channel, stdout, stderr):
                     pass
+                if len(stdout) + len(stderr) > script.max_bytes:
+                    raise too_much(self._node.name, script)
         except TimeoutError:
             self._forget(connection)
             raise

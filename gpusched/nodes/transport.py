@@ -20,10 +20,13 @@ class Script(msgspec.Struct, frozen=True):
     Attributes:
         argv: Arguments, quoted by the transport exactly once; nothing in them is seen by a shell.
         stdin: What the command reads; secrets belong here, since argv is visible to every user of the node.
+        max_bytes: Of stdout and stderr together. A node that sends more is not listened to any longer: what it answers
+            is held in our memory. Streams have no bound.
     """
 
     argv: tuple[str, ...]
     stdin: bytes = b""
+    max_bytes: int = 256 << 20
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -51,6 +54,15 @@ class TransportError(GpuschedError):
         super().__init__(reason, hint)
         self.kind: FailureKind = kind
         self.reason = reason
+
+
+def too_much(node: str, script: Script) -> TransportError:
+    """The error of a command that says more than it may."""
+    return TransportError(
+        "protocol",
+        f"{node}: `{script.argv[0]}` answered more than {script.max_bytes >> 20} MiB",
+        "look at what the account's shell start-up file and the container engine print there",
+    )
 
 
 class Transport(Protocol):

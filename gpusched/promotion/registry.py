@@ -7,14 +7,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import yaml
-
-from gpusched.errors import GpuschedError, UsageError
+from gpusched.errors import FileError, GpuschedError, UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.model.suggest import did_you_mean
 from gpusched.models import CARD, weights_file
 from gpusched.policies import BUILT_IN, POLICY, WEIGHTS, load_policy, policy_folders
 from gpusched.promotion.freeze import FOLDER
+from gpusched.yamlfile import parse_plain
 
 CANDIDATES = "candidates"
 Origin = Literal["site", "built-in", "frozen", "candidate"]
@@ -101,12 +100,12 @@ def training_of(spec: PolicySpec, partition: str) -> Training | None:
 def read_training(file: Path) -> Training | None:
     """A training card; None where there is none that can be read."""
     try:
-        card = yaml.safe_load(file.read_text("utf-8"))
+        card = parse_plain(file)
         trace = card["trace"]
         last = trace.get("last")
         moment = None if last is None else datetime.fromisoformat(last).astimezone(UTC).timestamp()
         return Training(str(card["trained_at"]), str(trace["name"]), str(trace["sha256"]), moment, card)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
+    except (FileError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

@@ -40,7 +40,7 @@ def last_verdicts(state: Path) -> dict[tuple[str, str, str], str]:
     for file in sorted((state / REPORTS).glob("????-??-??.json"), reverse=True):
         try:
             found = msgspec.json.decode(file.read_bytes(), type=_Page)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             continue
         return {(j.partition, j.name, j.version): j.line for j in found.judged}
     return {}

@@ -6,11 +6,8 @@ import sqlite3
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import msgspec
-
 from gpusched.model.jobs import Job, JobState
-
-_JOB = msgspec.json.Decoder(Job)
+from gpusched.queue.rows import JobReads
 
 
 class Estimate(NamedTuple):
@@ -21,7 +18,7 @@ class Estimate(NamedTuple):
     predictor: str
 
 
-class EstimateReads:
+class EstimateReads(JobReads):
     """The part of a store's reader that is about run times. A store from before there was such a table has none."""
 
     _db: sqlite3.Connection
@@ -44,10 +41,7 @@ class EstimateReads:
 
     def unestimated(self) -> list[Job]:
         """The jobs in the queue of which nothing was said yet."""
-        rows = self._db.execute(
-            "SELECT data FROM jobs WHERE state = ? AND id NOT IN (SELECT job_id FROM estimates)", (JobState.PENDING,)
-        )
-        return [_JOB.decode(data) for (data,) in rows]
+        return self._jobs_of("WHERE state = ? AND id NOT IN (SELECT job_id FROM estimates)", (JobState.PENDING,))
 
 
 class EstimateWrites:

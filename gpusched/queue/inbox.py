@@ -7,8 +7,11 @@ for others (mode 1733), so that nobody reads or removes another's commands.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +22,10 @@ from gpusched.model import ids
 from gpusched.model.commands import AnyCommand, Submit
 
 MAX_COMMAND_BYTES = 4 * 1024 * 1024
+MAX_REFUSED, MAX_REFUSED_BYTES, KEEP_REFUSED_S = 1000, 64 * 1024 * 1024, 30 * 86400.0
+KEEP_DRAFTS_S = 86400.0
+LINKING_S = 60.0  # how long a command may have two names, the draft's and its own
+PUT_OFF_S = 15.0
 _DECODER = msgspec.json.Decoder(AnyCommand)
 
 
@@ -50,6 +57,7 @@ class Inbox:
     def __init__(self, state: Path) -> None:
         self.tmp, self.new, self.refused = state / "inbox/tmp", state / "inbox/new", state / "inbox/refused"
         self._stuck: set[str] = set()
+        self._put_off: dict[str, float] = {}
 
     def create(self, *, shared: bool = False) -> None:
         """Make the folders; ``shared`` lets other users of the machine drop commands."""
@@ -124,17 +132,18 @@ class Inbox:
         except (FileNotFoundError, PermissionError):
             return
         for name in names:
-            if not name.startswith(".") and name not in self._stuck:
-                try:
-                    yield self._read(name)
-                except FileNotFoundError:
-                    continue  # folded by the controller since we listed
+            if name.startswith(".") or name in self._stuck or time.monotonic() < self._put_off.get(name, 0.0):
+                continue
+            try:
+                yield self._read(name)
+            except (FileNotFoundError, _NotYet):
+                continue  # folded by the controller since we listed, or being put there
 
     def submission(self, job_id: str) -> Received | None:
         """The submission with this id, if it waits; needs no permission to list the folder."""
         try:
             found = self._read(f"{job_id}.submit")
-        except FileNotFoundError:
+        except (FileNotFoundError, _NotYet):
             return None
         return found if isinstance(found, Received) else None
 
@@ -142,19 +151,17 @@ class Inbox:
         uid = -1
         try:
             descriptor = os.open(self.new / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            with open(descriptor, "rb") as file:
+            try:
                 status = os.fstat(descriptor)
                 uid = status.st_uid
-                if not stat.S_ISREG(status.st_mode):
-                    return Malformed(file_name=name, uid=uid, why="not a regular file")
-                if status.st_size > MAX_COMMAND_BYTES:
-                    return Malformed(
-                        file_name=name, uid=uid, why=f"{status.st_size} bytes, at most {MAX_COMMAND_BYTES}"
-                    )
-                content = file.read(MAX_COMMAND_BYTES + 1)
+                if why := _no_command(status):
+                    return Malformed(file_name=name, uid=uid, why=why)
+                content = _read_at_most(descriptor, MAX_COMMAND_BYTES)
+            finally:
+                os.close(descriptor)
             command = _DECODER.decode(content)
             return Received(file_name=name, uid=uid, command=command, written=status.st_ctime)
-        except FileNotFoundError:
+        except (FileNotFoundError, _NotYet):
             raise
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return Malformed(file_name=name, uid=uid, why=f"not a command: {error}")
@@ -164,6 +171,11 @@ class Inbox:
     def remove(self, file_name: str) -> None:
         """Take a folded command out; taking it out twice is fine."""
         (self.new / file_name).unlink(missing_ok=True)
+        self._put_off.pop(file_name, None)
+
+    def put_off(self, file_name: str) -> None:
+        """Let a command wait for a while that cannot be recorded now, so that it holds up no other."""
+        self._put_off[file_name] = time.monotonic() + PUT_OFF_S
 
     def refuse(self, file_name: str) -> None:
         """Set a malformed file aside, where a person can look at it; what cannot be moved is passed over."""
@@ -173,6 +185,58 @@ class Inbox:
             pass
         except OSError:  # a folder, say, that belongs to another or stands in the way
             self._stuck.add(file_name)
+
+    def tidy(self) -> None:
+        """Keep of what was set aside the latest, within bounds; remove drafts whose clients died."""
+        now, kept, size = time.time(), 0, 0
+        for path, status in _newest_first(self.refused):
+            size += status.st_size
+            kept += 1
+            if kept > MAX_REFUSED or size > MAX_REFUSED_BYTES or status.st_ctime < now - KEEP_REFUSED_S:
+                _remove(path)
+        for path, status in _newest_first(self.tmp):
+            if status.st_ctime < now - KEEP_DRAFTS_S:
+                _remove(path)
+
+
+class _NotYet(Exception):
+    """A command that is just being linked into place."""
+
+
+def _no_command(status: os.stat_result) -> str:
+    """Why this is no file that a client wrote for us, or ""."""
+    if not stat.S_ISREG(status.st_mode):
+        return "not a regular file"
+    if status.st_nlink != 1:
+        # A client links its draft into place and then removes the draft. A file that keeps another name may be a link
+        # to somebody else's: who asked is told by the file's owner.
+        if time.time() - status.st_ctime < LINKING_S:
+            raise _NotYet
+        return "a file with another name (hard link)"
+    return f"{status.st_size} bytes, at most {MAX_COMMAND_BYTES}" if status.st_size > MAX_COMMAND_BYTES else ""
+
+
+def _read_at_most(descriptor: int, size: int) -> bytes:
+    with open(descriptor, "rb", closefd=False) as file:
+        return file.read(size)
+
+
+def _newest_first(folder: Path) -> list[tuple[Path, os.stat_result]]:
+    found = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            with contextlib.suppress(OSError):
+                found.append((Path(entry.path), entry.stat(follow_symlinks=False)))
+    return sorted(found, key=lambda item: item[1].st_ctime, reverse=True)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, or a folder that somebody put there; what cannot be removed stays."""
+    with contextlib.suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)  # follows no links, also not such as are put there meanwhile
+        else:
+            path.unlink()
 
 
 def deliver_submit(inbox: Inbox, make: Callable[[str], Submit], mint: Callable[[], str]) -> str:

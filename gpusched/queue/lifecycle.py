@@ -19,6 +19,8 @@ TRANSITIONS: frozenset[tuple[JobState, JobState]] = frozenset(
         (_S.STARTING, _S.RUNNING),
         (_S.STARTING, _S.COMPLETING),
         (_S.RUNNING, _S.COMPLETING),
+        (_S.STARTING, _S.FAILED),  # set aside, as its own step raised; what is left on the nodes is fenced
+        (_S.RUNNING, _S.FAILED),
         (_S.COMPLETING, _S.PENDING),  # requeue, retry, preemption
     }
     | {(_S.COMPLETING, ended) for ended in ENDED}
@@ -57,3 +59,18 @@ def move(
     moved = msgspec.structs.replace(job, state=to, **changes)
     facts = {"from": job.state, "to": to, "reason": moved.reason, "attempt": moved.attempt} | (data or {})
     return moved, Event(time=now, kind=event, job_id=job.id, user=job.user, data=facts)
+
+
+def set_aside(job: Job, error: Exception, now: float) -> tuple[Job, Event]:
+    """The job as FAILED, with the error as its story: gpusched cannot deal with it, and must go on with the others.
+
+    Args:
+        job: Any that has not ended. What may still run of it is a leftover from now on.
+        error: What its step raised.
+        now: Unix seconds.
+    """
+    message = f"set aside, since gpusched cannot deal with it: {type(error).__name__}: {error}"[:500]
+    return move(
+        job, JobState.FAILED, now, event="ended", data={"message": message}, end_time=now, ending=None,
+        reason="InternalError", message=message,
+    )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 
--- data: model.jobs.Job as JSON; the other columns repeat what is searched for.
+-- data: model.jobs.Job as JSON, without its spec; the other columns repeat what is searched for.
 CREATE TABLE jobs (
   id TEXT PRIMARY KEY, array_id TEXT, state TEXT NOT NULL, user TEXT NOT NULL, partition TEXT NOT NULL,
   submit_time REAL NOT NULL, end_time REAL, data BLOB NOT NULL
@@ -82,6 +82,14 @@ CREATE INDEX predictions_made ON predictions (made);
     """
 -- How long each job was believed to run, in seconds, said once by a predictor; see queue.estimates.
 CREATE TABLE estimates (job_id TEXT PRIMARY KEY, seconds REAL NOT NULL, predictor TEXT NOT NULL) WITHOUT ROWID;
+""",
+    """
+-- What was asked for, once for all jobs that ask for the same, as the tasks of an array do; see queue.rows.
+-- digest: of data, which is model.jobs.JobSpec as JSON.
+CREATE TABLE specs (digest BLOB PRIMARY KEY, data BLOB NOT NULL);
+
+-- NULL: a row of an earlier version, whose data holds the spec too; it changes when the job is next written.
+ALTER TABLE jobs ADD COLUMN spec BLOB;
 """,
 )
 SCHEMA_VERSION = 1 + len(MIGRATIONS)

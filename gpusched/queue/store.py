@@ -20,11 +20,12 @@ from gpusched.model.resources import Node
 from gpusched.queue.estimates import EstimateReads, EstimateWrites
 from gpusched.queue.predictions import PredictionReads, PredictionWrites
 from gpusched.queue.promotions import PolicyReads, PolicyWrites
+from gpusched.queue.rows import JobReads, JobWrites
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 
 DATABASE = "gpusched.db"
 INVENTORY_TROUBLE = "inventory_trouble"  # meta: why inventory.yaml, or a policy, as it is now is not in force; ""
-_JOB = msgspec.json.Decoder(Job)
+MAX_IDLE_WAL_BYTES = 16 * 1024 * 1024  # a large transaction's room is given back to the disk after it
 
 
 class _Limited(msgspec.Struct):
@@ -140,7 +141,7 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 0.0
 
 
-class Reader(PolicyReads, PredictionReads, EstimateReads):
+class Reader(PolicyReads, PredictionReads, EstimateReads, JobReads):
     """Read-only view of the store."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -184,13 +185,11 @@ class Reader(PolicyReads, PredictionReads, EstimateReads):
 
     def job(self, job_id: str) -> Job | None:
         """The job with exactly this id."""
-        row = self._db.execute("SELECT data FROM jobs WHERE id = ?", (job_id,)).fetchone()
-        return _JOB.decode(row[0]) if row else None
+        return next(iter(self._jobs_of("WHERE id = ?", (job_id,))), None)
 
     def jobs_of_array(self, array_id: str) -> list[Job]:
         """All tasks of an array, by index."""
-        rows = self._db.execute("SELECT data FROM jobs WHERE array_id = ?", (array_id,))
-        return sorted((_JOB.decode(r[0]) for r in rows), key=lambda job: job.array_index or 0)
+        return sorted(self._jobs_of("WHERE array_id = ?", (array_id,)), key=lambda job: job.array_index or 0)
 
     def matching(self, prefix: str, limit: int = 20) -> list[str]:
         """Ids (arrays as one id) that begin with ``prefix``, oldest first, at most ``limit``."""
@@ -225,17 +224,14 @@ class Reader(PolicyReads, PredictionReads, EstimateReads):
         if since is not None:
             where.append("(end_time >= ? OR end_time IS NULL)")
             values.append(since)
-        query = f"SELECT data FROM jobs WHERE {' AND '.join(where)} ORDER BY submit_time DESC, id DESC"
+        query = f"WHERE {' AND '.join(where)} ORDER BY submit_time DESC, id DESC"
         if limit is not None:
             query += f" LIMIT {int(limit)}"
-        return [_JOB.decode(r[0]) for r in self._db.execute(query, values)][::-1]
+        return self._jobs_of(query, values)[::-1]
 
     def recently_ended(self, limit: int) -> list[Job]:
         """The jobs that ended last, the latest one last."""
-        rows = self._db.execute(
-            "SELECT data FROM jobs WHERE end_time IS NOT NULL ORDER BY end_time DESC LIMIT ?", (limit,)
-        )
-        return [_JOB.decode(r[0]) for r in rows][::-1]
+        return self._jobs_of("WHERE end_time IS NOT NULL ORDER BY end_time DESC LIMIT ?", (limit,))[::-1]
 
     def has_unended(self, job_id: str) -> bool:
         """Whether the job, or any task of the array, has not ended."""
@@ -324,12 +320,17 @@ class Reader(PolicyReads, PredictionReads, EstimateReads):
         """
         cut = (JobState.NODE_FAIL, JobState.PREEMPTED, JobState.PENDING)
         rows = self._db.execute(
-            "SELECT runs.user, runs.end_time - runs.start_time, jobs.data FROM runs JOIN jobs ON jobs.id = runs.job_id "
+            f"SELECT runs.user, runs.end_time - runs.start_time, jobs.data, {self._spec_column()} "
+            "FROM runs JOIN jobs ON jobs.id = runs.job_id "
             f"WHERE runs.end_time IS NOT NULL AND runs.outcome NOT IN ({','.join('?' * len(cut))}) "
             "ORDER BY runs.end_time DESC LIMIT ?",
             (*cut, limit),
-        )
-        return [(user, ran, float(_LIMIT.decode(data).spec.time_limit_s)) for user, ran, data in rows]
+        ).fetchall()
+        specs = self._specs({row[3] for row in rows if row[3] is not None})
+        return [
+            (user, ran, float((_LIMIT.decode(data).spec if digest is None else specs[digest]).time_limit_s))
+            for user, ran, data, digest in rows
+        ]
 
     def first_starts(self) -> dict[str, float]:
         """Partition -> when the first job ever started there (Unix seconds); the begin of Eq. 3's time."""
@@ -371,7 +372,7 @@ class Reader(PolicyReads, PredictionReads, EstimateReads):
         return dict(rows.fetchall())
 
 
-class Store(Reader, PolicyWrites, PredictionWrites, EstimateWrites):
+class Store(Reader, JobWrites, PolicyWrites, PredictionWrites, EstimateWrites):
     """The store as its single writer sees it."""
 
     @classmethod
@@ -386,6 +387,7 @@ class Store(Reader, PolicyWrites, PredictionWrites, EstimateWrites):
             state.mkdir(parents=True, exist_ok=True)
             db = sqlite3.connect(path, isolation_level=None, timeout=30)
             db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON;")
+            db.execute(f"PRAGMA journal_size_limit = {MAX_IDLE_WAL_BYTES}")
             store = cls(db)
             store._migrate()
             return store
@@ -436,16 +438,6 @@ class Store(Reader, PolicyWrites, PredictionWrites, EstimateWrites):
     def set_meta(self, key: str, value: str) -> None:
         """Set a value of the meta table."""
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
-
-    def put_jobs(self, jobs: Iterable[Job]) -> None:
-        """Insert or replace jobs."""
-        self._db.executemany(
-            "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                (j.id, j.array_id, j.state, j.user, j.spec.partition, j.submit_time, j.end_time, msgspec.json.encode(j))
-                for j in jobs
-            ),
-        )
 
     def append(self, events: Iterable[Event]) -> None:
         """Append events."""

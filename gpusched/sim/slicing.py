@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gpusched.errors import UsageError
 from gpusched.model.suggest import did_you_mean
-from gpusched.model.units import parse_duration
+from gpusched.model.units import in_calendar, parse_duration
 from gpusched.sim.trace import Trace
 from gpusched.sim.tracefile import FLOATS, INTS, NAMES
 from gpusched.sim.traces.draft import moved
@@ -103,7 +103,8 @@ def span_text(trace: Trace) -> str:
     first, last = float(trace.submit[0]), float(trace.submit[-1])
     if trace.epoch is None:
         return f"from {first:.0f} s to {last:.0f} s"
-    dates = [datetime.fromtimestamp(trace.epoch + t, UTC).strftime("%Y-%m-%d %H:%M") for t in (first, last)]
+    times = (in_calendar(trace.epoch + t) for t in (first, last))
+    dates = [datetime.fromtimestamp(t, UTC).strftime("%Y-%m-%d %H:%M") for t in times]
     return f"from {dates[0]} to {dates[1]}"
 
 

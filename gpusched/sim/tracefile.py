@@ -85,7 +85,10 @@ def read(path: Path, *, strict: bool = False) -> Trace:
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise FileError(str(path), None, "", why, "a file that can be read") from None
-    except (ValueError, KeyError, TypeError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+    except (
+        ValueError, KeyError, TypeError, EOFError, AttributeError, RecursionError, OverflowError, zipfile.BadZipFile,
+        zlib.error,
+    ) as error:  # fmt: skip
         raise FileError(str(path), None, "", f"a damaged file ({error})", "a trace written by gpusched") from None
 
 

@@ -7,11 +7,14 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from gpusched.errors import printable
 from gpusched.model.jobs import JobState
+from gpusched.model.units import in_calendar
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+clean = printable
 UNKNOWN = "-"
 STATE_STYLE = {
     JobState.PENDING: "yellow",
@@ -29,11 +32,6 @@ def state_style(state: JobState) -> str:
     return STATE_STYLE.get(state, BAD_STATE_STYLE)
 
 
-def clean(text: str) -> str:
-    """The text in one line, control characters escaped."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
 def shorten(text: str, width: int) -> str:
     """At most ``width`` characters, an ellipsis for the rest."""
     return text if len(text) <= width else text[: width - 1] + "…"
@@ -43,7 +41,7 @@ def local_time(timestamp: float | None) -> str:
     """Unix seconds as ``2026-11-20 18:00:03`` in the reader's time zone; unknown is ``-``."""
     if timestamp is None:
         return UNKNOWN
-    return datetime.fromtimestamp(timestamp).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(in_calendar(timestamp)).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def ranges(numbers: Iterable[int]) -> str:

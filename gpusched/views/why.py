@@ -9,7 +9,7 @@ import msgspec
 
 from gpusched.model.forecast import ExpectedStart, Sooner
 from gpusched.model.jobs import Job
-from gpusched.model.units import format_duration, iso_utc
+from gpusched.model.units import format_duration, in_calendar, iso_utc
 from gpusched.views import common
 from gpusched.views.jobs import job_dict, job_nodes, resources_line, stopped_line
 
@@ -134,7 +134,7 @@ def _clock(time: float | None, now: float) -> str:
     """Local time; with the date where it is another day."""
     if time is None:
         return "later"
-    at, today = datetime.fromtimestamp(time), datetime.fromtimestamp(now)
+    at, today = datetime.fromtimestamp(in_calendar(time)), datetime.fromtimestamp(now)
     return at.strftime("%H:%M" if at.date() == today.date() else "%Y-%m-%d %H:%M")
 
 

@@ -7,19 +7,21 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from gpusched.inventory import load_inventory
 from gpusched.model.commands import Submit
+from gpusched.model.events import Event
 from gpusched.model.jobs import Ending, JobSpec, JobState, Preemptions
 from gpusched.model.readings import NodeState
 from gpusched.queue.clock import ANCHOR, Clock
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.presence import COMPILING, FILE, announce, controller_of, present
 from gpusched.queue.store import INVENTORY_TROUBLE, NodeRecord, Store
-from tests.cli.conftest import GPUSCHED, Site, eventually
+from tests.cli.conftest import GPUSCHED, INVENTORY, Site, eventually
 
 KEYS = {
     "id", "name", "user", "partition", "flavor", "state", "reason", "nodes", "gpus", "submit_time", "start_time",
@@ -443,3 +445,72 @@ def test_start_up_imports_nothing_heavy(site: Site, tmp_path: Path) -> None:
         python = str(Path(GPUSCHED).parent / "python")
         done = subprocess.run([python, "-c", code], env=site.env, capture_output=True, text=True, check=True)
         assert done.stderr == "[] 0\n"
+
+
+CONTROLS = "\x9b2J\x1b[31m\u202e\u2066\x7f"
+
+
+def test_no_control_of_any_kind_reaches_the_terminal_raw(site: Site) -> None:
+    job_id = site.submit("-F", "s-V100", "--comment", CONTROLS, "--env", f"A={CONTROLS}", "--", "echo", CONTROLS)
+    site.fold()
+    events = [Event(time=1.0, kind=CONTROLS, job_id=job_id, user=CONTROLS, data={CONTROLS: [CONTROLS]})]
+    store = Store.create_or_open(site.state)
+    store.append(events)
+    store.close()
+    site.change(job_id, reason=CONTROLS, message=CONTROLS, user=CONTROLS)
+    for words in (("status",), ("show", job_id), ("why", job_id), ("power",)):
+        for more in ((), ("--json",)):
+            out = site.call(*words, *more).ok().out
+            assert all(c.isprintable() or c == "\n" for c in out), words
+    assert site.call("show", job_id, "--json").json["spec"]["comment"] == CONTROLS, "JSON says the same, escaped"
+    waited = site.call("wait", job_id, "--timeout", "0s")
+    assert "\x9b" not in waited.out + waited.err
+
+
+def test_times_that_no_calendar_holds_are_shown(site: Site) -> None:
+    """A store from before numbers had bounds may hold them; one such job broke everybody's screens."""
+    other = site.submit()
+    job_id = site.submit()
+    site.fold()
+    spec = site.change(job_id).spec
+    hostile = msgspec.structs.replace(
+        spec, begin_time=1e300, time_limit_s=10**400, memory_mib_per_node=10**400, signal_before_s=10**400
+    )
+    site.change(job_id, spec=hostile, eligible_time=1e300, submit_time=-1e300)
+    rows = {row["id"]: row for row in site.call("status", "--json").ok().json}
+    assert rows.keys() == {other, job_id}
+    assert rows[job_id]["eligible_time"] == "3000-01-01T00:00:00.000Z"
+    assert rows[job_id]["submit_time"] == "1970-01-01T00:00:00.000Z"
+    for words in (("status",), ("show", job_id), ("show", "--json", job_id)):
+        site.call(*words).ok()
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"begin_time": 1e300}, {"signal_before_s": 10**400}, {"time_limit_s": 10**400}],
+    ids=["begin", "signal", "limit"],
+)
+def test_a_command_file_with_such_a_number_is_refused(site: Site, field: dict[str, Any]) -> None:
+    job_id = site.submit()
+    command = site.only_submit()
+    Inbox(site.state).remove(f"{job_id}.submit")
+    Inbox(site.state).deliver(msgspec.structs.replace(command, spec=msgspec.structs.replace(command.spec, **field)))
+    assert [row["id"] for row in site.call("status", "--json").ok().json] == [job_id], "also while it waits"
+    site.fold()
+    assert site.call("status", "--json").ok().json == []
+    assert "refused" in site.call("show", job_id).err
+
+
+def test_more_waiting_jobs_than_a_user_may_have_are_refused_with_the_number(site: Site) -> None:
+    site.inventory.write_text("settings: {max_queued_jobs_per_user: 2, max_queued_size_per_user: 1M}\n" + INVENTORY)
+    fits = site.submit("-F", "s-V100", "--array", "0-1", "--", "true")
+    many = site.submit("-F", "s-V100", "--", "true")
+    site.fold()
+    refused = site.call("show", many)
+    assert refused.code == 1
+    assert "has 2 jobs waiting and may have 2: 1 more are too many (settings.max_queued_jobs_per_user" in refused.err
+    site.call("cancel", "-y", fits).ok()
+    site.fold()
+    again = site.submit("-F", "s-V100", "--", "true")
+    site.fold()
+    assert site.call("status", "--json", again).ok().json[0]["state"] == "PENDING"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from gpusched.controller.fold import Folder
 from gpusched.model import ids
 from gpusched.model.commands import (
     AnyCommand,
@@ -248,8 +249,8 @@ def test_a_crash_in_the_middle_leaves_all_or_nothing(desk: Desk, monkeypatch: py
     commands = [Submit(time=NOW, id=ids.mint(NOW + i), spec=spec()) for i in range(3)]
     for command in commands:
         desk.lay(command)
-    monkeypatch.setattr(desk.store, "mark_folded", _full_disk_at(2, desk.store.mark_folded))
-    with pytest.raises(sqlite3.OperationalError, match="disk is full"):
+    monkeypatch.setattr(desk.store, "mark_folded", _crash_at(2, desk.store.mark_folded))
+    with pytest.raises(KeyboardInterrupt):
         desk.fold()
     assert desk.store.counts() == {}
     assert len(list(desk.inbox.new.iterdir())) == 3
@@ -260,12 +261,12 @@ def test_a_crash_in_the_middle_leaves_all_or_nothing(desk: Desk, monkeypatch: py
     assert desk.refusals() == []
 
 
-def _full_disk_at(call: int, real: object) -> object:
+def _crash_at(call: int, real: object) -> object:
     count = iter(range(100))
 
     def mark(name: str, now: float) -> None:
         if next(count) == call:
-            raise sqlite3.OperationalError("database or disk is full")
+            raise KeyboardInterrupt
         real(name, now)  # type: ignore[operator]
 
     return mark
@@ -342,3 +343,81 @@ def test_a_command_nobody_foresaw_stops_nothing(desk: Desk, monkeypatch: pytest.
     assert desk.job(submitted.id).state == JobState.PENDING
     assert "OverflowError" in desk.refusals()[0].data["why"]
     assert len(list(desk.inbox.refused.iterdir())) == 1
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------
+
+
+def bounded(desk: Desk, jobs: int, mib: int) -> None:
+    settings = msgspec.structs.replace(
+        desk.inventory.settings, max_queued_jobs_per_user=jobs, max_queued_mib_per_user=mib
+    )
+    desk.inventory = msgspec.structs.replace(desk.inventory, settings=settings)
+
+
+def submission(desk: Desk, **fields: Any) -> Submit:
+    more = {k: fields.pop(k) for k in ("array",) if k in fields}
+    desk.now += 1
+    return Submit(time=NOW, id=ids.mint(desk.now), spec=spec(**fields), **more)
+
+
+@needs_root
+def test_a_users_waiting_jobs_are_bounded(desk: Desk) -> None:
+    bounded(desk, 5, 1)
+    first = submission(desk, array=(1, 2, 3))
+    assert desk.say(first, ALICE) == ""
+    assert desk.say(submission(desk, array=(1, 2, 3)), ALICE) == (
+        f"{ALICE} has 3 jobs waiting and may have 5: 3 more are too many "
+        "(settings.max_queued_jobs_per_user of inventory.yaml)"
+    )
+    assert desk.say(submission(desk, array=(1, 2, 3)), BOB) == "", "each has their own"
+    together = [submission(desk) for _ in range(4)]
+    for command in together:
+        desk.lay(command, ALICE)
+    desk.fold()
+    assert len([c for c in together if desk.store.job(c.id)]) == 2, "also what is folded at once is counted"
+    desk.say(Cancel(time=NOW, job_ids=(first.id,)), ALICE)
+    assert desk.say(submission(desk), ALICE) == ""
+
+
+@needs_root
+def test_a_users_waiting_bytes_are_bounded_and_an_array_counts_once(desk: Desk) -> None:
+    bounded(desk, 10_000, 1)
+    large = {f"V{n}": "x" * 100_000 for n in range(8)}
+    assert desk.say(submission(desk, env=large, array=tuple(range(300))), ALICE) == ""
+    refused = desk.say(submission(desk, env=large | {"other": "y"}), ALICE)
+    assert refused == (
+        f"the waiting jobs of {ALICE} would take 1 MiB with this one, and may take 1 "
+        "(settings.max_queued_size_per_user of inventory.yaml)"
+    )
+    assert desk.say(submission(desk), ALICE) == ""
+    assert desk.say(submission(desk, env=large | {"other": "y"}), BOB) == ""
+
+
+def test_what_does_not_fit_on_the_disk_waits_and_the_others_go_on(desk: Desk) -> None:
+    said: list[str] = []
+    (pages,) = desk.store._db.execute("PRAGMA page_count").fetchone()
+    desk.store._db.execute(f"PRAGMA max_page_count = {pages + 60}")
+    first = submission(desk)
+    large = submission(desk, env={f"V{n}": "x" * 100_000 for n in range(9)})
+    last = submission(desk)
+    for command in (first, large, last):
+        desk.lay(command)
+
+    def fold() -> int:
+        desk.now += 1
+        return Folder(desk.store, desk.inbox, desk.inventory, desk.secrets, said.append).fold(desk.now)
+
+    assert fold() == 2
+    assert [j.id for j in desk.store.pending()] == [first.id, last.id]
+    assert names(desk.inbox.new) == [f"{large.id}.submit"]
+    assert names(desk.inbox.refused) == []
+    (line,) = said
+    assert line.startswith("commands that cannot be recorded wait in the inbox (1): database or disk is full")
+    desk.store._db.execute("PRAGMA max_page_count = 1000000")
+    assert fold() == 0, "the controller would never rest"
+    assert next(desk.inbox.waiting(), None) is None
+    desk.inbox._put_off.clear()
+    assert fold() == 1
+    assert desk.store.job(large.id) is not None
+    assert len(said) == 1

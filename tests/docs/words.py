@@ -47,6 +47,11 @@ SETTINGS = {
         "Folders of the nodes that jobs may mount. Does not bind admins and the controller's own user. "
         "Empty: the others may mount nothing.",
     ),
+    "max_queued_jobs_per_user": ("number", "So many jobs of one user may wait; each task of an array is one."),
+    "max_queued_size_per_user": (
+        MEMORY,
+        "And so much may they take in the store. What tasks of an array, or equal jobs, have in common counts once.",
+    ),
     "network": ("network mode of the container engine", "For jobs on one node. Gangs always use the host's."),
     "known_hosts": ("path", "Used instead of the usual known_hosts files. Host keys are always verified."),
     "ssh_config": ("path", "Used instead of `~/.ssh/config` and `/etc/ssh/ssh_config`."),

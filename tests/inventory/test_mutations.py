@@ -84,5 +84,11 @@ def test_hostile_nesting_and_aliases() -> None:
         with pytest.raises(FileError):
             parse_text(text, "f")
     bomb = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 40))
-    fields = parse_text(bomb, "f").fields("a mapping")
-    assert len(fields["a39"].items("a list")) == 9
+    with pytest.raises(FileError, match=r"f:7: a6\S*: found more than 1,000,000 values, aliases followed"):
+        parse_text(bomb, "f")  # whatever walks through all of it would never end
+    merged = (f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 9))
+    merges = "a0: &a0 {x: 1}\n" + "".join(merged)
+    with pytest.raises(FileError, match="aliases followed"):
+        parse_text(merges, "f")
+    few = "".join(bomb.splitlines(keepends=True)[:5])
+    assert len(parse_text(few, "f").fields("a mapping")["a4"].items("a list")) == 9

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpusched.model.readings import NodeReading
@@ -285,3 +286,22 @@ def test_simulated_gpus_are_busy_where_a_job_holds_them(tmp_path: Path, monkeypa
     assert [round(g.power_w or 0) > 300 for g in second.gpus] == [False, True, False, True]
     assert second.gpus[1].processes[0].container == "gpusched-0abc-1-0"
     assert all((b.energy_j or 0) > (a.energy_j or 0) for a, b in zip(first.gpus, second.gpus, strict=True))
+
+
+class Flooding(Counting):
+    """A node whose account prints without end before, or instead of, what it is asked."""
+
+    def run(self, script: Script, timeout_s: float) -> Result:
+        return super().run(msgspec.structs.replace(script, argv=("cat", "/dev/zero"), stdin=b""), timeout_s)
+
+
+def test_a_node_that_never_stops_talking_is_one_line() -> None:
+    node = Node(
+        name="here", partition="p", address="localhost", transport="local", gpus=0, cores=1, memory_mib=1,
+        runtime=RuntimeName.PROCESS,
+    )  # fmt: skip
+    flooding = Flooding(open_transport(node, Settings()))
+    with pytest.raises(TransportError, match="answered more than 16 MiB") as caught:
+        probe(flooding, node, "c1", Settings(probe_timeout_s=60), time.time)
+    assert caught.value.kind == "protocol"
+    assert flooding.runs == 1

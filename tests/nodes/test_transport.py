@@ -50,6 +50,16 @@ def test_a_hundred_megabytes_of_output_do_not_deadlock(transport: Transport) -> 
     assert (len(result.stdout), len(result.stderr)) == (100_000_000, 5_000_000)
 
 
+@pytest.mark.parametrize("to", ["1", "2"])
+def test_a_command_that_never_stops_talking_is_not_listened_to(transport: Transport, to: str) -> None:
+    endless = Script(("sh", "-c", f"exec cat /dev/zero >&{to}"), max_bytes=1 << 20)
+    with pytest.raises(TransportError) as caught:
+        transport.run(endless, 60)
+    assert caught.value.kind == "protocol"
+    assert "`sh` answered more than 1 MiB" in caught.value.line()
+    assert transport.run(sh("echo ok"), 10).stdout == b"ok\n"
+
+
 def test_stdin_and_stdout_are_pumped_together(transport: Transport) -> None:
     data = bytes(range(256)) * 80_000
     assert transport.run(Script(("cat",), data), 60).stdout == data

@@ -177,3 +177,27 @@ def test_others_may_look_but_not_touch(proved: Site) -> None:
     (file,) = (proved.state / "inbox/new").iterdir()
     os.chown(file, 65534, -1)
     assert cycle(proved)["V100"] == "easy"
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30)) + "{}",
+        "notes: &n [a]\nmetrics: *n\n{}",
+        "{}hyper_parameters: " + "[" * 5000 + "]" * 5000,
+        "{}hyper_parameters: {{seed: 1" + "0" * 5000 + "}}",
+        "{}hyper_parameters: 2026-99-99",
+    ],
+    ids=["laughs", "alias", "deep", "digits", "date"],
+)
+def test_a_card_that_is_none_is_passed_over_at_once(proved: Site, hostile: str) -> None:
+    trained(proved, 30.0)
+    card = proved.folder / "policies/gist/V100.card.yaml"
+    rest = yaml.safe_load(card.read_text())
+    for key in ("hyper_parameters", "notes", "metrics"):
+        if f"{key}:" in hostile:
+            del rest[key]
+    card.write_text(hostile.replace("{}", yaml.safe_dump(rest)))
+    page = proved.call("policy", "show", "gist", "--json").ok().json
+    assert page["cards"] == {}
+    assert "training card" not in proved.call("policy", "show", "gist").ok().out

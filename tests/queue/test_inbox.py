@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 from gpusched.controller.fold import Folder
 from gpusched.controller.secretfiles import SecretFiles
+from gpusched.controller.service import AlreadyRunning, controller_lock
 from gpusched.errors import GpuschedError
 from gpusched.model import ids
 from gpusched.model.commands import Cancel, Submit
@@ -133,3 +135,77 @@ def test_others_can_only_drop_commands_in_a_shared_inbox(tmp_path: Path) -> None
     found = {item.uid: item for item in inbox.waiting()}
     assert set(found) == {0, 54321}
     assert not any(isinstance(item, Malformed) for item in found.values())
+
+
+def test_folders_in_the_inbox_leave_no_descriptor_open(tmp_path: Path) -> None:
+    inbox = Inbox(tmp_path)
+    inbox.create()
+    for number in range(5):
+        (inbox.new / f"folder{number}.cancel").mkdir()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        found = list(inbox.waiting())
+        assert {(item.file_name[:6], getattr(item, "why", "")) for item in found} == {("folder", "not a regular file")}
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_command_with_another_name_waits_for_its_client_and_is_refused_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inbox = Inbox(tmp_path)
+    inbox.create()
+    inbox.deliver(Cancel(time=NOW, job_ids=("x",)))
+    (file,) = inbox.new.iterdir()
+    draft = inbox.tmp / "draft"
+    os.link(file, draft)  # as it is for a moment while a client links it into place
+    assert list(inbox.waiting()) == []
+    monkeypatch.setattr("gpusched.queue.inbox.LINKING_S", -1.0)
+    (item,) = inbox.waiting()
+    assert isinstance(item, Malformed)
+    assert item.why == "a file with another name (hard link)"
+    draft.unlink()
+    (item,) = inbox.waiting()
+    assert isinstance(item, Received)
+
+
+def test_what_was_set_aside_is_kept_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inbox = Inbox(tmp_path)
+    inbox.create()
+    for name, size in (("old", 1), ("large", 600), ("folder", 0), ("newer", 600), ("newest", 10)):
+        if name == "folder":
+            (inbox.new / name / "deep").mkdir(parents=True)
+            (inbox.new / name / "deep" / "link").symlink_to(tmp_path)
+        else:
+            (inbox.new / name).write_bytes(b"x" * size)
+        time.sleep(0.01)  # the kernel's times are that coarse
+        inbox.refuse(name)
+    monkeypatch.setattr("gpusched.queue.inbox.MAX_REFUSED", 4)
+    inbox.tidy()
+    assert sorted(p.name for p in inbox.refused.iterdir()) == ["folder", "large", "newer", "newest"]
+    monkeypatch.setattr("gpusched.queue.inbox.MAX_REFUSED", 2)
+    inbox.tidy()
+    monkeypatch.setattr("gpusched.queue.inbox.MAX_REFUSED_BYTES", 500)
+    inbox.tidy()
+    assert [p.name for p in inbox.refused.iterdir()] == ["newest"]
+    (inbox.tmp / "draft of a client that died").touch()
+    inbox.tidy()
+    assert len(list(inbox.tmp.iterdir())) == 1
+    for bound in ("KEEP_REFUSED_S", "KEEP_DRAFTS_S"):
+        monkeypatch.setattr(f"gpusched.queue.inbox.{bound}", -1.0)
+    inbox.tidy()
+    assert [*inbox.refused.iterdir(), *inbox.tmp.iterdir()] == []
+    assert (tmp_path / "inbox").exists(), "no link was followed"
+
+
+def test_nobody_else_can_take_the_controllers_lock(tmp_path: Path) -> None:
+    (tmp_path / "controller.lock").touch(mode=0o644)  # as earlier versions made it
+    with controller_lock(tmp_path):
+        assert (tmp_path / "controller.lock").stat().st_mode & 0o777 == 0o600
+        assert (tmp_path / "controller.lock").read_text() == str(os.getpid())
+        with pytest.raises(AlreadyRunning, match=f"pid {os.getpid()}"), controller_lock(tmp_path):
+            pass
+    (tmp_path / "controller.lock").unlink()
+    (tmp_path / "controller.lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(GpuschedError, match="cannot be opened"), controller_lock(tmp_path):
+        pass
+    assert not (tmp_path / "elsewhere").exists()

@@ -43,5 +43,5 @@ def test_the_tables_shape() -> None:
     assert not [a for a, b in TRANSITIONS if a is b]
     assert {a for a, b in TRANSITIONS if b is _S.STARTING} == {_S.PENDING}
     assert all(any(a is state for a, _ in TRANSITIONS) for state in _S)
-    assert {b for a, b in TRANSITIONS if a is _S.RUNNING} == {_S.COMPLETING}
+    assert {b for a, b in TRANSITIONS if a is _S.RUNNING} == {_S.COMPLETING, _S.FAILED}
     assert ACTIVE.isdisjoint(ENDED)

@@ -14,6 +14,7 @@ from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
 from gpusched.model.jobs import Allocation, Ending, Job, JobState, NodeAllocation
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
+from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.store import DATABASE, NodeRecord, RankRecord, Reader, Run, Store, UsageRow
 from tests.controller.folding import NOW, spec
 
@@ -171,3 +172,77 @@ def test_other_users_read_without_a_right_to_write(tmp_path: Path, writer: bool)
     if writer:
         store.put_jobs([job("0123456789b")])  # the reader left nothing in the way
         store.close()
+
+
+def test_jobs_that_ask_for_the_same_share_it(store: Store, tmp_path: Path) -> None:
+    large = spec(env={f"V{n}": "x" * 100_000 for n in range(9)})
+    tasks = [job(f"{ID}_{n}", JobState.PENDING, array_id=ID, array_index=n, spec=large) for n in range(300)]
+    other = job("0123456789b", JobState.PENDING, user="bob")
+    with store.transaction():
+        store.put_jobs([*tasks, other])
+    read = store.pending()
+    assert sorted(read, key=lambda j: j.array_index or 0)[-300:][-1] == tasks[-1]
+    assert len({id(j.spec) for j in read}) == 2, "in memory, too"
+    again = msgspec.structs.replace(read[0], message="waits")
+    store.put_jobs([again])
+    assert store.job(again.id) == again
+    assert store.waiting_of_users().keys() == {"älice", "bob"}
+    count, size = store.waiting_of_users()["älice"]
+    assert count == 300
+    assert 900_000 < size < 1_200_000
+    assert sum(f.stat().st_size for f in tmp_path.glob("gpusched.db*")) < 4_000_000  # 576 MB while each had its own
+
+
+def test_small_tasks_are_small(store: Store, tmp_path: Path) -> None:
+    tasks = (
+        Job(id=f"{ID}_{n}", array_id=ID, array_index=n, user="u", uid=7, spec=spec(), state=JobState.PENDING,
+            submit_time=NOW)
+        for n in range(2000)
+    )  # fmt: skip
+    with store.transaction():
+        store.put_jobs(tasks)
+    store.close()
+    assert (tmp_path / DATABASE).stat().st_size < 2000 * 550
+
+
+def as_version(state: Path, jobs: list[Job], version: int) -> None:
+    """A store as an earlier version wrote it: each job's data holds its spec."""
+    db = sqlite3.connect(state / DATABASE)
+    for step in (SCHEMA, *MIGRATIONS[: version - 1]):
+        db.executescript(step)
+    db.executemany(
+        "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (j.id, j.array_id, j.state, j.user, j.spec.partition, j.submit_time, j.end_time, msgspec.json.encode(j))
+            for j in jobs
+        ],
+    )
+    db.execute("INSERT INTO meta VALUES ('cluster_id', 'abcdefgh')")
+    db.execute(f"PRAGMA user_version = {version}")
+    db.commit()
+    db.close()
+
+
+@pytest.mark.parametrize("version", range(1, SCHEMA_VERSION))
+def test_a_store_of_an_earlier_version_is_read_and_taken_over(tmp_path: Path, version: int) -> None:
+    run = Run(
+        job_id=ID, attempt=1, user="u", partition="p", flavor=None, share=1, gpus=1, start_time=NOW, end_time=None,
+        outcome=None, nodes={},
+    )  # fmt: skip
+    jobs = [job(), job("0123456789b", JobState.PENDING)]
+    as_version(tmp_path, jobs, version)
+    reader = Reader.open(tmp_path)
+    assert reader is not None
+    assert reader.jobs() == jobs, "before the new controller has begun"
+    store = Store.create_or_open(tmp_path)
+    assert store.jobs() == reader.jobs() == jobs
+    assert store.waiting_of_users()["älice"][0] == 1
+    changed = msgspec.structs.replace(jobs[1], message="waits")
+    store.put_jobs([changed])
+    assert store.jobs() == reader.jobs() == [jobs[0], changed]
+    for job_id in (ID, "0123456789b"):  # of one the spec still lies in the job's data
+        store.open_run(msgspec.structs.replace(run, job_id=job_id))
+        store.close_run(job_id, 1, NOW + 5, JobState.COMPLETED)
+    assert reader.past_runs() == [("u", 5.0, 600.0)] * 2
+    reader.close()
+    store.close()
