@@ -189,11 +189,11 @@ class Service:
 
     def _take_note(self, declared: Declared) -> None:
         """Keep what is in order, for a start beside files that are not; of these, tell everybody."""
-        if declared.trouble:
-            self._say(f"kept the old inventory: {declared.trouble}")
         if declared.trouble and declared.trouble != self.store.meta(INVENTORY_TROUBLE):
             self._event("inventory_refused", why=declared.trouble)
         keep(self.store, declared)
+        if declared.trouble:
+            self._say(f"kept the old inventory: {declared.trouble}")
 
     def pause(self, stop: threading.Event) -> None:
         """Wait for the next tick, or for news: a command in the inbox, a work that ended."""

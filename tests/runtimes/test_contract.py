@@ -82,6 +82,13 @@ def test_a_second_launch_of_the_same_name_starts_nothing(world: World) -> None:
     assert (again.exit_code, again.stdout) == (EXISTS_EXIT_CODE, b"exists\n")
     world.await_phase(ref, "running")
     wait_until(lambda: world.output(ref) == "first\n")
+    since = world.ran_s[ref.name]
+    assert since is not None
+    assert 0 <= since < 3600, "since its start, by the node's boot clock"
+    world.read(ref)
+    later = world.ran_s[ref.name]
+    assert later is not None
+    assert later > since
 
 
 def test_ten_launches_at_once_have_one_winner(world: World) -> None:

@@ -43,6 +43,7 @@ class World:
         self.node = node
         self.node_name = name
         self.launched: list[AttemptRef] = []
+        self.ran_s: dict[str, float | None] = {}  # by name, as last listed
         # Job ids are unique in real life too; the local world sees the processes of every testbed on this machine.
         self.tag = secrets.token_hex(4)
 
@@ -76,6 +77,7 @@ class World:
         result = self.run(Script(("python3", "-I", "-S", "-"), text.encode()))
         assert result.exit_code == 0, result.stderr.decode()
         (found, error, engine_version), owners = json.loads(result.stdout)
+        self.ran_s = {a["name"]: a.pop("ran_s") for a in found}  # differs from look to look
         return {a["name"]: a for a in found}, error, engine_version, {int(k): v for k, v in owners.items()}
 
     def listed_sh(self) -> tuple[dict[str, dict[str, Any]], str | None]:
@@ -83,6 +85,7 @@ class World:
         variables = f"CLUSTER_ID={CLUSTER} NODE={self.node_name} RUNTIME={self.name} ROOT=\n"
         text = self.do(Script(("sh", "-s"), (variables + LISTER_SH).encode()))
         found, error = parse_listing(text, CLUSTER, str(self.name))
+        assert all(a.pop("ran_s") is None for a in found), "it does not tell"
         return {a["name"]: a for a in found}, error
 
     def read(self, ref: AttemptRef) -> dict[str, Any]:
