@@ -6,7 +6,7 @@ import os
 import pwd
 from collections.abc import Iterable
 
-from gpusched.cluster.base import RankKey, Work
+from gpusched.cluster.base import REFUSED, RankKey, Work
 from gpusched.cluster.launching import expand_output, launch_request, master_port
 from gpusched.controller.reconcile import rank_key
 from gpusched.controller.secretfiles import SecretFiles
@@ -88,7 +88,7 @@ class Launcher:
         assert job.allocation is not None
         secrets = self._secrets.read(job.id) if job.spec.secret_names else {}
         if secrets is None:
-            raise GpuschedError("its secrets are not there any more (no such file or directory)")
+            raise GpuschedError(f"{REFUSED}: its secrets are not there any more")
         if any(inventory.node(p.node) is None for p in job.allocation.parts):
             raise GpuschedError("a node of its allocation left inventory.yaml")
         part = next(p for p in job.allocation.parts if p.rank == rank.rank)
@@ -119,6 +119,4 @@ def _run_as(job: Job) -> tuple[int, int] | None:
     try:
         return job.uid, pwd.getpwuid(job.uid).pw_gid
     except KeyError:
-        raise GpuschedError(
-            f"user id {job.uid} has no name here, so its group is not known (permission denied)"
-        ) from None
+        raise GpuschedError(f"{REFUSED}: user id {job.uid} has no name here, so its group is not known") from None

@@ -15,7 +15,6 @@ from gpusched.queue.store import NodeRecord
 
 # These do not pass by waiting: somebody has to do something.
 _DEFINITE_FAILURES = frozenset({"auth", "host-key-unknown", "host-key-changed"})
-LAUNCH_FAILURES_TO_DRAIN = 3
 
 
 def update_record(
@@ -26,6 +25,7 @@ def update_record(
     has_jobs: bool,
     settings: Settings,
     now: float,
+    stuck: str = "",
 ) -> tuple[NodeRecord, list[Event]]:
     """The record after this cycle's news, and the events worth keeping.
 
@@ -37,11 +37,14 @@ def update_record(
         has_jobs: Whether any job holds something of the node.
         settings: For how long silence makes a node DOWN.
         now: Unix seconds.
+        stuck: What cannot be ended there, in a sentence; "" where nothing is stuck.
     """
     before = record
     if observation is not None:
         record = _with_news(record, observation.result)
     state, reason = _state(record, node, observation, held, has_jobs, settings, now)
+    if stuck and record.down_since is None:
+        reason = f"{reason}; {stuck}" if reason else stuck
     record = msgspec.structs.replace(record, state=state, reason=reason)
     return record, _events(before, record, node, held, now)
 
@@ -118,14 +121,3 @@ def is_dead(record: NodeRecord | None, settings: Settings, now: float) -> bool:
     return (
         record is not None and record.down_since is not None and now - record.down_since >= settings.node_fail_after_s
     )
-
-
-def blame_launch(record: NodeRecord, job_id: str, now: float) -> tuple[NodeRecord, list[Event]]:
-    """Count a launch that failed for the node's reasons; too many in a row, of different jobs, drain the node."""
-    failures = (*record.launch_failures, job_id)
-    record = msgspec.structs.replace(record, launch_failures=failures)
-    if len(failures) < LAUNCH_FAILURES_TO_DRAIN or len(set(failures)) < 2 or record.drain_reason is not None:
-        return record, []
-    reason = f"{len(failures)} launches in a row failed, the last of job {job_id}"
-    record = msgspec.structs.replace(record, drain_reason=reason, drained_by="gpusched")
-    return record, [Event(time=now, kind="drained", node=record.name, user="gpusched", data={"reason": reason})]

@@ -22,6 +22,8 @@ from gpusched.queue.promotions import PolicyReads, PolicyWrites
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 
 DATABASE = "gpusched.db"
+SUSPENDED_BY = "gpusched"
+"""`NodeRecord.drained_by` of a node that the controller itself took out of service."""
 _JOB = msgspec.json.Decoder(Job)
 
 
@@ -38,6 +40,22 @@ class _OfLimit(msgspec.Struct):
 _LIMIT = msgspec.json.Decoder(_OfLimit)
 
 
+class FailedLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """A launch that failed on a node, not plainly by the job's fault.
+
+    Attributes:
+        image: "" for the partition's own.
+        gpus: Whether it asked for GPUs.
+        verdict: ``node``: the same job ran elsewhere; ``job``: it, or its like, failed on other nodes too; "": open.
+    """
+
+    job: str
+    user: str
+    image: str = ""
+    gpus: bool = True
+    verdict: str = ""
+
+
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the store knows of a node between two probes.
 
@@ -46,7 +64,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
         drain_reason: Set while drained by ``drained_by``; None in service.
         last_seen: When it last answered (Unix seconds).
         down_since: Since when it does not answer; None while it does.
-        launch_failures: Jobs whose launches failed here in a row for the node's own reasons.
+        failed_launches: Launches that failed here, none of the like having worked since.
     """
 
     name: str
@@ -56,7 +74,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     drained_by: str | None = None
     last_seen: float | None = None
     down_since: float | None = None
-    launch_failures: tuple[str, ...] = ()
+    failed_launches: tuple[FailedLaunch, ...] = ()
     links: dict[int, dict[int, int]] = {}
     reading: NodeReading | None = None
 
@@ -75,6 +93,9 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
         gone: It has ended, or its node is given up.
         exit_code, oom_killed, finished_at: As last seen.
         boot_id: The node's boot when it was launched.
+        tries, tried_at: How often starting, killing or removing it was tried in vain, and when last.
+        trouble: What the node said when a work on it failed last.
+        stuck: It cannot be ended: its GPUs are not handed out until it is gone.
     """
 
     job_id: str
@@ -93,6 +114,10 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     oom_killed: bool = False
     finished_at: float | None = None
     boot_id: str | None = None
+    tries: int = 0
+    tried_at: float | None = None
+    trouble: str = ""
+    stuck: bool = False
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

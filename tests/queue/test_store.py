@@ -14,7 +14,7 @@ from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
 from gpusched.model.jobs import Allocation, Ending, Job, JobState, NodeAllocation
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
-from gpusched.queue.store import DATABASE, NodeRecord, RankRecord, Reader, Run, Store, UsageRow
+from gpusched.queue.store import DATABASE, FailedLaunch, NodeRecord, RankRecord, Reader, Run, Store, UsageRow
 from tests.controller.folding import NOW, spec
 
 ID = "0123456789a"
@@ -43,7 +43,13 @@ def test_everything_comes_back_as_it_went_in(store: Store, tmp_path: Path) -> No
         node="n0", time=NOW, containers=None,
         gpus=(Gpu(index=0, power_w=None, energy_j=1.25, links={1: 3}, processes=(GpuProcess(pid=1),)),),
     )  # fmt: skip
-    record = NodeRecord(name="n0", state=NodeState.DOWN, launch_failures=("a",), links={0: {1: 2}}, reading=reading)
+    record = NodeRecord(
+        name="n0",
+        state=NodeState.DOWN,
+        failed_launches=(FailedLaunch(job="a", user="u"),),
+        links={0: {1: 2}},
+        reading=reading,
+    )
     rank = RankRecord(job_id=ID, attempt=1, rank=0, node="n0", runtime="podman", gpus=(1, 2), exit_code=None)
     run = Run(
         job_id=ID, attempt=1, user="u", partition="p", flavor=None, share=0.25, gpus=2, start_time=NOW, end_time=None,

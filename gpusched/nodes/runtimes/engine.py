@@ -139,6 +139,24 @@ follower=$(group "$dir/output.pid") && kill -KILL "-$follower"
 rm -rf -- "$dir"
 """
 
+# For `gpusched check`: a container as a job's, of an image that is there. Nothing is pulled.
+_TRIAL = """\
+if [ -z "$image" ] || ! bounded 10 "$binary" inspect --type image "$image" >/dev/null 2>&1; then
+    image=$(bounded 10 "$binary" images -q --no-trunc | head -n 1)
+    [ -n "$image" ] || exit NO_IMAGE
+fi
+memlock
+error=$(create 2>&1 >/dev/null) && error=$(bounded 60 "$binary" start "$name" 2>&1 >/dev/null)
+code=$?
+for id in $(ours); do
+    bounded 10 "$binary" kill --signal KILL "$id" >/dev/null 2>&1
+    bounded 60 "$binary" rm -f -v "$id" >/dev/null 2>&1
+done
+[ $code = 0 ] || { printf '%s\\n' "${error:-$binary did not answer within 60 s}" >&2; exit 1; }
+"""
+NO_IMAGE_EXIT_CODE = 3
+"""Of `EngineRuntime.trial`: the node has no image that could be tried."""
+
 _LOG = """\
 while :; do
     if ! state=$(engine inspect --type container --format '{{.State.Status}}' "$name" 2>/dev/null); then
@@ -216,6 +234,18 @@ class EngineRuntime:
         tail = "" if tail_bytes is None else max(0, tail_bytes)
         settings = f"follow={'-f' if follow else ''} tail={tail}\n"
         return stream_script(f"{place(ref)}{self._engine(ref)}{settings}{_LOG}", follow)
+
+    def trial(self, request: LaunchRequest) -> Script:
+        """Start, and remove, a container like that of this request which runs ``true`` (or fails to: it has started).
+
+        Of the request's image, or another that is there; `NO_IMAGE_EXIT_CODE` where there is none.
+        """
+        check_request(request)
+        options = quote_all(self._create(request, {}))
+        create = f'create() {{ bounded 60 {self.binary} create $memlock {options} --entrypoint true "$image"; }}\n'
+        head = f"name={shlex.quote(request.name)} image={shlex.quote(request.image or '')}\n"
+        trial = _TRIAL.replace("NO_IMAGE", str(NO_IMAGE_EXIT_CODE))
+        return script(f"{head}{self._engine(request.ref)}{self._memlock()}{_BY_FORCE}{create}{trial}")
 
     def finish_output(self, ref: AttemptRef) -> Script:
         """See `Runtime.finish_output`."""
