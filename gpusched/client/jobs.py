@@ -73,7 +73,8 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
 def _suspended(client: Client) -> str:
     """One line about nodes that the controller took out of service by itself, else ""."""
     records = client.reader.node_records().values() if client.reader else ()
-    names = sorted(r.name for r in records if r.drained_by == SUSPENDED_BY)
+    lately = time.time() - 3600  # one that left the inventory keeps its record
+    names = sorted(r.name for r in records if r.drained_by == SUSPENDED_BY and (r.last_seen or 0) > lately)
     return f"suspended, since launches failed there: {', '.join(names)}; see 'gpusched nodes'" if names else ""
 
 

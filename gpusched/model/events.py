@@ -12,7 +12,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     Job kinds: submitted, held, released, priority, starting, launched, running, preempted, ending, ended, requeued,
     signalled.
-    Node kinds: node_up, node_down, drained, resumed, fenced, gpu_lost, gpu_back, reaped.
+    Node kinds: node_up, node_down, drained, resumed, fenced, stuck, gpu_lost, gpu_back, reaped.
     Others: refused_command, controller_started, controller_stopped.
     """
 

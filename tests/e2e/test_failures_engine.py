@@ -12,15 +12,15 @@ from tests.testbed import TestNode, wait_until
 def test_a_node_that_starts_nothing_does_not_eat_the_queue(cluster: Cluster) -> None:
     """A file of the driver is missing, as after an upgrade. All jobs are of one user and one image."""
     broken = cluster.node("dgx001")
-    broken.run(["sh", "-c", BREAK_CDI])
-    cluster.cli("drain", "dgx003", "-r", "later")
+    cluster.cli("drain", "dgx003", "--reason", "later")
     cluster.wait_node("dgx003", "DRAINED")
-    jobs = [cluster.submit("--gpus", "2") for _ in range(3)]
 
     def failed_once(job: str) -> bool:
         return any(e.kind == "requeued" for e in cluster.events(job))
 
+    broken.run(["sh", "-c", BREAK_CDI])
     try:
+        jobs = [cluster.submit("--gpus", "2") for _ in range(3)]
         wait_until(lambda: all(failed_once(job) for job in jobs), 60, "three failed launches")
         assert cluster.nodes()["dgx001"]["state"] == "IDLE", "it may be the one image"
         cluster.cli("resume", "dgx003")
