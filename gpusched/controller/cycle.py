@@ -267,7 +267,7 @@ class Cycle:
             node, error = step.launch_failed
             failures = with_failure(failures, node, one)
             why = f"the last, of job {job.id}: {' '.join(error.split())}"
-        elif any(e.kind == "running" for e in step.events):
+        elif any(failures.values()) and any(e.kind == "running" for e in step.events):
             for part in job.allocation.parts if job.allocation else ():
                 failures = with_success(failures, part.node, one)
         else:

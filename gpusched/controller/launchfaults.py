@@ -62,7 +62,7 @@ _WORDS: tuple[tuple[Fault, str], ...] = (
     ),
     (Fault.REGISTRY, r"registry|initializing source|dial tcp|copying blob|TLS handshake|toomanyrequests"),
 )
-_TABLE = tuple((fault, re.compile(words, re.IGNORECASE)) for fault, words in _WORDS)
+_TABLE = tuple((fault, re.compile(words, re.IGNORECASE | re.MULTILINE)) for fault, words in _WORDS)
 
 
 def fault_of(error: str, spec: JobSpec) -> Fault:

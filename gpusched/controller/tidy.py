@@ -73,7 +73,8 @@ def _leftover(
         _fence(rank, container.phase, tidy, now)
         return
     if rank.stuck or not rank.gone:
-        tidy.changed.append(msgspec.structs.replace(rank, gone=True, stuck=False))
+        rank = msgspec.structs.replace(rank, gone=True, stuck=False, tries=0, tried_at=None)
+        tidy.changed.append(rank)
     if not rank.collected:
         tidy.works.append(Work(verb="collect", node=rank.node, rank=rank))
     elif is_due(rank, now):

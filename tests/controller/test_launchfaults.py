@@ -47,6 +47,7 @@ INIT = "Error: container-init binary not found on the host: stat /usr/libexec/po
         ("copying blob sha256:1: no space left on device", Fault.NODE),
         ("mkdir: cannot create directory '/root/.local': Permission denied", Fault.NODE),
         ("refused: argument 3 holds a NUL byte", Fault.JOB),
+        ("a line before\nrefused: /a leads out of /b", Fault.JOB),
         ("initializing source docker://nope:1: reading manifest 1 in docker.io: manifest unknown", Fault.JOB),
         ('initializing source docker://localhost/x: pinging container registry localhost: Get "..."', Fault.JOB),
         ("Error: repository name must be lowercase", Fault.JOB),

@@ -74,6 +74,15 @@ def test_everything_comes_back_as_it_went_in(store: Store, tmp_path: Path) -> No
     reader.close()
 
 
+def test_records_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    store = Store.create_or_open(tmp_path)
+    old = b'{"name":"n0","state":"DRAINED","drain_reason":"x","drained_by":"gpusched","launch_failures":["a","b"]}'
+    store._db.execute("INSERT INTO nodes VALUES ('n0', ?)", (old,))
+    record = store.node_records()["n0"]
+    assert (record.drain_reason, record.failed_launches) == ("x", ())
+    store.close()
+
+
 def test_all_or_nothing(store: Store) -> None:
     def half() -> Iterator[Job]:
         yield job()
