@@ -13,6 +13,7 @@ from gpusched.client.waiting import inbox_jobs
 from gpusched.errors import UsageError
 from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
 from gpusched.model.suggest import did_you_mean
+from gpusched.queue.store import SUSPENDED_BY
 from gpusched.views.jobs import Listing
 
 ENDED_SHOWN = 10
@@ -65,9 +66,17 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
         counts=_counts(client),
         preempted=_preempted(client),
         prefixes=_prefixes(client, jobs),
-        warning=client.controller_warning(),
+        warning=client.controller_warning() or _suspended(client),
         notes=client.notes(),
     )
+
+
+def _suspended(client: Client) -> str:
+    """One line about nodes that the controller took out of service by itself, else ""."""
+    records = client.reader.node_records().values() if client.reader else ()
+    lately = time.time() - 3600  # one that left the inventory keeps its record
+    names = sorted(r.name for r in records if r.drained_by == SUSPENDED_BY and (r.last_seen or 0) > lately)
+    return f"suspended, since launches failed there: {', '.join(names)}; see 'gpusched nodes'" if names else ""
 
 
 def _named(client: Client, query: Query) -> list[Job]:

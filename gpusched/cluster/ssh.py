@@ -26,6 +26,7 @@ from gpusched.nodes.transport import Script, Transport, TransportError
 from gpusched.queue.clock import Clock
 
 WORK_TIMEOUT_S = 60.0
+REMOVE_TIMEOUT_S = 300.0  # a container may have written many files
 COLLECT_TIMEOUT_S = 600.0
 PROBE_THREADS, SLOW_THREADS = 32, 16
 WORKS_PER_NODE = 6  # sshd allows 10 sessions on a connection by default (MaxSessions); the probe is another one
@@ -167,7 +168,7 @@ class SshCluster:
             return _run(transport, runtime.start(ref), WORK_TIMEOUT_S)
         if work.verb == "signal":
             return _run(transport, runtime.signal(ref, work.signal or "TERM"), WORK_TIMEOUT_S)
-        return _run(transport, runtime.remove(ref), WORK_TIMEOUT_S)
+        return _run(transport, runtime.remove(ref), REMOVE_TIMEOUT_S)
 
     def finished(self) -> list[Outcome]:
         """See `Cluster.finished`."""

@@ -17,15 +17,16 @@ from gpusched.controller.deciding import Decider
 from gpusched.controller.estimating import Estimator
 from gpusched.controller.fold import OUR_DISK, Folder
 from gpusched.controller.launcher import Launcher
+from gpusched.controller.launchfaults import Failures, image_of, judge_nodes, with_failure, with_success
 from gpusched.controller.ledger import Ledger
 from gpusched.controller.nodestate import (
     attended,
-    blame_launch,
     is_dead,
     is_forgotten,
     record_of_unknown,
     update_record,
 )
+from gpusched.controller.pressing import stuck_on, tried
 from gpusched.controller.promoting import Charge, take_up
 from gpusched.controller.reconcile import Step, World, rank_key, reconcile_job
 from gpusched.controller.secretfiles import SecretFiles
@@ -41,7 +42,7 @@ from gpusched.paths import log_path
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.lifecycle import move, set_aside
 from gpusched.queue.snapshots import held_gpus, snapshot_of_store
-from gpusched.queue.store import NodeRecord, RankRecord, Run, Store
+from gpusched.queue.store import FailedLaunch, NodeRecord, RankRecord, Run, Store
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 
@@ -83,7 +84,9 @@ class Cycle:
         assert cluster_id is not None
         self._cluster_id = cluster_id
         self._collect_failures: Counter[RankKey] = Counter()
+        self._trouble: dict[RankKey, str] = {}  # of strays, which have no record
         self._removed: dict[RankKey, float] = {}
+        self._reaped: set[RankKey] = set()
         self._messages_at: dict[str, float] = {}
         self._ledger = Ledger(store)
         self._launcher = Launcher(store, self._secrets, cluster_id)
@@ -125,7 +128,7 @@ class Cycle:
             for outcome in outcomes:
                 rank = ranks.get(outcome.work.key)
                 if outcome.error:
-                    self._settle_error(outcome)
+                    self._settle_error(outcome, rank)
                 elif rank is not None:
                     self._settle_done(outcome, rank)
 
@@ -136,6 +139,7 @@ class Cycle:
             job = self._store.job(rank.job_id)
             if job is not None and job.state in ACTIVE and job.attempt == rank.attempt:
                 # Taken away before it began (cancelled while starting): its absence is seen by the next probe.
+                self._store.put_ranks([tried(rank, outcome.time)])
                 return
             self._store.remove_rank(rank)
             return
@@ -145,6 +149,8 @@ class Cycle:
         elif work.verb == "signal":
             if rank.signalled != "FENCE":
                 rank = msgspec.structs.replace(rank, signalled=work.signal)
+            if work.signal == "KILL":
+                rank = tried(rank, outcome.time)
             self._store.append([self._rank_event("signalled", rank, outcome.time, signal=work.signal)])
         elif work.verb == "collect":
             rank = msgspec.structs.replace(rank, collected=True)
@@ -156,19 +162,30 @@ class Cycle:
         facts = {"attempt": rank.attempt, "rank": rank.rank} | data
         return Event(time=now, kind=kind, job_id=rank.job_id, node=rank.node, data=facts)
 
-    def _settle_error(self, outcome: Outcome) -> None:
+    def _settle_error(self, outcome: Outcome, rank: RankRecord | None) -> None:
         work = outcome.work
-        if work.verb == "launch" and not outcome.transient:
+        if outcome.transient:
+            return
+        if work.verb == "launch":
             self._launcher.errors[work.key] = outcome.error
-        if not outcome.transient:
+        known = rank if rank is not None else work.rank
+        if outcome.error != (known.trouble if rank is not None else self._trouble.get(work.key)):
+            # The same again is no news: what cannot be done is tried for ever.
             facts = {"work": work.verb, "error": outcome.error}
             self._store.append([self._rank_event("work_failed", work.rank, outcome.time, **facts)])
-        if work.verb == "collect" and not outcome.transient:
+        if rank is None:
+            self._trouble[work.key] = outcome.error
+            return
+        rank = msgspec.structs.replace(rank, trouble=outcome.error)
+        if work.verb in ("start", "remove") or work.signal == "KILL":
+            rank = tried(rank, outcome.time)
+        if work.verb == "collect":
             self._collect_failures[work.key] += 1
             if self._collect_failures[work.key] >= MAX_COLLECT_FAILURES:
                 # The output cannot be had; what is left on the node must not stay there for ever.
                 del self._collect_failures[work.key]
-                self._store.put_ranks([msgspec.structs.replace(work.rank, collected=True)])
+                rank = msgspec.structs.replace(rank, collected=True)
+        self._store.put_ranks([rank])
 
     def _hand_over(self, work: Work) -> None:
         """A collected log belongs to the job's user, where the controller may give it away."""
@@ -199,6 +216,7 @@ class Cycle:
                 node.name in busy_nodes,
                 self.inventory.settings,
                 now,
+                stuck_on(node.name, ranks),
                 left=self.inventory.node(node.name) is None,
             )
             events += news
@@ -234,6 +252,7 @@ class Cycle:
             busy=self._cluster.busy(),
             launch_errors=self._launcher.errors,
             earlier=before,
+            failed_launches={name: record.failed_launches for name, record in records.items()},
         )
         by_attempt: dict[tuple[str, int], list[RankRecord]] = {}
         for rank in sorted(ranks, key=rank_key):
@@ -249,19 +268,33 @@ class Cycle:
             works += self._launcher.launches(self._attended, step.job, step.to_launch)
             events += step.events
             self._store.put_ranks(step.ranks.values())
-            for name in step.launch_failed_on:
-                records[name], news = blame_launch(records[name], step.job.id, now)
-                events += news
             if any(e.kind == "running" for e in step.events):
                 self._store.open_run(self._run_of(step.job))
-                for part in step.job.allocation.parts if step.job.allocation else ():
-                    if part.node in records:
-                        records[part.node] = msgspec.structs.replace(records[part.node], launch_failures=())
+            events += self._judge_launch(step, records, now)
             if step.ended_attempt is not None:
                 end, outcome = step.ended_attempt
                 self._store.close_run(step.job.id, step.job.attempt, end, outcome)
         self._store.put_jobs(step.job for step in steps if step.events)
         return works
+
+    def _judge_launch(self, step: Step, records: dict[str, NodeRecord], now: float) -> list[Event]:
+        """What a launch that failed, or worked, says about the nodes; changes ``records``."""
+        job = step.job
+        failures: Failures = {name: record.failed_launches for name, record in records.items()}
+        one = FailedLaunch(job=job.id, user=job.user, image=image_of(job), gpus=job.spec.gpus_per_node > 0)
+        why = ""
+        if step.launch_failed is not None:
+            node, error = step.launch_failed
+            failures = with_failure(failures, node, one)
+            why = f"the last, of job {job.id}: {' '.join(error.split())}"
+        elif any(failures.values()) and any(e.kind == "running" for e in step.events):
+            for part in job.allocation.parts if job.allocation else ():
+                failures = with_success(failures, part.node, one)
+        else:
+            return []
+        changed, events = judge_nodes(self.inventory, records, failures, now, why)
+        records.update(changed)
+        return events
 
     def _run_of(self, job: Job) -> Run:
         assert job.allocation is not None
@@ -296,7 +329,9 @@ class Cycle:
         tidy = tidy_leftovers(leftovers, observations, forgotten, busy, now)
         self._removed = {key: at for key, at in self._removed.items() if now - at < REMEMBER_REMOVED_S}
         known = frozenset(map(rank_key, ranks))
-        strays = reap_strays(self._attended.nodes, known, self._removed, observations, self._cluster_id, busy, now)
+        strays = reap_strays(
+            self._attended.nodes, known, self._removed, observations, self._cluster_id, busy, now, self._reaped
+        )
         self._apply_tidy(tidy)
         self._apply_tidy(strays)
         self._launcher.forget_errors({rank_key(r) for r in ranks if (r.job_id, r.attempt) in current})

@@ -394,7 +394,7 @@ class Folder:
                 continue
             record = records.get(name, NodeRecord(name=name))
             by = caller.name if drain is not None else None
-            record = msgspec.structs.replace(record, drain_reason=drain, drained_by=by, launch_failures=())
+            record = msgspec.structs.replace(record, drain_reason=drain, drained_by=by, failed_launches=())
             if drain is None and record.state in (NodeState.DRAINED, NodeState.DRAINING):
                 record = msgspec.structs.replace(record, state=NodeState.UNKNOWN, reason="resumed, not read since")
             self._store.put_nodes([record])

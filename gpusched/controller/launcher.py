@@ -90,7 +90,7 @@ class Launcher:
         assert job.allocation is not None
         secrets = self._secrets.read(job.id) if job.spec.secret_names else {}
         if secrets is None:
-            raise GpuschedError("its secrets are not there any more (no such file or directory)")
+            raise GpuschedError(f"{REFUSED}: its secrets are not there any more")
         if any(inventory.node(p.node) is None for p in job.allocation.parts):
             raise GpuschedError("a node of its allocation left inventory.yaml")
         part = next(p for p in job.allocation.parts if p.rank == rank.rank)
@@ -121,6 +121,4 @@ def _run_as(job: Job) -> tuple[int, int] | None:
     try:
         return job.uid, pwd.getpwuid(job.uid).pw_gid
     except KeyError:
-        raise GpuschedError(
-            f"user id {job.uid} has no name here, so its group is not known (permission denied)"
-        ) from None
+        raise GpuschedError(f"{REFUSED}: user id {job.uid} has no name here, so its group is not known") from None

@@ -15,7 +15,6 @@ from gpusched.queue.store import NodeRecord
 
 # These do not pass by waiting: somebody has to do something.
 _DEFINITE_FAILURES = frozenset({"auth", "host-key-unknown", "host-key-changed"})
-LAUNCH_FAILURES_TO_DRAIN = 3
 LEFT = "no longer in inventory.yaml"
 FORGET_LEFT_S = 7 * 86400.0
 
@@ -59,6 +58,7 @@ def update_record(
     has_jobs: bool,
     settings: Settings,
     now: float,
+    stuck: str = "",
     left: bool = False,
 ) -> tuple[NodeRecord, list[Event]]:
     """The record after this cycle's news, and the events worth keeping.
@@ -72,6 +72,7 @@ def update_record(
         settings: For how long silence makes a node DOWN.
         now: Unix seconds.
         left: inventory.yaml has it no more; ``node`` is as it was.
+        stuck: What cannot be ended there, in a sentence; "" where nothing is stuck.
     """
     before = record
     if observation is not None:
@@ -81,6 +82,8 @@ def update_record(
         state, reason = NodeState.DRAINING, f"{LEFT}; {'its jobs run on' if has_jobs else 'it is being tidied up'}"
     elif left and LEFT not in reason:
         reason = f"{reason}; {LEFT}"
+    if stuck and record.down_since is None:
+        reason = f"{reason}; {stuck}" if reason else stuck
     record = msgspec.structs.replace(record, state=state, reason=reason, declared=node, left=left)
     return record, _events(before, record, node, held, now)
 
@@ -160,14 +163,3 @@ def is_dead(record: NodeRecord | None, settings: Settings, now: float) -> bool:
     return (
         record is not None and record.down_since is not None and now - record.down_since >= settings.node_fail_after_s
     )
-
-
-def blame_launch(record: NodeRecord, job_id: str, now: float) -> tuple[NodeRecord, list[Event]]:
-    """Count a launch that failed for the node's reasons; too many in a row, of different jobs, drain the node."""
-    failures = (*record.launch_failures, job_id)
-    record = msgspec.structs.replace(record, launch_failures=failures)
-    if len(failures) < LAUNCH_FAILURES_TO_DRAIN or len(set(failures)) < 2 or record.drain_reason is not None:
-        return record, []
-    reason = f"{len(failures)} launches in a row failed, the last of job {job_id}"
-    record = msgspec.structs.replace(record, drain_reason=reason, drained_by="gpusched")
-    return record, [Event(time=now, kind="drained", node=record.name, user="gpusched", data={"reason": reason})]

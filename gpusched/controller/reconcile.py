@@ -6,33 +6,22 @@ having been seen before. A work that is under way for a rank keeps that rank fro
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
-from gpusched.cluster.base import REFUSED, Observation, RankKey, Work
+from gpusched.cluster.base import Observation, RankKey, Work
 from gpusched.controller.fold import back_in_queue
+from gpusched.controller.launchfaults import Failures, Fault, fault_of, is_jobs_fault
+from gpusched.controller.pressing import TRIES_TO_REMOVE, gives_up, is_due, stuck_event
 from gpusched.model.events import Event
 from gpusched.model.jobs import Ending, Job, JobState, Preemptions, container_name
 from gpusched.model.readings import ContainerReading, NodeReading
 from gpusched.model.resources import Settings
+from gpusched.model.units import format_memory
 from gpusched.queue.lifecycle import move
 from gpusched.queue.store import NodeRecord, RankRecord
-
-# What engines and launchers say when the job itself is at fault: another node would answer the same.
-_JOBS_FAULT = re.compile(
-    rf"^{REFUSED}:|"
-    r"manifest unknown|no such image|image not known|unable to find image|pull access denied|repository does not exist|"
-    r"requested access to the resource is denied|unauthorized|invalid reference format|name unknown|"
-    r"short-name|executable file|no such file or directory|not found in \$?path|permission denied|workdir|"
-    r"error checking path|invalid mount|output|not a directory|image .*not found|"
-    r"pinging container registry localhost:",  # podman's way to say that a localhost/... image is not there
-    re.IGNORECASE,
-)
-# Worth a try elsewhere, but a registry that is down (or mistyped) must not drain node after node.
-_REGISTRYS_FAULT = re.compile(r"registry|initializing source|dial tcp|copying blob|TLS handshake|toomanyrequests", re.I)
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +33,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
         busy: Ranks with a work under way.
         launch_errors: Launches that the node or we refused, with the reason.
         earlier: Nodes' records before this cycle, with their last readings.
+        failed_launches: Of each node, those of late (see `launchfaults`).
     """
 
     now: float
@@ -53,6 +43,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     busy: frozenset[RankKey]
     launch_errors: Mapping[RankKey, str] = {}
     earlier: Mapping[str, NodeRecord] = {}
+    failed_launches: Failures = {}
 
 
 class Step(msgspec.Struct, kw_only=True):
@@ -64,7 +55,7 @@ class Step(msgspec.Struct, kw_only=True):
         ranks: Rank records that changed, by rank.
         works: Things to do on nodes.
         to_launch: Ranks whose launch has not arrived and is to be sent (again).
-        launch_failed_on: Nodes that could not launch it, for their own reasons.
+        launch_failed: (node, error) where it could not be launched, not plainly by its own fault.
         ended_attempt: (when, outcome) when the attempt is over and had begun to run.
     """
 
@@ -73,7 +64,7 @@ class Step(msgspec.Struct, kw_only=True):
     ranks: dict[int, RankRecord] = msgspec.field(default_factory=dict)
     works: list[Work] = msgspec.field(default_factory=list)
     to_launch: list[RankRecord] = msgspec.field(default_factory=list)
-    launch_failed_on: tuple[str, ...] = ()
+    launch_failed: tuple[str, str] | None = None
     ended_attempt: tuple[float, JobState] | None = None
 
 
@@ -196,7 +187,13 @@ def _starting(step: Step, seen: list[Seen], world: World) -> None:
     elif phases <= {"running", "exited"}:
         _began(step, seen, world)
     elif phases <= {"ready", "running", "exited"}:
-        step.works += [_work("start", s) for s in seen if s.phase == "ready" and _idle(s, world)]
+        for s in seen:
+            if s.phase == "ready" and gives_up(s.rank, world.now):
+                said = s.rank.trouble or "the node gave no reason"
+                _node_fault(step, s, f"rank {s.rank.rank} on {s.rank.node} could not be started: {said}", world)
+                return
+        ready = [s for s in seen if s.phase == "ready" and _idle(s, world) and is_due(s.rank, world.now)]
+        step.works += [_work("start", s) for s in ready]
     else:
         step.to_launch += [s.rank for s in seen if s.phase == "unlaunched" and _idle(s, world)]
 
@@ -204,6 +201,8 @@ def _starting(step: Step, seen: list[Seen], world: World) -> None:
 def _began(step: Step, seen: list[Seen], world: World) -> None:
     starts = []
     for s in seen:
+        if s.rank.tries:
+            _update(step, step.ranks.get(s.rank.rank, s.rank), tries=0, tried_at=None)
         starts.append(s.rank.intended_at or step.job.submit_time)  # a node's clock may be behind
         observation = world.observations[s.rank.node].result
         assert isinstance(observation, NodeReading)
@@ -212,7 +211,7 @@ def _began(step: Step, seen: list[Seen], world: World) -> None:
         elif s.container and s.container.started_at is not None:
             starts.append(s.container.started_at - (observation.clock_skew_s or 0.0))
     start = min(max(starts), world.now)
-    fields = {"start_time": start, "reason": "", "message": ""}
+    fields = {"start_time": start, "reason": "", "message": "", "unlaunched_on": ()}
     step.job, event = move(step.job, JobState.RUNNING, world.now, event="running", data={"start": start}, **fields)
     step.events.append(event)
 
@@ -221,12 +220,17 @@ def _launch_failed(step: Step, s: Seen, world: World) -> None:
     assert s.container is not None
     error = s.container.error or "the launcher gave no reason"
     message = f"rank {s.rank.rank} on {s.rank.node} could not be launched: {error}"
-    if _JOBS_FAULT.search(error):
+    fault = fault_of(error, step.job.spec)
+    if fault in (Fault.NODE, Fault.OWN):
+        step.launch_failed = (s.rank.node, error)
+    if is_jobs_fault(fault, step.job, s.rank.node, world.failed_launches):
+        if earlier := [n for n in dict.fromkeys(step.job.unlaunched_on) if n != s.rank.node]:
+            message += f" (as on {', '.join(earlier)} before)"
         _end(step, JobState.FAILED, "LaunchFailed", message, world, grace=0, exit_code=s.container.exit_code)
-    else:
-        if not _REGISTRYS_FAULT.search(error):
-            step.launch_failed_on = (s.rank.node,)
-        _node_fault(step, s, message, world)
+        return
+    if fault is not Fault.REGISTRY:
+        step.job = msgspec.structs.replace(step.job, unlaunched_on=(*step.job.unlaunched_on, s.rank.node))
+    _node_fault(step, s, message, world)
 
 
 def _node_fault(step: Step, s: Seen, message: str, world: World) -> None:
@@ -240,7 +244,8 @@ def _running(step: Step, seen: list[Seen], world: World) -> None:
     job, settings = step.job, world.settings
     for s in seen:
         if s.phase in ("absent", "lost", "ready", "failed") or (s.rebooted and s.phase not in ("exited", "running")):
-            why = "the node was rebooted" if s.rebooted else f"its container is {s.phase}"
+            said = s.container.error if s.container is not None else None
+            why = "the node was rebooted" if s.rebooted else said or f"its container is {s.phase}"
             _node_fault(step, s, f"rank {s.rank.rank} on {s.rank.node} vanished: {why}", world)
             return
     if gone := [s for s in seen if s.phase == "gone" and s.rank.finished_at is None]:
@@ -282,9 +287,13 @@ def _failure(job: Job, rank: RankRecord) -> tuple[JobState, str, str]:
     """What becomes of a job by a rank that failed: its state, and why in a word and in a sentence."""
     where = f"rank {rank.rank} on {rank.node}"
     if rank.oom_killed:
-        memory = job.spec.memory_mib_per_node
-        message = f"{where} was killed, by all signs for want of memory ({memory} MiB asked for)"
+        memory = format_memory(job.spec.memory_mib_per_node)
+        message = f"{where} ran out of memory ({memory} asked for): the kernel ended a process of it"
         return JobState.OUT_OF_MEMORY, "OutOfMemory", message
+    if rank.exit_code == 137 and rank.signalled not in ("KILL", "9"):
+        # Only containers have a limit on memory whose crossing is known.
+        also = "" if rank.runtime in ("podman", "docker") else ", by hand or for want of the node's memory"
+        return JobState.FAILED, "NonZeroExitCode", f"{where} was killed by signal KILL from outside{also} (137)"
     code = rank.exit_code if rank.exit_code is not None else "an unknown code"
     return JobState.FAILED, "NonZeroExitCode", f"{where} exited with {code}"
 
@@ -341,6 +350,11 @@ def _completing(step: Step, seen: list[Seen], world: World) -> None:
         elif s.phase == "unlaunched":
             # Nothing was sent, or it is not known to have arrived; what turns up later is fenced as a stray.
             _update(step, s.rank, gone=True)
+        elif s.rank.stuck or (s.phase != "unknown" and gives_up(s.rank, world.now)):
+            # Its GPUs stay blocked by its record, until it is gone; the job need not wait for that.
+            if not s.rank.stuck:
+                _update(step, step.ranks.get(s.rank.rank, s.rank), stuck=True)
+                step.events.append(stuck_event(s.rank, world.now))
         else:
             left = True
             if s.phase != "unknown" and _idle(s, world):
@@ -395,10 +409,12 @@ def _asked_late(step: Step, seen: list[Seen], world: World) -> Ending | None:
 
 def _press(step: Step, s: Seen, ending: Ending, world: World) -> None:
     """Ask a rank to end, then make it."""
-    if s.phase in ("preparing", "ready"):
-        step.works.append(_work("remove", s))  # it has not begun, so it has nothing to say
+    if s.phase in ("preparing", "ready") or s.rank.tries >= TRIES_TO_REMOVE:
+        if is_due(s.rank, world.now):
+            step.works.append(_work("remove", s))  # it has not begun, so it has nothing to say; or it will not end
     elif world.now >= ending.kill_at:
-        step.works.append(_work("signal", s, signal="KILL"))
+        if is_due(s.rank, world.now):
+            step.works.append(_work("signal", s, signal="KILL"))
     elif s.rank.signalled in (None, step.job.spec.signal if step.job.spec.signal_before_s is not None else None):
         polite = "TERM" if step.job.spec.signal_before_s is not None else step.job.spec.signal
         if ending.outcome is not JobState.COMPLETED:  # a gang whose rank 0 is done may finish by itself

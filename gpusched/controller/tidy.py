@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, Mapping
 import msgspec
 
 from gpusched.cluster.base import Observation, RankKey, Work
+from gpusched.controller.pressing import TRIES_TO_REMOVE, gives_up, is_due, stuck_event
 from gpusched.controller.reconcile import container_of, rank_key
 from gpusched.model.events import Event
 from gpusched.model.jobs import parse_container_name
@@ -69,15 +70,36 @@ def _leftover(
             tidy.settled.append(rank)
         return
     if container.phase in _ALIVE:
-        if rank.signalled != "FENCE":
-            data = {"attempt": rank.attempt, "rank": rank.rank, "phase": container.phase}
-            tidy.events.append(Event(time=now, kind="fenced", job_id=rank.job_id, node=rank.node, data=data))
-            tidy.changed.append(msgspec.structs.replace(rank, signalled="FENCE", gone=False))
-        tidy.works.append(Work(verb="signal", node=rank.node, rank=rank, signal="KILL"))
+        _fence(rank, container.phase, tidy, now)
         return
-    if not rank.gone:
-        tidy.changed.append(msgspec.structs.replace(rank, gone=True))
-    tidy.works.append(Work(verb="remove" if rank.collected else "collect", node=rank.node, rank=rank))
+    if rank.stuck or not rank.gone:
+        rank = msgspec.structs.replace(rank, gone=True, stuck=False, tries=0, tried_at=None)
+        tidy.changed.append(rank)
+    if not rank.collected:
+        tidy.works.append(Work(verb="collect", node=rank.node, rank=rank))
+    elif is_due(rank, now):
+        tidy.works.append(Work(verb="remove", node=rank.node, rank=rank))
+
+
+def _fence(rank: RankRecord, phase: str, tidy: Tidy, now: float) -> None:
+    """End what should have ended; one that resists is told of once, and tried again from time to time."""
+    if rank.signalled != "FENCE":
+        data = {"attempt": rank.attempt, "rank": rank.rank, "phase": phase}
+        tidy.events.append(Event(time=now, kind="fenced", job_id=rank.job_id, node=rank.node, data=data))
+    stuck = gives_up(rank, now)
+    if stuck:
+        tidy.events.append(stuck_event(rank, now))
+    if rank.signalled != "FENCE" or stuck or rank.gone:
+        rank = msgspec.structs.replace(rank, signalled="FENCE", gone=False, stuck=rank.stuck or stuck)
+        tidy.changed.append(rank)
+    if is_due(rank, now):
+        # What has not begun can only be removed: a kill does not end it.
+        kill = phase == "running" and rank.tries < TRIES_TO_REMOVE
+        tidy.works.append(
+            Work(verb="signal", node=rank.node, rank=rank, signal="KILL")
+            if kill
+            else Work(verb="remove", node=rank.node, rank=rank)
+        )
 
 
 def reap_strays(
@@ -88,6 +110,7 @@ def reap_strays(
     cluster_id: str,
     busy: frozenset[RankKey],
     now: float,
+    told: set[RankKey],
 ) -> Tidy:
     """Containers that carry our label and that no rank record stands for: made by a launch we forgot, or by hand.
 
@@ -99,6 +122,7 @@ def reap_strays(
         cluster_id: Ours; another installation's containers are not touched.
         busy: Ranks with a work under way.
         now: Unix seconds.
+        told: Strays that an event has told of; new ones are added, those not seen any more are not forgotten.
     """
     tidy = Tidy()
     for node in nodes:
@@ -115,8 +139,9 @@ def reap_strays(
             stray = RankRecord(
                 job_id=key[0], attempt=key[1], rank=key[2], node=node.name, runtime=node.runtime, collected=True
             )
-            tidy.events.append(
-                Event(time=now, kind="reaped", job_id=key[0], node=node.name, data={"container": container.name})
-            )
+            if key not in told:
+                told.add(key)
+                data = {"container": container.name}
+                tidy.events.append(Event(time=now, kind="reaped", job_id=key[0], node=node.name, data=data))
             tidy.works.append(Work(verb="remove", node=node.name, rank=stray))
     return tidy

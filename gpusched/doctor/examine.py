@@ -11,7 +11,7 @@ from pathlib import Path
 from gpusched.doctor.files import examine_inventory, examine_policies
 from gpusched.doctor.findings import Finding
 from gpusched.doctor.nodes import examine_node
-from gpusched.doctor.state import cluster_id, examine_state
+from gpusched.doctor.state import examine_state, known_nodes
 from gpusched.errors import UsageError
 from gpusched.model.resources import Inventory, Node
 from gpusched.paths import state_folder
@@ -28,6 +28,8 @@ def examine(
     clock: Callable[[], float] = time.time,
 ) -> list[Finding]:
     """Examine the cluster end to end. Changes nothing here; on the nodes it leaves the cached probe.
+
+    Where a GPU is free a container with it is started, and removed; nothing is pulled for that.
 
     Args:
         inventory_path: The inventory file; the one in force where None.
@@ -53,10 +55,14 @@ def examine(
     tell(here)
     if inventory is None or not chosen:
         return found + here
-    identity = cluster_id(state) or "check"
+    known = known_nodes(state)
+    images = {p.name: p.default_image for p in inventory.partitions}
     by_node: dict[str, list[Finding]] = {}
     with ThreadPoolExecutor(max_workers=min(_THREADS, len(chosen))) as pool:
-        asked = {pool.submit(examine_node, n, inventory.settings, identity, clock): n.name for n in chosen}
+        asked = {
+            pool.submit(examine_node, n, inventory.settings, known, clock, images.get(n.partition)): n.name
+            for n in chosen
+        }
         for future in as_completed(asked):
             by_node[asked[future]] = future.result()
             tell(by_node[asked[future]])

@@ -112,7 +112,9 @@ def _source(node: Node, reading: NodeReading, seen: Inspection) -> Iterator[Find
         )
     elif reading.source == "none" and node.gpus:
         why = reading.gpu_error or "neither libnvidia-ml.so.1 nor nvidia-smi is there"
-        yield _finding(node, "nvml", "fail", why, "install the NVIDIA driver; it brings both")
+        missing = reading.gpu_error is None or "Library Not Found" in why
+        hint = "install the NVIDIA driver; it brings both" if missing else "see what nvidia-smi says on the node"
+        yield _finding(node, "nvml", "fail", why, hint)
     elif reading.source == "nvidia-smi":
         why = f" ({reading.gpu_error})" if reading.gpu_error else ""
         hint = "" if seen.python3 is None else "check libnvidia-ml.so.1 on the node: it comes with the NVIDIA driver"

@@ -1,17 +1,20 @@
-"""The examination of one node: two SSH execs on one connection, everything else is judging what they brought."""
+"""The examination of one node: three SSH execs on one connection, everything else is judging what they brought."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpusched.doctor.findings import Finding, failed
+from gpusched.doctor.findings import Finding, failed, worst
 from gpusched.doctor.judge import judge_gpus, judge_host, judge_runtime
+from gpusched.doctor.state import Known
+from gpusched.doctor.trial import try_container
 from gpusched.errors import GpuschedError
 from gpusched.inspection import RUN_TIMEOUT_S, Inspection, inspection_script, parse_inspection
 from gpusched.model.readings import NodeReading
 from gpusched.model.resources import Node, Settings
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.transport import Transport, TransportError
+from gpusched.queue.store import SUSPENDED_BY
 
 _CHECK_OF_KIND = {
     "host-key-unknown": "host key",
@@ -21,11 +24,25 @@ _CHECK_OF_KIND = {
 }
 
 
-def examine_node(node: Node, settings: Settings, cluster_id: str, clock: Callable[[], float]) -> list[Finding]:
-    """Everything about one node; a node that cannot be asked is one finding that says why."""
+def examine_node(
+    node: Node,
+    settings: Settings,
+    known: Known,
+    clock: Callable[[], float],
+    image: str | None = None,
+) -> list[Finding]:
+    """Everything about one node; a node that cannot be asked is one finding that says why.
+
+    Args:
+        node: As declared.
+        settings: How it is reached.
+        known: What the queue knows of it.
+        clock: Unix seconds.
+        image: Its partition's.
+    """
     transport = open_transport(node, settings)
     try:
-        return _examine(transport, node, settings, cluster_id, clock)
+        return _service(node, known) + _examine(transport, node, settings, known, clock, image)
     except TransportError as error:
         return [failed(node.name, _CHECK_OF_KIND.get(error.kind, "ssh"), error)]
     except GpuschedError as error:
@@ -44,8 +61,24 @@ def inspect(transport: Transport, node: Node, runtimes: tuple[str, ...]) -> Insp
     return parse_inspection(result.stdout)
 
 
+def _service(node: Node, known: Known) -> list[Finding]:
+    """Whether it was taken out of service, and by whom."""
+    reason, by = known.drained.get(node.name, ("", ""))
+    if not by:
+        return []
+    if by == SUSPENDED_BY:
+        return [Finding(node.name, "service", "fail", reason, f"mend it, then: gpusched resume {node.name}")]
+    hint = f"once it is well: gpusched resume {node.name}"
+    return [Finding(node.name, "service", "warn", f"drained by {by}: {reason}", hint)]
+
+
 def _examine(
-    transport: Transport, node: Node, settings: Settings, cluster_id: str, clock: Callable[[], float]
+    transport: Transport,
+    node: Node,
+    settings: Settings,
+    known: Known,
+    clock: Callable[[], float],
+    image: str | None,
 ) -> list[Finding]:
     from gpusched.nodes.probe import probe
 
@@ -59,10 +92,13 @@ def _examine(
     found = [Finding(node.name, "ssh", "ok", f"logged in{who}" if node.transport == "ssh" else f"this machine{who}")]
     found += judge_host(node, inspection)
     try:
-        reading: NodeReading | None = probe(transport, node, cluster_id, settings, clock, want_links=False)
+        reading: NodeReading | None = probe(transport, node, known.cluster_id, settings, clock, want_links=False)
     except TransportError as error:
         reading = None
         found.append(failed(node.name, "probe", error))
     if reading is not None:
         found += judge_gpus(node, reading, inspection)
-    return found + judge_runtime(node, inspection, reading)
+    runtime = judge_runtime(node, inspection, reading)
+    if worst(runtime) != "fail":
+        runtime += try_container(transport, node, settings, image, reading, known.held.get(node.name, {}))
+    return found + runtime

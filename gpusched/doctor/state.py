@@ -7,14 +7,17 @@ import shutil
 import sqlite3
 import stat
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 from gpusched.doctor.findings import Finding, Status
 from gpusched.errors import GpuschedError
 from gpusched.model.units import format_memory
 from gpusched.queue.presence import controller_of
 from gpusched.queue.schema import SCHEMA_VERSION
+from gpusched.queue.snapshots import held_gpus, lingering_gpus
 from gpusched.queue.store import DATABASE, INVENTORY_TROUBLE, Reader
 
 _SUBJECT = "state"
@@ -22,16 +25,37 @@ _QUICK_CHECK_S = 20.0
 _WARN_MIB, _FAIL_MIB = 2048, 200
 
 
-def cluster_id(state: Path) -> str | None:
-    """The installation's id, which marks its jobs on the nodes; None where there is none yet."""
+class Known(NamedTuple):
+    """What the queue knows of the nodes.
+
+    Attributes:
+        cluster_id: Marks this installation's jobs on the nodes.
+        held: Node -> GPU index -> who has it.
+        drained: Node -> (reason, by whom), of those out of service.
+    """
+
+    cluster_id: str = "check"
+    held: Mapping[str, Mapping[int, str]] = {}
+    drained: Mapping[str, tuple[str, str]] = {}
+
+
+def known_nodes(state: Path) -> Known:
+    """What the queue says; nothing is known where there is none yet, or it cannot be read (`examine_state` tells)."""
     try:
         reader = Reader.open(state)
         if reader is None:
-            return None
+            return Known()
         with closing(reader):
-            return reader.meta("cluster_id")
+            active = reader.active()
+            held, lingering = held_gpus(active), lingering_gpus(active, reader.ranks())
+            records = reader.node_records().values()
+            return Known(
+                reader.meta("cluster_id") or "check",
+                {name: {**held.get(name, {}), **lingering.get(name, {})} for name in {*held, *lingering}},
+                {r.name: (r.drain_reason, r.drained_by or "?") for r in records if r.drain_reason is not None},
+            )
     except (GpuschedError, sqlite3.Error, OSError):
-        return None
+        return Known()
 
 
 def examine_state(state: Path, tick_s: float, now: float) -> list[Finding]:

@@ -12,7 +12,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     Job kinds: submitted, held, released, priority, starting, launched, running, preempted, ending, ended, requeued,
     signalled, refused (a command on it, with the reason).
-    Node kinds: node_up, node_down, drained, resumed, fenced, gpu_lost, gpu_back, reaped, left_inventory,
+    Node kinds: node_up, node_down, drained, resumed, fenced, stuck, gpu_lost, gpu_back, reaped, left_inventory,
     back_in_inventory.
     Others: refused_command, controller_started, controller_stopped, inventory_refused, inventory_reloaded,
     clock_stepped.

@@ -189,6 +189,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         eligible_time: Not before it (begin time, or a retry's back-off).
         energy_j: Measured so far on its own GPUs; None where nothing was measured.
         excluded_nodes: Nodes on which earlier attempts failed for the node's reasons.
+        unlaunched_on: Nodes on which it could not be launched since it last ran; one may stand there more than once.
         policy, policy_version: What decided its start.
         preemptions: None: no policy has stopped it.
     """
@@ -215,6 +216,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     ending: Ending | None = None
     energy_j: float | None = None
     excluded_nodes: tuple[str, ...] = ()
+    unlaunched_on: tuple[str, ...] = ()
     master_port: int | None = None
     policy: str | None = None
     policy_version: str | None = None

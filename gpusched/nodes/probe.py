@@ -32,6 +32,7 @@ _NEED = "@gpusched-need-"
 _PATH = 'umask 077; PATH="$PATH:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"; export PATH; '
 _MARGIN_S = 6.0  # what a probe keeps of its timeout for the connection and for a runtime that hangs
 _MAX_ANSWER_BYTES = 16 << 20  # a node of 16 GPUs with a hundred attempts answers some hundred kB
+_RESEND_PAUSE_S = 600.0
 _Mode = Literal["cached", "upload", "sh"]
 
 
@@ -60,7 +61,17 @@ class _Memory:
 
     def __init__(self) -> None:
         self._modes: weakref.WeakKeyDictionary[Transport, _Mode] = weakref.WeakKeyDictionary()
+        self._resent: weakref.WeakKeyDictionary[Transport, float] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
+
+    def may_resend(self, transport: Transport) -> bool:
+        """Whether a payload that fails is to be sent again now; one that the node cannot run is, but seldom."""
+        with self._lock:
+            last = self._resent.get(transport)
+            if last is not None and time.monotonic() - last < _RESEND_PAUSE_S:
+                return False
+            self._resent[transport] = time.monotonic()
+            return True
 
     def get(self, transport: Transport) -> _Mode:
         with self._lock:
@@ -103,7 +114,7 @@ def probe(
         sent = now()
         result = transport.run(script, max(0.1, deadline - time.monotonic()))
         received = now()
-        reading, following = _read(mode, request, result, sent, received)
+        reading, following = _read(mode, request, result, sent, received, lambda: _memory.may_resend(transport))
         if following != mode:
             _memory.set(transport, following)
         if reading is not None:
@@ -131,26 +142,33 @@ def _request(node: Node, cluster_id: str, settings: Settings, want_links: bool) 
 
 
 def _read(
-    mode: _Mode, request: ProbeRequest, result: Result, sent: float, received: float
+    mode: _Mode, request: ProbeRequest, result: Result, sent: float, received: float, may_resend: Callable[[], bool]
 ) -> tuple[NodeReading | None, _Mode]:
     """The reading, if there is one, and how to ask next time."""
     if mode == "sh":
         return _read_sections(request, result, sent, received)
+    # A disk that lost something may spoil the cached payload in any way: sent anew, it is put in place anew.
     try:
         answer = find_answer(result.stdout)
-        if answer is not None:
+        if answer is not None and not (answer.get("spoilt") and mode == "cached" and may_resend()):
             reading = parse_reading(request.node, answer, sent, received)
             return reading, "cached" if answer.get("cached") else "upload"
     except (ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError) as error:
+        if mode == "cached" and may_resend():
+            return None, "upload"
         raise TransportError(
             "protocol",
             f"{request.node}: the probe's answer is not understood: {error}",
             "report this with the node's python3 and driver versions",
         ) from None
-    if f"{_NEED}payload@".encode() in result.stdout:
+    if answer is not None or f"{_NEED}payload@".encode() in result.stdout:
         return None, "upload"
-    if f"{_NEED}python@".encode() in result.stdout or result.exit_code != 0:
-        return None, "sh"  # no python3, or one that cannot run the payload
+    if f"{_NEED}python@".encode() in result.stdout:
+        return None, "sh"
+    if mode == "cached" and may_resend():
+        return None, "upload"
+    if result.exit_code != 0:
+        return None, "sh"  # a python3 that cannot run the payload
     raise _no_reading(request.node, result)
 
 
@@ -200,16 +218,29 @@ def _folder() -> str:
 
 @lru_cache(maxsize=1)
 def _cached_argv() -> tuple[str, ...]:
-    # No exclamation marks or line breaks: the login shell that takes this apart may be csh.
+    # No exclamation marks, quotes or line breaks: the login shell that takes this apart may be csh.
+    # The file ok names the payload's files; their sum tells whether the disk still has what was written.
     module = _PACKAGE.replace("/", ".")
-    code = f"import sys; sys.path.insert(0, sys.argv[1]); from {module} import main; main.from_stdin()"
+    check = (
+        "import sys, zlib; from io import FileIO; ok, d, wanted, need = sys.argv[1:]; "
+        "names = FileIO(ok).read().decode().split(); "
+        "found = zlib.crc32(bytes().join(FileIO(d + n).read() for n in names)); "
+        "str(found) == wanted or sys.exit(print(need)); "
+        f"sys.path.insert(0, d); from {module} import main; main.from_stdin()"
+    )
     return (
         "sh",
         "-c",
         f"{_PATH}{_folder()}if command -v python3 >/dev/null 2>&1; then "
-        f'if [ -f "$D/ok" ]; then exec python3 -I -S -c "{code}" "$D"; fi; echo; echo {_NEED}payload@; '
-        f"else echo; echo {_NEED}python@; fi",
+        f'if [ -f "$D/ok" ]; then exec python3 -I -S -c "{check}" "$D/ok" "$D/" {_sum()} {_NEED}payload@; fi; '
+        f"echo; echo {_NEED}payload@; else echo; echo {_NEED}python@; fi",
     )
+
+
+def _sum() -> int:
+    """The checksum of the payload's files, one after the other in the order of their names (see bootstrap.py)."""
+    files = _files()
+    return zlib.crc32("".join(files[name] for name in sorted(files)).encode())
 
 
 @lru_cache(maxsize=1)
@@ -221,14 +252,19 @@ def _upload_argv() -> tuple[str, ...]:
 @lru_cache(maxsize=1)
 def _bundle() -> tuple[str, bytes, bytes]:
     """The payload: digest of its content, the bootstrap's text, the files (compressed JSON)."""
+    files = _files()
+    boot = files[f"{_PACKAGE}/bootstrap.py"].encode()
+    packed = msgspec.json.encode(files)
+    return hashlib.sha256(packed).hexdigest()[:16], boot, zlib.compress(packed, 6)
+
+
+def _files() -> dict[str, str]:
     files = {f"{_PACKAGE}/{path.name}": path.read_text("utf-8") for path in sorted(_PAYLOAD.glob("*.py"))}
     files.update({"gpusched/__init__.py": "", "gpusched/nodes/__init__.py": ""})
     pynvml = find_spec("pynvml")
     if pynvml is not None and pynvml.origin is not None:
         files["pynvml.py"] = Path(pynvml.origin).read_text("utf-8")
-    boot = files[f"{_PACKAGE}/bootstrap.py"].encode()
-    packed = msgspec.json.encode(files)
-    return hashlib.sha256(packed).hexdigest()[:16], boot, zlib.compress(packed, 6)
+    return files
 
 
 @lru_cache(maxsize=1)

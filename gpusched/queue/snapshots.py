@@ -130,6 +130,9 @@ def lingering_gpus(active: Iterable[Job], ranks: Iterable[RankRecord]) -> dict[s
     for rank in ranks:
         if (rank.job_id, rank.attempt) not in current and not rank.gone:
             why = f"attempt {rank.attempt} of job {rank.job_id} is not yet known to be gone"
+            if rank.stuck:
+                said = f" ({rank.trouble})" if rank.trouble else ""
+                why = f"attempt {rank.attempt} of job {rank.job_id} cannot be ended{said}; end it there, or reboot"
             lingering.setdefault(rank.node, {}).update(dict.fromkeys(rank.gpus, why))
     return lingering
 

@@ -26,6 +26,8 @@ from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 DATABASE = "gpusched.db"
 INVENTORY_TROUBLE = "inventory_trouble"  # meta: why inventory.yaml, or a policy, as it is now is not in force; ""
 MAX_IDLE_WAL_BYTES = 16 * 1024 * 1024  # a large transaction's room is given back to the disk after it
+SUSPENDED_BY = "gpusched"
+"""`NodeRecord.drained_by` of a node that the controller itself took out of service."""
 
 
 class _Limited(msgspec.Struct):
@@ -41,6 +43,22 @@ class _OfLimit(msgspec.Struct):
 _LIMIT = msgspec.json.Decoder(_OfLimit)
 
 
+class FailedLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """A launch that failed on a node, not plainly by the job's fault.
+
+    Attributes:
+        image: "" for the partition's own.
+        gpus: Whether it asked for GPUs.
+        verdict: ``node``: the same job ran elsewhere; ``job``: it, or its like, failed on other nodes too; "": open.
+    """
+
+    job: str
+    user: str
+    image: str = ""
+    gpus: bool = True
+    verdict: str = ""
+
+
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the store knows of a node between two probes.
 
@@ -49,9 +67,9 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
         drain_reason: Set while drained by ``drained_by``; None in service.
         last_seen: When it last answered (Unix seconds).
         down_since: Since when it does not answer; None while it does.
-        launch_failures: Jobs whose launches failed here in a row for the node's own reasons.
         declared: As inventory.yaml last had it; None: not known.
         left: inventory.yaml has it no more, and it is looked after for what it still holds of us.
+        failed_launches: Launches that failed here, none of the like having worked since.
     """
 
     name: str
@@ -61,7 +79,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     drained_by: str | None = None
     last_seen: float | None = None
     down_since: float | None = None
-    launch_failures: tuple[str, ...] = ()
+    failed_launches: tuple[FailedLaunch, ...] = ()
     links: dict[int, dict[int, int]] = {}
     reading: NodeReading | None = None
     declared: Node | None = None
@@ -82,6 +100,9 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
         gone: It has ended, or its node is given up.
         exit_code, oom_killed, finished_at: As last seen.
         boot_id: The node's boot when it was launched.
+        tries, tried_at: How often starting, killing or removing it was tried in vain, and when last.
+        trouble: What the node said when a work on it failed last.
+        stuck: It cannot be ended: its GPUs are not handed out until it is gone.
     """
 
     job_id: str
@@ -100,6 +121,10 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     oom_killed: bool = False
     finished_at: float | None = None
     boot_id: str | None = None
+    tries: int = 0
+    tried_at: float | None = None
+    trouble: str = ""
+    stuck: bool = False
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

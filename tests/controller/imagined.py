@@ -23,7 +23,7 @@ GPUS = 4
 
 @dataclass
 class Box:
-    """A container on an imagined node."""
+    """A container on an imagined node. ``stuck``: neither signals nor removals do anything."""
 
     name: str
     gpus: tuple[int, ...]
@@ -33,6 +33,7 @@ class Box:
     started_at: float | None = None
     finished_at: float | None = None
     exit_code: int | None = None
+    stuck: bool = False
 
 
 @dataclass
@@ -92,11 +93,11 @@ class World:
         elif work.verb == "start" and box is not None and box.phase == "ready":
             self.begin(box, host.ahead)
         elif work.verb == "signal" and box is not None and box.phase == "running":
+            if box.stuck:
+                return "it is stuck"
             self.end(box, 137 if work.signal == "KILL" else 143)
-        elif (
-            work.verb == "signal" and work.signal == "KILL" and box is not None and box.phase in ("preparing", "ready")
-        ):
-            box.phase, box.exit_code = "failed", 137
+        elif work.verb == "remove" and box is not None and box.stuck:
+            return "it is stuck"
         elif work.verb == "remove":
             host.boxes.pop(name, None)
         return ""
@@ -163,11 +164,11 @@ class ImaginedCluster:
             if verdict == "wait":
                 continue
             del self._pending[key]
-            if verdict in ("ok", "unheard"):
-                self.world.carry_out(work)
+            said = self.world.carry_out(work) if verdict in ("ok", "unheard") else ""
             self.world.now += 0.001
-            error = "" if verdict == "ok" else "connection lost"
-            self._done.append(Outcome(work=work, time=self.world.now, error=error, transient=bool(error)))
+            lost = verdict != "ok"
+            error = "connection lost" if lost else said
+            self._done.append(Outcome(work=work, time=self.world.now, error=error, transient=lost))
 
     def crash(self, late: bool) -> None:
         """The controller dies; what it had sent arrives all the same, or never."""

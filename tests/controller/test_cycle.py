@@ -12,10 +12,12 @@ from gpusched.cluster.base import Outcome
 from gpusched.controller.cycle import MAX_COLLECT_FAILURES, Cycle
 from gpusched.model import ids
 from gpusched.model.commands import Cancel, Submit
+from gpusched.model.events import Event
 from gpusched.model.jobs import ENDED, JobState
 from gpusched.model.readings import NodeState
 from gpusched.model.resources import Inventory
 from gpusched.queue.inbox import Inbox
+from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.queue.store import Store
 from tests.controller.folding import spec
 from tests.controller.imagined import Host, ImaginedCluster, World, inventory, without
@@ -216,3 +218,70 @@ def test_a_node_of_an_older_store_of_which_no_declaration_is_kept_is_given_up_no
     assert site.state_of(job) is JobState.RUNNING
     site.turn(8, 10)
     assert len(site.world.starts) == 2
+def site_events(site: Site, kind: str) -> list[Event]:
+    return [e for e in site.store.events() if e.kind == kind]
+
+
+def test_what_cannot_be_ended_keeps_its_gpus_lets_its_job_go_and_is_told_of_once(site: Site) -> None:
+    job = site.submit(spec=spec(nodes=2, gpus_per_node=2))
+    site.turn(4)
+    boxes = [box for _, box in site.world.running()]
+    assert len(boxes) == 2
+    for box in boxes:
+        box.stuck = True
+    site.inbox.deliver(Cancel(time=site.world.now, job_ids=(job,), now=True))
+    for _ in range(400):
+        site.turn()
+        ended = site.store.job(job)
+        assert ended is not None
+    assert ended.state == JobState.CANCELLED
+    # A gang of two, 400 cycles: told once each.
+    assert [e.data["gpus"] for e in site_events(site, "stuck")] == [[0, 1], [0, 1]]
+    assert len(site_events(site, "work_failed")) == 2
+    assert len(site_events(site, "fenced")) == 2
+    snapshot = snapshot_of_store(site.store, inventory(), POLICIES, site.world.now)
+    stuck = {n.name: n.blocked for n in snapshot.nodes if n.blocked}
+    assert {tuple(b) for b in stuck.values()} == {(0, 1)}
+    assert all("cannot be ended (it is stuck)" in why for b in stuck.values() for why in b.values())
+    records = site.store.node_records()
+    assert all("GPU 0, 1 not handed out: " in records[name].reason for name in stuck)
+    for box in boxes:
+        box.stuck = False
+    site.turn(3, 61)
+    site.turn(3)
+    assert not site.store.ranks()
+    assert not any(host.boxes for host in site.world.hosts.values())
+
+
+@pytest.mark.parametrize("phase", ["ready", "preparing"])
+def test_a_leftover_that_never_began_is_removed(site: Site, phase: str) -> None:
+    """A slow create on a node that is given up: `kill` does nothing to what does not run."""
+    site.submit()
+    site.turn(2)
+    ((host, box),) = [(h, b) for h in site.world.hosts.values() for b in h.boxes.values()]
+    box.phase = phase
+    host.up = False
+    site.turn(4, 30)
+    host.up = True
+    box.phase, box.hold = phase, True
+    site.turn(4)
+    assert box.name not in host.boxes
+    assert len(site_events(site, "fenced")) == 1
+
+
+def test_a_gang_that_a_node_cannot_start_goes_elsewhere(site: Site) -> None:
+    """Each try fails: not for ever, not with an event for each, and not the job's fault."""
+    job = site.submit(spec=spec(nodes=2))
+    refuse = [True]
+    carry_out = site.world.carry_out
+    site.world.carry_out = lambda work: "no folder" if work.verb == "start" and refuse[0] else carry_out(work)  # type: ignore[method-assign]
+    site.turn(60)
+    refuse[0] = False
+    found = site.store.job(job)
+    assert found is not None
+    assert found.retries >= 1
+    assert len(site_events(site, "work_failed")) <= 2 * (found.retries + 1)
+    site.turn(20, 30)
+    found = site.store.job(job)
+    assert found is not None
+    assert found.state == JobState.RUNNING

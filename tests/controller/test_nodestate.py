@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gpusched.cluster.base import Observation
-from gpusched.controller.nodestate import blame_launch, is_dead, update_record
+from gpusched.controller.nodestate import is_dead, update_record
 from gpusched.model.readings import Gpu, NodeReading, NodeState, ProbeFailure
 from gpusched.model.resources import Settings
 from gpusched.queue.store import NodeRecord
@@ -105,12 +105,7 @@ def test_dead_is_down_for_long_enough() -> None:
     assert not is_dead(None, SETTINGS, NOW)
 
 
-def test_launches_that_fail_in_a_row_drain_the_node() -> None:
-    record = SEEN
-    for job in ("a", "a", "a"):
-        record, events = blame_launch(record, job, NOW)
-        assert events == [], "one job may be at fault itself"
-    record, (event,) = blame_launch(record, "b", NOW)
-    assert event.kind == "drained"
-    assert record.drained_by == "gpusched"
-    assert blame_launch(record, "c", NOW)[1] == []
+def test_what_is_stuck_there_stands_in_the_reason() -> None:
+    observation = Observation(began=NOW - 1, result=reading())
+    record, _ = update_record(SEEN, NODE, observation, {}, False, SETTINGS, NOW, "GPU 1 not handed out: x")
+    assert (record.state, record.reason) == (NodeState.IDLE, "GPU 1 not handed out: x")

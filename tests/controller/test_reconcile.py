@@ -12,7 +12,7 @@ from gpusched.controller.reconcile import Step, World, reconcile_job, retry_dela
 from gpusched.model.jobs import Allocation, Ending, Job, JobState, NodeAllocation, container_name
 from gpusched.model.readings import ContainerReading, NodeReading, ProbeFailure
 from gpusched.model.resources import Settings
-from gpusched.queue.store import NodeRecord, RankRecord
+from gpusched.queue.store import FailedLaunch, NodeRecord, RankRecord
 from tests.controller.folding import spec
 
 NOW = 1_800_000_000.0
@@ -164,27 +164,35 @@ def test_a_gang_starts_when_all_are_ready() -> None:
     assert verbs(again) == [("start", 1, None)]
 
 
-@pytest.mark.parametrize(
-    ("error", "outcome"),
-    [
-        ("Error: short-name \"nope\" did not resolve", JobState.FAILED),
-        ("exec: \"nonsense\": executable file not found in $PATH", JobState.FAILED),
-        ("cannot write the output file /nowhere/x", JobState.FAILED),
-        ("OCI runtime error: cannot allocate memory", JobState.NODE_FAIL),
-        ("No space left on device", JobState.NODE_FAIL),
-    ],
-)  # fmt: skip
-def test_whose_fault_a_failed_launch_is(error: str, outcome: JobState) -> None:
+LAUNCH_ERRORS = [
+    ('Error: short-name "nope" did not resolve', JobState.FAILED),
+    ('exec: "nonsense": executable file not found in $PATH', JobState.FAILED),
+    ("cannot write the output file /nowhere/x", JobState.PENDING),
+    ("OCI runtime error: cannot allocate memory", JobState.PENDING),
+]
+
+
+@pytest.mark.parametrize(("error", "state"), LAUNCH_ERRORS)
+def test_whose_fault_a_failed_launch_is(error: str, state: JobState) -> None:
     step = reconcile_job(job(JobState.STARTING), ranks(), world(says("failed", exit_code=125, error=error)))
-    if outcome is JobState.FAILED:
-        assert (step.job.state, step.job.exit_code) == (JobState.FAILED, 125)
-        assert error in step.job.message
-        assert step.launch_failed_on == ()
+    assert step.job.state == state
+    assert error in step.job.message
+    if state is JobState.FAILED:
+        assert (step.job.exit_code, step.launch_failed) == (125, None)
     else:
-        assert step.job.state == JobState.PENDING
-        assert step.job.excluded_nodes == ("n0",)
-        assert step.launch_failed_on == ("n0",)
+        assert (step.job.excluded_nodes, step.job.unlaunched_on) == (("n0",), ("n0",))
+        assert step.launch_failed == ("n0", error)
         assert step.job.eligible_time == NOW + 10
+
+
+def test_a_launch_that_fails_over_the_jobs_own_words_twice_is_its_fault_and_says_where() -> None:
+    again = job(JobState.STARTING, unlaunched_on=("n7",))
+    answer = says("failed", exit_code=125, error="cannot write the output file /nowhere/x")
+    step = reconcile_job(again, ranks(), world(answer))
+    assert (step.job.state, step.job.reason) == (JobState.FAILED, "LaunchFailed")
+    assert step.job.message.endswith("cannot write the output file /nowhere/x (as on n7 before)")
+    others = {"n0": (FailedLaunch(job="o", user="bob"),)}
+    assert reconcile_job(again, ranks(), world(answer, failed_launches=others)).job.state == JobState.PENDING
 
 
 def test_cancelled_while_it_pulls_it_is_taken_away_and_nobody_waits_for_the_pull() -> None:
@@ -209,9 +217,33 @@ def test_exit_codes(code: int | None) -> None:
     assert (step.job.state, step.job.exit_code) == (JobState.FAILED, code)
 
 
-def test_out_of_memory() -> None:
-    step = reconcile_job(job(JobState.RUNNING), ranks(), world(says("exited", exit_code=137, oom_killed=True)))
+@pytest.mark.parametrize("code", [137, 1])
+def test_out_of_memory(code: int) -> None:
+    big = job(JobState.RUNNING, spec=spec(memory_mib_per_node=524288))
+    step = reconcile_job(big, ranks(), world(says("exited", exit_code=code, oom_killed=True)))
     assert (step.job.state, step.job.reason) == (JobState.OUT_OF_MEMORY, "OutOfMemory")
+    assert "(512G asked for)" in step.job.message
+
+
+@pytest.mark.parametrize(
+    ("runtime", "signalled", "said"),
+    [
+        ("podman", None, "rank 0 on n0 was killed by signal KILL from outside (137)"),
+        ("process", None, "killed by signal KILL from outside, by hand or for want of the node's memory (137)"),
+        ("docker", "KILL", "rank 0 on n0 exited with 137"),  # the signal that the job asked for, before its limit
+    ],
+)
+def test_killed_is_not_out_of_memory(runtime: str, signalled: str | None, said: str) -> None:
+    records = ranks(runtime=runtime, signalled=signalled)
+    step = reconcile_job(job(JobState.RUNNING), records, world(says("exited", exit_code=137)))
+    assert (step.job.state, step.job.reason) == (JobState.FAILED, "NonZeroExitCode")
+    assert said in step.job.message
+
+
+def test_a_container_that_was_lost_says_why() -> None:
+    step = reconcile_job(job(JobState.RUNNING), ranks(), world(says("lost", error="its supervisor was killed")))
+    assert step.job.state == JobState.PENDING
+    assert "vanished: its supervisor was killed" in step.job.message
 
 
 @pytest.mark.parametrize(("phase", "boot"), [(None, "b"), ("lost", "b"), ("lost", "other"), ("ready", "other")])

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpusched.cluster.base import Observation
+from gpusched.cluster.base import Observation, RankKey
+from gpusched.controller.pressing import tried
 from gpusched.controller.tidy import Tidy, reap_strays, tidy_leftovers
 from gpusched.model.jobs import container_name
 from gpusched.model.readings import ContainerReading, NodeReading, ProbeFailure
@@ -28,10 +29,11 @@ def says(phase: str | None, *, began: float = NOW - 1, name: str = "", cluster: 
     return Observation(began=began, result=NodeReading(node="n0", time=NOW, containers=(box,) if box else ()))
 
 
-def leftovers(record: RankRecord, answer: Observation | None, busy: bool = False) -> Tidy:
+def leftovers(record: RankRecord, answer: Observation | None, busy: bool = False, now: float = NOW) -> Tidy:
     observations = {"n0": answer} if answer else {}
     key = frozenset({(ID, 1, 0)}) if busy else frozenset[tuple[str, int, int]]()
     return tidy_leftovers([record], observations, (), key, NOW)
+    return tidy_leftovers([record], observations, inventory(), key, now)
 
 
 def verbs(tidy: Tidy) -> list[tuple[str, str | None]]:
@@ -40,13 +42,34 @@ def verbs(tidy: Tidy) -> list[tuple[str, str | None]]:
 
 @pytest.mark.parametrize("phase", ["running", "preparing", "ready"])
 def test_what_still_lives_is_fenced_and_told_of_once(phase: str) -> None:
+    end = [("signal", "KILL")] if phase == "running" else [("remove", None)]  # a kill does not end what has not begun
     first = leftovers(rank(gone=True), says(phase))
-    assert verbs(first) == [("signal", "KILL")]
+    assert verbs(first) == end
     assert [e.kind for e in first.events] == ["fenced"]
     (changed,) = first.changed
     assert (changed.signalled, changed.gone) == ("FENCE", False), "its GPUs are not free"
     second = leftovers(changed, says(phase))
-    assert (verbs(second), second.events) == ([("signal", "KILL")], [])
+    assert (verbs(second), second.events) == (end, [])
+
+
+def test_one_that_resists_is_killed_then_removed_at_growing_pauses_then_told_of_once() -> None:
+    record, story, at = rank(gone=True), [], NOW
+    while at < NOW + 600:
+        tidy = leftovers(record, says("running"), now=at)
+        for changed in tidy.changed:
+            record = changed
+        story += [e.kind for e in tidy.events]
+        for work in tidy.works:
+            story.append(work.verb)
+            record = tried(record, at)
+        at += 0.5
+    assert story[:7] == ["fenced", "signal", "signal", "signal", "remove", "remove", "stuck"]
+    assert set(story[7:]) == {"remove"}
+    assert len(story) < 20
+    assert (record.stuck, record.gone) == (True, False)
+    over = leftovers(record, says("exited"), now=at)
+    assert [(r.stuck, r.gone) for r in over.changed] == [(False, True)]
+    assert verbs(over) == [("collect", None)]
 
 
 def test_its_gpus_are_not_free_even_while_another_work_is_under_way() -> None:
@@ -87,17 +110,23 @@ def test_a_silent_node_settles_nothing_and_one_that_is_forgotten_everything() ->
     assert tidy_leftovers([rank(node="left")], {}, ("left",), frozenset(), NOW).settled == [rank(node="left")]
 
 
-def strays(answer: Observation, known: bool = False, busy: bool = False, removed: float | None = None) -> Tidy:
+def strays(
+    answer: Observation, known: bool = False, busy: bool = False, removed: float | None = None,
+    told: set[RankKey] | None = None,
+) -> Tidy:  # fmt: skip
     key = (ID, 1, 0)
     one, none = frozenset({key}), frozenset[tuple[str, int, int]]()
     memory = {} if removed is None else {key: removed}
-    return reap_strays(NODES, one if known else none, memory, {"n0": answer}, "c", one if busy else none, NOW)
+    told = set() if told is None else told
+    return reap_strays(NODES, one if known else none, memory, {"n0": answer}, "c", one if busy else none, NOW, told)
 
 
 def test_an_unknown_container_of_ours_is_reaped() -> None:
     tidy = strays(says("running"))
     assert verbs(tidy) == [("remove", None)]
     assert [(e.kind, e.node, e.job_id) for e in tidy.events] == [("reaped", "n0", ID)]
+    told: set[RankKey] = set()
+    assert [len(strays(says("running"), told=told).events) for _ in range(3)] == [1, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["theirs", "gpusched-x", "gpusched-a-b-c", "gpusched-a-1-0-x", "xgpusched-a-1-0"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpusched.doctor.findings import Finding
-from gpusched.doctor.state import cluster_id, examine_state
+from gpusched.doctor.state import examine_state, known_nodes
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import DATABASE, Store
 
@@ -37,13 +37,13 @@ def test_a_state_that_is_well(state: Path) -> None:
     assert wrong(state) == {}
     assert set(examine(state)) == {"folder", "disk", "permissions", "database", "controller"}
     assert (state / DATABASE).read_bytes() == before
-    assert cluster_id(state)
+    assert len(known_nodes(state).cluster_id) > 5
 
 
 def test_no_state_yet(tmp_path: Path) -> None:
     assert wrong(tmp_path / "a/b") == {}
     assert not (tmp_path / "a").exists()
-    assert cluster_id(tmp_path / "a/b") is None
+    assert known_nodes(tmp_path / "a/b").cluster_id == "check"
     (tmp_path / "file").touch()
     assert wrong(tmp_path / "file") == {"folder": "fail"}
     (tmp_path / "empty").mkdir()

@@ -33,6 +33,44 @@ def test_a_healthy_cluster(testbed: Testbed, write_inventory: WriteInventory, tm
     assert not (tmp_path / "state").exists()
 
 
+MISSING = "/usr/lib/libcuda.so.535.99"
+BREAK_CDI = f"""cp /etc/cdi/nvidia.json /etc/cdi-kept && python3 - <<'.'
+import json
+spec = json.load(open("/etc/cdi-kept"))
+mount = dict(hostPath="{MISSING}", containerPath="{MISSING}", options=["ro", "bind"])
+spec.setdefault("containerEdits", dict()).setdefault("mounts", []).append(mount)
+json.dump(spec, open("/etc/cdi/nvidia.json", "w"))
+."""
+MEND_CDI = "cp /etc/cdi-kept /etc/cdi/nvidia.json"
+
+
+def test_a_container_is_started_as_a_jobs_would_be(
+    testbed: Testbed, write_inventory: WriteInventory, tmp_path: Path
+) -> None:
+    no_file, no_init, busy, no_image = testbed.nodes
+    no_file.run(["sh", "-c", BREAK_CDI])
+    no_init.run(["sed", "-i.bak", "s#^init_path.*#init_path = '/nope'#", "/etc/containers/containers.conf"])
+    busy.nvml_set({f"gpu{i}.mem_used": 8 << 30 for i in range(8)})
+    no_image.install_script(
+        "podman", '#!/bin/sh\ncase $1 in inspect) exit 1 ;; images) exit 0 ;; esac\nexec /usr/bin/podman "$@"\n'
+    )
+    try:
+        findings = examine(write_inventory(), tmp_path / "state")
+        left = [n.run(["/usr/bin/podman", "ps", "-aq"]).stdout for n in testbed.nodes]
+    finally:
+        no_file.run(["sh", "-c", MEND_CDI])
+        no_init.run(["sh", "-c", "mv /etc/containers/containers.conf.bak /etc/containers/containers.conf"])
+    assert MISSING in of(findings, no_file.name, "fail")["container"].message
+    assert "nvidia-ctk cdi generate" in of(findings, no_file.name)["container"].hint
+    assert "container-init binary not found" in of(findings, no_init.name, "fail")["container"].message
+    assert of(findings, busy.name, "ok")["container"].message == "not tried: no GPU is free now"
+    assert "no image is there yet" in of(findings, no_image.name, "ok")["container"].message
+    assert left == [""] * 4
+    assert of(examine(write_inventory(), tmp_path / "state"), no_file.name, "ok")["container"].message.startswith(
+        "started one with GPU "
+    )
+
+
 def test_only_some_nodes(testbed: Testbed, write_inventory: WriteInventory, tmp_path: Path) -> None:
     path = write_inventory()
     subjects = {f.subject for f in examine(path, tmp_path, nodes=["dgx002"])}

@@ -210,6 +210,60 @@ def test_cache_is_private_and_holds_compiled_files(testbed: Testbed) -> None:
     assert list((folders[0] / "__pycache__").glob("pynvml*.pyc"))
 
 
+SPOILT = {
+    "emptied": ": >main.py",
+    "all emptied": "for f in *.py $top/pynvml.py; do : >$f; done",
+    "one byte": "sed -i '1s/^./#/' nvml.py",
+    "the library emptied": ": >$top/pynvml.py",
+    "removed": "rm attempts.py engines.py",
+    "a folder": "rm gpus.py; mkdir gpus.py",
+    "half of ok": "sed -i 3,99d $top/ok",
+    "nothing in ok": ": >$top/ok",
+    "no ok": "rm $top/ok",
+    "compiled ones cut off": "for f in __pycache__/*.pyc; do truncate -s 40 $f; done",
+    "a compiled library cut off": "truncate -s 40 $top/__pycache__/pynvml*.pyc",
+    "compiled ones of zeros": "for f in __pycache__/*.pyc; do truncate -s 16 $f; truncate -s 900 $f; done",
+    "all at once": ": >main.py; rm $top/pynvml.py facts.py; for f in __pycache__/*; do truncate -s 20 $f; done",
+    "cannot be written": ": >gpus.py; mount --bind $top/.. $top/..; mount -o remount,ro,bind $top/..",
+}  # fmt: skip
+"""What a disk, or a power cut, may do to the cached payload."""
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_a_spoilt_cache_is_sent_again(testbed: Testbed, how: str) -> None:
+    node = testbed.nodes[0]
+    place = "top=$(echo /root/.cache/gpusched/probe-*); cd $top/gpusched/nodes/payload && "
+    assert read(testbed, node, times=2, runtime=RuntimeName.PODMAN).source == "nvml"
+    node.run(["sh", "-c", place + SPOILT[how]])
+    try:
+        reading = read(testbed, node, runtime=RuntimeName.PODMAN)
+        assert (reading.source, reading.gpu_error, reading.runtime_error) == ("nvml", None, None)
+        assert (len(reading.gpus), reading.containers) == (8, ())
+        again = read(testbed, node, times=2, runtime=RuntimeName.PODMAN)
+        assert (again.source, again.runtime_error) == ("nvml", None)
+    finally:
+        node.run(["sh", "-c", "umount /root/.cache/gpusched 2>/dev/null; :"])
+    assert len(list((node.disk / "home/.cache/gpusched").iterdir())) == 1, "nothing is left behind"
+
+
+def test_a_payload_that_stays_spoilt_is_not_sent_with_every_probe(testbed: Testbed) -> None:
+    """A library that Python cannot load whatever is done: nvidia-smi is asked, with one exec a probe."""
+    node = testbed.nodes[1]
+    declared, settings = declare(testbed, node), settings_for(testbed)
+    forbid = "import sys; sys.modules['pynvml'] = None"
+    wrapper = f'#!/bin/sh\ncode=$4; shift 4; exec /usr/bin/python3 -I -S -c "{forbid}; $code" "$@"\n'
+    node.install_script("python3", wrapper)
+    with opened(declared, settings) as inner:
+        transport = Counting(inner)
+        runs = []
+        for _ in range(4):
+            before = transport.runs
+            reading = probe(transport, declared, "c1", settings, time.time)
+            runs.append(transport.runs - before)
+    assert reading.source == "none"
+    assert runs[2:] == [1, 1]
+
+
 def test_hanging_runtime_costs_only_the_containers(testbed: Testbed) -> None:
     node = testbed.nodes[0]
     node.hang_runtime("podman")

@@ -15,7 +15,7 @@ from gpusched.model.events import Event
 from gpusched.model.jobs import Allocation, Ending, Job, JobState, NodeAllocation
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
-from gpusched.queue.store import DATABASE, NodeRecord, RankRecord, Reader, Run, Store, UsageRow
+from gpusched.queue.store import DATABASE, FailedLaunch, NodeRecord, RankRecord, Reader, Run, Store, UsageRow
 from tests.controller.folding import NOW, spec
 
 ID = "0123456789a"
@@ -44,7 +44,13 @@ def test_everything_comes_back_as_it_went_in(store: Store, tmp_path: Path) -> No
         node="n0", time=NOW, containers=None,
         gpus=(Gpu(index=0, power_w=None, energy_j=1.25, links={1: 3}, processes=(GpuProcess(pid=1),)),),
     )  # fmt: skip
-    record = NodeRecord(name="n0", state=NodeState.DOWN, launch_failures=("a",), links={0: {1: 2}}, reading=reading)
+    record = NodeRecord(
+        name="n0",
+        state=NodeState.DOWN,
+        failed_launches=(FailedLaunch(job="a", user="u"),),
+        links={0: {1: 2}},
+        reading=reading,
+    )
     rank = RankRecord(job_id=ID, attempt=1, rank=0, node="n0", runtime="podman", gpus=(1, 2), exit_code=None)
     run = Run(
         job_id=ID, attempt=1, user="u", partition="p", flavor=None, share=0.25, gpus=2, start_time=NOW, end_time=None,
@@ -67,6 +73,15 @@ def test_everything_comes_back_as_it_went_in(store: Store, tmp_path: Path) -> No
     assert reader.runs(NOW, NOW + 1) == [run]
     assert reader.usage(0) == [msgspec.structs.replace(usage, gpu_s=3.0, energy_j=5.0)]
     reader.close()
+
+
+def test_records_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    store = Store.create_or_open(tmp_path)
+    old = b'{"name":"n0","state":"DRAINED","drain_reason":"x","drained_by":"gpusched","launch_failures":["a","b"]}'
+    store._db.execute("INSERT INTO nodes VALUES ('n0', ?)", (old,))
+    record = store.node_records()["n0"]
+    assert (record.drain_reason, record.failed_launches) == ("x", ())
+    store.close()
 
 
 def test_all_or_nothing(store: Store) -> None:

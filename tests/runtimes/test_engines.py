@@ -4,6 +4,7 @@ import pytest
 
 from gpusched.model.jobs import Mount
 from gpusched.model.resources import RuntimeName
+from gpusched.nodes.runtimes import AttemptRef
 from gpusched.nodes.transport import Script
 from tests.runtimes.world import CLUSTER, IMAGE, World
 from tests.testbed import wait_until
@@ -25,6 +26,73 @@ def test_a_job_over_its_memory_is_told_from_a_killed_one(engine: World) -> None:
     attempt, _ = engine.finish("sh", "-c", "exec tail /dev/zero", memory_mib=32)
     assert (attempt["phase"], attempt["exit_code"], attempt["oom_killed"]) == ("exited", 137, True)
     assert engine.listed_sh()[0] == {attempt["name"]: attempt}
+
+
+def test_a_job_killed_by_hand_did_not_run_out_of_memory(engine: World) -> None:
+    ref = engine.launch("sleep", "60")
+    engine.await_phase(ref, "running")
+    engine.do(Script((str(engine.name), "kill", ref.name)))
+    attempt = engine.await_phase(ref, "exited")
+    assert (attempt["exit_code"], attempt["oom_killed"]) == (137, False)
+    assert engine.listed_sh()[0] == {attempt["name"]: attempt}
+
+
+def test_a_job_whose_child_ran_out_of_memory(engine: World) -> None:
+    attempt, _ = engine.finish("sh", "-c", "tail /dev/zero; exit 3", memory_mib=32)
+    assert (attempt["phase"], attempt["exit_code"], attempt["oom_killed"]) == ("exited", 3, True)
+
+
+def supervisor(engine: World, ref: AttemptRef) -> int:
+    """The process of the engine that waits for the container's end."""
+    word = "conmon" if engine.name is RuntimeName.PODMAN else "containerd-shim"
+    container = engine.read(ref)["id"]
+    (pid,) = (p for p in engine.pids(container, part=True) if p in engine.pids(word, part=True))
+    return pid
+
+
+@pytest.mark.parametrize("also_init", [False, True])
+def test_a_container_whose_supervisor_was_killed_comes_to_an_end(engine: World, also_init: bool) -> None:
+    """podman says of it that it runs, for ever; docker's containerd ends it by itself."""
+    ref = engine.launch("sh", "-c", "echo hello; setsid sleep 4249 & exec sleep 4250")
+    wait_until(lambda: engine.pids("sleep 4249") and engine.output(ref) == "hello\n")
+    init = engine.read(ref)["pid"]
+    engine.sh(f"kill -KILL {supervisor(engine, ref)} {init if also_init else ''}")
+    if engine.name is RuntimeName.DOCKER:
+        engine.await_phase(ref, "exited")
+        engine.do(engine.runtime.remove(ref))
+        return
+    if not also_init:
+        assert engine.read(ref)["phase"] == "running", "its work goes on"
+        engine.do(engine.runtime.signal(ref, "KILL"))
+    attempt = engine.await_phase(ref, "lost")
+    assert attempt["exit_code"] is None
+    assert "conmon" in attempt["error"]
+    assert engine.listed_sh()[0] == {ref.name: attempt}
+    assert not engine.pids("sleep 4249")
+    engine.do(engine.runtime.signal(ref, "KILL"))
+    assert engine.output(ref) == "hello\n"
+    engine.do(engine.runtime.remove(ref))
+    assert engine.listed()[0] == {}
+
+
+def test_what_the_engine_cannot_kill_or_remove_is_ended_by_the_kernel(engine: World) -> None:
+    assert engine.node is not None
+    ref = engine.launch("sh", "-c", "setsid env -i sleep 4251 & exec sleep 4252")
+    wait_until(lambda: engine.pids("sleep 4251"))
+    binary = engine.node.run(["sh", "-c", f"readlink -f $(command -v {engine.name})"]).stdout.strip()
+    refuse = 'case $1 in kill | rm) echo "$1: it is stuck" >&2; exit 125 ;; esac'
+    (engine.node.disk / "bin" / str(engine.name)).unlink(missing_ok=True)
+    engine.node.install_script(str(engine.name), f'#!/bin/sh\n{refuse}\nexec {binary} "$@"\n')
+    said = engine.run(engine.runtime.signal(ref, "TERM"))
+    assert (said.exit_code, said.stderr) == (1, b"kill: it is stuck\n")
+    engine.do(engine.runtime.signal(ref, "KILL"))
+    wait_until(lambda: not engine.pids("sleep 4251") and not engine.pids("sleep 4252"))
+    engine.await_phase(ref, "exited")
+    said = engine.run(engine.runtime.remove(ref))
+    assert (said.exit_code, said.stderr) == (1, b"rm: it is stuck\n")
+    engine.node.remove_script(str(engine.name))
+    if engine.name is RuntimeName.DOCKER:
+        engine.node.start_docker()
 
 
 def test_the_job_gets_the_gpus_it_was_given(engine: World) -> None:

@@ -8,7 +8,7 @@ Three steps, so that a node without Python can have the first two done by attemp
 import os
 import time
 
-from gpusched.nodes.payload.engines import ENDED, ENGINES, EngineError, last_lines, version
+from gpusched.nodes.payload.engines import ENDED, ENGINES, LOST, EngineError, last_lines, version
 
 MYPY = False  # as mypy knows it; importing typing costs time on every probe
 if MYPY:
@@ -272,14 +272,16 @@ def _contained(fact: "dict[str, Any] | None", container: "dict[str, Any]") -> "d
         if fact is not None and fact["failed"] is not None:
             return _uncontained(fact)
         return {"phase": "preparing" if fact is not None and fact["launcher"] else "ready"}
+    if container["state"] == LOST:
+        error = "its supervisor on the node (conmon) was killed: the exit code is unknown"
+        return dict(known, phase="lost", pid=None, finished_at=None, error=error)
     if container["state"] not in ENDED:
         return dict(known, phase="running", finished_at=None)
     code = container["exit_code"]
     if rebooted and code == 255:  # what docker writes for containers it finds dead at its start
         return dict(known, phase="lost", error="the node was rebooted")
-    # podman up to 5 often misses it. 137 is KILL: when we did not send it, it was the kernel for want of memory.
-    ours = fact is None or "killed" in fact["files"]
-    oom = container["oom_killed"] or (code == 137 and not ours)
+    # podman before 4.6 does not say it, but its conmon leaves a file where it was started (see runtimes/engine.py).
+    oom = container["oom_killed"] or (fact is not None and "oom" in fact["files"])
     return dict(known, phase="exited", pid=None, exit_code=code, oom_killed=oom, error=container["error"] or None)
 
 

@@ -21,7 +21,7 @@ list_folder() {
     prefixed meta <"$1/meta" 2>/dev/null
     modified=$(stat -c %Y "$1" 2>/dev/null) || modified=0
     [ $((attempts_now - modified)) -ge 30 ] || echo new
-    for file in launcher.pid ready go killed; do [ ! -e "$1/$file" ] || echo "file $file"; done
+    for file in launcher.pid ready go oom; do [ ! -e "$1/$file" ] || echo "file $file"; done
     attempt_boot=
     grep -qx "boot=$attempts_boot" "$1/meta" 2>/dev/null && attempt_boot=same && echo same_boot
     leader= since=
@@ -37,6 +37,22 @@ list_folder() {
 }
 engine() { if command -v timeout >/dev/null 2>&1; then timeout -s KILL 8 "$RUNTIME" "$@"; else "$RUNTIME" "$@"; fi; }
 containers() { engine ps -a "$@" --filter "label=gpusched.cluster=$CLUSTER_ID" --filter "label=gpusched.node=$NODE"; }
+conmon_of() { # CONTAINER: whether a conmon waits for its end
+    for conmon in $(grep -l -x conmon /proc/[0-9]*/comm 2>/dev/null); do
+        ! grep -q -z -x -F -e "$1" "${conmon%comm}cmdline" 2>/dev/null || return 0
+    done
+    return 1
+}
+lost_containers() { # as in payload/engines.py: those whose end nobody saw, and that podman says to run
+    containers --no-trunc --filter status=running --format '{{.ID}} {{.Pid}}' | while read -r id pid; do
+        if start_time "$pid" >/dev/null; then
+            ! grep -q -e "$id" "/proc/$pid/cgroup" || continue
+            ! grep -q -a -e GPUSCHED_CONTAINER= "/proc/$pid/environ" || continue
+        fi
+        ! conmon_of "$id" || continue
+        [ -z "$(containers -q --filter status=running --filter "id=$id")" ] || echo "lost $id"
+    done
+}
 list_engine() {
     case $RUNTIME in
     podman)
@@ -44,6 +60,7 @@ list_engine() {
         ids=$(containers -q --no-trunc --filter status=exited) || return
         # shellcheck disable=SC2086
         [ -z "$ids" ] || engine container inspect --format 'oom {{.Id}} {{.State.OOMKilled}}' $ids 2>/dev/null
+        lost_containers
         ;;
     docker)
         ids=$(containers -q --no-trunc) || return

@@ -16,8 +16,32 @@ from importlib.machinery import ModuleSpec
 MONTH_S = 30 * 86400
 
 
+def write(path: str, text: str) -> None:
+    """Write a file so that it is still there after a power cut."""
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def is_whole(folder: str, files: "dict[str, str]") -> bool:
+    """Whether exactly these files are installed there; what was compiled from them does not count."""
+    try:
+        for path, text in files.items():
+            with open(os.path.join(folder, path), "rb") as file:
+                if file.read() != text.encode():
+                    return False
+        with open(os.path.join(folder, "ok")) as file:
+            return file.read().split() == sorted(files)
+    except (OSError, ValueError):
+        return False
+
+
 def install(folder: str, files: "dict[str, str]") -> bool:
-    """Write ``files`` below ``folder``, all or nothing; False where the disk does not allow it."""
+    """Write ``files`` below ``folder``, all or nothing; False where the disk does not allow it.
+
+    What is there already goes, compiled files too: it was asked for anew because something of it is spoilt.
+    """
     part = "%s.part-%d-%d" % (folder, os.getpid(), time.time())
     try:
         parent = os.path.dirname(folder)
@@ -25,15 +49,19 @@ def install(folder: str, files: "dict[str, str]") -> bool:
         for path, text in files.items():
             target = os.path.join(part, path)
             os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
-            with open(target, "w", encoding="utf-8") as file:
-                file.write(text)
-        with open(os.path.join(part, "ok"), "w") as file:
-            file.write("")
+            write(target, text)
+        write(os.path.join(part, "ok"), "\n".join(sorted(files)) + "\n")  # the order in which they are summed up
         os.chmod(part, 0o700)
+        old = part + "-old"
+        try:
+            os.rename(folder, old)
+        except OSError:  # there is none
+            pass
+        shutil.rmtree(old, ignore_errors=True)
         try:
             os.rename(part, folder)
         except OSError:  # another controller was faster
-            if not os.path.isfile(os.path.join(folder, "ok")):
+            if not is_whole(folder, files):
                 raise
         remove_old(parent, os.path.basename(folder))
         return True

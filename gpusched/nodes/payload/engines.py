@@ -63,10 +63,52 @@ def _podman(cluster_id: str, node: str) -> "dict[str, dict[str, Any]]":
     containers = parse_podman(text)
     # `ps` does not tell of the out-of-memory killer; failed containers do not stay for long, so this call is rare.
     failed = [str(c["id"]) for c in containers.values() if c["state"] in ENDED and c["exit_code"]]
-    if not failed:
-        return containers
-    inspect = ["podman", "container", "inspect", "--format", OOM_FORMAT, *failed]
-    return parse_podman(text, run_engine(inspect, allow_failure=True))
+    if failed:
+        inspect = ["podman", "container", "inspect", "--format", OOM_FORMAT, *failed]
+        containers = parse_podman(text, run_engine(inspect, allow_failure=True))
+    dead = [c for c in containers.values() if c["state"] == "running" and c["pid"] and not _lives(c["pid"], c["id"])]
+    if dead:
+        _mark_lost(dead, cluster_id, node)
+    return containers
+
+
+LOST = "lost"  # podman says `running` for ever when conmon, which waits for the container's end, was killed
+
+
+def _mark_lost(dead: "list[dict[str, Any]]", cluster_id: str, node: str) -> None:
+    """Set the state of those that ended unseen: nobody waits for their end, and podman still says that they run.
+
+    In this order: a conmon that is gone has written the end down before, and podman is asked after that.
+    """
+    unseen = [container for container in dead if not _has_conmon(container["id"])]
+    if unseen:
+        again = parse_podman(run_engine(["podman", "ps", "-a", "--format", "json", *_filters(cluster_id, node)]))
+        running = {c["id"] for c in again.values() if c["state"] == "running"}
+        for container in unseen:
+            if container["id"] in running:
+                container["state"] = LOST
+
+
+def _lives(pid: int, container: str) -> bool:
+    """Whether the process is there, and the container's first one (a number may have been given anew)."""
+    stat = _read("/proc/%d/stat" % pid).rsplit(")", 1)[-1].split()
+    if not stat or stat[0] in ("Z", "X"):
+        return False
+    return container in _read("/proc/%d/cgroup" % pid) or "GPUSCHED_CONTAINER=" in _read("/proc/%d/environ" % pid)
+
+
+def _has_conmon(container: str) -> bool:
+    pids = [name for name in os.listdir("/proc") if name.isdigit()]
+    conmons = [pid for pid in pids if _read("/proc/%s/comm" % pid).strip() == "conmon"]
+    return any(container in _read("/proc/%s/cmdline" % pid).split("\0") for pid in conmons)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read(1 << 20).decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def _docker(cluster_id: str, node: str) -> "dict[str, dict[str, Any]]":
@@ -80,8 +122,12 @@ def _docker(cluster_id: str, node: str) -> "dict[str, dict[str, Any]]":
 ENGINES = {"podman": _podman, "docker": _docker}
 
 
-def parse_podman(text: str, killed: str = "") -> "dict[str, dict[str, Any]]":
-    """``podman ps -a --format json`` (2.0 and later) and lines of `OOM_FORMAT`, as {name: container}."""
+def parse_podman(text: str, killed: str = "", lost: str = "") -> "dict[str, dict[str, Any]]":
+    """``podman ps -a --format json`` (2.0 and later), lines of `OOM_FORMAT`, and ids that are `LOST`.
+
+    Returns:
+        {name: container}.
+    """
     found = {}  # type: dict[str, dict[str, Any]]
     oom = {line.split()[0] for line in killed.splitlines() if line.endswith(" true")}
     for item in _json_list(text, "podman"):
@@ -89,7 +135,7 @@ def parse_podman(text: str, killed: str = "") -> "dict[str, dict[str, Any]]":
         name = (item.get("Labels") or {}).get("gpusched.name") or (names[0] if isinstance(names, list) else names)
         found[name] = {
             "id": item.get("Id"),
-            "state": str(item.get("State")).lower(),
+            "state": LOST if item.get("Id") in lost.split() else str(item.get("State")).lower(),
             "exit_code": item.get("ExitCode"),
             "pid": item.get("Pid") or None,
             "started_at": _epoch(item.get("StartedAt")),

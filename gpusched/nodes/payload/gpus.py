@@ -9,6 +9,7 @@ import time
 
 MYPY = False  # as mypy knows it; importing typing costs every probe 3 ms
 if MYPY:
+    from collections.abc import Iterator
     from typing import Any
 
 GPU_LIMIT_S = 4.0
@@ -18,6 +19,15 @@ GPU_FIELDS = (
     "ecc.errors.uncorrected.volatile.total,mig.mode.current,driver_version"
 )
 OLD_GPU_FIELDS = "index,uuid,name,memory.total,memory.used,utilization.gpu,power.draw,power.limit,temperature.gpu"
+
+
+def messages(only: "list[int] | None", want_links: bool) -> "Iterator[dict[str, Any]]":
+    """`nvml.messages`, or why that module cannot be had: a disk may have spoilt it."""
+    try:
+        from gpusched.nodes.payload import nvml
+    except Exception as error:
+        return iter([{"init_error": "%s: %s" % (type(error).__name__, error), "spoilt": True}])
+    return nvml.messages(only, want_links)
 
 
 class Child:
@@ -33,9 +43,7 @@ class Child:
                 null = os.open(os.devnull, os.O_RDWR)
                 for fd in (0, 1, 2):  # the session must be able to end without this process
                     os.dup2(null, fd)
-                from gpusched.nodes.payload import nvml
-
-                for message in nvml.messages(only, want_links):
+                for message in messages(only, want_links):
                     os.write(write, json.dumps(message).encode() + b"\n")
             finally:
                 os._exit(0)
@@ -92,7 +100,7 @@ class Reading:
                 self.skip(trouble)
             elif "init_error" in message:
                 self.child.kill()
-                return self.without_nvml(message["init_error"])
+                return dict(self.without_nvml(message["init_error"]), spoilt=message.get("spoilt", False))
             else:
                 self.take(message)
             if self.answer["gpu_error"]:

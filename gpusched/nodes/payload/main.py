@@ -36,7 +36,8 @@ def run(request: "dict[str, Any]") -> None:
     answer.update(facts.read())
     found = attempts(answer, request)
     if reading is not None:
-        answer.update(reading.collect())
+        gpu_part = reading.collect()
+        answer.update(gpu_part, spoilt=answer.get("spoilt", False) or gpu_part.get("spoilt", False))
         facts.describe_processes(answer, found + unlisted(found, request))
     else:
         from gpusched.nodes.payload import simulated as simulation
@@ -61,7 +62,7 @@ def attempts(answer: "dict[str, Any]", request: "dict[str, Any]") -> "list[dict[
             None, request["cluster_id"], request["node"], request["runtime"], request.get("want_links", False)
         )
     except Exception as trouble:  # whatever is wrong with the runtime, the GPUs must still be told of
-        answer["runtime_error"] = "%s: %s" % (type(trouble).__name__, trouble)
+        answer.update(runtime_error="%s: %s" % (type(trouble).__name__, trouble), spoilt=True)
         return []
     answer.update(containers=None if error else found, runtime_error=error, runtime_version=version)
     return found

@@ -44,7 +44,8 @@ def messages(only: "list[int] | None", want_links: bool) -> "Iterator[dict[str, 
         nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
     except Exception as error:
-        yield {"init_error": text_of(error)}
+        # NVML's own errors are pynvml's; others may come of a spoilt compiled file, whose sum nobody knows.
+        yield {"init_error": text_of(error), "spoilt": type(error).__module__ == "builtins"}
         return
     yield {"count": count, "driver_version": text(attempt([], nvml.nvmlSystemGetDriverVersion))}
     handles = {}  # type: dict[int, Any]

@@ -9,6 +9,7 @@ from gpusched.nodes.runtimes.base import AttemptRef, LaunchRequest
 from gpusched.nodes.runtimes.checks import NO_IMAGE_HINT, check_request, check_signal, secret_name_error
 from gpusched.nodes.runtimes.shell import (
     FUNCTIONS,
+    STRAYS,
     launch_header,
     launch_script,
     place,
@@ -32,8 +33,9 @@ state() { engine inspect --type container --format '{{.State.Status}}' "$name"; 
 follow() {
     [ -z "$output" ] || setsid sh "$0" follow </dev/null >/dev/null 2>&1 &
 }
+# conmon writes the file oom, where it is started, when the kernel ends a process for want of memory.
 start() {
-    engine start "$name" >/dev/null || give_up
+    (cd "$dir" && engine start "$name") >/dev/null || give_up
     follow
 }
 case $1 in
@@ -87,13 +89,34 @@ ours() {
 }
 """
 
+# An engine may hang, or fail to end what the kernel could: a container's processes are known by the name of their
+# cgroup (conmon, beside it, has another) and by their environment.
+_BY_FORCE = """\
+if command -v timeout >/dev/null; then bounded() { timeout -k 1 "$@"; }; else bounded() { shift; "$@"; }; fi
+state() { bounded 10 "$binary" inspect --type container --format '{{.State.Status}}' "$id" 2>/dev/null; }
+processes() {
+    { grep -l -e "/\\(libpod-\\|docker-\\)\\{0,1\\}$id" /proc/[0-9]*/cgroup; strays; } 2>/dev/null |
+        while IFS=/ read -r _ _ pid _; do starttime "$pid" >/dev/null && echo "$pid"; done
+}
+kill_processes() { # of the container $id; whether none is left
+    round=0
+    while left=$(processes); [ -n "$left" ]; do
+        [ $round -lt 20 ] || return 1
+        kill -KILL $left 2>/dev/null
+        round=$((round + 1))
+        sleep 0.1
+    done
+}
+"""
+
 _SIGNAL = """\
 found=$(ours) || exit 1
 for id in $found; do
-    error=$(engine kill --signal "$signal" "$id" 2>&1 >/dev/null) && continue
-    case $(engine inspect --type container --format '{{.State.Status}}' "$id" 2>/dev/null) in
-    running | paused) printf '%s\\n' "$error" >&2; exit 1 ;;
-    esac
+    error=$(bounded 10 "$binary" kill --signal "$signal" "$id" 2>&1 >/dev/null) && continue
+    case $(state) in running | paused) ;; *) continue ;; esac
+    case $signal in KILL | 9) kill_processes && continue ;; esac
+    printf '%s\\n' "${error:-$binary did not answer within 10 s}" >&2
+    exit 1
 done
 exit 0
 """
@@ -103,14 +126,36 @@ _REMOVE = """\
 launcher=$(group "$dir/launcher.pid") && kill -KILL "-$launcher"
 found=$(ours) || exit 1
 for id in $found; do
-    engine kill --signal KILL "$id" >/dev/null 2>&1
-    error=$(engine rm -f -v "$id" 2>&1 >/dev/null) && continue
-    left=$(ours) || exit 1
-    case $left in *"$id"*) printf '%s\\n' "$error" >&2; exit 1 ;; esac
+    bounded 10 "$binary" kill --signal KILL "$id" >/dev/null 2>&1
+    for last in '' 1; do
+        error=$(bounded 120 "$binary" rm -f -v "$id" 2>&1 >/dev/null) && break
+        left=$(ours) || exit 1
+        case $left in *"$id"*) ;; *) break ;; esac
+        [ -z "$last" ] || { printf '%s\\n' "${error:-$binary did not answer within 120 s}" >&2; exit 1; }
+        kill_processes
+    done
 done
 follower=$(group "$dir/output.pid") && kill -KILL "-$follower"
 rm -rf -- "$dir"
 """
+
+# For `gpusched check`: a container as a job's, of an image that is there. Nothing is pulled.
+_TRIAL = """\
+if [ -z "$image" ] || ! bounded 10 "$binary" inspect --type image "$image" >/dev/null 2>&1; then
+    image=$(bounded 10 "$binary" images -q --no-trunc | head -n 1)
+    [ -n "$image" ] || exit NO_IMAGE
+fi
+memlock
+error=$(create 2>&1 >/dev/null) && error=$(bounded 60 "$binary" start "$name" 2>&1 >/dev/null)
+code=$?
+for id in $(ours); do
+    bounded 10 "$binary" kill --signal KILL "$id" >/dev/null 2>&1
+    bounded 60 "$binary" rm -f -v "$id" >/dev/null 2>&1
+done
+[ $code = 0 ] || { printf '%s\\n' "${error:-$binary did not answer within 60 s}" >&2; exit 1; }
+"""
+NO_IMAGE_EXIT_CODE = 3
+"""Of `EngineRuntime.trial`: the node has no image that could be tried."""
 
 _LOG = """\
 while :; do
@@ -178,19 +223,29 @@ class EngineRuntime:
     def signal(self, ref: AttemptRef, signal: str) -> Script:
         """See `Runtime.signal`; the container's init passes it on."""
         name = check_signal(signal)
-        # The probe takes exit code 137 for the kernel's out-of-memory killer unless it was us.
-        mark = '[ ! -d "$dir" ] || : >"$dir/killed"\n' if name in ("KILL", "9") else ""
-        return script(f"{place(ref)}{self._engine(ref)}signal={name}\n{mark}{_SIGNAL}")
+        return script(f"{place(ref)}{FUNCTIONS}{STRAYS}{self._engine(ref)}{_BY_FORCE}signal={name}\n{_SIGNAL}")
 
     def remove(self, ref: AttemptRef) -> Script:
         """See `Runtime.remove`."""
-        return script(f"{place(ref)}{FUNCTIONS}{self._engine(ref)}{_REMOVE}")
+        return script(f"{place(ref)}{FUNCTIONS}{STRAYS}{self._engine(ref)}{_BY_FORCE}{_REMOVE}")
 
     def log(self, ref: AttemptRef, follow: bool = False, tail_bytes: int | None = None) -> Script:
         """See `Runtime.log`."""
         tail = "" if tail_bytes is None else max(0, tail_bytes)
         settings = f"follow={'-f' if follow else ''} tail={tail}\n"
         return stream_script(f"{place(ref)}{self._engine(ref)}{settings}{_LOG}", follow)
+
+    def trial(self, request: LaunchRequest) -> Script:
+        """Start, and remove, a container like that of this request which runs ``true`` (or fails to: it has started).
+
+        Of the request's image, or another that is there; `NO_IMAGE_EXIT_CODE` where there is none.
+        """
+        check_request(request)
+        options = quote_all(self._create(request, {}))
+        create = f'create() {{ bounded 60 {self.binary} create $memlock {options} --entrypoint true "$image"; }}\n'
+        head = f"name={shlex.quote(request.name)} image={shlex.quote(request.image or '')}\n"
+        trial = _TRIAL.replace("NO_IMAGE", str(NO_IMAGE_EXIT_CODE))
+        return script(f"{head}{self._engine(request.ref)}{self._memlock()}{_BY_FORCE}{create}{trial}")
 
     def finish_output(self, ref: AttemptRef) -> Script:
         """See `Runtime.finish_output`."""
@@ -202,7 +257,7 @@ class EngineRuntime:
 
     def _engine(self, ref: AttemptRef) -> str:
         labels = f"cluster={shlex.quote(ref.cluster_id)} node={shlex.quote(ref.node)}\n"
-        return f'{labels}engine() {{ {self.binary} "$@"; }}\n{_OURS}'
+        return f'{labels}binary={self.binary}\nengine() {{ {self.binary} "$@"; }}\n{_OURS}'
 
     def _memlock(self) -> str:
         # RDMA and pinned memory want no limit on locked memory. Raising it needs CAP_SYS_RESOURCE (bit 24), which

@@ -79,4 +79,5 @@ def _containers(lines: list[str], runtime: str) -> dict[str, dict[str, Any]]:
     if runtime == "docker":
         return parse_docker("\n".join(lines))
     killed = "\n".join(line[4:] for line in lines if line.startswith("oom "))
-    return parse_podman("\n".join(line for line in lines if not line.startswith("oom ")), killed)
+    lost = " ".join(line[5:] for line in lines if line.startswith("lost "))
+    return parse_podman("\n".join(line for line in lines if not line.startswith(("oom ", "lost "))), killed, lost)

@@ -1,0 +1,214 @@
+"""Whose fault it is that a launch failed: the job's, its node's, or a registry's. Pure.
+
+The engine's words tell little: a driver's file that is missing on the node and a folder that the job mistyped are both
+"no such file or directory". So words decide only where they allow no doubt, and otherwise what else happened: a job
+that fails on several nodes is at fault itself, a node that fails jobs of several users or images is too, and a job
+that failed here and ran elsewhere has proved it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+
+import msgspec
+
+from gpusched.cluster.base import REFUSED
+from gpusched.model.events import Event
+from gpusched.model.jobs import Job, JobSpec
+from gpusched.model.resources import Inventory
+from gpusched.queue.store import SUSPENDED_BY, FailedLaunch, NodeRecord
+
+Failures = Mapping[str, tuple[FailedLaunch, ...]]
+"""Node -> launches that failed there, none of the like having worked since."""
+
+FAILURES_TO_SUSPEND = 3
+OWN_FAILURES = 2
+"""So often may a launch fail over what the job itself names (a mount, its output file) before it is the job's fault."""
+NODES_TO_FAIL_ON = 3
+"""On so many nodes may a launch fail for any reason before it is the job's fault."""
+
+
+class Fault(StrEnum):
+    """What an error says by itself."""
+
+    JOB = "job"  # no node would answer otherwise
+    OWN = "own"  # about something that the job named; it may be missing on this node only
+    REGISTRY = "registry"  # neither the job nor the node: to be tried again
+    NODE = "node"  # by all signs the node
+
+
+_INIT = r"(?!/dev/init|/run/podman-init|/sbin/docker-init)"  # the engine's own program, before the job's
+_WORDS: tuple[tuple[Fault, str], ...] = (
+    (Fault.JOB, rf"^{REFUSED}:"),
+    (Fault.NODE, r"no space left|input/output error|read-only file system|cannot allocate memory"),
+    (
+        Fault.JOB,
+        r"manifest unknown|manifest for \S+ not found|no such image|image not known|repository does not exist|"
+        r"repository name must be lowercase|name unknown|invalid reference format|short-name .* did not resolve|"
+        r"pinging container registry localhost:",  # podman's way to say that a localhost/... image is not there
+    ),
+    (
+        Fault.JOB,
+        rf'exec: "{_INIT}[^"]*": executable file not found in \$PATH|'
+        rf"executable file `{_INIT}[^`]*` not found in \$PATH|"
+        r'workdir ".*" does not exist on container',
+    ),
+    (
+        Fault.OWN,
+        r"cannot write the output file|cannot enter the workdir|unauthorized|authentication required|access denied|"
+        r"access to the resource is denied|unable to find user",
+    ),
+    (Fault.REGISTRY, r"registry|initializing source|dial tcp|copying blob|TLS handshake|toomanyrequests"),
+)
+_TABLE = tuple((fault, re.compile(words, re.IGNORECASE | re.MULTILINE)) for fault, words in _WORDS)
+
+
+def fault_of(error: str, spec: JobSpec) -> Fault:
+    """What an error of the engine or the launcher says; the job's own paths in it are the job's."""
+    for fault, words in _TABLE:
+        if words.search(error):
+            return fault
+    return Fault.OWN if any(_names(error, path) for path in _own_paths(spec)) else Fault.NODE
+
+
+def _own_paths(spec: JobSpec) -> list[str]:
+    paths = [p for mount in spec.mounts for p in (mount.source, mount.target)]
+    paths += [p for p in (spec.workdir, spec.image, *spec.command[:1]) if p is not None]
+    return [path for path in paths if path.startswith("/") and path.rstrip("/")]
+
+
+def _names(error: str, path: str) -> bool:
+    """Whether the error speaks of exactly this path, not of one that begins or ends with it."""
+    return re.search(rf"(?<![\w./-]){re.escape(path.rstrip('/'))}/?(?![\w/-]|\.\w)", error) is not None
+
+
+def image_of(job: Job) -> str:
+    """By which images are told apart; "" is the partition's own."""
+    return job.spec.image or ""
+
+
+def is_jobs_fault(fault: Fault, job: Job, node: str, failures: Failures) -> bool:
+    """Whether a launch that failed on ``node`` is the job's fault, so that no other node need be tried.
+
+    Args:
+        fault: What the error says.
+        job: With the nodes where earlier launches failed.
+        node: Where this one did.
+        failures: Of all nodes; on those where others failed, too, it may be the node.
+    """
+    nodes = [n for n in (*job.unlaunched_on, node) if not _others_failed(failures.get(n, ()), job)]
+    if fault is Fault.OWN:
+        return len(nodes) >= OWN_FAILURES or not job.spec.requeue
+    return fault is Fault.JOB or (fault is Fault.NODE and len(set(nodes)) >= NODES_TO_FAIL_ON)
+
+
+def _others_failed(failures: tuple[FailedLaunch, ...], job: Job) -> bool:
+    mine = (job.user, image_of(job))
+    return any(f.verdict != "job" and (f.user, f.image) != mine for f in failures)
+
+
+# -- nodes -------------------------------------------------------------------------------------------------------------
+
+
+def with_failure(failures: Failures, node: str, failure: FailedLaunch) -> dict[str, tuple[FailedLaunch, ...]]:
+    """After one more failed launch. What fails on several nodes alike is the job's fault, unless it has run since."""
+    after = {**failures, node: (*failures.get(node, ()), failure)}
+    if any(_alike(f, failure) for other, known in failures.items() if other != node for f in known):
+        return {n: tuple(_judged(f, "job") if _alike(f, failure) else f for f in fs) for n, fs in after.items()}
+    return after
+
+
+def with_success(failures: Failures, node: str, ran: FailedLaunch) -> dict[str, tuple[FailedLaunch, ...]]:
+    """After a launch that worked.
+
+    It clears its node, of what needed no more than it did: a job without GPUs says nothing about those with. Where the
+    same job had failed, the node was at fault; and what is like it is not the jobs' fault.
+    """
+
+    def judged(f: FailedLaunch) -> FailedLaunch:
+        if f.job == ran.job:
+            return msgspec.structs.replace(f, verdict="node")
+        return msgspec.structs.replace(f, verdict="") if _alike(f, ran) and f.verdict == "job" else f
+
+    after = {n: tuple(judged(f) for f in known) for n, known in failures.items()}
+    after[node] = tuple(f for f in after.get(node, ()) if f.gpus and not ran.gpus)
+    return after
+
+
+def _alike(one: FailedLaunch, other: FailedLaunch) -> bool:
+    return one.job == other.job or (one.user, one.image) == (other.user, other.image)
+
+
+def _judged(failure: FailedLaunch, verdict: str) -> FailedLaunch:
+    return failure if failure.verdict == "node" else msgspec.structs.replace(failure, verdict=verdict)
+
+
+def is_suspicious(failures: tuple[FailedLaunch, ...], spare: bool) -> bool:
+    """Whether these failed launches of one node are the node's fault.
+
+    Args:
+        failures: None of the like worked since.
+        spare: Its partition has another node in service, or never had one. One user's images alone do not take away
+            the last node.
+    """
+    open_ones = [f for f in failures if f.verdict != "job"]
+    proved = {f.job for f in open_ones if f.verdict == "node"}
+    if len(proved) >= 2:
+        return True
+    if len(open_ones) < FAILURES_TO_SUSPEND or len({f.job for f in open_ones}) < 2:
+        return False
+    several = len({f.user for f in open_ones}) > 1
+    return several or (spare and (bool(proved) or len({f.image for f in open_ones}) > 1))
+
+
+def judge_nodes(
+    inventory: Inventory, records: Mapping[str, NodeRecord], failures: Failures, now: float, why: str
+) -> tuple[dict[str, NodeRecord], list[Event]]:
+    """Suspend nodes that are at fault, and put back those that turned out not to be.
+
+    Args:
+        inventory: The declared nodes.
+        records: As they are, with the failures that were known before.
+        failures: As they are known now.
+        now: Unix seconds.
+        why: What was last heard.
+
+    Returns:
+        The records that changed, and the events.
+    """
+    changed: dict[str, NodeRecord] = {}
+    events: list[Event] = []
+    for name, record in records.items():
+        found = failures.get(name, ())
+        if found == record.failed_launches:
+            continue
+        after = msgspec.structs.replace(record, failed_launches=found)
+        suspicious = is_suspicious(found, _has_spare(inventory, {**records, **changed}, name))
+        if suspicious and record.drain_reason is None:
+            reason = _reason(name, found, why)
+            after = msgspec.structs.replace(after, drain_reason=reason, drained_by=SUSPENDED_BY)
+            events.append(Event(time=now, kind="drained", node=name, user=SUSPENDED_BY, data={"reason": reason}))
+        elif record.drained_by == SUSPENDED_BY and record.failed_launches and not suspicious:
+            after = msgspec.structs.replace(after, drain_reason=None, drained_by=None)
+            data = {"reason": "its failed launches turned out not to be its fault"}
+            events.append(Event(time=now, kind="resumed", node=name, user=SUSPENDED_BY, data=data))
+        changed[name] = after
+    return changed, events
+
+
+def _has_spare(inventory: Inventory, records: Mapping[str, NodeRecord], name: str) -> bool:
+    node = inventory.node(name)
+    partition = inventory.partition(node.partition) if node is not None else None
+    others = [n.name for n in partition.nodes if n.name != name] if partition is not None else []
+    return not others or any(n in records and records[n].drain_reason is None for n in others)
+
+
+def _reason(name: str, failures: tuple[FailedLaunch, ...], why: str) -> str:
+    users, jobs = len({f.user for f in failures}), len({f.job for f in failures})
+    of = f"{jobs} jobs of {users} users" if users > 1 else f"{jobs} jobs"
+    return (
+        f"suspended: {len(failures)} launches of {of} failed here; {why[:300]}; "
+        f"mend it ('gpusched check {name}' tries a container), then 'gpusched resume {name}'"
+    )

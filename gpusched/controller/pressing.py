@@ -1,0 +1,55 @@
+"""How hard to try to end what does not end: ask, kill, remove, and in the end leave its GPUs alone. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from gpusched.model.events import Event
+from gpusched.queue.store import RankRecord
+
+TRIES_TO_REMOVE = 3
+"""So many kills in vain are followed by removals, which lose the output."""
+
+TRIES_TO_GIVE_UP = 5
+"""After so many tries in vain, 31 s at least, an attempt is stuck. A process in the driver may need as long to die."""
+
+_LONGEST_PAUSE_S = 60
+
+
+def tried(rank: RankRecord, now: float) -> RankRecord:
+    """After a try to start, kill or remove it; whether it was in vain is seen by the next probe."""
+    return msgspec.structs.replace(rank, tries=rank.tries + 1, tried_at=now)
+
+
+def is_due(rank: RankRecord, now: float) -> bool:
+    """Whether it is time for another try: at once, then after 1, 2, 4 ... 60 s."""
+    if (
+        rank.tried_at is None or rank.tries < 1 or now < rank.tried_at
+    ):  # a clock that was set back must not keep it waiting
+        return True
+    return now >= rank.tried_at + min(_LONGEST_PAUSE_S, float(1 << min(rank.tries - 1, 10)))
+
+
+def gives_up(rank: RankRecord, now: float) -> bool:
+    """Whether enough was tried: from now on it is stuck."""
+    return not rank.stuck and rank.tries >= TRIES_TO_GIVE_UP and is_due(rank, now)
+
+
+def stuck_event(rank: RankRecord, now: float) -> Event:
+    """Told once, when it is found to be stuck."""
+    data = {"attempt": rank.attempt, "rank": rank.rank, "gpus": list(rank.gpus), "error": rank.trouble}
+    return Event(time=now, kind="stuck", job_id=rank.job_id, node=rank.node, data=data)
+
+
+def stuck_on(node: str, ranks: Iterable[RankRecord]) -> str:
+    """What is stuck on a node, in a sentence; "" where nothing is."""
+    stuck = [rank for rank in ranks if rank.node == node and rank.stuck and not rank.gone]
+    if not stuck:
+        return ""
+    gpus = sorted({gpu for rank in stuck for gpu in rank.gpus})
+    held = f"GPU {', '.join(map(str, gpus))} not handed out: " if gpus else ""
+    more = f", and {len(stuck) - 1} more" if len(stuck) > 1 else ""
+    said = f" ({stuck[0].trouble})" if stuck[0].trouble else ""
+    return f"{held}attempt {stuck[0].attempt} of job {stuck[0].job_id} cannot be ended{said}{more}"
