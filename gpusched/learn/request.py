@@ -58,7 +58,9 @@ class TrainJob:
     Attributes:
         spec: The policy; ``spec.settings`` are the hyper-parameters as its file gives them (see `settings_of`).
         partition: Whose agent it is; ``default`` where the nodes are of no inventory.
-        stage: What to learn from: a trace on its nodes, without the held-out part.
+        stage: What to learn from: a trace on its nodes, without the held-out part, as it was known at the cut.
+        ended: ``bool[jobs]`` of that trace: which had ended by then; what the others ran is only what they had run.
+            None: all have.
         held_out: What the final table is made on, one or more; not to be learned from.
         workload: What ``stage`` was generated from, if it was; `draw` gives more of it.
         declared: The partition as inventory.yaml has it, if there is one.
@@ -76,6 +78,7 @@ class TrainJob:
     seed: int
     device: str
     checkpoint: Checkpoint
+    ended: npt.NDArray[np.bool_] | None = None
 
     def draw(self, seed: int) -> Stage:
         """A workload to learn from on these nodes: another draw where it is generated, else the trace itself."""

@@ -100,7 +100,7 @@ def _made(
         job = TrainJob(
             spec=spec, partition=material.partition, stage=material.stage, held_out=material.held_out,
             workload=material.workload, declared=material.declared, seed=seed, device=request.device,
-            checkpoint=checkpoint,
+            checkpoint=checkpoint, ended=material.ended,
         )  # fmt: skip
         trainer = importlib.import_module(f"gpusched.learn.{spec.agent}")
         found.append((trainer.train_agent(job, report.of(f"{material.partition}, seed {seed}")), seed))

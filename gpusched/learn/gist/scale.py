@@ -90,6 +90,11 @@ STARTS: dict[str, dict[str, Any]] = {
 servers and for 32 (docs/concepts/gist-at-scale.md)."""
 
 
+def start(name: str, width: int, seed: int = 0) -> Arrays:
+    """The weights of one of `STARTS`, untrained; networks of ``width`` answer 0 (``seed``: what is drawn of them)."""
+    return heuristic(width, seed, **STARTS[name])
+
+
 class Workload(NamedTuple):
     """A trace on its nodes, and what `REFERENCE` does there: mean JCT (seconds) and utilization."""
 
@@ -203,8 +208,8 @@ class Search:
     def _best_start(self) -> tuple[str, Arrays, float]:
         """The start of the least cost on the validation workloads: its name, its weights, and that cost."""
         found = []
-        for name, weights in STARTS.items():
-            arrays = heuristic(self._settings.width, self._job.seed, **weights)
+        for name in STARTS:
+            arrays = start(name, self._settings.width, self._job.seed)
             found.append((self._cost(arrays, self._validation), name, arrays))
         cost, name, best = min(found, key=lambda f: f[0])
         return name, best, cost

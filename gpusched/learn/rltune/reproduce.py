@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from gpusched.learn.checkpoint import Checkpoint
-from gpusched.learn.data import materials
+from gpusched.learn.data import Material, materials
 from gpusched.learn.request import Report, TrainJob, TrainRequest
 from gpusched.learn.rltune.table import agent_of_model
 from gpusched.learn.rltune.train import train_agent
@@ -90,13 +90,13 @@ def reproduce(options: Options, advance: Callable[[int, int], None]) -> list[Lin
     done, total = 0, len(vcs) * len(trained)
     with tempfile.TemporaryDirectory() as folder:
         for vc in vcs:
-            stage, held_out = _stages(options, vc, Path(folder))
+            material = _material(options, vc, Path(folder))
             agents = {}
             for base in trained:
                 advance(done, total)
-                agents[base] = _agent(options, f"{vc or 'all'}-{base}", base, stage, Path(folder))
+                agents[base] = _agent(options, f"{vc or 'all'}-{base}", base, material, Path(folder))
                 done += 1
-            lines += _lines(options, vc or stage.trace.name, agents, held_out)
+            lines += _lines(options, vc or material.stage.trace.name, agents, material.held_out[0])
     advance(total, total)
     return lines
 
@@ -106,23 +106,22 @@ def as_json(lines: list[Line]) -> dict[str, Any]:
     return {"paper": PAPER, "lines": [msgspec.to_builtins(line) for line in lines]}
 
 
-def _stages(options: Options, vc: str | None, folder: Path) -> tuple[Stage, Stage]:
+def _material(options: Options, vc: str | None, folder: Path) -> Material:
     request = TrainRequest(policy="", trace=options.trace, format=options.format, vc=vc, load=options.load,
                            hold_out=_HELD_OUT)  # fmt: skip
     if options.trace is None:
         file = folder / "drawn.yaml"
         file.write_text(workload_text(likeness(options.jobs)), encoding="utf-8")
         request = msgspec.structs.replace(request, trace=None, generate=str(file), nodes=4)
-    material = materials(request)[0]
-    return material.stage, material.held_out[0]
+    return materials(request)[0]
 
 
-def _agent(options: Options, name: str, base: str, stage: Stage, folder: Path) -> tuple[Model, tuple[str, ...]]:
+def _agent(options: Options, name: str, base: str, of: Material, folder: Path) -> tuple[Model, tuple[str, ...]]:
     """The agent trained against one base, and what its training has to say."""
     spec = PolicySpec(name="rltune", agent="rltune", settings={"base": base, **options.settings})
     job = TrainJob(
-        spec=spec, partition="default", stage=stage, held_out=(), workload=None, declared=None, seed=options.seed,
-        device="cpu", checkpoint=Checkpoint(folder / name, ""),
+        spec=spec, partition="default", stage=of.stage, held_out=(), workload=None, declared=None, seed=options.seed,
+        device="cpu", checkpoint=Checkpoint(folder / name, ""), ended=of.ended,
     )  # fmt: skip
     trained = train_agent(job, Report())
     return Model("rltune", dict(trained.arrays), dict(trained.about), "", f"<{name}>"), trained.notes
