@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from gpusched.sim.study import Stage
     from gpusched.sim.workload import Workload
 
+UNTRAINED = "untrained start"
+"""The row of a final table that shows what the agent was before it learned anything."""
 Arrays = dict[str, npt.NDArray[np.generic]]
 _Settings = TypeVar("_Settings")
 
@@ -166,6 +168,7 @@ class Trained:
         hyper_parameters: All of them, as used.
         notes: What a reader of the card should know, in sentences.
         rows: The final table, where the trainer makes its own; None: `gpusched.learn.evaluate` does.
+        untrained: The weights that it began with, which the final table shows beside those it ended with.
     """
 
     arrays: Arrays
@@ -174,6 +177,7 @@ class Trained:
     hyper_parameters: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     rows: tuple[Row, ...] | None = None
+    untrained: Arrays | None = None
 
 
 def settings_of(base: _Settings, given: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> _Settings:

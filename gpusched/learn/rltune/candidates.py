@@ -131,6 +131,10 @@ def odds_of(gpus: npt.NDArray[np.int64], ran_s: npt.NDArray[np.float64], over: B
     return Odds((_FEW[0] * of_all + ended) / (_FEW[0] + ended + outran), np.array(_FEW))
 
 
+NO_ODDS = odds_of(np.zeros(0, np.int64), np.zeros(0))
+"""What is taken for likely where nothing has been seen."""
+
+
 def learned_odds(job: TrainJob) -> tuple[Odds, Odds]:
     """The odds to choose by, and those that the weights end up with: each of what had ended by its own cut.
 

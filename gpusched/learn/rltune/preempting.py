@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.errors import UsageError
-from gpusched.learn.request import Report, Trained, TrainJob, settings_of
+from gpusched.learn.request import UNTRAINED, Report, Trained, TrainJob, settings_of
 from gpusched.learn.rltune.arena import Figures, arenas, figures, windows
-from gpusched.learn.rltune.candidates import learned_odds
+from gpusched.learn.rltune.candidates import NO_ODDS, learned_odds
 from gpusched.learn.rltune.settings import OBJECTIVES, Settings
 from gpusched.learn.rltune.table import table_of
 from gpusched.model.policy import PolicySpec
@@ -129,12 +129,16 @@ def train_preempting(job: TrainJob, report: Report) -> Trained:
         report.note(line)
     model = model_of(found, learned_odds(job)[1].prior, settings.knows)
     others = [policy_by_name(name) for name in (*RIVALS, *_SHOWN)]
-    agent, rules = policy_of(model, job.spec.name, job.spec), job.spec.preempt
-    rows, gaps = table_of(agent, others, job, report, rules.restart_s, yardsticks=("srtf",))
-    often = f", {rules.per_hour} times an hour at most" if rules.per_hour else ""
+    if settings.knows != "nothing":
+        usual = next(rule for rule in rules(settings.knows) if rule.name == DEFAULT)
+        begun = model_of(usual, NO_ODDS.prior, settings.knows)
+        others.insert(0, policy_of(begun, UNTRAINED, job.spec))
+    agent, bounds = policy_of(model, job.spec.name, job.spec), job.spec.preempt
+    rows, gaps = table_of(agent, others, job, report, bounds.restart_s, yardsticks=("srtf",))
+    often = f", {bounds.per_hour} times an hour at most" if bounds.per_hour else ""
     notes = (
-        f"preemptive: running jobs are stopped after {rules.min_run_s:g} s at the earliest{often}; their work is kept; "
-        f"a restart costs {rules.restart_s:g} s",
+        f"preemptive: running jobs are stopped after {bounds.min_run_s:g} s at the earliest{often}; their work is "
+        f"kept; a restart costs {bounds.restart_s:g} s",
         *words,
     )
     return Trained(
