@@ -2,8 +2,10 @@
 
 Poisson arrivals at an offered load of 0.9, jobs of 1 to 32 GPUs (one to four servers), run times drawn from two
 lognormals and limits from a menu above them: `workload`. The seeds were used neither for learning nor for choosing.
+Beside the agent stand the starts of its search as they are, so that what the training added can be seen.
 
-`.venv/bin/python -m benchmarks.agent_scale [--policy DIR] [--servers 8 32] [--seeds 10] [--jobs 10000]`
+`.venv/bin/python -m benchmarks.agent_scale [--policy DIR] [--servers 8 32] [--first-seed 9000] [--seeds 10]
+[--jobs 10000]`
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.learn.evaluate import heuristics
-from gpusched.learn.gist.scale import figures
+from gpusched.learn.gist.scale import STARTS, figures, policy_of, start
 from gpusched.policies import BUILT_IN, load_policy
 from gpusched.sim.cluster import Pool
 from gpusched.sim.generate import generate
@@ -36,34 +38,39 @@ def workload(servers: int, jobs: int) -> Workload:
     return replace(load_workload(WORKLOAD), jobs=jobs, load_gpus=8 * servers)
 
 
-def measured(policies: list[tuple[ReplayPolicy, str]], servers: int, seeds: int, jobs: int) -> Figures:
+def measured(
+    policies: list[tuple[ReplayPolicy, str]], servers: int, seeds: int, jobs: int, first_seed: int = FIRST_SEED
+) -> Figures:
     """``float64[policies, seeds, 2]``: mean JCT in hours, utilization in %."""
     found = np.zeros((len(policies), seeds, 2))
     pool = Pool.uniform(servers, 8)
     for s in range(seeds):
-        trace = generate(workload(servers, jobs), FIRST_SEED + s)
+        trace = generate(workload(servers, jobs), first_seed + s)
         for p, (policy, placement) in enumerate(policies):
             mine = figures(policy, trace, pool, placement or None)
             found[p, s] = mine.mean_jct_s / 3600, 100 * mine.utilization
     return found
 
 
-def compare(agent: ReplayPolicy, servers: int, seeds: int, jobs: int) -> None:
-    """Every heuristic with best fit, then the best of them with other placements, and the agent beside them."""
+def compare(agent: ReplayPolicy, servers: int, seeds: int, jobs: int, first_seed: int) -> None:
+    """Every heuristic with best fit, then the best of them with other placements; the agent and untrained starts."""
     plain = [(h, "best-fit") for h in heuristics("estimate")]
-    found = measured(plain, servers, seeds, jobs)
+    found = measured(plain, servers, seeds, jobs, first_seed)
     best = np.argsort(found[:, :, 0].mean(1))[:_FINALISTS]
     more = [(plain[i][0], placement) for i in best for placement in ("first-fit", "spread")]
     rivals = plain + more
-    found = np.concatenate((found, measured(more, servers, seeds, jobs)))
-    mine = measured([(agent, "")], servers, seeds, jobs)[0]
+    found = np.concatenate((found, measured(more, servers, seeds, jobs, first_seed)))
+    starts = [policy_of(start(name, width=0), f"untrained: {name}") for name in STARTS]
+    mine, *begun = measured([(p, "") for p in (agent, *starts)], servers, seeds, jobs, first_seed)
     order = np.argsort(found[:, :, 0].mean(1))
-    print(f"\n{servers} servers, {seeds} seeds of {jobs} jobs: mean JCT (h), utilization (%)")
-    print(f"{'agent':28}{mine[:, 0].mean():8.3f}{mine[:, 1].mean():8.2f}")
-    for i in order[:6]:
-        name = f"{rivals[i][0].name}, {rivals[i][1]}"
-        print(f"{name:28}{found[i, :, 0].mean():8.3f}{found[i, :, 1].mean():8.2f}")
     top = found[order[0]]
+    print(f"\n{servers} servers, {seeds} seeds of {jobs} jobs from {first_seed} on: mean JCT (h), utilization (%), "
+          "JCT against the best heuristic (%)")  # fmt: skip
+    rows = [("agent", mine), *((p.name, f) for p, f in zip(starts, begun, strict=True))]
+    rows += [(f"{rivals[i][0].name}, {rivals[i][1]}", found[i]) for i in order[:6]]
+    for name, row in rows:
+        change = 100 * (row[:, 0] / top[:, 0] - 1)
+        print(f"{name:36}{row[:, 0].mean():8.3f}{row[:, 1].mean():8.2f}{change.mean():+8.1f}")
     against("the best heuristic", mine, top[:, 0], top[:, 1])
     against("the best heuristic of each seed", mine, found[:, :, 0].min(0), found[:, :, 1].max(0))
 
@@ -81,12 +88,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--policy", default=str(BUILT_IN / "gist.yaml"))
     parser.add_argument("--servers", type=int, nargs="+", default=[8, 32])
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=10_000)
     args = parser.parse_args()
     agent = of_spec(load_policy(args.policy))
     for servers in args.servers:
-        compare(agent, servers, args.seeds, args.jobs)
+        compare(agent, servers, args.seeds, args.jobs, args.first_seed)
 
 
 if __name__ == "__main__":

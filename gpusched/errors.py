@@ -35,6 +35,13 @@ class UsageError(GpuschedError):
     exit_code = 2
 
 
+class NoHistory(GpuschedError):
+    """There is no store yet, or no job of the time asked for has run and ended: nothing to learn from or to replay.
+
+    A store that is there and cannot be read is a plain `GpuschedError`: nobody may take it for this.
+    """
+
+
 class FileError(UsageError):
     """A file holds something wrong.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ from gpusched.client.context import Client
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Partition
 from gpusched.model.units import iso_utc
-from gpusched.models import DEFAULT
+from gpusched.models import DEFAULT, ModelError, load_model
 from gpusched.promotion.live import live_policies, overrides
 from gpusched.promotion.registry import find_policy, known_policies, trained_for, training_of
 from gpusched.promotion.reports import last_verdicts
@@ -125,10 +126,25 @@ def page(client: Client, text: str) -> PolicyPage:
         spec=spec, path=str(known.path), origin=known.origin,
         live=tuple(p for p, s in live.items() if same(s, spec)),
         other_versions=tuple(others),
-        cards=cards, shadows=tuple(shadows),
+        weights=_weights(spec), cards=cards, shadows=tuple(shadows),
         differences=tuple(d for s in shadows for d in _differences(client, s.partition)),
         verdicts={s.partition: night.get((s.partition, s.spec.name, s.spec.version)) for s in shadows},
     )  # fmt: skip
+
+
+def _weights(spec: PolicySpec) -> dict[str, str]:
+    """Partition -> what decides in its weights, in words, or why they cannot be used."""
+    if spec.agent is None or not (partitions := trained_for(spec)):
+        return {}
+    from gpusched.learn.described import what_decides
+
+    found = {}
+    for name in partitions:
+        try:
+            found[name] = what_decides(load_model(Path(spec.folder), name, spec.agent))
+        except ModelError as error:
+            found[name] = f"the fallback: {error.line()}"
+    return found
 
 
 def _differences(client: Client, partition: str) -> list[Difference]:

@@ -11,7 +11,7 @@ import msgspec
 from gpusched.client.context import Client
 from gpusched.client.control import check_admin
 from gpusched.client.policies import same
-from gpusched.errors import GpuschedError, UsageError
+from gpusched.errors import GpuschedError, NoHistory, UsageError
 from gpusched.model.commands import Promote, Rollback, ShadowOff, ShadowOn
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Partition
@@ -79,8 +79,8 @@ def compare(
     for one in chosen:
         try:
             found.append(_judged(client, one, base, other, _begin(since or SINCE)))
-        except GpuschedError as error:
-            if partition is not None or "has run and ended" not in error.message:
+        except NoHistory as error:
+            if partition is not None:
                 raise
             nothing = error.message
     if not found:

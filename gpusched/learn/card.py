@@ -52,6 +52,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         seed: Of these weights. seeds: All that were trained; the best by the trainer's own validation was kept.
         weights: Digest of the weights' file, as policies' versions use it.
+        decides: What these weights are, in words (`gpusched.learn.described`).
         metrics: The final table.
         wall_time_s: Of all seeds' trainings together, without the final table.
     """
@@ -72,6 +73,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     hyper_parameters: dict[str, Any]
     metrics: tuple[Row, ...]
     notes: tuple[str, ...]
+    decides: str = ""
 
 
 def write_card(path: Path, card: Card) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from gpusched.errors import GpuschedError, UsageError
+from gpusched.errors import GpuschedError, NoHistory, UsageError
 from gpusched.inventory import load_inventory
+from gpusched.learn.known import Bools, known_by
 from gpusched.learn.request import TrainRequest
 from gpusched.model.resources import Inventory, Partition
 from gpusched.model.suggest import did_you_mean
+from gpusched.model.units import parse_time
 from gpusched.models import DEFAULT
 from gpusched.sim.generate import generate
 from gpusched.sim.power import power_model
-from gpusched.sim.slicing import select, slice_trace
+from gpusched.sim.slicing import moment, select, slice_trace
 from gpusched.sim.study import DEFAULT_LOAD, Stage, stage_of
 from gpusched.sim.trace import Trace
 from gpusched.sim.workload import Limits, RunTime, Size, Workload, load_workload
@@ -35,6 +38,7 @@ class Material(NamedTuple):
     stage: Stage
     held_out: tuple[Stage, ...]
     workload: Workload | None
+    ended: Bools | None = None
 
 
 def materials(request: TrainRequest) -> list[Material]:
@@ -105,22 +109,44 @@ def _trace(request: TrainRequest, partition: Partition | None, partitions: int) 
 
 
 def _recorded(request: TrainRequest, trace: Trace, partition: Partition | None) -> Material:
-    """A trace, parted by time into what is learned from and what is held out."""
+    """A trace, parted by time into what is learned from and what is held out.
+
+    What is learned from is what was known at the cut: a job that ran on beyond it has not ended, and how long it ran in
+    the end is not told. Without a held-out part the cut is ``--until``; without that either, all is past.
+    """
     stage = _stage(request, trace, partition, request.load)
     name = DEFAULT if partition is None else partition.name
-    before, after = _parted(stage, request.hold_out)
-    return Material(name, partition, before, () if after is None else (after,), None)
-
-
-def _parted(stage: Stage, hold_out: float) -> tuple[Stage, Stage | None]:
+    over = _over_s(request, trace)
     trace = stage.trace
-    cut = trace.submit[0] + (trace.submit[-1] - trace.submit[0]) * (1 - hold_out)
-    before = np.flatnonzero(trace.submit <= cut)
+    cut = float(trace.submit[0] + (trace.submit[-1] - trace.submit[0]) * (1 - request.hold_out))
     after = np.flatnonzero(trace.submit > cut)
-    if hold_out == 0 or not len(after) or not len(before):
-        return stage, None
+    before, ended = known_by(trace, cut if len(after) else float(trace.submit[-1]) + over)
+    if not len(before):  # all came at one moment: what they ran is all there is
+        return Material(name, partition, stage, (), None)
     held = select(trace, after, "the held-out end of the trace, begun on empty nodes")
-    return stage._replace(trace=select(trace, before)), stage._replace(trace=held)
+    held_out = (stage._replace(trace=held),) if len(after) else ()
+    return Material(name, partition, _told(stage, before, ended), held_out, None, ended)
+
+
+def _over_s(request: TrainRequest, trace: Trace) -> float:
+    """Seconds from the last submission to ``--until``, when what is learned from ends; infinite: when all had ended."""
+    if request.until is None:
+        return float("inf")
+    try:
+        if request.trace is None:
+            until = parse_time(request.until, time.time()) - (trace.epoch or 0.0)
+        else:
+            until = moment(trace, request.until)
+    except (ValueError, UsageError):
+        return 0.0
+    return max(0.0, until - float(trace.submit[-1]))
+
+
+def _told(stage: Stage, trace: Trace, ended: Bools) -> Stage:
+    """The stage with a trace as it was known at the cut, and a sentence on what that means."""
+    running = int((~ended).sum())
+    note = f"{running} jobs still ran at the end of what was learned from: they count with what they had run by then"
+    return stage._replace(trace=trace, notes=(*stage.notes, note) if running else stage.notes)
 
 
 def _generated(request: TrainRequest, workload: Workload, partition: Partition | None) -> Material:
@@ -129,6 +155,8 @@ def _generated(request: TrainRequest, workload: Workload, partition: Partition |
     stage = _stage(request, generate(workload, FIRST_SEED), partition, None)
     if load is not None and stage.pool.total_gpus:
         workload = replace(workload, load=load, per_hour=None, load_gpus=stage.pool.total_gpus)
+        if partition is not None or request.nodes is not None:  # its notes are to be of the load that is learned at
+            stage = _stage(request, generate(workload, FIRST_SEED), partition, None)
     stage = stage._replace(trace=generate(workload, FIRST_SEED))
     draws = HELD_OUT_DRAWS if request.hold_out else 0
     held_out = tuple(stage._replace(trace=generate(workload, FIRST_HELD_OUT + i)) for i in range(draws))
@@ -145,10 +173,8 @@ def _history_or_flavors(request: TrainRequest, partition: Partition | None) -> M
         trace = history(request.since or "30d", request.until)
         if partition.name in trace.groups:
             return _recorded(request, slice_trace(trace, vc=partition.name), partition)
-    except UsageError:
-        raise
-    except GpuschedError:
-        pass  # no store yet, or nothing has run: the flavors say what may come
+    except NoHistory:
+        pass  # the flavors say what may come
     if request.since is not None or request.until is not None:
         raise GpuschedError(f"{partition.name}: no job of that time has run and ended", "leave out --since and --until")
     return _generated(msgspec.structs.replace(request, generate=None), workload_of(partition), partition)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from gpusched.learn.request import Row
+from gpusched.learn.request import UNTRAINED, Arrays, Row
 from gpusched.sim.compare import compare
 from gpusched.sim.policies import ORDERS, ReplayPolicy, policy_by_name
 from gpusched.sim.study import Outcome, Run, Stage, carry_out
@@ -31,10 +32,19 @@ def heuristics(knows: str) -> list[ReplayPolicy]:
     return found
 
 
+def before(agent: ReplayPolicy, untrained: Arrays | None) -> ReplayPolicy | None:
+    """The agent as it was before it learned anything."""
+    if agent.model is None or untrained is None:
+        return None
+    model = replace(agent.model, arrays=untrained, digest="", path=f"<{UNTRAINED}>")
+    return replace(agent, name=UNTRAINED, model=model)
+
+
 def table(
-    agent: ReplayPolicy, stages: Sequence[Stage], advance: Callable[[int, int], None] = lambda done, total: None
-) -> tuple[Row, ...]:
-    """The agent first, then the heuristics by mean JCT, then the lower bound.
+    agent: ReplayPolicy, stages: Sequence[Stage], advance: Callable[[int, int], None] = lambda done, total: None,
+    untrained: ReplayPolicy | None = None,
+) -> tuple[Row, ...]:  # fmt: skip
+    """The agent first, then what it was untrained, then the heuristics by mean JCT, then the lower bound.
 
     Over several stages (draws of a workload) an interval is Student's, and the change is paired by stage; over one it
     is a bootstrap over days, as in ``gpusched replay``.
@@ -43,15 +53,17 @@ def table(
         agent: The trained policy.
         stages: Held-out workloads on their nodes.
         advance: Called with (replays done, replays in all).
+        untrained: See `before`.
     """
-    policies = [agent, *heuristics(agent.knows)]
+    first = [agent] if untrained is None else [agent, untrained]
+    policies = [*first, *heuristics(agent.knows)]
     runs = [Run(stage, policy, None, 0) for policy in policies for stage in stages]
     outcomes: list[list[Outcome]] = [[] for _ in policies]
     for i, outcome in enumerate(carry_out(runs)):
         outcomes[i // len(stages)].append(outcome)
         advance(i + 1, len(runs))
     rows = [_row(policy, mine, outcomes[0]) for policy, mine in zip(policies, outcomes, strict=True)]
-    rows[1:] = sorted(rows[1:], key=lambda row: (row.value is None, row.value))
+    rows[len(first) :] = sorted(rows[len(first) :], key=lambda row: (row.value is None, row.value))
     bounds = [o.bounds.mean_jct_s for o in outcomes[0]]
     if all(b is not None for b in bounds) and bounds:
         low, high = interval([b for b in bounds if b is not None])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from gpusched.errors import GpuschedError, UsageError
+from gpusched.errors import GpuschedError, NoHistory, UsageError
 from gpusched.paths import state_folder
 from gpusched.sim.predictor import USUAL_NAME, Predictor, ends_of
 from gpusched.sim.trace import Ints, Trace
@@ -168,7 +168,7 @@ def tell_job(model: str | None, text: str) -> list[Told]:
     jobs = Resolver(client).target(text).jobs
     try:
         past = trace_of(client.reader, name="history") if client.reader else None
-    except GpuschedError:  # nothing has run and ended yet
+    except NoHistory:
         past = None
     return [_tell_one(predictor, past, job) for job in jobs]
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from gpusched.sim.study import Stage
     from gpusched.sim.workload import Workload
 
+UNTRAINED = "untrained start"
+"""The row of a final table that shows what the agent was before it learned anything."""
 Arrays = dict[str, npt.NDArray[np.generic]]
 _Settings = TypeVar("_Settings")
 
@@ -58,7 +60,9 @@ class TrainJob:
     Attributes:
         spec: The policy; ``spec.settings`` are the hyper-parameters as its file gives them (see `settings_of`).
         partition: Whose agent it is; ``default`` where the nodes are of no inventory.
-        stage: What to learn from: a trace on its nodes, without the held-out part.
+        stage: What to learn from: a trace on its nodes, without the held-out part, as it was known at the cut.
+        ended: ``bool[jobs]`` of that trace: which had ended by then; what the others ran is only what they had run.
+            None: all have.
         held_out: What the final table is made on, one or more; not to be learned from.
         workload: What ``stage`` was generated from, if it was; `draw` gives more of it.
         declared: The partition as inventory.yaml has it, if there is one.
@@ -76,6 +80,7 @@ class TrainJob:
     seed: int
     device: str
     checkpoint: Checkpoint
+    ended: npt.NDArray[np.bool_] | None = None
 
     def draw(self, seed: int) -> Stage:
         """A workload to learn from on these nodes: another draw where it is generated, else the trace itself."""
@@ -163,6 +168,7 @@ class Trained:
         hyper_parameters: All of them, as used.
         notes: What a reader of the card should know, in sentences.
         rows: The final table, where the trainer makes its own; None: `gpusched.learn.evaluate` does.
+        untrained: The weights that it began with, which the final table shows beside those it ended with.
     """
 
     arrays: Arrays
@@ -171,6 +177,7 @@ class Trained:
     hyper_parameters: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     rows: tuple[Row, ...] | None = None
+    untrained: Arrays | None = None
 
 
 def settings_of(base: _Settings, given: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> _Settings:

@@ -19,11 +19,12 @@ from gpusched.learn import torch_
 from gpusched.learn.card import Card, Data, code_version, now_utc, shape_of, trace_sha256, write_card
 from gpusched.learn.checkpoint import Checkpoint
 from gpusched.learn.data import Material, materials
-from gpusched.learn.evaluate import table
-from gpusched.learn.request import Report, Trained, TrainJob, TrainRequest
+from gpusched.learn.described import what_decides
+from gpusched.learn.evaluate import before, table
+from gpusched.learn.request import Arrays, Report, Trained, TrainJob, TrainRequest
 from gpusched.model.policy import PolicySpec
 from gpusched.model.units import iso_utc
-from gpusched.models import CARD, digest_of, save_model
+from gpusched.models import CARD, digest_of, load_file, save_model
 from gpusched.policies import POLICY, WEIGHTS, load_policy, policy_folders
 from gpusched.sim.policies import of_spec
 
@@ -47,10 +48,10 @@ def train(request: TrainRequest, report: Report) -> list[Made]:
     spec, file = _policy(request.policy)
     torch_.need("torch")
     folder = _folder(spec, request.out)
-    made = [_made(request, spec, material, folder, report) for material in materials(request)]
+    made = [(material, *_made(request, spec, material, folder, report)) for material in materials(request)]
     if file.resolve() != (folder / POLICY).resolve():
         shutil.copyfile(file, folder / POLICY)
-    return [_judged(spec.name, folder, one, material, report) for one, material in made]
+    return [_judged(spec.name, folder, one, material, untrained, report) for material, one, untrained in made]
 
 
 def _policy(text: str) -> tuple[PolicySpec, Path]:
@@ -88,8 +89,8 @@ def _folder(spec: PolicySpec, out: str | None) -> Path:
 
 def _made(
     request: TrainRequest, spec: PolicySpec, material: Material, folder: Path, report: Report
-) -> tuple[Made, Material]:
-    """Trains every seed, keeps the best, writes its weights; the card has no table yet."""
+) -> tuple[Made, Arrays | None]:
+    """Trains every seed, keeps the best, writes its weights; the card has no table yet. And its beginning."""
     begin = time.monotonic()
     found: list[tuple[Trained, int]] = []
     checkpoints = []
@@ -100,7 +101,7 @@ def _made(
         job = TrainJob(
             spec=spec, partition=material.partition, stage=material.stage, held_out=material.held_out,
             workload=material.workload, declared=material.declared, seed=seed, device=request.device,
-            checkpoint=checkpoint,
+            checkpoint=checkpoint, ended=material.ended,
         )  # fmt: skip
         trainer = importlib.import_module(f"gpusched.learn.{spec.agent}")
         found.append((trainer.train_agent(job, report.of(f"{material.partition}, seed {seed}")), seed))
@@ -111,12 +112,13 @@ def _made(
         checkpoint.remove()
     card = _card(request, spec, material, best, seed)
     card = msgspec.structs.replace(
-        card, wall_time_s=round(time.monotonic() - begin, 1), weights=digest_of(weights.read_bytes())
-    )
+        card, decides=what_decides(load_file(weights, spec.agent or "")),
+        wall_time_s=round(time.monotonic() - begin, 1), weights=digest_of(weights.read_bytes()),
+    )  # fmt: skip
     card_file = folder / f"{material.partition}{CARD}"
     write_card(card_file, card)
     made = Made(partition=material.partition, weights=str(weights), card_file=str(card_file), card=card)
-    return made, material
+    return made, best.untrained
 
 
 def _key(spec: PolicySpec, material: Material, seed: int, device: str) -> str:
@@ -149,13 +151,16 @@ def _card(request: TrainRequest, spec: PolicySpec, material: Material, trained: 
     )  # fmt: skip
 
 
-def _judged(name: str, folder: Path, made: Made, material: Material, report: Report) -> Made:
+def _judged(
+    name: str, folder: Path, made: Made, material: Material, untrained: Arrays | None, report: Report
+) -> Made:
     """With the final table, made on the held-out part by the weights as they lie there."""
     if made.card.metrics or not material.held_out:
         return made
     told = report.of(f"{material.partition}, table")
     spec = msgspec.structs.replace(load_policy(folder), name=name)
-    rows = table(of_spec(spec, name, material.partition), material.held_out, told.step)
+    agent = of_spec(spec, name, material.partition)
+    rows = table(agent, material.held_out, told.step, before(agent, untrained))
     card = msgspec.structs.replace(made.card, metrics=rows)
     write_card(Path(made.card_file), card)
     return msgspec.structs.replace(made, card=card)

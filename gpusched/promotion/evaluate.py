@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from gpusched.errors import GpuschedError
+from gpusched.errors import NoHistory
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
 from gpusched.models import ModelError
@@ -64,15 +64,15 @@ def history_of(reader: Reader, partition: str, since: float, until: float) -> Tr
     """The partition's own jobs submitted in [since, until).
 
     Raises:
-        GpuschedError: None of them has run and ended.
+        NoHistory: None of them has run and ended.
     """
-    nothing = GpuschedError(
+    nothing = NoHistory(
         f"{partition}: no job submitted since {_day(since)} has run and ended",
         "wait for some, or say --force REASON",
     )
     try:
         trace = trace_of(reader, name=f"history of {partition}", since=since, until=until)
-    except GpuschedError:
+    except NoHistory:
         raise nothing from None
     if partition not in trace.groups:
         raise nothing

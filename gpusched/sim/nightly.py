@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gpusched.errors import GpuschedError
+from gpusched.errors import GpuschedError, NoHistory
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
 from gpusched.models import ModelError
@@ -188,7 +188,7 @@ def _history(reader: Reader, since: str, now: float) -> tuple[Trace | None, int]
 
     try:
         return window_of(reader, name=f"since {since}", since=parse_since(since, now), until=now)
-    except GpuschedError:
+    except NoHistory:
         return None, 0
 
 

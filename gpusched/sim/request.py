@@ -121,10 +121,11 @@ def history(since: str, until: str | None = None, *, vc: str | None = None) -> T
     """This cluster's own jobs, submitted in [since, until): ``30d``, ``all``, or a time.
 
     Raises:
-        GpuschedError: There is no store yet, or no such job in it.
+        NoHistory: There is no store yet, or no such job in it.
+        GpuschedError: The store cannot be read.
         UsageError: A time cannot be read.
     """
-    from gpusched.errors import GpuschedError
+    from gpusched.errors import NoHistory
     from gpusched.model.units import parse_time
     from gpusched.paths import state_folder
     from gpusched.queue.store import Reader
@@ -135,7 +136,7 @@ def history(since: str, until: str | None = None, *, vc: str | None = None) -> T
     now, folder = time.time(), state_folder()
     reader = Reader.open(folder)
     if reader is None:
-        raise GpuschedError(f"{folder}: there is no history yet", "name a trace, or start the controller")
+        raise NoHistory(f"{folder}: there is no history yet", "name a trace, or start the controller")
     try:
         end = None if until is None else parse_time(until, now)
         trace = trace_of(reader, name=f"history of {folder}", since=parse_since(since, now), until=end)

@@ -74,6 +74,7 @@ class PolicyPage(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         live: Partitions in which exactly this is in charge. other_versions: where another version of it is.
+        weights: Partition -> what decides in its weights, in words, or why they cannot be used.
         cards: Partition -> training card, as in its file.
         shadows: Where it is or was asked beside the live policy; differences: the last ones.
         verdicts: Partition -> what the last night said of the shadow.
@@ -84,6 +85,7 @@ class PolicyPage(msgspec.Struct, frozen=True, kw_only=True):
     origin: str
     live: tuple[str, ...]
     other_versions: tuple[str, ...]
+    weights: Mapping[str, str]
     cards: Mapping[str, dict[str, Any]]
     shadows: tuple[Shadow, ...]
     differences: tuple[Difference, ...]
@@ -169,6 +171,7 @@ def page_dict(page: PolicyPage) -> dict[str, Any]:
         "fallback": spec.fallback.name if spec.fallback else None,
         "budget_s": spec.budget_s if spec.agent else None,
         "live": list(page.live),
+        "weights": dict(page.weights),
         "cards": dict(page.cards),
         "shadows": [_shadow_dict(s, page.verdicts.get(s.partition)) for s in page.shadows],
         "differences": [
@@ -208,7 +211,11 @@ def page_screen(page: PolicyPage) -> Group:
     if spec.agent is not None:
         fallback = spec.fallback.name if spec.fallback else "fifo"
         decides = f"agent {spec.agent}, within {spec.budget_s:g} s, else {fallback}"
-    parts += [Text(f"decides by: {decides}"), Text(f"from: {page.origin}, {page.path}")]
+    parts += [Text(f"decides by: {decides}")]
+    parts += [Text(f"  in {partition}: {common.clean(words)}") for partition, words in page.weights.items()]
+    if spec.agent is not None and not page.weights:
+        parts.append(Text("  untrained: it has no weights, so its fallback decides"))
+    parts.append(Text(f"from: {page.origin}, {page.path}"))
     parts.append(Text(f"in charge of: {', '.join(page.live) or 'nothing'}"))
     if page.other_versions:
         parts.append(Text(f"another version is in charge of: {', '.join(page.other_versions)}"))

@@ -42,7 +42,7 @@ def _partition(made: Made) -> list[RenderableType]:
     card = made.card
     head = f"{made.partition}: {card.agent} trained on {card.trace.jobs:,} jobs of {card.trace.name}"
     head += f" in {format_duration(card.wall_time_s)}, seed {card.seed}"
-    parts: list[RenderableType] = [Text(head)]
+    parts: list[RenderableType] = [Text(head), Text(f"decides by: {card.decides}")]
     if card.metrics:
         parts += [_table(card.metrics)]
     else:

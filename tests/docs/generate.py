@@ -310,8 +310,8 @@ def _sample_policy() -> dict[str, Any]:
     spec = load_policy(policy_files()[0])
     shadow = Shadow(partition="", spec=spec, since=0.0, by="")
     page = PolicyPage(
-        spec=spec, path="", origin="", live=(), other_versions=(), cards={}, shadows=(shadow,), differences=(),
-        verdicts={},
+        spec=spec, path="", origin="", live=(), other_versions=(), weights={}, cards={}, shadows=(shadow,),
+        differences=(), verdicts={},
     )  # fmt: skip
     return page_dict_of_policy(page)
 

@@ -452,6 +452,7 @@ JSON: dict[str, dict[str, str]] = {
         "fallback": "Name of the policy that decides when its agent cannot, or null.",
         "budget_s": "Seconds one decision of its agent may take, or null.",
         "live": "Partitions in which exactly this version is in charge.",
+        "weights": "Partition: what decides in its weights, in words, read off them; or why they cannot be used.",
         "cards": "Partition: its training card, as in the file.",
         "shadows": "Where it is or was in the shadow; see below.",
         "differences": (

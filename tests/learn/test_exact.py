@@ -38,6 +38,21 @@ def test_naive_at_once():
     assert one_pass.utilization == pytest.approx(0.6143, abs=0.0001)  # as the replay's placement `naive`
 
 
+def test_at_once_no_choice_of_server_matters_and_nothing_is_to_be_learned():
+    """Starting whatever fits, largest first: the worst servers are as good as the best, and as knowing all jobs."""
+    setting = paper("A100")
+    worst = expectimax.never_waits_at_worst(setting)
+    assert worst == pytest.approx(0.7409, abs=0.00005)
+    assert worst == pytest.approx(expectimax.clairvoyant(setting), abs=1e-12)
+    for gap_h in (1, 24):
+        apart = paper("A100", gap_h)
+        assert expectimax.never_waits_at_worst(apart) < expectimax.never_waits(apart) - 0.01
+
+
+def test_the_lowest_naive_episode():
+    assert naive.lowest(paper("A100")) == pytest.approx(0.2875)
+
+
 def test_naive_played_is_the_exact_mean_within_its_error():
     setting = paper("A100")
     sequences = np.tile(setting.sequences(), (20, 1))

@@ -47,6 +47,9 @@ def test_figures_stand_beside_the_papers(made: tuple[dict[str, Any], str]) -> No
     ends = {case["end_d"]: case["paper_end_d"] for case in found["fig3"]}
     assert ends == {31: 31, 27: 27, 24: None, 42: None, 38: None, 35: None}
     assert {line["paper"] for line in found["figures"]} >= {"31 d", "27 d", "> 0.75", "0.62", "3.55 to 2.15 MWh"}
+    never = [line["exact"] for line in found["figures"] if line["what"].startswith("no agent: never queue")]
+    assert never[0] == "0.7409 to 0.7409"
+    assert any(line["what"] == "the same network before training" and line["measured"] for line in found["figures"])
     assert len(found["fig5"]["A100"]["agent"]) == len(found["fig5"]["A100"]["naive"]) >= 120
     assert len(found["fig6"]["V100"]["agent"]) == 20
 

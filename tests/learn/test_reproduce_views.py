@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+from types import ModuleType
 
+import msgspec
 import pytest
 
-from gpusched.learn.rltune.reproduce import BASES, PAPER, Line
-from gpusched.views import figures, rltune
+from gpusched.learn import papers
+from gpusched.learn.gist import reproduce as gist_figures
+from gpusched.learn.gist.reproduce import Reproduction, Setting
+from gpusched.learn.gist.worked_example import Case
+from gpusched.learn.rltune import reproduce as rltune_figures
+from gpusched.learn.rltune.reproduce import BASES, Line
+from gpusched.views import figures, reproduction, rltune
 
 
 def line(base: str, wait_change: float | None, utilization: float = 0.5) -> Line:
@@ -49,8 +58,8 @@ def test_bars_go_up_and_down_from_nought_within_the_picture() -> None:
 
 
 def test_the_page_puts_the_papers_best_beside_each_base() -> None:
-    assert {name: value / 100 for name, value in rltune._PAPER.items()} == PAPER
-    lines = [line(name, change) for name, change in zip(BASES, (-0.98, -0.3, 0.25, None, 0.0, -0.1, 0.1), strict=True)]
+    changes = (-0.98, -0.3, 0.25, None, 0.0, -0.1, 0.1, 0.2)
+    lines = [line(name, change) for name, change in zip(BASES, changes, strict=True)]
     page = rltune.page(lines)
     assert page.count("<svg") == 3
     assert page.count("the last is the paper&#x27;s best") == 3
@@ -58,3 +67,42 @@ def test_the_page_puts_the_papers_best_beside_each_base() -> None:
     assert "Mean JCT" in page
     assert "2,222 -&gt; 3.25" in page
     assert "nan" not in page.lower()
+
+
+def setting(gap_h: float, at: float) -> Setting:
+    """Figures that no enumeration would give."""
+    names = [f for f in Setting.__struct_fields__ if f != "gap_h"]
+    lists = ("u_agent", "u_untrained", "u_published", "u_paper")
+    return Setting(gap_h=gap_h, **{name: [at] if name in lists else at for name in names})  # type: ignore[arg-type]
+
+
+def test_the_page_says_what_was_computed_and_what_the_paper_printed() -> None:
+    """Other figures in, other figures out: nothing is written by hand but what the paper says, in one place."""
+    case = Case(name="case", f_run_d=1.0, end_d=2.0, paper_end_d=None, bars=())
+    made = Reproduction(
+        sequences=7, mark=0.5, once=setting(0.0, 0.1234), hour_apart=setting(1.0, 0.2345),
+        day_apart=setting(24.0, 0.3456),
+        inefficient_energy_mwh={"A100": {"naive": 9.0, "agent": 8.0, "optimum": 7.0}}, train_seconds=[1.0],
+        decisions_per_s=1.0, fig3=[case], fig5={"A100": {"agent": [0.5], "naive": [0.5]}},
+        fig6={"A100": {"agent": [0.5], "naive": [0.5]}}, figures=[],
+    )  # fmt: skip
+    page = reproduction.page(made)
+    assert "lies above the optimum of its own stated setting, 0.1234" in page.replace("&#x27;", "'")
+    assert "over all 7 sequences" in page
+    assert "to 50 % of the optimum" in page.replace("50%", "50 %")
+    words = re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL)
+    assert set(re.findall(r"[0-9]+[.][0-9]{2,}", words)) <= {"0.1234", "0.2345", "0.3456", f"{papers.GIST.trained:g}"}
+    higher = msgspec.structs.replace(made, once=setting(0.0, 0.9))
+    assert "lies above the optimum" not in reproduction.page(higher)
+
+
+@pytest.mark.parametrize("module", [gist_figures, reproduction, rltune_figures, rltune])
+def test_no_result_is_a_literal(module: ModuleType) -> None:
+    """In what reproduces, a text with decimals or per cent in it would be a figure that nobody computed."""
+    tree = ast.parse(inspect.getsource(module))
+    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings may
+    texts = {n.value for n in ast.walk(tree)
+             if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in told}  # fmt: skip
+    of_formats = {t for t in texts if re.fullmatch("[+,]*[.][0-9][f%g]", t)}
+    assert of_formats < texts
+    assert not {t for t in texts - of_formats if re.search("[0-9][.][0-9]|[0-9] ?%", t)}

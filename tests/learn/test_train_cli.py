@@ -91,6 +91,11 @@ def test_one_agent_per_partition_with_weights_card_and_table(site: Site) -> None
         values = {row.policy: row.value for row in card.metrics}
         assert values["mine (masked)"] == pytest.approx(0.7409, rel=0.01)
         assert values["best online"] == pytest.approx(0.7409, abs=1e-4)
+        assert values["starts whatever fits, worst servers"] == pytest.approx(0.7409, abs=1e-4)
+        assert 0 < values["untrained start"] <= values["mine (masked)"]
+        assert card.decides == one["card"]["decides"]
+        assert card.decides.startswith("a neural network of width ")
+        assert "decides nothing live" in card.decides
         assert values["naive"] == pytest.approx(0.622, abs=1e-3)
         assert one["card"]["trace"]["sha256"] == card.trace.sha256
 

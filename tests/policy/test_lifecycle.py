@@ -250,6 +250,7 @@ def test_list_and_show_without_a_store(site: Site) -> None:
     assert {(r["name"], r["state"]) for r in found if r["partition"]} == {("fifo", "live")}
     gist = next(r for r in found if r["name"] == "gist")
     assert (gist["state"], gist["agent"], gist["note"]) == ("candidate", "gist", "not trained yet: gpusched train")
+    assert "untrained: it has no weights, so its fallback decides" in site.call("policy", "show", "gist").ok().out
     page = site.call("policy", "show", "easy", "--json").json
     assert (page["backfill"], page["live"], page["cards"]) == ("easy", [], {})
     assert "decides by: order fifo, place best-fit, backfill easy" in site.call("policy", "show", "easy").ok().out

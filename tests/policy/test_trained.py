@@ -85,6 +85,9 @@ def test_show_has_the_card_and_the_shadow(proved: Site) -> None:
     said = proved.call("policy", "show", "gist").ok().out
     assert "decides by: agent gist, within 60 s, else easy" in said
     assert "gist: mean_jct_s 12.5 (11 to 14)" in said
+    assert "in V100: a linear rule of " in said
+    assert "and a neural network of width 8" in said
+    assert "and a neural network of width 8" in page["weights"]["V100"]
     assert "asked 0 times" in said
     assert row(proved, name="gist", state="shadow")["partition"] == "V100"
     night = proved.call("replay", "--nightly", "--since", "30d")

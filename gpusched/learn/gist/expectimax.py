@@ -24,13 +24,13 @@ Kinds = tuple[int, ...]
 class _Search:
     """Expectimax over one setting."""
 
-    def __init__(self, setting: Setting, may_wait: bool) -> None:
+    def __init__(self, setting: Setting, may_wait: bool, worst: bool = False) -> None:
         self.gpus = [k.gpus for k in setting.kinds]
         self.hours = [k.run_s / HOUR_S for k in setting.kinds]
         self.size = setting.servers[0].gpus
         self.total = sum(s.gpus for s in setting.servers)
         self.servers, self.jobs, self.gap = len(setting.servers), setting.jobs, setting.gap_s / HOUR_S
-        self.may_wait = may_wait
+        self.may_wait, self.pick = may_wait, min if worst else max
         self.choose, self.then = cache(self.choose), cache(self.then)  # type: ignore[method-assign]
 
     def value(self) -> float:
@@ -52,7 +52,7 @@ class _Search:
             options.append(self.choose(now, after, waiting[:at] + waiting[at + 1 :], at, come))
         if self.may_wait or not options:
             options.append(self.choose(now, servers, waiting, at + 1, come))
-        return max(options)
+        return self.pick(options)
 
     def then(self, now: float, servers: Servers, waiting: Kinds, come: Kinds) -> float:
         """On to the next end or submission; ``come``: kinds that have come, sorted."""
@@ -84,6 +84,12 @@ def best_online(setting: Setting) -> float:
 def never_waits(setting: Setting) -> float:
     """Mean U of the best online policy that starts whatever fits."""
     return _Search(setting, may_wait=False).value()
+
+
+@cache
+def never_waits_at_worst(setting: Setting) -> float:
+    """Mean U of starting whatever fits, largest first, always on the worst server: whatever is chosen, no less."""
+    return _Search(setting, may_wait=False, worst=True).value()
 
 
 @cache

@@ -49,6 +49,12 @@ def exact(setting: Setting, *, restart: bool = True, newest_first: bool = True) 
     return Exact(*(float(np.mean(column)) for column in zip(*found, strict=True)))
 
 
+@cache
+def lowest(setting: Setting) -> float:
+    """The worst U of any sequence under the worst draws there can be."""
+    return min(_Draws(setting, s, worst=True).mean()[0] for s in setting.sequences().tolist())
+
+
 class _Draws:
     """One sequence."""
 
@@ -59,17 +65,18 @@ class _Draws:
         restart: bool = True,
         newest_first: bool = True,
         rng: np.random.Generator | None = None,
+        worst: bool = False,
     ) -> None:
-        """With ``rng`` one course of things is drawn, without it all are gone through."""
+        """With ``rng`` one course of things is drawn, without it all are gone through: their mean, or the worst."""
         self.jobs = [(setting.kinds[k].gpus, setting.kinds[k].run_s / HOUR_S) for k in sequence]
         self.gap, self.size, self.servers = setting.gap_s / HOUR_S, setting.servers[0].gpus, len(setting.servers)
-        self.restart, self.newest_first = restart, newest_first
+        self.restart, self.newest_first, self.worst = restart, newest_first, worst
         self.rng = rng
         if rng is None:
             self.go = cache(self.go)  # type: ignore[method-assign]
 
     def mean(self) -> tuple[float, float]:
-        """Mean U and hours."""
+        """Mean U and hours, or those of the worst course."""
         return self.go(0.0, (), (), 0, 0)
 
     def go(self, now: float, running: Running, queue: Queue, come: int, at: int) -> tuple[float, float]:
@@ -78,14 +85,16 @@ class _Draws:
             return self._on(running, queue, come, now)
         gpus, hours = self.jobs[queue[at]]
         drawn = range(self.servers) if self.rng is None else [int(self.rng.integers(self.servers))]
-        total = np.zeros(2)
+        found = []
         for server in drawn:
             if self.size - sum(self.jobs[j][0] for _, s, j in running if s == server) >= gpus:
                 more = tuple(sorted((*running, (now + hours, server, queue[at]))))
-                total += self.go(now, more, queue[:at] + queue[at + 1 :], come, 0 if self.restart else at)
+                found.append(self.go(now, more, queue[:at] + queue[at + 1 :], come, 0 if self.restart else at))
             else:
-                total += self.go(now, running, queue, come, at + 1)
-        utilization, length = (total / len(drawn)).tolist()
+                found.append(self.go(now, running, queue, come, at + 1))
+        if self.worst:
+            return min(found)
+        utilization, length = (np.sum(found, axis=0) / len(drawn)).tolist()
         return utilization, length
 
     def _on(self, running: Running, queue: Queue, come: int, now: float) -> tuple[float, float]:

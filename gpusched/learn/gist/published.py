@@ -14,7 +14,7 @@ from gpusched.learn.evaluate import interval
 from gpusched.learn.gist import dqn, expectimax, naive
 from gpusched.learn.gist.clusters import VARIANTS, Clusters
 from gpusched.learn.gist.setting import HOUR_S, Setting, of_partition
-from gpusched.learn.request import Report, Row, Trained, TrainJob, settings_of
+from gpusched.learn.request import UNTRAINED, Report, Row, Trained, TrainJob, settings_of
 from gpusched.model.suggest import did_you_mean
 
 MOST_LEAVES = 20_000
@@ -66,13 +66,15 @@ def rows(setting: Setting, name: str, learned: dqn.Learned) -> tuple[Row, ...]:
     """The agent beside first fit, and beside the exact figures where these can be had in seconds."""
     found = [
         Row(policy=name, knows="limit", figure="utilization", value=learned.best.utilization),
+        Row(policy=UNTRAINED, knows="limit", figure="utilization", value=learned.course[0].utilization),
         Row(policy="first fit, largest first", knows="nothing", figure="utilization", value=first_fit(setting)),
     ]
     alike = len(set(s._replace(name="") for s in setting.servers)) == 1
     if alike and len(setting.servers) ** setting.jobs * len(setting.sequences()) <= MOST_LEAVES:
         exact = (
             ("naive", "nothing", naive.exact(setting).utilization),
-            ("best online that never waits", "limit", expectimax.never_waits(setting)),
+            ("starts whatever fits, worst servers", "nothing", expectimax.never_waits_at_worst(setting)),
+            ("starts whatever fits, best servers", "limit", expectimax.never_waits(setting)),
             ("best online", "limit", expectimax.best_online(setting)),
             ("optimum (all jobs known beforehand)", "oracle", expectimax.clairvoyant(setting)),
         )

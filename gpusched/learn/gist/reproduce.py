@@ -14,14 +14,13 @@ from gpusched.learn.gist.published import first_fit
 from gpusched.learn.gist.setting import RATED_KW, paper
 from gpusched.learn.gist.speed import decisions_per_s
 from gpusched.learn.gist.worked_example import Case, cases
+from gpusched.learn.papers import GIST
 from gpusched.sim.gist import gist
 
 MARK = 0.99
 """Of the optimum: where training counts as done."""
 PARTITIONS = ("A100", "V100")
 GAPS = {"once": 0.0, "hour_apart": 1.0, "day_apart": 24.0}
-EPISODE_H = 720
-"""The length that Section 6.2 reckons inefficient energy with."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,9 +45,11 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         u_naive: The naive scheme (`gpusched.learn.gist.naive`). u_naive_one_pass: Its other reading.
         u_first_fit: First fit, largest first. u_first_fit_fifo: In order of submission.
         u_never_waits: Best online policy that starts whatever fits. u_best_online: That may keep it waiting.
+        u_never_waits_at_worst: Starting whatever fits, largest first, on the worst server each time.
         u_optimum: All jobs known beforehand, time from the first start; u_optimum_since_submission: from the first
             submission, as all others here.
-        u_agent: The trained agent: ``masked`` at once, ``wait`` else. u_published: masked, the paper's reward.
+        u_agent: The trained agent: ``masked`` at once, ``wait`` else. u_untrained: The same network before training.
+        u_published: masked, the paper's reward.
         u_paper: What is impossible can be chosen and is punished; at the end of training, the best not chosen.
         makespan_...: Hours until the last of the four has ended.
     """
@@ -59,10 +60,12 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     u_first_fit: float
     u_first_fit_fifo: float
     u_never_waits: float
+    u_never_waits_at_worst: float
     u_best_online: float
     u_optimum: float
     u_optimum_since_submission: float
     u_agent: list[float]
+    u_untrained: list[float]
     u_published: list[float]
     u_paper: list[float]
     makespan_naive_h: float
@@ -84,12 +87,15 @@ class Reproduction(msgspec.Struct, frozen=True, kw_only=True):
     """Everything.
 
     Attributes:
-        inefficient_energy_mwh: Partition -> naive, agent: kW x 720 h x (1 - U) of the two servers, in MWh.
-        train_seconds: Wall time to 99 % of the optimum (at once, masked), one per seed, compiling left out.
+        sequences: How many there are of four jobs. mark: Part of the optimum at which training counts as done.
+        inefficient_energy_mwh: Partition -> naive, agent: kW x the paper's hours x (1 - U), two servers, in MWh.
+        train_seconds: Wall time to the mark (at once, masked), one per seed, compiling left out.
         fig5: Partition -> U by training episode, trained and naive. fig6: Partition -> U of the test episodes.
         fig3: The schedules. figures: All of it beside the paper's figures, for the table.
     """
 
+    sequences: int
+    mark: float
     once: Setting
     hour_apart: Setting
     day_apart: Setting
@@ -137,6 +143,8 @@ def reproduce(options: Options, advance: Callable[[int, int], None] = lambda don
     energy = {p: _energy(p, settings["once"]) for p in PARTITIONS}
     made = Reproduction(
         **settings,
+        sequences=len(paper("A100").sequences()),
+        mark=MARK,
         inefficient_energy_mwh=energy,
         train_seconds=[_seconds_to_mark(one, settings["once"].u_optimum) for one in masked],
         decisions_per_s=speed.per_s,
@@ -183,10 +191,12 @@ def _setting(gap_h: float, learned: dict[Task, dqn.Learned], options: Options) -
         u_first_fit=first_fit(of),
         u_first_fit_fifo=float(gist("fifo-skip", "first-fit", gap_h).utilization.mean()),
         u_never_waits=expectimax.never_waits(of),
+        u_never_waits_at_worst=expectimax.never_waits_at_worst(of),
         u_best_online=expectimax.best_online(of),
         u_optimum=expectimax.clairvoyant(of),
         u_optimum_since_submission=expectimax.clairvoyant(of, "submission"),
         u_agent=[one.best.utilization for one in agent],
+        u_untrained=[one.course[0].utilization for one in agent],
         u_published=[one.best.utilization for one in agents("masked")],
         u_paper=[one.course[-1].utilization for one in agents("paper")],
         makespan_naive_h=naive.exact(of).hours,
@@ -213,10 +223,10 @@ def _course(partition: str, learned: dqn.Learned) -> dict[str, list[float]]:
 
 
 def _energy(partition: str, once: Setting) -> dict[str, float]:
-    """MWh of two servers in 720 h that are not used."""
+    """MWh of two servers in the paper's time that are not used."""
     kw = 2 * RATED_KW[partition]
     means = {"naive": once.u_naive, "agent": float(np.mean(once.u_agent)), "optimum": once.u_optimum}
-    return {name: kw * EPISODE_H * (1 - u) / 1000 for name, u in means.items()}
+    return {name: kw * GIST.energy_h * (1 - u) / 1000 for name, u in means.items()}
 
 
 def _seconds_to_mark(learned: dqn.Learned, optimum: float) -> float:
@@ -228,34 +238,47 @@ def _seconds_to_mark(learned: dqn.Learned, optimum: float) -> float:
 
 
 def _figures(made: Reproduction, masked: Sequence[dqn.Learned]) -> Iterator[Figure]:
-    once = made.once
+    once, above = made.once, f"> {GIST.trained:g}"
     for case in made.fig3:
         said = "" if case.paper_end_d is None else f"{case.paper_end_d:g} d"
         what = f"{case.name}, f runs {case.f_run_d:g} d"
         yield Figure(of="Fig. 3", what=what, paper=said, exact="", measured=f"{case.end_d:g} d")
-    yield _line("Fig. 5a, 6", "mean U, trained", "> 0.75", f"at most {once.u_optimum:.4f}", once.u_agent)
-    yield _line("", "the same, what is impossible punished, not masked", "> 0.75", "", once.u_paper)
+    yield _line("Fig. 5a, 6", "mean U, trained", above, f"at most {once.u_optimum:.4f}", once.u_agent)
+    yield _line("", "the same network before training", "", "", once.u_untrained)
+    yield from _without_learning(once)
+    yield _line("", "what is impossible punished, not masked: trained", above, "", once.u_paper)
     episodes = ", ".join(str(_episodes_to_mark(one, once.u_optimum)) for one in masked)
-    yield Figure(of="", what="episodes to 99 % of the optimum", paper="300", exact="", measured=episodes)
-    lowest = min(min(course["naive"]) for course in made.fig5.values())
-    yield Figure(of="Fig. 5b", what="mean U, naive", paper="0.62", exact=f"{once.u_naive:.4f}", measured="")
-    yield Figure(of="", what="lowest U, naive", paper="< 0.3", exact="0.2875", measured=f"{lowest:.4f}")
+    what = f"episodes to {MARK:.0%} of the optimum"
+    yield Figure(of="", what=what, paper=f"{GIST.episodes}", exact="", measured=episodes)
+    yield Figure(of="Fig. 5b", what="mean U, naive", paper=f"{GIST.naive:g}", exact=f"{once.u_naive:.4f}", measured="")
+    least, lowest = naive.lowest(paper("A100")), min(min(course["naive"]) for course in made.fig5.values())
+    said = f"< {GIST.lowest:g}"
+    yield Figure(of="", what="lowest U, naive", paper=said, exact=f"{least:.4f}", measured=f"{lowest:.4f}")
     for partition, played in made.fig6.items():
         agent, other = (float(np.mean(played[name])) for name in ("agent", "naive"))
-        count = len(played["agent"])
-        what = f"{count} test episodes on {partition}: trained, naive"
-        yield Figure(of="Fig. 6", what=what, paper="> 0.75, 0.62", exact="", measured=f"{agent:.3f}, {other:.3f}")
-    for partition, said in (("A100", "3.55 to 2.15 MWh"), ("V100", "1.91 to 1.15 MWh")):
+        what = f"{len(played['agent'])} test episodes on {partition}: trained, naive"
+        found = f"{agent:.3f}, {other:.3f}"
+        yield Figure(of="Fig. 6", what=what, paper=f"{above}, {GIST.naive:g}", exact="", measured=found)
+    for partition, printed in GIST.energy_mwh.items():
         e = made.inefficient_energy_mwh[partition]
-        exact, found = (f"{e['naive']:.2f} to {e[name]:.2f} MWh" for name in ("optimum", "agent"))
+        of_naive = [(e["naive"], e[name]) for name in ("optimum", "agent")]
+        said, exact, found = (f"{before:.2f} to {after:.2f} MWh" for before, after in (printed, *of_naive))
         yield Figure(of="Fig. 7", what=f"inefficient energy of {partition}", paper=said, exact=exact, measured=found)
     e = made.inefficient_energy_mwh["A100"]
-    less = [f"{e[name] / e['naive'] - 1:+.0%}" for name in ("optimum", "agent")]
-    yield Figure(of="", what="change", paper="-40 %", exact=less[0], measured=less[1])
+    exact, found = (f"{e[name] / e['naive'] - 1:+.0%}" for name in ("optimum", "agent"))
+    yield Figure(of="", what="change", paper=f"{GIST.energy_change:+.0%}", exact=exact, measured=found)
     best, reached = (h / once.makespan_naive_h - 1 for h in (once.makespan_first_fit_h, once.makespan_agent_h))
-    yield Figure(of="Text", what="run time until f", paper="-20 %", exact=f"{best:+.1%}", measured=f"{reached:+.1%}")
+    said = f"{GIST.run_time_change:+.0%}"
+    yield Figure(of="Text", what="run time until f", paper=said, exact=f"{best:+.1%}", measured=f"{reached:+.1%}")
     for name in ("hour_apart", "day_apart"):
         yield from _apart(getattr(made, name))
+
+
+def _without_learning(at: Setting) -> Iterator[Figure]:
+    """What needs no agent: starting whatever fits, on whatever server."""
+    found = f"{at.u_never_waits_at_worst:.4f} to {at.u_never_waits:.4f}"
+    yield Figure(of="", what="no agent: never queue what fits, any server", paper="", exact=found, measured="")
+    yield Figure(of="", what="no agent: first fit, largest first", paper="", exact=f"{at.u_first_fit:.4f}", measured="")
 
 
 def _apart(at: Setting) -> Iterator[Figure]:
@@ -264,8 +287,10 @@ def _apart(at: Setting) -> Iterator[Figure]:
         f"{at.gap_h:g} h apart", "mean U, the paper's reward", "", f"at most {at.u_never_waits:.4f}", at.u_published
     )
     yield _line("", "rewarded with U itself, may wait", "", f"at most {at.u_best_online:.4f}", at.u_agent)
-    exact = f"{at.u_naive:.4f}, {at.u_first_fit:.4f}, {at.u_optimum:.4f}"
-    yield Figure(of="", what="naive, first fit, all jobs known beforehand", paper="", exact=exact, measured="")
+    yield _line("", "the same network before training", "", "", at.u_untrained)
+    yield from _without_learning(at)
+    exact = f"{at.u_naive:.4f}, {at.u_optimum:.4f}"
+    yield Figure(of="", what="naive, all jobs known beforehand", paper="", exact=exact, measured="")
 
 
 def _line(of: str, what: str, said: str, exact: str, values: Sequence[float]) -> Figure:

@@ -8,15 +8,16 @@ workloads of its own for validation, the start included: so it is never worse th
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from gpusched.errors import UsageError
 from gpusched.learn.gist.evolve import Evolution, Floats
+from gpusched.learn.gist.starts import STARTS, start
 from gpusched.learn.request import Arrays, Report, Trained, TrainJob, settings_of
 from gpusched.models import Model
-from gpusched.sched.agents.gist_nets import PATIENCE_S, QUESTIONS, heuristic
+from gpusched.sched.agents.gist_nets import PATIENCE_S, QUESTIONS
 from gpusched.sched.state import Ints
 from gpusched.sim.cluster import NodeSpec, Pool
 from gpusched.sim.engine import replay
@@ -68,26 +69,6 @@ class Settings:
     give_up: int = 6
     use_weight: float = 10.0
     patience_days: float = PATIENCE_S / 86400
-
-
-_BEST_SERVERS = {
-    "gpus_left": -1.0, "cores_left": -1e-2, "memory_left": -1e-4, "empty": -0.12, "filled": 0.15, "drains_in": 0.36,
-    "outlasts": 0.15, "outlasted": -0.03,
-}  # fmt: skip
-_FOUND = {"log_limit": -3.62, "log_gpus": 2.41, "share": -0.85, "share_of_node": 2.57, "server": _BEST_SERVERS}
-_SKIP = {"one": -0.5}
-STARTS: dict[str, dict[str, Any]] = {
-    "wfp3, easy": {"log_age": 3.0, "log_limit": -3.0, "log_gpus": 1.0},
-    "shortest limit, easy": {"log_limit": -1.0},
-    "shortest limit, skip": {"log_limit": -1.0, "hold": _SKIP},
-    "least work, easy": {"log_limit": -1.0, "log_gpus": -1.0},
-    "least work, skip": {"log_limit": -1.0, "log_gpus": -1.0, "hold": _SKIP},
-    "first come, easy": {"log_age": 1.0},
-    "found, small": {"log_age": 3.6, "fits_now": 2.91, **_FOUND},
-    "found, large": {"log_age": 2.2, "fits_now": 4.0, **_FOUND},
-}
-"""What the search may begin with: arguments of `heuristic`. The last two are what earlier searches came to, for eight
-servers and for 32 (docs/concepts/gist-at-scale.md)."""
 
 
 class Workload(NamedTuple):
@@ -149,6 +130,7 @@ class Search:
         """The search from its start, or from its checkpoint, to its end."""
         settings = self._settings
         name, first, cost = self._best_start()
+        self._first = first
         template = _Template(first, settings.width)
         search = Evolution(template.values, template.steps, settings.population, self._job.seed)
         begun, best, since = cost, template.values, 0
@@ -175,7 +157,8 @@ class Search:
         )
         about = {"knows": "limit", "backfill": "easy", "patience_s": str(self._patience_s), "variant": "scale"}
         return Trained(
-            arrays=arrays, about=about, score=-cost, hyper_parameters=asdict(self._settings), notes=(note,)
+            arrays=arrays, about=about, score=-cost, hyper_parameters=asdict(self._settings), notes=(note,),
+            untrained=self._first,
         )  # fmt: skip
 
     def _generation(self, search: Evolution, template: _Template) -> float:
@@ -203,8 +186,8 @@ class Search:
     def _best_start(self) -> tuple[str, Arrays, float]:
         """The start of the least cost on the validation workloads: its name, its weights, and that cost."""
         found = []
-        for name, weights in STARTS.items():
-            arrays = heuristic(self._settings.width, self._job.seed, **weights)
+        for name in STARTS:
+            arrays = start(name, self._settings.width, self._job.seed)
             found.append((self._cost(arrays, self._validation), name, arrays))
         cost, name, best = min(found, key=lambda f: f[0])
         return name, best, cost

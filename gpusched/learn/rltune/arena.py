@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gpusched.learn.known import known_by
+from gpusched.learn.rltune.candidates import first_of_later
 from gpusched.learn.rltune.settings import Settings
 from gpusched.models import Model
 from gpusched.sched.agents.rltune import Prepared
@@ -113,14 +115,21 @@ def figures(trace: Trace, end: npt.NDArray[np.float64], gpus: int) -> Figures:
 
 
 def windows(stage: Stage, settings: Settings, fixed_nodes: bool) -> tuple[list[Trace], Trace]:
-    """Two windows of the first part of the training trace to learn by, and its last part to choose by."""
-    trace, jobs = stage.trace, len(stage.trace)
-    parts = [(0.0, 0.4), (0.3, 0.7), (0.7, 1.0)]
-    found = []
-    for low, high in parts:
-        first, last = int(low * jobs), max(int(high * jobs), int(low * jobs) + 1)
-        found.append(select(trace, np.arange(max(first, last - settings.replay_jobs), last)))
-    return found[:2], found[2]
+    """Two windows of the first part of the training trace to learn by, and its last part to choose by.
+
+    The first part is as it was known when the last one began: it knows no run times that came to light later.
+    """
+    trace, first = stage.trace, first_of_later(stage.trace)
+    early, _ = known_by(trace, float(trace.submit[first - 1]))
+    if len(early) < 2:  # all came at one moment
+        early = select(trace, np.arange(first))
+    jobs, most = len(early), settings.replay_jobs
+    middle, overlap = max(int(jobs * 4 / 7), 1), int(jobs * 3 / 7)
+    later = np.arange(max(first, len(trace) - most), len(trace))
+    return [
+        select(early, np.arange(max(0, middle - most), middle)),
+        select(early, np.arange(max(overlap, jobs - most), jobs)),
+    ], select(trace, later)
 
 
 def arenas(trace: Trace, stage: Stage, settings: Settings, declared: bool) -> list[Arena]:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.learn.request import Arrays
+from gpusched.learn.known import Bools, known_by
+from gpusched.learn.request import Arrays, TrainJob
 from gpusched.learn.rltune.settings import Settings
 from gpusched.sched.agents.rltune import OUTPUTS, Prepared
 from gpusched.sched.agents.rltune_book import FEATURES, Reals
@@ -18,7 +19,9 @@ from gpusched.sched.attention import arrays_of as attention_arrays
 from gpusched.sched.attention import attention_of
 from gpusched.sched.nets import Net, net_of
 from gpusched.sched.state import NONE, SKIP
+from gpusched.sim.trace import Trace
 
+LEARNED = 0.7  # the first part of the jobs; the rest is for choosing
 INPUTS = len(FEATURES)
 Weights = dict[str, float]
 
@@ -110,15 +113,42 @@ def linear_of(rule: Rule) -> Reals:
     return linear
 
 
-def odds_of(gpus: npt.NDArray[np.int64], ran_s: npt.NDArray[np.float64]) -> Odds:
-    """What jobs' run times say of other jobs', by class of sizes: few count little."""
+def odds_of(gpus: npt.NDArray[np.int64], ran_s: npt.NDArray[np.float64], over: Bools | None = None) -> Odds:
+    """What jobs' run times say of other jobs', by class of sizes: few count little.
+
+    Args:
+        gpus: Of each job.
+        ran_s: How long it ran, or had run when last seen.
+        over: Whether it has ended; None: all have. One that has not counts for the levels that it has outrun.
+    """
     ended, outran = np.zeros((CLASSES, LEVELS)), np.zeros((CLASSES, LEVELS))
-    for count, ran in zip(gpus.tolist(), ran_s.tolist(), strict=True):
+    done = [True] * len(gpus) if over is None else over.tolist()
+    for count, ran, is_over in zip(gpus.tolist(), ran_s.tolist(), done, strict=True):
         size, level = class_of(float(count)), reached(float(ran))
-        ended[size, level] += 1
+        ended[size, level] += is_over
         outran[size, :level] += 1
     of_all = (ended.sum(0) + 1.0) / (ended.sum(0) + outran.sum(0) + 2.0)
     return Odds((_FEW[0] * of_all + ended) / (_FEW[0] + ended + outran), np.array(_FEW))
+
+
+NO_ODDS = odds_of(np.zeros(0, np.int64), np.zeros(0))
+"""What is taken for likely where nothing has been seen."""
+
+
+def learned_odds(job: TrainJob) -> tuple[Odds, Odds]:
+    """The odds to choose by, and those that the weights end up with: each of what had ended by its own cut.
+
+    The first are of what was known when the later part began, by which is chosen; the others of all that is learned
+    from.
+    """
+    trace = job.stage.trace
+    early, over = known_by(trace, float(trace.submit[first_of_later(trace) - 1]))
+    return odds_of(early.gpus, early.duration, over), odds_of(trace.gpus, trace.duration, job.ended)
+
+
+def first_of_later(trace: Trace) -> int:
+    """The first job of the part that choices are made by; what comes before it is learned from."""
+    return max(int(LEARNED * len(trace)), 1)
 
 
 def without_net(rule: Rule, settings: Settings, odds: Odds, window: int | None = None) -> Prepared:

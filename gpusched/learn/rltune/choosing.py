@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.learn.rltune.arena import Arena, Figures
-from gpusched.learn.rltune.candidates import Rule, heuristics, rules, without_net
+from gpusched.learn.rltune.candidates import NO_ODDS, Rule, heuristics, rules, without_net
 from gpusched.learn.rltune.settings import Settings
 from gpusched.sched.agents.rltune import Prepared
 from gpusched.sched.agents.rltune_odds import Odds
@@ -18,6 +18,15 @@ _PRIOR = 0.05  # of the cost: by how much another rule must be better than the u
 _KEPT = 8
 _SLACK = 0.005  # of the logarithm of mean JCT: what the choice may be above the best heuristic
 _MARGIN = 0.01  # by which a network must be better before it is believed
+
+
+def untrained(settings: Settings) -> Prepared | None:
+    """The agent before it learned anything: the usual rule, without a network, with the odds of no jobs at all.
+
+    None where the agent may not know enough for that rule: it begins from a heuristic then, which the table has anyway.
+    """
+    usual = next((rule for rule in rules(settings) if rule.name == DEFAULT), None)
+    return None if usual is None else without_net(usual, settings, NO_ODDS)
 
 
 class Choice(NamedTuple):

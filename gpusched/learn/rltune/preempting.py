@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.errors import UsageError
-from gpusched.learn.request import Report, Trained, TrainJob, settings_of
+from gpusched.learn.request import UNTRAINED, Report, Trained, TrainJob, settings_of
 from gpusched.learn.rltune.arena import Figures, arenas, figures, windows
-from gpusched.learn.rltune.candidates import odds_of
+from gpusched.learn.rltune.candidates import NO_ODDS, learned_odds
 from gpusched.learn.rltune.settings import OBJECTIVES, Settings
 from gpusched.learn.rltune.table import table_of
 from gpusched.model.policy import PolicySpec
@@ -31,7 +31,6 @@ from gpusched.sim.trace import Trace
 KNOWS = ("nothing", "estimate")
 RIVALS = ("las", "drf")
 _SHOWN = ("srtf", "fifo-skip", "fifo")
-LEARNED = 0.7  # the first part of the jobs; the rest is for choosing
 _SLACK = 0.005  # of the logarithm of mean JCT, above the best rival
 _MARGIN = 0.002  # by which a change of weights must be better to be taken
 _FINALS = 4
@@ -128,14 +127,18 @@ def train_preempting(job: TrainJob, report: Report) -> Trained:
     words += (f"{np.expm1(cost - best):+.1%} of cost against the best of {', '.join(RIVALS)} on the training part",)
     for line in words:
         report.note(line)
-    model = model_of(found, odds_of(trace.gpus, trace.duration).prior, settings.knows)
+    model = model_of(found, learned_odds(job)[1].prior, settings.knows)
     others = [policy_by_name(name) for name in (*RIVALS, *_SHOWN)]
-    agent, rules = policy_of(model, job.spec.name, job.spec), job.spec.preempt
-    rows, gaps = table_of(agent, others, job, report, rules.restart_s, yardsticks=("srtf",))
-    often = f", {rules.per_hour} times an hour at most" if rules.per_hour else ""
+    if settings.knows != "nothing":
+        usual = next(rule for rule in rules(settings.knows) if rule.name == DEFAULT)
+        begun = model_of(usual, NO_ODDS.prior, settings.knows)
+        others.insert(0, policy_of(begun, UNTRAINED, job.spec))
+    agent, bounds = policy_of(model, job.spec.name, job.spec), job.spec.preempt
+    rows, gaps = table_of(agent, others, job, report, bounds.restart_s, yardsticks=("srtf",))
+    often = f", {bounds.per_hour} times an hour at most" if bounds.per_hour else ""
     notes = (
-        f"preemptive: running jobs are stopped after {rules.min_run_s:g} s at the earliest{often}; their work is kept; "
-        f"a restart costs {rules.restart_s:g} s",
+        f"preemptive: running jobs are stopped after {bounds.min_run_s:g} s at the earliest{often}; their work is "
+        f"kept; a restart costs {bounds.restart_s:g} s",
         *words,
     )
     return Trained(
@@ -213,8 +216,7 @@ def _grounds(job: TrainJob, settings: Preemption) -> tuple[Ground, Ground]:
     stage, declared = job.stage, job.declared is not None
     like = Settings(replay_jobs=settings.replay_jobs)
     early, last = windows(stage, like, declared)
-    known = max(int(LEARNED * len(stage.trace)), 1)
-    prior = odds_of(stage.trace.gpus[:known], stage.trace.duration[:known]).prior
+    prior = learned_odds(job)[0].prior
 
     def ground(traces: Sequence[Trace]) -> Ground:
         found = [(a.trace, a.pool) for trace in traces for a in arenas(trace, stage, like, declared)]

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from gpusched.learn.checkpoint import Checkpoint
-from gpusched.learn.data import materials
-from gpusched.learn.request import Report, TrainJob, TrainRequest
-from gpusched.learn.rltune.table import agent_of_model
+from gpusched.learn.data import Material, materials
+from gpusched.learn.papers import RLTUNE
+from gpusched.learn.request import UNTRAINED, Report, TrainJob, TrainRequest
+from gpusched.learn.rltune.choosing import untrained
+from gpusched.learn.rltune.settings import Settings
+from gpusched.learn.rltune.table import agent_of, agent_of_model
 from gpusched.learn.rltune.train import train_agent
 from gpusched.model.policy import PolicySpec
 from gpusched.models import Model
@@ -21,8 +25,6 @@ from gpusched.sim.policies import policy_by_name
 from gpusched.sim.study import Run, Stage, carry_out
 from gpusched.sim.workload import Limits, RunTime, Size, Workload, workload_text
 
-PAPER = {"utilization": 0.20, "wait": -0.81, "jct": -0.70}
-"""The paper's best figures (its abstract); its tables by trace were not at hand."""
 BASES = {
     "FCFS": ("fcfs", "fifo"),
     "SJF (estimate)": ("sjf", "sjf-estimate-skip"),
@@ -31,10 +33,11 @@ BASES = {
     "UNICEF": ("fcfs", "unicef-skip"),
     "F1": ("fcfs", "f1-skip"),
     "multifactor": ("fcfs", "multifactor-skip"),
+    UNTRAINED: ("fcfs", UNTRAINED),
 }
 """Name -> the base that the agent is trained against, and the policy that is replayed beside it.
 
-The last four are none that the trainer measures rewards against; the agent trained against FCFS is compared with them.
+The last ones are none that the trainer measures rewards against; the agent trained against FCFS is compared with them.
 """
 _HELD_OUT = 0.3
 
@@ -90,39 +93,38 @@ def reproduce(options: Options, advance: Callable[[int, int], None]) -> list[Lin
     done, total = 0, len(vcs) * len(trained)
     with tempfile.TemporaryDirectory() as folder:
         for vc in vcs:
-            stage, held_out = _stages(options, vc, Path(folder))
+            material = _material(options, vc, Path(folder))
             agents = {}
             for base in trained:
                 advance(done, total)
-                agents[base] = _agent(options, f"{vc or 'all'}-{base}", base, stage, Path(folder))
+                agents[base] = _agent(options, f"{vc or 'all'}-{base}", base, material, Path(folder))
                 done += 1
-            lines += _lines(options, vc or stage.trace.name, agents, held_out)
+            lines += _lines(options, vc or material.stage.trace.name, agents, material.held_out[0])
     advance(total, total)
     return lines
 
 
 def as_json(lines: list[Line]) -> dict[str, Any]:
     """For ``--json``."""
-    return {"paper": PAPER, "lines": [msgspec.to_builtins(line) for line in lines]}
+    return {"paper": RLTUNE._asdict(), "lines": [msgspec.to_builtins(line) for line in lines]}
 
 
-def _stages(options: Options, vc: str | None, folder: Path) -> tuple[Stage, Stage]:
+def _material(options: Options, vc: str | None, folder: Path) -> Material:
     request = TrainRequest(policy="", trace=options.trace, format=options.format, vc=vc, load=options.load,
                            hold_out=_HELD_OUT)  # fmt: skip
     if options.trace is None:
         file = folder / "drawn.yaml"
         file.write_text(workload_text(likeness(options.jobs)), encoding="utf-8")
         request = msgspec.structs.replace(request, trace=None, generate=str(file), nodes=4)
-    material = materials(request)[0]
-    return material.stage, material.held_out[0]
+    return materials(request)[0]
 
 
-def _agent(options: Options, name: str, base: str, stage: Stage, folder: Path) -> tuple[Model, tuple[str, ...]]:
+def _agent(options: Options, name: str, base: str, of: Material, folder: Path) -> tuple[Model, tuple[str, ...]]:
     """The agent trained against one base, and what its training has to say."""
     spec = PolicySpec(name="rltune", agent="rltune", settings={"base": base, **options.settings})
     job = TrainJob(
-        spec=spec, partition="default", stage=stage, held_out=(), workload=None, declared=None, seed=options.seed,
-        device="cpu", checkpoint=Checkpoint(folder / name, ""),
+        spec=spec, partition="default", stage=of.stage, held_out=(), workload=None, declared=None, seed=options.seed,
+        device="cpu", checkpoint=Checkpoint(folder / name, ""), ended=of.ended,
     )  # fmt: skip
     trained = train_agent(job, Report())
     return Model("rltune", dict(trained.arrays), dict(trained.about), "", f"<{name}>"), trained.notes
@@ -132,7 +134,11 @@ def _lines(
     options: Options, trace: str, agents: dict[str, tuple[Model, tuple[str, ...]]], held_out: Stage
 ) -> list[Line]:
     """All bases and agents replayed on the later part; a base that would have to be told the run times is left out."""
-    bases = {name: policy_by_name(BASES[name][1]) for name in options.bases}
+    bases = {name: policy_by_name(BASES[name][1]) for name in options.bases if name != UNTRAINED}
+    settings = replace(Settings(), **options.settings)
+    begun = untrained(settings)
+    if UNTRAINED in options.bases and begun is not None:
+        bases[UNTRAINED] = agent_of(begun, UNTRAINED, settings)
     mine = {base: agent_of_model("rltune", model) for base, (model, _) in agents.items()}
     done = list(carry_out([Run(held_out, p, None, options.seed) for p in (*bases.values(), *mine.values())]))
     theirs = dict(zip(bases, done, strict=False))

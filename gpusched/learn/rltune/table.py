@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from gpusched.learn.request import Report, Row, TrainJob
+from gpusched.learn.request import UNTRAINED, Report, Row, TrainJob
 from gpusched.learn.rltune.candidates import Rule, arrays_of, without_net
+from gpusched.learn.rltune.choosing import untrained
 from gpusched.learn.rltune.settings import Settings
 from gpusched.models import Model
 from gpusched.sched.agents.rltune import Prepared
@@ -54,7 +55,9 @@ def table(
     """Rows by mean JCT over the held-out part (the first one, where there are several), and slowdowns as sentences."""
     if not job.held_out:
         return None, ()
-    others = heuristics(job.held_out[0].trace, settings.knows)
+    others, begun = heuristics(job.held_out[0].trace, settings.knows), untrained(settings)
+    if begun is not None:
+        others.insert(0, agent_of(begun, UNTRAINED, settings))
     if settings.knows != "nothing":
         own = without_net(Rule("", {"estimate": -1.0}, {"one": -1.0}), settings, prepared.scorer.odds)
         others.append(agent_of(own, OWN_ESTIMATE, settings))
@@ -90,7 +93,7 @@ def _rows(outcomes: Sequence[Outcome], policies: Sequence[ReplayPolicy]) -> tupl
                 change_low=None if change is None else change.low,
                 change_high=None if change is None else change.high,
         ))  # fmt: skip
-    rows[1:] = sorted(rows[1:], key=lambda row: row.value or np.inf)
+    rows[1:] = sorted(rows[1:], key=lambda row: (row.policy != UNTRAINED, row.value or np.inf))
     if bound is not None:
         rows.append(Row(policy="lower bound", figure="mean_jct_s", value=bound, mean_jct_s=bound))
     return tuple(rows)
@@ -110,7 +113,7 @@ def slowdowns(outcomes: Sequence[Outcome], yardsticks: Sequence[str] = ()) -> tu
     found = [
         f"mean bounded slowdown {agent.metrics.mean_bounded_slowdown:.4g}: " + "; ".join(x for _, x in sorted(lines))
     ]
-    best = min(o.metrics.mean_jct_s or np.inf for o in outcomes[1:] if o.result.policy not in yardsticks)
+    best = min(o.metrics.mean_jct_s or np.inf for o in outcomes[1:] if o.result.policy not in (*yardsticks, UNTRAINED))
     mine, bound = agent.metrics.mean_jct_s, agent.bounds.mean_jct_s
     if mine and bound and bound < best < np.inf:
         share = f"{(best - mine) / (best - bound):+.0%}"

@@ -12,11 +12,11 @@ from gpusched.errors import UsageError
 from gpusched.learn import torch_
 from gpusched.learn.request import Arrays, Report, Trained, TrainJob
 from gpusched.learn.rltune.arena import Arena, arenas, windows
-from gpusched.learn.rltune.candidates import Rule, arrays_of, odds_of, with_net, with_odds, without_net
+from gpusched.learn.rltune.candidates import Rule, arrays_of, learned_odds, with_net, with_odds, without_net
 from gpusched.learn.rltune.choosing import Option, choose_base, choose_strength
 from gpusched.learn.rltune.episodes import Episode, cut, play
 from gpusched.learn.rltune.ppo import Learner
-from gpusched.learn.rltune.preempting import LEARNED, train_preempting
+from gpusched.learn.rltune.preempting import train_preempting
 from gpusched.learn.rltune.settings import Settings, read
 from gpusched.learn.rltune.table import table
 from gpusched.sched.agents.rltune import Prepared
@@ -51,8 +51,7 @@ def train_agent(job: TrainJob, report: Report) -> Trained:
         [a for t in early for a in arenas(t, job.stage, settings, declared)],
         arenas(last, job.stage, settings, declared),
     )
-    trace, known = job.stage.trace, max(int(LEARNED * len(job.stage.trace)), 1)
-    odds = odds_of(trace.gpus[:known], trace.duration[:known])  # choosing by the later part must not know it
+    odds, last_odds = learned_odds(job)
     choice = choose_base([*ground.learned, *ground.later], settings, odds, report.of("base rule").step)
     gain = 1 - np.exp(choice.cost - choice.best)
     report.note(f"base rule: {choice.rule.name}, {-gain:+.1%} of cost against {choice.heuristic} on the training part")
@@ -60,7 +59,7 @@ def train_agent(job: TrainJob, report: Report) -> Trained:
     options, pace = _learned(job, settings, ground, base, report)
     found, words = choose_strength(options, base, ground.learned, ground.later, settings)
     report.note(f"network: {found.name}" + (f" x {found.strength:g}" if found.strength else ": none was surely better"))
-    final = with_odds(found.prepared, odds_of(trace.gpus, trace.duration))
+    final = with_odds(found.prepared, last_odds)
     notes = (f"base rule: {choice.rule.name}", f"network: {found.name} x {found.strength:g}", *words, pace)
     about = {"knows": settings.knows, "backfill": "skip" if settings.backfill else "none", "base": choice.rule.name,
              "objective": settings.objective}  # fmt: skip

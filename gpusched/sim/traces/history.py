@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpusched.errors import GpuschedError
+from gpusched.errors import GpuschedError, NoHistory
 from gpusched.model.jobs import ENDED, DependencyKind, Job
 from gpusched.queue.store import DATABASE, Reader
 from gpusched.sim.trace import Ints, Trace
@@ -47,14 +47,14 @@ def trace_of(reader: Reader, *, name: str, since: float | None = None, until: fl
         until: Only jobs submitted before it.
 
     Raises:
-        GpuschedError: No such job.
+        NoHistory: No such job.
     """
     ran, first_start = _runs(reader)
     jobs = [j for j in reader.jobs(states=ENDED) if (since is None or _submit(j) >= since)
             and (until is None or _submit(j) < until)]  # fmt: skip
     kept = [j for j in jobs if ran.get(j.id, 0.0) > 0]
     if not kept:
-        raise GpuschedError(f"{name}: no job in it has run and ended")
+        raise NoHistory(f"{name}: no job in it has run and ended")
     kept.sort(key=lambda job: (_submit(job), job.id))
     notes = []
     if left_out := len(jobs) - len(kept):
@@ -76,7 +76,7 @@ def window_of(reader: Reader, *, name: str, since: float, until: float) -> tuple
         until: Its end.
 
     Raises:
-        GpuschedError: No job was submitted in the window and has run and ended.
+        NoHistory: No job was submitted in the window and has run and ended.
     """
     new = trace_of(reader, name=name, since=since, until=until)
     left: dict[str, float] = {}

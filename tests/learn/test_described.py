@@ -1,0 +1,105 @@
+"""What decides is said by the weights themselves: no rule is called a network, and nothing untrained trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpusched.learn.described import what_decides
+from gpusched.learn.evaluate import before, table
+from gpusched.learn.gist.scale import policy_of
+from gpusched.learn.gist.starts import STARTS, start
+from gpusched.learn.request import UNTRAINED
+from gpusched.learn.rltune.candidates import arrays_of, odds_of, with_net
+from gpusched.learn.rltune.choosing import DEFAULT, untrained
+from gpusched.learn.rltune.preempting import Rule as Rank
+from gpusched.learn.rltune.preempting import model_of
+from gpusched.learn.rltune.settings import Settings
+from gpusched.models import Model, load_model
+from gpusched.policies import BUILT_IN, load_policy
+from gpusched.sim.cluster import Pool
+from gpusched.sim.power import power_model
+from gpusched.sim.study import Stage
+from tests.sim.worlds import trace_of
+
+ROOT = Path(__file__).parents[2]
+
+
+def of(agent: str, arrays: Any, **about: str) -> str:
+    return what_decides(Model(agent, arrays, about, "", ""))
+
+
+@pytest.mark.parametrize("servers", ["8", "32"])
+def test_the_agents_that_come_along_are_linear_rules(servers: str) -> None:
+    model = load_model(ROOT / "benchmarks" / "agents" / servers, "default", "gist")
+    assert not any(array.any() for name, array in model.arrays.items() if not name.endswith(".base"))
+    said = what_decides(model)
+    assert said == "a linear rule of 21 weights (job 6, server 8, hold 7), no neural network"
+
+
+def test_a_start_is_untrained_until_a_weight_moves_and_a_network_is_one_once_it_speaks() -> None:
+    arrays = start("found, small", width=8)
+    assert of("gist", arrays) == (
+        "untrained, its start 'found, small': a linear rule of 21 weights (job 6, server 8, hold 7), no neural network"
+    ).replace("21 weights (job 6, server 8, hold 7)", _counted(arrays))
+    moved = {**arrays, "job.base": arrays["job.base"] * np.float32(1.01)}
+    assert of("gist", moved).startswith("a linear rule of ")
+    spoken = {**moved, "job.1.weight": np.ones_like(moved["job.1.weight"])}
+    assert of("gist", spoken).endswith(", and a neural network of width 8")
+    assert "no neural network" not in of("gist", spoken)
+
+
+def _counted(arrays: Any) -> str:
+    used = {q: int(np.count_nonzero(arrays[f"{q}.base"])) for q in ("job", "server", "hold")}
+    return f"{sum(used.values())} weights ({', '.join(f'{q} {n}' for q, n in used.items())})"
+
+
+def test_rltune_is_a_rule_with_odds_and_a_network_only_with_strength() -> None:
+    settings = Settings()
+    begun = untrained(settings)
+    assert begun is not None
+    assert not np.array_equal(begun.scorer.odds.prior, odds_of(np.ones(9, np.int64), np.ones(9)).prior)
+    rule = of("rltune", arrays_of(begun), base=DEFAULT)
+    assert rule.startswith(f"a linear rule '{DEFAULT}' of ")
+    assert rule.endswith(" weights chosen by replays, by odds of run times, no neural network")
+    inputs = len(begun.scorer.mean)
+    ones = np.ones(inputs, np.float32)
+    arrays = {"net.0.weight": np.ones((4, inputs), np.float32), "net.0.bias": ones[:4],
+              "net.1.weight": np.ones((2, 4), np.float32), "net.1.bias": ones[:2]}  # fmt: skip
+    for strength, ends in ((0.5, "and a neural network of width 4 at strength 0.5"), (0.0, "no neural network")):
+        assert of("rltune", arrays_of(with_net(begun, arrays, ones, ones, strength))).endswith(ends)
+    blind = Settings(knows="nothing")
+    assert untrained(blind) is None
+    rank = model_of(Rank("index", {"index": 1.0}), begun.scorer.odds.prior, "estimate")
+    assert "chosen by replays, by odds of run times, no neural network" in what_decides(rank)
+
+
+def test_the_final_table_has_the_untrained_start_beside_the_agent() -> None:
+    pool = Pool.uniform(1, 8)
+    trace = trace_of([0.0, 0.0, 1.0, 2.0], [50.0, 60.0, 10.0, 5.0], [8, 8, 1, 2], limit=[100.0, 90.0, 20.0, 5.0])
+    agent = policy_of(start("first come, easy", width=0), "mine")
+    assert before(agent, None) is None
+    begun = before(agent, start("shortest limit, easy", width=0))
+    assert begun is not None
+    rows = table(agent, [Stage(trace, pool, power_model(pool))], untrained=begun)
+    assert [row.policy for row in rows[:2]] == ["mine", UNTRAINED]
+    by_name = {row.policy: row.value for row in rows}
+    assert by_name[UNTRAINED] == by_name["sjf-limit+easy"]
+    assert rows[0].value != rows[1].value
+
+
+def test_no_policy_file_calls_a_rule_a_network() -> None:
+    """The files that come along name agents whose defaults have none, or keep it only where it proved better."""
+    for file in BUILT_IN.glob("*.yaml"):
+        spec = load_policy(file)
+        text = file.read_text("utf-8").lower()
+        if spec.agent is None:
+            continue
+        assert "rule" in text, file
+        assert "one network scores" not in text
+        if spec.agent == "gist":
+            assert "linear" in text
+    assert set(STARTS)

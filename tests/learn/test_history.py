@@ -1,0 +1,61 @@
+"""What a training makes of this cluster's own history: none yet is no error, one that cannot be read is."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpusched.cli import main as cli
+from gpusched.errors import GpuschedError
+from gpusched.learn.data import materials
+from gpusched.learn.request import TrainRequest
+from gpusched.queue.store import DATABASE, Store
+
+INVENTORY = Path(__file__).parents[2] / "inventory.yaml"
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GPUSCHED_INVENTORY", str(INVENTORY))
+    monkeypatch.setenv("GPUSCHED_STATE", str(tmp_path / "state"))
+    (tmp_path / "state").mkdir()
+    return tmp_path / "state"
+
+
+def garbage(state: Path) -> None:
+    (state / DATABASE).write_bytes(b"no database " * 1000)
+
+
+def torn(state: Path) -> None:
+    """Its head is that of a store, and what comes after it is not."""
+    Store.create_or_open(state).close()
+    with sqlite3.connect(state / DATABASE) as db:
+        db.execute("PRAGMA journal_mode=DELETE")
+    db.close()
+    content = (state / DATABASE).read_bytes()
+    (state / DATABASE).write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
+
+
+@pytest.mark.parametrize("spoil", [garbage, torn])
+def test_a_store_that_cannot_be_read_is_said_and_not_taken_for_an_empty_one(
+    state: Path, spoil: Callable[[Path], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    spoil(state)
+    for words in (["train", "gist", "--out", str(state / "out")], ["replay", "--policy", "fifo"]):
+        assert cli.run(words) == 1
+        (line,) = capfd.readouterr().err.splitlines()
+        assert " cannot be read: " in line
+        assert "see 'gpusched check'" in line
+    assert not list((state / "out").glob("*.safetensors"))
+
+
+def test_where_nothing_has_run_yet_the_flavors_are_learned_from(state: Path) -> None:
+    for make in (lambda: None, lambda: Store.create_or_open(state).close()):
+        make()
+        names = [m.stage.trace.name for m in materials(TrainRequest(policy=""))]
+        assert names == ["the flavors of A100, drawn, seed 0", "the flavors of V100, drawn, seed 0"]
+        with pytest.raises(GpuschedError, match="no job of that time has run and ended"):
+            materials(TrainRequest(policy="", since="3d"))
