@@ -149,7 +149,7 @@ def test_train_move_and_replay_elsewhere(tmp_path: Path) -> None:
     assert any(note.startswith("base rule") for note in made["card"]["notes"])
     assert any("mean bounded slowdown" in note for note in made["card"]["notes"])
     policies = {row["policy"] for row in made["card"]["metrics"]}
-    assert {"rltune", "fifo", "smallest-skip", "sjf, agent's estimate"} <= policies
+    assert {"rltune", "fifo+none", "smallest-skip", "sjf, agent's estimate"} <= policies
     moved = tmp_path / "elsewhere"
     shutil.move(out, moved)
     replay = ["replay", str(log), "--format", "philly-csv", "--vc", "b", "--load", "0.9", "--policy", str(moved),

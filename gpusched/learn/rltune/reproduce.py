@@ -17,14 +17,14 @@ from gpusched.learn.rltune.train import train_agent
 from gpusched.model.policy import PolicySpec
 from gpusched.models import Model
 from gpusched.sim.metrics import Metrics
-from gpusched.sim.policies import policy_by_name
+from gpusched.sim.policies import composed
 from gpusched.sim.study import Run, Stage, carry_out
 from gpusched.sim.workload import Limits, RunTime, Size, Workload, workload_text
 
 PAPER = {"utilization": 0.20, "wait": -0.81, "jct": -0.70}
 """The paper's best figures (its abstract); its tables by trace were not at hand."""
 BASES = {
-    "FCFS": ("fcfs", "fifo"),
+    "FCFS": ("fcfs", "fifo+none"),
     "SJF (estimate)": ("sjf", "sjf-estimate-skip"),
     "smallest": ("smallest", "smallest-skip"),
     "WFP3": ("fcfs", "wfp3-skip"),
@@ -132,7 +132,7 @@ def _lines(
     options: Options, trace: str, agents: dict[str, tuple[Model, tuple[str, ...]]], held_out: Stage
 ) -> list[Line]:
     """All bases and agents replayed on the later part; a base that would have to be told the run times is left out."""
-    bases = {name: policy_by_name(BASES[name][1]) for name in options.bases}
+    bases = {name: composed(BASES[name][1]) for name in options.bases}
     mine = {base: agent_of_model("rltune", model) for base, (model, _) in agents.items()}
     done = list(carry_out([Run(held_out, p, None, options.seed) for p in (*bases.values(), *mine.values())]))
     theirs = dict(zip(bases, done, strict=False))
