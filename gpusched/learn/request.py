@@ -31,6 +31,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         hold_out: Part of the workload's time span, at its end, that is not trained on but judged by.
+        force: Learn from however few jobs.
     """
 
     policy: str
@@ -49,6 +50,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     hold_out: float = 0.2
     out: str | None = None
     device: str = "cpu"
+    force: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
