@@ -55,18 +55,6 @@ def names_in(folders: tuple[Path, ...]) -> list[str]:
     )
 
 
-def folders_in_force(inventory_path: Path | str | None = None) -> tuple[Path, ...]:
-    """`policy_folders` of this inventory, else of the one in force, else of the folder that one works in."""
-    from gpusched.inventory import find_inventory
-
-    try:
-        return policy_folders(inventory_path or find_inventory())
-    except UsageError:
-        if inventory_path is not None or os.environ.get("GPUSCHED_POLICIES"):
-            raise
-        return policy_folders("inventory.yaml")
-
-
 def load_policies(inventory: Inventory) -> dict[str, PolicySpec]:
     """The policy of every partition: partition name -> policy.
 

@@ -93,8 +93,7 @@ def policies(client: Client, incomplete: str) -> list[str]:
 @_quiet
 def replays(_: Client, incomplete: str) -> list[str]:
     """Names of policies that replays take."""
-    from gpusched.policies import folders_in_force
-    from gpusched.sim.orders import known_policies
+    from gpusched.sim.orders import folders_in_force, known_policies
 
     return [name for name in known_policies(folders_in_force()) if name.startswith(incomplete)]
 

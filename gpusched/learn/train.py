@@ -29,12 +29,12 @@ from gpusched.policies import (
     BUILT_IN,
     POLICY,
     WEIGHTS,
-    folders_in_force,
     load_policy,
     names_in,
     policy_file,
     policy_folders,
 )
+from gpusched.sim.orders import folders_in_force
 from gpusched.sim.policies import of_spec
 
 

@@ -5,12 +5,15 @@ Imports nothing heavy: the shell's completion asks here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gpusched.policies import BUILT_IN, names_in
+from gpusched.errors import UsageError
+from gpusched.inventory import find_inventory
+from gpusched.policies import BUILT_IN, names_in, policy_folders
 
 Knows = Literal["nothing", "limit", "estimate", "oracle"]
 Kind = Literal["static", "arriving", "changing", "preemptive", "agent"]
@@ -69,6 +72,16 @@ def known_policies(folders: tuple[Path, ...] = (BUILT_IN,)) -> tuple[str, ...]:
     plain = [name for name in ORDERS if ORDERS[name].kind != "preemptive"]
     orders = (*(name + suffix for name in plain for suffix in _OFFERED), *(n for n in ORDERS if n not in plain))
     return tuple(dict.fromkeys((*names_in(folders), *orders)))
+
+
+def folders_in_force(inventory_path: Path | str | None = None) -> tuple[Path, ...]:
+    """`policy_folders` of this inventory, else of the one in force, else of the folder that one works in."""
+    try:
+        return policy_folders(inventory_path or find_inventory())
+    except UsageError:
+        if inventory_path is not None or os.environ.get("GPUSCHED_POLICIES"):
+            raise
+        return policy_folders("inventory.yaml")
 
 
 def meaning_notes(names: Iterable[str]) -> tuple[str, ...]:

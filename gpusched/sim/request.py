@@ -14,9 +14,9 @@ import numpy as np
 
 from gpusched.errors import UsageError
 from gpusched.models import DEFAULT, weights_file
-from gpusched.policies import folders_in_force, names_in
+from gpusched.policies import names_in
 from gpusched.sim.nodelist import read_node_list
-from gpusched.sim.orders import meaning_notes
+from gpusched.sim.orders import folders_in_force, meaning_notes
 from gpusched.sim.policies import ReplayPolicy, of_spec
 from gpusched.sim.power import power_model, read_power
 from gpusched.sim.sharing import share_for

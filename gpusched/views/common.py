@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from gpusched.model.jobs import JobState
@@ -37,13 +36,6 @@ def clean(text: str) -> str:
 def shorten(text: str, width: int) -> str:
     """At most ``width`` characters, an ellipsis for the rest."""
     return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def local_time(timestamp: float | None) -> str:
-    """Unix seconds as ``2026-11-20 18:00:03`` in the reader's time zone; unknown is ``-``."""
-    if timestamp is None:
-        return UNKNOWN
-    return datetime.fromtimestamp(timestamp).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def ranges(numbers: Iterable[int]) -> str:
