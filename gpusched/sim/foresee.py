@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.model.forecast import ExpectedStart, Sooner
+from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sim.ahead import ENOUGH_WORK, Ahead, RunTimes
 from gpusched.sim.habits import Habits
@@ -20,7 +21,7 @@ _RUNS_OF_ALL = 12_000  # jobs times draws, within bounds: so a large queue still
 _FEWEST_DRAWS, _MOST_DRAWS = 8, 40
 _MOST_ENDINGS = 25
 _MOST_LATER = 3
-_ENOUGH_WORK = 60_000_000  # queue entries of all runs for one answer: some tenths of a second
+_ENOUGH_WORK = 80_000_000  # queue entries of all runs for one answer: some tenths of a second
 _WORTH = 0.1  # of the wait must be saved to be worth telling
 _WORTH_S = 60.0
 
@@ -56,7 +57,7 @@ class Foresight:
         self._own_nodes = {n.name for n in snapshot.nodes if n.partition == job.spec.partition}
         self._draws = draws_of(self.ahead, habits, draws_for(self.ahead))
         self._starts: Floats = np.full(1, np.inf)
-        self._left, self._cut = _ENOUGH_WORK, False
+        self._left, self._cut = work_for(snapshot.policies.get(job.spec.partition)), False
 
     def expected(self) -> ExpectedStart:
         """Median, range and nodes; all None where no run starts it, or where the queue is too long for one run.
@@ -156,6 +157,13 @@ class Foresight:
             if start + max(_WORTH_S, _WORTH * (min(median, 1e18) - self._snapshot.now)) < median:
                 found.append(Sooner(what=self._alternatives[i].what, how=self._alternatives[i].how, start=start))
         return sorted(found, key=lambda s: s.start)
+
+
+def work_for(policy: PolicySpec | None) -> int:
+    """Queue entries that may be looked at for one answer: an entry costs least where the head blocks, most by usage."""
+    if policy is not None and policy.order == "fairshare":
+        return _ENOUGH_WORK // 4
+    return 3 * _ENOUGH_WORK if policy is not None and policy.backfill == "none" else _ENOUGH_WORK
 
 
 def draws_for(ahead: Ahead) -> int:
