@@ -106,7 +106,7 @@ def table(rows: Iterable[PolicyRow]) -> Table:
             Text(row.state, style=STATE_STYLE[row.state]),
             Text(row.version),
             Text(row.agent or common.UNKNOWN),
-            Text((row.trained_at or common.UNKNOWN)[:10]),
+            Text((_moment(row.trained_at) or common.UNKNOWN)[:10]),
             Text(note or common.UNKNOWN, style="bold red" if row.fallback else ""),
             Text(common.clean(row.verdict or common.UNKNOWN)),
         )
