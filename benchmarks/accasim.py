@@ -87,7 +87,8 @@ def run_accasim(log: Path, policy: str, nodes: int, folder: Path) -> dict[str, f
 def run_gpusched(log: Path, policy: str, nodes: int) -> dict[str, float]:
     """``gpusched replay`` as a user starts it."""
     pool = ["--nodes", str(nodes), "--gpus-per-node", str(GPUS_PER_NODE), "--placement", "first-fit"]
-    command = [str(Path(sys.executable).parent / "gpusched"), "replay", str(log), *pool, "--policy", policy, "--json"]
+    command = [str(Path(sys.executable).parent / "gpusched"), "replay", str(log), *pool, "--policy", f"{policy}+none"]
+    command += ["--json"]
     (row,) = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return {"inside_s": row["sim_seconds"], "mean_jct_s": row["mean_jct_s"]}
 

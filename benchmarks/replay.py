@@ -82,7 +82,7 @@ def grow(folder: Path | None) -> None:
     print(f"{'nodes':>6}{'jobs':>9}{'queue':>8}  policy               us per decision")
     by_nodes: Series = {}
     by_queue: Series = {}
-    policies = ("fifo", "sjf", "fifo-skip", "fifo+easy")
+    policies = ("fifo+none", "sjf-oracle", "fifo+skip", "fifo+easy")
     for nodes, jobs in [(n, 60 * n) for n in (10, 32, 100, 320, 1000)] + [(100, j) for j in (600, 2000, 20000, 60000)]:
         pool = Pool.uniform(nodes, 8)
         trace = generated(jobs, pool, 1.1)
@@ -111,11 +111,11 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=550)
     parser.add_argument("--gpus-per-node", type=int, default=8)
     parser.add_argument("--loads", type=float, nargs="+", default=[0.7, 0.9, 1.1])
-    parser.add_argument("--policy", action="append", help="default: fifo, sjf, fifo+easy, sjf+easy")
+    parser.add_argument("--policy", action="append", help="default: fifo+none, sjf-oracle, fifo+easy, sjf-oracle+easy")
     parser.add_argument("--queue", action="store_true", help="how the cost grows")
     parser.add_argument("--svg", type=Path, metavar="FOLDER", help="with --queue: draw it, too")
     args = parser.parse_args()
-    policies = args.policy or ["fifo", "sjf", "fifo+easy", "sjf+easy"]
+    policies = args.policy or ["fifo+none", "sjf-oracle", "fifo+easy", "sjf-oracle+easy"]
     pool = Pool.uniform(args.nodes, args.gpus_per_node)
     cpu = time.process_time()
     for policy in policies:

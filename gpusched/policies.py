@@ -44,7 +44,11 @@ def policy_folders(inventory_path: Path | str) -> tuple[Path, ...]:
 
 def policy_names(inventory_path: Path | str) -> list[str]:
     """Names of all policies a partition may use, sorted."""
-    folders = policy_folders(inventory_path)
+    return names_in(policy_folders(inventory_path))
+
+
+def names_in(folders: tuple[Path, ...]) -> list[str]:
+    """Names of all policies in these folders, sorted."""
     return sorted(
         {file.stem for folder in folders for file in folder.glob("*.yaml")}
         | {file.parent.name for folder in folders for file in folder.glob(f"*/{POLICY}")}
@@ -61,7 +65,7 @@ def load_policies(inventory: Inventory) -> dict[str, PolicySpec]:
     loaded: dict[str, PolicySpec] = {}
     for partition in inventory.partitions:
         if partition.policy not in loaded:
-            file = _find(partition.policy, folders)
+            file = policy_file(partition.policy, folders)
             if file is None:
                 raise _unknown(inventory, partition.name, folders)
             loaded[partition.policy] = load_policy(file, folders)
@@ -108,7 +112,7 @@ def _agent_of(fields: dict[str, Value], trained: Path, folders: tuple[Path, ...]
     """What a file says of its agent."""
     found: dict[str, Any] = {"agent": fields["agent"].choice(get_args(Agent)), "folder": str(trained)}
     name = fields["fallback"].text("a policy's name") if "fallback" in fields else DEFAULT_FALLBACK
-    file = _find(name, folders)
+    file = policy_file(name, folders)
     # looked at before it is loaded: its own fallback could be this very policy
     if file is None or file.is_dir() or "agent" in parse_file(file, "a policy").fields("a mapping"):
         names = sorted({f.stem for folder in folders for f in folder.glob("*.yaml")} - {"policy", trained.name})
@@ -197,7 +201,8 @@ def _with_version(spec: PolicySpec) -> PolicySpec:
     return msgspec.structs.replace(spec, version=version)
 
 
-def _find(name: str, folders: tuple[Path, ...]) -> Path | None:
+def policy_file(name: str, folders: tuple[Path, ...]) -> Path | None:
+    """The file (or trained policy's folder) of that name, of the first folder that has one; None: there is none."""
     for folder in folders:
         if (file := folder / f"{name}.yaml").is_file():
             return file

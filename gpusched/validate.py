@@ -265,12 +265,15 @@ def _check_bounds(spec: JobSpec, partition: Partition) -> None:
     for option, asked, most in (
         ("--gpus", spec.gpus, largest.gpus),
         ("--cpus", spec.nodes * spec.cores_per_node, largest.cores),
-        ("--mem (MiB)", spec.nodes * spec.memory_mib_per_node, largest.memory_mib),
+        ("--mem", spec.nodes * spec.memory_mib_per_node, largest.memory_mib),
     ):
         if asked > most:
+            said, has = (format_memory(n) if option == "--mem" else str(n) for n in (asked, most))
+            if said == has:  # less apart than is shown
+                said, has = f"{asked} MiB", f"{most} MiB"
             raise UsageError(
-                f"{option} {asked} is more than the largest flavor of partition {partition.name} has "
-                f"({largest.name}: {most})"
+                f"{option} {said} is more than the largest flavor of partition {partition.name} has "
+                f"({largest.name}: {has})"
             )
 
 

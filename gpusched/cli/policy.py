@@ -18,7 +18,12 @@ app = typer.Typer(
     help="Who decides: policies listed, compared, tried in the shadow, promoted, rolled back.",
 )  # fmt: skip
 
-_Policy = Annotated[str, typer.Argument(metavar="POLICY", help="A name, NAME@VERSION, a file or a folder.")]
+_Policy = Annotated[
+    str,
+    typer.Argument(
+        metavar="POLICY", autocompletion=complete.policies, help="A name, NAME@VERSION, a file or a folder."
+    ),
+]
 _Partition = Annotated[
     str | None, typer.Option("-p", "--partition", autocompletion=complete.partitions, help="In this partition.")
 ]
@@ -60,8 +65,10 @@ def show(policy: _Policy, json: output.JsonOption = False) -> None:
 
 @app.command("compare", context_settings=_HELP)
 def compare(
-    first: Annotated[str, typer.Argument(metavar="A", help="What is compared against.")],
-    second: Annotated[str, typer.Argument(metavar="B", help="The other one.")],
+    first: Annotated[
+        str, typer.Argument(metavar="A", autocompletion=complete.policies, help="What is compared against.")
+    ],
+    second: Annotated[str, typer.Argument(metavar="B", autocompletion=complete.policies, help="The other one.")],
     since: Annotated[str | None, typer.Option("--since", help="This cluster's jobs since: 30d; the usual.")] = None,
     trace: Annotated[str | None, typer.Option("--trace", help="A trace file in place of them.")] = None,
     partition: _Partition = None,
@@ -83,7 +90,10 @@ def compare(
 
 @app.command("shadow", context_settings=_HELP)
 def shadow(
-    policy: Annotated[str | None, typer.Argument(metavar="[POLICY]", help="As in show.", show_default=False)] = None,
+    policy: Annotated[
+        str | None,
+        typer.Argument(metavar="[POLICY]", autocompletion=complete.policies, help="As in show.", show_default=False),
+    ] = None,
     partition: _Partition = None,
     off: Annotated[bool, typer.Option("--off", help="Ask it no more.")] = False,
     json: output.JsonOption = False,

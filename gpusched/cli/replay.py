@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpusched.cli import output
+from gpusched.cli import complete, output
 from gpusched.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +30,10 @@ def replay(
         list[str] | None, typer.Argument(metavar="[TRACE...]", help="Trace files; none: this cluster's own history.")
     ] = None,
     policy: Annotated[
-        list[str] | None, typer.Option("-P", "--policy", help="A name (fifo, sjf, fifo+easy...) or a file.")
+        list[str] | None,
+        typer.Option(
+            "-P", "--policy", autocompletion=complete.replays, help="A policy's name or file; ORDER+BACKFILL: f1+easy."
+        ),
     ] = None,
     format: Annotated[str | None, typer.Option("--format", help="The traces' format; else guessed.")] = None,
     nodes: Annotated[int | None, typer.Option("-N", "--nodes", min=1, help="So many like nodes.")] = None,

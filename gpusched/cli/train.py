@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpusched.cli import output
+from gpusched.cli import complete, output
 
 if TYPE_CHECKING:
     from gpusched.learn.request import Report
@@ -20,8 +20,13 @@ _HELP = {"help_option_names": ["-h", "--help"]}
 
 @app.command("train", context_settings=_HELP)
 def train(
-    policy: Annotated[str, typer.Argument(metavar="POLICY", help="A policy file with an agent, or its name.")],
-    partition: Annotated[str | None, typer.Option("--partition", help="Only this one; else all.")] = None,
+    policy: Annotated[
+        str,
+        typer.Argument(metavar="POLICY", autocompletion=complete.agents, help="A policy with an agent: name or file."),
+    ],
+    partition: Annotated[
+        str | None, typer.Option("--partition", autocompletion=complete.partitions, help="Only this one; else all.")
+    ] = None,
     trace: Annotated[str | None, typer.Option("--trace", help="Learn from this log.")] = None,
     generate: Annotated[
         str | None, typer.Option("--generate", help="Learn from draws of this description (YAML, as 'trace fit').")
@@ -38,8 +43,11 @@ def train(
         list[int] | None, typer.Option("--seed", min=0, help="More than one: each is trained, the best kept; else 0.")
     ] = None,
     hold_out: Annotated[float, typer.Option("--hold-out", help="Part of the time to judge by, not learn from.")] = 0.2,
-    out: Annotated[str | None, typer.Option("--out", help="Folder of the weights; else beside the policy.")] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", help="Folder of the weights; else beside the site's policy.")
+    ] = None,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+    force: Annotated[bool, typer.Option("--force", help="Learn from too few jobs, too.")] = False,
     json: output.JsonOption = False,
 ) -> None:
     """Train a policy's agent, one per partition, and say how good it is.
@@ -53,7 +61,7 @@ def train(
     asked = service.TrainRequest(
         policy=policy, partition=partition, trace=trace, generate=generate, format=format, vc=vc, since=since,
         until=until, load=load, nodes=nodes, gpus_per_node=gpus_per_node, inventory=inventory,
-        seeds=tuple(seed or (0,)), hold_out=hold_out, out=out, device=device,
+        seeds=tuple(seed or (0,)), hold_out=hold_out, out=out, device=device, force=force,
     )  # fmt: skip
     with progress() as report:
         made = trained(asked, report)

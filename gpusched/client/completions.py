@@ -82,6 +82,32 @@ def gpu_types(client: Client, incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
+@_quiet
+def policies(client: Client, incomplete: str) -> list[str]:
+    """Names of policies."""
+    from gpusched.policies import policy_names
+
+    return [name for name in policy_names(client.inventory.path) if name.startswith(incomplete)]
+
+
+@_quiet
+def replays(_: Client, incomplete: str) -> list[str]:
+    """Names of policies that replays take."""
+    from gpusched.sim.orders import folders_in_force, known_policies
+
+    return [name for name in known_policies(folders_in_force()) if name.startswith(incomplete)]
+
+
+@_quiet
+def agents(client: Client, incomplete: str) -> list[str]:
+    """Names of policies with an agent to train."""
+    from gpusched.policies import load_policy, policy_file, policy_folders
+
+    folders = policy_folders(client.inventory.path)
+    files = {name: policy_file(name, folders) for name in policies(incomplete)}
+    return [name for name, file in files.items() if file is not None and load_policy(file, folders).agent is not None]
+
+
 def states(incomplete: str) -> list[str]:
     """Names of job states, in the case the user types."""
     found = [str(s) for s in JobState if s.startswith(incomplete.upper())]

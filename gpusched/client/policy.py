@@ -15,7 +15,7 @@ from gpusched.errors import GpuschedError, NoHistory, UsageError
 from gpusched.model.commands import Promote, Rollback, ShadowOff, ShadowOn
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Partition
-from gpusched.model.units import iso_utc
+from gpusched.model.units import local_time_zone
 from gpusched.models import DEFAULT
 from gpusched.promotion.live import live_policies, overrides
 from gpusched.promotion.registry import Known, find_policy, trained_for, training_of
@@ -126,9 +126,9 @@ def proof(client: Client, partition: Partition, incumbent: PolicySpec, candidate
         )
     begin = max(_begin(since), first_held_out(card.last if card else None))
     if begin > time.time():
+        last = local_time_zone(card.last if card else None)
         raise GpuschedError(
-            f"{candidate.name} has learned from {partition.name}'s jobs until {iso_utc(card.last if card else None)}: "
-            "no day is held out yet",
+            f"{candidate.name} has learned from {partition.name}'s jobs until {last}: no day is held out yet",
             "wait some days, train with an earlier --until, or say --force REASON",
         )
     return _judged(client, partition, incumbent, candidate, begin)

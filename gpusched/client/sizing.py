@@ -7,6 +7,7 @@ import msgspec
 from gpusched.errors import UsageError
 from gpusched.model.resources import Flavor, Inventory, Partition
 from gpusched.model.suggest import did_you_mean
+from gpusched.model.units import format_memory
 from gpusched.validate import check_gpu_types, check_nodes, known_partition, max_time, nodes_that_hold, usable_nodes
 
 
@@ -171,10 +172,11 @@ def _split(wish: Wish, partition: Partition, flavor: Flavor | None, total: _Tota
                 time_limit_s=_time_limit(wish, partition, flavor),
             )
     raise UsageError(
-        f"{total.gpus} GPUs, {total.cores} cores, {total.memory_mib} MiB fit on no number of equal nodes of partition "
-        f"{partition.name}",
+        f"{total.gpus} GPUs, {total.cores} cores, {format_memory(total.memory_mib)} of memory fit on no number "
+        f"of equal nodes of partition {partition.name}",
         f"its {len(nodes)} usable nodes have at most {max((n.gpus for n in nodes), default=0)} GPUs, "
-        f"{max((n.cores for n in nodes), default=0)} cores, {max((n.memory_mib for n in nodes), default=0)} MiB",
+        f"{max((n.cores for n in nodes), default=0)} cores, "
+        f"{format_memory(max((n.memory_mib for n in nodes), default=0))} of memory",
     )
 
 

@@ -178,7 +178,7 @@ def _starting(step: Step, seen: list[Seen], world: World) -> None:
             return
         if s.phase in ("lost", "absent"):
             why = "the launcher died" if s.phase == "lost" else "the node has nothing of the launch"
-            _node_fault(step, s, f"rank {s.rank.rank} on {s.rank.node}: {why}", world)
+            _node_fault(step, s, f"rank {s.rank.rank} on {s.rank.node}: {why.removeprefix(f'{s.rank.node}: ')}", world)
             return
     if step.job.spec.nodes > len(seen) or "gone" in phases:
         dead = tuple(s.rank.node for s in seen if s.phase == "gone")

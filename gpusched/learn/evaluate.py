@@ -10,13 +10,14 @@ import numpy as np
 
 from gpusched.learn.request import UNTRAINED, Arrays, Row
 from gpusched.sim.compare import compare
-from gpusched.sim.policies import ORDERS, ReplayPolicy, policy_by_name
+from gpusched.sim.orders import ORDERS
+from gpusched.sim.policies import ReplayPolicy, composed
 from gpusched.sim.study import Outcome, Run, Stage, carry_out
 
 FIGURE = "mean_jct_s"
 _T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 _KNOWN = {"nothing": 0, "limit": 1, "estimate": 2, "oracle": 3}
-_BACKFILL_KNOWS = {"": "nothing", "-skip": "nothing", "+easy": "limit"}
+_BACKFILL_KNOWS = {"+none": "nothing", "+skip": "nothing", "+easy": "limit"}
 
 
 def heuristics(knows: str) -> list[ReplayPolicy]:
@@ -28,7 +29,7 @@ def heuristics(knows: str) -> list[ReplayPolicy]:
     for name, rule in ORDERS.items():
         for suffix, needs in _BACKFILL_KNOWS.items():
             if rule.kind != "preemptive" and max(_KNOWN[rule.knows], _KNOWN[needs]) <= _KNOWN[knows]:
-                found.append(policy_by_name(name + suffix))
+                found.append(composed(name + suffix))
     return found
 
 

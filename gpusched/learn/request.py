@@ -33,6 +33,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         hold_out: Part of the workload's time span, at its end, that is not trained on but judged by.
+        force: Learn from however few jobs.
     """
 
     policy: str
@@ -51,6 +52,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     hold_out: float = 0.2
     out: str | None = None
     device: str = "cpu"
+    force: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,9 +23,19 @@ from gpusched.learn.described import what_decides
 from gpusched.learn.evaluate import before, table
 from gpusched.learn.request import Arrays, Report, Trained, TrainJob, TrainRequest
 from gpusched.model.policy import PolicySpec
+from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import iso_utc
 from gpusched.models import CARD, digest_of, load_file, save_model
-from gpusched.policies import POLICY, WEIGHTS, load_policy, policy_folders
+from gpusched.policies import (
+    BUILT_IN,
+    POLICY,
+    WEIGHTS,
+    load_policy,
+    names_in,
+    policy_file,
+    policy_folders,
+)
+from gpusched.sim.orders import folders_in_force
 from gpusched.sim.policies import of_spec
 
 
@@ -45,46 +55,90 @@ def train(request: TrainRequest, report: Report) -> list[Made]:
         UsageError: Something asked for does not exist or contradicts something else.
         GpuschedError: It cannot be read or written, or torch is not installed.
     """
-    spec, file = _policy(request.policy)
+    spec, file = _policy(request)
     torch_.need("torch")
-    folder = _folder(spec, request.out)
-    made = [(material, *_made(request, spec, material, folder, report)) for material in materials(request)]
+    found = materials(request)
+    _check_enough(request, found, report)
+    folder = _folder(request, spec)
+    made = [(material, *_made(request, spec, material, folder, report)) for material in found]
     if file.resolve() != (folder / POLICY).resolve():
         shutil.copyfile(file, folder / POLICY)
-    return [_judged(spec.name, folder, one, material, untrained, report) for material, one, untrained in made]
+    return [_judged(spec, folder, one, material, untrained, report) for material, one, untrained in made]
 
 
-def _policy(text: str) -> tuple[PolicySpec, Path]:
+MIN_JOBS = 100
+"""Fewer recorded jobs are not learned from unless it is insisted on: the held-out fifth would be less than 20 jobs."""
+
+
+def _policy(request: TrainRequest) -> tuple[PolicySpec, Path]:
     """The policy, and its file: a path, or a name as an inventory has it."""
-    path = Path(text)
-    if not path.exists() and os.sep not in text and not path.suffix:
-        try:
-            folders = policy_folders(find_inventory())
-        except GpuschedError:
-            folders = policy_folders(Path.cwd() / "inventory.yaml")
-        path = next((f / f"{text}.yaml" for f in folders if (f / f"{text}.yaml").is_file()), path)
-    spec = load_policy(path)
+    path, folders = Path(request.policy), folders_in_force(request.inventory)
+    if not path.exists() and os.sep not in request.policy and not path.suffix:
+        path = policy_file(request.policy, folders) or path
+        if not path.exists():
+            raise UsageError(f"no policy is called {request.policy!r}{did_you_mean(request.policy, names_in(folders))}")
+    spec = load_policy(path, folders)
     if spec.agent is None:
         raise UsageError(f"{path}: this policy has no agent to train", "name one with 'agent:', such as gist")
     return spec, path / POLICY if path.is_dir() else path
 
 
-def _folder(spec: PolicySpec, out: str | None) -> Path:
-    """Where weights go: ``out``, else the folder beside the policy's file, made if need be.
+def _check_enough(request: TrainRequest, found: list[Material], report: Report) -> None:
+    """Refuses to learn from a handful of recorded jobs; says so where it is insisted on.
 
     Raises:
+        UsageError: There are fewer than `MIN_JOBS` for a partition, without ``--force``.
+    """
+    few = [(m.partition, len(m.stage.trace)) for m in found if m.workload is None and len(m.stage.trace) < MIN_JOBS]
+    if not few:
+        return
+    counts = ", ".join(f"{partition}: {jobs}" for partition, jobs in few)
+    said = f"too few jobs to learn from ({counts}); at least {MIN_JOBS} are needed for figures that mean anything"
+    if not request.force:
+        hint = "wait for more, say a longer --since, use --trace or --generate, or say --force"
+        raise UsageError(said, hint)
+    report.note(f"{said}; going on because of --force")
+
+
+def _folder(request: TrainRequest, spec: PolicySpec) -> Path:
+    """Where weights go, made if need be: ``--out``, else the folder beside the policy's file.
+
+    Policies that come with gpusched keep theirs with the site's own, never in the installed package.
+
+    Raises:
+        UsageError: That is in the installed package.
         GpuschedError: It cannot be written.
     """
-    folder = Path(out) if out is not None else Path(spec.folder)
+    folder = Path(request.out) if request.out is not None else Path(spec.folder)
+    if request.out is None and _installed(folder):
+        folder = _site_folder(request) / spec.name
+    hint = "say --out FOLDER, such as policies/NAME beside your inventory.yaml"
+    if _installed(folder):
+        raise UsageError(f"{folder} is part of gpusched itself: no place for a site's weights", hint)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".writable-{os.getpid()}"
         probe.touch()
         probe.unlink()
     except OSError as error:
-        hint = "say --out FOLDER, such as policies/NAME beside your inventory.yaml"
         raise GpuschedError(f"{folder}: weights cannot be written there: {error.strerror or error}", hint) from None
     return folder
+
+
+def _installed(folder: Path) -> bool:
+    """Whether it is in the installed package, through whatever link."""
+    return folder.resolve().is_relative_to(BUILT_IN.parents[1].resolve())
+
+
+def _site_folder(request: TrainRequest) -> Path:
+    """The site's own policies: ``$GPUSCHED_POLICIES``, else ``policies/`` beside the inventory, there or not yet.
+
+    Raises:
+        UsageError: There is no inventory.
+    """
+    inventory = Path(request.inventory) if request.inventory is not None else find_inventory()
+    first = policy_folders(inventory)[0]
+    return inventory.absolute().parent / "policies" if first == BUILT_IN else first
 
 
 def _made(
@@ -152,14 +206,14 @@ def _card(request: TrainRequest, spec: PolicySpec, material: Material, trained: 
 
 
 def _judged(
-    name: str, folder: Path, made: Made, material: Material, untrained: Arrays | None, report: Report
+    of: PolicySpec, folder: Path, made: Made, material: Material, untrained: Arrays | None, report: Report
 ) -> Made:
     """With the final table, made on the held-out part by the weights as they lie there."""
     if made.card.metrics or not material.held_out:
         return made
     told = report.of(f"{material.partition}, table")
-    spec = msgspec.structs.replace(load_policy(folder), name=name)
-    agent = of_spec(spec, name, material.partition)
+    spec = msgspec.structs.replace(of, folder=str(folder))
+    agent = of_spec(spec, spec.name, material.partition)
     rows = table(agent, material.held_out, told.step, before(agent, untrained))
     card = msgspec.structs.replace(made.card, metrics=rows)
     write_card(Path(made.card_file), card)

@@ -72,11 +72,25 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_memory(mib: int | None) -> str:
-    """MiB as ``512M`` or ``64G``; unknown is ``-``."""
+    """MiB as ``512M``, ``64G``, from 4 TiB on ``6.2T``; unknown is ``-``."""
     if mib is None:
         return "-"
     mib = min(mib, _MAX_MEMORY_MIB)
+    if mib >= 4 << 20:
+        return f"{mib / (1 << 20):.1f}T".replace(".0T", "T")
     return f"{mib / 1024:.0f}G" if mib % 1024 == 0 or mib >= 10240 else f"{mib}M"
+
+
+def local_time(timestamp: float | None) -> str:
+    """Unix seconds as ``2026-11-20 18:00:03`` in the reader's time zone, for people; unknown is ``-``."""
+    return "-" if timestamp is None else datetime.fromtimestamp(in_calendar(timestamp)).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def local_time_zone(timestamp: float | None) -> str:
+    """As `local_time` with its zone, ``2026-11-20 18:00:03 +0100``: where the reader may be elsewhere."""
+    if timestamp is None:
+        return "-"
+    return datetime.fromtimestamp(in_calendar(timestamp)).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
 
 
 def iso_utc(timestamp: float | None) -> str | None:

@@ -11,6 +11,7 @@ import msgspec
 from gpusched.errors import NoHistory
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
+from gpusched.model.units import local_time_zone
 from gpusched.models import ModelError
 from gpusched.queue.store import Reader
 from gpusched.sim.compare import DAY_S, MIN_DAYS, Change
@@ -144,4 +145,4 @@ def _iso(moment: float | None) -> str | None:
 
 
 def _day(moment: float) -> str:
-    return "ever" if moment <= 0 else datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return "ever" if moment <= 0 else local_time_zone(moment)

@@ -163,7 +163,7 @@ def _unavailable(state: NodeState, record: NodeRecord | None) -> str:
         return ""
     if record is None:
         return "not read yet (is the controller running?)"
-    return f"{state}: {record.reason}" if record.reason else str(state)
+    return f"{state}: {record.reason.removeprefix(f'{record.name}: ')}" if record.reason else str(state)
 
 
 def _running_view(job: Job, declared: Container[str]) -> RunningView | None:

@@ -17,7 +17,7 @@ from gpusched.sched.arrays import releases_of, waiting_of, world_of
 from gpusched.sched.fit import stand
 from gpusched.sched.state import Jobs, Outcome, Releases, Rooms, new_outcome, new_scratch, seed_words
 from gpusched.sim.course import course_of, may_start
-from gpusched.sim.forward import ALLOWED, COUNTERS, JOBS, LEVELS, Line, Passes, fit_anew, run_forward
+from gpusched.sim.forward import ALLOWED, COUNTERS, JOBS, LEVELS, WORK, Line, Passes, fit_anew, run_forward
 from gpusched.sim.heaps import new_heap
 
 Floats = npt.NDArray[np.float64]
@@ -33,10 +33,16 @@ class RunTimes(NamedTuple):
 
 
 class Fate(NamedTuple):
-    """What one run says: ``start: float64[J]``, Unix seconds, infinite: not within it; whether it came to its end."""
+    """What one run says.
+
+    Attributes:
+        start: ``float64[J]``, Unix seconds, infinite: not within it.
+        whole: Whether it came to its end. work: Queue entries looked at.
+    """
 
     start: Floats
     whole: bool
+    work: int
 
 
 class Ahead:
@@ -62,6 +68,7 @@ class Ahead:
         self._standing()
         self._course = course_of(snapshot, self.views, self.first_variant, self._world, self._waiting)
         self._clock = np.array([snapshot.now, half_life_s, tick_s])
+        self._entering = np.argsort(self._course.jobs["rank"][: len(self.views)], kind="stable")
         self._buffers()
 
     def _standing(self) -> None:
@@ -137,7 +144,7 @@ class Ahead:
         whole = run_forward(line, self._passes(seed), target, until)
         start = line.jobs["start"][: len(self.views)].copy()
         start[np.isnan(start)] = np.inf
-        return Fate(start, bool(whole))
+        return Fate(start, bool(whole), int(line.counter[WORK]))
 
     def _passes(self, seed: int) -> Passes:
         jobs: Jobs = self._waiting.jobs._replace(array_room=self._room_of_arrays)
@@ -151,7 +158,7 @@ class Ahead:
         self._room_of_arrays[:] = self._waiting.jobs.array_room
         self._outcome.total[:] = 0
         line.jobs[:], line.queues[:], line.users[:] = course.jobs, course.queues, course.users
-        line.jobs["lasts"][:jobs] = times.lasts
+        line.jobs["lasts"][:jobs], line.sorted[:] = times.lasts, self._entering
         line.fit[:], line.fits[:], line.clock[:] = self._fit, self._fits, self._clock
         line.counter[:] = 0
         line.counter[JOBS], line.counter[LEVELS], line.counter[ALLOWED] = jobs, course.levels, work

@@ -45,7 +45,7 @@ from gpusched.sim.engine_step import mark_never
 from gpusched.sim.heaps import new_heap
 from gpusched.sim.knowledge import Knowledge, knowledge_of, static_ranks
 from gpusched.sim.nodeindex import new_index
-from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
+from gpusched.sim.policies import HALF_LIFE_S, PLACEMENTS, ReplayPolicy
 from gpusched.sim.predicting import Forecast, forecast_of
 from gpusched.sim.predictor import Predictor
 from gpusched.sim.rates import Rates, Speeds, no_speeds, speeds_of
@@ -81,6 +81,7 @@ class Options:
             preemptive policy).
         las_thresholds_gpu_s: Attained service that parts the queues of LAS, ascending (default: two queues, one GPU
             hour; Tiresias leaves the thresholds to the operator).
+        half_life_s: How fast what users had is forgotten, in seconds (``settings.fairshare_half_life``).
         rates: How fast jobs go by measured profiles; None: every job runs its recorded duration.
         predictor: Estimates run times for policies that go by estimates; None: the mean of the user's last two.
         share: Whether jobs share GPUs: "no"; "fractions" (jobs of one GPU by the thousandths they ask for); "pairs"
@@ -96,6 +97,7 @@ class Options:
     generic: bool = False
     restart_s: float = 0.0
     las_thresholds_gpu_s: Sequence[float] = (3600.0,)
+    half_life_s: float = HALF_LIFE_S
     rates: Rates | None = None
     predictor: Predictor | None = None
     share: Share = "no"
@@ -155,7 +157,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     slots = int(demand.parts.sum()) if share != "no" else _slots(demand)
     jobs = _jobs(timed, policy, knowledge, demand, options.limits)
     scratch = new_scratch(len(pool), len(demand.queue))
-    sim = _sim(jobs, pool, demand, _changes(options.failures, len(pool)), scratch, slots)
+    sim = _sim(jobs, pool, demand, _changes(options.failures, len(pool)), scratch, slots, options.half_life_s)
     if rates is not None or share != "no" or options.elastic is not None:
         sim = sim._replace(pace=_pace(sim, trace, pool, demand, speeds, options.limits, share))
     passes = _passes(demand, knowledge, scratch, slots, options.seed)
@@ -244,7 +246,9 @@ def _changes(failures: Sequence[Outage], nodes: int) -> Records:
     return np.array(sorted(rows), dtype=CHANGE)
 
 
-def _sim(jobs: Records, pool: Pool, demand: Demand, changes: Records, scratch: Scratch, slots: int) -> Sim:
+def _sim(
+    jobs: Records, pool: Pool, demand: Demand, changes: Records, scratch: Scratch, slots: int, half_life_s: float
+) -> Sim:
     nodes, gpus, runs = len(pool), demand.rooms.gpus, min(len(jobs), slots)
     return Sim(
         jobs=jobs,
@@ -252,7 +256,7 @@ def _sim(jobs: Records, pool: Pool, demand: Demand, changes: Records, scratch: S
         changes=changes,
         state=filled(STATE, len(jobs), first=np.nan, start=np.nan, end=np.nan, left=jobs["duration"]),
         node=filled(NODE, nodes, free=gpus, total=gpus, up=1, queue=pool.partition),
-        clock=np.array([-np.inf, np.inf]),
+        clock=np.array([-np.inf, np.inf, half_life_s]),
         counter=np.zeros(COUNTERS, np.int64),
         held=np.full(int(demand.parts.sum()), -1, np.int64),
         rooms=_copied(demand.rooms),

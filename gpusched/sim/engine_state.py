@@ -91,7 +91,7 @@ class Sim(NamedTuple):
     Attributes:
         jobs: ``JOB[jobs]``. shapes: ``SHAPE[shapes]``. changes: ``CHANGE[n]`` in order of time. Never changed.
         state: ``STATE[jobs]``. node: ``NODE[nodes]``.
-        clock: ``float64[2]``: now; when the policy wants to be asked at the latest (infinite: never).
+        clock: ``float64[3]``: now; when the policy wants to be asked at the latest (infinite: never); usage half-life.
         counter: ``int64[COUNTERS]``.
         held: ``int64[parts]``: the nodes of job j from ``jobs[j]["offset"]`` on; -1: never ran.
         rooms: Free now; -1 GPUs where not available.

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.model.forecast import ExpectedStart, Sooner
+from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import PendingView, Snapshot
-from gpusched.sim.ahead import Ahead, RunTimes
+from gpusched.sim.ahead import ENOUGH_WORK, Ahead, RunTimes
 from gpusched.sim.habits import Habits
 
 Floats = npt.NDArray[np.float64]
@@ -20,6 +21,7 @@ _RUNS_OF_ALL = 12_000  # jobs times draws, within bounds: so a large queue still
 _FEWEST_DRAWS, _MOST_DRAWS = 8, 40
 _MOST_ENDINGS = 25
 _MOST_LATER = 3
+_ENOUGH_WORK = 80_000_000  # queue entries of all runs for one answer: some tenths of a second
 _WORTH = 0.1  # of the wait must be saved to be worth telling
 _WORTH_S = 60.0
 
@@ -54,19 +56,28 @@ class Foresight:
         self._target = self.ahead.index.get(job.id, -1)
         self._own_nodes = {n.name for n in snapshot.nodes if n.partition == job.spec.partition}
         self._draws = draws_of(self.ahead, habits, draws_for(self.ahead))
-        self._starts: Floats = np.full(len(self._draws), np.inf)
+        self._starts: Floats = np.full(1, np.inf)
+        self._left, self._cut = work_for(snapshot.policies.get(job.spec.partition)), False
 
     def expected(self) -> ExpectedStart:
-        """Median, range and nodes; all None where no run starts it."""
+        """Median, range and nodes; all None where no run starts it, or where the queue is too long for one run.
+
+        In a queue of many thousands fewer draws than wanted are made: as many as the work allowed is enough for.
+        """
         if self._target < 0:
             return ExpectedStart()
         by_limits = self._start(self.ahead.by_limits, self._target)
         places: Counter[tuple[str, ...]] = Counter()
+        starts = []
         for i, times in enumerate(self._draws):
-            self._starts[i] = self._start(times, self._target, seed=i)
-            if np.isfinite(self._starts[i]):
+            start = self._start(times, self._target, seed=i)
+            if self._cut:
+                break  # the next would not come further
+            starts.append(start)
+            if np.isfinite(start):
                 places[self.ahead.nodes_of(self._target)] += 1
         nodes, often = places.most_common(1)[0] if places else ((), 0)
+        self._starts = np.array(starts or [np.inf])
         low, median, high = quantiles(self._starts)
         return ExpectedStart(
             median=median,
@@ -74,13 +85,18 @@ class Foresight:
             high=high,
             by_limits=_known(by_limits),
             nodes=tuple(sorted(nodes)),
-            certain=often / len(self._draws),
-            runs=len(self._draws),
+            certain=often / len(self._starts),
+            runs=len(starts),
         )
 
     def _start(self, times: RunTimes, target: int, until: float = np.inf, seed: int = 0) -> float:
+        """When ``target`` starts; infinite where it does not, or where the work allowed was used up (``_cut``)."""
         without = [self._target] if target != self._target and self._target >= 0 else []
-        return float(self.ahead.run(times, target=target, without=without, until=until, seed=seed).start[target])
+        work = min(ENOUGH_WORK, max(self._left, 0))
+        fate = self.ahead.run(times, target=target, without=without, until=until, seed=seed, work=work)
+        self._left -= fate.work
+        self._cut = not fate.whole
+        return float(fate.start[target])
 
     def sooner(self) -> tuple[Sooner, ...]:
         """What would start it sooner; call it after `expected`. At once first, then what saves most."""
@@ -128,17 +144,26 @@ class Foresight:
     def _later(self, alternatives: list[int]) -> list[Sooner]:
         """Of the alternatives that do not start at once, those that are sooner by the same draws."""
         jobs = len(self.ahead.views) + len(self._snapshot.running)
-        runs = max(2, min(len(self._draws), 3000 // max(jobs, 1)))
+        runs = min(len(self._starts), max(2, 3000 // max(jobs, 1)))
         base = np.sort(self._starts[:runs])
         median = float(base[(runs - 1) // 2]) if self._target >= 0 else np.inf
         found = []
         for i in alternatives[:_MOST_LATER]:
+            if self._left <= 0:
+                break
             place = self.ahead.first_variant + i
             starts = np.sort([self._start(t, place, until=median, seed=k) for k, t in enumerate(self._draws[:runs])])
             start = float(starts[(runs - 1) // 2])
             if start + max(_WORTH_S, _WORTH * (min(median, 1e18) - self._snapshot.now)) < median:
                 found.append(Sooner(what=self._alternatives[i].what, how=self._alternatives[i].how, start=start))
         return sorted(found, key=lambda s: s.start)
+
+
+def work_for(policy: PolicySpec | None) -> int:
+    """Queue entries that may be looked at for one answer: an entry costs least where the head blocks, most by usage."""
+    if policy is not None and policy.order == "fairshare":
+        return _ENOUGH_WORK // 4
+    return 3 * _ENOUGH_WORK if policy is not None and policy.backfill == "none" else _ENOUGH_WORK
 
 
 def draws_for(ahead: Ahead) -> int:

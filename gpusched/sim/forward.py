@@ -63,7 +63,7 @@ class Line(NamedTuple):
         jobs: ``JOB[J+R]``. parts: ``PART[...]``. child: ``int64[...]``.
         queues: ``QUEUE[partitions]``. users: ``USER[users]``.
         line: ``int64[J]``: the waiting jobs, partition by partition, in order.
-        sorted, likely: ``int64[J]``: to work in.
+        sorted: ``int64[J]``: all by place in the order, at the beginning; then to work in, as ``likely``: ``int64[J]``.
         fit: ``uint8[shapes, nodes]``: whether a part of the request fits there now.
         fits: ``int64[shapes]``: on how many nodes.
         clock: ``float64[CLOCKS]``: now; half-life of usage; pause between decisions; seconds.
@@ -113,7 +113,7 @@ def run_forward(line: Line, passes: Passes, target: int, until: float) -> bool:
         Whether it came that far; False where the allowed work was used up.
     """
     jobs, queues, clock, counter, heap = line.jobs, line.queues, line.clock, line.counter, line.heap
-    for job in range(counter[JOBS]):
+    for job in line.sorted[: counter[JOBS]]:  # by place in the order: each enters at the end of its line
         if jobs[job]["needs"] == 0:
             _enter_when_due(line, job)
     for partition in range(queues.size):

@@ -17,11 +17,9 @@ ORDER_CODES = {
     "unicef": UNICEF,
     "multifactor": MULTIFACTOR,
     "sjf-estimate": SHORTEST,
-    "ljf-estimate": LONGEST,
+    "lpt-estimate": LONGEST,
 }
 
-HALF_LIFE_S = 7 * 86400.0
-_DECAY = np.log(2.0) / HALF_LIFE_S
 _MAX_AGE_S = 7 * 86400.0
 
 # used: decayed GPU seconds at ``since``. held: GPUs held now. last, before: real run times of the last two jobs that
@@ -33,11 +31,11 @@ USER = np.dtype(
 
 @jit
 def _account(sim: Sim, users: Records, user: int) -> None:
-    """Brings a user's usage up to now: what was used decays by half every `HALF_LIFE_S`, continuously."""
-    of, now = users[user], sim.clock[0]
+    """Brings a user's usage up to now: what was used decays by half every half-life, continuously."""
+    of, now, decay = users[user], sim.clock[0], np.log(2.0) / sim.clock[2]
     if of["held"] > 0 or of["used"] > 0:
-        kept = np.exp(-_DECAY * (now - of["since"]))
-        of["used"] = of["used"] * kept + of["held"] * (1.0 - kept) / _DECAY
+        kept = np.exp(-decay * (now - of["since"]))
+        of["used"] = of["used"] * kept + of["held"] * (1.0 - kept) / decay
     of["since"] = now
 
 

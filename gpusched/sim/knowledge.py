@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.sim.policies import NO_HISTORY_S, Knows, ReplayPolicy
+from gpusched.sim.orders import Knows
+from gpusched.sim.policies import NO_HISTORY_S, ReplayPolicy
 from gpusched.sim.trace import Trace
 
 Floats = npt.NDArray[np.float64]
@@ -58,12 +59,12 @@ def static_ranks(order: str, trace: Trace, believed: Floats, duration: Floats) -
         duration: Real run times, seconds.
     """
     columns: dict[str, list[npt.NDArray[np.float64] | Ints]] = {
-        "sjf": [duration],
-        "sjf-limit": [believed],
-        "ljf": [-duration],
-        "ljf-limit": [-believed],
+        "sjf": [believed],
+        "sjf-oracle": [duration],
+        "ljf": [-trace.gpus, -trace.cores, -trace.memory_mib],
+        "lpt-limit": [-believed],
+        "lpt-oracle": [-duration],
         "smallest": [trace.gpus],
-        "largest": [-trace.gpus, -trace.cores, -trace.memory_mib],
         "f1": [np.log10(believed) * trace.gpus + 870 * np.log10(np.maximum(trace.submit - _begin(trace), 1.0))],
     }
     keys = [*columns.get(order, []), np.arange(len(trace))]

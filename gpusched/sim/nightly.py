@@ -18,7 +18,7 @@ from gpusched.errors import GpuschedError, NoHistory
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
 from gpusched.models import ModelError
-from gpusched.policies import load_policy, policy_folders
+from gpusched.policies import load_policy, names_in, policy_file, policy_folders
 from gpusched.promotion.live import live_policies
 from gpusched.promotion.reports import Judged
 from gpusched.queue.store import Reader
@@ -194,11 +194,9 @@ def _history(reader: Reader, since: str, now: float) -> tuple[Trace | None, int]
 
 def _policies(inventory: Inventory, live: PolicySpec, partition: str) -> list[ReplayPolicy]:
     """The live one, then every other file, a site's own before those that come along; agents that can decide."""
-    files: dict[str, Path] = {}
-    for folder in policy_folders(inventory.path):
-        for file in sorted(folder.glob("*.yaml")):
-            files.setdefault(file.stem, file)
-    others = [load_policy(file, policy_folders(inventory.path)) for name, file in sorted(files.items())]
+    folders = policy_folders(inventory.path)
+    files = [policy_file(name, folders) for name in names_in(folders)]
+    others = [load_policy(file, folders) for file in files if file is not None]
     found = [p for spec in others if spec.name != live.name and (p := _usable(spec, partition)) is not None]
     first = _usable(live, partition) or replace(of_spec(live.fallback or PolicySpec(name="fifo")), name=live.name)
     return [first, *found]

@@ -1,23 +1,27 @@
-"""Policies by name: how each orders the queue, what it may know, and where it is from."""
+"""Policies by name: how each orders the queue, what it may know, and where it is from.
+
+A name means one thing, live and replayed. First it is that of a policy's file (the site's own, then those that come
+along): order, placement and backfill are the file's. Else it is ORDER or ORDER+BACKFILL, placed best fit.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
+from gpusched.model.resources import Settings
 from gpusched.model.suggest import did_you_mean
 from gpusched.models import DEFAULT, Model, ModelError, load_model
-from gpusched.policies import POLICY, load_policy
+from gpusched.policies import BUILT_IN, POLICY, load_policy, policy_file
 from gpusched.sched.agents import PREEMPT
 from gpusched.sched.state import BEST_FIT, EASY, FIRST_FIT, NAIVE, NONE, RANDOM, SKIP, SPREAD
+from gpusched.sim.orders import ALIASES, ORDERS, SUFFIXES, Kind, Knows, known_policies
 
-Knows = Literal["nothing", "limit", "estimate", "oracle"]
-Kind = Literal["static", "arriving", "changing", "preemptive", "agent"]
 CONSERVATIVE = 3
 NO_HISTORY_S = 3600.0  # what is believed of a job of whose user nothing has ended, where it has no limit
+HALF_LIFE_S = float(Settings().fairshare_half_life_s)
 FASTEST, MILP = 5, 6  # not compiled: see `engine_mapped`
 
 PLACEMENTS = {
@@ -81,86 +85,70 @@ class ReplayPolicy:
         return self.spec.preempt.restart_s if self.preempts and self.spec is not None else 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class OrderRule:
-    """One way to order the queue: what it must know, its source, and how often its keys change."""
+def policy_by_name(text: str, folders: tuple[Path, ...] = (BUILT_IN,)) -> ReplayPolicy:
+    """As `look_up`, an agent with the weights that serve any partition.
 
-    knows: Knows
-    source: str
-    kind: Kind = "static"
-
-
-_SMITH = "shortest processing time first; W. E. Smith, Naval Research Logistics Quarterly 3, 1956"
-_TANG = "Tang, Lan, Desai, Buettner: Fault-aware, utility-based job scheduling on Blue Gene/P, IEEE Cluster 2009"
-_LONG = "longest processing time first; Graham, SIAM J. Applied Mathematics 17(2), 1969"
-
-ORDERS: dict[str, OrderRule] = {
-    "fifo": OrderRule(knows="nothing", source="first come, first served: (submit, id)"),
-    "sjf": OrderRule(knows="oracle", source=_SMITH),
-    "sjf-limit": OrderRule(knows="limit", source=_SMITH),
-    "sjf-estimate": OrderRule(knows="estimate", source=_SMITH, kind="arriving"),
-    "ljf": OrderRule(knows="oracle", source=_LONG),
-    "ljf-limit": OrderRule(knows="limit", source=_LONG),
-    "ljf-estimate": OrderRule(knows="estimate", source=_LONG, kind="arriving"),
-    "smallest": OrderRule(knows="nothing", source="fewest GPUs first; Majumdar, Eager, Bunt, SIGMETRICS 1988"),
-    "largest": OrderRule(knows="nothing", source="most GPUs (cores, memory) first; Narantuya et al., CMC 2022"),
-    "f1": OrderRule(knows="limit", source="F1: Carastan-Santos, de Camargo, SC 2017: log10(r) n + 870 log10(s)"),
-    "fairshare": OrderRule(knows="nothing", source="least decayed GPU hours of the user; gpusched", kind="changing"),
-    "wfp3": OrderRule(knows="limit", source=f"WFP3: {_TANG}", kind="changing"),
-    "unicef": OrderRule(knows="limit", source=f"UNICEF (UNICEP): {_TANG}", kind="changing"),
-    "multifactor": OrderRule(
-        knows="nothing", source="Slurm's priority/multifactor: age, fair share, size", kind="changing"
-    ),
-    "srtf": OrderRule(
-        knows="oracle", source="shortest remaining time first; Schrage, Operations Research 16, 1968", kind="preemptive"
-    ),
-    "las": OrderRule(
-        knows="nothing", source="discretized 2D least attained service; Tiresias, NSDI 2019", kind="preemptive"
-    ),
-    "drf": OrderRule(knows="nothing", source="dominant resource fairness; Ghodsi et al., NSDI 2011", kind="preemptive"),
-}
-_ALIASES = {"lasf": "las", "tiresias": "las", "unicep": "unicef", "spt": "sjf", "fcfs": "fifo"}
-_SUFFIXES = {"-skip": "skip", "+easy": "easy", "+conservative": "conservative"}
+    Raises:
+        UsageError: There is none of that name (with the nearest that there is).
+        FileError: The file is wrong.
+        ModelError: It is an agent's, whose weights cannot be used.
+    """
+    found = look_up(text, folders)
+    return found if isinstance(found, ReplayPolicy) else of_spec(found, text)
 
 
-def known_policies() -> tuple[str, ...]:
-    """Every name that `policy_by_name` takes, files aside."""
-    plain = [name for name in ORDERS if ORDERS[name].kind != "preemptive"]
-    return (*(name + suffix for name in plain for suffix in ("", *_SUFFIXES)), *(n for n in ORDERS if n not in plain))
+def look_up(text: str, folders: tuple[Path, ...] = (BUILT_IN,)) -> ReplayPolicy | PolicySpec:
+    """The policy called ``text``; of an agent its file's, since the weights depend on the partition.
 
-
-def policy_by_name(text: str) -> ReplayPolicy:
-    """The policy called ``text``, or the live staged policy of a file ``*.yaml``.
+    Args:
+        text: A file ``*.yaml`` or a trained policy's folder; the name of one in ``folders``; an order with its
+            backfill (`composed`).
+        folders: See `gpusched.policies.policy_folders`.
 
     Raises:
         UsageError: There is none of that name (with the nearest that there is).
         FileError: The file is wrong.
     """
-    if text.endswith((".yaml", ".yml")) or Path(text, POLICY).is_file():
-        return of_spec(load_policy(Path(text)), text)
+    file = Path(text)
+    if not text.endswith((".yaml", ".yml")) and not (file / POLICY).is_file():
+        named = policy_file("fifo" if text == "fcfs" else text, folders)
+        if named is None:
+            return composed(text, known_policies(folders))
+        file = named
+    spec = load_policy(file, folders)
+    return spec if spec.agent is not None else of_spec(spec, text)
+
+
+def composed(text: str, known: tuple[str, ...] = ()) -> ReplayPolicy:
+    """An order with its backfill, placed best fit: ``wfp3``, ``fifo+none``, ``sjf+skip``, ``f1+easy``; no file's.
+
+    Raises:
+        UsageError: There is none of that name (with the nearest of ``known``).
+    """
     base, backfill = text, "none"
-    for suffix, found in _SUFFIXES.items():
+    for suffix, found in SUFFIXES.items():
         if text.endswith(suffix):
             base, backfill = text.removesuffix(suffix), found
-    base = _ALIASES.get(base, base)
+    base = ALIASES.get(base, base)
     if base not in ORDERS or (ORDERS[base].kind == "preemptive" and backfill != "none"):
-        raise UsageError(f"no policy is called {text!r}{did_you_mean(text, known_policies())}")
+        raise UsageError(f"no policy is called {text!r}{did_you_mean(text, known)}")
     rule = ORDERS[base]
     return _with_backfill(ReplayPolicy(name=text, order=base, knows=rule.knows, source=rule.source), backfill)
 
 
 def of_spec(spec: PolicySpec, name: str | None = None, partition: str = DEFAULT) -> ReplayPolicy:
-    """A live policy as the engine runs it: sjf by limit, ljf by size, as the controller does.
+    """A live policy as the engine runs it.
 
     Raises:
         ModelError: It is an agent's, and its weights for ``partition`` cannot be used.
     """
     if spec.agent is not None:
         return _of_agent(spec, name or spec.name, load_model(Path(spec.folder), partition, spec.agent))
-    order = {"ljf": "largest", "sjf": "sjf-limit"}.get(spec.order, spec.order)
-    rule = ORDERS[order]
+    rule = ORDERS[spec.order]
     source = f"{rule.source}; {name or spec.name}"
-    policy = ReplayPolicy(name=name or spec.name, order=order, knows=rule.knows, source=source, placement=spec.place)
+    policy = ReplayPolicy(
+        name=name or spec.name, order=spec.order, knows=rule.knows, source=source, placement=spec.place
+    )
     return _with_backfill(policy, spec.backfill)
 
 

@@ -10,17 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from gpusched.errors import UsageError
+from gpusched.models import DEFAULT, weights_file
+from gpusched.policies import names_in
 from gpusched.sim.nodelist import read_node_list
+from gpusched.sim.orders import folders_in_force, meaning_notes
+from gpusched.sim.policies import ReplayPolicy, of_spec
 from gpusched.sim.power import power_model, read_power
 from gpusched.sim.sharing import share_for
-from gpusched.sim.study import FROM_EMPTY, Outcome, Run, Stage, carry_out, policies_named, stage_of, workers_for
+from gpusched.sim.study import FROM_EMPTY, Named, Outcome, Run, Stage, carry_out, policies_named, stage_of, workers_for
 
 if TYPE_CHECKING:
+    from gpusched.model.policy import PolicySpec
     from gpusched.model.resources import Inventory
     from gpusched.sim.engine import Outage
-    from gpusched.sim.policies import ReplayPolicy
     from gpusched.sim.predictor import Predictor
     from gpusched.sim.rates import Rates
     from gpusched.sim.trace import Trace
@@ -67,10 +72,13 @@ def outcomes(request: Request, advance: Callable[[float, int], None] | None = No
         UsageError: Something asked for does not exist or contradicts something else.
         GpuschedError: A trace cannot be read.
     """
-    policies = policies_named(request.policies)
-    predictor = _predictor(request, policies)
+    folders = folders_in_force(request.inventory)
+    named = policies_named(request.policies, folders, _registered)
+    meanings = meaning_notes(set(named) - set(names_in(folders[:-1])))
+    predictor = _predictor(request, named)
     rates = _rates(request)
     stages = [_stage(request, trace) for trace in _traces(request)]
+    stages = [stage._replace(notes=(*stage.notes, *meanings)) for stage in stages]
     runs = [
         Run(
             stage,
@@ -78,14 +86,14 @@ def outcomes(request: Request, advance: Callable[[float, int], None] | None = No
             request.placement,
             seed,
             request.limits,
-            request.restart_s,
+            request.restart_s or policy.restart_s,
             failures,
             predictor,
             rates,
             share_for(request.share, stage.trace),
         )
         for stage, failures in zip(stages, (_failures(request, s) for s in stages), strict=True)
-        for policy in policies
+        for policy in [_bound(text, found, stage, request.vc) for text, found in named.items()]
         for seed in dict.fromkeys(request.seeds)
     ]
     done = 0
@@ -104,6 +112,35 @@ def outcomes(request: Request, advance: Callable[[float, int], None] | None = No
     workers, watch = workers_for(runs, request.workers), part if advance is not None else None
     with _connected(request.backend) as backend:
         return list(carry_out(runs, workers=workers, backend=backend, done=step, progress=watch))
+
+
+def _registered(text: str) -> ReplayPolicy | PolicySpec:
+    """The policy of a version, ``NAME@VERSION``, as in ``gpusched policy show``."""
+    from gpusched.inventory import find_inventory
+    from gpusched.paths import state_folder
+    from gpusched.promotion.registry import find_policy
+
+    spec = find_policy(text, find_inventory(), state_folder()).spec
+    return spec if spec.agent is not None else of_spec(spec, text)
+
+
+def _bound(text: str, found: ReplayPolicy | PolicySpec, stage: Stage, vc: str | None) -> ReplayPolicy:
+    """The policy for this stage: an agent decides with the weights of the partition whose jobs are replayed.
+
+    Raises:
+        UsageError: Jobs of several partitions are, and each has weights of its own.
+        ModelError: Its weights cannot be used.
+    """
+    if isinstance(found, ReplayPolicy):
+        return found
+    groups = {stage.trace.groups[g] for g in np.unique(stage.trace.group) if g >= 0}
+    partitions = sorted(groups & set(stage.pool.partitions)) or [vc or DEFAULT]
+    files = {weights_file(Path(found.folder), partition) for partition in partitions}
+    if len(files) > 1:
+        raise UsageError(
+            f"{text} has weights of its own for each of {', '.join(partitions)}", "replay one of them: --vc PARTITION"
+        )
+    return of_spec(found, text, partitions[0])
 
 
 def _traces(request: Request) -> list[Trace]:
@@ -163,10 +200,10 @@ def _stage(request: Request, trace: Trace) -> Stage:
     )
 
 
-def _predictor(request: Request, policies: list[ReplayPolicy]) -> Predictor | None:
+def _predictor(request: Request, named: Named) -> Predictor | None:
     if request.estimates is None:
         return None
-    if not any(policy.by_estimate for policy in policies):
+    if not any(policy.by_estimate for policy in named.values() if isinstance(policy, ReplayPolicy)):
         raise UsageError("--estimates is of no use here: no policy goes by estimates", "say --policy sjf-estimate")
     from gpusched.sim.predictor import Predictor
 

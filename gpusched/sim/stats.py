@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.model.units import format_duration, iso_utc
+from gpusched.model.units import format_duration, iso_utc, local_time_zone
 from gpusched.sim.slicing import gpu_seconds, span_s
 from gpusched.sim.trace import Trace
 
@@ -77,7 +78,10 @@ def stats_lines(stats: dict[str, Any]) -> list[str]:
         why = "; ".join(f"{n:,} not {what}" for what, n in list(stats["rejected_why"].items())[:_SHOWN])
         rows.append(("kept out", f"{stats['rejected']:,} rows: {why}"))
     if stats["first_submit"]:
-        rows.append(("submitted", f"{stats['first_submit'][:19]}Z to {stats['last_submit'][:19]}Z"))
+        first, last = (
+            local_time_zone(datetime.fromisoformat(stats[key]).timestamp()) for key in ("first_submit", "last_submit")
+        )
+        rows.append(("submitted", f"{first} to {last}"))
     rows.append(("span", f"{format_duration(stats['span_s'])} ({stats['span_s'] / 86400:.1f} days)"))
     if stats["jobs_per_hour"] is not None:
         rows.append(("arrivals", f"{stats['jobs_per_hour']:.1f} per hour, gaps' CV {_plain(stats['gap_cv'])}"))

@@ -28,7 +28,8 @@ from gpusched.sim.engine_pace import WHOLE, work_left
 from gpusched.sim.engine_share import part_fits, place_shared
 from gpusched.sim.engine_state import GROW, OVER, READY, RUNNING, WAITING, grown, shape_request
 from gpusched.sim.engine_step import cut, occupy
-from gpusched.sim.policies import PLACEMENTS, Knows, ReplayPolicy
+from gpusched.sim.orders import Knows
+from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
 from gpusched.sim.result import PREEMPTED, RESIZED, Result
 from gpusched.sim.trace import Trace
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from gpusched.errors import UsageError
+from gpusched.model.policy import PolicySpec
+from gpusched.models import ModelError
+from gpusched.policies import WEIGHTS
 from gpusched.sim.carried import result_without, trace_without
 from gpusched.sim.cluster import Pool
 from gpusched.sim.compare import Change, compare
 from gpusched.sim.metrics import Metrics, metrics_of
-from gpusched.sim.policies import ReplayPolicy, policy_by_name
+from gpusched.sim.policies import HALF_LIFE_S, ReplayPolicy, look_up
 from gpusched.sim.power import PowerModel
 from gpusched.sim.result import Result
 from gpusched.sim.slicing import nodes_for_load, offered_load, scale_arrivals, select, span_s
@@ -37,6 +41,7 @@ class Stage(NamedTuple):
     """A trace on its nodes; ``notes``: what was chosen on the way, in sentences.
 
     The first ``carried`` jobs of the trace are those that the replay begins with: they count in no figure.
+    ``half_life_s``: of users' usage, by which ``fairshare`` goes.
     """
 
     trace: Trace
@@ -44,6 +49,7 @@ class Stage(NamedTuple):
     power: PowerModel
     notes: tuple[str, ...] = ()
     carried: int = 0
+    half_life_s: float = HALF_LIFE_S
 
 
 class Bounds(NamedTuple):
@@ -125,22 +131,39 @@ def stage_of(
         line, why = trace.rejected[0]
         notes.append(f"{len(trace.rejected)} rows of the trace were kept out; line {line}: {why}")
     model = power(pool)
-    return Stage(trace, pool, model, (*notes, *trace.notes, model.note))
+    half_life_s = HALF_LIFE_S if inventory is None else float(inventory.settings.fairshare_half_life_s)
+    return Stage(trace, pool, model, (*notes, *trace.notes, model.note), half_life_s=half_life_s)
 
 
 def _nodes(count: int) -> str:
     return f"{count} {'node' if count == 1 else 'nodes'}"
 
 
-def policies_named(names: Sequence[str]) -> list[ReplayPolicy]:
-    """Each name or file as a policy, named alone once.
+Named = dict[str, ReplayPolicy | PolicySpec]
+
+
+def policies_named(
+    names: Sequence[str], folders: tuple[Path, ...], registered: Callable[[str], ReplayPolicy | PolicySpec]
+) -> Named:
+    """Each name or file with its policy, of an agent its file's, named alone once.
+
+    Args:
+        names: As given.
+        folders: Where files are looked for by name.
+        registered: Finds ``NAME@VERSION``.
 
     Raises:
         UsageError: None at all, or one that does not exist.
+        ModelError: An agent that was never trained.
     """
     if not names:
-        raise UsageError("no policy is named", "say for example --policy fifo --policy policies/easy.yaml")
-    return [policy_by_name(name) for name in dict.fromkeys(names)]
+        raise UsageError("no policy is named", "say for example --policy fifo --policy easy")
+    found = {name: registered(name) if "@" in name else look_up(name, folders) for name in names}
+    for name, policy in found.items():
+        if isinstance(policy, PolicySpec) and not any(Path(policy.folder).glob(f"*{WEIGHTS}")):
+            said = f"{name} is not trained yet: {policy.folder} holds no weights"
+            raise ModelError(said, f"train it: gpusched train {name}")
+    return found
 
 
 def workers_for(runs: Sequence[Run], asked: int) -> int:
@@ -199,6 +222,7 @@ def _replayed(run: Run, progress: Callable[[float], None] | None = None) -> tupl
         limits=run.limits,
         restart_s=run.restart_s,
         failures=run.failures,
+        half_life_s=stage.half_life_s,
         predictor=run.predictor,
         rates=run.rates,
         share=run.share,

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from gpusched.errors import printable
 from gpusched.model.jobs import JobState
-from gpusched.model.units import in_calendar
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,13 +33,6 @@ def state_style(state: JobState) -> str:
 def shorten(text: str, width: int) -> str:
     """At most ``width`` characters, an ellipsis for the rest."""
     return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def local_time(timestamp: float | None) -> str:
-    """Unix seconds as ``2026-11-20 18:00:03`` in the reader's time zone; unknown is ``-``."""
-    if timestamp is None:
-        return UNKNOWN
-    return datetime.fromtimestamp(in_calendar(timestamp)).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def ranges(numbers: Iterable[int]) -> str:

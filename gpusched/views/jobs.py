@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpusched.model.jobs import ACTIVE, Job, JobState
-from gpusched.model.units import format_duration, format_memory, iso_utc
+from gpusched.model.units import format_duration, format_memory, iso_utc, local_time
 from gpusched.views import common
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def stopped_line(job: Job) -> str:
     if found is None or not found.count:
         return ""
     often = "once" if found.count == 1 else f"{found.count} times"
-    last = common.local_time(found.times[-1])
+    last = local_time(found.times[-1])
     whom = f" for job {found.for_job}" if found.for_job else ""
     return f"{often}, {'last ' if found.count > 1 else ''}{last} by {found.policy}{whom}"
 

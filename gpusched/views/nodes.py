@@ -143,7 +143,7 @@ def _notes(row: NodeRow) -> list[tuple[str, Text, str]]:
     silent = row.state in (NodeState.DOWN, NodeState.UNKNOWN)
     if row.reason or silent:
         seen = f"last seen {bars.age(row.age_s)} ago" if silent and row.age_s is not None else ""
-        why = "; ".join(part for part in (row.reason, seen) if part)
+        why = "; ".join(part for part in (row.reason.removeprefix(f"{row.name}: "), seen) if part)
         notes.append((row.name, Text(str(row.state), bars.STATE_STYLES[row.state]), why))
     if not silent:
         grouped: dict[tuple[GpuState, str], list[int]] = {}
@@ -153,7 +153,7 @@ def _notes(row: NodeRow) -> list[tuple[str, Text, str]]:
         for (state, reason), indices in grouped.items():
             notes.append((row.name, Text(f"GPU {common.ranges(indices)} {state}", bars.GLYPHS[state][1]), reason))
     if row.runtime_error:
-        notes.append((row.name, Text("runtime", "bold red"), row.runtime_error))
+        notes.append((row.name, Text("runtime", "bold red"), row.runtime_error.removeprefix(f"{row.name}: ")))
     if row.clock_skew_s is not None and abs(row.clock_skew_s) >= _SHOWN_SKEW_S:
         where = "ahead of" if row.clock_skew_s > 0 else "behind"
         notes.append((row.name, Text("clock", "yellow"), f"{abs(row.clock_skew_s):.1f} s {where} the controller's"))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from gpusched.model.policy import PolicySpec
-from gpusched.model.units import iso_utc
+from gpusched.model.units import iso_utc, local_time
 from gpusched.views import common
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def table(rows: Iterable[PolicyRow]) -> Table:
             Text(row.state, style=STATE_STYLE[row.state]),
             Text(row.version),
             Text(row.agent or common.UNKNOWN),
-            Text((row.trained_at or common.UNKNOWN)[:10]),
+            Text((_moment(row.trained_at) or common.UNKNOWN)[:10]),
             Text(note or common.UNKNOWN, style="bold red" if row.fallback else ""),
             Text(common.clean(row.verdict or common.UNKNOWN)),
         )
@@ -123,7 +124,7 @@ def change_table(rows: Sequence[ChangeRow]) -> Table:
         before = f"{row.from_name} {row.from_version}" if row.from_name else common.UNKNOWN
         forced = "forced: " if row.forced else ""
         cells = (
-            row.time[:19].replace("T", " ") + "Z", row.partition, row.act, row.user or common.UNKNOWN, before,
+            _moment(row.time), row.partition, row.act, row.user or common.UNKNOWN, before,
             f"{row.name} {row.version}", common.clean(forced + row.reason),
         )  # fmt: skip
         found.add_row(*(Text(c) for c in cells))
@@ -233,8 +234,8 @@ def _card_lines(card: Mapping[str, Any]) -> list[Text]:
 
     trace = card.get("trace") or {}
     said = {
-        "trained": f"{card.get('trained_at')} on {card.get('device')}, {card.get('wall_time_s')} s",
-        "on": f"{trace.get('name')}: {trace.get('jobs')} jobs until {trace.get('last') or 'an unknown day'}",
+        "trained": f"{_moment(card.get('trained_at'))} on {card.get('device')}, {card.get('wall_time_s')} s",
+        "on": f"{trace.get('name')}: {trace.get('jobs')} jobs until {_moment(trace.get('last')) or 'an unknown day'}",
         "trace sha256": trace.get("sha256"),
         "code": card.get("code_version"),
         "seeds": f"{card.get('seeds')}, kept {card.get('seed')}",
@@ -243,6 +244,14 @@ def _card_lines(card: Mapping[str, Any]) -> list[Text]:
     lines = [Text(f"{key}: {common.clean(str(value))}") for key, value in said.items()]
     lines += [Text(f"  {common.clean(_metric(row))}") for row in card.get("metrics") or ()]
     return lines + [Text(common.clean(str(note))) for note in card.get("notes") or ()]
+
+
+def _moment(text: object) -> str:
+    """A card's time in local time; whatever cannot be read as one is left as it stands."""
+    try:
+        return local_time(datetime.fromisoformat(str(text)).timestamp())
+    except ValueError:
+        return "" if text is None else str(text)
 
 
 def _metric(row: Mapping[str, Any]) -> str:
@@ -257,8 +266,8 @@ def _shadow_lines(shadow: Shadow, verdict: str | None) -> list[Text]:
     from rich.text import Text
 
     asked = shadow.decisions + shadow.late + shadow.unusable
-    ended = f" until {iso_utc(shadow.until)}" if shadow.until is not None else ""
-    head = f"in the shadow of {shadow.partition} since {iso_utc(shadow.since)}{ended}, by {shadow.by}"
+    ended = f" until {local_time(shadow.until)}" if shadow.until is not None else ""
+    head = f"in the shadow of {shadow.partition} since {local_time(shadow.since)}{ended}, by {shadow.by}"
     counts = (
         f"asked {asked} times: {shadow.same} as the live policy, {shadow.decisions - shadow.same} otherwise, "
         f"{shadow.late} late, {shadow.unusable} without an answer; it would have started {shadow.shadow_starts} jobs "
@@ -277,9 +286,7 @@ def _difference_table(differences: Iterable[Difference]) -> Table:
         "TIME", "PARTITION", "LIVE STARTED", "IT WOULD HAVE", wrap=("LIVE STARTED", "IT WOULD HAVE")
     )
     for d in differences:
-        found.add_row(
-            Text(common.local_time(d.time)), Text(d.partition), Text(_starts(d.live)), Text(_starts(d.shadow))
-        )
+        found.add_row(Text(local_time(d.time)), Text(d.partition), Text(_starts(d.live)), Text(_starts(d.shadow)))
     return found
 
 

@@ -114,7 +114,10 @@ def _bound(at_least: str, value: float | None) -> Text:
 
 
 def _remarks(report: PowerReport) -> list[Text]:
-    lines = ["UTILIZATION: share held x run time / time since the first start (Eq. 4).", "MEASURED: NVML's."]
+    lines = [
+        "UTILIZATION: how much of the cluster jobs held, over the time since the first of them started.",
+        "MEASURED: NVML's.",
+    ]
     if report.by in _PLACES:
         lines += ["INEFFICIENT: kWh; rated kW x hours x (1 - utilization).", "KWH: of the GPUs, held or not."]
     else:

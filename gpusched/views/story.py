@@ -9,7 +9,7 @@ import msgspec
 
 from gpusched.model.events import Event
 from gpusched.model.jobs import Job
-from gpusched.model.units import format_duration, format_memory, iso_utc
+from gpusched.model.units import format_duration, format_memory, iso_utc, local_time
 from gpusched.views import common
 from gpusched.views.jobs import elapsed_s, job_dict, queue_position, resources_line, stopped_line
 
@@ -91,7 +91,7 @@ def page_lines(page: Page) -> Iterator[str]:
     if page.events:
         yield "story:"
         for event in page.events:
-            yield f"  {common.local_time(event.time)}  {common.clean(_event_line(event))}"
+            yield f"  {local_time(event.time)}  {common.clean(_event_line(event))}"
     if page.warning:
         yield f"warning: {page.warning}"
 
@@ -109,9 +109,9 @@ def _fields(page: Page) -> Iterator[tuple[str, str]]:
     for part in job.allocation.parts if job.allocation else ():
         gpus = common.ranges(part.gpus) or "none"
         yield "on", f"{part.node}: GPUs {gpus}, {part.cores} cores, {format_memory(part.memory_mib)}"
-    yield "submitted", common.local_time(job.submit_time)
-    yield "started", common.local_time(job.start_time) + (f" (attempt {job.attempt})" if job.attempt > 1 else "")
-    yield "ended", common.local_time(job.end_time)
+    yield "submitted", local_time(job.submit_time)
+    yield "started", local_time(job.start_time) + (f" (attempt {job.attempt})" if job.attempt > 1 else "")
+    yield "ended", local_time(job.end_time)
     yield "elapsed", format_duration(elapsed_s(job, page.now))
     yield "exit code", common.UNKNOWN if job.exit_code is None else str(job.exit_code)
     yield "energy", common.energy(page.energy_j if page.energy_j is not None else job.energy_j)
@@ -133,7 +133,7 @@ def _optional(job: Job) -> Iterator[tuple[str, str]]:
             ("only on", ", ".join(spec.nodelist)),
             ("GPU types", ", ".join(spec.gpu_types)),
             ("not on", ", ".join(dict.fromkeys((*spec.exclude, *job.excluded_nodes)))),
-            ("not before", common.local_time(job.eligible_time) if job.eligible_time else ""),
+            ("not before", local_time(job.eligible_time) if job.eligible_time else ""),
             ("priority", str(job.priority) if job.priority else ""),
             ("held by", job.held_by),
             ("preemptible", "yes" if spec.preemptible else ""),
@@ -160,5 +160,21 @@ def _event_line(event: Event) -> str:
     before, after = data.pop("from", None), data.pop("to", None)
     if before is not None and after is not None:
         words.append(f"{before} -> {after}")
-    words += [f"{k}={v}" for k, v in data.items() if v not in ("", None)]
+    words += [f"{k}={_plain(k, v)}" for k, v in data.items() if v not in ("", None)]
     return " ".join(words)
+
+
+def _plain(key: str, value: Any) -> Any:
+    """A fact for people: a moment (Unix seconds) in local time, MiB as memory; else as it is."""
+    if isinstance(value, dict):
+        return {k: _plain(k, v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(key, v) for v in value]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value
+    if key.endswith("_mib"):
+        return format_memory(int(value))
+    return local_time(value) if _MOMENTS[0] <= value < _MOMENTS[1] and not key.endswith("_s") else value
+
+
+_MOMENTS = (1e9, 1e10)  # Unix seconds of the years 2001 to 2286; no count in a story is as large

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from tests.cli.conftest import GPUSCHED, Site
@@ -53,6 +54,33 @@ def test_nodes_partitions_flavors_states(site: Site) -> None:
     assert complete(site, "status", "-s", "comp") == ["completing", "completed"]
     assert complete(site, "status", "-s", "RUN") == ["RUNNING"]
     assert complete(site, "completion", "b") == ["bash"]
+
+
+def test_policies(site: Site) -> None:
+    (site.folder / "policies").mkdir()
+    (site.folder / "policies/ours.yaml").write_text("order: sjf\n")
+    (site.folder / "policies/learned.yaml").write_text("agent: gist\n")
+    for words in (("policy", "show"), ("policy", "compare", "easy"), ("policy", "shadow"), ("policy", "promote")):
+        assert complete(site, *words, "ou") == ["ours"], words
+        assert {"easy", "gist", "ours"} < set(complete(site, *words, ""))
+    assert set(complete(site, "train", "")) == {
+        "gist", "learned", "rltune", "rltune-limit", "rltune-nothing", "rltune-preempt",
+    }  # fmt: skip
+    assert complete(site, "train", "gist", "--partition", "A") == ["A100"]
+    assert {"ours", "sjf", "sjf-oracle", "sjf+easy"} <= set(complete(site, "replay", "--policy", ""))
+    assert complete(site, "replay", "-P", "fifo+e") == ["fifo+easy"]
+    assert "ours" in zsh(site, "replay", "--policy", "our")
+    assert "gist" in zsh(site, "train", "gi")
+
+
+def test_nothing_heavy_is_imported_for_names_of_policies(site: Site) -> None:
+    program = (
+        "import sys; from gpusched.client.completions import agents, policies, replays\n"
+        "assert all(offer('') for offer in (agents, policies, replays))\n"
+        "print([m for m in ('numpy', 'numba', 'torch', 'paramiko') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=site.env, capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_silent_whatever_is_wrong(site: Site) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from gpusched.model.readings import NodeState
 from gpusched.queue.clock import ANCHOR, Clock
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.presence import COMPILING, FILE, announce, controller_of, present
+from gpusched.queue.snapshots import _unavailable
 from gpusched.queue.store import INVENTORY_TROUBLE, NodeRecord, Store
 from tests.cli.conftest import GPUSCHED, INVENTORY, Site, eventually
 
@@ -251,6 +253,30 @@ def test_show(site: Site) -> None:
     text = site.run("show", job_id).ok().out
     for part in ("COMPLETED", "GPUs 0-1, 20 cores, 128G", "2.0 Wh", "story:", "submitted", "fifo abc"):
         assert part in text
+
+
+def test_a_story_is_told_in_local_time_and_round_memory(site: Site) -> None:
+    job_id = site.submit()
+    site.fold()
+    moment = 1_795_000_000.25
+    facts = {"eligible_time": moment, "memory_mib": 6488064, "attempt": 2, "ending": {"asked": moment, "grace_s": 30}}
+    store = Store.create_or_open(site.state)
+    with store.transaction():
+        store.append([Event(time=moment, kind="requeued", job_id=job_id, data=facts)])
+    store.close()
+    line = site.call("show", job_id).ok().out.splitlines()[-1]
+    local = datetime.fromtimestamp(moment).strftime("%Y-%m-%d %H:%M:%S")
+    assert line.startswith(f"  {local}  requeued eligible_time={local} memory_mib=6.2T attempt=2")
+    assert "1795000000" not in line
+    assert "'grace_s': 30" in line
+    (told,) = [e for e in site.call("show", "--json", job_id).json["events"] if e["kind"] == "requeued"]
+    assert told["time"] == "2026-11-18T11:06:40.250Z"
+    assert told["data"] == facts
+
+
+def test_a_nodes_name_stands_once_before_its_trouble() -> None:
+    record = NodeRecord(name="dgx003", state=NodeState.DOWN, reason="dgx003: nothing listens on 10.0.0.3 port 22")
+    assert _unavailable(NodeState.DOWN, record) == "DOWN: nothing listens on 10.0.0.3 port 22"
 
 
 def test_show_an_array_and_one_task(site: Site) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from gpusched.cli.main import COMMANDS
+from gpusched.errors import UsageError
 from gpusched.model.jobs import JobState
 from gpusched.model.plan import ReasonCode
 from gpusched.model.readings import GpuState, NodeState
+from gpusched.sim.policies import look_up
 from tests.docs import generate
 
 ROOT = generate.DOCS.parent
@@ -177,6 +180,45 @@ def test_examples_call_commands_and_options_that_exist(page: Path) -> None:
         options = {o for o in options if not re.fullmatch(r"-[a-z]{2,}", o)} | flags
         unknown += [line] if command not in known else [f"{line}: {o}" for o in options - known[command]]
     assert not unknown
+
+
+def _policies(line: str) -> Iterator[str]:
+    """The policies that an example names, a version left out."""
+    words = shlex.split(line.replace("'", ""), comments=True)
+    named = [after for word, after in pairwise(words) if word in ("-P", "--policy") and "benchmarks" not in line]
+    after = [w for w in words[3:] if not w.startswith("-")]
+    if words[1:3] == ["policy", "compare"]:
+        named += after[:2]
+    elif words[1] == "policy" and words[2] in ("show", "shadow", "promote"):
+        named += after[:1]
+    elif words[1] == "train":
+        named += words[2:3]
+    yield from (name.partition("@")[0] for name in named)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if any(_commands(p))], ids=_name)
+def test_examples_name_policies_that_exist(page: Path) -> None:
+    """As a name that replays take; a file that is there or that the page tells to write; what an example trains."""
+    text = page.read_text("utf-8")
+    made = set(re.findall(r"--out (\S+)", text))
+    for line in _commands(page):
+        for name in _policies(line):
+            if name in made or name.startswith("[") or (name.endswith(".yaml") and f"`{name}`" in text):
+                continue
+            file = ROOT / name
+            look_up(str(file) if file.suffix == ".yaml" else name)  # raises where there is none
+
+
+def test_an_example_with_an_unknown_policy_is_noticed() -> None:
+    named = ["easy", "sjf-limit+easy", "las", "gist", "fifo", "easy", "gist", "policies/gist.yaml"]
+    lines = [
+        "gpusched replay --since 30d --policy easy -P sjf-limit+easy --policy las  # a comment --policy x",
+        "gpusched policy shadow gist --partition A100", "gpusched policy compare fifo easy --since 30d",
+        "gpusched policy promote gist@3f2a", "gpusched train policies/gist.yaml --trace F",
+    ]  # fmt: skip
+    assert [name for line in lines for name in _policies(line)] == named
+    with pytest.raises(UsageError, match="did you mean"):
+        look_up("eazy")
 
 
 @pytest.mark.parametrize(

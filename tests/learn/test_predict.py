@@ -268,7 +268,7 @@ def test_replay_believes_it(cli: Cli, trained: Predictor) -> None:
     tracefile.write(cli.folder / "t.gpt", trace)
     trained.save(cli.folder / "p.safetensors")
     words = ("replay", str(cli.folder / "t.gpt"), "--format", "gpusched", "--nodes", "1", "--gpus-per-node", "8")
-    estimated, oracle = cli.run(*words, "-P", "sjf-estimate-skip", "-P", "sjf-skip")
+    estimated, oracle = cli.run(*words, "-P", "sjf-estimate-skip", "-P", "sjf-oracle-skip")
     ours = cli.run(*words, "-P", "sjf-estimate-skip", "--estimates", str(cli.folder / "p.safetensors"))[0]
     assert oracle["mean_jct_s"] <= ours["mean_jct_s"] < estimated["mean_jct_s"]
     assert {estimated["knows"], ours["knows"]} == {"estimate"}

@@ -149,7 +149,7 @@ def test_train_move_and_replay_elsewhere(tmp_path: Path) -> None:
     assert any(note.startswith("base rule") for note in made["card"]["notes"])
     assert any("mean bounded slowdown" in note for note in made["card"]["notes"])
     policies = {row["policy"] for row in made["card"]["metrics"]}
-    assert {"rltune", "fifo", "smallest-skip", "sjf, agent's estimate", "untrained start"} <= policies
+    assert {"rltune", "fifo+none", "smallest-skip", "sjf, agent's estimate", "untrained start"} <= policies
     assert made["card"]["metrics"][1]["policy"] == "untrained start"
     assert made["card"]["decides"].startswith("a linear rule '")
     moved = tmp_path / "elsewhere"

@@ -16,7 +16,10 @@ import yaml
 
 from gpusched.cli import main as cli
 from gpusched.learn.card import read_card
+from gpusched.learn.request import Trained
 from gpusched.models import load_model
+from gpusched.policies import BUILT_IN
+from gpusched.sched.agents.gist_nets import heuristic
 
 GPUSCHED = str(Path(sys.executable).parent / "gpusched")
 INVENTORY = Path(__file__).parents[2] / "inventory.yaml"
@@ -131,6 +134,43 @@ def test_a_killed_training_goes_on_and_ends_as_if_it_had_not_been(site: Site) ->
     site.call(*words, "--out", "whole")
     whole, killed = (load_model(site.folder / name, "A100", "gist").digest for name in ("whole", "killed"))
     assert whole == killed
+
+
+def swf(jobs: int) -> str:
+    lines = [f"{i} {60 * i} -1 100 {1 + i % 8} -1 -1 {1 + i % 8} 200 -1 1 1 1 -1 1 -1 -1 -1\n" for i in range(jobs)]
+    return "; UnixStartTime: 1500000000\n" + "".join(lines)
+
+
+def test_few_jobs_are_refused_by_number_and_weights_never_go_into_the_package(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = heuristic(8)
+    done = Trained(arrays=arrays, about={"knows": "limit", "backfill": "easy"}, score=0.0, hyper_parameters={})
+    monkeypatch.setattr("gpusched.learn.gist.train_agent", lambda job, report: done)  # it takes a minute
+    monkeypatch.setattr("gpusched.learn.rltune.train_agent", lambda job, report: done)
+    (site.folder / "few.swf").write_text(swf(3))
+    (site.folder / "more.swf").write_text(swf(130))
+    (site.folder / "policies").rmdir()
+    for name in ("gist", "rltune"):
+        err = site.call(name, "--trace", "few.swf", "-N", "1", "--hold-out", "0", code=2)
+        assert "too few jobs to learn from (default: 3); at least 100 are needed" in err
+        assert "--force" in err
+    assert not (site.folder / "policies").exists()
+    err = site.call("gist", "--trace", "few.swf", "-N", "1", "--hold-out", "0", "--force")
+    assert "too few jobs to learn from (default: 3)" in err
+    own = site.folder / "policies/gist"
+    assert sorted(f.name for f in own.iterdir()) == ["default.card.yaml", "default.safetensors", "policy.yaml"]
+    assert "too few" not in site.call("gist", "--trace", "more.swf", "-N", "1", "--out", "elsewhere")
+    assert (site.folder / "elsewhere/default.safetensors").is_file()
+    assert not list(BUILT_IN.rglob("*.safetensors"))
+    (site.folder / "linked").symlink_to(BUILT_IN)
+    err = site.call("linked/gist.yaml", "--trace", "more.swf", "-N", "1", "--out", "linked/gist", code=2)
+    assert "part of gpusched itself" in err
+    assert "say --out FOLDER" in err
+    monkeypatch.setenv("GPUSCHED_POLICIES", str(site.folder / "linked"))
+    assert "part of gpusched itself" in site.call("gist", "--trace", "more.swf", "-N", "1", code=2)
+    assert not (BUILT_IN / "gist").exists()
+    assert "did you mean 'gist'" in site.call("gits", "--trace", "more.swf", code=2)
 
 
 def test_errors_are_one_line(site: Site) -> None:

@@ -15,7 +15,10 @@ import pytest
 
 from gpusched.cli import main as cli
 from gpusched.model.jobs import Job, JobSpec, JobState
+from gpusched.models import load_model
+from gpusched.policies import BUILT_IN, load_policy, names_in
 from gpusched.queue.store import Run, Store
+from tests.policy import weights
 
 GPUSCHED = str(Path(sys.executable).parent / "gpusched")
 KEYS = {
@@ -106,6 +109,43 @@ def test_a_policy_may_be_a_file(place: Place) -> None:
     assert filed["mean_jct_s"] == named["mean_jct_s"]
 
 
+def test_names_of_policy_files_are_those_files(place: Place) -> None:
+    staged = sorted(name for name in names_in((BUILT_IN,)) if load_policy(BUILT_IN / f"{name}.yaml").agent is None)
+    named = place.rows(*ONE, *(word for name in staged for word in ("-P", name)))
+    filed = place.rows(*ONE, *(word for name in staged for word in ("-P", str(BUILT_IN / f"{name}.yaml"))))
+    figures = ("knows", "placement", "mean_jct_s", "mean_wait_s")
+    assert {"easy", "naive", "spread", "sjf", "ljf", "fairshare"} <= {row["policy"] for row in named}
+    assert [[row[f] for f in figures] for row in named] == [[row[f] for f in figures] for row in filed]
+    assert any("sjf-oracle" in note for note in named[0]["notes"])  # what sjf was called in replays before
+    (place.folder / "policies").mkdir()
+    (place.folder / "policies/sjf.yaml").write_text("order: fifo\nplace: spread\n")  # the site's own goes first
+    (own,) = place.rows(*ONE, "-P", "sjf")
+    assert (own["knows"], own["placement"]) == ("nothing", "spread")
+    assert not any("sjf-oracle" in note for note in own["notes"])
+    for name in ("gist", "rltune"):
+        _, err = place.run(*ONE, "-P", name, code=1)
+        assert err.startswith(f"gpusched: error: {name} is not trained yet: ")
+        assert err.endswith(f"train it: gpusched train {name}\n")
+
+
+def test_a_trained_agent_decides_in_replays_with_the_weights_of_the_partition(place: Place) -> None:
+    _record(place, BLOCKED)
+    _record(place, [("d", 5000.0, 5000.0, 4000.0, 4)], "B")
+    for partition, seed in (("A", 1), ("B", 2)):
+        weights.write(place.folder / f"policies/gist/{partition}.safetensors", seed)
+    (place.folder / "policies/gist/policy.yaml").write_text(weights.YAML)
+    for partition in ("A", "B"):
+        digest = load_model(place.folder / "policies/gist", partition, "gist").digest
+        (row,) = place.rows("--since", "30d", "--vc", partition, "-P", "gist")
+        assert (row["knows"], row["source"]) == ("limit", f"gist agent, weights {digest}")
+    _, err = place.run("--since", "30d", "-P", "gist", code=2)
+    assert "gist has weights of its own for each of A, B" in err
+    place.run("--since", "1d", "--nightly")
+    (report,) = (place.folder / "state/reports").glob("*.json")
+    first, second = json.loads(report.read_text())["partitions"]
+    assert "gist" in {r["policy"] for r in first["runs"]} & {r["policy"] for r in second["runs"]}
+
+
 def test_one_node_of_128_gpus_is_a_pool(place: Place) -> None:
     (row,) = place.rows("log.swf", "--nodes", "1", "--gpus-per-node", "128", "-P", "fifo")
     assert (row["nodes"], row["gpus"], row["mean_wait_s"]) == (1, 128, 0)
@@ -162,7 +202,7 @@ def test_seeds_are_runs_and_equal_seeds_are_equal(place: Place) -> None:
 
 
 def test_processes_change_nothing(place: Place) -> None:
-    words = (*ONE, "-P", "fifo", "-P", "sjf", "--html", "p.html")
+    words = (*ONE, "-P", "fifo", "-P", "sjf-oracle", "--html", "p.html")
     alone = place.rows(*words, "-j", "1")
     page = (place.folder / "p.html").read_text()
     together = place.rows(*words, "-j", "2")
@@ -174,10 +214,10 @@ def test_processes_change_nothing(place: Place) -> None:
 
 
 def test_the_table_says_what_policies_know_and_what_changed(place: Place) -> None:
-    out, _ = place.run(*ONE, "-P", "fifo", "-P", "sjf", "--by", "user")
-    assert "sjf knows the real run times, which nobody knows beforehand." in out
+    out, _ = place.run(*ONE, "-P", "fifo", "-P", "sjf-oracle", "--by", "user")
+    assert "sjf-oracle knows the real run times, which nobody knows beforehand." in out
     assert "Policies that know different things are not on a par." in out
-    assert "Under sjf jobs took" in out
+    assert "Under sjf-oracle jobs took" in out
     assert "USER" in out
     assert "energy is assumed" in out.lower()
 

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -51,6 +52,45 @@ def _browse(chromium: str, folder: Path, file: Path, *options: str) -> str:
         capture_output=True, text=True, timeout=120, check=True, cwd=folder, env=os.environ | {"HOME": str(folder)},
     )  # fmt: skip
     return done.stdout
+
+
+@pytest.fixture(scope="module")
+def alike(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Five policies that do the same, nobody ever waits: the page as drawn, and how far its table is wider than it."""
+    result = _result("now", 0.0)
+    power = power_model(result.pool, types={"": Draw(1000, 3000)})
+    stage = Stage(result.trace, result.pool, power)
+    names = ("fifo", "easy", "spread", "sjf-oracle+conservative", "rltune-preempt")
+    results = [replace(result, policy=name) for name in names]
+    outcomes = [Outcome(r, metrics_of(r, power), Bounds(), stage) for r in results]
+    folder = tmp_path_factory.mktemp("alike")
+    measure = (
+        "<script>const w = document.querySelector('.wide'), p = document.createElement('p'); p.className = 'over';"
+        "p.textContent = w.scrollWidth - w.clientWidth; document.body.append(p);</script>"
+    )
+    (folder / "page.html").write_text(page(outcomes, changes(outcomes)) + measure, encoding="utf-8")
+    drawn = _browse(chromium, folder, folder / "page.html", "--dump-dom", "--window-size=1300,1600")
+    return drawn, re.findall(r'<p class="over">(-?\d+)</p>', drawn)[0]
+
+
+def test_the_table_fits_at_1300_pixels(alike: tuple[str, str]) -> None:
+    assert alike[1] == "0"
+
+
+def test_equal_curves_are_dashed_and_named(alike: tuple[str, str]) -> None:
+    parsed = _Dom()
+    parsed.feed(alike[0])
+    for figure in ("jct", "wait", "utilization", "queue", "power"):
+        first, *others = parsed.of(figure, "path", kind="series")
+        assert "dasharray" not in first["style"], figure
+        assert len({o["style"].partition("dasharray:")[2] for o in others} - {""}) == len(others) == 4, figure
+    said = "easy, spread, sjf-oracle+conservative, rltune-preempt: the same as fifo (dashed)"
+    assert alike[0].count(f">{said}</figcaption>") == 5
+
+
+def test_an_empty_queue_has_a_plain_axis(alike: tuple[str, str]) -> None:
+    queue = alike[0].partition('id="queue"')[2].partition("</figure>")[0]
+    assert re.findall(r'text-anchor="end">([^<]*)</text>', queue)[:5] == ["0", "0.25", "0.5", "0.75", "1"]
 
 
 def _result(policy: str, delay: float) -> Result:

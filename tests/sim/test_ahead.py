@@ -18,7 +18,9 @@ from gpusched.sched.decide import decide
 from gpusched.sim.ahead import Ahead, RunTimes
 from gpusched.sim.cluster import NodeSpec, Pool
 from gpusched.sim.engine import replay
-from tests.sched.worlds import NOW, node, pending, snapshot, snapshots
+from gpusched.sim.foresee import Foresight
+from gpusched.sim.habits import Habits
+from tests.sched.worlds import NOW, node, pending, running, snapshot, snapshots
 from tests.sim.worlds import trace_of
 
 HALF_LIFE_S = 7 * 86400.0
@@ -114,6 +116,23 @@ class Plain:
             left = [j for j in self.snap.pending if j.id != job.id]
             left = [self.more_room(j, -1) if j.array_id and j.array_id == job.array_id else j for j in left]
             self.snap = msgspec.structs.replace(self.snap, running=(*self.snap.running, view), pending=tuple(left))
+
+
+def test_a_long_queue_is_run_ahead_only_as_far_as_work_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer draws than wanted where one answer would take long; with not even one, nothing is made up."""
+    waiting = [pending(f"{i:03}", 1, submit=float(i)) for i in range(60)]
+    snap = snapshot([node("n", gpus=1)], waiting, [running("r", {"n": (0,)}, NOW + 100)])
+    made = []
+    for allowed in (10**9, 60_000, 10):
+        monkeypatch.setattr("gpusched.sim.foresee._ENOUGH_WORK", allowed)
+        foresight = Foresight(snap, snap.pending[-1], Habits([]), half_life_s=1e6, tick_s=1.0)
+        made.append((foresight.expected(), foresight.sooner()))
+    (all_of, _), (some, _), (none, later) = made
+    assert (all_of.runs, none.runs) == (40, 0)
+    assert 0 < some.runs < 40
+    assert all_of.median == some.median == all_of.by_limits
+    assert (none.median, none.low, none.by_limits) == (None, None, None)
+    assert not [s for s in later if not np.isfinite(s.start)]
 
 
 def staged(snap: Snapshot) -> bool:

@@ -22,7 +22,7 @@ tiny = st.lists(
 )
 
 
-@given(workloads(failing=False), st.sampled_from(["fifo", "sjf-skip", "sjf+easy", "srtf", "las", "drf"]))
+@given(workloads(failing=False), st.sampled_from(["fifo", "sjf-oracle-skip", "sjf-oracle+easy", "srtf", "las", "drf"]))
 @settings(max_examples=80, deadline=None)
 def test_no_schedule_is_below_the_bounds(world, policy):
     trace, pool = engine_inputs(*world[:2])
@@ -42,7 +42,7 @@ def test_the_optimum_lies_between_the_bound_and_every_list_schedule(rows, size):
     trace, pool = trace_of(*zip(*rows, strict=True)), Pool.uniform(*size)
     optimum, bound = exact_optimum(trace, pool), bounds_of(trace, pool)
     assert optimum.mean_jct_s >= bound.mean_jct_s * (1 - 1e-12)
-    for policy, placement in itertools.product(("fifo", "sjf-skip", "smallest-skip"), ("best-fit", "worst-fit")):
+    for policy, placement in itertools.product(("fifo", "sjf-oracle-skip", "smallest-skip"), ("best-fit", "worst-fit")):
         result = replay(trace, pool, policy, placement=placement)
         assert optimum.mean_jct_s <= (result.end - trace.submit).mean() + 1e-12
     assert np.mean(np.array(optimum.start) + trace.duration - trace.submit) == pytest.approx(optimum.mean_jct_s)

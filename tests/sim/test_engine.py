@@ -14,13 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.errors import UsageError
+from gpusched.policies import BUILT_IN, load_policy, names_in
 from gpusched.sim.cluster import NodeSpec, Pool
 from gpusched.sim.engine import Outage, replay
-from gpusched.sim.policies import known_policies, policy_by_name
+from gpusched.sim.orders import known_policies
+from gpusched.sim.policies import composed, policy_by_name
 from gpusched.sim.stepper import Stepper
 from tests.sim.worlds import engine_inputs, trace_of, workloads
 
 PREEMPTIVE = ("srtf", "las", "drf")
+_FILED = ("fifo+none", "fifo+skip", "sjf+none", "ljf+none", "fairshare+none")
+COMPOSED = (*(n for n in known_policies() if n not in names_in((BUILT_IN,))), *_FILED)
 
 
 def held(result):
@@ -48,13 +52,14 @@ def events_of(result):
     return hashlib.sha256(result.events.tobytes() + result.part_nodes.tobytes()).hexdigest()
 
 
-@pytest.mark.parametrize("policy", known_policies())
+@pytest.mark.parametrize("policy", COMPOSED)
 @given(workloads(), st.sampled_from(["best-fit", "random", "naive", "worst-fit"]))
 @settings(max_examples=12, deadline=None)
 def test_no_gpu_twice_gangs_whole_and_nobody_is_forgotten(policy, world, placement):
     jobs, nodes, outages = world
     trace, pool = engine_inputs(jobs, nodes)
     failures = [Outage(o.node, o.start, o.end, o.drain) for o in outages]
+    policy = composed(policy)
     result = replay(trace, pool, policy, placement=placement, failures=failures, restart_s=0.25, seed=3)
     assert_capacity(result)
     feasible = np.setdiff1d(np.arange(len(trace)), result.infeasible)
@@ -173,7 +178,7 @@ def test_partitions_have_their_own_queues_and_types_bind():
 
 
 @pytest.mark.parametrize(
-    "policy", ["fifo+easy", "sjf", "fifo+conservative", "sjf-estimate+easy", "multifactor", *PREEMPTIVE]
+    "policy", ["fifo+easy", "sjf-oracle", "fifo+conservative", "sjf-estimate+easy", "multifactor", *PREEMPTIVE]
 )
 def test_plain_python_decides_the_same(policy):
     program = (
@@ -223,7 +228,7 @@ def test_a_policy_in_plain_python_plugs_in():
     rng = np.random.default_rng(2)
     trace = trace_of(np.sort(rng.random(200) * 300), rng.random(200) * 20 + 1, rng.choice([1, 2, 4, 8, 16], 200))
     pool = Pool.uniform(3, 8)
-    mine, ours = replay(trace, pool, shortest_first), replay(trace, pool, "sjf")
+    mine, ours = replay(trace, pool, shortest_first), replay(trace, pool, "sjf-oracle")
     assert mine.events.tobytes() == ours.events.tobytes()
     assert (mine.policy, mine.knows) == ("shortest_first", "oracle")
 
@@ -252,17 +257,50 @@ def test_the_stepper_refuses_what_cannot_be():
 
 
 def test_every_policy_says_what_it_knows_and_where_it_is_from():
-    for name in known_policies():
-        policy = policy_by_name(name)
+    for name in COMPOSED:
+        policy = composed(name)
         assert policy.source
         assert policy.knows in ("nothing", "limit", "estimate", "oracle")
-    assert policy_by_name("sjf").knows == "oracle"
+    assert composed("sjf-oracle").knows == "oracle"
     assert policy_by_name("fifo").knows == "nothing"
     assert policy_by_name("fifo+easy").knows == "limit"
     live = policy_by_name("policies/easy.yaml")
     assert (live.order, live.backfill, live.placement) == ("fifo", "easy", "best-fit")
+    for name in ("sjf", "ljf", "fairshare", "fifo", "easy"):  # one meaning, live and replayed
+        spec = load_policy(BUILT_IN / f"{name}.yaml")
+        named = policy_by_name(name)
+        assert (named.order, named.backfill, named.placement) == (spec.order, spec.backfill, spec.place)
     with pytest.raises(UsageError, match="did you mean 'fifo'"):
         policy_by_name("fifoo")
+
+
+def test_orders_go_by_what_live_policies_go_by():
+    trace = trace_of([0, 0, 0, 0], [9, 1, 5, 3], [2, 2, 2, 2], limit=[10, 40, 30, 20])
+    sizes = trace_of([0, 0, 0, 0], [5, 5, 5, 5], [1, 2, 3, 4])
+
+    def begun(name, of=trace, gpus=2):
+        return np.argsort(replay(of, Pool.uniform(1, gpus), name).start, kind="stable").tolist()
+
+    for name in ("sjf", "sjf+none", "sjf-limit"):
+        assert begun(name) == [0, 3, 2, 1], name
+    assert begun("sjf-oracle") == begun("spt") == [1, 3, 2, 0]
+    assert begun("lpt-oracle") == begun("lpt") == [0, 2, 3, 1]
+    assert begun("lpt-limit") == begun("ljf-limit") == [1, 2, 3, 0]
+    for name in ("ljf", "ljf+none", "largest"):
+        assert begun(name, sizes, 4)[0] == 3, name
+    assert begun("smallest", sizes, 4)[:2] == [0, 1]
+
+
+def test_what_users_had_is_forgotten_by_the_sites_half_life():
+    """Ann had 8 GPUs for an hour, long ago; Bob had one lately. Who goes first depends on the half-life."""
+    hour = 3600.0
+    trace = trace_of(
+        [0, 40 * hour, 43 * hour, 43.1 * hour, 43.1 * hour], [hour, 2 * hour, hour, 1, 1], [8, 1, 8, 8, 8],
+        user=np.array([0, 1, 2, 1, 0]),
+    )  # fmt: skip
+    slow, fast = (replay(trace, Pool.uniform(1, 8), "fairshare+none", half_life_s=s * hour).start for s in (1000, 2))
+    assert slow[3] < slow[4]
+    assert fast[4] < fast[3]
 
 
 def test_a_trace_without_limits_makes_backfill_an_oracle_and_says_so():
@@ -276,7 +314,7 @@ def test_a_trace_without_limits_makes_backfill_an_oracle_and_says_so():
 def test_srtf_beats_sjf_and_restarts_cost():
     trace = trace_of([0, 1], [100, 1], [8, 8])
     pool = Pool.uniform(1, 8)
-    assert replay(trace, pool, "sjf").end.tolist() == [100, 101]
+    assert replay(trace, pool, "sjf-oracle").end.tolist() == [100, 101]
     assert replay(trace, pool, "srtf").end.tolist() == [101, 2]
     assert replay(trace, pool, "srtf", restart_s=10.0).end.tolist() == [111, 2]
 

@@ -89,12 +89,22 @@ def inputs(world):
     return trace, pool, Rates(profiles=profiles), [Outage(o.node, o.start, o.end, o.drain) for o in outages]
 
 
+NAMES = {"fifo": "fifo", "sjf": "sjf-oracle", "smallest": "smallest"}  # the reference knows real run times
+
+
 def compare(world, order, mode, place, kill, share):
     trace, pool, rates, failures = inputs(world)
     jobs, nodes, outages, speeds = copy.deepcopy(world)
     reference = PacedReference(jobs, nodes, speeds, order, mode, place, outages, kill, share).run()
     result = replay(
-        trace, pool, order + MODES[mode], placement=place, limits=kill, failures=failures, rates=rates, share=share
+        trace,
+        pool,
+        NAMES[order] + MODES[mode],
+        placement=place,
+        limits=kill,
+        failures=failures,
+        rates=rates,
+        share=share,
     )
     assert result.infeasible.tolist() == reference.never
     np.testing.assert_array_equal(result.start, [j.start for j in reference.jobs])

@@ -25,12 +25,13 @@ from gpusched.sched.agents.rltune_odds import Counts
 from gpusched.sched.agents.rltune_preempt import PARTS
 from gpusched.sim.cluster import Pool
 from gpusched.sim.engine import replay
-from gpusched.sim.policies import ReplayPolicy, policy_by_name
+from gpusched.sim.policies import ReplayPolicy, composed
 from gpusched.sim.trace import Trace
 
 KNOWS = ("nothing", "estimate")
 RIVALS = ("las", "drf")
-_SHOWN = ("srtf", "fifo-skip", "fifo")
+_SHOWN = ("srtf", "fifo+skip", "fifo+none")
+LEARNED = 0.7  # the first part of the jobs; the rest is for choosing
 _SLACK = 0.005  # of the logarithm of mean JCT, above the best rival
 _MARGIN = 0.002  # by which a change of weights must be better to be taken
 _FINALS = 4
@@ -121,14 +122,14 @@ def train_preempting(job: TrainJob, report: Report) -> Trained:
     if len(trace) < 10:
         raise UsageError(f"{trace.name}: {len(trace)} jobs are too few to learn from", "use more")
     early, later = _grounds(job, settings)
-    rivals = {name: later.of(policy_by_name(name)) for name in RIVALS}
+    rivals = {name: later.of(composed(name)) for name in RIVALS}
     found, words = choose(early, later, rivals, job.seed, report.of("ranks").step)
     cost, best = later.cost(found)[0], min(cost for cost, _ in rivals.values())
     words += (f"{np.expm1(cost - best):+.1%} of cost against the best of {', '.join(RIVALS)} on the training part",)
     for line in words:
         report.note(line)
     model = model_of(found, learned_odds(job)[1].prior, settings.knows)
-    others = [policy_by_name(name) for name in (*RIVALS, *_SHOWN)]
+    others = [composed(name) for name in (*RIVALS, *_SHOWN)]
     if settings.knows != "nothing":
         usual = next(rule for rule in rules(settings.knows) if rule.name == DEFAULT)
         begun = model_of(usual, NO_ODDS.prior, settings.knows)

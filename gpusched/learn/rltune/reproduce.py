@@ -21,12 +21,12 @@ from gpusched.learn.rltune.train import train_agent
 from gpusched.model.policy import PolicySpec
 from gpusched.models import Model
 from gpusched.sim.metrics import Metrics
-from gpusched.sim.policies import policy_by_name
+from gpusched.sim.policies import composed
 from gpusched.sim.study import Run, Stage, carry_out
 from gpusched.sim.workload import Limits, RunTime, Size, Workload, workload_text
 
 BASES = {
-    "FCFS": ("fcfs", "fifo"),
+    "FCFS": ("fcfs", "fifo+none"),
     "SJF (estimate)": ("sjf", "sjf-estimate-skip"),
     "smallest": ("smallest", "smallest-skip"),
     "WFP3": ("fcfs", "wfp3-skip"),
@@ -134,7 +134,7 @@ def _lines(
     options: Options, trace: str, agents: dict[str, tuple[Model, tuple[str, ...]]], held_out: Stage
 ) -> list[Line]:
     """All bases and agents replayed on the later part; a base that would have to be told the run times is left out."""
-    bases = {name: policy_by_name(BASES[name][1]) for name in options.bases if name != UNTRAINED}
+    bases = {name: composed(BASES[name][1]) for name in options.bases if name != UNTRAINED}
     settings = replace(Settings(), **options.settings)
     begun = untrained(settings)
     if UNTRAINED in options.bases and begun is not None:

@@ -14,13 +14,13 @@ from gpusched.learn.rltune.settings import Settings
 from gpusched.models import Model
 from gpusched.sched.agents.rltune import Prepared
 from gpusched.sim.compare import Change, compare
-from gpusched.sim.policies import ReplayPolicy, policy_by_name
+from gpusched.sim.policies import ReplayPolicy, composed
 from gpusched.sim.study import Outcome, Run, carry_out
 from gpusched.sim.trace import Trace
 
 OWN_ESTIMATE = "sjf, agent's estimate"
-_ALWAYS = ("fifo", "fifo-skip", "smallest", "smallest-skip", "multifactor", "multifactor-skip")
-_BY_LIMIT = ("sjf-limit", "sjf-limit-skip", "wfp3", "wfp3-skip", "f1", "f1-skip", "fifo+easy", "smallest+easy")
+_ALWAYS = ("fifo+none", "fifo+skip", "smallest", "smallest-skip", "multifactor", "multifactor-skip")
+_BY_LIMIT = ("sjf+none", "sjf+skip", "wfp3", "wfp3-skip", "f1", "f1-skip", "fifo+easy", "smallest+easy")
 _BY_ESTIMATE = ("sjf-estimate", "sjf-estimate-skip")
 
 
@@ -31,7 +31,7 @@ def heuristics(trace: Trace, knows: str) -> list[ReplayPolicy]:
         names += _BY_LIMIT
     if knows in ("estimate", "oracle"):
         names += _BY_ESTIMATE
-    return [policy_by_name(name) for name in names]
+    return [composed(name) for name in names]
 
 
 def agent_of(prepared: Prepared, name: str, settings: Settings) -> ReplayPolicy:

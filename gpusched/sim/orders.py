@@ -1,0 +1,94 @@
+"""Orders of the queue in replays by name: what each must know, its source, how often it changes; and all names.
+
+Imports nothing heavy: the shell's completion asks here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from gpusched.errors import UsageError
+from gpusched.inventory import find_inventory
+from gpusched.policies import BUILT_IN, names_in, policy_folders
+
+Knows = Literal["nothing", "limit", "estimate", "oracle"]
+Kind = Literal["static", "arriving", "changing", "preemptive", "agent"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderRule:
+    """One way to order the queue: what it must know, its source, and how often its keys change."""
+
+    knows: Knows
+    source: str
+    kind: Kind = "static"
+
+
+_SMITH = "shortest processing time first; W. E. Smith, Naval Research Logistics Quarterly 3, 1956"
+_TANG = "Tang, Lan, Desai, Buettner: Fault-aware, utility-based job scheduling on Blue Gene/P, IEEE Cluster 2009"
+_LONG = "longest processing time first; Graham, SIAM J. Applied Mathematics 17(2), 1969"
+
+ORDERS: dict[str, OrderRule] = {
+    "fifo": OrderRule(knows="nothing", source="first come, first served: (submit, id)"),
+    "sjf": OrderRule(knows="limit", source=_SMITH),
+    "sjf-estimate": OrderRule(knows="estimate", source=_SMITH, kind="arriving"),
+    "sjf-oracle": OrderRule(knows="oracle", source=_SMITH),
+    "ljf": OrderRule(knows="nothing", source="most GPUs (cores, memory) first; Narantuya et al., CMC 2022"),
+    "lpt-limit": OrderRule(knows="limit", source=_LONG),
+    "lpt-estimate": OrderRule(knows="estimate", source=_LONG, kind="arriving"),
+    "lpt-oracle": OrderRule(knows="oracle", source=_LONG),
+    "smallest": OrderRule(knows="nothing", source="fewest GPUs first; Majumdar, Eager, Bunt, SIGMETRICS 1988"),
+    "f1": OrderRule(knows="limit", source="F1: Carastan-Santos, de Camargo, SC 2017: log10(r) n + 870 log10(s)"),
+    "fairshare": OrderRule(knows="nothing", source="least decayed GPU hours of the user; gpusched", kind="changing"),
+    "wfp3": OrderRule(knows="limit", source=f"WFP3: {_TANG}", kind="changing"),
+    "unicef": OrderRule(knows="limit", source=f"UNICEF (UNICEP): {_TANG}", kind="changing"),
+    "multifactor": OrderRule(
+        knows="nothing", source="Slurm's priority/multifactor: age, fair share, size", kind="changing"
+    ),
+    "srtf": OrderRule(
+        knows="oracle", source="shortest remaining time first; Schrage, Operations Research 16, 1968", kind="preemptive"
+    ),
+    "las": OrderRule(
+        knows="nothing", source="discretized 2D least attained service; Tiresias, NSDI 2019", kind="preemptive"
+    ),
+    "drf": OrderRule(knows="nothing", source="dominant resource fairness; Ghodsi et al., NSDI 2011", kind="preemptive"),
+}
+ALIASES = {
+    "lasf": "las", "tiresias": "las", "unicep": "unicef", "spt": "sjf-oracle", "lpt": "lpt-oracle", "fcfs": "fifo",
+    "sjf-limit": "sjf", "largest": "ljf", "ljf-oracle": "lpt-oracle", "ljf-limit": "lpt-limit",
+    "ljf-estimate": "lpt-estimate",
+}  # fmt: skip
+SUFFIXES = {"+none": "none", "+skip": "skip", "-skip": "skip", "+easy": "easy", "+conservative": "conservative"}
+_OFFERED = ("", "-skip", "+easy", "+conservative")
+_ONCE_ORACLES = {"sjf": ("goes by time limits", "sjf-oracle"), "ljf": ("takes the largest job first", "lpt-oracle")}
+
+
+def known_policies(folders: tuple[Path, ...] = (BUILT_IN,)) -> tuple[str, ...]:
+    """Every name that `look_up` takes: of files, then of orders with their backfill."""
+    plain = [name for name in ORDERS if ORDERS[name].kind != "preemptive"]
+    orders = (*(name + suffix for name in plain for suffix in _OFFERED), *(n for n in ORDERS if n not in plain))
+    return tuple(dict.fromkeys((*names_in(folders), *orders)))
+
+
+def folders_in_force(inventory_path: Path | str | None = None) -> tuple[Path, ...]:
+    """`policy_folders` of this inventory, else of the one in force, else of the folder that one works in."""
+    try:
+        return policy_folders(inventory_path or find_inventory())
+    except UsageError:
+        if inventory_path is not None or os.environ.get("GPUSCHED_POLICIES"):
+            raise
+        return policy_folders("inventory.yaml")
+
+
+def meaning_notes(names: Iterable[str]) -> tuple[str, ...]:
+    """For each name that meant an oracle in replays once, what it means now, and what the oracle is called."""
+    bases = dict.fromkeys(next((n.removesuffix(s) for s in SUFFIXES if n.endswith(s)), n) for n in names)
+    return tuple(
+        f"as in a live policy {base} {means}; by the real run times, as {base} did in replays before, goes {oracle}"
+        for base, (means, oracle) in _ONCE_ORACLES.items()
+        if base in bases
+    )
