@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpusched.cluster.base import Cluster, Observation, Outcome, RankKey, Work
+from gpusched.controller.collected import MAX_FAILURES, Collecting, readers_of, refusals
 from gpusched.controller.deciding import Decider
 from gpusched.controller.estimating import Estimator
 from gpusched.controller.fold import Folder
@@ -38,7 +37,6 @@ from gpusched.sched.check import check
 
 MESSAGE_REFRESH_S = 30.0  # waiting messages hold durations; writing them all in every cycle would help nobody
 REMEMBER_REMOVED_S = 600.0
-MAX_COLLECT_FAILURES = 5
 
 
 class _Decided(NamedTuple):
@@ -71,7 +69,7 @@ class Cycle:
         cluster_id = store.meta("cluster_id")
         assert cluster_id is not None
         self._cluster_id = cluster_id
-        self._collect_failures: Counter[RankKey] = Counter()
+        self._collecting = Collecting()
         self._removed: dict[RankKey, float] = {}
         self._messages_at: dict[str, float] = {}
         self._ledger = Ledger(store)
@@ -132,7 +130,7 @@ class Cycle:
             self._store.append([self._rank_event("signalled", rank, outcome.time, signal=work.signal)])
         elif work.verb == "collect":
             rank = msgspec.structs.replace(rank, collected=True)
-            self._hand_over(work)
+            self._collecting.done(work.key)
         self._store.put_ranks([rank])
 
     @staticmethod
@@ -144,24 +142,16 @@ class Cycle:
         work = outcome.work
         if work.verb == "launch" and not outcome.transient:
             self._launcher.errors[work.key] = outcome.error
-        if not outcome.transient:
+        # A lost connection and a full disk here pass: they are told of where they do not, and asked again.
+        lasting = work.verb == "collect" and self._collecting.failed(work.key, outcome.time) == MAX_FAILURES
+        if not outcome.transient or lasting:
             facts = {"work": work.verb, "error": outcome.error}
             self._store.append([self._rank_event("work_failed", work.rank, outcome.time, **facts)])
         if work.verb == "collect" and not outcome.transient:
-            self._collect_failures[work.key] += 1
-            if self._collect_failures[work.key] >= MAX_COLLECT_FAILURES:
+            if refusals(self._store.events(job_id=work.rank.job_id), work.key) >= MAX_FAILURES:
                 # The output cannot be had; what is left on the node must not stay there for ever.
-                del self._collect_failures[work.key]
+                self._collecting.done(work.key)
                 self._store.put_ranks([msgspec.structs.replace(work.rank, collected=True)])
-
-    def _hand_over(self, work: Work) -> None:
-        """A collected log belongs to the job's user, where the controller may give it away."""
-        job = self._store.job(work.rank.job_id)
-        if work.destination and job is not None and os.getuid() == 0 and job.uid != 0:
-            path = Path(work.destination)
-            for target in (path, path.parent):
-                os.chown(target, job.uid, -1)
-            path.chmod(0o640)
 
     # -- recording what is ---------------------------------------------------------------------------------------
 
@@ -278,7 +268,8 @@ class Cycle:
         self._apply_tidy(tidy)
         self._apply_tidy(strays)
         self._launcher.forget_errors({rank_key(r) for r in ranks if (r.job_id, r.attempt) in current})
-        return [self._with_destination(work) for work in (*tidy.works, *strays.works)]
+        works = (self._with_destination(work) for work in (*tidy.works, *strays.works))
+        return [work for work in works if work.verb != "collect" or self._collecting.is_due(work.key, now)]
 
     def _apply_tidy(self, tidy: Tidy) -> None:
         self._store.append(tidy.events)
@@ -290,7 +281,8 @@ class Cycle:
         if work.verb != "collect" or work.rank.output is not None:
             return work
         path = log_path(self._state, *work.key)
-        return msgspec.structs.replace(work, destination=str(path))
+        readers = readers_of(self._store.job(work.rank.job_id), self.inventory)
+        return msgspec.structs.replace(work, destination=str(path), readers=readers)
 
     # -- deciding ------------------------------------------------------------------------------------------------
 

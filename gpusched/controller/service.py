@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpusched.cluster.collecting import rotate
 from gpusched.cluster.ssh import SshCluster
+from gpusched.controller.collected import secure_logs
 from gpusched.controller.cycle import Cycle
 from gpusched.controller.foretell import BUDGET_S, Foreteller
 from gpusched.errors import GpuschedError
@@ -81,7 +82,14 @@ class Service:
         self.store.set_meta("tick_s", str(inventory.settings.tick_s))
         self.store.set_meta("inventory", str(inventory_path.absolute()))
         self._event("controller_started", pid=os.getpid())
+        self._secure_logs()
         self._warm_up()
+
+    def _secure_logs(self) -> None:
+        try:
+            secure_logs(self._state, self.store, self.cycle.inventory)
+        except OSError as error:
+            self._say(f"output of earlier versions cannot be taken back: {error}; look at {self._state / 'logs'}")
 
     def _warm_up(self) -> None:
         """Compile, or load what was compiled, before the first cycle: it takes long once, and then nobody waits."""
