@@ -37,7 +37,8 @@ def log_file(path: Path, readers: Iterable[int]) -> Iterator[BinaryIO]:
     with _own_folder(path.parent.parent, _OPEN) as logs, _own_folder(_DRAFTS, 0o700, logs) as drafts:
         name = f"{path.parent.name}.{path.name}.{os.urandom(8).hex()}"
         try:
-            with open(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=drafts), "w+b") as file:
+            descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=drafts)
+            with open(descriptor, "w+b") as file:
                 yield file
                 _let_read(file.fileno(), readers)
                 file.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pwd
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +13,7 @@ from gpusched.model.events import Event
 from gpusched.model.jobs import Job
 from gpusched.model.resources import Inventory
 from gpusched.queue.store import Store
+from gpusched.users import user_name
 
 MAX_FAILURES = 5
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 600.0
@@ -65,3 +67,8 @@ def secure_logs(state: Path, store: Store, inventory: Inventory) -> None:
         OSError: Something cannot be taken back.
     """
     secure(state / "logs", lambda job_id: readers_of(store.job(job_id), inventory))
+
+
+def may_see(uid: int, job: Job, inventory: Inventory) -> bool:
+    """Whether a user may see a job's output and its inside: its own, root, the controller's, the operators."""
+    return uid in (0, os.geteuid(), job.uid) or user_name(uid) in inventory.settings.admins

@@ -17,6 +17,7 @@ from gpusched.cluster.ssh import SshCluster
 from gpusched.controller.collected import secure_logs
 from gpusched.controller.cycle import Cycle
 from gpusched.controller.foretell import BUDGET_S, Foreteller
+from gpusched.controller.relaying import Relaying
 from gpusched.errors import GpuschedError
 from gpusched.inventory import load_inventory
 from gpusched.model.events import Event
@@ -69,7 +70,8 @@ class Service:
         self._path, self._state, self._say = inventory_path, state, say
         inventory = load_inventory(inventory_path)
         policies = load_policies(inventory)
-        Inbox(state).create(shared=inventory.settings.shared or state == SHARED_STATE)
+        self.is_shared = inventory.settings.shared or state == SHARED_STATE
+        Inbox(state).create(shared=self.is_shared)
         self.store = Store.create_or_open(state)
         cluster_id = self.store.meta("cluster_id")
         assert cluster_id is not None
@@ -185,11 +187,14 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None]) -
     stop = threading.Event()
     with controller_lock(state):
         service = Service(inventory_path, state, say)
+        relaying = Relaying(state, inventory_path, say)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
         say(f"controller {os.getpid()} on {state}: {len(service.cycle.inventory.nodes)} nodes, state is kept there")
         try:
             while not stop.is_set():
+                if service.is_shared:
+                    relaying.watch()
                 try:
                     service.run(PATIENCE_S)
                     service.foretell()
@@ -197,6 +202,7 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None]) -
                     service.recover(error)
                 service.pause(stop)
         finally:
+            relaying.close()
             service.close()
 
 
