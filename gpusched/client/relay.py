@@ -192,7 +192,7 @@ def _size() -> tuple[int, int]:
 def _raw_terminal() -> Iterator[None]:
     """Every key goes to the other side, Ctrl-C too."""
     before = termios.tcgetattr(0)
-    tty.setraw(0)
+    tty.setraw(0, termios.TCSADRAIN)  # what was typed ahead counts
     try:
         yield
     finally:
