@@ -18,11 +18,13 @@ _BLOCK = 65536
 _MARK = b"\0gpusched-output-ended "
 _LONGEST_ENDING = len(_MARK) + 32
 # Head and tail are taken on the node, so that what nobody will see does not travel. dd and not head: it takes no byte
-# more from the pipe than it passes on. It also counts what goes by.
+# more from the pipe than it passes on. It also counts what goes by. podman reads its log at some 10 MB/s and a core:
+# patience, but behind the jobs.
 _KEEP = r"""
 head=$1 tail=$2
 shift 2
-command -v timeout >/dev/null && set -- timeout 900 "$@"
+command -v timeout >/dev/null && set -- timeout 3600 "$@"
+command -v nice >/dev/null && set -- nice -n 10 "$@"
 LC_ALL=C
 export LC_ALL
 exec 4>&1
