@@ -194,6 +194,9 @@ def serve(sock: socket.socket, uid: int, site: Site, say: Callable[[str], None])
     except Exception as error:  # one client's trouble stays its own
         say(f"relay: a request of {user_name(uid)} failed: {error!r}")
         _fail(peer, Failure("internal error of the controller; its output has more"))
+    finally:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)  # a thread that listens there comes free
 
 
 def _fail(peer: Peer, failure: Failure) -> None:
