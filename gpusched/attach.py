@@ -1,4 +1,7 @@
-"""Running a command beside a running job: which node, which argv; the terminal goes through the ssh program."""
+"""Running a command beside a running job: which node, which argv; the terminal goes through the ssh program.
+
+In a shared installation users have no account on the nodes: theirs goes through the controller.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from gpusched.client import relay
 from gpusched.client.context import Client
 from gpusched.client.resolve import Resolver
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.jobs import Job, JobState, container_name
+from gpusched.model.relay import Exec
 from gpusched.model.resources import Node, RuntimeName, Settings
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.runtimes import AttemptRef, runtime_for
@@ -42,6 +47,9 @@ def exec_in_job(
     node, runtime = _place(client, job, rank)
     if tty and not sys.stdin.isatty():
         raise UsageError("-t needs a terminal as stdin", "leave -t out, or run it in a terminal")
+    if relay.is_needed(client):
+        ours = relay.terminal() if tty else None
+        return relay.run(client, Exec(job=job.id, rank=rank, argv=tuple(command), stdin=interactive, terminal=ours))
     assert client.reader is not None
     ref = AttemptRef(client.reader.meta("cluster_id") or "", node.name, container_name(job.id, job.attempt, rank))
     argv = runtime_for(RuntimeName(runtime)).exec_argv(ref, tuple(command), tty)

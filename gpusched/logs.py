@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import os
+import tempfile
 import threading
 import time
 from collections import deque
@@ -12,11 +14,13 @@ from typing import BinaryIO
 
 import msgspec
 
+from gpusched.client import relay
 from gpusched.client.context import Client
 from gpusched.client.resolve import Resolver
 from gpusched.client.wait import exit_code
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.jobs import ACTIVE, ENDED, Job, container_name
+from gpusched.model.relay import KeptLog, NodeLog
 from gpusched.model.resources import RuntimeName
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.runtimes import AttemptRef, Runtime, runtime_for
@@ -128,6 +132,7 @@ class _Output:
 
     def __init__(self, client: Client, job: Job, request: LogRequest, sink: Sink, note: Callable[[str], None]) -> None:
         self._client, self._job, self._request, self._sink, self._note = client, job, request, sink, note
+        self._reached = False
         self._ranks = range(job.spec.nodes) if request.rank is None else range(request.rank, request.rank + 1)
 
     def print_once(self) -> None:
@@ -153,16 +158,31 @@ class _Output:
             with source:
                 yield from iter(lambda: source.read(_CHUNK), b"")
             return
+        tail_bytes = None if self._request.tail is None else _TAIL_BYTES
+        yield from self._from_node(attempt, rank, False, tail_bytes)
+
+    def _from_node(self, attempt: int, rank: int, follow: bool, tail_bytes: int | None) -> Iterator[bytes]:
+        if not self._records(attempt, rank):
+            raise GpuschedError(self._missing(attempt, rank))
+        if relay.is_needed(self._client):
+            asked = NodeLog(job=self._job.id, attempt=attempt, rank=rank, follow=follow, tail_bytes=tail_bytes)
+            yield from relay.stream(self._client, asked)
+            return
         transport, runtime, ref = self._on_node(attempt, rank)
         try:
-            tail_bytes = None if self._request.tail is None else _TAIL_BYTES
-            yield from transport.stream(runtime.log(ref, False, tail_bytes))
+            yield from transport.stream(runtime.log(ref, follow, tail_bytes))
         finally:
             transport.close()
 
     def _file(self, attempt: int, rank: int) -> BinaryIO | None:
         """The collected output, or the ``-o`` file once the rank is done with it; None where it is on the node."""
-        opened = _open(log_path(self._client.state, self._job.id, attempt, rank))
+        path = log_path(self._client.state, self._job.id, attempt, rank)
+        if path.exists() and not os.access(path, os.R_OK) and relay.is_needed(self._client):
+            kept = tempfile.TemporaryFile()
+            kept.writelines(relay.stream(self._client, KeptLog(job=self._job.id, attempt=attempt, rank=rank)))
+            kept.seek(0)
+            return kept
+        opened = _open(path)
         if opened is not None:
             return opened
         if self._job.spec.output is not None and self._over(attempt):
@@ -252,6 +272,7 @@ class _Output:
                     return
                 tail_bytes = tail_bytes if tail_bytes is None else 0
             except TransportError as error:
+                self._reached = True
                 if error.line() != told:
                     told = error.line()
                     self._note(f"{told}; trying again")
@@ -274,17 +295,19 @@ class _Output:
         """Follow on the node until the rank ends there; returns the bytes shown beyond the first ``skip``."""
         if not self._records(attempt, rank):
             return 0
-        transport, runtime, ref = self._on_node(attempt, rank)
         shown = 0
         try:
-            for chunk in transport.stream(runtime.log(ref, True, tail_bytes)):
+            for chunk in self._from_node(attempt, rank, True, tail_bytes):
+                self._reached = True
                 fresh, skip = chunk[skip:], max(0, skip - len(chunk))
                 if fresh:
                     self._sink(rank, fresh)
                     shown += len(fresh)
-            return shown
-        finally:
-            transport.close()
+        except relay.NotListening as error:
+            if not self._reached:
+                raise
+            raise TransportError("ssh", str(error), error.hint) from None  # the controller is started again
+        return shown
 
     def _rest(self, source: BinaryIO, rank: int, written: int, tail_bytes: int | None) -> None:
         """What of the collected file was not shown yet."""

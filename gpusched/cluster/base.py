@@ -29,6 +29,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         verb: ``launch`` (needs ``request``), ``start`` a gang's rank, ``signal`` (needs ``signal``), ``collect`` the
             output into ``destination`` (or finish ``rank.output``), ``remove`` container and folder.
+        readers: User ids that may read the collected output, the job's first.
     """
 
     verb: Literal["launch", "start", "signal", "collect", "remove"]
@@ -37,6 +38,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     request: LaunchRequest | None = None
     signal: str | None = None
     destination: str | None = None
+    readers: tuple[int, ...] = ()
 
     @property
     def key(self) -> RankKey:

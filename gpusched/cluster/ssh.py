@@ -160,7 +160,8 @@ class SshCluster:
         if work.verb == "collect":
             if work.rank.output is not None:
                 return _run(transport, runtime.finish_output(ref), COLLECT_TIMEOUT_S)
-            return collect_log(transport, runtime.log(ref), Path(work.destination or ""), self._inventory.settings.logs)
+            caps, path = self._inventory.settings.logs, Path(work.destination or "")
+            return collect_log(transport, runtime.log(ref), path, caps, work.readers)
         if work.verb == "launch":
             assert work.request is not None
             return _run(transport, runtime.launch(work.request), WORK_TIMEOUT_S, also=EXISTS_EXIT_CODE)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpusched.cluster.base import Cluster, Observation, Outcome, RankKey, Work
+from gpusched.controller.collected import MAX_FAILURES, Collecting, readers_of
 from gpusched.controller.culprits import culprits
 from gpusched.controller.deciding import Decider
 from gpusched.controller.estimating import Estimator
@@ -48,7 +47,6 @@ from gpusched.sched.decide import decide
 
 MESSAGE_REFRESH_S = 30.0  # waiting messages hold durations; writing them all in every cycle would help nobody
 REMEMBER_REMOVED_S = 600.0
-MAX_COLLECT_FAILURES = 5
 
 
 class _Decided(NamedTuple):
@@ -83,8 +81,8 @@ class Cycle:
         cluster_id = store.meta("cluster_id")
         assert cluster_id is not None
         self._cluster_id = cluster_id
-        self._collect_failures: Counter[RankKey] = Counter()
         self._trouble: dict[RankKey, str] = {}  # of strays, which have no record
+        self._collecting = Collecting()
         self._removed: dict[RankKey, float] = {}
         self._reaped: set[RankKey] = set()
         self._messages_at: dict[str, float] = {}
@@ -154,7 +152,7 @@ class Cycle:
             self._store.append([self._rank_event("signalled", rank, outcome.time, signal=work.signal)])
         elif work.verb == "collect":
             rank = msgspec.structs.replace(rank, collected=True)
-            self._hand_over(work)
+            self._collecting.done(work.key)
         self._store.put_ranks([rank])
 
     @staticmethod
@@ -164,12 +162,13 @@ class Cycle:
 
     def _settle_error(self, outcome: Outcome, rank: RankRecord | None) -> None:
         work = outcome.work
-        if outcome.transient:
+        # A lost connection and a full disk here pass: they are told of where they do not, and asked again.
+        lasting = work.verb == "collect" and self._collecting.failed(work.key, outcome.time) == MAX_FAILURES
+        if outcome.transient and not lasting:
             return
         if work.verb == "launch":
             self._launcher.errors[work.key] = outcome.error
-        known = rank if rank is not None else work.rank
-        if outcome.error != (known.trouble if rank is not None else self._trouble.get(work.key)):
+        if outcome.error != (rank.trouble if rank is not None else self._trouble.get(work.key)):
             # The same again is no news: what cannot be done is tried for ever.
             facts = {"work": work.verb, "error": outcome.error}
             self._store.append([self._rank_event("work_failed", work.rank, outcome.time, **facts)])
@@ -179,22 +178,13 @@ class Cycle:
         rank = msgspec.structs.replace(rank, trouble=outcome.error)
         if work.verb in ("start", "remove") or work.signal == "KILL":
             rank = tried(rank, outcome.time)
-        if work.verb == "collect":
-            self._collect_failures[work.key] += 1
-            if self._collect_failures[work.key] >= MAX_COLLECT_FAILURES:
+        if work.verb == "collect" and not outcome.transient:
+            rank = msgspec.structs.replace(rank, refusals=rank.refusals + 1)
+            if rank.refusals >= MAX_FAILURES:
                 # The output cannot be had; what is left on the node must not stay there for ever.
-                del self._collect_failures[work.key]
+                self._collecting.done(work.key)
                 rank = msgspec.structs.replace(rank, collected=True)
         self._store.put_ranks([rank])
-
-    def _hand_over(self, work: Work) -> None:
-        """A collected log belongs to the job's user, where the controller may give it away."""
-        job = self._store.job(work.rank.job_id)
-        if work.destination and job is not None and os.getuid() == 0 and job.uid != 0:
-            path = Path(work.destination)
-            for target in (path, path.parent):
-                os.chown(target, job.uid, -1)
-            path.chmod(0o640)
 
     # -- recording what is ---------------------------------------------------------------------------------------
 
@@ -335,7 +325,8 @@ class Cycle:
         self._apply_tidy(tidy)
         self._apply_tidy(strays)
         self._launcher.forget_errors({rank_key(r) for r in ranks if (r.job_id, r.attempt) in current})
-        return [self._with_destination(work) for work in (*tidy.works, *strays.works)]
+        works = (self._with_destination(work) for work in (*tidy.works, *strays.works))
+        return [work for work in works if work.verb != "collect" or self._collecting.is_due(work.key, now)]
 
     def _apply_tidy(self, tidy: Tidy) -> None:
         self._store.append(tidy.events)
@@ -347,7 +338,8 @@ class Cycle:
         if work.verb != "collect" or work.rank.output is not None:
             return work
         path = log_path(self._state, *work.key)
-        return msgspec.structs.replace(work, destination=str(path))
+        readers = readers_of(self._store.job(work.rank.job_id), self.inventory)
+        return msgspec.structs.replace(work, destination=str(path), readers=readers)
 
     # -- deciding ------------------------------------------------------------------------------------------------
 

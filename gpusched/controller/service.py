@@ -15,9 +15,11 @@ from pathlib import Path
 
 from gpusched.cluster.collecting import rotate
 from gpusched.cluster.ssh import SshCluster
+from gpusched.controller.collected import secure_logs
 from gpusched.controller.cycle import Cycle
 from gpusched.controller.foretell import BUDGET_S, Foreteller
 from gpusched.controller.lastgood import Declared, declared_or_kept, keep
+from gpusched.controller.relaying import Relaying
 from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
 from gpusched.paths import SHARED_STATE
@@ -83,7 +85,8 @@ class Service:
         self._path, self._state, self._say = inventory_path, state, say
         declared = declared_or_kept(inventory_path, state)
         inventory, policies = declared.inventory, declared.policies
-        Inbox(state).create(shared=inventory.settings.shared or state == SHARED_STATE)
+        self.is_shared = inventory.settings.shared or state == SHARED_STATE
+        Inbox(state).create(shared=self.is_shared)
         self.store = Store.create_or_open(state)
         cluster_id = self.store.meta("cluster_id")
         assert cluster_id is not None
@@ -100,7 +103,14 @@ class Service:
         self.store.set_meta("inventory", str(inventory_path.absolute()))
         self._event("controller_started", pid=os.getpid())
         self._take_note(declared)
+        self._secure_logs()
         self._warm_up()
+
+    def _secure_logs(self) -> None:
+        try:
+            secure_logs(self._state, self.store, self.cycle.inventory)
+        except OSError as error:
+            self._say(f"output of earlier versions cannot be taken back: {error}; look at {self._state / 'logs'}")
 
     def _warm_up(self) -> None:
         """Compile, or load what was compiled, before the first cycle: it takes long once, and then nobody waits."""
@@ -219,11 +229,14 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None]) -
     stop = threading.Event()
     with controller_lock(state), present(state):
         service = Service(inventory_path, state, say)
+        relaying = Relaying(state, inventory_path, say)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
         say(f"controller {os.getpid()} on {state}: {len(service.cycle.inventory.nodes)} nodes, state is kept there")
         try:
             while not stop.is_set():
+                if service.is_shared:
+                    relaying.watch()
                 try:
                     service.run(PATIENCE_S)
                     service.foretell()
@@ -231,6 +244,7 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None]) -
                     service.recover(error)
                 service.pause(stop)
         finally:
+            relaying.close()
             service.close()
 
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import select
 import selectors
 import signal
+import struct
 import subprocess
+import termios
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from gpusched.model.relay import Terminal
 from gpusched.nodes.transport import Result, Script, TransportError, stream_argv, too_much
 
 _CHUNK = 65536
+_WRITE_S = 1.0
 
 
 class LocalTransport:
@@ -60,6 +67,27 @@ class LocalTransport:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=3)
             _end(process)
+
+    def session(self, argv: tuple[str, ...], terminal: Terminal | None = None) -> LocalSession:
+        """See `gpusched.nodes.transport.Transport.session`."""
+        try:
+            if terminal is None:
+                process = self._start(argv, stderr=subprocess.PIPE)
+                assert process.stdin is not None
+                return LocalSession(process, process.stdin.fileno())
+            ours, theirs = os.openpty()
+            try:
+                process = subprocess.Popen(
+                    ("setsid", "--ctty", *argv), stdin=theirs, stdout=theirs, stderr=theirs,
+                    env={**os.environ, "TERM": terminal.name},
+                )  # fmt: skip
+            finally:
+                os.close(theirs)
+        except OSError as error:
+            raise TransportError("protocol", f"{self._name}: {argv[0]}: {error.strerror}") from None
+        session = LocalSession(process, ours, terminal=True)
+        session.resize(terminal.rows, terminal.columns)
+        return session
 
     def close(self) -> None:
         """Nothing is held."""
@@ -117,6 +145,86 @@ def _given(descriptor: int, data: memoryview) -> memoryview:
         return data
     except BrokenPipeError:
         return data[:0]
+class LocalSession:
+    """`gpusched.nodes.transport.Session` over the pipes or the terminal of a process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], stdin: int, terminal: bool = False) -> None:
+        self._process, self._stdin, self._terminal, self._closed = process, stdin, terminal, False
+        self._lock = threading.Lock()  # a closed descriptor's number may be another's at once
+        os.set_blocking(stdin, False)
+
+    def pump(self, take: Callable[[int, bytes], None]) -> int:
+        """See `gpusched.nodes.transport.Session.pump`."""
+        pipes = {self._stdin: 1} if self._terminal else {}
+        pipes |= {p.fileno(): n for n, p in ((1, self._process.stdout), (2, self._process.stderr)) if p is not None}
+        try:
+            with selectors.DefaultSelector() as selector:
+                for pipe in pipes:
+                    selector.register(pipe, selectors.EVENT_READ)
+                while selector.get_map() and not self._closed:
+                    for key, _ in selector.select(_WRITE_S):
+                        chunk = _read(key.fd)
+                        if chunk:
+                            take(pipes[key.fd], chunk)
+                        elif chunk is not None:
+                            selector.unregister(key.fd)
+            code = 255 if self._closed else self._process.wait()
+        finally:
+            if self._terminal:  # what runs in it gets a HUP
+                with self._lock:
+                    os.close(self._stdin)
+                    self._stdin = -1
+            else:
+                self.end_input()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=3)
+            _end(self._process)
+        return code if code >= 0 else 128 - code
+
+    def write(self, data: bytes) -> int:
+        """See `gpusched.nodes.transport.Session.write`."""
+        with self._lock:
+            if self._stdin < 0:
+                return len(data)
+            try:
+                poll = select.poll()
+                poll.register(self._stdin, select.POLLOUT)
+                return os.write(self._stdin, data[: select.PIPE_BUF]) if poll.poll(_WRITE_S * 1000) else 0
+            except BlockingIOError:
+                return 0
+            except OSError:
+                return len(data)
+
+    def end_input(self) -> None:
+        """See `gpusched.nodes.transport.Session.end_input`."""
+        if self._terminal:
+            self.write(b"\4")
+            return
+        with self._lock:
+            self._stdin = -1
+            with contextlib.suppress(OSError):
+                if self._process.stdin is not None:
+                    self._process.stdin.close()
+
+    def resize(self, rows: int, columns: int) -> None:
+        """See `gpusched.nodes.transport.Session.resize`."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._terminal and self._stdin >= 0:
+                fcntl.ioctl(self._stdin, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def close(self) -> None:
+        """See `gpusched.nodes.transport.Session.close`."""
+        self._closed = True
+        self.end_input()
+
+
+def _read(descriptor: int) -> bytes | None:
+    try:
+        return os.read(descriptor, _CHUNK)
+    except BlockingIOError:
+        return None
+    except OSError:  # EIO: nobody has the terminal open any more
+        return b""
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

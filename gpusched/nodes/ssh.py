@@ -6,11 +6,12 @@ import contextlib
 import shlex
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import paramiko
 
+from gpusched.model.relay import CHUNK, Terminal
 from gpusched.model.resources import Node, Settings
 from gpusched.nodes.ssh_config import resolve_node
 from gpusched.nodes.ssh_connect import Connection, connect
@@ -20,6 +21,7 @@ from gpusched.nodes.watchdog import guard
 _INLINE_BYTES = 16384  # stdin up to this size is sent before reading; more is pumped by a thread of its own
 _READ_BYTES = 1 << 20
 _WINDOW_BYTES = 4 << 20
+_WRITE_S = 1.0
 
 
 class SshTransport:
@@ -64,8 +66,32 @@ class SshTransport:
         if connection is not None:
             connection.drop()
 
+    def session(self, argv: tuple[str, ...], terminal: Terminal | None = None) -> SshSession:
+        """See `gpusched.nodes.transport.Transport.session`."""
+        timeout_s = self._settings.probe_timeout_s
+        deadline = time.monotonic() + timeout_s
+        try:
+            connection, channel = self._channel(deadline, retry=True)
+            if terminal is not None:
+                with guard(deadline, connection.drop):
+                    channel.get_pty(terminal.name, terminal.columns, terminal.rows)
+            _request_exec(channel, shlex.join(argv))
+        except TransportError:
+            raise
+        except (EOFError, OSError, paramiko.SSHException) as error:
+            raise self._lost(deadline, timeout_s, error) from None
+        return SshSession(self._node.name, connection, channel)
+
     @contextlib.contextmanager
     def _session(self, deadline: float, retry: bool) -> Iterator[tuple[Connection, paramiko.Channel]]:
+        connection, channel = self._channel(deadline, retry)
+        try:
+            yield connection, channel
+        finally:
+            with contextlib.suppress(Exception):
+                channel.close()
+
+    def _channel(self, deadline: float, retry: bool) -> tuple[Connection, paramiko.Channel]:
         """An open session channel; a connection that turns out to be dead here is replaced once (nothing was sent)."""
         connection = self._connected(deadline)
         try:
@@ -83,14 +109,8 @@ class SshTransport:
             self._forget(connection)
             if not retry or time.monotonic() >= deadline:
                 raise
-            with self._session(deadline, retry=False) as again:
-                yield again
-            return
-        try:
-            yield connection, channel
-        finally:
-            with contextlib.suppress(Exception):
-                channel.close()
+            return self._channel(deadline, retry=False)
+        return connection, channel
 
     def _connected(self, deadline: float) -> Connection:
         connection = self._connection
@@ -150,6 +170,64 @@ class SshTransport:
             )
         why = str(error) or "closed by the other side"
         return TransportError("ssh", f"{name}: the connection was lost: {why}", "it is made anew at the next command")
+
+
+class SshSession:
+    """`gpusched.nodes.transport.Session` over a channel."""
+
+    def __init__(self, node: str, connection: Connection, channel: paramiko.Channel) -> None:
+        self._node, self._connection, self._channel = node, connection, channel
+        channel.settimeout(_WRITE_S)
+        self._wake = _Wake()
+        channel.in_buffer.set_event(self._wake)
+        channel.in_stderr_buffer.set_event(self._wake)
+
+    def pump(self, take: Callable[[int, bytes], None]) -> int:
+        """See `gpusched.nodes.transport.Session.pump`."""
+        channel = self._channel
+        while not _finished(channel):
+            self._wake.reset()
+            if not self._pass_on(take) and not _finished(channel):
+                self._wake.wait()
+        while self._pass_on(take):
+            pass
+        if channel.exit_status < 0 and _lost_while_reading(self._connection, channel):
+            raise TransportError("ssh", f"{self._node}: the connection was lost", "it is made anew at the next command")
+        return channel.exit_status if channel.exit_status >= 0 else 255
+
+    def _pass_on(self, take: Callable[[int, bytes], None]) -> bool:
+        got = False
+        if self._channel.recv_ready():
+            take(1, self._channel.recv(CHUNK))
+            got = True
+        if self._channel.recv_stderr_ready():
+            take(2, self._channel.recv_stderr(CHUNK))
+            got = True
+        return got
+
+    def write(self, data: bytes) -> int:
+        """See `gpusched.nodes.transport.Session.write`."""
+        try:
+            return self._channel.send(data)
+        except TimeoutError:
+            return 0
+        except (OSError, EOFError, paramiko.SSHException):
+            return len(data)
+
+    def end_input(self) -> None:
+        """See `gpusched.nodes.transport.Session.end_input`."""
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self._channel.shutdown_write()
+
+    def resize(self, rows: int, columns: int) -> None:
+        """See `gpusched.nodes.transport.Session.resize`."""
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self._channel.resize_pty(columns, rows)
+
+    def close(self) -> None:
+        """See `gpusched.nodes.transport.Session.close`."""
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self._channel.close()
 
 
 class _Wake(threading.Event):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, Protocol
 
 import msgspec
 
 from gpusched.errors import GpuschedError
+from gpusched.model.relay import Terminal
 
 FailureKind = Literal[
     "timeout", "refused", "unreachable", "auth", "host-key-unknown", "host-key-changed", "ssh", "protocol"
@@ -65,6 +66,36 @@ def too_much(node: str, script: Script) -> TransportError:
     )
 
 
+class Session(Protocol):
+    """A command under way whose input is open: one thread reads, another may write, any may close."""
+
+    def pump(self, take: Callable[[int, bytes], None]) -> int:
+        """Give the output to ``take`` (1: stdout, 2: stderr) until the command has ended; returns its exit code.
+
+        ``take`` may be slow: the command waits.
+
+        Raises:
+            TransportError: The connection was lost.
+        """
+        ...
+
+    def write(self, data: bytes) -> int:
+        """Write what the command takes within a second; how much that was (all, where nobody reads any more)."""
+        ...
+
+    def end_input(self) -> None:
+        """No more input will come."""
+        ...
+
+    def resize(self, rows: int, columns: int) -> None:
+        """The terminal has another size."""
+        ...
+
+    def close(self) -> None:
+        """Hang up; `pump` returns soon."""
+        ...
+
+
 class Transport(Protocol):
     """A way to run commands on one node; safe to use from several threads at once."""
 
@@ -85,6 +116,14 @@ class Transport(Protocol):
 
         Raises:
             TransportError: While iterating, when the connection is lost.
+        """
+        ...
+
+    def session(self, argv: tuple[str, ...], terminal: Terminal | None = None) -> Session:
+        """Start a command that is talked with, in a terminal of its own where one is given.
+
+        Raises:
+            TransportError: It cannot be asked for.
         """
         ...
 

@@ -102,6 +102,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
         boot_id: The node's boot when it was launched.
         tries, tried_at: How often starting, killing or removing it was tried in vain, and when last.
         trouble: What the node said when a work on it failed last.
+        refusals: How often the node said that it cannot give the output.
         stuck: It cannot be ended: its GPUs are not handed out until it is gone.
     """
 
@@ -124,6 +125,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     tries: int = 0
     tried_at: float | None = None
     trouble: str = ""
+    refusals: int = 0
     stuck: bool = False
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
+import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpusched.cluster.collecting import collect_log, rotate
+from gpusched.cluster.logfiles import secure
 from gpusched.model.resources import LogSettings
 from gpusched.nodes.local import LocalTransport
 from gpusched.nodes.transport import Result, Script, TransportError
@@ -19,10 +25,14 @@ CAPS = LogSettings(max_mib_per_job=1, max_total_mib=1)
 
 
 def collect(tmp_path: Path, shell: str) -> tuple[str, bytes | None]:
-    target = tmp_path / "logs" / "1.0.log"
+    target = tmp_path / "logs" / "job" / "1.0.log"
     error = collect_log(LocalTransport("here"), Script(("sh", "-c", shell)), target, CAPS)
-    assert [p.name for p in target.parent.iterdir()] == [target.name] * target.exists()
+    assert files(tmp_path / "logs") == [target.name] * target.exists()
     return error, target.read_bytes() if target.exists() else None
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.rglob("*") if not p.is_dir())
 
 
 @pytest.mark.parametrize("text", ["", "x", "no end of line", "two\nlines\n", "\\0gpusched-output-ended 0\\n", "é" * 99])
@@ -81,20 +91,145 @@ class Broken:
 
 
 def test_what_broke_off_is_not_taken_for_the_whole_and_the_old_file_stays(tmp_path: Path) -> None:
-    target = tmp_path / "1.0.log"
+    target = tmp_path / "logs" / "job" / "1.0.log"
+    target.parent.mkdir(parents=True)
     target.write_text("before")
     with pytest.raises(TransportError, match="broke off"):
         collect_log(Broken(), Script(("true",)), target, CAPS)
     assert target.read_text() == "before"
-    assert not target.with_suffix(".part").exists()
+    assert files(tmp_path / "logs") == ["1.0.log"]
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs a file system that is full: /dev/full behind a link")
 def test_a_full_disk_here_is_our_own_trouble(tmp_path: Path) -> None:
-    (tmp_path / "1.0.part").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left"):
-        collect_log(LocalTransport("here"), Script(("echo", "x")), tmp_path / "1.0.log", CAPS)
-    assert not (tmp_path / "1.0.log").exists()
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65536, unlimited[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            collect(tmp_path, "head -c 100000 /dev/zero")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert files(tmp_path / "logs") == []
+
+
+class Counting(LocalTransport):
+    """Counts what would travel."""
+
+    travelled = 0
+
+    def stream(self, script: Script) -> Iterator[bytes]:
+        for chunk in super().stream(script):
+            self.travelled += len(chunk)
+            yield chunk
+
+
+def test_what_is_left_out_does_not_travel(tmp_path: Path) -> None:
+    target, node = tmp_path / "logs" / "job" / "1.0.log", Counting("here")
+    assert collect_log(node, Script(("sh", "-c", "head -c 200000001 /dev/zero")), target, CAPS) == ""
+    assert node.travelled < MIB + 200
+    assert f"[gpusched: {200_000_001 - MIB} bytes left out here".encode() in target.read_bytes()
+
+
+def readable(path: Path, uid: int) -> bool:
+    words = ["setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups", "cat", str(path)]
+    return subprocess.run(words, check=False, capture_output=True).returncode == 0
+
+
+@pytest.fixture
+def state() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="gpusched-logs-", dir="/tmp"))  # where others can get to, unlike tmp_path
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+OWNER, OPERATOR, OTHER = 64001, 64002, 64003
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="gives files to others")
+
+
+class Watching(LocalTransport):
+    """Looks at the files while the output comes."""
+
+    def __init__(self, state: Path) -> None:
+        super().__init__("here")
+        self.state, self.modes = state, set[int]()
+
+    def stream(self, script: Script) -> Iterator[bytes]:
+        for chunk in super().stream(script):
+            self.modes |= {p.stat().st_mode & 0o7777 for p in self.state.rglob("*.log*")}
+            yield chunk
+
+
+@as_root
+def test_output_is_private_to_its_owner_and_the_operators(state: Path) -> None:
+    target, node = state / "logs" / "job" / "1.0.log", Watching(state)
+    assert collect_log(node, Script(("echo", "x")), target, CAPS, (OWNER, OPERATOR)) == ""
+    assert node.modes == {0o600}
+    assert (target.stat().st_uid, target.parent.stat().st_uid) == (0, 0)
+    assert [readable(target, uid) for uid in (OWNER, OPERATOR, OTHER)] == [True, True, False]
+    folders = {path.name: path.stat().st_mode & 0o777 for path in (target.parent, state / "logs")}
+    assert folders == {"job": 0o711, "logs": 0o711}
+
+
+@as_root
+def test_without_access_lists_the_owner_alone_reads(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "setxattr", refuse)
+    target = state / "logs" / "job" / "1.0.log"
+    assert collect_log(LocalTransport("here"), Script(("echo", "x")), target, CAPS, (OWNER, OPERATOR)) == ""
+    assert [readable(target, uid) for uid in (OWNER, OPERATOR, OTHER)] == [True, False, False]
+    assert (target.stat().st_mode & 0o777, target.parent.stat().st_uid) == (0o400, 0)
+
+
+@as_root
+def test_a_folder_that_belongs_to_the_user_is_taken_back(state: Path) -> None:
+    victim = state / "victim"
+    victim.write_text("root's own")
+    job = state / "logs" / "job"
+    job.mkdir(parents=True)
+    for name in ("2.0.part", "2.0.log", "9.9.log", "job.2.0.log"):
+        (job / name).symlink_to(victim if name[0] == "2" else "nowhere")
+    (job / "3.0.log").mkdir()
+    (job / "3.0.log" / "more").touch()
+    for path in (job, *job.iterdir()):
+        os.chown(path, OWNER, OWNER, follow_symlinks=False)
+    for attempt in (2, 3):
+        target = job / f"{attempt}.0.log"
+        assert collect_log(LocalTransport("here"), Script(("echo", "x")), target, CAPS, (OWNER,)) == ""
+        assert (target.is_symlink(), target.read_text()) == (False, "x\n")
+    assert (victim.read_text(), victim.stat().st_uid, victim.stat().st_mode & 0o777) == ("root's own", 0, 0o644)
+    assert (job.stat().st_uid, job.stat().st_mode & 0o777) == (0, 0o711)
+
+
+@as_root
+def test_a_start_secures_what_earlier_versions_gave_away_and_removes_what_a_killed_one_left(state: Path) -> None:
+    logs = state / "logs"
+    theirs, ours = logs / "theirs", logs / "ours"
+    shadow = state / "shadow"
+    shadow.write_text("secret")
+    shadow.chmod(0o600)
+    for job in (theirs, ours):
+        job.mkdir(parents=True)
+        (job / "1.0.log").write_text("out")
+        (job / "1.0.part").write_text("half")
+    (theirs / "2.0.log").symlink_to(shadow)
+    os.link(shadow, theirs / "3.0.log")
+    os.mkfifo(theirs / "4.0.log")
+    (theirs / "5.0.log").symlink_to("nowhere")
+    for path in (theirs, theirs / "1.0.log"):
+        os.chown(path, OWNER, OWNER)
+    (logs / ".collecting").mkdir()
+    (logs / ".collecting" / "ours.2.0.log.abc").write_text("half")
+    (logs / "stray").touch()
+    secure(logs, lambda job: (OWNER,) if job == "theirs" else (OPERATOR,))
+    assert files(logs) == ["1.0.log", "1.0.log", "stray"]
+    for job, reader in ((theirs, OWNER), (ours, OPERATOR)):
+        assert (job.stat().st_uid, job.stat().st_mode & 0o777) == (0, 0o711)
+        assert (job / "1.0.log").stat().st_uid == 0
+        assert [readable(job / "1.0.log", uid) for uid in (reader, OTHER)] == [True, False]
+    assert (shadow.read_text(), shadow.stat().st_mode & 0o777, readable(shadow, OWNER)) == ("secret", 0o600, False)
+    secure(state / "nowhere", lambda job: ())
 
 
 def test_rotation_removes_the_oldest_until_the_rest_fits(tmp_path: Path) -> None:
@@ -107,3 +242,14 @@ def test_rotation_removes_the_oldest_until_the_rest_fits(tmp_path: Path) -> None
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c"]
     assert rotate(tmp_path, CAPS) == []
     assert rotate(tmp_path / "nowhere", CAPS) == []
+
+
+def test_rotation_passes_over_junk(tmp_path: Path) -> None:
+    job = tmp_path / "job"
+    job.mkdir()
+    (job / "9.9.log").symlink_to("nowhere")
+    (job / "8.8.log").mkdir()
+    for age in (1, 2):
+        (job / f"{age}.0.log").write_bytes(b"x" * MIB)
+        os.utime(job / f"{age}.0.log", (age, age))
+    assert [p.name for p in rotate(tmp_path, CAPS)] == ["1.0.log"]

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from gpusched.cluster.base import Outcome
-from gpusched.controller.cycle import MAX_COLLECT_FAILURES, Cycle
+from gpusched.controller.collected import LONGEST_PAUSE_S, MAX_FAILURES
+from gpusched.controller.cycle import Cycle
 from gpusched.model import ids
 from gpusched.model.commands import Cancel, Submit
 from gpusched.model.events import Event
@@ -112,14 +113,14 @@ def test_an_output_that_cannot_be_had_is_asked_for_again_then_given_up(site: Sit
     site.turn(3)
     ((host, box),) = site.world.running()
     site.world.end(box, 0)
-    for _ in range(MAX_COLLECT_FAILURES):
+    for _ in range(MAX_FAILURES):
         assert host.boxes, "nothing is removed whose output is not home"
         site.cycle.run(0)
         for key, work in list(site.cluster._pending.items()):
             assert work.verb == "collect"
             del site.cluster._pending[key]
             site.cluster._done.append(Outcome(work=work, time=site.world.now, error="podman is ill"))
-        site.world.now += 1
+        site.world.now += LONGEST_PAUSE_S
     site.turn(3)
     assert not host.boxes
     assert not site.store.ranks()
@@ -285,3 +286,38 @@ def test_a_gang_that_a_node_cannot_start_goes_elsewhere(site: Site) -> None:
     found = site.store.job(job)
     assert found is not None
     assert found.state == JobState.RUNNING
+def test_a_collection_that_breaks_off_is_not_begun_anew_at_once_for_ever(site: Site) -> None:
+    job = site.submit()
+    site.turn(3)
+    ((_, box),) = site.world.running()
+    site.world.end(box, 0)
+    asked = 0
+    for _ in range(600):  # ten minutes, a cycle each second
+        site.world.now += 1
+        site.cycle.run(0)
+        asked += len(site.cluster._pending)
+        site.cluster.deliver(lambda _: "lost")
+    assert 5 < asked < 15
+    told = [e for e in site.store.events(job_id=job) if e.kind == "work_failed"]
+    assert len(told) == 1
+    site.turn(3, LONGEST_PAUSE_S)  # the connection is well again
+    assert not site.store.ranks()
+
+
+def test_every_tick_counts_an_output_that_cannot_be_had(site: Site) -> None:
+    site.submit()
+    site.turn(3)
+    ((host, box),) = site.world.running()
+    site.world.end(box, 0)
+    for _ in range(MAX_FAILURES):
+        assert host.boxes
+        site.cycle = Cycle(site.store, site.state, inventory(), POLICIES, site.cluster, clock=lambda: site.world.now)
+        site.cycle.run(0)
+        for key, work in list(site.cluster._pending.items()):
+            del site.cluster._pending[key]
+            site.cluster._done.append(Outcome(work=work, time=site.world.now, error="podman is ill"))
+        site.world.now += 60
+        site.cycle.run(0)  # settles
+        site.cluster._pending.clear()
+    site.turn(3)
+    assert not host.boxes

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -173,10 +179,150 @@ def test_users_own_their_jobs_by_the_owner_of_the_command_file(shared: Cluster) 
     cluster.wait_state(roots, "COMPLETED")
     cluster.wait_clean()
     log = cluster.state / "logs" / theirs / "1.0.log"
-    assert (log.stat().st_uid, log.stat().st_mode & 0o007) == (NOBODY, 0)
+    # The controller's own, in a folder that is its own; an access list lets the job's user read it.
+    assert [(p.stat().st_uid, p.stat().st_mode & 0o007) for p in (log, log.parent)] == [(0, 0), (0, 1)]
+    plain = ("setpriv", "--regid", str(NOBODY), "--clear-groups", "--reuid")
+    read = {uid: subprocess.run([*plain, uid, "cat", log], check=False, capture_output=True) for uid in ("65534", "99")}
+    assert (read["65534"].stdout, read["99"].returncode) == (f"{NOBODY}\n{NOBODY}\nnobody\n".encode(), 1)
     assert cluster.cli("logs", theirs, prefix=as_nobody).stdout == f"{NOBODY}\n{NOBODY}\nnobody\n"
     assert "token" not in cluster.controller_log
     assert list((cluster.state / "secrets").iterdir()) == []
+
+
+class Screen:
+    """A command in a terminal, as a person has it."""
+
+    def __init__(self, cluster: Cluster, argv: Sequence[str], rows: int, columns: int) -> None:
+        self._ours, theirs = os.openpty()
+        self.resize(rows, columns)
+        self.process = subprocess.Popen(
+            ["setsid", "--ctty", *argv], env=cluster.env(TERM="xterm"), stdin=theirs, stdout=theirs, stderr=theirs
+        )
+        os.close(theirs)
+        self.shown = ""
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
+    def wait_for(self, text: str) -> None:
+        os.set_blocking(self._ours, False)
+
+        def seen() -> bool:
+            with contextlib.suppress(OSError):
+                self.shown += os.read(self._ours, 65536).decode(errors="replace")
+            return text in self.shown
+
+        try:
+            wait_until(seen, 60, f"{text!r} on the screen")
+        except TimeoutError as error:
+            error.add_note(self.shown)
+            raise
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+
+def test_users_reach_their_running_jobs_through_the_controller(shared: Cluster) -> None:
+    cluster, share = shared, shared.folder / "share"
+    as_nobody = nobody()
+    mount = ("--mount", f"{share}:/share")
+    no_ssh = {"GPUSCHED_STATE": str(cluster.state), "HOME": "/nonexistent", "PATH": os.environ["PATH"]}
+    theirs = cluster.sh(f"echo begun; {WAIT}; echo done; exit 3", "--gpus", "1", *mount, prefix=as_nobody)
+    roots = cluster.sh(WAIT, "--gpus", "1", *mount)
+    for job in (theirs, roots):
+        cluster.wait_state(job, "RUNNING")
+
+    def as_user(*args: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        return cluster.cli(*args, prefix=as_nobody, check=False, env=no_ssh, **more)
+
+    wait_until(lambda: as_user("logs", theirs).stdout == "begun\n", 60, "the job's first line")
+    assert as_user("logs", theirs, "--tail", "1").stdout == "begun\n"
+    for words in (("logs", roots), ("logs", "-f", roots), ("exec", roots, "--", "id")):
+        done = as_user(*words)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"job {roots} belongs to root" in done.stderr
+        assert done.stderr.count("\n") == 1
+    done = as_user("exec", theirs, "--", "sh", "-c", 'id -u; echo "$1" >&2; exit 7', "sh", "it's $(x) é")
+    assert (done.returncode, done.stdout, done.stderr) == (7, f"{NOBODY}\n", "it's $(x) é\n")
+    # More than any buffer holds, both ways, and an end of the input.
+    big = "0123456789abcdef" * 200_000
+    assert as_user("exec", "-i", theirs, "--", "cat", input=big).stdout == big
+    assert as_user("exec", theirs, "--", "no-such-program").returncode in (126, 127)
+
+    screen = Screen(
+        cluster, [*as_nobody, sys.executable, "-m", "gpusched", "exec", "-it", theirs, "--", "sh"], rows=31, columns=97
+    )
+    try:
+        screen.type("until stty size | grep 97; do :; done; echo ready-$((1 + 1))\n")
+        screen.wait_for("31 97")
+        screen.wait_for("ready-2")
+        screen.resize(40, 111)
+        screen.type("until stty size | grep -q 111; do :; done; stty size\n")
+        screen.wait_for("40 111")
+        screen.type("sleep 9999\n")
+        wait_until(lambda: _running(cluster, ["sleep", "9999"]), what="the sleeper")
+        screen.type("\x03")
+        screen.type("echo woken-$((2 + 2)); exit 5\n")
+        screen.wait_for("woken-4")
+        assert screen.process.wait(60) == 5
+    finally:
+        screen.close()
+
+    _shout_at(cluster.state / "relay.sock")
+    following = subprocess.Popen(
+        [*as_nobody, sys.executable, "-u", "-m", "gpusched", "logs", "-f", theirs], env=cluster.env(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert following.stdout is not None
+    assert following.stdout.readline() == "begun\n"
+    (share / "go").touch()
+    assert following.communicate(timeout=60)[0] == "done\n"
+    assert following.returncode == 3
+    cluster.wait_state(theirs, "FAILED")
+    assert cluster.controller is not None
+    assert cluster.controller.poll() is None
+    last = cluster.sh("sleep 9998", "--gpus", "1", prefix=as_nobody)
+    cluster.wait_state(last, "RUNNING")
+    cluster.stop_controller()
+    for words in (("logs", last), ("logs", "-f", last), ("exec", last, "--", "id")):
+        done = as_user(*words)
+        assert done.returncode == 1
+        assert "no controller listens" in done.stderr.splitlines()[-1]
+    cluster.start_controller()
+    cluster.cli("cancel", last, "--now")
+    cluster.wait_clean()
+
+
+def _running(cluster: Cluster, words: list[str]) -> bool:
+    return any(processes.command_line(pid) == words for node in cluster.testbed.nodes for pid in node.pids())
+
+
+def _shout_at(path: Path) -> None:
+    """What no client would say; it must bring nothing down, and every connection must end."""
+    header = struct.Struct("!BI")
+    shouts = [
+        b"", b"\0" * 100, b"GET / HTTP/1.0\r\n\r\n", header.pack(ord("q"), 1 << 31), header.pack(ord("q"), 2) + b"[]",
+        header.pack(ord("q"), 70_000) + b"[" * 70_000, header.pack(ord("i"), 1) + b"x",
+    ]  # fmt: skip
+    for request in (
+        {"type": "exec", "job": "x", "rank": -1, "argv": ["id"]}, {"type": "exec", "job": "x", "rank": 0, "argv": []},
+        {"type": "log", "job": "../../x", "attempt": 1, "rank": 10**30}, {"type": "kept", "job": None},
+        {"type": "kept", "job": "../../x", "attempt": 1, "rank": 1},
+    ):  # fmt: skip
+        text = msgspec.json.encode(request)
+        shouts.append(header.pack(ord("q"), len(text)) + text)
+    for shout in shouts:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(60)
+            sock.connect(str(path))
+            sock.sendall(shout)
+            sock.shutdown(socket.SHUT_WR)
+            assert b"".join(iter(lambda: sock.recv(65536), b""))[:1] == b"f", shout[:50]
 
 
 def _events(cluster: Cluster) -> list:  # type: ignore[type-arg]

@@ -46,6 +46,17 @@ def test_the_submitters_user_home_and_groups(process: World) -> None:
     assert process.sh(f"stat -c %u {path}; rm -r {folder}") == "65534\n"
 
 
+def test_a_link_in_place_of_the_output_shows_nothing_that_its_user_may_not_see(process: World) -> None:
+    process.sh("mkdir -p /tmp/gpusched-u && chown 65534 /tmp/gpusched-u; echo secret >/root/private")
+    process.sh("chmod 600 /root/private")
+    script = 'echo mine; rm "$1"; ln -s /root/private "$1"; sleep 60'
+    path = "/tmp/gpusched-u/out"
+    ref = process.launch("sh", "-c", script, "sh", path, run_as=(65534, 65534), output=path)
+    wait_until(lambda: process.sh(f"[ ! -L {path} ] || echo linked") == "linked\n")
+    assert "secret" not in process.output(ref)
+    process.sh("rm -r /tmp/gpusched-u /root/private")
+
+
 def test_output_where_the_submitter_may_not_write_fails(process: World) -> None:
     attempt = process.await_phase(process.launch("true", run_as=(65534, 65534), output="/root/out"), "failed")
     assert "cannot write the output file /root/out" in attempt["error"]

@@ -12,6 +12,7 @@ import shlex
 from gpusched.nodes.runtimes.base import AttemptRef, LaunchRequest
 from gpusched.nodes.runtimes.checks import check_request, check_signal
 from gpusched.nodes.runtimes.shell import (
+    AS_USER,
     FUNCTIONS,
     STRAYS,
     launch_header,
@@ -103,7 +104,13 @@ over() {
     [ ! -d "$dir" ] || [ -e "$dir/exit" ] || [ -e "$dir/failed" ] && return 0
     ! alive "$dir/launcher.pid" && ! alive "$dir/pid"
 }
-size() { if [ -e "$dir/out" ]; then wc -c <"$dir/out"; else echo 0; fi; }
+uid= gid= out=$dir/out
+# The file of -o, and the link that may be in its place, are the user's: looked at with his rights, not with ours.
+if [ -L "$out" ]; then
+    out=$(readlink "$out")
+    eval "$(grep -m 1 -x 'uid=[0-9]* gid=[0-9]*' "$dir/launch")"
+fi
+size() { as_user sh -c '[ ! -f "$1" ] || exec wc -c <"$1"' sh "$out" | grep . || echo 0; }
 end=$(size)
 from=0
 if [ -n "$tail" ] && [ "$end" -gt "$tail" ]; then from=$((end - tail)); fi
@@ -111,7 +118,7 @@ while :; do
     last=
     if [ -z "$follow" ] || over; then last=1; fi
     end=$(size)
-    [ "$end" -le "$from" ] || tail -c "+$((from + 1))" "$dir/out" | head -c "$((end - from))" || exit
+    [ "$end" -le "$from" ] || as_user tail -c "+$((from + 1))" -- "$out" | head -c "$((end - from))" || exit
     [ "$end" -ge "$from" ] && from=$end
     [ -z "$last" ] || exit 0
     sleep 0.3
@@ -167,7 +174,7 @@ class SupervisedRuntime:
         """See `Runtime.log`."""
         tail = "" if tail_bytes is None else max(0, tail_bytes)
         settings = f"follow={'1' if follow else ''} tail={tail}\n"
-        return stream_script(f"{place(ref)}{FUNCTIONS}{settings}{_LOG}", follow)
+        return stream_script(f"{place(ref)}{FUNCTIONS}{AS_USER}{settings}{_LOG}", follow)
 
     def finish_output(self, ref: AttemptRef) -> Script:
         """See `Runtime.finish_output`; the job writes the file itself, so there is nothing to do."""

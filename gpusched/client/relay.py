@@ -1,0 +1,218 @@
+"""The way to running jobs of users who cannot log in to the nodes: through the controller, which looks who asks."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import socket
+import struct
+import termios
+import tty
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpusched.errors import GpuschedError
+from gpusched.model.relay import (
+    CHUNK,
+    ERRORS,
+    EXITED,
+    FAILED,
+    INPUT,
+    INPUT_ENDED,
+    REQUEST,
+    SOCKET,
+    Exec,
+    Failure,
+    Frames,
+    Garbled,
+    Request,
+    Terminal,
+    exit_code,
+    frame,
+    size_frame,
+)
+from gpusched.nodes.transport import TransportError
+from gpusched.paths import SHARED_STATE
+
+if TYPE_CHECKING:
+    from gpusched.client.context import Client
+
+
+class NotListening(GpuschedError):
+    """No controller listens."""
+
+
+def is_needed(client: Client) -> bool:
+    """Whether this user of a shared installation goes through the controller: not root, not the controller's own."""
+    try:
+        owner = client.state.stat().st_uid
+    except OSError:
+        return False
+    if os.getuid() in (0, owner):
+        return False
+    return client.state == SHARED_STATE or client.inventory.settings.shared
+
+
+def stream(client: Client, request: Request) -> Iterator[bytes]:
+    """The output that is asked for, as it comes.
+
+    Raises:
+        NotListening: No controller listens.
+        TransportError: The connection, or the controller's to the node, was lost.
+        GpuschedError: The controller says no.
+    """
+    with _connect(client, request) as sock:
+        for kind, payload in _frames(sock):
+            if kind == EXITED:
+                return
+            yield payload
+
+
+def run(client: Client, request: Exec) -> int:
+    """Run a command with our stdin (where it is asked for), stdout and stderr; returns its exit code.
+
+    Raises:
+        GpuschedError: See `stream`.
+    """
+    with _connect(client, request) as sock, contextlib.ExitStack() as stack:
+        if request.terminal is not None:
+            stack.enter_context(_raw_terminal())
+        resized = stack.enter_context(_resizes()) if request.terminal is not None else None
+        return _talk(sock, request.stdin or request.terminal is not None, resized)
+
+
+def terminal() -> Terminal:
+    """Ours, as the other side shall see it."""
+    rows, columns = _size()
+    with contextlib.suppress(msgspec.ValidationError):
+        return msgspec.convert({"name": os.environ.get("TERM") or "xterm", "rows": rows, "columns": columns}, Terminal)
+    return Terminal()
+
+
+def _connect(client: Client, request: Request) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        folder = os.open(client.state, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            sock.connect(f"/proc/self/fd/{folder}/{SOCKET}")  # a socket's path may be no longer than 107 bytes
+        finally:
+            os.close(folder)
+        sock.sendall(frame(REQUEST, msgspec.json.encode(request)))
+        return sock
+    except (FileNotFoundError, ConnectionRefusedError):
+        sock.close()
+        raise NotListening(
+            "running jobs are reached through the controller, and no controller listens",
+            "start 'gpusched controller' ('gpusched tick' does not listen), or read the output when the job has ended",
+        ) from None
+    except (BrokenPipeError, ConnectionResetError):
+        return sock  # it said why
+    except OSError as error:
+        sock.close()
+        raise GpuschedError(f"{client.state / SOCKET}: {error.strerror}") from None
+
+
+def _frames(sock: socket.socket) -> Iterator[tuple[int, bytes]]:
+    frames = Frames()
+    while True:
+        yield from _checked(frames, _receive(sock))
+
+
+def _receive(sock: socket.socket) -> bytes:
+    try:
+        data = sock.recv(CHUNK)
+    except BlockingIOError:
+        raise
+    except OSError:
+        data = b""
+    if not data:
+        raise TransportError("ssh", "the controller closed the connection", "is it running?")
+    return data
+
+
+def _checked(frames: Frames, data: bytes) -> Iterator[tuple[int, bytes]]:
+    try:
+        for kind, payload in frames.feed(data):
+            if kind == FAILED:
+                failure = msgspec.json.decode(payload, type=Failure)
+                if failure.transient:
+                    raise TransportError("ssh", failure.message, failure.hint)
+                raise GpuschedError(failure.message, failure.hint)
+            yield kind, payload
+    except (Garbled, msgspec.MsgspecError, struct.error):
+        raise GpuschedError("the controller is of another version", "use the same version of gpusched") from None
+
+
+def _talk(sock: socket.socket, with_input: bool, resized: int | None) -> int:
+    """Pass on both ways, waiting for neither side while the other has something to say."""
+    sock.setblocking(False)
+    frames, unsent = Frames(), bytearray()
+    while True:
+        listened = [sock.fileno()] if resized is None else [sock.fileno(), resized]
+        if with_input and len(unsent) < CHUNK:
+            listened.append(0)
+        readable, writable, _ = select.select(listened, [sock] if unsent else [], [])
+        if sock.fileno() in readable:
+            with contextlib.suppress(BlockingIOError):
+                for kind, payload in _checked(frames, _receive(sock)):
+                    if kind == EXITED:
+                        return exit_code(payload)
+                    _write(2 if kind == ERRORS else 1, payload)
+        if resized is not None and resized in readable:
+            os.read(resized, CHUNK)
+            unsent += size_frame(*_size())
+        if 0 in readable:
+            data = os.read(0, CHUNK)
+            unsent += frame(INPUT, data) if data else frame(INPUT_ENDED)
+            with_input = bool(data)
+        if writable:
+            with contextlib.suppress(OSError):  # it is gone; what it said last is still to be read
+                del unsent[: sock.send(unsent)]
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _size() -> tuple[int, int]:
+    try:
+        rows, columns, _, _ = struct.unpack("HHHH", fcntl.ioctl(0, termios.TIOCGWINSZ, bytes(8)))
+    except OSError:
+        return 24, 80
+    return rows or 24, columns or 80
+
+
+@contextlib.contextmanager
+def _raw_terminal() -> Iterator[None]:
+    """Every key goes to the other side, Ctrl-C too."""
+    before = termios.tcgetattr(0)
+    tty.setraw(0, termios.TCSADRAIN)  # what was typed ahead counts
+    try:
+        yield
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
+def _resizes() -> Iterator[int]:
+    """A descriptor from which a byte can be read whenever the window got another size."""
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+
+    def changed(*_: object) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(theirs, b"w")
+
+    before = signal.signal(signal.SIGWINCH, changed)
+    try:
+        yield ours
+    finally:
+        signal.signal(signal.SIGWINCH, before)
+        os.close(ours)
+        os.close(theirs)

@@ -1,0 +1,362 @@
+"""Running jobs for users who have no account on the nodes: a process beside the controller, at a socket.
+
+It reads the store, asks the nodes over connections of its own, and writes nothing. What it does for whom is decided by
+the user id that the kernel gives for the other end of the socket. It is no part of the controller's process, so that
+neither a flood of output nor what a hostile client sends can slow a cycle down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import socket
+import struct
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from gpusched.controller.collected import may_see
+from gpusched.errors import GpuschedError, UsageError
+from gpusched.inventory import load_inventory
+from gpusched.model.jobs import Job, JobState, container_name
+from gpusched.model.relay import (
+    CHUNK,
+    ERRORS,
+    FAILED,
+    INPUT,
+    INPUT_ENDED,
+    OUTPUT,
+    REQUEST,
+    RESIZED,
+    SOCKET,
+    Exec,
+    Failure,
+    Frames,
+    Garbled,
+    KeptLog,
+    NodeLog,
+    Request,
+    exit_frame,
+    frame,
+    size,
+)
+from gpusched.model.resources import Inventory, Node, RuntimeName
+from gpusched.nodes.opening import open_transport
+from gpusched.nodes.runtimes import AttemptRef, Runtime, runtime_for
+from gpusched.nodes.transport import Session, Transport, TransportError, stream_argv
+from gpusched.paths import log_path
+from gpusched.queue.store import Reader
+from gpusched.users import user_name
+
+MAX_SESSIONS, MAX_SESSIONS_PER_USER = 256, 32
+REQUEST_S = 10.0  # from the connection to the whole request
+IDLE_S = 12 * 3600.0  # a command that neither says nor hears anything for so long is hung up
+UNREAD_S = 3600.0  # a client that does not read
+LOOK_S = 30.0
+_REQUESTS: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+
+
+class Site:
+    """What sessions share: the state folder, and the inventory as it is now."""
+
+    def __init__(self, state: Path, inventory_path: Path) -> None:
+        self.state, self._path, self._lock = state, inventory_path, threading.Lock()
+        self._stamp: tuple[int, int] | None = None
+        self._inventory: Inventory | None = None
+
+    def inventory(self) -> Inventory:
+        """The inventory; while it is broken, the last good one.
+
+        Raises:
+            GpuschedError: There never was a good one.
+        """
+        with self._lock:
+            try:
+                status = self._path.stat()
+                stamp = (status.st_mtime_ns, status.st_size)
+                if self._inventory is None or stamp != self._stamp:
+                    self._inventory, self._stamp = load_inventory(self._path), stamp
+            except (OSError, GpuschedError):
+                if self._inventory is None:
+                    raise GpuschedError(f"{self._path} cannot be read by the controller") from None
+            return self._inventory
+
+
+class Peer:
+    """A client's end: frames to it from one thread, frames from it in another."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._frames = sock, Frames()
+        self.last = time.monotonic()
+        self.sending_since: float | None = None
+
+    def request(self) -> Request:
+        """The first frame.
+
+        Raises:
+            Garbled: It is no request, or does not come.
+        """
+        until = time.monotonic() + REQUEST_S
+        while True:
+            self._sock.settimeout(max(0.01, until - time.monotonic()))
+            data = self._sock.recv(CHUNK)
+            if not data or time.monotonic() > until:
+                raise Garbled("no request")
+            for kind, payload in self._frames.feed(data):
+                if kind != REQUEST:
+                    raise Garbled("no request")
+                self._sock.settimeout(None)
+                return _REQUESTS.decode(payload)
+
+    def send(self, data: bytes) -> None:
+        """Send, waiting for a slow client.
+
+        Raises:
+            OSError: It is gone.
+        """
+        self.sending_since = time.monotonic()
+        self._sock.sendall(data)
+        self.last, self.sending_since = time.monotonic(), None
+
+    def listen(self, session: Session, with_input: bool, limit_s: float | None) -> None:
+        """Pass on what the client sends until it goes, or says what it must not; then hang up."""
+        try:
+            self._hear(session, with_input, limit_s)
+        except (OSError, Garbled):
+            pass
+        finally:
+            session.close()
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)  # a thread that sends there comes free
+
+    def _hear(self, session: Session, with_input: bool, limit_s: float | None) -> None:
+        ended = False
+        for kind, payload in self._frames.feed(b""):
+            ended = self._obey(session, kind, payload, with_input and not ended) or ended
+        while self._has_news(limit_s):
+            data = self._sock.recv(CHUNK)
+            if not data:
+                return
+            self.last = time.monotonic()
+            for kind, payload in self._frames.feed(data):
+                ended = self._obey(session, kind, payload, with_input and not ended) or ended
+
+    def _has_news(self, limit_s: float | None) -> bool:
+        """Wait for something to read; False where the client has had its time."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        while not poll.poll(LOOK_S * 1000):
+            now, since = time.monotonic(), self.sending_since
+            if (since is not None and now - since > UNREAD_S) or (limit_s is not None and now - self.last > limit_s):
+                return False
+        return True
+
+    def _obey(self, session: Session, kind: int, payload: bytes, with_input: bool) -> bool:
+        """Do what a frame says; True where it ends the input."""
+        if kind == RESIZED and with_input:
+            session.resize(*size(payload))
+        elif kind == INPUT and with_input:
+            while payload:
+                payload = payload[session.write(payload) :]
+                if payload and self._is_gone():
+                    raise Garbled("gone")
+        elif kind == INPUT_ENDED and with_input:
+            session.end_input()
+            return True
+        else:
+            raise Garbled("a frame that has no place here")
+        return False
+
+    def _is_gone(self) -> bool:
+        poll = select.poll()
+        poll.register(self._sock, select.POLLRDHUP)
+        return bool(poll.poll(0))
+
+
+def serve(sock: socket.socket, uid: int, site: Site, say: Callable[[str], None]) -> None:
+    """One connection, from the request to its end. Raises nothing."""
+    peer = Peer(sock)
+    try:
+        peer.send(_answer(peer, peer.request(), uid, site))
+    except OSError:
+        return  # the client is gone
+    except (Garbled, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        _fail(peer, Failure(f"not a request: {error}"[:500]))
+    except GpuschedError as error:
+        _fail(peer, Failure(str(error), error.hint, isinstance(error, TransportError)))
+    except Exception as error:  # one client's trouble stays its own
+        say(f"relay: a request of {user_name(uid)} failed: {error!r}")
+        _fail(peer, Failure("internal error of the controller; its output has more"))
+    finally:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)  # a thread that listens there comes free
+
+
+def _fail(peer: Peer, failure: Failure) -> None:
+    with contextlib.suppress(OSError):
+        peer.send(frame(FAILED, msgspec.json.encode(failure)))
+
+
+def _answer(peer: Peer, request: Request, uid: int, site: Site) -> bytes:
+    """Do it; returns the last frame."""
+    inventory = site.inventory()
+    reader = Reader.open(site.state)
+    if reader is None:
+        raise GpuschedError("there is no store")
+    try:
+        job = reader.job(request.job)
+        if job is None:
+            raise UsageError(f"there is no job {request.job[:60]!r}")
+        if not may_see(uid, job, inventory):
+            raise GpuschedError(f"job {job.id} belongs to {job.user}; its output and its inside are private")
+        if isinstance(request, KeptLog):
+            return _kept(peer, site.state, job, request)
+        node, runtime, ref = _place(reader, inventory, job, request)
+    finally:
+        reader.close()
+    transport = open_transport(node, inventory.settings)
+    try:
+        if isinstance(request, Exec):
+            return _exec(peer, transport, request, runtime.exec_argv(ref, request.argv, request.terminal is not None))
+        log = runtime.log(ref, request.follow, request.tail_bytes)
+        return _talk(peer, transport.session(stream_argv(log.argv)), errors=OUTPUT)
+    finally:
+        transport.close()
+
+
+def _place(reader: Reader, inventory: Inventory, job: Job, request: NodeLog | Exec) -> tuple[Node, Runtime, AttemptRef]:
+    attempt = job.attempt if isinstance(request, Exec) else request.attempt
+    if isinstance(request, Exec) and job.state is not JobState.RUNNING:
+        raise GpuschedError(f"job {job.id} is {job.state}; a command can only be run in a RUNNING job")
+    record = next((r for r in reader.ranks(job_id=job.id) if (r.attempt, r.rank) == (attempt, request.rank)), None)
+    if record is None:
+        raise GpuschedError(f"nothing of job {job.id}, attempt {attempt}, rank {request.rank} is on a node")
+    node = inventory.node(record.node)
+    if node is None:
+        raise GpuschedError(f"job {job.id} is on {record.node}, which is no longer in the inventory")
+    ref = AttemptRef(reader.meta("cluster_id") or "", node.name, container_name(job.id, attempt, request.rank))
+    return node, runtime_for(RuntimeName(record.runtime)), ref
+
+
+def _exec(peer: Peer, transport: Transport, request: Exec, argv: tuple[str, ...]) -> bytes:
+    if any("\0" in word for word in request.argv):
+        raise UsageError("a word of the command holds a null character")
+    if request.stdin or request.terminal is not None:
+        return _talk(peer, transport.session(argv, request.terminal), with_input=True, limit_s=IDLE_S)
+    return _talk(peer, transport.session(stream_argv(argv)), limit_s=IDLE_S)
+
+
+def _talk(
+    peer: Peer, session: Session, errors: int = ERRORS, with_input: bool = False, limit_s: float | None = None
+) -> bytes:
+    """Pass on what both sides say until one of them ends; returns the last frame."""
+    kinds = {1: OUTPUT, 2: errors}
+    threading.Thread(target=peer.listen, args=(session, with_input, limit_s), daemon=True).start()
+    try:
+        return exit_frame(session.pump(lambda stream, chunk: peer.send(frame(kinds[stream], chunk))))
+    finally:
+        session.close()
+
+
+def _kept(peer: Peer, state: Path, job: Job, request: KeptLog) -> bytes:
+    try:
+        with log_path(state, job.id, request.attempt, request.rank).open("rb") as file:
+            while chunk := file.read(CHUNK):
+                peer.send(frame(OUTPUT, chunk))
+    except FileNotFoundError:
+        raise GpuschedError(f"there is no output of job {job.id}, attempt {request.attempt}") from None
+    return exit_frame(0)
+
+
+class Door:
+    """Lets clients in, so many of each user."""
+
+    def __init__(self, site: Site, say: Callable[[str], None]) -> None:
+        self._site, self._say = site, say
+        self._inside: Counter[int] = Counter()
+        self._lock = threading.Lock()
+
+    def enter(self, sock: socket.socket) -> None:
+        """Serve a connection in a thread of its own, or turn it away."""
+        _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        with self._lock:
+            full = self._inside.total() >= MAX_SESSIONS or self._inside[uid] >= MAX_SESSIONS_PER_USER
+            self._inside[uid] += not full
+        try:
+            if full:
+                raise GpuschedError(
+                    f"too many sessions (at most {MAX_SESSIONS_PER_USER} of a user, {MAX_SESSIONS} in all)"
+                )
+            threading.Thread(target=self._serve, args=(sock, uid), daemon=True).start()
+        except (GpuschedError, RuntimeError) as error:  # RuntimeError: no more threads
+            if not full:
+                self._leave(uid)
+            with sock, contextlib.suppress(OSError):
+                sock.setblocking(False)
+                sock.send(frame(FAILED, msgspec.json.encode(Failure(str(error), "end some of them", transient=True))))
+
+    def _serve(self, sock: socket.socket, uid: int) -> None:
+        try:
+            with sock:
+                serve(sock, uid, self._site, self._say)
+        finally:
+            self._leave(uid)
+
+    def _leave(self, uid: int) -> None:
+        with self._lock:
+            self._inside[uid] -= 1
+            if not self._inside[uid]:
+                del self._inside[uid]
+
+
+def listen(state: Path) -> socket.socket:
+    """The socket in the state folder; everybody may connect, the kernel says who did."""
+    folder = os.open(state, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        path = f"/proc/self/fd/{folder}/{SOCKET}"  # a socket's path may be no longer than 107 bytes
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        os.chmod(path, 0o666)
+        listener.listen(64)
+        return listener
+    finally:
+        os.close(folder)
+
+
+def main() -> None:
+    """``python -m gpusched.controller.relay STATE INVENTORY``: until stdin ends, which is when the controller does."""
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    os.nice(5)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 65536) if most > 0 else 65536, most))
+    state = Path(sys.argv[1])
+    listener = listen(state)
+    door = Door(Site(state, Path(sys.argv[2])), say)
+    threading.Thread(target=_accept, args=(listener, door), daemon=True).start()
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.stdin.buffer.read()
+    os._exit(0)  # sessions may hang in calls without a time limit
+
+
+def _accept(listener: socket.socket, door: Door) -> None:
+    while True:
+        try:
+            door.enter(listener.accept()[0])
+        except OSError:  # no descriptor is free
+            time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main()

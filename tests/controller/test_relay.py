@@ -1,0 +1,234 @@
+"""The relay to running jobs: who may, what ends a session, and how many there are. The rest: tests/e2e/test_site.py."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpusched.controller import relay
+from gpusched.model.jobs import JobState
+from gpusched.model.relay import (
+    ERRORS,
+    EXITED,
+    FAILED,
+    INPUT,
+    INPUT_ENDED,
+    OUTPUT,
+    REQUEST,
+    SOCKET,
+    Exec,
+    Failure,
+    Frames,
+    KeptLog,
+    NodeLog,
+    Request,
+    Terminal,
+    exit_code,
+    frame,
+    size_frame,
+)
+from tests.cli_nodes.conftest import Cluster, job, spec
+from tests.cli_nodes.test_logs import ID, Attempt
+from tests.testbed.processes import command_line
+from tests.testbed.waiting import wait_until
+
+OWNER, ADMIN, OTHER = 64001, 3, 64003
+
+
+class Caller:
+    """A client's end of a session that runs in a thread."""
+
+    def __init__(self, site: relay.Site, uid: int, request: Request | bytes) -> None:
+        self.sock, theirs = socket.socketpair()
+        self.sock.settimeout(60)
+        self.said: list[str] = []
+        self.thread = threading.Thread(target=self._serve, args=(theirs, uid, site), daemon=True)
+        self.thread.start()
+        self.frames = Frames()
+        self.sock.sendall(request if isinstance(request, bytes) else frame(REQUEST, msgspec.json.encode(request)))
+        self.output, self.errors, self.code, self.failure = b"", b"", None, ""
+
+    def _serve(self, sock: socket.socket, uid: int, site: relay.Site) -> None:
+        with sock:
+            relay.serve(sock, uid, site, self.said.append)
+
+    def send(self, *frames: bytes) -> None:
+        self.sock.sendall(b"".join(frames))
+
+    def hear(self, until: bytes | None = None) -> Caller:
+        """Until the end, or until so much was said."""
+        while until is None or until not in self.output:
+            if not (data := self.sock.recv(65536)):
+                self.sock.close()
+                break
+            for kind, payload in self.frames.feed(data):
+                if kind == FAILED:
+                    self.failure = msgspec.json.decode(payload, type=Failure).message
+                elif kind == EXITED:
+                    self.code = exit_code(payload)
+                elif kind == ERRORS:
+                    self.errors += payload
+                else:
+                    assert kind == OUTPUT
+                    self.output += payload
+        return self
+
+    def hang_up(self) -> None:
+        self.sock.close()
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    cluster = Cluster(tmp_path)
+    text = cluster.inventory.read_text().replace("settings: {", "settings: {admins: [sys], ")
+    cluster.inventory.write_text(text)
+    return cluster
+
+
+@pytest.fixture
+def site(cluster: Cluster) -> relay.Site:
+    return relay.Site(cluster.state, cluster.inventory)
+
+
+@pytest.fixture
+def running(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempt]:
+    """A job of OWNER on this machine."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
+    attempt = Attempt(cluster, "echo begun; exec sleep 7001")
+    cluster.store.put_jobs([msgspec.structs.replace(attempt.job, uid=OWNER)])
+    yield attempt
+    attempt.remove()
+
+
+@pytest.fixture
+def call(site: relay.Site, running: Attempt) -> Callable[..., Caller]:
+    def ask(*argv: str, uid: int = OWNER, **fields: Any) -> Caller:
+        return Caller(site, uid, Exec(job=ID, rank=0, argv=argv, **fields))
+
+    wait_until(lambda: ask("true").hear().code == 0, 60, "the job to run")
+    return ask
+
+
+def pids(*words: str) -> list[int]:
+    return [int(p) for p in os.listdir("/proc") if p.isdigit() and command_line(int(p)) == list(words)]
+
+
+def test_who_may(call: Callable[..., Caller], site: relay.Site, cluster: Cluster) -> None:
+    for uid in (OWNER, ADMIN, 0):
+        heard = call("sh", "-c", "echo out; echo err >&2; exit 9", uid=uid).hear()
+        assert (heard.output, heard.errors, heard.code, heard.failure) == (b"out\n", b"err\n", 9, "")
+    log = NodeLog(job=ID, attempt=1, rank=0)
+    assert Caller(site, OWNER, log).hear().output == b"begun\n"
+    path = cluster.state / "logs" / ID / "1.0.log"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"kept")
+    kept = KeptLog(job=ID, attempt=1, rank=0)
+    assert Caller(site, OWNER, kept).hear().output == b"kept"
+    for request in (Exec(job=ID, rank=0, argv=("id",)), log, kept):
+        refused = Caller(site, OTHER, request).hear()
+        assert (refused.output, refused.code) == (b"", None)
+        assert "belongs to ann" in refused.failure
+
+
+def test_what_is_not_there(call: Callable[..., Caller], site: relay.Site, cluster: Cluster) -> None:
+    def refusal(request: Request) -> str:
+        return Caller(site, 0, request).hear().failure
+
+    assert "there is no job" in refusal(Exec(job="../x", rank=0, argv=("id",)))
+    assert "rank 7" in refusal(Exec(job=ID, rank=7, argv=("id",)))
+    assert "null character" in refusal(Exec(job=ID, rank=0, argv=("a\0b",)))
+    assert "attempt 2" in refusal(NodeLog(job=ID, attempt=2, rank=0))
+    assert "no output" in refusal(KeptLog(job=ID, attempt=1, rank=0))
+    cluster.store.put_jobs([job(ID, JobState.COMPLETED, {"here": (0,)}, spec=spec("x", 1, 1, "local"))])
+    assert "is COMPLETED" in refusal(Exec(job=ID, rank=0, argv=("id",)))
+
+
+def test_input_a_terminal_and_its_size(call: Callable[..., Caller]) -> None:
+    cat = call("cat", stdin=True)
+    cat.send(frame(INPUT, b"a"), frame(INPUT, b"b" * 200_000), frame(INPUT_ENDED))
+    assert (cat.hear().output, cat.code) == (b"a" + b"b" * 200_000, 0)
+    shell = call("sh", "-c", "stty size; read x; stty size; exec cat", terminal=Terminal("vt100", 31, 97))
+    shell.hear(b"31 97")
+    shell.send(size_frame(40, 111), frame(INPUT, b"go\n"))
+    shell.hear(b"40 111")
+    shell.send(frame(INPUT, b"\x03"))
+    assert shell.hear().code == 130
+
+
+@pytest.mark.parametrize("fields", [{}, {"stdin": True}, {"terminal": Terminal()}])
+def test_a_client_that_goes_ends_its_session(call: Callable[..., Caller], fields: dict[str, Any]) -> None:
+    caller = call("sh", "-c", "echo up; exec sleep 7002", **fields)
+    caller.hear(b"up")
+    if fields.get("stdin"):
+        caller.send(*[frame(INPUT, b"x" * 65536)] * 3)  # that nobody reads
+    caller.hang_up()
+    if not fields.get("stdin"):  # the end of its input is all that this one can be told
+        wait_until(lambda: not pids("sleep", "7002"), 30, "the command's end")
+    assert caller.said == []
+
+
+def test_following_ends_with_the_client(site: relay.Site, call: Callable[..., Caller]) -> None:
+    caller = Caller(site, OWNER, NodeLog(job=ID, attempt=1, rank=0, follow=True))
+    caller.hear(b"begun")
+    caller.hang_up()
+    garbling = Caller(site, OWNER, NodeLog(job=ID, attempt=1, rank=0, follow=True))
+    garbling.hear(b"begun")
+    garbling.send(frame(INPUT, b"x"))
+    assert garbling.hear().output == b"begun\n"
+    garbling.hang_up()
+
+
+def test_a_client_that_does_not_read_holds_up_its_own_session_only(call: Callable[..., Caller]) -> None:
+    stalled = call("cat", "/dev/zero")
+    assert call("echo", "x").hear().output == b"x\n"
+    stalled.hang_up()
+    wait_until(lambda: not pids("cat", "/dev/zero"), 30, "the command's end")
+
+
+def test_so_many_sessions_of_a_user(site: relay.Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "MAX_SESSIONS_PER_USER", 2)
+    door, callers = relay.Door(site, print), []
+    for _ in range(3):
+        ours, theirs = socket.socketpair()
+        ours.settimeout(60)
+        door.enter(theirs)
+        callers.append(ours)
+    assert b"too many sessions" in callers[2].recv(65536)
+    callers[0].sendall(b"garbage!")
+    assert callers[0].recv(65536)[:1] == b"f"
+    assert callers[0].recv(65536) == b""
+
+    def has_room() -> bool:
+        ours, theirs = socket.socketpair()
+        with ours:
+            door.enter(theirs)
+            ours.sendall(b"garbage!")
+            ours.settimeout(60)
+            return b"not a request" in ours.recv(65536)
+
+    wait_until(has_room, 30, "room for another")
+    for caller in callers:
+        caller.close()
+
+
+def test_the_process_ends_with_its_controller(cluster: Cluster) -> None:
+    argv = [sys.executable, "-m", "gpusched.controller.relay", str(cluster.state), str(cluster.inventory)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, env=cluster.env()) as process:
+        path = cluster.state / SOCKET
+        wait_until(lambda: process.poll() is None and path.exists() and path.stat().st_mode & 0o777 == 0o666, 60)
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(path))
+            assert process.stdin is not None
+            process.stdin.close()
+            assert process.wait(60) == 0
