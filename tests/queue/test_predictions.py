@@ -54,7 +54,8 @@ def test_a_store_from_before_is_read_as_it_is_and_taken_along_when_opened_to_wri
 
 def test_past_runs_are_those_that_ended_by_themselves(tmp_path: Path) -> None:
     store = Store.create_or_open(tmp_path)
-    for n, outcome in enumerate([JobState.COMPLETED, JobState.NODE_FAIL, JobState.TIMEOUT, JobState.PENDING, None]):
+    cut = (JobState.NODE_FAIL, JobState.PREEMPTED, JobState.PENDING)
+    for n, outcome in enumerate([JobState.COMPLETED, cut[0], JobState.TIMEOUT, *cut[1:], None]):
         store.put_jobs([job(f"j{n}")])
         store.open_run(
             Run(job_id=f"j{n}", attempt=1, user="u", partition="p", flavor=None, share=1, gpus=1, start_time=NOW,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gpusched.model.plan import ReasonCode
@@ -116,6 +117,19 @@ def test_orders(order: str, expected: str) -> None:
     assert next(iter(started(decide(snapshot([node("n")], boosted, order=order, usage=usage))))) == "c"
 
 
+def test_largest_first_is_by_gpus_then_cores_then_memory() -> None:
+    """Each of them as the whole job has it, on all its nodes."""
+    jobs = [
+        pending("a", 1, cores_per_node=2, memory_mib_per_node=900),
+        pending("b", 1, submit=1.0, cores_per_node=2, memory_mib_per_node=1000),
+        pending("c", 1, submit=2.0, cores_per_node=3, memory_mib_per_node=10),
+        pending("d", 0, nodes=2, submit=3.0, cores_per_node=9, memory_mib_per_node=9000),
+        pending("e", 0, submit=4.0, cores_per_node=18, memory_mib_per_node=17999),
+        pending("f", 1, nodes=2, submit=5.0, cores_per_node=1, memory_mib_per_node=1),
+    ]
+    assert "".join(started(decide(snapshot([node("n"), node("m")], jobs, order="ljf")))) == "fcbade"
+
+
 def test_estimates_go_before_limits_but_never_beyond_them() -> None:
     jobs = [
         pending("a", 1, limit=100, submit=1.0),
@@ -130,6 +144,9 @@ def test_fairshare_counts_what_is_held_now() -> None:
     jobs = [pending("a", 1, user="alice"), pending("b", 1, submit=1.0, user="bob")]
     snap = snapshot([node("n")], jobs, [running("r", {"n": (0, 1)}, 9e9, user="alice")], order="fairshare")
     assert list(started(decide(snap))) == ["b", "a"]
+    for usage, first in ((1.5, "b"), (2.5, "a")):  # one hour for every GPU: alice's two count as two
+        one = msgspec.structs.replace(snap, usage={"bob": usage})
+        assert next(iter(started(decide(one)))) == first
 
 
 def test_array_tasks_go_by_number_and_no_more_than_there_is_room_for() -> None:
@@ -211,6 +228,34 @@ def test_cores_and_memory_can_be_what_is_short() -> None:
     assert (
         plan.reasons["j"].message == "needs 600G of memory beside 1 GPU on one node; most there on one node: 512G (n)"
     )
+
+
+def test_memory_is_short_where_gpus_and_cores_are_not() -> None:
+    """Of the nodes with room for the rest the one that comes nearest is named, and those with enough are counted."""
+    nodes = [node("a", memory_mib=64 << 10), node("b", memory_mib=96 << 10), node("c", memory_mib=80 << 10)]
+    wide = decide(snapshot(nodes, [pending("j", 1, nodes=2, memory_mib_per_node=90 << 10)]))
+    assert wide.reasons["j"].code == ReasonCode.BAD_CONSTRAINTS
+    assert wide.reasons["j"].message == (
+        "needs 90G of memory beside 1 GPU on each of 2 nodes; 1 node has that there"
+    )
+    busy = [running("r", {"b": (0,)}, NOW + 60)]  # 1024 MiB of it
+    plan = decide(snapshot(nodes, [pending("j", 1, memory_mib_per_node=96 << 10)], busy))
+    assert plan.reasons["j"].message == (
+        "waits for 96G of memory beside 1 GPU on one node; most free on one node: 95G (b); "
+        "by the time limits it can start in 0:01:00"
+    )
+
+
+def test_easy_hands_out_once_what_the_head_leaves_over() -> None:
+    """The head leaves 2 of 8 GPUs, 10 of 16 cores, 10 of 16 GiB over: of three long jobs two pass and one waits."""
+    head = pending("head", 6, memory_mib_per_node=6 << 10)
+    cores, memory = {"cores_per_node": 5, "memory_mib_per_node": 16}, {"memory_mib_per_node": 5 << 10}
+    for gpus, more in ((1, {}), (0, cores), (0, memory)):
+        jobs = [head, *(pending(f"j{i}", gpus, limit=9 * HOUR, submit=1.0 + i, **more) for i in range(3))]
+        free = node("n", cores=16, memory_mib=16 << 10)
+        plan = decide(snapshot([free], jobs, [running("r", {"n": (0, 1, 2, 3)}, NOW + HOUR)], backfill="easy"))
+        assert list(started(plan)) == ["j0", "j1"], more
+        assert plan.reasons["j2"].code == ReasonCode.BACKFILL
 
 
 def test_a_lost_gpu_under_a_running_job_does_not_come_back() -> None:
