@@ -79,6 +79,22 @@ def test_a_counter_that_went_back_is_not_believed() -> None:
     assert (row.energy_j, row.energy_unknown_s) == (0.0, 10.0)
 
 
+def test_the_gpus_of_a_job_add_up() -> None:
+    """Two GPUs of one holder within one bucket are one row: all that is summed is their sum."""
+    def both(time: float, joules: float, **more: Any) -> NodeReading:
+        gpus = tuple(Gpu(index=i, uuid=f"u{i}", energy_j=joules * (1 + i), **more) for i in range(2))
+        return NodeReading(node="n0", time=time, boot_id="b", gpus=gpus)
+
+    held = {0: [Holding("j", "alice", T + 99)], 1: [Holding("j", "alice", T + 99)]}
+    (row,) = usage_between(NODE, both(T, 0.0, utilization_pct=2.0), both(T + 10, 100.0, utilization_pct=2.0), held)
+    assert (row.gpu_s, row.energy_j, row.energy_unknown_s) == (20.0, pytest.approx(300.0), 0.0)
+    assert (row.util_s, row.util_known_s, row.idle_s) == (pytest.approx(0.4), 20.0, 20.0)
+    before = reading(T), reading(T + 10)
+    unknown = [msgspec.structs.replace(r, gpus=tuple(Gpu(index=i, uuid="u") for i in range(2))) for r in before]
+    (row,) = usage_between(NODE, *unknown, held)
+    assert (row.energy_j, row.energy_unknown_s, row.util_known_s) == (0.0, 20.0, 0.0)
+
+
 def test_a_job_that_goes_back_to_the_queue_pays_until_then(tmp_path: Path) -> None:
     """10 s at 100 W, through the ledger and the store; the job is requeued, ends, or runs on within the cycle."""
     part = NodeAllocation(rank=0, node="n0", gpus=(0,), cores=1, memory_mib=1)

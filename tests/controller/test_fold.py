@@ -108,6 +108,12 @@ def test_a_users_hold_does_not_take_the_place_of_an_admins(desk: Desk) -> None:
         assert desk.job(job).held_by == ""
 
 
+def test_root_the_controllers_own_user_and_the_named_are_admins(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getuid", lambda: 4242)
+    admins = [uid for uid in (0, 1, 4241, 4242, 4243, ADMIN, ALICE) if desk.folder()._caller(uid).admin]
+    assert admins == [0, 4242, ADMIN]
+
+
 @needs_root
 def test_priorities_go_down_freely_and_up_for_admins(desk: Desk) -> None:
     job = desk.submit(ALICE)

@@ -78,6 +78,20 @@ def test_best_fit_compares_gpus_then_cores_then_memory() -> None:
     assert where(decide(snapshot(nodes, [pending("j", 8)], place="best-fit"))) == {"j": ["c"]}
 
 
+@pytest.mark.parametrize("short", ["gpus", "cores", "memory"])
+def test_spread_compares_free_gpus_then_cores_then_memory(short: str) -> None:
+    """Each node has more of all that comes later; the one with most of the first that differs is taken."""
+    more = {"gpus": (7, 8), "cores": (70, 80), "memory": (500, 512)}
+    sizes = [dict(zip(more, (v[side] for v in more.values()), strict=True)) for side in (1, 1)]
+    sizes[0][short] = more[short][0]
+    for later in list(more)[list(more).index(short) + 1 :]:
+        sizes[1][later] = more[later][0]
+    nodes = [node(n, s["gpus"], s["cores"], s["memory"] << 10) for n, s in zip("ab", sizes, strict=True)]
+    assert where(decide(snapshot(nodes, [pending("j", 1)], place="spread"))) == {"j": ["b"]}
+    expected = {"gpus": "a", "cores": "a", "memory": "a"}[short]
+    assert where(decide(snapshot(nodes, [pending("j", 1)], place="best-fit"))) == {"j": [expected]}
+
+
 def test_a_gang_takes_distinct_nodes_in_the_rules_order() -> None:
     busy = [running("r", {"a": (0,)}, 9e9), running("s", {"c": (0, 1)}, 9e9)]
     snap = snapshot([node("a"), node("b"), node("c")], [pending("j", 4, nodes=2)], busy, place="best-fit")
@@ -154,6 +168,23 @@ def test_array_tasks_go_by_number_and_no_more_than_there_is_room_for() -> None:
     plan = decide(snapshot([node("n")], [*jobs, pending("b", 1, submit=1.0)]))
     assert list(started(plan)) == ["a_1", "a_2", "a_9", "b"]
     assert plan.reasons["a_10"].code == ReasonCode.ARRAY_TASK_LIMIT
+
+
+def test_each_array_has_its_own_bound() -> None:
+    jobs = [pending(f"{a}_{i}", 1, array_id=a, array_room=room) for a, room in (("a", 3), ("b", 1), ("c", 2))
+            for i in range(4)]  # fmt: skip
+    plan = decide(snapshot([node("n"), node("m")], jobs))
+    assert list(started(plan)) == ["a_0", "a_1", "a_2", "b_0", "c_0", "c_1"]
+
+
+@pytest.mark.parametrize("names", ["pqr", "rqp"])
+def test_what_ends_in_other_partitions_or_on_broken_nodes_helps_no_head(names: str) -> None:
+    """Of three partitions the middle one's head waits for its own node's job alone."""
+    nodes = [node(f"n{p}", partition=p) for p in names]
+    nodes.append(node("bad", partition="q", available=False, unavailable_reason="DOWN"))
+    busy = [running(f"r{n.name}", {n.name: tuple(range(8))}, NOW + (HOUR if n.name == "nq" else 60)) for n in nodes]
+    plan = decide(snapshot(nodes, [pending("j", 8, partition="q")], busy, backfill="easy"))
+    assert plan.reasons["j"].message.endswith("in 1:00:00")
 
 
 def test_easy_lets_short_jobs_and_leftovers_pass_but_not_the_rest() -> None:
