@@ -1,4 +1,4 @@
-# make test | lint | demo | clean     PYTHON=python3.12 chooses the interpreter, JOBS=4 the number of test processes.
+# make test | lint | demo | mutate | clean     PYTHON=python3.12 chooses the interpreter, JOBS=4 the number of test processes.
 PYTHON ?= python3
 # Tests wait for nodes about half of their time: on two cores a third process is work done meanwhile.
 JOBS ?= 3
@@ -9,7 +9,7 @@ STAMP := $(VENV)/.stamp-installed
 # Each of the thousand processes that tests start would compile numba's thousand modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: test lint demo clean install packages
+.PHONY: test lint demo mutate clean install packages
 .DEFAULT_GOAL := test
 
 # Everything runs even where another part failed. The linters run beside the tests and print when they have ended.
@@ -32,6 +32,11 @@ lint: install
 
 demo: install
 	@$(BIN)/python -m gpusched.demo
+
+# Small bugs put in one at a time, on copies: which does no fast test notice? SAMPLE=300 SEED=1 PATHS="gpusched/sched ..."
+mutate: install
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[mutate]'
+	@$(BIN)/python -m tests.mutate $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(PATHS)
 
 install: $(STAMP)
 

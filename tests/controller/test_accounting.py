@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.accounting import BUCKET_S, MAX_POWER_GAP_S, Holding, holdings, usage_between
+from gpusched.cluster.base import Observation
+from gpusched.controller.ledger import Ledger
 from gpusched.model.jobs import Allocation, Job, JobState, NodeAllocation
 from gpusched.model.readings import Gpu, NodeReading
-from gpusched.queue.store import UsageRow
+from gpusched.queue.store import NodeRecord, Store, UsageRow
 from tests.controller.folding import spec
 from tests.controller.imagined import GPUS, inventory
 
@@ -73,6 +77,53 @@ def test_a_counter_that_went_back_is_not_believed() -> None:
     assert (row.energy_j, row.energy_unknown_s) == (0.0, 10.0)
     (row,) = usage_between(NODE, reading(T, energy_j=9.0), reading(T + 10, "new boot", energy_j=500.0), {})
     assert (row.energy_j, row.energy_unknown_s) == (0.0, 10.0)
+
+
+def test_the_gpus_of_a_job_add_up() -> None:
+    """Two GPUs of one holder within one bucket are one row: all that is summed is their sum."""
+    def both(time: float, joules: float, **more: Any) -> NodeReading:
+        gpus = tuple(Gpu(index=i, uuid=f"u{i}", energy_j=joules * (1 + i), **more) for i in range(2))
+        return NodeReading(node="n0", time=time, boot_id="b", gpus=gpus)
+
+    held = {0: [Holding("j", "alice", T + 99)], 1: [Holding("j", "alice", T + 99)]}
+    (row,) = usage_between(NODE, both(T, 0.0, utilization_pct=2.0), both(T + 10, 100.0, utilization_pct=2.0), held)
+    assert (row.gpu_s, row.energy_j, row.energy_unknown_s) == (20.0, pytest.approx(300.0), 0.0)
+    assert (row.util_s, row.util_known_s, row.idle_s) == (pytest.approx(0.4), 20.0, 20.0)
+    before = reading(T), reading(T + 10)
+    unknown = [msgspec.structs.replace(r, gpus=tuple(Gpu(index=i, uuid="u") for i in range(2))) for r in before]
+    (row,) = usage_between(NODE, *unknown, held)
+    assert (row.energy_j, row.energy_unknown_s, row.util_known_s) == (0.0, 20.0, 0.0)
+
+
+def test_a_job_that_goes_back_to_the_queue_pays_until_then(tmp_path: Path) -> None:
+    """10 s at 100 W, through the ledger and the store; the job is requeued, ends, or runs on within the cycle."""
+    part = NodeAllocation(rank=0, node="n0", gpus=(0,), cores=1, memory_mib=1)
+    running = Job(
+        id="j", user="alice", uid=1, spec=spec(), state=JobState.RUNNING, submit_time=T - 9, start_time=T - 5,
+        allocation=Allocation("j", (part,)), attempt=1,
+    )  # fmt: skip
+    changes: dict[str, dict[str, Any]] = {
+        "requeued": {"state": JobState.PENDING, "allocation": None, "start_time": None},
+        "ended": {"state": JobState.COMPLETED, "end_time": T + 4},
+        "runs": {},
+    }
+    paid = {"requeued": (8.0, 2.0), "ended": (4.0, 6.0), "runs": (10.0, None)}
+    for name, change in changes.items():
+        store = Store.create_or_open(tmp_path / name)
+        after = msgspec.structs.replace(running, **change)
+        store.put_jobs([after])
+        before = {"n0": NodeRecord(name="n0", reading=reading(T, energy_j=0.0))}
+        news = {"n0": Observation(began=T + 9, result=reading(T + 10, energy_j=1000.0))}
+        now = T + 8 if name == "requeued" else T + 10  # it let go when the cycle said so
+        Ledger(store).charge(inventory(), before, news, [running], [after], now)
+        rows = {row.job_id: row for row in store.usage(0)}
+        theirs, nobodys = paid[name]
+        assert (rows["j"].gpu_s, rows["j"].energy_j, rows["j"].user) == (theirs, pytest.approx(theirs * 100), "alice")
+        assert (rows[""].gpu_s if "" in rows else None) == nobodys
+        kept = store.job("j")
+        assert kept is not None
+        assert kept.energy_j == (pytest.approx(400.0) if name == "ended" else None)
+        store.close()
 
 
 def test_another_gpu_in_the_same_place_is_another_counter() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpusched.controller.fold import Folder
+from gpusched.controller.fold import Caller, Folder, Refused
 from gpusched.model import ids
 from gpusched.model.commands import (
     AnyCommand,
@@ -82,6 +82,39 @@ def test_an_admins_hold_is_not_released_by_the_owner(desk: Desk) -> None:
     assert desk.job(job).held_by == "admin", "a hold of one's own over it would be one's own to release"
     assert desk.say(Release(time=NOW, job_ids=(job,)), ADMIN) == ""
     assert desk.job(job).held_by == ""
+
+
+def test_a_users_hold_does_not_take_the_place_of_an_admins(desk: Desk) -> None:
+    """Nor is a hold of one's own job an admin's, who may be a user like others."""
+    job = desk.submit()
+    owner = desk.job(job).uid
+    users, admins = Caller(owner, "ann", False), Caller(owner + 1, "root", True)
+
+    def say(command: AnyCommand, caller: Caller) -> str:
+        try:
+            desk.folder()._apply(command, caller, NOW)
+        except Refused as refused:
+            return str(refused)
+        return ""
+
+    hold, release = Hold(time=NOW, job_ids=(job,)), Release(time=NOW, job_ids=(job,))
+    assert say(hold, admins) == ""
+    for command in (release, hold, release):
+        say(command, users)
+        assert desk.job(job).held_by == "admin"
+    assert say(release, users) == f"job {job} is held by an admin"
+    assert say(release, admins) == ""
+    for caller in (users, Caller(owner, "ann", True)):
+        assert say(hold, caller) == ""
+        assert desk.job(job).held_by == "user"
+        assert say(release, users) == ""
+        assert desk.job(job).held_by == ""
+
+
+def test_root_the_controllers_own_user_and_the_named_are_admins(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getuid", lambda: 4242)
+    admins = [uid for uid in (0, 1, 4241, 4242, 4243, ADMIN, ALICE) if desk.folder()._caller(uid).admin]
+    assert admins == [0, 4242, ADMIN]
 
 
 @needs_root

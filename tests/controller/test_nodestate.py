@@ -97,6 +97,14 @@ def test_one_lost_gpu_is_an_event_once_and_the_node_stays() -> None:
     assert events == ["gpu_back"]
 
 
+@pytest.mark.parametrize("well", [{"ecc_errors": 2}, {"mig_mode": True}, {"memory_used_mib": 9000}])
+def test_a_gpu_that_may_not_be_used_is_not_lost(well: dict[str, Any]) -> None:
+    gpus = (*reading().gpus[:3], msgspec.structs.replace(reading().gpus[3], **well))
+    record, events = update(SEEN, reading(gpus=gpus))
+    assert events == []
+    assert "GPU 3" in record.reason
+
+
 def test_dead_is_down_for_long_enough() -> None:
     record, _ = update(SEEN, failure())
     assert not is_dead(record, SETTINGS, NOW + 59)

@@ -108,8 +108,8 @@ def test_it_runs_even_when_it_is_over_before_anyone_looks(phase: str) -> None:
 def test_times_are_by_our_clock_whatever_the_nodes_says(skew: float) -> None:
     answer = says("exited", exit_code=0, skew=skew, started_at=NOW - 20 + skew, finished_at=NOW - 5 + skew)
     step = reconcile_job(job(JobState.STARTING), ranks(), world(answer))
-    assert step.job.start_time == pytest.approx(NOW - 20)
-    assert step.job.end_time == pytest.approx(NOW - 5)
+    assert step.job.start_time == pytest.approx(NOW - 20, abs=1e-3)  # of 1.8e9: relatively all would be equal
+    assert step.job.end_time == pytest.approx(NOW - 5, abs=1e-3)
 
 
 def test_an_end_is_not_before_the_rank_was_last_seen_to_run_whatever_the_nodes_clock_was_set_to() -> None:

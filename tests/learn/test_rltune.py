@@ -18,7 +18,7 @@ from gpusched.learn import torch_
 from gpusched.learn.checkpoint import Checkpoint
 from gpusched.learn.request import Progress, Report, Trained, TrainJob
 from gpusched.learn.rltune import train_agent
-from gpusched.learn.rltune.arena import Arena, arenas
+from gpusched.learn.rltune.arena import Arena, Figures, arenas
 from gpusched.learn.rltune.candidates import Rule, arrays_of, heuristics, odds_of, rules, with_net, without_net
 from gpusched.learn.rltune.choosing import _PRIOR, Option, choose_base, choose_strength
 from gpusched.learn.rltune.episodes import Episode, cut
@@ -111,6 +111,58 @@ def test_a_network_that_harms_is_not_believed() -> None:
     found, words = choose_strength([Option("bad", 1.0, bad)], base, arena, arena, settings)
     assert found.strength == 0.0
     assert "later" in words[0]
+
+
+class Told:
+    """A replay whose figures are known: policy -> mean JCT, which is all that counts here."""
+
+    def __init__(self, **jct: float) -> None:
+        self.jct = jct
+
+    def play(self, prepared: Any) -> Figures:
+        return Figures(1.0, self.jct[prepared], 1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("before", "later", "chosen"),
+    [
+        (90.0, 90.0, "net"),
+        (100.0, 90.0, "net"),  # as good before is good enough
+        (101.0, 90.0, "none"),  # worse before, however much better later: it may be luck
+        (50.0, 99.5, "none"),  # not surely better later
+        (50.0, 101.0, "none"),
+    ],
+)
+def test_a_network_must_be_better_later_and_no_worse_before(before: float, later: float, chosen: str) -> None:
+    options: Any = [Option("net", 1.0, "net")]  # type: ignore[arg-type]
+    early: Any = [Told(none=100.0, net=before)]
+    late: Any = [Told(none=100.0, net=later)]
+    found, words = choose_strength(options, "none", early, late, Settings(objective="jct"))  # type: ignore[arg-type]
+    assert found.prepared == chosen
+    assert words == [f"net x 1: {1 - later / 100:+.1%} later, {1 - before / 100:+.1%} before"]
+
+
+class Seen(Exception):
+    pass
+
+
+def test_what_is_chosen_by_the_later_part_knows_the_earlier_one_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Any] = []
+
+    def choose(arenas: Any, settings: Settings, odds: Any, advance: Any) -> None:
+        found.append(odds)
+        raise Seen
+
+    monkeypatch.setattr("gpusched.learn.rltune.train.choose_base", choose)
+    one = job(tmp_path)
+    with pytest.raises(Seen):
+        train_agent(one, Report())
+    trace = one.stage.trace
+    early = int(0.7 * len(trace))  # `arena.windows` judges by the rest
+    assert np.array_equal(found[0].prior, odds_of(trace.gpus[:early], trace.duration[:early]).prior)
+    assert not np.array_equal(found[0].prior, ODDS.prior)
 
 
 def test_settings_say_what_is_wrong() -> None:

@@ -119,6 +119,28 @@ def test_who_ran_short_before_goes_before_who_ran_long() -> None:
     assert replay(trace, Pool.uniform(1, 1), "las").end[5] > 13000.0
 
 
+def test_what_is_chosen_by_the_later_part_knows_the_earlier_one_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Any] = []
+
+    class Ground:
+        def __init__(self, arenas: Any, prior: Any, *more: Any) -> None:
+            found.append(prior)
+
+        def of(self, policy: ReplayPolicy) -> tuple[float, float]:
+            raise InterruptedError
+
+    monkeypatch.setattr("gpusched.learn.rltune.preempting.Ground", Ground)
+    with pytest.raises(InterruptedError):
+        train_agent(job(tmp_path), Report())
+    early = int(0.7 * len(TRACE))
+    assert len(found) == 2
+    for prior in found:
+        assert np.array_equal(prior, odds_of(TRACE.gpus[:early], TRACE.duration[:early]).prior)
+        assert not np.array_equal(prior, PRIOR)
+
+
 def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
     one = train_agent(job(tmp_path), Report())
     assert bits(train_agent(job(tmp_path), Report())) == bits(one)

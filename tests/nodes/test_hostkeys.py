@@ -78,3 +78,6 @@ def test_algorithms_of_known_keys_come_first(tmp_path: Path) -> None:
     expected = ["ssh-ed25519", "rsa-sha2-512", "rsa-sha2-256", "ecdsa-sha2-nistp256"]
     assert preferred_algorithms(known_keys([path], "gpu1"), offered) == expected
     assert preferred_algorithms([], offered) == offered
+    revoked = known(tmp_path, f"@revoked gpu1 {KEY}", f"gpu1 ssh-rsa {base64.b64encode(b'rsa').decode()}")
+    assert preferred_algorithms(known_keys([revoked], "gpu1"), offered)[0] == "rsa-sha2-512"
+    assert preferred_algorithms([k for k in known_keys([revoked], "gpu1") if k.revoked], offered) == offered

@@ -46,7 +46,7 @@ MemAvailable:   120000000 kB
 
 @@df
 Filesystem     1024-blocks     Used Available Capacity Mounted on
-/dev/sda1        102400000 51200000  51200000      50% /home
+/dev/sda1        102400000 58368000  40960000      59% /home
 
 @@smi_gpus
 0, GPU-1, Tesla V100-SXM2-32GB, 32510, 31000, 100, 287.33, 300.00, 71
@@ -83,7 +83,8 @@ def test_a_whole_answer_among_noise() -> None:
 
 
 def test_clock_skew_halves_the_round_trip() -> None:
-    assert reading_of(ANSWER).clock_skew_s == pytest.approx(0.6)
+    assert reading_of(ANSWER).clock_skew_s == pytest.approx(0.6), "a clock that is ahead counts upwards"
+    assert reading_of({**ANSWER, "clock": [990.5, 990.7]}).clock_skew_s == pytest.approx(-9.4)
 
 
 def test_no_answer() -> None:
@@ -121,8 +122,10 @@ def test_sections_of_a_node_without_python() -> None:
     assert sections is not None
     reading = reading_of_sections("n2", sections, sent=999.0, received=1001.0)
     assert (reading.boot_id, reading.cores, reading.memory_total_mib, reading.load1) == ("b-2", 40, 128000, 0.25)
-    assert reading.disk_free_mib == 50000
+    assert reading.disk_free_mib == 40000, "what is available: not what is used, nor what root may still have"
     assert reading.clock_skew_s == 0.5
+    ahead = reading_of_sections("n2", {**sections, "clock": "1009"}, sent=999.0, received=1001.0)
+    assert ahead.clock_skew_s == 9.5
     gpu = reading.gpus[0]
     assert (gpu.memory_used_mib, gpu.processes[0].user, gpu.processes[0].container) == (31000, "bob", None)
     assert gpu.processes[0].command == "python train.py --lr 1"

@@ -62,6 +62,26 @@ def test_lost_gpus_have_an_error_and_the_others_their_figures() -> None:
     assert (broken.uuid, broken.error) == ("GPU-cc", "nvidia-smi: Unknown Error")
 
 
+def test_a_gpu_is_lost_only_where_its_memory_cannot_be_read() -> None:
+    """A single figure in error is a figure that is not known."""
+    odd = "1, GPU-bb, NVIDIA A100-SXM4-80GB, 81920, 4, 0, [Unknown Error], 400.00, 35, 0, Disabled, 535.129.03\n"
+    (gpu,) = parse_gpus(odd).gpus
+    assert (gpu.error, gpu.power_w, gpu.memory_total_mib) == (None, None, 81920)
+    (gpu,) = parse_gpus(odd.replace("81920", "[N/A]")).gpus
+    assert (gpu.error, gpu.memory_total_mib) == ("nvidia-smi: Unknown Error", None)
+    (gpu,) = parse_gpus(odd.replace("81920", "[N/A]").replace("[Unknown Error]", "61.0")).gpus
+    assert (gpu.error, gpu.power_w) == (None, 61.0)
+
+
+def test_gpus_come_in_the_order_of_their_numbers() -> None:
+    rows = V100.splitlines()
+    text = f"{rows[1]}\nUnable to determine the device handle for GPU 2\n{rows[0]}\n"
+    reading = parse_gpus(text)
+    assert [g.index for g in reading.gpus] == [0, 1, 2]
+    assert reading.gpus[1].memory_used_mib == 31000
+    assert reading.gpus[2].error == "nvidia-smi: Unable to determine the device handle for GPU 2"
+
+
 def test_a_gpu_without_handle() -> None:
     text = "Unable to determine the device handle for GPU 0000:3B:00.0: Unknown Error\n" + V100
     reading = parse_gpus(text)

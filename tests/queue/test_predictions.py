@@ -6,9 +6,12 @@ import sqlite3
 from pathlib import Path
 
 from gpusched.model.jobs import JobState
+from gpusched.model.policy import PolicySpec
 from gpusched.queue.predictions import Prediction
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
+from gpusched.queue.snapshots import finished_lately
 from gpusched.queue.store import DATABASE, Reader, Run, Store
+from tests.controller.folding import spec
 from tests.queue.test_store import NOW, job
 
 
@@ -36,6 +39,25 @@ def test_the_first_prediction_of_a_job_counts_and_meets_its_start(tmp_path: Path
     store.close()
 
 
+def test_a_policy_that_learns_from_ended_jobs_sees_those_that_ended_by_themselves(tmp_path: Path) -> None:
+    store = Store.create_or_open(tmp_path)
+    wide = spec(nodes=3, gpus_per_node=2, cores_per_node=5, memory_mib_per_node=70)
+    ends = (JobState.COMPLETED, JobState.FAILED, JobState.TIMEOUT, JobState.OUT_OF_MEMORY, JobState.CANCELLED,
+            JobState.NODE_FAIL, JobState.RUNNING)  # fmt: skip
+    for n, state in enumerate(ends):
+        end = None if state is JobState.RUNNING else NOW + 100 + n
+        times = {"submit_time": NOW - n, "start_time": NOW + 10, "end_time": end}
+        store.put_jobs([job(f"j{n}", state, spec=wide, attempt=2, **times)])
+    store.put_jobs([job("never", JobState.FAILED, start_time=None, end_time=NOW + 50)])
+    assert finished_lately(store, {"p": PolicySpec(name="x")}) == ()
+    found = finished_lately(store, {"q": PolicySpec(name="y"), "p": PolicySpec(name="x", agent="rltune")})
+    times = {(NOW - n, NOW + 100 + n, 90.0 + n) for n in range(4)}
+    assert {(f.submit_time, f.end_time, f.ran_s) for f in found} == times
+    sizes = {(f.nodes, f.gpus, f.cores, f.memory_mib, f.partition, f.attempt) for f in found}
+    assert sizes == {(3, 6, 15, 210, "p", 2)}
+    store.close()
+
+
 def test_a_store_from_before_is_read_as_it_is_and_taken_along_when_opened_to_write(tmp_path: Path) -> None:
     db = sqlite3.connect(tmp_path / DATABASE)
     db.executescript(f"PRAGMA journal_mode=WAL; {SCHEMA} PRAGMA user_version=1;")
@@ -54,7 +76,8 @@ def test_a_store_from_before_is_read_as_it_is_and_taken_along_when_opened_to_wri
 
 def test_past_runs_are_those_that_ended_by_themselves(tmp_path: Path) -> None:
     store = Store.create_or_open(tmp_path)
-    for n, outcome in enumerate([JobState.COMPLETED, JobState.NODE_FAIL, JobState.TIMEOUT, JobState.PENDING, None]):
+    cut = (JobState.NODE_FAIL, JobState.PREEMPTED, JobState.PENDING)
+    for n, outcome in enumerate([JobState.COMPLETED, cut[0], JobState.TIMEOUT, *cut[1:], None]):
         store.put_jobs([job(f"j{n}")])
         store.open_run(
             Run(job_id=f"j{n}", attempt=1, user="u", partition="p", flavor=None, share=1, gpus=1, start_time=NOW,

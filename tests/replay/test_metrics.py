@@ -73,6 +73,21 @@ def test_the_papers_inefficient_energy() -> None:
     assert m.energy_kwh == pytest.approx(13 * 720 * (0.5 + 0.5 * 0.62))
 
 
+def test_inefficient_energy_begins_with_the_first_start() -> None:
+    """Half of a server of 6.5 kW, for the 100 s from its first start on; the 100 s before are nobody's waste."""
+    pool = Pool.of([NodeSpec(8, 256, 1 << 20, "A100", "A100", "dgx1")])
+    m = metrics_of(result_of([Job(0, 100, 200, gpus=4)], pool))
+    assert m.inefficient_energy_kwh == pytest.approx(6.5 * 100 / 3600 * 0.5)
+
+
+def test_arrival_utilization_ends_with_the_last_submission() -> None:
+    """8 of 16 GPUs from 0 to 100, and 16 from 120 to 170; the last job came at 50: neither the rest nor it counts."""
+    m = metrics_of(result_of([Job(0, 0, 100, gpus=8), Job(50, 120, 170, (0, 1), gpus=8)]))
+    assert m.arrival_utilization == pytest.approx(0.5)
+    assert m.gpu_hours_utilization == pytest.approx((800 + 800) / (16 * 170))
+    assert metrics_of(result_of([Job(5, 5, 100)])).arrival_utilization is None
+
+
 def test_jain() -> None:
     assert jain(np.array([3.0, 3.0, 3.0])) == pytest.approx(1.0)
     assert jain(np.array([1.0, 0.0, 0.0, 0.0])) == pytest.approx(0.25)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 from gpusched.errors import UsageError
 from gpusched.model.reports import By, PowerReport, PowerRow
 from gpusched.model.resources import Inventory, Node, Partition, RuntimeName, Settings
-from gpusched.queue.store import Run, UsageRow
-from gpusched.report import parse_since, summarize
+from gpusched.queue.store import Run, Store, UsageRow
+from gpusched.report import parse_since, power_report, summarize
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -78,6 +79,57 @@ def test_run_time_begins_with_the_first_start() -> None:
     assert a100.hours == 360
     assert a100.utilization == pytest.approx(1)
     assert a100.inefficient_kwh == pytest.approx(0)
+
+
+def test_inefficient_energy_begins_with_the_first_start() -> None:
+    """Eq. 3 again: nothing is wasted before a partition's first job."""
+    a100 = row(report([run("f", {"dgx1": 8}, 360 * HOUR, None)], []), "A100")
+    assert (a100.utilization, a100.rated_kwh) == (pytest.approx(0.5), pytest.approx(13 * 360))
+    assert a100.inefficient_kwh == pytest.approx(13 * 360 * 0.5)
+    assert report([run("f", {"dgx1": 8}, 360 * HOUR, None)], []).total.inefficient_kwh == pytest.approx(13 * 360 * 0.5)
+
+
+def test_partitions_count_by_their_gpus_and_without_any_by_their_nodes() -> None:
+    """All of 16 GPUs for 10 h and half of 8 for 5 h, of which the second partition's time began 5 h later."""
+    small = Partition(name="T4", nodes=(node("t1", "T4", None),), flavors=())
+    inventory = Inventory(path="", partitions=(A100, small))
+    runs = [run("a", {"dgx1": 8, "dgx2": 8}, 0, None), run("t", {"t1": 4}, 5 * HOUR, None, partition="T4", share=0.5)]
+    for by in ("partition", "node", "user", "job"):
+        total = report(runs, [], by, until=10 * HOUR, inventory=inventory).total  # type: ignore[arg-type]
+        assert total.utilization == pytest.approx((16 * 10 + 4 * 5) / (16 * 10 + 8 * 5)), by
+    holders = report(runs, [], "job", until=10 * HOUR, inventory=inventory)
+    assert row(holders, "t").utilization == pytest.approx(4 * 5 / (16 * 10 + 8 * 5))
+    cpus = [
+        Partition(name=p, flavors=(), nodes=tuple(
+            Node(name=n, partition=p, address=n, gpus=0, cores=8, memory_mib=1, runtime=RuntimeName.PROCESS) for n in ns
+        )) for p, ns in (("one", ("a",)), ("three", ("b", "c", "d")))
+    ]  # fmt: skip
+    runs = [run("x", {"a": 0}, 0, None, partition="one", share=0.5)]
+    runs.append(run("y", {"b": 0}, 0, None, partition="three", share=1))
+    made = report(runs, [], "partition", inventory=Inventory(path="", partitions=tuple(cpus)))
+    assert made.total.utilization == pytest.approx((1 * 0.5 + 3 * 1) / 4)
+
+
+@pytest.mark.parametrize(
+    ("usage", "until", "begins"),
+    [
+        ({"dgx1": 8 * 100.0}, 1500, 800),  # 100 s of 8 GPUs in the bucket from 600 to 900
+        ({"dgx1": 8 * 100.0, "dgx2": 8 * 250.0}, 1500, 650),  # the node that was measured for longest
+        ({"dgx1": 8 * 300.0}, 1500, 600),
+        ({"dgx1": 8 * 30.0}, 700, 670),  # a bucket that is not over yet
+        ({"gone": 50.0}, 1500, 850),  # a node no longer declared: as of one GPU
+        ({}, 1500, 1500),
+    ],
+)
+def test_a_report_begins_where_measuring_began(
+    tmp_path: Path, usage: dict[str, float], until: float, begins: float
+) -> None:
+    store = Store.create_or_open(tmp_path)
+    store.add_usage([use(name, bucket=600, gpu_s=gpu_s) for name, gpu_s in usage.items()])
+    if usage:
+        store.add_usage([use("dgx1", bucket=900, gpu_s=8 * 300.0)])
+    assert power_report(store, INVENTORY, since=0.0, until=until, by="node").since == begins
+    store.close()
 
 
 def test_an_earlier_start_makes_the_idle_time_count() -> None:

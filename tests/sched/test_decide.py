@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gpusched.model.plan import ReasonCode
@@ -77,6 +78,20 @@ def test_best_fit_compares_gpus_then_cores_then_memory() -> None:
     assert where(decide(snapshot(nodes, [pending("j", 8)], place="best-fit"))) == {"j": ["c"]}
 
 
+@pytest.mark.parametrize("short", ["gpus", "cores", "memory"])
+def test_spread_compares_free_gpus_then_cores_then_memory(short: str) -> None:
+    """Each node has more of all that comes later; the one with most of the first that differs is taken."""
+    more = {"gpus": (7, 8), "cores": (70, 80), "memory": (500, 512)}
+    sizes = [dict(zip(more, (v[side] for v in more.values()), strict=True)) for side in (1, 1)]
+    sizes[0][short] = more[short][0]
+    for later in list(more)[list(more).index(short) + 1 :]:
+        sizes[1][later] = more[later][0]
+    nodes = [node(n, s["gpus"], s["cores"], s["memory"] << 10) for n, s in zip("ab", sizes, strict=True)]
+    assert where(decide(snapshot(nodes, [pending("j", 1)], place="spread"))) == {"j": ["b"]}
+    expected = {"gpus": "a", "cores": "a", "memory": "a"}[short]
+    assert where(decide(snapshot(nodes, [pending("j", 1)], place="best-fit"))) == {"j": [expected]}
+
+
 def test_a_gang_takes_distinct_nodes_in_the_rules_order() -> None:
     busy = [running("r", {"a": (0,)}, 9e9), running("s", {"c": (0, 1)}, 9e9)]
     snap = snapshot([node("a"), node("b"), node("c")], [pending("j", 4, nodes=2)], busy, place="best-fit")
@@ -116,6 +131,19 @@ def test_orders(order: str, expected: str) -> None:
     assert next(iter(started(decide(snapshot([node("n")], boosted, order=order, usage=usage))))) == "c"
 
 
+def test_largest_first_is_by_gpus_then_cores_then_memory() -> None:
+    """Each of them as the whole job has it, on all its nodes."""
+    jobs = [
+        pending("a", 1, cores_per_node=2, memory_mib_per_node=900),
+        pending("b", 1, submit=1.0, cores_per_node=2, memory_mib_per_node=1000),
+        pending("c", 1, submit=2.0, cores_per_node=3, memory_mib_per_node=10),
+        pending("d", 0, nodes=2, submit=3.0, cores_per_node=9, memory_mib_per_node=9000),
+        pending("e", 0, submit=4.0, cores_per_node=18, memory_mib_per_node=17999),
+        pending("f", 1, nodes=2, submit=5.0, cores_per_node=1, memory_mib_per_node=1),
+    ]
+    assert "".join(started(decide(snapshot([node("n"), node("m")], jobs, order="ljf")))) == "fcbade"
+
+
 def test_estimates_go_before_limits_but_never_beyond_them() -> None:
     jobs = [
         pending("a", 1, limit=100, submit=1.0),
@@ -130,6 +158,9 @@ def test_fairshare_counts_what_is_held_now() -> None:
     jobs = [pending("a", 1, user="alice"), pending("b", 1, submit=1.0, user="bob")]
     snap = snapshot([node("n")], jobs, [running("r", {"n": (0, 1)}, 9e9, user="alice")], order="fairshare")
     assert list(started(decide(snap))) == ["b", "a"]
+    for usage, first in ((1.5, "b"), (2.5, "a")):  # one hour for every GPU: alice's two count as two
+        one = msgspec.structs.replace(snap, usage={"bob": usage})
+        assert next(iter(started(decide(one)))) == first
 
 
 def test_array_tasks_go_by_number_and_no_more_than_there_is_room_for() -> None:
@@ -137,6 +168,23 @@ def test_array_tasks_go_by_number_and_no_more_than_there_is_room_for() -> None:
     plan = decide(snapshot([node("n")], [*jobs, pending("b", 1, submit=1.0)]))
     assert list(started(plan)) == ["a_1", "a_2", "a_9", "b"]
     assert plan.reasons["a_10"].code == ReasonCode.ARRAY_TASK_LIMIT
+
+
+def test_each_array_has_its_own_bound() -> None:
+    jobs = [pending(f"{a}_{i}", 1, array_id=a, array_room=room) for a, room in (("a", 3), ("b", 1), ("c", 2))
+            for i in range(4)]  # fmt: skip
+    plan = decide(snapshot([node("n"), node("m")], jobs))
+    assert list(started(plan)) == ["a_0", "a_1", "a_2", "b_0", "c_0", "c_1"]
+
+
+@pytest.mark.parametrize("names", ["pqr", "rqp"])
+def test_what_ends_in_other_partitions_or_on_broken_nodes_helps_no_head(names: str) -> None:
+    """Of three partitions the middle one's head waits for its own node's job alone."""
+    nodes = [node(f"n{p}", partition=p) for p in names]
+    nodes.append(node("bad", partition="q", available=False, unavailable_reason="DOWN"))
+    busy = [running(f"r{n.name}", {n.name: tuple(range(8))}, NOW + (HOUR if n.name == "nq" else 60)) for n in nodes]
+    plan = decide(snapshot(nodes, [pending("j", 8, partition="q")], busy, backfill="easy"))
+    assert plan.reasons["j"].message.endswith("in 1:00:00")
 
 
 def test_easy_lets_short_jobs_and_leftovers_pass_but_not_the_rest() -> None:
@@ -211,6 +259,34 @@ def test_cores_and_memory_can_be_what_is_short() -> None:
     assert (
         plan.reasons["j"].message == "needs 600G of memory beside 1 GPU on one node; most there on one node: 512G (n)"
     )
+
+
+def test_memory_is_short_where_gpus_and_cores_are_not() -> None:
+    """Of the nodes with room for the rest the one that comes nearest is named, and those with enough are counted."""
+    nodes = [node("a", memory_mib=64 << 10), node("b", memory_mib=96 << 10), node("c", memory_mib=80 << 10)]
+    wide = decide(snapshot(nodes, [pending("j", 1, nodes=2, memory_mib_per_node=90 << 10)]))
+    assert wide.reasons["j"].code == ReasonCode.BAD_CONSTRAINTS
+    assert wide.reasons["j"].message == (
+        "needs 90G of memory beside 1 GPU on each of 2 nodes; 1 node has that there"
+    )
+    busy = [running("r", {"b": (0,)}, NOW + 60)]  # 1024 MiB of it
+    plan = decide(snapshot(nodes, [pending("j", 1, memory_mib_per_node=96 << 10)], busy))
+    assert plan.reasons["j"].message == (
+        "waits for 96G of memory beside 1 GPU on one node; most free on one node: 95G (b); "
+        "by the time limits it can start in 0:01:00"
+    )
+
+
+def test_easy_hands_out_once_what_the_head_leaves_over() -> None:
+    """The head leaves 2 of 8 GPUs, 10 of 16 cores, 10 of 16 GiB over: of three long jobs two pass and one waits."""
+    head = pending("head", 6, memory_mib_per_node=6 << 10)
+    cores, memory = {"cores_per_node": 5, "memory_mib_per_node": 16}, {"memory_mib_per_node": 5 << 10}
+    for gpus, more in ((1, {}), (0, cores), (0, memory)):
+        jobs = [head, *(pending(f"j{i}", gpus, limit=9 * HOUR, submit=1.0 + i, **more) for i in range(3))]
+        free = node("n", cores=16, memory_mib=16 << 10)
+        plan = decide(snapshot([free], jobs, [running("r", {"n": (0, 1, 2, 3)}, NOW + HOUR)], backfill="easy"))
+        assert list(started(plan)) == ["j0", "j1"], more
+        assert plan.reasons["j2"].code == ReasonCode.BACKFILL
 
 
 def test_a_lost_gpu_under_a_running_job_does_not_come_back() -> None:

@@ -106,6 +106,15 @@ def test_a_job_too_large_for_a_node_can_be_spread() -> None:
     )
 
 
+def test_a_job_is_spread_only_where_every_part_of_it_fits() -> None:
+    """The parts are rounded up: 161 cores are 81 on each of two nodes, which have 80."""
+    for field, most in (("cores_per_node", 160), ("memory_mib_per_node", 1 << 20)):
+        for amount in (most, most + 1):
+            job = pending("j", 16, **{field: amount})
+            steps = explain(snapshot([node("a"), node("b")], [job]), "j").next_steps
+            assert ("spread it over 2 nodes, if it can run so (-N 2 --gpus-per-node 8)" in steps) == (amount == most)
+
+
 def test_position_and_the_head() -> None:
     jobs = [pending("head", 8), *(pending(f"j{i}", 8, submit=1.0 + i) for i in range(3))]
     why = explain(snapshot([node("a")], jobs, [running("r", {"a": (0,)}, NOW + HOUR)]), "j2")

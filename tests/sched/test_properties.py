@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
 from gpusched.model.plan import Plan, ReasonCode, Start
 from gpusched.model.policy import PolicySpec
@@ -19,7 +20,8 @@ from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.explain import explain
 from gpusched.sched.tally import plain_order
-from tests.sched.worlds import after, snapshots, started
+from tests.sched.worlds import NOW, after, pending, running, snapshot, snapshots, started
+from tests.sched.worlds import node as a_node
 
 QUICK = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -190,6 +192,35 @@ def test_easy_never_delays_the_head(snap: Snapshot) -> None:
         assume(decide(with_policy(easy, backfill="none")).reasons.get(head.id) == strict.reasons[head.id])
         latest = alone(snap, head, decide(with_policy(easy, backfill="none")))
     assert start_of_head(snap, head.id, easy) <= latest
+
+
+@st.composite
+def crowded(draw: st.DrawFn) -> Snapshot:
+    """A head that must wait for what runs, and behind it jobs that last beyond its start: all want the leftovers."""
+    nodes = [
+        a_node(f"n{i}", cores=draw(st.sampled_from([8, 12])), memory_mib=16384) for i in range(draw(st.integers(1, 2)))
+    ]
+    held = draw(st.integers(3, 7))
+    busy = [running(f"r{i}", {n.name: tuple(range(held))}, NOW + 3600 * (1 + i)) for i, n in enumerate(nodes)]
+    head = pending("head", draw(st.integers(9 - held, 7)), nodes=draw(st.integers(1, len(nodes))), cores_per_node=4,
+                   memory_mib_per_node=8192)  # fmt: skip
+    late = [
+        pending(f"j{i}", draw(st.integers(0, 2)), limit=36000, submit=1.0 + i, cores_per_node=draw(st.integers(1, 4)),
+                memory_mib_per_node=draw(st.sampled_from([512, 4096])))
+        for i in range(draw(st.integers(2, 6)))
+    ]  # fmt: skip
+    place = draw(st.sampled_from(["first-fit", "best-fit", "spread"]))
+    return snapshot(nodes, [head, *late], busy, backfill="easy", place=place)
+
+
+@QUICK
+@given(crowded())
+def test_easy_never_delays_the_head_for_what_it_will_leave_over(snap: Snapshot) -> None:
+    """As above, where several jobs fit beside the head, but not all of them."""
+    strict = decide(with_policy(snap, backfill="none"))
+    assume(strict.reasons.get("head") is not None)
+    latest = alone(snap, _of(snap, "head"), strict)
+    assert start_of_head(snap, "head", snap) <= latest
 
 
 @pytest.mark.slow

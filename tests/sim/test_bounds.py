@@ -65,6 +65,74 @@ def test_srpt_is_the_optimum_where_nothing_is_lost_to_shape():
     assert (result.end - trace.submit).mean() == pytest.approx(bounds_of(trace, Pool.uniform(1, 8)).mean_jct_s)
 
 
+whole = st.lists(
+    st.tuples(st.integers(0, 6).map(float), st.sampled_from([1, 2, 3, 5]), st.sampled_from([1, 2, 4])),
+    min_size=1,
+    max_size=7,
+)
+
+
+@given(whole)
+@settings(max_examples=80, deadline=None)
+def test_the_bounds_are_as_tight_as_they_say(rows):
+    """Each of the three and the makespan's, counted here unit by unit on one machine that does 4 GPU seconds a second.
+
+    All run times are multiples of 4 s, so that each job's work is a whole number of units of 1 s on that machine.
+    """
+    rows.sort()
+    trace, pool = trace_of([r[0] for r in rows], [4.0 * r[1] for r in rows], [r[2] for r in rows]), Pool.uniform(1, 4)
+    release, size = [int(r[0]) for r in rows], [r[1] * r[2] for r in rows]
+
+    def by(key):
+        """The slots in which each job is served, the released one of least ``key(job, left)`` first."""
+        slots, left, now = {i: [] for i in range(len(rows))}, list(size), 0
+        while any(left):
+            ready = [i for i in range(len(rows)) if left[i] and release[i] <= now]
+            if ready:
+                one = min(ready, key=lambda i: (key(i, left[i]), i))
+                left[one] -= 1
+                slots[one].append(now)
+            now += 1
+        return slots
+
+    srpt = by(lambda i, left: left)
+    smith = by(lambda i, left: size[i])
+    alone = sum(4.0 * r[1] for r in rows)
+    shortest = sum(slots[-1] + 1 - release[i] for i, slots in srpt.items())
+    halves = sum(sum(t + 0.5 for t in slots) / size[i] + 2.0 * rows[i][1] - release[i] for i, slots in smith.items())
+    bounds = bounds_of(trace, pool)
+    assert bounds.mean_jct_s * len(rows) == pytest.approx(max(alone, shortest, halves))
+    ends = [max(r[0] + 4.0 * r[1] for r in rows), *(slots[-1] + 1 for slots in srpt.values())]
+    assert bounds.makespan_s == pytest.approx(max(ends) - release[0])
+
+
+def test_each_of_the_three_bounds_wins_somewhere():
+    pool = Pool.uniform(1, 4)
+    assert bounds_of(trace_of([0], [8], [1]), pool).mean_jct_s == 8.0  # no faster than alone
+    assert bounds_of(trace_of([0, 0], [8, 8], [4, 4]), pool).mean_jct_s == 12.0  # one after the other: 8 and 16
+    # four jobs of one GPU and one of four, 8 s each: half of the work on average is done 4 s before the last end
+    many = bounds_of(trace_of([0] * 5, [8.0] * 5, [1, 1, 1, 1, 4]), pool)
+    assert many.mean_jct_s == pytest.approx((1 + 3 + 5 + 7 + 12) / 5 + 4)
+    assert many.makespan_s == pytest.approx(16.0)
+    late = bounds_of(trace_of([0, 100, 100], [8.0] * 3, [4, 4, 4]), pool)
+    assert late.makespan_s == pytest.approx(116.0), "work cannot be done before it is there"
+
+
+def test_a_dependency_releases_at_the_earliest_end_of_what_it_waits_for():
+    trace = trace_of([0, 1, 2], [10, 5, 1], [1, 1, 1], depends_on=[-1, 0, 1])
+    found = bounds_of(trace, Pool.uniform(1, 4))
+    assert found.mean_jct_s == pytest.approx((10 + 14 + 14) / 3)
+    assert found.makespan_s == 16.0
+    without = bounds_of(trace_of([0, 1, 2], [10, 5, 1], [9, 1, 1], depends_on=[-1, 0, -1]), Pool.uniform(1, 4))
+    assert (without.jobs, without.mean_jct_s) == (1, 1.0), "what waits for a job that cannot run cannot either"
+
+
+def test_with_limits_a_job_runs_no_longer_than_its_own():
+    trace = trace_of([0], [10], [4], limit=[6])
+    assert bounds_of(trace, Pool.uniform(1, 4)).mean_jct_s == 10.0
+    assert bounds_of(trace, Pool.uniform(1, 4), limits=True) == (6.0, 6.0, 1)
+
+
 def test_the_optimum_is_for_few():
     with pytest.raises(UsageError, match="at most 8"):
         exact_optimum(trace_of([0] * 9, [1] * 9, [1] * 9), Pool.uniform(1, 8))

@@ -1,0 +1,135 @@
+"""What podman and docker print, as containers; in the forms of podman 3 and 4 and docker 20 and later."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gpusched.nodes.payload.attempts import merge
+from gpusched.nodes.payload.engines import EngineError, parse_docker, parse_podman
+
+NAME = "gpusched-0123456789a-1-0"
+
+
+def podman(**changes: Any) -> str:
+    item = {
+        "Id": "c1", "Names": ["other"], "Labels": {"gpusched.name": NAME}, "State": "Exited", "ExitCode": 3, "Pid": 0,
+        "StartedAt": 1_700_000_000, "ExitedAt": 1_700_000_060,
+    }  # fmt: skip
+    return json.dumps([item | changes])
+
+
+def docker(state: dict[str, Any], **changes: Any) -> str:
+    known = {"Status": "Exited", "ExitCode": 0, "Pid": 0, "StartedAt": "2023-11-14T22:13:20.5Z",
+             "FinishedAt": "0001-01-01T00:00:00Z", "OOMKilled": False, "Error": ""}  # fmt: skip
+    item = {"Id": "d1", "Name": "/plain", "Config": {"Labels": {"gpusched.name": NAME}}, "State": known | state}
+    return json.dumps([item | changes])
+
+
+def test_podman() -> None:
+    assert parse_podman(podman()) == {
+        NAME: {
+            "id": "c1", "state": "exited", "exit_code": 3, "pid": None, "started_at": 1_700_000_000.0,
+            "finished_at": 1_700_000_060.0, "oom_killed": False, "error": "",
+        }
+    }  # fmt: skip
+    running = parse_podman(podman(Pid=77, State="running", ExitedAt=-62135596800))[NAME]
+    assert (running["pid"], running["state"], running["finished_at"]) == (77, "running", None)
+    assert list(parse_podman(podman(Labels=None))) == ["other"]
+    assert list(parse_podman(podman(Labels={}, Names="single"))) == ["single"]
+    assert parse_podman("") == parse_podman("null") == parse_podman("{}") == {}
+
+
+def test_podmans_out_of_memory_is_of_its_own_container() -> None:
+    text = json.dumps([json.loads(podman())[0], json.loads(podman(Id="c2", Labels={}, Names=["two"]))[0]])
+    found = parse_podman(text, "c1 false\nc2 true\n")
+    assert {name: one["oom_killed"] for name, one in found.items()} == {NAME: False, "two": True}
+
+
+def test_docker() -> None:
+    assert parse_docker(docker({"Error": "no such device", "Pid": 5, "OOMKilled": True})) == {
+        NAME: {
+            "id": "d1", "state": "exited", "exit_code": 0, "pid": 5, "started_at": 1_700_000_000.5,
+            "finished_at": None, "oom_killed": True, "error": "no such device",
+        }
+    }  # fmt: skip
+    assert list(parse_docker(docker({}, Config={"Labels": {}}))) == ["plain"]
+    assert list(parse_docker(docker({}, Config=None))) == ["plain"]
+    assert parse_docker(docker({}, State=None))["gpusched-0123456789a-1-0"]["started_at"] is None
+    assert parse_docker("[]") == parse_docker("") == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        ("2023-11-14T22:13:20Z", 1_700_000_000.0),
+        ("2023-11-14T22:13:20.25+00:00", 1_700_000_000.25),
+        ("2023-11-14T22:13:20.123456789Z", 1_700_000_000.123456789),
+        ("2023-11-14T22:13:20+00:00", 1_700_000_000.0),
+        ("1970-01-01T00:00:00Z", None),
+        ("soon", None),
+        ("", None),
+        (None, None),
+        (0, None),
+        (1.5, 1.5),
+    ],
+)
+def test_times(said: Any, seconds: float | None) -> None:
+    found = parse_docker(docker({"StartedAt": said}))[NAME]["started_at"]
+    assert found == (None if seconds is None else pytest.approx(seconds, abs=1e-6))
+
+
+def test_what_is_not_json_is_said_and_whose_it_is() -> None:
+    with pytest.raises(EngineError, match="podman answered something that is not JSON: 'Error: x'"):
+        parse_podman("Error: x")
+    with pytest.raises(EngineError, match="docker answered"):
+        parse_docker("Error: x")
+
+
+FACT: dict[str, Any] = {
+    "meta": {"runtime": "podman", "boot": "b"}, "same_boot": True, "new": False, "launcher": False, "pid": None,
+    "pid_alive": False, "files": ["meta"], "started": None, "exit": None, "failed": None, "error": "",
+}  # fmt: skip
+BOX: dict[str, Any] = {
+    "id": "c1", "state": "exited", "exit_code": 0, "pid": 9, "started_at": 5.0, "finished_at": 7.0, "oom_killed": False,
+    "error": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fact", "box", "expected"),
+    [
+        ({}, {}, ("exited", 0, False, None, 7.0)),
+        ({}, {"state": "running"}, ("running", None, False, 9, None)),
+        ({}, {"state": "created"}, ("ready", None, False, None, None)),
+        ({"launcher": True}, {"state": "created"}, ("preparing", None, False, None, None)),
+        ({"failed": "125"}, {"state": "created"}, ("failed", 125, False, None, None)),
+        ({"failed": "0"}, {"state": "created"}, ("failed", 1, False, None, None)),
+        ({"same_boot": False}, {"state": "created"}, ("lost", None, False, None, None)),
+        ({}, {"exit_code": 137}, ("exited", 137, True, None, 7.0)),
+        ({"files": ["meta", "killed"]}, {"exit_code": 137}, ("exited", 137, False, None, 7.0)),
+        ({"files": ["meta", "killed"]}, {"exit_code": 137, "oom_killed": True}, ("exited", 137, True, None, 7.0)),
+        ({}, {"exit_code": 139}, ("exited", 139, False, None, 7.0)),
+        ({"same_boot": False}, {"exit_code": 255}, ("lost", None, False, 9, 7.0)),
+        ({"same_boot": False}, {"exit_code": 1}, ("exited", 1, False, None, 7.0)),
+        ({}, {"exit_code": 255}, ("exited", 255, False, None, 7.0)),
+        (None, {"exit_code": 137}, ("exited", 137, False, None, 7.0)),
+        (None, {"state": "created"}, ("ready", None, False, None, None)),
+    ],
+)
+def test_a_container_and_what_its_launcher_left(fact: Any, box: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    (one,) = merge({} if fact is None else {NAME: FACT | fact}, {NAME: BOX | box}, "c")
+    assert (one["phase"], one["exit_code"], one["oom_killed"], one["pid"], one["finished_at"]) == expected
+    assert (one["name"], one["id"], one["cluster_id"]) == (NAME, "c1", "c")
+
+
+def test_an_engine_that_cannot_be_asked_says_nothing_of_its_containers() -> None:
+    process = {"b": FACT | {"meta": {"runtime": "process"}, "exit": "4 9.5", "started": "2.5"}}
+    (one,) = merge({NAME: FACT, **process}, None, "c")
+    assert (one["name"], one["phase"], one["exit_code"], one["finished_at"]) == ("b", "exited", 4, 9.5)
+    assert (one["started_at"], one["id"]) == (2.5, None)
+    (two, three) = merge({NAME: FACT, "a": FACT | {"launcher": True}}, {}, "c")
+    assert [(o["name"], o["phase"]) for o in (two, three)] == [("a", "preparing"), (NAME, "lost")]
+    assert three["error"] == "the launcher died before it made a container"
