@@ -113,6 +113,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         admins: Users, besides root and the controller's own, who may act on all jobs and on nodes.
         shared: Other users of the login node may drop commands too (always so for the state folder /var/lib/gpusched).
         allowed_mounts: Host folders that jobs of users other than the controller's own may mount.
+        capabilities: Linux capabilities (without CAP_) that jobs of such users keep; all others are dropped.
+        image_transports: Of `gpusched.model.images.TRANSPORTS`: what --image may name besides registries.
         network: The containers' network mode for single-node jobs; gangs always use the host's.
         keep_reports_s: Nightly reports older than that are removed by the next one.
         retrain_days: So many days ``gpusched replay --nightly --auto-retrain`` trains on.
@@ -130,6 +132,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     admins: tuple[str, ...] = ()
     shared: bool = False
     allowed_mounts: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    image_transports: tuple[str, ...] = ()
     network: str = "host"
     known_hosts: str | None = None
     ssh_config: str | None = None

@@ -6,9 +6,17 @@ import shlex
 
 from gpusched.errors import UsageError
 from gpusched.nodes.runtimes.base import AttemptRef, LaunchRequest
-from gpusched.nodes.runtimes.checks import NO_IMAGE_HINT, check_request, check_signal, secret_name_error
+from gpusched.nodes.runtimes.checks import (
+    MAX_ENV_FILE_BYTES,
+    NO_IMAGE_HINT,
+    check_request,
+    check_signal,
+    steers_client,
+)
+from gpusched.nodes.runtimes.mounts import PIN, pin_lines, pin_place, unpin_lines
 from gpusched.nodes.runtimes.shell import (
     FUNCTIONS,
+    exports,
     launch_header,
     launch_script,
     place,
@@ -26,6 +34,7 @@ _LAUNCHER = """\
 give_up() {
     code=$?
     for id in $(ours); do engine rm -f "$id" >/dev/null 2>&1; done
+    unpin
     fail $code
 }
 state() { engine inspect --type container --format '{{.State.Status}}' "$name"; }
@@ -34,11 +43,13 @@ follow() {
 }
 start() {
     engine start "$name" >/dev/null || give_up
+    unpin
     follow
 }
 case $1 in
 launch)
     check_output
+    pin_mounts
     memlock
     create >/dev/null || give_up
     [ "$hold" = 1 ] || start
@@ -109,6 +120,7 @@ for id in $found; do
     case $left in *"$id"*) printf '%s\\n' "$error" >&2; exit 1 ;; esac
 done
 follower=$(group "$dir/output.pid") && kill -KILL "-$follower"
+unpin
 rm -rf -- "$dir"
 """
 
@@ -158,18 +170,26 @@ class EngineRuntime:
         image = request.image
         if image is None:
             raise UsageError(f"runtime {self.binary} needs an image", NO_IMAGE_HINT)
+        inherited, written = _environment(request)
         # The folder's path is known on the node only.
-        hostfile = ""
+        files = '--env-file "$dir/env"' if written else ""
         if request.hostfile is not None:
-            mount = f'--mount "type=bind,src=$dir/hostfile,dst={HOSTFILE},readonly"'
-            hostfile = f"--env GPUSCHED_HOSTFILE={HOSTFILE} {mount}"
-        inherited = _inherited(request)
-        options, command = quote_all(self._create(request, inherited)), quote_all((image, *request.command))
+            files += f" --env GPUSCHED_HOSTFILE={HOSTFILE} {_own_file('hostfile', HOSTFILE)}"
+        if request.run_as is not None:
+            # runc looks the job's gid up among the names of the image's groups: a group that is called so would be his.
+            files += f" {_own_file('group', '/etc/group')}"
+        options = quote_all(self._create(request, (*inherited, *request.secrets)))
+        command = quote_all((image, *request.command))
+        # The values reach the client by its environment: what its arguments are, everybody on the node can see.
+        create = f"create() (\n{exports(inherited)}engine create $memlock {options} {files} {command}\n)\n"
         launcher = (
             f"{launch_header(request)}hold={int(request.hold)}\n{self._engine(request.ref)}{self._memlock()}"
-            f"create() {{ engine create $memlock {options} {hostfile} {command}; }}\n{_LAUNCHER}"
+            f"{PIN}{unpin_lines(request.ref)}{pin_lines(request)}{create}{_LAUNCHER}"
         )
-        return launch_script(request, self.binary, launcher, inherited)
+        extra = {"env": "".join(f"{name}={value}\n" for name, value in written.items())} if written else {}
+        if request.run_as is not None:
+            extra["group"] = "job:x:{1}:\n".format(*request.run_as)
+        return launch_script(request, self.binary, launcher, request.secrets, extra)
 
     def start(self, ref: AttemptRef) -> Script:
         """See `Runtime.start`."""
@@ -184,7 +204,7 @@ class EngineRuntime:
 
     def remove(self, ref: AttemptRef) -> Script:
         """See `Runtime.remove`."""
-        return script(f"{place(ref)}{FUNCTIONS}{self._engine(ref)}{_REMOVE}")
+        return script(f"{place(ref)}{FUNCTIONS}{self._engine(ref)}{unpin_lines(ref)}{_REMOVE}")
 
     def log(self, ref: AttemptRef, follow: bool = False, tail_bytes: int | None = None) -> Script:
         """See `Runtime.log`."""
@@ -215,12 +235,13 @@ memlock() {{
 }}
 """
 
-    def _create(self, request: LaunchRequest, inherited: dict[str, str]) -> tuple[str, ...]:
-        env = {**request.env, "GPUSCHED_CONTAINER": request.name}
-        mounts = [_mount(m.source, m.target, m.read_only) for m in request.mounts]
+    def _create(self, request: LaunchRequest, inherited: tuple[str, ...]) -> tuple[str, ...]:
+        mounts = [_mount(pin_place(request, i), m.target, m.read_only) for i, m in enumerate(request.mounts)]
         user: tuple[str, ...] = ()
         if request.run_as is not None:
-            user = ("--user", "{}:{}".format(*request.run_as))
+            # An image may hold setuid files, and its maker is not to become root by them.
+            user = ("--user", "{}:{}".format(*request.run_as), "--security-opt", "no-new-privileges")
+            user = (*user, "--cap-drop", "ALL", *_repeat("--cap-add", list(request.capabilities)))
         return (
             *("--name", request.name),
             *_repeat("--label", [f"{key}={value}" for key, value in _labels(request.ref)]),
@@ -235,18 +256,27 @@ memlock() {{
             *user,
             *(("--workdir", request.workdir) if request.workdir is not None else ()),
             *_repeat("--mount", mounts),
-            *_repeat("--env", [f"{k}={v}" for k, v in env.items() if k not in inherited]),
+            *("--env", f"GPUSCHED_CONTAINER={request.name}"),
             *_repeat("--env", list(inherited)),
         )
 
 
-def _inherited(request: LaunchRequest) -> dict[str, str]:
-    """Variables that the engine's client takes from its own environment: secrets, and what podman would garble.
+def _environment(request: LaunchRequest) -> tuple[dict[str, str], dict[str, str]]:
+    """The job's variables: what the engine's client inherits, and what it reads from a file as it would steer it.
 
-    podman 4.3 reads --env NAME=VALUE as CSV and makes a line feed of every CR LF.
+    Raises:
+        UsageError: One fits neither way: the file has one line for each.
     """
-    garbled = {k: v for k, v in request.env.items() if "\r\n" in v and secret_name_error(k) is None}
-    return {**garbled, **request.secrets}
+    own = {k: v for k, v in request.env.items() if k not in request.secrets and k != "GPUSCHED_CONTAINER"}
+    written = {name: value for name, value in own.items() if steers_client(name)}
+    for name, value in written.items():
+        if "\n" in value or "\r" in value or len(value.encode()) > MAX_ENV_FILE_BYTES:
+            raise UsageError(
+                f"environment variable {name} cannot be passed: it would steer the container engine, so it must be one "
+                f"line of at most {MAX_ENV_FILE_BYTES} bytes",
+                "give it another name",
+            )
+    return {name: value for name, value in own.items() if name not in written}, written
 
 
 def _labels(ref: AttemptRef) -> tuple[tuple[str, str], ...]:
@@ -255,6 +285,10 @@ def _labels(ref: AttemptRef) -> tuple[tuple[str, str], ...]:
 
 def _repeat(option: str, values: list[str]) -> list[str]:
     return [word for value in values for word in (option, value)]
+
+
+def _own_file(name: str, target: str) -> str:
+    return f'--mount "type=bind,src=$dir/{name},dst={target},readonly"'
 
 
 def _mount(source: str, target: str, read_only: bool) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from gpusched.nodes.runtimes.base import EXISTS_EXIT_CODE, LAUNCHED, AttemptRef, LaunchRequest
 from gpusched.nodes.runtimes.checks import check_ref, check_request
@@ -149,7 +149,14 @@ def here(text: str, file: str) -> str:
     return f"cat >\"$dir/{file}\" <<'{end}' || abandon\n{text}{end}\n"
 
 
-def launch_script(request: LaunchRequest, runtime: str, launcher: str, secrets: dict[str, str]) -> Script:
+def exports(variables: Mapping[str, str]) -> str:
+    """Lines that put variables into the environment."""
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+
+
+def launch_script(
+    request: LaunchRequest, runtime: str, launcher: str, secrets: dict[str, str], files: Mapping[str, str] = {}
+) -> Script:
     """Claim the attempt's folder, write what the launcher needs and detach it.
 
     Args:
@@ -157,6 +164,7 @@ def launch_script(request: LaunchRequest, runtime: str, launcher: str, secrets: 
         runtime: Recorded in ``meta``.
         launcher: Text of the ``launch`` file.
         secrets: Environment of the launcher and of nothing else.
+        files: More files of the attempt's folder: name to text.
 
     Raises:
         UsageError: The request cannot be passed on.
@@ -170,7 +178,6 @@ def launch_script(request: LaunchRequest, runtime: str, launcher: str, secrets: 
         f"gpus={','.join(map(str, request.gpus))}",
         f"hold={int(request.hold)}",
     ]
-    exports = "\n".join(f"    export {name}={shlex.quote(value)}" for name, value in secrets.items())
     parts = [
         place(request.ref),
         FUNCTIONS,
@@ -178,7 +185,8 @@ def launch_script(request: LaunchRequest, runtime: str, launcher: str, secrets: 
         f'{{ {_print_lines(meta)}; echo "created=$(date +%s)"; echo "boot=$boot"; }} >"$dir/meta" || abandon\n',
         here(launcher, "launch"),
         here(request.hostfile, "hostfile") if request.hostfile is not None else "",
-        _SPAWN.replace("EXPORTS", exports, 1),
+        *(here(text, name) for name, text in files.items()),
+        _SPAWN.replace("EXPORTS\n", exports(secrets), 1),
         f"echo {LAUNCHED}\n",
     ]
     return script("".join(parts))
