@@ -27,7 +27,7 @@ _JOBS_FAULT = re.compile(
     r"manifest unknown|no such image|image not known|unable to find image|pull access denied|repository does not exist|"
     r"requested access to the resource is denied|unauthorized|invalid reference format|name unknown|"
     r"short-name|executable file|no such file or directory|not found in \$?path|permission denied|workdir|"
-    r"error checking path|invalid mount|settings\.allowed_mounts|output|not a directory|image .*not found|"
+    r"error checking path|invalid mount|output|not a directory|image .*not found|"
     r"pinging container registry localhost:",  # podman's way to say that a localhost/... image is not there
     re.IGNORECASE,
 )

@@ -98,7 +98,7 @@ ln -s / rootfs; ln -s real ../allowed; ln -s /proc/self/root/root up; echo one >
     for number, name in enumerate(bad):
         source = f"{folder}/allowed/{name}"
         attempt, _ = mount(source, f"bad{number}")
-        why = f"cannot mount {source}: there is no such place beneath settings.allowed_mounts on this node"
+        why = f"refused: cannot mount {source}: there is no such place beneath settings.allowed_mounts on this node"
         assert (attempt["phase"], attempt["error"]) == ("failed", why)
     assert engine.sh("find /run/gpusched-node -type f -o -name '[0-9]*'; grep gpusched-node /proc/mounts; :") == ""
     assert engine.sh(f"cat {folder}/real/in/file {secret}/file; rm -r {folder} {secret}") == "inside\nhush\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 
 from gpusched.errors import UsageError
@@ -28,6 +29,7 @@ from gpusched.nodes.transport import Script
 
 HOSTFILE = "/etc/gpusched-hostfile"
 """Where a gang's hostfile is inside its containers."""
+GROUPS = "/etc/group"
 
 # A launcher that fails leaves no container behind: a `created` one would look ready to be started.
 _LAUNCHER = """\
@@ -170,18 +172,16 @@ class EngineRuntime:
         image = request.image
         if image is None:
             raise UsageError(f"runtime {self.binary} needs an image", NO_IMAGE_HINT)
+        binds = _own_binds(request)
         inherited, written = _environment(request)
-        # The folder's path is known on the node only.
-        files = '--env-file "$dir/env"' if written else ""
-        if request.hostfile is not None:
-            files += f" --env GPUSCHED_HOSTFILE={HOSTFILE} {_own_file('hostfile', HOSTFILE)}"
-        if request.run_as is not None:
-            # runc looks the job's gid up among the names of the image's groups: a group that is called so would be his.
-            files += f" {_own_file('group', '/etc/group')}"
+        files = ["--env-file", "$dir/env"] if written else []
+        files += ["--env", f"GPUSCHED_HOSTFILE={HOSTFILE}"] if request.hostfile is not None else []
+        files += _repeat("--mount", [_mount(f"$dir/{name}", target, True) for name, target in binds.items()])
+        own_options = " ".join(f'"{word}"' for word in files)  # the folder's path is known on the node only
         options = quote_all(self._create(request, (*inherited, *request.secrets)))
         command = quote_all((image, *request.command))
         # The values reach the client by its environment: what its arguments are, everybody on the node can see.
-        create = f"create() (\n{exports(inherited)}engine create $memlock {options} {files} {command}\n)\n"
+        create = f"create() (\n{exports(inherited)}engine create $memlock {options} {own_options} {command}\n)\n"
         launcher = (
             f"{launch_header(request)}hold={int(request.hold)}\n{self._engine(request.ref)}{self._memlock()}"
             f"{PIN}{unpin_lines(request.ref)}{pin_lines(request)}{create}{_LAUNCHER}"
@@ -261,6 +261,22 @@ memlock() {{
         )
 
 
+def _own_binds(request: LaunchRequest) -> dict[str, str]:
+    """Files of the attempt's folder that are mounted into the container, by name, and where.
+
+    runc looks the job's gid up among the names of the image's groups: whoever makes the image could give it any group.
+
+    Raises:
+        UsageError: The job mounts something there.
+    """
+    binds = {"hostfile": HOSTFILE} if request.hostfile is not None else {}
+    binds |= {"group": GROUPS} if request.run_as is not None else {}
+    for mount in request.mounts:
+        if posixpath.normpath("/" + mount.target.lstrip("/")) in binds.values():
+            raise UsageError(f"--mount: nothing can be mounted at {mount.target}")
+    return binds
+
+
 def _environment(request: LaunchRequest) -> tuple[dict[str, str], dict[str, str]]:
     """The job's variables: what the engine's client inherits, and what it reads from a file as it would steer it.
 
@@ -285,10 +301,6 @@ def _labels(ref: AttemptRef) -> tuple[tuple[str, str], ...]:
 
 def _repeat(option: str, values: list[str]) -> list[str]:
     return [word for value in values for word in (option, value)]
-
-
-def _own_file(name: str, target: str) -> str:
-    return f'--mount "type=bind,src=$dir/{name},dst={target},readonly"'
 
 
 def _mount(source: str, target: str, read_only: bool) -> str:

@@ -80,7 +80,7 @@ def pin_lines(request: LaunchRequest) -> str:
     """sh: the function ``pin_mounts``, which binds all mounts that need it, or ends the launch."""
     lines = []
     for index, mount in enumerate(request.mounts if request.mounts_beneath is not None else ()):
-        cannot = f"cannot mount {mount.source}"
+        cannot = f"refused: cannot mount {mount.source}"  # the first word: whose fault it is (`cluster.base.REFUSED`)
         words = quote_all((mount.source, pin_place(request, index), *(request.mounts_beneath or ())))
         # One answer for what is not there and for what is elsewhere: it tells nobody what root can see.
         refusal = quote_all([f"{cannot}: there is no such place beneath settings.allowed_mounts on this node"])
