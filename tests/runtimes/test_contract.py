@@ -70,9 +70,14 @@ def test_every_variable_arrives_as_it_is(world: World) -> None:
     lines = [value for value in HOSTILE if "\n" not in value and "\r" not in value]
     steering = {f"LC_{i}": value for i, value in enumerate(lines)} | {"HOME": "/h", "DOCKER_HOST": "x", "TMPDIR": "/s3"}
     names += "".join(f' "${name}"' for name in steering)
-    env |= steering
+    # Names that the scripts use themselves, as root: one that is called dir must not say where the launcher is.
+    own = {"memlock": "--privileged", "uid": "0", "home": "/nowhere", "binary": "sh", "options": "-v /:/host"}
+    own_secrets = {"dir": "/nowhere", "name": "n", "output": "/nowhere/o", "workdir": "/nowhere", "code": "7"}
+    names += "".join(f' "${name}"' for name in (*own, *own_secrets))
+    env |= steering | own
+    secrets |= own_secrets
     _, output = world.finish("sh", "-c", f"set -- {names}; {PRINT_EACH}", env=env, secrets=secrets)
-    expected = [*HOSTILE, *HOSTILE, *steering.values()]
+    expected = [*HOSTILE, *HOSTILE, *steering.values(), *own.values(), *own_secrets.values()]
     assert [bytes.fromhex(line).decode() for line in output.split("\n")[:-1]] == expected
 
 

@@ -24,6 +24,7 @@ from gpusched.nodes.runtimes.shell import (
     quote_all,
     script,
     stream_script,
+    take_secrets,
 )
 from gpusched.nodes.transport import Script
 
@@ -180,8 +181,12 @@ class EngineRuntime:
         own_options = " ".join(f'"{word}"' for word in files)  # the folder's path is known on the node only
         options = quote_all(self._create(request, (*inherited, *request.secrets)))
         command = quote_all((image, *request.command))
-        # The values reach the client by its environment: what its arguments are, everybody on the node can see.
-        create = f"create() (\n{exports(inherited)}engine create $memlock {options} {own_options} {command}\n)\n"
+        # The values reach the client by its environment: what its arguments are, everybody on the node can see. The
+        # words are complete by then: a job's variable may be called as one of ours.
+        create = (
+            f"create() (\nset -- {self.binary} create $memlock {options} {own_options} {command}\n"
+            f'{take_secrets(request.secrets)}{exports(inherited)}exec "$@"\n)\n'
+        )
         launcher = (
             f"{launch_header(request)}hold={int(request.hold)}\n{self._engine(request.ref)}{self._memlock()}"
             f"{PIN}{unpin_lines(request.ref)}{pin_lines(request)}{create}{_LAUNCHER}"

@@ -154,6 +154,17 @@ def exports(variables: Mapping[str, str]) -> str:
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
 
 
+def take_secrets(names: Iterable[str]) -> str:
+    """Lines that give the secrets, which `launch_script` put into the environment, the names that the job wants.
+
+    Until then they have names of ours: a secret called ``dir`` must not be one to the launcher, which runs as root.
+    """
+    aliases = {name: f"GPUSCHED_SECRET_{number}" for number, name in enumerate(names)}
+    return "".join(
+        f'[ -z "${{{alias}+set}}" ] || export {name}="${alias}"; unset {alias}\n' for name, alias in aliases.items()
+    )
+
+
 def launch_script(
     request: LaunchRequest, runtime: str, launcher: str, secrets: dict[str, str], files: Mapping[str, str] = {}
 ) -> Script:
@@ -163,7 +174,7 @@ def launch_script(
         request: What is launched.
         runtime: Recorded in ``meta``.
         launcher: Text of the ``launch`` file.
-        secrets: Environment of the launcher and of nothing else.
+        secrets: Go into the environment of the launcher and of nothing else, for `take_secrets`.
         files: More files of the attempt's folder: name to text.
 
     Raises:
@@ -178,6 +189,7 @@ def launch_script(
         f"gpus={','.join(map(str, request.gpus))}",
         f"hold={int(request.hold)}",
     ]
+    aliased = {f"GPUSCHED_SECRET_{number}": value for number, value in enumerate(secrets.values())}
     parts = [
         place(request.ref),
         FUNCTIONS,
@@ -186,7 +198,7 @@ def launch_script(
         here(launcher, "launch"),
         here(request.hostfile, "hostfile") if request.hostfile is not None else "",
         *(here(text, name) for name, text in files.items()),
-        _SPAWN.replace("EXPORTS\n", exports(secrets), 1),
+        _SPAWN.replace("EXPORTS\n", exports(aliased), 1),
         f"echo {LAUNCHED}\n",
     ]
     return script("".join(parts))

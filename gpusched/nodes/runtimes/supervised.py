@@ -21,6 +21,7 @@ from gpusched.nodes.runtimes.shell import (
     quote_all,
     script,
     stream_script,
+    take_secrets,
 )
 from gpusched.nodes.transport import Script
 
@@ -168,9 +169,10 @@ class SupervisedRuntime:
         variables = self.job_variables({**env, "GPUSCHED_CONTAINER": request.name})
         shells = [f"{name}={variables.pop(name)}" for name in sorted(_SHELLS_OWN & variables.keys())]
         launcher = launcher.replace("SHELLS_OWN", quote_all(shells))
-        files = {"env": exports(variables)}
+        secrets = self.secret_variables(request)
+        files = {"env": exports(variables) + take_secrets(secrets)}
         text = launch_header(request) + STRAYS + settings + self.program(request) + launcher
-        return launch_script(request, self.name, text, self.secret_variables(request), files)
+        return launch_script(request, self.name, text, secrets, files)
 
     def start(self, ref: AttemptRef) -> Script:
         """See `Runtime.start`."""
