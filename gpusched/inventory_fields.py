@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gpusched.model.images import TRANSPORTS
 from gpusched.model.resources import Flavor, Node, RuntimeName
 from gpusched.model.units import format_memory, parse_duration, parse_memory_mib
 from gpusched.yamlfile import Value
@@ -27,6 +28,13 @@ _SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _POWER = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([kK]?)[wW]?")
 _SHORT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|s|m|h|d|w)")
 _PRICE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:\s*([A-Za-z€$£¥]{1,8})(?:\s*/\s*kWh)?)?")
+CAPABILITIES = (
+    "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE "
+    "NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT "
+    "SYS_ADMIN SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP "
+    "MAC_OVERRIDE MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE"
+).split()
+"""All that Linux has, as the engines call them: capabilities(7) without CAP_."""
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
@@ -209,6 +217,10 @@ def _words(expected: str, pattern: re.Pattern[str]) -> Reader:
     return lambda value: tuple(item.text(expected, pattern) for item in value.items("a list"))
 
 
+def _choices(*options: str) -> Reader:
+    return lambda value: tuple(item.choice(options) for item in value.items("a list"))
+
+
 def _text(expected: str, pattern: re.Pattern[str] = _LINE) -> Reader:
     return lambda value: value.text(expected, pattern)
 
@@ -300,6 +312,8 @@ SETTINGS: Fields = {
     "allowed_mounts": ("allowed_mounts", _words("an absolute path", _ABSOLUTE)),
     "max_queued_jobs_per_user": ("max_queued_jobs_per_user", _whole(1, 1_000_000_000, "a number of jobs")),
     "max_queued_size_per_user": ("max_queued_mib_per_user", _memory),
+    "capabilities": ("capabilities", _choices(*CAPABILITIES)),
+    "image_transports": ("image_transports", _choices(*TRANSPORTS)),
     "network": ("network", _text("a network mode of the container runtime, such as host or bridge", _IMAGE)),
     "known_hosts": ("known_hosts", _text("the path of a known_hosts file")),
     "ssh_config": ("ssh_config", _text("the path of an ssh_config file")),

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from gpusched.errors import UsageError
 from gpusched.model import ids
+from gpusched.model.images import image_error
 from gpusched.model.jobs import JobSpec
 from gpusched.model.resources import Inventory, Node, Partition, RuntimeName
 from gpusched.model.suggest import did_you_mean
@@ -41,7 +42,7 @@ def validate_spec(spec: JobSpec, inventory: Inventory) -> None:
     _check_texts(spec)
     _check_mounts(spec)
     _check_numbers(spec)
-    _check_image(spec, partition)
+    _check_image(spec, partition, inventory.settings.image_transports)
     _check_flavor(spec, partition)
     _check_bounds(spec, partition)
     check_nodes(inventory, partition, (*spec.nodelist, *spec.exclude))
@@ -206,7 +207,7 @@ def _check_numbers(spec: JobSpec) -> None:
             raise UsageError(f"--dependency: {dependency.job_id[:40]!r} is not a job id")
 
 
-def _check_image(spec: JobSpec, partition: Partition) -> None:
+def _check_image(spec: JobSpec, partition: Partition, transports: tuple[str, ...]) -> None:
     runtimes = {node.runtime for node in usable_nodes(partition, spec.nodelist, spec.exclude, spec.gpu_types)}
     if spec.image is not None:
         check_text("--image", spec.image, 4000)
@@ -216,6 +217,8 @@ def _check_image(spec: JobSpec, partition: Partition) -> None:
             raise UsageError(
                 f"partition {partition.name} runs jobs without containers, so --image has no meaning", "leave it out"
             )
+        if error := image_error(spec.image, runtimes, transports):
+            raise UsageError(error)
     elif runtimes == {RuntimeName.PROCESS} and spec.mounts:
         raise UsageError(
             f"partition {partition.name} runs jobs without containers, so --mount has no meaning", "leave it out"

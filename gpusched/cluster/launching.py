@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from gpusched.errors import UsageError
+from gpusched.model.images import image_error
 from gpusched.model.jobs import Job, NodeAllocation, container_name
 from gpusched.model.resources import Inventory, Node, RuntimeName
 from gpusched.nodes.runtimes.base import LaunchRequest
@@ -20,6 +22,7 @@ def launch_request(
     *,
     secrets: Mapping[str, str],
     run_as: tuple[int, int] | None,
+    mount_anything: bool,
 ) -> LaunchRequest:
     """What one rank is launched with.
 
@@ -30,9 +33,15 @@ def launch_request(
         cluster_id: Of this installation.
         secrets: Values of the job's secrets.
         run_as: uid and gid of the submitter where that is another than the controller's user.
+        mount_anything: The submitter is not bound by ``allowed_mounts``.
+
+    Raises:
+        UsageError: The inventory does not allow the job's image on this node (any more).
     """
     assert job.allocation is not None
-    node, spec = _node(inventory, part.node), job.spec
+    node, spec, settings = _node(inventory, part.node), job.spec, inventory.settings
+    if spec.image is not None and (error := image_error(spec.image, [node.runtime], settings.image_transports)):
+        raise UsageError(error)
     partition = inventory.partition(spec.partition)
     gang = len(job.allocation.parts) > 1
     return LaunchRequest(
@@ -51,11 +60,13 @@ def launch_request(
         gpus=part.gpus,
         cores=part.cores,
         memory_mib=part.memory_mib,
-        network="host" if gang else inventory.settings.network,
+        network="host" if gang else settings.network,
         hold=gang,
         output=expand_output(job, part.rank, part.node),
         hostfile=hostfile(job, inventory) if gang else None,
         run_as=run_as,
+        capabilities=settings.capabilities,
+        mounts_beneath=None if mount_anything else settings.allowed_mounts,
     )
 
 

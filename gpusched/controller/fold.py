@@ -347,7 +347,8 @@ class Folder:
     def _hold(self, job: Job, caller: Caller, now: float) -> tuple[Job, Event]:
         self._must_be_pending(job)
         if job.held_by == "admin" and not caller.admin:
-            raise Refused(f"job {job.id} is held by an admin already")  # a hold of one's own would make it one to release
+            # A hold of one's own would make it one to release.
+            raise Refused(f"job {job.id} is held by an admin already")
         by = "admin" if caller.admin and caller.uid != job.uid else "user"
         return msgspec.structs.replace(job, held_by=by), self._event("held", job, caller, now)
 

@@ -10,7 +10,7 @@ from gpusched.cluster.base import REFUSED, RankKey, Work
 from gpusched.cluster.launching import expand_output, launch_request, master_port
 from gpusched.controller.reconcile import rank_key
 from gpusched.controller.secretfiles import SecretFiles
-from gpusched.errors import GpuschedError
+from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.jobs import Allocation, Job, JobState
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
@@ -80,6 +80,8 @@ class Launcher:
         for rank in ranks:
             try:
                 works.append(self._launch(inventory, job, rank))
+            except UsageError as error:
+                self.errors[rank_key(rank)] = f"{REFUSED}: {error.line()}"
             except GpuschedError as error:
                 self.errors[rank_key(rank)] = error.line()
             except Exception as error:  # no node is to blame for it, and the other jobs go on
@@ -94,7 +96,11 @@ class Launcher:
         if any(inventory.node(p.node) is None for p in job.allocation.parts):
             raise GpuschedError("a node of its allocation left inventory.yaml")
         part = next(p for p in job.allocation.parts if p.rank == rank.rank)
-        request = launch_request(job, part, inventory, self._cluster_id, secrets=secrets, run_as=_run_as(job))
+        # As of now: the inventory may name other admins than when the job was folded.
+        trusted = job.uid in (0, os.getuid()) or job.user in inventory.settings.admins
+        request = launch_request(
+            job, part, inventory, self._cluster_id, secrets=secrets, run_as=_run_as(job), mount_anything=trusted
+        )
         return Work(verb="launch", node=rank.node, rank=rank, request=request)
 
 

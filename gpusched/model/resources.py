@@ -115,6 +115,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         allowed_mounts: Host folders that jobs of users other than the controller's own may mount.
         max_queued_jobs_per_user: So many jobs of one user may wait (each task of an array is one).
         max_queued_mib_per_user: And so many MiB may they take in the store.
+        capabilities: Linux capabilities (without CAP_) that jobs of such users keep; all others are dropped.
+        image_transports: Of `gpusched.model.images.TRANSPORTS`: what --image may name besides registries.
         network: The containers' network mode for single-node jobs; gangs always use the host's.
         keep_reports_s: Nightly reports older than that are removed by the next one.
         retrain_days: So many days ``gpusched replay --nightly --auto-retrain`` trains on.
@@ -134,6 +136,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     allowed_mounts: tuple[str, ...] = ()
     max_queued_jobs_per_user: int = 100_000
     max_queued_mib_per_user: int = 256
+    capabilities: tuple[str, ...] = ()
+    image_transports: tuple[str, ...] = ()
     network: str = "host"
     known_hosts: str | None = None
     ssh_config: str | None = None

@@ -155,6 +155,12 @@ def test_mounts_of_others_must_be_allowed(desk: Desk, source: str, fine: bool) -
     assert desk.say(Submit(time=NOW, id=ids.mint(NOW), spec=spec(mounts=mounts))) == ""
 
 
+def test_images_that_name_files_of_the_nodes_are_refused_from_everybody(desk: Desk) -> None:
+    for user in (ALICE, 0):
+        submit = Submit(time=NOW, id=ids.mint(NOW), spec=spec(image="docker-archive:/etc/shadow"))
+        assert "image transport 'docker-archive:' is not among settings.image_transports" in desk.say(submit, user)
+
+
 @needs_root
 def test_nobody_gets_ahead_by_an_early_date(desk: Desk) -> None:
     command = Submit(time=5.0, id=ids.mint(NOW), spec=spec())

@@ -15,6 +15,8 @@ from gpusched.cluster.launching import (
     launch_request,
     master_port,
 )
+from gpusched.errors import UsageError
+from gpusched.model.images import TRANSPORTS, image_error
 from gpusched.model.jobs import Allocation, Job, JobState, NodeAllocation
 from gpusched.model.resources import Inventory, RuntimeName
 from tests.controller.folding import spec
@@ -93,7 +95,9 @@ def test_gangs_are_held_share_the_hosts_network_and_get_a_hostfile() -> None:
     for nodes, expected in ((1, ("bridge", False, None)), (2, ("host", True, "n0 slots=2\nn1 slots=2\n"))):
         of = job(nodes=nodes)
         assert of.allocation is not None
-        request = launch_request(of, of.allocation.parts[0], declared, "c", secrets={"A": "b"}, run_as=None)
+        request = launch_request(
+            of, of.allocation.parts[0], declared, "c", secrets={"A": "b"}, run_as=None, mount_anything=True
+        )
         assert (request.network, request.hold, request.hostfile) == expected
         assert request.name == f"gpusched-{ID}-2-0"
         assert "A" not in request.env
@@ -125,3 +129,56 @@ def test_master_ports_are_steady_and_not_shared() -> None:
     assert first in MASTER_PORTS
     assert master_port(ID, {first}) in set(MASTER_PORTS) - {first}
     assert master_port(ID, set(MASTER_PORTS)) == first  # better than none
+
+
+def test_what_the_inventory_forbids_by_now_is_not_launched() -> None:
+    settings = msgspec.structs.replace(inventory().settings, allowed_mounts=("/data",), capabilities=("IPC_LOCK",))
+    of = job(image="oci-archive:/data/x.tar")
+    assert of.allocation is not None
+    part = of.allocation.parts[0]
+    for transports in ((), ("oci-archive",)):
+        declared = msgspec.structs.replace(
+            inventory(), settings=msgspec.structs.replace(settings, image_transports=transports)
+        )
+        if not transports:
+            with pytest.raises(UsageError, match=r"settings\.image_transports"):
+                launch_request(of, part, declared, "c", secrets={}, run_as=(1, 1), mount_anything=False)
+            continue
+        request = launch_request(of, part, declared, "c", secrets={}, run_as=(1, 1), mount_anything=False)
+        assert (request.mounts_beneath, request.capabilities) == (("/data",), ("IPC_LOCK",))
+        assert launch_request(
+            of, part, declared, "c", secrets={}, run_as=None, mount_anything=True
+        ).mounts_beneath is None  # fmt: skip
+    file = job(image="/home/alice/my.sif")
+    declared = with_node("n0", runtime=RuntimeName.APPTAINER)
+    assert launch_request(file, part, declared, "c", secrets={}, run_as=(1, 1), mount_anything=False).image
+    with pytest.raises(UsageError, match="is no name in a registry"):
+        launch_request(file, part, inventory(), "c", secrets={}, run_as=(1, 1), mount_anything=False)
+
+
+GOOD_IMAGES = (
+    "busybox", "busybox:1", "docker.io/library/busybox:1.36-glibc", "localhost/gs/busybox:1",
+    "nvcr.io/nvidia/pytorch:24.01-py3", "registry:5000/a/b__c-d.e:V_1", "[::1]:5000/x", "127.0.0.1:5000/x",
+    "docker://quay.io/a/b:c", "docker:dind",
+    "a@sha256:" + "0" * 64, "reg.example/a:b@sha256:" + "f" * 64, "0123abcd0123", "docker.io/library/oci:latest",
+)  # fmt: skip
+BAD_IMAGES = (
+    "docker-archive:/etc/shadow", "docker-archive:x", "oci:/srv", "oci:latest", "dir:/root", "oci-archive:/x:y",
+    "containers-storage:[overlay@/var/lib]x", "docker-daemon:busybox:1", "sif:/x", "tarball:/x", "ostree:x@/y",
+    "/root/x.tar", "./x", "../x", "x/../../y", "docker://", "docker:///etc", "docker:/x", "http://x/y", "a:b:c", "x y",
+    "Upper", "x:", "x@sha256:12", "-x", "",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("image", GOOD_IMAGES)
+def test_names_in_registries_are_images(image: str) -> None:
+    assert image_error(image, [RuntimeName.PODMAN, RuntimeName.DOCKER], ()) is None
+
+
+@pytest.mark.parametrize("image", BAD_IMAGES)
+def test_what_would_open_files_of_the_node_is_no_image(image: str) -> None:
+    for runtimes in ([RuntimeName.PODMAN], [RuntimeName.DOCKER, RuntimeName.APPTAINER]):
+        assert image_error(image, runtimes, ("atomic",))
+    assert image_error(image, [RuntimeName.APPTAINER], ()) is None, "apptainer opens it with the user's rights"
+    transport = image.partition(":")[0]
+    assert (image_error(image, [RuntimeName.PODMAN], TRANSPORTS) is None) == (transport in TRANSPORTS)

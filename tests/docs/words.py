@@ -44,8 +44,16 @@ SETTINGS = {
     ),
     "allowed_mounts": (
         "list of absolute paths",
-        "Folders of the nodes that jobs may mount. Does not bind admins and the controller's own user. "
-        "Empty: the others may mount nothing.",
+        "Folders of the nodes that jobs may mount, wherever links lead. Does not bind admins and the controller's own "
+        "user. Empty: the others may mount nothing.",
+    ),
+    "capabilities": (
+        "list of names: `IPC_LOCK`, `NET_RAW`; see capabilities(7)",
+        "What other users' jobs keep of the Linux capabilities. All others are dropped.",
+    ),
+    "image_transports": (
+        "list of podman's transports: `docker-archive`, `oci-archive`, ...",
+        "What `--image` may name besides registries. podman reads the files they name as the node's account.",
     ),
     "max_queued_jobs_per_user": ("number", "So many jobs of one user may wait; each task of an array is one."),
     "max_queued_size_per_user": (

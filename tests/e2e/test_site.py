@@ -323,6 +323,42 @@ def _shout_at(path: Path) -> None:
             sock.sendall(shout)
             sock.shutdown(socket.SHUT_WR)
             assert b"".join(iter(lambda: sock.recv(65536), b""))[:1] == b"f", shout[:50]
+def test_no_job_of_others_reaches_beyond_the_allowed_folder(shared: Cluster) -> None:
+    cluster, share = shared, shared.folder / "share"
+    as_nobody = nobody()
+    hidden = cluster.folder / "hidden"
+    hidden.mkdir()
+    (hidden / "key").write_text("hush")
+    os.symlink(hidden, share / "x")
+    (share / "inner").mkdir()
+    (share / "inner" / "key").write_text("mine")
+    os.symlink("inner", share / "y")
+    for image in ("docker-archive:/root/x.tar", "oci:/root", "dir:/root", "/root/x.tar"):
+        words = ["submit", "-p", "A100", "--gpus", "1", "--image", image, "--", "true"]
+        refused = cluster.cli(*words, prefix=as_nobody, check=False)
+        assert refused.returncode == 2
+        assert "image" in refused.stderr
+        assert refused.stderr.strip().count("\n") == 0
+    options = ("--gpus", "1", "--nodelist", "dgx001")
+    out = [
+        cluster.sh("cat /h/key", *options, "--mount", f"{share}/x{place}:/h{place}", prefix=as_nobody)
+        for place in ("", "/key", "")
+    ]
+    own = cluster.sh("cat /h/key; grep NoNewPrivs /proc/self/status", *options, "--mount", f"{share}/y:/h",
+                     prefix=as_nobody)  # fmt: skip
+    by_root = cluster.sh("cat /h/key", *options, "--mount", f"{share}/x:/h")
+    for job in out:
+        failed = cluster.wait_state(job, "FAILED")
+        assert f"cannot mount {share}/x" in failed.message
+        assert "settings.allowed_mounts" in failed.message
+        assert (failed.attempt, failed.message.count("\n")) == (1, 0)
+    assert cluster.wait_state(own, "COMPLETED").attempt == 1
+    cluster.wait_state(by_root, "COMPLETED")
+    cluster.wait_clean()
+    assert cluster.logs(own) == "mineNoNewPrivs:\t1\n"
+    assert cluster.logs(by_root) == "hush"
+    assert cluster.nodes()["dgx001"]["state"] == "IDLE"
+    assert cluster.node("dgx001").run(["sh", "-c", "grep gpusched-node /proc/mounts; :"]).stdout == ""
 
 
 def _events(cluster: Cluster) -> list:  # type: ignore[type-arg]

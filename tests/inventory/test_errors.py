@@ -74,10 +74,10 @@ BAD = {
     "far too deep": ("a: " + "[" * 40 + "]" * 40, ":1: found more than 32 levels, expected fewer"),
     # Settings
     "unknown setting": (in_settings("tik: 5s"), ":2: settings.tik: found an unknown key, expected one of admins, "
-                        "allowed_mounts, auto_promote, connect_timeout, connect_timeout_s, currency, down_after, "
-                        "down_after_s, fairshare_half_life, fairshare_half_life_s, grace, grace_s, keep_reports, "
-                        "keep_reports_s, known_hosts, logs, max_queued_jobs_per_user, max_queued_size_per_user, "
-                        "max_retries, network, node_fail_after, node_fail_after_s, power_price, power_price_per_kwh, probe_timeout, probe_timeout_s, retrain_days, shared, "
+                        "allowed_mounts, auto_promote, capabilities, connect_timeout, connect_timeout_s, currency, "
+                        "down_after, down_after_s, fairshare_half_life, fairshare_half_life_s, grace, grace_s, "
+                        "image_transports, keep_reports, keep_reports_s, known_hosts, logs, max_queued_jobs_per_user, max_queued_size_per_user, max_retries, network, node_fail_after, node_fail_after_s, "
+                        "power_price, power_price_per_kwh, probe_timeout, probe_timeout_s, retrain_days, shared, "
                         "ssh_config, tick, tick_s: did you mean tick?"),
     "duration without unit": (in_settings("tick: 5"), f":2: settings.tick: found 5, expected {PERIOD}"),
     "no duration": (in_settings("down_after: soon"), f':2: settings.down_after: found "soon", expected {PERIOD}'),
@@ -101,6 +101,10 @@ BAD = {
                               ':2: settings.admins[1]: found "a b", expected a user name'),
     "relative mount": (in_settings("allowed_mounts: [data]"),
                        ':2: settings.allowed_mounts[0]: found "data", expected an absolute path'),
+    "no transport": (in_settings("image_transports: [oci-archiv]"),
+                     ":2: settings.image_transports[0]: found \"oci-archiv\", expected one of atomic, "
+                     "containers-storage, dir, docker-archive, docker-daemon, oci, oci-archive, ostree, sif, tarball: "
+                     "did you mean oci-archive?"),
     "unknown log setting": (in_settings("logs: {max: 1G}"),
                             ":2: settings.logs.max: found an unknown key, expected one of max_per_job, max_total"),
     "settings a list": ("settings: [a]\npartitions: {}\n", ":1: settings: found a list, expected a mapping of settings"),
@@ -245,3 +249,11 @@ def test_files_that_are_none(tmp_path) -> None:
     (tmp_path / "latin1").write_bytes("partitions: # für\n".encode("latin-1"))
     with pytest.raises(FileError, match="latin1:1: found the byte 0xfc, expected UTF-8 text"):
         load_inventory(tmp_path / "latin1")
+
+
+@pytest.mark.parametrize("name", ["ALL", "CAP_CHOWN", "net_raw"])
+def test_capabilities_are_the_kernels_by_the_engines_names(name: str, tmp_path) -> None:
+    path = tmp_path / "inventory.yaml"
+    path.write_text(in_settings(f"capabilities: [IPC_LOCK, {name}]"))
+    with pytest.raises(FileError, match=r"settings.capabilities\[1\]: found .* expected one of CHOWN, DAC_OVERRIDE"):
+        load_inventory(path)

@@ -29,6 +29,8 @@ settings:
   power_price: 0.25 USD/kWh
   admins: [alice, bob]
   allowed_mounts: [/data, /home]
+  capabilities: [IPC_LOCK, NET_RAW]
+  image_transports: [docker-archive]
   network: bridge
   known_hosts: ~/known
   ssh_config: /etc/my_config
@@ -73,6 +75,8 @@ partitions:
         currency="USD",
         admins=("alice", "bob"),
         allowed_mounts=("/data", "/home"),
+        capabilities=("IPC_LOCK", "NET_RAW"),
+        image_transports=("docker-archive",),
         network="bridge",
         known_hosts="~/known",
         ssh_config="/etc/my_config",

@@ -121,3 +121,14 @@ def test_words_in_files_are_not_taken_for_others() -> None:
     )
     (attempt,), error = parse_listing(listing, "c", "podman")
     assert (attempt["phase"], attempt["error"], error) == ("failed", "attempt x", None)
+
+
+@pytest.mark.parametrize("name", [RuntimeName.PODMAN, RuntimeName.DOCKER])
+def test_what_would_steer_an_engine_is_one_line_or_refused(name: RuntimeName) -> None:
+    for value in ("a\nb", "a\r", "x" * 70_000):
+        with pytest.raises(UsageError, match="environment variable TMPDIR cannot be passed"):
+            runtime_for(name).launch(request(env={"TMPDIR": value}))
+    for target in ("/etc/group", "//etc/./group/"):
+        with pytest.raises(UsageError, match="nothing can be mounted at"):
+            runtime_for(name).launch(request(run_as=(1, 1), mounts=(Mount("/a", target),)))
+        runtime_for(name).launch(request(mounts=(Mount("/a", target),)))

@@ -66,8 +66,19 @@ def test_every_variable_arrives_as_it_is(world: World) -> None:
     env = {f"V{i}": value for i, value in enumerate(HOSTILE)}
     secrets = {f"S{i}": value for i, value in enumerate(HOSTILE)}
     names = " ".join(f'"${name}"' for name in [*env, *secrets])
+    # Names that would change what the engine's client, or the shell, does that carries them.
+    lines = [value for value in HOSTILE if "\n" not in value and "\r" not in value]
+    steering = {f"LC_{i}": value for i, value in enumerate(lines)} | {"HOME": "/h", "DOCKER_HOST": "x", "TMPDIR": "/s3"}
+    names += "".join(f' "${name}"' for name in steering)
+    # Names that the scripts use themselves, as root: one that is called dir must not say where the launcher is.
+    own = {"memlock": "--privileged", "uid": "0", "home": "/nowhere", "binary": "sh", "options": "-v /:/host"}
+    own_secrets = {"dir": "/nowhere", "name": "n", "output": "/nowhere/o", "workdir": "/nowhere", "code": "7"}
+    names += "".join(f' "${name}"' for name in (*own, *own_secrets))
+    env |= steering | own
+    secrets |= own_secrets
     _, output = world.finish("sh", "-c", f"set -- {names}; {PRINT_EACH}", env=env, secrets=secrets)
-    assert [bytes.fromhex(line).decode() for line in output.split("\n")[:-1]] == HOSTILE + HOSTILE
+    expected = [*HOSTILE, *HOSTILE, *steering.values(), *own.values(), *own_secrets.values()]
+    assert [bytes.fromhex(line).decode() for line in output.split("\n")[:-1]] == expected
 
 
 def test_an_argument_and_a_variable_of_100_kb(world: World) -> None:
@@ -249,7 +260,7 @@ def test_secrets_are_seen_by_the_job_only(world: World) -> None:
     commands = world.sh("cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '")
     assert value not in commands
     assert world.sh(f"cd {world.folder(ref)} && grep -r -l -e hush-4d9a1 . || echo none") == "none\n"
-    assert world.sh(f"cd {world.folder(ref)} && grep -r -l -e open-4d9a1 . || echo none") == "./launch\n"
+    assert world.sh(f"cd {world.folder(ref)} && grep -r -l -e open-4d9a1 . || echo none") in ("./launch\n", "./env\n")
     assert value.encode() in world.runtime.launch(world.request("true", secrets={"TOKEN": value})).stdin
 
 

@@ -19,7 +19,7 @@ _PREFIX = "APPTAINERENV_"
 
 # Pulled once and kept, as the engines do; the rename makes a half pulled image invisible.
 _IMAGE = """\
-image() { if [ -e "$source" ]; then echo "$source"; else echo "$home/.cache/gpusched/images/$digest.sif"; fi; }
+image() { if as_user test -e "$source"; then echo "$source"; else echo "$home/.cache/gpusched/images/$digest.sif"; fi; }
 prepare() {
     file=$(image)
     [ ! -e "$file" ] || return 0
@@ -43,6 +43,14 @@ class Apptainer(SupervisedRuntime):
         """The user's home: the workdir is a path inside the container."""
         return ""
 
+    def confinement(self, request: LaunchRequest) -> tuple[str, ...]:
+        """Less than of others: apptainer may be a setuid program, which itself lets nobody gain privileges inside."""
+        return ("--inh-caps", "-all")
+
+    def job_variables(self, env: dict[str, str]) -> dict[str, str]:
+        """As secrets; not by apptainer's --env, which splits at commas and is seen by everybody."""
+        return {_PREFIX + name: value for name, value in env.items()}
+
     def secret_variables(self, request: LaunchRequest) -> dict[str, str]:
         """Under the names by which apptainer takes variables in."""
         return {_PREFIX + name: value for name, value in request.secrets.items()}
@@ -53,10 +61,7 @@ class Apptainer(SupervisedRuntime):
         if image is None:
             raise UsageError("runtime apptainer needs an image", NO_IMAGE_HINT)
         uri = image if re.match(r"[a-z0-9-]+://", image) else f"docker://{image}"
-        # The values are not for apptainer's --env, which splits at commas; --no-eval keeps $() in them what it is.
-        env = {**request.env, "GPUSCHED_CONTAINER": request.name}
-        environment = {_PREFIX + k: v for k, v in env.items() if k not in request.secrets}
-        environment["GPUSCHED_CONTAINER"] = request.name
+        # --no-eval keeps $() in variables what it is.
         options = ["--no-eval", "--cleanenv", *(["--nv"] if request.gpus else [])]
         options += ["--pwd", request.workdir] if request.workdir is not None else []
         for mount in request.mounts:
@@ -64,8 +69,8 @@ class Apptainer(SupervisedRuntime):
             options += ["--mount", f"type=bind,src={mount.source},dst={mount.target}{read_only}"]
         flags = quote_all(options)
         verb = "exec" if request.command else "run"
-        job = in_job(environment, f'apptainer {verb} {flags} "$(image)" {quote_all(request.command)}', '"$output"')
-        other = in_job(environment, f'apptainer exec {flags} "$(image)" "$@"', "''")
+        job = in_job(f'apptainer {verb} {flags} "$(image)" {quote_all(request.command)}', '"$output"')
+        other = in_job(f'apptainer exec {flags} "$(image)" "$@"', "''")
         return (
             f"source={shlex.quote(image)}\nuri={shlex.quote(uri)}\ndigest={hashlib.sha256(uri.encode()).hexdigest()[:24]}\n"
             f"{_IMAGE}job() {{ {job}; }}\nrun() {{ {other}; }}\n"

@@ -36,7 +36,11 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
         output: File on the node's filesystem, already expanded; it is truncated, as Slurm does. None keeps the output
             with the attempt.
         hostfile: Content of the file that GPUSCHED_HOSTFILE shall name, or None.
-        run_as: uid and gid of the submitter in a shared installation, where the node is entered as root.
+        run_as: uid and gid of the submitter in a shared installation, where the node is entered as root. Such a job
+            gains no privileges: not by setuid files, nor by capabilities beyond ``capabilities``.
+        capabilities: Linux capabilities, without CAP_, that a job with ``run_as`` keeps.
+        mounts_beneath: Folders of the node beneath which the mounts' sources must lie when they are mounted, wherever
+            links lead by then; None where the submitter may mount anything.
     """
 
     name: str
@@ -59,6 +63,8 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     output: str | None = None
     hostfile: str | None = None
     run_as: tuple[int, int] | None = None
+    capabilities: tuple[str, ...] = ()
+    mounts_beneath: tuple[str, ...] | None = None
 
     @property
     def ref(self) -> AttemptRef:

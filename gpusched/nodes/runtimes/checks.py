@@ -24,11 +24,23 @@ _STEERING_NAMES = frozenset(
     "LISTEN_FDNAMES DBUS_SESSION_BUS_ADDRESS TMOUT HISTFILE NLSPATH RES_OPTIONS GCONV_PATH GETCONF_DIR "
     "MALLOC_TRACE INIT_VERSION_STDERR".split()
 )
-_STEERING_PREFIXES = (
-    "LD_", "LC_", "XDG_", "DOCKER_", "CONTAINER", "PODMAN_", "BUILDAH_", "LIBPOD_", "CONMON", "CRUN_", "RUNC_", "GO",
-    "APPTAINER", "SINGULARITY", "SSL_", "BASH", "GPUSCHED_", "_LIBPOD", "_CONTAINERS", "_CRIO", "_OCI", "MALLOC_",
-    "GLIBC_", "SSH_", "SUDO_", "KRB5", "NVIDIA_", "CUDA_VISIBLE", "SLURM_",
+_CLIENT_PREFIXES = (
+    "LD_", "LC_", "XDG_", "DOCKER_", "CONTAINER", "PODMAN_", "BUILDAH_", "LIBPOD_", "CONMON", "CRUN_", "RUNC_", "SSL_",
+    "BASH", "_LIBPOD", "_CONTAINERS", "_CRIO", "_OCI", "MALLOC_", "GLIBC_", "GODEBUG", "GOGC", "GOMAXPROCS",
+    "GOMEMLIMIT", "GOTRACEBACK", "GOCOVERDIR", "GOROOT",
 )  # fmt: skip
+_STEERING_PREFIXES = (
+    *_CLIENT_PREFIXES, "GO", "APPTAINER", "SINGULARITY", "GPUSCHED_", "SSH_", "SUDO_", "KRB5", "NVIDIA_",
+    "CUDA_VISIBLE", "SLURM_",
+)  # fmt: skip
+MAX_ENV_FILE_BYTES = 60_000
+"""Of one variable in a file for --env-file: the engines read its lines into buffers of 64 KiB."""
+
+
+def steers_client(name: str) -> bool:
+    """Whether a variable of this name would change what the shell or the engine's client does that inherits it."""
+    upper = name.upper()
+    return upper in _STEERING_NAMES or upper.startswith(_CLIENT_PREFIXES) or upper.endswith("_PROXY")
 
 
 def secret_name_error(name: str) -> str | None:

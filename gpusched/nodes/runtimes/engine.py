@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 
 from gpusched.errors import UsageError
 from gpusched.nodes.runtimes.base import AttemptRef, LaunchRequest
-from gpusched.nodes.runtimes.checks import NO_IMAGE_HINT, check_request, check_signal, secret_name_error
+from gpusched.nodes.runtimes.checks import (
+    MAX_ENV_FILE_BYTES,
+    NO_IMAGE_HINT,
+    check_request,
+    check_signal,
+    steers_client,
+)
+from gpusched.nodes.runtimes.mounts import PIN, pin_lines, pin_place, unpin_lines
 from gpusched.nodes.runtimes.shell import (
     FUNCTIONS,
     STRAYS,
+    exports,
     launch_header,
     launch_script,
     place,
     quote_all,
     script,
     stream_script,
+    take_secrets,
 )
 from gpusched.nodes.transport import Script
 
 HOSTFILE = "/etc/gpusched-hostfile"
 """Where a gang's hostfile is inside its containers."""
+GROUPS = "/etc/group"
 
 # A launcher that fails leaves no container behind: a `created` one would look ready to be started.
 _LAUNCHER = """\
 give_up() {
     code=$?
     for id in $(ours); do engine rm -f "$id" >/dev/null 2>&1; done
+    unpin
     fail $code
 }
 state() { engine inspect --type container --format '{{.State.Status}}' "$name"; }
@@ -36,11 +48,13 @@ follow() {
 # conmon writes the file oom, where it is started, when the kernel ends a process for want of memory.
 start() {
     (cd "$dir" && engine start "$name") >/dev/null || give_up
+    unpin
     follow
 }
 case $1 in
 launch)
     check_output
+    pin_mounts
     memlock
     create >/dev/null || give_up
     [ "$hold" = 1 ] || start
@@ -136,6 +150,7 @@ for id in $found; do
     done
 done
 follower=$(group "$dir/output.pid") && kill -KILL "-$follower"
+unpin
 rm -rf -- "$dir"
 """
 
@@ -203,18 +218,28 @@ class EngineRuntime:
         image = request.image
         if image is None:
             raise UsageError(f"runtime {self.binary} needs an image", NO_IMAGE_HINT)
-        # The folder's path is known on the node only.
-        hostfile = ""
-        if request.hostfile is not None:
-            mount = f'--mount "type=bind,src=$dir/hostfile,dst={HOSTFILE},readonly"'
-            hostfile = f"--env GPUSCHED_HOSTFILE={HOSTFILE} {mount}"
-        inherited = _inherited(request)
-        options, command = quote_all(self._create(request, inherited)), quote_all((image, *request.command))
+        binds = _own_binds(request)
+        inherited, written = _environment(request)
+        files = ["--env-file", "$dir/env"] if written else []
+        files += ["--env", f"GPUSCHED_HOSTFILE={HOSTFILE}"] if request.hostfile is not None else []
+        files += _repeat("--mount", [_mount(f"$dir/{name}", target, True) for name, target in binds.items()])
+        own_options = " ".join(f'"{word}"' for word in files)  # the folder's path is known on the node only
+        options = quote_all(self._create(request, (*inherited, *request.secrets)))
+        command = quote_all((image, *request.command))
+        # The values reach the client by its environment: what its arguments are, everybody on the node can see. The
+        # words are complete by then: a job's variable may be called as one of ours.
+        create = (
+            f"create() (\nset -- {self.binary} create $memlock {options} {own_options} {command}\n"
+            f'{take_secrets(request.secrets)}{exports(inherited)}exec "$@"\n)\n'
+        )
         launcher = (
             f"{launch_header(request)}hold={int(request.hold)}\n{self._engine(request.ref)}{self._memlock()}"
-            f"create() {{ engine create $memlock {options} {hostfile} {command}; }}\n{_LAUNCHER}"
+            f"{PIN}{unpin_lines(request.ref)}{pin_lines(request)}{create}{_LAUNCHER}"
         )
-        return launch_script(request, self.binary, launcher, inherited)
+        extra = {"env": "".join(f"{name}={value}\n" for name, value in written.items())} if written else {}
+        if request.run_as is not None:
+            extra["group"] = "job:x:{1}:\n".format(*request.run_as)
+        return launch_script(request, self.binary, launcher, request.secrets, extra)
 
     def start(self, ref: AttemptRef) -> Script:
         """See `Runtime.start`."""
@@ -227,7 +252,8 @@ class EngineRuntime:
 
     def remove(self, ref: AttemptRef) -> Script:
         """See `Runtime.remove`."""
-        return script(f"{place(ref)}{FUNCTIONS}{STRAYS}{self._engine(ref)}{_BY_FORCE}{_REMOVE}")
+        functions = f"{FUNCTIONS}{STRAYS}{self._engine(ref)}{_BY_FORCE}{unpin_lines(ref)}"
+        return script(f"{place(ref)}{functions}{_REMOVE}")
 
     def log(self, ref: AttemptRef, follow: bool = False, tail_bytes: int | None = None) -> Script:
         """See `Runtime.log`."""
@@ -241,7 +267,7 @@ class EngineRuntime:
         Of the request's image, or another that is there; `NO_IMAGE_EXIT_CODE` where there is none.
         """
         check_request(request)
-        options = quote_all(self._create(request, {}))
+        options = quote_all(self._create(request, ()))
         create = f'create() {{ bounded 60 {self.binary} create $memlock {options} --entrypoint true "$image"; }}\n'
         head = f"name={shlex.quote(request.name)} image={shlex.quote(request.image or '')}\n"
         trial = _TRIAL.replace("NO_IMAGE", str(NO_IMAGE_EXIT_CODE))
@@ -270,12 +296,13 @@ memlock() {{
 }}
 """
 
-    def _create(self, request: LaunchRequest, inherited: dict[str, str]) -> tuple[str, ...]:
-        env = {**request.env, "GPUSCHED_CONTAINER": request.name}
-        mounts = [_mount(m.source, m.target, m.read_only) for m in request.mounts]
+    def _create(self, request: LaunchRequest, inherited: tuple[str, ...]) -> tuple[str, ...]:
+        mounts = [_mount(pin_place(request, i), m.target, m.read_only) for i, m in enumerate(request.mounts)]
         user: tuple[str, ...] = ()
         if request.run_as is not None:
-            user = ("--user", "{}:{}".format(*request.run_as))
+            # An image may hold setuid files, and its maker is not to become root by them.
+            user = ("--user", "{}:{}".format(*request.run_as), "--security-opt", "no-new-privileges")
+            user = (*user, "--cap-drop", "ALL", *_repeat("--cap-add", list(request.capabilities)))
         return (
             *("--name", request.name),
             *_repeat("--label", [f"{key}={value}" for key, value in _labels(request.ref)]),
@@ -290,18 +317,43 @@ memlock() {{
             *user,
             *(("--workdir", request.workdir) if request.workdir is not None else ()),
             *_repeat("--mount", mounts),
-            *_repeat("--env", [f"{k}={v}" for k, v in env.items() if k not in inherited]),
+            *("--env", f"GPUSCHED_CONTAINER={request.name}"),
             *_repeat("--env", list(inherited)),
         )
 
 
-def _inherited(request: LaunchRequest) -> dict[str, str]:
-    """Variables that the engine's client takes from its own environment: secrets, and what podman would garble.
+def _own_binds(request: LaunchRequest) -> dict[str, str]:
+    """Files of the attempt's folder that are mounted into the container, by name, and where.
 
-    podman 4.3 reads --env NAME=VALUE as CSV and makes a line feed of every CR LF.
+    runc looks the job's gid up among the names of the image's groups: whoever makes the image could give it any group.
+
+    Raises:
+        UsageError: The job mounts something there.
     """
-    garbled = {k: v for k, v in request.env.items() if "\r\n" in v and secret_name_error(k) is None}
-    return {**garbled, **request.secrets}
+    binds = {"hostfile": HOSTFILE} if request.hostfile is not None else {}
+    binds |= {"group": GROUPS} if request.run_as is not None else {}
+    for mount in request.mounts:
+        if posixpath.normpath("/" + mount.target.lstrip("/")) in binds.values():
+            raise UsageError(f"--mount: nothing can be mounted at {mount.target}")
+    return binds
+
+
+def _environment(request: LaunchRequest) -> tuple[dict[str, str], dict[str, str]]:
+    """The job's variables: what the engine's client inherits, and what it reads from a file as it would steer it.
+
+    Raises:
+        UsageError: One fits neither way: the file has one line for each.
+    """
+    own = {k: v for k, v in request.env.items() if k not in request.secrets and k != "GPUSCHED_CONTAINER"}
+    written = {name: value for name, value in own.items() if steers_client(name)}
+    for name, value in written.items():
+        if "\n" in value or "\r" in value or len(value.encode()) > MAX_ENV_FILE_BYTES:
+            raise UsageError(
+                f"environment variable {name} cannot be passed: it would steer the container engine, so it must be one "
+                f"line of at most {MAX_ENV_FILE_BYTES} bytes",
+                "give it another name",
+            )
+    return {name: value for name, value in own.items() if name not in written}, written
 
 
 def _labels(ref: AttemptRef) -> tuple[tuple[str, str], ...]:

@@ -19,9 +19,6 @@ class Process(SupervisedRuntime):
             raise UsageError("runtime process needs a command: there is no image whose own could run")
         if request.mounts:
             raise UsageError("runtime process cannot mount folders: its jobs see the node's own")
-        # env(1) would override a secret that came by the environment.
-        environment = {k: v for k, v in request.env.items() if k not in request.secrets}
-        environment["GPUSCHED_CONTAINER"] = request.name
-        job = in_job(environment, quote_all(request.command), '"$output"')
-        other = in_job(environment, '"$@"', "''")
+        job = in_job(quote_all(request.command), '"$output"')
+        other = in_job('"$@"', "''")
         return f"prepare() {{ :; }}\njob() {{ {job}; }}\nrun() {{ {other}; }}\n"

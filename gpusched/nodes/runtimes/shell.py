@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from gpusched.nodes.runtimes.base import EXISTS_EXIT_CODE, LAUNCHED, AttemptRef, LaunchRequest
 from gpusched.nodes.runtimes.checks import check_ref, check_request
@@ -149,14 +149,33 @@ def here(text: str, file: str) -> str:
     return f"cat >\"$dir/{file}\" <<'{end}' || abandon\n{text}{end}\n"
 
 
-def launch_script(request: LaunchRequest, runtime: str, launcher: str, secrets: dict[str, str]) -> Script:
+def exports(variables: Mapping[str, str]) -> str:
+    """Lines that put variables into the environment."""
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+
+
+def take_secrets(names: Iterable[str]) -> str:
+    """Lines that give the secrets, which `launch_script` put into the environment, the names that the job wants.
+
+    Until then they have names of ours: a secret called ``dir`` must not be one to the launcher, which runs as root.
+    """
+    aliases = {name: f"GPUSCHED_SECRET_{number}" for number, name in enumerate(names)}
+    return "".join(
+        f'[ -z "${{{alias}+set}}" ] || export {name}="${alias}"; unset {alias}\n' for name, alias in aliases.items()
+    )
+
+
+def launch_script(
+    request: LaunchRequest, runtime: str, launcher: str, secrets: dict[str, str], files: Mapping[str, str] = {}
+) -> Script:
     """Claim the attempt's folder, write what the launcher needs and detach it.
 
     Args:
         request: What is launched.
         runtime: Recorded in ``meta``.
         launcher: Text of the ``launch`` file.
-        secrets: Environment of the launcher and of nothing else.
+        secrets: Go into the environment of the launcher and of nothing else, for `take_secrets`.
+        files: More files of the attempt's folder: name to text.
 
     Raises:
         UsageError: The request cannot be passed on.
@@ -170,7 +189,7 @@ def launch_script(request: LaunchRequest, runtime: str, launcher: str, secrets: 
         f"gpus={','.join(map(str, request.gpus))}",
         f"hold={int(request.hold)}",
     ]
-    exports = "\n".join(f"    export {name}={shlex.quote(value)}" for name, value in secrets.items())
+    aliased = {f"GPUSCHED_SECRET_{number}": value for number, value in enumerate(secrets.values())}
     parts = [
         place(request.ref),
         FUNCTIONS,
@@ -178,7 +197,8 @@ def launch_script(request: LaunchRequest, runtime: str, launcher: str, secrets: 
         f'{{ {_print_lines(meta)}; echo "created=$(date +%s)"; echo "boot=$boot"; }} >"$dir/meta" || abandon\n',
         here(launcher, "launch"),
         here(request.hostfile, "hostfile") if request.hostfile is not None else "",
-        _SPAWN.replace("EXPORTS", exports, 1),
+        *(here(text, name) for name, text in files.items()),
+        _SPAWN.replace("EXPORTS\n", exports(aliased), 1),
         f"echo {LAUNCHED}\n",
     ]
     return script("".join(parts))

@@ -15,12 +15,14 @@ from gpusched.nodes.runtimes.shell import (
     AS_USER,
     FUNCTIONS,
     STRAYS,
+    exports,
     launch_header,
     launch_script,
     place,
     quote_all,
     script,
     stream_script,
+    take_secrets,
 )
 from gpusched.nodes.transport import Script
 
@@ -33,12 +35,13 @@ if [ -n "$uid" ]; then
 fi
 [ -n "$workdir" ] || workdir=$home
 if [ -e "$dir/hostfile" ]; then hostfile=$dir/hostfile; else hostfile=; fi
-as_job() { # VARIABLE=VALUE... PROGRAM...: become the job's user with this environment
+as_job() { # PROGRAM...: become the job's user; the job's variables are for the program to read at descriptor 3
+    set -- "GPUSCHED_CONTAINER=$name" SHELLS_OWN "$@"
     [ -z "$hostfile" ] || set -- "HOSTFILE_VARIABLE=$hostfile" "$@"
     [ -z "$uid" ] || set -- "HOME=$home" "USER=$user" "LOGNAME=$user" "$@"
     set -- env "$@"
-    [ -z "$uid" ] || set -- setpriv --reuid "$uid" --regid "$gid" "$(user_groups)" -- "$@"
-    exec "$@"
+    [ -z "$uid" ] || set -- setpriv CONFINEMENT --reuid "$uid" --regid "$gid" "$(user_groups)" -- "$@"
+    exec "$@" 3<"$dir/env"
 }
 now() {  # seconds, with a fraction where this date knows how
     t=$(date +%s.%N)
@@ -77,8 +80,12 @@ exec)
 esac
 """
 
-# As the job's user, in its folder, with its output; then the job's own program, by the shell's PATH and exit codes.
-_ENTER = 'cd -- "$1" || exit 1; [ -z "$2" ] || exec >>"$2" 2>&1; shift 2; exec "$@"'
+# As the job's user, in its environment, in its folder, with its output; then the job's own program, by the shell's PATH
+# and exit codes. The variables are read here since what is an argument anywhere can be seen by everybody on the node.
+_ENTER = 'eval "$(cat <&3)"; exec 3<&-; cd -- "$1" || exit 1; [ -z "$2" ] || exec >>"$2" 2>&1; shift 2; exec "$@"'
+
+# Of bash, which is the sh of many nodes: it cannot set them, only env(1) can, in its arguments.
+_SHELLS_OWN = frozenset({"UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO"})
 
 _START = """\
 [ -d "$dir" ] || { echo "$name is not on this node" >&2; exit 1; }
@@ -139,6 +146,15 @@ class SupervisedRuntime:
         """
         raise NotImplementedError
 
+    def confinement(self, request: LaunchRequest) -> tuple[str, ...]:
+        """Options of setpriv(1) for jobs with ``run_as``."""
+        kept = ",".join(("-all", *(f"+{name.lower()}" for name in request.capabilities)))
+        return ("--no-new-privs", "--inh-caps", kept, "--ambient-caps", kept, "--bounding-set", kept)
+
+    def job_variables(self, env: dict[str, str]) -> dict[str, str]:
+        """The environment by which the job's variables reach it."""
+        return env
+
     def secret_variables(self, request: LaunchRequest) -> dict[str, str]:
         """The environment by which secrets reach the job."""
         return request.secrets
@@ -154,8 +170,16 @@ class SupervisedRuntime:
         check_request(request)
         settings = f"hold={int(request.hold)}\nworkdir={shlex.quote(self.host_workdir(request))}\n"
         launcher = _LAUNCHER.replace("HOSTFILE_VARIABLE", self.hostfile_variable)
+        launcher = launcher.replace("CONFINEMENT", quote_all(self.confinement(request)))
+        # An export would override a secret that came by the environment.
+        env = {k: v for k, v in request.env.items() if k not in request.secrets}
+        variables = self.job_variables({**env, "GPUSCHED_CONTAINER": request.name})
+        shells = [f"{name}={variables.pop(name)}" for name in sorted(_SHELLS_OWN & variables.keys())]
+        launcher = launcher.replace("SHELLS_OWN", quote_all(shells))
+        secrets = self.secret_variables(request)
+        files = {"env": exports(variables) + take_secrets(secrets)}
         text = launch_header(request) + STRAYS + settings + self.program(request) + launcher
-        return launch_script(request, self.name, text, self.secret_variables(request))
+        return launch_script(request, self.name, text, secrets, files)
 
     def start(self, ref: AttemptRef) -> Script:
         """See `Runtime.start`."""
@@ -185,14 +209,12 @@ class SupervisedRuntime:
         return ("sh", "-c", place(ref) + 'exec sh "$dir/launch" exec "$@"', "sh", *argv)
 
 
-def in_job(environment: dict[str, str], command: str, output: str) -> str:
+def in_job(command: str, output: str) -> str:
     """sh: become the job in its environment and folder, then exec ``command``, with its output in the file ``output``.
 
     Args:
-        environment: What is added.
         command: sh words.
         output: A sh word.
     """
-    variables = quote_all(f"{name}={value}" for name, value in environment.items())
     # sh by its full path: the job's own PATH counts already.
-    return f'as_job {variables} /bin/sh -c {shlex.quote(_ENTER)} sh "$workdir" {output} {command}'
+    return f'as_job /bin/sh -c {shlex.quote(_ENTER)} sh "$workdir" {output} {command}'
