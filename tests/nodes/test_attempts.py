@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpusched.nodes.payload import attempts
 from gpusched.nodes.payload.attempts import merge
 
 NAME = "gpusched-0123456789a-1-0"
@@ -41,3 +43,21 @@ def phase(**changes: Any) -> str:
 )
 def test_phases_of_a_process(changes: dict[str, Any], expected: str) -> None:
     assert phase(**changes) == expected
+
+
+def test_what_is_written_between_the_look_and_the_engines_answer_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """conmon writes `oom` just before the end that podman then tells of: the first look at the folder has missed it."""
+    folder = tmp_path / NAME
+    folder.mkdir()
+    (folder / "meta").write_text("runtime=podman\n")
+
+    def podman(cluster_id: str, node: str) -> dict[str, dict[str, Any]]:
+        (folder / "oom").touch()
+        ended = {"id": "x", "state": "exited", "exit_code": 137, "pid": None, "error": "", "oom_killed": False}
+        return {NAME: ended | {"started_at": None, "finished_at": None}}
+
+    monkeypatch.setitem(attempts.ENGINES, "podman", podman)
+    (attempt,), _, _ = attempts.list_attempts(str(tmp_path), "c", "n", "podman")
+    assert (attempt["phase"], attempt["oom_killed"]) == ("exited", True)

@@ -57,6 +57,10 @@ def list_attempts(
             containers = ENGINES[runtime](cluster_id, node)
     except EngineError as failure:
         containers, error = None, str(failure)
+    for name, fact in facts.items():
+        # Looked for last: it is written just before the end that the engine tells of.
+        if os.path.exists(os.path.join(folder, name, "oom")):
+            fact["files"].append("oom")
     _listed[:] = merge(facts, containers, cluster_id)
     for attempt in _listed:
         if attempt["phase"] == "running":

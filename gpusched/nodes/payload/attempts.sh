@@ -21,7 +21,7 @@ list_folder() {
     prefixed meta <"$1/meta" 2>/dev/null
     modified=$(stat -c %Y "$1" 2>/dev/null) || modified=0
     [ $((attempts_now - modified)) -ge 30 ] || echo new
-    for file in launcher.pid ready go oom; do [ ! -e "$1/$file" ] || echo "file $file"; done
+    for file in launcher.pid ready go; do [ ! -e "$1/$file" ] || echo "file $file"; done
     attempt_boot=
     grep -qx "boot=$attempts_boot" "$1/meta" 2>/dev/null && attempt_boot=same && echo same_boot
     leader= since=
@@ -82,6 +82,10 @@ podman | docker)
     127) echo "engine_error $RUNTIME: No such file or directory" ;;
     *) { echo "$RUNTIME:"; containers -q 2>&1 >/dev/null | tail -n 5; } | cut -c 1-1000 | prefixed engine_error ;;
     esac
+    # Looked for last: it is written just before the end that the engine tells of.
+    for folder in "$attempts_root"/gpusched-*/oom; do
+        [ ! -e "$folder" ] || { folder=${folder%/oom} && echo "oom ${folder##*/}"; }
+    done
     ;;
 esac
 echo attempts_end

@@ -38,6 +38,8 @@ def parse_listing(text: str, cluster_id: str, runtime: str) -> tuple[list[dict[s
             engine.append(rest)
         elif word == "engine_error":
             errors.append(rest)
+        elif word == "oom":
+            facts.get(rest, fact)["files"].append("oom")
         elif word == "attempts_end":
             ended = True
         else:
