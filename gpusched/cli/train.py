@@ -50,7 +50,7 @@ def train(
     force: Annotated[bool, typer.Option("--force", help="Learn from too few jobs, too.")] = False,
     json: output.JsonOption = False,
 ) -> None:
-    """Train a policy's agent, one per partition, and say how good it is.
+    """Train a policy's agent (mostly a linear rule), one per partition; say what decides in it and how good it is.
 
     Learns from a trace, a description, or else this cluster's own last 30 days (where there are none yet, its flavors).
     Killed and called again, it goes on from its last checkpoint.
