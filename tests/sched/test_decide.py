@@ -8,6 +8,7 @@ import pytest
 from gpusched.model.plan import ReasonCode
 from gpusched.sched.decide import decide
 from gpusched.sched.gpus import links_matrix, nearest_gpus
+from gpusched.sched.state import seed_words
 from gpusched.sched.text import before_it
 from tests.sched.worlds import NOW, after, node, pending, running, snapshot, started
 
@@ -107,6 +108,11 @@ def test_naive_draws_one_server_and_gives_up_for_the_cycle() -> None:
         if plan.reasons:
             assert plan.reasons["j"].code == ReasonCode.POLICY
     assert outcomes == {("b",), ("-",)}
+
+
+def test_seeds_are_mixed_by_splitmix64() -> None:
+    """The first numbers of the published generator, for the seeds 0 and 1234567."""
+    assert [int(seed_words(seed)[0]) for seed in (0, 1234567)] == [0xE220A8397B1DCDAF, 6457827717110365317]
 
 
 def test_naive_is_uniform() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.sim import tracefile
 from gpusched.sim.traces import load
+from gpusched.sim.traces.reading import _rows
 from tests.traces import samples
 
 Put = Callable[[str, str], Path]
@@ -108,3 +110,10 @@ def test_whatever_is_in_the_file(data: st.DataObject, tmp_path_factory: pytest.T
     except GpuschedError:
         return
     tracefile.check(trace)
+
+
+def test_lines_are_counted_as_an_editor_does(tmp_path: Path) -> None:
+    """From 1, empty ones too; a row that spans lines is at its first."""
+    rows, lines = _rows(tmp_path, io.StringIO('a,b\n\n1,2\n"x\ny",3\n4,5\n'))
+    assert [row[-1] for row in rows] == ["b", "2", "3", "5"]
+    assert lines.tolist() == [1, 3, 4, 6]
