@@ -15,6 +15,7 @@ import queue
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -275,6 +276,8 @@ def main() -> int:
     sample = random.Random(args.seed).sample(everything, min(args.sample or len(everything), len(everything)))
     print(f"{len(everything)} mutants in {len(paths)} files; trying {len(sample)} of them", flush=True)
     tried: dict[Mutant, str] = {}
+    for ending in (signal.SIGINT, signal.SIGTERM):  # what was found so far is told, and the copies go
+        signal.signal(ending, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
         workers = [Worker(Path(folder), number) for number in range(args.jobs)]
         try:

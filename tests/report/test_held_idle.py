@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from gpusched.accounting import BUCKET_S
 from gpusched.held_idle import held_idle
 from gpusched.model.jobs import Allocation, Job, JobSpec, JobState, NodeAllocation
@@ -40,6 +42,24 @@ def test_idle_since_the_last_busy_bucket() -> None:
 def test_one_idle_gpu_of_four_is_enough() -> None:
     (found,) = held_idle([job()], [bucket(n, 1) for n in (4, 3, 2, 1)], NOW)
     assert (found.gpus, found.idle_gpus) == (4, 1)
+
+
+def test_for_ten_minutes_and_read_within_ten() -> None:
+    """Exactly 600 s of idling count, and a last bucket that began exactly two buckets ago still does."""
+    last = [bucket(n, 4) for n in (4, 3, 2)]
+    assert [found.idle_s for found in held_idle([job()], last, NOW)] == [1200.0]
+    assert held_idle([job()], last, NOW + 1) == ()
+    assert [f.idle_s for f in held_idle([job(start=NOW - 600)], [bucket(n, 4) for n in (3, 2, 1)], NOW)] == [600.0]
+    assert held_idle([job(start=NOW - 599)], [bucket(n, 4) for n in (3, 2, 1)], NOW) == ()
+
+
+def test_a_gap_ends_it_and_the_longest_comes_first() -> None:
+    assert [f.idle_s for f in held_idle([job()], [bucket(n, 4) for n in (5, 4, 2, 1)], NOW)] == [600.0]
+    other = msgspec.structs.replace(job(), id="i")
+    rows = [bucket(n, 4) for n in (3, 2, 1)]
+    longer = [msgspec.structs.replace(bucket(n, 2), job_id="i") for n in (6, 5, 4, 3, 2, 1)]
+    found = held_idle([job(), other], rows + longer, NOW)
+    assert [(f.job, f.idle_s, f.idle_gpus) for f in found] == [("i", 1800.0, 2), ("j", 900.0, 4)]
 
 
 def test_busy_short_unknown_or_old_is_not_listed() -> None:

@@ -8,6 +8,7 @@ import pytest
 from gpusched.model.plan import ReasonCode
 from gpusched.sched.decide import decide
 from gpusched.sched.gpus import links_matrix, nearest_gpus
+from gpusched.sched.state import seed_words
 from gpusched.sched.text import before_it
 from tests.sched.worlds import NOW, after, node, pending, running, snapshot, started
 
@@ -107,6 +108,11 @@ def test_naive_draws_one_server_and_gives_up_for_the_cycle() -> None:
         if plan.reasons:
             assert plan.reasons["j"].code == ReasonCode.POLICY
     assert outcomes == {("b",), ("-",)}
+
+
+def test_seeds_are_mixed_by_splitmix64() -> None:
+    """The first numbers of the published generator, for the seeds 0 and 1234567."""
+    assert [int(seed_words(seed)[0]) for seed in (0, 1234567)] == [0xE220A8397B1DCDAF, 6457827717110365317]
 
 
 def test_naive_is_uniform() -> None:
@@ -248,6 +254,14 @@ def test_what_cannot_run_now_blocks_nobody() -> None:
     }
 
 
+def test_a_job_without_gpus_does_not_run_on_a_node_that_is_not_there_either() -> None:
+    """Nor does it stop others, though the node's cores look free."""
+    nodes = [node("a", available=False, unavailable_reason="DOWN"), node("b", gpus=1, cores=2)]
+    plan = decide(snapshot(nodes, [pending("j", 0, cores_per_node=9), pending("k", 1, submit=1.0)]))
+    assert plan.reasons["j"].code == ReasonCode.REQ_NODE_NOT_AVAIL
+    assert where(plan) == {"k": ["b"]}
+
+
 def test_cores_and_memory_can_be_what_is_short() -> None:
     busy = [running("r", {"n": (0,)}, NOW + 60, cores=79)]
     plan = decide(snapshot([node("n")], [pending("j", 2)], busy))
@@ -275,6 +289,16 @@ def test_memory_is_short_where_gpus_and_cores_are_not() -> None:
         "waits for 96G of memory beside 1 GPU on one node; most free on one node: 95G (b); "
         "by the time limits it can start in 0:01:00"
     )
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_who_would_be_delayed_is_named_wherever_it_stands(first: bool) -> None:
+    head = [pending("head", 6)]
+    others = [pending("starts", 1, limit=60, submit=0.5), pending("waits", 3, limit=9 * HOUR, submit=1.0)]
+    jobs = head + others if first else others + head
+    plan = decide(snapshot([node("n")], jobs, [running("r", {"n": (0, 1, 2, 3)}, NOW + HOUR)], backfill="easy"))
+    assert list(started(plan)) == ["starts"]
+    assert plan.reasons["waits"].message == "fits now, but would delay job head, which is to start in 1:00:00"
 
 
 def test_easy_hands_out_once_what_the_head_leaves_over() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from gpusched.model.jobs import Dependency, DependencyKind
 from gpusched.model.plan import ReasonCode
+from gpusched.sched.advice import refuted
 from gpusched.sched.explain import explain
 from tests.sched.worlds import NOW, node, pending, running, snapshot
 
@@ -113,6 +114,15 @@ def test_a_job_is_spread_only_where_every_part_of_it_fits() -> None:
             job = pending("j", 16, **{field: amount})
             steps = explain(snapshot([node("a"), node("b")], [job]), "j").next_steps
             assert ("spread it over 2 nodes, if it can run so (-N 2 --gpus-per-node 8)" in steps) == (amount == most)
+
+
+def test_steps_that_say_now_are_refuted_by_what_starts_now() -> None:
+    there = "partition V100 would fit it now"
+    limit = "a time limit of at most 1:00:00 would let it start now (-t 1:00:00)"
+    assert [refuted(there, starts) for starts in (set(), {"in V100"}, {"in A100"})] == [True, False, True]
+    assert [refuted(limit, starts) for starts in (set(), {"with a time limit of 1:00:00"})] == [True, False]
+    assert not refuted("partition V100 would fit it", set()), "it does not say when"
+    assert not refuted("wait 0:01:00", set())
 
 
 def test_position_and_the_head() -> None:

@@ -19,7 +19,7 @@ def layers(sizes: list[int], seed: int = 0) -> list[tuple[np.ndarray, np.ndarray
     ]
 
 
-@pytest.mark.parametrize("sizes", [[3, 2], [5, 8, 1], [4, 16, 32, 3], [1, 1, 1, 1, 1]])
+@pytest.mark.parametrize("sizes", [[3, 2], [5, 8, 1], [4, 16, 32, 3], [1, 1, 1, 1, 1], [2, 3, 2, 3, 2, 3, 2]])
 def test_forward_is_a_multilayer_perceptron(sizes: list[int]) -> None:
     made = layers(sizes)
     net = net_of(arrays_of(made, "q"), "q", sizes[0], sizes[-1])
@@ -46,6 +46,7 @@ def test_a_nan_comes_out() -> None:
     ("inputs", "outputs", "missing", "message"),
     [
         (4, 1, "", "layer 0 of q is 8x5, and takes 4 inputs here"),
+        (6, 1, "", "layer 0 of q is 8x5, and takes 6 inputs here"),
         (5, 2, "", "q has 1 outputs, not 2"),
         (5, 1, "q.1.bias", "layer 1 of q is 1x8, and takes 8 inputs here"),
         (5, 1, "q.0.weight", "q has no outputs, not 1"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +14,8 @@ from hypothesis import strategies as st
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.sim import tracefile
 from gpusched.sim.traces import load
+from gpusched.sim.traces.draft import sorted_order
+from gpusched.sim.traces.reading import _rows, read_csv
 from tests.traces import samples
 
 Put = Callable[[str, str], Path]
@@ -108,3 +112,27 @@ def test_whatever_is_in_the_file(data: st.DataObject, tmp_path_factory: pytest.T
     except GpuschedError:
         return
     tracefile.check(trace)
+
+
+def test_lines_are_counted_as_an_editor_does(tmp_path: Path) -> None:
+    """From 1, empty ones too; a row that spans lines is at its first."""
+    rows, lines = _rows(tmp_path, io.StringIO('a,b\n\n1,2\n"x\ny",3\n4,5\n'))
+    assert [row[-1] for row in rows] == ["b", "2", "3", "5"]
+    assert lines.tolist() == [1, 3, 4, 6]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3).map(float), st.integers(0, 12)), max_size=12), st.booleans())
+def test_rows_are_in_order_of_submission_then_of_id(rows: list[tuple[float, int]], text: bool) -> None:
+    """Whole numbers by their value, all others as text; equal ones as they came."""
+    ids = [f"j{n}" if text else str(n) for _, n in rows]
+    order = sorted_order(np.array([at for at, _ in rows]), ids)
+    key = {i: (at, ids[i] if text else n) for i, (at, n) in enumerate(rows)}
+    assert order.tolist() == sorted(range(len(rows)), key=lambda i: key[i])
+
+
+@pytest.mark.parametrize(("text", "first"), [("a,b\n1,2\n3,4\n", 2), ("1,2\n3,4\n", 1), (" a ,b,c\n1,2\n3,4\n", 2)])
+def test_a_header_may_stand_where_none_is_needed(tmp_path: Path, text: str, first: int) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    table = read_csv(path, "a table", ["b"], header=["a", "b"])
+    assert (table.columns, table.lines.tolist()) == ({"b": ["2", "4"]}, [first, first + 1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -11,6 +12,7 @@ from gpusched.errors import GpuschedError
 from gpusched.model.jobs import Dependency, DependencyKind, Job, JobSpec, JobState
 from gpusched.queue.store import Run, Store
 from gpusched.sim.traces import load
+from gpusched.sim.traces.history import window_of
 
 START = 1_790_000_000.0
 
@@ -70,6 +72,21 @@ def test_history(state: Path) -> None:
     assert trace.notes == ("1 jobs ended without having run and are left out",)
     assert load(state / "gpusched.db").ids == trace.ids
     assert load(state, vc="V100").ids == ("e",)
+
+
+def test_a_window_begins_with_what_ran_and_waited_then(state: Path) -> None:
+    """From 100 s on: a and d run since 60 and 10 s, d to the end of the window; b waits, and f comes later."""
+    store = Store.create_or_open(state)
+    store.put_jobs([msgspec.structs.replace(found, start_time=START + start)
+                    for name, start in (("a", 60), ("b", 140), ("d", 10)) if (found := store.job(name))])  # fmt: skip
+    store.put_jobs([job("f", 150, JobState.COMPLETED, 300)])
+    run(store, "f", 1, 200, 300, JobState.COMPLETED)
+    trace, before = window_of(store, name="w", since=START + 100, until=START + 1000)
+    store.close()
+    assert (trace.ids, before) == (("a", "d", "b", "f"), 3)
+    assert trace.submit.tolist() == [0.0, 0.0, 0.0, 50.0]
+    assert trace.duration.tolist() == [30.0, 900.0, 560.0, 100.0]
+    assert trace.limit.tolist() == [600.0 - 40, 600.0 - 90, 600.0, 600.0]
 
 
 def test_no_store_and_no_jobs(tmp_path: Path) -> None:
