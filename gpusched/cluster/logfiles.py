@@ -115,17 +115,28 @@ def secure(logs: Path, readers: Callable[[str], Iterable[int]]) -> None:
     """
     if not logs.is_dir():
         return
+    problem: OSError | None = None
     with _own_folder(logs, _OPEN) as top:
         for name in os.listdir(top):
-            with contextlib.suppress(NotADirectoryError, FileNotFoundError):
-                descriptor = os.open(name, _FOLDER, dir_fd=top)
-                try:
-                    if name == _DRAFTS:
-                        _empty(descriptor)
-                    else:
-                        _secure_folder(descriptor, lambda name=name: readers(name))  # type: ignore[misc]
-                finally:
-                    os.close(descriptor)
+            try:
+                _secure_in(top, name, readers)
+            except (NotADirectoryError, FileNotFoundError):
+                continue
+            except OSError as error:  # the others' output is not left open for that
+                problem = error
+    if problem is not None:
+        raise problem
+
+
+def _secure_in(top: int, name: str, readers: Callable[[str], Iterable[int]]) -> None:
+    descriptor = os.open(name, _FOLDER, dir_fd=top)
+    try:
+        if name == _DRAFTS:
+            _empty(descriptor)
+        else:
+            _secure_folder(descriptor, lambda: readers(name))
+    finally:
+        os.close(descriptor)
 
 
 def _empty(folder: int) -> None:

@@ -65,6 +65,9 @@ def test_a_full_disk_loses_nothing_and_is_told_of(small: Cluster) -> None:
 
 
 def test_a_read_only_state_folder(small: Cluster) -> None:
+    junk = small.state / "logs" / "job" / "9.9.log"
+    junk.parent.mkdir(parents=True)
+    junk.symlink_to("nowhere")  # as a user could, when the folder was his; no tick failed by it
     small.cli("tick")
     subprocess.run(["mount", "-o", "remount,ro", small.state], check=True)
     for command in (["tick"], ["controller"], ["submit", "-p", "A100", "--gpus", "1", "--", "true"]):

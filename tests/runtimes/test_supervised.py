@@ -47,14 +47,16 @@ def test_the_submitters_user_home_and_groups(process: World) -> None:
 
 
 def test_a_link_in_place_of_the_output_shows_nothing_that_its_user_may_not_see(process: World) -> None:
-    process.sh("mkdir -p /tmp/gpusched-u && chown 65534 /tmp/gpusched-u; echo secret >/root/private")
-    process.sh("chmod 600 /root/private")
-    script = 'echo mine; rm "$1"; ln -s /root/private "$1"; sleep 60'
-    path = "/tmp/gpusched-u/out"
-    ref = process.launch("sh", "-c", script, "sh", path, run_as=(65534, 65534), output=path)
-    wait_until(lambda: process.sh(f"[ ! -L {path} ] || echo linked") == "linked\n")
-    assert "secret" not in process.output(ref)
-    process.sh("rm -r /tmp/gpusched-u /root/private")
+    folder = process.sh("umask 077; dir=$(mktemp -d /tmp/gpusched-XXXXXX); chown 65534 $dir; echo $dir").strip()
+    secret, path = f"/root/{process.tag}", f"{folder}/out"
+    process.sh(f"umask 077; echo secret >{secret}")
+    try:
+        script = 'echo mine; rm "$1"; ln -s "$2" "$1"; sleep 60'
+        ref = process.launch("sh", "-c", script, "sh", path, secret, run_as=(65534, 65534), output=path)
+        wait_until(lambda: process.sh(f"[ ! -L {path} ] || echo linked") == "linked\n")
+        assert "secret" not in process.output(ref)
+    finally:
+        process.sh(f"rm -r {folder} {secret}")
 
 
 def test_output_where_the_submitter_may_not_write_fails(process: World) -> None:
