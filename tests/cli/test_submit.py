@@ -324,7 +324,7 @@ def test_gpu_types(site: Site) -> None:
     assert (spec.nodes, spec.gpu_types) == (2, ("V100", "A100"))
     for words, line in (
         (("--gpus", "1", "--gpu-type", "A10"), "has no GPUs of type 'A10'; did you mean 'A100'?; it has A100, V100"),
-        (("--gpus", "8", "--gpu-type", "A100"), "8 GPUs, 32 cores, 131072 MiB fit on no number of equal nodes"),
+        (("--gpus", "8", "--gpu-type", "A100"), "8 GPUs, 32 cores, 128G of memory fit on no number of equal nodes"),
     ):
         done = site.call("submit", *words, "--", "run")
         assert done.code == 2

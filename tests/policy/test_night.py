@@ -36,7 +36,7 @@ def candidate(site: Site, day: str, days_ago: float, seed: int = 0) -> Path:
     return folder
 
 
-def test_retraining_leaves_a_candidate_and_promotes_nothing(proved: Site) -> None:
+def test_retraining_leaves_a_candidate_and_promotes_nothing(proved: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     record_days(proved.state, 1, until_days_ago=0.25, first=100)
     trained(proved, None)
     (proved.folder / "policies/gist.yaml").write_text(weights.YAML + weights.QUICK)
@@ -44,6 +44,9 @@ def test_retraining_leaves_a_candidate_and_promotes_nothing(proved: Site) -> Non
     assert "no agent is in charge or in the shadow, so there is none to train" in night(proved, "--auto-retrain").out
     done(proved.call("policy", "shadow", "gist", "-p", "V100"))
     cycle(proved)
+    (refused,) = json.loads(night(proved, "--auto-retrain", "--json").out)["trained"]
+    assert refused.startswith("V100: gist not trained: too few jobs to learn from (V100: 21); at least 100 are needed")
+    monkeypatch.setattr("gpusched.learn.train.MIN_JOBS", 20)  # more days take longer, and prove nothing more
     report = json.loads(night(proved, "--auto-retrain", "--json").out)
     (trained_line,) = report["trained"]
     assert trained_line.startswith("V100: gist trained anew, in ")
