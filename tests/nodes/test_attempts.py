@@ -61,3 +61,21 @@ def test_what_is_written_between_the_look_and_the_engines_answer_counts(
     monkeypatch.setitem(attempts.ENGINES, "podman", podman)
     (attempt,), _, _ = attempts.list_attempts(str(tmp_path), "c", "n", "podman")
     assert (attempt["phase"], attempt["oom_killed"]) == ("exited", True)
+
+
+def test_a_launch_that_fails_while_its_folder_is_read_tells_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meta").touch()
+    (tmp_path / "start.err").write_text("no such image\n")
+    listed = attempts.os.listdir
+
+    def before_it_failed(path: str) -> list[str]:
+        found = listed(path)
+        (tmp_path / "failed").write_text("125\n")
+        return found
+
+    monkeypatch.setattr(attempts.os, "listdir", before_it_failed)
+    fact = attempts.read_folder(str(tmp_path))
+    assert fact is not None
+    assert (fact["failed"], fact["error"]) == ("125\n", "no such image")

@@ -122,7 +122,7 @@ def read_folder(path: str) -> "dict[str, Any] | None":
     if len(stamp) == 2:
         fact["pid"] = int(stamp[0])
         fact["pid_alive"] = same_boot and _start_time(fact["pid"]) == stamp[1]
-    if "failed" in files:
+    if fact["failed"] is not None:  # it may have been written since the folder was listed
         fact["error"] = last_lines(_text(path + "/start.err") or "")
     return fact
 
