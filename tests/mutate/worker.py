@@ -47,9 +47,7 @@ class Watched:
         self.seconds: dict[str, float] = {}
         self.passed: set[str] = set()
         self._coverage = coverage.Coverage(data_file=None, source=["gpusched"], config_file=False)
-
-    def pytest_sessionstart(self) -> None:
-        self._coverage.start()
+        self._coverage.start()  # before pytest loads conftest.py: what that imports runs once, when it is imported
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:

@@ -95,6 +95,8 @@ def test_jain() -> None:
     m = metrics_of(result_of(jobs))
     assert m.jain == pytest.approx(16 / (2 * 10))
     assert [(u.name, u.jobs, u.mean_wait_s) for u in m.users] == [("ann", 1, 0.0), ("bob", 1, 20.0)]
+    assert [u.gpu_hours for u in m.users] == [pytest.approx(10 / 3600)] * 2
+    assert [(u.mean_jct_s, u.mean_bounded_slowdown) for u in m.users] == [(10.0, 1.0), (30.0, 3.0)]
 
 
 JOBS = st.lists(
