@@ -11,6 +11,7 @@ import contextlib
 import os
 import resource
 import select
+import signal
 import socket
 import struct
 import sys
@@ -339,6 +340,8 @@ def main() -> None:
         print(text, file=sys.stderr, flush=True)
 
     os.nice(5)
+    # Where the controller was told to ignore Ctrl-C (nohup, &), what runs in the terminals made here must not.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 65536) if most > 0 else 65536, most))
     state = Path(sys.argv[1])

@@ -75,7 +75,7 @@ def _leftover(
     if rank.stuck or not rank.gone:
         rank = msgspec.structs.replace(rank, gone=True, stuck=False, tries=0, tried_at=None)
         tidy.changed.append(rank)
-    if not rank.collected:
+    if not rank.collected and container.phase != "failed":  # what was never started has said nothing
         tidy.works.append(Work(verb="collect", node=rank.node, rank=rank))
     elif is_due(rank, now):
         tidy.works.append(Work(verb="remove", node=rank.node, rank=rank))

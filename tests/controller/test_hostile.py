@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from gpusched.controller import launcher
 from gpusched.controller.culprits import culprits
+from gpusched.controller.reconcile import Step, reconcile_job
 from gpusched.errors import UsageError
 from gpusched.model import ids
 from gpusched.model.commands import AnyCommand
-from gpusched.model.jobs import Dependency, DependencyKind, JobState
+from gpusched.model.jobs import Dependency, DependencyKind, Job, JobState
 from gpusched.validate import MAX_COUNT, MAX_DEPENDENCIES, MAX_MEMORY_MIB, MAX_NAMES, validate_spec
 from tests.controller.folding import NOW, spec
 from tests.controller.imagined import inventory
@@ -72,15 +73,17 @@ def story(site: Site, job_id: str) -> str:
     return job.message
 
 
-@pytest.mark.parametrize("fields", [{"time_limit_s": HUGE}, {"signal_before_s": HUGE}], ids=["limit", "signal"])
-def test_a_running_job_whose_step_raises_is_set_aside_and_fenced(site: Site, fields: dict[str, Any]) -> None:
+def test_a_running_job_whose_step_raises_is_set_aside_and_fenced(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     other = site.submit()
     job = site.submit()
     site.turn(3)
-    found = site.store.job(job)
-    assert found is not None
-    assert found.state is JobState.RUNNING
-    site.store.put_jobs([msgspec.structs.replace(found, spec=msgspec.structs.replace(found.spec, **fields))])
+
+    def step_of(found: Job, *more: Any) -> Step:
+        if found.id == job:
+            raise OverflowError("cannot fit")
+        return reconcile_job(found, *more)
+
+    monkeypatch.setattr("gpusched.controller.cycle.reconcile_job", step_of)
     site.turn()
     assert "OverflowError" in story(site, job)
     assert {r.outcome for r in site.store.runs(0, 4e9)} == {None, "FAILED"}

@@ -32,8 +32,7 @@ def says(phase: str | None, *, began: float = NOW - 1, name: str = "", cluster: 
 def leftovers(record: RankRecord, answer: Observation | None, busy: bool = False, now: float = NOW) -> Tidy:
     observations = {"n0": answer} if answer else {}
     key = frozenset({(ID, 1, 0)}) if busy else frozenset[tuple[str, int, int]]()
-    return tidy_leftovers([record], observations, (), key, NOW)
-    return tidy_leftovers([record], observations, inventory(), key, now)
+    return tidy_leftovers([record], observations, (), key, now)
 
 
 def verbs(tidy: Tidy) -> list[tuple[str, str | None]]:
@@ -85,11 +84,15 @@ def test_what_ended_holds_no_gpus_while_it_is_being_removed(phase: str) -> None:
     assert [r.gone for r in leftovers(ended, says(phase)).changed] == [False], "alive though nobody is at it"
 
 
-@pytest.mark.parametrize("phase", ["exited", "failed", "lost"])
+@pytest.mark.parametrize("phase", ["exited", "lost"])
 def test_the_output_first_then_away_with_it(phase: str) -> None:
     assert verbs(leftovers(rank(), says(phase))) == [("collect", None)]
     assert verbs(leftovers(rank(collected=True), says(phase))) == [("remove", None)]
     assert leftovers(rank(), says(phase), busy=True).works == []
+
+
+def test_what_was_never_started_has_no_output_to_wait_for() -> None:
+    assert verbs(leftovers(rank(), says("failed"))) == [("remove", None)]
 
 
 def test_what_is_not_there_any_more_is_settled() -> None:

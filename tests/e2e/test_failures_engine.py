@@ -22,7 +22,7 @@ def test_a_node_that_starts_nothing_does_not_eat_the_queue(cluster: Cluster) -> 
     try:
         jobs = [cluster.submit("--gpus", "2") for _ in range(3)]
         wait_until(lambda: all(failed_once(job) for job in jobs), 60, "three failed launches")
-        assert cluster.nodes()["dgx001"]["state"] == "IDLE", "it may be the one image"
+        assert cluster.nodes()["dgx001"]["state"] in ("IDLE", "MIXED"), "it may be the one image"
         cluster.cli("resume", "dgx003")
         for job in jobs:
             assert cluster.wait_state(job, timeout=90).state == JobState.COMPLETED, "they run elsewhere"

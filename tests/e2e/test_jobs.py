@@ -152,7 +152,7 @@ def test_whatever_a_user_types_reaches_the_job_exactly(house: Cluster, share: Pa
     ("words", "said"),
     [
         (["-F", "s-A10"], "s-A100"),
-        (["--gpus", "17", "-p", "A100"], "17 GPUs, 17 cores, 8704 MiB fit on no number of equal nodes"),
+        (["--gpus", "17", "-p", "A100"], "17 GPUs, 17 cores, 8704M of memory fit on no number of equal nodes"),
         (["-F", "s-A100", "--env", "A-B=1"], "A-B"),
         (["-F", "s-A100", "--env", f"A={'x' * 130_000}"], "130000 bytes"),
         (["-F", "s-A100", "--mount", "/a:/b:rx:ro"], "--mount"),

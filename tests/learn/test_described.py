@@ -87,7 +87,7 @@ def test_the_final_table_has_the_untrained_start_beside_the_agent() -> None:
     rows = table(agent, [Stage(trace, pool, power_model(pool))], untrained=begun)
     assert [row.policy for row in rows[:2]] == ["mine", UNTRAINED]
     by_name = {row.policy: row.value for row in rows}
-    assert by_name[UNTRAINED] == by_name["sjf-limit+easy"]
+    assert by_name[UNTRAINED] == by_name["sjf+easy"]
     assert rows[0].value != rows[1].value
 
 

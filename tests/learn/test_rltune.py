@@ -16,6 +16,7 @@ import pytest
 from gpusched.errors import UsageError
 from gpusched.learn import torch_
 from gpusched.learn.checkpoint import Checkpoint
+from gpusched.learn.known import known_by
 from gpusched.learn.request import Progress, Report, Trained, TrainJob
 from gpusched.learn.rltune import train_agent
 from gpusched.learn.rltune.arena import Arena, Figures, arenas
@@ -161,7 +162,8 @@ def test_what_is_chosen_by_the_later_part_knows_the_earlier_one_only(
         train_agent(one, Report())
     trace = one.stage.trace
     early = int(0.7 * len(trace))  # `arena.windows` judges by the rest
-    assert np.array_equal(found[0].prior, odds_of(trace.gpus[:early], trace.duration[:early]).prior)
+    known, over = known_by(trace, float(trace.submit[early - 1]))
+    assert np.array_equal(found[0].prior, odds_of(known.gpus, known.duration, over).prior)
     assert not np.array_equal(found[0].prior, ODDS.prior)
 
 

@@ -13,6 +13,7 @@ import pytest
 from gpusched.errors import UsageError
 from gpusched.learn.card import read_card
 from gpusched.learn.checkpoint import Checkpoint
+from gpusched.learn.known import known_by
 from gpusched.learn.request import Report, Trained, TrainJob, TrainRequest
 from gpusched.learn.rltune import train_agent
 from gpusched.learn.rltune.candidates import odds_of
@@ -135,9 +136,10 @@ def test_what_is_chosen_by_the_later_part_knows_the_earlier_one_only(
     with pytest.raises(InterruptedError):
         train_agent(job(tmp_path), Report())
     early = int(0.7 * len(TRACE))
+    known, over = known_by(TRACE, float(TRACE.submit[early - 1]))
     assert len(found) == 2
     for prior in found:
-        assert np.array_equal(prior, odds_of(TRACE.gpus[:early], TRACE.duration[:early]).prior)
+        assert np.array_equal(prior, odds_of(known.gpus, known.duration, over).prior)
         assert not np.array_equal(prior, PRIOR)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.sim import tracefile
 from gpusched.sim.traces import load
-from gpusched.sim.traces.draft import sorted_order
+from gpusched.sim.traces.draft import sorted_order, to_times
 from gpusched.sim.traces.reading import _rows, read_csv
 from tests.traces import samples
 
@@ -136,3 +136,9 @@ def test_a_header_may_stand_where_none_is_needed(tmp_path: Path, text: str, firs
     path.write_text(text)
     table = read_csv(path, "a table", ["b"], header=["a", "b"])
     assert (table.columns, table.lines.tolist()) == ({"b": ["2", "4"]}, [first, first + 1])
+
+
+def test_a_time_with_a_zone_in_as_many_characters_is_read_as_what_it_says() -> None:
+    texts = ["2017-10-03T14+02:00", "2017-10-03T14+00:00"]
+    assert {len(text) for text in texts} == {19}
+    assert to_times(texts).tolist() == [1507032000.0, 1507039200.0]

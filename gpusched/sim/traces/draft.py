@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -257,8 +258,9 @@ def to_times(texts: Sequence[str]) -> Floats:
     """Unix seconds of ISO dates with times; NaN for what is none."""
     if set(map(len, texts)) == {19}:
         try:
-            return np.array(texts, "datetime64[s]").astype(np.float64)
-        except ValueError:
+            with warnings.catch_warnings(action="error"):  # of times with a zone, which numpy leaves out
+                return np.array(texts, "datetime64[s]").astype(np.float64)
+        except (ValueError, Warning):
             pass
     return np.fromiter(map(_time, texts), np.float64, len(texts))
 
