@@ -75,8 +75,11 @@ def _watched(world: World) -> Iterator[None]:
     stop, counter, jobs = threading.Event(), world.sim.counter, max(1, len(world.trace) - world.never)
 
     def look() -> None:
+        told = 0.0  # the two counters are not read at one moment, and no progress goes back
         while not stop.wait(WATCH_S):
-            tell(min(1.0, max(0, int(counter[ARRIVED] - counter[IN_SYSTEM]) - world.never) / jobs))
+            share = min(1.0, max(0, int(counter[ARRIVED] - counter[IN_SYSTEM]) - world.never) / jobs)
+            told = max(told, share)
+            tell(told)
 
     thread = threading.Thread(target=look, name="progress of a replay", daemon=True)
     thread.start()

@@ -28,6 +28,8 @@ SETTINGS: dict[str, object] = {
     "tick": "600ms", "probe_timeout": "3s", "connect_timeout": "2s", "down_after": "2s", "node_fail_after": "3s",
     "grace": "2s", "max_retries": 3, "power_price": "0.30 EUR/kWh", "admins": [], "allowed_mounts": ["/tmp/share"],
 }  # fmt: skip
+PATIENT = {"probe_timeout": "60s", "connect_timeout": "30s", "down_after": "60s", "node_fail_after": "90s"}
+"""Settings of a test in which no node is to be taken for lost, however busy the machine is."""
 FLAVORS = {
     "A100": {
         "s-A100": {"gpus": 2, "cores": 2, "memory": "512M", "time": "1h"},

@@ -33,7 +33,7 @@ from gpusched.sim.result import START, Result
 from gpusched.sim.slicing import select
 from gpusched.sim.trace import Trace
 from gpusched.sim.traces.history import trace_of
-from tests.e2e.conftest import Cluster
+from tests.e2e.conftest import PATIENT, Cluster
 from tests.testbed import wait_until
 
 pytestmark = pytest.mark.slow
@@ -41,7 +41,6 @@ pytestmark = pytest.mark.slow
 POLICIES = {"A100": "sjf", "V100": "easy"}
 FILES = Path(__file__).parents[2] / "gpusched" / "data" / "policies"
 CLOSE_S = 1e-5
-PATIENT = {"probe_timeout": "60s", "connect_timeout": "30s", "down_after": "60s", "node_fail_after": "90s"}
 CONTROLLER = """
 import os
 from gpusched.__main__ import main
