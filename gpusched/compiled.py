@@ -2,8 +2,9 @@
 
 numba notices changes of a function's own file only, not of the files of the functions it calls. So each module with
 compiled passes has a cache folder whose name carries a digest of that module and of all it imports of ours: a change
-compiles once more what it may touch, and nothing else, and old code never runs.
-``NUMBA_DISABLE_JIT=1`` runs the same functions as plain Python; ``NUMBA_CACHE_DIR`` is honoured as numba does.
+compiles once more what it may touch, and nothing else, and old code never runs. Where the package lies does not count:
+the same code installed anew, or checked out elsewhere, is not compiled again.
+``NUMBA_DISABLE_JIT=1`` runs the same functions as plain Python; ``NUMBA_CACHE_DIR`` names another folder for the cache.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import re
 from collections.abc import Callable
 from functools import cache, update_wrapper
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
+from numba.core.caching import CacheImpl, _CacheLocator
 from numba.extending import models, register_model, typeof_impl
 
 _P = ParamSpec("_P")
@@ -25,6 +27,7 @@ _R = TypeVar("_R")
 _njit: Any = numba.njit  # with options that its types leave out
 _types: Any = numba.types
 _PACKAGE = Path(__file__).parent
+_compiled: set[CodeType] = set()
 _IMPORT = re.compile(rb"^from gpusched((?:\.\w+)*) import", re.MULTILINE)
 
 
@@ -60,9 +63,9 @@ def _digest(module: str) -> str:
 @cache
 def cache_folder(module: str) -> Path | None:
     """Where the compiled passes of a module are kept; None: nowhere. A read-only home only costs compile time."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpusched" / "numba"
-    named = os.environ.get("NUMBA_CACHE_DIR")
-    folder = Path(named) if named else base / _digest(module.removeprefix("gpusched."))
+    named, home = os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    base = Path(named) if named else Path(home) / "gpusched" / "numba"
+    folder = base / _digest(module.removeprefix("gpusched."))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -86,14 +89,37 @@ def jit(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """
     if vars(numba.config)["DISABLE_JIT"]:
         return function
-    folder = cache_folder(function.__module__)
-    settings = vars(numba.config)
-    before, settings["CACHE_DIR"] = settings["CACHE_DIR"], str(folder or "")  # read when a function is decorated
-    try:
-        compiled = _Pass(function, {"cache": folder is not None, "error_model": "numpy", "nogil": True})
-    finally:
-        settings["CACHE_DIR"] = before
-    return cast(Callable[_P, _R], compiled)
+    _compiled.add(function.__code__)
+    kept = cache_folder(function.__module__) is not None
+    return cast(Callable[_P, _R], _Pass(function, {"cache": kept, "error_model": "numpy", "nogil": True}))
+
+
+class _Locator(_CacheLocator):
+    """Where numba keeps a function of ours; its own locators go by the path of the source file."""
+
+    def __init__(self, folder: Path, file: str, line: int) -> None:
+        self._folder, self._file, self._line = folder, file, line
+
+    @classmethod
+    def from_function(cls, py_func: FunctionType, py_file: str) -> _Locator | None:
+        """None for a function that is not compiled by `jit`."""
+        folder = cache_folder(py_func.__module__) if py_func.__code__ in _compiled else None
+        return cls(folder, py_file, py_func.__code__.co_firstlineno) if folder is not None else None
+
+    def get_cache_path(self) -> str:
+        """The module's folder."""
+        return str(self._folder)
+
+    def get_source_stamp(self) -> bytes:
+        """The folder's name says all about the package's own modules; others may change beside it."""
+        return hashlib.sha256(Path(self._file).read_bytes()).digest()
+
+    def get_disambiguator(self) -> str:
+        """Of two functions of one name in one module."""
+        return str(self._line)
+
+
+cast(list[Any], CacheImpl._locator_classes).insert(0, _Locator)
 
 
 class _Pass:

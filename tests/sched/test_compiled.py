@@ -1,5 +1,9 @@
 """Cache folders of compiled passes: a change reaches all that may hold old code, and nothing else."""
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,3 +48,24 @@ def test_real_imports_are_found() -> None:
     text = Path(compiled.__file__).with_name("sched").joinpath("backfill.py").read_bytes()
     found = {name.decode() for name in compiled._IMPORT.findall(text)}
     assert {".compiled", ".sched.place", ".sched.state", ".sched.releases", ".sched.fit"} <= found
+
+
+def test_what_is_compiled_once_is_loaded_wherever_the_same_code_lies(tmp_path: Path) -> None:
+    """A copy of the package finds what another one compiled, and compiles nothing."""
+    code = (
+        "import gpusched\n"
+        "from gpusched.sched.agents.rltune_odds import class_of\n"
+        "print(gpusched.__file__, class_of(3.0), sum(class_of._outer.stats.cache_hits.values()))\n"
+    )
+    hits = []
+    for place in ("here", "there"):
+        package = tmp_path / place / "gpusched"
+        shutil.copytree(Path(compiled.__file__).parent, package, ignore=shutil.ignore_patterns("*.pyc", "data"))
+        env = os.environ | {"PYTHONPATH": str(tmp_path / place), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        env.pop("NUMBA_DISABLE_JIT", None)
+        argv = [sys.executable, "-c", code]
+        done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
+        file, _, count = done.stdout.split()
+        assert Path(file).parent == package
+        hits.append(int(count))
+    assert hits == [0, 1]
