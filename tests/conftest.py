@@ -9,14 +9,16 @@ import pytest
 from tests.testbed import Testbed, why_unavailable
 
 LONGEST = (
-    "e2e/test_agents.py", "learn/test_rltune.py", "e2e/test_failures_nodes.py", "sim/test_engine.py",
-    "e2e/test_failures_crash.py", "sim/test_orders_reference.py", "e2e/test_queue.py", "learn/test_dqn.py",
-    "e2e/test_live_vs_simulated.py", "learn/test_calibrating.py", "e2e/test_jobs.py", "learn/test_train_cli.py",
-    "e2e/test_preempting.py", "sched/test_properties.py", "e2e/test_site.py", "sched/test_attention.py",
-    "e2e/test_gpus.py", "learn/test_reproduce_cli.py", "e2e/test_failures_jobs.py", "learn/test_predict.py",
-    "e2e/test_failures_controller.py", "policy/test_night.py", "doctor/test_testbed.py", "sched/test_agents_rltune.py",
-    "runtimes/test_engines.py", "mapping/test_heterogeneous.py", "runtimes/test_contract.py",
-    "learn/test_rltune_preempt.py", "nodes/test_ssh.py", "replay/test_cli.py", "testbed_selftest/test_testbed.py",
+    "e2e/test_failures_nodes.py", "e2e/test_agents.py", "learn/test_rltune.py", "e2e/test_failures_crash.py",
+    "e2e/test_queue.py", "sched/test_attention.py", "runtimes/test_engines.py", "e2e/test_site.py",
+    "sim/test_orders_reference.py", "e2e/test_failures_jobs.py", "e2e/test_jobs.py", "learn/test_dqn.py",
+    "runtimes/test_contract.py", "controller/test_relay.py", "sim/test_engine.py", "e2e/test_live_vs_simulated.py",
+    "e2e/test_preempting.py", "learn/test_calibrating.py", "e2e/test_gpus.py", "doctor/test_testbed.py",
+    "learn/test_predict.py", "controller/test_clock.py", "nodes/test_probe.py", "sched/test_properties.py",
+    "runtimes/test_confinement.py", "testbed_selftest/test_testbed.py", "learn/test_train_cli.py",
+    "learn/test_reproduce_cli.py", "nodes/test_ssh.py", "e2e/test_failures_controller.py",
+    "learn/test_rltune_preempt.py", "e2e/test_failures_engine.py", "replay/test_cli.py",
+    "mapping/test_heterogeneous.py", "policy/test_night.py", "sched/test_agents_rltune.py",
 )  # fmt: skip
 """Files that take longest, in seconds or in waiting, by turns: those that wait for nodes and those that compute."""
 
