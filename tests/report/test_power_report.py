@@ -342,6 +342,6 @@ def test_buckets_of_the_window_whole_and_of_long_ago_by_the_hour(tmp_path: Path,
     only = power_report(store, INVENTORY, since=850.0, until=until, by="partition", partition="V100")
     assert [(r.name, r.energy_kwh) for r in only.rows] == [("V100", pytest.approx(2.0))]
     assert only.total.energy_kwh == pytest.approx(2.0)
-    with pytest.raises(UsageError, match="there is no partition 'V10'; did you mean V100|there is no partition 'V10'"):
+    with pytest.raises(UsageError, match="there is no partition"):
         power_report(store, INVENTORY, since=0.0, until=until, by="node", partition="V10")
     store.close()
