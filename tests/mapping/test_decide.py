@@ -326,3 +326,18 @@ def test_a_blocking_queue_is_asked_without_a_floor_and_those_behind_with_what_th
 def test_how_likely_a_job_needs_more_than_a_node_has_left() -> None:
     assert unfit_of(np.array([1, 2, 2, 4]), 5).tolist() == [1.0, 0.75, 0.25, 0.25, 0.0, 0.0]
     assert unfit_of(np.array([], np.int64), 2).tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("limit", "where"), [(3600, {"j0": "v"}), (10**6, {"j0": "v", "j1": "k"})])
+def test_it_counts_them_on_the_partitions_own_nodes_and_on_those_that_the_job_may_have(
+    limit: int, where: dict[str, str]
+) -> None:
+    """As above, behind another partition's nodes; and the A100s that are free it does not ask for."""
+    jobs = [
+        pending("j0", 2, name="llm", limit=limit, gpu_types=("V100",)),
+        pending("j1", 2, name="llm", submit=1.0, gpu_types=("V100", "K80")),
+    ]
+    others = [node(f"o{i}", partition="aa", gpus=2, gpu_type="V100") for i in range(3)]
+    held = [running("r", {"a": (0, 1)}, NOW + 1e7)]
+    snap = mapped(snapshot([*others, *NODES], jobs, held, backfill="easy"))
+    assert {j: w[0][0] for j, w in started(decide(snap)).items()} == where
