@@ -197,3 +197,38 @@ def test_nothing_is_lost_or_invented_however_the_span_is_cut(
     for row in rows:
         assert row.bucket % BUCKET_S == 0
         assert 0 <= row.energy_unknown_s <= row.gpu_s <= BUCKET_S + 1e-6
+
+
+def test_a_counter_that_stands_still_is_zero_joules_known() -> None:
+    (row,) = usage_between(NODE, reading(T, energy_j=7.0), reading(T + 10, energy_j=7.0), {})
+    assert (row.energy_j, row.energy_unknown_s) == (0.0, 0.0)
+
+
+def test_power_and_utilization_hold_for_a_minute_and_no_longer() -> None:
+    known = {"power_w": 100.0, "utilization_pct": 50.0}
+    (row,) = usage_between(NODE, reading(T, **known), reading(T + 60, **known), {})
+    assert (row.energy_j, row.energy_unknown_s, row.util_s) == (pytest.approx(6000.0), 0.0, pytest.approx(30.0))
+    (row,) = usage_between(NODE, reading(T, **known), reading(T + 60.5, **known), {})
+    assert (row.energy_unknown_s, row.util_known_s) == (60.5, 0.0)
+
+
+def test_a_gpu_that_was_not_there_before_has_no_energy_but_its_own_utilization() -> None:
+    before = msgspec.structs.replace(reading(T), gpus=())
+    (row,) = usage_between(NODE, before, reading(T + 10, energy_j=9.0, power_w=5.0, utilization_pct=40.0), {})
+    assert (row.energy_j, row.energy_unknown_s) == (0.0, 10.0)
+    assert (row.util_s, row.util_known_s) == (pytest.approx(4.0), 10.0)
+
+
+def test_every_row_lies_within_its_bucket() -> None:
+    """Also where the last bucket has begun less than a second ago, and where a span ends with one."""
+    long = {0: 1.0, 300: 300.0, 600: 300.0, 900: 0.25}
+    for last, rows in ((300.5, {0: 1.0, 300: 0.5}), (300.0, {0: 1.0}), (900.25, long)):
+        found = usage_between(NODE, reading(T + 299), reading(T + last), {})
+        assert {row.bucket - int(T): row.gpu_s for row in found} == pytest.approx(rows)
+
+
+def test_an_undeclared_gpu_does_not_hide_those_after_it() -> None:
+    def both(time: float) -> NodeReading:
+        return NodeReading(node="n0", time=time, gpus=(Gpu(index=GPUS), Gpu(index=0)))
+
+    assert [row.gpu_s for row in usage_between(NODE, both(T), both(T + 5), {})] == [5.0]

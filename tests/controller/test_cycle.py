@@ -10,13 +10,14 @@ import pytest
 
 from gpusched.cluster.base import Outcome
 from gpusched.controller.collected import LONGEST_PAUSE_S, MAX_FAILURES
-from gpusched.controller.cycle import Cycle
+from gpusched.controller.cycle import Cycle, share_of
 from gpusched.model import ids
 from gpusched.model.commands import Cancel, Submit
 from gpusched.model.events import Event
-from gpusched.model.jobs import ENDED, JobState
+from gpusched.model.jobs import ENDED, Job, JobState
+from gpusched.model.plan import Plan, Reason, ReasonCode
 from gpusched.model.readings import NodeState
-from gpusched.model.resources import Inventory
+from gpusched.model.resources import Inventory, Partition
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.queue.store import Store
@@ -321,3 +322,49 @@ def test_every_tick_counts_an_output_that_cannot_be_had(site: Site) -> None:
         site.cluster._pending.clear()
     site.turn(3)
     assert not host.boxes
+
+
+def test_why_a_job_waits_is_written_when_it_changes_and_its_words_every_half_minute(site: Site) -> None:
+    job = site.submit(spec=spec(hold=True))
+    site.turn()
+    cycle, now = site.cycle, site.world.now + 100
+
+    def written(code: ReasonCode, message: str, at: float) -> tuple[str, str]:
+        found = site.store.job(job)
+        assert found is not None
+        cycle._write_reasons([found], Plan(reasons={job: Reason(code=code, message=message)}), now + at)
+        after = site.store.job(job)
+        assert after is not None
+        return after.reason, after.message
+
+    for code, message, at, expected in (
+        (ReasonCode.PRIORITY, "a", 0.0, "a"),
+        (ReasonCode.PRIORITY, "b", 29.9, "a"),
+        (ReasonCode.PRIORITY, "b", 30.0, "b"),
+        (ReasonCode.RESOURCES, "b", 31.0, "b"),
+        (ReasonCode.RESOURCES, "c", 60.9, "b"),
+        (ReasonCode.BACKFILL, "c", 60.9, "c"),
+    ):
+        reason, words = written(code, message, at)
+        assert (reason, words) == (str(code), expected), (message, at)
+    other = site.store.job(job)
+    assert other is not None
+    cycle._write_reasons([other], Plan(reasons={}), now + 999)
+    assert site.store.job(job) == other, "nothing is said of it"
+
+
+def test_a_jobs_part_of_its_partition_is_that_of_what_it_takes_most_of() -> None:
+    """Three nodes of 4 GPUs, 16 cores and 64 GiB."""
+    one = Job(id="j", user="u", uid=1, spec=spec(), state=JobState.PENDING, submit_time=0.0)
+    (partition,) = inventory().partitions
+
+    def share(whole: Partition, **fields: int) -> float:
+        return share_of(msgspec.structs.replace(one, spec=spec(**fields)), whole)
+
+    assert share(partition, nodes=2, gpus_per_node=3) == pytest.approx(6 / 12)
+    assert share(partition, nodes=2, cores_per_node=15) == pytest.approx(30 / 48)
+    assert share(partition, nodes=3, memory_mib_per_node=65536) == 1.0
+    bare = tuple(msgspec.structs.replace(n, gpus=0) for n in partition.nodes)
+    cpus = msgspec.structs.replace(partition, nodes=bare)
+    assert share(cpus, gpus_per_node=0, cores_per_node=4) == pytest.approx(4 / 48)
+    assert share(msgspec.structs.replace(partition, nodes=())) == 0.0

@@ -236,3 +236,46 @@ def test_a_broken_node_does_not_eat_the_queue_and_takes_no_other_with_it(
             site.launch("n2", one, works=True)
     assert site.suspended <= {"n0"}
     assert eaten <= 16, "at most each job twice before two have proved it"
+
+
+def test_own_failures_and_nodes_are_counted_exactly() -> None:
+    for before, jobs in (((), False), (("n1",), False), (("n1", "n2"), True), (("a", "b", "c"), True)):
+        assert is_jobs_fault(Fault.NODE, job(*before), "n0", {}) is jobs
+    own = {"n0": (failed("b", "ann", "i"),), "n1": (failed("b", "bob", verdict="job"),)}
+    assert is_jobs_fault(Fault.OWN, job("n1"), "n0", own), "the user's own image, and what is the other job's fault"
+    image = {"n1": (failed("b", "ann", "other"),)}
+    assert not is_jobs_fault(Fault.OWN, job("n1"), "n0", image)
+
+
+def test_a_success_clears_its_node_and_says_whose_fault_the_like_was() -> None:
+    a, b = failed("a"), failed("b", "bob", "other")
+    known = {"n0": (a, b), "n1": (failed("a"), failed("c", verdict="job"), failed("d", "eve", verdict="job"))}
+    after = with_success(known, "n0", a)
+    assert after["n0"] == ()
+    assert [f.verdict for f in after["n1"]] == ["node", "", "job"]
+    assert with_success({}, "n5", a) == {"n5": ()}
+    cpu = failed("x", gpus=False)
+    assert with_success({"n0": (a, cpu)}, "n0", cpu)["n0"] == (a,)
+    assert known["n0"] == (a, b)
+
+
+def test_what_fails_alike_elsewhere_is_judged_the_jobs_but_not_what_had_proved_its_node() -> None:
+    proved = failed("a", "ann", verdict="node")
+    known = {"n0": (proved, failed("b", "bob", "z"))}
+    after = with_failure(known, "n1", failed("c"))
+    assert [f.verdict for f in after["n0"]] == ["node", ""]
+    assert [f.verdict for f in after["n1"]] == ["job"]
+    here = with_failure(known, "n0", failed("c"))
+    assert [f.verdict for f in here["n0"]] == ["node", "", ""], "on one node alone nothing is proved"
+
+
+def test_the_last_node_of_a_partition_is_not_taken_by_one_user() -> None:
+    site = Site()
+    for other in ("n1", "n2"):
+        site.records[other] = NodeRecord(name=other, drain_reason="fan", drained_by="root")
+    for name in "abc":
+        site.launch("n0", failed(name, image=name), works=False)
+    assert site.records["n0"].drain_reason is None
+    site.records["n2"] = NodeRecord(name="n2")
+    site.launch("n0", failed("d", image="d"), works=False)
+    assert "4 launches of 4 jobs failed here; why" in str(site.records["n0"].drain_reason)

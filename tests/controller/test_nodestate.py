@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gpusched.cluster.base import Observation
-from gpusched.controller.nodestate import is_dead, update_record
+from gpusched.controller.nodestate import is_dead, is_forgotten, record_of_unknown, update_record
 from gpusched.model.readings import Gpu, NodeReading, NodeState, ProbeFailure
 from gpusched.model.resources import Settings
 from gpusched.queue.store import NodeRecord
@@ -117,3 +117,55 @@ def test_what_is_stuck_there_stands_in_the_reason() -> None:
     observation = Observation(began=NOW - 1, result=reading())
     record, _ = update_record(SEEN, NODE, observation, {}, False, SETTINGS, NOW, "GPU 1 not handed out: x")
     assert (record.state, record.reason) == (NodeState.IDLE, "GPU 1 not handed out: x")
+
+
+def test_the_borders_of_silence_are_where_the_settings_say() -> None:
+    silent = msgspec.structs.replace(SEEN, down_since=NOW)
+    assert update(silent, failure(at=NOW + 29), NOW + 29)[0].reason == "not answering for 29 s: no answer; look at it"
+    assert update(silent, failure(at=NOW + 30), NOW + 30)[0].state == NodeState.DOWN
+    never = update(NodeRecord(name="n0"), failure())[0]
+    assert (never.state, never.down_since) == (NodeState.DOWN, NOW), "never read: nothing to wait for"
+    bare = msgspec.structs.replace(failure(), hint="")
+    assert update(never, bare, NOW + 9)[0].reason == "no answer"
+    assert update(never, bare, NOW + 9)[0].down_since == NOW, "silent since it was first missed"
+
+
+def test_a_node_that_nobody_declares_is_forgotten_after_a_week() -> None:
+    gone = record_of_unknown(SEEN, NOW)
+    assert (gone.state, gone.down_since, gone.left) == (NodeState.UNKNOWN, NOW, False)
+    assert record_of_unknown(gone, NOW + 9).down_since == NOW
+    assert not is_forgotten(gone, NOW + 604799)
+    assert is_forgotten(gone, NOW + 604800)
+    assert not is_forgotten(SEEN, NOW + 1e9)
+
+
+def test_faults_are_counted_and_all_held_gpus_make_a_node_full() -> None:
+    gpus = list(reading().gpus)
+    for i in (1, 3):
+        gpus[i] = Gpu(index=i, error="GPU is lost")
+    record, events = update(SEEN, reading(gpus=tuple(gpus)))
+    assert events == ["gpu_lost", "gpu_lost"]
+    assert record.reason.startswith("2 GPUs: GPU 1 LOST: ")
+    assert record.reason.endswith(", ...")
+    almost = {i: "j" for i in range(GPUS - 1)}
+    assert update(SEEN, reading(), has_jobs=True, held=almost)[0].state == NodeState.MIXED
+    cpu = msgspec.structs.replace(NODE, gpus=0)
+    observation = Observation(began=NOW - 1, result=reading(gpus=()))
+    assert update_record(SEEN, cpu, observation, {}, True, SETTINGS, NOW)[0].state == NodeState.MIXED
+
+
+def test_links_are_kept_where_a_reading_has_none() -> None:
+    gpus = (Gpu(index=0, links={1: 5}), Gpu(index=1, links={}))
+    seen, _ = update(SEEN, reading(gpus=gpus))
+    assert seen.links == {0: {1: 5}}
+    assert (seen.last_seen, update(seen, reading())[0].links) == (NOW, {0: {1: 5}})
+
+
+def test_leaving_and_coming_back_are_events() -> None:
+    observation = Observation(began=NOW - 1, result=reading())
+    left, events = update_record(SEEN, NODE, observation, {}, False, SETTINGS, NOW, left=True)
+    assert (left.left, [e.kind for e in events]) == (True, ["left_inventory"])
+    _, events = update_record(left, NODE, observation, {}, False, SETTINGS, NOW, left=True)
+    assert events == []
+    _, events = update_record(left, NODE, observation, {}, False, SETTINGS, NOW)
+    assert [e.kind for e in events] == ["back_in_inventory"]

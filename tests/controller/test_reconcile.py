@@ -390,3 +390,147 @@ def test_cancelled_on_a_silent_node_it_waits_until_the_node_answers_or_is_given_
     assert reconcile_job(cancelled, ranks(), world(silent())).job == cancelled
     given_up = reconcile_job(cancelled, ranks(), world(silent(), dead=frozenset({"n0"})))
     assert given_up.job.state == JobState.CANCELLED
+
+
+# -- borders
+
+
+def test_what_an_answer_teaches_of_a_rank() -> None:
+    step = reconcile_job(job(JobState.STARTING), ranks(boot_id=None, launched_at=None), world(says("preparing")))
+    assert (step.ranks[0].boot_id, step.ranks[0].launched_at) == ("b", NOW)
+    kept = reconcile_job(job(JobState.STARTING), ranks(), world(says("preparing", boot="other")))
+    assert kept.ranks == {}
+    over = reconcile_job(job(JobState.RUNNING), ranks(), world(says("exited", exit_code=3, oom_killed=True)))
+    assert (over.ranks[0].exit_code, over.ranks[0].oom_killed, over.ranks[0].finished_at) == (3, True, NOW)
+    known = ranks(finished_at=NOW - 9, exit_code=0)
+    assert reconcile_job(job(JobState.RUNNING), known, world(says("exited", exit_code=3))).job.end_time == NOW - 9
+
+
+def test_only_having_been_seen_to_run_holds_an_end_back() -> None:
+    earlier = says("exited", exit_code=0)["n0"].result
+    assert isinstance(earlier, NodeReading)
+    record = NodeRecord(name="n0", reading=msgspec.structs.replace(earlier, time=NOW - 4))
+    for known in (record, NodeRecord(name="n0"), NodeRecord(name="n0", reading=NodeReading(node="n0", time=NOW - 4))):
+        ended = world(says("exited", exit_code=0, finished_at=NOW - 20), earlier={"n0": known})
+        assert reconcile_job(job(JobState.RUNNING), ranks(), ended).job.end_time == NOW - 20
+
+
+def test_a_launch_of_which_nothing_is_there_is_the_nodes_fault_once_it_was_asked_afterwards() -> None:
+    for launched, state in ((NOW - 0.1, JobState.STARTING), (NOW - 0.2, JobState.PENDING)):
+        step = reconcile_job(job(JobState.STARTING), ranks(launched_at=launched), world(says(None)))
+        assert step.job.state is state
+    assert step.job.excluded_nodes == ("n0",)
+    assert "rank 0 on n0: the node has nothing of the launch" in step.job.message
+    lost = reconcile_job(job(JobState.STARTING, excluded_nodes=("n5", "n0")), ranks(), world(says("lost")))
+    assert "rank 0 on n0: the launcher died" in lost.job.message
+    assert lost.job.excluded_nodes == ("n5", "n0")
+    gang = reconcile_job(job(JobState.STARTING, 2), ranks(2), world(says("preparing"), says("lost", 1)))
+    assert (ending(gang).kill_at, gang.job.excluded_nodes, verbs(gang)) == (NOW, ("n1",), [("remove", 0, None)])
+
+
+def test_a_gang_of_which_a_node_dies_or_is_missing_does_not_start() -> None:
+    gang = job(JobState.STARTING, 2)
+    dead = reconcile_job(gang, ranks(2), world(says("ready"), silent(1), dead=frozenset({"n1"})))
+    assert (ending(dead).message, ending(dead).kill_at) == ("node n1 went down while starting", NOW)
+    assert dead.job.excluded_nodes == ("n1",)
+    assert reconcile_job(gang, ranks(1), world(says("running"))).job.state is JobState.COMPLETING
+    unknown = reconcile_job(gang, ranks(2), world(says("ready"), silent(1)))
+    assert (unknown.job.state, unknown.works, unknown.to_launch) == (JobState.STARTING, [], [])
+
+
+def test_what_is_ready_is_started_at_growing_pauses_and_given_up_after_five() -> None:
+    starting = job(JobState.STARTING)
+    for tries, tried_at, does in ((0, None, True), (1, NOW - 0.9, False), (1, NOW - 1, True), (4, NOW - 99, True)):
+        step = reconcile_job(starting, ranks(tries=tries, tried_at=tried_at), world(says("ready")))
+        assert verbs(step) == ([("start", 0, None)] if does else [])
+    assert reconcile_job(starting, ranks(), world(says("ready"), busy=frozenset({(ID, 1, 0)}))).works == []
+    over = reconcile_job(starting, ranks(tries=5, tried_at=NOW - 99, trouble="no fork"), world(says("ready")))
+    assert over.events[0].data["message"] == "rank 0 on n0 could not be started: no fork"
+    silent_one = reconcile_job(starting, ranks(tries=5, tried_at=NOW - 99), world(says("ready")))
+    assert silent_one.events[0].data["message"].endswith("could not be started: the node gave no reason")
+
+
+def test_once_it_runs_tries_are_counted_anew_and_the_last_rank_says_when_it_began() -> None:
+    gang = job(JobState.STARTING, 2, unlaunched_on=("n9",), reason="x", message="y")
+    both = world(says("running", started_at=NOW - 30), says("running", 1, started_at=NOW - 20))
+    step = reconcile_job(gang, ranks(2, tries=2, tried_at=NOW - 9), both)
+    assert (step.job.state, step.job.start_time) == (JobState.RUNNING, NOW - 20)
+    assert (step.job.reason, step.job.message, step.job.unlaunched_on) == ("", "", ())
+    assert [(r.tries, r.tried_at) for r in step.ranks.values()] == [(0, None), (0, None)]
+    behind = reconcile_job(gang, ranks(2, intended_at=NOW - 15), both)
+    assert behind.job.start_time == NOW - 15, "not before it was meant to"
+    assert reconcile_job(gang, ranks(2), both).ranks == {}
+
+
+def test_a_job_that_runs_on_after_a_reboot_or_has_ended_before_it_is_not_lost() -> None:
+    assert reconcile_job(job(JobState.RUNNING), ranks(), world(says("running", boot="c"))).job.state is JobState.RUNNING
+    ended = reconcile_job(job(JobState.RUNNING), ranks(), world(says("exited", exit_code=0, boot="c")))
+    assert ended.job.state is JobState.COMPLETED
+    unknown = reconcile_job(job(JobState.RUNNING), ranks(boot_id=None), world(says("preparing", boot="c")))
+    assert unknown.job.state is JobState.RUNNING
+
+
+def test_only_nodes_whose_rank_had_not_ended_are_blamed() -> None:
+    records = ranks(3)
+    records[0] = msgspec.structs.replace(records[0], gone=True, exit_code=0, finished_at=NOW - 3)
+    step = reconcile_job(
+        job(JobState.RUNNING, 3), records, world(silent(1), says("running", 2), dead=frozenset({"n1"}))
+    )
+    assert (ending(step).message, ending(step).kill_at) == ("node n1 is down", NOW + 10)
+    assert step.job.excluded_nodes == ("n1",)
+    assert verbs(step) == [("signal", 2, "TERM")]
+
+
+def test_of_several_that_failed_the_first_rank_is_told_of() -> None:
+    gang = job(JobState.RUNNING, 3)
+    answers = [says("running"), says("exited", 1, exit_code=4), says("exited", 2, exit_code=5)]
+    step = reconcile_job(gang, ranks(3), world(*answers))
+    assert (ending(step).exit_code, ending(step).message) == (4, "rank 1 on n1 exited with 4")
+    assert ending(step).kill_at == NOW + 10
+    unknown = reconcile_job(job(JobState.RUNNING), ranks(), world(says("exited")))
+    assert unknown.job.message == "rank 0 on n0 exited with an unknown code"
+    late = reconcile_job(job(JobState.RUNNING, start_time=NOW - 600), ranks(), world(says("running")))
+    assert (ending(late).message, ending(late).kill_at) == ("ran into its limit of 600 s", NOW + 10)
+
+
+def test_how_one_that_does_not_end_is_pressed() -> None:
+    cancelled = completing(JobState.CANCELLED, kill_at=NOW)
+    for tries, tried_at, phase, does in (
+        (0, None, "running", [("signal", 0, "KILL")]), (2, NOW - 1.9, "running", []),
+        (2, NOW - 2, "running", [("signal", 0, "KILL")]), (3, NOW - 4, "running", [("remove", 0, None)]),
+        (3, NOW - 3.9, "running", []), (0, None, "ready", [("remove", 0, None)]), (1, NOW - 0.5, "ready", []),
+    ):  # fmt: skip
+        step = reconcile_job(cancelled, ranks(tries=tries, tried_at=tried_at), world(says(phase)))
+        assert verbs(step) == does, (tries, phase)
+        assert step.job.state is JobState.COMPLETING
+    busy = world(says("running"), busy=frozenset({(ID, 1, 0)}))
+    assert reconcile_job(cancelled, ranks(), busy).works == []
+    before = completing(JobState.CANCELLED, kill_at=NOW + 0.1)
+    assert verbs(reconcile_job(before, ranks(), world(says("running")))) == [("signal", 0, "TERM")]
+
+
+def test_one_that_cannot_be_ended_is_told_of_and_the_job_does_not_wait_for_it() -> None:
+    cancelled = completing(JobState.CANCELLED, kill_at=NOW - 99)
+    step = reconcile_job(cancelled, ranks(tries=5, tried_at=NOW - 60), world(says("running")))
+    assert (step.job.state, [e.kind for e in step.events]) == (JobState.CANCELLED, ["stuck", "ended"])
+    assert (step.ranks[0].stuck, step.ranks[0].gone) == (True, False)
+    again = reconcile_job(cancelled, ranks(tries=5, tried_at=NOW - 60, stuck=True), world(says("running")))
+    assert ([e.kind for e in again.events], again.ranks) == (["ended"], {})
+    unseen = reconcile_job(cancelled, ranks(tries=5, tried_at=NOW - 60), world(silent()))
+    assert (unseen.job.state, unseen.events) == (JobState.COMPLETING, [])
+
+
+def test_the_end_of_an_attempt_is_its_last_ranks_and_a_gang_that_was_lost_in_part_ends_now() -> None:
+    def gang(*finished: float | None, start: float = NOW - 100) -> Step:
+        records = [
+            msgspec.structs.replace(r, gone=True, exit_code=0, finished_at=at)
+            for r, at in zip(ranks(2), finished, strict=True)
+        ]
+        ends = msgspec.structs.replace(completing(JobState.CANCELLED, 2, exit_code=7), start_time=start)
+        return reconcile_job(ends, records, world())
+
+    assert gang(NOW - 9, NOW - 3).ended_attempt == (NOW - 3, JobState.CANCELLED)
+    assert gang(NOW - 9, NOW - 3).job.exit_code == 7
+    assert gang(NOW - 9, None).ended_attempt == (NOW, JobState.CANCELLED)
+    assert gang(NOW - 9, NOW - 8, start=NOW - 5).ended_attempt == (NOW - 5, JobState.CANCELLED)
+    assert gang(NOW - 9, NOW + 8).job.end_time == NOW

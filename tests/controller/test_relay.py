@@ -243,3 +243,11 @@ def test_the_process_ends_with_its_controller(cluster: Cluster) -> None:
             assert process.stdin is not None
             process.stdin.close()
             assert process.wait(60) == 0
+
+
+def test_sessions_are_counted_by_user(site: relay.Site) -> None:
+    door = relay.Door(site, print)
+    door._inside.update({OWNER: 3, OTHER: 1})
+    door._leave(OWNER)
+    door._leave(OTHER)
+    assert dict(door._inside) == {OWNER: 2}

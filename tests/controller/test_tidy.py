@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpusched.cluster.base import Observation, RankKey
-from gpusched.controller.pressing import tried
+from gpusched.controller.pressing import gives_up, is_due, stuck_event, stuck_on, tried
 from gpusched.controller.tidy import Tidy, reap_strays, tidy_leftovers
 from gpusched.model.jobs import container_name
 from gpusched.model.readings import ContainerReading, NodeReading, ProbeFailure
@@ -146,3 +146,71 @@ def test_what_is_known_or_anothers_or_under_way_is_left_alone() -> None:
 def test_a_reading_older_than_the_removal_is_not_believed_a_newer_one_is() -> None:
     assert strays(says("exited", began=NOW - 5), removed=NOW - 3).works == []
     assert verbs(strays(says("running", began=NOW - 1), removed=NOW - 3)) == [("remove", None)]
+
+
+def test_tries_are_due_at_once_then_after_pauses_that_double_up_to_a_minute() -> None:
+    assert is_due(rank(), NOW)
+    assert is_due(rank(tried_at=NOW), NOW), "counted anew"
+    for tries, pause in ((1, 1), (2, 2), (3, 4), (6, 32), (7, 60), (8, 60), (500, 60)):
+        one = rank(tries=tries, tried_at=NOW)
+        assert (is_due(one, NOW), is_due(one, NOW + pause - 0.01), is_due(one, NOW + pause)) == (False, False, True)
+        assert is_due(one, NOW - 0.01), "a clock that was set back"
+    again = tried(rank(tries=2), NOW)
+    assert (again.tries, again.tried_at) == (3, NOW)
+
+
+def test_five_tries_in_vain_are_enough_and_stuck_is_said_once() -> None:
+    for tries, more, gives in ((4, {}, False), (5, {}, True), (6, {}, True), (5, {"stuck": True}, False)):
+        assert gives_up(rank(tries=tries, tried_at=NOW, **more), NOW + 60) is gives
+    assert not gives_up(rank(tries=5, tried_at=NOW), NOW + 15.9)
+    assert gives_up(rank(tries=5, tried_at=NOW), NOW + 16)
+    event = stuck_event(rank(gpus=(2, 3), trouble="no"), NOW)
+    assert (event.kind, event.job_id, event.node, event.time) == ("stuck", ID, "n0", NOW)
+    assert event.data == {"attempt": 1, "rank": 0, "gpus": [2, 3], "error": "no"}
+
+
+def test_what_is_stuck_on_a_node_in_a_sentence() -> None:
+    one = rank(stuck=True, gpus=(3, 1), trouble="busy")
+    assert stuck_on("n0", [one]) == f"GPU 1, 3 not handed out: attempt 1 of job {ID} cannot be ended (busy)"
+    plain = rank(stuck=True, attempt=2)
+    assert stuck_on("n0", [plain]) == f"attempt 2 of job {ID} cannot be ended"
+    assert stuck_on("n0", [one, plain, rank(stuck=True, gpus=(1, 2))]).startswith("GPU 1, 2, 3 not handed out: ")
+    assert stuck_on("n0", [plain, one]).endswith("cannot be ended, and 1 more")
+    assert stuck_on("n0", [plain, one, plain]).endswith(", and 2 more")
+    others = [rank(), rank(stuck=True, gone=True), rank(stuck=True, node="n1")]
+    assert stuck_on("n0", others) == ""
+    assert stuck_on("n0", [*others, plain]) == stuck_on("n0", [plain])
+
+
+def test_one_that_gave_up_stays_stuck_and_what_ended_is_tried_afresh() -> None:
+    stuck = rank(signalled="FENCE", stuck=True, gone=True, tries=9, tried_at=NOW - 1)
+    (changed,) = leftovers(stuck, says("running")).changed
+    assert (changed.stuck, changed.gone, changed.tries) == (True, False, 9)
+    (over,) = leftovers(rank(tries=9, tried_at=NOW - 1, collected=True), says("exited")).changed
+    assert (over.gone, over.stuck, over.tries, over.tried_at) == (True, False, 0, None)
+    held = rank(gone=True, tries=9, tried_at=NOW - 1, collected=True)
+    assert leftovers(held, says("exited")) == Tidy(), "not due yet"
+    assert leftovers(rank(gone=True, tries=9, tried_at=NOW - 1), says("exited")).works, "output is asked for at once"
+
+
+def test_one_forgotten_or_silent_rank_does_not_hide_those_after_it() -> None:
+    ranks = [rank(node="left"), rank(node="silent"), rank()]
+    tidy = tidy_leftovers(ranks, {"n0": says("exited")}, ("left",), frozenset(), NOW)
+    assert (tidy.settled, verbs(tidy)) == ([ranks[0]], [("collect", None)])
+
+
+def test_a_stray_is_found_after_others_that_are_none_and_settled_leftovers_need_a_newer_answer() -> None:
+    boxes = [
+        ContainerReading(name=name, phase="running", cluster_id=cluster)
+        for name, cluster in (("theirs", "c"), (container_name("a0", 1, 0), "d"), (container_name(ID, 1, 0), "c"),
+                              (container_name("b0", 2, 1), None))
+    ]  # fmt: skip
+    answer = Observation(began=NOW - 1, result=NodeReading(node="n1", time=NOW, containers=tuple(boxes)))
+    silent = Observation(began=NOW, result=ProbeFailure(node="n0", time=NOW, kind="timeout", reason="x"))
+    removed = {(ID, 1, 0): NOW - 1}  # as old as the question
+    news = {"n0": silent, "n1": answer}
+    tidy = reap_strays(NODES, frozenset(), removed, news, "c", frozenset(), NOW, set())
+    assert [(w.node, w.rank.job_id, w.rank.attempt, w.rank.rank, w.rank.collected) for w in tidy.works] == [
+        ("n1", "b0", 2, 1, True)
+    ]
+    assert leftovers(rank(), says(None, began=NOW - 100)).settled == [], "as old as the launch"

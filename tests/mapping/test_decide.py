@@ -6,12 +6,17 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from gpusched.mapping.greedy import greedy
+from gpusched.mapping.problem import Problem
 from gpusched.model.plan import ReasonCode
 from gpusched.model.policy import MAPPED, Mapping, PolicySpec
 from gpusched.model.snapshot import PendingView, Snapshot
@@ -19,6 +24,7 @@ from gpusched.policies import load_policy
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.explain import explain
+from gpusched.sched.mapped import unfit_of
 from gpusched.sched.stages import speeds_by_name
 from gpusched.sched.tally import NodeCount, barred, counts_of, earliest, fits, plain_order
 from tests.sched.worlds import NOW, after, node, pending, running, snapshot, snapshots, started
@@ -260,3 +266,78 @@ def test_without_highs_live_decisions_are_greedy(monkeypatch: pytest.MonkeyPatch
 
 def test_default_settings_need_no_section() -> None:
     assert PolicySpec(name="x", place="milp").mapping.window == 256
+
+
+def problems_of(snap: Snapshot, monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
+    """The problems that a decision is made of, as they are put."""
+    asked: list[Problem] = []
+
+    def recorded(problem: Problem, **more: Any) -> Any:
+        asked.append(replace(problem, gain=problem.gain.copy(), must=problem.must.copy(), rooms=problem.rooms.copy()))
+        return greedy(problem, **more)
+
+    monkeypatch.setattr("gpusched.sched.mapped.greedy", recorded)
+    decide(snap)
+    return asked
+
+
+def test_the_problem_that_is_put_figure_by_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gains are GPUs x (speed in parts of the best that the job may have - floor); bonuses fall with the place."""
+    jobs = [
+        pending("j0", 2, name="cnn"),
+        pending("j1", 1, name="llm", submit=1.0, user="bob", gpu_types=("V100", "K80")),
+        pending("j2", 0, name="x", submit=2.0, cores_per_node=3, memory_mib_per_node=77),
+        pending("j3", 1, name="cnn", submit=3.0),  # beyond the window
+    ]
+    busy = [running("r", {"a": (0,)}, NOW + 60, user="alice")]
+    snap = mapped(snapshot(NODES, jobs, busy, backfill="skip"), user_share=0.5, window=3)
+    (put,) = problems_of(snap, monkeypatch)
+    a, v, k = put.kind
+    assert put.gain[0, [a, v, k]] == pytest.approx([2 * 0.7, 2 * 0.6, 2 * 0.2])
+    assert put.gain[1, [a, v, k]] == pytest.approx([float("nan"), 0.7, 0.2 - 0.3], nan_ok=True)
+    assert put.gain[2, [a, v, k]] == pytest.approx([0.07, 0.1 * 0.2, 0.1 * -0.2])
+    assert put.bonus == pytest.approx([0.05, 0.05 * 2 / 3, 0.05 / 3])
+    assert put.rooms.tolist() == [[1, 79, 511 << 10], [2, 80, 512 << 10], [2, 80, 512 << 10]]
+    assert put.need.tolist() == [[2, 2, 2048], [1, 1, 1024], [0, 3, 77]]
+    assert (put.parts.tolist(), put.total.tolist()) == ([1, 1, 1], [2, 2, 2])
+    assert put.cap[put.user].tolist() == [2.0, 3.0, 2.0], "half of 6 GPUs, less what alice holds"
+    assert (put.open_cost, put.frag_cost) == (0.02, 0.02)
+    assert not put.late.any()
+    assert not put.must.any()
+
+
+def test_a_blocking_queue_is_asked_without_a_floor_and_those_behind_with_what_the_head_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    jobs = [pending("j0", 2, name="llm", gpu_types=("A100",)), pending("j1", 1, name="cnn", submit=1.0, limit=50),
+            pending("j2", 1, name="cnn", submit=2.0, limit=90)]  # fmt: skip
+    busy = [running("r", {"a": (0,)}, NOW + 60)]
+    asked = problems_of(mapped(snapshot(NODES, jobs, busy, backfill="easy")), monkeypatch)
+    first, behind = asked[0], asked[-1]
+    a, v, k = first.kind
+    assert first.gain[1, [a, v, k]] == pytest.approx([1.0, 0.9, 0.5])
+    assert behind.gain[0, [a, v, k]] == pytest.approx([0.7, 0.6, 0.2])
+    assert behind.late.tolist() == [False, True]
+    assert (behind.rooms[0, 0], behind.late_rooms[0, 0], behind.late_rooms[1, 0]) == (1, 0, 2)
+    assert behind.bonus == pytest.approx([0.05 * 2 / 3, 0.05 / 3])
+    assert behind.cap.tolist() == [float("inf")]
+
+
+def test_how_likely_a_job_needs_more_than_a_node_has_left() -> None:
+    assert unfit_of(np.array([1, 2, 2, 4]), 5).tolist() == [1.0, 0.75, 0.25, 0.25, 0.0, 0.0]
+    assert unfit_of(np.array([], np.int64), 2).tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("limit", "where"), [(3600, {"j0": "v"}), (10**6, {"j0": "v", "j1": "k"})])
+def test_it_counts_them_on_the_partitions_own_nodes_and_on_those_that_the_job_may_have(
+    limit: int, where: dict[str, str]
+) -> None:
+    """As above, behind another partition's nodes; and the A100s that are free it does not ask for."""
+    jobs = [
+        pending("j0", 2, name="llm", limit=limit, gpu_types=("V100",)),
+        pending("j1", 2, name="llm", submit=1.0, gpu_types=("V100", "K80")),
+    ]
+    others = [node(f"o{i}", partition="aa", gpus=2, gpu_type="V100") for i in range(3)]
+    held = [running("r", {"a": (0, 1)}, NOW + 1e7)]
+    snap = mapped(snapshot([*others, *NODES], jobs, held, backfill="easy"))
+    assert {j: w[0][0] for j, w in started(decide(snap)).items()} == where

@@ -165,7 +165,10 @@ class Worker:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps(job), file=self._process.stdin, flush=True)
-        answer: int | None = json.loads(self._process.stdout.readline())
+        line = self._process.stdout.readline()
+        if not line:  # stopped
+            sys.exit()
+        answer: int | None = json.loads(line)
         return answer
 
     def close(self) -> None:
@@ -174,30 +177,48 @@ class Worker:
 
 
 def survey_of(workers: list[Worker], config: dict[str, Any], folder: Path) -> Survey:
-    """Which tests reach which lines; kept until a file changes."""
+    """Which tests reach which lines; of a file of tests kept until it changes, or anything that is no test."""
     files = sorted({str(f.relative_to(ROOT)) for t in config["tests"] for f in _test_files(ROOT / t)})
-    digest = hashlib.sha256(str(sys.version_info).encode())
-    for file in sorted([*ROOT.glob("gpusched/**/*.py"), *ROOT.glob("tests/**/*.py"), HERE / "config.toml"]):
-        digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
-    kept = BUILD / f"survey-{digest.hexdigest()[:16]}.json"
-    if not kept.is_file():
-        print(f"which lines do the tests of {len(files)} files reach? (once per change of the tree)", flush=True)
+    common = hashlib.sha256(str(sys.version_info).encode())
+    for file in sorted([*ROOT.glob("gpusched/**/*.py"), *ROOT.glob("tests/**/*.py")]):
+        if not file.name.startswith("test_") and file.parent != HERE:
+            common.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
+    kept = {file: BUILD / f"survey-{_digest(common.digest(), file)}.json" for file in files}
+    if new := [file for file in files if not kept[file].is_file()]:
+        print(f"which lines do the tests of {len(new)} files reach? (once per change)", flush=True)
         answers = [folder / f"survey{i}.json" for i in range(len(workers))]
         todo = [
-            lambda w=w, i=i: w.ask(survey=str(answers[i]), files=files[i :: len(workers)], timeout_s=3600)
+            lambda w=w, i=i: w.ask(survey=str(answers[i]), files=new[i :: len(workers)], timeout_s=3600)
             for i, w in enumerate(workers)
         ]
         _at_once(todo)
-        found: Survey = {"seconds": {}, "lines": {}}
-        for answer in answers:
-            part = json.loads(answer.read_text())
-            found["seconds"] |= part["seconds"]
-            for path, lines in part["lines"].items():
-                for line, tests in lines.items():
-                    found["lines"].setdefault(path, {}).setdefault(line, []).extend(tests)
         BUILD.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(found))
-    return dict(json.loads(kept.read_text()))
+        for i, answer in enumerate(answers):
+            part = json.loads(answer.read_text())
+            for file in new[i :: len(workers)]:
+                kept[file].write_text(json.dumps(_of_file(part, file)))
+    found: Survey = {"seconds": {}, "lines": {}}
+    for file in files:
+        part = json.loads(kept[file].read_text())
+        found["seconds"] |= part["seconds"]
+        for path, lines in part["lines"].items():
+            for line, tests in lines.items():
+                found["lines"].setdefault(path, {}).setdefault(line, []).extend(tests)
+    return found
+
+
+def _digest(common: bytes, file: str) -> str:
+    return hashlib.sha256(common + file.encode() + b"\0" + (ROOT / file).read_bytes()).hexdigest()[:16]
+
+
+def _of_file(survey: Survey, file: str) -> Survey:
+    """What the tests of one file reach, and what runs as modules are loaded ("")."""
+    seconds = {test: s for test, s in survey["seconds"].items() if test.startswith(f"{file}::")}
+    lines = {
+        path: {line: [t for t in tests if not t or t in seconds] for line, tests in of.items()}
+        for path, of in survey["lines"].items()
+    }
+    return {"seconds": seconds, "lines": lines}
 
 
 def _test_files(path: Path) -> Iterable[Path]:
@@ -223,7 +244,7 @@ def verdict(worker: Worker, mutant: Mutant, survey: Survey, config: dict[str, An
     files = sorted({test.partition("::")[0] for test in ids})
     limit = 60 + 10 * sum(survey["seconds"][test] for test in ids)
     status = worker.ask(path=mutant.path, text=text, files=files, ids=ids, timeout_s=limit)
-    return "survived" if status == 0 else "killed"
+    return "survived" if status in (0, 5) else "killed"  # 5: pytest found none of them
 
 
 def interval(killed: int, of: int) -> tuple[float, float]:

@@ -139,3 +139,35 @@ def test_sections_without_anything_to_read() -> None:
     reading = reading_of_sections("n2", sections, sent=0, received=1)
     assert (reading.source, reading.cores, reading.clock_skew_s) == ("none", None, None)
     assert "neither python3 nor nvidia-smi" in str(reading.gpu_error)
+
+
+def test_odd_lines_of_a_node_without_python_are_unknown_not_wrong() -> None:
+    sections = split_sections(SECTIONS)
+    assert sections is not None
+    df = "Filesystem 1024-blocks Used Available Capacity Mounted on"
+
+    def odd(**changes: str) -> NodeReading:
+        return reading_of_sections("n2", {**sections, **changes}, sent=999.0, received=1001.0)
+
+    assert odd(df=df).disk_free_mib is None, "no line but the heading"
+    assert odd(df=f"{df}\n/dev/sda1 1 2 4096").disk_free_mib is None, "broken off"
+    assert odd(df=f"{df}\n/dev/sda1 1 2 4096 5%  /").disk_free_mib == 4
+    assert odd(df=f"{df}\n/dev/sda1 1 2 - 5%  /").disk_free_mib is None
+    assert [odd(loadavg=text).load1 for text in ("", "x 1 1", "1.2.3", "7 1 1")] == [None, None, None, 7.0]
+    memory = odd(meminfo="MemTotal:\nno colon\nMemAvailable:  2047 kB")
+    assert (memory.memory_total_mib, memory.memory_available_mib) == (None, 1)
+    assert (odd(boot_id="").boot_id, odd(hostname="").hostname, odd(cores="many").cores) == (None, None, None)
+    found = odd(processes="7\tbroken\n99\t\tbox\t\x1bsh x").gpus[0].processes[0]
+    assert (found.user, found.container, found.command) == (None, "box", "?sh x")
+    assert odd(processes="99\tbob\t").gpus[0].processes[0].user is None
+    none = odd(smi_gpus="NVIDIA-SMI has failed")
+    assert (none.source, none.gpu_error) == ("none", "nvidia-smi: NVIDIA-SMI has failed")
+    assert odd().source == "nvidia-smi"
+
+
+def test_the_last_answer_counts() -> None:
+    """Start-up files may print anything, an older answer too."""
+    assert find_answer(line({"cores": 1}) + line({"cores": 2})) == {"cores": 2}
+    found = split_sections(SECTIONS + SECTIONS.replace("b-2", "b-3"))
+    assert found is not None
+    assert found["boot_id"] == "b-3"

@@ -98,3 +98,24 @@ def test_complaints_alone() -> None:
     assert reading.error is not None
     assert "couldn't communicate" in reading.error
     assert parse_gpus("") == parse_gpus("\n")
+
+
+def test_lines_that_are_no_rows_are_complaints_the_first_three() -> None:
+    reading = parse_gpus("1, 2, 3\nx" + ", 0" * 8 + "\nnvidia-smi: odd\nfourth\n" + V100)
+    assert len(reading.gpus) == 2
+    assert reading.error == f"nvidia-smi: 1, 2, 3; nvidia-smi: x{', 0' * 8}; nvidia-smi: odd"
+
+
+def test_odd_lines_of_processes_are_passed_over() -> None:
+    apps = "GPU-cc, x, 5\nGPU-cc, 7\nGPU-cc, 8, 90 MiB\nGPU-cc, 9, 1, 2\nGPU-dd, 10, 1\n"
+    row = "2, GPU-cc, X, 81920, 0, 0, 61.90, 400.00, 33, 0, Disabled, 535"
+    (gpu,) = parse_gpus(row, apps, {8: {"user": "eve"}}).gpus
+    assert gpu.processes == (GpuProcess(pid=8, user="eve", memory_used_mib=90),)
+
+
+def test_any_of_its_first_figures_says_that_a_gpu_is_lost_and_no_later_one() -> None:
+    for column, lost in ((1, True), (2, True), (3, True), (4, True), (5, True), (6, True), (7, False), (8, False)):
+        fields = "2, GPU-cc, X, [N/A], 0, 0, 61.90, 400.00, 33, 0, Disabled, 535".split(", ")
+        fields[column] = "[GPU requires reset]"
+        (gpu,) = parse_gpus(", ".join(fields)).gpus
+        assert (gpu.error is not None) is lost, column

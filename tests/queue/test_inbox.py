@@ -209,3 +209,80 @@ def test_nobody_else_can_take_the_controllers_lock(tmp_path: Path) -> None:
     with pytest.raises(GpuschedError, match="cannot be opened"), controller_lock(tmp_path):
         pass
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_what_is_no_command_says_why_and_stands_in_nobodys_way(tmp_path: Path) -> None:
+    inbox = Inbox(tmp_path)
+    inbox.create()
+    (inbox.new / ".hidden").write_text("{}")
+    (inbox.new / "a-folder").mkdir()
+    os.mkfifo(inbox.new / "b-fifo")
+    (inbox.new / "c-link").symlink_to(inbox.new / "gone")
+    for name, size in (("d-large", (4 << 20) + 1), ("e-full", 4 << 20)):
+        with open(inbox.new / name, "wb") as file:
+            file.truncate(size)
+    (inbox.new / "f-text").write_text("{")
+    inbox.deliver(Cancel(time=NOW, job_ids=("x",)))
+    found = {item.file_name: item for item in inbox.waiting()}
+    why = {name[0]: item.why for name, item in found.items() if isinstance(item, Malformed)}
+    assert sorted(why) == list("abcdef")
+    assert (why["a"], why["b"]) == ("not a regular file", "not a regular file")
+    assert why["c"].startswith("cannot be read: ")
+    assert why["d"] == "4194305 bytes, at most 4194304"
+    assert why["e"].startswith("not a command: ")
+    assert why["f"].startswith("not a command: ")
+    assert [type(item) for item in found.values()].count(Received) == 1
+    assert {item.uid for name, item in found.items() if name[0] in "abdef"} == {os.getuid()}
+
+
+def test_a_command_that_cannot_be_recorded_now_waits_a_quarter_of_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inbox, now = Inbox(tmp_path), [100.0]
+    inbox.create()
+    for _ in range(2):
+        inbox.deliver(Cancel(time=NOW, job_ids=("x",)))
+    first, second = (item.file_name for item in inbox.waiting())
+    monkeypatch.setattr("gpusched.queue.inbox.time.monotonic", lambda: now[0])
+    inbox.put_off(first)
+    now[0] = 114.9
+    assert [item.file_name for item in inbox.waiting()] == [second], "it holds up no other"
+    now[0] = 115.0
+    assert [item.file_name for item in inbox.waiting()] == [first, second]
+    now[0] = 100.0
+    content = (inbox.new / first).read_bytes()
+    inbox.remove(first)
+    (inbox.new / first).write_bytes(content)
+    assert [item.file_name for item in inbox.waiting()] == [first, second], "another of its name waits for nothing"
+
+
+def test_a_submission_is_found_by_its_id(tmp_path: Path) -> None:
+    inbox = Inbox(tmp_path)
+    inbox.create()
+    one = Submit(time=NOW, id=ids.mint(NOW), spec=spec())
+    assert inbox.submission(one.id) is None
+    inbox.deliver(one)
+    found = inbox.submission(one.id)
+    assert found is not None
+    assert (found.command, found.uid, found.written > 1e9) == (one, os.getuid(), True)
+    (inbox.new / "odd.submit").write_text("{")
+    assert inbox.submission("odd") is None
+    with pytest.raises(FileExistsError):
+        inbox.deliver(one)
+    assert not list(inbox.tmp.iterdir())
+
+
+def test_what_cannot_be_set_aside_is_passed_over(tmp_path: Path) -> None:
+    inbox = Inbox(tmp_path)
+    inbox.create()
+    (inbox.new / "odd").write_text("{")
+    (inbox.refused / "odd" / "in the way").mkdir(parents=True)
+    inbox.refuse("odd")
+    inbox.refuse("never was")
+    assert (list(inbox.waiting()), (inbox.new / "odd").exists()) == ([], True)
+    shared = Inbox(tmp_path / "shared")
+    shared.create(shared=True)
+    shared.deliver(Cancel(time=NOW, job_ids=("x",)))
+    assert [f.stat().st_mode & 0o777 for f in shared.new.iterdir()] == [0o640], "the folder's group is the controller's"
+    assert shared.tmp.parent.stat().st_mode & 0o777 == 0o755
+    assert shared.tmp.stat().st_mode & 0o7777 == 0o3733

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpusched.sim.compare import DAY_S, compare
+from gpusched.sim.compare import DAY_S, Change, compare
 from gpusched.sim.result import Result
 from tests.replay.build import Job, result_of
 
@@ -56,3 +56,49 @@ def test_days_are_those_of_the_calendar() -> None:
     assert compare(result_of(jobs), result_of(jobs))[0].days == 1
     late = result_of(jobs, epoch=20 * 3600.0)
     assert compare(late, late)[0].days == 2
+
+
+def test_the_interval_is_that_of_means_over_the_jobs_of_days_drawn() -> None:
+    """Counted by hand, draw by draw: six days of unlike numbers of jobs, and one between them without any."""
+    rng, jobs, other, days = np.random.default_rng(5), [], [], {0: 3, 1: 1, 2: 5, 4: 2, 5: 4, 6: 1}
+    by_day: list[list[tuple[float, float]]] = []
+    for day, count in days.items():
+        by_day.append([])
+        for i in range(count):
+            at, a, b = day * 86400.0 + i, *(float(x) for x in rng.uniform(10, 1000, 2))
+            jobs.append(Job(at, at, at + a))
+            other.append(Job(at, at, at + b))
+            by_day[-1].append((a, b))
+    ratios, differences = [], []
+    for times in np.random.default_rng(9).multinomial(6, np.full(6, 1 / 6), 40):
+        drawn = [pair for day, often in zip(by_day, times, strict=True) for pair in day * int(often)]
+        mean_a, mean_b = (sum(pair[side] for pair in drawn) / len(drawn) for side in (0, 1))
+        ratios.append(mean_b / mean_a - 1)
+        differences.append(mean_b - mean_a)
+    change, waits, slower = compare(result_of(jobs), result_of(other), seed=9, resamples=40)
+    assert (change.low, change.high) == pytest.approx(tuple(np.percentile(ratios, [2.5, 97.5])))
+    assert (change.difference_low, change.difference_high) == pytest.approx(
+        tuple(np.percentile(differences, [2.5, 97.5]))
+    )
+    assert change.relative == pytest.approx(change.other / change.base - 1)
+    assert change.difference == change.other - change.base
+    assert change.days == 6
+    assert (waits.relative, waits.low, waits.high, waits.difference_low) == (None, None, None, 0.0)
+    assert (slower.base, slower.relative, slower.low, slower.sure) == (1.0, 0.0, 0.0, False)
+
+
+def test_sure_is_what_leaves_out_zero_on_either_side() -> None:
+    fields = {"relative": None, "low": None, "high": None, "difference": 0.0, "days": 9, "base": 1.0, "other": 1.0}
+    for low, high, sure in ((0.5, 2.0, True), (-2.0, -0.5, True), (-1.0, 1.0, False), (0.0, 1.0, False),
+                            (-1.0, 0.0, False), (None, None, False)):  # fmt: skip
+        change = Change(figure="jct_s", difference_low=low, difference_high=high, **fields)  # type: ignore[arg-type]
+        assert change.sure is sure, (low, high)
+
+
+def test_five_days_of_86400_seconds_are_enough_and_no_common_job_is_no_change() -> None:
+    assert compare(_result(5, np.full(10, 50.0)), _result(5, np.full(10, 25.0)))[0].high == pytest.approx(-0.5)
+    for submits, days in (([0.0, 86399.0], 1), ([0.0, 86400.0], 2)):
+        same = result_of([Job(s, s, s + 10) for s in submits])
+        assert compare(same, same)[0].days == days
+    ran, other = result_of([Job(0, 0, 9), Job(0, 0, 0, ())]), result_of([Job(0, 0, 0, ()), Job(0, 0, 9)])
+    assert compare(ran, other) == ()

@@ -136,3 +136,19 @@ def test_free_gpus_that_no_waiting_size_can_use_are_fragments() -> None:
     # 2 of 8 GPUs are free while everybody needs 6: all that is free is a fragment
     assert fragmentation(result_of([Job(0, 0, 10, gpus=6)], Pool.uniform(1, 8))) == 1.0
     assert fragmentation(result_of([Job(0, 0, 10, gpus=8)], Pool.uniform(1, 8))) is None
+
+
+def test_killed_are_those_of_what_ran() -> None:
+    result = result_of([Job(0, 0, 10), Job(0, 0, 10), Job(0, 0, 0, nodes=())])
+    result.killed[:] = (True, False, True)
+    assert (metrics_of(result).killed, metrics_of(result).jobs) == (1, 2)
+
+
+def test_a_users_figures_are_over_all_his_jobs_and_the_largest_users_come_first() -> None:
+    jobs = [Job(0, 0, 10), Job(0, 10, 40, gpus=2), Job(0, 0, 100, user="bob"), Job(0, 0, 70, user="al")]
+    m = metrics_of(result_of(jobs))
+    assert [u.name for u in m.users] == ["bob", "al", "ann"]
+    ann = m.users[2]
+    assert (ann.jobs, ann.gpu_hours) == (2, pytest.approx(70 / 3600))
+    assert (ann.mean_jct_s, ann.mean_wait_s) == (25.0, 5.0)
+    assert ann.mean_bounded_slowdown == pytest.approx((1 + 40 / 30) / 2)

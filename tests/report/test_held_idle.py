@@ -69,3 +69,23 @@ def test_busy_short_unknown_or_old_is_not_listed() -> None:
     assert held_idle([job()], [bucket(n, 4) for n in (9, 8, 7, 6)], NOW) == ()
     assert held_idle([job(start=NOW - 500)], [bucket(n, 4) for n in (2, 1)], NOW) == ()
     assert held_idle([], [bucket(n, 4) for n in (4, 3, 2, 1)], NOW) == ()
+
+
+def test_a_job_of_one_gpu_is_idle_from_nine_tenths_on() -> None:
+    (found,) = held_idle([job(gpus=1)], [bucket(n, 0.9, gpus=1) for n in (3, 2, 1)], NOW)
+    assert (found.gpus, found.idle_gpus, found.idle_s) == (1, 1, 900.0)
+    assert held_idle([job(gpus=1)], [bucket(n, 0.89, gpus=1) for n in (3, 2, 1)], NOW) == ()
+
+
+def test_a_row_without_gpu_time_and_a_job_that_has_not_begun_say_nothing() -> None:
+    empty = msgspec.structs.replace(bucket(4, 0), gpu_s=0.0)
+    assert [f.idle_s for f in held_idle([job()], [empty, *(bucket(n, 4) for n in (3, 2, 1))], NOW)] == [900.0]
+    waits = msgspec.structs.replace(job(), start_time=None)
+    assert held_idle([waits], [bucket(n, 4) for n in (3, 2, 1)], NOW) == ()
+
+
+def test_a_bucket_of_several_nodes_is_one() -> None:
+    """3 of 4 GPUs idle on one node, none of 4 on the other: 3 of the 8."""
+    rows = [row for n in (3, 2, 1) for row in (bucket(n, 3), bucket(n, 0))]
+    (found,) = held_idle([job(gpus=8)], rows, NOW)
+    assert (found.gpus, found.idle_gpus, found.nodes) == (8, 3, ("dgx1",))

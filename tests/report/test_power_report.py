@@ -292,3 +292,56 @@ def test_ratios_stay_ratios(work: tuple[list[Run], list[UsageRow]]) -> None:
             assert r.energy_unknown_share is None or 0 <= r.energy_unknown_share <= 1
             assert r.inefficient_kwh is None or 0 <= r.inefficient_kwh <= (r.rated_kwh or 0)
             assert r.measured_utilization is None or 0 <= r.measured_utilization <= 1
+
+
+def test_since_goes_back_no_further_than_the_epoch_and_not_to_now() -> None:
+    assert parse_since("200d", 100 * DAY) == 0.0
+    with pytest.raises(UsageError, match="future"):
+        parse_since("now", 100 * DAY)
+
+
+def test_runs_and_partitions_outside_the_window_count_nothing() -> None:
+    """Two runs that end before it or begin after it; a partition whose first start is its end has no window yet."""
+    runs = [run("old", {"dgx1": 8}, -9 * HOUR, -HOUR), run("new", {"dgx1": 8}, 11 * HOUR, 12 * HOUR)]
+    a100 = row(report(runs, [], until=10 * HOUR), "A100")
+    assert (a100.gpu_hours, a100.utilization) == (0.0, 0.0)
+    assert row(report([], [], until=HOUR, firsts={"A100": HOUR}), "A100").utilization is None
+    assert row(report([], [], until=HOUR, firsts={"A100": HOUR - 1}), "A100").hours == pytest.approx(1 / 3600)
+
+
+def test_holders_come_by_gpu_hours_then_energy_then_name() -> None:
+    runs = [run(j, {"dgx1": n}, 0, HOUR) for j, n in (("b", 1), ("a", 1), ("c", 1), ("d", 2))]
+    made = report(runs, [use("dgx1", "c", gpu_s=9.0, energy_j=3.6e6)], "job", until=HOUR)
+    assert [r.name for r in made.rows] == ["d", "c", "a", "b"]
+
+
+def test_energy_unknown_is_a_part_of_the_gpu_time_that_there_is() -> None:
+    """Of 16 GPU hours of the partition's two nodes 4 were measured, of which 1 had no counter: 13 of 16 unknown."""
+    usage = [use("dgx1", gpu_s=4 * HOUR, energy_j=3.6e6, energy_unknown_s=HOUR)]
+    a100 = row(report([], usage, until=HOUR), "A100")
+    assert (a100.energy_kwh, a100.energy_unknown_share) == (pytest.approx(1.0), pytest.approx(13 / 16))
+    made = report([run("j", {"dgx1": 4}, 0, HOUR)], [use("dgx1", "j", gpu_s=4 * HOUR, energy_unknown_s=HOUR)], "job",
+                  until=HOUR)  # fmt: skip
+    assert made.rows[0].energy_unknown_share == pytest.approx(0.25)
+    assert made.unheld_kwh is None
+    nobodys = [use("dgx1", gpu_s=50, energy_unknown_s=50), use("dgx2", gpu_s=9, energy_j=7.2e6)]
+    assert report([], nobodys, until=HOUR).unheld_kwh == pytest.approx(2.0)
+    assert report([], nobodys[:1], until=HOUR).unheld_kwh is None
+
+
+@pytest.mark.parametrize(("days", "first"), [(0.5, 600), (0.999, 600), (1.0, 0), (3.0, 0)])
+def test_buckets_of_the_window_whole_and_of_long_ago_by_the_hour(tmp_path: Path, days: float, first: int) -> None:
+    """From 850 s on: the bucket of 600 is the first, and for a day or more the hour's, since only that may be kept."""
+    store, until = Store.create_or_open(tmp_path), 850 + days * DAY
+    ends = int(until // 300) * 300
+    store.add_usage([use("dgx1", bucket=b, gpu_s=300.0, energy_j=3.6e6) for b in (0, 300, 600, 900, ends, ends + 300)])
+    store.add_usage([use("dgx3", bucket=900, gpu_s=300.0, energy_j=7.2e6)])
+    made = power_report(store, INVENTORY, since=850.0, until=until, by="partition")
+    assert row(made, "A100").energy_kwh == pytest.approx(len([b for b in (0, 300, 600, 900, ends) if b >= first]))
+    assert made.total.energy_kwh == pytest.approx((row(made, "A100").energy_kwh or 0) + 2)
+    only = power_report(store, INVENTORY, since=850.0, until=until, by="partition", partition="V100")
+    assert [(r.name, r.energy_kwh) for r in only.rows] == [("V100", pytest.approx(2.0))]
+    assert only.total.energy_kwh == pytest.approx(2.0)
+    with pytest.raises(UsageError, match="there is no partition"):
+        power_report(store, INVENTORY, since=0.0, until=until, by="node", partition="V10")
+    store.close()

@@ -9,8 +9,10 @@ import pytest
 
 from gpusched.model.jobs import Dependency, DependencyKind
 from gpusched.model.plan import ReasonCode
-from gpusched.sched.advice import refuted
+from gpusched.model.snapshot import NodeView, PendingView, RunningView
+from gpusched.sched.advice import next_steps, refuted
 from gpusched.sched.explain import explain
+from gpusched.sched.tally import NodeCount, counts_of, earliest, queue_of, shortfall_of
 from tests.sched.worlds import NOW, node, pending, running, snapshot
 
 HOUR = 3600
@@ -165,3 +167,130 @@ def test_an_unknown_job_is_a_key_error() -> None:
 def test_it_needs_neither_numpy_nor_numba() -> None:
     script = "import sys, gpusched.sched.explain; sys.exit(any(m in sys.modules for m in ('numpy', 'numba')))"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_what_of_a_node_is_there_well_and_free_and_who_has_the_rest() -> None:
+    broken = {1: "LOST", 2: "BUSY: pid 4 of al", 3: "BUSY: pid 4 of al", 9: "OLD"}
+    count = NodeCount(node=node("n", blocked=broken), held={0, 1}, cores=3, memory_mib=2048)
+    assert (count.total, count.usable, count.free) == (
+        (8, 80, 512 << 10), (5, 80, 512 << 10), (4, 3, 2048),
+    )  # fmt: skip
+    away = NodeCount(node=node("n", available=False), held=set(), cores=80, memory_mib=9)
+    assert (away.usable, away.free) == ((-1, 80, 512 << 10), (-1, 80, 9))
+    assert shortfall_of(count, (5, 1, 1)) == (
+        "gpus", "4 of 8 GPUs free, needs 5 (1 held by jobs, 1 LOST, 2 foreign: pid 4 of al)",
+    )  # fmt: skip
+    assert shortfall_of(count, (4, 4, 1)) == ("cores", "3 of 80 cores free, needs 4 (77 held by jobs)")
+    assert shortfall_of(count, (4, 3, 4096)) == ("memory", "2G of 512G memory free, needs 4G (510G held by jobs)")
+    over = NodeCount(node=node("n"), held=set(), cores=-2, memory_mib=-1024)
+    assert shortfall_of(over, (8, 1, 1)) == ("cores", "0 of 80 cores free, needs 1 (82 held by jobs)")
+    assert shortfall_of(over, (0, -2, 1024)) == ("memory", "0G of 512G memory free, needs 1G (513G held by jobs)")
+    whole = NodeCount(node=node("n"), held=set(), cores=80, memory_mib=512 << 10)
+    assert shortfall_of(whole, (9, 1, 1)) == ("gpus", "8 of 8 GPUs free, needs 9")
+    assert shortfall_of(whole, (8, 81, 1)) == ("cores", "80 of 80 cores free, needs 81")
+    assert shortfall_of(whole, (8, 80, 513 << 10)) == ("memory", "512G of 512G memory free, needs 513G")
+
+
+def test_when_a_job_alone_would_fit_and_thanks_to_whom() -> None:
+    busy = [
+        running("late", {"n": (0, 1)}, NOW + 100, cores=2),
+        running("soon", {"n": (2, 3, 4), "m": (0,)}, NOW + 50, cores=40),
+        running("over", {"m": (1, 2, 3, 4, 5, 6, 7)}, NOW - 5),
+        running("gone", {"left": (0,)}, NOW + 1),
+    ]
+    nodes = [node("n", blocked={0: "LOST"}), node("m"), node("x", available=False), node("q", partition="q")]
+    snap = snapshot(nodes, [], busy)
+
+    def found(gpus: int, **more: object) -> tuple[float, str] | None:
+        return earliest(snap, pending("j", gpus, **more), counts_of(snap))  # type: ignore[arg-type]
+
+    assert found(3) is None, "it fits now"
+    assert found(4) == (NOW, "job over on m frees 7 GPUs")
+    assert found(4, nodelist=("n",)) == (NOW + 50, "job soon on n frees 3 GPUs")
+    assert found(7, nodelist=("n",)) == (NOW + 100, "job late on n frees 1 GPU")
+    assert found(8, nodelist=("n",)) is None
+    assert found(4, nodes=2) == (NOW + 50, "job soon on n frees 3 GPUs")
+    assert found(1, cores_per_node=79, nodelist=("n",)) == (NOW + 100, "job late on n frees 1 GPU")
+    assert found(1, memory_mib_per_node=511 << 10, nodelist=("n",)) == (NOW + 50, "job soon on n frees 3 GPUs")
+    assert found(1, memory_mib_per_node=512 << 10, nodelist=("n",)) == (NOW + 100, "job late on n frees 1 GPU")
+    assert found(1, nodelist=("x",)) is None
+
+
+def test_who_counts_in_a_queue() -> None:
+    jobs = [
+        pending("none", 9),
+        pending("full", 1, array_id="a", array_room=0),
+        pending("room", 1, array_id="b", array_room=1),
+        pending("plain", 8, submit=2.0),
+        pending("held", 1, held_by="user"),
+        pending("two", 8, nodes=2),
+        pending("other", 1, partition="q"),
+    ]
+    snap = snapshot([node("n"), node("q", partition="q")], jobs)
+    assert [j.id for j in queue_of(snap, "p", counts_of(snap).values())] == ["room", "plain"]
+
+
+def test_steps_are_exact_where_one_figure_is_in_the_way() -> None:
+    def steps(code: ReasonCode, job: PendingView, *nodes: NodeView, busy: tuple[RunningView, ...] = (),
+              ahead: tuple[PendingView, ...] = ()) -> list[str]:  # fmt: skip
+        snap = snapshot(list(nodes), [*ahead, job], list(busy))
+        return next_steps(snap, job, code, counts_of(snap), [*ahead, job])
+
+    small = node("n", cores=10, memory_mib=64 << 10)
+    bad = ReasonCode.BAD_CONSTRAINTS
+    assert steps(bad, pending("j", 1, cores_per_node=11), small) == ["ask for at most 10 cores per node"]
+    assert steps(bad, pending("j", 1, memory_mib_per_node=65 << 10), small) == [
+        "ask for at most 64G of memory per node"
+    ]
+    assert steps(bad, pending("j", 9, cores_per_node=10), small) == [
+        "ask for at most 8 GPUs per node (--gpus-per-node 8)"
+    ]
+    assert steps(bad, pending("j", 9, cores_per_node=11), small) == [], "two figures: neither alone would help"
+    assert steps(bad, pending("j", 9, nodes=2), node("n"), node("m", gpus=4)) == [
+        "ask for at most 4 GPUs per node (--gpus-per-node 4)"
+    ]
+    assert steps(bad, pending("j", 12), node("n", gpus=4), node("m", gpus=4), node("o", gpus=4)) == [
+        "ask for at most 4 GPUs per node (--gpus-per-node 4)", "spread it over 3 nodes, if it can run so (-N 3 "
+        "--gpus-per-node 4)",
+    ]  # fmt: skip
+    q = [node(name, partition="q") for name in "ab"]
+    assert steps(bad, pending("j", 8, nodes=2), *q) == ["partition q would fit it"]
+    assert steps(bad, pending("j", 8, nodes=3), *q) == []
+    barred = pending("j", 8, nodelist=("z",), gpu_types=("A",), excluded_nodes=("y",))
+    assert [s.partition(" ")[0] for s in steps(bad, barred, node("n"))] == ["allow", "accept", "see"]
+    hour = (running("r", {"n": tuple(range(8))}, NOW + 3600),)
+    assert steps(ReasonCode.RESOURCES, pending("j", 2), node("n"), busy=hour) == [
+        "wait: no later than 1:00:00 from now, job r on n frees 8 GPUs"
+    ]
+    first = (pending("i", 3),)
+    assert steps(ReasonCode.RESOURCES, pending("j", 2), node("n"), busy=hour, ahead=first)[0].startswith(
+        "wait: unless jobs before it take the room, no later than 1:00:00 from now"
+    )
+    assert steps(ReasonCode.PRIORITY, pending("j", 2), node("n"), busy=hour, ahead=first) == [
+        "wait for the first of the queue, job i, which can start in 1:00:00: job r on n frees 8 GPUs"
+    ]
+    assert steps(ReasonCode.PRIORITY, pending("j", 2), node("n"), ahead=first) == [
+        "wait for the first of the queue, job i"
+    ]
+    assert steps(ReasonCode.BACKFILL, pending("j", 2), node("n"), busy=hour, ahead=first) == [
+        "a time limit of at most 1:00:00 would let it start now (-t 1:00:00)"
+    ]
+    over = (running("r", {"n": tuple(range(8))}, NOW - 1),)
+    assert steps(ReasonCode.BACKFILL, pending("j", 2), node("n"), busy=over, ahead=first) == []
+
+
+def test_what_would_bring_room_back_is_named_only_where_it_would() -> None:
+    def steps(*nodes: NodeView, gpus: int = 4) -> list[str]:
+        snap = snapshot(list(nodes), [job := pending("j", gpus)])
+        return next_steps(snap, job, ReasonCode.REQ_NODE_NOT_AVAIL, counts_of(snap), [])
+
+    assert steps(node("n", available=False, unavailable_reason="DOWN: no answer")) == ["bring back n (down: no answer)"]
+    assert steps(node("n", available=False)) == ["bring back n (not available)"]
+    assert steps(node("n", available=False, unavailable_reason="drained")) == ["resume n (drained)"]
+    assert steps(node("n", gpus=3, available=False)) == []
+    foreign = {0: "BUSY: pid 7", 2: "LOST"}
+    assert steps(node("n", gpus=4, blocked=foreign))[:2] == [
+        "end the foreign process on GPU 0 of n (BUSY: pid 7)", "repair GPU 2 of n (LOST)",
+    ]  # fmt: skip
+    assert steps(node("n", gpus=6, blocked=foreign)) == [], "4 of 6 are well"
+    assert len(steps(*(node(f"n{i}", available=False) for i in range(9)))) == 5

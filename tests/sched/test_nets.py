@@ -81,3 +81,13 @@ def test_weights_files(tmp_path: Path) -> None:
         (tmp_path / "A100.safetensors").write_bytes(content)
         with pytest.raises(GpuschedError, match="cannot be read"):
             load_model(tmp_path, "A100", "gist")
+
+
+@pytest.mark.parametrize(
+    ("key", "shape"), [("bias", 7), ("bias", 9), ("bias", (8, 1)), ("weight", 40), ("weight", (8, 5, 1))]
+)
+def test_a_layer_of_another_shape(key: str, shape: int | tuple[int, ...]) -> None:
+    arrays = arrays_of(layers([5, 8, 1]), "q")
+    arrays[f"q.0.{key}"] = np.zeros(shape, np.float32)
+    with pytest.raises(ValueError, match=r"layer 0 of q is .*, and takes 5 inputs here"):
+        net_of(arrays, "q", 5, 1)

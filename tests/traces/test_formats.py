@@ -217,3 +217,12 @@ def test_real_traces(name: str, jobs: int, kept_out: int) -> None:
     trace = load(samples.real(name), strict=True)
     assert (len(trace), len(trace.rejected)) == (jobs, kept_out)
     tracefile.check(trace)
+
+
+def test_swf_tells_zero_from_unknown(put: Put) -> None:
+    """A wait of 0 is known; a memory or a limit of 0 is not."""
+    lines = ["1 0 0 9 1 -1 1 1 1 0 1 -1 -1 -1 -1 -1 -1 -1", "2 1 0.5 9 0 -1 -1 3 0.5 -1 1 -1 -1 -1 -1 -1 -1 -1"]
+    trace = load(put("log.swf", "\n".join(lines)))
+    assert trace.wait.tolist() == [0.0, 0.5]
+    np.testing.assert_array_equal(trace.limit, [1.0, 0.5])
+    assert trace.gpus.tolist() == [1, 3]
