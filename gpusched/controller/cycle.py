@@ -18,13 +18,7 @@ from gpusched.controller.fold import OUR_DISK, Folder
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.launchfaults import Failures, image_of, judge_nodes, with_failure, with_success
 from gpusched.controller.ledger import Ledger
-from gpusched.controller.nodestate import (
-    attended,
-    is_dead,
-    is_forgotten,
-    record_of_unknown,
-    update_record,
-)
+from gpusched.controller.nodestate import attended, is_dead, is_forgotten, record_of_unknown, update_record
 from gpusched.controller.pressing import stuck_on, tried
 from gpusched.controller.promoting import Charge, take_up
 from gpusched.controller.reconcile import Step, World, rank_key, reconcile_job
@@ -269,6 +263,8 @@ class Cycle:
 
     def _judge_launch(self, step: Step, records: dict[str, NodeRecord], now: float) -> list[Event]:
         """What a launch that failed, or worked, says about the nodes; changes ``records``."""
+        if step.launch_failed is None and not any(e.kind == "running" for e in step.events):
+            return []
         job = step.job
         failures: Failures = {name: record.failed_launches for name, record in records.items()}
         one = FailedLaunch(job=job.id, user=job.user, image=image_of(job), gpus=job.spec.gpus_per_node > 0)
@@ -277,7 +273,7 @@ class Cycle:
             node, error = step.launch_failed
             failures = with_failure(failures, node, one)
             why = f"the last, of job {job.id}: {' '.join(error.split())}"
-        elif any(failures.values()) and any(e.kind == "running" for e in step.events):
+        elif any(failures.values()):
             for part in job.allocation.parts if job.allocation else ():
                 failures = with_success(failures, part.node, one)
         else:

@@ -71,8 +71,8 @@ def update_record(
         has_jobs: Whether any job holds something of the node.
         settings: For how long silence makes a node DOWN.
         now: Unix seconds.
-        left: inventory.yaml has it no more; ``node`` is as it was.
         stuck: What cannot be ended there, in a sentence; "" where nothing is stuck.
+        left: inventory.yaml has it no more; ``node`` is as it was.
     """
     before = record
     if observation is not None:
