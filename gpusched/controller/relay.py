@@ -24,8 +24,8 @@ from pathlib import Path
 import msgspec
 
 from gpusched.controller.collected import may_see
+from gpusched.controller.lastgood import declared_or_kept
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.inventory import load_inventory
 from gpusched.model.jobs import Job, JobState, container_name
 from gpusched.model.relay import (
     CHUNK,
@@ -83,7 +83,7 @@ class Site:
                 status = self._path.stat()
                 stamp = (status.st_mtime_ns, status.st_size)
                 if self._inventory is None or stamp != self._stamp:
-                    self._inventory, self._stamp = load_inventory(self._path), stamp
+                    self._inventory, self._stamp = declared_or_kept(self._path, self.state).inventory, stamp
             except (OSError, GpuschedError):
                 if self._inventory is None:
                     raise GpuschedError(f"{self._path} cannot be read by the controller") from None

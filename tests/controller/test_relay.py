@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from gpusched.controller import relay
+from gpusched.controller.lastgood import declared_or_kept, keep
 from gpusched.model.jobs import JobState
 from gpusched.model.relay import (
     ERRORS,
@@ -38,6 +39,7 @@ from gpusched.model.relay import (
     frame,
     size_frame,
 )
+from gpusched.queue.store import Store
 from tests.cli_nodes.conftest import Cluster, job, spec
 from tests.cli_nodes.test_logs import ID, Attempt
 from tests.testbed.processes import command_line
@@ -204,6 +206,17 @@ def test_a_client_that_does_not_read_holds_up_its_own_session_only(call: Callabl
     assert call("echo", "x").hear().output == b"x\n"
     stalled.hang_up()
     wait_until(lambda: not pids("cat", "/dev/zero"), 30, "the command's end")
+
+
+def test_a_relay_that_starts_beside_a_garbled_inventory_goes_by_the_last_good_one(
+    cluster: Cluster, site: relay.Site
+) -> None:
+    with contextlib.closing(Store.create_or_open(cluster.state)) as store:
+        keep(store, declared_or_kept(cluster.inventory, cluster.state))
+    names = [node.name for node in site.inventory().nodes]
+    cluster.inventory.write_text("partitions: [")
+    begun = relay.Site(cluster.state, cluster.inventory)
+    assert [node.name for node in begun.inventory().nodes] == names
 
 
 def test_so_many_sessions_of_a_user(site: relay.Site, monkeypatch: pytest.MonkeyPatch) -> None:
