@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from dataclasses import replace
@@ -45,7 +46,10 @@ def test_retraining_leaves_a_candidate_and_promotes_nothing(proved: Site, monkey
     done(proved.call("policy", "shadow", "gist", "-p", "V100"))
     cycle(proved)
     (refused,) = json.loads(night(proved, "--auto-retrain", "--json").out)["trained"]
-    assert refused.startswith("V100: gist not trained: too few jobs to learn from (V100: 21); at least 100 are needed")
+    said = r"V100: gist not trained: too few jobs to learn from \(V100: (\d+)\); at least 100 are needed"
+    found = re.match(said, refused)  # how many of the 27 are before the days that judge goes by the hour of the day
+    assert found is not None
+    assert int(found[1]) in (21, 24)
     monkeypatch.setattr("gpusched.learn.train.MIN_JOBS", 20)  # more days take longer, and prove nothing more
     report = json.loads(night(proved, "--auto-retrain", "--json").out)
     (trained_line,) = report["trained"]

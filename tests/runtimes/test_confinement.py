@@ -49,7 +49,9 @@ def folder(engine: World) -> Path:
 def test_no_image_makes_a_submitter_root(engine: World, folder: Path) -> None:
     setuid_image(engine, folder)
     engine.sh(f"echo theirs >{folder}/theirs; chmod 600 {folder}/theirs")
-    script = f"""{STATUS}; as_root /bin/sh -c "{STATUS}; cat /d/theirs; cp /bin/as_root /d/left; chmod 4755 /d/left"
+    # What is refused is said on stderr, which an engine may hand over before earlier lines of stdout: both are one.
+    script = f"""exec 2>&1
+{STATUS}; as_root /bin/sh -c "{STATUS}; cat /d/theirs; cp /bin/as_root /d/left; chmod 4755 /d/left"
 echo ran; until [ -e /d/go ]; do sleep 0.1; done"""
     mounts = (Mount(str(folder), "/d"),)
     ref = engine.launch("sh", "-c", script, image=SETUID_IMAGE, mounts=mounts, **AS_NOBODY)
