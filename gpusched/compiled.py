@@ -12,22 +12,30 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Callable
 from functools import cache, update_wrapper
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
-import numba
-from numba.core.caching import CacheImpl, _CacheLocator
-from numba.extending import models, register_model, typeof_impl
+# Where scipy is installed numba looks for its linear algebra, which no pass uses: that takes longer than all the rest.
+_without_scipy = sys.modules.setdefault("scipy", cast(Any, None)) is None
+try:
+    import numba
+    from llvmlite import binding as llvm
+    from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
+    from numba.core.runtime import nrt
+    from numba.extending import models, register_model, typeof_impl
+finally:
+    if _without_scipy:
+        del sys.modules["scipy"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _njit: Any = numba.njit  # with options that its types leave out
 _types: Any = numba.types
 _PACKAGE = Path(__file__).parent
-_compiled: set[CodeType] = set()
 _IMPORT = re.compile(rb"^from gpusched((?:\.\w+)*) import", re.MULTILINE)
 
 
@@ -89,9 +97,7 @@ def jit(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """
     if vars(numba.config)["DISABLE_JIT"]:
         return function
-    _compiled.add(function.__code__)
-    kept = cache_folder(function.__module__) is not None
-    return cast(Callable[_P, _R], _Pass(function, {"cache": kept, "error_model": "numpy", "nogil": True}))
+    return cast(Callable[_P, _R], _Pass(function))
 
 
 class _Locator(_CacheLocator):
@@ -102,8 +108,8 @@ class _Locator(_CacheLocator):
 
     @classmethod
     def from_function(cls, py_func: FunctionType, py_file: str) -> _Locator | None:
-        """None for a function that is not compiled by `jit`."""
-        folder = cache_folder(py_func.__module__) if py_func.__code__ in _compiled else None
+        """None where nothing can be kept."""
+        folder = cache_folder(py_func.__module__)
         return cls(folder, py_file, py_func.__code__.co_firstlineno) if folder is not None else None
 
     def get_cache_path(self) -> str:
@@ -119,7 +125,43 @@ class _Locator(_CacheLocator):
         return str(self._line)
 
 
-cast(list[Any], CacheImpl._locator_classes).insert(0, _Locator)
+class _Files(CompileResultCacheImpl):
+    _locator_classes = cast(Any, [_Locator])
+
+
+class _Kept(FunctionCache):
+    """A function's compiled versions on disk.
+
+    numba registers all that it can compile, a third of a second, before it loads what needs no compiling. A version
+    that cannot be read (a power cut leaves such files), or is of other types (two processes may write one file), is
+    compiled anew, and replaced.
+    """
+
+    _impl_class = _Files
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """None: to be compiled."""
+        _link_runtime()
+        try:
+            found = cast(Any, super())._load_overload(sig, target_context)
+        except Exception:  # whatever unpickling makes of a spoilt file
+            cast(Any, super()).flush()
+            return None
+        return found if found is None or found.signature.args == tuple(sig) else None
+
+
+@cache
+def _link_runtime() -> None:
+    """The names by which compiled code finds numba's memory manager, which numba gives when it first compiles."""
+    for name, address in cast(Any, nrt)._nrt.c_helpers.items():
+        llvm.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
+
+
+def _dispatcher(function: Callable[..., Any], **wrappers: bool) -> Any:
+    made = _njit(error_model="numpy", nogil=True, no_cfunc_wrapper=True, **wrappers)(function)
+    if cache_folder(function.__module__) is not None:
+        made._cache = cast(Any, _Kept)(function)
+    return made
 
 
 class _Pass:
@@ -130,12 +172,12 @@ class _Pass:
     a caller passes.
     """
 
-    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
-        self._outer = _njit(**options, no_cfunc_wrapper=True)(function)
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._outer = _dispatcher(function)
         code, names = function.__code__, function.__globals__
         inner = FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
         inner.__qualname__ = f"{function.__qualname__}_inner"  # its name in the cache
-        self.inner = _njit(**options, no_cfunc_wrapper=True, no_cpython_wrapper=True)(inner)
+        self.inner = _dispatcher(inner, no_cpython_wrapper=True)
         update_wrapper(self, function)
 
     def __call__(self, *args: Any) -> Any:

@@ -145,6 +145,8 @@ def _given(descriptor: int, data: memoryview) -> memoryview:
         return data
     except BrokenPipeError:
         return data[:0]
+
+
 class LocalSession:
     """`gpusched.nodes.transport.Session` over the pipes or the terminal of a process."""
 

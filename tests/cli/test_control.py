@@ -254,7 +254,6 @@ def test_ctrl_c_ends_quietly_with_130(site: Site, moment: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-
 def test_requeue_of_an_ended_job_with_secrets_says_why_it_cannot_be(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ def test_a_counter_that_went_back_is_not_believed() -> None:
 
 def test_the_gpus_of_a_job_add_up() -> None:
     """Two GPUs of one holder within one bucket are one row: all that is summed is their sum."""
+
     def both(time: float, joules: float, **more: Any) -> NodeReading:
         gpus = tuple(Gpu(index=i, uuid=f"u{i}", energy_j=joules * (1 + i), **more) for i in range(2))
         return NodeReading(node="n0", time=time, boot_id="b", gpus=gpus)

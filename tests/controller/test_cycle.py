@@ -220,6 +220,8 @@ def test_a_node_of_an_older_store_of_which_no_declaration_is_kept_is_given_up_no
     assert site.state_of(job) is JobState.RUNNING
     site.turn(8, 10)
     assert len(site.world.starts) == 2
+
+
 def site_events(site: Site, kind: str) -> list[Event]:
     return [e for e in site.store.events() if e.kind == kind]
 
@@ -287,6 +289,8 @@ def test_a_gang_that_a_node_cannot_start_goes_elsewhere(site: Site) -> None:
     found = site.store.job(job)
     assert found is not None
     assert found.state == JobState.RUNNING
+
+
 def test_a_collection_that_breaks_off_is_not_begun_anew_at_once_for_ever(site: Site) -> None:
     job = site.submit()
     site.turn(3)

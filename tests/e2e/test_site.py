@@ -323,6 +323,8 @@ def _shout_at(path: Path) -> None:
             sock.sendall(shout)
             sock.shutdown(socket.SHUT_WR)
             assert b"".join(iter(lambda: sock.recv(65536), b""))[:1] == b"f", shout[:50]
+
+
 def test_no_job_of_others_reaches_beyond_the_allowed_folder(shared: Cluster) -> None:
     cluster, share = shared, shared.folder / "share"
     as_nobody = nobody()

@@ -50,22 +50,57 @@ def test_real_imports_are_found() -> None:
     assert {".compiled", ".sched.place", ".sched.state", ".sched.releases", ".sched.fit"} <= found
 
 
+CLASS_OF = """
+import sys
+import gpusched
+from gpusched.sched.agents.rltune_odds import class_of
+values = {"float": [4.5], "both": [4.5, 4]}[sys.argv[1]]
+print(gpusched.__file__, *map(class_of, values), sum(class_of._outer.stats.cache_hits.values()))
+print("scipy" in sys.modules, "numba.np.npyimpl" in sys.modules)
+"""
+
+
+def class_of(tmp_path: Path, package: Path = Path(compiled.__file__).parent, values: str = "float") -> list[str]:
+    """What a process of its own says that calls one compiled function, with the cache in ``tmp_path``."""
+    env = os.environ | {"PYTHONPATH": str(package.parent), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    for name in ("NUMBA_DISABLE_JIT", "NUMBA_CACHE_DIR"):
+        env.pop(name, None)
+    argv = [sys.executable, "-c", CLASS_OF, values]
+    done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
 def test_what_is_compiled_once_is_loaded_wherever_the_same_code_lies(tmp_path: Path) -> None:
-    """A copy of the package finds what another one compiled, and compiles nothing."""
-    code = (
-        "import gpusched\n"
-        "from gpusched.sched.agents.rltune_odds import class_of\n"
-        "print(gpusched.__file__, class_of(3.0), sum(class_of._outer.stats.cache_hits.values()))\n"
-    )
-    hits = []
+    """A copy of the package finds what another one compiled, and compiles nothing.
+
+    Nor does loading import scipy, or have numba register all that it can compile: most of a short command's time.
+    """
+    said = []
     for place in ("here", "there"):
         package = tmp_path / place / "gpusched"
         shutil.copytree(Path(compiled.__file__).parent, package, ignore=shutil.ignore_patterns("*.pyc", "data"))
-        env = os.environ | {"PYTHONPATH": str(tmp_path / place), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-        env.pop("NUMBA_DISABLE_JIT", None)
-        argv = [sys.executable, "-c", code]
-        done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
-        file, _, count = done.stdout.split()
+        file, _, *rest = class_of(tmp_path, package)
         assert Path(file).parent == package
-        hits.append(int(count))
-    assert hits == [0, 1]
+        said.append(rest)
+    (compiled_first, _, _), loaded = said
+    assert (compiled_first, loaded) == ("0", ["1", "False", "False"])
+
+
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+@pytest.mark.parametrize("size", [0, 100], ids=["empty", "cut"])
+def test_a_spoilt_cache_is_compiled_anew(tmp_path: Path, kind: str, size: int) -> None:
+    right = class_of(tmp_path)[1]
+    spoilt = [file for file in tmp_path.rglob(f"*.{kind}") if file.name.startswith("rltune_odds.class_of-")]
+    assert spoilt
+    for file in spoilt:
+        os.truncate(file, size)
+    assert class_of(tmp_path)[1:3] == [right, "0"]
+    assert class_of(tmp_path)[1:3] == [right, "1"]
+
+
+def test_a_version_for_other_types_is_compiled_anew(tmp_path: Path) -> None:
+    """As two processes leave it that each took the first file's name at once."""
+    right = class_of(tmp_path, values="both")[1:3]
+    one, two = sorted(file for file in tmp_path.rglob("rltune_odds.class_of-*.nbc"))
+    shutil.copyfile(two, one)
+    assert class_of(tmp_path, values="both")[1:3] == right

@@ -280,9 +280,7 @@ def test_memory_is_short_where_gpus_and_cores_are_not() -> None:
     nodes = [node("a", memory_mib=64 << 10), node("b", memory_mib=96 << 10), node("c", memory_mib=80 << 10)]
     wide = decide(snapshot(nodes, [pending("j", 1, nodes=2, memory_mib_per_node=90 << 10)]))
     assert wide.reasons["j"].code == ReasonCode.BAD_CONSTRAINTS
-    assert wide.reasons["j"].message == (
-        "needs 90G of memory beside 1 GPU on each of 2 nodes; 1 node has that there"
-    )
+    assert wide.reasons["j"].message == ("needs 90G of memory beside 1 GPU on each of 2 nodes; 1 node has that there")
     busy = [running("r", {"b": (0,)}, NOW + 60)]  # 1024 MiB of it
     plan = decide(snapshot(nodes, [pending("j", 1, memory_mib_per_node=96 << 10)], busy))
     assert plan.reasons["j"].message == (
