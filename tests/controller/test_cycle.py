@@ -14,7 +14,7 @@ from gpusched.controller.cycle import Cycle, share_of
 from gpusched.model import ids
 from gpusched.model.commands import Cancel, Submit
 from gpusched.model.events import Event
-from gpusched.model.jobs import ENDED, Job, JobState
+from gpusched.model.jobs import ENDED, Job, JobState, container_name
 from gpusched.model.plan import Plan, Reason, ReasonCode
 from gpusched.model.readings import NodeState
 from gpusched.model.resources import Inventory, Partition
@@ -271,6 +271,20 @@ def test_a_leftover_that_never_began_is_removed(site: Site, phase: str) -> None:
     site.turn(4)
     assert box.name not in host.boxes
     assert len(site_events(site, "fenced")) == 1
+
+
+def test_each_rank_of_a_gang_is_launched_with_the_gpus_of_its_own_node(site: Site) -> None:
+    small = site.submit()
+    site.turn(5)
+    gang = site.submit(spec=spec(nodes=3))
+    site.turn(5)
+    boxes = {host.name: [(b.name, b.gpus) for b in host.boxes.values()] for host in site.world.hosts.values()}
+    found = site.store.job(gang)
+    assert found is not None
+    assert found.allocation is not None
+    given = {p.node: (container_name(gang, 1, p.rank), p.gpus) for p in found.allocation.parts}
+    assert len({gpus for _, gpus in given.values()}) > 1, "or a mistake would not show"
+    assert {node: next(b for b in boxes[node] if small not in b[0]) for node in given} == given
 
 
 def test_a_gang_that_a_node_cannot_start_goes_elsewhere(site: Site) -> None:

@@ -28,6 +28,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
     store.close()
 
 
+SUMS = ("gpu_s", "energy_j", "energy_unknown_s", "util_s", "util_known_s", "idle_s")
+
+
 def job(job_id: str = ID, state: JobState = JobState.RUNNING, **changes: object) -> Job:
     part = NodeAllocation(rank=0, node="n0", gpus=(1, 2), cores=3, memory_mib=4)
     full = Job(
@@ -73,6 +76,29 @@ def test_everything_comes_back_as_it_went_in(store: Store, tmp_path: Path) -> No
     assert reader.runs(NOW, NOW + 1) == [run]
     assert reader.usage(0) == [msgspec.structs.replace(usage, gpu_s=3.0, energy_j=5.0)]
     reader.close()
+
+
+def test_old_usage_is_added_up_by_the_hour(tmp_path: Path) -> None:
+    """Each sum by itself, per node and holder; what is newer than the border stays as fine as it is."""
+    store = Store.create_or_open(tmp_path)
+    figures = {f: 10.0**i for i, f in enumerate(SUMS)}
+    rows = [
+        UsageRow(bucket=bucket, node=node, job_id=job, user="u", partition="p", **figures)
+        for bucket in (3600, 3900, 6900, 7200, 7500)
+        for node, job in (("n0", "a"), ("n0", "b"), ("n1", "a"))
+    ]
+    with store.transaction():
+        store.add_usage(rows)
+        store.compact_usage(7500, 3600)
+        store.compact_usage(7500, 3600)  # nothing is left to be added up
+    found = {(r.bucket, r.node, r.job_id): r for r in store.usage(0)}
+    assert {key[1:] for key in found} == {("n0", "a"), ("n0", "b"), ("n1", "a")}
+    for (bucket, *_), row in found.items():
+        times = {3600: 3, 7200: 1, 7500: 1}[bucket]
+        assert {f: getattr(row, f) for f in SUMS} == {f: times * v for f, v in figures.items()}
+        assert (row.user, row.partition) == ("u", "p")
+    assert len(found) == 9
+    store.close()
 
 
 def test_records_of_earlier_versions_are_read(tmp_path: Path) -> None:

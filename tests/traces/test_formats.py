@@ -163,6 +163,11 @@ def test_swf_waits_for_no_later_job(put: Put) -> None:
     assert load(put("log.swf", "\n".join(lines))).depends_on.tolist() == [-1, 0]
 
 
+def test_swf_waits_for_nobody_that_is_not_in_the_file(put: Put) -> None:
+    lines = [f"{job} 0 -1 9 1 -1 -1 1 -1 -1 1 -1 -1 -1 -1 -1 {before} -1" for job, before in ((1, 9), (2, 9), (3, 1))]
+    assert load(put("log.swf", "\n".join(lines))).depends_on.tolist() == [-1, -1, 0]
+
+
 def test_gavel(put: Put) -> None:
     trace = load(put("msr.trace", samples.GAVEL_7), strict=True)
     assert trace.ids == ("0", "1")
