@@ -1,0 +1,10 @@
+"""What the controller tells of hours full of mishaps is what it was; `recording` says how to write it anew."""
+
+import pytest
+
+from tests.controller.recording import FOLDER, SEEDS, recorded
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_story_is_as_recorded(seed: int) -> None:
+    assert recorded(seed).splitlines() == (FOLDER / f"{seed}.txt").read_text().splitlines()
