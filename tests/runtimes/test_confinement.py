@@ -10,7 +10,7 @@ from gpusched.model.jobs import Mount
 from gpusched.model.resources import RuntimeName
 from gpusched.nodes.runtimes.mounts import PIN
 from gpusched.nodes.transport import Script
-from tests.runtimes.world import World
+from tests.runtimes.world import CLUSTER, World
 from tests.testbed import wait_until
 
 NOBODY = 65534
@@ -21,6 +21,8 @@ AS_ROOT = """
 int main(int n, char **words) { setgid(getegid()); setuid(geteuid()); return n > 1 ? execv(words[1], words + 1) : 1; }
 """
 STATUS = "grep -E '^(CapEff|CapPrm|CapBnd|CapAmb|NoNewPrivs|Groups|Uid):' /proc/self/status | tr -s '\\t ' '  '"
+LEFT = f"grep gpusched-node/{CLUSTER} /proc/mounts; find /run/gpusched-node/{CLUSTER} -mindepth 2; :"
+"""What is left of attempts' mounts."""
 LOGGING = """#!/bin/sh
 printf '%s\\n' "$*" >>/tmp/{words}
 exec {program} "$@"
@@ -102,7 +104,7 @@ ln -s / rootfs; ln -s real ../allowed; ln -s /proc/self/root/root up; echo one >
         attempt, _ = mount(source, f"bad{number}")
         why = f"refused: cannot mount {source}: there is no such place beneath settings.allowed_mounts on this node"
         assert (attempt["phase"], attempt["error"]) == ("failed", why)
-    assert engine.sh("find /run/gpusched-node -type f -o -name '[0-9]*'; grep gpusched-node /proc/mounts; :") == ""
+    assert engine.sh(LEFT) == ""
     assert engine.sh(f"cat {folder}/real/in/file {secret}/file; rm -r {folder} {secret}") == "inside\nhush\n"
 
 
@@ -119,7 +121,7 @@ mount -t tmpfs none {folder}/in/below; echo deep >{folder}/in/below/file; ln -s 
     engine.do(engine.runtime.start(started))
     engine.await_phase(started, "exited")
     assert engine.output(started) == "inside\ndeep\n"
-    assert engine.sh("grep gpusched-node /proc/mounts; find /run/gpusched-node -name '[0-9]*'; :") == ""
+    assert engine.sh(LEFT) == ""
     assert engine.sh(f"cat {folder}/in/file {folder}/in/below/file; umount {folder}/in/below") == "inside\ndeep\n"
     engine.sh(f"rm -r {folder} /root/out-{engine.tag}")
 
