@@ -54,10 +54,11 @@ class Cluster:
         folder: Holds all of it; below /tmp, which the nodes share.
         state: GPUSCHED_STATE.
         inventory: GPUSCHED_INVENTORY. Partition A100: dgx001, dgx003; V100: dgx002, dgx004; 8 GPUs, 8 cores, 4G each.
+        partitions: Those that are declared.
     """
 
-    def __init__(self, testbed: Testbed, folder: Path) -> None:
-        self.testbed, self.folder = testbed, folder
+    def __init__(self, testbed: Testbed, folder: Path, partitions: Sequence[str] = ("A100", "V100")) -> None:
+        self.testbed, self.folder, self.partitions = testbed, folder, partitions
         self.state = folder / "state"
         self.inventory = folder / "inventory.yaml"
         self.controller: subprocess.Popen[bytes] | None = None
@@ -84,7 +85,7 @@ class Cluster:
         """
         common = {"known_hosts": str(self.testbed.known_hosts), "ssh_config": "/dev/null"}
         partitions = {}
-        for number, name in enumerate(("A100", "V100")):
+        for number, name in enumerate(self.partitions):
             members = [n for i, n in enumerate(self.testbed.nodes) if i % 2 == number and n.name not in leave_out]
             partitions[name] = {
                 "policy": (policies or {}).get(name, "easy"),
@@ -326,22 +327,24 @@ class _Reading:
 
 
 @pytest.fixture
-def cluster(testbed: Testbed, tmp_path: Path) -> Iterator[Cluster]:
-    """A cluster of its own, running; nodes, state folder and controller are new for every test."""
+def stopped(testbed: Testbed, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A cluster of its own whose controller (and inventory, with `write_inventory`) the test starts itself.
+
+    Of one partition only with the mark ``one_partition``: each probe of a node that no job needs costs time.
+    """
     cluster = Cluster(testbed, tmp_path)
+    if request.node.get_closest_marker("one_partition"):
+        cluster.partitions = ("A100",)
     cluster.write_inventory()
-    cluster.start_controller()
     yield cluster
     cluster.close()
 
 
 @pytest.fixture
-def stopped(testbed: Testbed, tmp_path: Path) -> Iterator[Cluster]:
-    """A cluster whose controller (and inventory, with `write_inventory`) the test starts itself."""
-    cluster = Cluster(testbed, tmp_path)
-    cluster.write_inventory()
-    yield cluster
-    cluster.close()
+def cluster(stopped: Cluster) -> Cluster:
+    """A cluster of its own, running; nodes, state folder and controller are new for every test."""
+    stopped.start_controller()
+    return stopped
 
 
 @pytest.fixture(scope="module")

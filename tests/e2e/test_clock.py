@@ -5,10 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import pytest
+
 from gpusched.controller.service import Service, controller_lock
 from gpusched.model.jobs import Job, JobState
 from gpusched.queue.clock import Clock
 from tests.e2e.conftest import Cluster
+
+pytestmark = pytest.mark.one_partition
 
 PATIENCE_S = 60.0
 

@@ -14,6 +14,8 @@ from tests.e2e.conftest import Cluster
 from tests.e2e.failing import Traces
 from tests.testbed import wait_until
 
+pytestmark = pytest.mark.one_partition
+
 
 @pytest.fixture
 def small(stopped: Cluster) -> Iterator[Cluster]:

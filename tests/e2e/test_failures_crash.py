@@ -44,6 +44,7 @@ def test_killed_at_many_moments_every_job_runs_exactly_once(stopped: Cluster, se
     stopped.wait_clean()
 
 
+@pytest.mark.one_partition
 @pytest.mark.parametrize("before", ["", "STARTING", "RUNNING", "COMPLETING"])
 def test_killed_in_each_state(cluster: Cluster, before: str) -> None:
     traces = Traces(cluster)
@@ -61,6 +62,7 @@ def test_killed_in_each_state(cluster: Cluster, before: str) -> None:
     cluster.wait_clean()
 
 
+@pytest.mark.one_partition
 def test_what_ends_while_no_controller_runs_is_found_and_its_output_brought_home(cluster: Cluster) -> None:
     traces = Traces(cluster)
     good, bad = traces.submit("sleep 1; echo fine"), traces.submit("sleep 1; echo bad; exit 7")
@@ -83,6 +85,7 @@ def test_what_ends_while_no_controller_runs_is_found_and_its_output_brought_home
     assert max(traces.counted().values()) == 1
 
 
+@pytest.mark.one_partition
 def test_sigterm_ends_it_cleanly_and_leaves_the_jobs_alone(cluster: Cluster) -> None:
     traces = Traces(cluster)
     job = traces.until("go")
@@ -98,6 +101,7 @@ def test_sigterm_ends_it_cleanly_and_leaves_the_jobs_alone(cluster: Cluster) -> 
     assert len(traces.lines) == 1
 
 
+@pytest.mark.one_partition
 def test_one_controller_at_a_time(cluster: Cluster) -> None:
     assert cluster.controller is not None
     for command in (("controller",), ("tick",)):
@@ -109,6 +113,7 @@ def test_one_controller_at_a_time(cluster: Cluster) -> None:
     assert cluster.wait_state(job).state == JobState.COMPLETED
 
 
+@pytest.mark.one_partition
 def test_ticks_do_the_same_work(stopped: Cluster) -> None:
     """cron's way: every tick a new process; jobs go from one to the next."""
     stopped.cli("tick")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gpusched.model.jobs import JobState
 from tests.doctor.test_testbed import BREAK_CDI, MEND_CDI, MISSING
 from tests.e2e.conftest import Cluster
@@ -9,6 +11,7 @@ from tests.e2e.failing import Traces
 from tests.testbed import TestNode, wait_until
 
 
+@pytest.mark.one_partition
 def test_a_node_that_starts_nothing_does_not_eat_the_queue(cluster: Cluster) -> None:
     """A file of the driver is missing, as after an upgrade. All jobs are of one user and one image."""
     broken = cluster.node("dgx001")

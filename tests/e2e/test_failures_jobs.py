@@ -12,6 +12,8 @@ from tests.e2e.conftest import PATIENT, Cluster
 from tests.e2e.failing import Traces
 from tests.testbed import TestNode, wait_until
 
+pytestmark = pytest.mark.one_partition
+
 ONCE = ("--no-requeue", "--nodelist", "dgx001")
 # The engine takes for ever to create, as one that pulls a huge image does.
 SLOW_PULL = '#!/bin/sh\n[ "$1" != create ] || sleep 1000\nexec /usr/bin/podman "$@"\n'

@@ -119,6 +119,7 @@ def test_cut_off_and_back(patient: Cluster, fault: str) -> None:
     assert len(traces.lines) == 2
 
 
+@pytest.mark.one_partition
 def test_a_hung_runtime_takes_its_node_down_and_nothing_else(patient: Cluster) -> None:
     patient.write_inventory({**PATIENT, "probe_timeout": "4s"})
     traces = Traces(patient)
@@ -160,6 +161,7 @@ def test_a_reboot_ends_the_attempt_and_the_job_is_tried_elsewhere(patient: Clust
     patient.wait_clean()
 
 
+@pytest.mark.one_partition
 def test_when_retries_are_used_up_it_is_a_node_failure(stopped: Cluster) -> None:
     stopped.write_inventory({"max_retries": 0})
     stopped.start_controller()
@@ -173,6 +175,7 @@ def test_when_retries_are_used_up_it_is_a_node_failure(stopped: Cluster) -> None
     assert stopped.cli("wait", job, check=False).returncode != 0
 
 
+@pytest.mark.one_partition
 def test_cancelled_while_its_node_is_silent(patient: Cluster) -> None:
     traces = Traces(patient)
     job = traces.until("never", "--nodelist", "dgx001")
@@ -186,6 +189,7 @@ def test_cancelled_while_its_node_is_silent(patient: Cluster) -> None:
     patient.wait_clean()
 
 
+@pytest.mark.one_partition
 def test_a_changed_host_key_is_refused_loudly(patient: Cluster) -> None:
     node = patient.node("dgx003")
     node.stop_sshd(sessions=True)
@@ -219,6 +223,7 @@ def test_an_unknown_host_key_is_refused_with_its_fingerprint(stopped: Cluster, t
     stopped.wait_node("dgx004", "IDLE")
 
 
+@pytest.mark.one_partition
 def test_a_node_that_vanishes_from_the_inventory_keeps_its_job_to_the_end(cluster: Cluster) -> None:
     """Longer than node_fail_after, and past a controller that starts beside a garbled file."""
     traces = Traces(cluster)
@@ -275,6 +280,7 @@ def saved(cluster: Cluster, text: str) -> Path:
     return path
 
 
+@pytest.mark.one_partition
 def test_a_job_that_outlives_its_node_in_the_inventory(cluster: Cluster) -> None:
     """The node left it for good reason, and does not answer: given up like any other, and fenced when it is back."""
     traces = Traces(cluster)
@@ -294,6 +300,7 @@ def test_a_job_that_outlives_its_node_in_the_inventory(cluster: Cluster) -> None
     cluster.wait_clean()
 
 
+@pytest.mark.one_partition
 def test_foreign_containers_are_left_alone_and_strays_of_ours_are_reaped(cluster: Cluster) -> None:
     node = cluster.node("dgx001")
     with cluster.reader() as reader:

@@ -87,6 +87,7 @@ def test_one_of_two_long_jobs_makes_room_and_goes_on_later(preempting: Cluster, 
     cluster.wait_clean()
 
 
+@pytest.mark.one_partition
 def test_what_does_not_say_that_it_may_be_stopped_is_never_stopped(preempting: Cluster) -> None:
     cluster, traces = preempting, Traces(preempting)
     longs = [traces.until("long", "--gpus", "8") for _ in range(2)]

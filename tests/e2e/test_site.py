@@ -109,7 +109,7 @@ def shared(testbed: Testbed) -> Iterator[Cluster]:
     """A cluster in a folder that others can reach, as a shared installation is."""
     folder = Path(tempfile.mkdtemp(prefix="gpusched-e2e-", dir="/tmp"))
     folder.chmod(0o755)
-    cluster = Cluster(testbed, folder)
+    cluster = Cluster(testbed, folder, ("A100",))
     (folder / "share").mkdir()
     (folder / "share").chmod(0o777)
     cluster.write_inventory({"shared": True, "allowed_mounts": [str(folder / "share")]})
