@@ -166,6 +166,7 @@ def test_a_controller_before_its_first_cycle_is_told_from_none(site: Site) -> No
 
 
 def test_a_real_controller_on_its_way_to_its_first_cycle(site: Site) -> None:
+    Store.create_or_open(site.state).close()  # stopped while it creates the store it would hold up every reader
     controller = subprocess.Popen([GPUSCHED, "controller"], env=site.env, stdout=subprocess.DEVNULL)
     try:
         eventually((site.state / FILE).exists, 60)
