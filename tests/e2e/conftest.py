@@ -25,7 +25,7 @@ WAIT = "until [ -e /share/go ]; do sleep 0.1; done"
 """sh: wait for the test to make go in its folder `share`, mounted at /share."""
 
 SETTINGS: dict[str, object] = {
-    "tick": "1s", "probe_timeout": "3s", "connect_timeout": "2s", "down_after": "2s", "node_fail_after": "3s",
+    "tick": "2s", "probe_timeout": "3s", "connect_timeout": "2s", "down_after": "2s", "node_fail_after": "3s",
     "grace": "2s", "max_retries": 3, "power_price": "0.30 EUR/kWh", "admins": [], "allowed_mounts": ["/tmp/share"],
 }  # fmt: skip
 PATIENT = {"probe_timeout": "60s", "connect_timeout": "30s", "down_after": "60s", "node_fail_after": "90s"}

@@ -7,10 +7,10 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], timeout_s: float = 30.0, what: str = "", interval_s: float = 0.01) -> T:
+def wait_until(condition: Callable[[], T], timeout_s: float = 30.0, what: str = "", interval_s: float = 0.05) -> T:
     """Call `condition` until it returns something true, and return that.
 
-    The pause between calls doubles from `interval_s` up to 0.2 s.
+    The pause between calls doubles from `interval_s` up to 0.4 s.
 
     Args:
         condition: Called at least twice; an exception it raises is not caught.
@@ -26,5 +26,5 @@ def wait_until(condition: Callable[[], T], timeout_s: float = 30.0, what: str = 
         if time.monotonic() >= deadline:
             raise TimeoutError(f"timed out after {timeout_s:g} s waiting for {what or condition}")
         time.sleep(interval_s)
-        interval_s = min(interval_s * 2, 0.2)
+        interval_s = min(interval_s * 2, 0.4)
     return value
