@@ -55,7 +55,10 @@ class Cluster:
         state: GPUSCHED_STATE.
         inventory: GPUSCHED_INVENTORY. Partition A100: dgx001, dgx003; V100: dgx002, dgx004; 8 GPUs, 8 cores, 4G each.
         partitions: Those that are declared.
+        runtime: What their nodes run jobs with.
     """
+
+    runtime = "podman"
 
     def __init__(self, testbed: Testbed, folder: Path, partitions: Sequence[str] = ("A100", "V100")) -> None:
         self.testbed, self.folder, self.partitions = testbed, folder, partitions
@@ -92,7 +95,7 @@ class Cluster:
                 "image": IMAGE,
                 "defaults": {
                     "user": "root", "key": str(self.testbed.identity), "gpus": 8, "cores": 8, "memory": "4G",
-                    "gpu_type": name, "rated_power": RATED_POWER[name], "runtime": "podman",
+                    "gpu_type": name, "rated_power": RATED_POWER[name], "runtime": self.runtime,
                 },
                 "nodes": [{"name": n.name, "address": n.address} | dict((nodes or {}).get(n.name,
                 {})) for n in members],
@@ -330,11 +333,14 @@ class _Reading:
 def stopped(testbed: Testbed, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A cluster of its own whose controller (and inventory, with `write_inventory`) the test starts itself.
 
-    Of one partition only with the mark ``one_partition``: each probe of a node that no job needs costs time.
+    Of one partition only with the mark ``one_partition``: each probe of a node that no job needs costs time. With the
+    mark ``processes`` jobs are plain processes, for tests of what is the same with containers and costs more there.
     """
     cluster = Cluster(testbed, tmp_path)
     if request.node.get_closest_marker("one_partition"):
         cluster.partitions = ("A100",)
+    if request.node.get_closest_marker("processes"):
+        cluster.runtime = "process"
     cluster.write_inventory()
     yield cluster
     cluster.close()

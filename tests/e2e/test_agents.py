@@ -13,7 +13,7 @@ from tests.e2e.conftest import Cluster
 from tests.policy import weights
 from tests.testbed import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.one_partition]
+pytestmark = [pytest.mark.slow, pytest.mark.one_partition, pytest.mark.processes]
 
 HOW = ("missing", "truncated", "of another shape", "NaN")
 

@@ -12,7 +12,7 @@ from gpusched.model.jobs import Job, JobState
 from gpusched.queue.clock import Clock
 from tests.e2e.conftest import Cluster
 
-pytestmark = pytest.mark.one_partition
+pytestmark = [pytest.mark.one_partition, pytest.mark.processes]
 
 PATIENCE_S = 60.0
 

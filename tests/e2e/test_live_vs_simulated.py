@@ -2,7 +2,7 @@
 
 Both decide with the same passes; this is the test that the world around them is the same, too: queues, dependencies,
 gangs, what a limit is taken for, what is free when. The simulator is given what the controller was given, as it saw it:
-when each job came into its queue and how long it held its nodes (a container's start and the noticing of its end
+when each job came into its queue and how long it held its nodes (a start and the noticing of its end
 included, which no simulator can know). Every start and every node has to come out of that.
 
 A job that is taken up in a cycle is decided on at that cycle's end, some hundred milliseconds later (seconds on a busy
@@ -36,7 +36,7 @@ from gpusched.sim.traces.history import trace_of
 from tests.e2e.conftest import PATIENT, Cluster
 from tests.testbed import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 POLICIES = {"A100": "sjf", "V100": "easy"}
 FILES = Path(__file__).parents[2] / "gpusched" / "data" / "policies"
@@ -189,7 +189,7 @@ def in_words(live: Lived, moved: dict[str, float], error: float) -> str:
     """The figures, for the log.
 
     The relative JCT error of the simulator that is told how long jobs hold their nodes; and that of a replay of the
-    store, which knows how long containers ran: of jobs this short, starting and noticing their ends is a large part.
+    store, which knows how long they ran: of jobs this short, starting and noticing their ends is a large part.
     """
     jct = {job: live.ended[job] - live.jobs[job].submit_time for job in live.order}
     known = float(np.mean([late / jct[job] for job, late in moved.items()]))
