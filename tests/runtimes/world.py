@@ -7,8 +7,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-import gpusched.nodes.payload.attempts as attempts_module
-import gpusched.nodes.payload.engines as engines_module
+import gpusched
 from gpusched.model.resources import RuntimeName
 from gpusched.nodes.runtimes import AttemptRef, LaunchRequest, Runtime, runtime_for
 from gpusched.nodes.runtimes.listing import parse_listing
@@ -17,19 +16,15 @@ from tests.testbed import TestNode, wait_until
 
 CLUSTER = "c-1"
 IMAGE = "localhost/gs/busybox:1"
-LISTER_SH = Path(attempts_module.__file__).with_name("attempts.sh").read_text()
+ROOT = Path(gpusched.__file__).parents[1]
+LISTER_SH = (ROOT / "gpusched/nodes/payload/attempts.sh").read_text()
 
-_AS_MODULES = """
-import sys, types
-for name, text in (("engines", {engines!r}), ("attempts", {attempts!r})):
-    for package in ("gpusched", "gpusched.nodes", "gpusched.nodes.payload"):
-        sys.modules.setdefault(package, types.ModuleType(package))
-    module = types.ModuleType(name)
-    sys.modules["gpusched.nodes.payload." + name] = module
-    exec(text, module.__dict__)
-import json
-listed = module.list_attempts(None, {cluster!r}, {node!r}, {runtime!r}, {version!r})
-print(json.dumps([listed, {{pid: module.attribute(pid) for pid in {pids!r}}}]))
+LISTER = """
+import json, sys
+sys.path.insert(0, {root!r})
+from gpusched.nodes.payload import attempts
+listed = attempts.list_attempts(None, {cluster!r}, {node!r}, {runtime!r}, {version!r})
+print(json.dumps([listed, {{pid: attempts.attribute(pid) for pid in {pids!r}}}]))
 """
 
 
@@ -69,11 +64,9 @@ class World:
         self, version: bool = False, pids: tuple[int, ...] = ()
     ) -> tuple[dict[str, dict[str, Any]], Any, Any, Any]:
         """Attempts by name, error, version, and whose the pids are."""
-        text = _AS_MODULES.format(
-            engines=Path(engines_module.__file__).read_text(),
-            attempts=Path(attempts_module.__file__).read_text(),
-            cluster=CLUSTER, node=self.node_name, runtime=str(self.name), version=version, pids=pids,
-        )  # fmt: skip
+        text = LISTER.format(
+            root=str(ROOT), cluster=CLUSTER, node=self.node_name, runtime=str(self.name), version=version, pids=pids
+        )
         result = self.run(Script(("python3", "-I", "-S", "-"), text.encode()))
         assert result.exit_code == 0, result.stderr.decode()
         (found, error, engine_version), owners = json.loads(result.stdout)
