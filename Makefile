@@ -8,6 +8,8 @@ STAMP := $(VENV)/.stamp-installed
 
 # Each of the thousand processes that tests start would compile numba's thousand modules anew.
 unexport PYTHONDONTWRITEBYTECODE
+# numpy's threads wait by spinning, in every process; nothing here multiplies matrices that need two.
+export OPENBLAS_NUM_THREADS ?= 1
 
 .PHONY: test lint demo mutate clean install packages
 .DEFAULT_GOAL := test
