@@ -13,6 +13,7 @@ from gpusched.model.snapshot import NodeView, PendingView, RunningView
 from gpusched.sched.advice import next_steps, refuted
 from gpusched.sched.explain import explain
 from gpusched.sched.tally import NodeCount, counts_of, earliest, queue_of, shortfall_of
+from gpusched.sched.text import before_it
 from tests.sched.worlds import NOW, node, pending, running, snapshot
 
 HOUR = 3600
@@ -294,3 +295,16 @@ def test_what_would_bring_room_back_is_named_only_where_it_would() -> None:
     ]  # fmt: skip
     assert steps(node("n", gpus=6, blocked=foreign)) == [], "4 of 6 are well"
     assert len(steps(*(node(f"n{i}", available=False) for i in range(9)))) == 5
+
+
+@pytest.mark.parametrize(
+    ("ahead", "said"),
+    [
+        (1, "1 job of equal or higher priority is before it"), (2, "2 jobs of"), (99, "99 jobs of"),
+        (100, "at least 100 jobs of"), (109, "at least 100 jobs of"), (999, "at least 990 jobs of"),
+        (1000, "at least 1000 jobs of"), (12345, "at least 12000 jobs of"),
+    ],
+)  # fmt: skip
+def test_many_jobs_before_it_are_told_roughly(ahead: int, said: str) -> None:
+    """So that many jobs share few sentences, which do not change with every job that ends."""
+    assert before_it(ahead).startswith(said)
