@@ -25,11 +25,12 @@ WAIT = "until [ -e /share/go ]; do sleep 0.1; done"
 """sh: wait for the test to make go in its folder `share`, mounted at /share."""
 
 SETTINGS: dict[str, object] = {
-    "tick": "2s", "probe_timeout": "3s", "connect_timeout": "2s", "down_after": "2s", "node_fail_after": "3s",
+    "tick": "2s", "probe_timeout": "60s", "connect_timeout": "30s", "down_after": "60s", "node_fail_after": "90s",
     "grace": "2s", "max_retries": 3, "power_price": "0.30 EUR/kWh", "admins": [], "allowed_mounts": ["/tmp/share"],
 }  # fmt: skip
-PATIENT = {"probe_timeout": "60s", "connect_timeout": "30s", "down_after": "60s", "node_fail_after": "90s"}
-"""Settings of a test in which no node is to be taken for lost, however busy the machine is."""
+"""No node is taken for lost, however busy the machine is."""
+IMPATIENT = {"probe_timeout": "3s", "connect_timeout": "2s", "down_after": "2s", "node_fail_after": "3s"}
+"""With the mark ``impatient``: for tests of nodes that are lost."""
 FLAVORS = {
     "A100": {
         "s-A100": {"gpus": 2, "cores": 2, "memory": "512M", "time": "1h"},
@@ -56,9 +57,11 @@ class Cluster:
         inventory: GPUSCHED_INVENTORY. Partition A100: dgx001, dgx003; V100: dgx002, dgx004; 8 GPUs, 8 cores, 4G each.
         partitions: Those that are declared.
         runtime: What their nodes run jobs with.
+        settings: Of inventory.yaml.
     """
 
     runtime = "podman"
+    settings: Mapping[str, object] = SETTINGS
 
     def __init__(self, testbed: Testbed, folder: Path, partitions: Sequence[str] = ("A100", "V100")) -> None:
         self.testbed, self.folder, self.partitions = testbed, folder, partitions
@@ -81,7 +84,7 @@ class Cluster:
         """Write inventory.yaml (at once, by rename).
 
         Args:
-            settings: Over `SETTINGS`.
+            settings: Over `settings`.
             policies: Partition -> policy, where not easy.
             nodes: Name -> keys of that node's entry that differ (``{"dgx002": {"runtime": "docker"}}``).
             leave_out: Nodes that are not declared.
@@ -101,7 +104,9 @@ class Cluster:
                 {})) for n in members],
                 "flavors": {k: v for k, v in FLAVORS[name].items() if len(members) > 1 or not k.startswith("f-")},
             }  # fmt: skip
-        text = json.dumps({"settings": {**SETTINGS, **common, **(settings or {})}, "partitions": partitions}, indent=1)
+        text = json.dumps(
+            {"settings": {**self.settings, **common, **(settings or {})}, "partitions": partitions}, indent=1
+        )
         part = self.inventory.with_suffix(".part")
         part.write_text(text)  # JSON is YAML
         part.rename(self.inventory)
@@ -341,6 +346,8 @@ def stopped(testbed: Testbed, tmp_path: Path, request: pytest.FixtureRequest) ->
         cluster.partitions = ("A100",)
     if request.node.get_closest_marker("processes"):
         cluster.runtime = "process"
+    if request.node.get_closest_marker("impatient"):
+        cluster.settings = SETTINGS | IMPATIENT
     cluster.write_inventory()
     yield cluster
     cluster.close()

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from gpusched.model.jobs import ENDED, JobState
-from tests.e2e.conftest import PATIENT, Cluster
+from tests.e2e.conftest import Cluster
 from tests.e2e.failing import Traces
 from tests.testbed import wait_until
 
@@ -18,7 +18,7 @@ from tests.testbed import wait_until
 def test_killed_at_many_moments_every_job_runs_exactly_once(stopped: Cluster, seed: int) -> None:
     """Twelve short jobs (gangs, an array, a failing one), and a controller that dies 8 times while they go by."""
     moments = random.Random(seed)
-    stopped.write_inventory(PATIENT)
+    stopped.write_inventory()
     stopped.start_controller()
     traces = Traces(stopped)
     jobs: dict[str, tuple[JobState, int]] = {}

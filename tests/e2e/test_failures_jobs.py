@@ -8,7 +8,7 @@ import time
 import pytest
 
 from gpusched.model.jobs import JobState
-from tests.e2e.conftest import PATIENT, Cluster
+from tests.e2e.conftest import Cluster
 from tests.e2e.failing import Traces
 from tests.testbed import TestNode, wait_until
 
@@ -123,7 +123,7 @@ def test_an_output_larger_than_the_cap_keeps_its_beginning_and_its_end(stopped: 
 def test_an_array_of_300_tasks_with_the_controller_killed_in_between(stopped: Cluster) -> None:
     """Processes, since 300 containers would take podman minutes; every task once, none lost, none doubled."""
     process = {name: {"runtime": "process"} for name in ("dgx001", "dgx003")}
-    stopped.write_inventory(PATIENT, nodes=process)
+    stopped.write_inventory(nodes=process)
     stopped.start_controller()
     traces = Traces(stopped)
     line = f'echo "$GPUSCHED_JOB_ID 0 $GPUSCHED_ATTEMPT x" >>{traces.folder}/starts'

@@ -11,6 +11,8 @@ from tests.e2e.conftest import IMAGE, Cluster
 from tests.e2e.failing import Traces
 from tests.testbed import wait_until
 
+pytestmark = pytest.mark.impatient
+
 PATIENT = {"node_fail_after": "10m"}
 
 

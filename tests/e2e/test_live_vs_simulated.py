@@ -33,7 +33,7 @@ from gpusched.sim.result import START, Result
 from gpusched.sim.slicing import select
 from gpusched.sim.trace import Trace
 from gpusched.sim.traces.history import trace_of
-from tests.e2e.conftest import PATIENT, Cluster
+from tests.e2e.conftest import Cluster
 from tests.testbed import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
@@ -205,7 +205,7 @@ def in_words(live: Lived, moved: dict[str, float], error: float) -> str:
 def test_the_simulator_decides_as_the_controller_did(
     stopped: Cluster, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    stopped.write_inventory(PATIENT, policies=POLICIES)
+    stopped.write_inventory(policies=POLICIES)
     wishes = workload()
     assert len(wishes) >= 40
     ids: dict[str, list[str]] = {}
