@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, update_wrapper
 from pathlib import Path
 from types import FunctionType
@@ -145,9 +146,15 @@ class _Kept(FunctionCache):
         try:
             found = cast(Any, super())._load_overload(sig, target_context)
         except Exception:  # whatever unpickling makes of a spoilt file
-            cast(Any, super()).flush()
+            with suppress(OSError):
+                cast(Any, super()).flush()
             return None
         return found if found is None or found.signature.args == tuple(sig) else None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep it; where there is no room it is compiled in every process."""
+        with suppress(Exception):  # an index that could not be flushed cannot be read either
+            cast(Any, super()).save_overload(sig, data)
 
 
 @cache

@@ -1,6 +1,7 @@
 """Cache folders of compiled passes: a change reaches all that may hold old code, and nothing else."""
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -60,13 +61,16 @@ print("scipy" in sys.modules, "numba.np.npyimpl" in sys.modules)
 """
 
 
-def class_of(tmp_path: Path, package: Path = Path(compiled.__file__).parent, values: str = "float") -> list[str]:
+def class_of(
+    tmp_path: Path, package: Path = Path(compiled.__file__).parent, values: str = "float", full: bool = False
+) -> list[str]:
     """What a process of its own says that calls one compiled function, with the cache in ``tmp_path``."""
     env = os.environ | {"PYTHONPATH": str(package.parent), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     for name in ("NUMBA_DISABLE_JIT", "NUMBA_CACHE_DIR"):
         env.pop(name, None)
     argv = [sys.executable, "-c", CLASS_OF, values]
-    done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
+    limit = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))) if full else None
+    done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, check=True, preexec_fn=limit)
     return done.stdout.split()
 
 
@@ -96,6 +100,14 @@ def test_a_spoilt_cache_is_compiled_anew(tmp_path: Path, kind: str, size: int) -
         os.truncate(file, size)
     assert class_of(tmp_path)[1:3] == [right, "0"]
     assert class_of(tmp_path)[1:3] == [right, "1"]
+
+
+def test_without_room_on_the_disk_it_is_compiled_every_time(tmp_path: Path) -> None:
+    right = class_of(tmp_path)[1]
+    for file in tmp_path.rglob("*.nbi"):
+        os.truncate(file, 0)  # nor can that be put right
+    for _ in range(2):
+        assert class_of(tmp_path, full=True)[1:3] == [right, "0"]
 
 
 def test_a_version_for_other_types_is_compiled_anew(tmp_path: Path) -> None:
