@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import pytest
 
 from gpusched.model.plan import ReasonCode
 from gpusched.sched.decide import decide
 from gpusched.sched.gpus import links_matrix, nearest_gpus
-from gpusched.sched.state import seed_words
+from gpusched.sched.place import sort_key
+from gpusched.sched.state import BEST_FIT, SPREAD, Request, seed_words
 from gpusched.sched.text import before_it
 from tests.sched.worlds import NOW, after, node, pending, running, snapshot, started
 
@@ -77,6 +80,19 @@ def test_place_rules(place: str, expected: str) -> None:
 def test_best_fit_compares_gpus_then_cores_then_memory() -> None:
     nodes = [node("a", cores=90), node("b", cores=80, memory_mib=600 << 10), node("c", cores=80)]
     assert where(decide(snapshot(nodes, [pending("j", 8)], place="best-fit"))) == {"j": ["c"]}
+
+
+@pytest.mark.parametrize(("rule", "least"), [(BEST_FIT, True), (SPREAD, False)])
+def test_nodes_are_ordered_by_gpus_then_cores_then_memory_exactly(rule: int, least: bool) -> None:
+    """Against the order of tuples, over close and far figures."""
+    rng = random.Random(1)
+    request = Request(lo=0, hi=1, parts=1, gpus=1, cores=2, memory=3 << 10, mask=-1)
+    free = [
+        (rng.randint(1, 8), rng.choice([2, 3, 80, 1023]), rng.choice([3072, 3073, 4096, 1 << 20])) for _ in range(60)
+    ]
+    keys = {of: sort_key(rule, *of, request) for of in free}
+    assert sorted(keys, key=lambda of: keys[of]) == sorted(keys, reverse=not least)
+    assert len(set(keys.values())) == len(keys) > 30
 
 
 @pytest.mark.parametrize("short", ["gpus", "cores", "memory"])
