@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpusched.cluster.base import Outcome
+from gpusched.cluster.base import Outcome, Work
 from gpusched.controller.collected import LONGEST_PAUSE_S, MAX_FAILURES
 from gpusched.controller.cycle import Cycle, share_of
 from gpusched.model import ids
@@ -271,6 +271,31 @@ def test_a_leftover_that_never_began_is_removed(site: Site, phase: str) -> None:
     site.turn(4)
     assert box.name not in host.boxes
     assert len(site_events(site, "fenced")) == 1
+
+
+def test_a_job_without_gpus_proves_nothing_about_a_nodes_gpus(site: Site) -> None:
+    refuse, carry_out = [True], site.world.carry_out
+
+    def broken(work: Work) -> str:
+        asks = work.verb == "launch" and work.request is not None and work.request.gpus
+        return "no such device" if asks and refuse[0] else carry_out(work)
+
+    def failed() -> list[tuple[str, bool]]:
+        return [(f.job, f.gpus) for f in site.store.node_records()["n0"].failed_launches]
+
+    site.world.carry_out = broken  # type: ignore[method-assign]
+    first = site.submit(spec=spec(nodelist=("n0",)))
+    site.turn(4)
+    assert set(failed()) == {(first, True)}
+    plain = site.submit(spec=spec(gpus_per_node=0, nodelist=("n0",)))
+    site.turn(4)
+    assert site.state_of(plain) == JobState.RUNNING
+    assert set(failed()) == {(first, True)}
+    refuse[0] = False
+    second = site.submit(spec=spec(nodelist=("n0",)))
+    site.turn(4)
+    assert site.state_of(second) == JobState.RUNNING
+    assert failed() == []
 
 
 def test_each_rank_of_a_gang_is_launched_with_the_gpus_of_its_own_node(site: Site) -> None:
