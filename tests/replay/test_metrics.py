@@ -136,6 +136,8 @@ def test_free_gpus_that_no_waiting_size_can_use_are_fragments() -> None:
     # 2 of 8 GPUs are free while everybody needs 6: all that is free is a fragment
     assert fragmentation(result_of([Job(0, 0, 10, gpus=6)], Pool.uniform(1, 8))) == 1.0
     assert fragmentation(result_of([Job(0, 0, 10, gpus=8)], Pool.uniform(1, 8))) is None
+    # 1 is free, which one of the two sizes could use
+    assert fragmentation(result_of([Job(0, 0, 10, gpus=6), Job(1, 0, 10, gpus=1)], Pool.uniform(1, 8))) == 0.5
 
 
 def test_killed_are_those_of_what_ran() -> None:
