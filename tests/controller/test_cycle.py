@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gpusched.cluster.base import Outcome, Work
-from gpusched.controller.collected import LONGEST_PAUSE_S, MAX_FAILURES
+from gpusched.controller.collected import LONGEST_PAUSE_S, MAX_FAILURES, readers_of
 from gpusched.controller.cycle import Cycle, share_of
 from gpusched.model import ids
 from gpusched.model.commands import Cancel, Submit
@@ -18,6 +18,7 @@ from gpusched.model.jobs import ENDED, Job, JobState, container_name
 from gpusched.model.plan import Plan, Reason, ReasonCode
 from gpusched.model.readings import NodeState
 from gpusched.model.resources import Inventory, Partition
+from gpusched.paths import log_path
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.queue.store import Store
@@ -296,6 +297,27 @@ def test_a_job_without_gpus_proves_nothing_about_a_nodes_gpus(site: Site) -> Non
     site.turn(4)
     assert site.state_of(second) == JobState.RUNNING
     assert failed() == []
+
+
+def test_output_is_collected_to_its_attempts_own_place_or_left_where_the_job_wants_it(site: Site) -> None:
+    collected, carry_out = {}, site.world.carry_out
+
+    def noted(work: Work) -> str:
+        if work.verb == "collect":
+            collected[work.rank.job_id] = (work.destination, work.readers)
+        return carry_out(work)
+
+    site.world.carry_out = noted  # type: ignore[method-assign]
+    ours, own = site.submit(), site.submit(spec=spec(output="/data/out"))
+    site.turn(4)
+    for _, box in site.world.running():
+        site.world.end(box, 0)
+    site.turn(4)
+    job = site.store.job(ours)
+    assert job is not None
+    assert collected == {
+        ours: (str(log_path(site.state, ours, 1, 0)), readers_of(job, site.cycle.inventory)), own: (None, ()),
+    }  # fmt: skip
 
 
 def test_each_rank_of_a_gang_is_launched_with_the_gpus_of_its_own_node(site: Site) -> None:
