@@ -320,6 +320,22 @@ def test_output_is_collected_to_its_attempts_own_place_or_left_where_the_job_wan
     }  # fmt: skip
 
 
+def test_of_an_array_so_many_tasks_run_at_once_and_the_next_starts_when_one_ends(site: Site) -> None:
+    array = site.submit(array=tuple(range(6)), max_running=3)
+
+    def running() -> int:
+        return sum(job.state == JobState.RUNNING for job in site.store.jobs_of_array(array))
+
+    site.turn(5)
+    assert running() == 3
+    for started in (4, 5, 6):
+        _, box = site.world.running()[0]
+        site.world.end(box, 0)
+        site.turn(4)
+        assert len(site.world.starts) == started
+    assert running() == 3
+
+
 def test_each_rank_of_a_gang_is_launched_with_the_gpus_of_its_own_node(site: Site) -> None:
     small = site.submit()
     site.turn(5)

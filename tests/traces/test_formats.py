@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,6 +121,20 @@ def test_pai2020(put: Put, with_instances: bool) -> None:
     assert names(trace, "user") == ["alice", "bob", "bob"]
     assert [line for line, _ in trace.rejected] == [4, 5]
     assert load(folder / "pai_job_table.csv").ids == trace.ids
+
+
+def test_pai2020_counts_instances_that_say_nothing(put: Put) -> None:
+    folder = put("pai_job_table.csv", samples.PAI_JOB).parent
+    put("pai_task_table.csv", samples.PAI_TASK)
+    bad = "one,t,n,w,i,Failed,x,2.0,m\none,t,n,w,i,Failed\none,t,n,w,i,Failed,nan,2.0,m\nno,t,n,w,i,Failed,1.0,2.0,m\n"
+    before = _skipped(samples.PAI_INSTANCE, folder, put)
+    assert _skipped(samples.PAI_INSTANCE + bad, folder, put) == before + 4
+
+
+def _skipped(text: str, folder: Path, put: Put) -> int:
+    put("pai_instance_table.csv", text)
+    said = [re.match(r"(\d+) rows of pai_instance_table.csv have no start", note) for note in load(folder).notes]
+    return sum(int(found[1]) for found in said if found is not None)
 
 
 def test_pai2020_names_the_table_of_a_bad_row(put: Put) -> None:
