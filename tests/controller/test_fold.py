@@ -461,3 +461,10 @@ def test_what_does_not_fit_on_the_disk_waits_and_the_others_go_on(desk: Desk) ->
     assert fold() == 1
     assert desk.store.job(large.id) is not None
     assert len(said) == 1
+
+
+def test_of_many_problems_the_first_five_are_told(desk: Desk) -> None:
+    ids = tuple(f"nobody{n}" for n in range(8))
+    for count, more in ((5, ""), (6, "; and 1 more"), (8, "; and 3 more")):
+        why = desk.say(Cancel(time=desk.now, job_ids=ids[:count]))
+        assert why == "; ".join(f"job {one}: there is no such job" for one in ids[:5]) + more
