@@ -47,6 +47,12 @@ class Host:
     tells: bool = True  # whether it says how long containers have run
     boxes: dict[str, Box] = field(default_factory=dict)
 
+    def reboot(self) -> None:
+        self.boot += 1
+        for box in self.boxes.values():
+            if box.phase in ("running", "preparing"):
+                box.phase = "lost"  # the attempt's folder is on disk and says that it was claimed
+
 
 @dataclass
 class World:

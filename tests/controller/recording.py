@@ -80,11 +80,8 @@ class Story:
             begin_time=rng.choice([None, None, self.world.now + 30]),
         )  # fmt: skip
         array = (0, 2, 3) if rng.random() < 0.15 else None
-        self.lay(
-            Submit(time=self.world.now, id=job_id, spec=wanted, array=array, max_running=rng.choice([None, 1]))
-            if array
-            else Submit(time=self.world.now, id=job_id, spec=wanted)
-        )
+        bound = rng.choice([None, 1]) if array else None
+        self.lay(Submit(time=self.world.now, id=job_id, spec=wanted, array=array, max_running=bound))
 
     def command(self) -> None:
         rng, now = self.rng, self.world.now
@@ -110,10 +107,7 @@ class Story:
         if change == "cut":
             host.up = not host.up
         elif change == "reboot":
-            host.boot += 1
-            for box in host.boxes.values():
-                if box.phase in ("running", "preparing"):
-                    box.phase = "lost"
+            host.reboot()
         elif change == "clock":
             host.ahead = self.rng.choice([0.0, 900.0, -900.0])
         else:
@@ -143,8 +137,7 @@ class Story:
         return [re.sub(r'"file": "\w+\.', '"file": "', line).replace(prefix, "j") for line in lines]
 
     def _facts(self, job: Job) -> dict[str, Any]:
-        dates = {"start": job.start_time, "end": job.end_time, "eligible": job.eligible_time}
-        facts = {k: None if v is None else v - NOW for k, v in dates.items()}
+        facts = {"start": job.start_time, "end": job.end_time, "eligible": job.eligible_time}
         more = {"attempt": job.attempt, "retries": job.retries, "priority": job.priority, "held": job.held_by}
         more |= {"exit": job.exit_code, "reason": job.reason, "message": job.message, "energy": job.energy_j}
         more |= {"excluded": job.excluded_nodes, "unlaunched": job.unlaunched_on}

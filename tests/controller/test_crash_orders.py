@@ -102,10 +102,7 @@ class CrashOrders(RuleBasedStateMachine):
     def reboot(self, node: str) -> None:
         host = self.world.hosts[node]
         self._disturb(host)
-        host.boot += 1
-        for box in host.boxes.values():
-            if box.phase in ("running", "preparing"):
-                box.phase = "lost"  # the attempt's folder is on disk and says that it was claimed
+        host.reboot()
 
     def _disturb(self, host: Host) -> None:
         """Whatever holds something of the node, or is on its way there, may be tried again."""
