@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Literal, Protocol
 
 import msgspec
@@ -58,8 +58,16 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 class Cluster(Protocol):
     """A world: real nodes, Slurm, or the simulator's."""
 
-    def observe(self, nodes: Iterable[Node], patience_s: float) -> dict[str, Observation]:
-        """The news of each node since the last call, waiting at most ``patience_s`` for the slow ones."""
+    def observe(
+        self, nodes: Iterable[Node], patience_s: float, known: Container[str] = frozenset()
+    ) -> dict[str, Observation]:
+        """The news of each node since the last call, waiting at most ``patience_s`` for the slow ones.
+
+        Args:
+            nodes: All nodes there are.
+            patience_s: For how long slow nodes are waited for.
+            known: Names of nodes that need not be asked again.
+        """
         ...
 
     def perform(self, works: Iterable[Work]) -> None:

@@ -6,7 +6,7 @@ cycle goes on without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -66,14 +66,16 @@ class SshCluster:
                 del self._transports[name]
                 self._boots.pop(name, None)
 
-    def observe(self, nodes: Iterable[Node], patience_s: float) -> dict[str, Observation]:
+    def observe(
+        self, nodes: Iterable[Node], patience_s: float, known: Container[str] = frozenset()
+    ) -> dict[str, Observation]:
         """See `Cluster.observe`. A node whose probe is still under way is not probed a second time.
 
         Patience is for nodes that answered last time; the others are heard when they have something to say.
         """
         self._use_nodes(nodes)
         for node in self._nodes.values():
-            if node.name not in self._probes:
+            if node.name not in self._probes and node.name not in known:
                 pool = self._slow_pool if node.name in self._slow else self._probe_pool
                 self._probes[node.name] = pool.submit(self._probe, node)
         wait([future for name, future in self._probes.items() if name not in self._slow], timeout=patience_s)

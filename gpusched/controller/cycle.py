@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ from gpusched.model.events import Event
 from gpusched.model.jobs import ACTIVE, Ending, Job, JobState, Preemptions
 from gpusched.model.plan import CancelJob, Plan, Preempt, ReasonCode, Start
 from gpusched.model.policy import PolicySpec
+from gpusched.model.readings import NodeReading
 from gpusched.model.resources import Inventory, Partition
 from gpusched.model.snapshot import Snapshot
 from gpusched.paths import log_path
@@ -44,11 +45,12 @@ REMEMBER_REMOVED_S = 600.0
 
 
 class _Decided(NamedTuple):
-    """What a decision leaves: the launches, and what it was made from."""
+    """What a decision leaves: the launches, what it was made from, and nodes that must be read before it can hold."""
 
     works: list[Work]
     snapshot: Snapshot
     plan: Plan
+    unread: Set[str] = frozenset()
 
 
 class Cycle:
@@ -78,28 +80,58 @@ class Cycle:
         self._trouble: dict[RankKey, str] = {}  # of strays, which have no record
         self._collecting = Collecting()
         self._removed: dict[RankKey, float] = {}
+        self._read_at: dict[str, float] = {}
         self._reaped: set[RankKey] = set()
         self._messages_at: dict[str, float] = {}
         self._ledger = Ledger(store)
         self._launcher = Launcher(store, self._secrets, cluster_id)
 
     def run(self, patience_s: float) -> None:
-        """One cycle. Slow nodes are waited for no longer than ``patience_s``."""
+        """One cycle. Slow nodes are waited for no longer than ``patience_s``.
+
+        Nodes without anything of ours are asked once a tick, and before something is placed on them: what wakes the
+        controller in between is seldom about them.
+        """
+        unread = self._unasked(self._clock())
+        if needed := self._once(patience_s, unread, unread):
+            others = {node.name for node in self._attended.nodes} - needed
+            if self._once(patience_s, others, unread - needed):  # with these as they are now, another one is wanted
+                self._once(patience_s, frozenset(), frozenset())
+
+    def _unasked(self, now: float) -> Set[str]:
+        since = now - self.inventory.settings.tick_s
+        return {name for name, at in self._read_at.items() if since < at <= now} - self._store.nodes_of_ranks()
+
+    def _once(self, patience_s: float, unasked: Set[str], unread: Set[str]) -> Set[str]:
+        """A cycle in which some nodes are not asked; where a start needs one that is ``unread``, it starts nothing.
+
+        Args:
+            patience_s: See `run`.
+            unasked: Nodes that are not asked now.
+            unread: Those of them that were last read in an earlier cycle.
+
+        Returns:
+            Of the unread those that must be asked; none where the cycle is over.
+        """
         now = self._clock()
         self._settle(self._cluster.finished())
         Folder(self._store, self.inbox, self.inventory, self._secrets, self._say).fold(now)
         charge = take_up(self._store, self.inventory, self.policies, now)
         self._decider.look(*charge, now)
         self._attended = self._attend()
-        observations = self._cluster.observe(self._attended.nodes, patience_s)
+        observations = self._cluster.observe(self._attended.nodes, patience_s, unasked)
         now = self._clock()
+        self._read_at |= {name: now for name, o in observations.items() if isinstance(o.result, NodeReading)}
         works = self._record(observations, now)
         self._cluster.perform(works)
-        decided = self._decide(charge, now)
+        decided = self._decide(charge, unread - observations.keys(), now)
+        if decided is not None and decided.unread:
+            return decided.unread
         if decided is not None:
             self._cluster.perform(decided.works)
             self._shadowing.ask(self.inventory, decided.snapshot, decided.plan)
         self._forget_secrets()
+        return frozenset()
 
     def _attend(self) -> Inventory:
         left = self._store.nodes_of_ranks() - {node.name for node in self.inventory.nodes}
@@ -339,13 +371,13 @@ class Cycle:
 
     # -- deciding ------------------------------------------------------------------------------------------------
 
-    def _decide(self, charge: Charge, now: float) -> _Decided | None:
+    def _decide(self, charge: Charge, unread: Set[str], now: float) -> _Decided | None:
         """Decide, or set those jobs aside of which no policy can take even a look; None where nothing is decided."""
         pending, active = self._store.pending(), self._store.active()
         if not pending:
             return None
         try:
-            decided = self._decide_on(pending, active, charge, now)
+            decided = self._decide_on(pending, active, charge, unread, now)
         except OUR_DISK:
             raise
         except Exception as error:
@@ -384,8 +416,10 @@ class Cycle:
             self._say(f"nothing was decided, and no job alone is to blame: {what}")
         self._undecided = "" if found else what
 
-    def _decide_on(self, pending: list[Job], active: list[Job], charge: Charge, now: float) -> _Decided:
-        """Ask the policies, check their plan, write the intent down."""
+    def _decide_on(
+        self, pending: list[Job], active: list[Job], charge: Charge, unread: Set[str], now: float
+    ) -> _Decided:
+        """Ask the policies, check their plan, write the intent down; nothing where it needs a node that is unread."""
         waiting = {job.id: job for job in pending}
         shadows = [shadow.spec for shadow in self._store.shadows().values() if shadow.until is None]
         self._estimator.run([*charge.policies.values(), *shadows])
@@ -395,6 +429,9 @@ class Cycle:
         )
         wanted, deciders = self._decider.decide(snapshot, charge.digests)
         plan, rejections = check(wanted, snapshot)
+        starts = [action for action in plan.actions if isinstance(action, Start)]
+        if needed := unread & {part.node for start in starts for part in start.allocation.parts}:
+            return _Decided([], snapshot, plan, needed)
         launches: list[tuple[Job, list[RankRecord]]] = []
         with self._store.transaction():
             for rejection in rejections:

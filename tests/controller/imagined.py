@@ -6,7 +6,7 @@ for real, here every order of lost replies, late launches, dead nodes and restar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -117,6 +117,7 @@ class ImaginedCluster:
         self._pending: dict[RankKey, Work] = {}
         self._done: list[Outcome] = []
         self._late: dict[str, Observation] = {}
+        self.asked: list[str] = []  # nodes, one by one
 
     def overtaken(self, node: str) -> None:
         """Probe now, be heard in the next cycle."""
@@ -124,10 +125,15 @@ class ImaginedCluster:
         if host.up:
             self._late[node] = Observation(began=self.world.now, result=reading_of(host, self.world.now))
 
-    def observe(self, nodes: Iterable[Node], patience_s: float) -> dict[str, Observation]:
+    def observe(
+        self, nodes: Iterable[Node], patience_s: float, known: Container[str] = frozenset()
+    ) -> dict[str, Observation]:
         self.world.now += 0.01
         news: dict[str, Observation] = {}
         for node in nodes:
+            if node.name in known:
+                continue
+            self.asked.append(node.name)
             host = self.world.hosts[node.name]
             result: NodeReading | ProbeFailure
             if host.up:

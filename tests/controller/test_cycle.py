@@ -405,6 +405,61 @@ def test_every_tick_counts_an_output_that_cannot_be_had(site: Site) -> None:
     assert not host.boxes
 
 
+def asked(site: Site, seconds: float) -> list[str]:
+    """Which nodes the next cycle asks."""
+    site.cluster.asked.clear()
+    site.turn(seconds=seconds)
+    return site.cluster.asked
+
+
+def test_between_two_ticks_only_nodes_that_matter_are_asked(site: Site) -> None:
+    assert site.cycle.inventory.settings.tick_s == 5.0
+    assert asked(site, 1) == ["n0", "n1", "n2"]
+    assert asked(site, 1) == [], "nothing of ours is there"
+    site.submit()
+    (chosen,) = asked(site, 1)
+    site.world.progress()
+    assert asked(site, 1) == [chosen], "its job begins"
+    other = {"n0", "n1", "n2"} - {chosen}
+    assert other < set(asked(site, 4.9)), "a tick is over since they were read"
+    assert asked(site, 0.1) == [chosen]
+    site.begin(inventory())
+    assert asked(site, 0.1) == ["n0", "n1", "n2"], "a controller that begins knows nothing"
+
+
+def test_what_has_failed_to_answer_is_asked_in_every_cycle(site: Site) -> None:
+    site.world.hosts["n1"].up = False
+    site.turn()
+    assert asked(site, 0.1) == ["n1"]
+
+
+def test_nothing_is_placed_on_a_node_as_it_was(site: Site) -> None:
+    site.turn()
+    job = site.submit()
+    plain, *_ = sorted(site.world.hosts)
+    site.world.hosts[plain].up = False  # since it was read
+    assert asked(site, 1) == [plain, *sorted(site.world.hosts)], "as soon as another one is wanted, all are asked"
+    found = site.store.job(job)
+    assert found is not None
+    assert found.allocation is not None
+    assert found.allocation.parts[0].node != plain
+    assert [event.job_id for event in site_events(site, "starting")] == [job], "and is decided once"
+
+
+def test_a_gang_over_a_node_in_use_and_a_free_one_asks_each_once(site: Site) -> None:
+    site.turn()
+    site.submit(spec=spec(gpus_per_node=1))
+    (first,) = asked(site, 1)
+    site.submit(spec=spec(gpus_per_node=1, nodes=3))
+    rest = [name for name in sorted(site.world.hosts) if name != first]
+    assert asked(site, 0.1) == [first, *rest]
+
+
+def test_a_clock_that_is_set_back_does_not_keep_nodes_from_being_asked(site: Site) -> None:
+    site.turn()
+    assert asked(site, -1000) == ["n0", "n1", "n2"]
+
+
 def test_why_a_job_waits_is_written_when_it_changes_and_its_words_every_half_minute(site: Site) -> None:
     job = site.submit(spec=spec(hold=True))
     site.turn()

@@ -46,10 +46,12 @@ import os
 from gpusched.__main__ import main
 from gpusched.controller.cycle import Cycle
 
-def noted(self, charge, now, decide=Cycle._decide):
-    with open(os.environ["DECISIONS"], "a") as file:
-        print(repr(now), file=file)
-    return decide(self, charge, now)
+def noted(self, charge, unread, now, decide=Cycle._decide):
+    decided = decide(self, charge, unread, now)
+    if decided is None or not decided.unread:  # else it is decided again, with these nodes read
+        with open(os.environ["DECISIONS"], "a") as file:
+            print(repr(now), file=file)
+    return decided
 
 Cycle._decide = noted
 main()
@@ -146,9 +148,12 @@ def as_seen(live: Lived, partition: str, decisions: np.ndarray) -> Trace:
     rows = [row for row, job in enumerate(live.trace.ids) if live.jobs[job].spec.partition == partition]
     trace = select(live.trace, np.array(rows, np.int64))
     epoch = float(trace.epoch or 0)
-    submit = [exact(decisions[np.searchsorted(decisions, live.queued[job])], epoch) for job in trace.ids]
-    held = [exact(live.ended[job], epoch) - exact(live.started[job], epoch) for job in trace.ids]
-    return replace(trace, submit=np.array(submit), duration=np.array(held))
+    queued, ended = (
+        [exact(decisions[np.searchsorted(decisions, times[job])], epoch) for job in trace.ids]
+        for times in (live.queued, live.ended)
+    )
+    started = [exact(live.started[job], epoch) for job in trace.ids]
+    return replace(trace, submit=np.array(queued), duration=np.array(ended) - started)
 
 
 def exact(time: float, epoch: float) -> float:
