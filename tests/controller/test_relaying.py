@@ -1,0 +1,92 @@
+"""The relay's process is kept running, and nobody waits for it. A script stands in for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gpusched
+from gpusched.controller import relaying as module
+from gpusched.controller.relaying import RESTART_S, Relaying
+from gpusched.model.relay import SOCKET
+from tests.testbed.waiting import wait_until
+
+SCRIPT = '#!/bin/sh\necho "$PYTHONPATH" "$@" > {told}.part\nmv {told}.part {told}\nexec cat > /dev/null\n'
+
+
+class Place:
+    def __init__(self, folder: Path) -> None:
+        self.state, self.told, self.script = folder, folder / "told", folder / "python"
+        self.script.write_text(SCRIPT.format(told=self.told))
+        self.script.chmod(0o755)
+        self.said: list[str] = []
+        self.now = 5.0
+        self.relaying = Relaying(folder, folder / "inventory.yaml", self.said.append)
+
+    def pid(self) -> int | None:
+        return self.relaying._process.pid if self.relaying._process else None
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    place = Place(tmp_path)
+    monkeypatch.setattr(module.sys, "executable", str(place.script))
+    monkeypatch.setattr(module.time, "monotonic", lambda: place.now)
+    yield place
+    place.relaying.close()
+
+
+def test_it_is_started_once_with_code_of_this_installation(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/more")
+    place.relaying.watch()
+    monkeypatch.undo()  # waiting needs the clock
+    wait_until(place.told.exists, 60, "its start")
+    here = Path(gpusched.__file__).parents[1]
+    assert place.told.read_text().split() == [
+        f"{here}{os.pathsep}/more", "-P", "-m", "gpusched.controller.relay", str(place.state),
+        str(place.state / "inventory.yaml"),
+    ]  # fmt: skip
+    pid = place.pid()
+    assert pid is not None
+    assert os.getsid(pid) == pid, "Ctrl-C in the controller's terminal is not for it"
+    place.relaying.watch()
+    assert place.pid() == pid
+
+
+def test_one_that_ended_is_told_of_and_started_again_after_a_while(place: Place) -> None:
+    place.relaying.watch()
+    process = place.relaying._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    for place.now, there in ((5.0 + RESTART_S - 0.1, False), (5.0 + RESTART_S, True)):
+        place.relaying.watch()
+        assert (place.pid() is not None) is there
+    assert place.said == ["the relay to running jobs ended (exit code -9); it is started again"]
+    assert process.stdin is not None
+    assert process.stdin.closed
+
+
+def test_one_that_cannot_be_started_is_tried_again_later(place: Place) -> None:
+    place.script.rename(place.script.with_name("away"))
+    for place.now in (5.0, 6.0, 5.0 + RESTART_S):
+        place.relaying.watch()
+    assert len(place.said) == 2
+    assert place.said[0].startswith("the relay to running jobs cannot be started: ")
+    place.relaying.close()
+
+
+def test_its_end_takes_the_socket_away(place: Place) -> None:
+    for _ in range(2):
+        place.relaying.watch()
+        process = place.relaying._process
+        assert process is not None
+        (place.state / SOCKET).touch()
+        place.relaying.close()
+        assert not (place.state / SOCKET).exists()
+        assert (process.returncode, place.pid()) == (-9, None)
+        place.now += RESTART_S
+    place.relaying.close()

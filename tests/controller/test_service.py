@@ -1,0 +1,386 @@
+"""The service around the cycle: what it does once an hour, files that change, clocks that are set, its end.
+
+With real nodes: tests/e2e/test_failures_controller.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpusched.cluster.base import Observation
+from gpusched.controller import service as module
+from gpusched.controller.service import PATIENCE_S, Service, run_forever, tick_once
+from gpusched.errors import GpuschedError
+from gpusched.model import ids
+from gpusched.model.commands import Cancel, Submit
+from gpusched.model.jobs import JobState
+from gpusched.model.resources import Inventory, Node
+from gpusched.queue.clock import ANCHOR, Clock
+from gpusched.queue.inbox import Inbox
+from gpusched.queue.presence import FILE, controller_of
+from gpusched.queue.store import INVENTORY_TROUBLE, Reader, UsageRow
+from tests.controller.folding import NOW, spec
+from tests.controller.imagined import Host, ImaginedCluster, World
+
+DECLARED = """\
+settings: {tick: 7s, logs: {max_total: 1M}}
+partitions:
+  p:
+    defaults: {gpus: 4, cores: 16, memory: 64G, runtime: podman}
+    nodes: [{name: n0}, {name: n1}]
+"""
+
+
+class Nodes(ImaginedCluster):
+    """What the service asks besides. ``asked``: the patience of each cycle; ``trouble``: what the next one meets."""
+
+    def __init__(self, world: World, dates: Clock) -> None:
+        super().__init__(world, dates)
+        self.asked: list[float] = []
+        self.trouble: Exception | None = None
+        self.declared: Inventory | None = None
+
+    def observe(self, nodes: Iterable[Node], patience_s: float) -> dict[str, Observation]:
+        self.asked.append(patience_s)
+        self.trouble, trouble = None, self.trouble
+        if trouble is not None:
+            raise trouble
+        return super().observe(nodes, patience_s)
+
+    def use_inventory(self, inventory: Inventory) -> None:
+        self.declared = inventory
+
+    def has_news(self) -> bool:
+        return False
+
+    def wait_for_works(self, timeout_s: float) -> None:
+        self.deliver(lambda _: "ok")
+        self.world.progress()
+
+
+class Installation:
+    """A state folder, an inventory, imagined nodes; and clocks that only go on when a test says so."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state, self.path = folder / "state", folder / "inventory.yaml"
+        self.path.write_text(DECLARED)
+        self.said: list[str] = []
+        self.world = World(hosts={name: Host(name) for name in ("n0", "n1", "n2")})
+        self.ahead = 0.0  # the wall clock, of the boot clock
+        self.services: list[Service] = []
+
+    def start(self) -> Service:
+        clock = Clock(lambda: self.world.now + self.ahead, lambda: self.world.now, "this")
+        service = Service(self.path, self.state, self.said.append, clock)
+        self.services.append(service)
+        cluster = Nodes(self.world, clock)
+        service.cluster.close()
+        self.nodes = service.cluster = cluster  # type: ignore[assignment]
+        service._begin_anew()
+        return service
+
+    def change(self, text: str) -> None:
+        before = self.path.stat().st_mtime_ns
+        self.path.write_text(text)
+        os.utime(self.path, ns=(before + 10**9,) * 2)
+
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.services[-1].store.events()]
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installation]:
+    site = Installation(tmp_path)
+    monkeypatch.setattr(module.time, "monotonic", lambda: site.world.now)
+    yield site
+    monkeypatch.undo()
+    for service in site.services:
+        service.store.close()
+
+
+def row(bucket: float) -> UsageRow:
+    return UsageRow(bucket=int(bucket), node="n0", job_id="a", user="u", partition="p", gpu_s=1.0)
+
+
+def test_what_it_leaves_in_the_store_for_everybody(site: Installation) -> None:
+    service = site.start()
+    meta = service.store.meta
+    assert (meta("controller_pid"), meta("tick_s"), meta("inventory")) == (str(os.getpid()), "7.0", str(site.path))
+    assert meta(ANCHOR) == service.clock.anchor()
+    assert (service.is_shared, (site.state / "inbox/new").stat().st_mode & 0o077) == (False, 0o055)
+    assert site.kinds() == ["controller_started"]
+    found = controller_of(site.state)
+    assert found is not None
+    assert (found.pid, found.doing) == (os.getpid(), "")
+    service.close()
+    reader = Reader.open(site.state)
+    assert reader is not None
+    assert [e.kind for e in reader.events()][-1] == "controller_stopped"
+    reader.close()
+
+
+def test_a_shared_installation_lets_others_in(site: Installation) -> None:
+    site.path.write_text(DECLARED.replace("tick: 7s", "tick: 7s, shared: true"))
+    assert site.start().is_shared
+    assert (site.state / "inbox/new").stat().st_mode & 0o7777 == 0o3733
+
+
+def test_once_an_hour_it_tidies_up(site: Installation) -> None:
+    service, logs = site.start(), site.state / "logs/job"
+    logs.mkdir(parents=True)
+    hour = NOW // 3600 * 3600
+    old, young = hour - 15 * 86400, hour - 13 * 86400
+    service.store.add_usage([row(b + s) for b in (old, young) for s in (300, 600)])
+
+    def begin_anew() -> None:
+        for number in (1, 2):
+            path = logs / f"{number}.0.log"
+            path.write_bytes(b"x" * (600 << 10))
+            os.utime(path, (NOW + number,) * 2)
+        draft = site.state / "inbox/tmp/draft"
+        draft.touch()
+
+    def left() -> list[str]:
+        return sorted(path.name for path in logs.iterdir())
+
+    begin_anew()
+    service.run(0.0)  # the first cycle, too
+    assert left() == ["2.0.log"], "the oldest output, above what the inventory allows"
+    assert sorted(r.bucket for r in service.store.usage(0) if r.job_id == "a") == [old, young + 300, young + 600]
+    begin_anew()
+    for seconds, expected in ((3500.0, ["1.0.log", "2.0.log"]), (101.0, ["2.0.log"])):
+        site.world.now += seconds
+        service.run(0.0)
+        assert left() == expected
+
+
+def test_what_was_set_aside_is_tidied_too(site: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = site.start()
+    (site.state / "inbox/tmp/draft").touch()
+    monkeypatch.setattr("gpusched.queue.inbox.KEEP_DRAFTS_S", -1.0)
+    service.run(0.0)
+    assert not list((site.state / "inbox/tmp").iterdir())
+
+
+def test_a_changed_inventory_is_taken_up_and_a_broken_one_is_not(site: Installation) -> None:
+    service = site.start()
+    service.run(0.0)
+    assert "inventory_reloaded" not in site.kinds()
+    site.change(DECLARED.replace("{name: n1}", "{name: n1}, {name: n2}").replace("tick: 7s", "tick: 9s"))
+    service.run(0.0)
+    assert [n.name for n in service.cycle.inventory.nodes] == ["n0", "n1", "n2"]
+    assert site.nodes.declared is service.cycle.inventory
+    assert (service.store.meta("tick_s"), site.said[-1]) == ("9.0", f"took up the changed {site.path}")
+    for text in ("partitions: [", "partitions: [ "):  # the same mistake, and told of once
+        site.change(text)
+        service.run(0.0)
+        service.run(0.0)
+    assert len(service.cycle.inventory.nodes) == 3
+    assert (site.kinds().count("inventory_reloaded"), site.kinds().count("inventory_refused")) == (1, 1)
+    trouble = service.store.meta(INVENTORY_TROUBLE)
+    assert trouble
+    assert site.said[-2:] == [f"kept the old inventory: {trouble}"] * 2
+    again = site.start()  # beside the broken file
+    assert len(again.cycle.inventory.nodes) == 3
+    assert site.kinds().count("inventory_refused") == 1
+    site.change(DECLARED)
+    again.run(0.0)
+    assert (len(again.cycle.inventory.nodes), again.store.meta(INVENTORY_TROUBLE)) == (2, "")
+
+
+def test_a_policy_of_ones_own_is_looked_at_as_well(site: Installation) -> None:
+    policies = site.path.parent / "policies"
+    policies.mkdir()
+    (policies / "mine.yaml").write_text("order: fifo\n")
+    site.path.write_text(DECLARED.replace("    nodes", "    policy: mine\n    nodes"))
+    service = site.start()
+    assert service.cycle.policies["p"].backfill == "none"
+    (policies / "mine.yaml").write_text("order: fifo\nbackfill: easy\n")
+    os.utime(policies / "mine.yaml", (1.0, 1.0))
+    service.run(0.0)
+    assert service.cycle.policies["p"].backfill == "easy"
+
+
+def test_what_goes_on_is_as_it_was_after_the_clock_was_set(site: Installation) -> None:
+    service = site.start()
+    command = Submit(time=site.world.now, id=ids.mint(site.world.now), spec=spec(time_limit_s=600))
+    service.cycle.inbox.deliver(command)
+    service.run(0.0)
+    held = service.cycle.inbox
+    site.ahead = -900.0
+    service.run(0.0)
+    assert service.cycle.inbox is held, "it knows what was put off"
+    job = service.store.job(command.id)
+    assert job is not None
+    assert job.submit_time == pytest.approx(command.time - 900.0, abs=1e-3)
+    assert "this machine's clock was set by -900 s; limits, retries and graces go on as before" in site.said
+    before = len(site.said)
+    service.run(0.0)
+    assert site.said[before:] == []
+
+
+def test_a_cycle_that_could_not_be_recorded_is_done_again(site: Installation) -> None:
+    service = site.start()
+    cycle, inbox = service.cycle, service.cycle.inbox
+    service.recover(sqlite3.OperationalError("database or disk is full"))
+    assert service.cycle is not cycle
+    assert service.cycle.inbox is inbox
+    assert "database or disk is full; tried again" in site.said[-1]
+    command = Submit(time=site.world.now, id=ids.mint(site.world.now), spec=spec())
+    service.cycle.inbox.deliver(command)
+    service.run(0.0)
+    job = service.store.job(command.id)
+    assert job is not None
+    assert job.state is JobState.STARTING
+
+
+def test_a_foretelling_that_fails_stops_nothing_but_itself(site: Installation) -> None:
+    service = site.start()
+
+    class Broken:
+        calls = 0
+
+        def step(self, *_: object) -> None:
+            self.calls += 1
+            raise ZeroDivisionError("oh")
+
+    broken = Broken()
+    service._foreteller = broken  # type: ignore[assignment]
+    service.foretell()
+    service.foretell()
+    assert broken.calls == 1
+    assert site.said[-1] == "no more starts are foretold until the next start: ZeroDivisionError: oh"
+    assert site.kinds()[-1] == "foretelling_failed"
+
+
+def test_a_pause_ends_with_the_tick_with_news_or_when_it_is_told_to(site: Installation) -> None:
+    service, news, waits = site.start(), [False], list[float]()
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout or 0.0)
+            site.world.now += 1.0
+            return len(waits) > 50
+
+    service.cluster.has_news = lambda: news[0]  # type: ignore[method-assign]
+    service.pause(Stop())
+    assert waits == [module.POLL_S] * 7, "a tick"
+    news[0] = True
+    service.pause(Stop())
+    assert len(waits) == 8
+    news[0] = False
+    service.cycle.inbox.deliver(Cancel(time=NOW, job_ids=("x",)))
+    service.pause(Stop())
+    assert len(waits) == 9
+
+
+def test_logs_that_cannot_be_taken_back_are_told_of(site: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(state: Path, *_: object) -> None:
+        raise OSError(f"{state} is read-only")
+
+    monkeypatch.setattr(module, "secure_logs", fails)
+    site.start()
+    why = f"output of earlier versions cannot be taken back: {site.state} is read-only; look at {site.state / 'logs'}"
+    assert site.said == [why]
+
+
+def test_without_any_inventory_that_was_ever_right_there_is_no_start(site: Installation) -> None:
+    site.path.write_text("partitions: [")
+    with pytest.raises(GpuschedError):
+        site.start()
+
+
+@pytest.fixture
+def started(site: Installation, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installation]:
+    """What runs the service starts it on the imagined nodes."""
+    monkeypatch.setattr(module, "Service", lambda *_: site.start())
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield site
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def states(site: Installation) -> dict[str, int]:
+    reader = Reader.open(site.state)
+    assert reader is not None
+    counts = reader.counts()
+    reader.close()
+    return counts
+
+
+def submit(site: Installation) -> None:
+    Inbox(site.state).create()
+    Inbox(site.state).deliver(Submit(time=site.world.now, id=ids.mint(site.world.now), spec=spec()))
+
+
+@pytest.mark.parametrize(("tick", "due_s"), [("7s", "60.0"), ("90s", "90.0")])
+def test_a_tick_goes_on_while_its_own_works_bring_news(started: Installation, tick: str, due_s: str) -> None:
+    site = started
+    site.path.write_text(DECLARED.replace("tick: 7s", f"tick: {tick}, probe_timeout: 4s"))
+    submit(site)
+    tick_once(site.path, site.state, site.said.append)
+    assert states(site) == {"RUNNING": 1}
+    assert site.nodes.asked == [5.0] * 2, "launched, then seen to run"
+    reader = Reader.open(site.state)
+    assert reader is not None
+    assert reader.meta("tick_s") == due_s, "cron calls it no more often"
+    assert [e.kind for e in reader.events()][-1] == "controller_stopped"
+    reader.close()
+    assert not (site.state / FILE).exists()
+    tick_once(site.path, site.state, site.said.append)
+    assert len(site.nodes.asked) == 1, "nothing is under way"
+
+
+def test_a_tick_ends_while_works_go_on(started: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit(started)
+    monkeypatch.setattr(Nodes, "wait_for_works", lambda self, timeout_s: None)
+    tick_once(started.path, started.state, started.said.append)
+    assert len(started.nodes.asked) == module.MAX_TICK_ROUNDS
+    assert states(started) == {"STARTING": 1}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_cycles_go_on_through_trouble_until_it_is_told_to_end(
+    started: Installation, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    site, relays = started, list[str]()
+    if shared:
+        site.path.write_text(DECLARED.replace("tick: 7s", "tick: 7s, shared: true"))
+
+    class Relaying:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def watch(self) -> None:
+            relays.append("watch")
+
+        def close(self) -> None:
+            relays.append("close")
+
+    def pause(service: Service, stop: threading.Event) -> None:
+        assert controller_of(site.state) is not None
+        assert (site.state / "controller.lock").read_text() == str(os.getpid())
+        site.world.now += 1
+        cycles = len(site.nodes.asked)
+        if cycles == 1:
+            site.nodes.trouble = OSError("no room")
+        elif cycles == 4:
+            signal.raise_signal(signal.SIGTERM)
+            assert stop.is_set()
+
+    monkeypatch.setattr(module, "Relaying", Relaying)
+    monkeypatch.setattr(Service, "pause", pause)
+    monkeypatch.setattr(Service, "foretell", lambda self: relays.append("foretell") if not shared else None)
+    run_forever(site.path, site.state, site.said.append)
+    assert site.nodes.asked == [PATIENCE_S] * 4
+    assert relays == (["watch"] * 4 if shared else ["foretell"] * 3) + ["close"]
+    assert len([line for line in site.said if "could not be recorded" in line and "no room" in line]) == 1
+    assert f"controller {os.getpid()} on {site.state}: 2 nodes, state is kept there" in site.said
+    assert not (site.state / FILE).exists()

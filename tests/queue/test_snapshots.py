@@ -1,0 +1,197 @@
+"""From the store to what is decided on: dependencies, GPUs that are not free yet, nodes that are avoided."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpusched.model.jobs import Allocation, Dependency, DependencyKind, Ending, Job, JobState, NodeAllocation
+from gpusched.model.readings import NodeReading, NodeState
+from gpusched.model.snapshot import NodeView, PendingView
+from gpusched.queue.snapshots import build_snapshot, lingering_gpus
+from gpusched.queue.store import NodeRecord, RankRecord
+from tests.controller.folding import NOW, spec
+from tests.controller.imagined import GPUS, Host, inventory, reading_of
+
+_S = JobState
+
+
+def job(job_id: str, state: JobState = _S.PENDING, **changes: Any) -> Job:
+    fields = {"user": "u", "uid": 1, "spec": spec(), "submit_time": NOW, "attempt": 1}
+    return Job(**({"id": job_id, "state": state} | fields | changes))
+
+
+def on(job_id: str, *nodes: str, gpus: tuple[int, ...] = (1,)) -> Allocation:
+    parts = [NodeAllocation(rank=i, node=n, gpus=gpus, cores=1, memory_mib=1) for i, n in enumerate(nodes)]
+    return Allocation(job_id, tuple(parts))
+
+
+def seen(*jobs: Job, others: tuple[Job, ...] = (), asked: list[str] | None = None, **more: Any) -> dict[str, Any]:
+    """Views of what waits and runs, by id, and of nodes, by name."""
+
+    def lookup(job_id: str) -> list[Job]:
+        if asked is not None:
+            asked.append(job_id)
+        return [other for other in others if job_id in (other.id, other.array_id)]
+
+    fields = {"ranks": (), "usage": {}, "array_limits": {}, "now": NOW, "records": {}, "inventory": inventory()}
+    pending = [j for j in jobs if j.state is _S.PENDING]
+    active = [j for j in jobs if j.state is not _S.PENDING]
+    snapshot = build_snapshot(policies={}, active=active, pending=pending, lookup=lookup, **fields | more)
+    views = [*snapshot.pending, *snapshot.running]
+    return {view.id: view for view in views} | {node.name: node for node in snapshot.nodes}
+
+
+def verdict(kind: str, *states: JobState, **changes: Any) -> tuple[str, str]:
+    """What is said of a job that depends on others, the tasks of one array, in these states."""
+    others = tuple(job(f"x_{i}", state, array_id="x", **changes) for i, state in enumerate(states))
+    waits = job("w", spec=spec(dependencies=(Dependency(DependencyKind(kind), "x"),)))
+    view: PendingView = seen(waits, others=others)["w"]
+    return view.dependency, view.dependency_message
+
+
+@pytest.mark.parametrize(
+    ("kind", "met", "waits", "never"),
+    [
+        ("afterok", {_S.COMPLETED}, {_S.PENDING, _S.STARTING, _S.RUNNING, _S.COMPLETING}, {_S.FAILED, _S.CANCELLED}),
+        ("afternotok", {_S.FAILED, _S.CANCELLED, _S.TIMEOUT}, {_S.PENDING, _S.RUNNING, _S.COMPLETING}, {_S.COMPLETED}),
+        ("afterany", {_S.COMPLETED, _S.FAILED, _S.CANCELLED}, {_S.PENDING, _S.RUNNING, _S.COMPLETING}, set()),
+    ],
+)
+def test_dependencies_on_an_end(kind: str, met: set[JobState], waits: set[JobState], never: set[JobState]) -> None:
+    for states, expected in ((met, ""), (waits, "waiting"), (never, "never")):
+        assert {state: verdict(kind, state)[0] for state in states} == dict.fromkeys(states, expected)
+
+
+def test_after_is_met_by_a_start_and_by_what_will_never_start() -> None:
+    assert verdict("after", _S.PENDING)[0] == "waiting"
+    assert verdict("after", _S.RUNNING, start_time=NOW) == ("", "")
+    assert verdict("after", _S.PENDING, start_time=NOW) == ("", ""), "it is tried again"
+    assert verdict("after", _S.CANCELLED) == ("", "")
+    assert verdict("after", _S.FAILED)[0] == "never", "its launch failed"
+
+
+def test_of_an_array_all_tasks_count_and_what_they_do_is_said() -> None:
+    assert verdict("afterok", _S.COMPLETED, _S.COMPLETED) == ("", "")
+    one = verdict("afterok", _S.COMPLETED, _S.RUNNING)
+    assert one == ("waiting", "afterok: waits for job x_1 (RUNNING)")
+    many = verdict("afterok", _S.PENDING, *[_S.RUNNING] * 3)
+    assert many == ("waiting", "afterok: waits for job x_0 (PENDING) and 3 more")
+    lost = verdict("afterok", _S.RUNNING, _S.FAILED)
+    assert lost == ("never", "afterok:x: job x_1 ended FAILED")
+    assert verdict("afterok") == ("never", "afterok:x: there is no such job")
+
+
+def test_of_several_dependencies_the_worst_is_told_and_the_first_of_those_alike() -> None:
+    ok, any_ = DependencyKind.AFTEROK, DependencyKind.AFTERANY
+    others = (job("a", _S.RUNNING), job("b", _S.COMPLETED), job("c", _S.RUNNING), job("d", _S.FAILED))
+    asked: list[str] = []
+
+    def depends(job_id: str, *names: str) -> Job:
+        return job(job_id, spec=spec(dependencies=tuple(Dependency(any_ if n == "d?" else ok, n[0]) for n in names)))
+
+    jobs = [depends("1", "b", "a", "c"), depends("2", "a", "d", "c"), depends("3", "b", "d?"), job("4")]
+    views = seen(*jobs, others=others, asked=asked)
+    assert [views[n].dependency for n in "1234"] == ["waiting", "never", "", ""]
+    assert views["1"].dependency_message == "afterok: waits for job a (RUNNING)"
+    assert views["2"].dependency_message == "afterok:d: job d ended FAILED"
+    assert sorted(asked) == ["a", "b", "c", "d"], "each is asked for once"
+
+
+def test_gpus_of_earlier_attempts_stay_taken_until_they_are_known_to_be_gone() -> None:
+    active = [job("a", _S.RUNNING, attempt=2)]
+
+    def left(**changes: Any) -> dict[str, dict[int, str]]:
+        fields = {"job_id": "a", "attempt": 1, "rank": 0, "node": "n0", "runtime": "podman", "gpus": (1, 2)}
+        return lingering_gpus(active, [RankRecord(**fields | changes)])
+
+    why = "attempt 1 of job a is not yet known to be gone"
+    assert left() == {"n0": {1: why, 2: why}}
+    assert left(attempt=2) == {}, "the present one holds them itself"
+    assert left(job_id="b", attempt=2) == {"n0": dict.fromkeys((1, 2), why.replace("1 of job a", "2 of job b"))}
+    assert left(gone=True) == {}
+    told = left(stuck=True, trouble="busy")["n0"][1]
+    assert told == "attempt 1 of job a cannot be ended (busy); end it there, or reboot"
+    assert left(stuck=True)["n0"][2] == "attempt 1 of job a cannot be ended; end it there, or reboot"
+
+
+def test_which_nodes_and_gpus_new_jobs_may_have() -> None:
+    def record(name: str, state: NodeState, reason: str = "", **fields: Any) -> NodeRecord:
+        reading = reading_of(Host(name), NOW)
+        return NodeRecord(name=name, state=state, reason=reason, reading=reading, **fields)
+
+    closed = {NodeState.DOWN, NodeState.DRAINED, NodeState.DRAINING, NodeState.UNKNOWN}
+    for state in NodeState:
+        view: NodeView = seen(records={"n0": record("n0", state, "n0: no answer")})["n0"]
+        assert (view.available, view.unavailable_reason) == (
+            (False, f"{state}: no answer") if state in closed else (True, "")
+        )
+    assert seen(records={"n0": record("n0", NodeState.DRAINED)})["n0"].unavailable_reason == "DRAINED"
+    unread: NodeView = seen()["n0"]
+    assert (unread.available, unread.unavailable_reason) == (False, "not read yet (is the controller running?)")
+    rank = RankRecord(job_id="old", attempt=1, rank=0, node="n0", runtime="podman", gpus=(3,))
+    runs = job("r", _S.RUNNING, allocation=on("r", "n0", gpus=(0,)), start_time=NOW)
+    view = seen(runs, records={"n0": record("n0", NodeState.MIXED, links={0: {1: 2}})}, ranks=[rank])["n0"]
+    assert view.blocked == {3: "BUSY: attempt 1 of job old is not yet known to be gone"}
+    assert (view.gpus, view.links) == (tuple(range(GPUS)), {0: {1: 2}})
+    lost = NodeReading(node="n0", time=NOW, source="nvml", gpus=reading_of(Host("n0"), NOW).gpus[:3])
+    view = seen(records={"n0": NodeRecord(name="n0", state=NodeState.IDLE, reading=lost)})["n0"]
+    assert list(view.blocked) == [3]
+
+
+def test_what_runs_lets_go_at_its_limit_or_when_it_is_killed() -> None:
+    timed = spec(time_limit_s=500)
+    views = seen(
+        job("a", _S.RUNNING, spec=timed, allocation=on("a", "n0", "gone"), start_time=NOW + 5),
+        job("b", _S.STARTING, spec=timed, allocation=on("b", "n1")),
+        job("c", _S.COMPLETING, spec=timed, allocation=on("c", "n2"), start_time=NOW,
+            ending=Ending(outcome=_S.TIMEOUT, reason="", kill_at=NOW + 30)),
+        job("d", _S.RUNNING, allocation=on("d", "gone"), start_time=NOW),
+        job("e", _S.COMPLETING),
+    )  # fmt: skip
+    assert [(n, views[n].start_time - NOW, views[n].expected_end - NOW) for n in "abc"] == [
+        ("a", 5, 505), ("b", 0, 500), ("c", 0, 30),
+    ]  # fmt: skip
+    assert [part.node for part in views["a"].allocation.parts] == ["n0"], "one has left the inventory"
+    assert views.keys() & {"d", "e"} == set()
+
+
+def test_an_arrays_room_is_what_its_limit_leaves() -> None:
+    tasks = [job(f"x_{i}", _S.RUNNING, array_id="x", allocation=on(f"x_{i}", "n0")) for i in range(2)]
+    waits = [job("x_9", array_id="x"), job("y_0", array_id="y"), job("z_0", array_id="z"), job("plain")]
+    limits = {"x": 3, "y": 3}
+    views = seen(*tasks, *waits, array_limits=limits, estimates={"plain": 7.0})
+    assert [views[w.id].array_room for w in waits] == [1, 3, None, None]
+    assert [views[w.id].estimate_s for w in waits] == [None, None, None, 7.0]
+    assert seen(*tasks, *waits, array_limits={"x": 1})["x_9"].array_room == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "failed_on", "avoided"),
+    [
+        ({}, ("n0",), ("n0",)),
+        ({"nodes": 2}, ("n0",), ("n0",)),
+        ({"nodes": 3}, ("n0",), ()),
+        ({"nodes": 2, "exclude": ("n1",)}, ("n0",), ()),
+        ({"exclude": ("n1",)}, ("n0",), ("n0",)),
+        ({"nodelist": ("n0",)}, ("n0",), ()),
+        ({"nodelist": ("n0", "n2")}, ("n0",), ("n0",)),
+        ({"gpu_types": ("A100",)}, ("n0",), ()),
+        ({"gpu_types": ("A100", "H100")}, ("n0",), ("n0",)),
+        ({"gpu_types": ("H100",)}, ("n0",), ("n0",)),
+        ({"partition": "left"}, ("n0",), ()),
+        ({}, (), ()),
+    ],
+)
+def test_nodes_where_it_failed_are_avoided_while_enough_others_are_left(
+    asked: dict[str, Any], failed_on: tuple[str, ...], avoided: tuple[str, ...]
+) -> None:
+    whole = inventory()
+    (part,) = whole.partitions
+    types = dict(zip(("n0", "n1", "n2"), ("A100", "H100", "H100"), strict=True))
+    nodes = tuple(msgspec.structs.replace(n, gpu_type=types[n.name]) for n in part.nodes)
+    declared = msgspec.structs.replace(whole, partitions=(msgspec.structs.replace(part, nodes=nodes),))
+    waits = job("w", spec=spec(**asked), excluded_nodes=failed_on)
+    assert seen(waits, inventory=declared)["w"].excluded_nodes == avoided
