@@ -257,6 +257,13 @@ def test_an_id_that_is_none_is_refused(desk: Desk, bad: str) -> None:
     assert not list(desk.state.rglob("*.json"))
 
 
+def test_of_a_long_id_its_beginning_is_told(desk: Desk) -> None:
+    long = "x" * 39 + "yz"
+    (desk.inbox.new / "evil.submit").write_bytes(msgspec.json.encode(Submit(time=NOW, id=long, spec=spec())))
+    desk.fold()
+    assert desk.refusals()[0].data["why"] == f"'{long[:40]}' is not a job id"
+
+
 def test_one_bad_job_in_a_command_does_not_keep_the_others_from_it(desk: Desk) -> None:
     first, last = desk.submit(), desk.submit()
     assert desk.say(Cancel(time=NOW, job_ids=(first, "00000000000", last))) == "job 00000000000: there is no such job"

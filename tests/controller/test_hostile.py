@@ -20,6 +20,7 @@ from gpusched.errors import UsageError
 from gpusched.model import ids
 from gpusched.model.commands import AnyCommand
 from gpusched.model.jobs import Dependency, DependencyKind, Job, JobState
+from gpusched.queue import snapshots
 from gpusched.validate import MAX_COUNT, MAX_DEPENDENCIES, MAX_MEMORY_MIB, MAX_NAMES, validate_spec
 from tests.controller.folding import NOW, spec
 from tests.controller.imagined import inventory
@@ -114,6 +115,26 @@ def test_waiting_jobs_that_cannot_be_decided_about_are_set_aside(site: Site, fie
         assert "OverflowError" in story(site, job_id)
     assert [box.name.split("-")[1] for _, box in site.world.running()] == [good]
     assert site.store.counts() == {"PENDING": 7, "FAILED": 2, "RUNNING": 1}
+
+
+def test_a_running_job_that_keeps_others_from_being_decided_about_is_set_aside(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = site.submit()
+    site.turn(3)
+    real = snapshots.expected_end
+
+    def fault(job: Job, start: float) -> float:
+        if job.id == bad:
+            raise OverflowError("cannot fit")
+        return real(job, start)
+
+    monkeypatch.setattr(snapshots, "expected_end", fault)
+    good = site.submit()
+    site.turn(4)
+    assert "OverflowError" in story(site, bad)
+    assert [(r.job_id, r.outcome) for r in site.store.runs(0, 4e9)] == [(bad, "FAILED"), (good, None)]
+    assert [box.name.split("-")[1] for _, box in site.world.running()] == [good]
 
 
 def test_a_job_that_cannot_be_launched_for_reasons_nobody_foresaw_fails(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import pytest
 
 from gpusched.controller import relay
 from gpusched.controller.lastgood import declared_or_kept, keep
+from gpusched.errors import GpuschedError
 from gpusched.model.jobs import JobState
 from gpusched.model.relay import (
     ERRORS,
@@ -264,3 +267,216 @@ def test_sessions_are_counted_by_user(site: relay.Site) -> None:
     door._leave(OWNER)
     door._leave(OTHER)
     assert dict(door._inside) == {OWNER: 2}
+
+
+class Clock:
+    """A second passes each time that somebody looks."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+class Timed(socket.socket):
+    """Remembers how long it was to wait, and waits for no time at all."""
+
+    def settimeout(self, value: float | None) -> None:
+        self.asked = [*getattr(self, "asked", []), value]
+        super().settimeout(None if value is None else min(value, 0.02))
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, Timed]]:
+    """The client's and the relay's."""
+    ours, theirs = socket.socketpair()
+    timed = Timed(fileno=theirs.detach())
+    with ours, timed:
+        ours.settimeout(60)
+        yield ours, timed
+
+
+def test_a_client_has_ten_seconds_to_ask(site: relay.Site, ends: tuple[socket.socket, Timed]) -> None:
+    ours, theirs = ends
+    ours.sendall(frame(REQUEST, b"{}")[:3])
+    relay.serve(theirs, OWNER, site, print)
+    assert [9 < (asked or 0.0) <= 10 for asked in theirs.asked] == [True, True]
+    assert ours.recv(1) == b"", "hung up, without a word to whom it would be"
+
+
+def test_a_client_that_asks_bit_by_bit_has_no_longer(
+    ends: tuple[socket.socket, Timed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = ends
+    monkeypatch.setattr(relay.time, "monotonic", Clock())
+    peer = relay.Peer(theirs)
+    ours.sendall(frame(REQUEST, msgspec.json.encode(KeptLog(job=ID, attempt=1, rank=0))))
+    monkeypatch.setattr(relay, "CHUNK", 8)
+    with pytest.raises(relay.Garbled, match="no request"):
+        peer.request()
+    # two looks a round, begun at 102 + 10
+    assert theirs.asked == [9.0, 7.0, 5.0, 3.0, 1.0, 0.01]
+
+
+def test_the_first_frame_is_the_request(ends: tuple[socket.socket, Timed]) -> None:
+    ours, theirs = ends
+    asked = KeptLog(job=ID, attempt=1, rank=0)
+    ours.sendall(frame(REQUEST, msgspec.json.encode(asked)) + frame(INPUT, b"x"))
+    assert relay.Peer(theirs).request() == asked
+    assert theirs.asked[-1] is None, "from then on it takes its time"
+    ours.sendall(frame(INPUT, b"x"))
+    with pytest.raises(relay.Garbled, match="no request"):
+        relay.Peer(theirs).request()
+    ours.shutdown(socket.SHUT_WR)
+    with pytest.raises(relay.Garbled, match="no request"):
+        relay.Peer(theirs).request()
+
+
+@pytest.mark.parametrize(
+    ("since", "limit_s", "ends_at"),
+    [(None, 20.0, 122.0), (110.0, None, 116.0), (110.0, 20.0, 116.0), (119.0, 20.0, 122.0)],
+)
+def test_one_that_says_nothing_or_reads_nothing_for_long_is_hung_up(
+    ends: tuple[socket.socket, Timed], monkeypatch: pytest.MonkeyPatch, since: float | None, limit_s: float | None,
+    ends_at: float,
+) -> None:  # fmt: skip
+    clock = Clock()
+    monkeypatch.setattr(relay.time, "monotonic", clock)
+    monkeypatch.setattr(relay, "UNREAD_S", 5.0)
+    monkeypatch.setattr(relay, "LOOK_S", 0.0005)
+    peer = relay.Peer(ends[1])
+    peer.sending_since = since
+    assert peer.last == 101.0
+    assert not peer._has_news(limit_s)
+    assert clock.now == ends_at
+    ends[0].sendall(b"x")
+    assert peer._has_news(limit_s), "what is there is read first"
+    assert clock.now == ends_at
+
+
+def test_what_is_sent_counts_as_a_sign_of_life(
+    ends: tuple[socket.socket, Timed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = relay.Peer(ends[1])
+    monkeypatch.setattr(relay.time, "monotonic", lambda: 1e9)
+    peer.send(b"x")
+    assert (peer.last, peer.sending_since) == (1e9, None)
+    ends[0].close()
+    with pytest.raises(OSError, match="pipe"):
+        peer.send(b"x" * 10_000_000)
+    assert peer.sending_since == 1e9
+
+
+def test_the_inventory_is_read_again_when_it_changes(site: relay.Site, cluster: Cluster) -> None:
+    first = site.inventory()
+    assert site.inventory() is first
+    cluster.inventory.write_text(cluster.inventory.read_text().replace("dgx2", "another"))
+    assert "another" in {node.name for node in site.inventory().nodes}
+    changed = site.inventory()
+    for text in ("partitions: [", "partitions: [ "):
+        cluster.inventory.write_text(text)
+        assert site.inventory() is changed, "a broken one changes nothing"
+    cluster.inventory.unlink()
+    assert site.inventory() is changed
+    with pytest.raises(GpuschedError, match="cannot be read by the controller"):
+        relay.Site(cluster.state, cluster.inventory).inventory()
+
+
+def test_without_a_store_there_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
+    empty = relay.Site(tmp_path / "empty", cluster.inventory)
+    assert Caller(empty, 0, KeptLog(job=ID, attempt=1, rank=0)).hear().failure == "there is no store"
+
+
+def turned_away(door: relay.Door) -> str:
+    ours, theirs = socket.socketpair()
+    with ours:
+        door.enter(theirs)
+        ours.settimeout(60)
+        ((kind, payload),) = Frames().feed(ours.recv(65536))
+        assert kind == FAILED
+        failure = msgspec.json.decode(payload, type=Failure)
+        assert (failure.hint, failure.transient) == ("end some of them", True)
+        return failure.message
+
+
+def test_sessions_are_bounded_in_all_too(site: relay.Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    door = relay.Door(site, print)
+    door._inside.update({n: 1 for n in range(relay.MAX_SESSIONS)})
+    before = dict(door._inside)
+    assert turned_away(door) == "too many sessions (at most 32 of a user, 256 in all)"
+    assert dict(door._inside) == before
+    door._inside = Counter({os.getuid(): 32})
+    assert "too many sessions" in turned_away(door)
+
+    def no_thread(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    door._inside = Counter({os.getuid(): 31})
+    assert turned_away(door) == "can't start new thread"
+    assert door._inside[os.getuid()] == 31
+
+
+def test_anybody_may_connect_and_a_socket_left_behind_is_replaced(tmp_path: Path) -> None:
+    state = tmp_path / ("deep" * 30)
+    state.mkdir()
+    for _ in range(2):
+        with relay.listen(state) as listener, socket.socket(socket.AF_UNIX) as sock:
+            assert (state / SOCKET).stat().st_mode & 0o777 == 0o666
+            folder = os.open(state, os.O_PATH)
+            sock.connect(f"/proc/self/fd/{folder}/{SOCKET}")
+            os.close(folder)
+            listener.accept()[0].close()
+
+
+def test_a_connection_that_cannot_be_taken_now_is_taken_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float] = []
+
+    class Listener:
+        def accept(self) -> tuple[str, None]:
+            if len(rests) < 2:
+                raise OSError("too many open files")
+            return "connection", None
+
+    class Entrance:
+        def enter(self, sock: object) -> None:
+            assert sock == "connection"
+            raise SystemExit
+
+    monkeypatch.setattr(relay.time, "sleep", rests.append)
+    with pytest.raises(SystemExit):
+        relay._accept(Listener(), Entrance())  # type: ignore[arg-type]
+    assert rests == [0.1, 0.1]
+
+
+@pytest.mark.parametrize(("most", "allowed"), [(1000, 1000), (1 << 20, 65536), (-1, 65536)])
+def test_the_process_may_open_many_files_and_ends_with_its_stdin(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, most: int, allowed: int
+) -> None:
+    told: dict[str, Any] = {}
+    accepting = threading.Event()
+
+    def accept(listener: socket.socket, door: relay.Door) -> None:
+        told["door"] = door
+        listener.close()
+        accepting.set()
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(relay, "_accept", accept)
+    monkeypatch.setattr(relay.os, "nice", lambda by: told.setdefault("nice", by))
+    monkeypatch.setattr(relay.os, "_exit", leave)
+    monkeypatch.setattr(relay.resource, "getrlimit", lambda _: (64, most))
+    monkeypatch.setattr(relay.resource, "setrlimit", lambda _, limits: told.setdefault("files", limits))
+    monkeypatch.setattr(sys, "argv", ["relay", str(cluster.state), str(cluster.inventory)])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    with pytest.raises(SystemExit) as left:
+        relay.main()
+    assert left.value.code == 0
+    assert accepting.wait(60)
+    assert (told["nice"], told["files"]) == (5, (allowed, most))
+    assert {node.name for node in told["door"]._site.inventory().nodes} >= {"dgx1", "here"}
+    assert told["door"]._site.state == cluster.state

@@ -268,6 +268,12 @@ def test_default_settings_need_no_section() -> None:
     assert PolicySpec(name="x", place="milp").mapping.window == 256
 
 
+def test_how_fast_a_job_goes_that_nothing_is_said_of() -> None:
+    assert speeds_by_name({}, "cnn", ("A100", "K80")) == [1.0, 1.0]
+    assert speeds_by_name({"cnn": {}}, "cnn", ("A100",)) == [1.0]
+    assert speeds_by_name(SPEEDS, "cnn-1", ("K80", "H100", "A100")) == [0.5, 0.5, 1.0], "as on the slowest named"
+
+
 def problems_of(snap: Snapshot, monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
     """The problems that a decision is made of, as they are put."""
     asked: list[Problem] = []

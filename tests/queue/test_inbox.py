@@ -197,6 +197,38 @@ def test_what_was_set_aside_is_kept_within_bounds(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "inbox").exists(), "no link was followed"
 
 
+def test_how_much_of_what_was_set_aside_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 MiB, 1000 files, 30 days; drafts for a day."""
+    inbox = Inbox(tmp_path)
+    inbox.create()
+
+    def set_aside(name: str, mib: int) -> None:
+        with open(inbox.new / name, "wb") as file:
+            file.truncate(mib << 20)
+        inbox.refuse(name)
+        time.sleep(0.01)  # the kernel's times are that coarse
+
+    def left() -> set[str]:
+        inbox.tidy()
+        return {p.name for p in inbox.refused.iterdir()}
+
+    set_aside("first", 1)
+    set_aside("second", 63)
+    assert left() == {"first", "second"}
+    set_aside("third", 1)
+    assert left() == {"second", "third"}
+    for path in inbox.refused.iterdir():
+        path.unlink()
+    for number in range(1001):
+        (inbox.refused / str(number)).touch()
+    assert len(left()) == 1000
+    (inbox.tmp / "draft").touch()
+    now = time.time()
+    for days, refused, drafts in ((0.9, 1000, 1), (1.1, 1000, 0), (29.9, 1000, 0), (30.1, 0, 0)):
+        monkeypatch.setattr("gpusched.queue.inbox.time.time", lambda days=days: now + days * 86400)
+        assert (len(left()), len(list(inbox.tmp.iterdir()))) == (refused, drafts), days
+
+
 def test_nobody_else_can_take_the_controllers_lock(tmp_path: Path) -> None:
     (tmp_path / "controller.lock").touch(mode=0o644)  # as earlier versions made it
     with controller_lock(tmp_path):

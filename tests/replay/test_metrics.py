@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -37,6 +39,13 @@ def test_a_preempted_job_waits_again_and_its_lost_work_is_no_wait() -> None:
 def test_jobs_that_cannot_run_are_counted_and_left_out() -> None:
     m = metrics_of(result_of([Job(0, 0, 10), Job(0, 0, 0, nodes=())]))
     assert (m.jobs, m.infeasible, m.unfinished, m.mean_jct_s) == (1, 1, 0, 10.0)
+
+
+def test_jobs_that_could_run_and_never_ended_are_counted_apart() -> None:
+    result = result_of([Job(0, 0, 10), Job(0, 0, 0, nodes=()), *[Job(0, 0, 0, nodes=())] * 3])
+    few = dataclasses.replace(result, infeasible=np.array([1]), infeasible_why=("no",))
+    m = metrics_of(few)
+    assert (m.jobs, m.infeasible, m.unfinished) == (1, 1, 3)
 
 
 def test_nothing_ran_is_unknown_not_zero() -> None:

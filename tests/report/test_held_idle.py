@@ -74,7 +74,7 @@ def test_busy_short_unknown_or_old_is_not_listed() -> None:
 def test_a_job_of_one_gpu_is_idle_from_nine_tenths_on() -> None:
     (found,) = held_idle([job(gpus=1)], [bucket(n, 0.9, gpus=1) for n in (3, 2, 1)], NOW)
     assert (found.gpus, found.idle_gpus, found.idle_s) == (1, 1, 900.0)
-    assert held_idle([job(gpus=1)], [bucket(n, 0.89, gpus=1) for n in (3, 2, 1)], NOW) == ()
+    assert held_idle([job(gpus=1)], [bucket(n, 0.899, gpus=1) for n in (3, 2, 1)], NOW) == ()
 
 
 def test_a_row_without_gpu_time_and_a_job_that_has_not_begun_say_nothing() -> None:

@@ -221,6 +221,18 @@ def test_cpu_only_partition() -> None:
         assert made.total.utilization == pytest.approx(0.5)
 
 
+def test_a_job_without_gpus_on_several_nodes_counts_on_each_for_its_part() -> None:
+    """Half of a partition of two nodes, spread over both: half of each."""
+    nodes = tuple(
+        Node(name=n, partition="cpu", address=n, gpus=0, cores=8, memory_mib=1, runtime=RuntimeName.PROCESS)
+        for n in "ab"
+    )
+    inventory = Inventory(path="", partitions=(Partition(name="cpu", nodes=nodes, flavors=()),))
+    made = report([run("j", {"a": 0, "b": 0}, 0, None, partition="cpu", share=0.5)], [], "node", inventory=inventory)
+    assert [(r.name, r.utilization) for r in made.rows] == [("a", pytest.approx(0.5)), ("b", pytest.approx(0.5))]
+    assert made.total.utilization == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize(("text", "since"), [("7d", 93 * DAY), ("all", 0.0), ("90", 100 * DAY - 5400)])
 def test_since(text: str, since: float) -> None:
     assert parse_since(text, 100 * DAY) == since

@@ -12,6 +12,7 @@ from gpusched.sched.decide import decide
 from gpusched.sched.gpus import links_matrix, nearest_gpus
 from gpusched.sched.place import sort_key
 from gpusched.sched.state import BEST_FIT, SPREAD, Request, seed_words
+from gpusched.sched.tally import plain_order
 from gpusched.sched.text import before_it
 from tests.sched.worlds import NOW, after, node, pending, running, snapshot, started
 
@@ -163,7 +164,11 @@ def test_largest_first_is_by_gpus_then_cores_then_memory() -> None:
         pending("e", 0, submit=4.0, cores_per_node=18, memory_mib_per_node=17999),
         pending("f", 1, nodes=2, submit=5.0, cores_per_node=1, memory_mib_per_node=1),
     ]
-    assert "".join(started(decide(snapshot([node("n"), node("m")], jobs, order="ljf")))) == "fcbade"
+    snap = snapshot([node("n"), node("m")], jobs, order="ljf")
+    assert "".join(started(decide(snap))) == "fcbade"
+    assert "".join(job.id for job in plain_order(snap, "p")) == "fcbade"
+    few = [pending("g", 0, memory_mib_per_node=5), pending("h", 0, nodes=2, memory_mib_per_node=3)]
+    assert [job.id for job in plain_order(snapshot([node("n")], few, order="ljf"), "p")] == ["h", "g"]
 
 
 def test_estimates_go_before_limits_but_never_beyond_them() -> None:

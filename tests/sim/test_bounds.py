@@ -16,7 +16,7 @@ from gpusched.sim.engine import replay
 from tests.sim.worlds import engine_inputs, trace_of, workloads
 
 tiny = st.lists(
-    st.tuples(st.sampled_from([0.0, 1.0, 2.0]), st.sampled_from([1.0, 2.0, 4.0]), st.sampled_from([1, 2, 4])),
+    st.tuples(st.sampled_from([0.0, 1.0, 2.0]), st.sampled_from([0.25, 1.0, 2.0, 4.0]), st.sampled_from([1, 2, 4])),
     min_size=1,
     max_size=5,
 )

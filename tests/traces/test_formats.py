@@ -16,6 +16,7 @@ from gpusched.sim import tracefile
 from gpusched.sim.slicing import gpu_seconds
 from gpusched.sim.trace import Trace
 from gpusched.sim.traces import load
+from gpusched.sim.traces.guess import guess
 from tests.traces import samples
 
 Put = Callable[[str, str], Path]
@@ -181,6 +182,18 @@ def test_swf_waits_for_no_later_job(put: Put) -> None:
 def test_swf_waits_for_nobody_that_is_not_in_the_file(put: Put) -> None:
     lines = [f"{job} 0 -1 9 1 -1 -1 1 -1 -1 1 -1 -1 -1 -1 -1 {before} -1" for job, before in ((1, 9), (2, 9), (3, 1))]
     assert load(put("log.swf", "\n".join(lines))).depends_on.tolist() == [-1, -1, 0]
+
+
+def test_swf_job_0_is_nobody_to_wait_for(put: Put) -> None:
+    lines = [f"{job} 0 -1 9 1 -1 -1 1 -1 -1 1 -1 -1 -1 -1 -1 {before} -1" for job, before in ((0, -1), (1, 0), (2, 1))]
+    assert load(put("log.swf", "\n".join(lines))).depends_on.tolist() == [-1, -1, 1]
+
+
+def test_a_log_of_remarks_only_is_swf(put: Put) -> None:
+    for text in ("; Version: 2.2\n", "; a\n; b\n"):
+        assert guess(put("log", text)) == "swf"
+    assert guess(put("log", "a remark\n")) is None
+    assert guess(put("log", "; a\n1 2 3\n")) is None
 
 
 def test_gavel(put: Put) -> None:
