@@ -218,6 +218,20 @@ def test_a_small_difference_is_nobodys_affair_and_slow_drift_is_followed_in_the_
     assert (clock.stepped(), clock()) == (0.0, 3997.5)
 
 
+def test_a_step_is_told_of_by_the_new_time(tmp_path: Path) -> None:
+    store, ahead = Store.create_or_open(tmp_path), [0.0]
+    clock = Clock(lambda: 4000.0 + ahead[0], lambda: 100.0, "x")
+    assert follow_wall_clock(store, clock) == 0.0
+    assert (store.events(), store.meta(ANCHOR)) == ([], None)
+    ahead[0] = -899.99951
+    assert follow_wall_clock(store, clock) == pytest.approx(-899.99951, abs=1e-6)
+    (event,) = store.events()
+    assert (event.kind, event.data) == ("clock_stepped", {"seconds": -900.0})
+    assert event.time == clock() == pytest.approx(3100.00049, abs=1e-6)
+    assert store.meta(ANCHOR) == clock.anchor()
+    store.close()
+
+
 def test_commands_read_the_controllers_clock_where_it_runs_on_this_boot() -> None:
     clock = Clock(wall=lambda: 1000.0)
     assert now_by(clock.anchor()) == pytest.approx(1000.0, abs=5)

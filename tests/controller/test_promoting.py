@@ -126,6 +126,9 @@ def test_what_is_promoted_is_a_copy_of_what_was_seen(office: Office) -> None:
             ask("mine", version=seen)
         with pytest.raises(GpuschedError, match="partition"):
             ask("mine", partition="q")
+        for version in ("0", "~"):
+            with pytest.raises(GpuschedError, match=f"was {version}: it changed meanwhile"):
+                ask("mine", version=version)
     Path(office.path("mine")).unlink()
     for ask in (office.promote, office.shadow):
         with pytest.raises(GpuschedError):

@@ -42,6 +42,7 @@ from gpusched.model.relay import (
     frame,
     size_frame,
 )
+from gpusched.nodes.transport import Session
 from gpusched.queue.store import Store
 from tests.cli_nodes.conftest import Cluster, job, spec
 from tests.cli_nodes.test_logs import ID, Attempt
@@ -372,8 +373,13 @@ def test_what_is_sent_counts_as_a_sign_of_life(
 def test_the_inventory_is_read_again_when_it_changes(site: relay.Site, cluster: Cluster) -> None:
     first = site.inventory()
     assert site.inventory() is first
-    cluster.inventory.write_text(cluster.inventory.read_text().replace("dgx2", "another"))
+    text = cluster.inventory.read_text()
+    cluster.inventory.write_text(text.replace("dgx2", "another"))
     assert "another" in {node.name for node in site.inventory().nodes}
+    status = cluster.inventory.stat()
+    cluster.inventory.write_text(text.replace("dgx2", "thelast"))
+    os.utime(cluster.inventory, ns=(status.st_mtime_ns - 10**9,) * 2)
+    assert "thelast" in {node.name for node in site.inventory().nodes}, "as one that is put back"
     changed = site.inventory()
     for text in ("partitions: [", "partitions: [ "):
         cluster.inventory.write_text(text)
@@ -382,6 +388,25 @@ def test_the_inventory_is_read_again_when_it_changes(site: relay.Site, cluster: 
     assert site.inventory() is changed
     with pytest.raises(GpuschedError, match="cannot be read by the controller"):
         relay.Site(cluster.state, cluster.inventory).inventory()
+
+
+def test_only_commands_may_not_be_silent_for_ever(
+    site: relay.Site, call: Callable[..., Caller], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float | None] = []
+    real = relay.Peer.listen
+
+    def listen(self: relay.Peer, session: Session, with_input: bool, limit_s: float | None) -> None:
+        limits.append(limit_s)
+        real(self, session, with_input, limit_s)
+
+    monkeypatch.setattr(relay.Peer, "listen", listen)
+    call("true").hear()
+    limits.clear()
+    call("true", stdin=True).hear()
+    Caller(site, OWNER, NodeLog(job=ID, attempt=1, rank=0)).hear()
+    assert limits[-1] is None
+    assert set(limits[:-1]) == {12 * 3600.0}
 
 
 def test_without_a_store_there_is_one_line(cluster: Cluster, tmp_path: Path) -> None:

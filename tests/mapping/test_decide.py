@@ -122,6 +122,15 @@ def test_under_easy_the_head_waits_for_a_faster_type_where_it_ends_sooner() -> N
     assert {j: w[0][0] for j, w in long.items()} == {"j1": "k", "j2": "k"}
 
 
+@pytest.mark.parametrize(("free_in", "waits"), [(899, True), (900, False)])
+def test_the_head_takes_what_is_free_where_it_would_end_no_sooner_by_waiting(free_in: int, waits: bool) -> None:
+    """100 s on the A100s, 1000 s on the K80s."""
+    nodes = [NODES[0], node("k", gpus=4, gpu_type="K80")]
+    busy = [running("r", {"a": (0, 1)}, NOW + free_in)]
+    plan = decide(mapped(snapshot(nodes, [pending("j1", 2, name="llm", limit=100)], busy, backfill="easy")))
+    assert ("j1" not in started(plan)) is waits
+
+
 def test_nothing_behind_the_head_delays_what_it_waits_for() -> None:
     """Half of the A100 node is free; a job that would still be there when the other half is does not get it."""
     nodes = [node("a", gpus=4, gpu_type="A100"), NODES[2]]

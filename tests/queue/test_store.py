@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -168,6 +169,33 @@ def test_an_attempt_is_closed_once(store: Store) -> None:
     (closed,) = store.runs(NOW - 10, NOW + 100) or [run]
     assert closed.end_time in (None, NOW)
     assert store.gpu_seconds_by_user(NOW - 10, 3600, NOW + 100).get("u", 0) == 0
+
+
+def test_recent_use_decays_by_half_lives(store: Store) -> None:
+    """With a half-life of an hour, an hour of a GPU that ends now counts as (1 - 1/2) / ln 2 hours."""
+    runs = {
+        "open": (2, NOW - 7200, None),  # looked at for an hour only
+        "past": (1, NOW - 3600, NOW - 1800),
+        "both": (4, NOW - 1800, NOW + 50),
+        "long ago": (8, NOW - 9000, NOW - 3600),
+        "to come": (8, NOW, NOW + 60),
+    }
+    for user, (gpus, start, end) in runs.items():
+        run = Run(
+            job_id=user, attempt=1, user=user, partition="p", flavor=None, share=1, gpus=gpus, start_time=start,
+            end_time=None, outcome=None, nodes={},
+        )  # fmt: skip
+        store.open_run(run)
+        if end is not None:
+            store.close_run(user, 1, end, JobState.COMPLETED)
+    store.open_run(msgspec.structs.replace(run, job_id="more", user="past", gpus=1, start_time=NOW - 3600))
+    hour, half = 3600 / math.log(2), 0.5**0.5
+    found = store.gpu_seconds_by_user(NOW - 3600, 3600.0, NOW)
+    assert found == {
+        "open": pytest.approx(2 * hour * 0.5, abs=0.01),
+        "past": pytest.approx(hour * (half - 0.5) + hour * 0.5, abs=0.01),
+        "both": pytest.approx(4 * hour * (1 - half), abs=0.01),
+    }
 
 
 def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:

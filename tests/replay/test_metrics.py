@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.sim.cluster import NodeSpec, Pool
-from gpusched.sim.metrics import eq4, fragmentation, jain, job_times, metrics_of
+from gpusched.sim.metrics import dominant_share, eq4, fragmentation, jain, job_times, metrics_of
+from gpusched.sim.result import Result
 from gpusched.sim.runs import binned_mean, parts_of
 from tests.replay.build import Job, gist_pool, result_of
 
@@ -64,6 +65,41 @@ def test_eq4_takes_the_dominant_share() -> None:
     pool = Pool.of([NodeSpec(8, 64, -1)])
     whole = eq4(result_of([Job(0, 0, 10, gpus=2, cores=64)], pool)).whole
     assert whole == 1.0
+
+
+def shares(result: Result, **trace: object) -> list[float]:
+    return dominant_share(dataclasses.replace(result, trace=dataclasses.replace(result.trace, **trace))).tolist()
+
+
+def test_of_a_job_that_held_fewer_gpus_than_it_asked_for_the_rest_counts_likewise() -> None:
+    """2 of 4 GPUs, so half of its cores and memory."""
+    result = result_of([Job(0, 0, 10, gpus=4, cores=64)], Pool.of([NodeSpec(8, 64, 100)]))
+    cut = dataclasses.replace(result.cut, part_gpus=np.zeros(0, np.int64))
+    fewer = dataclasses.replace(result, part_gpus=np.array([2]), cut=cut)
+    assert shares(fewer) == [0.5]
+    assert shares(fewer, cores=np.array([16])) == [0.25]
+    assert shares(fewer, memory_mib=np.array([120])) == [0.6]
+    assert shares(result) == [1.0]
+
+
+def test_what_the_pool_does_not_say_is_nobodys_dominant_resource() -> None:
+    def share(*nodes: NodeSpec, gpus: int = 1, **trace: int) -> float:
+        result = result_of([Job(0, 0, 10, gpus=gpus)], Pool.of(list(nodes)))
+        (found,) = shares(result, **{k: np.array([v]) for k, v in trace.items()})
+        return found
+
+    assert share(NodeSpec(8, 10, 100), NodeSpec(8, 30, 100), cores=30, memory_mib=100) == 0.75
+    assert share(NodeSpec(8, 10, 100), NodeSpec(8, 30, 100), cores=30, memory_mib=160) == 0.8
+    assert share(NodeSpec(8, 10, 100), NodeSpec(8, 30, -1), cores=1, memory_mib=100) == 1 / 16
+    assert share(NodeSpec(8, -1, 100), NodeSpec(8, 30, 100), cores=30) == 1 / 16
+    assert share(NodeSpec(0, 10, -1), NodeSpec(0, 10, -1), gpus=0, cores=5) == 0.25
+    assert share(NodeSpec(8, 10, 100), NodeSpec(8, 10, 100, partition="b"), cores=5, memory_mib=1) == 0.5
+
+
+def test_two_on_one_gpu_hold_a_half_of_it_each() -> None:
+    result = result_of([Job(0, 0, 10, gpus=8), Job(0, 0, 3600, gpus=4)], Pool.uniform(1, 8))
+    halves = dataclasses.replace(result, share=np.array([0.5, 0.5]))
+    assert shares(halves) == [0.5, 0.25]
 
 
 def test_eq4_weighs_partitions_by_gpus() -> None:

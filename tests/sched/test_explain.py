@@ -11,6 +11,7 @@ from gpusched.model.jobs import Dependency, DependencyKind
 from gpusched.model.plan import ReasonCode
 from gpusched.model.snapshot import NodeView, PendingView, RunningView
 from gpusched.sched.advice import next_steps, refuted
+from gpusched.sched.decide import decide
 from gpusched.sched.explain import explain
 from gpusched.sched.tally import NodeCount, counts_of, earliest, queue_of, shortfall_of
 from gpusched.sched.text import before_it
@@ -158,6 +159,72 @@ def test_nodes_say_cores_memory_and_what_bars_them() -> None:
         "d": "64G of 64G memory free, needs 128G",
         "e": "fits: 8 of 8 GPUs and 80 of 80 cores free",
     }
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        ({"gpus": 1, "nodelist": ("z",)}, "needs 1 node of those it may use; 0 are there"),
+        ({"gpus": 1, "nodes": 2, "nodelist": ("a",)}, "needs 2 nodes of those it may use; 1 is there"),
+        ({"gpus": 1, "nodes": 3, "exclude": ("b",)}, "needs 3 nodes of those it may use; 2 are there"),
+        ({"gpus": 9}, "needs 9 GPUs on one node; most there on one node: 8 (a)"),
+        ({"gpus": 9, "exclude": ("a",)}, "needs 9 GPUs on one node; most there on one node: 8 (b)"),
+        ({"gpus": 5, "nodes": 3}, "needs 5 GPUs on each of 3 nodes; 2 nodes have that there"),
+        ({"gpus": 9, "nodes": 2}, "needs 9 GPUs on each of 2 nodes; no nodes have that there"),
+        (
+            {"gpus": 8, "cores_per_node": 81, "nodes": 2},
+            "needs 81 cores beside 8 GPUs on each of 2 nodes; 1 node has that there",
+        ),
+        ({"gpus": 4, "cores_per_node": 91}, "needs 91 cores beside 4 GPUs on one node; most there on one node: 90 (b)"),
+        (
+            {"gpus": 0, "cores_per_node": 91, "memory_mib_per_node": 9},
+            "needs 91 cores on one node; most there on one node: 90 (b)",
+        ),
+        (
+            {"gpus": 1, "cores_per_node": 1, "memory_mib_per_node": 65 << 10},
+            "needs 65G of memory beside 1 GPU on one node; most there on one node: 64G (a)",
+        ),
+        (
+            {"gpus": 1, "cores_per_node": 90, "memory_mib_per_node": 33 << 10},
+            "needs 33G of memory beside 1 GPU on one node; most there on one node: 32G (b)",
+        ),
+        ({"gpus": 7, "cores_per_node": 1}, "waits for 7 GPUs on one node; most free on one node: 6 (b)"),
+        (
+            {"gpus": 6, "cores_per_node": 87},
+            "waits for 87 cores beside 6 GPUs on one node; most free on one node: 86 (b)",
+        ),
+        ({"gpus": 6, "nodes": 2, "cores_per_node": 1}, "waits for 6 GPUs on each of 2 nodes; 1 node has that free"),
+    ],
+)  # fmt: skip
+def test_what_is_short_in_figures_is_the_same_wherever_it_is_said(job: dict, said: str) -> None:
+    nodes = [
+        node("a", memory_mib=64 << 10), node("b", cores=90, memory_mib=32 << 10),
+        node("c", gpus=4, cores=40, memory_mib=16 << 10),
+    ]  # fmt: skip
+    busy = [running("r", {"a": (0, 1, 2), "b": (0, 1), "c": (0, 1, 2, 3)}, 1e9, cores=4)]
+    snap = snapshot(nodes, [pending("j", **{"memory_mib_per_node": 1} | job)], busy, backfill="skip")
+    assert explain(snap, "j").reason.message == said
+    assert decide(snap).reasons["j"].message == said
+
+
+def test_nodes_that_are_not_available_are_named_and_do_not_count() -> None:
+    nodes = [
+        node("a", blocked={5: "LOST: fell off", 1: "BUSY: pid 7"}),
+        node("b", available=False, unavailable_reason="DOWN: no answer"),
+        node("c", available=False),
+        node("d", gpus=2),
+    ]
+    why = explain(snapshot(nodes, [pending("j", 7)]), "j").reason
+    assert why.message == (
+        "needs 7 GPUs on one node; most usable on one node: 6 (a); not available: GPU 1 of a (BUSY: pid 7), "
+        "GPU 5 of a (LOST: fell off), b (DOWN: no answer) and 1 more"
+    )
+    why = explain(snapshot(nodes, [pending("j", 2, nodes=3)]), "j").reason
+    assert why.message.startswith("needs 3 nodes of those it may use; 2 are usable; not available: GPU 1 of a")
+    only = explain(snapshot(nodes[1:3], [pending("j", 7)]), "j").reason
+    assert only.message == (
+        "needs 1 node of those it may use; 0 are usable; not available: b (DOWN: no answer), c (not available)"
+    )
 
 
 def test_an_unknown_job_is_a_key_error() -> None:

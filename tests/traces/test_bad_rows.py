@@ -130,6 +130,13 @@ def test_rows_are_in_order_of_submission_then_of_id(rows: list[tuple[float, int]
     assert order.tolist() == sorted(range(len(rows)), key=lambda i: key[i])
 
 
+def test_numbers_too_long_for_64_bits_are_text() -> None:
+    at = np.zeros(2)
+    assert sorted_order(at, ["1" + "0" * 17, "2"]).tolist() == [1, 0]
+    assert sorted_order(at, ["1" + "0" * 18, "2"]).tolist() == [0, 1]
+    assert sorted_order(at, ["9" * 20, "10"]).tolist() == [1, 0]
+
+
 @pytest.mark.parametrize(("text", "first"), [("a,b\n1,2\n3,4\n", 2), ("1,2\n3,4\n", 1), (" a ,b,c\n1,2\n3,4\n", 2)])
 def test_a_header_may_stand_where_none_is_needed(tmp_path: Path, text: str, first: int) -> None:
     path = tmp_path / "t.csv"
