@@ -357,6 +357,67 @@ def test_one_that_says_nothing_or_reads_nothing_for_long_is_hung_up(
     assert clock.now == ends_at
 
 
+class Heard:
+    """A session that takes two bytes at a time."""
+
+    def __init__(self) -> None:
+        self.did: list[object] = []
+
+    def write(self, data: bytes) -> int:
+        self.did.append(data[:2])
+        return len(data[:2])
+
+    def resize(self, *size: int) -> None:
+        self.did.append(size)
+
+    def end_input(self) -> None:
+        self.did.append("end")
+
+    def close(self) -> None:
+        self.did.append("close")
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(
+    ("frames", "with_input", "did"),
+    [
+        ([frame(INPUT, b"abc"), frame(INPUT, b""), frame(INPUT_ENDED)], True, [b"ab", b"c", "end"]),
+        ([size_frame(40, 111), frame(INPUT, b"a"), size_frame(41, 112)], True, [(40, 111), b"a", (41, 112)]),
+        ([frame(INPUT_ENDED), frame(INPUT, b"x")], True, ["end"]),
+        ([frame(INPUT_ENDED), size_frame(1, 2)], True, ["end"]),
+        ([frame(INPUT_ENDED), frame(INPUT_ENDED)], True, ["end"]),
+        ([frame(INPUT, b"x")], False, []),
+        ([frame(INPUT_ENDED)], False, []),
+        ([size_frame(1, 2)], False, []),
+        ([frame(OUTPUT, b"x"), frame(INPUT, b"x")], True, []),
+        ([b"garbage!", frame(INPUT, b"x")], True, []),
+    ],
+)
+def test_what_a_client_says_is_done_until_it_says_what_has_no_place(
+    ends: tuple[socket.socket, Timed], frames: list[bytes], with_input: bool, did: list[object], at_once: bool
+) -> None:
+    ours, theirs = ends
+    asked = frame(REQUEST, msgspec.json.encode(KeptLog(job=ID, attempt=1, rank=0)))
+    peer, session = relay.Peer(theirs), Heard()
+    said = b"".join([*frames, frame(OUTPUT)])  # of a client there is no output
+    ours.sendall(asked + (said if at_once else b""))
+    with contextlib.suppress(relay.Garbled):
+        peer.request()
+        if not at_once:
+            ours.sendall(said)
+        peer.listen(session, with_input, None)  # type: ignore[arg-type]
+        assert session.did == [*did, "close"]
+        assert ours.recv(1) == b"", "both ways"
+
+
+def test_what_one_that_is_gone_has_said_is_not_waited_for(ends: tuple[socket.socket, Timed]) -> None:
+    peer, session = relay.Peer(ends[1]), Heard()
+    ends[0].sendall(frame(INPUT, b"abc"))
+    ends[0].close()
+    peer.listen(session, True, None)  # type: ignore[arg-type]
+    assert session.did == [b"ab", "close"]
+
+
 def test_what_is_sent_counts_as_a_sign_of_life(
     ends: tuple[socket.socket, Timed], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpusched.sim.cluster import NodeSpec, Pool
 from gpusched.sim.metrics import dominant_share, eq4, fragmentation, jain, job_times, metrics_of
-from gpusched.sim.result import Result
+from gpusched.sim.result import END, PAIRED, START, Events, Result
 from gpusched.sim.runs import binned_mean, parts_of
 from tests.replay.build import Job, gist_pool, result_of
 
@@ -100,6 +100,24 @@ def test_two_on_one_gpu_hold_a_half_of_it_each() -> None:
     result = result_of([Job(0, 0, 10, gpus=8), Job(0, 0, 3600, gpus=4)], Pool.uniform(1, 8))
     halves = dataclasses.replace(result, share=np.array([0.5, 0.5]))
     assert shares(halves) == [0.5, 0.25]
+
+
+def test_pairs_on_the_same_gpus_count_once_while_they_are_together() -> None:
+    """Both hold all 8 GPUs, the second from 4 to 8 beside the first, of which 10 s are held in all."""
+    result = result_of([Job(0, 0, 10, gpus=8), Job(0, 4, 8, gpus=8)], Pool.uniform(1, 8))
+    events = Events(
+        time=np.array([0.0, 4.0, 4.0, 8.0, 10.0]), kind=np.array([START, PAIRED, START, END, END], np.uint8),
+        subject=np.array([0, 0, 1, 1, 0]),
+    )  # fmt: skip
+    pairs = dataclasses.replace(result, shared="pairs", events=events)
+    assert eq4(pairs).whole == 1.0
+    assert metrics_of(pairs).gpu_hours == pytest.approx(80 / 3600)
+    assert metrics_of(pairs).fragmentation is None
+    small = dataclasses.replace(pairs, part_gpus=np.array([8, 4]))
+    assert eq4(small).whole == 1.0, "the smaller of the two is not counted twice"
+    idle = dataclasses.replace(pairs, pool=Pool.uniform(2, 8))
+    assert eq4(idle).whole == 0.5
+    assert [u.gpu_hours for u in metrics_of(pairs).users] == [pytest.approx(80 / 3600)]
 
 
 def test_eq4_weighs_partitions_by_gpus() -> None:

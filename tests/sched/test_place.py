@@ -1,0 +1,65 @@
+"""Nodes that are drawn: which may be, how often each is, and what is drawn where too few are there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import permutations
+
+import numpy as np
+
+from gpusched.sched.place import draw, draw_fitting, next_random
+from gpusched.sched.state import Request, Rooms, Scratch, new_scratch, seed_words
+
+GPUS = (8, 1, 4, -1, 4, 0, 4, 8)  # free on each node; -1: not available
+ROOMS = Rooms(np.array(GPUS), np.array([9, 9, 9, 9, 1, 9, 9, 9]), np.array([7, 7, 7, 7, 7, 7, 7, 7]))
+MASKS = np.array([[1, 1, 1, 1, 1, 1, 0, 1], [0, 0, 0, 0, 0, 0, 0, 0]], np.uint8)
+
+
+def request(parts: int, gpus: int, mask: int = -1, lo: int = 0, hi: int = len(GPUS)) -> Request:
+    return Request(lo, hi, parts, gpus, 2, 3, mask)
+
+
+def drawn(how: object, asked: Request, times: int) -> Counter[tuple[tuple[int, ...], bool]]:
+    words, scratch = seed_words(1), new_scratch(len(GPUS), 1)
+    return Counter(_once(how, asked, words, scratch) for _ in range(times))
+
+
+def _once(how: object, asked: Request, words: np.ndarray, scratch: Scratch) -> tuple[tuple[int, ...], bool]:
+    before = words.copy()
+    fits = bool(how(ROOMS, MASKS, asked, words, scratch))  # type: ignore[operator]
+    if (words == before).all():
+        return (), fits
+    return tuple(scratch.chosen[: asked.parts].tolist()), fits
+
+
+def test_random_numbers_are_xorshift64_of_marsaglia() -> None:
+    words, word, mask = seed_words(7), int(seed_words(7)[0]), (1 << 64) - 1
+    for below in (2, 3, 10, 1000, (1 << 32) - 1) * 20:
+        word ^= word << 13 & mask
+        word ^= word >> 7
+        word ^= word << 17 & mask
+        assert next_random(words, below) == (word >> 32) * below >> 32
+
+
+def test_random_fit_draws_from_those_that_fit_each_as_often() -> None:
+    """Node 4 has too few cores, node 1 and 5 too few GPUs, node 3 is not there."""
+    found = drawn(draw_fitting, request(2, 4), 2400)
+    assert found.keys() == {(pair, True) for pair in permutations((0, 2, 6, 7), 2)}
+    assert all(140 < count < 260 for count in found.values())  # 200 +- 4.4 sigma
+    assert {nodes[0] for nodes, _ in drawn(draw_fitting, request(1, 4, mask=0), 200)} == {0, 2, 7}
+    assert {nodes[0] for nodes, _ in drawn(draw_fitting, request(1, 4, lo=1, hi=7), 200)} == {2, 6}
+    assert drawn(draw_fitting, request(4, 4, mask=0), 1) == {((), False): 1}, "nothing is drawn where too few fit"
+    assert drawn(draw_fitting, request(1, 4, mask=1), 1) == {((), False): 1}
+    assert all(fits for _, fits in drawn(draw_fitting, request(4, 4), 20))
+
+
+def test_the_naive_draw_takes_full_ones_too_and_is_out_of_luck_then() -> None:
+    there, well = (0, 1, 2, 4, 5, 6, 7), {0, 2, 6, 7}
+    found = drawn(draw, request(2, 4), 4200)
+    assert found.keys() == {(pair, well >= set(pair)) for pair in permutations(there, 2)}
+    assert all(55 < count < 150 for count in found.values())  # 100 +- 4.5 sigma
+    assert {nodes[0] for nodes, _ in drawn(draw, request(1, 4, mask=0), 200)} == {0, 1, 2, 4, 5, 7}
+    assert {nodes[0] for nodes, _ in drawn(draw, request(1, 4, lo=1, hi=5), 200)} == {1, 2, 4}
+    assert drawn(draw, request(8, 0), 1) == {((), False): 1}
+    assert drawn(draw, request(1, 0, mask=1), 1) == {((), False): 1}
+    assert {len(set(nodes)) for nodes, _ in drawn(draw, request(7, 0), 20)} == {7}
