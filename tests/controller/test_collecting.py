@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import resource
 import shutil
 import subprocess
@@ -12,13 +13,19 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpusched.cluster.collecting import collect_log, rotate
 from gpusched.cluster.logfiles import secure
+from gpusched.controller.collected import may_see, readers_of, secure_logs
+from gpusched.model.jobs import Job, JobState
 from gpusched.model.resources import LogSettings
 from gpusched.nodes.local import LocalTransport
 from gpusched.nodes.transport import Result, Script, TransportError
+from gpusched.queue.store import Store
+from tests.controller.folding import spec
+from tests.controller.imagined import inventory
 
 MIB = 1024 * 1024
 CAPS = LogSettings(max_mib_per_job=1, max_total_mib=1)
@@ -168,6 +175,32 @@ def test_output_is_private_to_its_owner_and_the_operators(state: Path) -> None:
     assert [readable(target, uid) for uid in (OWNER, OPERATOR, OTHER)] == [True, True, False]
     folders = {path.name: path.stat().st_mode & 0o777 for path in (target.parent, state / "logs")}
     assert folders == {"job": 0o711, "logs": 0o711}
+
+
+def test_who_may_read_and_see_a_jobs_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = msgspec.structs.replace(inventory().settings, admins=("daemon", "nobody-of-that-name", "sys"))
+    declared = msgspec.structs.replace(inventory(), settings=settings)
+    daemon, sys_ = (pwd.getpwnam(name).pw_uid for name in ("daemon", "sys"))
+    job = Job(id="j", user="u", uid=OWNER, spec=spec(), state=JobState.RUNNING, submit_time=0.0)
+    assert readers_of(job, declared) == (OWNER, daemon, sys_)
+    assert readers_of(None, declared) == (daemon, sys_)
+    monkeypatch.setattr(os, "geteuid", lambda: 64009)
+    who = (0, 64009, OWNER, sys_, OTHER, pwd.getpwnam("nobody").pw_uid)
+    assert [may_see(uid, job, declared) for uid in who] == [True] * 4 + [False] * 2
+
+
+@as_root
+def test_a_start_secures_the_output_of_each_job_for_its_own_user(state: Path) -> None:
+    store = Store.create_or_open(state)
+    store.put_jobs([Job(id="j", user="u", uid=OWNER, spec=spec(), state=JobState.RUNNING, submit_time=0.0)])
+    for name in ("j", "unknown"):
+        (state / "logs" / name).mkdir(parents=True)
+        (state / "logs" / name / "1.0.log").write_text("out")
+        os.chown(state / "logs" / name / "1.0.log", OTHER, OTHER)
+    secure_logs(state, store, inventory())
+    store.close()
+    found = {n: [readable(state / "logs" / n / "1.0.log", uid) for uid in (OWNER, OTHER)] for n in ("j", "unknown")}
+    assert found == {"j": [True, False], "unknown": [False, False]}
 
 
 @as_root

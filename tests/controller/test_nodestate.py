@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gpusched.cluster.base import Observation
-from gpusched.controller.nodestate import is_dead, is_forgotten, record_of_unknown, update_record
+from gpusched.controller.nodestate import attended, is_dead, is_forgotten, record_of_unknown, update_record
 from gpusched.model.readings import Gpu, NodeReading, NodeState, ProbeFailure
 from gpusched.model.resources import Settings
 from gpusched.queue.store import NodeRecord
@@ -159,6 +159,37 @@ def test_links_are_kept_where_a_reading_has_none() -> None:
     seen, _ = update(SEEN, reading(gpus=gpus))
     assert seen.links == {0: {1: 5}}
     assert (seen.last_seen, update(seen, reading())[0].links) == (NOW, {0: {1: 5}})
+
+
+def test_nodes_that_left_stand_apart_while_something_is_on_them() -> None:
+    declared = msgspec.structs.replace(inventory(1), settings=SETTINGS)
+    gone = [msgspec.structs.replace(NODE, name=name) for name in ("g1", "g0", "dead")]
+    records = {n.name: NodeRecord(name=n.name, declared=n) for n in gone} | {"never": NodeRecord(name="never")}
+    records["dead"] = msgspec.structs.replace(records["dead"], down_since=NOW - 60)
+    whole = attended(declared, records, {"g1", "dead", "g0", "never", "nobody"}, NOW)
+    assert [(p.name, [n.name for n in p.nodes], p.flavors) for p in whole.partitions[1:]] == [("", ["g0", "g1"], ())]
+    assert whole.partitions[:1] == declared.partitions
+    assert attended(declared, records, {"dead", "never"}, NOW) == declared
+    assert attended(declared, records, {"dead"}, NOW - 1) != declared, "it is not given up yet"
+    assert attended(declared, records, (), NOW) == declared
+
+
+def test_what_is_said_of_a_node_that_left() -> None:
+    def said(
+        record: NodeRecord, result: NodeReading | ProbeFailure, has_jobs: bool, stuck: str = ""
+    ) -> tuple[str, str]:
+        observation = Observation(began=NOW - 1, result=result)
+        found, _ = update_record(record, NODE, observation, {}, has_jobs, SETTINGS, NOW, stuck, left=True)
+        again, _ = update_record(found, NODE, None, {}, has_jobs, SETTINGS, NOW, stuck, left=True)
+        assert again.reason == found.reason
+        return found.state, found.reason
+
+    left = "no longer in inventory.yaml"
+    assert said(SEEN, reading(), True) == ("DRAINING", f"{left}; its jobs run on")
+    assert said(SEEN, reading(), False) == ("DRAINING", f"{left}; it is being tidied up")
+    assert said(SEEN, reading(), False, "x is stuck") == ("DRAINING", f"{left}; it is being tidied up; x is stuck")
+    silent = msgspec.structs.replace(SEEN, down_since=NOW - 50)
+    assert said(silent, failure(), True, "x is stuck") == ("DOWN", f"no answer; look at it; {left}")
 
 
 def test_leaving_and_coming_back_are_events() -> None:
