@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.sim import tracefile
+from gpusched.sim.trace import Trace
 from gpusched.sim.traces import load
 from gpusched.sim.traces.draft import sorted_order, to_times
 from gpusched.sim.traces.reading import _rows, read_csv
@@ -87,6 +88,98 @@ def test_openb_fractions(put: Put) -> None:
     trace = load(put("pods.csv", "\n".join([rows[0], rows[3], *bad])))
     assert [line for line, _ in trace.rejected] == [3, 4, 5]
     assert all(why.startswith("gpu_milli") for _, why in trace.rejected)
+
+
+def verdicts(trace_of: Callable[[], Trace]) -> list[str]:
+    """Why each row that is kept out is, by its key."""
+    return [f"{line} {why.partition(':')[0]}" for line, why in trace_of().rejected]
+
+
+def test_times_may_touch_but_not_overlap_openb(put: Put) -> None:
+    """Created, deleted, scheduled."""
+    rows = [samples.OPENB.splitlines()[0]]
+    for number, times in enumerate(("5,9,5", "5,9,4", "5,5,5", "5,6,5", "0,1,0")):
+        rows.append(f"p{number},1000,1,1,1000,,LS,Running,{times}")
+    for number, milli in enumerate((0, 1, 1000, 1001)):
+        rows.append(f"m{number},1001,1,1,{milli},,LS,Running,5,9,5")
+    trace = load(put("pods.csv", "\n".join(rows)))
+    assert verdicts(lambda: trace) == ["3 scheduled_time", "4 deletion_time", "7 gpu_milli", "10 gpu_milli"]
+    assert dict(zip(trace.ids, trace.cores.tolist(), strict=True)) == {"p0": 1, "p3": 1, "p4": 1, "m1": 2, "m2": 2}
+
+
+def test_times_may_touch_but_not_overlap_helios(put: Put) -> None:
+    """Submitted, started, ended; a cancelled job that never ran is of no use, and no mistake."""
+    rows = [samples.HELIOS.splitlines()[0]]
+    times = [("05", "05", "06"), ("05", "04", "09"), ("05", "06", "06"), ("05", "07", "06")]
+    for number, moments in enumerate(times):
+        at = ",".join(f"2020-06-09 18:41:{second}" for second in moments)
+        rows.append(f"{number},u,v,1,1,1,COMPLETED,{at},1,0")
+    rows.append("8,u,v,1,1,1,CANCELLED,2020-06-09 18:41:05,,,0,0")
+    rows.append("9,u,v,1,1,1,running,2020-06-09 18:41:05,2020-06-09 18:41:05,,0,0")
+    path = put("cluster_log.csv", "\n".join(rows))
+    trace = load(path)
+    assert trace.ids == ("0",)
+    assert verdicts(lambda: trace) == [
+        "3 start_time", "4 end_time", "5 end_time", "6 start_time", "7 state",
+    ]  # fmt: skip
+    assert "expected a job that ran before" in trace.rejected[3][1]
+    with pytest.raises(UsageError, match=r"cluster_log.csv:3: start_time"):
+        load(path, strict=True)
+
+
+@pytest.mark.parametrize(("seconds", "notes"), [(35, 0), (36, 0), (34, 0), (37, 1), (33, 1)])
+def test_a_duration_that_differs_by_more_than_a_second_is_told_of(put: Put, seconds: int, notes: int) -> None:
+    row = f"1,u,v,1,1,1,COMPLETED,2020-06-09 18:41:00,2020-06-09 18:41:00,2020-06-09 18:41:35,{seconds},0"
+    trace = load(put("cluster_log.csv", samples.HELIOS.splitlines()[0] + "\n" + row))
+    assert (len(trace.notes), trace.duration.tolist()) == (notes, [35.0])
+
+
+def test_memory_per_pod_needs_the_number_of_pods(put: Put) -> None:
+    head, row = samples.KALOS.splitlines()[:2]
+    none = row.replace(",8,64,960,1000,", ",0,64,960,1000,").replace("dlctk696s0jbvitv", "none")
+    some = row.replace(",8,64,960,1000,", ",1,64,960,0.3,").replace("dlctk696s0jbvitv", "some")
+    trace = load(put("trace_kalos.csv", "\n".join([head, none, some])))
+    assert dict(zip(trace.ids, trace.memory_mib.tolist(), strict=True)) == {"none": -1, "some": 307}
+
+
+def test_times_may_touch_but_not_overlap_philly(put: Put) -> None:
+    def job(name: str, *attempts: tuple[int | None, int | None]) -> str:
+        def time(second: int | None) -> str:
+            return "null" if second is None else f'"2017-10-07 01:00:{second:02d}"'
+
+        form = '{{"start_time": {}, "end_time": {}, "detail": [{{"gpus": ["x"]}}]}}'
+        said = ",".join(form.format(time(a), time(b)) for a, b in attempts)
+        return f'{{"jobid": "{name}", "submitted_time": {time(5)}, "attempts": [{said}]}}'
+
+    jobs = [
+        job("touch", (5, 6)), job("empty", (5, 5)), job("early", (4, 6)), job("back", (7, 6)),
+        job("again", (5, 5), (8, 9)), job("runs", (5, 6), (7, None)), job("gap", (5, None), (7, 8)),
+        job("second", (5, 6), (9, 8)),
+    ]  # fmt: skip
+    trace = load(put("cluster_job_log", "[" + ",\n".join(jobs) + "]"))
+    assert sorted(zip(trace.ids, trace.duration.tolist(), strict=True)) == [("again", 1.0), ("touch", 1.0)]
+    assert [(line, why.partition("found ")[2].partition(",")[0]) for line, why in trace.rejected] == [
+        (2, "0.0"), (3, "an earlier one"), (4, "attempt 1 ending before it starts"), (6, "a job that still runs"),
+        (7, "attempt 1 without an end_time"), (8, "attempt 2 ending before it starts"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "why"),
+    [
+        (1000, 1001, ""), (999, 1001, "found an earlier one, expected a start not before the job's"),
+        (1001, 1001, "found none, expected an end after the start"), (1500, 1001, "found none, expected an end after"),
+    ],
+)  # fmt: skip
+def test_times_may_touch_but_not_overlap_pai(put: Put, start: int, end: int, why: str) -> None:
+    jobs = "one,i1,alice,Terminated,1000.0,2000.0\ntwo,i2,bob,Failed,1000.0,2000.0\n"
+    folder = put("pai_job_table.csv", jobs).parent
+    put("pai_task_table.csv", "".join(f"{n},w,1,Terminated,1000,2000,600,1,50,T4\n" for n in ("one", "two")))
+    rows = [f"one,w,n,w,i,Terminated,{start}.0,{end}.0,m", "two,w,n,w,i,Failed,1001.0,1002.0,m"]
+    put("pai_instance_table.csv", "\n".join(rows))
+    trace = load(folder)
+    assert trace.ids == (("two",) if why else ("one", "two"))
+    assert [found.removeprefix("instances: ")[: len(why)] for _, found in trace.rejected] == [why] * bool(why)
 
 
 FORMATS = {

@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from gpusched.errors import GpuschedError
+from gpusched.errors import GpuschedError, NoHistory
 from gpusched.model.jobs import Dependency, DependencyKind, Job, JobSpec, JobState
 from gpusched.queue.store import Run, Store
 from gpusched.sim.traces import load
-from gpusched.sim.traces.history import window_of
+from gpusched.sim.traces.history import as_submitted, trace_of, window_of
 
 START = 1_790_000_000.0
 
@@ -87,6 +87,56 @@ def test_a_window_begins_with_what_ran_and_waited_then(state: Path) -> None:
     assert trace.submit.tolist() == [0.0, 0.0, 0.0, 50.0]
     assert trace.duration.tolist() == [30.0, 900.0, 560.0, 100.0]
     assert trace.limit.tolist() == [600.0 - 40, 600.0 - 90, 600.0, 600.0]
+
+
+def test_since_is_in_and_until_is_not(state: Path) -> None:
+    store = Store.create_or_open(state)
+    for since, until, ids in ((0, 5, "a"), (0, 6, "ab"), (5, 20, "b"), (5, 21, "be"), (20, 99, "e")):
+        trace = trace_of(store, name="w", since=START + since, until=START + until)
+        assert "".join(trace.ids) == ids
+    with pytest.raises(NoHistory):
+        trace_of(store, name="w", since=START + 21)
+    store.close()
+
+
+def test_of_several_that_a_job_waits_for_the_last_to_end_is_kept(tmp_path: Path) -> None:
+    def after(*names: str, kind: DependencyKind = DependencyKind.AFTEROK) -> tuple[Dependency, ...]:
+        return tuple(Dependency(kind, name) for name in names)
+
+    done = JobState.COMPLETED
+    array = [msgspec.structs.replace(job(f"x_{i}", 3, done, 90 - 9 * i), array_id="x", array_index=i) for i in (0, 1)]
+    jobs = [
+        job("a", 0, done, 50), job("b", 1, done, 70), *array, job("c", 4, done, 99, dependencies=after("a", "b")),
+        job("d", 5, done, 99, dependencies=after("x")), job("e", 6, done, 99, dependencies=after("b")),
+        job("f", 7, done, 99, dependencies=after("a", kind=DependencyKind.AFTER)),
+        job("g", 8, done, 99, dependencies=after("gone")), job("h", 9, done, 99, dependencies=after("z")),
+        job("z", 10, done, 99),
+    ]  # fmt: skip
+    store = Store.create_or_open(tmp_path)
+    store.put_jobs(jobs)
+    for one in jobs:
+        run(store, one.id, 1, 40, (one.end_time or 0.0) - START, done)
+    trace = trace_of(store, name="w")
+    store.close()
+    named = {
+        job_id: trace.ids[row] for job_id, row in zip(trace.ids, trace.depends_on.tolist(), strict=True) if row >= 0
+    }
+    assert named == {"c": "b", "d": "x_0", "e": "b"}, "h would wait for a later one"
+    assert trace.notes == ("4 jobs have dependencies of which only the last to end is kept, or none",)
+
+
+def test_what_waits_now_ran_as_long_as_its_last_attempt_or_not_yet() -> None:
+    jobs = [
+        msgspec.structs.replace(job("b", 5, JobState.COMPLETED, 60), start_time=START + 50),
+        job("a", 5, JobState.PENDING, None, memory_mib_per_node=1024, gpus_per_node=3),
+        msgspec.structs.replace(job("c", 0, JobState.COMPLETED, 9), start_time=START + 9),
+        job("d", 6, JobState.CANCELLED, 9),
+    ]  # fmt: skip
+    trace = as_submitted(jobs)
+    assert (trace.ids, trace.epoch, trace.submit.tolist()) == (("c", "a", "b", "d"), START, [0.0, 5.0, 5.0, 6.0])
+    assert trace.duration.tolist() == [0.001, 1.0, 10.0, 1.0]
+    assert trace.wait.tolist() == [9.0, np.inf, 45.0, np.inf]
+    assert (trace.memory_mib.tolist(), trace.gpus.tolist()) == ([2048] * 4, [8, 6, 8, 8])
 
 
 def test_no_store_and_no_jobs(tmp_path: Path) -> None:
