@@ -48,8 +48,12 @@ class Mutant:
     arguments: str
 
     def text(self) -> str | None:
+        """None: it cannot be made (cosmic-ray takes no dotted name out of several exceptions)."""
         operator = get_operator(self.operator)(**json.loads(self.arguments))
-        return mutate_code(source(self.path), operator, self.occurrence)
+        try:
+            return mutate_code(source(self.path), operator, self.occurrence)
+        except AttributeError:
+            return None
 
     def change(self) -> tuple[str, str]:
         """The first line that differs, before and after."""
@@ -329,6 +333,8 @@ def _try_all(
                 mutant = todo.get_nowait()
             except queue.Empty:
                 return
+            if mutant.text() is None:
+                continue
             tried[mutant] = verdict(worker, mutant, survey, config)
             print("." if tried[mutant] == "killed" else f"\n{mutant} ({tried[mutant]})\n", end="", flush=True)
 
