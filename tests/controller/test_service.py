@@ -16,7 +16,7 @@ import pytest
 
 from gpusched.cluster.base import Observation
 from gpusched.controller import service as module
-from gpusched.controller.service import PATIENCE_S, Service, run_forever, tick_once
+from gpusched.controller.service import Service, run_forever, tick_once
 from gpusched.errors import GpuschedError
 from gpusched.model import ids
 from gpusched.model.commands import Cancel, Submit
@@ -385,7 +385,7 @@ def test_cycles_go_on_through_trouble_until_it_is_told_to_end(
     monkeypatch.setattr(Service, "pause", pause)
     monkeypatch.setattr(Service, "foretell", lambda self: relays.append("foretell") if not shared else None)
     run_forever(site.path, site.state, site.said.append)
-    assert site.nodes.asked == [PATIENCE_S] * 4
+    assert site.nodes.asked == [3.0] * 4
     assert relays == (["watch"] * 4 if shared else ["foretell"] * 3) + ["close"]
     assert len([line for line in site.said if "could not be recorded" in line and "no room" in line]) == 1
     assert f"controller {os.getpid()} on {site.state}: 2 nodes, state is kept there" in site.said

@@ -243,6 +243,47 @@ def test_other_users_read_without_a_right_to_write(tmp_path: Path, writer: bool)
         store.close()
 
 
+def test_one_who_may_not_write_reads_what_nobody_has_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite opens a WAL database without a right to write only where it is told that nobody else writes."""
+    state, asked = tmp_path / "50%?#", list[str]()
+    store = Store.create_or_open(state)
+    store.put_jobs([job()])
+    store.close()
+    real = sqlite3.connect
+
+    class Shut:
+        def execute(self, _: str) -> None:
+            raise sqlite3.OperationalError("unable to open database file")
+
+        def close(self) -> None:
+            asked.append("closed")
+
+    def connect(name: str, **more: object) -> object:
+        asked.append(name.partition("?")[2])
+        return real(name, **more) if "immutable" in name else Shut()  # type: ignore[call-overload]
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    reader = Reader.open(state)
+    assert reader is not None
+    assert reader.counts() == {"RUNNING": 1}
+    reader.close()
+    assert asked == ["mode=ro", "closed", "mode=ro&immutable=1"]
+    (state / f"{DATABASE}-wal").touch()
+    with pytest.raises(GpuschedError, match="cannot be read: unable to open database file"):
+        Reader.open(state)
+    assert asked[3:] == ["mode=ro", "closed"], "somebody has it open"
+
+
+def test_a_reader_sees_when_another_has_written(store: Store, tmp_path: Path) -> None:
+    reader = Reader.open(tmp_path)
+    assert reader is not None
+    before = reader.data_version()
+    assert reader.data_version() == before
+    store.put_jobs([job()])
+    assert reader.data_version() != before
+    reader.close()
+
+
 def test_jobs_that_ask_for_the_same_share_it(store: Store, tmp_path: Path) -> None:
     large = spec(env={f"V{n}": "x" * 100_000 for n in range(9)})
     tasks = [job(f"{ID}_{n}", JobState.PENDING, array_id=ID, array_index=n, spec=large) for n in range(300)]

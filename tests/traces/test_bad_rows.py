@@ -99,7 +99,7 @@ def test_times_may_touch_but_not_overlap_openb(put: Put) -> None:
     """Created, deleted, scheduled."""
     rows = [samples.OPENB.splitlines()[0]]
     for number, times in enumerate(("5,9,5", "5,9,4", "5,5,5", "5,6,5", "0,1,0")):
-        rows.append(f"p{number},1000,1,1,1000,,LS,Running,{times}")
+        rows.append(f"p{number},1000,1,1,1000,,,,{times}")
     for number, milli in enumerate((0, 1, 1000, 1001)):
         rows.append(f"m{number},1001,1,1,{milli},,LS,Running,5,9,5")
     trace = load(put("pods.csv", "\n".join(rows)))
@@ -174,12 +174,15 @@ def test_times_may_touch_but_not_overlap_philly(put: Put) -> None:
 def test_times_may_touch_but_not_overlap_pai(put: Put, start: int, end: int, why: str) -> None:
     jobs = "one,i1,alice,Terminated,1000.0,2000.0\ntwo,i2,bob,Failed,1000.0,2000.0\n"
     folder = put("pai_job_table.csv", jobs).parent
-    put("pai_task_table.csv", "".join(f"{n},w,1,Terminated,1000,2000,600,1,50,T4\n" for n in ("one", "two")))
+    tasks = [f"{name},w,1,Terminated,1000,2000,600,1,50,T4\n" for name in ("nobody", "one", "two")]
+    put("pai_task_table.csv", "".join(tasks))
     rows = [f"one,w,n,w,i,Terminated,{start}.0,{end}.0,m", "two,w,n,w,i,Failed,1001.0,1002.0,m"]
     put("pai_instance_table.csv", "\n".join(rows))
     trace = load(folder)
     assert trace.ids == (("two",) if why else ("one", "two"))
-    assert [found.removeprefix("instances: ")[: len(why)] for _, found in trace.rejected] == [why] * bool(why)
+    *rejected, (line, found) = trace.rejected
+    assert (line, found) == (1, "pai_task_table.csv: job_name: found nobody, expected a job of pai_job_table")
+    assert [found.removeprefix("instances: ")[: len(why)] for _, found in rejected] == [why] * bool(why)
 
 
 FORMATS = {

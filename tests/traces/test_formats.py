@@ -113,6 +113,7 @@ def test_pai2020(put: Put, with_instances: bool) -> None:
         put("pai_instance_table.csv", samples.PAI_INSTANCE)
     trace = load(folder, strict=True)
     assert trace.ids == ("one", "two", "mixed")
+    assert trace.epoch == 8 * 3600.0, "0 is eight in the morning in Shanghai"
     assert trace.gpus.tolist() == [1, 4, 2]
     assert trace.gpu_milli.tolist() == [500, 1000, 500]
     assert trace.cores.tolist() == [6, 8, 14]  # 600 % + 2 x 400 %, as in the source's README
@@ -136,6 +137,20 @@ def _skipped(text: str, folder: Path, put: Put) -> int:
     put("pai_instance_table.csv", text)
     said = [re.match(r"(\d+) rows of pai_instance_table.csv have no start", note) for note in load(folder).notes]
     return sum(int(found[1]) for found in said if found is not None)
+
+
+def test_pai2020_jobs_without_gpus_and_tasks_without_times(put: Put) -> None:
+    """Of the second job one task has no end; the first asks for no GPU."""
+    folder = put("pai_job_table.csv", "cpu,i1,a,Terminated,10,90\ntwo,i2,a,Terminated,10,90\n").parent
+    tasks = [
+        "cpu,w,2,Terminated,20,80,150,1,,",
+        "two,w,1,Terminated,30,80,100,1,50,T4",
+        "two,x,1,Failed,15,,100,1,50,T4",
+    ]
+    put("pai_task_table.csv", "\n".join(tasks))
+    trace = load(folder)
+    assert (trace.ids, trace.gpus.tolist(), trace.gpu_milli.tolist()) == (("cpu", "two"), [0, 2], [1000, 500])
+    assert (trace.cores.tolist(), trace.wait.tolist(), trace.duration.tolist()) == ([3, 2], [10.0, 20.0], [60.0, 50.0])
 
 
 def test_pai2020_names_the_table_of_a_bad_row(put: Put) -> None:

@@ -86,6 +86,7 @@ def test_a_window_begins_with_what_ran_and_waited_then(state: Path) -> None:
     assert (trace.ids, before) == (("a", "d", "b", "f"), 3)
     assert trace.submit.tolist() == [0.0, 0.0, 0.0, 50.0]
     assert trace.duration.tolist() == [30.0, 900.0, 560.0, 100.0]
+    assert trace.wait.tolist() == [0.0, 0.0, 40.0, 50.0]
     assert trace.limit.tolist() == [600.0 - 40, 600.0 - 90, 600.0, 600.0]
 
 

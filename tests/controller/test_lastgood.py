@@ -1,0 +1,91 @@
+"""What a controller goes on with beside files that are not in order, and what it keeps of secrets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpusched.controller.lastgood import declared_or_kept, inventory_path, keep
+from gpusched.controller.secretfiles import SecretFiles
+from gpusched.errors import GpuschedError, UsageError
+from gpusched.queue.store import DATABASE, INVENTORY_TROUBLE, Store
+from tests.controller.test_service import DECLARED
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "inventory.yaml"
+    path.write_text(DECLARED)
+    return path
+
+
+def kept(path: Path, state: Path) -> None:
+    store = Store.create_or_open(state)
+    keep(store, declared_or_kept(path, state))
+    assert store.meta(INVENTORY_TROUBLE) == ""
+    store.close()
+
+
+def test_what_was_in_order_last_is_in_force(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = tmp_path / "state"
+    monkeypatch.chdir(tmp_path)
+    kept(Path("inventory.yaml"), state)
+    path.write_text("partitions: [")
+    found = declared_or_kept(path, state)
+    assert [node.name for node in found.inventory.nodes] == ["n0", "n1"]
+    assert found.trouble.startswith(f"{path}:2: ")
+    path.unlink()
+    assert "inventory.yaml" in declared_or_kept(path, state).trouble
+    with pytest.raises(GpuschedError):
+        declared_or_kept(tmp_path / "another.yaml", state)
+
+
+def test_what_another_version_kept_is_not_taken(path: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    kept(path, state)
+    path.write_text("partitions: [")
+    store = Store.create_or_open(state)
+    for text in ("{}", "[", ""):
+        store.set_meta("last_good", text)
+        with pytest.raises(GpuschedError, match=r"inventory\.yaml:2: "):
+            declared_or_kept(path, state)
+    store.close()
+    for content in (b"not a database, but long enough to be looked at" * 99, None):
+        (state / DATABASE).unlink()
+        if content:
+            (state / DATABASE).write_bytes(content)
+        with pytest.raises(GpuschedError, match=r"inventory\.yaml:2: "):
+            declared_or_kept(path, state)
+
+
+def test_a_file_that_is_gone_is_known_by_what_it_said(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUSCHED_INVENTORY", str(path))
+    assert inventory_path(tmp_path / "state") == path
+    path.unlink()
+    with pytest.raises(UsageError, match="which is not there"):
+        inventory_path(tmp_path / "state")
+    path.write_text(DECLARED)
+    kept(path, tmp_path / "state")
+    path.unlink()
+    assert inventory_path(tmp_path / "state") == path
+
+
+def test_secrets_that_cannot_be_read_are_gone(tmp_path: Path) -> None:
+    files = SecretFiles(tmp_path)
+    assert (files.read("a"), files.has("a"), files.kept()) == (None, False, [])
+    files.write("a", {"KEY": "x"})
+    assert (files.read("a_7"), files.has("a_7"), files.kept()) == ({"KEY": "x"}, True, ["a"])
+    (file,) = (tmp_path / "secrets").iterdir()
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    file.with_suffix(".tmp").write_text("{")
+    files.write("a", {"KEY": "y"})
+    assert files.read("a") == {"KEY": "y"}
+    file.write_text("{")
+    assert (files.read("a"), files.has("a")) == (None, True)
+    file.with_suffix(".tmp").touch()
+    files.forget("a")
+    files.forget("a")
+    assert list(file.parent.iterdir()) == []
