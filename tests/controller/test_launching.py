@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from gpusched.cluster.base import Work
 from gpusched.cluster.launching import (
     MASTER_PORTS,
     environment,
@@ -15,10 +20,13 @@ from gpusched.cluster.launching import (
     launch_request,
     master_port,
 )
+from gpusched.controller.launcher import Launcher
+from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import UsageError
 from gpusched.model.images import TRANSPORTS, image_error
-from gpusched.model.jobs import Allocation, Job, JobState, NodeAllocation
+from gpusched.model.jobs import Allocation, Job, JobState, Mount, NodeAllocation
 from gpusched.model.resources import Inventory, RuntimeName
+from gpusched.queue.store import RankRecord, Store
 from tests.controller.folding import spec
 from tests.controller.imagined import inventory
 
@@ -182,3 +190,56 @@ def test_what_would_open_files_of_the_node_is_no_image(image: str) -> None:
     assert image_error(image, [RuntimeName.APPTAINER], ()) is None, "apptainer opens it with the user's rights"
     transport = image.partition(":")[0]
     assert (image_error(image, [RuntimeName.PODMAN], TRANSPORTS) is None) == (transport in TRANSPORTS)
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    store = Store.create_or_open(tmp_path)
+    yield Launcher(store, SecretFiles(tmp_path), "c")
+    store.close()
+
+
+def works(launcher: Launcher, of: Job, declared: Inventory | None = None) -> list[Work]:
+    assert of.allocation is not None
+    ranks = [
+        RankRecord(job_id=of.id, attempt=of.attempt, rank=part.rank, node=part.node, runtime="podman")
+        for part in of.allocation.parts
+    ]
+    return launcher.launches(declared or inventory(), of, ranks)
+
+
+def test_each_rank_is_launched_as_its_user(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = pwd.getpwnam("daemon")
+    for own, run_as in ((daemon.pw_uid, None), (daemon.pw_uid - 1, (1, 1)), (daemon.pw_uid + 1, (1, 1))):
+        monkeypatch.setattr(os, "getuid", lambda own=own: own)
+        found = works(launcher, msgspec.structs.replace(job(nodes=2), uid=daemon.pw_uid))
+        assert [(w.verb, w.node, w.rank.rank) for w in found] == [("launch", "n0", 0), ("launch", "n1", 1)]
+        expected = run_as and (daemon.pw_uid, daemon.pw_gid)
+        assert [w.request.run_as for w in found if w.request] == [expected] * 2
+    assert works(launcher, msgspec.structs.replace(job(), uid=64077)) == []
+    assert launcher.errors == {(ID, 2, 0): "refused: user id 64077 has no name here, so its group is not known"}
+
+
+def test_only_those_who_are_trusted_now_mount_anything(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 2)
+    of = job(mounts=(Mount("/etc", "/mnt"),))
+    admins = msgspec.structs.replace(inventory().settings, admins=("alice",))
+    trusting = msgspec.structs.replace(inventory(), settings=admins)
+    for uid, declared, beneath in ((0, None, None), (2, None, None), (1, None, ()), (3, None, ()), (1, trusting, None)):
+        (work,) = works(launcher, msgspec.structs.replace(of, uid=uid), declared)
+        assert work.request is not None
+        assert work.request.mounts_beneath == beneath
+
+
+def test_what_cannot_be_launched_says_why_until_its_attempt_is_over(launcher: Launcher, tmp_path: Path) -> None:
+    secret = job(secret_names=("A",))
+    assert works(launcher, secret) == []
+    assert launcher.errors == {(ID, 2, 0): "refused: its secrets are not there any more"}
+    SecretFiles(tmp_path).write(ID, {"A": "x"})
+    (work,) = works(launcher, secret)
+    assert work.request is not None
+    assert work.request.secrets == {"A": "x"}
+    assert works(launcher, job(nodes=4)) == []
+    assert launcher.errors[ID, 2, 3] == "a node of its allocation left inventory.yaml"
+    launcher.forget_errors({(ID, 2, 3), (ID, 9, 9)})
+    assert list(launcher.errors) == [(ID, 2, 3)]

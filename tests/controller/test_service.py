@@ -98,7 +98,7 @@ class Installation:
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installation]:
     site = Installation(tmp_path)
-    monkeypatch.setattr(module.time, "monotonic", lambda: site.world.now)
+    monkeypatch.setattr(module.time, "monotonic", lambda: 10.0 + site.world.now - NOW)
     yield site
     monkeypatch.undo()
     for service in site.services:
