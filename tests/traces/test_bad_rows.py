@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.sim import tracefile
 from gpusched.sim.trace import Trace
-from gpusched.sim.traces import load
+from gpusched.sim.traces import cache, load
 from gpusched.sim.traces.draft import sorted_order, to_times
 from gpusched.sim.traces.reading import _rows, read_csv
 from tests.traces import samples
@@ -132,6 +132,26 @@ def test_a_duration_that_differs_by_more_than_a_second_is_told_of(put: Put, seco
     row = f"1,u,v,1,1,1,COMPLETED,2020-06-09 18:41:00,2020-06-09 18:41:00,2020-06-09 18:41:35,{seconds},0"
     trace = load(put("cluster_log.csv", samples.HELIOS.splitlines()[0] + "\n" + row))
     assert (len(trace.notes), trace.duration.tolist()) == (notes, [35.0])
+
+
+def test_who_and_what_for_may_be_unknown(put: Put) -> None:
+    row = "1,,,1,,,COMPLETED,2020-06-09 18:41:00,2020-06-09 18:41:00,2020-06-09 18:41:35,,"
+    trace = load(put("cluster_log.csv", samples.HELIOS.splitlines()[0] + "\n" + row), strict=True)
+    assert (trace.user.tolist(), trace.group.tolist(), trace.notes) == ([-1], [-1], ())
+    assert (trace.cores.tolist(), trace.nodes.tolist()) == ([-1], [0])
+
+
+@pytest.mark.parametrize("text", ["[]", "[ ]", "[,]", " [\n\n]"])
+def test_a_list_of_no_jobs(put: Put, text: str) -> None:
+    with pytest.raises(GpuschedError, match="no job in it can be replayed"):
+        load(put("cluster_job_log", text), "philly")
+
+
+def test_what_cannot_be_looked_at_is_kept_nowhere(tmp_path: Path) -> None:
+    assert cache.place([tmp_path / "absent"], "swf") is None
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert cache.place([tmp_path / "loop"], "swf") is None
+    assert cache.place([tmp_path], "swf") != cache.place([tmp_path], "philly") is not None
 
 
 def test_memory_per_pod_needs_the_number_of_pods(put: Put) -> None:
