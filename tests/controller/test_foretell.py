@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+from gpusched.controller import foretell
 from gpusched.controller.foretell import PAUSE_S, Foreteller, warm_up
 from gpusched.queue.predictions import Foretold
+from gpusched.queue.snapshots import snapshot_of_store
 from tests.controller.folding import spec
 from tests.controller.imagined import GPUS, inventory
 from tests.controller.test_cycle import Site
@@ -106,3 +110,50 @@ def test_what_comes_of_it_is_known_later(site: Site) -> None:
     assert not found.waits
     assert found.started is not None
     assert found.started >= found.prediction.made
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When a batch was begun."""
+    begun: list[float] = []
+
+    def seen(store: Any, declared: Any, policies: Any, now: float) -> Any:
+        begun.append(now)
+        return snapshot_of_store(store, declared, policies, now)
+
+    monkeypatch.setattr(foretell, "snapshot_of_store", seen)
+    return begun
+
+
+def test_of_what_nothing_can_be_foretold_it_is_asked_again_after_ten_minutes(site: Site, batches: list[float]) -> None:
+    """It asks for a node more than there are."""
+    site.submit(spec=spec(hold=True))
+    site.turn()
+    (job,) = site.store.pending()
+    wants = msgspec.structs.replace(job, held_by="", spec=spec(nodes=4))
+    site.store.put_jobs([wants])
+    watch, now = Watch(), site.world.now
+    teller = Foreteller(site.store, watch)
+    for seconds in (0, 1, 599, 600, 1199, 1200):
+        watch.now += 1e6
+        teller.step(inventory(), now + seconds, budget_s=1e9)
+    assert foretold(site) == {}
+    assert batches == [now, now + 600, now + 1200]
+    site.submit(spec=spec(hold=True))
+    site.turn()
+    watch.now += 1e6
+    teller.step(inventory(), now + 1201, budget_s=1e9)
+    assert batches[3:] == [now + 1201], "another's turn comes at once"
+
+
+@pytest.mark.parametrize(("most", "asked"), [(2, 0), (3, 1)])
+def test_a_long_queue_is_left_alone(
+    site: Site, batches: list[float], monkeypatch: pytest.MonkeyPatch, most: int, asked: int
+) -> None:
+    full(site)
+    site.submit(spec=spec(gpus_per_node=GPUS))
+    site.turn()
+    assert len(site.store.pending()) == 3
+    monkeypatch.setattr(foretell, "_MOST_JOBS", most)
+    Foreteller(site.store).step(inventory(), site.world.now, budget_s=60.0)
+    assert len(batches) == asked

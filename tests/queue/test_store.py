@@ -303,6 +303,10 @@ def test_jobs_that_ask_for_the_same_share_it(store: Store, tmp_path: Path) -> No
     assert sum(f.stat().st_size for f in tmp_path.glob("gpusched.db*")) < 4_000_000  # 576 MB while each had its own
 
 
+def test_the_room_of_a_large_transaction_is_given_back(store: Store) -> None:
+    assert store._db.execute("PRAGMA journal_size_limit").fetchone() == (16 << 20,)
+
+
 def test_small_tasks_are_small(store: Store, tmp_path: Path) -> None:
     tasks = (
         Job(id=f"{ID}_{n}", array_id=ID, array_index=n, user="u", uid=7, spec=spec(), state=JobState.PENDING,
