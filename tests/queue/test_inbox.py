@@ -265,6 +265,7 @@ def test_what_is_no_command_says_why_and_stands_in_nobodys_way(tmp_path: Path) -
     assert why["f"].startswith("not a command: ")
     assert [type(item) for item in found.values()].count(Received) == 1
     assert {item.uid for name, item in found.items() if name[0] in "abdef"} == {os.getuid()}
+    assert found["c-link"].uid == -1, "whose it is cannot be told"
 
 
 def test_a_command_that_cannot_be_recorded_now_waits_a_quarter_of_a_minute(

@@ -77,6 +77,8 @@ def test_of_an_array_all_tasks_count_and_what_they_do_is_said() -> None:
     assert verdict("afterok", _S.COMPLETED, _S.COMPLETED) == ("", "")
     one = verdict("afterok", _S.COMPLETED, _S.RUNNING)
     assert one == ("waiting", "afterok: waits for job x_1 (RUNNING)")
+    two = verdict("afterok", _S.PENDING, _S.RUNNING)
+    assert two == ("waiting", "afterok: waits for job x_0 (PENDING) and 1 more")
     many = verdict("afterok", _S.PENDING, *[_S.RUNNING] * 3)
     assert many == ("waiting", "afterok: waits for job x_0 (PENDING) and 3 more")
     lost = verdict("afterok", _S.RUNNING, _S.FAILED)

@@ -203,6 +203,12 @@ def test_a_node_no_longer_declared_still_shows_what_it_used() -> None:
     assert (old.gpu_hours, old.energy_kwh, old.rated_kwh) == (4, 1, None)
 
 
+@pytest.mark.parametrize("by", ["partition", "node", "user", "job"])
+def test_of_no_time_there_is_no_utilization(by: By) -> None:
+    made = report([run("f", {"dgx1": 8}, -HOUR, None)], [], by, until=0.0)
+    assert {r.utilization for r in (*made.rows, made.total)} == {None}
+
+
 def test_nothing_at_all() -> None:
     made = report([], [])
     assert [r.name for r in made.rows] == ["A100", "V100"]

@@ -1,4 +1,4 @@
-"""Nodes that are drawn: which may be, how often each is, and what is drawn where too few are there."""
+"""Nodes that are drawn: which may be, how often each is, and where too few are there; and nodes that are kept."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections import Counter
 from itertools import permutations
 
 import numpy as np
+import pytest
 
 from gpusched.sched.place import draw, draw_fitting, next_random
+from gpusched.sched.reclaim import keeps
 from gpusched.sched.state import Request, Rooms, Scratch, new_scratch, seed_words
 
 GPUS = (8, 1, 4, -1, 4, 0, 4, 8)  # free on each node; -1: not available
@@ -63,3 +65,27 @@ def test_the_naive_draw_takes_full_ones_too_and_is_out_of_luck_then() -> None:
     assert drawn(draw, request(8, 0), 1) == {((), False): 1}
     assert drawn(draw, request(1, 0, mask=1), 1) == {((), False): 1}
     assert {len(set(nodes)) for nodes, _ in drawn(draw, request(7, 0), 20)} == {7}
+
+
+@pytest.mark.parametrize(
+    ("left", "usable", "stays"),
+    [
+        ((4, 2, 3), 8, True), ((3, 9, 9), 8, False), ((9, 1, 9), 8, False), ((9, 9, 2), 8, False),
+        ((0, 0, 0), -1, True), ((9, 1, 9), 0, False), ((9, 9, 2), 1, False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("first", [True, False])
+def test_a_running_job_keeps_nodes_that_are_left_to_it_or_not_there_any_more(
+    left: tuple[int, int, int], usable: int, stays: bool, first: bool
+) -> None:
+    """On two nodes, of which one has all of it left."""
+    one, other = (0, 1) if first else (1, 0)
+    whole, there = (Rooms(*(np.zeros(2, np.int64) for _ in range(3))) for _ in range(2))
+    for of, column in enumerate(whole):
+        column[one], column[other] = left[of], 9
+    there.gpus[one], there.gpus[other] = usable, 8
+    held = np.array([7, 0, 1])
+    assert keeps(whole, there, request(2, 4), held, 1) == stays
+    taken = (4, 2, 3) if stays else (0, 0, 0)
+    assert tuple(int(column[one]) for column in whole) == tuple(a - b for a, b in zip(left, taken, strict=True))
+    assert tuple(int(column[other]) for column in whole) == tuple(9 - b for b in taken)
