@@ -92,6 +92,7 @@ def test_what_the_pool_does_not_say_is_nobodys_dominant_resource() -> None:
     assert share(NodeSpec(8, 10, 100), NodeSpec(8, 30, 100), cores=30, memory_mib=160) == 0.8
     assert share(NodeSpec(8, 10, 100), NodeSpec(8, 30, -1), cores=1, memory_mib=100) == 1 / 16
     assert share(NodeSpec(8, -1, 100), NodeSpec(8, 30, 100), cores=30) == 1 / 16
+    assert share(NodeSpec(8, 10, 100), NodeSpec(0, 10, 100), gpus=4) == 0.5
     assert share(NodeSpec(0, 10, -1), NodeSpec(0, 10, -1), gpus=0, cores=5) == 0.25
     assert share(NodeSpec(8, 10, 100), NodeSpec(8, 10, 100, partition="b"), cores=5, memory_mib=1) == 0.5
 

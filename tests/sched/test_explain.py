@@ -193,6 +193,10 @@ def test_nodes_say_cores_memory_and_what_bars_them() -> None:
             {"gpus": 6, "cores_per_node": 87},
             "waits for 87 cores beside 6 GPUs on one node; most free on one node: 86 (b)",
         ),
+        (
+            {"gpus": 0, "nodes": 3, "cores_per_node": 37},
+            "waits for 37 cores on each of 3 nodes; 2 nodes have that free",
+        ),
         ({"gpus": 6, "nodes": 2, "cores_per_node": 1}, "waits for 6 GPUs on each of 2 nodes; 1 node has that free"),
     ],
 )  # fmt: skip
