@@ -152,6 +152,13 @@ def test_idle_is_below_five_percent() -> None:
         assert row.idle_s == idle
 
 
+def test_utilization_is_the_mean_of_both_ends() -> None:
+    for first, last, mean in ((95.0, 90.0, 0.925), (4.0, 5.0, 0.045), (None, 50.5, 0.505)):
+        (row,) = usage_between(NODE, reading(T, utilization_pct=first), reading(T + 10, utilization_pct=last), {})
+        assert (row.util_s, row.util_known_s) == (pytest.approx(10 * mean, abs=1e-9), 10.0)
+        assert row.idle_s == (10.0 if mean < 0.05 else 0.0)
+
+
 def test_undeclared_gpus_and_clocks_that_stand_still_count_nothing() -> None:
     assert usage_between(NODE, reading(T), reading(T), {}) == []
     assert usage_between(NODE, reading(T), reading(T - 5), {}) == []

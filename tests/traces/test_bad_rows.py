@@ -141,6 +141,12 @@ def test_who_and_what_for_may_be_unknown(put: Put) -> None:
     assert (trace.cores.tolist(), trace.nodes.tolist()) == ([-1], [0])
 
 
+def test_what_is_no_csv_is_named_by_its_line(put: Put) -> None:
+    head = "submit_time,duration_s,num_gpus"
+    with pytest.raises(UsageError, match=r"p\.csv:3: found a CSV error \(.*\), expected valid CSV"):
+        load(put("p.csv", f'{head}\n2017-09-04 10:30:41,60,1\n"x"y,60,1\n'), "philly-csv")
+
+
 @pytest.mark.parametrize("text", ["[]", "[ ]", "[,]", " [\n\n]"])
 def test_a_list_of_no_jobs(put: Put, text: str) -> None:
     with pytest.raises(GpuschedError, match="no job in it can be replayed"):
