@@ -33,7 +33,7 @@ lint: install
 	exit $$status
 
 demo: install
-	@$(BIN)/python -m gpusched.demo
+	@$(BIN)/python -m gpusched.bootstrap.demo
 
 # Small bugs put in one at a time, on copies: which does no fast test notice? SAMPLE=300 SEED=1 PATHS="gpusched/sched ..."
 mutate: install

@@ -11,9 +11,9 @@ import sys
 import msgspec
 
 from benchmarks.decide import build, median_ms
+from gpusched.agents.gist.networks import heuristic
+from gpusched.config.weights import Model
 from gpusched.model.policy import PolicySpec
-from gpusched.models import Model
-from gpusched.sched.agents.gist_nets import heuristic
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.learn.evaluate import heuristics
-from gpusched.learn.gist.scale import STARTS, figures, policy_of, start
-from gpusched.policies import BUILT_IN, load_policy
-from gpusched.sim.cluster import Pool
-from gpusched.sim.generate import generate
+from gpusched.agents.gist.scale import STARTS, figures, policy_of, start
+from gpusched.agents.training.evaluate import heuristics
+from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.sim.policies import ReplayPolicy, of_spec
-from gpusched.sim.workload import Workload, load_workload
+from gpusched.sim.pool import Pool
+from gpusched.traces.generate import generate
+from gpusched.traces.workload import Workload, load_workload
 
 FIRST_SEED = 9000
 WORKLOAD = Path(__file__).with_name("agent_workload.yaml")

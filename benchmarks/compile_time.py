@@ -27,10 +27,10 @@ def main() -> None:
 def parts() -> dict[str, Callable[[], object]]:
     """Name -> what compiles it."""
     from gpusched.sched.decide import warm_up
-    from gpusched.sim.bounds import bounds_of
-    from gpusched.sim.cluster import Pool
-    from gpusched.sim.engine import replay
-    from gpusched.sim.engine_warm import one_job
+    from gpusched.sim.engine.warm import one_job
+    from gpusched.sim.pool import Pool
+    from gpusched.sim.replay import replay
+    from gpusched.study.bounds import bounds_of
 
     job, pool = one_job(), Pool.uniform(1, 1)
     policies = {

@@ -18,19 +18,19 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.agent_scale import workload
+from gpusched.agents.gist.decide import by_score, fitting, score_queue, see_queue, walk
+from gpusched.agents.gist.evolve import Evolution
+from gpusched.agents.gist.networks import JOB_INPUTS, Agent, agent_of, heuristic, scene_of
+from gpusched.agents.gist.replay import Queue, carry_out, new_queue
+from gpusched.agents.gist.scale import figures, policy_of
 from gpusched.compiled import jit
-from gpusched.learn.gist.evolve import Evolution
-from gpusched.learn.gist.scale import figures, policy_of
-from gpusched.sched.agents.gist_nets import JOB_INPUTS, Agent, agent_of, heuristic, scene_of
-from gpusched.sched.agents.gist_pass import by_score, fitting, score_queue, see_queue, walk
 from gpusched.sched.state import EASY
-from gpusched.sim.agents.gist import Queue, carry_out, new_queue
-from gpusched.sim.cluster import Pool
-from gpusched.sim.engine_build import Options, log_of, world_of
-from gpusched.sim.engine_fast import next_decision
-from gpusched.sim.engine_state import DECIDE, IN_SYSTEM, READY, Log, Passes, Sim
-from gpusched.sim.generate import generate
-from gpusched.sim.line import enter
+from gpusched.sim.engine.build import Options, log_of, world_of
+from gpusched.sim.engine.queue import enter
+from gpusched.sim.engine.state import DECIDE, IN_SYSTEM, READY, Log, Passes, Sim
+from gpusched.sim.engine.static import next_decision
+from gpusched.sim.pool import Pool
+from gpusched.traces.generate import generate
 
 MOST, HOUR = 16, 3600.0  # jobs of an order that count for its probability
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import time
 
-from gpusched.learn.gist import dqn, expectimax
-from gpusched.learn.gist.setting import paper
-from gpusched.learn.gist.speed import decisions_per_s
+from gpusched.agents.gist import dqn, expectimax
+from gpusched.agents.gist.setting import paper
+from gpusched.agents.gist.speed import decisions_per_s
 
 MARK = 0.99
 

@@ -23,13 +23,13 @@ from gpusched.model.jobs import Allocation, JobSpec, NodeAllocation
 from gpusched.model.policy import Mapping, PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.decide import decide
-from gpusched.sim.cluster import NodeSpec, Pool
-from gpusched.sim.engine import replay
+from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.rates import Rates, read_rates, speed_of
-from gpusched.sim.runs import run_seconds
-from gpusched.sim.slicing import select
-from gpusched.sim.trace import Trace
-from gpusched.sim.traces import load
+from gpusched.sim.replay import replay
+from gpusched.study.timeline import run_seconds
+from gpusched.traces.load import load
+from gpusched.traces.slicing import select
+from gpusched.traces.trace import Trace
 
 TYPES = ("V100", "P100", "K80")
 PLACEMENTS = ("best-fit", "fastest", "milp")

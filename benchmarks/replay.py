@@ -20,9 +20,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.plot import Series, loglog
-from gpusched.sim.cluster import Pool
-from gpusched.sim.engine import replay
-from gpusched.sim.trace import Trace
+from gpusched.sim.pool import Pool
+from gpusched.sim.replay import replay
+from gpusched.traces.trace import Trace
 
 # GPUs of a job and how often: most are small, as in the Philly and Helios traces
 SIZES, WEIGHTS = (1, 2, 4, 8, 16, 32), (0.60, 0.12, 0.12, 0.12, 0.03, 0.01)

@@ -20,19 +20,19 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gpusched.learn import torch_
-from gpusched.learn.rltune.arena import Arena
-from gpusched.learn.rltune.candidates import Rule, arrays_of, odds_of, without_net
-from gpusched.learn.rltune.episodes import cut
-from gpusched.learn.rltune.ppo import Learner
-from gpusched.learn.rltune.reproduce import likeness
-from gpusched.learn.rltune.settings import Settings
+from gpusched.agents.common import torch_
+from gpusched.agents.rltune.arena import Arena
+from gpusched.agents.rltune.candidates import Rule, arrays_of, odds_of, without_net
+from gpusched.agents.rltune.episodes import cut
+from gpusched.agents.rltune.ppo import Learner
+from gpusched.agents.rltune.reproduce import likeness
+from gpusched.agents.rltune.settings import Settings
+from gpusched.config.weights import Model
 from gpusched.model.plan import Plan
 from gpusched.model.policy import Mapping, PolicySpec
-from gpusched.models import Model
 from gpusched.sched.decide import decide
-from gpusched.sim.cluster import Pool
-from gpusched.sim.generate import generate
+from gpusched.sim.pool import Pool
+from gpusched.traces.generate import generate
 from tests.sched.worlds import node, pending, running, snapshot
 
 PUBLIC = 25_600 / 117

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.probe64 import open_asyncssh
+from gpusched.config.inventory import load_inventory
 from gpusched.controller.cycle import Cycle
 from gpusched.controller.service import Service
-from gpusched.inventory import load_inventory
 from gpusched.model import ids
 from gpusched.model.commands import Submit
 from gpusched.model.jobs import JobSpec

@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from gpusched.config.fields import expand_hosts, is_name
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.inspection import Inspection, RuntimeFacts
-from gpusched.inventory_fields import expand_hosts, is_name
 from gpusched.model.readings import NodeReading
 from gpusched.model.resources import Node, RuntimeName, Settings
+from gpusched.nodes.inspection import Inspection, RuntimeFacts
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.transport import TransportError
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from gpusched.bootstrap.discover import Discovered, NotDiscovered, Outcome
+from gpusched.config.inventory import load_inventory
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.inventory import load_inventory
 
 _HEAD = """\
 # Written by `gpusched init`: what the servers said about themselves. Look it over, change what you like, then run

@@ -22,6 +22,6 @@ def exec_(
     tty: Annotated[bool, typer.Option("-t", "--tty", help="With a terminal.")] = False,
 ) -> int:
     """Run a command inside a running job: gpusched exec -it JOB -- bash. Exits with its code."""
-    from gpusched.attach import exec_in_job
+    from gpusched.client.attach import exec_in_job
 
     return exec_in_job(Client(), job, command, rank=rank, tty=tty, interactive=interactive)

@@ -28,7 +28,7 @@ def logs(
     tail: Annotated[int | None, typer.Option("--tail", min=0, help="The last lines only.", show_default=False)] = None,
 ) -> int:
     """A job's output; -f follows it. Of a gang, each line has its rank before it."""
-    from gpusched.logs import LogRequest, PrefixedLines, ranks_of, show_log
+    from gpusched.client.logs import LogRequest, PrefixedLines, ranks_of, show_log
 
     client = Client()
     request = LogRequest(job=job, rank=rank, attempt=attempt, tail=tail, follow=follow)

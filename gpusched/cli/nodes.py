@@ -33,7 +33,7 @@ def nodes(
     json: output.JsonOption = False,
 ) -> None:
     """Nodes and their GPUs: what is free, what is used, what is wrong."""
-    from gpusched.overview import cluster_rows
+    from gpusched.client.overview import cluster_rows
     from gpusched.views.nodes import nodes_json, nodes_screen
 
     client = Client()

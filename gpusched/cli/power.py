@@ -40,7 +40,7 @@ def power(
     json: output.JsonOption = False,
 ) -> None:
     """Energy and utilization: what was used, what was wasted, what it cost."""
-    from gpusched.report import parse_since, power_report
+    from gpusched.accounting.report import parse_since, power_report
     from gpusched.views.power import power_json, power_screen
 
     client = Client()

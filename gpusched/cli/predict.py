@@ -35,7 +35,7 @@ def predict(
     Says for a job, or for every job of a trace, the times that one in ten, one in two and nine in ten such jobs do not
     exceed. With --train it learns that anew, and says how good it is on days that it has not seen.
     """
-    from gpusched.learn import forecasting as service
+    from gpusched.agents.predictor import request as service
     from gpusched.views import predict as view
 
     if train:

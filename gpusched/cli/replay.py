@@ -11,7 +11,7 @@ from gpusched.cli import complete, output
 from gpusched.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpusched.sim.study import Outcome
+    from gpusched.study.study import Outcome
 
 app = typer.Typer()
 _HELP = {"help_option_names": ["-h", "--help"]}
@@ -96,7 +96,7 @@ def replay(
         option = "--auto-retrain" if auto_retrain else "--fail-if-worse"
         raise UsageError(f"{option} goes with --nightly", "add --nightly")
     from gpusched.model.units import parse_duration
-    from gpusched.sim import request as service
+    from gpusched.study import request as service
 
     try:
         restart_s = float(parse_duration(restart)) if restart not in ("0", "0s") else 0.0
@@ -116,7 +116,7 @@ def replay(
 
 
 def _show(outcomes: list[Outcome], json: bool, by: str | None, schedule_out: str | None, html: str | None) -> None:
-    from gpusched.sim.study import changes, row_of
+    from gpusched.study.study import changes, row_of
     from gpusched.views import replay as view
 
     changed = changes(outcomes)
@@ -126,7 +126,7 @@ def _show(outcomes: list[Outcome], json: bool, by: str | None, schedule_out: str
                 view.write_schedule(outcome.result, file)
             output.note(f"schedule written to {path}")
     if html is not None:
-        from gpusched.sim.html import page
+        from gpusched.study.html import page
 
         with open(html, "w", encoding="utf-8") as file:
             file.write(page(outcomes, changed))
@@ -138,9 +138,9 @@ def _show(outcomes: list[Outcome], json: bool, by: str | None, schedule_out: str
 
 
 def _nightly(since: str, fail_if_worse: float | None, workers: int, auto_retrain: bool, json: bool) -> int:
-    from gpusched.inventory import load_inventory
-    from gpusched.paths import state_folder
-    from gpusched.sim.nightly import nightly
+    from gpusched.config.inventory import load_inventory
+    from gpusched.config.paths import state_folder
+    from gpusched.nightly.replays import nightly
 
     report = nightly(load_inventory(), state_folder(), since, workers=max(1, workers), auto_retrain=auto_retrain)
     if json:

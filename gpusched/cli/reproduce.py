@@ -35,11 +35,11 @@ def reproduce(
     """Make a paper's figures again: trained here, beside the paper's own and the exact ones. Takes some minutes."""
     import msgspec
 
-    from gpusched.learn.torch_ import need
+    from gpusched.agents.common.torch_ import need
 
     need("torch")
     if paper is Paper.RLTUNE:
-        from gpusched.learn.rltune import reproduce as rltune
+        from gpusched.agents.rltune import reproduce as rltune
         from gpusched.views import rltune as rltune_view
 
         wanted = msgspec.structs.replace(
@@ -50,7 +50,7 @@ def reproduce(
             lines = rltune.reproduce(wanted, advance or _unseen)
         _show(html, rltune_view.page(lines), json, rltune.as_json(lines), rltune_view.screen(lines))
         return
-    from gpusched.learn.gist import reproduce as service
+    from gpusched.agents.gist import reproduce as service
     from gpusched.views import reproduction as view
 
     options = service.QUICK if quick else service.Options(workers=jobs)

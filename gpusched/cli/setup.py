@@ -78,7 +78,7 @@ def flavors(
     json: output.JsonOption = False,
 ) -> None:
     """What can be asked for by name, and how much of it is free now."""
-    from gpusched.overview import cluster_rows, flavor_rows
+    from gpusched.client.overview import cluster_rows, flavor_rows
     from gpusched.views.nodes import flavors_json, flavors_screen
 
     client = Client()

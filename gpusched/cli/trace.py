@@ -10,7 +10,7 @@ import typer
 from gpusched.cli import output
 
 if TYPE_CHECKING:
-    from gpusched.sim.trace import Trace
+    from gpusched.traces.trace import Trace
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
@@ -43,8 +43,8 @@ def import_(
     json: output.JsonOption = False,
 ) -> None:
     """Read a trace and write it in our own format. Bad rows are counted, named by line and kept out."""
-    from gpusched.sim.stats import rejected_kinds, rejected_lines
-    from gpusched.sim.traces import load
+    from gpusched.traces.load import load
+    from gpusched.traces.statistics import rejected_kinds, rejected_lines
 
     trace = load(source, format_, strict=strict)
     for line in rejected_lines(trace):
@@ -58,8 +58,8 @@ def stats(
     source: _Source, format_: _FormatOption = None, vc: _VcOption = None, json: output.JsonOption = False
 ) -> None:
     """What a trace is like: jobs, arrivals, run times, sizes, load, users."""
-    from gpusched.sim.stats import stats_lines, trace_stats
-    from gpusched.sim.traces import load
+    from gpusched.traces.load import load
+    from gpusched.traces.statistics import stats_lines, trace_stats
 
     found = trace_stats(load(source, format_, vc=vc))
     if json:
@@ -84,8 +84,8 @@ def slice_(
     json: output.JsonOption = False,
 ) -> None:
     """Part of a trace: of a time, a virtual cluster, a user; or its first jobs."""
-    from gpusched.sim.slicing import slice_trace
-    from gpusched.sim.traces import load
+    from gpusched.traces.load import load
+    from gpusched.traces.slicing import slice_trace
 
     trace = slice_trace(load(source, format_), since=since, until=until, vc=vc, user=user, jobs=jobs)
     _written(path, trace, json)
@@ -109,8 +109,8 @@ def scale(
     says on how many nodes the trace as it is offers that load.
     """
     from gpusched.errors import UsageError
-    from gpusched.sim.slicing import nodes_for_load, offered_load, scale_arrivals
-    from gpusched.sim.traces import load
+    from gpusched.traces.load import load
+    from gpusched.traces.slicing import nodes_for_load, offered_load, scale_arrivals
 
     if (path is None) != (nodes is None):
         raise UsageError("--nodes and -o go together", "give both to scale arrivals, none to choose the nodes")
@@ -135,7 +135,7 @@ def generate(
     json: output.JsonOption = False,
 ) -> None:
     """Make up a trace from a description: arrivals, sizes, run times, limits, users."""
-    from gpusched.sim import generate as generator
+    from gpusched.traces import generate as generator
 
     _written(path, generator.generate(generator.load_workload(spec), seed), json, seed=seed)
 
@@ -149,9 +149,9 @@ def fit(
     json: output.JsonOption = False,
 ) -> None:
     """Write the description of a workload like this trace, for 'trace generate'."""
-    from gpusched.sim.fitting import fit as fitted
-    from gpusched.sim.traces import load
-    from gpusched.sim.workload import workload_text
+    from gpusched.traces.fitting import fit as fitted
+    from gpusched.traces.load import load
+    from gpusched.traces.workload import workload_text
 
     trace = load(source, format_, vc=vc)
     Path(path).write_text(workload_text(fitted(trace)), encoding="utf-8")
@@ -163,7 +163,7 @@ def fit(
 
 def _written(path: str, trace: Trace, json: bool, **more: Any) -> None:
     """Write the trace and say so."""
-    from gpusched.sim import tracefile
+    from gpusched.traces import file as tracefile
 
     tracefile.write(Path(path), trace)
     if json:

@@ -12,7 +12,7 @@ import typer
 from gpusched.cli import complete, output
 
 if TYPE_CHECKING:
-    from gpusched.learn.request import Report
+    from gpusched.agents.common.request import Report
 
 app = typer.Typer()
 _HELP = {"help_option_names": ["-h", "--help"]}
@@ -55,8 +55,8 @@ def train(
     Learns from a trace, a description, or else this cluster's own last 30 days (where there are none yet, its flavors).
     Killed and called again, it goes on from its last checkpoint.
     """
-    from gpusched.learn import request as service
-    from gpusched.learn.train import train as trained
+    from gpusched.agents.common import request as service
+    from gpusched.agents.training.train import train as trained
 
     asked = service.TrainRequest(
         policy=policy, partition=partition, trace=trace, generate=generate, format=format, vc=vc, since=since,
@@ -76,7 +76,7 @@ def train(
 @contextmanager
 def progress() -> Iterator[Report]:
     """A bar on stderr with reward, utilization and time left, for people; sentences as notes."""
-    from gpusched.learn.request import Report
+    from gpusched.agents.common.request import Report
 
     if output.json_mode() or not sys.stderr.isatty():
         yield Report(note=output.note)

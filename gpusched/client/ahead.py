@@ -25,9 +25,9 @@ def look_ahead(client: Client, snapshot: Snapshot, explanation: Explanation) -> 
     """Runs the queue forward; the first time after an installation or upgrade this compiles for some seconds."""
     _say_if_slow()
     from gpusched.client.alternatives import alternatives_of
-    from gpusched.sim.assumptions import assumptions, why_never
-    from gpusched.sim.foresee import Foresight
-    from gpusched.sim.habits import Habits, PastRun
+    from gpusched.forecast.assumptions import assumptions, why_never
+    from gpusched.forecast.limit_use import Habits, PastRun
+    from gpusched.forecast.start_times import Foresight
 
     job = next(j for j in snapshot.pending if j.id == explanation.job_id)
     habits = Habits([PastRun(*run) for run in client.reader.past_runs()] if client.reader else [])
@@ -55,7 +55,7 @@ def _consistent(explanation: Explanation, job: PendingView, sooner: tuple[Sooner
 def _say_if_slow() -> None:
     """A word for people before the compiler takes its time."""
     from gpusched.compiled import kept_on_disk
-    from gpusched.sim.forward import run_forward
+    from gpusched.forecast.run import run_forward
 
     if sys.stderr.isatty() and hasattr(run_forward, "signatures") and not kept_on_disk(run_forward):
         print("gpusched: compiling the forecast, once after installation or upgrade ...", file=sys.stderr, flush=True)

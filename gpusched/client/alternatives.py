@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import msgspec
 
 from gpusched.client.sizing import Wish, size
+from gpusched.config.validate import validate_spec
 from gpusched.errors import UsageError
+from gpusched.forecast.start_times import Alternative
 from gpusched.model.jobs import JobSpec
 from gpusched.model.resources import Inventory, Partition
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.model.units import format_duration, format_memory
 from gpusched.sched.tally import counts_of, covers, earliest, queue_of
-from gpusched.sim.foresee import Alternative
-from gpusched.validate import validate_spec
 
 _SHORTER_S = (*(3600 * h for h in (72, 24, 12, 6, 3, 1)), 1800, 600)
 _MOST_LIMITS = 4

@@ -85,7 +85,7 @@ def gpu_types(client: Client, incomplete: str) -> list[str]:
 @_quiet
 def policies(client: Client, incomplete: str) -> list[str]:
     """Names of policies."""
-    from gpusched.policies import policy_names
+    from gpusched.config.policies import policy_names
 
     return [name for name in policy_names(client.inventory.path) if name.startswith(incomplete)]
 
@@ -101,7 +101,7 @@ def replays(_: Client, incomplete: str) -> list[str]:
 @_quiet
 def agents(client: Client, incomplete: str) -> list[str]:
     """Names of policies with an agent to train."""
-    from gpusched.policies import load_policy, policy_file, policy_folders
+    from gpusched.config.policies import load_policy, policy_file, policy_folders
 
     folders = policy_folders(client.inventory.path)
     files = {name: policy_file(name, folders) for name in policies(incomplete)}

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpusched.paths import state_folder
+from gpusched.config.paths import state_folder
 from gpusched.queue.inbox import Inbox
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Client:
         Raises:
             GpuschedError: None, or a wrong one.
         """
-        from gpusched.inventory import load_inventory
+        from gpusched.config.inventory import load_inventory
 
         return load_inventory()
 
@@ -66,7 +66,7 @@ class Client:
 
         A shared one is made by the controller with its modes; asking before the first tick must still work.
         """
-        from gpusched.paths import SHARED_STATE
+        from gpusched.config.paths import SHARED_STATE
 
         if not os.path.isdir(self.inbox.new) and self.state != SHARED_STATE:
             try:

@@ -12,11 +12,11 @@ from gpusched.client.context import Client
 from gpusched.client.jobs import Query, queried
 from gpusched.client.resolve import Resolver, Target
 from gpusched.client.waiting import IN_INBOX
+from gpusched.config.users import user_name
+from gpusched.config.validate import MAX_PRIORITY, check_nodes, check_text
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.commands import AnyCommand, Cancel, Drain, Hold, Release, Requeue, Resume, SetPriority
 from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
-from gpusched.users import user_name
-from gpusched.validate import MAX_PRIORITY, check_nodes, check_text
 
 Check = Callable[[Job], str]  # why nothing would follow for a job, or ""
 IdCommand = Callable[[float, tuple[str, ...]], AnyCommand]

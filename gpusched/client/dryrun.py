@@ -8,9 +8,9 @@ import time
 from gpusched.client.context import Client
 from gpusched.client.submit import Prepared
 from gpusched.client.why import explain_pending
+from gpusched.config.users import user_name
 from gpusched.model import ids
 from gpusched.model.jobs import Job, JobState
-from gpusched.users import user_name
 from gpusched.views.why import Why
 
 

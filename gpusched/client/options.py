@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_VALUE_BYTES, SIGNALS, check_text
 from gpusched.errors import UsageError
 from gpusched.model.jobs import Dependency, DependencyKind, Mount
 from gpusched.model.units import parse_duration, parse_memory_mib, parse_time
-from gpusched.validate import MAX_ARRAY_TASKS, MAX_VALUE_BYTES, SIGNALS, check_text
 
 T = TypeVar("T")
 _SPAN = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7})(?::([0-9]{1,7}))?)?")

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 
 from gpusched.client.context import Client
+from gpusched.config.validate import known_partition
+from gpusched.config.weights import DEFAULT, ModelError, load_model
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Partition
 from gpusched.model.units import iso_utc
-from gpusched.models import DEFAULT, ModelError, load_model
 from gpusched.promotion.live import live_policies, overrides
 from gpusched.promotion.registry import find_policy, known_policies, trained_for, training_of
 from gpusched.promotion.reports import last_verdicts
 from gpusched.queue.promotions import Difference, PolicyChange, Shadow
-from gpusched.validate import known_partition
 from gpusched.views.policy import ChangeRow, PolicyPage, PolicyRow
 
 
@@ -136,7 +136,7 @@ def _weights(spec: PolicySpec) -> dict[str, str]:
     """Partition -> what decides in its weights, in words, or why they cannot be used."""
     if spec.agent is None or not (partitions := trained_for(spec)):
         return {}
-    from gpusched.learn.described import what_decides
+    from gpusched.agents.training.described import what_decides
 
     found = {}
     for name in partitions:

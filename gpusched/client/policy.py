@@ -11,18 +11,18 @@ import msgspec
 from gpusched.client.context import Client
 from gpusched.client.control import check_admin
 from gpusched.client.policies import same
+from gpusched.config.validate import check_text, known_partition
+from gpusched.config.weights import DEFAULT
 from gpusched.errors import GpuschedError, NoHistory, UsageError
 from gpusched.model.commands import Promote, Rollback, ShadowOff, ShadowOn
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Partition
 from gpusched.model.units import local_time_zone
-from gpusched.models import DEFAULT
 from gpusched.promotion.live import live_policies, overrides
 from gpusched.promotion.registry import Known, find_policy, trained_for, training_of
-from gpusched.validate import check_text, known_partition
 
 if TYPE_CHECKING:
-    from gpusched.promotion.evaluate import Verdict
+    from gpusched.nightly.proof import Verdict
 
 SINCE = "30d"
 
@@ -61,7 +61,7 @@ def compare(
         UsageError: There is no such policy or partition, or both a trace and ``since``.
         GpuschedError: No history; weights that cannot be used.
     """
-    from gpusched.promotion.evaluate import judge, stage_for
+    from gpusched.nightly.proof import judge, stage_for
 
     base, other = _find(client, first).spec, _find(client, second).spec
     inventory = client.inventory
@@ -69,7 +69,7 @@ def compare(
     if trace is not None:
         if since is not None:
             raise UsageError("--since is of the cluster's own history, --trace another's", "use one of them")
-        from gpusched.sim.traces import load
+        from gpusched.traces.load import load
 
         loaded = load(trace)
         if partition is None:
@@ -90,19 +90,19 @@ def compare(
 
 def _anywhere(trace: Any) -> Any:
     from gpusched.sim.power import power_model
-    from gpusched.sim.study import stage_of
+    from gpusched.study.study import stage_of
 
     return stage_of(trace, power=power_model)
 
 
 def _begin(since: str) -> float:
-    from gpusched.report import parse_since
+    from gpusched.accounting.report import parse_since
 
     return parse_since(since, time.time())
 
 
 def _judged(client: Client, partition: Partition, base: PolicySpec, other: PolicySpec, begin: float) -> Verdict:
-    from gpusched.promotion.evaluate import history_of, judge, stage_for
+    from gpusched.nightly.proof import history_of, judge, stage_for
 
     if client.reader is None:
         raise GpuschedError(f"{client.state}: there is no history yet", "start the controller, or say --force REASON")
@@ -116,7 +116,7 @@ def proof(client: Client, partition: Partition, incumbent: PolicySpec, candidate
     Raises:
         GpuschedError: There is no such day; or its weights cannot be used.
     """
-    from gpusched.promotion.evaluate import first_held_out
+    from gpusched.nightly.proof import first_held_out
 
     card = training_of(candidate, partition.name)
     if candidate.agent is not None and card is None:
@@ -250,7 +250,7 @@ def _partitions(client: Client, spec: PolicySpec, partition: str | None) -> list
     Raises:
         UsageError: There is no such partition, or it has no weights for any.
     """
-    from gpusched.models import load_model
+    from gpusched.config.weights import load_model
 
     inventory = client.inventory
     if partition is not None:

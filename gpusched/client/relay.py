@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gpusched.config.paths import SHARED_STATE
 from gpusched.errors import GpuschedError
 from gpusched.model.relay import (
     CHUNK,
@@ -37,7 +38,6 @@ from gpusched.model.relay import (
     size_frame,
 )
 from gpusched.nodes.transport import TransportError
-from gpusched.paths import SHARED_STATE
 
 if TYPE_CHECKING:
     from gpusched.client.context import Client

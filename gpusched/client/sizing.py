@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import msgspec
 
+from gpusched.config.validate import (
+    check_gpu_types,
+    check_nodes,
+    known_partition,
+    max_time,
+    nodes_that_hold,
+    usable_nodes,
+)
 from gpusched.errors import UsageError
 from gpusched.model.resources import Flavor, Inventory, Partition
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import format_memory
-from gpusched.validate import check_gpu_types, check_nodes, known_partition, max_time, nodes_that_hold, usable_nodes
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,13 +10,13 @@ import msgspec
 from gpusched.client import options
 from gpusched.client.context import Client
 from gpusched.client.sizing import Wish, size
+from gpusched.config.validate import MAX_NAME, validate_spec
 from gpusched.errors import UsageError
 from gpusched.model import ids
 from gpusched.model.commands import Submit
 from gpusched.model.jobs import JobSpec
 from gpusched.model.resources import Partition
 from gpusched.queue.inbox import MAX_COMMAND_BYTES, deliver_submit
-from gpusched.validate import MAX_NAME, validate_spec
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gpusched.client.context import Client
+from gpusched.config.users import user_name
 from gpusched.model.commands import Submit
 from gpusched.model.jobs import Job, JobState
 from gpusched.queue.inbox import Received
-from gpusched.users import user_name
 
 IN_INBOX = "InInbox"
 _MESSAGE = "submitted; the controller has not taken it from the inbox yet"

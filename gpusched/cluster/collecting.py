@@ -56,7 +56,7 @@ def collect_log(
     Args:
         transport: To the node.
         script: `Runtime.log`.
-        destination: `gpusched.paths.log_path`.
+        destination: `gpusched.config.paths.log_path`.
         settings: The cap.
         readers: User ids that may read it, besides the controller's.
 

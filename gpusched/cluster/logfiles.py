@@ -28,7 +28,7 @@ def log_file(path: Path, readers: Iterable[int]) -> Iterator[BinaryIO]:
     """A file that takes the place of ``path`` when the block ends without an exception, durably.
 
     Args:
-        path: `gpusched.paths.log_path`.
+        path: `gpusched.config.paths.log_path`.
         readers: User ids that may read it, besides the controller's.
 
     Raises:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from gpusched.cluster.base import RankKey
 from gpusched.cluster.logfiles import secure
+from gpusched.config.users import user_name
 from gpusched.model.jobs import Job
 from gpusched.model.resources import Inventory
 from gpusched.queue.store import Store
-from gpusched.users import user_name
 
 MAX_FAILURES = 5
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 600.0

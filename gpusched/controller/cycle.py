@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpusched.cluster.base import Cluster, Observation, Outcome, RankKey, Work
+from gpusched.config.paths import log_path
 from gpusched.controller.collected import MAX_FAILURES, Collecting, readers_of
 from gpusched.controller.culprits import culprits
 from gpusched.controller.deciding import Decider
@@ -32,7 +33,6 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import NodeReading
 from gpusched.model.resources import Inventory, Partition
 from gpusched.model.snapshot import Snapshot
-from gpusched.paths import log_path
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.lifecycle import move, set_aside
 from gpusched.queue.snapshots import held_gpus, snapshot_of_store

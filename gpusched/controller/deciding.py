@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import msgspec
 
+from gpusched.config.weights import Model, ModelError, load_model, weights_file
 from gpusched.model.events import Event
 from gpusched.model.plan import Plan
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
-from gpusched.models import Model, ModelError, load_model, weights_file
 from gpusched.queue.promotions import Fallback
 from gpusched.queue.store import Store
-from gpusched.sched.agents import prepared
+from gpusched.sched.agent import prepared
 from gpusched.sched.decide import decide, warm_up_agent
 
 REST_S = 60.0  # how long an agent that was late is not asked: else it would be late again, every cycle

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from gpusched.errors import GpuschedError
+from gpusched.forecast.predictor import USUAL_NAME, Predictor
 from gpusched.model.jobs import Job
 from gpusched.model.policy import PolicySpec
 from gpusched.queue.estimates import Estimate
 from gpusched.queue.store import Store
-from gpusched.sim.predictor import USUAL_NAME, Predictor
-from gpusched.sim.traces.history import as_submitted
+from gpusched.traces.readers.history import as_submitted
 
 MOST_ENDED = 2000  # past jobs that are looked at: reading more would hold up the cycle, and the last ones say most
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from gpusched.config.users import user_name
+from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_PRIORITY, validate_spec
 from gpusched.controller.promoting import PolicyDesk
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import GpuschedError
@@ -35,8 +37,6 @@ from gpusched.model.resources import Inventory
 from gpusched.queue.inbox import PUT_OFF_S, Inbox, Malformed, Received
 from gpusched.queue.lifecycle import move
 from gpusched.queue.store import NodeRecord, Store
-from gpusched.users import user_name
-from gpusched.validate import MAX_ARRAY_TASKS, MAX_PRIORITY, validate_spec
 
 MAX_ARRAY_INDEX = 9_999_999
 REMEMBER_FOLDED_S = 86400.0

@@ -16,16 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.compiled import kept_on_disk
+from gpusched.forecast.limit_use import Habits, PastRun
+from gpusched.forecast.queue import Ahead, RunTimes
+from gpusched.forecast.run import run_forward
+from gpusched.forecast.start_times import draws_of, quantiles
 from gpusched.model.resources import Inventory
 from gpusched.model.snapshot import Snapshot
 from gpusched.promotion.live import live_policies
 from gpusched.queue.predictions import Prediction
 from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.queue.store import Store
-from gpusched.sim.ahead import Ahead, RunTimes
-from gpusched.sim.foresee import draws_of, quantiles
-from gpusched.sim.forward import run_forward
-from gpusched.sim.habits import Habits, PastRun
 
 BUDGET_S = 0.1  # of one pause between two cycles
 PAUSE_S = 30.0  # between two batches at least; and

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 
+from gpusched.config.inventory import SYSTEM_INVENTORY, find_inventory, load_inventory
+from gpusched.config.policies import load_policies
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.inventory import SYSTEM_INVENTORY, find_inventory, load_inventory
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
-from gpusched.policies import load_policies
 from gpusched.queue.store import INVENTORY_TROUBLE, Reader, Store
 
 _KEY = "last_good"

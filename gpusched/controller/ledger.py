@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gpusched.accounting import Counters, holdings, usage_between
+from gpusched.accounting.usage import Counters, holdings, usage_between
 from gpusched.cluster.base import Observation
 from gpusched.model.jobs import ENDED, Job
 from gpusched.model.readings import ProbeFailure

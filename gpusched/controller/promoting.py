@@ -8,19 +8,19 @@ from typing import NamedTuple
 
 import msgspec
 
+from gpusched.config.policies import load_policies, load_policy, policy_folders
+from gpusched.config.validate import known_partition
+from gpusched.config.weights import load_model
 from gpusched.errors import GpuschedError
 from gpusched.model.commands import Promote, Rollback, ShadowOff, ShadowOn
 from gpusched.model.events import Event
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
-from gpusched.models import load_model
-from gpusched.policies import load_policies, load_policy, policy_folders
 from gpusched.promotion.freeze import freeze
 from gpusched.promotion.live import file_changes, in_charge, overrides
 from gpusched.queue.promotions import PolicyChange, Shadow
 from gpusched.queue.store import Store
-from gpusched.sched.agents import prepared
-from gpusched.validate import known_partition
+from gpusched.sched.agent import prepared
 
 
 class Charge(NamedTuple):

@@ -23,6 +23,8 @@ from pathlib import Path
 
 import msgspec
 
+from gpusched.config.paths import log_path
+from gpusched.config.users import user_name
 from gpusched.controller.collected import may_see
 from gpusched.controller.lastgood import declared_or_kept
 from gpusched.errors import GpuschedError, UsageError
@@ -52,9 +54,7 @@ from gpusched.model.resources import Inventory, Node, RuntimeName
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.runtimes import AttemptRef, Runtime, runtime_for
 from gpusched.nodes.transport import Session, Transport, TransportError, stream_argv
-from gpusched.paths import log_path
 from gpusched.queue.store import Reader
-from gpusched.users import user_name
 
 MAX_SESSIONS, MAX_SESSIONS_PER_USER = 256, 32
 REQUEST_S = 10.0  # from the connection to the whole request

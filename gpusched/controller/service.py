@@ -15,6 +15,8 @@ from pathlib import Path
 
 from gpusched.cluster.collecting import rotate
 from gpusched.cluster.ssh import SshCluster
+from gpusched.config.paths import SHARED_STATE
+from gpusched.config.policies import POLICY, WEIGHTS, policy_folders
 from gpusched.controller.collected import secure_logs
 from gpusched.controller.cycle import Cycle
 from gpusched.controller.foretell import BUDGET_S, Foreteller
@@ -22,8 +24,6 @@ from gpusched.controller.lastgood import Declared, declared_or_kept, keep
 from gpusched.controller.relaying import Relaying
 from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
-from gpusched.paths import SHARED_STATE
-from gpusched.policies import POLICY, WEIGHTS, policy_folders
 from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.presence import COMPILING, announce, present

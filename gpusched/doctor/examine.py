@@ -8,13 +8,13 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from gpusched.config.paths import state_folder
 from gpusched.doctor.files import examine_inventory, examine_policies
 from gpusched.doctor.findings import Finding
 from gpusched.doctor.nodes import examine_node
 from gpusched.doctor.state import examine_state, known_nodes
 from gpusched.errors import UsageError
 from gpusched.model.resources import Inventory, Node
-from gpusched.paths import state_folder
 
 _THREADS = 32
 

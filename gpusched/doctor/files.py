@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
+from gpusched.config.inventory import find_inventory, inventory_errors, load_inventory
+from gpusched.config.policies import load_policies, load_policy, policy_folders
 from gpusched.doctor.findings import Finding, failed
 from gpusched.doctor.needs import examine_needs
 from gpusched.errors import GpuschedError
-from gpusched.inventory import find_inventory, inventory_errors, load_inventory
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Node
-from gpusched.policies import load_policies, load_policy, policy_folders
 from gpusched.promotion.live import overrides
 from gpusched.queue.store import Reader
 

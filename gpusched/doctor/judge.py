@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 
 from gpusched.doctor.findings import Finding, Status
-from gpusched.inspection import Inspection, RuntimeFacts
 from gpusched.model.readings import Gpu, NodeReading
 from gpusched.model.resources import Node, RuntimeName
 from gpusched.model.units import format_memory
+from gpusched.nodes.inspection import Inspection, RuntimeFacts
 
 _SKEW_WARN_S, _SKEW_FAIL_S = 2.0, 30.0
 _DISK_WARN_MIB, _DISK_FAIL_MIB = 5 * 1024, 200

@@ -9,9 +9,9 @@ from gpusched.doctor.judge import judge_gpus, judge_host, judge_runtime
 from gpusched.doctor.state import Known
 from gpusched.doctor.trial import try_container
 from gpusched.errors import GpuschedError
-from gpusched.inspection import RUN_TIMEOUT_S, Inspection, inspection_script, parse_inspection
 from gpusched.model.readings import NodeReading
 from gpusched.model.resources import Node, Settings
+from gpusched.nodes.inspection import RUN_TIMEOUT_S, Inspection, inspection_script, parse_inspection
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.transport import Transport, TransportError
 from gpusched.queue.store import SUSPENDED_BY

@@ -105,7 +105,7 @@ class PowerRow(msgspec.Struct, frozen=True, kw_only=True):
         name: Partition, node, user or job id.
         hours: Length of the row's window (Eq. 3's T for partitions and nodes), None for users and jobs.
         gpu_hours: GPU hours held by jobs.
-        utilization: Eq. 4 of the paper (see `gpusched.report`); for users and jobs their part of it.
+        utilization: Eq. 4 of the paper (see `gpusched.accounting.report`); for users and jobs their part of it.
         measured_utilization: NVML's, over the GPU time whose utilization is known (0..1).
         idle_gpu_hours: GPU hours held at nearly no measured utilization.
         energy_kwh: Measured; partitions and nodes with their idle GPUs, users and jobs with the GPUs they held only.

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+from gpusched.config.policies import POLICY, WEIGHTS, load_policy
+from gpusched.config.weights import CARD
 from gpusched.errors import GpuschedError
 from gpusched.model.policy import PolicySpec
-from gpusched.models import CARD
-from gpusched.policies import POLICY, WEIGHTS, load_policy
 
 FOLDER = "policies"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpusched.config.policies import load_policies
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
-from gpusched.policies import load_policies
 from gpusched.queue.promotions import PolicyChange, PolicyReads
 
 

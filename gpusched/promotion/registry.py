@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from gpusched.config.policies import BUILT_IN, POLICY, WEIGHTS, load_policy, policy_folders
+from gpusched.config.weights import CARD, weights_file
+from gpusched.config.yamlfile import parse_plain
 from gpusched.errors import FileError, GpuschedError, UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.model.suggest import did_you_mean
-from gpusched.models import CARD, weights_file
-from gpusched.policies import BUILT_IN, POLICY, WEIGHTS, load_policy, policy_folders
 from gpusched.promotion.freeze import FOLDER
-from gpusched.yamlfile import parse_plain
 
 CANDIDATES = "candidates"
 Origin = Literal["site", "built-in", "frozen", "candidate"]

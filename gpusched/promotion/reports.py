@@ -17,7 +17,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
         partition: Its name. state: ``shadow`` or ``candidate``.
         name, version: Of the policy. path: Where it lies.
         line: The verdict as a sentence. passed: It proved no worse. promoted: It was put in charge for it.
-        verdict: All of it (`gpusched.promotion.evaluate.Verdict`), or None where there was no replay.
+        verdict: All of it (`gpusched.nightly.proof.Verdict`), or None where there was no replay.
     """
 
     partition: str

@@ -27,10 +27,10 @@ class PolicyChange(msgspec.Struct, frozen=True, kw_only=True):
         spec: The policy in charge from then on. from_name, from_version: the one before; "" for the first.
         override: ``spec`` decides though inventory.yaml names another (or another state of the same files).
         declared: What inventory.yaml named for the partition then. Once it names another, that one decides.
-        digest: Of the weights that were promoted, as `gpusched.models.Model` has it; "": not known.
+        digest: Of the weights that were promoted, as `gpusched.config.weights.Model` has it; "": not known.
         back_to: ``seq`` of the change that a rollback restores; None: there is none.
         forced: Promoted without proof.
-        evidence: `gpusched.promotion.evaluate.Verdict` of a promotion, as JSON; None where there was none.
+        evidence: `gpusched.nightly.proof.Verdict` of a promotion, as JSON; None where there was none.
     """
 
     seq: int = 0

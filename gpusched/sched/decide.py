@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from gpusched.config.weights import Model
 from gpusched.model.jobs import Allocation, JobSpec, NodeAllocation
 from gpusched.model.plan import Action, Plan, Preempt, Reason, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
-from gpusched.models import Model
-from gpusched.sched.agents import Context, by_agent
+from gpusched.sched.agent import Context, by_agent
 from gpusched.sched.arrays import Waiting, World, releases_of, waiting_of, world_of
 from gpusched.sched.eligible import ineligible
 from gpusched.sched.fit import stand

@@ -9,11 +9,11 @@ import numpy as np
 from gpusched.errors import UsageError
 from gpusched.model.policy import MAPPED, Mapping
 from gpusched.model.snapshot import Snapshot
-from gpusched.sched.agents import Context
+from gpusched.sched.agent import Context
 from gpusched.sched.arrays import Waiting, World
 from gpusched.sched.backfill import schedule
-from gpusched.sched.mapped import Board, Keep, Solver, Wishes, map_queue, unfit_of
-from gpusched.sched.mapped_words import summary
+from gpusched.sched.mapping.queue import Board, Keep, Solver, Wishes, map_queue, unfit_of
+from gpusched.sched.mapping.summary import summary
 from gpusched.sched.reasons import Block
 from gpusched.sched.state import BEST_FIT, EASY, FIRST_FIT, NAIVE, NONE, SKIP, SPREAD, Floats, Ints
 
@@ -73,7 +73,7 @@ def deadline(budget_s: float) -> Solver:
     Raises:
         UsageError: HiGHS is not installed.
     """
-    from gpusched.mapping.deadline import Deadline
+    from gpusched.sched.mapping.deadline import Deadline
 
     return Deadline(budget_s)
 

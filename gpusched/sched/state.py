@@ -6,7 +6,7 @@ partition are neighbours: a request names its partition as the rows ``lo <= node
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
+Records = npt.NDArray[Any]
 
 FIRST_FIT, BEST_FIT, SPREAD, NAIVE, RANDOM = 0, 1, 2, 3, 4
 NONE, SKIP, EASY = 0, 1, 2
@@ -193,3 +194,11 @@ def seed_words(seed: int) -> Words:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
     return np.array([(z ^ (z >> 31)) or 1], dtype=np.uint64)
+
+
+def filled(dtype: np.dtype[Any], size: int, **columns: npt.ArrayLike) -> Records:
+    """A record array with these columns, the others 0."""
+    records = np.zeros(size, dtype)
+    for name, column in columns.items():
+        records[name] = column
+    return records

@@ -1,1 +1,5 @@
-"""Replaying workloads: traces, the event engine, metrics, bounds, reports. The deciding passes are sched's own."""
+"""Replays: a trace on a pool of nodes under a policy, on a virtual clock; the passes that decide are sched's own.
+
+In: `Trace`, `pool.Pool`, a policy by name. Out: a `result.Result`: every job's start, end and nodes, the events in
+order. May import: forecast, traces, sched, config, model. Begin with `replay.replay`, then `engine`.
+"""

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from gpusched.sim.orders import Knows
 from gpusched.sim.policies import NO_HISTORY_S, ReplayPolicy
-from gpusched.sim.trace import Trace
+from gpusched.traces.trace import Trace
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

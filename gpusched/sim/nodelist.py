@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpusched.errors import FileError, GpuschedError
-from gpusched.sim.cluster import NodeSpec, Pool
-from gpusched.sim.traces.reading import read_csv
+from gpusched.sim.pool import NodeSpec, Pool
+from gpusched.traces.readers.columns import read_csv
 
 COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from gpusched.config.inventory import find_inventory
+from gpusched.config.policies import BUILT_IN, names_in, policy_folders
 from gpusched.errors import UsageError
-from gpusched.inventory import find_inventory
-from gpusched.policies import BUILT_IN, names_in, policy_folders
 
 Knows = Literal["nothing", "limit", "estimate", "oracle"]
 Kind = Literal["static", "arriving", "changing", "preemptive", "agent"]

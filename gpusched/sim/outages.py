@@ -8,8 +8,8 @@ from pathlib import Path
 
 from gpusched.errors import FileError, GpuschedError
 from gpusched.model.suggest import did_you_mean
-from gpusched.sim.cluster import Pool
-from gpusched.sim.engine import Outage
+from gpusched.sim.pool import Pool
+from gpusched.sim.replay import Outage
 
 _COLUMNS = ("node", "start", "end", "drain")
 

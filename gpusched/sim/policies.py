@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gpusched.config.policies import BUILT_IN, POLICY, load_policy, policy_file
+from gpusched.config.weights import DEFAULT, Model, ModelError, load_model
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Settings
 from gpusched.model.suggest import did_you_mean
-from gpusched.models import DEFAULT, Model, ModelError, load_model
-from gpusched.policies import BUILT_IN, POLICY, load_policy, policy_file
-from gpusched.sched.agents import PREEMPT
+from gpusched.sched.agent import PREEMPT
 from gpusched.sched.state import BEST_FIT, EASY, FIRST_FIT, NAIVE, NONE, RANDOM, SKIP, SPREAD
 from gpusched.sim.orders import ALIASES, ORDERS, SUFFIXES, Kind, Knows, known_policies
 
@@ -103,7 +103,7 @@ def look_up(text: str, folders: tuple[Path, ...] = (BUILT_IN,)) -> ReplayPolicy 
     Args:
         text: A file ``*.yaml`` or a trained policy's folder; the name of one in ``folders``; an order with its
             backfill (`composed`).
-        folders: See `gpusched.policies.policy_folders`.
+        folders: See `gpusched.config.policies.policy_folders`.
 
     Raises:
         UsageError: There is none of that name (with the nearest that there is).

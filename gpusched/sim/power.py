@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from gpusched.config.yamlfile import Value
     from gpusched.model.resources import Inventory
-    from gpusched.sim.cluster import Pool
-    from gpusched.yamlfile import Value
+    from gpusched.sim.pool import Pool
 
 Floats = npt.NDArray[np.float64]
 J_PER_KWH = 3.6e6
@@ -104,7 +104,7 @@ def read_power(path: Path) -> tuple[dict[str, Draw], dict[str, Draw]]:
     Raises:
         FileError: The first thing wrong with it.
     """
-    from gpusched.yamlfile import parse_file
+    from gpusched.config.yamlfile import parse_file
 
     root = parse_file(path, "power figures").fields("a mapping with types, nodes", ("types", "nodes"))
     types, nodes = (

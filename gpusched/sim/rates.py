@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from gpusched.errors import UsageError
 from gpusched.model.suggest import did_you_mean
-from gpusched.sim.cluster import Demand, Pool, demand_of
+from gpusched.sim.pool import Demand, Pool, demand_of
 from gpusched.sim.profiles import Profiles, read_profiles
 from gpusched.sim.profiles.table import model_key
-from gpusched.sim.trace import Trace
+from gpusched.traces.trace import Trace
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

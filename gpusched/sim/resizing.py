@@ -10,15 +10,15 @@ import numpy.typing as npt
 
 from gpusched.errors import UsageError
 from gpusched.sched.fit import stand
-from gpusched.sched.state import Requests
-from gpusched.sim.cluster import demand_of
-from gpusched.sim.engine_state import SHAPE, Pace, filled
+from gpusched.sched.state import Requests, filled
+from gpusched.sim.engine.state import SHAPE, Pace
+from gpusched.sim.pool import demand_of
 from gpusched.sim.profiles import Profiles
 from gpusched.sim.rates import Kind, Rates, alone_on, recorded_on, table_of
-from gpusched.sim.slicing import select
+from gpusched.traces.slicing import select
 
 if TYPE_CHECKING:
-    from gpusched.sim.engine_build import World
+    from gpusched.sim.engine.build import World
 
 Ints = npt.NDArray[np.int64]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.sim.cluster import Pool
-from gpusched.sim.trace import Trace
+from gpusched.sim.pool import Pool
+from gpusched.traces.trace import Trace
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -9,7 +9,7 @@ import numpy as np
 from gpusched.errors import UsageError
 from gpusched.model.policy import MAPPED
 from gpusched.sim.policies import ReplayPolicy
-from gpusched.sim.trace import Trace
+from gpusched.traces.trace import Trace
 
 Share = Literal["no", "fractions", "pairs"]
 Sharing = Literal["auto", "no", "fractions", "pairs"]

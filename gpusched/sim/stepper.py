@@ -21,17 +21,17 @@ from gpusched.errors import UsageError
 from gpusched.sched.backfill import attempt, give
 from gpusched.sched.place import node_fits
 from gpusched.sched.state import NONE, OK, STARTED, Ints, Request, Rooms
-from gpusched.sim.cluster import Pool
-from gpusched.sim.engine_build import Options, log_of, result_of, world_of
-from gpusched.sim.engine_fast import next_decision
-from gpusched.sim.engine_pace import WHOLE, work_left
-from gpusched.sim.engine_share import part_fits, place_shared
-from gpusched.sim.engine_state import GROW, OVER, READY, RUNNING, WAITING, grown, shape_request
-from gpusched.sim.engine_step import cut, occupy
+from gpusched.sim.engine.build import Options, log_of, result_of, world_of
+from gpusched.sim.engine.pace import WHOLE, work_left
+from gpusched.sim.engine.share import part_fits, place_shared
+from gpusched.sim.engine.state import GROW, OVER, READY, RUNNING, WAITING, grown, shape_request
+from gpusched.sim.engine.static import next_decision
+from gpusched.sim.engine.step import cut, occupy
 from gpusched.sim.orders import Knows
 from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
+from gpusched.sim.pool import Pool
 from gpusched.sim.result import PREEMPTED, RESIZED, Result
-from gpusched.sim.trace import Trace
+from gpusched.traces.trace import Trace
 
 
 class Stepper:

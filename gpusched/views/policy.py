@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from gpusched.promotion.evaluate import Verdict
+    from gpusched.nightly.proof import Verdict
     from gpusched.queue.promotions import Difference, Shadow
 
 State = Literal["live", "shadow", "candidate", "retired"]

@@ -12,8 +12,8 @@ from gpusched.views.common import UNKNOWN, clean, plain_table
 from gpusched.views.replay import span
 
 if TYPE_CHECKING:
-    from gpusched.learn.forecasting import Told, TraceTold
-    from gpusched.learn.predict import Evaluation, Trained
+    from gpusched.agents.predictor.request import Told, TraceTold
+    from gpusched.agents.predictor.train import Evaluation, Trained
 
 MOST_ROWS = 20
 

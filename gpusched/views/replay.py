@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from gpusched.sim.compare import Change
     from gpusched.sim.result import Result
-    from gpusched.sim.study import Outcome
+    from gpusched.study.compare import Change
+    from gpusched.study.study import Outcome
 
 MAX_HOLDERS = 30
 _WIDE = 150

@@ -9,12 +9,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpusched.learn.papers import GIST
+from gpusched.agents.common.papers import GIST
 from gpusched.views import figures as plot
 
 if TYPE_CHECKING:
-    from gpusched.learn.gist.reproduce import Reproduction
-    from gpusched.learn.gist.worked_example import Case
+    from gpusched.agents.gist.reproduce import Reproduction
+    from gpusched.agents.gist.worked_example import Case
 
 TITLE = "Narantuya et al. (CMC 2022), Section 6, again"
 

@@ -9,12 +9,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpusched.learn.papers import RLTUNE
+from gpusched.agents.common.papers import RLTUNE
 from gpusched.views import figures as plot
 from gpusched.views.replay import span
 
 if TYPE_CHECKING:
-    from gpusched.learn.rltune.reproduce import Line
+    from gpusched.agents.rltune.reproduce import Line
 
 TITLE = "Dongare et al. (SoCC 2025), headline figures again"
 WORDS = (

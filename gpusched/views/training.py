@@ -13,8 +13,8 @@ from gpusched.model.units import format_duration
 from gpusched.views.replay import span
 
 if TYPE_CHECKING:
-    from gpusched.learn.request import Progress, Row
-    from gpusched.learn.train import Made
+    from gpusched.agents.common.request import Progress, Row
+    from gpusched.agents.training.train import Made
 
 PROGRESS = "{task.fields[figures]}"
 

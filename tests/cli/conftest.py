@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from gpusched.cli import main as cli
+from gpusched.config.inventory import load_inventory
 from gpusched.controller.fold import Folder
 from gpusched.controller.secretfiles import SecretFiles
-from gpusched.inventory import load_inventory
 from gpusched.model.commands import AnyCommand, Submit
 from gpusched.model.events import Event
 from gpusched.model.jobs import Allocation, Job, JobState, NodeAllocation

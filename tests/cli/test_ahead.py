@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from gpusched.inventory import load_inventory
+from gpusched.config.inventory import load_inventory
+from gpusched.config.users import user_name
 from gpusched.model.jobs import Allocation, JobState, NodeAllocation
 from gpusched.model.readings import Gpu, NodeReading, NodeState
 from gpusched.queue.store import NodeRecord, Run, Store
-from gpusched.users import user_name
 from tests.cli.conftest import Site
 
 HOUR = 3600.0

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpusched.inventory import load_inventory
+from gpusched.config.inventory import load_inventory
 from gpusched.model.commands import Submit
 from gpusched.model.events import Event
 from gpusched.model.jobs import Ending, JobSpec, JobState, Preemptions

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpusched.attach import ssh_argv
+from gpusched.client.attach import ssh_argv
 from gpusched.model.jobs import Ending, Job, JobState, container_name
 from gpusched.model.resources import Node, RuntimeName, Settings
 from gpusched.nodes.local import LocalTransport

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.accounting import BUCKET_S, MAX_POWER_GAP_S, Holding, holdings, usage_between
+from gpusched.accounting.usage import BUCKET_S, MAX_POWER_GAP_S, Holding, holdings, usage_between
 from gpusched.cluster.base import Observation
 from gpusched.controller.ledger import Ledger
 from gpusched.model.jobs import Allocation, Job, JobState, NodeAllocation

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from gpusched.cluster.base import Outcome, Work
+from gpusched.config.paths import log_path
 from gpusched.controller.collected import LONGEST_PAUSE_S, MAX_FAILURES, readers_of
 from gpusched.controller.cycle import Cycle, share_of
 from gpusched.model import ids
@@ -18,7 +19,6 @@ from gpusched.model.jobs import ENDED, Job, JobState, container_name
 from gpusched.model.plan import Plan, Reason, ReasonCode
 from gpusched.model.readings import NodeState
 from gpusched.model.resources import Inventory, Partition
-from gpusched.paths import log_path
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.queue.store import Store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpusched.accounting import Counters, Holding, usage_between
+from gpusched.accounting.usage import Counters, Holding, usage_between
 from gpusched.model.readings import Gpu, NodeReading
 from gpusched.model.resources import Node, RuntimeName
 

@@ -10,12 +10,12 @@ import pytest
 
 from gpusched.controller.cycle import Cycle
 from gpusched.controller.estimating import Estimator, estimated
+from gpusched.forecast.features import Forest
+from gpusched.forecast.predictor import USUAL_NAME, Predictor
 from gpusched.model import ids
 from gpusched.model.jobs import Job, JobState
 from gpusched.model.policy import PolicySpec
 from gpusched.queue.estimates import Estimate
-from gpusched.sim.predicting import Forest
-from gpusched.sim.predictor import USUAL_NAME, Predictor
 from tests.controller.folding import spec
 from tests.controller.imagined import inventory
 from tests.controller.test_cycle import Site

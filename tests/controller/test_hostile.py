@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpusched.config.validate import MAX_COUNT, MAX_DEPENDENCIES, MAX_MEMORY_MIB, MAX_NAMES, validate_spec
 from gpusched.controller import launcher
 from gpusched.controller.culprits import culprits
 from gpusched.controller.reconcile import Step, reconcile_job
@@ -21,7 +22,6 @@ from gpusched.model import ids
 from gpusched.model.commands import AnyCommand
 from gpusched.model.jobs import Dependency, DependencyKind, Job, JobState
 from gpusched.queue import snapshots
-from gpusched.validate import MAX_COUNT, MAX_DEPENDENCIES, MAX_MEMORY_MIB, MAX_NAMES, validate_spec
 from tests.controller.folding import NOW, spec
 from tests.controller.imagined import inventory
 from tests.controller.test_cycle import Site

@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpusched.config.policies import BUILT_IN, load_policies, load_policy
 from gpusched.controller.promoting import PolicyDesk, take_up
 from gpusched.errors import GpuschedError
 from gpusched.model.commands import Promote, Rollback, ShadowOff, ShadowOn
 from gpusched.model.events import Event
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
-from gpusched.policies import BUILT_IN, load_policies, load_policy
 from gpusched.queue.promotions import PolicyChange, Shadow
 from gpusched.queue.store import Store
 from tests.controller.folding import NOW

@@ -18,10 +18,11 @@ import msgspec
 import typer
 import yaml
 
-from gpusched import inventory_fields
 from gpusched.cli.main import COMMANDS, app
 from gpusched.client.wait import EXIT_CODES
 from gpusched.cluster.launching import environment
+from gpusched.config import fields as inventory_fields
+from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.doctor.findings import Finding
 from gpusched.model.events import Event
 from gpusched.model.jobs import ACTIVE, ENDED, Allocation, Job, JobSpec, JobState, NodeAllocation
@@ -29,8 +30,7 @@ from gpusched.model.plan import ReasonCode
 from gpusched.model.readings import GpuProcess, GpuState, NodeState
 from gpusched.model.reports import FlavorRow, GpuRow, HeldIdle, NodeRow, PowerReport, PowerRow
 from gpusched.model.resources import Inventory, LogSettings, Node, Partition, RuntimeName, Settings
-from gpusched.policies import BUILT_IN, load_policy
-from gpusched.promotion.evaluate import Verdict
+from gpusched.nightly.proof import Verdict
 from gpusched.queue.lifecycle import TRANSITIONS
 from gpusched.queue.promotions import Shadow
 from gpusched.views.jobs import job_dict

@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from gpusched.learn.forecasting import Told, TraceTold
-from gpusched.learn.predict import Evaluation, Judged, Trained
-from gpusched.learn.rltune.reproduce import Line
+from gpusched.agents.predictor.request import Told, TraceTold
+from gpusched.agents.predictor.train import Evaluation, Judged, Trained
+from gpusched.agents.rltune.reproduce import Line
+from gpusched.nightly.replays import Report, Verdict
+from gpusched.nightly.scoring import Score
 from gpusched.promotion.reports import Judged as JudgedPolicy
-from gpusched.sim.cluster import Pool
-from gpusched.sim.compare import Change
-from gpusched.sim.metrics import Holder, Metrics
-from gpusched.sim.nightly import Report, Verdict
-from gpusched.sim.scoring import Score
-from gpusched.sim.stats import trace_stats
-from gpusched.sim.study import Bounds, row_of
-from gpusched.sim.traces.draft import assemble
+from gpusched.sim.pool import Pool
+from gpusched.study.compare import Change
+from gpusched.study.metrics import Holder, Metrics
+from gpusched.study.study import Bounds, row_of
+from gpusched.traces.readers.draft import assemble
+from gpusched.traces.statistics import trace_stats
 
 
 def json_keys() -> dict[str, list[str]]:

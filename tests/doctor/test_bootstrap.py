@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from gpusched.bootstrap import Discovered, NotDiscovered, inventory_text, parse_hosts, write_inventory
 from gpusched.bootstrap.discover import Host, choose_runtime, describe, gpu_type, rated_power
+from gpusched.config.fields import is_name
+from gpusched.config.inventory import load_inventory
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.inspection import Inspection, RuntimeFacts
-from gpusched.inventory import load_inventory
-from gpusched.inventory_fields import is_name
 from gpusched.model.readings import Gpu, NodeReading
 from gpusched.model.resources import Flavor, RuntimeName
+from gpusched.nodes.inspection import Inspection, RuntimeFacts
 
 
 def server(name: str, **values: object) -> Discovered:

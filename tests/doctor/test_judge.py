@@ -5,9 +5,9 @@ import pytest
 
 from gpusched.doctor.findings import Finding
 from gpusched.doctor.judge import judge_gpus, judge_host, judge_runtime
-from gpusched.inspection import Inspection, RuntimeFacts, inspection_script, parse_inspection
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading
 from gpusched.model.resources import Node, RuntimeName
+from gpusched.nodes.inspection import Inspection, RuntimeFacts, inspection_script, parse_inspection
 
 NODE = Node(name="n", partition="p", address="n", gpus=2, cores=8, memory_mib=8192, runtime=RuntimeName.PODMAN)
 PODMAN = RuntimeFacts(name="podman", version="4.3.1", disk_free_mib=90000, cdi=True)

@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpusched.config.inventory import load_inventory
+from gpusched.config.weights import ModelError, load_file
 from gpusched.doctor import needs
 from gpusched.doctor.files import examine_policies
 from gpusched.doctor.findings import Finding
-from gpusched.inventory import load_inventory
+from gpusched.forecast.predictor import USUAL_NAME
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
-from gpusched.models import ModelError, load_file
-from gpusched.sim.predictor import USUAL_NAME
 from tests.controller.imagined import inventory
 
 EASY = PolicySpec(name="easy")

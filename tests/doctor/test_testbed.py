@@ -6,9 +6,9 @@ import pytest
 
 from gpusched.bootstrap import Discovered, NotDiscovered, discover, inventory_text, parse_hosts
 from gpusched.bootstrap import write_inventory as write_file
+from gpusched.config.inventory import load_inventory
 from gpusched.doctor import Finding, examine, worst
 from gpusched.errors import UsageError
-from gpusched.inventory import load_inventory
 from gpusched.model.resources import RuntimeName, Settings
 from tests.doctor.conftest import WriteInventory
 from tests.testbed import Testbed

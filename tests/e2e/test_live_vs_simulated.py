@@ -24,15 +24,15 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from gpusched.inventory import load_inventory
+from gpusched.config.inventory import load_inventory
 from gpusched.model.jobs import ENDED, Job
-from gpusched.sim.cluster import Pool
-from gpusched.sim.engine import replay
 from gpusched.sim.policies import policy_by_name
+from gpusched.sim.pool import Pool
+from gpusched.sim.replay import replay
 from gpusched.sim.result import START, Result
-from gpusched.sim.slicing import select
-from gpusched.sim.trace import Trace
-from gpusched.sim.traces.history import trace_of
+from gpusched.traces.readers.history import trace_of
+from gpusched.traces.slicing import select
+from gpusched.traces.trace import Trace
 from tests.e2e.conftest import Cluster
 from tests.testbed import wait_until
 

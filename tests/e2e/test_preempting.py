@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpusched.paths import log_path
+from gpusched.config.paths import log_path
 from tests.e2e.conftest import Cluster
 from tests.e2e.failing import Traces
 from tests.policy import stopping

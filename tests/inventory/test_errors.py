@@ -3,8 +3,8 @@
 
 import pytest
 
+from gpusched.config.inventory import inventory_errors, load_inventory
 from gpusched.errors import FileError
-from gpusched.inventory import inventory_errors, load_inventory
 
 NODE = "gpus: 8, cores: 16, memory: 64G, runtime: podman"
 NAME = "a name of at most 63 letters, digits, '.', '_', '-', the first a letter or digit"

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpusched.config.inventory import inventory_errors, load_inventory
+from gpusched.config.policies import load_policy
+from gpusched.config.yamlfile import parse_text
 from gpusched.errors import FileError
-from gpusched.inventory import inventory_errors, load_inventory
-from gpusched.policies import load_policy
-from gpusched.yamlfile import parse_text
 
 EXAMPLE = (Path(__file__).parents[2] / "inventory.yaml").read_text()
 SPICE = st.sampled_from(

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from gpusched.inventory import flavor_nodes, load_inventory
-from gpusched.policies import load_policies
+from gpusched.config.inventory import flavor_nodes, load_inventory
+from gpusched.config.policies import load_policies
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched import paths
+from gpusched.config import paths
 
 
 @pytest.fixture

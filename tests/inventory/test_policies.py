@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from gpusched.config.inventory import load_inventory
+from gpusched.config.policies import BUILT_IN, load_policies, load_policy, policy_names
 from gpusched.errors import FileError, UsageError
-from gpusched.inventory import load_inventory
 from gpusched.model.policy import Preempting
-from gpusched.policies import BUILT_IN, load_policies, load_policy, policy_names
 
 INVENTORY = (
     "partitions:\n  A:\n    policy: {}\n    nodes: [{{name: n, gpus: 1, cores: 1, memory: 1G, runtime: podman}}]\n"

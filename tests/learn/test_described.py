@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpusched.learn.described import what_decides
-from gpusched.learn.evaluate import before, table
-from gpusched.learn.gist.scale import policy_of
-from gpusched.learn.gist.starts import STARTS, start
-from gpusched.learn.request import UNTRAINED
-from gpusched.learn.rltune.candidates import arrays_of, odds_of, with_net
-from gpusched.learn.rltune.choosing import DEFAULT, untrained
-from gpusched.learn.rltune.preempting import Rule as Rank
-from gpusched.learn.rltune.preempting import model_of
-from gpusched.learn.rltune.settings import Settings
-from gpusched.models import Model, load_model
-from gpusched.policies import BUILT_IN, load_policy
-from gpusched.sim.cluster import Pool
+from gpusched.agents.common.request import UNTRAINED
+from gpusched.agents.gist.scale import policy_of
+from gpusched.agents.gist.starts import STARTS, start
+from gpusched.agents.rltune.candidates import arrays_of, odds_of, with_net
+from gpusched.agents.rltune.choosing import DEFAULT, untrained
+from gpusched.agents.rltune.preempting import Rule as Rank
+from gpusched.agents.rltune.preempting import model_of
+from gpusched.agents.rltune.settings import Settings
+from gpusched.agents.training.described import what_decides
+from gpusched.agents.training.evaluate import before, table
+from gpusched.config.policies import BUILT_IN, load_policy
+from gpusched.config.weights import Model, load_model
+from gpusched.sim.pool import Pool
 from gpusched.sim.power import power_model
-from gpusched.sim.study import Stage
+from gpusched.study.study import Stage
 from tests.sim.worlds import trace_of
 
 ROOT = Path(__file__).parents[2]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpusched.learn.checkpoint import Checkpoint
-from gpusched.learn.gist import dqn, expectimax
-from gpusched.learn.gist.clusters import Clusters
-from gpusched.learn.gist.setting import paper
-from gpusched.sched.nets import forward, net_of, work_for
+from gpusched.agents.common.checkpoint import Checkpoint
+from gpusched.agents.common.nets import forward, net_of, work_for
+from gpusched.agents.gist import dqn, expectimax
+from gpusched.agents.gist.clusters import Clusters
+from gpusched.agents.gist.setting import paper
 
 SHORT = dqn.replaced(dqn.Hyper(), episodes=160)
 OPTIMUM = 0.7409

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from gpusched.learn.env import ClusterEnv
-from gpusched.learn.gist.clusters import VARIANTS, Clusters
-from gpusched.learn.gist.setting import paper
-from gpusched.sim.gist import gist
+from gpusched.agents.gist.clusters import VARIANTS, Clusters
+from gpusched.agents.gist.env import ClusterEnv
+from gpusched.agents.gist.section6 import gist
+from gpusched.agents.gist.setting import paper
 from gpusched.sim.stepper import Stepper
 
 GAPS = [0, 1, 24]

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from gpusched.learn.gist import expectimax, naive
-from gpusched.learn.gist.setting import paper
-from gpusched.learn.gist.worked_example import cases
+from gpusched.agents.gist import expectimax, naive
+from gpusched.agents.gist.setting import paper
+from gpusched.agents.gist.worked_example import cases
 
 
 @pytest.mark.parametrize(

@@ -8,20 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpusched.agents.common.checkpoint import Checkpoint
+from gpusched.agents.common.request import Progress, Report, Trained, TrainJob
+from gpusched.agents.gist import scale
+from gpusched.agents.gist.networks import QUESTIONS, agent_of, heuristic
+from gpusched.agents.gist.train import train_agent
+from gpusched.config.policies import load_policy
+from gpusched.config.weights import load_model, save_model
 from gpusched.errors import UsageError
-from gpusched.learn.checkpoint import Checkpoint
-from gpusched.learn.gist import scale, train_agent
-from gpusched.learn.request import Progress, Report, Trained, TrainJob
 from gpusched.model.policy import PolicySpec
-from gpusched.models import load_model, save_model
-from gpusched.policies import load_policy
-from gpusched.sched.agents.gist_nets import QUESTIONS, agent_of, heuristic
-from gpusched.sim.cluster import Pool
-from gpusched.sim.generate import generate
 from gpusched.sim.policies import of_spec
+from gpusched.sim.pool import Pool
 from gpusched.sim.power import power_model
-from gpusched.sim.study import Stage
-from gpusched.sim.workload import Limits, RunTime, Size, Workload, load_workload
+from gpusched.study.study import Stage
+from gpusched.traces.generate import generate
+from gpusched.traces.workload import Limits, RunTime, Size, Workload, load_workload
 
 WORKLOAD = Workload(
     jobs=120, start=0.0, load=0.9, load_gpus=16, name="small",

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gpusched.agents.common.data import materials
+from gpusched.agents.common.request import TrainRequest
 from gpusched.cli import main as cli
 from gpusched.errors import GpuschedError
-from gpusched.learn.data import materials
-from gpusched.learn.request import TrainRequest
 from gpusched.queue.store import DATABASE, Store
 
 INVENTORY = Path(__file__).parents[2] / "inventory.yaml"

@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpusched.learn.checkpoint import Checkpoint
-from gpusched.learn.data import Material, materials
-from gpusched.learn.known import known_by
-from gpusched.learn.request import Report, TrainJob, TrainRequest
-from gpusched.learn.rltune import train_agent
-from gpusched.learn.rltune.arena import windows
-from gpusched.learn.rltune.candidates import learned_odds, odds_of
-from gpusched.learn.rltune.settings import Settings
+from gpusched.agents.common.checkpoint import Checkpoint
+from gpusched.agents.common.data import Material, materials
+from gpusched.agents.common.known import known_by
+from gpusched.agents.common.request import Report, TrainJob, TrainRequest
+from gpusched.agents.rltune import train_agent
+from gpusched.agents.rltune.arena import windows
+from gpusched.agents.rltune.candidates import learned_odds, odds_of
+from gpusched.agents.rltune.settings import Settings
+from gpusched.forecast.predictor import ends_of
 from gpusched.model.policy import PolicySpec
-from gpusched.sim import tracefile
-from gpusched.sim.cluster import Pool
+from gpusched.sim.pool import Pool
 from gpusched.sim.power import power_model
-from gpusched.sim.predictor import ends_of
-from gpusched.sim.study import Stage
-from gpusched.sim.trace import Trace
+from gpusched.study.study import Stage
+from gpusched.traces import file as tracefile
+from gpusched.traces.trace import Trace
 from tests.sim.worlds import trace_of
 
 HOUR_S = 3600.0

@@ -16,18 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
+from gpusched.agents.predictor import train as predict
+from gpusched.agents.predictor.request import with_job
+from gpusched.config.weights import ModelError, load_file, save_model
 from gpusched.errors import GpuschedError
-from gpusched.learn import predict
-from gpusched.learn.forecasting import with_job
+from gpusched.forecast.features import FEATURES, KEYS, OF_KEY, STATIC, keys_of
+from gpusched.forecast.predictor import Predictor, ends_of, features_of
 from gpusched.model import ids
 from gpusched.model.jobs import Job, JobSpec, JobState
-from gpusched.models import ModelError, load_file, save_model
 from gpusched.queue.store import Run, Store
-from gpusched.sim import tracefile
-from gpusched.sim.predicting import FEATURES, KEYS, OF_KEY, STATIC, keys_of
-from gpusched.sim.predictor import Predictor, ends_of, features_of
-from gpusched.sim.trace import Trace
-from gpusched.sim.traces.draft import assemble, intern
+from gpusched.traces import file as tracefile
+from gpusched.traces.readers.draft import assemble, intern
+from gpusched.traces.trace import Trace
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "traces"
 FAST = {"NUMBA_DISABLE_JIT": "0"}  # thousands of jobs

@@ -13,27 +13,27 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpusched.agents.common import torch_
+from gpusched.agents.common.checkpoint import Checkpoint
+from gpusched.agents.common.known import known_by
+from gpusched.agents.common.request import Progress, Report, Trained, TrainJob
+from gpusched.agents.rltune import train_agent
+from gpusched.agents.rltune.arena import Arena, Figures, arenas
+from gpusched.agents.rltune.candidates import Rule, arrays_of, heuristics, odds_of, rules, with_net, without_net
+from gpusched.agents.rltune.choosing import _PRIOR, Option, choose_base, choose_strength
+from gpusched.agents.rltune.episodes import Episode, cut
+from gpusched.agents.rltune.history import GPUS
+from gpusched.agents.rltune.live import prepare
+from gpusched.agents.rltune.ppo import Learner, _windows
+from gpusched.agents.rltune.settings import Settings, read
+from gpusched.config.weights import Model
 from gpusched.errors import UsageError
-from gpusched.learn import torch_
-from gpusched.learn.checkpoint import Checkpoint
-from gpusched.learn.known import known_by
-from gpusched.learn.request import Progress, Report, Trained, TrainJob
-from gpusched.learn.rltune import train_agent
-from gpusched.learn.rltune.arena import Arena, Figures, arenas
-from gpusched.learn.rltune.candidates import Rule, arrays_of, heuristics, odds_of, rules, with_net, without_net
-from gpusched.learn.rltune.choosing import _PRIOR, Option, choose_base, choose_strength
-from gpusched.learn.rltune.episodes import Episode, cut
-from gpusched.learn.rltune.ppo import Learner, _windows
-from gpusched.learn.rltune.settings import Settings, read
 from gpusched.model.policy import PolicySpec
-from gpusched.models import Model
-from gpusched.sched.agents.rltune import prepare
-from gpusched.sched.agents.rltune_book import GPUS
-from gpusched.sim.cluster import Pool
-from gpusched.sim.generate import generate
+from gpusched.sim.pool import Pool
 from gpusched.sim.power import power_model
-from gpusched.sim.study import Stage
-from gpusched.sim.workload import RunTime, Size, Workload
+from gpusched.study.study import Stage
+from gpusched.traces.generate import generate
+from gpusched.traces.workload import RunTime, Size, Workload
 
 WORKLOAD = Workload(
     jobs=400, start=0.0, load=1.0, load_gpus=16, name="small", users=6, burst_share=0.6, burst_size=8.0,
@@ -71,9 +71,9 @@ def test_the_same_seed_gives_the_same_weights_also_after_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the guard says: the networks are compared, so it is made to take the last one."""
-    monkeypatch.setattr("gpusched.learn.rltune.train.choose_strength", lambda options, *_: (options[-1], []))
+    monkeypatch.setattr("gpusched.agents.rltune.train.choose_strength", lambda options, *_: (options[-1], []))
     few = rules(Settings())[:3]  # to replay all of them five times takes a minute
-    monkeypatch.setattr("gpusched.learn.rltune.choosing.rules", lambda *_: few)
+    monkeypatch.setattr("gpusched.agents.rltune.choosing.rules", lambda *_: few)
     one = train_agent(job(tmp_path / "a"), Report())
     assert one.arrays["strength"][0] > 0
     assert bits(train_agent(job(tmp_path / "b"), Report())) == bits(one)
@@ -156,7 +156,7 @@ def test_what_is_chosen_by_the_later_part_knows_the_earlier_one_only(
         found.append(odds)
         raise Seen
 
-    monkeypatch.setattr("gpusched.learn.rltune.train.choose_base", choose)
+    monkeypatch.setattr("gpusched.agents.rltune.train.choose_base", choose)
     one = job(tmp_path)
     with pytest.raises(Seen):
         train_agent(one, Report())

@@ -10,28 +10,28 @@ import msgspec
 import numpy as np
 import pytest
 
+from gpusched.agents.common.checkpoint import Checkpoint
+from gpusched.agents.common.known import known_by
+from gpusched.agents.common.request import Report, Trained, TrainJob, TrainRequest
+from gpusched.agents.rltune import train_agent
+from gpusched.agents.rltune.candidates import odds_of
+from gpusched.agents.rltune.live import prepare
+from gpusched.agents.rltune.preempting import Rule, model_of, policy_of, read
+from gpusched.agents.training.card import read_card
+from gpusched.agents.training.train import train
+from gpusched.config.policies import load_policy
+from gpusched.config.weights import Model
 from gpusched.errors import UsageError
-from gpusched.learn.card import read_card
-from gpusched.learn.checkpoint import Checkpoint
-from gpusched.learn.known import known_by
-from gpusched.learn.request import Report, Trained, TrainJob, TrainRequest
-from gpusched.learn.rltune import train_agent
-from gpusched.learn.rltune.candidates import odds_of
-from gpusched.learn.rltune.preempting import Rule, model_of, policy_of, read
-from gpusched.learn.train import train
 from gpusched.model.policy import PolicySpec, Preempting
-from gpusched.models import Model
-from gpusched.policies import load_policy
-from gpusched.sched.agents.rltune import prepare
 from gpusched.sched.decide import decide
-from gpusched.sim.cluster import Pool
-from gpusched.sim.engine import Outage, replay
-from gpusched.sim.generate import generate
 from gpusched.sim.policies import ReplayPolicy, of_spec, policy_by_name
+from gpusched.sim.pool import Pool
 from gpusched.sim.power import power_model
+from gpusched.sim.replay import Outage, replay
 from gpusched.sim.result import Result
-from gpusched.sim.study import Stage
-from gpusched.sim.workload import RunTime, Size, Workload
+from gpusched.study.study import Stage
+from gpusched.traces.generate import generate
+from gpusched.traces.workload import RunTime, Size, Workload
 from tests.sched.worlds import node, pending, snapshot
 from tests.sim.worlds import trace_of
 
@@ -132,7 +132,7 @@ def test_what_is_chosen_by_the_later_part_knows_the_earlier_one_only(
         def of(self, policy: ReplayPolicy) -> tuple[float, float]:
             raise InterruptedError
 
-    monkeypatch.setattr("gpusched.learn.rltune.preempting.Ground", Ground)
+    monkeypatch.setattr("gpusched.agents.rltune.preempting.Ground", Ground)
     with pytest.raises(InterruptedError):
         train_agent(job(tmp_path), Report())
     early = int(0.7 * len(TRACE))

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import yaml
 
+from gpusched.agents.common.request import Trained
+from gpusched.agents.gist.networks import heuristic
+from gpusched.agents.training.card import read_card
 from gpusched.cli import main as cli
-from gpusched.learn.card import read_card
-from gpusched.learn.request import Trained
-from gpusched.models import load_model
-from gpusched.policies import BUILT_IN
-from gpusched.sched.agents.gist_nets import heuristic
+from gpusched.config.policies import BUILT_IN
+from gpusched.config.weights import load_model
 
 GPUSCHED = str(Path(sys.executable).parent / "gpusched")
 INVENTORY = Path(__file__).parents[2] / "inventory.yaml"
@@ -146,8 +146,8 @@ def test_few_jobs_are_refused_by_number_and_weights_never_go_into_the_package(
 ) -> None:
     arrays = heuristic(8)
     done = Trained(arrays=arrays, about={"knows": "limit", "backfill": "easy"}, score=0.0, hyper_parameters={})
-    monkeypatch.setattr("gpusched.learn.gist.train_agent", lambda job, report: done)  # it takes a minute
-    monkeypatch.setattr("gpusched.learn.rltune.train_agent", lambda job, report: done)
+    monkeypatch.setattr("gpusched.agents.gist.train.train_agent", lambda job, report: done)  # it takes a minute
+    monkeypatch.setattr("gpusched.agents.rltune.train_agent", lambda job, report: done)
     (site.folder / "few.swf").write_text(swf(3))
     (site.folder / "more.swf").write_text(swf(130))
     (site.folder / "policies").rmdir()

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from gpusched.mapping.problem import Nodes, Problem, faults, value_of
+from gpusched.sched.mapping.problem import Nodes, Problem, faults, value_of
 
 
 def instance(rng: np.random.Generator, nodes: int, jobs: int, kinds: int = 3, largest: int = 4) -> Problem:

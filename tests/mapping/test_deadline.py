@@ -9,12 +9,12 @@ import highspy
 import numpy as np
 import pytest
 
-from gpusched.mapping import deadline, milp
-from gpusched.mapping.deadline import STILL_BUSY, Deadline
-from gpusched.mapping.greedy import greedy
-from gpusched.mapping.milp import OUT_OF_TIME, Limits, Search, solve
-from gpusched.mapping.problem import Answer, Problem, faults
-from gpusched.mapping.program import Program
+from gpusched.sched.mapping import deadline, milp
+from gpusched.sched.mapping.deadline import STILL_BUSY, Deadline
+from gpusched.sched.mapping.greedy import greedy
+from gpusched.sched.mapping.milp import OUT_OF_TIME, Limits, Search, solve
+from gpusched.sched.mapping.problem import Answer, Problem, faults
+from gpusched.sched.mapping.program import Program
 from tests.mapping.instances import busy_cluster
 
 LONG_S = 60.0

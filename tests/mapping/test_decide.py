@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from gpusched.mapping.greedy import greedy
-from gpusched.mapping.problem import Problem
+from gpusched.config.policies import load_policy
 from gpusched.model.plan import ReasonCode
 from gpusched.model.policy import MAPPED, Mapping, PolicySpec
 from gpusched.model.snapshot import PendingView, Snapshot
-from gpusched.policies import load_policy
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.explain import explain
-from gpusched.sched.mapped import unfit_of
+from gpusched.sched.mapping.greedy import greedy
+from gpusched.sched.mapping.problem import Problem
+from gpusched.sched.mapping.queue import unfit_of
 from gpusched.sched.stages import speeds_by_name
 from gpusched.sched.tally import NodeCount, barred, counts_of, earliest, fits, plain_order
 from tests.sched.worlds import NOW, after, node, pending, running, snapshot, snapshots, started
@@ -291,7 +291,7 @@ def problems_of(snap: Snapshot, monkeypatch: pytest.MonkeyPatch) -> list[Problem
         asked.append(replace(problem, gain=problem.gain.copy(), must=problem.must.copy(), rooms=problem.rooms.copy()))
         return greedy(problem, **more)
 
-    monkeypatch.setattr("gpusched.sched.mapped.greedy", recorded)
+    monkeypatch.setattr("gpusched.sched.mapping.queue.greedy", recorded)
     decide(snap)
     return asked
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.mapping import cluster, drawn, measured
 from gpusched.sim.rates import read_rates
-from gpusched.sim.traces import load
+from gpusched.traces.load import load
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from gpusched.mapping.classes import (
+from gpusched.sched.mapping.classes import (
     TooMany,
     check_ways,
     job_classes,
@@ -17,9 +17,9 @@ from gpusched.mapping.classes import (
     shapes_of,
     simplified,
 )
-from gpusched.mapping.greedy import greedy
-from gpusched.mapping.milp import GAP, Limits, Search, solve
-from gpusched.mapping.problem import Answer, Problem, faults, part_of, value_of
+from gpusched.sched.mapping.greedy import greedy
+from gpusched.sched.mapping.milp import GAP, Limits, Search, solve
+from gpusched.sched.mapping.problem import Answer, Problem, faults, part_of, value_of
 from tests.mapping.instances import best_of_all, busy_cluster, instance
 
 

@@ -12,19 +12,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import gpusched.sched.stages as stages
+from gpusched.agents.rltune.mapped import SHARE
+from gpusched.config.policies import load_policy
+from gpusched.config.weights import Model, save_model
 from gpusched.controller.deciding import Decider
 from gpusched.errors import UsageError
 from gpusched.model.policy import MAPPED, Mapping, PolicySpec
 from gpusched.model.snapshot import Snapshot
-from gpusched.models import Model, save_model
-from gpusched.policies import load_policy
 from gpusched.queue.store import Store
-from gpusched.sched.agents.rltune_mapped import SHARE
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
-from gpusched.sim.cluster import NodeSpec, Pool
-from gpusched.sim.engine import replay
 from gpusched.sim.policies import ReplayPolicy
+from gpusched.sim.pool import NodeSpec, Pool
+from gpusched.sim.replay import replay
 from tests.sched import test_agents_rltune as plain
 from tests.sched.worlds import NOW, node, pending, running, snapshot, snapshots, started
 from tests.sim.worlds import trace_of

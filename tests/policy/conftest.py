@@ -9,9 +9,9 @@ import pytest
 
 from gpusched.model.jobs import Job, JobSpec, JobState
 from gpusched.queue.store import Run, Store
-from gpusched.sim.cluster import Pool
-from gpusched.sim.engine import replay
-from gpusched.sim.engine_warm import one_job
+from gpusched.sim.engine.warm import one_job
+from gpusched.sim.pool import Pool
+from gpusched.sim.replay import replay
 from tests.cli.conftest import Site, site
 
 __all__ = ["site"]

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpusched.config.policies import BUILT_IN, load_policy
+from gpusched.config.weights import load_model
 from gpusched.controller import deciding
 from gpusched.controller.cycle import Cycle
 from gpusched.controller.deciding import REST_S, Decider
@@ -19,11 +21,9 @@ from gpusched.model.commands import Promote, Rollback, ShadowOff, ShadowOn, Subm
 from gpusched.model.jobs import Job, JobSpec
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, Snapshot
-from gpusched.models import load_model
-from gpusched.policies import BUILT_IN, load_policy
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
-from gpusched.sched.agents import module_of
+from gpusched.sched.agent import part_of
 from gpusched.sched.decide import decide
 from tests.controller.folding import spec
 from tests.controller.imagined import Host, ImaginedCluster, World, inventory
@@ -170,7 +170,7 @@ def test_other_weights_are_taken_up(place: Place) -> None:
 
 
 def test_an_agent_that_does_not_answer_is_left_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = module_of("gist")
+    agent = part_of("gist", "live")
     go, asked, real = threading.Event(), [], agent.decide_queue
 
     def slow(prepared: Any, context: Any) -> Any:
@@ -204,7 +204,7 @@ def test_whatever_an_agent_raises_the_cycle_goes_on(place: Place, monkeypatch: p
         context.world.rooms.gpus[:] = 99  # what it leaves behind must not be seen
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr(module_of("gist"), "decide_queue", wrong)
+    monkeypatch.setattr(part_of("gist", "live"), "decide_queue", wrong)
     assert place.decided_by() == "easy"
     assert "internal error: ZeroDivisionError('oh')" in place.store.fallbacks()["p"].why
 

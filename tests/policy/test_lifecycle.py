@@ -7,11 +7,11 @@ import shutil
 
 import pytest
 
+from gpusched.config.inventory import load_inventory
+from gpusched.config.policies import load_policies
 from gpusched.controller.promoting import take_up
 from gpusched.doctor.files import examine_policies
-from gpusched.inventory import load_inventory
 from gpusched.model.commands import Promote
-from gpusched.policies import load_policies
 from gpusched.queue.store import Store
 from tests.cli.conftest import Result, Site
 from tests.policy.conftest import record_days

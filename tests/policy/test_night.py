@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from gpusched.forecast.predictor import USUAL_NAME
 from gpusched.model.commands import Promote
-from gpusched.sim.predictor import USUAL_NAME
 from tests.cli.conftest import Result, Site
 from tests.controller.test_estimating import usual
 from tests.policy import weights
@@ -50,7 +50,7 @@ def test_retraining_leaves_a_candidate_and_promotes_nothing(proved: Site, monkey
     found = re.match(said, refused)  # how many of the 27 are before the days that judge goes by the hour of the day
     assert found is not None
     assert int(found[1]) in (21, 24)
-    monkeypatch.setattr("gpusched.learn.train.MIN_JOBS", 20)  # more days take longer, and prove nothing more
+    monkeypatch.setattr("gpusched.agents.training.train.MIN_JOBS", 20)  # more days take longer, and prove nothing more
     report = json.loads(night(proved, "--auto-retrain", "--json").out)
     (trained_line,) = report["trained"]
     assert trained_line.startswith("V100: gist trained anew, in ")

@@ -9,14 +9,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from gpusched.config.policies import load_policy
 from gpusched.model.commands import Promote, ShadowOn
 from gpusched.model.policy import Preempting
 from gpusched.model.resources import Node, RuntimeName
-from gpusched.policies import load_policy
-from gpusched.promotion.evaluate import judge, stage_for
-from gpusched.sim.engine import replay
+from gpusched.nightly.proof import judge, stage_for
 from gpusched.sim.policies import of_spec
-from gpusched.sim.study import Run
+from gpusched.sim.replay import replay
+from gpusched.study.study import Run
 from tests.controller.imagined import GPUS, inventory
 from tests.policy import stopping
 from tests.policy.test_agents import EASY, Place
@@ -108,7 +108,7 @@ def test_a_verdict_counts_what_restarts_cost_and_leaves_alone_what_must_be(
     site = inventory()
     partition = msgspec.structs.replace(site.partitions[0], nodes=(node,))
     seen: list[Run] = []
-    from gpusched.promotion import evaluate
+    from gpusched.nightly import proof as evaluate
 
     real = evaluate.carry_out
     monkeypatch.setattr(evaluate, "carry_out", lambda runs: real(seen.extend(runs) or runs))

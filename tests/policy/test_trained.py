@@ -140,9 +140,9 @@ def test_a_folder_elsewhere_is_a_policy(proved: Site, tmp_path: Path) -> None:
 
 
 def test_status_and_why_say_that_the_fallback_decides(proved: Site) -> None:
+    from gpusched.config.inventory import load_inventory
+    from gpusched.config.policies import load_policies
     from gpusched.controller.deciding import Decider
-    from gpusched.inventory import load_inventory
-    from gpusched.policies import load_policies
 
     file = trained(proved, None)
     edit(proved, "  V100:\n", "  V100:\n    policy: gist\n")

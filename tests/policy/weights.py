@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gpusched.models import load_model, save_model
-from gpusched.policies import load_policy
-from gpusched.sched.agents.gist_nets import heuristic
+from gpusched.agents.gist.networks import heuristic
+from gpusched.config.policies import load_policy
+from gpusched.config.weights import load_model, save_model
 from gpusched.sched.decide import warm_up, warm_up_agent
 
 YAML = "agent: gist\nfallback: easy\nbudget: 60s\n"

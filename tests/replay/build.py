@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.sim.cluster import NodeSpec, Pool
+from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.result import CutRuns, Events, Result
-from gpusched.sim.trace import Trace
+from gpusched.traces.trace import Trace
 
 
 class Job(NamedTuple):

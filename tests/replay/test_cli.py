@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from gpusched.cli import main as cli
+from gpusched.config.policies import BUILT_IN, load_policy, names_in
+from gpusched.config.weights import load_model
 from gpusched.model.jobs import Job, JobSpec, JobState
-from gpusched.models import load_model
-from gpusched.policies import BUILT_IN, load_policy, names_in
 from gpusched.queue.store import Run, Store
 from tests.policy import weights
 

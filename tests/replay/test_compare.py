@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpusched.sim.compare import DAY_S, Change, compare
 from gpusched.sim.result import Result
+from gpusched.study.compare import DAY_S, Change, compare
 from tests.replay.build import Job, result_of
 
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusched.sim.cluster import NodeSpec, Pool
-from gpusched.sim.metrics import dominant_share, eq4, fragmentation, jain, job_times, metrics_of
+from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.result import END, PAIRED, START, Events, Result
-from gpusched.sim.runs import binned_mean, parts_of
+from gpusched.study.metrics import dominant_share, eq4, fragmentation, jain, job_times, metrics_of
+from gpusched.study.timeline import binned_mean, parts_of
 from tests.replay.build import Job, gist_pool, result_of
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpusched.inventory import load_inventory
+from gpusched.config.inventory import load_inventory
 from gpusched.model.jobs import Job, JobSpec, JobState
+from gpusched.nightly.replays import Report, nightly
 from gpusched.queue.predictions import Prediction
 from gpusched.queue.store import Run, Store
-from gpusched.sim.carried import result_without
-from gpusched.sim.cluster import Pool
-from gpusched.sim.engine import Outage, replay
-from gpusched.sim.metrics import job_times, metrics_of
-from gpusched.sim.nightly import Report, nightly
+from gpusched.sim.pool import Pool
+from gpusched.sim.replay import Outage, replay
+from gpusched.study.carried import result_without
+from gpusched.study.metrics import job_times, metrics_of
 from tests.sim.worlds import trace_of
 
 NOW = 1_800_000_000.0

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpusched.sim.cluster import Pool
-from gpusched.sim.html import page
-from gpusched.sim.metrics import metrics_of
+from gpusched.sim.pool import Pool
 from gpusched.sim.power import Draw, power_model
 from gpusched.sim.result import Result
-from gpusched.sim.study import Bounds, Outcome, Stage, changes
+from gpusched.study.html import page
+from gpusched.study.metrics import metrics_of
+from gpusched.study.study import Bounds, Outcome, Stage, changes
 from tests.replay.build import Job, result_of
 from tests.replay.png import pixels
 

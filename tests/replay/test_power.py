@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpusched.config.inventory import load_inventory
 from gpusched.errors import FileError
-from gpusched.inventory import load_inventory
-from gpusched.sim.cluster import NodeSpec, Pool
+from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.power import Draw, power_model, read_power
 from tests.replay.build import gist_pool
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from gpusched.accounting import BUCKET_S
-from gpusched.held_idle import held_idle
+from gpusched.accounting.held_idle import held_idle
+from gpusched.accounting.usage import BUCKET_S
 from gpusched.model.jobs import Allocation, Job, JobSpec, JobState, NodeAllocation
 from gpusched.queue.store import UsageRow
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpusched.accounting.report import parse_since, power_report, summarize
 from gpusched.errors import UsageError
 from gpusched.model.reports import By, PowerReport, PowerRow
 from gpusched.model.resources import Inventory, Node, Partition, RuntimeName, Settings
 from gpusched.queue.store import Run, Store, UsageRow
-from gpusched.report import parse_since, power_report, summarize
 
 HOUR = 3600.0
 DAY = 24 * HOUR

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpusched.agents.gist.networks import HOLD_INPUTS, heuristic
+from gpusched.config.weights import Model, load_model, save_model
 from gpusched.model.jobs import Allocation, JobSpec, NodeAllocation
 from gpusched.model.plan import Plan, ReasonCode
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
-from gpusched.models import Model, load_model, save_model
-from gpusched.sched.agents.gist_nets import HOLD_INPUTS, heuristic
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.explain import explain
-from gpusched.sim.cluster import NodeSpec, Pool, demand_of
-from gpusched.sim.engine import replay
 from gpusched.sim.policies import ReplayPolicy
+from gpusched.sim.pool import NodeSpec, Pool, demand_of
+from gpusched.sim.replay import replay
 from gpusched.sim.result import Result
 from tests.sched.worlds import NOW, after, node, pending, running, snapshot, snapshots, started
 from tests.sim.worlds import trace_of

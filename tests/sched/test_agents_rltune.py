@@ -8,19 +8,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpusched.learn.rltune.candidates import Rule, linear_of
+from gpusched.agents.rltune.candidates import Rule, linear_of
+from gpusched.agents.rltune.history import FACTS, FEATURES, grouped
+from gpusched.agents.rltune.live import prepare
+from gpusched.agents.rltune.odds import CLASSES, LEVELS, Odds, expected, new_history, note_passed
+from gpusched.config.weights import Model, load_model, save_model
 from gpusched.model.plan import Plan, ReasonCode
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import FinishedView, Snapshot
-from gpusched.models import Model, load_model, save_model
-from gpusched.sched.agents.rltune import prepare
-from gpusched.sched.agents.rltune_book import FACTS, FEATURES, grouped
-from gpusched.sched.agents.rltune_odds import CLASSES, LEVELS, Odds, expected, new_history, note_passed
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
-from gpusched.sim.cluster import Pool, demand_of
-from gpusched.sim.engine import replay
 from gpusched.sim.policies import ReplayPolicy
+from gpusched.sim.pool import Pool, demand_of
+from gpusched.sim.replay import replay
 from gpusched.sim.result import Result
 from tests.sched import test_agents_gist as gist
 from tests.sched.worlds import NOW, node, pending, running, snapshot, snapshots, started

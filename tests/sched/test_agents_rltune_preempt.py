@@ -11,19 +11,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpusched.learn.rltune.preempting import Rule, model_of, policy_of
+from gpusched.agents.rltune.odds import CLASSES, LEVELS
+from gpusched.agents.rltune.preempting import Rule, model_of, policy_of
+from gpusched.config.weights import Model
 from gpusched.model.jobs import Allocation, JobSpec, JobState, NodeAllocation, Preemptions
 from gpusched.model.plan import Plan, Preempt, ReasonCode
 from gpusched.model.policy import PolicySpec, Preempting
 from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot
-from gpusched.models import Model
-from gpusched.sched.agents.rltune_odds import CLASSES, LEVELS
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
-from gpusched.sim.cluster import demand_of
-from gpusched.sim.engine import replay
-from gpusched.sim.generate import generate
+from gpusched.sim.pool import demand_of
+from gpusched.sim.replay import replay
 from gpusched.sim.result import Result
+from gpusched.traces.generate import generate
 from tests.learn.test_rltune_preempt import POOL, WORKLOAD
 from tests.sched import test_agents_gist as gist
 from tests.sched.worlds import NOW, node, pending, running, snapshot, started

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from gpusched.learn.rltune.network import Network
-from gpusched.models import Model
-from gpusched.sched.agents.rltune import OUTPUTS, prepare
-from gpusched.sched.agents.rltune_book import FEATURES
-from gpusched.sched.attention import PARTS, arrays_of, attended, attention_of
+from gpusched.agents.common.attention import PARTS, arrays_of, attended, attention_of
+from gpusched.agents.common.nets import net_of
+from gpusched.agents.rltune.history import FEATURES
+from gpusched.agents.rltune.live import OUTPUTS, prepare
+from gpusched.agents.rltune.network import Network
+from gpusched.config.weights import Model
 from gpusched.sched.check import check
-from gpusched.sched.nets import net_of
 from tests.sched import test_agents_gist as gist
 from tests.sched import test_agents_rltune as plain
 from tests.sched.worlds import node, pending, snapshot, started

@@ -54,7 +54,7 @@ def test_real_imports_are_found() -> None:
 CLASS_OF = """
 import sys
 import gpusched
-from gpusched.sched.agents.rltune_odds import class_of
+from gpusched.agents.rltune.odds import class_of
 values = {"float": [4.5], "both": [4.5, 4]}[sys.argv[1]]
 print(gpusched.__file__, *map(class_of, values), sum(class_of._outer.stats.cache_hits.values()))
 print("scipy" in sys.modules, "numba.np.npyimpl" in sys.modules)

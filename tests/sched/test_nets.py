@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpusched.agents.common.nets import arrays_of, forward, net_of, work_for
+from gpusched.config.weights import load_model, save_model
 from gpusched.errors import GpuschedError
-from gpusched.models import load_model, save_model
-from gpusched.sched.nets import arrays_of, forward, net_of, work_for
 
 
 def layers(sizes: list[int], seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:

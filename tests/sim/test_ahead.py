@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpusched.forecast.limit_use import Habits
+from gpusched.forecast.queue import Ahead, RunTimes
+from gpusched.forecast.start_times import Foresight
 from gpusched.model.jobs import Dependency, DependencyKind
 from gpusched.model.plan import Start
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.sched.decide import decide
-from gpusched.sim.ahead import Ahead, RunTimes
-from gpusched.sim.cluster import NodeSpec, Pool
-from gpusched.sim.engine import replay
-from gpusched.sim.foresee import Foresight
-from gpusched.sim.habits import Habits
+from gpusched.sim.pool import NodeSpec, Pool
+from gpusched.sim.replay import replay
 from tests.sched.worlds import NOW, node, pending, running, snapshot, snapshots
 from tests.sim.worlds import trace_of
 
@@ -124,7 +124,7 @@ def test_a_long_queue_is_run_ahead_only_as_far_as_work_is_allowed(monkeypatch: p
     snap = snapshot([node("n", gpus=1)], waiting, [running("r", {"n": (0,)}, NOW + 100)])
     made = []
     for allowed in (10**9, 60_000, 10):
-        monkeypatch.setattr("gpusched.sim.foresee._ENOUGH_WORK", allowed)
+        monkeypatch.setattr("gpusched.forecast.start_times._ENOUGH_WORK", allowed)
         foresight = Foresight(snap, snap.pending[-1], Habits([]), half_life_s=1e6, tick_s=1.0)
         made.append((foresight.expected(), foresight.sooner()))
     (all_of, _), (some, _), (none, later) = made

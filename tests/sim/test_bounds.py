@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.errors import UsageError
-from gpusched.sim.bounds import bounds_of, exact_optimum
-from gpusched.sim.cluster import Pool
-from gpusched.sim.engine import replay
+from gpusched.sim.pool import Pool
+from gpusched.sim.replay import replay
+from gpusched.study.bounds import bounds_of, exact_optimum
 from tests.sim.worlds import engine_inputs, trace_of, workloads
 
 tiny = st.lists(

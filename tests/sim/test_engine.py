@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpusched.config.policies import BUILT_IN, load_policy, names_in
 from gpusched.errors import UsageError
-from gpusched.policies import BUILT_IN, load_policy, names_in
-from gpusched.sim.cluster import NodeSpec, Pool
-from gpusched.sim.engine import Outage, replay
 from gpusched.sim.orders import known_policies
 from gpusched.sim.policies import composed, policy_by_name
+from gpusched.sim.pool import NodeSpec, Pool
+from gpusched.sim.replay import Outage, replay
 from gpusched.sim.stepper import Stepper
 from tests.sim.worlds import engine_inputs, trace_of, workloads
 
@@ -334,7 +334,7 @@ def test_drf_shares_between_users():
 
 def test_progress_is_told_while_it_runs(monkeypatch):
     """From another thread, so the run must be one that lets others go on: a queue of thousands, walked every time."""
-    monkeypatch.setattr("gpusched.sim.engine.WATCH_S", 0.002)
+    monkeypatch.setattr("gpusched.sim.replay.WATCH_S", 0.002)
     jobs = 3000
     trace = trace_of(np.arange(jobs) * 0.01, np.full(jobs, 1.0), np.ones(jobs, int), limit=np.full(jobs, 2.0))
     told = []

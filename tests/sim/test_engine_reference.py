@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusched.sim.engine import Outage, replay
+from gpusched.sim.replay import Outage, replay
 from tests.sim.reference import Reference
 from tests.sim.worlds import assert_as_reference, engine_inputs, workloads
 

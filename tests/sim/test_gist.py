@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from gpusched.sim.gist import FLAVORS, gist
+from gpusched.agents.gist.section6 import FLAVORS, gist
 
 FIRST_FIT = {0: 0.729, 1: 0.725, 24: 0.659}
 LARGEST = {0: 0.741, 1: 0.725, 24: 0.660}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusched.sim.engine import replay
+from gpusched.sim.replay import replay
 from tests.sim.reference_orders import Changing, Conservative, Srtf
 from tests.sim.reference_rates import Speeds
 from tests.sim.test_rates_reference import inputs, paced_worlds

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.sim.cluster import NodeSpec, Pool
-from gpusched.sim.engine import replay
 from gpusched.sim.nodelist import read_node_list
+from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.profiles import read_profiles
 from gpusched.sim.rates import read_rates, speed_of
-from gpusched.sim.traces import load
+from gpusched.sim.replay import replay
+from gpusched.traces.load import load
 from tests.traces.samples import real
 
 RESNET = "ResNet-18 (batch size 16)"

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusched.sim.cluster import NodeSpec, Pool
-from gpusched.sim.engine import Outage, replay
+from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.profiles import Profiles, Series
 from gpusched.sim.rates import Rates
+from gpusched.sim.replay import Outage, replay
 from tests.sim.reference import Away
 from tests.sim.reference_rates import PacedJob, PacedNode, PacedReference, Speeds
 from tests.sim.worlds import trace_of

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.errors import UsageError
-from gpusched.sim.cluster import NodeSpec, Pool
-from gpusched.sim.engine_build import Options, Outage
-from gpusched.sim.metrics import metrics_of
+from gpusched.sim.engine.build import Options, Outage
+from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.profiles import Profiles, Series
 from gpusched.sim.rates import Rates
 from gpusched.sim.resizing import Elastic
 from gpusched.sim.result import EVENT_KINDS, RESIZED
-from gpusched.sim.runs import parts_of
 from gpusched.sim.stepper import Stepper
+from gpusched.study.metrics import metrics_of
+from gpusched.study.timeline import parts_of
 from tests.sim.worlds import trace_of
 
 SPEED = {1: 1.0, 2: 2.0, 4: 2.0, 8: 4.0}  # of model m on A, closest together; half of it over several nodes

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from gpusched.errors import UsageError
-from gpusched.sim.cluster import Pool
-from gpusched.sim.engine import replay
-from gpusched.sim.engine_build import Options
-from gpusched.sim.metrics import metrics_of
+from gpusched.sim.engine.build import Options
+from gpusched.sim.pool import Pool
 from gpusched.sim.profiles import Profiles, Series
 from gpusched.sim.rates import Rates
-from gpusched.sim.runs import parts_of, together
+from gpusched.sim.replay import replay
 from gpusched.sim.sharing import share_for
 from gpusched.sim.stepper import Stepper
+from gpusched.study.metrics import metrics_of
+from gpusched.study.timeline import parts_of, together
 from tests.sim.worlds import trace_of
 
 RATES = Rates(

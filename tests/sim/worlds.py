@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from gpusched.sim.cluster import NodeSpec, Pool
-from gpusched.sim.trace import Trace
+from gpusched.sim.pool import NodeSpec, Pool
+from gpusched.traces.trace import Trace
 from tests.sim.reference import Away, Job, Node
 
 

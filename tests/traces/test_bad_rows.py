@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.sim import tracefile
-from gpusched.sim.trace import Trace
-from gpusched.sim.traces import cache, load
-from gpusched.sim.traces.draft import sorted_order, to_times
-from gpusched.sim.traces.reading import _rows, read_csv
+from gpusched.traces import file as tracefile
+from gpusched.traces.load import load
+from gpusched.traces.readers import cache
+from gpusched.traces.readers.columns import _rows, read_csv
+from gpusched.traces.readers.draft import sorted_order, to_times
+from gpusched.traces.trace import Trace
 from tests.traces import samples
 
 Put = Callable[[str, str], Path]

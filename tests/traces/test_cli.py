@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpusched.cli import main as cli
-from gpusched.sim.traces import load
+from gpusched.traces.load import load
 from tests.traces import samples
 
 Put = Callable[[str, str], Path]

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.sim import tracefile
-from gpusched.sim.slicing import gpu_seconds
-from gpusched.sim.trace import Trace
-from gpusched.sim.traces import load
-from gpusched.sim.traces.guess import guess
+from gpusched.traces import file as tracefile
+from gpusched.traces.load import load
+from gpusched.traces.readers.guess import guess
+from gpusched.traces.slicing import gpu_seconds
+from gpusched.traces.trace import Trace
 from tests.traces import samples
 
 Put = Callable[[str, str], Path]

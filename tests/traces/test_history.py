@@ -11,8 +11,8 @@ import pytest
 from gpusched.errors import GpuschedError, NoHistory
 from gpusched.model.jobs import Dependency, DependencyKind, Job, JobSpec, JobState
 from gpusched.queue.store import Run, Store
-from gpusched.sim.traces import load
-from gpusched.sim.traces.history import as_submitted, trace_of, window_of
+from gpusched.traces.load import load
+from gpusched.traces.readers.history import as_submitted, trace_of, window_of
 
 START = 1_790_000_000.0
 

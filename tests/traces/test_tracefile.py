@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from gpusched.errors import FileError, GpuschedError
-from gpusched.sim import tracefile
-from gpusched.sim.trace import Trace
-from gpusched.sim.traces import FORMATS, cache, load
-from gpusched.sim.traces import philly_csv as importer
+from gpusched.traces import file as tracefile
+from gpusched.traces.load import FORMATS, load
+from gpusched.traces.readers import cache
+from gpusched.traces.readers import philly_csv as importer
+from gpusched.traces.trace import Trace
 from tests.traces import samples
 
 Put = Callable[[str, str], Path]

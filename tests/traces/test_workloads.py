@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.errors import FileError, UsageError
-from gpusched.sim import tracefile
-from gpusched.sim.generate import fit, generate, load_workload, workload_text
-from gpusched.sim.slicing import (
+from gpusched.traces import file as tracefile
+from gpusched.traces.generate import fit, generate, load_workload, workload_text
+from gpusched.traces.load import load
+from gpusched.traces.slicing import (
     gpu_seconds,
     moment,
     nodes_for_load,
@@ -25,9 +26,8 @@ from gpusched.sim.slicing import (
     slice_trace,
     span_s,
 )
-from gpusched.sim.stats import stats_lines, trace_stats
-from gpusched.sim.traces import load
-from gpusched.sim.workload import Limits, RunTime, Size, Workload
+from gpusched.traces.statistics import stats_lines, trace_stats
+from gpusched.traces.workload import Limits, RunTime, Size, Workload
 from tests.traces import samples
 from tests.traces.test_tracefile import assert_same
 

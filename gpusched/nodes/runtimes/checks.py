@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from gpusched.config.validate import MAX_TOTAL_BYTES, MAX_VALUE_BYTES
 from gpusched.errors import UsageError
 from gpusched.nodes.runtimes.base import AttemptRef, LaunchRequest
-from gpusched.validate import MAX_TOTAL_BYTES, MAX_VALUE_BYTES
 
 NO_IMAGE_HINT = "give --image, or set image in its partition of inventory.yaml"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpusched.errors import FileError
 from gpusched.sim.profiles.table import Profiles, Series, model_key
-from gpusched.sim.traces.reading import open_text
+from gpusched.traces.readers.columns import open_text
 
 _EXPECTED = "(model, mode, batch size, servers, workers, [speeds], [CPU use of servers], [of workers])"
 _NOTE = "DL2's speeds are those with as many parameter servers as workers; they hold for any GPU type and spread"

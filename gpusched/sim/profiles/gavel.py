@@ -14,7 +14,7 @@ from typing import Any
 
 from gpusched.errors import FileError
 from gpusched.sim.profiles.table import Profiles, Series, model_key, type_key
-from gpusched.sim.traces.reading import open_text
+from gpusched.traces.readers.columns import open_text
 
 _APART = "_unconsolidated"
 _RECORDED_ON = "V100"  # of its types the fastest, and what `sim.traces.gavel` takes run times from

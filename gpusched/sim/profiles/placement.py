@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpusched.errors import FileError
 from gpusched.sim.profiles.table import Profiles, Series, split_model, type_key, with_batch
-from gpusched.sim.traces.reading import Table, read_csv, stem
+from gpusched.traces.readers.columns import Table, read_csv, stem
 
 _NAME = re.compile(r"(?P<model>.+)-(?P<kind>placements|scalability)-(?P<cluster>.+)\.csv")
 CLUSTERS = {"aws": "T4", "dgx": "A100", "dgx-ext": "A100", "rtx": "RTX2080Ti", "quad": "RTX6000"}

@@ -8,7 +8,7 @@ from pathlib import Path
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.sim.profiles import dl2, gavel, placement
 from gpusched.sim.profiles.table import Profiles, merged
-from gpusched.sim.traces.reading import stem
+from gpusched.traces.readers.columns import stem
 
 EXPECTED = "Gavel's *.json, Sia's MODEL-placements-CLUSTER.csv and MODEL-scalability-CLUSTER.csv, DL2's *speed*.txt"
 

@@ -1,0 +1,396 @@
+"""What was used, what was wasted, what it cost: the power report, from runs and usage rows.
+
+Utilization is Eq. 4 of the GIST paper (Narantuya et al., CMC 2022), ``U = sum(lambda * tau) / (R * T)`` with R = 1:
+
+- ``lambda`` is `Run.share`, the job's dominant share of its partition; ``tau`` its run time inside the window.
+- ``T`` is Eq. 3: a partition's run time begins with the first start it ever saw, so its window is
+  [max(since, first start ever), until]. A partition that never started a job has no U; its energy is told all the same.
+- A node's lambda is the run's share of the partition times the part of the run that is on the node, over the node's
+  part of the partition; so the partition's U is the mean of its nodes', weighted by their GPUs.
+- A user's or job's figure is its part of the sum, and so is the total's: partitions weighted by GPUs times T.
+
+Inefficient energy is capacity in kW times hours times (1 - U): what the rated power of the unused part amounts to. For
+the paper's DGX A100 of 6.5 kW, a month of 720 h at U = 0.75: 6.5 * 720 * 0.25 = 1170 kWh.
+
+Measured figures are NVML's. Energy counts every GPU of a partition or node, held or not, and only the GPUs held for
+users and jobs. Where part of the GPU time has no measurement, the energy is a lower bound and the part is told.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from gpusched.accounting.held_idle import held_idle
+from gpusched.accounting.usage import BUCKET_S
+from gpusched.errors import UsageError
+from gpusched.model.reports import By, PowerReport, PowerRow
+from gpusched.model.resources import Inventory, Node, Partition
+from gpusched.model.suggest import did_you_mean
+from gpusched.model.units import parse_duration, parse_time
+from gpusched.queue.store import Reader, Run, UsageRow
+
+_J_PER_KWH = 3.6e6
+_FINE_S = 86400.0
+_UNMEASURED_TOLERANCE = 0.02  # the first and last tick of a window are never whole
+
+
+class Window(msgspec.Struct, frozen=True):
+    """[start, end) in Unix seconds; ``started`` is False for a partition that never started a job (no T, no U)."""
+
+    start: float
+    end: float
+    started: bool = True
+
+    @property
+    def hours(self) -> float:
+        """Its length in hours."""
+        return max(0.0, self.end - self.start) / 3600
+
+    def overlap_s(self, run: Run) -> float:
+        """Seconds of a run (Eq. 2's tau: until now where it still runs) inside the window."""
+        end = self.end if run.end_time is None else min(run.end_time, self.end)
+        return max(0.0, end - max(run.start_time, self.start))
+
+
+class _Slice(msgspec.Struct, frozen=True):
+    """A run, or the ``part`` (0..1) of one that is on one node; ``share`` is its lambda there."""
+
+    run: Run
+    node: str
+    gpus: int
+    part: float
+    share: float
+    seconds: float
+
+
+class _Frame(msgspec.Struct, frozen=True, kw_only=True):
+    """What all rows of a report have in common; ``weights``: partition -> GPUs (nodes where none has GPUs)."""
+
+    partitions: tuple[Partition, ...]
+    windows: Mapping[str, Window]
+    weights: Mapping[str, float]
+    price: float | None
+    asked_s: float
+
+    @property
+    def capacity_s(self) -> float:
+        """Weighted T of all partitions that ever started a job."""
+        return sum(self.weights[p] * w.hours * 3600 for p, w in self.windows.items() if w.started)
+
+
+class _Sums(msgspec.Struct):
+    """What one row adds up."""
+
+    partition: str | None = None
+    user: str | None = None
+    gpu_s: float = 0.0
+    share_s: float = 0.0  # lambda * tau, in the row's own partition or node
+    weighted_share_s: float = 0.0  # in its partition, times the partition's weight
+    usage: UsageRow = UsageRow(bucket=0, node="", job_id="", user="", partition="")
+    held_known_s: float = 0.0
+    held_idle_s: float = 0.0
+
+
+def parse_since(text: str, now: float) -> float:
+    """Unix seconds of ``--since``: a duration back from now (``7d``), ``all``, or a time.
+
+    Raises:
+        UsageError: None of them, or in the future.
+    """
+    if text == "all":
+        return 0.0
+    try:
+        try:
+            since = now - parse_duration(text)
+        except ValueError:
+            since = parse_time(text, now)
+    except ValueError:
+        raise UsageError(
+            f"--since {text!r} is neither a time nor a span", "say for example 12h, 7d, all or 2026-11-20T18:00"
+        ) from None
+    if since >= now:
+        raise UsageError(f"--since {text!r} is in the future", "say for example 7d")
+    return max(0.0, since)
+
+
+def power_report(
+    reader: Reader | None, inventory: Inventory, *, since: float, until: float, by: By, partition: str | None = None
+) -> PowerReport:
+    """The report from the store.
+
+    Args:
+        reader: The store, or None where there is none yet.
+        inventory: For capacities, rated power and the price.
+        since: Unix seconds; where nothing was recorded yet, the report begins with the first record.
+        until: Unix seconds.
+        by: What a row is.
+        partition: Only this partition.
+
+    Raises:
+        UsageError: There is no such partition.
+    """
+    chosen = _chosen(inventory, partition)
+    if reader is None:
+        return summarize(inventory, chosen, [], [], firsts={}, since=since, until=until, by=by)
+    runs = reader.runs(since, until)
+    firsts = reader.first_starts()
+    bucket_s = BUCKET_S if until - since < _FINE_S else 3600  # old usage is kept by the hour
+    first_bucket = int(since // bucket_s) * bucket_s
+    usage = [row for row in reader.usage(first_bucket) if row.bucket < until]
+    if partition is not None:
+        runs = [run for run in runs if run.partition == partition]
+        usage = [row for row in usage if row.partition == partition]
+    since = max(since, min([_first_measured(inventory, usage, until), *firsts.values()]))
+    records = reader.node_records()
+    report = summarize(inventory, chosen, runs, usage, firsts=firsts, since=since, until=until, by=by)
+    active = [job for job in reader.active() if partition in (None, job.spec.partition)]
+    return msgspec.structs.replace(
+        report,
+        held_idle=held_idle(active, usage, until),
+        simulated=tuple(
+            node.name
+            for p in chosen
+            for node in p.nodes
+            if (record := records.get(node.name)) and record.reading and record.reading.source == "simulated"
+        ),
+    )
+
+
+def _first_measured(inventory: Inventory, usage: Iterable[UsageRow], until: float) -> float:
+    """When measuring began: the oldest bucket's end less what it holds of a node, since it need not be full."""
+    usage = list(usage)
+    bucket = min((row.bucket for row in usage), default=None)
+    if bucket is None:
+        return until
+    seconds: dict[str, float] = defaultdict(float)
+    for row in usage:
+        if row.bucket == bucket:
+            seconds[row.node] += row.gpu_s / max(1, node.gpus if (node := inventory.node(row.node)) else 1)
+    return max(float(bucket), min(bucket + BUCKET_S, until) - max(seconds.values()))
+
+
+def _chosen(inventory: Inventory, partition: str | None) -> tuple[Partition, ...]:
+    if partition is None:
+        return inventory.partitions
+    found = inventory.partition(partition)
+    if found is None:
+        raise UsageError(
+            f"there is no partition {partition!r}{did_you_mean(partition, [p.name for p in inventory.partitions])}"
+        )
+    return (found,)
+
+
+def summarize(
+    inventory: Inventory,
+    partitions: tuple[Partition, ...],
+    runs: Iterable[Run],
+    usage: Iterable[UsageRow],
+    *,
+    firsts: Mapping[str, float],
+    since: float,
+    until: float,
+    by: By,
+) -> PowerReport:
+    """The report as arithmetic.
+
+    Args:
+        inventory: For the price.
+        partitions: Those reported on.
+        runs: Attempts that overlap the window.
+        usage: Usage rows of the window.
+        firsts: Partition -> first start ever (Unix seconds), where known to be other than ``since`` or later.
+        since: Begin of the window asked for.
+        until: Its end.
+        by: What a row is.
+    """
+    usage = list(usage)
+    windows = {p.name: _window(firsts.get(p.name), since, until) for p in partitions}
+    frame = _Frame(
+        partitions=partitions,
+        windows=windows,
+        weights=_weights(partitions),
+        price=inventory.settings.power_price_per_kwh,
+        asked_s=until - since,
+    )
+    whole = Window(since, until)
+    slices = [
+        s for run in runs for s in _slices(run, windows.get(run.partition, whole), _nodes_of(partitions, run), by)
+    ]
+    sums = _sums(slices, usage, frame.weights, by)
+    rows = _rows(frame, sums, by)
+    return PowerReport(
+        since=since,
+        until=until,
+        by=by,
+        currency=inventory.settings.currency,
+        price_per_kwh=frame.price,
+        rows=tuple(rows),
+        total=_total(frame, rows, sums, by),
+        unheld_kwh=_unheld_kwh(usage),
+        held_idle=(),
+    )
+
+
+def _weights(partitions: tuple[Partition, ...]) -> dict[str, float]:
+    gpus = {p.name: float(sum(n.gpus for n in p.nodes)) for p in partitions}
+    return gpus if any(gpus.values()) else {p.name: float(len(p.nodes)) for p in partitions}
+
+
+def _window(first: float | None, since: float, until: float) -> Window:
+    if first is None or first >= until:
+        return Window(since, until, started=False)
+    return Window(max(since, first), until)
+
+
+def _nodes_of(partitions: tuple[Partition, ...], run: Run) -> tuple[Node, ...]:
+    return next((p.nodes for p in partitions if p.name == run.partition), ())
+
+
+def _slices(run: Run, window: Window, nodes: tuple[Node, ...], by: By) -> Iterator[_Slice]:
+    seconds = window.overlap_s(run)
+    if by != "node":
+        yield _Slice(run, "", run.gpus, 1.0, run.share, seconds)
+        return
+    for name, gpus in run.nodes.items():
+        part = gpus / run.gpus if run.gpus else 1 / len(run.nodes)
+        weight = _node_weight(name, nodes)
+        yield _Slice(run, name, gpus, part, run.share * part / weight if weight else 0.0, seconds)
+
+
+def _node_weight(name: str, nodes: tuple[Node, ...]) -> float:
+    """A node's part of its partition: by GPUs, by cores where the partition has none; 0 for a node no longer in it."""
+    sizes = {n.name: n.gpus for n in nodes}
+    if not any(sizes.values()):
+        sizes = {n.name: n.cores for n in nodes}
+    return sizes.get(name, 0) / sum(sizes.values()) if sizes else 0.0
+
+
+def _sums(slices: list[_Slice], usage: list[UsageRow], weights: Mapping[str, float], by: By) -> dict[str, _Sums]:
+    sums: dict[str, _Sums] = defaultdict(_Sums)
+    for s in slices:
+        row = sums[{"partition": s.run.partition, "node": s.node, "user": s.run.user, "job": s.run.job_id}[by]]
+        row.partition, row.user = s.run.partition, s.run.user
+        row.gpu_s += s.gpus * s.seconds
+        row.share_s += s.share * s.seconds
+        row.weighted_share_s += weights.get(s.run.partition, 0.0) * s.run.share * s.part * s.seconds
+    for u in usage:
+        if u.job_id or by in ("partition", "node"):
+            key = {"partition": u.partition, "node": u.node, "user": u.user, "job": u.job_id}[by]
+            _add_usage(sums[key], u)
+            sums[key].partition, sums[key].user = u.partition, u.user
+    return sums
+
+
+def _add_usage(row: _Sums, u: UsageRow) -> None:
+    total = row.usage
+    row.usage = msgspec.structs.replace(
+        total,
+        gpu_s=total.gpu_s + u.gpu_s,
+        energy_j=total.energy_j + u.energy_j,
+        energy_unknown_s=total.energy_unknown_s + u.energy_unknown_s,
+        util_s=total.util_s + u.util_s,
+        util_known_s=total.util_known_s + u.util_known_s,
+    )
+    if u.job_id:
+        row.held_known_s += u.util_known_s
+        row.held_idle_s += u.idle_s
+
+
+def _rows(frame: _Frame, sums: dict[str, _Sums], by: By) -> list[PowerRow]:
+    """Places in the inventory's order; users, jobs and places no longer there by GPU hours."""
+    rows = []
+    if by == "partition":
+        rows = [_place(frame, p.name, p, p.nodes, sums.get(p.name, _Sums())) for p in frame.partitions]
+    elif by == "node":
+        rows = [_place(frame, n.name, p, (n,), sums.get(n.name, _Sums())) for p in frame.partitions for n in p.nodes]
+    known = {row.name for row in rows}
+    others = [_holder(frame, name, row, by) for name, row in sums.items() if name not in known]
+    return rows + sorted(others, key=lambda r: (-r.gpu_hours, -(r.energy_kwh or 0.0), r.name))
+
+
+def _place(frame: _Frame, name: str, partition: Partition, nodes: tuple[Node, ...], row: _Sums) -> PowerRow:
+    window = frame.windows[partition.name]
+    seconds = window.hours * 3600
+    use = row.share_s / seconds if window.started and seconds > 0 else None
+    rated_kw = [n.rated_power_w / 1000 for n in nodes if n.rated_power_w is not None]
+    rated = sum(rated_kw) * window.hours if len(rated_kw) == len(nodes) and window.started else None
+    inefficient = rated * max(0.0, 1 - use) if rated is not None and use is not None else None
+    return msgspec.structs.replace(
+        _measured(row, sum(n.gpus for n in nodes) * frame.asked_s, frame.price),
+        name=name,
+        partition=partition.name,
+        hours=window.hours if window.started else None,
+        utilization=use,
+        rated_kwh=rated,
+        inefficient_kwh=inefficient,
+        inefficient_cost=_cost(inefficient, frame.price),
+    )
+
+
+def _holder(frame: _Frame, name: str, row: _Sums, by: By) -> PowerRow:
+    """A user, a job, or a place that is no longer in the inventory."""
+    use = row.weighted_share_s / frame.capacity_s if frame.capacity_s > 0 else None
+    return msgspec.structs.replace(
+        _measured(row, row.gpu_s, frame.price),
+        name=name,
+        utilization=use,
+        partition=row.partition if by in ("job", "node") else None,
+        user=row.user if by in ("job", "user") else None,
+    )
+
+
+def _measured(row: _Sums, expected_gpu_s: float, price: float | None) -> PowerRow:
+    """The row's own sums; ``expected_gpu_s``: GPU seconds that should have a measurement."""
+    used = row.usage
+    known_s = used.gpu_s - used.energy_unknown_s
+    expected_s = max(used.gpu_s, expected_gpu_s)
+    energy = used.energy_j / _J_PER_KWH if known_s > 0 else None
+    unknown = max(0.0, 1 - known_s / expected_s) if expected_s > 0 else None
+    return PowerRow(
+        name="",
+        gpu_hours=row.gpu_s / 3600,
+        measured_utilization=used.util_s / used.util_known_s if used.util_known_s > 0 else None,
+        idle_gpu_hours=row.held_idle_s / 3600 if row.held_known_s > 0 else None,
+        energy_kwh=energy,
+        energy_unknown_share=0.0 if unknown is not None and unknown < _UNMEASURED_TOLERANCE else unknown,
+        cost=_cost(energy, price),
+    )
+
+
+def _total(frame: _Frame, rows: list[PowerRow], sums: dict[str, _Sums], by: By) -> PowerRow:
+    """The line under the rows: sums where they are sums, means over all GPU time where they are ratios."""
+    whole = _Sums()
+    for part in sums.values():
+        whole.gpu_s += part.gpu_s
+        whole.weighted_share_s += part.weighted_share_s
+        whole.held_known_s += part.held_known_s
+        whole.held_idle_s += part.held_idle_s
+        _add_usage(whole, part.usage)
+    declared_s = sum(n.gpus for p in frame.partitions for n in p.nodes) * frame.asked_s
+    inefficient = _sum_or_none(row.inefficient_kwh for row in rows)
+    return msgspec.structs.replace(
+        _measured(whole, whole.gpu_s if by in ("user", "job") else declared_s, frame.price),
+        name="total",
+        utilization=whole.weighted_share_s / frame.capacity_s if frame.capacity_s > 0 else None,
+        rated_kwh=_sum_or_none(row.rated_kwh for row in rows),
+        inefficient_kwh=inefficient,
+        inefficient_cost=_cost(inefficient, frame.price),
+    )
+
+
+def _unheld_kwh(usage: list[UsageRow]) -> float | None:
+    nobody = [u for u in usage if not u.job_id]
+    known = sum(u.gpu_s - u.energy_unknown_s for u in nobody)
+    return sum(u.energy_j for u in nobody) / _J_PER_KWH if known > 0 else None
+
+
+def _sum_or_none(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) if known else None
+
+
+def _cost(kwh: float | None, price: float | None) -> float | None:
+    return kwh * price if kwh is not None and price is not None else None

@@ -1,0 +1,94 @@
+"""Self-attention over a window of jobs, as arrays for compiled passes: the RLTune network's second shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusched.agents.common.nets import Net, Reals, forward, work_for
+from gpusched.compiled import jit
+
+PARTS = ("query", "key", "value")
+NONE: Reals = np.zeros((3, 0, 0), np.float32)
+
+
+def attention_of(arrays: Mapping[str, npt.NDArray[np.generic]], net: Net) -> Reals:
+    """The matrices of a weights file, ``float32[3, in, out]``: query, key, value; of size 0 where it holds none.
+
+    In the file ``attention.query [out, in]`` and so on, as torch's `nn.Linear` has them.
+
+    Raises:
+        ValueError: One is missing, or not as wide as the network's last hidden layer.
+    """
+    names = [f"attention.{part}" for part in PARTS]
+    if not any(name.startswith("attention.") for name in arrays):
+        return NONE
+    if len(net.sizes) < 3:
+        raise ValueError("attention needs a hidden layer, and net has none")
+    wanted = (int(net.sizes[-2]),) * 2
+    for name in names:
+        if name not in arrays or arrays[name].shape != wanted:
+            found = "missing" if name not in arrays else f"{arrays[name].shape}"
+            raise ValueError(f"{name} is {found}, expected {wanted}")
+    return np.stack([np.asarray(arrays[name], np.float32).T for name in names])
+
+
+def arrays_of(attention: Reals) -> dict[str, Reals]:
+    """The other way: what a weights file holds of it."""
+    if not attention.size:
+        return {}
+    return {f"attention.{part}": matrix.T.copy() for part, matrix in zip(PARTS, attention, strict=True)}
+
+
+@jit
+def attended(net: Net, attention: Reals, rows: Reals, outputs: Reals) -> None:
+    """All jobs of a window through the network, each seeing the others before the last layer.
+
+    With H the last hidden vectors: ``H + softmax(Q K' / sqrt(width)) V``, with one head (Vaswani et al., 2017).
+
+    Args:
+        net: Its hidden layers are gone through job by job.
+        attention: ``float32[3, width, width]``.
+        rows: ``float32[jobs, inputs]``.
+        outputs: ``float32[jobs, outputs]``: gets the answers.
+    """
+    jobs, width, sizes = rows.shape[0], attention.shape[1], net.sizes
+    at = net.weights.size - (width + 1) * sizes[-1]
+    body, last, work = Net(net.weights[:at], sizes[:-1]), Net(net.weights[at:], sizes[-2:]), work_for(net)
+    hidden = np.empty((jobs, width), np.float32)
+    for i in range(jobs):
+        forward(body, rows[i], hidden[i], work)
+        for d in range(width):
+            if hidden[i, d] < 0.0:  # not max(), as in `forward`
+                hidden[i, d] = 0.0
+    query, value = np.zeros((jobs, width), np.float32), np.zeros((jobs, width), np.float32)
+    key = np.zeros((width, jobs), np.float32)  # so that the inner loop runs over jobs
+    shrink = np.float32(1.0 / np.sqrt(width))
+    for i in range(jobs):
+        for s in range(width):
+            for d in range(width):
+                query[i, d] += hidden[i, s] * attention[0, s, d]
+                key[d, i] += hidden[i, s] * attention[1, s, d]
+                value[i, d] += hidden[i, s] * attention[2, s, d]
+    weight, mixed = np.empty(jobs, np.float32), np.empty(width, np.float32)
+    for i in range(jobs):
+        for j in range(jobs):
+            weight[j] = 0.0
+        for d in range(width):
+            scaled = query[i, d] * shrink
+            for j in range(jobs):
+                weight[j] += scaled * key[d, j]
+        top, total = weight[0], np.float32(0.0)
+        for j in range(jobs):
+            top = max(top, weight[j])
+        for j in range(jobs):
+            weight[j] = np.exp(weight[j] - top)
+            total += weight[j]
+        for d in range(width):
+            mixed[d] = hidden[i, d]
+        for j in range(jobs):
+            for d in range(width):
+                mixed[d] += weight[j] / total * value[j, d]
+        forward(last, mixed, outputs[i], work)

@@ -1,0 +1,209 @@
+"""What a training learns from: traces, histories and descriptions brought to nodes, one `Material` per partition."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from gpusched.agents.common.known import Bools, known_by
+from gpusched.agents.common.request import TrainRequest
+from gpusched.config.inventory import load_inventory
+from gpusched.config.weights import DEFAULT
+from gpusched.errors import GpuschedError, NoHistory, UsageError
+from gpusched.model.resources import Inventory, Partition
+from gpusched.model.suggest import did_you_mean
+from gpusched.model.units import parse_time
+from gpusched.sim.power import power_model
+from gpusched.study.study import DEFAULT_LOAD, Stage, stage_of
+from gpusched.traces.generate import generate
+from gpusched.traces.slicing import moment, select, slice_trace
+from gpusched.traces.trace import Trace
+from gpusched.traces.workload import Limits, RunTime, Size, Workload, load_workload
+
+HELD_OUT_DRAWS = 5
+"""How many other draws of a generated workload the final table is made on."""
+FIRST_SEED, FIRST_HELD_OUT = 0, 1_000_003
+_JOBS_OF_FLAVORS = 2000
+
+
+class Material(NamedTuple):
+    """One partition's: what to learn from and what to judge by; see `request.TrainJob`."""
+
+    partition: str
+    declared: Partition | None
+    stage: Stage
+    held_out: tuple[Stage, ...]
+    workload: Workload | None
+    ended: Bools | None = None
+
+
+def materials(request: TrainRequest) -> list[Material]:
+    """For every partition that is asked for, or ``default`` where the nodes are of no inventory.
+
+    Raises:
+        UsageError: Options contradict each other or name what does not exist.
+        GpuschedError: A trace, the history or the inventory cannot be read, or no job is left.
+    """
+    if request.trace is not None and request.generate is not None:
+        raise UsageError("--trace and --generate do not go together", "use one of them")
+    if not 0 <= request.hold_out < 1:
+        raise UsageError(f"--hold-out {request.hold_out:g}: expected a part of the time, such as 0.2")
+    inventory = _inventory(request)
+    partitions = _partitions(request, inventory)
+    if request.generate is not None:
+        workload = load_workload(request.generate)
+        return [_generated(request, workload, partition) for partition in partitions]
+    if request.trace is not None:
+        return [_recorded(request, _trace(request, partition, len(partitions)), partition) for partition in partitions]
+    return [_history_or_flavors(request, partition) for partition in partitions]
+
+
+def _inventory(request: TrainRequest) -> Inventory | None:
+    """The one named; the one in force where the nodes are not said otherwise."""
+    if request.inventory is not None:
+        return load_inventory(request.inventory)
+    own = request.trace is None and request.generate is None
+    elsewhere = request.nodes is not None or request.gpus_per_node is not None
+    if elsewhere or not (own or request.partition is not None):
+        return None
+    return load_inventory()
+
+
+def _partitions(request: TrainRequest, inventory: Inventory | None) -> list[Partition | None]:
+    if inventory is None:
+        if request.partition is not None:
+            raise UsageError("--partition names a partition of an inventory", "leave --nodes and --gpus-per-node out")
+        return [None]
+    if request.partition is None:
+        return list(inventory.partitions)
+    found = inventory.partition(request.partition)
+    if found is None:
+        names = [p.name for p in inventory.partitions]
+        raise UsageError(f"there is no partition {request.partition!r}{did_you_mean(request.partition, names)}")
+    return [found]
+
+
+def _stage(request: TrainRequest, trace: Trace, partition: Partition | None, load: float | None) -> Stage:
+    """The trace on its nodes."""
+    inventory = None if partition is None else Inventory(path="", partitions=(partition,))
+    return stage_of(
+        trace,
+        nodes=request.nodes,
+        gpus_per_node=request.gpus_per_node,
+        inventory=inventory,
+        load=load,
+        power=lambda pool: power_model(pool, inventory=inventory),
+    )
+
+
+def _trace(request: TrainRequest, partition: Partition | None, partitions: int) -> Trace:
+    from gpusched.traces.load import load
+
+    path = request.trace or ""
+    vc = request.vc if request.vc is not None or partition is None or partitions == 1 else partition.name
+    return load(path, request.format, vc=vc, since=request.since, until=request.until)
+
+
+def _recorded(request: TrainRequest, trace: Trace, partition: Partition | None) -> Material:
+    """A trace, parted by time into what is learned from and what is held out.
+
+    What is learned from is what was known at the cut: a job that ran on beyond it has not ended, and how long it ran in
+    the end is not told. Without a held-out part the cut is ``--until``; without that either, all is past.
+    """
+    stage = _stage(request, trace, partition, request.load)
+    name = DEFAULT if partition is None else partition.name
+    over = _over_s(request, trace)
+    trace = stage.trace
+    cut = float(trace.submit[0] + (trace.submit[-1] - trace.submit[0]) * (1 - request.hold_out))
+    after = np.flatnonzero(trace.submit > cut)
+    before, ended = known_by(trace, cut if len(after) else float(trace.submit[-1]) + over)
+    if not len(before):  # all came at one moment: what they ran is all there is
+        return Material(name, partition, stage, (), None)
+    held = select(trace, after, "the held-out end of the trace, begun on empty nodes")
+    held_out = (stage._replace(trace=held),) if len(after) else ()
+    return Material(name, partition, _told(stage, before, ended), held_out, None, ended)
+
+
+def _over_s(request: TrainRequest, trace: Trace) -> float:
+    """Seconds from the last submission to ``--until``, when what is learned from ends; infinite: when all had ended."""
+    if request.until is None:
+        return float("inf")
+    try:
+        if request.trace is None:
+            until = parse_time(request.until, time.time()) - (trace.epoch or 0.0)
+        else:
+            until = moment(trace, request.until)
+    except (ValueError, UsageError):
+        return 0.0
+    return max(0.0, until - float(trace.submit[-1]))
+
+
+def _told(stage: Stage, trace: Trace, ended: Bools) -> Stage:
+    """The stage with a trace as it was known at the cut, and a sentence on what that means."""
+    running = int((~ended).sum())
+    note = f"{running} jobs still ran at the end of what was learned from: they count with what they had run by then"
+    return stage._replace(trace=trace, notes=(*stage.notes, note) if running else stage.notes)
+
+
+def _generated(request: TrainRequest, workload: Workload, partition: Partition | None) -> Material:
+    """Draws of a description, on the partition's nodes; its load is one on these nodes."""
+    load = request.load if request.load is not None else workload.load
+    stage = _stage(request, generate(workload, FIRST_SEED), partition, None)
+    if load is not None and stage.pool.total_gpus:
+        workload = replace(workload, load=load, per_hour=None, load_gpus=stage.pool.total_gpus)
+        if partition is not None or request.nodes is not None:  # its notes are to be of the load that is learned at
+            stage = _stage(request, generate(workload, FIRST_SEED), partition, None)
+    stage = stage._replace(trace=generate(workload, FIRST_SEED))
+    draws = HELD_OUT_DRAWS if request.hold_out else 0
+    held_out = tuple(stage._replace(trace=generate(workload, FIRST_HELD_OUT + i)) for i in range(draws))
+    return Material(DEFAULT if partition is None else partition.name, partition, stage, held_out, workload)
+
+
+def _history_or_flavors(request: TrainRequest, partition: Partition | None) -> Material:
+    """This cluster's own jobs; where there are none yet, its flavors, drawn."""
+    from gpusched.study.request import history
+
+    if partition is None:
+        raise UsageError("--nodes says where, but not what", "name a workload: --trace or --generate")
+    try:
+        trace = history(request.since or "30d", request.until)
+        if partition.name in trace.groups:
+            return _recorded(request, slice_trace(trace, vc=partition.name), partition)
+    except NoHistory:
+        pass  # the flavors say what may come
+    if request.since is not None or request.until is not None:
+        raise GpuschedError(f"{partition.name}: no job of that time has run and ended", "leave out --since and --until")
+    return _generated(msgspec.structs.replace(request, generate=None), workload_of(partition), partition)
+
+
+def workload_of(partition: Partition, load: float = DEFAULT_LOAD) -> Workload:
+    """Jobs of the partition's flavors, equally often, arriving at random, run times about a third of the limits.
+
+    Raises:
+        UsageError: It has no flavors that use GPUs.
+    """
+    flavors = [f for f in partition.flavors if f.gpus > 0]
+    if not flavors:
+        raise UsageError(f"{partition.name} has no flavors to draw jobs from", "name a workload: --trace or --generate")
+    sizes = tuple(
+        Size(
+            gpus=f.gpus,
+            share=1 / len(flavors),
+            run_time=RunTime(parts=((1.0, f.time_limit_s / 3, 0.8),), maximum_s=float(f.time_limit_s)),
+        )
+        for f in sorted(flavors, key=lambda f: f.gpus)
+    )
+    return Workload(
+        name=f"the flavors of {partition.name}, drawn",
+        jobs=_JOBS_OF_FLAVORS,
+        start=0.0,
+        load=load,
+        load_gpus=sum(n.gpus for n in partition.nodes),
+        sizes=sizes,
+        run_time=sizes[0].run_time or RunTime(parts=((1.0, 3600.0, 1.0),)),
+        limits=Limits(menu_s=tuple(sorted({float(f.time_limit_s) for f in flavors})), over_median=2.0, over_sigma=0.6),
+    )

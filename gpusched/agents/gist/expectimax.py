@@ -1,0 +1,133 @@
+"""What is possible at all in the paper's setting, exactly: no training, no sampling.
+
+`best_online`: the best policy that knows what has come so far and that kinds are drawn alike, found by expectimax: the
+best of what may be done where there is a choice, the mean over the kinds where a job comes. `clairvoyant`: the best
+schedule for each sequence when all of it is known beforehand, by enumeration. `never_waits` is best_online among
+policies that start a job whenever it fits, which is all the published reward allows (-1 for queueing what fits).
+
+In hours and whole GPUs: the flavors of Table 2 ask for cores and memory in proportion to GPUs, so GPUs alone bind.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import cache
+
+from gpusched.agents.gist.setting import HOUR_S, Setting
+
+Server = tuple[tuple[float, int], ...]  # (end, kind) of what runs there, sorted
+Servers = tuple[Server, ...]  # sorted: servers are alike
+Kinds = tuple[int, ...]
+
+
+class _Search:
+    """Expectimax over one setting."""
+
+    def __init__(self, setting: Setting, may_wait: bool, worst: bool = False) -> None:
+        self.gpus = [k.gpus for k in setting.kinds]
+        self.hours = [k.run_s / HOUR_S for k in setting.kinds]
+        self.size = setting.servers[0].gpus
+        self.total = sum(s.gpus for s in setting.servers)
+        self.servers, self.jobs, self.gap = len(setting.servers), setting.jobs, setting.gap_s / HOUR_S
+        self.may_wait, self.pick = may_wait, min if worst else max
+        self.choose, self.then = cache(self.choose), cache(self.then)  # type: ignore[method-assign]
+
+    def value(self) -> float:
+        """Mean U under the best policy."""
+        return self.then(0.0, ((),) * self.servers, (), ())
+
+    def choose(self, now: float, servers: Servers, waiting: Kinds, at: int, come: Kinds) -> float:
+        """The best that can be made of the waiting jobs from the one at place ``at`` on; each is asked for once."""
+        if at == len(waiting):
+            return self.then(now, servers, waiting, come)
+        kind = waiting[at]
+        options = []
+        for i in range(self.servers):
+            free = self.size - sum(self.gpus[k] for _, k in servers[i])
+            if free < self.gpus[kind] or servers[i] in servers[:i]:
+                continue
+            fuller = tuple(sorted((*servers[i], (now + self.hours[kind], kind))))
+            after = tuple(sorted((*servers[:i], fuller, *servers[i + 1 :])))
+            options.append(self.choose(now, after, waiting[:at] + waiting[at + 1 :], at, come))
+        if self.may_wait or not options:
+            options.append(self.choose(now, servers, waiting, at + 1, come))
+        return self.pick(options)
+
+    def then(self, now: float, servers: Servers, waiting: Kinds, come: Kinds) -> float:
+        """On to the next end or submission; ``come``: kinds that have come, sorted."""
+        times = [end for server in servers for end, _ in server]
+        if len(come) < self.jobs:
+            times.append(len(come) * self.gap)
+        if not times:
+            work = sum(self.gpus[k] * self.hours[k] for k in come)
+            return -1.0 if waiting else work / (self.total * now)  # waiting for ever is no policy
+        now = min(times)
+        servers = tuple(sorted(tuple(run for run in server if run[0] != now) for server in servers))
+        if len(come) == self.jobs or len(come) * self.gap > now:
+            return self.choose(now, servers, waiting, 0, come)
+        count = self.jobs if self.gap == 0 else 1
+        total, draws = 0.0, list(itertools.product(range(len(self.gpus)), repeat=count))
+        for drawn in draws:
+            queue = tuple(sorted((*waiting, *drawn), reverse=True))  # largest first
+            total += self.choose(now, servers, queue, 0, tuple(sorted((*come, *drawn))))
+        return total / len(draws)
+
+
+@cache
+def best_online(setting: Setting) -> float:
+    """Mean U of the best online policy, which may keep a job waiting though it fits."""
+    return _Search(setting, may_wait=True).value()
+
+
+@cache
+def never_waits(setting: Setting) -> float:
+    """Mean U of the best online policy that starts whatever fits."""
+    return _Search(setting, may_wait=False).value()
+
+
+@cache
+def never_waits_at_worst(setting: Setting) -> float:
+    """Mean U of starting whatever fits, largest first, always on the worst server: whatever is chosen, no less."""
+    return _Search(setting, may_wait=False, worst=True).value()
+
+
+@cache
+def clairvoyant(setting: Setting, since: str = "start") -> float:
+    """Mean over all sequences of the best U: every order of placing the jobs, each on every server, as early as fits.
+
+    Args:
+        setting: Whose.
+        since: Time counts from the first ``start`` (Eq. 3 as printed), which a schedule may put off to its advantage,
+            or from the first ``submission`` (the words above Eq. 3), which it cannot.
+    """
+    sequences = setting.sequences().tolist()
+    return sum(_best(setting, sequence, since == "start") for sequence in sequences) / len(sequences)
+
+
+def _best(setting: Setting, sequence: Sequence[int], from_start: bool) -> float:
+    total = sum(s.gpus for s in setting.servers)
+    jobs = [(setting.kinds[k].gpus, setting.kinds[k].run_s / HOUR_S) for k in sequence]
+    work = sum(gpus * hours for gpus, hours in jobs) / total
+    shortest = float("inf")
+    for order in itertools.permutations(range(len(jobs))):
+        for places in itertools.product(range(len(setting.servers)), repeat=len(jobs)):
+            taken: list[list[tuple[float, float, int]]] = [[] for _ in setting.servers]
+            for job in order:
+                gpus, hours = jobs[job]
+                come = job * setting.gap_s / HOUR_S
+                begin = _earliest(taken[places[job]], gpus, hours, come, setting.servers[0].gpus)
+                taken[places[job]].append((begin, begin + hours, gpus))
+            runs = [run for server in taken for run in server]
+            first = min(begin for begin, _, _ in runs) if from_start else 0.0
+            shortest = min(shortest, max(end for _, end, _ in runs) - first)
+    return work / shortest
+
+
+def _earliest(taken: list[tuple[float, float, int]], gpus: int, hours: float, from_h: float, size: int) -> float:
+    """The first time from which the job fits for all of its hours; it may go into a gap."""
+    for time in sorted({from_h, *(end for _, end, _ in taken if end > from_h)}):
+        steps = [time, *(begin for begin, _, _ in taken if time < begin < time + hours)]
+        if all(sum(g for b, e, g in taken if b <= step < e) + gpus <= size for step in steps):
+            return time
+    raise AssertionError("unreachable: after the last end everything fits")

@@ -1,0 +1,51 @@
+"""The GIST agent in the live controller: its arrays checked, and its pass over a partition's queue."""
+
+from __future__ import annotations
+
+from gpusched.agents.gist.decide import agent_pass
+from gpusched.agents.gist.networks import Agent, about, agent_of
+from gpusched.config.weights import Model
+from gpusched.sched.agent import Context, Unusable
+from gpusched.sched.reasons import Block
+
+NO_NUMBER = "a score of its network is no number"
+
+
+def prepare(model: Model) -> Agent:
+    """The model's networks.
+
+    Raises:
+        ValueError: They are of another shape than this version's inputs, or of the paper's own setting.
+    """
+    variant = model.about.get("variant", "scale")
+    if variant != "scale":
+        raise ValueError(f"these are weights of the {variant} variant, which decides only in the paper's own setting")
+    return agent_of(model.arrays, **about(model.about))
+
+
+def decide_queue(prepared: Agent, context: Context) -> tuple[list[int], Block]:
+    """One partition's decision; see `gpusched.sched.agent`.
+
+    Raises:
+        Unusable: A network's answer is no number.
+    """
+    world, waiting = context.world, context.waiting
+    queue = waiting.ordered(context.partition, "fifo")
+    ordered, head, shadow, sound = agent_pass(
+        world.rooms,
+        world.usable,
+        context.releases,
+        waiting.requests,
+        waiting.jobs,
+        queue,
+        waiting.keys.submit,
+        waiting.keys.priority,
+        float(context.snapshot.now),
+        prepared,
+        True,
+        context.scratch,
+        context.outcome,
+    )
+    if not sound:
+        raise Unusable(NO_NUMBER)
+    return ordered.tolist(), Block(context.policy, int(head), float(shadow))

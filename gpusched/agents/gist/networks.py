@@ -1,0 +1,263 @@
+"""What the GIST agent sees and is made of: one small network per question, shared by all jobs and all servers.
+
+Sizes enter as shares of the partition, so that one set of weights serves two servers or two hundred. Every network has
+a linear part beside it, ``base``, in which the known heuristics are a few numbers: the agent starts as one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusched.agents.common.nets import Net, Reals, arrays_of, forward, net_of
+from gpusched.compiled import jit
+from gpusched.sched.state import Floats, Ints, Jobs, Releases, Request, Requests, Rooms
+
+JOB_INPUTS = (
+    "log_age", "log_limit", "log_gpus", "log_nodes", "share", "share_of_node", "cores_and_memory", "fits_now",
+    "free", "waiting", "demand",
+)  # fmt: skip
+SERVER_INPUTS = (
+    "gpus_left", "cores_left", "memory_left", "empty", "filled", "drains_in", "outlasts", "outlasted", "reserved",
+    "row", "share_of_node",
+)  # fmt: skip
+HOLD_INPUTS = (
+    "one", "late_in_the_way", "late", "in_the_way", "head", "over_shadow", "log_limit", "log_age", "share",
+    "head_share", "head_log_age", "shadow_in", "free", "waiting", "breaks_empty",
+)  # fmt: skip
+QUESTIONS = {"job": JOB_INPUTS, "server": SERVER_INPUTS, "hold": HOLD_INPUTS}
+PATIENCE_S = 7 * 86400.0
+_HOUR, _FEW, _LOGS, _FAR = 3600.0, 1e-3, 4.0, 8.0
+
+
+class Scorer(NamedTuple):
+    """Weights of one question: ``base: float32[inputs]`` and a network of one output; a score is their sum."""
+
+    base: Reals
+    net: Net
+
+
+class Agent(NamedTuple):
+    """The three questions, and how long a job waits at most for the agent's own reasons.
+
+    Attributes:
+        job: How much each waiting job should go first.
+        server: How good each server is for a job.
+        hold: Above 0: the job waits although it fits.
+        patience_s: A job that has waited longer is held back only where EASY would hold it.
+    """
+
+    job: Scorer
+    server: Scorer
+    hold: Scorer
+    patience_s: float
+
+
+def agent_of(arrays: Mapping[str, npt.NDArray[np.generic]], patience_s: float = PATIENCE_S) -> Agent:
+    """The agent that a weights file holds: ``QUESTION.base [inputs]`` and the layers ``QUESTION.0.weight`` and so on.
+
+    Raises:
+        ValueError: Something is missing or of another shape.
+    """
+    scorers = {}
+    for name, inputs in QUESTIONS.items():
+        base = arrays.get(f"{name}.base")
+        if base is None or base.shape != (len(inputs),):
+            found = "is missing" if base is None else f"has shape {base.shape}"
+            raise ValueError(f"{name}.base {found}, and {len(inputs)} inputs are known here")
+        scorers[name] = Scorer(np.ascontiguousarray(base, np.float32), net_of(arrays, name, len(inputs), 1))
+    return Agent(**scorers, patience_s=patience_s)
+
+
+def heuristic(
+    width: int = 8,
+    seed: int = 0,
+    hold: Mapping[str, float] | None = None,
+    server: Mapping[str, float] | None = None,
+    **job: float,
+) -> dict[str, npt.NDArray[np.generic]]:
+    """The weights' arrays with which the agent is a heuristic: its linear parts are given, its networks answer 0.
+
+    Args:
+        width: Of the networks' hidden layer: its first matrix is drawn, the last one is 0. Without: none at all.
+        seed: Of the draws.
+        hold: Of `HOLD_INPUTS`. Without: as EASY does. {"one": -0.5}: nothing that fits waits.
+        server: Of `SERVER_INPUTS`. Without: best fit.
+        **job: Of `JOB_INPUTS`. Without any: WFP3, (age / limit)^3 GPUs (Tang et al., IEEE Cluster 2009), by its
+            logarithm: 3 log age - 3 log limit + log gpus.
+    """
+    linear: dict[str, Mapping[str, float]] = {
+        "job": job or {"log_age": 3.0, "log_limit": -3.0, "log_gpus": 1.0},
+        "server": server or {"gpus_left": -1.0, "cores_left": -1e-2, "memory_left": -1e-4},
+        "hold": hold or {"one": -0.5, "late_in_the_way": 1.0},
+    }
+    rng = np.random.default_rng(seed)
+    arrays: dict[str, npt.NDArray[np.generic]] = {}
+    for name, inputs in QUESTIONS.items():
+        arrays[f"{name}.base"] = np.array([linear[name].get(i, 0.0) for i in inputs], np.float32)
+        first = rng.normal(0.0, len(inputs) ** -0.5, (width, len(inputs))).astype(np.float32)
+        last = np.zeros((1, width or len(inputs)), np.float32)
+        layers = [(first, np.zeros(width, np.float32))] if width else []
+        arrays |= arrays_of([*layers, (last, np.zeros(1, np.float32))], name)
+    return arrays
+
+
+@jit
+def score(scorer: Scorer, inputs: Reals, outputs: Reals, work: Reals) -> float:
+    """One answer: ``inputs: float32[inputs]``; ``outputs: float32[1]`` and ``work`` are room to work in."""
+    forward(scorer.net, inputs, outputs, work)
+    total = outputs[0]
+    for i in range(scorer.base.size):
+        total += scorer.base[i] * inputs[i]
+    return float(total)
+
+
+class Scene(NamedTuple):
+    """One partition at one moment.
+
+    Attributes:
+        lo, hi: Its rows. gpus: Its GPUs that can be used.
+        free: Share of them that is free. waiting: Jobs that wait and could run. demand: GPUs they ask for, over all.
+        busy: Parts that run there. drain: ``float64[nodes]``: when the last of a node's jobs ends by its limit (0:
+            nothing runs there).
+    """
+
+    lo: int
+    hi: int
+    gpus: float
+    free: float
+    waiting: int
+    demand: float
+    busy: int
+    drain: Floats
+
+
+@jit
+def scene_of(rooms: Rooms, usable: Rooms, releases: Releases, requests: Requests, jobs: Jobs, queue: Ints) -> Scene:
+    """The scene of the partition whose waiting jobs are ``queue: int64[waiting]``, at least one."""
+    lo, hi = requests.lo[jobs.shape[queue[0]]], requests.hi[jobs.shape[queue[0]]]
+    gpus = free = busy = waiting = demand = 0
+    for node in range(lo, hi):
+        gpus += max(usable.gpus[node], 0)
+        free += max(rooms.gpus[node], 0)
+    drain = np.zeros(rooms.gpus.size)
+    for at in range(releases.used[0]):
+        slot = releases.order[at]
+        node = releases.node[slot]
+        if lo <= node < hi:
+            busy += 1
+            drain[node] = max(drain[node], releases.end[slot])
+    for job in queue:
+        shape = jobs.shape[job]
+        if jobs.standing[shape] == 0:
+            waiting += 1
+            demand += requests.parts[shape] * requests.gpus[shape]
+    whole = max(float(gpus), 1.0)
+    return Scene(lo, hi, whole, free / whole, waiting, demand / whole, busy, drain)
+
+
+@jit
+def logarithm(seconds: float) -> float:
+    """Seconds on the scale that the networks see: 0 is an hour, and 1 some 55 of them."""
+    return float(np.log(max(seconds, 1.0) / _HOUR) / _LOGS)
+
+
+@jit
+def see_job(inputs: Reals, scene: Scene, usable: Rooms, request: Request, limit: float, age: float, fits: bool) -> None:
+    """Fills ``inputs`` (`JOB_INPUTS`)."""
+    gpus = float(request.parts * request.gpus)
+    most_gpus, most_cores, most_memory = 1, 1, 1
+    for node in range(scene.lo, scene.hi):
+        if usable.gpus[node] >= request.gpus:
+            most_gpus = max(most_gpus, usable.gpus[node])
+            most_cores = max(most_cores, usable.cores[node])
+            most_memory = max(most_memory, usable.memory[node])
+    of_node = request.gpus / most_gpus
+    others = max(request.cores / most_cores, request.memory / most_memory)
+    see_times(inputs, limit, age)
+    inputs[2] = np.log(max(gpus, 0.5)) / _LOGS
+    inputs[3] = np.log(float(request.parts)) / _LOGS
+    inputs[4] = gpus / scene.gpus
+    inputs[5] = of_node
+    inputs[6] = max(others - of_node, 0.0)
+    inputs[7] = 1.0 if fits else 0.0
+    inputs[8] = scene.free
+    inputs[9] = np.log1p(float(scene.waiting)) / _FAR
+    inputs[10] = np.log1p(scene.demand) / _LOGS
+
+
+@jit
+def see_times(inputs: Reals, limit: float, age: float) -> None:
+    """The part of `see_job` in which jobs of one shape differ."""
+    inputs[0] = logarithm(age)
+    inputs[1] = logarithm(limit)
+
+
+@jit
+def see_server(
+    inputs: Reals, scene: Scene, within: Rooms, rooms: Rooms, usable: Rooms, reserved: bool, request: Request,
+    limit: float, now: float, node: int,
+) -> None:  # fmt: skip
+    """Fills ``inputs`` (`SERVER_INPUTS`): the node as it would be with one part of the job on it.
+
+    ``within``: what the job may take of ``rooms``; less where the head of the queue has a reservation.
+    """
+    left = within.gpus[node] - request.gpus
+    drains = scene.drain[node] - now if scene.drain[node] > 0 else 0.0
+    apart = logarithm(limit) - logarithm(drains)
+    inputs[0] = left / 8.0
+    inputs[1] = (within.cores[node] - request.cores) / max(usable.cores[node], 1)
+    inputs[2] = (within.memory[node] - request.memory) / max(usable.memory[node], 1)
+    inputs[3] = 1.0 if rooms.gpus[node] == usable.gpus[node] else 0.0
+    inputs[4] = 1.0 if left == 0 else 0.0
+    inputs[5] = logarithm(drains)
+    inputs[6] = max(apart, 0.0)
+    inputs[7] = max(-apart, 0.0)
+    inputs[8] = 1.0 if reserved else 0.0
+    inputs[9] = (node - scene.lo) / max(scene.hi - scene.lo - 1, 1)
+    inputs[10] = request.gpus / max(usable.gpus[node], 1)
+
+
+class Head(NamedTuple):
+    """The first job that does not fit, and its reservation: GPUs over the partition's, age, when it can start."""
+
+    share: float
+    age: float
+    shadow: float
+
+
+@jit
+def see_hold(
+    inputs: Reals, scene: Scene, head: Head, gpus: float, limit: float, age: float, now: float, late: bool,
+    in_the_way: bool, breaks: bool,
+) -> None:  # fmt: skip
+    """Fills ``inputs`` (`HOLD_INPUTS`): the job, what it would do to the head, and the partition."""
+    waits = head.shadow < np.inf
+    until = max(head.shadow - now, 1.0) if waits else 1.0
+    inputs[0] = 1.0
+    inputs[1] = 1.0 if late and in_the_way else 0.0
+    inputs[2] = 1.0 if late else 0.0
+    inputs[3] = 1.0 if in_the_way else 0.0
+    inputs[4] = 1.0 if waits else 0.0
+    inputs[5] = min(max(np.log(max(limit, 1.0) / until) / _LOGS, -2.0), 2.0) if waits else 0.0
+    inputs[6] = logarithm(limit)
+    inputs[7] = logarithm(age)
+    inputs[8] = gpus / scene.gpus
+    inputs[9] = head.share
+    inputs[10] = logarithm(head.age) if waits else 0.0
+    inputs[11] = logarithm(until) if waits else 0.0
+    inputs[12] = scene.free
+    inputs[13] = np.log1p(float(scene.waiting)) / _FAR
+    inputs[14] = 1.0 if breaks else 0.0
+
+
+def about(model_about: Mapping[str, str]) -> dict[str, Any]:
+    """What a weights file says beside its arrays, for `agent_of`.
+
+    Raises:
+        ValueError: It is no number.
+    """
+    return {"patience_s": float(model_about.get("patience_s", PATIENCE_S))}

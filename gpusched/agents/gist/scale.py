@@ -1,0 +1,261 @@
+"""The agent at scale: partitions of any size, jobs that arrive over time, run times unlike the limits.
+
+It starts as the best of a few heuristics and is improved by evolution on what counts, the mean JCT of whole replays,
+all candidates of a generation on the same workloads (common random numbers). What is kept is what did best on
+workloads of its own for validation, the start included: so it is never worse there than where it began.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.agents.common.request import Arrays, Report, Trained, TrainJob, settings_of
+from gpusched.agents.gist.evolve import Evolution, Floats
+from gpusched.agents.gist.networks import PATIENCE_S, QUESTIONS
+from gpusched.agents.gist.starts import STARTS, start
+from gpusched.config.weights import Model
+from gpusched.errors import UsageError
+from gpusched.sched.state import Ints
+from gpusched.sim.policies import ReplayPolicy
+from gpusched.sim.pool import NodeSpec, Pool
+from gpusched.sim.replay import replay
+from gpusched.traces.generate import generate
+from gpusched.traces.slicing import select
+from gpusched.traces.trace import Trace
+
+_FIRST_VALIDATION = 500_009  # seeds of generated workloads: training counts up from 1, validation from here
+REFERENCE = "wfp3+easy"
+STEPS = {
+    "job": dict.fromkeys(("log_age", "log_limit", "log_gpus", "share", "share_of_node", "fits_now"), 0.25),
+    "hold": dict.fromkeys(
+        ("one", "late_in_the_way", "in_the_way", "over_shadow", "log_limit", "share", "head_log_age"), 0.15
+    ),
+    "server": dict.fromkeys(("empty", "filled", "drains_in", "outlasts", "outlasted"), 0.05),
+}
+"""How far the first steps of the linear parts go; inputs without one keep the start's weight."""
+_STEP_OF_NETS = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Hyper-parameters of the agent at scale: the ``train`` section of its policy file.
+
+    Attributes:
+        variant: ``scale``; other variants are the paper's own setting (`gpusched.agents.gist.published`).
+        generations, population: Of the search.
+        jobs: Per workload to learn from. traces: How many of them a candidate is tried on.
+        servers: More sizes to learn on, beside the partition's own, as numbers of servers like its first: ``8 32``.
+            Only with generated workloads.
+        width: Of the networks' hidden layers; 0: the linear parts alone are learned.
+        validation: Workloads (of each size) that decide what is kept. validate_every: Generations between looks at
+            them. validation_jobs: Their length. give_up: Looks without a better one until the search ends.
+        use_weight: What a part of utilization lost against `REFERENCE` counts for, in parts of the mean JCT.
+        patience_days: A job that has waited longer is held back only where EASY would hold it.
+    """
+
+    variant: str = "scale"
+    generations: int = 40
+    population: int = 12
+    jobs: int = 8000
+    traces: int = 2
+    servers: str = ""
+    width: int = 0
+    validation: int = 8
+    validate_every: int = 2
+    validation_jobs: int = 10_000
+    give_up: int = 6
+    use_weight: float = 10.0
+    patience_days: float = PATIENCE_S / 86400
+
+
+class Workload(NamedTuple):
+    """A trace on its nodes, and what `REFERENCE` does there: mean JCT (seconds) and utilization."""
+
+    trace: Trace
+    pool: Pool
+    mean_jct_s: float
+    utilization: float
+
+
+class Figures(NamedTuple):
+    """Of one replay: mean JCT in seconds; GPU seconds used over those there were from first start to last end."""
+
+    mean_jct_s: float
+    utilization: float
+
+
+def policy_of(arrays: Arrays, name: str = "agent", patience_s: float = PATIENCE_S) -> ReplayPolicy:
+    """Weights in memory as the engine runs them."""
+    model = Model("gist", arrays, {"patience_s": str(patience_s)}, "", f"(weights in memory: {name})")
+    return ReplayPolicy(name=name, order="gist", knows="limit", source="in training", backfill="easy", model=model)
+
+
+def figures(policy: ReplayPolicy | str, trace: Trace, pool: Pool, placement: str | None = None) -> Figures:
+    """One replay's."""
+    done = replay(trace, pool, policy, placement=placement)
+    ran = done.ran
+    used = float(np.sum(trace.gpus[ran] * trace.duration[ran]))
+    there = pool.total_gpus * float(done.end[ran].max() - done.start[ran].min())
+    return Figures(float(np.mean(done.end[ran] - trace.submit[ran])), used / there if there > 0 else 0.0)
+
+
+def train_agent(job: TrainJob, report: Report) -> Trained:
+    """Trains one partition's agent.
+
+    Raises:
+        UsageError: A hyper-parameter that cannot be, or a workload of no jobs.
+    """
+    return Search(job, settings_of(Settings(), job.spec.settings), report).run()
+
+
+class Search:
+    """One training: where it stands, and what it has found."""
+
+    def __init__(self, job: TrainJob, settings: Settings, report: Report) -> None:
+        self._job, self._settings, self._report = job, settings, report
+        self._patience_s = settings.patience_days * 86400
+        self._pools = _pools(job, settings)
+        if len(job.stage.trace) < 2:
+            raise UsageError(f"{job.stage.trace.name}: {len(job.stage.trace)} jobs are too few to learn from")
+        self._validation = [
+            _workload(self._trace(_FIRST_VALIDATION + i, k, settings.validation_jobs), pool)
+            for i in range(settings.validation)
+            for k, pool in enumerate(self._pools)
+        ]
+
+    def run(self) -> Trained:
+        """The search from its start, or from its checkpoint, to its end."""
+        settings = self._settings
+        name, first, cost = self._best_start()
+        self._first = first
+        template = _Template(first, settings.width)
+        search = Evolution(template.values, template.steps, settings.population, self._job.seed)
+        begun, best, since = cost, template.values, 0
+        if (saved := self._job.checkpoint.load()) is not None:
+            arrays, state = saved
+            search.restore({n.removeprefix("search."): a for n, a in arrays.items() if n.startswith("search.")})
+            best, cost, since = np.asarray(arrays["best"], np.float64), state["cost"], state["since"]
+        while search.generation < settings.generations and since < settings.give_up:
+            found = self._generation(search, template)
+            if search.generation % settings.validate_every == 0:
+                now = self._cost(template.arrays(search.mean), self._validation)
+                best, cost, since = (search.mean, now, 0) if now < cost else (best, cost, since + 1)
+            if self._job.checkpoint.due():
+                kept = {f"search.{n}": a for n, a in search.state().items()}
+                self._job.checkpoint.save({**kept, "best": best}, {"cost": cost, "since": since})
+            self._report.step(search.generation, settings.generations, -found)
+        return self._trained(template.arrays(best), cost, f"{name}, at {-begun:.4f}", search.generation)
+
+    def _trained(self, arrays: Arrays, cost: float, start: str, generations: int) -> Trained:
+        """What `train` writes down."""
+        note = (
+            f"began as {start}; after {generations} generations it is at {-cost:.4f} on {len(self._validation)} "
+            f"validation workloads (the logarithm of {REFERENCE}'s mean JCT over the agent's, less lost utilization)"
+        )
+        about = {"knows": "limit", "backfill": "easy", "patience_s": str(self._patience_s), "variant": "scale"}
+        return Trained(
+            arrays=arrays, about=about, score=-cost, hyper_parameters=asdict(self._settings), notes=(note,),
+            untrained=self._first,
+        )  # fmt: skip
+
+    def _generation(self, search: Evolution, template: _Template) -> float:
+        """One generation; the median cost of its candidates."""
+        count = self._settings.traces
+        seeds = [self._job.seed * 10_007 + search.generation * count + i + 1 for i in range(count)]
+        workloads = [
+            _workload(self._trace(seed, k, self._settings.jobs), pool)
+            for seed in seeds
+            for k, pool in enumerate(self._pools)
+        ]
+        costs = np.array([self._cost(template.arrays(x), workloads) for x in search.ask()])
+        search.tell(costs)
+        return float(np.median(costs))
+
+    def _cost(self, arrays: Arrays, workloads: list[Workload]) -> float:
+        """Mean over workloads of log(mean JCT / the reference's) and of what utilization was lost against it."""
+        policy, total = policy_of(arrays, patience_s=self._patience_s), 0.0
+        for trace, pool, jct, use in workloads:
+            mine = figures(policy, trace, pool)
+            lost = np.log(max(use, 1e-9) / max(mine.utilization, 1e-9))
+            total += np.log(mine.mean_jct_s / jct) + self._settings.use_weight * max(0.0, lost)
+        return total / len(workloads)
+
+    def _best_start(self) -> tuple[str, Arrays, float]:
+        """The start of the least cost on the validation workloads: its name, its weights, and that cost."""
+        found = []
+        for name in STARTS:
+            arrays = start(name, self._settings.width, self._job.seed)
+            found.append((self._cost(arrays, self._validation), name, arrays))
+        cost, name, best = min(found, key=lambda f: f[0])
+        return name, best, cost
+
+    def _trace(self, seed: int, pool: int, jobs: int) -> Trace:
+        """A workload for one of the pools: another draw where it is generated, else a stretch of the trace."""
+        job = self._job
+        if job.workload is not None:
+            workload = job.workload
+            if workload.load is not None:
+                workload = replace(workload, load_gpus=self._pools[pool].total_gpus)
+            return generate(replace(workload, jobs=jobs), seed)
+        trace, rng = job.stage.trace, np.random.default_rng(seed)
+        if len(trace) <= jobs:
+            return trace
+        first = int(rng.integers(len(trace) - jobs + 1))
+        return select(trace, np.arange(first, first + jobs))
+
+
+def _workload(trace: Trace, pool: Pool) -> Workload:
+    """With the reference's figures."""
+    return Workload(trace, pool, *figures(REFERENCE, trace, pool))
+
+
+def _pools(job: TrainJob, settings: Settings) -> list[Pool]:
+    """The partition's own nodes, and the other sizes asked for."""
+    own = job.stage.pool
+    try:
+        sizes = [int(word) for word in settings.servers.split()]
+    except ValueError:
+        raise UsageError(f"train: servers is {settings.servers!r}, expected numbers such as '8 32'") from None
+    if sizes and (job.workload is None or job.workload.load is None):
+        raise UsageError("train: servers needs a workload generated for a load", "use --generate, or leave it out")
+    like = NodeSpec(int(own.gpus[0]), int(own.cores[0]), int(own.memory_mib[0]), own.gpu_types[int(own.gpu_type[0])])
+    return [own, *(Pool.of([like] * size) for size in sizes if size != len(own))]
+
+
+class _Template:
+    """The weights as one row of numbers: the linear parts that have a step and, with a width, the networks.
+
+    Attributes:
+        values: ``float64[n]``: the start. steps: ``float64[n]``: how far a first step of each goes.
+    """
+
+    def __init__(self, arrays: Arrays, width: int) -> None:
+        self._start = arrays
+        self._places: dict[str, Ints] = {}
+        steps = []
+        for name, array in arrays.items():
+            question, _, part = name.partition(".")
+            if part == "base":
+                of = STEPS[question]
+                self._places[name] = np.array([i for i, x in enumerate(QUESTIONS[question]) if x in of], np.int64)
+                steps.append(np.array([of[x] for x in QUESTIONS[question] if x in of]))
+            elif width > 0:
+                self._places[name] = np.arange(array.size)
+                steps.append(np.full(array.size, _STEP_OF_NETS))
+        self.steps: Floats = np.concatenate(steps)
+        self.values: Floats = np.concatenate(
+            [arrays[name].ravel()[places].astype(np.float64) for name, places in self._places.items()]
+        )
+
+    def arrays(self, values: Floats) -> Arrays:
+        """The weights that a row of numbers stands for."""
+        found, at = dict(self._start), 0
+        for name, places in self._places.items():
+            changed = found[name].copy()
+            changed.ravel()[places] = values[at : at + len(places)]
+            found[name] = changed
+            at += len(places)
+        return found

@@ -1,0 +1,227 @@
+"""What a user asks of ``gpusched predict``: a predictor trained, or a job or a trace told how long it will run."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from gpusched.config.paths import state_folder
+from gpusched.errors import GpuschedError, NoHistory, UsageError
+from gpusched.forecast.predictor import USUAL_NAME, Predictor, ends_of
+from gpusched.traces.trace import Ints, Trace
+
+if TYPE_CHECKING:
+    from gpusched.agents.predictor.train import Evaluation, Trained
+    from gpusched.model.jobs import Job
+
+
+class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of ``gpusched predict --train``, as given."""
+
+    trace: str | None = None
+    format: str | None = None
+    vc: str | None = None
+    since: str | None = None
+    until: str | None = None
+    hold_out: float = 0.2
+    seed: int = 0
+    out: str | None = None
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """One job's run time as predicted, in seconds; ``run_s``: as it was, None: not known yet."""
+
+    id: str
+    p10_s: float
+    p50_s: float
+    p90_s: float
+    limit_s: float | None = None
+    run_s: float | None = None
+
+
+class TraceTold(msgspec.Struct, frozen=True, kw_only=True):
+    """A trace's jobs as predicted, and how good that was on those later than all that was learned."""
+
+    model: str
+    jobs: tuple[Told, ...]
+    evaluation: Evaluation | None
+    notes: tuple[str, ...]
+
+
+def is_trace(text: str) -> bool:
+    """Whether the text names a file or folder, not a job."""
+    return Path(text).exists() or "/" in text or "." in text
+
+
+def usual_file() -> Path:
+    """Where the predictor of this installation is."""
+    return state_folder() / USUAL_NAME
+
+
+def train_predictor(request: TrainRequest) -> Trained:
+    """Trains and saves a predictor, and judges one on the held-out end of the time that was trained on the rest.
+
+    The saved one has learned from all of it: the newest jobs say most about the next ones.
+
+    Raises:
+        UsageError: An option makes no sense.
+        GpuschedError: A trace cannot be read, or has too few jobs.
+    """
+    from gpusched.agents.predictor import train as predict
+
+    if not 0 <= request.hold_out < 1:
+        raise UsageError(f"--hold-out {request.hold_out:g} is not a part of 1", "say for example 0.2")
+    begin = time.perf_counter()
+    trace, last = _workload(request)
+    notes = list(_waits_note(trace))
+    evaluation = None
+    if request.hold_out > 0:
+        edge = float(trace.submit[0] + (1 - request.hold_out) * (trace.submit[-1] - trace.submit[0]))
+        judged = np.flatnonzero(trace.submit >= edge)
+        rest = predict.train(trace, until=edge, seed=request.seed)
+        evaluation = predict.evaluate(rest, trace, judged, predict.median_learned(trace, edge))
+        notes.append(f"judged on the last {len(judged)} jobs by a predictor that had learned nothing that ended later "
+                     "than the first of them was submitted; the one saved has learned from all")  # fmt: skip
+    predictor = predict.train(trace, until=last, seed=request.seed)
+    if predictor.about["calibration_jobs"] == "0":
+        notes.append("too few jobs to calibrate on: its 10 % and 90 % are as learned, and likely too near each other")
+    path = Path(request.out) if request.out is not None else usual_file()
+    predictor.save(path)
+    return predict.Trained(
+        path=str(path), jobs=int(predictor.about["jobs"]), seconds=time.perf_counter() - begin, evaluation=evaluation,
+        notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _workload(request: TrainRequest) -> tuple[Trace, float]:
+    """The jobs, and when on their clock nothing later may be learned from: ``--until``, else the end of all."""
+    from gpusched.study.request import history
+    from gpusched.traces.load import load
+    from gpusched.traces.slicing import moment, slice_trace
+
+    if request.trace is None:
+        from gpusched.model.units import parse_time
+
+        trace = history(request.since or "30d", request.until, vc=request.vc)
+        until = None if request.until is None else parse_time(request.until, time.time()) - (trace.epoch or 0.0)
+    else:
+        whole = load(request.trace, request.format)
+        until = None if request.until is None else moment(whole, request.until)
+        trace = slice_trace(whole, vc=request.vc, since=request.since, until=until)
+    return trace, float(ends_of(trace).max()) if until is None else until
+
+
+def _waits_note(trace: Trace) -> tuple[str, ...]:
+    unknown = int(np.isnan(trace.wait).sum())
+    if not unknown:
+        return ()
+    return (f"{unknown} jobs have no waiting time in the source: they count as ended as if they had not waited",)
+
+
+def tell_trace(model: str | None, file: str, format: str | None, vc: str | None) -> TraceTold:
+    """What the predictor says of every job of a trace.
+
+    Raises:
+        GpuschedError: The predictor or the trace cannot be read.
+    """
+    from gpusched.agents.predictor.train import evaluate
+    from gpusched.traces.load import load
+
+    predictor, trace = loaded(model), load(file, format, vc=vc)
+    seconds = predictor.of(trace)
+    later = np.flatnonzero(~predictor.knew(trace))
+    notes = list(_waits_note(trace))
+    if predictor.calendar != (trace.epoch is not None):
+        notes.append("the trace and what was learned from have no calendar in common: see to it that they differ")
+    if len(later) < len(trace):
+        notes.append(f"{len(trace) - len(later)} jobs are older than what was learned from, and not judged")
+    jobs = tuple(_told(trace, job, row) for job, row in enumerate(seconds.tolist()))
+    evaluation = evaluate(predictor, trace, later) if len(later) else None
+    return TraceTold(model=predictor.digest, jobs=jobs, evaluation=evaluation, notes=tuple(notes))
+
+
+def _told(trace: Trace, job: int, row: list[float]) -> Told:
+    limit = float(trace.limit[job])
+    return Told(
+        id=trace.ids[job], p10_s=row[0], p50_s=row[1], p90_s=row[-1], limit_s=limit if limit > 0 else None,
+        run_s=float(trace.duration[job]),
+    )  # fmt: skip
+
+
+def tell_job(model: str | None, text: str) -> list[Told]:
+    """What the predictor says of one job of this cluster (of each task of an array), as of its submission.
+
+    Raises:
+        UsageError: No such job.
+        GpuschedError: The predictor cannot be read.
+    """
+    from gpusched.client.context import Client
+    from gpusched.client.resolve import Resolver
+    from gpusched.traces.readers.history import trace_of
+
+    predictor, client = loaded(model), Client()
+    jobs = Resolver(client).target(text).jobs
+    try:
+        past = trace_of(client.reader, name="history") if client.reader else None
+    except NoHistory:
+        past = None
+    return [_tell_one(predictor, past, job) for job in jobs]
+
+
+def _tell_one(predictor: Predictor, past: Trace | None, job: Job) -> Told:
+    trace, place = with_job(past, job)
+    row = predictor.of(trace)[place].tolist()
+    told = _told(trace, place, row)
+    ran = job.start_time is not None and job.end_time is not None
+    return msgspec.structs.replace(told, run_s=job.end_time - job.start_time if ran else None)  # type: ignore[operator]
+
+
+def with_job(past: Trace | None, job: Job) -> tuple[Trace, int]:
+    """The trace with a job that never ends, and its place in it; a job that is in it already counts once."""
+    from gpusched.traces.readers.draft import assemble
+
+    spec = job.spec
+    one = assemble(
+        name="job", epoch=job.submit_time, ids=(job.id,), submit=np.zeros(1), duration=np.ones(1),
+        gpus=np.array([spec.gpus]),
+        names={"user": (np.zeros(1, np.int64), (job.user,)), "group": (np.zeros(1, np.int64), (spec.partition,)),
+               "model": (np.zeros(1, np.int64), (spec.name,))},
+        columns={"limit": np.array([float(spec.time_limit_s)]), "nodes": np.array([spec.nodes]),
+                 "cores": np.array([spec.nodes * spec.cores_per_node]),
+                 "memory_mib": np.array([spec.nodes * spec.memory_mib_per_node]), "wait": np.array([np.inf])},
+    )  # fmt: skip
+    if past is None:
+        return one, 0
+    from gpusched.traces.slicing import select
+
+    past = select(past, np.flatnonzero([i != job.id for i in past.ids]))
+    place = int(np.searchsorted(past.submit + (past.epoch or 0.0), job.submit_time, side="right"))
+    changed: dict[str, Any] = {"preemptible": None, "ids": (*past.ids[:place], job.id, *past.ids[place:])}
+    for name in ("duration", "limit", "gpus", "gpu_milli", "nodes", "cores", "memory_mib", "gpu_type", "depends_on",
+                 "status", "wait"):  # fmt: skip
+        changed[name] = np.insert(getattr(past, name), place, getattr(one, name)[0])
+    changed["submit"] = np.insert(past.submit, place, job.submit_time - (past.epoch or 0.0))
+    for name in ("user", "group", "model"):
+        words: tuple[str, ...] = getattr(past, name + "s")
+        word = getattr(one, name + "s")[0]
+        words = words if word in words else (*words, word)
+        column: Ints = getattr(past, name)
+        changed |= {name: np.insert(column, place, words.index(word)), name + "s": words}
+    return replace(past, **changed), place
+
+
+def loaded(model: str | None) -> Predictor:
+    """The predictor of a file, or of this installation.
+
+    Raises:
+        GpuschedError: There is none, or it cannot be read.
+    """
+    path = Path(model) if model is not None else usual_file()
+    if not path.is_file():
+        raise GpuschedError(f"{path}: there is no predictor", "train one: gpusched predict --train")
+    return Predictor.load(path)

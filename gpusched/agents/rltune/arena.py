@@ -1,0 +1,143 @@
+"""Replays that a choice is made by: windows of the training part on nodes for its load, played again and again."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusched.agents.common.known import known_by
+from gpusched.agents.rltune.candidates import first_of_later
+from gpusched.agents.rltune.live import Prepared
+from gpusched.agents.rltune.replay import UNSOUND, book_of_trace, new_queue, run_scored
+from gpusched.agents.rltune.settings import Settings
+from gpusched.config.weights import Model
+from gpusched.sim.engine.build import Options, World, log_of, result_of, world_of
+from gpusched.sim.engine.state import GROW, Log, grown
+from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
+from gpusched.sim.pool import Pool
+from gpusched.sim.result import Result
+from gpusched.study.metrics import SLOWDOWN_THRESHOLD_S
+from gpusched.study.study import Stage
+from gpusched.traces.slicing import nodes_for_load, offered_load, select, span_s
+from gpusched.traces.trace import Trace
+
+LOAD_FACTORS = (1.0, 1.2)
+_FEWEST = 30
+
+
+class Figures(NamedTuple):
+    """What came out, means over the jobs that ended; utilization: of the GPUs until the last end."""
+
+    wait_s: float
+    jct_s: float
+    slowdown: float
+    utilization: float
+
+    def cost(self, objective: str) -> float:
+        """What is to be made small: a logarithm, so that replays of other scale count alike."""
+        if objective == "slowdown":
+            return float(0.5 * np.log(self.slowdown) + 0.5 * np.log(self.jct_s))
+        if objective == "utilization":
+            return float(-np.log(max(self.utilization, 1e-9)))
+        return float(np.log(max(self.wait_s, 1.0) if objective == "wait" else self.jct_s))
+
+
+def world_for(trace: Trace, pool: Pool, settings: Settings, place: str) -> World:
+    """A replay's world for the agent, before anything has happened."""
+    model = Model("rltune", {}, {}, "", "")
+    backfill = "skip" if settings.backfill else "none"
+    policy = ReplayPolicy(
+        name="rltune", order="rltune", knows="oracle", source="", backfill=backfill, placement=place, model=model
+    )  # fmt: skip
+    return world_of(trace, pool, policy, Options())
+
+
+def fresh(arrays: Any) -> Any:
+    """A copy of named tuples of arrays, however deep."""
+    if isinstance(arrays, np.ndarray):
+        return arrays.copy()
+    if isinstance(arrays, tuple):
+        copies = [fresh(part) for part in arrays]
+        return type(arrays)(*copies) if hasattr(arrays, "_fields") else tuple(copies)
+    return arrays
+
+
+class Arena:
+    """One trace on its nodes."""
+
+    def __init__(self, trace: Trace, pool: Pool, settings: Settings, place: str) -> None:
+        self.trace, self.pool = trace, pool
+        self._world = world_for(trace, pool, settings, place)
+        self._book = book_of_trace(trace, self._world.demand, len(pool.partitions), settings.knows)
+
+    def play(self, prepared: Prepared) -> Figures:
+        """One replay's figures; no numbers: infinite."""
+        result = self.result(prepared)
+        if result is None:
+            return Figures(np.inf, np.inf, np.inf, 0.0)
+        return figures(self.trace, result.end, self.pool.total_gpus)
+
+    def result(self, prepared: Prepared) -> Result | None:
+        """One replay; None where a score is no number."""
+        world = self._world
+        sim, passes = shared(world.sim, world.passes)
+        queue, book = new_queue(sim, int(prepared.scorer.window[0])), fresh(self._book)
+        log, rule = log_of(world), PLACEMENTS[world.rule]
+        code = GROW
+        while code == GROW:
+            code = run_scored(sim, log, passes, queue, book, prepared.scorer, rule, prepared.backfill)
+            if code == GROW:
+                log = grown_log(log, sim)
+        return None if code == UNSOUND else result_of(world._replace(sim=sim, passes=passes), log, 0.0)
+
+
+def shared(sim: Any, passes: Any) -> tuple[Any, Any]:
+    """Copies of both, with the one array that they share."""
+    sim, passes = fresh(sim), fresh(passes)
+    return sim._replace(chosen=passes.scratch.chosen), passes
+
+
+def grown_log(log: Log, sim: Any) -> Log:
+    """More room."""
+    return grown(log, len(log.events), len(log.cuts) + len(sim.jobs), len(log.cut_nodes) + len(sim.held))
+
+
+def figures(trace: Trace, end: npt.NDArray[np.float64], gpus: int) -> Figures:
+    """The figures of jobs that ended at ``end: float64[jobs]``, seconds."""
+    ran = np.isfinite(end)
+    jct, run = (end - trace.submit)[ran], trace.duration[ran]
+    slowdown = np.maximum(jct / np.maximum(run, SLOWDOWN_THRESHOLD_S), 1.0)
+    span = float(end[ran].max() - trace.submit[0]) if ran.any() else 1.0
+    used = float((trace.gpus * trace.duration)[ran].sum()) / max(span * gpus, 1.0)
+    return Figures(float((jct - run).mean()), float(jct.mean()), float(slowdown.mean()), used)
+
+
+def windows(stage: Stage, settings: Settings, fixed_nodes: bool) -> tuple[list[Trace], Trace]:
+    """Two windows of the first part of the training trace to learn by, and its last part to choose by.
+
+    The first part is as it was known when the last one began: it knows no run times that came to light later.
+    """
+    trace, first = stage.trace, first_of_later(stage.trace)
+    early, _ = known_by(trace, float(trace.submit[first - 1]))
+    if len(early) < 2:  # all came at one moment
+        early = select(trace, np.arange(first))
+    jobs, most = len(early), settings.replay_jobs
+    middle, overlap = max(int(jobs * 4 / 7), 1), int(jobs * 3 / 7)
+    later = np.arange(max(first, len(trace) - most), len(trace))
+    return [
+        select(early, np.arange(max(0, middle - most), middle)),
+        select(early, np.arange(max(overlap, jobs - most), jobs)),
+    ], select(trace, later)
+
+
+def arenas(trace: Trace, stage: Stage, settings: Settings, declared: bool) -> list[Arena]:
+    """The window on nodes for the stage's load and for a fifth more; on the declared nodes as they are."""
+    place = "best-fit"
+    if declared or span_s(trace) <= 0 or len(trace) < _FEWEST or len(set(stage.pool.gpus.tolist())) > 1:
+        return [Arena(trace, stage.pool, settings, place)]
+    per_node = int(stage.pool.gpus[0])
+    load = min(max(offered_load(stage.trace, stage.pool.total_gpus), 0.5), 1.5)
+    counts = dict.fromkeys(nodes_for_load(trace, per_node, load * factor) for factor in LOAD_FACTORS)
+    return [Arena(trace, Pool.uniform(n, per_node), settings, place) for n in counts]

@@ -1,0 +1,193 @@
+"""The rules that the agent begins from: linear orders, and for which jobs nodes are held. The best one is its base."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusched.agents.common.attention import arrays_of as attention_arrays
+from gpusched.agents.common.attention import attention_of
+from gpusched.agents.common.known import Bools, known_by
+from gpusched.agents.common.nets import Net, net_of
+from gpusched.agents.common.request import Arrays, TrainJob
+from gpusched.agents.rltune.decide import Scorer
+from gpusched.agents.rltune.history import FEATURES, Reals
+from gpusched.agents.rltune.live import OUTPUTS, Prepared
+from gpusched.agents.rltune.odds import CLASSES, LEVELS, Odds, class_of, reached
+from gpusched.agents.rltune.settings import Settings
+from gpusched.sched.state import NONE, SKIP
+from gpusched.traces.trace import Trace
+
+LEARNED = 0.7  # the first part of the jobs; the rest is for choosing
+INPUTS = len(FEATURES)
+Weights = dict[str, float]
+
+
+class Rule(NamedTuple):
+    """An order and a hold by linear weights of the features (``one``: a constant)."""
+
+    name: str
+    order: Weights
+    hold: Weights
+
+
+_ORDERS: dict[str, Weights] = {
+    "fifo": {"waited": 1.0},
+    "smallest": {"gpus": -100.0, "waited": 1.0},
+    "sjf": {"estimate": -1.0},
+    "area": {"estimate": -1.0, "gpus": -0.7},
+    # Smith's rule (W. Smith, Naval Research Logistics Quarterly 3, 1956): what a second of waiting costs, over the GPU
+    # seconds in the way of others; GPUs count more or less than that.
+    "index": {"worth": 1.0, "work": -1.0, "gpus": -0.7},
+    "index, small first": {"worth": 1.0, "work": -1.0, "gpus": -1.5},
+    "index, by work": {"worth": 1.0, "work": -1.5, "gpus": -1.1},
+    "index, aged": {"worth": 1.0, "work": -1.0, "gpus": -1.1, "waited": 0.2},
+    "least work": {"work": -1.0, "gpus": -0.7},
+}
+# Where there are limits. WFP3 is linear in logarithms: (waited / limit)^3 times GPUs.
+_BY_LIMIT: dict[str, Weights] = {
+    "by limit": {"limit": -1.0},
+    "by limit and size": {"limit": -1.0, "gpus": -0.7},
+    "wfp3": {"waited": 3.0, "limit": -3.0, "gpus": 0.7},
+}
+_HOLDS: dict[str, Weights] = {
+    "": {"one": -1.0},
+    "hold": {"one": 1.0},
+    "hold within the hour": {"one": 8.2, "drain": -1.0},
+    "hold as long as waited": {"waited": 1.0, "drain": -1.0},
+    "hold four times as long as waited": {"waited": 1.0, "drain": -1.0, "one": 1.4},
+    "hold as long as it runs": {"work": 1.0, "drain": -1.0},
+}
+# Held for by the estimate alone, a large job that is not short after all stops everything.
+_HOLD_NOTHING = ("fifo", "sjf", "index, aged", "least work", "by limit")
+_NEED_NO_HISTORY = ("fifo", "smallest", *_BY_LIMIT)
+_FEW = (20.0, 60.0, 2.0)  # chosen on Philly's clusters together, see the docs
+
+
+def rules(settings: Settings, limits: bool = False) -> list[Rule]:
+    """All combinations that need to know no more than ``settings.knows``; without backfill only the orders.
+
+    ``limits``: whether there are jobs with limits.
+    """
+    holds = _HOLDS if settings.backfill else {"": _HOLDS[""]}
+    blind, found = settings.knows in ("nothing", "limit"), []
+    for order, weights in (_ORDERS | (_BY_LIMIT if limits and settings.knows != "nothing" else {})).items():
+        if (settings.knows == "nothing" and order not in _NEED_NO_HISTORY) or (blind and "work" in weights):
+            continue
+        mine = {"": _HOLDS[""]} if order in _HOLD_NOTHING else holds
+        known = _told(weights) if settings.knows == "oracle" else weights
+        found += [
+            Rule(", ".join(x for x in (order, hold) if x), known, held)
+            for hold, held in mine.items()
+            if not blind or "work" not in held
+        ]
+    return found
+
+
+def heuristics(settings: Settings, limits: bool = False) -> list[Rule]:
+    """Those of the rules that are known heuristics, which the agent must not be worse than."""
+    names = ("fifo", "smallest", "sjf", "by limit", "wfp3")
+    return [rule for rule in rules(settings, limits) if rule.name in names]
+
+
+def log_run_time_weight(weights: Weights) -> float:
+    """What the logarithm of the run time counts in an order, were it known: all that stands for it together."""
+    return weights.get("estimate", 0.0) + weights.get("work", 0.0) - weights.get("worth", 0.0)
+
+
+def _told(weights: Weights) -> Weights:
+    """The same order by an oracle's run times."""
+    others = {name: weight for name, weight in weights.items() if name not in ("estimate", "work", "worth")}
+    return others | {"truth": log_run_time_weight(weights)}
+
+
+def linear_of(rule: Rule) -> Reals:
+    """``float32[2, FEATURES + 1]``, as in `Scorer`."""
+    linear = np.zeros((OUTPUTS, INPUTS + 1), np.float32)
+    for output, weights in enumerate((rule.order, rule.hold)):
+        for name, weight in weights.items():
+            linear[output, INPUTS if name == "one" else FEATURES.index(name)] = weight
+    return linear
+
+
+def odds_of(gpus: npt.NDArray[np.int64], ran_s: npt.NDArray[np.float64], over: Bools | None = None) -> Odds:
+    """What jobs' run times say of other jobs', by class of sizes: few count little.
+
+    Args:
+        gpus: Of each job.
+        ran_s: How long it ran, or had run when last seen.
+        over: Whether it has ended; None: all have. One that has not counts for the levels that it has outrun.
+    """
+    ended, outran = np.zeros((CLASSES, LEVELS)), np.zeros((CLASSES, LEVELS))
+    done = [True] * len(gpus) if over is None else over.tolist()
+    for count, ran, is_over in zip(gpus.tolist(), ran_s.tolist(), done, strict=True):
+        size, level = class_of(float(count)), reached(float(ran))
+        ended[size, level] += is_over
+        outran[size, :level] += 1
+    of_all = (ended.sum(0) + 1.0) / (ended.sum(0) + outran.sum(0) + 2.0)
+    return Odds((_FEW[0] * of_all + ended) / (_FEW[0] + ended + outran), np.array(_FEW))
+
+
+NO_ODDS = odds_of(np.zeros(0, np.int64), np.zeros(0))
+"""What is taken for likely where nothing has been seen."""
+
+
+def learned_odds(job: TrainJob) -> tuple[Odds, Odds]:
+    """The odds to choose by, and those that the weights end up with: each of what had ended by its own cut.
+
+    The first are of what was known when the later part began, by which is chosen; the others of all that is learned
+    from.
+    """
+    trace = job.stage.trace
+    early, over = known_by(trace, float(trace.submit[first_of_later(trace) - 1]))
+    return odds_of(early.gpus, early.duration, over), odds_of(trace.gpus, trace.duration, job.ended)
+
+
+def first_of_later(trace: Trace) -> int:
+    """The first job of the part that choices are made by; what comes before it is learned from."""
+    return max(int(LEARNED * len(trace)), 1)
+
+
+def without_net(rule: Rule, settings: Settings, odds: Odds, window: int | None = None) -> Prepared:
+    """The rule alone, as the passes take it."""
+    nothing = np.zeros(INPUTS, np.float32)
+    net = Net(np.zeros((INPUTS + 1) * OUTPUTS, np.float32), np.array([INPUTS, OUTPUTS], np.int64))
+    size = np.array([window or settings.window], np.int64)
+    scorer = Scorer(net, linear_of(rule), nothing, nothing, np.zeros(OUTPUTS, np.float32), size, odds)
+    return with_odds(Prepared(scorer, settings.knows, SKIP if settings.backfill else NONE), odds)
+
+
+def with_odds(prepared: Prepared, odds: Odds) -> Prepared:
+    """The same with other odds; one that knows nothing of run times has none."""
+    if prepared.knows == "nothing":
+        odds = odds._replace(prior=np.zeros_like(odds.prior))
+    return prepared._replace(scorer=prepared.scorer._replace(odds=odds))
+
+
+def with_net(
+    rule: Prepared, arrays: dict[str, npt.NDArray[np.generic]], mean: Reals, scale: Reals, strength: float
+) -> Prepared:
+    """The rule with a network's answer, times ``strength``, added to its order."""
+    net = net_of(arrays, "net", INPUTS, OUTPUTS)
+    strengths = np.array([strength, 0.0], np.float32)
+    attention = attention_of(arrays, net)
+    return rule._replace(
+        scorer=rule.scorer._replace(net=net, mean=mean, scale=scale, strength=strengths, attention=attention)
+    )
+
+
+def arrays_of(prepared: Prepared) -> Arrays:
+    """What the weights file holds; see `gpusched.agents.rltune.live.prepare`."""
+    scorer = prepared.scorer
+    found: Arrays = {name: getattr(scorer, name) for name in ("linear", "mean", "scale", "strength", "window")}
+    found |= {"prior": scorer.odds.prior, "few": scorer.odds.few}
+    at, sizes = 0, scorer.net.sizes.tolist()
+    for i, (before, after) in enumerate(pairwise(sizes)):
+        found[f"net.{i}.weight"] = scorer.net.weights[at : at + before * after].reshape(before, after).T.copy()
+        at += before * after
+        found[f"net.{i}.bias"] = scorer.net.weights[at : at + after].copy()
+        at += after
+    return found | attention_arrays(scorer.attention)

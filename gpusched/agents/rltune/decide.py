@@ -1,0 +1,372 @@
+"""The RLTune agent's compiled passes: which jobs are scored, their scores, and who starts. Live and simulated alike."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.agents.common.attention import NONE as NO_ATTENTION
+from gpusched.agents.common.attention import attended
+from gpusched.agents.common.nets import Net, forward, work_for
+from gpusched.agents.rltune.history import Book, Reals, Scene, Shape, features, left_s, note_running
+from gpusched.agents.rltune.odds import Odds, expected
+from gpusched.compiled import jit
+from gpusched.sched.backfill import take
+from gpusched.sched.fit import request_of
+from gpusched.sched.place import choose, node_fits
+from gpusched.sched.releases import add
+from gpusched.sched.state import (
+    ARRAY_LIMIT,
+    FIRST_FIT,
+    NONE,
+    OK,
+    PRIORITY,
+    RESOURCES,
+    STARTED,
+    Flags,
+    Floats,
+    Ints,
+    Jobs,
+    Outcome,
+    Releases,
+    Request,
+    Requests,
+    Rooms,
+    Scratch,
+)
+
+MOST_HELD = 1  # jobs for which nodes are held at once; with more, whole clusters stood idle for wrong estimates
+_CLIP = np.float32(5.0)
+_SURELY = 2.0  # times its expected run time a job without a limit is expected to be over
+
+
+class Scorer(NamedTuple):
+    """What scores a job: ``linear . (features, 1) + strength * tanh(net(scaled features))``.
+
+    The network is bounded so that on a workload unlike the one it learned from it cannot do much harm: by one, a
+    factor of e in the estimated run time.
+
+    Two scores: how early it goes (larger first), and whether nodes are held for it while it does not fit (above 0).
+
+    Attributes:
+        net: `FEATURES` inputs, two outputs.
+        linear: ``float32[2, FEATURES + 1]``. strength: ``float32[2]``.
+        mean, scale: ``float32[FEATURES]``: the network sees ``(x - mean) * scale``; scale 0: it does not see x.
+        window: ``int64[1]``: jobs scored at a decision.
+        odds: Of run times, before much has been seen.
+        attention: See `attended`; of size 0: the network sees each job alone.
+    """
+
+    net: Net
+    linear: Reals
+    mean: Reals
+    scale: Reals
+    strength: Reals
+    window: Ints
+    odds: Odds
+    attention: Reals = NO_ATTENTION
+
+
+class Field(NamedTuple):
+    """What a decision works on, as `backfill.schedule` takes it; ``usable``: the nodes as they are, empty of jobs."""
+
+    rooms: Rooms
+    usable: Rooms
+    requests: Requests
+    jobs: Jobs
+    scratch: Scratch
+
+
+@jit
+def score(scorer: Scorer, row: Reals, scaled: Reals, out: Reals, work: Reals) -> None:
+    """One job's two scores into ``out: float32[2]``; ``scaled: float32[FEATURES]`` gets what the network saw.
+
+    With attention without the network, whose part `_attend` adds for the whole window.
+    """
+    for i in range(row.size):
+        scaled[i] = min(max((row[i] - scorer.mean[i]) * scorer.scale[i], -_CLIP), _CLIP)
+    nets = scorer.attention.size == 0 and (scorer.strength[0] != 0.0 or scorer.strength[1] != 0.0)
+    if nets:
+        forward(scorer.net, scaled, out, work)
+    for o in range(2):
+        total = scorer.linear[o, row.size]
+        for i in range(row.size):
+            total += scorer.linear[o, i] * row[i]
+        out[o] = total + scorer.strength[o] * np.tanh(out[o]) if nets else total
+
+
+@jit
+def window_of(book: Book, queue: Ints, size: int, ahead: Ints) -> Ints:
+    """Which jobs are scored, at most ``size``: the first of each burst, then the second of each, and so on.
+
+    Args:
+        book: What is remembered.
+        queue: ``int64[waiting]``, in order of submission.
+        size: Of the window.
+        ahead: ``int64[>= waiting]``: gets how many of its burst wait before each job.
+
+    Returns:
+        ``int64[waiting]``: positions in ``queue``, those of the window first, each part in order of the queue.
+    """
+    most = 0
+    for i in range(queue.size):
+        burst = book.facts[queue[i]]["burst"]
+        ahead[i] = book.ahead[burst]
+        book.ahead[burst] += 1
+        most = max(most, ahead[i])
+    for i in range(queue.size):
+        book.ahead[book.facts[queue[i]]["burst"]] = 0
+    if queue.size <= size:
+        return np.arange(queue.size)
+    starts = np.zeros(most + 2, np.int64)
+    for i in range(queue.size):
+        starts[ahead[i] + 1] += 1
+    for level in range(most + 1):
+        starts[level + 1] += starts[level]
+    found = np.empty(queue.size, np.int64)
+    for i in range(queue.size):
+        found[starts[ahead[i]]] = i
+        starts[ahead[i]] += 1
+    return found
+
+
+@jit
+def scene_of(rooms: Rooms, total: Rooms, lo: int, hi: int, queued: int, now: float) -> Scene:
+    """What the jobs of the partition of rows ``lo <= node < hi`` have in common."""
+    free = idle = gpus = 0
+    for node in range(lo, hi):
+        gpus += max(total.gpus[node], 0)
+        if rooms.gpus[node] > 0:
+            free += rooms.gpus[node]
+            idle += rooms.gpus[node] == total.gpus[node]
+    return Scene(now, free / max(gpus, 1), idle / max(hi - lo, 1), float(queued), float(max(gpus, 1)))
+
+
+@jit
+def ordered(
+    book: Book, scorer: Scorer, scene: Scene, field: Field, releases: Releases, queue: Ints, ahead: Ints, seen: Reals
+) -> tuple[Ints, Flags, bool]:
+    """The jobs from first to last, ``int64[waiting]``; for which nodes are held, ``uint8[waiting]``; all numbers?
+
+    Jobs beyond the window come after it, in the window's order. ``seen: float32[>= window, FEATURES]`` gets what the
+    network saw of the window's jobs.
+    """
+    hold = np.zeros(queue.size, np.uint8)
+    order = window_of(book, queue, scorer.window[0], ahead)
+    size = min(queue.size, scorer.window[0])
+    window = order[:size].copy()
+    scores = scores_of(book, scorer, scene, field, releases, queue, window, ahead, seen)
+    if not np.all(np.isfinite(scores)):
+        return queue[order], hold, False
+    best = np.argsort(-scores[:, 0], kind="mergesort")
+    order[:size] = window[best]
+    for i in range(size):
+        hold[i] = scores[best[i], 1] > 0.0
+    return queue[order], hold, True
+
+
+@jit
+def scores_of(
+    book: Book,
+    scorer: Scorer,
+    scene: Scene,
+    field: Field,
+    releases: Releases,
+    queue: Ints,
+    window: Ints,
+    ahead: Ints,
+    seen: Reals,
+) -> Reals:
+    """The two scores of each of ``queue[window]``, ``float32[window, 2]``; see `ordered`."""
+    jobs, shapes = field.jobs, field.jobs.standing.size
+    fits, share, drain = np.full(shapes, -1, np.int64), np.zeros(shapes), np.zeros(shapes)
+    slots, due = np.zeros(0, np.int64), np.zeros(0)
+    row, work = np.zeros(seen.shape[1], np.float32), work_for(scorer.net)
+    scores = np.empty((window.size, 2), np.float32)
+    for i in range(releases.used[0]):
+        note_running(book, _owner(releases, jobs, releases.order[i]), scene.now)
+    for i in range(window.size):
+        job = queue[window[i]]
+        shape = jobs.shape[job]
+        if fits[shape] < 0:
+            request = request_of(field.requests, shape)
+            fits[shape] = choose(field.rooms, jobs.masks, request, FIRST_FIT, field.scratch)
+            share[shape] = _allowed_free(field, request)
+            if not fits[shape]:
+                if due.size == 0:
+                    slots, due = due_slots(book, releases, jobs, scene.now)
+                drain[shape] = await_room(field, field.rooms, releases, slots, due, request, scene.now) - scene.now
+        of = Shape(share[shape], fits[shape] == 1, min(drain[shape], 1e9))
+        features(book, scorer.odds, scene, job, ahead[window[i]], of, row)
+        score(scorer, row, seen[i], scores[i], work)
+    if scorer.attention.size > 0:
+        _attend(scorer, seen[: window.size], scores)
+    return scores
+
+
+@jit
+def _attend(scorer: Scorer, seen: Reals, scores: Reals) -> None:
+    """The network's part of a window's scores, where it sees the jobs together."""
+    answers = np.empty(scores.shape, np.float32)
+    attended(scorer.net, scorer.attention, seen, answers)
+    for i in range(scores.shape[0]):
+        for o in range(scores.shape[1]):
+            scores[i, o] += scorer.strength[o] * np.tanh(answers[i, o])
+
+
+@jit
+def _allowed_free(field: Field, request: Request) -> float:
+    """The share of nodes with a free GPU among those that a request may use."""
+    free = nodes = 0
+    for node in range(request.lo, request.hi):
+        if request.mask < 0 or field.jobs.masks[request.mask, node] != 0:
+            nodes += 1
+            free += field.rooms.gpus[node] > 0
+    return free / max(nodes, 1)
+
+
+@jit
+def _owner(releases: Releases, jobs: Jobs, slot: int) -> int:
+    """The book's job of a slot: an owner below 0 is a running job of a snapshot, which is after all waiting ones."""
+    owner = releases.owner[slot]
+    return int(owner if owner >= 0 else jobs.shape.size - 1 - owner)
+
+
+@jit
+def due_slots(book: Book, releases: Releases, jobs: Jobs, now: float) -> tuple[Ints, Floats]:
+    """The slots of ``releases`` in the order in which they are expected back, and when, ``float64[slots]`` of all."""
+    used = releases.used[0]
+    due = np.empty(releases.end.size)
+    ends = np.empty(used)
+    for i in range(used):
+        slot = releases.order[i]
+        due[slot] = ends[i] = now + left_s(book, _owner(releases, jobs, slot), now)
+    return releases.order[:used][np.argsort(ends, kind="mergesort")], due
+
+
+@jit
+def await_room(
+    field: Field, rooms: Rooms, releases: Releases, slots: Ints, due: Floats, request: Request, now: float
+) -> float:
+    """When ``request`` is expected to fit, in seconds; ``scratch.chosen``: on which nodes. Infinite: not in sight.
+
+    A node of ``rooms`` with less than 0 GPUs is nobody's, whatever comes back there.
+    """
+    future, fitting = field.scratch.future, 0
+    for node in range(request.lo, request.hi):
+        future.gpus[node] = rooms.gpus[node]
+        future.cores[node] = rooms.cores[node]
+        future.memory[node] = rooms.memory[node]
+        fitting += node_fits(future, field.jobs.masks, request, node)
+    time = now
+    for slot in slots:
+        if fitting >= request.parts and due[slot] > time:  # all of one moment come back together
+            break
+        node = releases.node[slot]
+        if node < request.lo or node >= request.hi or future.gpus[node] < 0:
+            continue
+        before = node_fits(future, field.jobs.masks, request, node)
+        future.gpus[node] += releases.gpus[slot]
+        future.cores[node] += releases.cores[slot]
+        future.memory[node] += releases.memory[slot]
+        fitting += not before and node_fits(future, field.jobs.masks, request, node)
+        time = due[slot]
+    if fitting < request.parts:
+        return np.inf
+    choose(future, field.jobs.masks, request, FIRST_FIT, field.scratch)
+    return time
+
+
+@jit
+def arrange(
+    book: Book,
+    odds: Odds,
+    field: Field,
+    releases: Releases,
+    queue: Ints,
+    hold: Flags,
+    rule: int,
+    backfill: int,
+    now: float,
+    outcome: Outcome,
+) -> int:
+    """One pass over a partition's jobs in their order: who fits starts; for some who do not, nodes are held.
+
+    Held are the nodes on which the job is expected to fit first; jobs behind it get them now only where they are
+    expected to be gone by then. Nothing of that is remembered until the next pass. With backfill NONE the first job
+    that does not fit blocks all behind it.
+
+    Returns:
+        The first job that could not start, or -1.
+    """
+    late, jobs, scratch = field.scratch.late, field.jobs, field.scratch
+    head, held, until = -1, 0, now
+    scratch.stamp[0] += 1
+    stamp = scratch.stamp[0]
+    full = np.zeros(jobs.standing.size, np.bool_)  # shapes that do not fit even where nodes are held
+    for column, of in zip(late, field.rooms):  # noqa: B905 - numba's zip takes no strict
+        column[:] = of
+    for i in range(queue.size):
+        job = queue[i]
+        shape, array = jobs.shape[job], jobs.array[job]
+        if jobs.standing[shape] != OK:
+            outcome.code[job] = jobs.standing[shape]
+        elif array >= 0 and jobs.array_room[array] <= 0:
+            outcome.code[job] = ARRAY_LIMIT
+        elif head >= 0 and backfill == NONE:
+            outcome.code[job] = PRIORITY
+        else:
+            request = request_of(field.requests, shape)
+            if scratch.failed[shape] != stamp and choose(late, jobs.masks, request, rule, scratch):
+                _start(field, releases, request, job, now, outcome)
+                continue
+            scratch.failed[shape] = stamp
+            if held and not full[shape] and gone_by_s(book, odds, job) <= until - now:
+                if choose(field.rooms, jobs.masks, request, rule, scratch):
+                    _start(field, releases, request, job, now, outcome)
+                    continue
+                full[shape] = True
+            outcome.code[job] = RESOURCES
+            head = job if head < 0 else head
+            if hold[i] and backfill != NONE and held < MOST_HELD:
+                until = _hold(book, field, releases, request, now)
+                held += 1
+    return head
+
+
+@jit
+def gone_by_s(book: Book, odds: Odds, job: int) -> float:
+    """Seconds within which a job is expected to be over: its limit, else some times its expected run time."""
+    limit = book.facts[job]["limit"]
+    if not np.isnan(limit):
+        return float(np.exp(limit))
+    return float(_SURELY * np.exp(expected(book.history, odds, book.facts, job)[0]))
+
+
+@jit
+def _start(field: Field, releases: Releases, request: Request, job: int, now: float, outcome: Outcome) -> None:
+    outcome.code[job] = STARTED
+    outcome.started[outcome.total[0]] = job
+    outcome.offset[job] = outcome.total[1]
+    for part in range(request.parts):
+        node = field.scratch.chosen[part]
+        take(field.rooms, request, node)
+        take(field.scratch.late, request, node)
+        add(releases, now + field.jobs.limit[job], node, request, job)
+        outcome.nodes[outcome.total[1] + part] = node
+    outcome.total[0] += 1
+    outcome.total[1] += request.parts
+    if field.jobs.array[job] >= 0:
+        field.jobs.array_room[field.jobs.array[job]] -= 1
+
+
+@jit
+def _hold(book: Book, field: Field, releases: Releases, request: Request, now: float) -> float:
+    """Keeps the nodes on which the request is expected to fit first from the jobs behind; until when, in seconds."""
+    slots, due = due_slots(book, releases, field.jobs, now)
+    until = await_room(field, field.scratch.late, releases, slots, due, request, now)
+    if until < np.inf:
+        for part in range(request.parts):
+            field.scratch.late.gpus[field.scratch.chosen[part]] = -1
+    return float(until)

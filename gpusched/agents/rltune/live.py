@@ -1,0 +1,97 @@
+"""RLTune's order: a network scores every job of a window of the queue (Dongare et al., SoCC 2025).
+
+Of the public design this keeps the shape: one small network for every job, the scores' order is the priority. Beside
+the priority it says whether nodes are to be held free for a job that does not fit, which the paper leaves to its
+mapping: without that large jobs wait for ever behind small ones, with it for every job nodes stand idle.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.agents.common.attention import attention_of
+from gpusched.agents.common.nets import net_of
+from gpusched.agents.rltune import preempt as rltune_preempt
+from gpusched.agents.rltune.decide import Field, Scorer, arrange, ordered, scene_of
+from gpusched.agents.rltune.history import FEATURES, Book
+from gpusched.agents.rltune.mapped import map_order
+from gpusched.agents.rltune.odds import CLASSES, LEVELS, Odds
+from gpusched.agents.rltune.snapshot import book_of_snapshot
+from gpusched.config.weights import Model
+from gpusched.model.policy import MAPPED
+from gpusched.sched.agent import PREEMPT, Context, Unusable
+from gpusched.sched.reasons import Block
+from gpusched.sched.state import BEST_FIT, FIRST_FIT, NONE, SKIP, SPREAD
+
+OUTPUTS = 2
+NO_NUMBER = "its network's answer is no number"
+_PLACES = {"first-fit": FIRST_FIT, "best-fit": BEST_FIT, "spread": SPREAD}
+
+
+class Prepared(NamedTuple):
+    """The weights, and what they were trained for."""
+
+    scorer: Scorer
+    knows: str
+    backfill: int
+
+
+def prepare(model: Model) -> Prepared | rltune_preempt.Preempting:
+    """The arrays of the weights, checked.
+
+    Raises:
+        ValueError: An array is missing or of another shape.
+    """
+    if model.about.get(PREEMPT) == "yes":
+        return rltune_preempt.prepare(model)
+    inputs = len(FEATURES)
+    wanted = {"linear": (OUTPUTS, inputs + 1), "mean": (inputs,), "scale": (inputs,), "strength": (OUTPUTS,),
+              "window": (1,), "prior": (CLASSES, LEVELS), "few": (3,)}  # fmt: skip
+    for name, shape in wanted.items():
+        if name not in model.arrays or model.arrays[name].shape != shape:
+            found = "missing" if name not in model.arrays else f"{model.arrays[name].shape}"
+            raise ValueError(f"{name} is {found}, expected {shape}")
+    if model.arrays["window"][0] < 1:
+        raise ValueError(f"window is {model.arrays['window'][0]}, expected at least 1")
+    odds = Odds(*(np.ascontiguousarray(model.arrays[n], np.float64) for n in Odds._fields))
+    if not np.all(odds.few > 0):
+        raise ValueError(f"few is {odds.few}, expected more than 0")
+    mean, scale, strength, linear = (
+        np.ascontiguousarray(model.arrays[n], np.float32) for n in ("mean", "scale", "strength", "linear")
+    )
+    net = net_of(model.arrays, "net", inputs, OUTPUTS)
+    window, attention = model.arrays["window"].astype(np.int64), attention_of(model.arrays, net)
+    scorer = Scorer(net, linear, mean, scale, strength, window, odds, attention)
+    backfill = NONE if model.about.get("backfill") == "none" else SKIP
+    return Prepared(scorer, model.about.get("knows", "estimate"), backfill)
+
+
+def decide_queue(prepared: Prepared, context: Context) -> tuple[list[int], Block]:
+    """One partition's decision: by operators' priority first, then by score.
+
+    Raises:
+        Unusable: A score is no number.
+    """
+    waiting, world, snapshot = context.waiting, context.world, context.snapshot
+    lo, hi = world.span.get(context.partition, (0, 0))
+    queue = waiting.ordered(context.partition, "fifo")
+    book: Book = book_of_snapshot(context, prepared.knows)
+    field = Field(world.rooms, world.usable, waiting.requests, waiting.jobs, context.scratch)
+    scene = scene_of(world.rooms, world.total, lo, hi, len(queue), snapshot.now)
+    seen = np.zeros((int(prepared.scorer.window[0]), len(FEATURES)), np.float32)
+    ahead = np.zeros(len(queue) + 1, np.int64)
+    order, hold, sound = ordered(book, prepared.scorer, scene, field, context.releases, queue, ahead, seen)
+    if not sound:
+        raise Unusable(NO_NUMBER)
+    first = np.argsort(-waiting.keys.priority[order], kind="stable")
+    order, hold = order[first], hold[first]
+    if context.policy.place in MAPPED:
+        return order.tolist(), map_order(context, book, field, order, hold, prepared.backfill)
+    rule = _PLACES.get(context.policy.place, BEST_FIT)
+    head = arrange(
+        book, prepared.scorer.odds, field, context.releases, order, hold, rule, prepared.backfill, snapshot.now,
+        context.outcome,
+    )  # fmt: skip
+    return order.tolist(), Block(context.policy, int(head), float("inf"))

@@ -1,0 +1,370 @@
+"""The RLTune agent that stops running jobs, live: the ranks and the sharing out of a replay, on a snapshot.
+
+What has ended, runs and waits is counted anew at every decision. What a job ran before it was stopped counts as run:
+only jobs that save their work may be stopped. What it ran before its node failed does not.
+
+Nodes of a stopped job are free once it is gone, so whom it was stopped for starts some cycles later. Until then the
+sharing out keeps them for it: what is being stopped counts as nobody's among all nodes, and not as free.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.agents.rltune.odds import History, Records, new_history, note_passed
+from gpusched.agents.rltune.preempt import Preempting, ranks_of
+from gpusched.agents.rltune.snapshot import facts_of_snapshot
+from gpusched.compiled import jit
+from gpusched.model.jobs import JobState
+from gpusched.model.plan import Preempt, Reason, ReasonCode
+from gpusched.model.snapshot import FinishedView, PendingView, RunningView
+from gpusched.sched.agent import Context
+from gpusched.sched.arrays import Waiting, World, waiting_of
+from gpusched.sched.backfill import take
+from gpusched.sched.eligible import id_key, may_stop
+from gpusched.sched.fit import request_of, stand
+from gpusched.sched.place import node_fits
+from gpusched.sched.reasons import Block
+from gpusched.sched.reclaim import Holders, displaces, hold, keeps, new_holders
+from gpusched.sched.state import (
+    ARRAY_LIMIT,
+    BEST_FIT,
+    FIRST_FIT,
+    OK,
+    RESOURCES,
+    SPREAD,
+    STARTED,
+    Flags,
+    Floats,
+    Ints,
+    Jobs,
+    Request,
+    Requests,
+    Rooms,
+    Scratch,
+    new_scratch,
+)
+from gpusched.sched.text import listed
+
+LINGERS_S = 60.0  # a job that is being ended for so long after its kill may stay for ever: its nodes are not promised
+_PLACES = {"first-fit": FIRST_FIT, "best-fit": BEST_FIT, "spread": SPREAD, "naive": FIRST_FIT}
+
+# What becomes of a job beside the codes of `sched.state`: it keeps its nodes; it is given nodes on which others still
+# are; it runs, and is given others.
+KEPT, PROMISED, MOVED = 100, 101, 102
+
+
+class Shares(NamedTuple):
+    """Who gets what.
+
+    Attributes:
+        fate: ``int64[jobs]``: KEPT, STARTED, PROMISED, MOVED, or why it gets nothing.
+        nodes: ``int64[parts]``: nodes of who is given some, from ``offset: int64[jobs]`` on (-1: none).
+        cleared: ``uint8[jobs]``: whether others have to leave nodes that it is given.
+    """
+
+    fate: Ints
+    nodes: Ints
+    offset: Ints
+    cleared: Flags
+
+
+class Field(NamedTuple):
+    """One partition's jobs as the pass takes them: those that wait, then those that may be stopped.
+
+    Attributes:
+        jobs: As `Waiting` has them; ``waits`` of them wait.
+        stoppable, leaving: What may be stopped; what is being ended and gives its nodes back.
+        held: ``int64[parts]``: nodes of job j from ``first[j]`` on; -1: it waits.
+    """
+
+    waiting: Waiting
+    waits: int
+    stoppable: list[RunningView]
+    leaving: list[RunningView]
+    held: Ints
+    first: Ints
+
+
+def decide_queue(prepared: Preempting, context: Context) -> tuple[list[int], Block]:
+    """One partition's decision: by operators' priority first, then by rank. What is to be stopped: `Context.stops`."""
+    world, policy = context.world, context.policy
+    field = _field(context)
+    order = _order(prepared, context, field)
+    runs = (np.arange(len(order)) >= field.waits).astype(np.uint8)
+    scratch = new_scratch(len(world.nodes), field.waiting.jobs.standing.size)
+    jobs, requests = field.waiting.jobs, field.waiting.requests
+    stand(world.total, world.usable, jobs.masks, requests, scratch, jobs.standing)
+    shares = Shares(
+        np.zeros(len(order), np.int64), np.zeros(field.waiting.parts, np.int64), np.full(len(order), -1, np.int64),
+        np.zeros(len(order), np.uint8),
+    )  # fmt: skip
+    idle, whole, holders = _copied(world.rooms), _with_running(world, field), _holders(world, field, order)
+    rule = _PLACES.get(policy.place, BEST_FIT)
+    share_out(
+        order, runs, holders, field.first, requests, jobs, world.rooms, idle, whole, world.usable, rule, scratch,
+        shares,
+    )  # fmt: skip
+    own = context.waiting.queues[context.partition]
+    _note_starts(context, own, order, field, shares)
+    stops = _stops(field, order, shares)
+    context.stops.extend(stops)
+    _say_who_clears(context, field, shares, {stop.job_id for stop in stops})
+    queue = [own[j] for j in order.tolist() if j < field.waits]
+    head = next((j for j in queue if context.outcome.code[j] != STARTED), -1)
+    return queue, Block(policy, head, float("inf"))
+
+
+def had_s(view: PendingView | RunningView | FinishedView, restart_s: float, now: float) -> float:
+    """Seconds that a job has run, restarts left out."""
+    kept = view.preemptions.had_s(restart_s) if view.preemptions is not None else 0.0
+    if isinstance(view, PendingView):
+        return kept
+    overhead = restart_s if view.attempt > 1 else 0.0
+    if isinstance(view, FinishedView):
+        return kept + max(0.0, view.ran_s - overhead)
+    begun = view.state is not JobState.STARTING
+    return kept + (max(0.0, now - view.start_time - overhead) if begun else 0.0)
+
+
+def _field(context: Context) -> Field:
+    """Waiting jobs of the partition, and those of its running ones that may be stopped or are being ended."""
+    world, snapshot = context.world, context.snapshot
+    lo, hi = world.span.get(context.partition, (0, 0))
+    own = [context.waiting.views[j] for j in context.waiting.queues[context.partition]]
+    stoppable: list[RunningView] = []
+    leaving: list[RunningView] = []
+    for job in snapshot.running:
+        rows = [world.row.get(part.node, -1) for part in job.allocation.parts]
+        if not rows or not all(lo <= row < hi for row in rows):
+            continue
+        if job.state is JobState.COMPLETING:
+            if snapshot.now <= job.expected_end + LINGERS_S:
+                leaving.append(job)
+        elif may_stop(job, context.policy.preempt, snapshot.now) is None and _is_whole(world, job):
+            stoppable.append(job)
+    views = [*own, *map(_as_waiting, stoppable)]
+    first = np.full(len(views), -1, np.int64)
+    held: list[int] = []
+    for k, job in enumerate(stoppable):
+        first[len(own) + k] = len(held)
+        held += [world.row[part.node] for part in job.allocation.parts]
+    return Field(
+        waiting_of(views, world, {}), len(own), stoppable, leaving, np.array([*held, -1], np.int64), first
+    )  # fmt: skip
+
+
+def _is_whole(world: World, job: RunningView) -> bool:
+    """Whether a job has what its request says, and would give all of it back: else it is left alone."""
+    assert job.spec is not None
+    asked = (job.spec.gpus_per_node, job.spec.cores_per_node, job.spec.memory_mib_per_node)
+    return job.spec.nodes == len(job.allocation.parts) and all(
+        (len(part.gpus), part.cores, part.memory_mib) == asked
+        and not any(gpu in world.nodes[world.row[part.node]].blocked for gpu in part.gpus)
+        for part in job.allocation.parts
+    )
+
+
+def _as_waiting(job: RunningView) -> PendingView:
+    assert job.spec is not None
+    submit = job.start_time if job.submit_time is None else job.submit_time
+    return PendingView(
+        id=job.id, user=job.user, spec=job.spec, submit_time=submit, priority=job.priority, preemptions=job.preemptions
+    )
+
+
+def _order(prepared: Preempting, context: Context, field: Field) -> Ints:
+    """The field's jobs from first to last, ``int64[jobs]``; of equals first who runs, then by (submit, id)."""
+    snapshot, restart_s = context.snapshot, context.policy.preempt.restart_s
+    facts, queues = facts_of_snapshot(context, prepared.knows)
+    views: list[PendingView | RunningView | FinishedView] = [
+        *context.waiting.views, *snapshot.running, *snapshot.finished
+    ]  # fmt: skip
+    had = np.array([had_s(view, restart_s, snapshot.now) for view in views], np.float64)
+    history = new_history(facts, queues)
+    ended = len(views) - len(snapshot.finished)
+    _count(history, facts, had, ended)
+    place = {job.id: i for i, job in enumerate(snapshot.running, start=len(context.waiting.views))}
+    rows = [*context.waiting.queues[context.partition], *(place[job.id] for job in field.stoppable)]
+    jobs, runs = np.array(rows, np.int64), (np.arange(len(rows)) >= field.waits).astype(np.uint8)
+    by_submit = np.array(sorted(range(len(rows)), key=lambda k: _submitted(field.waiting.views[k])), np.int64)
+    ranks = np.empty(len(rows))
+    sorted_jobs = jobs[by_submit]
+    ranks[by_submit] = ranks_of(
+        history, prepared.ranking, facts, sorted_jobs, had[sorted_jobs], runs[by_submit]
+    )  # fmt: skip
+    tie = np.empty(len(rows), np.int64)
+    tie[by_submit] = np.arange(len(rows))
+    return np.lexsort((tie, runs == 0, ranks, -field.waiting.keys.priority)).astype(np.int64)
+
+
+def _submitted(view: PendingView) -> tuple[float, tuple[str, int]]:
+    return view.submit_time, id_key(view.id)
+
+
+@jit
+def _count(history: History, facts: Records, had: Floats, ended: int) -> None:
+    """Counts what all jobs ran; those from ``ended`` on have ended."""
+    for job in range(had.size):
+        note_passed(history, facts, job, had[job], job >= ended)
+
+
+def _with_running(world: World, field: Field) -> Rooms:
+    """What is free, with what those have that may be stopped or are being ended: what can be shared out in all."""
+    whole = _copied(world.rooms)
+    for job in (*field.stoppable, *field.leaving):
+        for part in job.allocation.parts:
+            row = world.row[part.node]
+            if world.usable.gpus[row] >= 0:
+                blocked = world.nodes[row].blocked
+                whole.gpus[row] += sum(gpu not in blocked for gpu in part.gpus)
+            whole.cores[row] += part.cores
+            whole.memory[row] += part.memory_mib
+    return whole
+
+
+def _holders(world: World, field: Field, order: Ints) -> Holders:
+    """Those that are being ended, node by node, since a GPU of theirs may be lost; then those that may be stopped."""
+    parts = [(world.row[part.node], part) for job in field.leaving for part in job.allocation.parts]
+    held = np.concatenate((field.held, np.array([row for row, _ in parts], np.int64)))
+    holders = new_holders(len(parts) + len(field.stoppable), held, len(world.nodes))
+    for k, (row, part) in enumerate(parts):
+        gpus = sum(gpu not in world.nodes[row].blocked for gpu in part.gpus)
+        hold(holders, k, len(field.held) + k, Request(0, 0, 1, gpus, part.cores, part.memory_mib, -1))
+    at = len(parts)
+    for j in order.tolist():
+        if j >= field.waits:
+            request = request_of(field.waiting.requests, field.waiting.jobs.shape[j])
+            hold(holders, at, int(field.first[j]), request)
+            at += 1
+    return holders
+
+
+def _copied(rooms: Rooms) -> Rooms:
+    return Rooms(*(column.copy() for column in rooms))
+
+
+@jit
+def share_out(
+    order: Ints, runs: Flags, holders: Holders, first: Ints, requests: Requests, jobs: Jobs, free: Rooms, idle: Rooms,
+    whole: Rooms, usable: Rooms, rule: int, scratch: Scratch, shares: Shares,
+) -> None:  # fmt: skip
+    """Gives every job its own nodes, others, or none, as a replay does; who can start on what is free does.
+
+    Args:
+        order: ``int64[jobs]``, first to last.
+        runs: ``uint8[jobs]``.
+        holders: What is being ended, as one that has not kept its nodes; then those that run, in their order.
+        first: Where each one's nodes begin in ``holders.held``.
+        requests: Of ``jobs``.
+        jobs: Of ``order``.
+        free: What is free now; taken from as jobs start.
+        idle: The same; taken from as jobs are given nodes, also such as others have to leave.
+        whole: What can be shared out in all; taken from.
+        usable: See `keeps`.
+        rule: FIRST_FIT, BEST_FIT or SPREAD.
+        scratch: Of these jobs' shapes.
+        shares: Where the answer goes.
+    """
+    used, at, count = 0, 0, holders.first.size
+    for job in order:
+        at += runs[job] != 0
+    at = count - at  # what is being ended comes first
+    scratch.stamp[0] += 1
+    for job in order:
+        shape, array = jobs.shape[job], jobs.array[job]
+        request = request_of(requests, shape)
+        if runs[job]:
+            at += 1
+            if keeps(whole, usable, request, holders.held, first[job]):
+                shares.fate[job] = KEPT
+                holders.kept[at - 1] = 1
+                continue
+        elif jobs.standing[shape] != OK:
+            shares.fate[job] = jobs.standing[shape]
+            continue
+        elif array >= 0 and jobs.array_room[array] <= 0:
+            shares.fate[job] = ARRAY_LIMIT
+            continue
+        if scratch.failed[shape] == scratch.stamp[0] or not displaces(
+            whole, idle, usable, jobs.masks, request, rule, scratch, holders, count, at
+        ):
+            scratch.failed[shape] = scratch.stamp[0]
+            shares.fate[job] = RESOURCES
+            continue
+        shares.offset[job] = used
+        fits = not runs[job]
+        for part in range(request.parts):
+            node = scratch.chosen[part]
+            shares.nodes[used + part] = node
+            fits = fits and node_fits(free, jobs.masks, request, node)
+            if idle.gpus[node] < 0 or idle.cores[node] < 0 or idle.memory[node] < 0:
+                shares.cleared[job] = 1
+        used += request.parts
+        shares.fate[job] = MOVED if runs[job] else STARTED if fits else PROMISED
+        if fits:
+            for part in range(request.parts):
+                take(free, request, scratch.chosen[part])
+        if not runs[job] and array >= 0:
+            jobs.array_room[array] -= 1
+
+
+def _note_starts(context: Context, own: list[int], order: Ints, field: Field, shares: Shares) -> None:
+    """Writes down for the plan who starts, and why others of the partition's queue ``own`` do not."""
+    outcome, parts = context.outcome, field.waiting.requests.parts[field.waiting.jobs.shape]
+    for j in order.tolist():
+        if j >= field.waits:
+            continue
+        job, fate = own[j], int(shares.fate[j])
+        outcome.code[job] = RESOURCES if fate == PROMISED else fate
+        if fate != STARTED:
+            continue
+        at, first = int(outcome.total[1]), int(shares.offset[j])
+        outcome.started[outcome.total[0]], outcome.offset[job] = job, at
+        outcome.nodes[at : at + parts[j]] = shares.nodes[first : first + parts[j]]
+        outcome.total[0] += 1
+        outcome.total[1] += parts[j]
+
+
+def _nodes_of(field: Field, shares: Shares, j: int) -> set[int]:
+    """The nodes that a job was given."""
+    first, shape = int(shares.offset[j]), field.waiting.jobs.shape[j]
+    return set(shares.nodes[first : first + int(field.waiting.requests.parts[shape])].tolist()) if first >= 0 else set()
+
+
+def _stops(field: Field, order: Ints, shares: Shares) -> list[Preempt]:
+    """Who is stopped, and for whom: the first job that was given nodes of it. For nobody nobody is stopped."""
+    gainers: dict[int, list[tuple[int, int]]] = {}  # node -> who is given it, first to last: (place, job)
+    for place, j in enumerate(order.tolist()):
+        if shares.cleared[j]:
+            for node in _nodes_of(field, shares, j):
+                gainers.setdefault(node, []).append((place, j))
+    stops = []
+    for k, job in enumerate(field.stoppable):
+        j = field.waits + k
+        if shares.fate[j] == KEPT:
+            continue
+        first, parts = int(field.first[j]), len(job.allocation.parts)
+        has = field.held[first : first + parts].tolist()
+        others = [next((g for g in gainers.get(node, ()) if g[1] != j), None) for node in has]
+        if found := [g for g in others if g is not None]:
+            stops.append(Preempt(job.id, field.waiting.views[min(found)[1]].id))
+    return stops
+
+
+def _say_who_clears(context: Context, field: Field, shares: Shares, stopped: set[str]) -> None:
+    """Tells jobs that are given nodes which others still have to leave."""
+    going = [*field.leaving, *(job for job in field.stoppable if job.id in stopped)]
+    on: dict[int, list[str]] = {}
+    for job in going:
+        for part in job.allocation.parts:
+            on.setdefault(context.world.row[part.node], []).append(job.id)
+    for j in range(field.waits):
+        if shares.fate[j] == PROMISED:
+            nodes = sorted(_nodes_of(field, shares, j))
+            before = list(dict.fromkeys(job for node in nodes for job in on.get(node, ())))
+            jobs = "job" if len(before) == 1 else "jobs"
+            message = f"given nodes, and waits for {jobs} {listed(before)} to leave them"
+            context.own[field.waiting.views[j].id] = Reason(code=ReasonCode.RESOURCES, message=message)

@@ -1,0 +1,64 @@
+"""RLTune's order placed by mapping (``place: milp`` or ``fastest``): the optimiser chooses nodes for its first jobs."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from gpusched.agents.rltune.decide import Field, await_room, due_slots
+from gpusched.agents.rltune.history import Book
+from gpusched.compiled import jit
+from gpusched.sched.agent import Context
+from gpusched.sched.fit import request_of
+from gpusched.sched.mapping.queue import Keep
+from gpusched.sched.place import choose
+from gpusched.sched.reasons import Block
+from gpusched.sched.stages import place_queue
+from gpusched.sched.state import FIRST_FIT, NONE, OK, Flags, Ints, Releases
+
+# Of the agent's budget: what the optimiser may have. The rest is for scoring, and for a machine that is busy: an agent
+# that is late loses its turn altogether.
+SHARE = 0.6
+
+
+def map_order(context: Context, book: Book, field: Field, order: Ints, hold: Flags, backfill: int) -> Block:
+    """Starts what may start of ``order: int64[waiting]``, the agent's, by the policy's mapping, within its budget."""
+    policy = context.policy
+    keep = keep_of(book, field, context.releases, order, hold, backfill, context.snapshot.now)
+    budget_s = min(policy.mapping.budget_s, SHARE * policy.budget_s)
+    mapping = msgspec.structs.replace(policy.mapping, budget_s=budget_s)
+    told = msgspec.structs.replace(policy, mapping=mapping, backfill="none" if backfill == NONE else "skip")
+    return place_queue(context._replace(policy=told), order, keep)
+
+
+def keep_of(
+    book: Book, field: Field, releases: Releases, order: Ints, hold: Flags, backfill: int, now: float
+) -> Keep | None:
+    """For whom nodes are held: the first of the order that is to have some and does not fit as things stand.
+
+    One that does not fit only because of those ahead of it has to wait for the next decision.
+    """
+    job = int(_first_held(field, order, hold)) if backfill != NONE else -1
+    return None if job < 0 else Keep(job, lambda: _nodes_for(book, field, releases, job, now))
+
+
+@jit
+def _first_held(field: Field, order: Ints, hold: Flags) -> int:
+    jobs = field.jobs
+    for i in range(order.size):
+        shape, array = jobs.shape[order[i]], jobs.array[order[i]]
+        if hold[i] and jobs.standing[shape] == OK and (array < 0 or jobs.array_room[array] > 0):
+            request = request_of(field.requests, shape)
+            if not choose(field.rooms, jobs.masks, request, FIRST_FIT, field.scratch):
+                return int(order[i])
+    return -1
+
+
+@jit
+def _nodes_for(book: Book, field: Field, releases: Releases, job: int, now: float) -> Ints:
+    """On which nodes the job is expected to fit first, ``int64[parts]``; none where that is not in sight."""
+    request = request_of(field.requests, field.jobs.shape[job])
+    slots, due = due_slots(book, releases, field.jobs, now)
+    if await_room(field, field.rooms, releases, slots, due, request, now) == np.inf:
+        return np.zeros(0, np.int64)
+    return field.scratch.chosen[: request.parts].copy()

@@ -1,0 +1,226 @@
+"""PPO over picks (Schulman et al., 2017), with the plays of one sequence compared among themselves.
+
+Every pick of a play shares its play's advantage: how much less the objective was than that policy's average over the
+same sequence, in standard deviations (as in group-relative variants: Shao et al., 2024); the reward itself is the
+relative gain over the base policy. The network begins as a predictor of how wrong the estimate is, learned from what
+the recorded jobs really ran: imitation of shortest-job-first by an oracle, as far as the features tell it.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusched.agents.rltune.candidates import INPUTS, with_net
+from gpusched.agents.rltune.episodes import Episode, Play, play
+from gpusched.agents.rltune.history import ESTIMATE, TRUTH, WORK, WORTH, Reals
+from gpusched.agents.rltune.live import OUTPUTS, Prepared
+from gpusched.agents.rltune.network import Network
+from gpusched.agents.rltune.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
+
+_MOST_PICKS = 256  # written down of one play
+_MOST_ROWS = 60_000  # learned from at once
+_SPREAD = 1e-3
+_RAW = np.float32(0.01)  # before the scales are known: so small that nothing is cut off
+
+
+class Scaling(NamedTuple):
+    """``float32[FEATURES]`` each: the network sees ``(x - mean) * scale``."""
+
+    mean: Reals
+    scale: Reals
+
+
+class Learner:
+    """The network, its optimiser, and what it learns from."""
+
+    def __init__(self, base: Prepared, settings: Settings, seed: int) -> None:
+        import torch
+
+        self._torch = torch
+        self._generator = torch.Generator().manual_seed(seed)
+        self._settings, self._base, self._seed = settings, base, seed
+        self.net = Network(INPUTS, settings.hidden, OUTPUTS, settings.attention)
+        self.optimiser = torch.optim.Adam(self.net.parameters(), lr=settings.learning_rate)
+        self.scaling = Scaling(np.zeros(INPUTS, np.float32), np.full(INPUTS, _RAW, np.float32))
+        self.steps = self._plays = 0
+
+    def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+        """The weights as a file holds them."""
+        return self.net.arrays()
+
+    def policy(self, strength: float = 1.0) -> Prepared:
+        """The base with the network's answer added."""
+        return with_net(self._base, self.arrays(), self.scaling.mean, self.scaling.scale, strength)
+
+    def state(self) -> tuple[dict[str, npt.NDArray[np.generic]], dict[str, int]]:
+        """All that is needed to go on: arrays, and whole numbers."""
+        arrays = self.arrays() | {"mean": self.scaling.mean, "scale": self.scaling.scale}
+        arrays["generator"] = self._generator.get_state().numpy()
+        for i, parameter in enumerate(self.net.parameters()):
+            for name, value in self.optimiser.state.get(parameter, {}).items():
+                arrays[f"adam.{i}.{name}"] = np.atleast_1d(value.detach().numpy()).copy()
+        return arrays, {"steps": self.steps, "plays": self._plays}
+
+    def restore(self, arrays: dict[str, npt.NDArray[np.generic]], numbers: dict[str, int]) -> None:
+        """Goes on from a `state`."""
+        torch = self._torch
+        self.net.load(arrays)
+        for i, parameter in enumerate(self.net.parameters()):
+            names = {k.rpartition(".")[2]: k for k in arrays if k.startswith(f"adam.{i}.")}
+            if names:
+                self.optimiser.state[parameter] = {
+                    name: torch.as_tensor(arrays[key].copy()).reshape(() if name == "step" else parameter.shape)
+                    for name, key in names.items()
+                }
+        self.scaling = Scaling(arrays["mean"].astype(np.float32), arrays["scale"].astype(np.float32))
+        self._generator.set_state(torch.as_tensor(arrays["generator"].copy()))
+        self.steps, self._plays = numbers["steps"], numbers["plays"]
+
+    def plays(self, episodes: list[Episode], rollouts: int) -> list[list[Play]]:
+        """Every sequence played ``rollouts`` times, picks drawn."""
+        small, settings = self._base_window(self.policy()), self._settings
+        todo = [episode for episode in episodes for _ in range(rollouts)]
+        seeds = [self._seed * 1_000_003 + self._plays + i for i in range(1, len(todo) + 1)]
+        self._plays += len(todo)
+
+        def one(episode: Episode, seed: int) -> Play:
+            return play(episode, small, settings.temperature, seed, _MOST_PICKS, settings.train_window)
+
+        # Compiled code runs without Python's lock, and every play has its own generator: threads change nothing.
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            found = list(pool.map(one, todo, seeds))
+        self.steps += sum(int(p.tape.used[2]) for p in found)
+        return [found[i : i + rollouts] for i in range(0, len(found), rollouts)]
+
+    def _base_window(self, prepared: Prepared) -> Prepared:
+        window = np.array([self._settings.train_window], np.int64)
+        return prepared._replace(scorer=prepared.scorer._replace(window=window))
+
+    def imitate(self, episodes: list[Episode], advance: Any) -> None:
+        """Scales the features by what is seen under the base, and learns how far the estimate is off."""
+        torch, settings = self._torch, self._settings
+        recorded = self.plays(episodes, 1)
+        rows = np.concatenate([p.tape.rows[: p.tape.used[0]] for mine in recorded for p in mine]) / _RAW
+        truth = np.concatenate(
+            [e.truth[p.tape.job[: p.tape.used[0]]] for e, mine in zip(episodes, recorded, strict=True) for p in mine]
+        )  # fmt: skip
+        if not len(rows):
+            return
+        deviation = rows.std(axis=0)
+        scale = np.where(deviation > _SPREAD, 1.0 / np.maximum(deviation, _SPREAD), 0.0).astype(np.float32)
+        if settings.knows != "oracle":
+            scale[TRUTH] = 0.0
+        self.scaling = Scaling(rows.mean(axis=0).astype(np.float32), scale)
+        if settings.knows in ("nothing", "oracle"):
+            return
+        order = self._base.scorer.linear[0, :INPUTS].copy()
+        if not order[[ESTIMATE, WORK, WORTH]].any():
+            order[ESTIMATE] = -1.0
+        counts = order[ESTIMATE] + order[WORK] - order[WORTH]
+        inputs = np.clip((rows - self.scaling.mean) * scale, -5, 5)
+        said = rows[:, (ESTIMATE, WORK, WORTH)] @ order[[ESTIMATE, WORK, WORTH]]
+        off = (counts * truth - said).clip(-1, 1).astype(np.float32)
+        if self.net.attends:
+            inputs, off, present = _windows(recorded, inputs, off, settings.train_window)
+        else:
+            inputs, off, present = inputs[:_MOST_ROWS], off[:_MOST_ROWS], np.ones(len(off), np.bool_)[:_MOST_ROWS]
+        self._fit(torch.from_numpy(inputs), torch.from_numpy(off), torch.from_numpy(present), advance)
+
+    def _fit(self, inputs: torch.Tensor, off: torch.Tensor, present: torch.Tensor, advance: Any) -> None:
+        torch, settings = self._torch, self._settings
+        at_once = max(settings.batch // (settings.train_window if self.net.attends else 1), 1)
+        for epoch in range(settings.imitation):
+            for part in torch.randperm(len(inputs), generator=self._generator).split(at_once):
+                there = present[part]
+                answers = torch.tanh(self.net(inputs[part], there)[..., 0])
+                self._step(torch.nn.functional.smooth_l1_loss(answers[there], off[part][there]))
+            advance(epoch + 1)
+
+    def improve(self, episodes: list[Episode], base: list[float]) -> float:
+        """One iteration; the mean relative gain over the base policy, before it."""
+        played = self.plays(episodes, self._settings.rollouts)
+        objective = self._settings.objective
+        costs = np.array([[p.figures.cost(objective) for p in mine] for mine in played])
+        gains = np.array(base)[:, None] - costs
+        spread = np.maximum(costs.std(axis=1, keepdims=True), _SPREAD)
+        advantages = (costs.mean(axis=1, keepdims=True) - costs) / spread
+        picks = [(p.tape, i, float(a)) for mine, row in zip(played, advantages, strict=True)
+                 for p, a in zip(mine, row, strict=True) for i in range(p.tape.used[1])]  # fmt: skip
+        order = self._torch.randperm(len(picks), generator=self._generator).tolist()
+        most = max(_MOST_ROWS // self._settings.train_window, 1)
+        if picks:
+            self._update([picks[i] for i in order[:most]])
+        return float(1.0 - np.exp(-gains.mean()))
+
+    def _update(self, picks: list[tuple[Any, int, float]]) -> None:
+        torch, settings = self._torch, self._settings
+        rows, score, present, mask, choice, advantage = (
+            torch.from_numpy(x) for x in _batch(picks, settings.train_window)
+        )
+        with torch.no_grad():
+            linear = score - torch.tanh(self.net(rows, present)[..., 0])
+            before = _log_prob(score / settings.temperature, mask, choice)[0]
+        for _ in range(settings.passes):
+            for part in torch.randperm(len(choice), generator=self._generator).split(settings.batch):
+                logits = (linear[part] + torch.tanh(self.net(rows[part], present[part])[..., 0])) / settings.temperature
+                now, entropy = _log_prob(logits, mask[part], choice[part])
+                ratio = torch.exp(now - before[part])
+                held = torch.clamp(ratio, 1 - settings.clip, 1 + settings.clip)
+                gain = torch.minimum(ratio * advantage[part], held * advantage[part])
+                self._step(-(gain + settings.entropy * entropy).mean())
+
+    def _step(self, loss: torch.Tensor) -> None:
+        self.optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
+        self.optimiser.step()
+
+
+def _batch(picks: list[tuple[Any, int, float]], window: int) -> tuple[npt.NDArray[Any], ...]:
+    """``float32[n, window, FEATURES]`` rows as the network sees them, scores, present, mask, choice, advantage."""
+    n = len(picks)
+    rows, score = np.zeros((n, window, INPUTS), np.float32), np.zeros((n, window), np.float32)
+    present, mask = np.zeros((n, window), np.bool_), np.zeros((n, window), np.bool_)
+    choice = np.zeros(n, np.int64)
+    advantage = np.zeros(n, np.float32)
+    for k, (tape, i, of) in enumerate(picks):
+        first, size = tape.first[i], tape.size[i]
+        rows[k, :size], score[k, :size] = tape.rows[first : first + size], tape.score[first : first + size]
+        present[k, :size] = True
+        mask[k, :size], choice[k], advantage[k] = tape.mask[i, :size] != 0, tape.choice[i], of
+    return rows, score, present, mask, choice, advantage
+
+
+def _windows(
+    recorded: list[list[Play]], rows: npt.NDArray[Any], off: npt.NDArray[Any], most: int
+) -> tuple[npt.NDArray[Any], ...]:
+    """The plays' rows window by window: ``float32[windows, most, FEATURES]``, what is off, and which rows are jobs."""
+    bounds, at = [], 0
+    for tape in (p.tape for mine in recorded for p in mine):
+        first, pick = np.unique(tape.first[: tape.used[1]], return_index=True)  # a window's picks have the same rows
+        bounds += list(zip(at + first, at + first + tape.size[pick], strict=True))
+        at += int(tape.used[0])
+    bounds = bounds[: max(_MOST_ROWS // most, 1)]
+    windows, target = np.zeros((len(bounds), most, INPUTS), np.float32), np.zeros((len(bounds), most), np.float32)
+    present = np.zeros((len(bounds), most), np.bool_)
+    for k, (first, end) in enumerate(bounds):
+        windows[k, : end - first], target[k, : end - first] = rows[first:end], off[first:end]
+        present[k, : end - first] = True
+    return windows, target, present
+
+
+def _log_prob(logits: torch.Tensor, mask: torch.Tensor, choice: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the picked among those that could be, and the entropy of that."""
+    import torch
+
+    logs = torch.log_softmax(logits.masked_fill(~mask, -1e9), dim=1)
+    entropy = -(logs.exp() * logs.masked_fill(~mask, 0.0)).sum(dim=1)
+    return logs.gather(1, choice[:, None])[:, 0], entropy

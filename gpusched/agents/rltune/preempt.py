@@ -1,0 +1,154 @@
+"""RLTune with preemption: the rank of a job that waits or runs, by what it has had and how long such jobs go on.
+
+Nothing is known of a job's run time but that it has not ended yet. From what has been seen of its burst, kind and
+partition (`rltune_odds`) follows how likely an end is within each further level, and from that Gittins' index
+(J. Gittins, J. Royal Statistical Society B 41(2), 1979): the most completions per second that a further spell of
+running can bring.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.agents.rltune.odds import (
+    CLASSES,
+    LEVELS,
+    SLACK_S,
+    History,
+    Odds,
+    Records,
+    end_within,
+    next_level_s,
+    note_passed,
+    reached,
+)
+from gpusched.compiled import jit
+from gpusched.config.weights import Model
+from gpusched.sched.state import Flags, Floats, Ints
+
+_PRIOR = 20.0  # as how many jobs the prior counts for a partition's odds
+
+PARTS = ("index", "gpus", "served", "stay", "step", "kind", "burst", "slowdown")
+INDEX, GPUS, SERVED, STAY, STEP, KIND, BURST, SLOWDOWN = range(len(PARTS))
+
+
+class Ranking(NamedTuple):
+    """How jobs are ranked, the smallest first.
+
+    Attributes:
+        weights: ``float64[PARTS]``. A rank is the sum of index (times log2 of the seconds that a completion costs),
+            gpus (times log2 of the job's GPUs) and served (times the thresholds that its GPU seconds have passed),
+            less stay if it runs; divided by step and rounded down, so that ranks seldom change. kind, burst: as how
+            many jobs the wider group counts in the odds; slowdown: how much more the end of a short job counts.
+        thresholds: ``float64[n]``, GPU seconds, ascending.
+        odds: Of run times, before much has been seen.
+    """
+
+    weights: Floats
+    thresholds: Floats
+    odds: Odds
+
+
+class Preempting(NamedTuple):
+    """The weights, and what they may know."""
+
+    ranking: Ranking
+    knows: str
+
+
+def prepare(model: Model) -> Preempting:
+    """The arrays of the weights, checked.
+
+    Raises:
+        ValueError: An array is missing or of another shape.
+    """
+    wanted: dict[str, tuple[int, ...]] = {"weights": (len(PARTS),), "thresholds": (1,), "prior": (CLASSES, LEVELS)}
+    for name, shape in wanted.items():
+        found = model.arrays[name].shape if name in model.arrays else ()
+        if found != shape and not (name == "thresholds" and len(found) == 1):
+            raise ValueError(f"{name} is {found or 'missing'}, expected {shape}")
+    weights, thresholds, prior = (np.ascontiguousarray(model.arrays[name], np.float64) for name in wanted)
+    if weights[STEP] <= 0:
+        raise ValueError(f"step is {weights[STEP]:g}, expected more than 0")
+    knows = model.about.get("knows", "estimate")
+    if knows == "nothing" and weights[INDEX] != 0:
+        raise ValueError("it goes by what jobs ran, and says that it knows nothing of it")
+    few = np.array([_PRIOR, weights[KIND], weights[BURST]])
+    if not np.all(few > 0):
+        raise ValueError(f"kind and burst are {weights[KIND]:g} and {weights[BURST]:g}, expected more than 0")
+    return Preempting(Ranking(weights, np.sort(thresholds), Odds(prior, few)), knows)
+
+
+@jit
+def cost_log2_s(history: History, ranking: Ranking, facts: Records, job: int, had_s: float) -> float:
+    """log2 of the seconds of running that a completion costs (-log2 of the index) after ``had_s`` of running."""
+    level, weights = reached(had_s), ranking.weights
+    alive, gain, cost, best = 1.0, 0.0, 0.0, 1e-12
+    first, last = 7.5 * 2.0**level if level > 0 else 0.0, 15.0 * 2.0**level
+    for at in range(level, LEVELS):
+        ends = end_within(history, ranking.odds, facts, job, at)
+        gain += alive * ends * ((first + 15.0) ** -weights[SLOWDOWN] if weights[SLOWDOWN] > 0.0 else 1.0)
+        cost += alive * (1.0 - 0.5 * ends) * (last - first)
+        alive *= 1.0 - ends
+        first, last = last, 2.0 * last
+        best = max(best, gain / cost)
+    return float(-np.log2(best))
+
+
+@jit
+def rank_of(history: History, ranking: Ranking, facts: Records, job: int, had_s: float, runs: bool) -> float:
+    """The job's rank now; smaller goes first."""
+    weights, gpus = ranking.weights, facts[job]["gpus"]
+    rank = weights[GPUS] * np.log2(max(gpus, 1.0)) - (weights[STAY] if runs else 0.0)
+    if weights[INDEX] != 0.0:
+        rank += weights[INDEX] * cost_log2_s(history, ranking, facts, job, had_s)
+    if weights[SERVED] != 0.0:
+        rank += weights[SERVED] * np.sum(ranking.thresholds <= gpus * had_s + SLACK_S)
+    return float(np.floor(rank / weights[STEP]))
+
+
+@jit
+def ranks_of(history: History, ranking: Ranking, facts: Records, jobs: Ints, had_s: Floats, runs: Flags) -> Floats:
+    """Every job's rank, ``float64[jobs]``, after all of them have been counted for what they have run.
+
+    Args:
+        history: What has ended is in it.
+        ranking: The weights.
+        facts: ``rltune_book.FACTS[...]``.
+        jobs: ``int64[jobs]``: rows of ``facts``; in order of submission it is fastest.
+        had_s: ``float64[jobs]``: seconds that each has run.
+        runs: ``uint8[jobs]``: whether it runs now.
+    """
+    ranks = np.empty(jobs.size)
+    for i in range(jobs.size):
+        note_passed(history, facts, jobs[i], had_s[i], False)
+    for i in range(jobs.size):
+        if i > 0 and runs[i - 1] == runs[i] and _alike(facts, ranking, jobs[i - 1], had_s[i - 1], jobs[i], had_s[i]):
+            ranks[i] = ranks[i - 1]
+        else:
+            ranks[i] = rank_of(history, ranking, facts, jobs[i], had_s[i], runs[i] != 0)
+    return ranks
+
+
+@jit
+def _alike(facts: Records, ranking: Ranking, a: int, had_a: float, b: int, had_b: float) -> bool:
+    """Whether two jobs are sure to have the same rank; long queues are mostly bursts."""
+    return bool(
+        facts[a]["burst"] == facts[b]["burst"] and ranking.weights[SERVED] == 0.0 and reached(had_a) == reached(had_b)
+    )
+
+
+@jit
+def changes_after_s(ranking: Ranking, gpus: float, had_s: float) -> float:
+    """Seconds of running after which a running job's rank may be another; infinite: none."""
+    soonest = np.inf
+    if ranking.weights[INDEX] != 0.0 and reached(had_s) < LEVELS - 1:
+        soonest = next_level_s(had_s + SLACK_S) - had_s
+    if ranking.weights[SERVED] != 0.0 and gpus > 0:
+        for threshold in ranking.thresholds:
+            if threshold > gpus * had_s + SLACK_S:
+                soonest = min(soonest, (threshold - gpus * had_s) / gpus)
+                break
+    return float(soonest)

@@ -1,0 +1,245 @@
+"""Training with preemption: what is known of run times is counted, how jobs are ranked is chosen by replays.
+
+No gradients here: a rank has eight weights, and a replay says what they are worth. The objective is that of the other
+RLTune agents; to be no worse in mean JCT than the best known policy that also preempts is a condition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.agents.common.request import UNTRAINED, Report, Trained, TrainJob, settings_of
+from gpusched.agents.rltune.arena import Figures, arenas, figures, windows
+from gpusched.agents.rltune.candidates import NO_ODDS, learned_odds
+from gpusched.agents.rltune.odds import Counts
+from gpusched.agents.rltune.preempt import PARTS
+from gpusched.agents.rltune.settings import OBJECTIVES, Settings
+from gpusched.agents.rltune.table import table_of
+from gpusched.config.weights import Model
+from gpusched.errors import UsageError
+from gpusched.model.policy import PolicySpec
+from gpusched.sched.agent import PREEMPT
+from gpusched.sim.policies import ReplayPolicy, composed
+from gpusched.sim.pool import Pool
+from gpusched.sim.replay import replay
+from gpusched.traces.trace import Trace
+
+KNOWS = ("nothing", "estimate")
+RIVALS = ("las", "drf")
+_SHOWN = ("srtf", "fifo+skip", "fifo+none")
+LEARNED = 0.7  # the first part of the jobs; the rest is for choosing
+_SLACK = 0.005  # of the logarithm of mean JCT, above the best rival
+_MARGIN = 0.002  # by which a change of weights must be better to be taken
+_FINALS = 4
+_PRIOR = 0.02  # of both costs together: what the usual index may be above the best
+DEFAULT = "index, 0.5 of size, step 1, stay 1"
+_WIDEST = 0.4  # of the logarithm: how far a weight is moved in a step of the search
+_DEFAULTS = dict.fromkeys(PARTS, 0.0) | {"step": 1.0, "kind": 5.0, "burst": 2.0}
+_FOURFOLD = tuple(60.0 * 4.0**k for k in range(8))
+
+
+@dataclass(frozen=True)
+class Preemption:
+    """What may be set.
+
+    Attributes:
+        preempt: That it may stop running jobs.
+        objective: What is improved; see `Settings`.
+        knows: nothing (no run time, not even of ended jobs: attained service alone), or estimate (of ended jobs).
+        search: How many changes of the weights are tried after the usual ones.
+        replay_jobs: Most jobs of a replay that a choice is made by.
+    """
+
+    preempt: bool = True
+    objective: str = "slowdown"
+    knows: str = "estimate"
+    search: int = 24
+    replay_jobs: int = 4000
+
+
+class Rule(NamedTuple):
+    """How to rank: weights by the names of `PARTS`, and thresholds in GPU seconds."""
+
+    name: str
+    weights: dict[str, float]
+    thresholds: tuple[float, ...] = (3600.0,)
+
+
+class Ground(NamedTuple):
+    """Replays to choose by, and what counts. ``spec``: the policy's file: what is protected, and what restarts cost."""
+
+    arenas: list[tuple[Trace, Pool]]
+    prior: Counts
+    settings: Preemption
+    spec: PolicySpec
+
+    def cost(self, rule: Rule) -> tuple[float, float]:
+        """Mean cost and mean logarithm of the JCT."""
+        return self.of(policy_of(model_of(rule, self.prior, self.settings.knows), rule.name, self.spec))
+
+    def of(self, policy: ReplayPolicy) -> tuple[float, float]:
+        """Likewise, of any policy."""
+        played = [self._played(policy, trace, pool) for trace, pool in self.arenas]
+        return (
+            float(np.mean([f.cost(self.settings.objective) for f in played])),
+            float(np.mean([f.cost("jct") for f in played])),
+        )
+
+    def _played(self, policy: ReplayPolicy, trace: Trace, pool: Pool) -> Figures:
+        result = replay(trace, pool, policy, restart_s=self.spec.preempt.restart_s)
+        return figures(trace, result.end, pool.total_gpus)
+
+
+def read(given: dict[str, object]) -> Preemption:
+    """The settings of a policy file.
+
+    Raises:
+        UsageError: There is no such hyper-parameter, or its value cannot be.
+    """
+    settings = settings_of(Preemption(), given)
+    for name, known in (("objective", OBJECTIVES), ("knows", KNOWS)):
+        if getattr(settings, name) not in known:
+            given_value, expected = getattr(settings, name), ", ".join(known)
+            raise UsageError(f"train: with preempt {name} is {given_value!r}, expected one of {expected}")
+    for name, least in (("replay_jobs", 1), ("search", 0)):
+        if not getattr(settings, name) >= least:
+            raise UsageError(f"train: {name} is {getattr(settings, name):g}, expected at least {least}")
+    return settings
+
+
+def train_preempting(job: TrainJob, report: Report) -> Trained:
+    """One agent that may stop running jobs.
+
+    Raises:
+        UsageError: A hyper-parameter is wrong, or there are too few jobs to learn from.
+    """
+    settings = read(job.spec.settings)
+    trace = job.stage.trace
+    if len(trace) < 10:
+        raise UsageError(f"{trace.name}: {len(trace)} jobs are too few to learn from", "use more")
+    early, later = _grounds(job, settings)
+    rivals = {name: later.of(composed(name)) for name in RIVALS}
+    found, words = choose(early, later, rivals, job.seed, report.of("ranks").step)
+    cost, best = later.cost(found)[0], min(cost for cost, _ in rivals.values())
+    words += (f"{np.expm1(cost - best):+.1%} of cost against the best of {', '.join(RIVALS)} on the training part",)
+    for line in words:
+        report.note(line)
+    model = model_of(found, learned_odds(job)[1].prior, settings.knows)
+    others = [composed(name) for name in (*RIVALS, *_SHOWN)]
+    if settings.knows != "nothing":
+        usual = next(rule for rule in rules(settings.knows) if rule.name == DEFAULT)
+        begun = model_of(usual, NO_ODDS.prior, settings.knows)
+        others.insert(0, policy_of(begun, UNTRAINED, job.spec))
+    agent, bounds = policy_of(model, job.spec.name, job.spec), job.spec.preempt
+    rows, gaps = table_of(agent, others, job, report, bounds.restart_s, yardsticks=("srtf",))
+    often = f", {bounds.per_hour} times an hour at most" if bounds.per_hour else ""
+    notes = (
+        f"preemptive: running jobs are stopped after {bounds.min_run_s:g} s at the earliest{often}; their work is "
+        f"kept; a restart costs {bounds.restart_s:g} s",
+        *words,
+    )
+    return Trained(
+        arrays=model.arrays, about=model.about, score=-cost, hyper_parameters=asdict(settings), notes=(*notes, *gaps),
+        rows=rows,
+    )  # fmt: skip
+
+
+def choose(
+    early: Ground, later: Ground, rivals: dict[str, tuple[float, float]], seed: int, advance: Callable[[int, int], None]
+) -> tuple[Rule, tuple[str, ...]]:
+    """The way to rank: searched on the earlier part; of what was best there the best on both, if it is sound later.
+
+    Sound: in mean JCT no worse than the best rival on the later part. LAS as it comes is always among those chosen
+    from, and taken where no other is sound. The usual index is taken where it is nearly as good as the best: little
+    data says little.
+    """
+    usual = rules(early.settings.knows)
+    total, scored = len(usual) + early.settings.search, []
+    for rule in usual:
+        scored.append((early.cost(rule)[0], rule))
+        advance(len(scored), total)
+    cost, best = min(scored, key=lambda pair: pair[0])
+    rng = np.random.default_rng(seed)
+    for k in range(early.settings.search):
+        changed = _changed(best, k, rng)
+        found = early.cost(changed)[0]
+        if found < cost - _MARGIN:
+            cost, best = found, changed
+        advance(len(usual) + k + 1, total)
+    default = [pair for pair in scored if pair[1].name == DEFAULT]
+    finals = [scored[0], *default, (cost, best), *sorted(scored, key=lambda pair: pair[0])[:_FINALS]]
+    most = min(jct for _, jct in rivals.values()) + _SLACK
+    sound = {}
+    for before, rule in {rule.name: (before, rule) for before, rule in finals}.values():
+        after, jct = later.cost(rule)
+        if jct <= most:
+            sound[rule.name] = (before + after - (_PRIOR if rule.name == DEFAULT else 0.0), rule)
+    rule = min(sound.values(), key=lambda pair: pair[0])[1] if sound else usual[0]
+    said = ", ".join(f"{name} {value:.4g}" for name, value in rule.weights.items())
+    return rule, (f"ranks: {rule.name} ({said})",)
+
+
+def rules(knows: str) -> list[Rule]:
+    """The usual ways to rank, LAS first; by attained service alone, and by the index where run times may be known."""
+    found = [
+        Rule("las", {"served": 1.0}),
+        Rule("las, 1 and 10 GPU hours", {"served": 1.0}, (3600.0, 36000.0)),
+        Rule("las, fourfold", {"served": 1.0}, _FOURFOLD),
+    ]
+    if knows == "nothing":
+        return found
+    for gpus in (0.0, 0.5, 1.0):
+        for step, stay in ((1.0, 0.0), (2.0, 0.0), (1.0, 1.0)):
+            weights = {"index": 1.0, "gpus": gpus, "step": step, "stay": stay}
+            found.append(Rule(f"index, {gpus:g} of size, step {step:g}, stay {stay:g}", weights))
+    return found
+
+
+def _changed(rule: Rule, number: int, rng: np.random.Generator) -> Rule:
+    """One or two of its weights moved, or its thresholds."""
+    weights = {**_DEFAULTS, **rule.weights}
+    by_index = weights["index"] != 0.0
+    names = ("gpus", "stay", "step", "kind", "burst", "slowdown") if by_index else ("gpus", "stay", "step")
+    for name in rng.choice(names, 2, replace=False).tolist():
+        factor = float(np.exp(rng.normal(0.0, _WIDEST)))
+        added = abs(float(rng.normal(0.0, 0.3))) if weights[name] == 0.0 else 0.0
+        weights[name] = weights[name] * factor + added
+    factor = 1.0 if by_index else float(np.exp(rng.normal(0.0, _WIDEST)))
+    return Rule(f"search {number + 1}", weights, tuple(t * factor for t in rule.thresholds))
+
+
+def _grounds(job: TrainJob, settings: Preemption) -> tuple[Ground, Ground]:
+    """Replays of the earlier part and of the later one; neither is told of run times after the earlier one."""
+    stage, declared = job.stage, job.declared is not None
+    like = Settings(replay_jobs=settings.replay_jobs)
+    early, last = windows(stage, like, declared)
+    prior = learned_odds(job)[0].prior
+
+    def ground(traces: Sequence[Trace]) -> Ground:
+        found = [(a.trace, a.pool) for trace in traces for a in arenas(trace, stage, like, declared)]
+        return Ground(found, prior, settings, job.spec)
+
+    return ground(early), ground([last])
+
+
+def model_of(rule: Rule, prior: Counts, knows: str) -> Model:
+    """The weights of a way to rank."""
+    weights = {**_DEFAULTS, **rule.weights}
+    known = prior if knows != "nothing" else np.zeros_like(prior)
+    arrays = {
+        "weights": np.array([weights[name] for name in PARTS]), "thresholds": np.array(rule.thresholds), "prior": known,
+    }  # fmt: skip
+    return Model("rltune", arrays, {"knows": knows, "backfill": "skip", PREEMPT: "yes"}, "", f"<{rule.name}>")
+
+
+def policy_of(model: Model, name: str, spec: PolicySpec | None = None) -> ReplayPolicy:
+    """As the engine runs it; without a file nothing is protected."""
+    knows = "nothing" if model.about["knows"] == "nothing" else "estimate"
+    return ReplayPolicy(
+        name=name, order="rltune", knows=knows, source="rltune agent, preemptive", backfill="skip",  # type: ignore[arg-type]
+        placement="best-fit", model=model, spec=spec,
+    )  # fmt: skip

@@ -1,0 +1,202 @@
+"""Replays of the RLTune agent that stops running jobs: planned as in `engine_preempt`, ranked by what it learned.
+
+Unlike there, of those that run the last ranked are stopped first, wherever they are, and no more than it takes. What
+the policy's file protects, a replay leaves alone as the controller does: jobs that must not be stopped, those that have
+only just started, those that have been stopped often of late. They keep their nodes before anybody is ranked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.agents.rltune.odds import History, Records, note_passed
+from gpusched.agents.rltune.preempt import Preempting, Ranking, changes_after_s, ranks_of
+from gpusched.agents.rltune.replay import book_of_trace
+from gpusched.compiled import jit
+from gpusched.model.jobs import HOUR_S
+from gpusched.model.policy import Preempting as Rules
+from gpusched.sched.reclaim import Holders, displaces, hold, new_holders
+from gpusched.sched.state import FIRST_FIT, NAIVE, NONE, Flags, Floats, Ints
+from gpusched.sim.engine.build import World
+from gpusched.sim.engine.pace import time_had, time_run
+from gpusched.sim.engine.preempt import Plan, apply_plan, new_plan, refresh_active, reset, spare, stays, to_start
+from gpusched.sim.engine.state import DECIDE, DECISIONS, DONE, ENDED, RUNNING, Log, Passes, Sim, shape_request
+from gpusched.sim.engine.static import next_decision
+from gpusched.sim.policies import PLACEMENTS
+
+UNBOUND = Rules(min_run_s=0.0, per_hour=0)  # what binds a policy without a file
+
+
+class Guard(NamedTuple):
+    """What must not be stopped.
+
+    Attributes:
+        min_run_s: ``float64[1]``: seconds that a run has lasted before it is.
+        stops: ``float64[jobs, n]``: when each job was stopped the last n times (-inf: never); no more within an hour.
+        times: ``int64[jobs]``: how often it was stopped.
+        steady: ``uint8[1]``: whether who runs goes before who waits at the same rank.
+        may: ``uint8[jobs]``: whether it may be stopped at all.
+        holders: Those that run and are not protected, at this decision.
+    """
+
+    min_run_s: Floats
+    stops: Floats
+    times: Ints
+    steady: Flags
+    may: Flags
+    holders: Holders
+
+
+def guard_of(world: World) -> Guard:
+    """What the policy's file says, and the trace of its jobs; nothing has been stopped yet."""
+    rules = world.policy.spec.preempt if world.policy.spec is not None else UNBOUND
+    jobs, may = len(world.trace), world.trace.preemptible
+    return Guard(
+        np.array([rules.min_run_s]), np.full((jobs, rules.per_hour), -np.inf), np.zeros(jobs, np.int64),
+        np.array([world.policy.spec is not None], np.uint8),
+        np.ones(jobs, np.uint8) if may is None else np.ascontiguousarray(may, np.uint8),
+        new_holders(len(world.sim.ends.item), world.sim.held, len(world.sim.node)),
+    )  # fmt: skip
+
+
+@jit
+def protected_until(sim: Sim, guard: Guard, job: int) -> float:
+    """Until when a running job must not be stopped; -inf: it may be; inf: never."""
+    if not guard.may[job]:
+        return np.inf
+    until = sim.state[job]["start"] + guard.min_run_s[0]
+    if guard.stops.shape[1] > 0:
+        until = max(until, guard.stops[job, guard.times[job] % guard.stops.shape[1]] + HOUR_S)
+    return float(until if until > sim.clock[0] else -np.inf)
+
+
+def runner(world: World, prepared: Preempting) -> Callable[[Log], int]:
+    """The run of one replay: to its end, or to where the log needs more room."""
+    sim, passes, rule, restart_s = world.sim, world.passes, PLACEMENTS[world.rule], world.options.restart_s
+    book = book_of_trace(world.trace, world.demand, len(world.pool.partitions), prepared.knows)
+    facts, history = book.facts, book.history  # nothing has been counted yet
+    plan, guard = new_plan(len(sim.jobs), len(sim.node), len(passes.releases.order), world.users), guard_of(world)
+    return lambda log: run_ranked(sim, log, passes, plan, guard, history, facts, prepared.ranking, rule, restart_s)
+
+
+@jit
+def run_ranked(
+    sim: Sim, log: Log, passes: Passes, plan: Plan, guard: Guard, history: History, facts: Records, ranking: Ranking,
+    rule: int, restart_s: float,
+) -> int:  # fmt: skip
+    """Replays to the end; OVER, or GROW (call again)."""
+    rule = FIRST_FIT if rule >= NAIVE else rule
+    full = np.zeros(sim.shapes.size, np.int64)  # shape -> the last decision in which one of it got no nodes
+    while True:
+        code = next_decision(sim, log, passes, NONE)
+        if code != DECIDE:
+            return code
+        for i in range(sim.counter[ENDED]):
+            job = sim.ended[i]
+            if sim.state[job]["status"] == DONE:
+                note_passed(history, facts, job, time_run(sim.pace, sim, job), True)
+        refresh_active(sim, plan)
+        jobs = plan.active[: plan.size[0]]
+        ranks = _ranks(sim, history, facts, ranking, jobs, restart_s)
+        reset(sim, passes, plan)
+        order = jobs[np.argsort(_steadied(sim, guard, jobs, ranks), kind="mergesort")]
+        running = _hold(sim, plan, guard, order)
+        at = 0
+        for job in order:
+            shape, runs = sim.jobs[job]["shape"], sim.state[job]["status"] == RUNNING
+            if plan.kept[job] == sim.counter[DECISIONS]:
+                continue  # it is protected
+            if full[shape] == sim.counter[DECISIONS] and not runs:
+                continue  # within a decision nodes only become fewer
+            if not _give(sim, passes, plan, guard.holders, running, at, job, rule):
+                full[shape] = sim.counter[DECISIONS]
+            if runs:
+                guard.holders.kept[at] = plan.kept[job] == sim.counter[DECISIONS]
+                at += 1
+        _remember(sim, plan, guard, jobs)
+        apply_plan(sim, log, plan, restart_s)
+        sim.clock[1] = _next_change(sim, guard, facts, ranking, jobs, restart_s)
+
+
+@jit
+def _steadied(sim: Sim, guard: Guard, jobs: Ints, ranks: Floats) -> Floats:
+    """The ranks, which are whole, doubled, and one more for those that wait: nobody is stopped for an equal."""
+    if guard.steady[0] == 0:
+        return ranks
+    keys = 2.0 * ranks
+    for i in range(jobs.size):
+        keys[i] += sim.state[jobs[i]]["status"] != RUNNING
+    return keys
+
+
+@jit
+def _hold(sim: Sim, plan: Plan, guard: Guard, order: Ints) -> int:
+    """Sorts those that run: who is protected keeps its nodes, the others are holders; how many of these."""
+    running = 0
+    for job in order:
+        if sim.state[job]["status"] != RUNNING:
+            continue
+        if protected_until(sim, guard, job) > sim.clock[0]:
+            spare(sim, plan, job)
+            continue
+        hold(guard.holders, running, sim.jobs[job]["offset"], shape_request(sim.shapes, sim.jobs[job]["shape"]))
+        running += 1
+    return running
+
+
+@jit
+def _give(
+    sim: Sim, passes: Passes, plan: Plan, holders: Holders, running: int, at: int, job: int, rule: int
+) -> bool:  # fmt: skip
+    """Gives a job its nodes, others, or none."""
+    request = shape_request(sim.shapes, sim.jobs[job]["shape"])
+    if stays(sim, passes, plan, request, job):
+        return True
+    masks, gone_through = passes.jobs.masks, at + (sim.state[job]["status"] == RUNNING)
+    if not displaces(
+        plan.whole, plan.idle, passes.usable, masks, request, rule, passes.scratch, holders, running, gone_through
+    ):
+        return False
+    to_start(sim, plan, request, job)
+    return True
+
+
+@jit
+def _remember(sim: Sim, plan: Plan, guard: Guard, jobs: Ints) -> None:
+    """What is about to be stopped."""
+    for job in jobs:
+        if sim.state[job]["status"] == RUNNING and plan.kept[job] != sim.counter[DECISIONS]:
+            if guard.stops.shape[1] > 0:
+                guard.stops[job, guard.times[job] % guard.stops.shape[1]] = sim.clock[0]
+            guard.times[job] += 1
+
+
+@jit
+def _ranks(sim: Sim, history: History, facts: Records, ranking: Ranking, jobs: Ints, restart_s: float) -> Floats:
+    """Every job's rank, ``float64[jobs]``, after all that run have been counted."""
+    had, runs = np.empty(jobs.size), np.empty(jobs.size, np.uint8)
+    for i in range(jobs.size):
+        had[i] = time_had(sim.pace, sim, jobs[i], restart_s)
+        runs[i] = sim.state[jobs[i]]["status"] == RUNNING
+    return ranks_of(history, ranking, facts, jobs, had, runs)
+
+
+@jit
+def _next_change(sim: Sim, guard: Guard, facts: Records, ranking: Ranking, jobs: Ints, restart_s: float) -> float:
+    """When a running job may next be stopped that was protected, or its rank changes by itself."""
+    soonest = np.inf
+    for job in jobs:
+        state = sim.state[job]
+        if state["status"] == RUNNING:
+            until = protected_until(sim, guard, job)
+            if until > sim.clock[0]:
+                soonest = min(soonest, until)
+                continue  # until then nothing comes of its rank
+            overhead = restart_s if state["restarts"] > 0 else 0.0
+            resumes = max(sim.clock[0], state["start"] + overhead)
+            had = time_had(sim.pace, sim, job, restart_s)
+            soonest = min(soonest, resumes + changes_after_s(ranking, facts[job]["gpus"], had))
+    return float(soonest)

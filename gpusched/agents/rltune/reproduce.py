@@ -1,0 +1,180 @@
+"""RLTune's headline figures again (Dongare et al., SoCC 2025): utilization, waiting and JCT by trace and base."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpusched.agents.common.checkpoint import Checkpoint
+from gpusched.agents.common.data import Material, materials
+from gpusched.agents.common.papers import RLTUNE
+from gpusched.agents.common.request import UNTRAINED, Report, TrainJob, TrainRequest
+from gpusched.agents.rltune.choosing import untrained
+from gpusched.agents.rltune.settings import Settings
+from gpusched.agents.rltune.table import agent_of, agent_of_model
+from gpusched.agents.rltune.train import train_agent
+from gpusched.config.weights import Model
+from gpusched.model.policy import PolicySpec
+from gpusched.sim.policies import composed
+from gpusched.study.metrics import Metrics
+from gpusched.study.study import Run, Stage, carry_out
+from gpusched.traces.workload import Limits, RunTime, Size, Workload, workload_text
+
+BASES = {
+    "FCFS": ("fcfs", "fifo+none"),
+    "SJF (estimate)": ("sjf", "sjf-estimate-skip"),
+    "smallest": ("smallest", "smallest-skip"),
+    "WFP3": ("fcfs", "wfp3-skip"),
+    "UNICEF": ("fcfs", "unicef-skip"),
+    "F1": ("fcfs", "f1-skip"),
+    "multifactor": ("fcfs", "multifactor-skip"),
+    UNTRAINED: ("fcfs", UNTRAINED),
+}
+"""Name -> the base that the agent is trained against, and the policy that is replayed beside it.
+
+The last ones are none that the trainer measures rewards against; the agent trained against FCFS is compared with them.
+"""
+_HELD_OUT = 0.3
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What to make. Without a trace: a drawn one, bursty and with heavy tails, in the likeness of Philly."""
+
+    trace: str | None = None
+    format: str | None = None
+    vcs: tuple[str, ...] = ()
+    load: float = 0.9
+    seed: int = 0
+    bases: tuple[str, ...] = tuple(BASES)
+    settings: dict[str, Any] = {}
+    jobs: int = 6000
+
+
+QUICK = Options(
+    bases=("FCFS",), jobs=600,
+    settings={"iterations": 2, "sequences": 4, "sequence": 64, "rollouts": 2, "imitation": 2},
+)  # fmt: skip
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One trace and base policy: each mean under the base, under the agent, and the change.
+
+    ``trained``: the base that the agent was trained against. ``knows``: what the base goes by, of run times.
+    """
+
+    trace: str
+    base: str
+    trained: str
+    knows: str
+    jobs: int
+    utilization_base: float | None
+    utilization: float | None
+    wait_base_s: float | None
+    wait_s: float | None
+    wait_change: float | None
+    jct_base_s: float | None
+    jct_s: float | None
+    jct_change: float | None
+    slowdown_base: float | None
+    slowdown: float | None
+    notes: tuple[str, ...]
+
+
+def reproduce(options: Options, advance: Callable[[int, int], None]) -> list[Line]:
+    """Trains for every trace and base on the earlier part, replays both on the later one."""
+    lines: list[Line] = []
+    vcs: tuple[str | None, ...] = options.vcs or (None,)
+    trained = list(dict.fromkeys(BASES[name][0] for name in options.bases))
+    done, total = 0, len(vcs) * len(trained)
+    with tempfile.TemporaryDirectory() as folder:
+        for vc in vcs:
+            material = _material(options, vc, Path(folder))
+            agents = {}
+            for base in trained:
+                advance(done, total)
+                agents[base] = _agent(options, f"{vc or 'all'}-{base}", base, material, Path(folder))
+                done += 1
+            lines += _lines(options, vc or material.stage.trace.name, agents, material.held_out[0])
+    advance(total, total)
+    return lines
+
+
+def as_json(lines: list[Line]) -> dict[str, Any]:
+    """For ``--json``."""
+    return {"paper": RLTUNE._asdict(), "lines": [msgspec.to_builtins(line) for line in lines]}
+
+
+def _material(options: Options, vc: str | None, folder: Path) -> Material:
+    request = TrainRequest(policy="", trace=options.trace, format=options.format, vc=vc, load=options.load,
+                           hold_out=_HELD_OUT)  # fmt: skip
+    if options.trace is None:
+        file = folder / "drawn.yaml"
+        file.write_text(workload_text(likeness(options.jobs)), encoding="utf-8")
+        request = msgspec.structs.replace(request, trace=None, generate=str(file), nodes=4)
+    return materials(request)[0]
+
+
+def _agent(options: Options, name: str, base: str, of: Material, folder: Path) -> tuple[Model, tuple[str, ...]]:
+    """The agent trained against one base, and what its training has to say."""
+    spec = PolicySpec(name="rltune", agent="rltune", settings={"base": base, **options.settings})
+    job = TrainJob(
+        spec=spec, partition="default", stage=of.stage, held_out=(), workload=None, declared=None, seed=options.seed,
+        device="cpu", checkpoint=Checkpoint(folder / name, ""), ended=of.ended,
+    )  # fmt: skip
+    trained = train_agent(job, Report())
+    return Model("rltune", dict(trained.arrays), dict(trained.about), "", f"<{name}>"), trained.notes
+
+
+def _lines(
+    options: Options, trace: str, agents: dict[str, tuple[Model, tuple[str, ...]]], held_out: Stage
+) -> list[Line]:
+    """All bases and agents replayed on the later part; a base that would have to be told the run times is left out."""
+    bases = {name: composed(BASES[name][1]) for name in options.bases if name != UNTRAINED}
+    settings = replace(Settings(), **options.settings)
+    begun = untrained(settings)
+    if UNTRAINED in options.bases and begun is not None:
+        bases[UNTRAINED] = agent_of(begun, UNTRAINED, settings)
+    mine = {base: agent_of_model("rltune", model) for base, (model, _) in agents.items()}
+    done = list(carry_out([Run(held_out, p, None, options.seed) for p in (*bases.values(), *mine.values())]))
+    theirs = dict(zip(bases, done, strict=False))
+    ours = dict(zip(mine, done[len(bases) :], strict=True))
+    lines = []
+    for name, outcome in theirs.items():
+        base = BASES[name][0]
+        if outcome.result.knows != "oracle":
+            line = _compared(outcome.metrics, ours[base].metrics)
+            about: dict[str, Any] = {"trace": trace, "base": name, "trained": base, "knows": outcome.result.knows}
+            lines.append(Line(**about, **line, jobs=len(held_out.trace), notes=agents[base][1][:2]))
+    return lines
+
+
+def _compared(theirs: Metrics, mine: Metrics) -> dict[str, Any]:
+    """A line's figures."""
+
+    def change(new: float | None, old: float | None) -> float | None:
+        return new / old - 1 if new is not None and old else None
+
+    return {
+        "utilization_base": theirs.utilization, "utilization": mine.utilization,
+        "wait_base_s": theirs.mean_wait_s, "wait_s": mine.mean_wait_s,
+        "wait_change": change(mine.mean_wait_s, theirs.mean_wait_s),
+        "jct_base_s": theirs.mean_jct_s, "jct_s": mine.mean_jct_s,
+        "jct_change": change(mine.mean_jct_s, theirs.mean_jct_s),
+        "slowdown_base": theirs.mean_bounded_slowdown, "slowdown": mine.mean_bounded_slowdown,
+    }  # fmt: skip
+
+
+def likeness(jobs: int) -> Workload:
+    """Jobs like Philly's in what matters here: mostly one GPU, bursts of one user, run times over five decades."""
+    return Workload(
+        name="drawn", jobs=jobs, start=0.0, load=0.9, load_gpus=32, burst_share=0.7, burst_size=12.0,
+        burst_within_s=300.0, users=20, user_zipf=1.2,
+        sizes=tuple(Size(gpus=g, share=s) for g, s in ((1, 0.86), (2, 0.06), (4, 0.05), (8, 0.03))),
+        run_time=RunTime(parts=((0.5, 240.0, 1.2), (0.4, 5400.0, 1.3), (0.1, 60000.0, 1.0)), maximum_s=1e6),
+        limits=Limits(menu_s=(3600.0, 14400.0, 86400.0, 604800.0, 2e6), over_median=4.0, over_sigma=1.0),
+    )  # fmt: skip

@@ -1,0 +1,151 @@
+"""Plays a sequence of jobs with picks drawn from the scores' softmax, and writes down every pick: compiled.
+
+Scores plus Gumbel noise, sorted, is one draw of every pick in turn (Plackett-Luce; Yellott 1977), and among those jobs
+that fit, too. So the passes decide as in a replay, and only the order is drawn.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.agents.rltune.decide import Field, Scorer, arrange, scene_of, scores_of, window_of
+from gpusched.agents.rltune.history import Book, Reals
+from gpusched.agents.rltune.replay import Queue, carry_out, remember
+from gpusched.compiled import jit
+from gpusched.sched.fit import request_of
+from gpusched.sched.place import choose, next_random
+from gpusched.sched.state import EASY, FIRST_FIT, OK, Flags, Ints, Words
+from gpusched.sim.engine.queue import waiting_in
+from gpusched.sim.engine.state import DECIDE, Log, Passes, Sim
+from gpusched.sim.engine.static import next_decision
+
+_WORD = 4294967296.0
+
+
+class Tape(NamedTuple):
+    """What was picked; a pick is one job out of those of its window that fitted.
+
+    Attributes:
+        rows: ``float32[rows, FEATURES]``: what the network saw. score: ``float32[rows]``: before the noise.
+        job: ``int64[rows]``: whose row.
+        first, size: ``int64[picks]``: the rows of a pick's window.
+        choice: ``int64[picks]``: the place of the picked job in its window.
+        mask: ``uint8[picks, window]``: who could be picked.
+        used: ``int64[3]``: rows, picks, and jobs started in all.
+    """
+
+    rows: Reals
+    score: Reals
+    job: Ints
+    first: Ints
+    size: Ints
+    choice: Ints
+    mask: Flags
+    used: Ints
+
+
+def new_tape(rows: int, picks: int, window: int, features: int) -> Tape:
+    """An empty tape with room for so many."""
+    job, first, size, choice = (np.zeros(n, np.int64) for n in (rows, picks, picks, picks))
+    return Tape(
+        rows=np.zeros((rows, features), np.float32), score=np.zeros(rows, np.float32), job=job, first=first, size=size,
+        choice=choice, mask=np.zeros((picks, window), np.uint8), used=np.zeros(3, np.int64),
+    )  # fmt: skip
+
+
+@jit
+def play_sequence(
+    sim: Sim, log: Log, passes: Passes, queue: Queue, book: Book, scorer: Scorer, rule: int, backfill: int,
+    temperature: float, rng: Words, tape: Tape,
+) -> int:  # fmt: skip
+    """Plays to the end; with temperature 0 as a replay does, and nothing is written but the starts' number."""
+    while True:
+        code = next_decision(sim, log, passes, EASY)
+        if code != DECIDE:
+            return code
+        remember(sim, queue, book)
+        for partition in range(sim.dirty.size):
+            if sim.dirty[partition]:
+                sim.dirty[partition] = 0
+                own = waiting_in(sim, queue.waiting, queue.size, partition)
+                if own.size:
+                    _decide(sim, log, passes, queue, book, scorer, own, rule, backfill, temperature, rng, tape)
+
+
+@jit
+def _decide(
+    sim: Sim, log: Log, passes: Passes, queue: Queue, book: Book, scorer: Scorer, own: Ints, rule: int, backfill: int,
+    temperature: float, rng: Words, tape: Tape,
+) -> None:  # fmt: skip
+    shape, now = sim.shapes[sim.jobs[own[0]]["shape"]], sim.clock[0]
+    scene = scene_of(sim.rooms, passes.total, shape["lo"], shape["hi"], own.size, now)
+    if scene.free == 0.0 and shape["gpus"] > 0:
+        return
+    field = Field(sim.rooms, passes.usable, passes.requests, passes.jobs, passes.scratch)
+    order = window_of(book, own, scorer.window[0], queue.ahead)
+    size = min(own.size, scorer.window[0])
+    window = order[:size].copy()
+    scores = scores_of(book, scorer, scene, field, passes.releases, own, window, queue.ahead, queue.seen)
+    noisy = scores[:, 0].astype(np.float64)
+    if temperature > 0.0:
+        for i in range(size):
+            uniform = (next_random(rng, 4294967295) + 0.5) / _WORD
+            noisy[i] -= temperature * np.log(-np.log(uniform))
+    best = np.argsort(-noisy, kind="mergesort")
+    order[:size] = window[best]
+    hold = np.zeros(own.size, np.uint8)
+    for i in range(size):
+        hold[i] = scores[best[i], 1] > 0.0
+    fits = _fitting(sim, field, own, window)
+    queue.outcome.total[:] = 0
+    arrange(book, scorer.odds, field, passes.releases, own[order], hold, rule, backfill, now, queue.outcome)
+    tape.used[2] += queue.outcome.total[0]
+    if temperature > 0.0 and np.sum(fits) > 1:
+        _write(tape, queue, own, window, fits, scores)
+    carry_out(sim, log, queue, book)
+
+
+@jit
+def _fitting(sim: Sim, field: Field, own: Ints, window: Ints) -> Flags:
+    """Which jobs of the window could start now, ``uint8[window]``."""
+    known = np.full(field.jobs.standing.size, -1, np.int64)
+    fits = np.zeros(window.size, np.uint8)
+    for i in range(window.size):
+        shape = sim.jobs[own[window[i]]]["shape"]
+        if known[shape] < 0:
+            request = request_of(field.requests, shape)
+            known[shape] = field.jobs.standing[shape] == OK and choose(
+                field.rooms, field.jobs.masks, request, FIRST_FIT, field.scratch
+            )
+        fits[i] = known[shape]
+    return fits
+
+
+@jit
+def _write(tape: Tape, queue: Queue, own: Ints, window: Ints, fits: Flags, scores: Reals) -> None:
+    """The window, and every start out of it; who has started cannot be picked again."""
+    first, size = tape.used[0], window.size
+    if first + size > tape.job.size:
+        return
+    for i in range(size):
+        tape.rows[first + i] = queue.seen[i]
+        tape.score[first + i] = scores[i, 0]
+        tape.job[first + i] = own[window[i]]
+    tape.used[0] += size
+    for k in range(queue.outcome.total[0]):
+        pick = tape.used[1]
+        if pick == tape.choice.size or np.sum(fits) < 2:
+            return
+        at = -1
+        for i in range(size):
+            if own[window[i]] == queue.outcome.started[k]:
+                at = i
+        if at < 0:
+            continue
+        tape.first[pick], tape.size[pick], tape.choice[pick] = first, size, at
+        for i in range(size):
+            tape.mask[pick, i] = fits[i]
+        fits[at] = 0
+        tape.used[1] += 1

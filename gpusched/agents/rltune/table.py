@@ -1,0 +1,127 @@
+"""The final table: the agent against every heuristic of the same knowledge and powers, losses as plainly as wins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpusched.agents.common.request import UNTRAINED, Report, Row, TrainJob
+from gpusched.agents.rltune.candidates import Rule, arrays_of, without_net
+from gpusched.agents.rltune.choosing import untrained
+from gpusched.agents.rltune.live import Prepared
+from gpusched.agents.rltune.settings import Settings
+from gpusched.config.weights import Model
+from gpusched.sim.policies import ReplayPolicy, composed
+from gpusched.study.compare import Change, compare
+from gpusched.study.study import Outcome, Run, carry_out
+from gpusched.traces.trace import Trace
+
+OWN_ESTIMATE = "sjf, agent's estimate"
+_ALWAYS = ("fifo+none", "fifo+skip", "smallest", "smallest-skip", "multifactor", "multifactor-skip")
+_BY_LIMIT = ("sjf+none", "sjf+skip", "wfp3", "wfp3-skip", "f1", "f1-skip", "fifo+easy", "smallest+easy")
+_BY_ESTIMATE = ("sjf-estimate", "sjf-estimate-skip")
+
+
+def heuristics(trace: Trace, knows: str) -> list[ReplayPolicy]:
+    """The heuristics that know no more of run times than the agent. What needs limits needs a trace that has some."""
+    names = list(_ALWAYS)
+    if knows != "nothing" and (np.isfinite(trace.limit) & (trace.limit > 0)).any():
+        names += _BY_LIMIT
+    if knows in ("estimate", "oracle"):
+        names += _BY_ESTIMATE
+    return [composed(name) for name in names]
+
+
+def agent_of(prepared: Prepared, name: str, settings: Settings) -> ReplayPolicy:
+    """An agent that is not in a file, as the engine runs it."""
+    about = {"knows": settings.knows, "backfill": "skip" if settings.backfill else "none"}
+    return agent_of_model(name, Model("rltune", arrays_of(prepared), about, "", f"<{name}>"))
+
+
+def agent_of_model(name: str, model: Model) -> ReplayPolicy:
+    """Likewise, of its weights."""
+    knows: Any = model.about["knows"]
+    return ReplayPolicy(
+        name=name, order="rltune", knows=knows, source="rltune agent", backfill=model.about["backfill"],
+        placement="best-fit", model=model,
+    )  # fmt: skip
+
+
+def table(
+    prepared: Prepared, job: TrainJob, settings: Settings, report: Report
+) -> tuple[tuple[Row, ...] | None, tuple[str, ...]]:
+    """Rows by mean JCT over the held-out part (the first one, where there are several), and slowdowns as sentences."""
+    if not job.held_out:
+        return None, ()
+    others, begun = heuristics(job.held_out[0].trace, settings.knows), untrained(settings)
+    if begun is not None:
+        others.insert(0, agent_of(begun, UNTRAINED, settings))
+    if settings.knows != "nothing":
+        own = without_net(Rule("", {"estimate": -1.0}, {"one": -1.0}), settings, prepared.scorer.odds)
+        others.append(agent_of(own, OWN_ESTIMATE, settings))
+    return table_of(agent_of(prepared, job.spec.name, settings), others, job, report)
+
+
+def table_of(
+    agent: ReplayPolicy, others: Sequence[ReplayPolicy], job: TrainJob, report: Report, restart_s: float = 0.0,
+    yardsticks: Sequence[str] = (),
+) -> tuple[tuple[Row, ...] | None, tuple[str, ...]]:  # fmt: skip
+    """The table of these; ``yardsticks``: names of those that know or may do more, and so are not for beating."""
+    if not job.held_out:
+        return None, ()
+    policies = [agent, *others]
+    runs = [Run(job.held_out[0], policy, None, 0, restart_s=restart_s) for policy in policies]
+    told, outcomes = report.of("table"), []
+    for outcome in carry_out(runs):
+        outcomes.append(outcome)
+        told.step(len(outcomes), len(runs))
+    return _rows(outcomes, policies), slowdowns(outcomes, yardsticks)
+
+
+def _rows(outcomes: Sequence[Outcome], policies: Sequence[ReplayPolicy]) -> tuple[Row, ...]:
+    agent, bound = outcomes[0], outcomes[0].bounds.mean_jct_s
+    rows = []
+    for outcome, policy in zip(outcomes, policies, strict=True):
+        change = _change(outcome, agent, "jct_s")
+        metrics = outcome.metrics
+        rows.append(Row(
+            policy=policy.name, knows=policy.knows, figure="mean_jct_s", value=metrics.mean_jct_s,
+            mean_jct_s=metrics.mean_jct_s, mean_wait_s=metrics.mean_wait_s, utilization=metrics.utilization,
+            change=None if change is None else change.relative,
+                change_low=None if change is None else change.low,
+                change_high=None if change is None else change.high,
+        ))  # fmt: skip
+    rows[1:] = sorted(rows[1:], key=lambda row: (row.policy != UNTRAINED, row.value or np.inf))
+    if bound is not None:
+        rows.append(Row(policy="lower bound", figure="mean_jct_s", value=bound, mean_jct_s=bound))
+    return tuple(rows)
+
+
+def slowdowns(outcomes: Sequence[Outcome], yardsticks: Sequence[str] = ()) -> tuple[str, ...]:
+    """The agent's mean bounded slowdown against each heuristic's; the share of the gap to the lower bound it closes."""
+    agent = outcomes[0]
+    lines = []
+    for other in outcomes[1:]:
+        change = _change(other, agent, "bounded_slowdown")
+        if change is not None and change.relative is not None:
+            sure = "" if change.low is None else f" ({change.low:+.0%} to {change.high:+.0%})"
+            lines.append(
+                (change.base, f"{other.result.policy} {change.base:.4g}, the agent {change.relative:+.0%}{sure}")
+            )
+    found = [
+        f"mean bounded slowdown {agent.metrics.mean_bounded_slowdown:.4g}: " + "; ".join(x for _, x in sorted(lines))
+    ]
+    best = min(o.metrics.mean_jct_s or np.inf for o in outcomes[1:] if o.result.policy not in (*yardsticks, UNTRAINED))
+    mine, bound = agent.metrics.mean_jct_s, agent.bounds.mean_jct_s
+    if mine and bound and bound < best < np.inf:
+        share = f"{(best - mine) / (best - bound):+.0%}"
+        found.append(f"of the gap between the best heuristic's mean JCT and the lower bound {share} is closed")
+    return tuple(found)
+
+
+def _change(other: Outcome, agent: Outcome, figure: str) -> Change | None:
+    return (
+        None if other is agent else next((c for c in compare(other.result, agent.result) if c.figure == figure), None)
+    )

@@ -1,0 +1,133 @@
+"""The training card: what weights were made from, by what, and how good they are. YAML beside the weights."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from gpusched import __version__
+from gpusched.agents.common.request import Row
+from gpusched.config.paths import write_whole
+from gpusched.config.yamlfile import parse_plain
+from gpusched.errors import FileError, GpuschedError
+from gpusched.sim.pool import Pool
+from gpusched.traces.file import FLOATS, INTS
+from gpusched.traces.trace import Trace
+
+_CODE = ("agents", "forecast", "sched", "sim", "study", "traces")
+
+
+class Nodes(msgspec.Struct, frozen=True, kw_only=True):
+    """So many like nodes; -1 cores or MiB: not modelled."""
+
+    count: int
+    gpus: int
+    cores: int
+    memory_mib: int
+    gpu_type: str
+
+
+class Data(msgspec.Struct, frozen=True, kw_only=True):
+    """The workload trained on: its name, jobs, digest; jobs held out.
+
+    ``last``: when the last job learned from was submitted (UTC), so that a promotion can be judged on days after it;
+    None where the trace has no calendar.
+    """
+
+    name: str
+    jobs: int
+    sha256: str
+    held_out_jobs: int
+    last: str | None = None
+
+
+class Card(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything on the card.
+
+    Attributes:
+        seed: Of these weights. seeds: All that were trained; the best by the trainer's own validation was kept.
+        weights: Digest of the weights' file, as policies' versions use it.
+        decides: What these weights are, in words (`gpusched.agents.training.described`).
+        metrics: The final table.
+        wall_time_s: Of all seeds' trainings together, without the final table.
+    """
+
+    policy: str
+    agent: str
+    partition: str
+    trained_at: str
+    code_version: str
+    weights: str
+    device: str
+    seed: int
+    seeds: tuple[int, ...]
+    wall_time_s: float
+    knows: str
+    inventory: tuple[Nodes, ...]
+    trace: Data
+    hyper_parameters: dict[str, Any]
+    metrics: tuple[Row, ...]
+    notes: tuple[str, ...]
+    decides: str = ""
+
+
+def write_card(path: Path, card: Card) -> None:
+    """Writes the card, whole or not at all."""
+    content = {k: v for k, v in msgspec.to_builtins(card).items()}
+    content["metrics"] = [{k: v for k, v in row.items() if v not in (None, "")} for row in content["metrics"]]
+    write_whole(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120).encode())
+
+
+def read_card(path: Path) -> Card:
+    """The card of a file.
+
+    Raises:
+        GpuschedError: It cannot be read, or is no card.
+    """
+    try:
+        content = parse_plain(path)
+        for row in content["metrics"]:
+            row.setdefault("value", None)
+        return msgspec.convert(content, Card, strict=False)
+    except (FileError, msgspec.ValidationError, KeyError, TypeError, AttributeError) as error:
+        raise GpuschedError(f"{path}: this is no training card: {error}", "train it again") from None
+
+
+def now_utc() -> str:
+    """The time, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def code_version() -> str:
+    """The package's version, and a digest of the sources that weights depend on."""
+    package = Path(__file__).parents[2]
+    digest = hashlib.sha256()
+    for source in sorted(f for folder in _CODE for f in (package / folder).rglob("*.py")):
+        digest.update(f"{source.relative_to(package)}\0".encode() + source.read_bytes())
+    return f"{__version__}+{digest.hexdigest()[:12]}"
+
+
+def trace_sha256(trace: Trace) -> str:
+    """Digest of what was submitted when and how it ran; the names of jobs and users do not count."""
+    digest = hashlib.sha256()
+    for column in (*FLOATS, *INTS):
+        digest.update(f"{column}\0".encode() + getattr(trace, column).tobytes())
+    return digest.hexdigest()
+
+
+def shape_of(pool: Pool) -> tuple[Nodes, ...]:
+    """The pool as so many like nodes of each kind, in its order."""
+    kinds: dict[tuple[int, int, int, str], int] = {}
+    columns = (pool.gpus.tolist(), pool.cores.tolist(), pool.memory_mib.tolist(), pool.gpu_type.tolist())
+    for gpus, cores, memory, kind in zip(*columns, strict=True):
+        key = gpus, cores, memory, pool.gpu_types[kind]
+        kinds[key] = kinds.get(key, 0) + 1
+    return tuple(
+        Nodes(count=count, gpus=gpus, cores=cores, memory_mib=memory, gpu_type=kind)
+        for (gpus, cores, memory, kind), count in kinds.items()
+    )

@@ -1,0 +1,111 @@
+"""The final table: the trained agent against every heuristic that knows as much, and against what nobody can beat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from gpusched.agents.common.request import UNTRAINED, Arrays, Row
+from gpusched.sim.orders import ORDERS
+from gpusched.sim.policies import ReplayPolicy, composed
+from gpusched.study.compare import compare
+from gpusched.study.study import Outcome, Run, Stage, carry_out
+
+FIGURE = "mean_jct_s"
+_T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+_KNOWN = {"nothing": 0, "limit": 1, "estimate": 2, "oracle": 3}
+_BACKFILL_KNOWS = {"+none": "nothing", "+skip": "nothing", "+easy": "limit"}
+
+
+def heuristics(knows: str) -> list[ReplayPolicy]:
+    """Every heuristic without preemption that knows no more of run times than ``knows``.
+
+    Conservative backfill is left out: it takes minutes on large traces and is near EASY.
+    """
+    found = []
+    for name, rule in ORDERS.items():
+        for suffix, needs in _BACKFILL_KNOWS.items():
+            if rule.kind != "preemptive" and max(_KNOWN[rule.knows], _KNOWN[needs]) <= _KNOWN[knows]:
+                found.append(composed(name + suffix))
+    return found
+
+
+def before(agent: ReplayPolicy, untrained: Arrays | None) -> ReplayPolicy | None:
+    """The agent as it was before it learned anything."""
+    if agent.model is None or untrained is None:
+        return None
+    model = replace(agent.model, arrays=untrained, digest="", path=f"<{UNTRAINED}>")
+    return replace(agent, name=UNTRAINED, model=model)
+
+
+def table(
+    agent: ReplayPolicy, stages: Sequence[Stage], advance: Callable[[int, int], None] = lambda done, total: None,
+    untrained: ReplayPolicy | None = None,
+) -> tuple[Row, ...]:  # fmt: skip
+    """The agent first, then what it was untrained, then the heuristics by mean JCT, then the lower bound.
+
+    Over several stages (draws of a workload) an interval is Student's, and the change is paired by stage; over one it
+    is a bootstrap over days, as in ``gpusched replay``.
+
+    Args:
+        agent: The trained policy.
+        stages: Held-out workloads on their nodes.
+        advance: Called with (replays done, replays in all).
+        untrained: See `before`.
+    """
+    first = [agent] if untrained is None else [agent, untrained]
+    policies = [*first, *heuristics(agent.knows)]
+    runs = [Run(stage, policy, None, 0) for policy in policies for stage in stages]
+    outcomes: list[list[Outcome]] = [[] for _ in policies]
+    for i, outcome in enumerate(carry_out(runs)):
+        outcomes[i // len(stages)].append(outcome)
+        advance(i + 1, len(runs))
+    rows = [_row(policy, mine, outcomes[0]) for policy, mine in zip(policies, outcomes, strict=True)]
+    rows[len(first) :] = sorted(rows[len(first) :], key=lambda row: (row.value is None, row.value))
+    bounds = [o.bounds.mean_jct_s for o in outcomes[0]]
+    if all(b is not None for b in bounds) and bounds:
+        low, high = interval([b for b in bounds if b is not None])
+        value = float(np.mean([b for b in bounds if b is not None]))
+        rows.append(Row(policy="lower bound", figure=FIGURE, value=value, low=low, high=high, mean_jct_s=value))
+    return tuple(rows)
+
+
+def _row(policy: ReplayPolicy, mine: list[Outcome], agents: list[Outcome]) -> Row:
+    jct = [o.metrics.mean_jct_s for o in mine]
+    known = [x for x in jct if x is not None]
+    low, high = interval(known)
+    change, change_low, change_high = (None, None, None) if mine is agents else _change(mine, agents)
+    return Row(
+        policy=policy.name, knows=mine[0].result.knows, figure=FIGURE, value=_mean(known), low=low, high=high,
+        mean_jct_s=_mean(known), mean_wait_s=_mean([o.metrics.mean_wait_s for o in mine]),
+        utilization=_mean([o.metrics.utilization for o in mine]), change=change, change_low=change_low,
+        change_high=change_high,
+    )  # fmt: skip
+
+
+def _change(mine: list[Outcome], agents: list[Outcome]) -> tuple[float | None, float | None, float | None]:
+    """The agent's mean JCT over the heuristic's, less 1."""
+    if len(mine) == 1:
+        changes = compare(mine[0].result, agents[0].result)
+        return (changes[0].relative, changes[0].low, changes[0].high) if changes else (None, None, None)
+    pairs = [(a.metrics.mean_jct_s, b.metrics.mean_jct_s) for a, b in zip(agents, mine, strict=True)]
+    relative = [a / b - 1 for a, b in pairs if a is not None and b]
+    return _mean(relative), *interval(relative)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return float(np.mean(known)) if known else None
+
+
+def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Student's 95 % interval of the mean; nothing with fewer than two values."""
+    n = len(values)
+    if n < 2:
+        return None, None
+    half = _T95.get(n - 1, 1.96 + 2.5 / (n - 1)) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    mean = float(np.mean(values))
+    return mean - half, mean + half

@@ -1,0 +1,220 @@
+"""``gpusched train``: for every partition the agent's trainer, the final table, weights and card."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import shutil
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import msgspec
+
+from gpusched.agents.common import torch_
+from gpusched.agents.common.checkpoint import Checkpoint
+from gpusched.agents.common.data import Material, materials
+from gpusched.agents.common.request import Arrays, Report, Trained, TrainJob, TrainRequest
+from gpusched.agents.training.card import Card, Data, code_version, now_utc, shape_of, trace_sha256, write_card
+from gpusched.agents.training.described import what_decides
+from gpusched.agents.training.evaluate import before, table
+from gpusched.config.inventory import find_inventory
+from gpusched.config.policies import (
+    BUILT_IN,
+    POLICY,
+    WEIGHTS,
+    load_policy,
+    names_in,
+    policy_file,
+    policy_folders,
+)
+from gpusched.config.weights import CARD, digest_of, load_file, save_model
+from gpusched.errors import GpuschedError, UsageError
+from gpusched.model.policy import PolicySpec
+from gpusched.model.suggest import did_you_mean
+from gpusched.model.units import iso_utc
+from gpusched.sim.orders import folders_in_force
+from gpusched.sim.policies import of_spec
+
+
+class Made(msgspec.Struct, frozen=True, kw_only=True):
+    """What came out for one partition: files, and their card."""
+
+    partition: str
+    weights: str
+    card_file: str
+    card: Card
+
+
+def train(request: TrainRequest, report: Report) -> list[Made]:
+    """Trains what is asked for, partition by partition.
+
+    Raises:
+        UsageError: Something asked for does not exist or contradicts something else.
+        GpuschedError: It cannot be read or written, or torch is not installed.
+    """
+    spec, file = _policy(request)
+    torch_.need("torch")
+    found = materials(request)
+    _check_enough(request, found, report)
+    folder = _folder(request, spec)
+    made = [(material, *_made(request, spec, material, folder, report)) for material in found]
+    if file.resolve() != (folder / POLICY).resolve():
+        shutil.copyfile(file, folder / POLICY)
+    return [_judged(spec, folder, one, material, untrained, report) for material, one, untrained in made]
+
+
+MIN_JOBS = 100
+"""Fewer recorded jobs are not learned from unless it is insisted on: the held-out fifth would be less than 20 jobs."""
+
+
+def _policy(request: TrainRequest) -> tuple[PolicySpec, Path]:
+    """The policy, and its file: a path, or a name as an inventory has it."""
+    path, folders = Path(request.policy), folders_in_force(request.inventory)
+    if not path.exists() and os.sep not in request.policy and not path.suffix:
+        path = policy_file(request.policy, folders) or path
+        if not path.exists():
+            raise UsageError(f"no policy is called {request.policy!r}{did_you_mean(request.policy, names_in(folders))}")
+    spec = load_policy(path, folders)
+    if spec.agent is None:
+        raise UsageError(f"{path}: this policy has no agent to train", "name one with 'agent:', such as gist")
+    return spec, path / POLICY if path.is_dir() else path
+
+
+def _check_enough(request: TrainRequest, found: list[Material], report: Report) -> None:
+    """Refuses to learn from a handful of recorded jobs; says so where it is insisted on.
+
+    Raises:
+        UsageError: There are fewer than `MIN_JOBS` for a partition, without ``--force``.
+    """
+    few = [(m.partition, len(m.stage.trace)) for m in found if m.workload is None and len(m.stage.trace) < MIN_JOBS]
+    if not few:
+        return
+    counts = ", ".join(f"{partition}: {jobs}" for partition, jobs in few)
+    said = f"too few jobs to learn from ({counts}); at least {MIN_JOBS} are needed for figures that mean anything"
+    if not request.force:
+        hint = "wait for more, say a longer --since, use --trace or --generate, or say --force"
+        raise UsageError(said, hint)
+    report.note(f"{said}; going on because of --force")
+
+
+def _folder(request: TrainRequest, spec: PolicySpec) -> Path:
+    """Where weights go, made if need be: ``--out``, else the folder beside the policy's file.
+
+    Policies that come with gpusched keep theirs with the site's own, never in the installed package.
+
+    Raises:
+        UsageError: That is in the installed package.
+        GpuschedError: It cannot be written.
+    """
+    folder = Path(request.out) if request.out is not None else Path(spec.folder)
+    if request.out is None and _installed(folder):
+        folder = _site_folder(request) / spec.name
+    hint = "say --out FOLDER, such as policies/NAME beside your inventory.yaml"
+    if _installed(folder):
+        raise UsageError(f"{folder} is part of gpusched itself: no place for a site's weights", hint)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".writable-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise GpuschedError(f"{folder}: weights cannot be written there: {error.strerror or error}", hint) from None
+    return folder
+
+
+def _installed(folder: Path) -> bool:
+    """Whether it is in the installed package, through whatever link."""
+    return folder.resolve().is_relative_to(BUILT_IN.parents[1].resolve())
+
+
+def _site_folder(request: TrainRequest) -> Path:
+    """The site's own policies: ``$GPUSCHED_POLICIES``, else ``policies/`` beside the inventory, there or not yet.
+
+    Raises:
+        UsageError: There is no inventory.
+    """
+    inventory = Path(request.inventory) if request.inventory is not None else find_inventory()
+    first = policy_folders(inventory)[0]
+    return inventory.absolute().parent / "policies" if first == BUILT_IN else first
+
+
+def _made(
+    request: TrainRequest, spec: PolicySpec, material: Material, folder: Path, report: Report
+) -> tuple[Made, Arrays | None]:
+    """Trains every seed, keeps the best, writes its weights; the card has no table yet. And its beginning."""
+    begin = time.monotonic()
+    found: list[tuple[Trained, int]] = []
+    checkpoints = []
+    for seed in dict.fromkeys(request.seeds):
+        key = _key(spec, material, seed, request.device)
+        checkpoint = Checkpoint(folder / f".{material.partition}-seed{seed}.checkpoint", key)
+        checkpoints.append(checkpoint)
+        job = TrainJob(
+            spec=spec, partition=material.partition, stage=material.stage, held_out=material.held_out,
+            workload=material.workload, declared=material.declared, seed=seed, device=request.device,
+            checkpoint=checkpoint, ended=material.ended,
+        )  # fmt: skip
+        trainer = importlib.import_module(f"gpusched.agents.{spec.agent}.train")
+        found.append((trainer.train_agent(job, report.of(f"{material.partition}, seed {seed}")), seed))
+    best, seed = max(found, key=lambda pair: pair[0].score)
+    weights = folder / f"{material.partition}{WEIGHTS}"
+    save_model(weights, spec.agent or "", best.arrays, best.about)
+    for checkpoint in checkpoints:
+        checkpoint.remove()
+    card = _card(request, spec, material, best, seed)
+    card = msgspec.structs.replace(
+        card, decides=what_decides(load_file(weights, spec.agent or "")),
+        wall_time_s=round(time.monotonic() - begin, 1), weights=digest_of(weights.read_bytes()),
+    )  # fmt: skip
+    card_file = folder / f"{material.partition}{CARD}"
+    write_card(card_file, card)
+    made = Made(partition=material.partition, weights=str(weights), card_file=str(card_file), card=card)
+    return made, best.untrained
+
+
+def _key(spec: PolicySpec, material: Material, seed: int, device: str) -> str:
+    """Digest of all that a training depends on; another one's checkpoint is of no use to it."""
+    workload = None if material.workload is None else asdict(material.workload)
+    pool = material.stage.pool
+    depends = [
+        spec.agent, spec.settings, spec.order, spec.place, spec.backfill, trace_sha256(material.stage.trace), workload,
+        [msgspec.to_builtins(n) for n in shape_of(pool)], seed, device, code_version(),
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
+
+
+def _card(request: TrainRequest, spec: PolicySpec, material: Material, trained: Trained, seed: int) -> Card:
+    trace = material.stage.trace
+    data = Data(
+        name=trace.name,
+        jobs=len(trace),
+        sha256=trace_sha256(trace),
+        held_out_jobs=sum(len(s.trace) for s in material.held_out),
+        last=None if trace.epoch is None else iso_utc(trace.epoch + float(trace.submit[-1])),
+    )
+    return Card(
+        policy=spec.name, agent=spec.agent or "", partition=material.partition, trained_at=now_utc(),
+        code_version=code_version(), weights="", device=request.device, seed=seed,
+        seeds=tuple(dict.fromkeys(request.seeds)), wall_time_s=0.0,
+        knows=trained.about.get("knows", "limit"), inventory=shape_of(material.stage.pool), trace=data,
+        hyper_parameters=dict(trained.hyper_parameters), metrics=trained.rows or (),
+        notes=(*trained.notes, *material.stage.notes),
+    )  # fmt: skip
+
+
+def _judged(
+    of: PolicySpec, folder: Path, made: Made, material: Material, untrained: Arrays | None, report: Report
+) -> Made:
+    """With the final table, made on the held-out part by the weights as they lie there."""
+    if made.card.metrics or not material.held_out:
+        return made
+    told = report.of(f"{material.partition}, table")
+    spec = msgspec.structs.replace(of, folder=str(folder))
+    agent = of_spec(spec, spec.name, material.partition)
+    rows = table(agent, material.held_out, told.step, before(agent, untrained))
+    card = msgspec.structs.replace(made.card, metrics=rows)
+    write_card(Path(made.card_file), card)
+    return msgspec.structs.replace(made, card=card)

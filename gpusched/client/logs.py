@@ -1,0 +1,379 @@
+"""A job's output, wherever it is: on its node while it runs, in the state folder or the ``-o`` file afterwards."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from gpusched.client import relay
+from gpusched.client.context import Client
+from gpusched.client.resolve import Resolver
+from gpusched.client.wait import exit_code
+from gpusched.config.paths import log_path
+from gpusched.errors import GpuschedError, UsageError
+from gpusched.model.jobs import ACTIVE, ENDED, Job, container_name
+from gpusched.model.relay import KeptLog, NodeLog
+from gpusched.model.resources import RuntimeName
+from gpusched.nodes.opening import open_transport
+from gpusched.nodes.runtimes import AttemptRef, Runtime, runtime_for
+from gpusched.nodes.transport import Transport, TransportError
+
+Sink = Callable[[int, bytes], None]
+"""Takes output as it comes: (rank, bytes). May be called from several threads, of one rank from one."""
+
+POLL_S = 0.5
+RETRY_S = 2.0
+_CHUNK = 1 << 16
+_TAIL_BYTES = 4 << 20  # the last lines are looked for in that much of the end
+
+
+class LogRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What to show.
+
+    Attributes:
+        rank: Of a gang; None shows all of them.
+        attempt: An earlier one; None is the current or last.
+        tail: Only so many of the last lines; None is everything.
+    """
+
+    job: str
+    rank: int | None = None
+    attempt: int | None = None
+    tail: int | None = None
+    follow: bool = False
+
+
+def show_log(client: Client, request: LogRequest, sink: Sink, note: Callable[[str], None]) -> int:
+    """Give the output to ``sink``, with ``follow`` until the job has ended; the exit code for the command.
+
+    Args:
+        client: The installation.
+        request: What to show.
+        sink: See `Sink`.
+        note: Takes lines for people: why one waits, what is missing.
+
+    Raises:
+        UsageError: No such job, rank or attempt.
+        GpuschedError: There is nothing to show, or it cannot be had; one line why.
+    """
+    job = _one_job(client, request.job)
+    _check(job, request)
+    past = request.attempt is not None and request.attempt < job.attempt
+    if past or not request.follow:
+        _Output(client, job, request, sink, note).print_once()
+        return 0
+    return _follow(client, job, request, sink, note)
+
+
+def ranks_of(client: Client, request: LogRequest) -> int:
+    """How many ranks will speak: 1 or, where no rank is chosen, as many as the job has."""
+    return 1 if request.rank is not None else _one_job(client, request.job).spec.nodes
+
+
+def _one_job(client: Client, text: str) -> Job:
+    target = Resolver(client).target(text)
+    if len(target.jobs) != 1:
+        raise UsageError(
+            f"job {target.id} is an array of {len(target.jobs)} tasks", f"name one, such as {target.jobs[0].id}"
+        )
+    return target.jobs[0]
+
+
+def _check(job: Job, request: LogRequest) -> None:
+    if request.rank is not None and not 0 <= request.rank < job.spec.nodes:
+        raise UsageError(f"job {job.id} has no rank {request.rank}", f"ranks are 0 to {job.spec.nodes - 1}")
+    if request.attempt is not None and not 1 <= request.attempt <= job.attempt:
+        what = "was not started yet" if not job.attempt else f"has attempts 1 to {job.attempt}"
+        raise UsageError(f"job {job.id} {what}; there is no attempt {request.attempt}")
+
+
+def _follow(client: Client, job: Job, request: LogRequest, sink: Sink, note: Callable[[str], None]) -> int:
+    """Attempt after attempt, until the job has ended."""
+    shown, said = 0, ""
+    while True:
+        if request.attempt is not None and shown and job.attempt > shown:
+            return 0  # requeued; a later attempt was not asked for
+        if job.attempt > shown and (job.state in ACTIVE or job.state in ENDED):
+            shown, said = job.attempt, ""
+            _Output(client, job, request, sink, note).follow(shown)
+        elif job.state in ENDED:
+            if shown == 0:
+                note(f"job {job.id} ended {job.state} before it started{_because(job)}")
+            return exit_code(job)
+        else:
+            line = f"job {job.id} is {job.state}{_because(job)}; {client.controller_warning() or 'waiting'}"
+            if line != said:
+                note(line)
+                said = line
+        time.sleep(POLL_S)
+        job = _again(client, job)
+
+
+def _again(client: Client, job: Job) -> Job:
+    client.reopen()
+    return (client.reader.job(job.id) if client.reader else None) or job
+
+
+def _because(job: Job) -> str:
+    return f" ({job.reason}{': ' + job.message if job.message else ''})" if job.reason else ""
+
+
+class _Output:
+    """The output of one job, rank by rank."""
+
+    def __init__(self, client: Client, job: Job, request: LogRequest, sink: Sink, note: Callable[[str], None]) -> None:
+        self._client, self._job, self._request, self._sink, self._note = client, job, request, sink, note
+        self._reached = False
+        self._ranks = range(job.spec.nodes) if request.rank is None else range(request.rank, request.rank + 1)
+
+    def print_once(self) -> None:
+        attempt = self._request.attempt or self._job.attempt
+        if attempt == 0:
+            state = f"{self._job.state}{_because(self._job)}"
+            raise GpuschedError(f"job {self._job.id} has not started yet, so it has no output: {state}", "-f waits")
+        errors = []
+        for rank in self._ranks:
+            try:
+                for chunk in _last_lines(self._finished_or_now(attempt, rank), self._request.tail):
+                    self._sink(rank, chunk)
+            except GpuschedError as error:
+                errors.append(error)
+        for other in errors[1:]:
+            self._note(other.line())
+        if errors:
+            raise errors[0]
+
+    def _finished_or_now(self, attempt: int, rank: int) -> Iterator[bytes]:
+        source = self._file(attempt, rank)
+        if source is not None:
+            with source:
+                yield from iter(lambda: source.read(_CHUNK), b"")
+            return
+        tail_bytes = None if self._request.tail is None else _TAIL_BYTES
+        yield from self._from_node(attempt, rank, False, tail_bytes)
+
+    def _from_node(self, attempt: int, rank: int, follow: bool, tail_bytes: int | None) -> Iterator[bytes]:
+        if not self._records(attempt, rank):
+            raise GpuschedError(self._missing(attempt, rank))
+        if relay.is_needed(self._client):
+            asked = NodeLog(job=self._job.id, attempt=attempt, rank=rank, follow=follow, tail_bytes=tail_bytes)
+            yield from relay.stream(self._client, asked)
+            return
+        transport, runtime, ref = self._on_node(attempt, rank)
+        try:
+            yield from transport.stream(runtime.log(ref, follow, tail_bytes))
+        finally:
+            transport.close()
+
+    def _file(self, attempt: int, rank: int) -> BinaryIO | None:
+        """The collected output, or the ``-o`` file once the rank is done with it; None where it is on the node."""
+        path = log_path(self._client.state, self._job.id, attempt, rank)
+        if path.exists() and not os.access(path, os.R_OK) and relay.is_needed(self._client):
+            kept = tempfile.TemporaryFile()
+            kept.writelines(relay.stream(self._client, KeptLog(job=self._job.id, attempt=attempt, rank=rank)))
+            kept.seek(0)
+            return kept
+        opened = _open(path)
+        if opened is not None:
+            return opened
+        if self._job.spec.output is not None and self._over(attempt):
+            return _open(Path(self._output_path(attempt, rank) or ""))
+        return None
+
+    def _output_path(self, attempt: int, rank: int) -> str | None:
+        from gpusched.cluster.launching import expand_output
+
+        node = self._node_of(attempt, rank)
+        return expand_output(self._job, rank, node) if node else None
+
+    def _over(self, attempt: int) -> bool:
+        return attempt < self._job.attempt or self._job.state not in ACTIVE
+
+    def _node_of(self, attempt: int, rank: int) -> str | None:
+        for record in self._records(attempt, rank):
+            return record[0]
+        if self._job.allocation and attempt == self._job.attempt:
+            return next((p.node for p in self._job.allocation.parts if p.rank == rank), None)
+        return None
+
+    def _records(self, attempt: int, rank: int) -> list[tuple[str, str]]:
+        """(node, runtime) of what is still on the nodes of this rank."""
+        ranks = self._client.reader.ranks(job_id=self._job.id) if self._client.reader else []
+        return [(r.node, r.runtime) for r in ranks if (r.attempt, r.rank) == (attempt, rank)]
+
+    def _on_node(self, attempt: int, rank: int) -> tuple[Transport, Runtime, AttemptRef]:
+        name = container_name(self._job.id, attempt, rank)
+        reader, records = self._client.reader, self._records(attempt, rank)
+        if not records or reader is None:
+            raise GpuschedError(self._missing(attempt, rank))
+        node = self._client.inventory.node(records[0][0])
+        if node is None:
+            raise GpuschedError(f"the output of {name} is on node {records[0][0]}, which is no longer in the inventory")
+        ref = AttemptRef(reader.meta("cluster_id") or "", node.name, name)
+        transport = open_transport(node, self._client.inventory.settings)
+        return transport, runtime_for(RuntimeName(records[0][1])), ref
+
+    def _missing(self, attempt: int, rank: int) -> str:
+        what = f"job {self._job.id}, attempt {attempt}, rank {rank}:"
+        path = self._output_path(attempt, rank)
+        if path is not None:
+            return f"{what} its output went to {path} on {self._node_of(attempt, rank)}, which cannot be read from here"
+        return f"{what} there is no output (it never ran, or its log was rotated away)"
+
+    # -- following -------------------------------------------------------------------------------------------------
+
+    def follow(self, attempt: int) -> None:
+        """Until this attempt is over on all chosen ranks and its last output is shown."""
+        if len(self._ranks) == 1:
+            self._follow_rank(attempt, self._ranks[0])
+            return
+        threads = [threading.Thread(target=self._follow_quietly, args=(attempt, r), daemon=True) for r in self._ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _follow_quietly(self, attempt: int, rank: int) -> None:
+        client = Client()  # SQLite's connections stay in their thread
+        other = _Output(client, self._job, self._request, self._sink, self._note)
+        try:
+            other._follow_rank(attempt, rank)
+        except GpuschedError as error:
+            self._note(f"rank {rank}: {error.line()}")
+        finally:
+            client.reopen()
+
+    def _follow_rank(self, attempt: int, rank: int) -> None:
+        """The stream from the node, taken up again when it breaks; in the end the rest from the collected file."""
+        written, tail_bytes, told = 0, self._tail_bytes(attempt, rank), ""
+        skipping = tail_bytes is None
+        while True:
+            over = self._over(attempt)
+            if over and self._show_rest(attempt, rank, written, skipping, tail_bytes):
+                return
+            if over and not self._records(attempt, rank):
+                if not written:
+                    self._note(self._missing(attempt, rank))
+                return
+            try:
+                written += self._stream(attempt, rank, written if skipping else 0, tail_bytes)
+                if over:
+                    # It may have been collected and removed while we asked; then the file has what we missed.
+                    self._show_rest(attempt, rank, written, skipping, tail_bytes)
+                    return
+                tail_bytes = tail_bytes if tail_bytes is None else 0
+            except TransportError as error:
+                self._reached = True
+                if error.line() != told:
+                    told = error.line()
+                    self._note(f"{told}; trying again")
+                tail_bytes = tail_bytes if tail_bytes is None or not written else 0
+                time.sleep(RETRY_S)
+            time.sleep(POLL_S)
+            self._job = _again(self._client, self._job)
+
+    def _show_rest(self, attempt: int, rank: int, written: int, skipping: bool, tail_bytes: int | None) -> bool:
+        """Show what of the finished file was not shown yet; False where there is no such file."""
+        source = self._file(attempt, rank)
+        if source is None:
+            return False
+        with source:
+            if skipping or written == 0:
+                self._rest(source, rank, written, tail_bytes)
+        return True
+
+    def _stream(self, attempt: int, rank: int, skip: int, tail_bytes: int | None) -> int:
+        """Follow on the node until the rank ends there; returns the bytes shown beyond the first ``skip``."""
+        if not self._records(attempt, rank):
+            return 0
+        shown = 0
+        try:
+            for chunk in self._from_node(attempt, rank, True, tail_bytes):
+                self._reached = True
+                fresh, skip = chunk[skip:], max(0, skip - len(chunk))
+                if fresh:
+                    self._sink(rank, fresh)
+                    shown += len(fresh)
+        except relay.NotListening as error:
+            if not self._reached:
+                raise
+            raise TransportError("ssh", str(error), error.hint) from None  # the controller is started again
+        return shown
+
+    def _rest(self, source: BinaryIO, rank: int, written: int, tail_bytes: int | None) -> None:
+        """What of the collected file was not shown yet."""
+        whole = iter(lambda: source.read(_CHUNK), b"")
+        if not written:
+            whole = _last_lines(whole, self._request.tail)
+        for chunk in whole:
+            fresh, written = chunk[written:], max(0, written - len(chunk))
+            if fresh:
+                self._sink(rank, fresh)
+
+    def _tail_bytes(self, attempt: int, rank: int) -> int | None:
+        """How many bytes the last lines are now; None where everything is asked for."""
+        if self._request.tail is None:
+            return None
+        try:
+            return sum(len(c) for c in _last_lines(self._finished_or_now(attempt, rank), self._request.tail))
+        except GpuschedError:
+            return 0
+
+
+def _open(path: Path) -> BinaryIO | None:
+    packed = path.with_name(path.name + ".gz")
+    try:
+        if packed.exists():
+            return gzip.open(packed, "rb")  # type: ignore[return-value]
+        return path.open("rb") if path.is_file() else None
+    except OSError as error:
+        raise GpuschedError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _last_lines(chunks: Iterator[bytes], count: int | None) -> Iterator[bytes]:
+    """The last ``count`` lines of what comes; all of it, as it comes, where None."""
+    if count is None:
+        yield from chunks
+        return
+    if count == 0:
+        deque(chunks, 0)
+        return
+    lines: deque[bytes] = deque(maxlen=count)
+    partial = b""
+    for chunk in chunks:
+        *whole, partial = (partial + chunk).split(b"\n")
+        lines.extend(line + b"\n" for line in whole)
+    if partial:
+        lines.append(partial)
+    yield from lines
+
+
+class PrefixedLines:
+    """A sink for several ranks: whole lines, each with its rank before it."""
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self._write, self._lock = write, threading.Lock()
+        self._partial: dict[int, bytes] = {}
+
+    def __call__(self, rank: int, chunk: bytes) -> None:
+        """Take output of a rank; complete lines are written."""
+        *lines, self._partial[rank] = (self._partial.get(rank, b"") + chunk).split(b"\n")
+        with self._lock:
+            for line in lines:
+                self._write(b"[%d] %s\n" % (rank, line))
+
+    def finish(self) -> None:
+        """Write what has no end of line."""
+        for rank, line in sorted(self._partial.items()):
+            if line:
+                self._write(b"[%d] %s\n" % (rank, line))
+        self._partial.clear()

@@ -1,0 +1,235 @@
+"""What the nodes look like now: their last readings joined with the jobs that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from gpusched.config.inventory import flavor_nodes
+from gpusched.errors import UsageError
+from gpusched.model.gpustates import GpuStatus, gpu_states
+from gpusched.model.jobs import Job
+from gpusched.model.readings import Gpu, GpuState, NodeState
+from gpusched.model.reports import FlavorRow, GpuRow, NodeRow
+from gpusched.model.resources import Flavor, Inventory, Node, Partition
+from gpusched.queue.snapshots import NOT_FOR_NEW_JOBS, held_gpus, lingering_gpus
+from gpusched.queue.store import NodeRecord, RankRecord, Reader
+
+_SILENT = frozenset({NodeState.DOWN, NodeState.UNKNOWN})
+_MIN_STALE_S = 15.0
+
+
+def cluster_rows(
+    reader: Reader | None, inventory: Inventory, now: float, *, names: Sequence[str] = (), partition: str | None = None
+) -> tuple[NodeRow, ...]:
+    """Rows of the declared nodes, in the inventory's order, then of those that left it and still hold jobs.
+
+    Args:
+        reader: The store, or None where there is none yet (then nothing is known of any node).
+        inventory: What is declared.
+        now: Unix seconds.
+        names: Only these nodes.
+        partition: Only nodes of this partition.
+
+    Raises:
+        UsageError: There is no such node or partition.
+    """
+    left = tuple(r.declared for r in (reader.left_nodes() if reader else ()) if r.declared is not None)
+    nodes = _chosen(inventory, left, names, partition)
+    return node_rows(
+        nodes,
+        reader.node_records() if reader else {},
+        reader.active() if reader else [],
+        reader.ranks() if reader else [],
+        now=now,
+        stale_after_s=max(3 * float((reader and reader.meta("tick_s")) or inventory.settings.tick_s), _MIN_STALE_S),
+    )
+
+
+def _chosen(
+    inventory: Inventory, left: tuple[Node, ...], names: Sequence[str], partition: str | None
+) -> tuple[Node, ...]:
+    from gpusched.model.suggest import did_you_mean
+
+    partitions = [p.name for p in inventory.partitions]
+    if partition is not None and partition not in partitions:
+        raise UsageError(f"there is no partition {partition!r}{did_you_mean(partition, partitions)}")
+    nodes = (*inventory.nodes, *(node for node in left if inventory.node(node.name) is None))
+    known = [node.name for node in nodes]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"there is no node {name!r}{did_you_mean(name, known)}")
+    return tuple(n for n in nodes if (not names or n.name in names) and partition in (None, n.partition))
+
+
+def node_rows(
+    nodes: Iterable[Node],
+    records: Mapping[str, NodeRecord],
+    active: Iterable[Job],
+    ranks: Iterable[RankRecord],
+    *,
+    now: float,
+    stale_after_s: float,
+) -> tuple[NodeRow, ...]:
+    """Rows of ``nodes`` from what the store holds.
+
+    Args:
+        nodes: Declared nodes.
+        records: Node records by name.
+        active: Jobs that hold resources.
+        ranks: What may still be on the nodes; GPUs of ended attempts not known to be gone are BUSY.
+        now: Unix seconds.
+        stale_after_s: A reading older than that is marked.
+    """
+    jobs = {job.id: job for job in active}
+    held = held_gpus(jobs.values())
+    leftovers = lingering_gpus(jobs.values(), ranks)
+    return tuple(
+        _node_row(
+            node,
+            records.get(node.name) or NodeRecord(name=node.name, reason="not read yet"),
+            jobs,
+            held.get(node.name, {}),
+            leftovers.get(node.name, {}),
+            now,
+            stale_after_s,
+        )
+        for node in nodes
+    )
+
+
+def _node_row(
+    node: Node,
+    record: NodeRecord,
+    jobs: Mapping[str, Job],
+    held: Mapping[int, str],
+    leftovers: Mapping[int, str],
+    now: float,
+    stale_after_s: float,
+) -> NodeRow:
+    reading = record.reading
+    silent = record.state in _SILENT
+    found = {gpu.index: gpu for gpu in reading.gpus} if reading else {}
+    statuses = gpu_states(node, None if silent else reading, held)
+    gpus = tuple(_gpu_row(s, found.get(s.index), jobs, leftovers.get(s.index), silent) for s in statuses)
+    parts = [p for job in jobs.values() if job.allocation for p in job.allocation.parts if p.node == node.name]
+    age = None if record.last_seen is None else max(0.0, now - record.last_seen)
+    in_service = record.state not in NOT_FOR_NEW_JOBS
+    return NodeRow(
+        name=node.name,
+        partition=node.partition,
+        state=record.state,
+        reason=record.reason,
+        gpus_total=len(gpus),
+        gpus_free=sum(gpu.state is GpuState.FREE for gpu in gpus) if in_service else 0,
+        power_w=_sum(gpu.power_w for gpu in gpus),
+        power_limit_w=_sum(gpu.power_limit_w for gpu in gpus),
+        rated_power_w=node.rated_power_w,
+        cores_total=node.cores,
+        cores_free=max(0, node.cores - sum(p.cores for p in parts)),
+        memory_total_mib=node.memory_mib,
+        memory_free_mib=max(0, node.memory_mib - sum(p.memory_mib for p in parts)),
+        load1=None if silent or reading is None else reading.load1,
+        disk_free_mib=None if silent or reading is None else reading.disk_free_mib,
+        clock_skew_s=reading.clock_skew_s if reading else None,
+        source=reading.source if reading else "none",
+        driver_version=reading.driver_version if reading else None,
+        runtime_error=reading.runtime_error if reading else None,
+        last_seen=record.last_seen,
+        age_s=age,
+        stale=age is not None and age > stale_after_s,
+        gpus=gpus,
+    )
+
+
+def _gpu_row(status: GpuStatus, gpu: Gpu | None, jobs: Mapping[str, Job], leftover: str | None, silent: bool) -> GpuRow:
+    state, reason = status.state, status.reason
+    if silent:
+        reason = "the node does not answer" if gpu is not None else reason
+    elif leftover and state is GpuState.FREE:
+        state, reason = GpuState.BUSY, leftover
+    job = jobs.get(status.job_id) if status.job_id else None
+    row = GpuRow(
+        index=status.index,
+        uuid=gpu.uuid if gpu else None,
+        name=gpu.name if gpu else None,
+        state=state,
+        reason=reason,
+        job=status.job_id,
+        user=job.user if job else None,
+        memory_total_mib=gpu.memory_total_mib if gpu else None,
+    )
+    return row if gpu is None or silent else _with_figures(row, gpu)
+
+
+def _with_figures(row: GpuRow, gpu: Gpu) -> GpuRow:
+    return GpuRow(
+        index=row.index,
+        uuid=row.uuid,
+        name=row.name,
+        state=row.state,
+        reason=row.reason,
+        job=row.job,
+        user=row.user,
+        memory_total_mib=gpu.memory_total_mib,
+        memory_used_mib=gpu.memory_used_mib,
+        utilization_pct=gpu.utilization_pct,
+        power_w=gpu.power_w,
+        power_limit_w=gpu.power_limit_w,
+        temperature_c=gpu.temperature_c,
+        energy_j=gpu.energy_j,
+        ecc_errors=gpu.ecc_errors,
+        mig_mode=gpu.mig_mode,
+        processes=gpu.processes,
+    )
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) if known else None
+
+
+def flavor_rows(inventory: Inventory, rows: Sequence[NodeRow], partition: str | None = None) -> tuple[FlavorRow, ...]:
+    """All flavors and how many jobs of each would fit on what is free now, each counted alone.
+
+    Args:
+        inventory: What is declared.
+        rows: The nodes as they are.
+        partition: Only this partition's flavors.
+    """
+    return tuple(
+        _flavor_row(flavor, p, [row for row in rows if row.partition == p.name])
+        for p in inventory.partitions
+        if partition in (None, p.name)
+        for flavor in p.flavors
+    )
+
+
+def _flavor_row(flavor: Flavor, partition: Partition, rows: Sequence[NodeRow]) -> FlavorRow:
+    nodes = flavor_nodes(flavor, partition.nodes)
+    totals = [sum(f) for f in zip(*((n.gpus, n.cores, n.memory_mib) for n in partition.nodes), strict=True)]
+    wanted = (flavor.gpus, flavor.cores, flavor.memory_mib)
+    return FlavorRow(
+        partition=partition.name,
+        flavor=flavor.name,
+        gpus=flavor.gpus,
+        cores=flavor.cores,
+        memory_mib=flavor.memory_mib,
+        time_limit_s=flavor.time_limit_s,
+        nodes=nodes,
+        share=max((w / t for w, t in zip(wanted, totals, strict=False) if t), default=0.0),
+        free_now=_fitting(tuple(w // nodes for w in wanted), nodes, rows) if nodes else 0,
+    )
+
+
+def _fitting(part: tuple[int, ...], nodes: int, rows: Sequence[NodeRow]) -> int:
+    """How many gangs of ``nodes`` equal parts, on distinct nodes each, fit at once."""
+    room = [_room(part, row) for row in rows if row.state not in NOT_FOR_NEW_JOBS]
+    gangs = 0
+    while sum(min(r, gangs + 1) for r in room) >= (gangs + 1) * nodes:
+        gangs += 1
+    return gangs
+
+
+def _room(part: tuple[int, ...], row: NodeRow) -> int:
+    free = (row.gpus_free, row.cores_free, row.memory_free_mib)
+    return min((f // p for f, p in zip(free, part, strict=True) if p), default=0)

@@ -1,0 +1,323 @@
+"""The keys of inventory.yaml: for each the field of the model it fills, and how its text is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gpusched.config.yamlfile import Value
+from gpusched.model.images import TRANSPORTS
+from gpusched.model.resources import Flavor, Node, RuntimeName
+from gpusched.model.units import format_memory, parse_duration, parse_memory_mib
+
+Reader = Callable[[Value], Any]
+Fields = Mapping[str, tuple[str, Reader]]
+
+MAX_GPUS = 64  # of one node: sets of GPUs are 64-bit masks
+MAX_RANGE = 10_000
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_NAME_EXPECTED = "a name of at most 63 letters, digits, '.', '_', '-', the first a letter or digit"
+_ADDRESS = re.compile(r"[A-Za-z0-9:_][A-Za-z0-9:._%-]{0,252}")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,254}\$?")
+_IMAGE = re.compile(r"[A-Za-z0-9/.][^\s\x00-\x1f\x7f]{0,1023}")
+_LINE = re.compile(r"[^\x00-\x1f\x7f]{1,1024}")
+_ABSOLUTE = re.compile(r"/[^\x00-\x1f\x7f]{0,1023}")
+_RANGE = re.compile(r"([^\[\]]*)\[([0-9,-]+)\]([^\[\]]*)")
+_SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+_POWER = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([kK]?)[wW]?")
+_SHORT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|s|m|h|d|w)")
+_PRICE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:\s*([A-Za-z€$£¥]{1,8})(?:\s*/\s*kWh)?)?")
+CAPABILITIES = (
+    "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE "
+    "NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT "
+    "SYS_ADMIN SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP "
+    "MAC_OVERRIDE MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE"
+).split()
+"""All that Linux has, as the engines call them: capabilities(7) without CAP_."""
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+def read(value: Value | None, known: Fields, expected: str) -> dict[str, Any]:
+    """The fields of a mapping, by the model's names; none where there is no mapping."""
+    if value is None:
+        return {}
+    values: dict[str, Any] = {}
+    for key, item in value.fields(expected, known).items():
+        field, reader = known[key]
+        if field in values:
+            raise item.error("one of the two", f"{field} given twice, in two units")
+        values[field] = reader(item)
+    return values
+
+
+def complete_node(entry: Value, own: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """A node's own values over the defaults, with GPU count and GPU indices made to agree.
+
+    Raises:
+        FileError: One of the values every node needs is nowhere, or count and indices differ.
+    """
+    values = {**defaults, **own}
+    indices = values.get("gpu_indices")
+    if indices is not None and (values.get("gpus") is None or ("gpu_indices" in own and "gpus" not in own)):
+        values["gpus"] = len(indices)
+    for key, expected in _NODE_NEEDS:
+        if NODE[key][0] not in values:
+            raise entry.missing(key, expected)
+    if indices is not None and len(indices) != values["gpus"]:
+        raise entry.error(f"as many gpu_indices as gpus ({values['gpus']})", f"{len(indices)} gpu_indices")
+    return values
+
+
+def describe(nodes: tuple[Node, ...]) -> str:
+    """The room of a partition, for errors: ``2 nodes of at most 8 GPUs, 256 cores, 1024G``."""
+    gpus, cores, mib = max(n.gpus for n in nodes), max(n.cores for n in nodes), max(n.memory_mib for n in nodes)
+    return f"{len(nodes)} node{'s' * (len(nodes) != 1)} of at most {gpus} GPUs, {cores} cores, {format_memory(mib)}"
+
+
+def describe_flavor(flavor: Flavor) -> str:
+    """What a flavor asks for, for errors."""
+    return f"{flavor.gpus} GPUs, {flavor.cores} cores, {format_memory(flavor.memory_mib)}"
+
+
+# Readers of one value
+
+
+def check_name(text: str, value: Value) -> str:
+    """``text`` where it may name a partition, flavor, node or policy."""
+    if not is_name(text):
+        raise value.error(_NAME_EXPECTED, f'the name "{text}"')
+    return text
+
+
+def name(value: Value) -> str:
+    """A name."""
+    return value.text(_NAME_EXPECTED, _NAME)
+
+
+def image(value: Value) -> str:
+    """A container image."""
+    return value.text("an image such as docker.io/library/busybox:1, without spaces", _IMAGE)
+
+
+def duration(value: Value) -> int:
+    """Seconds of a time limit."""
+    return value.converted(parse_duration, "a time such as 72h, 1d12h, HH:MM:SS, D-HH:MM:SS or 90 (minutes)")
+
+
+def host_range(value: Value) -> list[str]:
+    """Node names of ``dgx1`` or ``dgx[01-04,7]``."""
+    expected = f"{_NAME_EXPECTED}, or a range such as dgx[1-4]"
+    names = _expand(value, expected)
+    if not all(map(is_name, names)):
+        raise value.error(expected)
+    return names
+
+
+def _address_range(value: Value) -> list[str]:
+    expected = "a host name, an IP address, an alias of ~/.ssh/config, or a range such as 10.0.0.[1-4]"
+    addresses = _expand(value, expected)
+    if any(_ADDRESS.fullmatch(a) is None for a in addresses):
+        raise value.error(expected)
+    return addresses
+
+
+def expand_hosts(text: str) -> list[str]:
+    """All hosts of ``dgx[01-04,7]``; the text itself where there are no brackets.
+
+    Raises:
+        ValueError: Not a range; says what was expected.
+    """
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        return [text]
+    before, spans, after = match.groups()
+    numbers: list[str] = []
+    for span in spans.split(","):
+        found = _SPAN.fullmatch(span)
+        first, last = (found[1], found[2] or found[1]) if found else ("1", "0")
+        if not 0 <= int(last) - int(first) < MAX_RANGE - len(numbers):
+            raise ValueError(f"a range such as dgx[1-4], ascending, of at most {MAX_RANGE} hosts")
+        numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+    if len(set(numbers)) < len(numbers):
+        raise ValueError("every number of the range once")
+    return [before + n + after for n in numbers]
+
+
+def is_name(text: str) -> bool:
+    """Whether ``text`` may name a partition, flavor, node or policy."""
+    return _NAME.fullmatch(text) is not None
+
+
+def _expand(value: Value, expected: str) -> list[str]:
+    try:
+        return expand_hosts(value.text(expected))
+    except ValueError as error:
+        raise value.error(str(error)) from None
+
+
+def _gpu_indices(value: Value) -> tuple[int, ...]:
+    if value.is_text:
+        indices = value.converted(_index_spans, "GPU indices such as [0, 1, 3] or 0-3")
+    else:
+        indices = [i.whole(0, MAX_GPUS - 1, "a GPU index") for i in value.items("GPU indices such as [0, 1, 3] or 0-3")]
+    if len(set(indices)) < len(indices) or not all(0 <= i < MAX_GPUS for i in indices):
+        raise value.error(f"different GPU indices from 0 to {MAX_GPUS - 1}", ", ".join(map(str, indices[:MAX_GPUS])))
+    return tuple(sorted(indices))
+
+
+def _index_spans(text: str) -> list[int]:
+    indices: list[int] = []
+    for span in text.replace(" ", "").split(","):
+        match = _SPAN.fullmatch(span)
+        if match is None or int(match[2] or match[1]) - int(match[1]) >= MAX_GPUS:
+            raise ValueError(text)
+        indices += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return indices
+
+
+def _watts(value: Value) -> float:
+    expected = "a power greater than zero, such as 6.5kW or 6500 (W)"
+    match = _POWER.fullmatch(value.text(expected))
+    watts = round(float(match[1]) * (1000.0 if match[2] else 1.0), 3) if match else 0.0
+    if not 0 < watts <= 1e6:
+        raise value.error(expected)
+    return watts
+
+
+def _seconds(value: Value) -> float:
+    expected = "a time with its unit, such as 500ms, 5s or 10m, greater than zero"
+    match = _SHORT.fullmatch(value.text(expected))
+    seconds = round(float(match[1]) * _SECONDS[match[2]], 6) if match else 0.0
+    if not 0 < seconds <= 1e9:
+        raise value.error(expected)
+    return seconds
+
+
+def _whole_seconds(value: Value) -> int:
+    seconds = _seconds(value)
+    if seconds != int(seconds):
+        raise value.error("a time of whole seconds, such as 30s or 10m")
+    return int(seconds)
+
+
+def _price(value: Value) -> tuple[float, str | None]:
+    expected = "a price per kWh such as 0.30 or 0.30 EUR/kWh"
+    match = _PRICE.fullmatch(value.text(expected))
+    if match is None:
+        raise value.error(expected)
+    return float(match[1]), match[2]
+
+
+def _memory(value: Value) -> int:
+    return value.converted(parse_memory_mib, "a memory size such as 512M, 64G or 1T, greater than zero")
+
+
+def _words(expected: str, pattern: re.Pattern[str]) -> Reader:
+    return lambda value: tuple(item.text(expected, pattern) for item in value.items("a list"))
+
+
+def _choices(*options: str) -> Reader:
+    return lambda value: tuple(item.choice(options) for item in value.items("a list"))
+
+
+def _text(expected: str, pattern: re.Pattern[str] = _LINE) -> Reader:
+    return lambda value: value.text(expected, pattern)
+
+
+def _whole(minimum: int, maximum: int, what: str) -> Reader:
+    return lambda value: value.whole(minimum, maximum, what)
+
+
+def _number(minimum: float, maximum: float, what: str) -> Reader:
+    return lambda value: value.number(minimum, maximum, what)
+
+
+def _choice(*options: str) -> Reader:
+    return lambda value: value.choice(options)
+
+
+# The keys
+
+DEFAULTS: Fields = {
+    "transport": ("transport", _choice("ssh", "local")),
+    "user": ("user", _text("a user name", _USER)),
+    "port": ("port", _whole(1, 65535, "a port")),
+    "key": ("key", _text("the path of a private key")),
+    "gpus": ("gpus", _whole(0, MAX_GPUS, "a number of GPUs")),
+    "cores": ("cores", _whole(1, 100_000, "a number of CPU cores")),
+    "memory": ("memory_mib", _memory),
+    "memory_mib": ("memory_mib", _whole(1, 1 << 40, "MiB of memory")),
+    "gpu_type": ("gpu_type", _text("the GPUs' type, such as A100")),
+    "gpu_indices": ("gpu_indices", _gpu_indices),
+    "rated_power": ("rated_power_w", _watts),
+    "rated_power_w": ("rated_power_w", _number(1, 1e6, "watts")),
+    "runtime": ("runtime", lambda value: RuntimeName(value.choice([r.value for r in RuntimeName]))),
+    "simulated_gpus": ("simulated_gpus", Value.flag),
+}
+NODE: Fields = {
+    **DEFAULTS,
+    "name": ("name", host_range),
+    "address": ("address", _address_range),
+    "fabric_address": ("fabric_address", _text("a host name or an IP address", _ADDRESS)),
+}
+_NODE_NEEDS = (
+    ("gpus", "how many GPUs the node has, here or in defaults"),
+    ("cores", "how many CPU cores the node has, here or in defaults"),
+    ("memory", "how much memory the node has, such as 512G, here or in defaults"),
+    ("runtime", "podman, docker, apptainer or process, here or in defaults"),
+)
+FLAVOR: Fields = {
+    "gpus": ("gpus", _whole(0, 1_000_000, "a number of GPUs")),
+    "cores": ("cores", _whole(1, 100_000_000, "a number of CPU cores")),
+    "memory": ("memory_mib", _memory),
+    "memory_mib": ("memory_mib", _whole(1, 1 << 50, "MiB of memory")),
+    "time": ("time_limit_s", duration),
+}
+FLAVOR_NEEDS = (
+    ("gpus", "how many GPUs a job of this flavor gets in all"),
+    ("cores", "how many CPU cores a job of this flavor gets in all"),
+    ("memory", "how much memory a job of this flavor gets in all, such as 256G"),
+    ("time", "the time limit, such as 72h"),
+)
+PARTITION = ("auto_promote", "defaults", "flavors", "image", "max_time", "nodes", "policy", "preemptible")
+LOGS: Fields = {
+    "max_per_job": ("max_mib_per_job", _memory),
+    "max_total": ("max_total_mib", _memory),
+}
+_YEAR_S = 366 * 86400
+SETTINGS: Fields = {
+    "tick": ("tick_s", _seconds),
+    "tick_s": ("tick_s", _number(0.01, _YEAR_S, "seconds")),
+    "probe_timeout": ("probe_timeout_s", _seconds),
+    "probe_timeout_s": ("probe_timeout_s", _number(0.1, _YEAR_S, "seconds")),
+    "down_after": ("down_after_s", _seconds),
+    "down_after_s": ("down_after_s", _number(0, _YEAR_S, "seconds")),
+    "node_fail_after": ("node_fail_after_s", _seconds),
+    "node_fail_after_s": ("node_fail_after_s", _number(0, _YEAR_S, "seconds")),
+    "grace": ("grace_s", _whole_seconds),
+    "grace_s": ("grace_s", _whole(0, _YEAR_S, "seconds")),
+    "connect_timeout": ("connect_timeout_s", _seconds),
+    "connect_timeout_s": ("connect_timeout_s", _number(0.1, _YEAR_S, "seconds")),
+    "fairshare_half_life": ("fairshare_half_life_s", _whole_seconds),
+    "fairshare_half_life_s": ("fairshare_half_life_s", _whole(1, 100 * _YEAR_S, "seconds")),
+    "keep_reports": ("keep_reports_s", _whole_seconds),
+    "keep_reports_s": ("keep_reports_s", _whole(1, 100 * _YEAR_S, "seconds")),
+    "max_retries": ("max_retries", _whole(0, 1000, "a number of retries")),
+    "power_price": ("power_price_per_kwh", _price),
+    "power_price_per_kwh": ("power_price_per_kwh", _number(0, 1e9, "a price per kWh")),
+    "currency": ("currency", _text("a currency such as EUR", re.compile(r"[^\s\x00-\x1f\x7f]{1,8}"))),
+    "admins": ("admins", _words("a user name", _USER)),
+    "shared": ("shared", lambda value: value.flag()),
+    "allowed_mounts": ("allowed_mounts", _words("an absolute path", _ABSOLUTE)),
+    "max_queued_jobs_per_user": ("max_queued_jobs_per_user", _whole(1, 1_000_000_000, "a number of jobs")),
+    "max_queued_size_per_user": ("max_queued_mib_per_user", _memory),
+    "capabilities": ("capabilities", _choices(*CAPABILITIES)),
+    "image_transports": ("image_transports", _choices(*TRANSPORTS)),
+    "network": ("network", _text("a network mode of the container runtime, such as host or bridge", _IMAGE)),
+    "known_hosts": ("known_hosts", _text("the path of a known_hosts file")),
+    "ssh_config": ("ssh_config", _text("the path of an ssh_config file")),
+    "logs": ("logs", lambda value: value),
+    "retrain_days": ("retrain_days", _whole(2, 3650, "a number of days")),
+    "auto_promote": ("auto_promote", lambda value: value.flag()),
+}

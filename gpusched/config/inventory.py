@@ -1,0 +1,209 @@
+"""inventory.yaml -> Inventory, checked; every error says file:line, key, what was found and what was expected.
+
+The keys and their units are explained in the inventory.yaml at the repository's root. A value of a node comes from the
+node itself, else its partition's ``defaults``, else the file's ``defaults``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gpusched.config import fields
+from gpusched.config.paths import config_folder
+from gpusched.config.yamlfile import Value, parse_file
+from gpusched.errors import FileError, UsageError
+from gpusched.model.resources import Flavor, Inventory, LogSettings, Node, Partition, Settings
+
+SYSTEM_INVENTORY = Path("/etc/gpusched/inventory.yaml")
+
+
+def find_inventory() -> Path:
+    """The inventory file in force.
+
+    ``$GPUSCHED_INVENTORY`` (a file, or a folder that holds inventory.yaml); else ./inventory.yaml; else
+    ``$XDG_CONFIG_HOME/gpusched/inventory.yaml``; else /etc/gpusched/inventory.yaml.
+
+    Raises:
+        UsageError: None of them is there.
+    """
+    if named := os.environ.get("GPUSCHED_INVENTORY"):
+        path = Path(named).expanduser()
+        path = path / "inventory.yaml" if path.is_dir() else path
+        if not os.path.exists(path):
+            raise UsageError(f"no inventory: GPUSCHED_INVENTORY names {path}, which is not there", _HINT)
+        return path
+    places = (Path("inventory.yaml"), config_folder() / "inventory.yaml", SYSTEM_INVENTORY)
+    for place in places:
+        if os.path.exists(place):
+            return place
+    looked = ", ".join(str(p) for p in (places[0].absolute(), *places[1:]))
+    raise UsageError(f"no inventory: looked for {looked}", _HINT)
+
+
+_HINT = "write one with `gpusched init HOST...`, or set GPUSCHED_INVENTORY"
+
+
+def load_inventory(path: Path | str | None = None) -> Inventory:
+    """The inventory of a file; of the one in force where no path is given.
+
+    Raises:
+        FileError: The first thing wrong with it.
+        UsageError: There is none.
+    """
+    return _Reader(find_inventory() if path is None else path).inventory()
+
+
+def inventory_errors(path: Path | str) -> list[FileError]:
+    """Everything wrong with an inventory file, in the order it was noticed; empty when it is well."""
+    errors: list[FileError] = []
+    try:
+        _Reader(path, errors).inventory()
+    except FileError as error:
+        errors.append(error)
+    return errors
+
+
+def flavor_nodes(flavor: Flavor, nodes: tuple[Node, ...]) -> int | None:
+    """Over how many of these nodes a job of this flavor is spread: the fewest whole equal parts that fit.
+
+    None where it fits on no number of them, even empty.
+    """
+    for count in range(1, len(nodes) + 1):
+        if flavor.gpus % count or flavor.cores % count or flavor.memory_mib % count:
+            continue
+        part = (flavor.gpus // count, flavor.cores // count, flavor.memory_mib // count)
+        room = sum(n.gpus >= part[0] and n.cores >= part[1] and n.memory_mib >= part[2] for n in nodes)
+        if room >= count:
+            return count
+    return None
+
+
+class _Reader:
+    """One reading of one file. With ``errors`` given, errors of a part are noted there and the next part is read."""
+
+    def __init__(self, path: Path | str, errors: list[FileError] | None = None) -> None:
+        self._path = path
+        self._errors = errors
+        self._names: dict[str, Value] = {}
+        self._addresses: dict[tuple[str, int | None], str] = {}
+
+    def inventory(self) -> Inventory:
+        root = parse_file(self._path, "an inventory")
+        known = root.fields("a mapping with partitions", ("settings", "defaults", "partitions"))
+        settings = Settings()
+        defaults: dict[str, Any] = {}
+        with self._noting():
+            settings = self._settings(known.get("settings"))
+        with self._noting():
+            defaults = fields.read(known.get("defaults"), fields.DEFAULTS, "a mapping of node settings")
+        if "partitions" not in known:
+            raise root.missing("partitions", "at least one partition with its nodes")
+        found = known["partitions"].fields("a mapping: name of partition -> its nodes")
+        if not found:
+            raise known["partitions"].error("at least one partition with its nodes", "none")
+        partitions = []
+        for name, value in found.items():
+            with self._noting():
+                partitions.append(self._partition(name, value, defaults))
+        return Inventory(path=str(self._path), partitions=tuple(partitions), settings=settings)
+
+    def _settings(self, value: Value | None) -> Settings:
+        if value is None:
+            return Settings()
+        values = fields.read(value, fields.SETTINGS, "a mapping of settings")
+        logs = fields.read(values.pop("logs", None), fields.LOGS, "a mapping of log settings")
+        if isinstance(price := values.get("power_price_per_kwh"), tuple):
+            values["power_price_per_kwh"], currency = price
+            if currency is not None and values.setdefault("currency", currency) != currency:
+                raise value.error("one currency", f"{values['currency']} and {currency}")
+        return Settings(**values, logs=LogSettings(**logs))
+
+    def _partition(self, name: str, value: Value, file_defaults: Mapping[str, Any]) -> Partition:
+        fields.check_name(name, value)
+        known = value.fields("a mapping with nodes and flavors", fields.PARTITION)
+        defaults = {
+            **file_defaults,
+            **fields.read(known.get("defaults"), fields.DEFAULTS, "a mapping of node settings"),
+        }
+        if "nodes" not in known:
+            raise value.missing("nodes", "a list of nodes")
+        listed = known["nodes"]
+        nodes: list[Node] = []
+        entries = [listed] if listed.is_text else listed.items("a list of nodes")
+        if not entries:
+            raise listed.error("at least one node", "none")
+        for entry in entries:
+            with self._noting():
+                nodes += self._nodes(name, entry, defaults)
+        max_time_s = fields.duration(known["max_time"]) if "max_time" in known else None
+        return Partition(
+            name=name,
+            nodes=tuple(nodes),
+            flavors=tuple(self._flavors(known.get("flavors"), tuple(nodes), max_time_s)),
+            policy=fields.name(known["policy"]) if "policy" in known else "fifo",
+            default_image=fields.image(known["image"]) if "image" in known else None,
+            max_time_s=max_time_s,
+            auto_promote=known["auto_promote"].flag() if "auto_promote" in known else None,
+            preemptible=known["preemptible"].flag() if "preemptible" in known else False,
+        )
+
+    def _nodes(self, partition: str, entry: Value, defaults: Mapping[str, Any]) -> list[Node]:
+        own: dict[str, Any] = {"name": fields.host_range(entry)} if entry.is_text else {}
+        if not entry.is_text:
+            own = fields.read(entry, fields.NODE, "a node: a host name, or a mapping with a name")
+        if "name" not in own:
+            raise entry.missing("name", "the node's name")
+        values = fields.complete_node(entry, own, defaults)
+        names: list[str] = values.pop("name")
+        addresses: list[str] = values.pop("address", names)
+        if len(addresses) != len(names):
+            raise entry.error(f"as many addresses as names ({len(names)})", f"{len(addresses)} addresses")
+        for name, address in zip(names, addresses, strict=True):
+            self._claim(entry, name, address, values)
+        return [Node(name=n, address=a, partition=partition, **values) for n, a in zip(names, addresses, strict=True)]
+
+    def _claim(self, entry: Value, name: str, address: str, values: Mapping[str, Any]) -> None:
+        first = self._names.setdefault(name, entry)
+        if first is not entry:
+            raise entry.error("every node once", f'the node "{name}" again (first in line {first.line})')
+        if values.get("transport") == "local":
+            return
+        owner = self._addresses.setdefault((address, values.get("port")), name)
+        if owner != name:
+            raise entry.error("an address of its own for every node", f'"{address}" again (it is {owner}\'s)')
+
+    def _flavors(self, value: Value | None, nodes: tuple[Node, ...], max_time_s: int | None) -> list[Flavor]:
+        flavors: list[Flavor] = []
+        found = value.fields("a mapping: name of flavor -> gpus, cores, memory, time") if value is not None else {}
+        for name, entry in found.items():
+            with self._noting():
+                flavors.append(self._flavor(name, entry, nodes, max_time_s))
+        return flavors
+
+    def _flavor(self, name: str, entry: Value, nodes: tuple[Node, ...], max_time_s: int | None) -> Flavor:
+        fields.check_name(name, entry)
+        values = fields.read(entry, fields.FLAVOR, "a mapping with gpus, cores, memory and time")
+        for key, expected in fields.FLAVOR_NEEDS:
+            if fields.FLAVOR[key][0] not in values:
+                raise entry.missing(key, expected)
+        flavor = Flavor(name=name, **values)
+        if max_time_s is not None and flavor.time_limit_s > max_time_s:
+            raise entry.error("a time within the partition's max_time", "a longer time limit")
+        if nodes and not self._errors and flavor_nodes(flavor, nodes) is None:
+            raise entry.error(
+                f"what fits, in whole equal parts, on {fields.describe(nodes)}", fields.describe_flavor(flavor)
+            )
+        return flavor
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
+        except FileError as error:
+            if self._errors is None:
+                raise
+            self._errors.append(error)

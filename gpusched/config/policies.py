@@ -1,0 +1,225 @@
+"""policies/*.yaml -> PolicySpec. A site's own folder goes before the policies that come with gpusched.
+
+A trained policy NAME.yaml has its weights in the folder NAME beside it. That folder holds a ``policy.yaml`` as well,
+and so is the policy itself: it can be moved elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from gpusched.config.yamlfile import Value, parse_file, suggestion
+from gpusched.errors import FileError, UsageError
+from gpusched.model.policy import MAPPED, Agent, Backfill, Mapping, Order, Place, PolicySpec, Preempting
+from gpusched.model.resources import Inventory
+from gpusched.model.units import parse_duration
+
+BUILT_IN = Path(__file__).parents[1] / "data" / "policies"
+POLICY, WEIGHTS = "policy.yaml", ".safetensors"  # of a trained policy's folder
+DEFAULT_FALLBACK = "easy"
+
+
+def policy_folders(inventory_path: Path | str) -> tuple[Path, ...]:
+    """Where policies are looked for, in order.
+
+    ``$GPUSCHED_POLICIES``, else ``policies/`` beside the inventory where there is one; then those that come along.
+
+    Raises:
+        UsageError: ``$GPUSCHED_POLICIES`` is not a folder.
+    """
+    if named := os.environ.get("GPUSCHED_POLICIES"):
+        folder = Path(named).expanduser()
+        if not folder.is_dir():
+            raise UsageError(f"no policies: GPUSCHED_POLICIES names {folder}, which is not a folder")
+        return folder, BUILT_IN
+    beside = Path(inventory_path).absolute().parent / "policies"
+    return (beside, BUILT_IN) if beside.is_dir() else (BUILT_IN,)
+
+
+def policy_names(inventory_path: Path | str) -> list[str]:
+    """Names of all policies a partition may use, sorted."""
+    return names_in(policy_folders(inventory_path))
+
+
+def names_in(folders: tuple[Path, ...]) -> list[str]:
+    """Names of all policies in these folders, sorted."""
+    return sorted(
+        {file.stem for folder in folders for file in folder.glob("*.yaml")}
+        | {file.parent.name for folder in folders for file in folder.glob(f"*/{POLICY}")}
+    )
+
+
+def load_policies(inventory: Inventory) -> dict[str, PolicySpec]:
+    """The policy of every partition: partition name -> policy.
+
+    Raises:
+        FileError: A partition names one that does not exist, or its file is wrong.
+    """
+    folders = policy_folders(inventory.path)
+    loaded: dict[str, PolicySpec] = {}
+    for partition in inventory.partitions:
+        if partition.policy not in loaded:
+            file = policy_file(partition.policy, folders)
+            if file is None:
+                raise _unknown(inventory, partition.name, folders)
+            loaded[partition.policy] = load_policy(file, folders)
+    return {p.name: loaded[p.policy] for p in inventory.partitions}
+
+
+def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> PolicySpec:
+    """The policy of one file, named after it; or of a trained policy's folder, named after that.
+
+    Args:
+        path: ``NAME.yaml``, or a folder with a ``policy.yaml``.
+        folders: Where an agent's fallback is looked for, besides the file's own folder.
+
+    Raises:
+        FileError: The first thing wrong with it.
+    """
+    file = Path(path)
+    trained = file if file.is_dir() else file.with_suffix("")
+    file = file / POLICY if file.is_dir() else file
+    stages = {"order": get_args(Order), "place": get_args(Place), "backfill": get_args(Backfill)}
+    root = parse_file(file, "a policy")
+    expected = "a mapping with order, place, backfill"
+    known = (*_AGENT_KEYS, *stages) if "agent" in root.fields(expected) else ("agent", *stages)
+    fields = root.fields(expected, ("description", "mapping", *known))
+    chosen: dict[str, Any] = {key: fields[key].choice(options) for key, options in stages.items() if key in fields}
+    if "description" in fields:
+        chosen["description"] = fields["description"].text("a sentence")
+    if "mapping" in fields:
+        if chosen.get("place") not in MAPPED:
+            raise fields["mapping"].error(f"this only with place: {' or '.join(MAPPED)}", "it without")
+        chosen["mapping"] = _mapping_of(fields["mapping"])
+    if "agent" in fields:
+        chosen |= _agent_of(fields, trained, (file.parent, *folders))
+    if chosen.get("order") == "sjf-estimate" and chosen.get("backfill") == "easy":
+        # its promise to the head rests on times that are not exceeded: limits, not estimates
+        raise fields["backfill"].error("none or skip with order: sjf-estimate")
+    return _with_version(PolicySpec(name=trained.name, **chosen))
+
+
+_AGENT_KEYS = ("agent", "fallback", "budget", "preempt", "train")
+
+
+def _agent_of(fields: dict[str, Value], trained: Path, folders: tuple[Path, ...]) -> dict[str, Any]:
+    """What a file says of its agent."""
+    found: dict[str, Any] = {"agent": fields["agent"].choice(get_args(Agent)), "folder": str(trained)}
+    name = fields["fallback"].text("a policy's name") if "fallback" in fields else DEFAULT_FALLBACK
+    file = policy_file(name, folders)
+    # looked at before it is loaded: its own fallback could be this very policy
+    if file is None or file.is_dir() or "agent" in parse_file(file, "a policy").fields("a mapping"):
+        names = sorted({f.stem for folder in folders for f in folder.glob("*.yaml")} - {"policy", trained.name})
+        expected = f"a policy without an agent, such as {DEFAULT_FALLBACK}{suggestion(name, names)}"
+        raise fields["fallback"].error(expected)
+    found["fallback"] = load_policy(file)
+    if "budget" in fields:
+        found["budget_s"] = fields["budget"].converted(_seconds, "a time, such as 200ms")
+    if "preempt" in fields:
+        found["preempt"] = _preempting_of(fields["preempt"])
+    if "train" in fields:
+        section = fields["train"].fields("a mapping of hyper-parameters")
+        found["settings"] = {key: _plain(value) for key, value in section.items()}
+    return found
+
+
+def _mapping_of(section: Value) -> Mapping:
+    """How jobs are mapped to nodes and GPU types."""
+    numbers = {"floor": (0.0, 1.0), "user_share": (0.0, 1.0), "order_weight": (0.0, 1e6), "open_cost": (0.0, 1e6),
+               "fragment_cost": (0.0, 1e6)}  # fmt: skip
+    fields = section.fields("a mapping", ("window", "budget", *numbers, "speeds"))
+    found: dict[str, Any] = {key: fields[key].number(*bounds) for key, bounds in numbers.items() if key in fields}
+    if "window" in fields:
+        found["window"] = fields["window"].whole(1, 10_000)
+    if "budget" in fields:
+        found["budget_s"] = fields["budget"].converted(_seconds, "a time, such as 200ms")
+    if "speeds" in fields:
+        patterns = fields["speeds"].fields("a mapping of job names to speeds by GPU type")
+        found["speeds"] = {
+            pattern: {name: speed.number(0.0, 1e9) for name, speed in by_type.fields("speeds by GPU type").items()}
+            for pattern, by_type in patterns.items()
+        }
+    return Mapping(**found)
+
+
+def _preempting_of(section: Value) -> Preempting:
+    """What an agent that stops running jobs leaves alone."""
+    fields = section.fields("a mapping with min_run, per_hour, restart", ("min_run", "per_hour", "restart"))
+    found: dict[str, Any] = {
+        f"{key}_s": fields[key].converted(_seconds_or_none, "a time, such as 10m; 0s: none")
+        for key in ("min_run", "restart")
+        if key in fields
+    }
+    if "per_hour" in fields:
+        found["per_hour"] = fields["per_hour"].whole(0, 3600)
+    return Preempting(**found)
+
+
+def _seconds_or_none(text: str) -> float:
+    return 0.0 if text in ("0", "0s") else _seconds(text)
+
+
+def _seconds(text: str) -> float:
+    """``200ms``, or a duration as elsewhere."""
+    if text.endswith("ms"):
+        if not (number := float(text.removesuffix("ms"))) > 0:
+            raise ValueError(text)
+        return number / 1000
+    return float(parse_duration(text))
+
+
+def _plain(value: Value) -> Any:
+    """A number where it reads as one, else the text."""
+    text = value.text("a number or a word")
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(text, text)
+
+
+def _with_version(spec: PolicySpec) -> PolicySpec:
+    """With the digest of its meaning, and of its weights where there are any."""
+    meaning: dict[str, Any] = {"order": spec.order, "place": spec.place, "backfill": spec.backfill}
+    if spec.place in MAPPED:
+        meaning["mapping"] = msgspec.to_builtins(spec.mapping)
+    if spec.agent is not None:
+        files = sorted(Path(spec.folder).glob(f"*{WEIGHTS}"))
+        weights = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+        meaning |= {"agent": spec.agent, "fallback": spec.fallback and spec.fallback.version, "weights": weights}
+        meaning |= {"budget_s": spec.budget_s, "train": spec.settings}
+        if spec.preempt != Preempting():  # left out where nothing is said, so that other policies keep their versions
+            meaning["preempt"] = msgspec.to_builtins(spec.preempt)
+    version = hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:12]
+    return msgspec.structs.replace(spec, version=version)
+
+
+def policy_file(name: str, folders: tuple[Path, ...]) -> Path | None:
+    """The file (or trained policy's folder) of that name, of the first folder that has one; None: there is none."""
+    for folder in folders:
+        if (file := folder / f"{name}.yaml").is_file():
+            return file
+        if (folder / name / POLICY).is_file():
+            return folder / name
+    return None
+
+
+def _unknown(inventory: Inventory, partition: str, folders: tuple[Path, ...]) -> FileError:
+    names = policy_names(inventory.path)
+    looked = " and ".join(str(f) for f in folders)
+    value = _policy_value(inventory, partition)
+    expected = f"one of {', '.join(names)} (of {looked}){suggestion(value.found().strip(chr(34)), names)}"
+    return value.error(expected)
+
+
+def _policy_value(inventory: Inventory, partition: str) -> Value:
+    """Where the inventory names the partition's policy; its entry where it names none."""
+    found = parse_file(inventory.path).fields("a mapping")["partitions"].fields("a mapping")[partition]
+    return found.fields("a mapping").get("policy", found)

@@ -1,0 +1,123 @@
+"""Trained weights: files in safetensors, read without torch and never by pickle.
+
+A trained policy is a folder: ``policy.yaml``, and for each partition ``NAME.safetensors`` (weights, and what they are
+of) with its training card ``NAME.card.yaml``. Weights of the name ``default`` serve partitions without their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusched.config.paths import write_whole
+from gpusched.config.policies import WEIGHTS
+from gpusched.errors import GpuschedError
+
+CARD = ".card.yaml"
+DEFAULT = "default"
+
+
+class ModelError(GpuschedError):
+    """Weights that cannot be used; the policy's fallback decides."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """One partition's trained weights.
+
+    Attributes:
+        agent: Kind of agent they are for: gist, rltune.
+        arrays: Name -> array.
+        about: What else the file says, text by name.
+        digest: Of the file, 12 hexadecimal digits.
+        path: The file.
+    """
+
+    agent: str
+    arrays: dict[str, npt.NDArray[np.generic]]
+    about: dict[str, str]
+    digest: str
+    path: str
+
+
+def weights_file(folder: Path, partition: str) -> Path:
+    """The file with a partition's weights: its own, else the folder's ``default``, else the only one there is."""
+    own = folder / f"{partition}{WEIGHTS}"
+    if own.is_file():
+        return own
+    default = folder / f"{DEFAULT}{WEIGHTS}"
+    found = sorted(folder.glob(f"*{WEIGHTS}"))
+    return found[0] if not default.is_file() and len(found) == 1 else default
+
+
+def load_model(folder: Path, partition: str, agent: str) -> Model:
+    """A partition's weights.
+
+    Raises:
+        ModelError: There are none, they cannot be read, are another agent's, or hold what is not a finite number.
+    """
+    path = weights_file(folder, partition)
+    if not path.is_file():
+        raise ModelError(f"{path}: there are no weights for {partition}", "train them: gpusched train")
+    return load_file(path, agent)
+
+
+def load_file(path: Path, agent: str) -> Model:
+    """The weights of one file.
+
+    Raises:
+        ModelError: It is not there, cannot be read, is another agent's, or holds what is not a finite number.
+    """
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        raise ModelError(
+            f"{path}: reading weights needs safetensors, which is not installed", "pip install safetensors"
+        ) from None
+    try:
+        content = path.read_bytes()
+        with safe_open(path, framework="numpy") as file:
+            about = dict(file.metadata() or {})
+            arrays = {name: file.get_tensor(name) for name in file.keys()}
+    except FileNotFoundError:
+        raise ModelError(f"{path}: there is no such file") from None
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path}: these weights cannot be read: {error}", "train them again") from None
+    if about.get("agent") != agent:
+        raise ModelError(f"{path}: these are weights of {about.get('agent', 'something else')}, not of {agent}")
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ModelError(f"{path}: {name} holds numbers that are not finite", "train them again")
+    return Model(agent, arrays, about, digest_of(content), str(path))
+
+
+def digest_of(content: bytes) -> str:
+    """By which weights are known: 12 hexadecimal digits of their file's."""
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+def save_model(
+    path: Path, agent: str, arrays: dict[str, npt.NDArray[np.generic]], about: dict[str, str] | None = None
+) -> None:
+    """Writes weights so that a crash leaves the old file or the new one."""
+    from safetensors.numpy import save
+
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    write_whole(path, _sorted_header(save(contiguous, {"agent": agent, **(about or {})})))
+
+
+def _sorted_header(content: bytes) -> bytes:
+    """The same safetensors with its header's keys in order.
+
+    The library writes them in an order of its own in every process; the same weights must have the same digest.
+    Layout: the header's length (8 bytes, little endian), the header (JSON, padded with blanks to 8), the data.
+    """
+    size = int.from_bytes(content[:8], "little")
+    header = json.dumps(json.loads(content[8 : 8 + size]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + content[8 + size :]

@@ -1,0 +1,153 @@
+"""From a snapshot to what `forward` runs: who waits for whom, who holds what, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.forecast.run import JOB, PART, QUEUE, USER
+from gpusched.model.jobs import DependencyKind
+from gpusched.model.policy import PolicySpec
+from gpusched.model.snapshot import PendingView, RunningView, Snapshot
+from gpusched.sched.arrays import Waiting, World
+from gpusched.sched.stages import BACKFILLS, PLACES
+from gpusched.sched.state import BEST_FIT, Ints, Records
+
+
+class Course(NamedTuple):
+    """What every run begins with; see `forward.Line`."""
+
+    jobs: Records
+    parts: Records
+    child: Ints
+    queues: Records
+    users: Records
+    levels: int
+
+
+def staged(policy: PolicySpec) -> PolicySpec:
+    """The stages that are run ahead: an agent's fallback stands in for it, and best fit for a mapping."""
+    return policy.fallback or policy if policy.agent else policy
+
+
+def may_start(job: PendingView, snapshot: Snapshot) -> bool:
+    """Whether the job can start at some time without anybody doing anything."""
+    return not job.held_by and job.spec.partition in snapshot.policies and job.dependency != "never"
+
+
+def course_of(snapshot: Snapshot, views: Sequence[PendingView], own: int, world: World, waiting: Waiting) -> Course:
+    """Everything that does not depend on run times.
+
+    Args:
+        snapshot: The queue, the nodes, and what runs.
+        views: The jobs of the course.
+        own: How many of them are the queue's; the others are variants of them.
+        world: The nodes as arrays.
+        waiting: The jobs as arrays.
+    """
+    running, count = snapshot.running, len(views)
+    names = list(dict.fromkeys([*(v.user for v in views), *(r.user for r in running)]))
+    index = {name: i for i, name in enumerate(names)}
+    jobs = np.zeros(count + len(running), JOB)
+    jobs["user"] = [index[v.user] for v in views] + [index[r.user] for r in running]
+    jobs["gpus"] = [v.spec.gpus for v in views] + [sum(len(p.gpus) for p in r.allocation.parts) for r in running]
+    jobs["array"] = _arrays(views, running, waiting)
+    jobs["partition"] = _partitions(views, running, list(snapshot.policies), world)
+    jobs["start"], jobs["eligible"] = np.nan, -np.inf
+    level = np.unique(-waiting.keys.priority, return_inverse=True)[1].reshape(-1)
+    jobs["level"][:count] = level
+    jobs["eligible"][:count] = [-np.inf if v.eligible_time is None else v.eligible_time for v in views]
+    parts = _held_parts(jobs[count:], running, world)
+    child = _dependents(jobs, snapshot, views, own)
+    queues = _queues(jobs, waiting, {name: staged(policy) for name, policy in snapshot.policies.items()})
+    users = np.zeros(len(names), USER)
+    users["used"] = [3600.0 * snapshot.usage.get(name, 0.0) for name in names]
+    users["since"] = snapshot.now
+    np.add.at(users["held"], jobs["user"][count:], jobs["gpus"][count:])
+    return Course(jobs, parts, child, queues, users, int(level.max(initial=0)) + 1)
+
+
+def _queues(jobs: Records, waiting: Waiting, policies: Mapping[str, PolicySpec]) -> Records:
+    """The partitions' queues, all empty; sets each job's place in its partition's order."""
+    queues = np.zeros(len(policies), QUEUE)
+    low = 0
+    for queue, (name, policy) in zip(queues, policies.items(), strict=True):
+        queue["rule"], queue["backfill"] = PLACES.get(policy.place, BEST_FIT), BACKFILLS[policy.backfill]
+        queue["fair"], queue["low"] = policy.order == "fairshare", low
+        if name in waiting.queues:
+            # Fair share is sorted by usage on the way; where users are equal it goes by submission.
+            ordered = waiting.ordered(name, "fifo" if policy.order == "fairshare" else policy.order)
+            jobs["rank"][ordered] = np.arange(len(ordered))
+            low += len(ordered)
+    return queues
+
+
+def _partitions(
+    views: Sequence[PendingView], running: Sequence[RunningView], names: Sequence[str], world: World
+) -> Ints:
+    """Jobs by their spec, running ones by their first node; the first partition for nodes nobody knows."""
+    index = {name: i for i, name in enumerate(names)}
+    found = [index[v.spec.partition] for v in views]
+    for job in running:
+        rows = [world.row[p.node] for p in job.allocation.parts if p.node in world.row]
+        found.append(index.get(world.nodes[rows[0]].partition, 0) if rows else 0)
+    return _ints(found)
+
+
+def _arrays(views: Sequence[PendingView], running: Sequence[RunningView], waiting: Waiting) -> Ints:
+    """The bound that each job counts for, or -1."""
+    of_array = {v.array_id or v.id: int(a) for v, a in zip(views, waiting.jobs.array.tolist(), strict=True) if a >= 0}
+    return _ints([*waiting.jobs.array.tolist(), *(of_array.get(r.array_id or "", -1) for r in running)])
+
+
+def _held_parts(jobs: Records, running: Sequence[RunningView], world: World) -> Records:
+    """What running jobs hold on known nodes (``PART``); blocked GPUs do not come back."""
+    rows: list[tuple[int, int, int, int]] = []
+    for job, view in zip(jobs, running, strict=True):
+        job["part"] = len(rows)
+        for part in view.allocation.parts:
+            row = world.row.get(part.node, -1)
+            if row >= 0:
+                well = sum(1 for g in part.gpus if g not in world.nodes[row].blocked)
+                rows.append((row, well, part.cores, part.memory_mib))
+        job["part_stop"] = len(rows)
+    return np.array(rows, PART)
+
+
+def _dependents(jobs: Records, snapshot: Snapshot, views: Sequence[PendingView], own: int) -> Ints:
+    """Who waits for whom: sets ``needs`` and the bounds of each job's part of the answer, see `forward.JOB`.
+
+    A job that waits for one which never starts (held, say), or for something that is not known, waits for ever.
+    """
+    by_id: dict[str, list[int]] = {}
+    known = [(j.id, j.array_id) for j in views[:own]] + [(r.id, r.array_id) for r in snapshot.running]
+    for k, (job_id, array_id) in enumerate(known):
+        for name in {job_id, array_id or job_id}:
+            by_id.setdefault(name, []).append(k if k < own else len(views) + k - own)
+    stuck = {n for j in snapshot.pending if not may_start(j, snapshot) for n in (j.id, j.array_id or j.id)}
+    ends: dict[int, list[int]] = {}
+    begins: dict[int, list[int]] = {}
+    for j, view in enumerate(views):
+        for dependency in view.spec.dependencies if view.dependency == "waiting" else ():
+            jobs["needs"][j] += dependency.job_id in stuck
+            on_start = dependency.kind is DependencyKind.AFTER
+            for other in by_id.get(dependency.job_id, ()):
+                if other != j and not (on_start and other >= len(views)):
+                    jobs["needs"][j] += 1
+                    (begins if on_start else ends).setdefault(other, []).append(j)
+        if view.dependency == "waiting" and not jobs["needs"][j]:
+            jobs["needs"][j] = 1
+    child: list[int] = []
+    for k in ends.keys() | begins.keys():
+        jobs["child"][k] = len(child)
+        child += ends.get(k, [])
+        jobs["child_begun"][k] = len(child)
+        child += begins.get(k, [])
+        jobs["child_stop"][k] = len(child)
+    return _ints(child)
+
+
+def _ints(values: Sequence[int]) -> Ints:
+    return np.array(values, dtype=np.int64)

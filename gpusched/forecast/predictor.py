@@ -1,0 +1,157 @@
+"""A trained predictor of run times: its file (safetensors, never pickle), and what it says of a trace's jobs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gpusched.config.weights import Model, ModelError, load_file, save_model
+from gpusched.errors import GpuschedError
+from gpusched.forecast.features import FEATURES, Forest, keys_of, new_past, predict_all, static_of, walk
+from gpusched.sched.state import Floats
+from gpusched.traces.trace import Trace
+
+KIND = "predictor"
+USUAL_NAME = "run-times.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Predictor:
+    """Trees that say how long a job will run.
+
+    Attributes:
+        forest: See `Forest`. quantiles: What its parts are, ascending, 0.5 among them.
+        shifts: What is added to each, in logarithms of seconds, so that they keep what they say (see
+            `learn.calibrating`); none to the median, by which policies go.
+        learned_until: Nothing that ended later was learned from: Unix seconds, or seconds of a trace without calendar.
+        calendar: Whether those are Unix seconds.
+        about: What it was learned from, for people. digest: Of its file.
+    """
+
+    forest: Forest
+    quantiles: tuple[float, ...]
+    shifts: tuple[float, ...]
+    learned_until: float
+    calendar: bool
+    about: dict[str, str]
+    digest: str = ""
+
+    @classmethod
+    def load(cls, path: Path | str) -> Predictor:
+        """The predictor of a file.
+
+        Raises:
+            ModelError: It cannot be read, or is of something else.
+        """
+        model = load_file(Path(path), KIND)
+        try:
+            quantiles = tuple(json.loads(model.about["quantiles"]))
+            return cls(
+                forest=_forest(model),
+                quantiles=quantiles,
+                shifts=_shifts(model, quantiles),
+                learned_until=float(model.about["learned_until"]),
+                calendar=model.about["calendar"] == "unix",
+                about=model.about,
+                digest=model.digest,
+            )
+        except (KeyError, ValueError) as error:
+            raise ModelError(f"{path}: not a predictor of this version ({error})", "train it again") from None
+
+    def save(self, path: Path) -> None:
+        """Writes it, whole or not at all."""
+        about = {
+            **self.about,
+            "features": _digest(),
+            "quantiles": json.dumps(self.quantiles),
+            "shifts": json.dumps(self.shifts),
+            "learned_until": repr(self.learned_until),
+            "calendar": "unix" if self.calendar else "trace",
+        }
+        arrays = {name: np.asarray(array) for name, array in self.forest._asdict().items()}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_model(path, KIND, arrays, about)
+        except OSError as error:
+            raise GpuschedError(f"{path}: {error.strerror or error}") from None
+
+    def predict(self, features: Floats) -> Floats:
+        """Seconds, ``float64[jobs, quantiles]``, for ``features: float64[jobs, FEATURES]``; quantiles never cross.
+
+        Where two would, the one farther from the median gives way: the median is what policies believe.
+        """
+        logs = np.zeros((len(features), len(self.quantiles)))
+        predict_all(self.forest, np.ascontiguousarray(features, np.float64), logs)
+        logs += self.shifts
+        middle = self.quantiles.index(0.5)
+        logs[:, middle::-1] = np.minimum.accumulate(logs[:, middle::-1], axis=1)
+        logs[:, middle:] = np.maximum.accumulate(logs[:, middle:], axis=1)
+        return np.exp(np.maximum(logs, 0.0))
+
+    def of(self, trace: Trace) -> Floats:
+        """Seconds, ``float64[jobs, quantiles]``, for each job of a trace at its submission."""
+        return self.predict(features_of(trace, float(self.forest.typical[0])))
+
+    def notes_for(self, trace: Trace) -> list[str]:
+        """What the result of a replay says of its estimates."""
+        notes = [f"estimates by predictor {self.digest or 'in memory'}, learned from {self.about.get('trace', '?')}"]
+        if old := int(self.knew(trace).sum()):
+            notes.append(f"{old} of these jobs are older than the end of what the predictor has learned from")
+        return notes
+
+    def knew(self, trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """``bool[jobs]``: which jobs were submitted before the end of what was learned from (by the same calendar)."""
+        if self.calendar != (trace.epoch is not None):
+            return np.zeros(len(trace), np.bool_)
+        known: np.ndarray[tuple[int], np.dtype[np.bool_]] = trace.submit + (trace.epoch or 0.0) < self.learned_until
+        return known
+
+
+def ends_of(trace: Trace) -> Floats:
+    """``float64[jobs]``: when each job ended in the source, or would have without waiting where that is not known."""
+    return trace.submit + np.where(np.isnan(trace.wait), 0.0, trace.wait) + trace.duration
+
+
+def features_of(trace: Trace, typical: float) -> Floats:
+    """``float64[jobs, FEATURES]``: what was known of each job at its submission, of those that had ended by then.
+
+    Args:
+        trace: The jobs.
+        typical: The predictor's `Forest.typical`.
+    """
+    keys, end = keys_of(trace), ends_of(trace)
+    rows = np.zeros((len(trace), len(FEATURES)))
+    by_end = np.argsort(end, kind="stable")
+    walk(trace.submit, end, trace.duration, static_of(trace), keys, new_past(keys), by_end, typical, rows)
+    return rows
+
+
+def _forest(model: Model) -> Forest:
+    if model.about["features"] != _digest():
+        raise ValueError("it asks for other features")
+    forest = Forest(*(model.arrays[name] for name in Forest._fields))  # type: ignore[arg-type]
+    nodes = len(forest.feature)
+    inside = all(
+        0 <= int(array.min(initial=0)) and int(array.max(initial=0)) < nodes
+        for array in (forest.left, forest.right, forest.roots)
+    )
+    downwards = (forest.feature < 0) | ((forest.left > np.arange(nodes)) & (forest.right > np.arange(nodes)))
+    if not inside or not downwards.all() or int(forest.feature.max(initial=0)) >= len(FEATURES):
+        raise ValueError("its trees lead nowhere")
+    return forest
+
+
+def _shifts(model: Model, quantiles: tuple[float, ...]) -> tuple[float, ...]:
+    """Of each quantile; none in files from before there were any."""
+    shifts = tuple(float(shift) for shift in json.loads(model.about.get("shifts", "null")) or (0.0,) * len(quantiles))
+    if len(shifts) != len(quantiles) or 0.5 not in quantiles or not np.isfinite(shifts).all():
+        raise ValueError("its quantiles make no sense")
+    return shifts
+
+
+def _digest() -> str:
+    return hashlib.sha256("\n".join(FEATURES).encode()).hexdigest()[:12]

@@ -1,0 +1,173 @@
+"""The present queue as arrays that can be run forward many times: once with limits, and with draws of run times.
+
+The order, the placement and the backfill are the live policy's own (`sched.order`, `sched.backfill.schedule`), so what
+is foretold is what the controller will do if the run times are as assumed and nobody submits anything more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusched.forecast.initial import course_of, may_start
+from gpusched.forecast.run import ALLOWED, COUNTERS, JOBS, LEVELS, WORK, Line, Passes, fit_anew, run_forward
+from gpusched.model.snapshot import PendingView, Snapshot
+from gpusched.sched.arrays import releases_of, waiting_of, world_of
+from gpusched.sched.fit import stand
+from gpusched.sched.heaps import new_heap
+from gpusched.sched.state import Jobs, Outcome, Releases, Rooms, new_outcome, new_scratch, seed_words
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+ENOUGH_WORK = 40_000_000  # queue entries of one run: some tenths of a second
+
+
+class RunTimes(NamedTuple):
+    """One draw: ``lasts: float64[J]``, how long waiting jobs will run; ``ends: float64[R]``, when running ones end."""
+
+    lasts: Floats
+    ends: Floats
+
+
+class Fate(NamedTuple):
+    """What one run says.
+
+    Attributes:
+        start: ``float64[J]``, Unix seconds, infinite: not within it.
+        whole: Whether it came to its end. work: Queue entries looked at.
+    """
+
+    start: Floats
+    whole: bool
+    work: int
+
+
+class Ahead:
+    """A snapshot made ready to be run forward.
+
+    Attributes:
+        snapshot: As given.
+        views: The jobs that may start at all, then the variants: job J of every array here.
+        first_variant: Index of the first variant; variants take part only where they are asked for.
+    """
+
+    def __init__(
+        self, snapshot: Snapshot, *, half_life_s: float, tick_s: float, variants: Sequence[PendingView] = ()
+    ) -> None:
+        self.snapshot = snapshot
+        own = [job for job in snapshot.pending if may_start(job, snapshot)]
+        self.views = [*own, *variants]
+        self.first_variant = len(own)
+        self.index = {job.id: i for i, job in enumerate(own)}
+        self._world = world_of(snapshot)
+        self._waiting = waiting_of(self.views, self._world, {})
+        self._releases = releases_of(snapshot.running, self._world, self._waiting.parts)
+        self._standing()
+        self._course = course_of(snapshot, self.views, self.first_variant, self._world, self._waiting)
+        self._clock = np.array([snapshot.now, half_life_s, tick_s])
+        self._entering = np.argsort(self._course.jobs["rank"][: len(self.views)], kind="stable")
+        self._buffers()
+
+    def _standing(self) -> None:
+        world, waiting = self._world, self._waiting
+        self._scratch = new_scratch(len(world.nodes), waiting.jobs.standing.size)
+        stand(world.total, world.usable, waiting.jobs.masks, waiting.requests, self._scratch, waiting.jobs.standing)
+
+    def _buffers(self) -> None:
+        """What a run changes, made once and filled anew for each."""
+        jobs, course, shapes = len(self.views), self._course, self._waiting.jobs.standing.size
+        self._rooms = Rooms(*(array.copy() for array in self._world.rooms))
+        self._freed = Releases(*(array.copy() for array in self._releases))  # type: ignore[arg-type]
+        self._room_of_arrays = self._waiting.jobs.array_room.copy()
+        self._outcome: Outcome = new_outcome(jobs, self._waiting.parts)
+        self._line = Line(
+            jobs=course.jobs.copy(),
+            parts=course.parts,
+            child=course.child,
+            queues=course.queues.copy(),
+            users=course.users.copy(),
+            line=np.zeros(jobs, np.int64),
+            sorted=np.zeros(jobs, np.int64),
+            likely=np.zeros(jobs, np.int64),
+            fit=np.zeros((shapes, len(self._world.nodes)), np.uint8),
+            fits=np.zeros(shapes, np.int64),
+            clock=self._clock.copy(),
+            counter=np.zeros(COUNTERS, np.int64),
+            heap=new_heap(len(course.jobs) + jobs + 2),
+        )
+        for node in range(len(self._world.nodes)):
+            fit_anew(
+                self._line.fit, self._line.fits, self._rooms, self._waiting.requests, self._waiting.jobs.masks, node
+            )
+        self._fit, self._fits = self._line.fit.copy(), self._line.fits.copy()
+
+    @property
+    def limits(self) -> Floats:
+        """``float64[J]``: time limits, seconds."""
+        return self._waiting.jobs.limit
+
+    @property
+    def by_limits(self) -> RunTimes:
+        """Everybody uses the whole limit."""
+        ends = np.array([job.expected_end for job in self.snapshot.running], dtype=np.float64)
+        return RunTimes(self.limits.copy(), np.maximum(ends, self.snapshot.now))
+
+    def run(
+        self,
+        times: RunTimes,
+        *,
+        target: int = -1,
+        without: Sequence[int] = (),
+        until: float = np.inf,
+        seed: int = 0,
+        work: int = ENOUGH_WORK,
+    ) -> Fate:
+        """Runs forward until ``target`` has started (-1: until all has happened).
+
+        Args:
+            times: How long everything lasts.
+            target: Index of the job that is asked for; a variant takes part only here.
+            without: Jobs that take no part.
+            until: Nothing later matters (Unix seconds).
+            seed: For the naive placement's draws.
+            work: Queue entries that may be looked at.
+        """
+        line = self._start_over(times, work)
+        needs = line.jobs["needs"]
+        needs[self.first_variant : len(self.views)] = -1
+        needs[list(without)] = -1
+        if target >= self.first_variant:
+            needs[target] = self._course.jobs["needs"][target]
+        whole = run_forward(line, self._passes(seed), target, until)
+        start = line.jobs["start"][: len(self.views)].copy()
+        start[np.isnan(start)] = np.inf
+        return Fate(start, bool(whole), int(line.counter[WORK]))
+
+    def _passes(self, seed: int) -> Passes:
+        jobs: Jobs = self._waiting.jobs._replace(array_room=self._room_of_arrays)
+        requests, rng = self._waiting.requests, seed_words(seed)
+        return Passes(self._rooms, self._freed, requests, jobs, rng, self._scratch, self._outcome)
+
+    def _start_over(self, times: RunTimes, work: int) -> Line:
+        line, course, jobs = self._line, self._course, len(self.views)
+        for held, fresh in zip((*self._rooms, *self._freed), (*self._world.rooms, *self._releases), strict=True):
+            held[:] = fresh
+        self._room_of_arrays[:] = self._waiting.jobs.array_room
+        self._outcome.total[:] = 0
+        line.jobs[:], line.queues[:], line.users[:] = course.jobs, course.queues, course.users
+        line.jobs["lasts"][:jobs], line.sorted[:] = times.lasts, self._entering
+        line.fit[:], line.fits[:], line.clock[:] = self._fit, self._fits, self._clock
+        line.counter[:] = 0
+        line.counter[JOBS], line.counter[LEVELS], line.counter[ALLOWED] = jobs, course.levels, work
+        order = np.argsort(times.ends, kind="stable")  # a sorted array is a heap
+        line.heap.key[: len(order)], line.heap.item[: len(order)] = times.ends[order], order + jobs
+        line.heap.size[0] = len(order)
+        return line
+
+    def nodes_of(self, job: int) -> tuple[str, ...]:
+        """The nodes that the last run started the job on."""
+        offset, parts = int(self._outcome.offset[job]), self.views[job].spec.nodes
+        return tuple(self._world.nodes[row].name for row in self._outcome.nodes[offset : offset + parts].tolist())

@@ -1,0 +1,371 @@
+"""The present queue run forward to see when jobs start: the live pass `sched.backfill.schedule`, instant by instant.
+
+At one instant ends come first, then jobs that become eligible, then decisions, as in a replay. Nothing is submitted
+meanwhile. Running jobs and those that start on the way end when a draw of run times says so; backfill believes in
+limits, as the controller does.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.compiled import jit
+from gpusched.sched.backfill import schedule
+from gpusched.sched.heaps import Heap, pop, push
+from gpusched.sched.releases import drop
+from gpusched.sched.state import (
+    NAIVE,
+    NONE,
+    OK,
+    POLICY,
+    Flags,
+    Floats,
+    Ints,
+    Jobs,
+    Outcome,
+    Records,
+    Releases,
+    Requests,
+    Rooms,
+    Scratch,
+    Words,
+)
+
+_I8, _F8 = np.int64, np.float64
+
+# Waiting jobs, then running ones. partition: index into QUEUE. rank: place in its order. level: class of its priority,
+# 0 the highest. array: index into `Jobs.array_room`, or -1. user: index into USER. gpus: of the whole job. needs: jobs
+# it still waits for; negative: takes no part. part, part_stop: what a running job holds, rows of PART. child,
+# child_begun, child_stop: those that wait for its end, and for its start, in ``Line.child``. eligible: not before it.
+# lasts: how long it runs. start: NaN until then.
+JOB = np.dtype(
+    [(n, _I8) for n in ("partition", "rank", "level", "array", "user", "gpus", "needs", "part", "part_stop")]
+    + [(n, _I8) for n in ("child", "child_begun", "child_stop")]
+    + [(n, _F8) for n in ("eligible", "lasts", "start")]
+)
+PART = np.dtype([(n, _I8) for n in ("node", "gpus", "cores", "memory")])
+# low: where its part of the line begins. fair: ordered by users' usage. dirty: something has happened.
+QUEUE = np.dtype([(n, _I8) for n in ("rule", "backfill", "fair", "low", "waiting", "dirty")])
+# used: GPU seconds, decayed, at ``since``. usage: GPU hours and GPUs held. held: GPUs. place: by usage.
+USER = np.dtype([(n, _F8) for n in ("used", "since", "usage")] + [(n, _I8) for n in ("held", "place")])
+
+NOW, HALF_LIFE, TICK, CLOCKS = range(4)
+JOBS, LEVELS, WORK, ALLOWED, AWAKE, COUNTERS = range(6)
+_PASS_WORK = 200  # what a pass costs beside its queue, in entries of a queue
+
+
+class Line(NamedTuple):
+    """The queue and where a run of it stands; changed in place.
+
+    Attributes:
+        jobs: ``JOB[J+R]``. parts: ``PART[...]``. child: ``int64[...]``.
+        queues: ``QUEUE[partitions]``. users: ``USER[users]``.
+        line: ``int64[J]``: the waiting jobs, partition by partition, in order.
+        sorted: ``int64[J]``: all by place in the order, at the beginning; then to work in, as ``likely``: ``int64[J]``.
+        fit: ``uint8[shapes, nodes]``: whether a part of the request fits there now.
+        fits: ``int64[shapes]``: on how many nodes.
+        clock: ``float64[CLOCKS]``: now; half-life of usage; pause between decisions; seconds.
+        counter: ``int64[COUNTERS]``: J; classes of priority; queue entries looked at, and how many are allowed; whether
+            an unlucky draw is to be drawn again.
+        heap: What will happen: k an end, J+R+j job j becomes eligible, J+R+J an unlucky draw is drawn again.
+    """
+
+    jobs: Records
+    parts: Records
+    child: Ints
+    queues: Records
+    users: Records
+    line: Ints
+    sorted: Ints
+    likely: Ints
+    fit: Flags
+    fits: Ints
+    clock: Floats
+    counter: Ints
+    heap: Heap
+
+
+class Passes(NamedTuple):
+    """What `schedule` works on, of this run alone where it changes."""
+
+    rooms: Rooms
+    releases: Releases
+    requests: Requests
+    jobs: Jobs
+    rng: Words
+    scratch: Scratch
+    outcome: Outcome
+
+
+@jit
+def run_forward(line: Line, passes: Passes, target: int, until: float) -> bool:
+    """Runs until ``target`` (-1: nobody) has started, time ``until`` is reached, or nothing is left to happen.
+
+    Args:
+        line: As at the snapshot's time, with the running jobs' ends in the heap.
+        passes: As at the snapshot's time.
+        target: The job that is asked for.
+        until: Nothing later matters.
+
+    Returns:
+        Whether it came that far; False where the allowed work was used up.
+    """
+    jobs, queues, clock, counter, heap = line.jobs, line.queues, line.clock, line.counter, line.heap
+    for job in line.sorted[: counter[JOBS]]:  # by place in the order: each enters at the end of its line
+        if jobs[job]["needs"] == 0:
+            _enter_when_due(line, job)
+    for partition in range(queues.size):
+        queues[partition]["dirty"] = 1
+    while True:
+        while heap.size[0] > 0 and heap.key[0] <= clock[NOW]:
+            _happen(line, passes, pop(heap))
+        partition = 0
+        while partition < queues.size:
+            if queues[partition]["dirty"] == 0:
+                partition += 1
+                continue
+            queues[partition]["dirty"] = 0
+            _decide(line, passes, partition)
+            partition = 0  # a start may let in a job of an earlier one
+        if (target >= 0 and not np.isnan(jobs[target]["start"])) or heap.size[0] == 0 or heap.key[0] > until:
+            return True
+        if counter[WORK] > counter[ALLOWED]:
+            return False
+        clock[NOW] = heap.key[0]
+
+
+@jit
+def _happen(line: Line, passes: Passes, item: int) -> None:
+    """An end, a job that becomes eligible, or another draw."""
+    first = line.jobs.size
+    if item >= first:
+        if item < first + line.counter[JOBS]:
+            _enter(line, item - first)
+            return
+        line.counter[AWAKE] = 0
+        for partition in range(line.queues.size):
+            line.queues[partition]["dirty"] = 1
+        return
+    job = line.jobs[item]
+    if item < line.counter[JOBS]:
+        _give_back(line, passes, item)
+        drop(passes.releases, item)
+    else:
+        for at in range(job["part"], job["part_stop"]):
+            part = line.parts[at]
+            _return(line, passes.rooms, passes.requests, passes.jobs.masks, part["node"], part["gpus"], part["cores"],
+                    part["memory"])  # fmt: skip
+        drop(passes.releases, line.counter[JOBS] - 1 - item)
+    if job["array"] >= 0:
+        passes.jobs.array_room[job["array"]] += 1
+    _hold(line, item, -1)
+    _stir(line, job["partition"])
+    _tell(line, job["child"], job["child_begun"])
+
+
+@jit
+def _give_back(line: Line, passes: Passes, job: int) -> None:
+    """What a job that started on the way held."""
+    shape, offset, requests = passes.jobs.shape[job], passes.outcome.offset[job], passes.requests
+    for part in range(requests.parts[shape]):
+        _return(line, passes.rooms, requests, passes.jobs.masks, passes.outcome.nodes[offset + part],
+                requests.gpus[shape], requests.cores[shape], requests.memory[shape])  # fmt: skip
+
+
+@jit
+def _return(
+    line: Line, rooms: Rooms, requests: Requests, masks: Flags, node: int, gpus: int, cores: int, memory: int
+) -> None:
+    """What comes back on a node that takes no jobs stays there."""
+    if rooms.gpus[node] >= 0:
+        rooms.gpus[node] += gpus
+    rooms.cores[node] += cores
+    rooms.memory[node] += memory
+    fit_anew(line.fit, line.fits, rooms, requests, masks, node)
+
+
+@jit
+def fit_anew(fit: Flags, fits: Ints, rooms: Rooms, requests: Requests, masks: Flags, node: int) -> None:
+    """Keeps ``fit`` and ``fits`` true when a node has changed: `place.node_fits`, written out for speed."""
+    lo, hi, gpus, cores = requests.lo, requests.hi, requests.gpus, requests.cores
+    memory, mask = requests.memory, requests.mask
+    has_gpus, has_cores, has_memory = rooms.gpus[node], rooms.cores[node], rooms.memory[node]
+    for shape in range(fits.size):
+        if node < lo[shape] or node >= hi[shape]:
+            continue
+        fitting = has_gpus >= gpus[shape] and has_cores >= cores[shape] and has_memory >= memory[shape]
+        if fitting and mask[shape] >= 0:
+            fitting = masks[mask[shape], node] != 0
+        fits[shape] += int(fitting) - int(fit[shape, node])
+        fit[shape, node] = fitting
+
+
+@jit
+def _enter_when_due(line: Line, job: int) -> None:
+    eligible = line.jobs[job]["eligible"]
+    if eligible <= line.clock[NOW]:
+        _enter(line, job)
+    elif eligible < np.inf:
+        push(line.heap, eligible, line.jobs.size + job)
+
+
+@jit
+def _enter(line: Line, job: int) -> None:
+    jobs, order = line.jobs, line.line
+    queue = line.queues[jobs[job]["partition"]]
+    at = queue["low"] + queue["waiting"]
+    while at > queue["low"] and jobs[order[at - 1]]["rank"] > jobs[job]["rank"]:
+        order[at] = order[at - 1]
+        at -= 1
+    order[at] = job
+    queue["waiting"] += 1
+    _stir(line, jobs[job]["partition"])
+
+
+@jit
+def _stir(line: Line, partition: int) -> None:
+    """Something happened in the partition; where users' usage decides the order, everywhere."""
+    line.queues[partition]["dirty"] = 1
+    for other in range(line.queues.size):
+        line.queues[other]["dirty"] |= line.queues[other]["fair"]
+
+
+@jit
+def _tell(line: Line, begin: int, stop: int) -> None:
+    """These dependents have one job less to wait for."""
+    for at in range(begin, stop):
+        job = line.child[at]
+        line.jobs[job]["needs"] -= 1
+        if line.jobs[job]["needs"] == 0:
+            _enter_when_due(line, job)
+
+
+@jit
+def _hold(line: Line, item: int, sign: int) -> None:
+    _account(line, line.jobs[item]["user"])
+    line.users[line.jobs[item]["user"]]["held"] += sign * line.jobs[item]["gpus"]
+
+
+@jit
+def _account(line: Line, user: int) -> None:
+    """Brings a user's usage up to now: what was used decays by half every half-life, continuously."""
+    of, now, rate = line.users[user], line.clock[NOW], np.log(2.0) / line.clock[HALF_LIFE]
+    kept = np.exp(-rate * (now - of["since"]))
+    of["used"] = of["used"] * kept + of["held"] * (1.0 - kept) / rate
+    of["since"] = now
+    of["usage"] = of["used"] / 3600.0 + of["held"]
+
+
+@jit
+def _decide(line: Line, passes: Passes, partition: int) -> None:
+    """One partition's pass, and what follows from its starts."""
+    now, outcome, requests = line.clock[NOW], passes.outcome, passes.requests
+    rule, backfill = line.queues[partition]["rule"], line.queues[partition]["backfill"]
+    queue = _queue(line, requests.parts, passes.jobs, partition)
+    line.counter[WORK] += queue.size + _PASS_WORK
+    if queue.size == 0:
+        return
+    before = outcome.total[0]
+    schedule(
+        passes.rooms,
+        passes.releases,
+        requests,
+        passes.jobs,
+        queue,
+        rule,
+        backfill,
+        now,
+        passes.rng,
+        passes.scratch,
+        outcome,
+    )
+    for i in range(before, outcome.total[0]):
+        job = outcome.started[i]
+        line.jobs[job]["start"] = now
+        push(line.heap, now + line.jobs[job]["lasts"], job)
+        _hold(line, job, 1)
+        for part in range(requests.parts[passes.jobs.shape[job]]):
+            node = outcome.nodes[outcome.offset[job] + part]
+            fit_anew(line.fit, line.fits, passes.rooms, requests, passes.jobs.masks, node)
+    _close_up(line, outcome.code, partition, rule == NAIVE)
+    for i in range(before, outcome.total[0]):
+        job = outcome.started[i]
+        _tell(line, line.jobs[job]["child_begun"], line.jobs[job]["child_stop"])
+
+
+@jit
+def _queue(line: Line, parts: Ints, jobs: Jobs, partition: int) -> Ints:
+    """The jobs that the pass can start now, and those that may be the head; nobody where none can start.
+
+    What fits nowhere does not start, and counts only as the head: the first job that does not start. Jobs that can
+    never run block nobody, and a task whose array is at its bound does not either. The naive placement draws for all.
+    """
+    of = line.queues[partition]
+    queue = line.line[of["low"] : of["low"] + of["waiting"]]
+    line.counter[WORK] += queue.size // 8
+    if of["fair"] != 0:
+        queue = _by_usage(line, queue)
+    if of["rule"] == NAIVE:
+        return queue
+    count = hopeful = 0
+    headed = False
+    shape_of, array_of, standing, fits, likely = jobs.shape, jobs.array, jobs.standing, line.fits, line.likely
+    for job in queue:
+        shape = shape_of[job]
+        if standing[shape] != OK:
+            continue
+        if fits[shape] >= parts[shape]:
+            hopeful += 1
+        elif headed:
+            continue
+        else:
+            headed = array_of[job] < 0
+        likely[count] = job
+        count += 1
+        if headed and of["backfill"] == NONE:
+            break
+    return likely[: count if hopeful > 0 else 0]
+
+
+@jit
+def _close_up(line: Line, codes: Ints, partition: int, draws: bool) -> None:
+    """Takes what has started out of the queue; after an unlucky draw the next cycle draws again."""
+    of, order, jobs = line.queues[partition], line.line, line.jobs
+    kept = of["low"]
+    for at in range(kept, kept + of["waiting"]):
+        job = order[at]
+        if np.isnan(jobs[job]["start"]):
+            order[kept] = job
+            kept += 1
+            if draws and codes[job] == POLICY and line.counter[AWAKE] == 0:
+                line.counter[AWAKE] = 1
+                push(line.heap, line.clock[NOW] + line.clock[TICK], jobs.size + line.counter[JOBS])
+    of["waiting"] = kept - of["low"]
+
+
+@jit
+def _by_usage(line: Line, queue: Ints) -> Ints:
+    """The queue by (priority, users' usage now, rank): buckets, since there are few users. See `order.queue_order`."""
+    users, jobs, ordered = line.users, line.jobs, line.sorted
+    usage = np.empty(users.size)
+    for user in range(users.size):
+        _account(line, user)
+        usage[user] = users[user]["usage"]
+    ranked = np.argsort(usage)
+    place = 0
+    for i in range(users.size):
+        if i > 0 and usage[ranked[i]] != usage[ranked[i - 1]]:
+            place += 1
+        users[ranked[i]]["place"] = place
+    begins = np.zeros(line.counter[LEVELS] * users.size + 1, np.int64)
+    for job in queue:
+        begins[jobs[job]["level"] * users.size + users[jobs[job]["user"]]["place"] + 1] += 1
+    for bucket in range(1, begins.size):
+        begins[bucket] += begins[bucket - 1]
+    for job in queue:
+        bucket = jobs[job]["level"] * users.size + users[jobs[job]["user"]]["place"]
+        ordered[begins[bucket]] = job
+        begins[bucket] += 1
+    return ordered[: queue.size]

@@ -1,0 +1,200 @@
+"""When one waiting job will start, and what would start it sooner: many runs of `ahead.Ahead`, and their summary."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusched.forecast.limit_use import Habits
+from gpusched.forecast.queue import ENOUGH_WORK, Ahead, RunTimes
+from gpusched.model.forecast import ExpectedStart, Sooner
+from gpusched.model.policy import PolicySpec
+from gpusched.model.snapshot import PendingView, Snapshot
+
+Floats = npt.NDArray[np.float64]
+LOW, HIGH = 0.1, 0.9
+_RUNS_OF_ALL = 12_000  # jobs times draws, within bounds: so a large queue still answers at once
+_FEWEST_DRAWS, _MOST_DRAWS = 8, 40
+_MOST_ENDINGS = 25
+_MOST_LATER = 3
+_ENOUGH_WORK = 80_000_000  # queue entries of all runs for one answer: some tenths of a second
+_WORTH = 0.1  # of the wait must be saved to be worth telling
+_WORTH_S = 60.0
+
+
+class Alternative(NamedTuple):
+    """Another request in place of the job: in words, as options, and as it would stand in the queue.
+
+    Of one ``kind``, ordered by what is given up, the first that helps is told.
+    """
+
+    kind: str
+    what: str
+    how: str
+    view: PendingView
+
+
+class Foresight:
+    """One snapshot run forward for one job and its alternatives. The same snapshot gives the same answer."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        job: PendingView,
+        habits: Habits,
+        alternatives: Sequence[Alternative] = (),
+        *,
+        half_life_s: float,
+        tick_s: float,
+    ) -> None:
+        self._snapshot, self._job, self._alternatives = snapshot, job, alternatives
+        self.ahead = Ahead(snapshot, half_life_s=half_life_s, tick_s=tick_s, variants=[a.view for a in alternatives])
+        self._target = self.ahead.index.get(job.id, -1)
+        self._own_nodes = {n.name for n in snapshot.nodes if n.partition == job.spec.partition}
+        self._draws = draws_of(self.ahead, habits, draws_for(self.ahead))
+        self._starts: Floats = np.full(1, np.inf)
+        self._left, self._cut = work_for(snapshot.policies.get(job.spec.partition)), False
+
+    def expected(self) -> ExpectedStart:
+        """Median, range and nodes; all None where no run starts it, or where the queue is too long for one run.
+
+        In a queue of many thousands fewer draws than wanted are made: as many as the work allowed is enough for.
+        """
+        if self._target < 0:
+            return ExpectedStart()
+        by_limits = self._start(self.ahead.by_limits, self._target)
+        places: Counter[tuple[str, ...]] = Counter()
+        starts = []
+        for i, times in enumerate(self._draws):
+            start = self._start(times, self._target, seed=i)
+            if self._cut:
+                break  # the next would not come further
+            starts.append(start)
+            if np.isfinite(start):
+                places[self.ahead.nodes_of(self._target)] += 1
+        nodes, often = places.most_common(1)[0] if places else ((), 0)
+        self._starts = np.array(starts or [np.inf])
+        low, median, high = quantiles(self._starts)
+        return ExpectedStart(
+            median=median,
+            low=low,
+            high=high,
+            by_limits=_known(by_limits),
+            nodes=tuple(sorted(nodes)),
+            certain=often / len(self._starts),
+            runs=len(starts),
+        )
+
+    def _start(self, times: RunTimes, target: int, until: float = np.inf, seed: int = 0) -> float:
+        """When ``target`` starts; infinite where it does not, or where the work allowed was used up (``_cut``)."""
+        without = [self._target] if target != self._target and self._target >= 0 else []
+        work = min(ENOUGH_WORK, max(self._left, 0))
+        fate = self.ahead.run(times, target=target, without=without, until=until, seed=seed, work=work)
+        self._left -= fate.work
+        self._cut = not fate.whole
+        return float(fate.start[target])
+
+    def sooner(self) -> tuple[Sooner, ...]:
+        """What would start it sooner; call it after `expected`. At once first, then what saves most."""
+        now = self._snapshot.now
+        if self._target >= 0 and np.median(self._starts) <= now:
+            return ()
+        found: dict[str, Sooner] = {}
+        for i, alternative in enumerate(self._alternatives):
+            if alternative.kind not in found and self.starts_now(i):
+                nodes = tuple(sorted(self.ahead.nodes_of(self.ahead.first_variant + i)))
+                what, how = alternative.what, alternative.how
+                found[alternative.kind] = Sooner(what=what, how=how, start=now, now=True, nodes=nodes)
+        later: dict[str, int] = {}
+        for i, alternative in enumerate(self._alternatives):
+            if alternative.kind not in found:
+                later.setdefault(alternative.kind, i)
+        return (*found.values(), *self._endings(), *self._later(list(later.values())))
+
+    def starts_now(self, alternative: int) -> bool:
+        """Whether the alternative of this index would start at once."""
+        now, place = self._snapshot.now, self.ahead.first_variant + alternative
+        return self._start(self.ahead.by_limits, place, until=now) <= now
+
+    def _endings(self) -> list[Sooner]:
+        """Running jobs whose end alone would let it start: the one that is expected to end first."""
+        if self._target < 0 or not self._draws:
+            return []
+        now, running, limits = self._snapshot.now, self._snapshot.running, self.ahead.by_limits
+        expected = np.median([times.ends for times in self._draws], axis=0)
+        rows = [i for i in np.argsort(expected, kind="stable").tolist() if self._near(i)]
+        for i in rows[:_MOST_ENDINGS]:
+            ends = limits.ends.copy()
+            ends[i] = now
+            if self._start(RunTimes(limits.lasts, ends), self._target, until=now) <= now:
+                nodes = tuple(sorted(self.ahead.nodes_of(self._target)))
+                what = f"once job {running[i].id} of {running[i].user} ends"
+                return [Sooner(what=what, start=float(expected[i]), nodes=nodes)]
+        return []
+
+    def _near(self, running: int) -> bool:
+        """Whether the running job holds something in the job's partition."""
+        parts = self._snapshot.running[running].allocation.parts
+        return any(part.node in self._own_nodes for part in parts)
+
+    def _later(self, alternatives: list[int]) -> list[Sooner]:
+        """Of the alternatives that do not start at once, those that are sooner by the same draws."""
+        jobs = len(self.ahead.views) + len(self._snapshot.running)
+        runs = min(len(self._starts), max(2, 3000 // max(jobs, 1)))
+        base = np.sort(self._starts[:runs])
+        median = float(base[(runs - 1) // 2]) if self._target >= 0 else np.inf
+        found = []
+        for i in alternatives[:_MOST_LATER]:
+            if self._left <= 0:
+                break
+            place = self.ahead.first_variant + i
+            starts = np.sort([self._start(t, place, until=median, seed=k) for k, t in enumerate(self._draws[:runs])])
+            start = float(starts[(runs - 1) // 2])
+            if start + max(_WORTH_S, _WORTH * (min(median, 1e18) - self._snapshot.now)) < median:
+                found.append(Sooner(what=self._alternatives[i].what, how=self._alternatives[i].how, start=start))
+        return sorted(found, key=lambda s: s.start)
+
+
+def work_for(policy: PolicySpec | None) -> int:
+    """Queue entries that may be looked at for one answer: an entry costs least where the head blocks, most by usage."""
+    if policy is not None and policy.order == "fairshare":
+        return _ENOUGH_WORK // 4
+    return 3 * _ENOUGH_WORK if policy is not None and policy.backfill == "none" else _ENOUGH_WORK
+
+
+def draws_for(ahead: Ahead) -> int:
+    """How many draws: enough for a range, few enough for an answer at once."""
+    jobs = len(ahead.views) + len(ahead.snapshot.running)
+    return max(_FEWEST_DRAWS, min(_MOST_DRAWS, _RUNS_OF_ALL // max(jobs, 1)))
+
+
+def draws_of(ahead: Ahead, habits: Habits, count: int, seed: int = 0) -> list[RunTimes]:
+    """Draws of all run times, as users' past jobs used their limits; a variant of a job draws for itself."""
+    rng = np.random.default_rng(seed)
+    snapshot, running = ahead.snapshot, ahead.snapshot.running
+    users = [v.user for v in ahead.views]
+    starts = np.array([r.start_time for r in running], dtype=np.float64)
+    limits = np.array([r.expected_end for r in running], dtype=np.float64) - starts
+    elapsed = np.maximum(snapshot.now - starts, 0.0)
+    draws = []
+    for _ in range(count):
+        lasts = habits.draw(rng, users, ahead.limits, np.zeros(len(users)))
+        ends = starts + habits.draw(rng, [r.user for r in running], limits, elapsed)
+        draws.append(RunTimes(lasts, np.maximum(ends, snapshot.now)))
+    return draws
+
+
+def quantiles(starts: Floats) -> tuple[float | None, float | None, float | None]:
+    """Those that 10 %, half and 90 % of the runs do not exceed; None where it is not within them."""
+    ordered = np.sort(starts)
+    places = [max(0, int(np.ceil(q * len(ordered))) - 1) for q in (LOW, 0.5, HIGH)]
+    low, median, high = (_known(float(ordered[p])) for p in places)
+    return low, median, high
+
+
+def _known(time: float) -> float | None:
+    return time if np.isfinite(time) else None

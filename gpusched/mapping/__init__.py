@@ -1,5 +1,0 @@
-"""Which waiting jobs go to which nodes and GPU types, decided for all of them at once.
-
-Pure: arrays in, arrays out. `greedy` answers at once; `milp` (HiGHS, the extra ``milp``) begins with that answer and
-betters it for as long as it may.
-"""

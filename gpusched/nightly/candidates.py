@@ -1,0 +1,185 @@
+"""What the night says of policies that are not in charge, and what it trains."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from gpusched.errors import GpuschedError
+from gpusched.forecast.predictor import USUAL_NAME
+from gpusched.model.commands import Promote
+from gpusched.model.policy import PolicySpec
+from gpusched.model.resources import Inventory, Partition
+from gpusched.model.units import iso_utc
+from gpusched.nightly.proof import Verdict, first_held_out, history_of, judge, stage_for
+from gpusched.promotion.registry import CANDIDATES, Known, find_policy, known_policies, training_of
+from gpusched.promotion.reports import Judged
+from gpusched.queue.inbox import Inbox
+from gpusched.queue.promotions import Shadow
+from gpusched.queue.store import Reader
+from gpusched.study.compare import DAY_S
+
+KEPT_NIGHTS = 14  # of candidates: enough for five days to be held out from one, and then some
+
+
+def retrain(
+    inventory: Inventory,
+    folder: Path,
+    live: Mapping[str, PolicySpec],
+    now: float,
+    note: Callable[[str], None] = lambda line: None,
+) -> list[str]:
+    """Trains the agents in charge or in the shadow anew, all but the last day; leaves candidates in the state folder.
+
+    Args:
+        inventory: In force.
+        folder: The state folder.
+        live: Partition -> the policy in charge.
+        now: Unix seconds.
+        note: Told what a trainer has to say.
+
+    Returns:
+        For every partition with an agent, in one line what became of it.
+    """
+    from gpusched.agents.common.request import Report, TrainRequest
+    from gpusched.agents.training.train import train
+
+    day = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d")
+    until = math.floor((now - DAY_S) / DAY_S) * DAY_S
+    lines = []
+    for partition, spec, source in _agents(inventory, folder, live):
+        out = folder / CANDIDATES / day / partition.name / spec.name
+        request = TrainRequest(
+            policy=str(source), partition=partition.name, inventory=str(inventory.path), out=str(out), hold_out=0.0,
+            since=iso_utc(until - inventory.settings.retrain_days * DAY_S), until=iso_utc(until),
+        )  # fmt: skip
+        try:
+            train(request, Report(note=note))
+            lines.append(f"{partition.name}: {spec.name} trained anew, in {out}")
+        except GpuschedError as error:
+            shutil.rmtree(out, ignore_errors=True)
+            lines.append(f"{partition.name}: {spec.name} not trained: {error.line()}")
+    if any(spec.by_estimate for spec in (*live.values(), *(s.spec for s in _shadows(folder) if s.until is None))):
+        since = until - inventory.settings.retrain_days * DAY_S
+        lines.append(_refit(folder / USUAL_NAME, since, until))
+    for old in sorted((folder / CANDIDATES).glob("????-??-??"))[:-KEPT_NIGHTS]:
+        shutil.rmtree(old, ignore_errors=True)
+    return lines or ["no agent is in charge or in the shadow, so there is none to train"]
+
+
+def _refit(file: Path, since: float, until: float) -> str:
+    """Trains the predictor of run times anew; what became of it."""
+    from gpusched.agents.predictor.request import TrainRequest, train_predictor
+
+    request = TrainRequest(since=iso_utc(since), until=iso_utc(until), hold_out=0.0, out=str(file))
+    try:
+        trained = train_predictor(request)
+    except GpuschedError as error:
+        return f"run times: not learned anew: {error.line()}"
+    return f"run times: learned anew from {trained.jobs} jobs, in {file}"
+
+
+def _agents(
+    inventory: Inventory, folder: Path, live: Mapping[str, PolicySpec]
+) -> list[tuple[Partition, PolicySpec, Path]]:
+    """The agents to train: the one in charge, and the one in the shadow, where it is another."""
+    shadows = {s.partition: s.spec for s in _shadows(folder) if s.until is None}
+    found = []
+    for partition in inventory.partitions:
+        specs = {s.name: s for s in (live[partition.name], shadows.get(partition.name)) if s is not None and s.agent}
+        for spec in specs.values():
+            found.append((partition, spec, _source(inventory, folder, spec)))
+    return found
+
+
+def _source(inventory: Inventory, folder: Path, spec: PolicySpec) -> Path:
+    """The policy's own file as it is now, which may ask for other hyper-parameters; else the copy in use."""
+    try:
+        return find_policy(spec.name, inventory.path, folder).path
+    except GpuschedError:
+        return Path(spec.folder)
+
+
+def _shadows(folder: Path) -> list[Shadow]:
+    reader = Reader.open(folder)
+    if reader is None:
+        return []
+    try:
+        return list(reader.shadows().values())
+    finally:
+        reader.close()
+
+
+def judged(
+    inventory: Inventory, reader: Reader, folder: Path, live: Mapping[str, PolicySpec], now: float
+) -> tuple[Judged, ...]:
+    """Shadows and candidates, each against the live policy on days it has not learned from; promotes what may be.
+
+    Args:
+        inventory: In force.
+        reader: The store.
+        folder: The state folder.
+        live: Partition -> the policy in charge.
+        now: Unix seconds.
+    """
+    found = []
+    for shadow in reader.shadows().values():
+        partition = inventory.partition(shadow.partition)
+        if shadow.until is None and partition is not None:
+            known = Known(shadow.spec, Path(shadow.spec.folder), "frozen")
+            found.append(_judge(inventory, reader, partition, live, known, "shadow", now))
+    candidates = [k for k in known_policies(inventory.path, folder) if k.origin == "candidate"]
+    for partition in inventory.partitions:
+        version = live[partition.name].version
+        own = [k for k in candidates if k.path.parent.name == partition.name and k.spec.version != version]
+        rows = [_judge(inventory, reader, partition, live, k, "candidate", now) for k in own]
+        found += _promoted(inventory, partition, folder, own, rows)
+    return tuple(found)
+
+
+def _judge(
+    inventory: Inventory,
+    reader: Reader,
+    partition: Partition,
+    live: Mapping[str, PolicySpec],
+    known: Known,
+    state: str,
+    now: float,
+) -> Judged:
+    spec = known.spec
+    card = training_of(spec, partition.name)
+    verdict: Verdict | None = None
+    try:
+        begin = max(first_held_out(card.last if card else None), now - inventory.settings.retrain_days * DAY_S)
+        trace = history_of(reader, partition.name, begin, now)
+        verdict = judge(stage_for(trace, inventory, partition), partition.name, live[partition.name], spec)
+        line = verdict.line
+    except GpuschedError as error:
+        line = f"{spec.name}: {error.message}"
+    return Judged(
+        partition=partition.name, state=state, name=spec.name, version=spec.version, path=str(known.path), line=line,
+        passed=verdict is not None and verdict.passed, verdict=msgspec.to_builtins(verdict) if verdict else None,
+    )  # fmt: skip
+
+
+def _promoted(
+    inventory: Inventory, partition: Partition, folder: Path, candidates: list[Known], rows: list[Judged]
+) -> list[Judged]:
+    """The rows; with ``auto_promote`` the best of those that passed is asked to be put in charge."""
+    wanted = inventory.settings.auto_promote if partition.auto_promote is None else partition.auto_promote
+    passed = [i for i, row in enumerate(rows) if row.passed and row.verdict is not None and row.verdict["gain"] > 0]
+    if not wanted or not passed:
+        return rows
+    best = max(passed, key=lambda i: (rows[i].verdict or {})["gain"])
+    command = Promote(
+        time=time.time(), partition=partition.name, path=str(candidates[best].path.absolute()),
+        version=rows[best].version, reason=f"auto_promote: {rows[best].line}", evidence=rows[best].verdict,
+    )  # fmt: skip
+    Inbox(folder).deliver(command)
+    return [msgspec.structs.replace(row, promoted=i == best) for i, row in enumerate(rows)]

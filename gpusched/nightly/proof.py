@@ -1,0 +1,148 @@
+"""Whether a policy proved better: replays on days it has not learned from, with an interval over days."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import msgspec
+
+from gpusched.config.weights import ModelError
+from gpusched.errors import NoHistory
+from gpusched.model.policy import PolicySpec
+from gpusched.model.resources import Inventory, Partition
+from gpusched.model.units import local_time_zone
+from gpusched.queue.store import Reader
+from gpusched.sim.policies import ReplayPolicy, of_spec
+from gpusched.sim.power import power_model
+from gpusched.study.compare import DAY_S, MIN_DAYS, Change
+from gpusched.study.study import FROM_EMPTY, Outcome, Run, Stage, carry_out, changes, stage_of
+from gpusched.traces.readers.history import trace_of
+from gpusched.traces.slicing import slice_trace
+from gpusched.traces.trace import Trace
+
+_NOISE = 1e-9  # of a quotient of two means that are equal
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy against another on one partition's jobs.
+
+    Attributes:
+        since, until: Submission of the first and of the last job, UTC; None where the trace has no calendar.
+        days: Days with jobs. jobs: Jobs that ended in both replays.
+        gain: By how much the mean JCT is shorter under ``candidate``: 0.1 is 10 %. low, high: its 95 % interval
+            (bootstrap over days); None with too few days.
+        passed: The lower end is no less than 0: no worse than the incumbent.
+        line: The same as a sentence.
+    """
+
+    partition: str
+    candidate: str
+    candidate_version: str
+    incumbent: str
+    incumbent_version: str
+    since: str | None
+    until: str | None
+    days: int
+    jobs: int
+    incumbent_mean_jct_s: float | None
+    candidate_mean_jct_s: float | None
+    gain: float | None
+    low: float | None
+    high: float | None
+    passed: bool
+    line: str
+    changes: tuple[Change, ...] = ()
+
+
+def first_held_out(last: float | None) -> float:
+    """When the first day begins (UTC) that holds nothing of what was learned from; 0 where nothing of it was."""
+    return 0.0 if last is None else (math.floor(last / DAY_S) + 1) * DAY_S
+
+
+def history_of(reader: Reader, partition: str, since: float, until: float) -> Trace:
+    """The partition's own jobs submitted in [since, until).
+
+    Raises:
+        NoHistory: None of them has run and ended.
+    """
+    nothing = NoHistory(
+        f"{partition}: no job submitted since {_day(since)} has run and ended",
+        "wait for some, or say --force REASON",
+    )
+    try:
+        trace = trace_of(reader, name=f"history of {partition}", since=since, until=until)
+    except NoHistory:
+        raise nothing from None
+    if partition not in trace.groups:
+        raise nothing
+    return slice_trace(trace, vc=partition)
+
+
+def stage_for(trace: Trace, inventory: Inventory, partition: Partition) -> Stage:
+    """The trace on the partition's nodes."""
+    only = msgspec.structs.replace(inventory, partitions=(partition,))
+    stage = stage_of(trace, inventory=only, power=lambda pool: power_model(pool, inventory=inventory))
+    return stage._replace(notes=(*stage.notes, FROM_EMPTY))
+
+
+def judge(stage: Stage, partition: str, incumbent: PolicySpec, candidate: PolicySpec) -> Verdict:
+    """Replays both and compares them; one that stops jobs at the cost and within the bounds that its file names.
+
+    Raises:
+        ModelError: The candidate's weights cannot be used.
+    """
+    policies = (_incumbent(incumbent, partition), of_spec(candidate, None, partition))
+    base, other = carry_out([Run(stage, p, None, 0, restart_s=p.restart_s) for p in policies])
+    return verdict_of(partition, incumbent, candidate, base, other)
+
+
+def verdict_of(partition: str, incumbent: PolicySpec, candidate: PolicySpec, base: Outcome, other: Outcome) -> Verdict:
+    """The verdict of two replays on one stage."""
+    found = changes([base, other])[1]
+    jct = next((c for c in found if c.figure == "jct_s"), None)
+    gain, high, low = (None if x is None else -x for x in (jct.relative, jct.low, jct.high)) if jct else (None,) * 3
+    trace = base.stage.trace
+    times = [None if trace.epoch is None else trace.epoch + float(trace.submit[i]) for i in (0, -1)]
+    verdict = Verdict(
+        partition=partition, candidate=candidate.name, candidate_version=candidate.version, incumbent=incumbent.name,
+        incumbent_version=incumbent.version, since=_iso(times[0]), until=_iso(times[1]), days=jct.days if jct else 0,
+        jobs=int((base.result.ran & other.result.ran).sum()), incumbent_mean_jct_s=jct.base if jct else None,
+        candidate_mean_jct_s=jct.other if jct else None, gain=gain, low=low, high=high,
+        passed=low is not None and low >= -_NOISE, line="", changes=found,
+    )  # fmt: skip
+    return msgspec.structs.replace(verdict, line=_line(verdict))
+
+
+def _incumbent(spec: PolicySpec, partition: str) -> ReplayPolicy:
+    """The live policy; where its agent cannot decide, what decides for it."""
+    try:
+        return of_spec(spec, None, partition)
+    except ModelError:
+        return replace(of_spec(spec.fallback or PolicySpec(name="fifo")), name=spec.name)
+
+
+def _line(verdict: Verdict) -> str:
+    days = f"{verdict.days} {'day' if verdict.days == 1 else 'days'}"
+    against = f"{verdict.candidate} against {verdict.incumbent} on {verdict.jobs} jobs of {days}"
+    if verdict.gain is None:
+        return f"{against}: nothing to compare"
+    mean = f"{against}: mean JCT {_percent(verdict.gain)}"
+    if verdict.low is None or verdict.high is None:
+        return f"{mean}; too few days for an interval ({MIN_DAYS} are needed)"
+    said = "no worse" if verdict.passed else "not shown to be no worse"
+    return f"{mean} (95 % interval {_percent(verdict.low)} to {_percent(verdict.high)}): {said}"
+
+
+def _percent(gain: float) -> str:
+    """A gain as the change of the mean JCT: shorter is negative."""
+    return f"{-gain:+.1%}" if abs(gain) > _NOISE else "0.0%"
+
+
+def _iso(moment: float | None) -> str | None:
+    return None if moment is None else datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")
+
+
+def _day(moment: float) -> str:
+    return "ever" if moment <= 0 else local_time_zone(moment)

@@ -1,0 +1,278 @@
+"""Every night: what was submitted lately, replayed under every policy there is, against the policies in force."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gpusched.accounting.report import parse_since
+from gpusched.config.policies import load_policy, names_in, policy_file, policy_folders
+from gpusched.config.weights import ModelError
+from gpusched.errors import GpuschedError, NoHistory
+from gpusched.forecast.predictor import USUAL_NAME, Predictor
+from gpusched.model.policy import PolicySpec
+from gpusched.model.resources import Inventory, Partition
+from gpusched.nightly.scoring import Score, scores
+from gpusched.promotion.live import live_policies
+from gpusched.promotion.reports import Judged
+from gpusched.queue.store import Reader
+from gpusched.sim.policies import ReplayPolicy, of_spec
+from gpusched.sim.pool import Pool
+from gpusched.sim.power import power_model
+from gpusched.study.study import Outcome, Run, carry_out, changes, row_of, stage_of
+from gpusched.traces.slicing import slice_trace
+from gpusched.traces.trace import Trace
+from gpusched.views.replay import span
+
+FOLDER = "reports"
+CARRIED = (
+    "{} jobs ran or waited when it begins: they hold nodes for what was left of their run times, where the policy puts "
+    "them, and count in no figure"
+)
+_REPORT = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})(?:-.+)?\.(?:json|html)")
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """One partition's night.
+
+    Attributes:
+        partition: Its name. live: Its policy in force. best: The policy with the least mean JCT.
+        loss: Mean JCT under ``live`` over that under ``best``, less 1: 0.1 is 10 % worse.
+        line: The same in one line.
+        page: The page with plots, in the state folder.
+        real_mean_wait_s: What jobs really waited; replayed_mean_wait_s: under ``live``, replayed.
+        runs: The rows of ``gpusched replay --json``, ``live`` first.
+    """
+
+    partition: str
+    live: str
+    best: str
+    loss: float
+    line: str
+    page: str
+    real_mean_wait_s: float | None
+    replayed_mean_wait_s: float | None
+    runs: list[dict[str, Any]]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """All partitions' nights.
+
+    Attributes:
+        file: Where it lies as JSON.
+        judged: Shadows and candidates against the live policies.
+        trained: With ``--auto-retrain``, for every agent what became of it.
+        predictions: How good the forecasts made in that time were, by partition.
+    """
+
+    time: str
+    since: str
+    file: str
+    partitions: tuple[Verdict, ...]
+    judged: tuple[Judged, ...] = ()
+    trained: tuple[str, ...] = ()
+    predictions: tuple[Score, ...] = ()
+
+    @property
+    def worst_loss(self) -> float:
+        """The largest loss of a live policy to another one."""
+        return max((v.loss for v in self.partitions), default=0.0)
+
+    @property
+    def verdict(self) -> str:
+        """One line."""
+        nights = "; ".join(v.line for v in self.partitions)
+        return nights or f"no job has run and ended of those submitted in {self.since}"
+
+    @property
+    def more(self) -> list[str]:
+        """One line for every policy that is not in charge, and for every training."""
+        asked = {True: "; asked to be promoted", False: ""}
+        judged = [f"{j.partition}: {j.state}: {j.line}{asked[j.promoted]}" for j in self.judged]
+        return [*(f"{s.partition}: {s.line}" for s in self.predictions), *judged, *self.trained]
+
+    def as_json(self) -> dict[str, Any]:
+        """The report with its verdict."""
+        return {"verdict": self.verdict, "worst_loss": self.worst_loss, **msgspec.to_builtins(self)}
+
+
+def nightly(
+    inventory: Inventory,
+    folder: Path,
+    since: str = "1d",
+    *,
+    workers: int = 1,
+    now: float | None = None,
+    auto_retrain: bool = False,
+) -> Report:
+    """Replays the store's jobs submitted since, partition by partition, and writes the report.
+
+    Args:
+        inventory: In force: its nodes, and each partition's policy.
+        folder: The state folder; reports go into ``reports`` below it.
+        since: ``1d``, ``all``, or a time.
+        workers: Processes.
+        now: Unix seconds.
+        auto_retrain: Train the agents anew, too, and judge the candidates.
+
+    Raises:
+        GpuschedError: There is no store.
+    """
+    from gpusched.nightly import candidates as night
+
+    now = time.time() if now is None else now
+    day = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d")
+    reports = folder / FOLDER
+    reports.mkdir(parents=True, exist_ok=True)
+    reader = _reader(folder)
+    (trace, running), live = _history(reader, since, now), live_policies(inventory, reader)
+    trained = tuple(night.retrain(inventory, folder, live, now)) if auto_retrain else ()
+    foretold = scores(reader.foretold(parse_since(since, now), now), now)
+    verdicts = []
+    for partition in inventory.partitions:
+        if trace is None or partition.name not in trace.groups:
+            continue
+        part = replace(slice_trace(trace, vc=partition.name), name=f"{partition.name} since {since}")
+        carried = int((trace.group[:running] == trace.groups.index(partition.name)).sum())
+        policies = _policies(inventory, live[partition.name], partition.name)
+        notes = [CARRIED.format(carried)] if carried else []
+        notes += [f"forecasts: {s.line}" for s in foretold if s.partition == partition.name]
+        predictor = _predictor(folder, part, carried) if any(p.by_estimate for p in policies) else None
+        outcomes = _replays(inventory, partition, part, carried, policies, workers, notes, predictor)
+        if outcomes[0].metrics.jobs:
+            verdicts.append(_verdict(partition.name, outcomes, reports / f"{day}-{partition.name}.html"))
+    file = reports / f"{day}.json"
+    report = Report(
+        time=datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
+        since=since,
+        file=str(file),
+        partitions=tuple(verdicts),
+        judged=night.judged(inventory, reader, folder, live, now),
+        trained=trained,
+        predictions=foretold,
+    )
+    reader.close()
+    _write(file, msgspec.json.format(msgspec.json.encode(report.as_json()), indent=2).decode() + "\n")
+    _remove_old(reports, now - inventory.settings.keep_reports_s)
+    return report
+
+
+def _remove_old(reports: Path, before: float) -> None:
+    """Removes reports of days that ended before (Unix seconds); whatever else lies there stays."""
+    last = datetime.fromtimestamp(before, UTC).strftime("%Y-%m-%d")
+    for file in reports.iterdir():
+        day = _REPORT.fullmatch(file.name)
+        if day is not None and day[1] < last:
+            file.unlink(missing_ok=True)
+
+
+def _reader(folder: Path) -> Reader:
+    reader = Reader.open(folder)
+    if reader is None:
+        raise GpuschedError(f"{folder}: there is no history yet", "start the controller")
+    return reader
+
+
+def _history(reader: Reader, since: str, now: float) -> tuple[Trace | None, int]:
+    """The jobs, or None where none has run and ended; and how many of them the window begins with."""
+    from gpusched.traces.readers.history import window_of
+
+    try:
+        return window_of(reader, name=f"since {since}", since=parse_since(since, now), until=now)
+    except NoHistory:
+        return None, 0
+
+
+def _policies(inventory: Inventory, live: PolicySpec, partition: str) -> list[ReplayPolicy]:
+    """The live one, then every other file, a site's own before those that come along; agents that can decide."""
+    folders = policy_folders(inventory.path)
+    files = [policy_file(name, folders) for name in names_in(folders)]
+    others = [load_policy(file, folders) for file in files if file is not None]
+    found = [p for spec in others if spec.name != live.name and (p := _usable(spec, partition)) is not None]
+    first = _usable(live, partition) or replace(of_spec(live.fallback or PolicySpec(name="fifo")), name=live.name)
+    return [first, *found]
+
+
+def _usable(spec: PolicySpec, partition: str) -> ReplayPolicy | None:
+    """The policy; None where it is an agent's whose weights cannot be used."""
+    try:
+        return of_spec(spec, None, partition)
+    except ModelError:
+        return None
+
+
+def _replays(
+    inventory: Inventory, partition: Partition, trace: Trace, carried: int, policies: list[ReplayPolicy], workers: int,
+    notes: list[str], predictor: Predictor | None,
+) -> list[Outcome]:  # fmt: skip
+    only = msgspec.structs.replace(inventory, partitions=(partition,))
+    stage = stage_of(trace, inventory=only, power=lambda pool: _power(pool, inventory))
+    stage = stage._replace(notes=(*stage.notes, *notes), carried=carried)
+    runs = [Run(stage, p, None, 0, restart_s=p.restart_s, predictor=predictor) for p in policies]
+    return list(carry_out(runs, workers=workers))
+
+
+def _predictor(folder: Path, trace: Trace, carried: int) -> Predictor | None:
+    """The installation's, where it has learned nothing of these jobs; else policies go by users' last two run times."""
+    try:
+        predictor = Predictor.load(folder / USUAL_NAME)
+    except ModelError:
+        return None
+    return None if predictor.knew(trace)[carried:].any() else predictor
+
+
+def _power(pool: Pool, inventory: Inventory) -> Any:
+    return power_model(pool, inventory=inventory)
+
+
+def _verdict(partition: str, outcomes: list[Outcome], page_file: Path) -> Verdict:
+    from gpusched.study.html import page
+
+    changed = changes(outcomes)
+    title = f"{partition}: the night before {page_file.name[:10]}"
+    _write(page_file, page(outcomes, changed, title))
+    live = outcomes[0]
+    best = min(outcomes, key=_mean_jct)
+    loss = _mean_jct(live) / _mean_jct(best) - 1 if _mean_jct(best) > 0 else 0.0
+    wait = live.result.trace.wait
+    known = wait[np.isfinite(wait)]
+    return Verdict(
+        partition=partition,
+        live=live.result.policy,
+        best=best.result.policy,
+        loss=loss,
+        line=_line(partition, live, best, loss),
+        page=str(page_file),
+        real_mean_wait_s=float(known.mean()) if len(known) else None,
+        replayed_mean_wait_s=live.metrics.mean_wait_s,
+        runs=[row_of(o, c) for o, c in zip(outcomes, changed, strict=True)],
+    )
+
+
+def _mean_jct(outcome: Outcome) -> float:
+    mean = outcome.metrics.mean_jct_s
+    return float("inf") if mean is None else mean
+
+
+def _line(partition: str, live: Outcome, best: Outcome, loss: float) -> str:
+    mean = f"mean JCT {span(live.metrics.mean_jct_s)} of {live.metrics.jobs} jobs under {live.result.policy} (live)"
+    if loss < 5e-4:
+        return f"{partition}: {mean}; no other policy does better"
+    return f"{partition}: {mean}; {best.result.policy} has {span(best.metrics.mean_jct_s)}, live is {loss:.1%} worse"
+
+
+def _write(file: Path, text: str) -> None:
+    """Whole or not at all, so that nobody reads half a report."""
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as out:
+        out.write(text)
+    os.chmod(out.name, 0o644)
+    os.replace(out.name, file)

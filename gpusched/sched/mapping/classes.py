@@ -1,0 +1,209 @@
+"""What keeps the program small: like jobs, like nodes, and the ways in which one node can be filled.
+
+A way to fill a node (a pattern, Gilmore and Gomory 1961) says how many parts of each shape it takes, so whole nodes
+are counted, and cores, memory and what is left over are exact without a variable for every job and node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.sched.mapping.problem import Problem, node_cost
+
+MAX_PATTERNS = 6000
+
+
+class TooMany(ValueError):
+    """More ways to fill the nodes than can be looked at; its message is one line."""
+
+
+class Shape(NamedTuple):
+    """What a part takes of a node, and what may not be mixed up: masks, lateness, gangs of several nodes, the kind."""
+
+    need: tuple[int, int, int]
+    mask: int
+    late: bool
+    parts: int
+    kind: int  # below 0: nodes of several kinds, whose bits are set in -kind
+
+
+class JobClass(NamedTuple):
+    """Jobs that differ in their place in the order only, first to last."""
+
+    jobs: list[int]
+    part: tuple[tuple[int, int, int], int, bool, int]  # need, mask, late, parts
+    kinds: list[int]
+    user: int  # -1: one whose cap cannot bind
+
+
+class NodeClass(NamedTuple):
+    """Nodes that have the same to give to the same jobs."""
+
+    nodes: list[int]
+    rooms: tuple[int, int, int]
+    late_rooms: tuple[int, int, int]
+    total: int
+    kind: int
+    allows: tuple[bool, ...]
+
+
+class Pattern(NamedTuple):
+    """A way to fill one node of a class: parts by shape, and what it costs."""
+
+    node_class: int
+    counts: dict[int, int]
+    cost: float
+
+
+def simplified(problem: Problem) -> Problem:
+    """Without the cores, or the memory, where GPUs run out first on every node whatever is put there."""
+    rooms, need, late_rooms = problem.rooms.copy(), problem.need.copy(), problem.late_rooms.copy()
+    there = rooms[:, 0] >= 0
+    gpuless = need[:, 0] == 0
+    for column in (1, 2):
+        if need[gpuless, column].any():
+            continue
+        most = (need[~gpuless, column] / need[~gpuless, 0]).max(initial=0.0)
+        if all((has[there, column] >= most * has[there, 0]).all() for has in (rooms, late_rooms)):
+            need[:, column] = rooms[:, column] = late_rooms[:, column] = 0
+    return replace(problem, rooms=rooms, need=need, late_rooms=late_rooms)
+
+
+def job_classes(problem: Problem) -> list[JobClass]:
+    """The jobs that could start at all, by class, in order of their first."""
+    binding = _binding_users(problem)
+    found: dict[tuple[object, ...], JobClass] = {}
+    for job in range(len(problem)):
+        if np.isnan(problem.gain[job]).all():
+            continue
+        part = (tuple(problem.need[job].tolist()), int(problem.mask[job]), bool(problem.late[job]))
+        user = int(problem.user[job]) if int(problem.user[job]) in binding else -1
+        key = (part, int(problem.parts[job]), user, problem.gain[job].tobytes())
+        if key not in found:
+            kinds = np.flatnonzero(~np.isnan(problem.gain[job])).tolist()
+            if problem.mixes(job):
+                kinds = [-sum(1 << kind for kind in kinds)]
+            found[key] = JobClass([], (*part, int(problem.parts[job])), kinds, user)
+        found[key].jobs.append(job)
+    return list(found.values())
+
+
+def _binding_users(problem: Problem) -> set[int]:
+    """Users whose jobs together ask for more than their cap."""
+    asked = np.bincount(problem.user, problem.parts * problem.need[:, 0], len(problem.cap))
+    return set(np.flatnonzero(asked > problem.cap).tolist())
+
+
+def node_classes(problem: Problem) -> list[NodeClass]:
+    """The nodes that have anything to give, by class."""
+    found: dict[tuple[object, ...], NodeClass] = {}
+    rooms, late = problem.rooms.tolist(), problem.late_rooms.tolist()
+    for node in np.flatnonzero(problem.rooms[:, 0] >= 0).tolist():
+        allows = tuple(problem.allowed[:, node].tolist())
+        key = (tuple(rooms[node]), tuple(late[node]), int(problem.total[node]), int(problem.kind[node]), allows)
+        if key not in found:
+            found[key] = NodeClass([], *key)
+        found[key].nodes.append(node)
+    return list(found.values())
+
+
+def shapes_of(classes: list[JobClass]) -> dict[Shape, int]:
+    """The distinct shapes -> how many jobs have them."""
+    found: dict[Shape, int] = {}
+    for one in classes:
+        for kind in one.kinds:
+            shape = Shape(*one.part, kind)
+            found[shape] = found.get(shape, 0) + len(one.jobs)
+    return found
+
+
+def patterns_of(problem: Problem, nodes: list[NodeClass], shapes: dict[Shape, int]) -> list[Pattern]:
+    """Every way to fill each node class with something; see `check_ways`."""
+    return [
+        Pattern(index, counts, node_cost(problem, node.rooms[0], node.total, gpus))
+        for index, node in enumerate(nodes)
+        for counts, gpus in _fillings(node, _fitting(node, shapes))
+    ]
+
+
+def check_ways(nodes: list[NodeClass], shapes: dict[Shape, int], most: int) -> None:
+    """Counts the patterns without making them.
+
+    Raises:
+        TooMany: More than ``most``.
+    """
+    ways = 0
+    for node in nodes:
+        ways += _count(node, _fitting(node, shapes), most - ways)
+        if ways > most:
+            raise TooMany(f"more than {most} ways to fill the nodes")
+
+
+_Fitting = list[tuple[int, tuple[int, int, int], bool, int]]
+
+
+def _fitting(node: NodeClass, shapes: dict[Shape, int]) -> _Fitting:
+    """(shape, need, late, how many there can be) of the shapes that fit the node alone."""
+    return [
+        (i, s.need, s.late, jobs)
+        for i, (s, jobs) in enumerate(shapes.items())
+        if (s.kind == node.kind or (s.kind < 0 and -s.kind >> node.kind & 1))
+        and (s.mask < 0 or node.allows[s.mask])
+        and _covers(node.rooms, s.need)
+    ]
+
+
+def _count(node: NodeClass, fitting: _Fitting, most: int) -> int:
+    """How many `_fillings` there are, from what is left rather than one by one; about, where more than ``most``."""
+    states = {(node.rooms, node.late_rooms): 1}
+    for _, need, late, many in fitting:
+        reached: dict[tuple[tuple[int, int, int], tuple[int, int, int]], int] = {}
+        for (rooms, late_rooms), ways in states.items():
+            left, late_left = rooms, late_rooms
+            reached[left, late_left] = reached.get((left, late_left), 0) + ways
+            for _ in range(many):
+                if not _covers(left, need) or (late and not _covers(late_left, need)):
+                    break
+                left = _less(left, need)
+                late_left = _less(late_left, need) if late else late_left
+                reached[left, late_left] = reached.get((left, late_left), 0) + ways
+        states = reached
+        if sum(states.values()) - 1 > most:
+            break
+    return sum(states.values()) - 1
+
+
+def _fillings(node: NodeClass, fitting: _Fitting) -> Iterator[tuple[dict[int, int], int]]:
+    """(parts by shape, GPUs taken), without the empty one."""
+
+    def fill(
+        at: int, rooms: tuple[int, int, int], late: tuple[int, int, int], counts: dict[int, int]
+    ) -> Iterator[tuple[dict[int, int], int]]:
+        if at == len(fitting):
+            if counts:
+                yield dict(counts), node.rooms[0] - rooms[0]
+            return
+        index, need, is_late, most = fitting[at]
+        for count in range(most + 1):
+            if count:
+                if not _covers(rooms, need) or (is_late and not _covers(late, need)):
+                    break
+                rooms = _less(rooms, need)
+                late = _less(late, need) if is_late else late
+                counts[index] = count
+            yield from fill(at + 1, rooms, late, counts)
+        counts.pop(index, None)
+
+    return fill(0, node.rooms, node.late_rooms, {})
+
+
+def _covers(has: tuple[int, int, int], need: tuple[int, int, int]) -> bool:
+    return has[0] >= need[0] and has[1] >= need[1] and has[2] >= need[2]
+
+
+def _less(has: tuple[int, int, int], need: tuple[int, int, int]) -> tuple[int, int, int]:
+    return has[0] - need[0], has[1] - need[1], has[2] - need[2]

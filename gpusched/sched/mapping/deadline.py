@@ -1,0 +1,101 @@
+"""The optimiser within a live decision: nobody waits for HiGHS longer than there is time.
+
+HiGHS looks at its clock, and at an interrupt, between its steps, and one step can take half a second (separating cuts
+at the root). So it searches on a thread of its own (it runs without Python's lock), and what it has found by the
+deadline is the answer. It ends by its own time limit soon after.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import ClassVar
+
+from gpusched.sched.mapping.milp import OUT_OF_TIME, Limits, Search, highs
+from gpusched.sched.mapping.problem import Answer, Problem
+
+STILL_BUSY = "the optimiser was still busy with earlier questions"
+_TO_TAKE_OVER_S = 0.02  # of the budget, at most a tenth: for checking what was found so far and starting its jobs
+_TO_READ_S = 0.01  # of a call's time, at most a tenth: from HiGHS's end to the answer, where it ends in time
+_TO_BUILD = 0.5  # what making the program may take of the time there is
+_RECENT = 0.3  # how much the last measurement of it counts
+_MOST_LEFT = 2  # searches that nobody waits for any more
+
+
+class Deadline:
+    """`milp.solve` within one decision: all its calls together, and what is done between them, keep to the budget.
+
+    Args:
+        budget_s: From now on.
+        clock: Seconds.
+
+    Raises:
+        UsageError: HiGHS is not installed.
+    """
+
+    work_per_s: ClassVar[float] = 100_000.0  # how fast programs are made here (`Limits`), by what was measured
+    _left: ClassVar[list[threading.Thread]] = []
+    _settled: ClassVar[bool] = False
+
+    def __init__(self, budget_s: float, clock: Callable[[], float] = time.perf_counter) -> None:
+        highs()
+        if not Deadline._settled:
+            # what is loaded by now stays; a full collection of garbage that looks at it all takes 50 ms
+            gc.freeze()
+            Deadline._settled = True
+        self._clock = clock
+        self._end = clock() + budget_s - min(_TO_TAKE_OVER_S, 0.1 * budget_s)
+
+    def __call__(self, problem: Problem, start: Answer, share: float = 1.0) -> Answer:
+        """An answer worth at least as much as ``start``, which it is where no time is left.
+
+        Args:
+            problem: See `solve`.
+            start: See `solve`.
+            share: Of the time that is left, what it may take.
+        """
+        now = self._clock()
+        left = share * (self._end - now)
+        if left <= 0:
+            return replace(start, note=OUT_OF_TIME)
+        if not self._room(left):
+            return replace(start, note=STILL_BUSY)
+        work = Deadline.work_per_s * _TO_BUILD * left
+        end_s = now + left - min(_TO_READ_S, 0.1 * left)
+        search = Search(problem, start, Limits(end_s, None, work, self._clock), listen=True)
+        thread = _Runner(search)
+        thread.start()
+        thread.join(now + left - self._clock())
+        if thread.is_alive():
+            Deadline._left.append(thread)
+        elif thread.error is not None:
+            raise thread.error
+        if search.work_per_s is not None:
+            Deadline.work_per_s += _RECENT * (search.work_per_s - Deadline.work_per_s)
+        return search.best()
+
+    def _room(self, left_s: float) -> bool:
+        """Waits until there is room for one more search; whether there is."""
+        Deadline._left = [thread for thread in Deadline._left if thread.is_alive()]
+        if len(Deadline._left) < _MOST_LEFT:
+            return True
+        Deadline._left[0].join(left_s)
+        return not Deadline._left[0].is_alive()
+
+
+class _Runner(threading.Thread):
+    """Runs a search. No daemon: at the program's end HiGHS must not be cut off amid its work."""
+
+    def __init__(self, search: Search) -> None:
+        super().__init__(name="gpusched-milp")
+        self._search = search
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._search.run()
+        except BaseException as error:
+            self.error = error

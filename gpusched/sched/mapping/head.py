@@ -1,0 +1,98 @@
+"""EASY on GPU types of different speeds: what is first in the order starts where it ends first.
+
+That may be on a faster type that is taken now. It waits for it then, by a reservation there, where it would end sooner
+than by starting on a slower type at once (Topcuoglu et al., HEFT, IEEE TPDS 13(3), 2002, for one queue). Every decision
+asks anew; what runs ends by its limit and nothing started meanwhile delays the reservation, so the head's end only ever
+comes nearer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpusched.sched.backfill import reserve, take
+from gpusched.sched.fit import request_of
+from gpusched.sched.mapping.problem import Nodes, Problem
+from gpusched.sched.releases import add
+from gpusched.sched.state import BEST_FIT, Flags, Floats, Ints, Releases, Request, Rooms
+
+if TYPE_CHECKING:
+    from gpusched.sched.mapping.queue import Board
+
+
+def shadow_on(board: Board, rooms: Rooms, releases: Releases, job: int, kind: int) -> float:
+    """When the job fits on nodes of that GPU type (below 0: on any) at the latest; see `backfill.reserve`."""
+    request = request_of(board.requests, board.jobs.shape[job])
+    masks: Flags = board.jobs.masks
+    if kind >= 0:
+        may = board.kind == kind if request.mask < 0 else (board.kind == kind) & (masks[request.mask] != 0)
+        masks, request = may.astype(np.uint8)[None, :], request._replace(mask=0)
+    return float(reserve(rooms, releases, masks, request, BEST_FIT, board.now, board.scratch))
+
+
+def reserve_head(board: Board, job: int, runs_s: Floats) -> float:
+    """Reserves for the first job that does not start where it would end first.
+
+    Args:
+        board: `Scratch.future` and ``chosen`` are set, as by `backfill.reserve`.
+        job: The head.
+        runs_s: ``float64[kinds]``: how long it would run on each GPU type; not finite: it cannot, or nobody knows.
+
+    Returns:
+        The shadow time.
+    """
+    kinds = np.flatnonzero(np.isfinite(runs_s)).tolist()
+    ends = {k: shadow_on(board, board.rooms, board.releases, job, k) + float(runs_s[k]) for k in kinds}
+    best = min(ends, key=lambda k: (ends[k], runs_s[k]), default=-1)
+    if best >= 0 and ends[best] == np.inf:
+        best = -1
+    return shadow_on(board, board.rooms, board.releases, job, best)
+
+
+class Prefix:
+    """Which of the first jobs start at once; asked in their order, as `greedy` places them.
+
+    Args:
+        board: Not changed but for `Scratch`.
+        jobs: ``int64[jobs]``: of the problem.
+        problem: What `greedy` answers.
+        runs_s: ``float64[jobs, kinds]``: how long each would run on each GPU type; not finite: not known.
+        holds_s: Likewise, how long it would keep its nodes at the most.
+        first_node: Row of the problem's first node.
+    """
+
+    def __init__(
+        self, board: Board, jobs: Ints, problem: Problem, runs_s: Floats, holds_s: Floats, first_node: int
+    ) -> None:
+        self._board, self._jobs, self._problem, self._lo = board, jobs, problem, first_node
+        self._runs_s, self._holds_s = runs_s, holds_s
+        rooms, ends = board.rooms, board.releases
+        self._rooms = Rooms(rooms.gpus.copy(), rooms.cores.copy(), rooms.memory.copy())
+        self._releases = Releases(
+            ends.end.copy(), ends.node.copy(), ends.gpus.copy(), ends.cores.copy(), ends.memory.copy(),
+            ends.owner.copy(), ends.order.copy(), ends.used.copy(),
+        )  # fmt: skip
+
+    def __call__(self, place: int, nodes: Nodes) -> bool:
+        """Whether the job starts there; it is taken as started then."""
+        board, job = self._board, int(self._jobs[place])
+        if not self._problem.mixes(place) and self._ends_sooner_elsewhere(place, nodes):
+            return False
+        request: Request = request_of(board.requests, board.jobs.shape[job])
+        held = float(self._holds_s[place, self._problem.kind[list(nodes)]].max())
+        for node in nodes:
+            take(self._rooms, request, self._lo + node)
+            add(self._releases, board.now + held, self._lo + node, request, job)
+        return True
+
+    def _ends_sooner_elsewhere(self, place: int, nodes: Nodes) -> bool:
+        runs, now = self._runs_s[place], self._board.now
+        here = float(runs[self._problem.kind[nodes[0]]])
+        for kind in np.flatnonzero(runs < here).tolist():
+            shadow = shadow_on(self._board, self._rooms, self._releases, int(self._jobs[place]), kind)
+            # where it fits at once it was not taken for other reasons than its speed
+            if now < shadow and shadow + float(runs[kind]) < now + here:
+                return True
+        return False

@@ -1,0 +1,261 @@
+"""The mapping as a mixed-integer program in HiGHS (Huangfu, Hall 2018), begun with the greedy answer.
+
+    variables   k[s, t]  jobs of class s started on GPU type t          whole numbers
+                e[s, r]  whether the r-th job of class s starts         0 .. 1; in order, since bonuses never rise
+                z[c, p]  nodes of class c that are filled by pattern p  whole numbers
+                u[h, a]  whether any node takes a parts of gang shape h 0 or 1
+    maximise    sum gain k + sum bonus e - sum cost z
+    subject to  sum_t k[s, t] = sum_r e[s, r]
+                sum_p z[c, p] <= nodes of c
+                parts of shape h in the patterns = parts of the jobs of that shape
+                GPUs of a user's jobs <= the user's cap
+                z[c, p] <= nodes of c * u[h, a] and a u[h, a] <= jobs of h     where p has a > 1 parts of gang shape h
+
+The last keeps a gang's parts on distinct nodes: K gangs can be dealt out so whenever no node has more than K parts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpusched.errors import UsageError
+from gpusched.sched.mapping.classes import MAX_PATTERNS, TooMany, simplified
+from gpusched.sched.mapping.greedy import greedy
+from gpusched.sched.mapping.problem import Answer, Nodes, Problem, faults, part_of, value_of
+from gpusched.sched.mapping.program import Program
+
+GAP = 1e-4  # in parts of the value; proven this close counts as best
+OUT_OF_TIME = "ended by time limit reached"
+_BETTER, _FEASIBLE = 1e-9, 2
+_LEAST_S = 0.002  # with less time than that nothing is begun
+_FEWEST_JOBS, _ENOUGH_TO_TELL = 4, 1000
+WORK_OF_JOB = 4  # what a job adds to the making of a program, in patterns
+
+
+def highs() -> Any:
+    """The highspy module.
+
+    Raises:
+        UsageError: It is not installed.
+    """
+    try:
+        import highspy
+    except ImportError:
+        raise UsageError(
+            "place: milp needs HiGHS, which is not installed", "pip install 'gpusched-cluster[milp]'"
+        ) from None
+    return highspy
+
+
+class _Found(NamedTuple):
+    nodes: tuple[Nodes, ...]
+    value: float
+
+
+def _worth(found: _Found) -> float:
+    return found.value
+
+
+class Limits(NamedTuple):
+    """How long a search goes on.
+
+    Attributes:
+        end_s: When it ends, by ``clock``.
+        max_nodes: HiGHS is stopped after so many nodes of the search tree; None: any number.
+        work: What making the program may take, in patterns; see `WORK_OF_JOB`. Patterns are `MAX_PATTERNS` at the most.
+    """
+
+    end_s: float
+    max_nodes: int | None = None
+    work: float = np.inf
+    clock: Callable[[], float] = time.perf_counter
+
+
+def solve(problem: Problem, start: Answer, *, budget_s: float = 0.2, max_nodes: int | None = None) -> Answer:
+    """An answer that is worth at least as much as ``start``.
+
+    Args:
+        problem: What to answer.
+        start: A sound answer; it is the first incumbent, and what comes back where nothing better is found.
+        budget_s: HiGHS is told to end then; it looks at the clock when it likes. `deadline.Deadline` does not wait.
+        max_nodes: See `Limits`: with a budget that does not bind, the same answer on every run.
+
+    Raises:
+        UsageError: HiGHS is not installed.
+    """
+    search = Search(problem, start, Limits(time.perf_counter() + budget_s, max_nodes))
+    search.run()
+    return search.best()
+
+
+class Search:
+    """One problem's search: the relaxation; its solution rounded; the program near it; in the time left, all of it.
+
+    Rounded: the whole nodes that the relaxation fills; the jobs that this leaves go greedily. Near: at least those
+    nodes, and more only by patterns whose reduced cost is about nothing. Good incumbents come of both within
+    milliseconds, of programs that HiGHS as it comes has not rounded after a second.
+
+    One thread may `run` it while another asks for the `best` so far.
+
+    Args:
+        problem: What to answer.
+        start: See `solve`.
+        limits: When it ends.
+        listen: Incumbents count while HiGHS runs, not only when it has ended.
+
+    Attributes:
+        work_per_s: How fast the program was made, see `Limits`; None: not made, or too small to tell.
+
+    Raises:
+        UsageError: HiGHS is not installed.
+    """
+
+    def __init__(self, problem: Problem, start: Answer, limits: Limits, *, listen: bool = False) -> None:
+        self._module = highs()
+        self._problem, self._start, self._limits, self._listen = problem, start, limits, listen
+        self._best = _Found(start.nodes, start.value)
+        self._bound = start.bound if start.bound is not None else np.inf
+        self._jobs, self._part = len(problem), ""  # the first of them where that is not all, and the words for it
+        self._note = OUT_OF_TIME
+        self._heard: tuple[Program, list[float]] | None = None
+        self.work_per_s: float | None = None
+
+    def run(self) -> None:
+        """Searches until the best is proven, or time is over."""
+        if self._proven():
+            self._note = ""
+            return
+        program = self._program()
+        if program is None:
+            return
+        if program.patterns:
+            self._improve(program)
+        else:
+            self._bind(self._start.value)
+            self._note = ""
+        if self._proven():
+            self._note = ""
+
+    def best(self) -> Answer:
+        """The best answer so far."""
+        heard, best = self._heard, self._best
+        if heard is not None:
+            best = max(best, self._found(*heard), key=_worth)
+        return Answer(
+            nodes=best.nodes,
+            value=best.value,
+            bound=max(self._bound, best.value) if np.isfinite(self._bound) else None,
+            solver="greedy" if best.nodes is self._start.nodes else "milp",
+            note="; ".join(dict.fromkeys(words for words in (self._part, self._note) if words)),
+        )
+
+    def _proven(self) -> bool:
+        value = self._best.value
+        return self._bound - value <= GAP * max(1.0, abs(value))
+
+    def _left_s(self) -> float:
+        """Time left; 0: too little to begin anything."""
+        left = self._limits.end_s - self._limits.clock()
+        return left if left > _LEAST_S else 0.0
+
+    def _program(self) -> Program | None:
+        """Of all jobs, or where those can fill nodes in too many ways, of the first of them; None: not to be had."""
+        while (begin := self._limits.clock()) < self._limits.end_s - _LEAST_S:
+            most = min(MAX_PATTERNS, self._limits.work - WORK_OF_JOB * self._jobs)
+            nobody: tuple[Nodes, ...] = ((),) * len(self._problem)
+            try:
+                program = Program(simplified(part_of(self._problem, nobody, np.arange(self._jobs))), max(0, int(most)))
+            except TooMany as error:
+                if self._jobs <= _FEWEST_JOBS:
+                    self._note = str(error)
+                    return None
+                self._jobs //= 2
+                self._part = f"only the first {self._jobs} of {len(self._problem)} jobs optimised"
+                continue
+            took, work = self._limits.clock() - begin, len(program.patterns) + WORK_OF_JOB * self._jobs
+            if work >= _ENOUGH_TO_TELL and took > 0:
+                self.work_per_s = work / took
+            return program
+        return None
+
+    def _improve(self, program: Program) -> None:
+        model = program.model(self._module)
+        if not (left := self._left_s()):
+            return
+        solver = self._solver(model, left)
+        solver.setOptionValue("solve_relaxation", True)
+        solver.run()
+        if solver.getModelStatus() != self._module.HighsModelStatus.kOptimal:
+            return
+        solution = solver.getSolution()
+        self._bind(float(solver.getInfo().objective_function_value))
+        self._best = max(self._best, self._found(program, program.rounded(solution.col_value)), key=_worth)
+        if self._proven():
+            return
+        near = program.near(self._module, solution.col_value, solution.col_dual)
+        if left := self._left_s():
+            self._run(program, self._solver(near, 0.7 * left))
+        if not self._proven() and (left := self._left_s()):
+            first = self._module.HighsSolution()
+            first.col_value = program.column_of(self._best.nodes[: self._jobs])
+            solver = self._solver(model, left)
+            solver.setSolution(first)
+            self._note = self._run(program, solver)
+            self._bind(float(solver.getInfo().mip_dual_bound))
+
+    def _bind(self, bound: float) -> None:
+        """No answer is worth more; of a part of the jobs that says nothing of the whole."""
+        if not self._part and np.isfinite(bound):
+            self._bound = min(self._bound, bound)
+
+    def _solver(self, model: Any, budget_s: float) -> Any:
+        """HiGHS on one thread: a decision may not take the login node's cores, and threads cost more than they win."""
+        solver = self._module.Highs()
+        options: dict[str, Any] = {
+            "output_flag": False,
+            "threads": 1,
+            "time_limit": budget_s,
+            "mip_rel_gap": GAP,
+            "mip_heuristic_run_feasibility_jump": False,  # it looks at the clock too seldom
+        }
+        if self._limits.max_nodes is not None:
+            options["mip_max_nodes"] = self._limits.max_nodes
+        for name, value in options.items():
+            solver.setOptionValue(name, value)
+        solver.passModel(model)
+        return solver
+
+    def _run(self, program: Program, solver: Any) -> str:
+        """HiGHS to its end; its best solution counts. Why it ended before the best was proven."""
+        if self._listen:
+            solver.cbMipImprovingSolution += lambda event: self._hear(program, event.data_out.mip_solution)
+        solver.run()
+        if solver.getInfo().primal_solution_status == _FEASIBLE:
+            found = self._found(program, list(solver.getSolution().col_value))
+            self._best = max(self._best, found, key=_worth)
+        self._heard = None
+        status = solver.getModelStatus()
+        if status == self._module.HighsModelStatus.kOptimal:
+            return ""
+        return f"ended by {solver.modelStatusToString(status).lower()}"
+
+    def _hear(self, program: Program, column: Any) -> None:
+        self._heard = (program, column.tolist())
+
+    def _found(self, program: Program, column: list[float]) -> _Found:
+        """A solution, and what else goes, as an answer to the whole; ``start`` where it is not sound, or worth less."""
+        problem, start = self._problem, self._start
+        nodes = [*program.nodes_of(column), *((),) * (len(problem) - self._jobs)]
+        idle = np.array([job for job, where in enumerate(nodes) if not where], np.int64)
+        for job, where in zip(idle, greedy(part_of(problem, tuple(nodes), idle)).nodes, strict=True):
+            nodes[job] = where
+        answer = tuple(nodes)
+        value = value_of(problem, answer)
+        kept = all(answer[job] for job in np.flatnonzero(problem.must))
+        if value > start.value + _BETTER and kept and not faults(problem, answer):
+            return _Found(answer, value)
+        return _Found(start.nodes, start.value)

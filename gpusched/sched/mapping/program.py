@@ -1,0 +1,215 @@
+"""The variables and rows of the mixed-integer program; what they mean stands at the head of `milp`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpusched.sched.mapping.classes import (
+    MAX_PATTERNS,
+    JobClass,
+    NodeClass,
+    Pattern,
+    Shape,
+    check_ways,
+    job_classes,
+    node_classes,
+    patterns_of,
+    shapes_of,
+)
+from gpusched.sched.mapping.problem import TOLERANCE, Nodes, Problem
+
+_NOTHING = 1e-3  # a reduced cost that small counts as none
+
+
+class Program:
+    """The variables and rows of one problem.
+
+    Args:
+        problem: What to answer.
+        most: Ways to fill nodes that it may have.
+
+    Raises:
+        TooMany: It has more.
+    """
+
+    def __init__(self, problem: Problem, most: int = MAX_PATTERNS) -> None:
+        self._problem = problem
+        self.jobs: list[JobClass] = job_classes(problem)
+        self.nodes: list[NodeClass] = node_classes(problem)
+        counted = shapes_of(self.jobs)
+        self.shapes: list[Shape] = list(counted)
+        check_ways(self.nodes, counted, most)
+        self.patterns: list[Pattern] = patterns_of(problem, self.nodes, counted)
+        self._place = {shape: i for i, shape in enumerate(self.shapes)}
+        self.k: dict[tuple[int, int], int] = {}
+        self.e: list[int] = []  # first of each job class
+        self.z = 0
+        self.u: dict[tuple[int, int], int] = {}
+        self._cost: list[float] = []
+        self._lower: list[float] = []
+        self._upper: list[float] = []
+        self._whole: list[bool] = []
+        self._rows: list[tuple[float, float, dict[int, float]]] = []
+        self._variables()
+        self._constraints()
+
+    def _column(self, cost: float, upper: float, whole: bool, lower: float = 0.0) -> int:
+        self._cost.append(cost)
+        self._lower.append(lower)
+        self._upper.append(upper)
+        self._whole.append(whole)
+        return len(self._cost) - 1
+
+    def _variables(self) -> None:
+        p = self._problem
+        for s, one in enumerate(self.jobs):
+            for kind in one.kinds:
+                gains = p.gain[one.jobs[0]]
+                gain = float(np.nanmin(gains) if kind < 0 else gains[kind])
+                self.k[s, kind] = self._column(gain, len(one.jobs), True)
+        for one in self.jobs:
+            self.e.append(len(self._cost))
+            for job in one.jobs:
+                self._column(float(p.bonus[job]), 1.0, False, lower=1.0 if p.must[job] else 0.0)
+        self.z = len(self._cost)
+        for pattern in self.patterns:
+            self._column(-pattern.cost, len(self.nodes[pattern.node_class].nodes), True)
+        for pattern in self.patterns:
+            for shape, count in pattern.counts.items():
+                if count > 1 and self.shapes[shape].parts > 1 and (shape, count) not in self.u:
+                    self.u[shape, count] = self._column(0.0, 1.0, True)
+
+    def _constraints(self) -> None:
+        for s, one in enumerate(self.jobs):
+            row = {self.k[s, kind]: 1.0 for kind in one.kinds}
+            row.update((self.e[s] + r, -1.0) for r in range(len(one.jobs)))
+            self._rows.append((0.0, 0.0, row))
+        self._fill_rows()
+        self._gang_rows()
+        caps: dict[int, dict[int, float]] = {}
+        for (s, _), column in self.k.items():
+            one = self.jobs[s]
+            if one.user >= 0:
+                caps.setdefault(one.user, {})[column] = float(one.part[0][0] * one.part[3])
+        self._rows += [(-np.inf, float(self._problem.cap[user]), row) for user, row in caps.items()]
+
+    def _fill_rows(self) -> None:
+        """Nodes there are; parts in the patterns equal parts of the jobs."""
+        used: list[dict[int, float]] = [{} for _ in self.nodes]
+        covered: list[dict[int, float]] = [{} for _ in self.shapes]
+        for i, pattern in enumerate(self.patterns):
+            used[pattern.node_class][self.z + i] = 1.0
+            for shape, count in pattern.counts.items():
+                covered[shape][self.z + i] = float(count)
+        for (s, kind), column in self.k.items():
+            shape = self._place[Shape(*self.jobs[s].part, kind)]
+            covered[shape][column] = -float(self.jobs[s].part[3])
+        self._rows += [(-np.inf, float(len(n.nodes)), row) for n, row in zip(self.nodes, used, strict=True) if row]
+        self._covering = range(len(self._rows), len(self._rows) + sum(map(bool, covered)))
+        self._rows += [(0.0, 0.0, row) for row in covered if row]
+
+    def _gang_rows(self) -> None:
+        for (shape, count), column in self.u.items():
+            started = {self.k[s, k]: -1.0 for s, k in self.k if Shape(*self.jobs[s].part, k) == self.shapes[shape]}
+            self._rows.append((-np.inf, 0.0, {column: float(count), **started}))
+            for i, pattern in enumerate(self.patterns):
+                if pattern.counts.get(shape) == count:
+                    many = float(len(self.nodes[pattern.node_class].nodes))
+                    self._rows.append((-np.inf, 0.0, {self.z + i: 1.0, column: -many}))
+
+    def model(self, module: Any) -> Any:
+        """As HiGHS takes it, rows one after the other."""
+        lp = module.HighsLp()
+        lp.num_col_, lp.num_row_ = len(self._cost), len(self._rows)
+        lp.sense_ = module.ObjSense.kMaximize
+        lp.col_cost_, lp.col_lower_, lp.col_upper_ = map(np.array, (self._cost, self._lower, self._upper))
+        lp.row_lower_ = np.array([row[0] for row in self._rows])
+        lp.row_upper_ = np.array([row[1] for row in self._rows])
+        lp.integrality_ = [
+            module.HighsVarType.kInteger if whole else module.HighsVarType.kContinuous for whole in self._whole
+        ]
+        matrix = lp.a_matrix_
+        matrix.format_ = module.MatrixFormat.kRowwise
+        matrix.start_ = np.cumsum([0, *(len(row[2]) for row in self._rows)]).astype(np.int32)
+        matrix.index_ = np.array([column for row in self._rows for column in row[2]], np.int32)
+        matrix.value_ = np.array([value for row in self._rows for value in row[2].values()])
+        return lp
+
+    def near(self, module: Any, values: Sequence[float], duals: Sequence[float]) -> Any:
+        """As `model`, for a search near the relaxation's solution; see `milp`.
+
+        Rounded down, the patterns' parts of a gang's shape need not come out even: here there may be more parts than
+        the jobs take. `nodes_of` leaves them.
+        """
+        lp = self.model(module)
+        filled = slice(self.z, self.z + len(self.patterns))
+        whole = np.floor(np.array(values)[filled] + TOLERANCE)
+        useful = np.abs(np.array(duals)[filled]) <= _NOTHING
+        free = np.array([any((shape, n) in self.u for shape, n in p.counts.items()) for p in self.patterns], np.bool_)
+        lower, upper = np.array(self._lower), np.array(self._upper)
+        lower[filled] = np.where(free, 0.0, whole)
+        upper[filled] = np.where(useful, upper[filled], whole)
+        lp.col_lower_, lp.col_upper_ = lower, upper
+        most = np.array([row[1] for row in self._rows])
+        most[self._covering] = np.inf
+        lp.row_upper_ = most
+        return lp
+
+    def rounded(self, values: Sequence[float]) -> list[float]:
+        """The relaxation's solution in whole numbers, downwards; for `nodes_of`."""
+        return [float(value) for value in np.floor(np.array(values) + TOLERANCE)]
+
+    def column_of(self, nodes: tuple[Nodes, ...]) -> list[float]:
+        """An answer as values of the variables."""
+        column = [0.0] * len(self._cost)
+        filled: dict[int, dict[int, int]] = {}
+        kinds = self._problem.kind
+        for s, one in enumerate(self.jobs):
+            for r, job in enumerate(one.jobs):
+                if not nodes[job]:
+                    continue
+                kind = one.kinds[0] if one.kinds[0] < 0 else int(kinds[nodes[job][0]])
+                column[self.k[s, kind]] += 1.0
+                column[self.e[s] + r] = 1.0
+                shape = self._place[Shape(*one.part, kind)]
+                for node in nodes[job]:
+                    counts = filled.setdefault(node, {})
+                    counts[shape] = counts.get(shape, 0) + 1
+        where = {(p.node_class, frozenset(p.counts.items())): i for i, p in enumerate(self.patterns)}
+        class_of = {node: c for c, one in enumerate(self.nodes) for node in one.nodes}
+        for node, counts in filled.items():
+            column[self.z + where[class_of[node], frozenset(counts.items())]] += 1.0
+            for shape, count in counts.items():
+                if (shape, count) in self.u:
+                    column[self.u[shape, count]] = 1.0
+        return column
+
+    def nodes_of(self, column: Sequence[float]) -> tuple[Nodes, ...]:
+        """The other way: parts dealt out node by node, so that a gang never meets itself.
+
+        Of values that are not a solution (rounded down): as many of the jobs as there are parts for.
+        """
+        deck: list[list[int]] = [[] for _ in self.shapes]
+        left = [list(one.nodes) for one in self.nodes]
+        for i, pattern in enumerate(self.patterns):
+            for _ in range(round(column[self.z + i])):
+                node = left[pattern.node_class].pop(0)
+                for shape, count in pattern.counts.items():
+                    deck[shape] += [node] * count
+        hands: list[list[Nodes]] = []
+        for one, parts in zip(self.shapes, deck, strict=True):
+            jobs = len(parts) // one.parts
+            dealt = [tuple(parts[j::jobs][: one.parts]) for j in range(jobs)]
+            hands.append([hand for hand in dealt if len(set(hand)) == one.parts])
+        nodes: list[Nodes] = [()] * len(self._problem)
+        for s, like in enumerate(self.jobs):
+            waiting = iter(like.jobs)
+            gains = self._problem.gain[like.jobs[0]]
+            for kind in sorted(like.kinds, key=lambda t: 0.0 if t < 0 else -gains[t]):
+                for _ in range(round(column[self.k[s, kind]])):
+                    if hand := hands[self._place[Shape(*like.part, kind)]]:
+                        nodes[next(waiting)] = hand.pop(0)
+        return tuple(nodes)

@@ -1,0 +1,381 @@
+"""A partition's queue placed by mapping: nodes and GPU types for the jobs at the head of the order, all at once.
+
+In place of `backfill.schedule`, on the same arrays and with the same rules of who may go. The order stays as it is:
+what blocks is placed before what is blocked, and the head's reservation under EASY binds the jobs behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusched.model.policy import Mapping
+from gpusched.sched.backfill import launch, protect
+from gpusched.sched.fit import request_of
+from gpusched.sched.mapping.greedy import best_imaginable, greedy
+from gpusched.sched.mapping.head import Prefix, reserve_head
+from gpusched.sched.mapping.problem import Answer, Nodes, Problem, value_of
+from gpusched.sched.mapping.summary import Report, say_why
+from gpusched.sched.state import (
+    EASY,
+    OK,
+    PRIORITY,
+    SKIP,
+    STARTED,
+    Floats,
+    Ints,
+    Jobs,
+    Outcome,
+    Releases,
+    Requests,
+    Rooms,
+    Scratch,
+)
+
+Bools = npt.NDArray[np.bool_]
+Solver = Callable[[Problem, Answer, float], Answer]  # the last: of the time left, what it may take
+_NOBODY = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+CORES_ONLY = 0.1  # what a job without GPUs counts for, in GPUs
+
+
+class Board(NamedTuple):
+    """What the passes of `backfill.schedule` take, and the nodes' GPU types.
+
+    Attributes:
+        usable: The nodes as they are, empty of jobs. kind: ``int64[nodes]``: GPU type.
+    """
+
+    rooms: Rooms
+    releases: Releases
+    requests: Requests
+    jobs: Jobs
+    scratch: Scratch
+    outcome: Outcome
+    now: float
+    usable: Rooms
+    kind: Ints
+
+
+class Wishes(NamedTuple):
+    """What is known of the jobs besides.
+
+    Attributes:
+        speed: Jobs -> ``float64[jobs, kinds]``: how fast each goes on each GPU type, in any unit of its own.
+        user: ``int64[jobs]``. held: ``float64[users]``: GPUs that a user's jobs hold in the partition.
+        priority: ``int64[jobs]``: explicit priorities. unfit: See `Problem`.
+        lasts: Jobs -> ``float64[jobs, kinds]``: how long each holds the nodes it gets, by their GPU type, seconds.
+            None: its limit at most, wherever it runs (it is ended then), in proportion to its speed for all one knows.
+    """
+
+    speed: Callable[[Ints], Floats]
+    user: Ints
+    held: Floats
+    priority: Ints
+    unfit: Floats
+    lasts: Callable[[Ints], Floats] | None = None
+
+
+class Keep(NamedTuple):
+    """Nodes that an agent holds for a job that does not fit: those behind it in the order do not get them now.
+
+    Attributes:
+        job: Whose. rows: Says which, ``int64[...]``; asked when those ahead of it are placed.
+    """
+
+    job: int
+    rows: Callable[[], Ints]
+
+
+class Mapped(NamedTuple):
+    """What stopped the queue (see `backfill.schedule`), and the mappings that were made."""
+
+    head: int
+    shadow: float
+    reports: list[Report]
+
+
+def map_queue(
+    board: Board,
+    queue: Ints,
+    wishes: Wishes,
+    mapping: Mapping,
+    backfill: int,
+    solver: Solver | None,
+    keep: Keep | None = None,
+) -> Mapped:
+    """Decides for one partition's jobs, ``queue: int64[waiting]`` in order of precedence; see `backfill.schedule`.
+
+    With NONE, and for those before the head with EASY, the jobs that start are those that the greedy mapping starts in
+    this order; with NONE on any GPU type they may have, with EASY not on one where they would end later than if they
+    waited for a faster one (`mapped_head`). With SKIP, and behind the head with EASY, the mapping chooses among the
+    window; of those the greedy one starts, the ones with more priority than others stay.
+
+    Args:
+        board: Changed in place, as by `backfill.schedule`.
+        queue: The jobs.
+        wishes: What is known of them.
+        mapping: The policy's settings.
+        backfill: NONE, SKIP or EASY.
+        solver: Betters the greedy answer; None: that is the answer.
+        keep: With SKIP: nodes held for a job. Those ahead of it are mapped first, then the others on what is left.
+    """
+    window, others = _window(board, queue, mapping.window)
+    if not len(window):
+        say_why(board, others, -1, window, backfill)
+        return Mapped(-1, np.inf, [])
+    task = _Task(board, wishes, mapping, solver, window)
+    head, shadow, held = -1, np.inf, _NOBODY
+    late = np.zeros(0, np.int64)
+    if backfill == SKIP:
+        held = task.choose_around(window, keep)
+    else:
+        rest = window[task.start_prefix(window, waits=backfill == EASY) :]
+        if len(rest):
+            head = int(rest[0])
+            shadow = task.reserve(head)
+        if backfill == EASY and head >= 0:
+            behind = np.array([*rest[1:], *others], np.int64)
+            outlasting = task.outlasting(behind, head, shadow)
+            late = behind[outlasting]
+            if len(rest) > 1:
+                task.choose_among(rest[1:], outlasting[: len(rest) - 1])
+    say_why(board, [*window.tolist(), *others], head, late, backfill)
+    board.rooms.gpus[held[0]] = held[1]
+    return Mapped(head, shadow, task.reports)
+
+
+def _window(board: Board, queue: Ints, most: int) -> tuple[Ints, list[int]]:
+    """The jobs that are looked at, first to last, and tasks that are not only because of others of their array."""
+    jobs, code = board.jobs, board.outcome.code
+    room = jobs.array_room.copy()
+    found: list[int] = []
+    others: list[int] = []
+    for job in queue.tolist():
+        array, standing = jobs.array[job], jobs.standing[jobs.shape[job]]
+        code[job] = standing if standing != OK else PRIORITY
+        if standing != OK:
+            continue
+        if array >= 0 and room[array] <= 0:
+            others.append(job)
+        elif len(found) < most:
+            found.append(job)
+            if array >= 0:
+                room[array] -= 1
+    return np.array(found, np.int64), others
+
+
+class _Task:
+    """One partition's mappings."""
+
+    def __init__(self, board: Board, wishes: Wishes, mapping: Mapping, solver: Solver | None, window: Ints) -> None:
+        self._board, self._wishes, self._mapping, self._solver = board, wishes, mapping, solver
+        shape = board.jobs.shape[window[0]]
+        self._lo, self._hi = int(board.requests.lo[shape]), int(board.requests.hi[shape])
+        self._held = wishes.held.copy()
+        users = np.unique(wishes.user[window])
+        gpus = float(np.maximum(board.usable.gpus[self._lo : self._hi], 0).sum())
+        self._most = gpus * mapping.user_share if len(users) > 1 and mapping.user_share < 1 else np.inf
+        self._place = {int(job): i for i, job in enumerate(window)}
+        self.reports: list[Report] = []
+
+    def start_prefix(self, jobs: Ints, *, waits: bool) -> int:
+        """Starts jobs in their order until one does not fit, or ``waits`` for a faster type; how many."""
+        problem = self._problem(jobs, None, 0.0)
+        takes = None
+        if waits:
+            takes = Prefix(self._board, jobs, problem, self._runs_s(jobs, problem), self._holds_s(jobs), self._lo)
+        nodes = greedy(problem, head_blocks=True, takes=takes).nodes
+        count = next((i for i, where in enumerate(nodes) if not where), len(jobs))
+        if count:
+            problem = self._problem(jobs[:count], None, 0.0, must=np.ones(count, np.bool_))
+            if waits:
+                self._keep_to_floor(problem, nodes)
+            value, bound = value_of(problem, nodes[:count]), best_imaginable(problem)
+            first = Answer(nodes=nodes[:count], value=value, bound=bound, note="not optimised")
+            self._carry_out(jobs[:count], problem, first, None, count / len(jobs))
+        return count
+
+    def _keep_to_floor(self, problem: Problem, nodes: tuple[Nodes, ...]) -> None:
+        """Whoever has a type above the floor is not brought below it for others' sake."""
+        speed = problem.gain / _gpus_of(problem)[:, None]
+        for job in range(len(problem)):
+            if not problem.mixes(job):
+                least = min(self._mapping.floor, speed[job, problem.kind[nodes[job][0]]])
+                problem.gain[job, speed[job] < least] = np.nan
+
+    def reserve(self, head: int) -> float:
+        """The shadow time of the first job that does not start; what is left beside it then is in ``scratch``."""
+        board, one = self._board, np.array([head])
+        shadow = reserve_head(board, head, self._runs_s(one, self._problem(one, None, 0.0))[0])
+        protect(board.rooms, request_of(board.requests, board.jobs.shape[head]), shadow < np.inf, board.scratch)
+        return shadow
+
+    def outlasting(self, jobs: Ints, head: int, shadow: float) -> Bools:
+        """Which of the jobs would hold the nodes reserved for the head after its shadow time."""
+        board = self._board
+        reserved = board.scratch.chosen[: board.requests.parts[board.jobs.shape[head]]]
+        if shadow == np.inf:
+            return np.zeros(len(jobs), np.bool_)
+        late: Bools = board.now + self._holds_s(jobs)[:, board.kind[reserved]].max(1) > shadow
+        return late
+
+    def _holds_s(self, jobs: Ints) -> Floats:
+        """``float64[jobs, kinds]``: how long a job keeps its nodes at the most, by their type."""
+        if self._wishes.lasts is not None:
+            return self._wishes.lasts(jobs)
+        limit: Floats = self._board.jobs.limit[jobs]
+        return np.repeat(limit[:, None], int(self._board.kind.max(initial=0)) + 1, axis=1)
+
+    def _runs_s(self, jobs: Ints, problem: Problem) -> Floats:
+        """``float64[jobs, kinds]``: how long a job runs by what is believed of it; infinite where it cannot."""
+        speed = problem.gain / _gpus_of(problem)[:, None]  # of a problem without a floor
+        if self._wishes.lasts is not None:
+            runs = self._wishes.lasts(jobs)
+        else:
+            runs = self._board.jobs.limit[jobs][:, None] / speed
+        return np.where(np.isnan(speed), np.inf, runs)
+
+    def choose_among(self, jobs: Ints, late: Bools | None, share: float = 1.0) -> None:
+        """Starts of these jobs what is worth most.
+
+        Args:
+            jobs: Which.
+            late: Those of them that outlast the head's wait.
+            share: Of the optimiser's time that is left.
+        """
+        problem = self._problem(jobs, late, self._mapping.floor)
+        first = greedy(problem)
+        priority = self._wishes.priority[jobs]
+        above = priority > priority.min(initial=0)
+        if above.any():
+            problem.must[:] = above & np.array([bool(nodes) for nodes in first.nodes])
+        self._carry_out(jobs, problem, first, late, share)
+
+    def choose_around(self, jobs: Ints, keep: Keep | None) -> tuple[Ints, Ints]:
+        """Likewise, with nodes kept from some; returns these nodes, which are shut then, and what GPUs they had."""
+        if keep is None or keep.job not in jobs:
+            self.choose_among(jobs, None)
+            return _NOBODY
+        first = jobs.tolist().index(keep.job)
+        if first:
+            self.choose_among(jobs[:first], None, first / len(jobs))
+        rows, gpus = keep.rows(), self._board.rooms.gpus
+        had = gpus[rows].copy()
+        gpus[rows] = -1
+        self.choose_among(jobs[first:], None)
+        return rows, had
+
+    def _problem(
+        self,
+        jobs: Ints,
+        late: Bools | None,
+        floor: float,
+        must: Bools | None = None,
+    ) -> Problem:
+        board, mapping, rows = self._board, self._mapping, slice(self._lo, self._hi)
+        shape = board.jobs.shape[jobs]
+        requests = board.requests
+        rooms = _table(board.rooms, rows)
+        place = np.array([self._place[int(job)] for job in jobs])
+        users, user = np.unique(self._wishes.user[jobs], return_inverse=True)
+        return Problem(
+            rooms=rooms,
+            total=np.maximum(board.usable.gpus[rows], 0),
+            kind=board.kind[rows],
+            late_rooms=rooms if late is None else _table(board.scratch.late, rows),
+            parts=requests.parts[shape],
+            need=np.column_stack((requests.gpus[shape], requests.cores[shape], requests.memory[shape])),
+            allowed=board.jobs.masks[:, rows] != 0,
+            mask=requests.mask[shape],
+            late=np.zeros(len(jobs), np.bool_) if late is None else late,
+            must=np.zeros(len(jobs), np.bool_) if must is None else must,
+            gain=self._gains(jobs, shape, floor),
+            bonus=mapping.order_weight * (1.0 - place / len(self._place)),
+            user=user.reshape(-1),
+            cap=np.maximum(0.0, self._most - self._held[users]),
+            unfit=self._wishes.unfit,
+            open_cost=mapping.open_cost,
+            frag_cost=mapping.fragment_cost,
+        )
+
+    def _gains(self, jobs: Ints, shape: Ints, floor: float) -> Floats:
+        """GPUs x (speed in parts of the job's best - floor); NaN where the job cannot run.
+
+        The best is of the types that have nodes enough for it, were they empty. A job that must mix types has one gain.
+        """
+        board, requests = self._board, self._board.requests
+        speed = self._wishes.speed(jobs)
+        speed = np.where(speed > 0, speed, np.nan)
+        kinds = speed.shape[1]
+        for one in np.unique(shape):
+            request = request_of(requests, one)
+            rows = slice(request.lo, request.hi)
+            large = (board.usable.gpus[rows] >= request.gpus) & (board.usable.gpus[rows] >= 0)
+            if request.mask >= 0:
+                large &= board.jobs.masks[request.mask, rows] != 0
+            enough = np.bincount(board.kind[rows][large], minlength=kinds) >= request.parts
+            like = shape == one
+            if enough.any():
+                speed[np.ix_(like, ~enough)] = np.nan
+            else:
+                speed[like] = 1.0
+        best = np.where(np.isnan(speed), 0.0, speed).max(1, initial=0.0)
+        speed[best == 0] = 1.0  # nothing was measured anywhere
+        best[best == 0] = 1.0
+        gpus = np.maximum(requests.parts[shape] * requests.gpus[shape], CORES_ONLY)
+        gains: Floats = gpus[:, None] * (speed / best[:, None] - floor)
+        return gains
+
+    def _carry_out(
+        self,
+        jobs: Ints,
+        problem: Problem,
+        first: Answer,
+        late: Bools | None,
+        share: float,
+    ) -> None:
+        """The best answer there is, started."""
+        answer = first if self._solver is None else self._solver(problem, first, share)
+        board, scratch = self._board, self._board.scratch
+        for i, nodes in enumerate(answer.nodes):
+            if not nodes:
+                continue
+            job = int(jobs[i])
+            request = request_of(board.requests, board.jobs.shape[job])
+            scratch.chosen[: len(nodes)] = np.array(nodes) + self._lo
+            outlasts = late is not None and bool(late[i])
+            first_slot = board.releases.used[0]
+            launch(
+                board.rooms, board.releases, board.jobs, request, job, board.now, outlasts, late is not None, scratch,
+                board.outcome,
+            )  # fmt: skip
+            if self._wishes.lasts is not None:
+                slots = board.releases.order[first_slot : board.releases.used[0]]
+                held = self._wishes.lasts(jobs[i : i + 1])[0, problem.kind[list(nodes)]]
+                board.releases.end[slots] = board.now + held.max()
+            board.outcome.code[job] = STARTED
+            self._held[self._wishes.user[job]] += request.parts * request.gpus
+        started = sum(bool(nodes) for nodes in answer.nodes)
+        gap = answer.gap if answer.gap is not None else np.inf
+        self.reports.append(Report(len(jobs), started, answer.value, first.value, gap, answer.solver, answer.note))
+
+
+def _table(rooms: Rooms, rows: slice) -> Ints:
+    return np.column_stack([column[rows] for column in rooms])
+
+
+def _gpus_of(problem: Problem) -> Floats:
+    """``float64[jobs]``: what each counts for."""
+    gpus: Floats = np.maximum(problem.parts * problem.need[:, 0], CORES_ONLY)
+    return gpus
+
+
+def unfit_of(sizes: Ints, most: int) -> Floats:
+    """``float64[most + 1]``: the chance that a job drawn from these needs more GPUs on one node than that."""
+    if not len(sizes):
+        return np.zeros(most + 1)
+    levels = np.arange(most + 1)
+    return 1.0 - np.searchsorted(np.sort(sizes), levels, side="right") / len(sizes)

@@ -1,0 +1,63 @@
+"""What is said of a mapping: why jobs stay, and how good it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpusched.sched.fit import request_of
+from gpusched.sched.place import choose
+from gpusched.sched.state import ARRAY_LIMIT, BACKFILL, FIRST_FIT, MAPPING, PRIORITY, RESOURCES, SKIP, STARTED, Ints
+
+if TYPE_CHECKING:
+    from gpusched.sched.mapping.queue import Board
+
+
+class Report(NamedTuple):
+    """One mapping: how many jobs were looked at and started, its value and the greedy answer's, and how sure it is."""
+
+    jobs: int
+    started: int
+    value: float
+    greedy: float
+    gap: float
+    solver: str
+    note: str
+
+
+def say_why(board: Board, jobs: list[int], head: int, late: Ints, backfill: int) -> None:
+    """The codes of those of the jobs that stay; ``late``: those that would outlast the head's wait."""
+    code, shape, outlasts = board.outcome.code, board.jobs.shape, set(late.tolist())
+    fits: dict[int, bool] = {}
+    for job in jobs:
+        array = board.jobs.array[job]
+        if code[job] == STARTED:
+            continue
+        if array >= 0 and board.jobs.array_room[array] <= 0:
+            code[job] = ARRAY_LIMIT
+            continue
+        one = int(shape[job])
+        if one not in fits:
+            request = request_of(board.requests, one)
+            fits[one] = bool(choose(board.rooms, board.jobs.masks, request, FIRST_FIT, board.scratch))
+        if job == head:
+            code[job] = MAPPING if fits[one] else RESOURCES  # a gang may fit on two GPU types together
+        elif fits[one] and job in outlasts:
+            code[job] = BACKFILL
+        elif fits[one] and backfill != 0:
+            code[job] = MAPPING
+        else:
+            code[job] = RESOURCES if backfill == SKIP else PRIORITY
+
+
+def summary(reports: list[Report]) -> str:
+    """The mappings of one decision in a line; "" where there were none."""
+    if not reports:
+        return ""
+    jobs, started = sum(r.jobs for r in reports), sum(r.started for r in reports)
+    gap = max(r.gap for r in reports)
+    gain = sum(r.value - r.greedy for r in reports)
+    known = f"at most {gap:.2%} below the best" if gap < 1 else "how near the best is not known"
+    notes = "; ".join(dict.fromkeys(r.note for r in reports if r.note))
+    return f"{started} of {jobs} jobs mapped, worth {gain:.3g} GPUs more than greedily, {known}" + (
+        f" ({notes})" if notes else ""
+    )

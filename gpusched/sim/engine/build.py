@@ -1,0 +1,381 @@
+"""A replay's world before anything has happened, and its result when all has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.errors import UsageError
+from gpusched.forecast.features import Forecast, forecast_of
+from gpusched.forecast.predictor import Predictor
+from gpusched.model.policy import MAPPED
+from gpusched.sched.fit import stand
+from gpusched.sched.heaps import new_heap
+from gpusched.sched.state import Ints, Jobs, Records, Rooms, Scratch, filled, new_releases, new_scratch, seed_words
+from gpusched.sim.engine.nodeindex import new_index
+from gpusched.sim.engine.pace import WHOLE
+from gpusched.sim.engine.state import (
+    CHANGE,
+    COUNTERS,
+    CUT_PARTS,
+    CUTS,
+    DECISIONS,
+    JOB,
+    LOGGED,
+    NEVER,
+    NODE,
+    NODE_BACK,
+    NODE_DRAINED,
+    NODE_GONE,
+    RUN,
+    SHAPE,
+    SLOT,
+    STATE,
+    UNMEASURED,
+    WAITING,
+    Log,
+    Pace,
+    Passes,
+    Sim,
+    new_log,
+)
+from gpusched.sim.engine.step import mark_never
+from gpusched.sim.knowledge import Knowledge, knowledge_of, static_ranks
+from gpusched.sim.policies import HALF_LIFE_S, PLACEMENTS, ReplayPolicy
+from gpusched.sim.pool import Demand, Pool, demand_of
+from gpusched.sim.rates import Rates, Speeds, no_speeds, speeds_of
+from gpusched.sim.resizing import Elastic, Sizes
+from gpusched.sim.result import CutRuns, Events, Result
+from gpusched.sim.sharing import Share, sharing_of
+from gpusched.traces.trace import Trace
+
+
+class Outage(NamedTuple):
+    """A node is away from ``start`` until ``end`` (seconds on the trace's clock; infinite: for good).
+
+    With ``drain`` its jobs may finish; else they are cut, wait again, and have all their work to do once more.
+    """
+
+    node: int
+    start: float
+    end: float
+    drain: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to replay.
+
+    Attributes:
+        seed: For placements that draw.
+        placement: Key of `PLACEMENTS`; None: the policy's own, else best fit.
+        limits: Whether a time limit kills its job.
+        failures: When nodes fail or are drained.
+        generic: Only the passes of the live controller, without indices: slower, the same result.
+        restart_s: Seconds that a preempted job's restart holds its nodes before its work goes on (at any restart of a
+            preemptive policy).
+        las_thresholds_gpu_s: Attained service that parts the queues of LAS, ascending (default: two queues, one GPU
+            hour; Tiresias leaves the thresholds to the operator).
+        half_life_s: How fast what users had is forgotten, in seconds (``settings.fairshare_half_life``).
+        rates: How fast jobs go by measured profiles; None: every job runs its recorded duration.
+        predictor: Estimates run times for policies that go by estimates; None: the mean of the user's last two.
+        share: Whether jobs share GPUs: "no"; "fractions" (jobs of one GPU by the thousandths they ask for); "pairs"
+            (besides, two jobs of equal GPUs share them where that was measured to do more than taking turns).
+        elastic: Which jobs a `Stepper` may resize; None: none.
+        progress: Told, some times a second and on a thread of its own, which part of the jobs has ended.
+    """
+
+    seed: int = 0
+    placement: str | None = None
+    limits: bool = False
+    failures: Sequence[Outage] = ()
+    generic: bool = False
+    restart_s: float = 0.0
+    las_thresholds_gpu_s: Sequence[float] = (3600.0,)
+    half_life_s: float = HALF_LIFE_S
+    rates: Rates | None = None
+    predictor: Predictor | None = None
+    share: Share = "no"
+    elastic: Elastic | None = None
+    progress: Callable[[float], None] | None = None
+
+
+class World(NamedTuple):
+    """One replay.
+
+    Attributes:
+        rule: The placement's name. never: How many jobs can never run. generic: Whether the fast runs cannot be used.
+        shared: How GPUs are shared. sizes: What became of elastic jobs.
+    """
+
+    trace: Trace
+    pool: Pool
+    policy: ReplayPolicy
+    options: Options
+    rule: str
+    knowledge: Knowledge
+    demand: Demand
+    sim: Sim
+    passes: Passes
+    never: int
+    generic: bool
+    shared: Share = "no"
+    sizes: Sizes | None = None
+
+    @property
+    def users(self) -> int:
+        """How many users there are."""
+        return int(self.sim.jobs["user"].max(initial=-1)) + 1
+
+
+def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -> World:
+    """The world before anything has happened.
+
+    Raises:
+        UsageError: A placement or node that does not exist.
+    """
+    rule = options.placement or policy.placement or "best-fit"
+    if rule not in PLACEMENTS:
+        raise UsageError(f"no placement is called {rule!r}; one of {', '.join(PLACEMENTS)}")
+    share, notes = sharing_of(options.share, trace, policy, rule)
+    demand = demand_of(trace, pool, shares=share != "no")
+    rates = options.rates
+    speeds = speeds_of(rates, trace, pool, demand) if rates else no_speeds(len(trace), len(pool.gpu_types))
+    # Who is told run times is told those on the slowest GPUs that the job may get.
+    timed = trace if rates is None else replace(trace, duration=trace.duration / speeds.slowest)
+    knowledge = knowledge_of(timed, policy)
+    knowledge = knowledge._replace(notes=(*knowledge.notes, *notes, *speeds.notes))
+    changing = policy.kind in ("arriving", "changing", "agent") or policy.backfill == "conservative"
+    generic = options.generic or changing or rule in ("naive", *MAPPED) or share != "no"
+    if generic:
+        demand = demand._replace(gpus_only=False)
+    slots = int(demand.parts.sum()) if share != "no" else _slots(demand)
+    jobs = _jobs(timed, policy, knowledge, demand, options.limits)
+    scratch = new_scratch(len(pool), len(demand.queue))
+    sim = _sim(jobs, pool, demand, _changes(options.failures, len(pool)), scratch, slots, options.half_life_s)
+    if rates is not None or share != "no" or options.elastic is not None:
+        sim = sim._replace(pace=_pace(sim, trace, pool, demand, speeds, options.limits, share))
+    passes = _passes(demand, knowledge, scratch, slots, options.seed)
+    never = int(mark_never(sim))
+    return World(
+        trace,
+        pool,
+        policy,
+        options,
+        rule,
+        knowledge,
+        demand,
+        sim,
+        passes,
+        never,
+        generic,
+        share,
+        Sizes() if options.elastic else None,
+    )
+
+
+def _pace(sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, limits: bool, share: Share) -> Pace:
+    """Speeds and shared GPUs; jobs have their work to do in seconds as recorded, and limits bind the time they run."""
+    limited = np.isfinite(trace.limit) & (trace.limit > 0) & limits
+    limit = np.where(limited, trace.limit, np.inf)
+    sim.jobs["duration"], sim.jobs["overlong"] = trace.duration, 0
+    sim.state["left"] = trace.duration
+    return Pace(
+        runs=filled(RUN, len(trace), rate=1.0, limit=limit, row=speeds.row, slot=-1, next=-1, mate=-1),
+        speed=speeds.table,
+        kind=pool.gpu_type,
+        slots=filled(SLOT, pool.total_gpus if share != "no" else 0, room=WHOLE, jobs=-1),
+        first=np.cumsum(pool.gpus) - pool.gpus,
+        milli=demand.milli,
+        pairs=share == "pairs",
+    )
+
+
+def forecast_for(world: World) -> Forecast | None:
+    """The trained predictor's part in a replay; None where it has none. Its median is believed."""
+    predictor = world.options.predictor
+    if predictor is None or not world.policy.by_estimate:
+        return None
+    return forecast_of(predictor.forest, predictor.quantiles.index(0.5), world.trace)
+
+
+def log_of(world: World) -> Log:
+    """A log with room for every run that is not cut."""
+    widest = int(world.demand.parts.max(initial=0)) + 64
+    return new_log(3 * len(world.trace) + len(world.sim.changes) + 64, widest, widest)
+
+
+def _jobs(trace: Trace, policy: ReplayPolicy, knowledge: Knowledge, demand: Demand, limits: bool) -> Records:
+    """The jobs, ``JOB[jobs]``."""
+    overlong = (trace.duration > trace.limit) & limits
+    child, sibling = np.full(len(trace), -1, np.int64), np.full(len(trace), -1, np.int64)
+    for job in np.flatnonzero(trace.depends_on >= 0)[::-1].tolist():
+        sibling[job] = child[trace.depends_on[job]]
+        child[trace.depends_on[job]] = job
+    return filled(
+        JOB,
+        len(trace),
+        submit=trace.submit,
+        duration=np.where(overlong, trace.limit, trace.duration),
+        believed=knowledge.believed,
+        overlong=overlong,
+        shape=demand.shape,
+        rank=static_ranks(policy.order, trace, knowledge.believed, trace.duration),
+        user=trace.user,
+        depends_on=trace.depends_on,
+        child=child,
+        sibling=sibling,
+        offset=np.cumsum(demand.parts) - demand.parts,
+    )
+
+
+def _changes(failures: Sequence[Outage], nodes: int) -> Records:
+    """Node events, ``CHANGE[n]``, in order of (time, back before gone, node)."""
+    rows = []
+    for outage in failures:
+        if not 0 <= outage.node < nodes:
+            raise UsageError(f"a failure names node {outage.node}; the pool has {nodes}")
+        rows.append((outage.start, NODE_DRAINED if outage.drain else NODE_GONE, outage.node))
+        if outage.end < np.inf:
+            rows.append((outage.end, NODE_BACK, outage.node))
+    return np.array(sorted(rows), dtype=CHANGE)
+
+
+def _sim(
+    jobs: Records, pool: Pool, demand: Demand, changes: Records, scratch: Scratch, slots: int, half_life_s: float
+) -> Sim:
+    nodes, gpus, runs = len(pool), demand.rooms.gpus, min(len(jobs), slots)
+    return Sim(
+        jobs=jobs,
+        shapes=filled(SHAPE, len(demand.queue), **demand.requests._asdict(), queue=demand.queue),
+        changes=changes,
+        state=filled(STATE, len(jobs), first=np.nan, start=np.nan, end=np.nan, left=jobs["duration"]),
+        node=filled(NODE, nodes, free=gpus, total=gpus, up=1, queue=pool.partition),
+        clock=np.array([-np.inf, np.inf, half_life_s]),
+        counter=np.zeros(COUNTERS, np.int64),
+        held=np.full(int(demand.parts.sum()), -1, np.int64),
+        rooms=_copied(demand.rooms),
+        ends=new_heap(runs + 1),
+        by_free=new_index(demand.rooms, demand.gpus_only),
+        ready=np.zeros(len(jobs) + 1, np.int64),
+        ended=np.zeros(2 * runs + 2, np.int64),
+        dirty=np.zeros(len(pool.partitions), np.int64),
+        chosen=scratch.chosen,
+        pace=None,
+    )
+
+
+def _passes(demand: Demand, knowledge: Knowledge, scratch: Scratch, slots: int, seed: int) -> Passes:
+    """What the live passes take."""
+    standing = np.zeros(len(demand.queue), np.int64)
+    none = np.full(len(demand.shape), -1, np.int64)
+    passes = Passes(
+        requests=demand.requests,
+        jobs=Jobs(
+            demand.shape, np.array(knowledge.believed, np.float64), none, np.zeros(0, np.int64), standing, demand.masks
+        ),
+        releases=new_releases(slots + 1),
+        scratch=scratch,
+        rng=seed_words(seed),
+        total=demand.rooms,
+        usable=_copied(demand.rooms),
+    )
+    stand(passes.total, passes.usable, demand.masks, demand.requests, scratch, standing)
+    return passes
+
+
+def _copied(rooms: Rooms) -> Rooms:
+    return Rooms(*(column.copy() for column in rooms))
+
+
+def _slots(demand: Demand) -> int:
+    """The most parts that can run at once: one per GPU, and all those of jobs without GPUs."""
+    runs = np.flatnonzero(demand.shape >= 0)
+    gpuless = runs[demand.requests.gpus[demand.shape[runs]] == 0] if len(runs) else runs
+    return int(min(demand.parts.sum(), demand.rooms.gpus.sum() + demand.parts[gpuless].sum()))
+
+
+def result_of(world: World, log: Log, seconds: float) -> Result:
+    """What was done, in ``seconds`` of wall time."""
+    trace, demand, sim = world.trace, world.demand, world.sim
+    logged, cuts, cut_parts = (int(sim.counter[i]) for i in (LOGGED, CUTS, CUT_PARTS))
+    state = sim.state
+    infeasible = np.flatnonzero(state["status"] == NEVER)
+    why = tuple(demand.infeasible.get(j, "waits for a job that can never run") for j in infeasible.tolist())
+    parts, part_gpus, part_nodes = _held(world)
+    milli = np.append(demand.milli, 1000)[np.where(demand.shape >= 0, demand.shape, -1)]
+    notes = list(world.knowledge.notes)
+    if world.options.predictor is not None and world.policy.by_estimate:
+        notes += world.options.predictor.notes_for(trace)
+    stuck = int((state["status"] == WAITING).sum())
+    beside = int(sim.counter[UNMEASURED])
+    if beside:
+        notes.append(f"{beside} times a job came to share a GPU beside one that nothing measured says how it slows")
+    if stuck:
+        notes.append(f"{stuck} jobs still waited when nothing was left to happen")
+    return Result(
+        policy=world.policy.name,
+        knows=world.knowledge.knows,
+        source=world.policy.source,
+        placement=world.rule,
+        seed=world.options.seed,
+        trace=trace,
+        pool=world.pool,
+        start=state["first"].copy(),
+        last_start=state["start"].copy(),
+        end=state["end"].copy(),
+        part_offsets=np.concatenate(([0], np.cumsum(parts))).astype(np.int64),
+        part_nodes=part_nodes,
+        part_gpus=part_gpus,
+        share=milli / 1000 if world.shared != "no" else None,
+        shared=world.shared,
+        killed=(sim.jobs["overlong"] != 0) & np.isfinite(state["end"]),
+        restarts=state["restarts"].copy(),
+        infeasible=infeasible,
+        infeasible_why=why,
+        cut=CutRuns(
+            job=log.cuts["job"][:cuts].copy(),
+            start=log.cuts["start"][:cuts].copy(),
+            end=log.cuts["end"][:cuts].copy(),
+            part_offsets=np.concatenate(([0], log.cuts["stop"][:cuts])),
+            part_nodes=log.cut_nodes[:cut_parts].copy(),
+            part_gpus=_cut_gpus(world, log, part_gpus),
+        ),
+        events=Events(
+            time=log.events["time"][:logged].copy(),
+            kind=log.events["kind"][:logged].astype(np.uint8),
+            subject=log.events["subject"][:logged].astype(np.int64),
+        ),
+        decisions=int(sim.counter[DECISIONS]),
+        sim_seconds=seconds,
+        jobs_per_s=(len(trace) - world.never) / seconds if seconds > 0 else 0.0,
+        notes=tuple(notes),
+    )
+
+
+def _held(world: World) -> tuple[Ints, Ints, Ints]:
+    """Nodes of each job's last run, GPUs on each, and which they are, job by job."""
+    sim, demand = world.sim, world.demand
+    shape = demand.shape if world.sizes is None else np.where(demand.shape >= 0, sim.jobs["shape"], -1)
+    runs = shape >= 0
+    parts, part_gpus = np.zeros(len(shape), np.int64), np.zeros(len(shape), np.int64)
+    parts[runs], part_gpus[runs] = sim.shapes["parts"][shape[runs]], sim.shapes["gpus"][shape[runs]]
+    if world.sizes is None:
+        return parts, part_gpus, sim.held
+    within = np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)
+    return parts, part_gpus, sim.held[np.repeat(sim.jobs["offset"], parts) + within]
+
+
+def _cut_gpus(world: World, log: Log, part_gpus: Ints) -> Ints | None:
+    """GPUs on each node of the cut runs, where jobs may have had other sizes then."""
+    if world.sizes is None:
+        return None
+    cuts = log.cuts[: int(world.sim.counter[CUTS])]
+    gpus: Ints = part_gpus[cuts["job"]]
+    for i, (job, start) in enumerate(zip(cuts["job"].tolist(), cuts["start"].tolist(), strict=True)):
+        for since, size in world.sizes.of_job.get(job, ()):
+            gpus[i] = size if since <= start else gpus[i]
+    return gpus

@@ -1,0 +1,115 @@
+"""Orders whose keys change while jobs wait, and what they are made of: users' usage and their past run times."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpusched.compiled import jit
+from gpusched.sched.state import Floats, Ints, Records
+from gpusched.sim.engine.pace import time_run
+from gpusched.sim.engine.state import DONE, Sim
+from gpusched.sim.policies import NO_HISTORY_S
+
+PLAIN, FAIRSHARE, WFP3, UNICEF, MULTIFACTOR, SHORTEST, LONGEST = range(7)
+ORDER_CODES = {
+    "fairshare": FAIRSHARE,
+    "wfp3": WFP3,
+    "unicef": UNICEF,
+    "multifactor": MULTIFACTOR,
+    "sjf-estimate": SHORTEST,
+    "lpt-estimate": LONGEST,
+}
+
+_MAX_AGE_S = 7 * 86400.0
+
+# used: decayed GPU seconds at ``since``. held: GPUs held now. last, before: real run times of the last two jobs that
+# ended; ended: how many have.
+USER = np.dtype(
+    [(name, np.float64) for name in ("used", "since", "last", "before")] + [(n, np.int64) for n in ("held", "ended")]
+)
+
+
+@jit
+def _account(sim: Sim, users: Records, user: int) -> None:
+    """Brings a user's usage up to now: what was used decays by half every half-life, continuously."""
+    of, now, decay = users[user], sim.clock[0], np.log(2.0) / sim.clock[2]
+    if of["held"] > 0 or of["used"] > 0:
+        kept = np.exp(-decay * (now - of["since"]))
+        of["used"] = of["used"] * kept + of["held"] * (1.0 - kept) / decay
+    of["since"] = now
+
+
+@jit
+def held_by_user(sim: Sim, users: Records, job: int, sign: int) -> None:
+    """Counts a job's GPUs as held (1) or no longer held (-1) by its user from now on."""
+    user = sim.jobs[job]["user"]
+    _account(sim, users, user)
+    shape = sim.shapes[sim.jobs[job]["shape"]]
+    users[user]["held"] += sign * shape["parts"] * shape["gpus"]
+
+
+@jit
+def ended_of_user(sim: Sim, users: Records, job: int) -> None:
+    """Counts the end of a run."""
+    held_by_user(sim, users, job, -1)
+    if sim.state[job]["status"] == DONE:
+        of = users[sim.jobs[job]["user"]]
+        of["before"] = of["last"]
+        of["last"] = time_run(sim.pace, sim, job)
+        of["ended"] += 1
+
+
+@jit
+def estimate(sim: Sim, users: Records, job: int, capped: bool) -> float:
+    """The mean of the user's last two run times (Tsafrir, Etsion, Feitelson, IEEE TPDS 18(6), 2007), at most the limit.
+
+    Without history: the limit, else an hour.
+    """
+    of, limit = users[sim.jobs[job]["user"]], sim.jobs[job]["believed"]
+    if of["ended"] == 0:
+        return float(limit) if capped else NO_HISTORY_S
+    mean = of["last"] if of["ended"] == 1 else 0.5 * (of["last"] + of["before"])
+    return float(min(mean, limit) if capped else mean)
+
+
+@jit
+def order_keys(sim: Sim, users: Records, jobs: Ints, order: int) -> Floats:
+    """Each job's key now, ``float64[jobs]``, smaller first; see `_key`."""
+    used = 0.0
+    active = 0
+    for user in range(users.size):
+        _account(sim, users, user)
+        used += users[user]["used"]
+        active += users[user]["used"] > 0 or users[user]["held"] > 0
+    gpus = 0
+    for node in range(sim.node.size):
+        gpus += sim.node[node]["total"]
+    keys = np.empty(jobs.size)
+    for i in range(jobs.size):
+        keys[i] = _key(sim, users, jobs[i], order, used, max(active, 1), max(gpus, 1))
+    return keys
+
+
+@jit
+def _key(sim: Sim, users: Records, job: int, order: int, used: float, active: int, gpus: int) -> float:
+    """One job's key.
+
+    fairshare: the user's decayed GPU hours and one for each GPU held, as the live policy. WFP3: -(w / r)^3 n. UNICEF:
+    -w / (log2(n) r), log2(1) taken as 1e-15 as in RLScheduler (Zhang et al., SC 2020), so that one-GPU jobs go first.
+    multifactor: -(age + fair share + size) with equal weights, Slurm's factors in 0..1: age w / 7 days at most 1; fair
+    share 2^(-usage's share / one share of the active users); size n / all.
+    """
+    of = sim.jobs[job]
+    shape = sim.shapes[of["shape"]]
+    n, r, w = float(shape["parts"] * shape["gpus"]), of["believed"], sim.clock[0] - of["submit"]
+    user = users[of["user"]]
+    if order == FAIRSHARE:
+        return float(user["used"] / 3600.0 + user["held"])
+    if order == WFP3:
+        return float(-((w / r) ** 3) * n)
+    if order == UNICEF:
+        return float(-w / (max(np.log2(max(n, 1.0)), 1e-15) * r))
+    if order == MULTIFACTOR:
+        share = user["used"] / used if used > 0 else 0.0
+        return float(-(min(w / _MAX_AGE_S, 1.0) + 2.0 ** (-share * active) + n / gpus))
+    return float(-r if order == LONGEST else r)

@@ -1,0 +1,204 @@
+"""Replays whose jobs are placed by mapping (`sched.mapped`), the live controller's own, at every decision.
+
+The optimiser runs in Python, so this is slower than the compiled replays by a factor of a hundred or more.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from gpusched.errors import UsageError
+from gpusched.model.policy import MAPPED, Mapping
+from gpusched.sched.mapping.problem import Answer, Problem
+from gpusched.sched.mapping.queue import Board, Keep, Solver, Wishes, map_queue, unfit_of
+from gpusched.sched.mapping.summary import Report
+from gpusched.sched.stages import speeds_by_name
+from gpusched.sched.state import EASY, Floats, Ints
+from gpusched.sim.engine.build import World, forecast_for
+from gpusched.sim.engine.generic import Queue, estimate_of, forget_started, learn_from, new_queue, ordered
+from gpusched.sim.engine.keys import ORDER_CODES, PLAIN, ended_of_user
+from gpusched.sim.engine.queue import enter
+from gpusched.sim.engine.state import DECIDE, ENDED, READY, Log, shape_request
+from gpusched.sim.engine.static import next_decision
+from gpusched.sim.engine.step import begin
+from gpusched.sim.policies import BACKFILLS
+
+SEARCH_NODES = 100  # of HiGHS's tree: a bound that does not depend on the machine, so that equal replays are equal
+AMPLE_S = 30.0
+
+
+class Ordering(Protocol):
+    """Who orders the queue."""
+
+    def remember(self) -> None:
+        """Something happened, and nothing is decided yet; ``sim.ended`` tells who ended."""
+
+    def order(self, queue: Queue, partition: int) -> tuple[Ints, Keep | None]:
+        """The partition's waiting jobs from first to last, and nodes that are held for one of them."""
+
+    def started(self, jobs: Ints) -> None:
+        """These run from now on."""
+
+
+class _Staged:
+    """By the policy's order."""
+
+    def __init__(self, world: World) -> None:
+        self._sim, self._order = world.sim, ORDER_CODES.get(world.policy.order, PLAIN)
+
+    def remember(self) -> None:
+        """Nothing: the order goes by what the queue has."""
+
+    def order(self, queue: Queue, partition: int) -> tuple[Ints, Keep | None]:
+        return ordered(self._sim, queue, partition, self._order), None
+
+    def started(self, jobs: Ints) -> None:
+        """Nothing, likewise."""
+
+
+class MappedRun:
+    """One replay; call it until it says OVER (see `engine_state`).
+
+    Args:
+        world: What to replay.
+        ordering: An agent that orders the queue; None: the policy's order.
+
+    Raises:
+        UsageError: The optimiser is not installed, or the policy cannot be mapped.
+    """
+
+    def __init__(self, world: World, ordering: Ordering | None = None) -> None:
+        policy = world.policy
+        if policy.kind == "preemptive" or policy.backfill not in ("none", "skip", "easy"):
+            raise UsageError(f"{policy.name} does not go with --placement {world.rule}", "use another placement")
+        self._world = world
+        self._ordering: Ordering = ordering or _Staged(world)
+        self._estimates = policy.knows == "estimate" and ordering is None  # an agent has its own
+        capped = np.isfinite(world.trace.limit).astype(np.uint8)
+        self._queue = new_queue(len(world.sim.jobs), len(world.sim.held), world.users, capped, forecast_for(world))
+        self._mapping = policy.spec.mapping if policy.spec is not None else Mapping()
+        self._backfill = BACKFILLS[policy.backfill]
+        self._solver: Solver | None = _solver() if world.rule == "milp" else None
+        self._speed = _speeds(world, self._mapping)
+        shape = world.demand.shape[world.demand.shape >= 0]
+        # what jobs go by is known of what runs, too, where it is measured; an agent has its own way to foresee
+        pace, jobs = world.sim.pace, len(world.sim.jobs)
+        self._by_type = pace is not None and ordering is None and self._backfill == EASY
+        self._rate = np.ones((jobs, len(world.pool.gpu_types)))
+        self._kill = np.full(jobs, np.inf)
+        _set_measured(self._rate, world)
+        if pace is not None:
+            self._kill = pace.runs["limit"]
+        self._unfit = unfit_of(world.demand.requests.gpus[shape], int(world.pool.gpus.max(initial=0)))
+        self.reports: list[Report] = []
+
+    def __call__(self, log: Log) -> int:
+        """Replays to the end; OVER, or GROW (call again)."""
+        sim, passes, queue = self._world.sim, self._world.passes, self._queue
+        while True:
+            code = next_decision(sim, log, passes, EASY)
+            if code != DECIDE:
+                return int(code)
+            for job in sim.ended[: sim.counter[ENDED]].tolist():
+                ended_of_user(sim, queue.users, job)
+                if self._estimates:
+                    learn_from(queue.forecast, sim, queue, job)
+            for job in sim.ready[: sim.counter[READY]].tolist():
+                sim.jobs[job]["believed"] = passes.jobs.limit[job]  # after a failure: no longer of where it ran
+                if self._estimates:
+                    sim.jobs[job]["believed"] = estimate_of(queue.forecast, sim, queue, job)
+                    passes.jobs.limit[job] = sim.jobs[job]["believed"]
+                enter(sim, queue.waiting, queue.size, job)
+            self._ordering.remember()
+            for partition in np.flatnonzero(sim.dirty).tolist():
+                self._decide(log, partition)
+            sim.dirty[:] = 0
+
+    def _decide(self, log: Log, partition: int) -> None:
+        """One partition's mapping, and its starts in the engine's terms."""
+        world, queue = self._world, self._queue
+        sim, passes, outcome = world.sim, world.passes, queue.outcome
+        waiting, keep = self._ordering.order(queue, partition)
+        if not len(waiting):
+            return
+        outcome.total[:] = 0
+        board = Board(
+            sim.rooms, passes.releases, passes.requests, passes.jobs, passes.scratch, outcome, float(sim.clock[0]),
+            passes.usable, world.pool.gpu_type,
+        )  # fmt: skip
+        wishes = Wishes(
+            speed=lambda jobs: self._speed[jobs],
+            user=sim.jobs["user"] % len(queue.users),
+            held=queue.users["held"].astype(np.float64),
+            priority=np.zeros(len(sim.jobs), np.int64),
+            unfit=self._unfit,
+            lasts=self._lasts if self._by_type else None,
+        )
+        done = map_queue(board, waiting, wishes, self._mapping, self._backfill, self._solver, keep)
+        self.reports += done.reports
+        for job in outcome.started[: outcome.total[0]].tolist():
+            request = shape_request(sim.shapes, sim.jobs[job]["shape"])
+            first, at = outcome.offset[job], sim.jobs[job]["offset"]
+            sim.held[at : at + request.parts] = outcome.nodes[first : first + request.parts]
+            if self._by_type:  # when its end is looked for among the releases, it must be the one noted there
+                kinds = world.pool.gpu_type[outcome.nodes[first : first + request.parts]]
+                sim.jobs[job]["believed"] = self._lasts(np.array([job]))[0, kinds].max()
+            begin(sim, log, job, request, 0.0)
+        self._ordering.started(outcome.started[: outcome.total[0]])
+        forget_started(sim, queue, waiting)
+
+    def _lasts(self, jobs: Ints) -> Floats:
+        """``float64[jobs, kinds]``: the run time that is believed, at the measured speeds; a limit that kills binds."""
+        lasts: Floats = self._world.passes.jobs.limit[jobs][:, None] / self._rate[jobs]
+        bound: Floats = np.minimum(lasts, self._kill[jobs][:, None])
+        return bound
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For the result: how often there was something to better, and how near the best it came."""
+        if self._solver is None or not self.reports:
+            return ()
+        better = [r for r in self.reports if r.solver == "milp"]
+        gaps = np.array([r.gap for r in self.reports])
+        stopped = sum(bool(r.note) for r in self.reports)
+        return (
+            f"{len(self.reports)} mappings, {len(better)} of them better than the greedy one; at most {gaps.max():.2%} "
+            f"below the best, {gaps.mean():.3%} in the mean; {stopped} ended by the search's bound",
+        )
+
+
+def _solver() -> Solver:
+    """The live optimiser, bounded by the search alone."""
+    from gpusched.sched.mapping.milp import highs, solve
+
+    highs()
+
+    def solver(problem: Problem, start: Answer, _share: float) -> Answer:
+        return solve(problem, start, budget_s=AMPLE_S, max_nodes=SEARCH_NODES)
+
+    return solver
+
+
+def _speeds(world: World, mapping: Mapping) -> Floats:
+    """``float64[jobs, kinds]``: measured where there are profiles, else by the policy's patterns of (model) names."""
+    trace, pool = world.trace, world.pool
+    names = (*trace.models, "")
+    by_name = np.array([speeds_by_name(mapping.speeds, name, pool.gpu_types) for name in names])
+    speeds: Floats = by_name[trace.model]
+    _set_measured(speeds, world)
+    return speeds
+
+
+def _set_measured(speeds: Floats, world: World) -> None:
+    """Puts the measured speeds, in parts of the recorded one, into ``float64[jobs, kinds]``, where there are any."""
+    pace = world.sim.pace
+    if pace is not None:
+        measured = pace.runs["row"] >= 0
+        speeds[measured] = pace.speed[:, pace.runs["row"][measured], 0].T
+
+
+def is_mapped(world: World) -> bool:
+    """Whether the replay's jobs are placed by mapping."""
+    return world.rule in MAPPED

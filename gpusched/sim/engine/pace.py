@@ -1,0 +1,266 @@
+"""How fast jobs go: by the GPU type of their nodes and by who shares their GPUs; and who shares which GPU.
+
+A job's work is its recorded duration; it is done at its rate, 1 being the speed under which that was recorded. A job
+over several nodes goes as fast as the slowest of them lets it. With several others on its GPU the worst pair counts,
+since only pairs are measured.
+
+Functions that every replay calls take `Sim.pace` apart: where it is None, numba compiles only what is left without it,
+and replays at recorded speeds cost nothing more.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpusched.compiled import jit
+from gpusched.sched.heaps import push, remove
+from gpusched.sched.state import Records, Request
+from gpusched.sim.engine.state import IN_SYSTEM, RUNNING, UNMEASURED, Pace, Sim
+from gpusched.sim.result import NODE_FAIL
+
+WHOLE = 1000
+
+# What every replay calls
+
+
+@jit
+def set_out(pace: Pace | None, sim: Sim, job: int, since: float) -> None:
+    """Sets when a job that starts will end; its work goes on at ``since``."""
+    if pace is None:
+        sim.state[job]["due"] = since + sim.state[job]["left"]
+        return
+    _set_rate(pace, sim, job, since)
+    run = pace.runs[job]
+    if run["mate"] >= 0:
+        _repace(pace, sim, run["mate"])
+    if run["slot"] >= 0:
+        _repace_slot(pace, sim, run["slot"], job)
+
+
+@jit
+def ends_killed(pace: Pace | None, sim: Sim, job: int) -> bool:
+    """A running job ends; whether its limit killed it."""
+    if pace is None:
+        return bool(sim.jobs[job]["overlong"])
+    _account(pace, sim, job)
+    sim.jobs[job]["overlong"] = pace.runs[job]["late"]
+    return bool(pace.runs[job]["late"])
+
+
+@jit
+def interrupt(pace: Pace | None, sim: Sim, job: int, kind: int) -> None:
+    """A running job is cut; after a node's failure its time begins anew."""
+    if pace is None:
+        return
+    _account(pace, sim, job)
+    if kind == NODE_FAIL:
+        pace.runs[job]["had"] = 0.0
+
+
+@jit
+def claim(pace: Pace | None, sim: Sim, job: int, request: Request) -> Request:
+    """The request with the whole GPUs that a starting job takes of ``sim.chosen``."""
+    if pace is None:
+        return request
+    milli = pace.milli[sim.jobs[job]["shape"]]
+    if pace.slots.size > 0 and milli < WHOLE:
+        return _enter_slot(pace, sim, job, request, sim.chosen[0], milli)
+    return request
+
+
+@jit
+def release(pace: Pace | None, sim: Sim, job: int, request: Request) -> Request:
+    """The request with the whole GPUs that a stopped job gives back."""
+    if pace is None:
+        return request
+    if pace.runs[job]["mate"] >= 0:
+        return _leave_mate(pace, sim, job, request)
+    if pace.runs[job]["slot"] >= 0:
+        return _leave_slot(pace, sim, job, request)
+    return request
+
+
+@jit
+def work_left(pace: Pace | None, sim: Sim, job: int, restart_s: float) -> float:
+    """Seconds of work, at the recorded speed, that a job has left now."""
+    state = sim.state[job]
+    if state["status"] != RUNNING:
+        return float(state["left"])
+    if pace is None:
+        overhead = restart_s if state["restarts"] > 0 else 0.0
+        return float(state["left"] - max(0.0, sim.clock[0] - state["start"] - overhead))
+    run = pace.runs[job]
+    return float(max(0.0, state["left"] - max(0.0, sim.clock[0] - run["since"]) * run["rate"]))
+
+
+@jit
+def time_had(pace: Pace | None, sim: Sim, job: int, restart_s: float) -> float:
+    """Seconds that a job has run, restarts left out."""
+    if pace is None:
+        return float(sim.jobs[job]["duration"] - work_left(pace, sim, job, restart_s))
+    run = pace.runs[job]
+    if sim.state[job]["status"] != RUNNING:
+        return float(run["had"])
+    return float(run["had"] + max(0.0, sim.clock[0] - run["since"]))
+
+
+@jit
+def time_run(pace: Pace | None, sim: Sim, job: int) -> float:
+    """Seconds that a job ran which has ended."""
+    return float(sim.jobs[job]["duration"] if pace is None else pace.runs[job]["had"])
+
+
+@jit
+def more_events(pace: Pace | None, sim: Sim, future: int) -> int:
+    """Events of one instant beside those of every replay: two jobs that come to share their GPUs note one more."""
+    if pace is None:
+        return 0
+    return int(sim.counter[IN_SYSTEM] + future)
+
+
+# Rates
+
+
+@jit
+def _speed(pace: Pace, sim: Sim, job: int) -> float:
+    """The rate of a running job now."""
+    row = pace.runs[job]["row"]
+    if row < 0:
+        return 1.0
+    offset, rate = sim.jobs[job]["offset"], np.inf
+    for part in range(sim.shapes[sim.jobs[job]["shape"]]["parts"]):
+        rate = min(rate, _speed_beside(pace, job, row, pace.kind[sim.held[offset + part]]))
+    return float(rate)
+
+
+@jit
+def _speed_beside(pace: Pace, job: int, row: int, kind: int) -> float:
+    """On one GPU type, with whoever shares its GPUs now."""
+    run, slowest = pace.runs[job], np.inf
+    if run["mate"] >= 0:
+        slowest = pace.speed[kind, row, 1 + pace.runs[run["mate"]]["row"]]
+    if run["slot"] >= 0:
+        other = pace.slots[run["slot"]]["jobs"]
+        while other >= 0:
+            beside = pace.runs[other]["row"]
+            if other != job and beside >= 0 and not np.isnan(pace.speed[kind, row, 1 + beside]):
+                slowest = min(slowest, pace.speed[kind, row, 1 + beside])
+            other = pace.runs[other]["next"]
+    return float(slowest if slowest < np.inf else pace.speed[kind, row, 0])
+
+
+@jit
+def _set_rate(pace: Pace, sim: Sim, job: int, since: float) -> None:
+    """Sets the rate from ``since`` on, and when the job will be done, or killed, at that rate."""
+    state, run = sim.state[job], pace.runs[job]
+    run["since"] = since
+    run["rate"] = _speed(pace, sim, job)
+    done, killed = since + state["left"] / run["rate"], since + (run["limit"] - run["had"])
+    run["late"] = killed < done
+    state["due"] = min(done, killed)
+
+
+@jit
+def _account(pace: Pace, sim: Sim, job: int) -> None:
+    """Brings work left and time had of a running job up to now."""
+    run = pace.runs[job]
+    ran = max(0.0, sim.clock[0] - run["since"])
+    sim.state[job]["left"] = max(0.0, sim.state[job]["left"] - ran * run["rate"])
+    run["had"] += ran
+    run["since"] = max(run["since"], sim.clock[0])
+
+
+@jit
+def _repace(pace: Pace, sim: Sim, job: int) -> None:
+    """Gives a running job its new rate, if it has one; one that ends at this instant has done all its work."""
+    if sim.state[job]["due"] <= sim.clock[0] or _speed(pace, sim, job) == pace.runs[job]["rate"]:
+        return
+    _account(pace, sim, job)
+    remove(sim.ends, job)
+    _set_rate(pace, sim, job, pace.runs[job]["since"])
+    push(sim.ends, sim.state[job]["due"], job)
+
+
+# Shared GPUs
+
+
+@jit
+def best_slot(slots: Records, first: int, gpus: int, milli: int) -> int:
+    """The GPU of a node that jobs share already and on which this one leaves least over; -1: none has room."""
+    best, least = -1, WHOLE + 1
+    for slot in range(first, first + gpus):
+        room = slots[slot]["room"]
+        if slots[slot]["jobs"] >= 0 and milli <= room < least:
+            best, least = slot, room
+    return best
+
+
+@jit
+def _enter_slot(pace: Pace, sim: Sim, job: int, request: Request, node: int, milli: int) -> Request:
+    """Puts a job on a GPU of ``node``, a shared one if one has room."""
+    slot = best_slot(pace.slots, pace.first[node], sim.node[node]["total"], milli)
+    opened = slot < 0
+    if opened:
+        slot = pace.first[node]
+        while pace.slots[slot]["jobs"] >= 0:
+            slot += 1
+    pace.slots[slot]["room"] -= milli
+    pace.runs[job]["next"] = pace.slots[slot]["jobs"]
+    pace.runs[job]["slot"] = slot
+    pace.slots[slot]["jobs"] = job
+    return with_gpus(request, 1 if opened else 0)
+
+
+@jit
+def _leave_slot(pace: Pace, sim: Sim, job: int, request: Request) -> Request:
+    slot = pace.runs[job]["slot"]
+    if pace.slots[slot]["jobs"] == job:
+        pace.slots[slot]["jobs"] = pace.runs[job]["next"]
+    else:
+        before = pace.slots[slot]["jobs"]
+        while pace.runs[before]["next"] != job:
+            before = pace.runs[before]["next"]
+        pace.runs[before]["next"] = pace.runs[job]["next"]
+    pace.slots[slot]["room"] += pace.milli[sim.jobs[job]["shape"]]
+    pace.runs[job]["slot"] = -1
+    pace.runs[job]["next"] = -1
+    _repace_slot(pace, sim, slot, -1)
+    return with_gpus(request, 1 if pace.slots[slot]["jobs"] < 0 else 0)
+
+
+@jit
+def _leave_mate(pace: Pace, sim: Sim, job: int, request: Request) -> Request:
+    """Parts a job from the one that shares its GPUs, which keeps them."""
+    mate = pace.runs[job]["mate"]
+    pace.runs[job]["mate"] = -1
+    pace.runs[mate]["mate"] = -1
+    _repace(pace, sim, mate)
+    return with_gpus(request, 0)
+
+
+@jit
+def _repace_slot(pace: Pace, sim: Sim, slot: int, newcomer: int) -> None:
+    """New rates for the jobs on a shared GPU, which ``newcomer`` (-1: nobody) has joined."""
+    other = pace.slots[slot]["jobs"]
+    while other >= 0:
+        if other != newcomer:
+            _repace(pace, sim, other)
+            if newcomer >= 0 and not _measured(pace, sim, newcomer, other):
+                sim.counter[UNMEASURED] += 1
+        other = pace.runs[other]["next"]
+
+
+@jit
+def _measured(pace: Pace, sim: Sim, job: int, other: int) -> bool:
+    """Whether it is known how these two slow each other down where they are."""
+    one, two = pace.runs[job]["row"], pace.runs[other]["row"]
+    if one < 0 or two < 0:
+        return False
+    kind = pace.kind[sim.held[sim.jobs[job]["offset"]]]
+    return not (np.isnan(pace.speed[kind, one, 1 + two]) or np.isnan(pace.speed[kind, two, 1 + one]))
+
+
+@jit
+def with_gpus(request: Request, gpus: int) -> Request:
+    """The same request for another number of GPUs."""
+    return Request(request.lo, request.hi, request.parts, gpus, request.cores, request.memory, request.mask)

@@ -1,0 +1,257 @@
+"""Replays of policies that stop running jobs: SRTF, discretized LAS (Tiresias) and DRF.
+
+At every decision all jobs in the system, running or waiting, are taken in the policy's order, and each is given nodes
+out of the whole pool: a running job keeps its own where those before it left them; another gets nodes that nobody
+runs on, else nodes of jobs that come after it. Running jobs that got none are stopped. What was done is kept
+(checkpoint); every restart holds its nodes for ``restart_s`` before its work goes on.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.compiled import jit
+from gpusched.sched.reclaim import finds, keeps, retain
+from gpusched.sched.state import FIRST_FIT, NAIVE, NONE, Floats, Ints, Request, Rooms, new_rooms
+from gpusched.sim.engine.pace import time_had, work_left
+from gpusched.sim.engine.state import (
+    DECIDE,
+    DECISIONS,
+    READY,
+    RUNNING,
+    WAITING,
+    Log,
+    Passes,
+    Sim,
+    shape_request,
+)
+from gpusched.sim.engine.static import next_decision
+from gpusched.sim.engine.step import cut, occupy
+from gpusched.sim.result import PREEMPTED
+
+SRTF, LAS, DRF = range(3)
+PREEMPTIVE_CODES = {"srtf": SRTF, "las": LAS, "drf": DRF}
+_SLACK_GPU_S = 1e-3
+
+
+class Plan(NamedTuple):
+    """Who gets what at this decision.
+
+    Attributes:
+        active: ``int64[jobs]``: jobs in the system by rank; ``size[0]`` of them.
+        kept: ``int64[jobs]``: number of the decision in which a running job kept its nodes.
+        order: ``int64[jobs]``: jobs to be started; ``size[1]`` of them. nodes: their nodes; ``size[2]`` of them.
+        whole, idle: Rooms: what is left of the pool; what is left of what nobody runs on.
+        shares: ``float64[users + 1]``: dominant shares.
+    """
+
+    active: Ints
+    kept: Ints
+    size: Ints
+    order: Ints
+    nodes: Ints
+    whole: Rooms
+    idle: Rooms
+    shares: Floats
+
+
+def new_plan(jobs: int, nodes: int, slots: int, users: int) -> Plan:
+    """An empty plan."""
+    return Plan(
+        active=np.zeros(jobs + 1, np.int64),
+        kept=np.zeros(jobs, np.int64),
+        size=np.zeros(3, np.int64),
+        order=np.zeros(jobs + 1, np.int64),
+        nodes=np.zeros(slots + 1, np.int64),
+        whole=new_rooms(nodes),
+        idle=new_rooms(nodes),
+        shares=np.zeros(users + 1),
+    )
+
+
+@jit
+def run_preemptive(
+    sim: Sim, log: Log, passes: Passes, plan: Plan, policy: int, rule: int, restart_s: float, thresholds: Floats
+) -> int:
+    """Replays to the end; ``thresholds`` (GPU seconds, ascending) part LAS's queues. OVER, or GROW (call again)."""
+    rule = FIRST_FIT if rule >= NAIVE else rule
+    while True:
+        code = next_decision(sim, log, passes, NONE)
+        if code != DECIDE:
+            return code
+        refresh_active(sim, plan)
+        jobs = plan.active[: plan.size[0]]
+        if policy == DRF:
+            _fill_by_share(sim, passes, plan, rule)
+        else:
+            keys = _keys(sim, jobs, policy, restart_s, thresholds)
+            reset(sim, passes, plan)
+            for job in jobs[np.argsort(keys, kind="mergesort")]:
+                give_nodes(sim, passes, plan, job, rule)
+        apply_plan(sim, log, plan, restart_s)
+        if policy == LAS:
+            sim.clock[1] = _next_demotion(sim, jobs, restart_s, thresholds)
+
+
+@jit
+def refresh_active(sim: Sim, plan: Plan) -> None:
+    """Drops what has ended, enters what has arrived (by rank)."""
+    kept = 0
+    for i in range(plan.size[0]):
+        job = plan.active[i]
+        if sim.state[job]["status"] == RUNNING or sim.state[job]["status"] == WAITING:
+            plan.active[kept] = job
+            kept += 1
+    for i in range(sim.counter[READY]):
+        job = sim.ready[i]
+        if sim.state[job]["restarts"] > 0:
+            continue
+        at = kept
+        while at > 0 and sim.jobs[plan.active[at - 1]]["rank"] > sim.jobs[job]["rank"]:
+            plan.active[at] = plan.active[at - 1]
+            at -= 1
+        plan.active[at] = job
+        kept += 1
+    plan.size[0] = kept
+
+
+@jit
+def _attained(sim: Sim, job: int, restart_s: float) -> float:
+    """GPU seconds that a job has run, restarts left out."""
+    shape = sim.shapes[sim.jobs[job]["shape"]]
+    return float(shape["parts"] * shape["gpus"] * time_had(sim.pace, sim, job, restart_s))
+
+
+@jit
+def _keys(sim: Sim, jobs: Ints, policy: int, restart_s: float, thresholds: Floats) -> Floats:
+    """SRTF: work left; LAS: the queue it is in by attained service (in it by rank). Smaller first."""
+    keys = np.empty(jobs.size)
+    for i in range(jobs.size):
+        if policy == SRTF:
+            keys[i] = work_left(sim.pace, sim, jobs[i], restart_s)
+        else:
+            attained = _attained(sim, jobs[i], restart_s)
+            keys[i] = np.sum(thresholds <= attained + _SLACK_GPU_S)
+    return keys
+
+
+@jit
+def _next_demotion(sim: Sim, jobs: Ints, restart_s: float, thresholds: Floats) -> float:
+    """When the next running job will have had so much that it falls to the next queue."""
+    soonest = np.inf
+    for job in jobs:
+        state = sim.state[job]
+        if state["status"] != RUNNING:
+            continue
+        attained = _attained(sim, job, restart_s)
+        shape = sim.shapes[sim.jobs[job]["shape"]]
+        gpus = shape["parts"] * shape["gpus"]
+        overhead = restart_s if state["restarts"] > 0 else 0.0
+        resumes = max(sim.clock[0], state["start"] + overhead)
+        for threshold in thresholds:
+            if gpus > 0 and threshold > attained + _SLACK_GPU_S:
+                soonest = min(soonest, resumes + (threshold - attained) / gpus)
+                break
+    return soonest
+
+
+@jit
+def reset(sim: Sim, passes: Passes, plan: Plan) -> None:
+    """An empty plan on nodes as they are."""
+    plan.size[1] = plan.size[2] = 0
+    plan.whole.gpus[:] = passes.usable.gpus
+    plan.whole.cores[:] = passes.usable.cores
+    plan.whole.memory[:] = passes.usable.memory
+    plan.idle.gpus[:] = sim.rooms.gpus
+    plan.idle.cores[:] = sim.rooms.cores
+    plan.idle.memory[:] = sim.rooms.memory
+
+
+@jit
+def give_nodes(sim: Sim, passes: Passes, plan: Plan, job: int, rule: int) -> bool:
+    """Gives a job its nodes, others, or none."""
+    request = shape_request(sim.shapes, sim.jobs[job]["shape"])
+    if stays(sim, passes, plan, request, job):
+        return True
+    if not finds(plan.whole, plan.idle, passes.jobs.masks, request, rule, passes.scratch):
+        return False
+    to_start(sim, plan, request, job)
+    return True
+
+
+@jit
+def stays(sim: Sim, passes: Passes, plan: Plan, request: Request, job: int) -> bool:
+    """Whether the job runs and keeps its nodes, which those before it have left it."""
+    if sim.state[job]["status"] != RUNNING:
+        return False
+    if not keeps(plan.whole, passes.usable, request, sim.held, sim.jobs[job]["offset"]):
+        return False
+    plan.kept[job] = sim.counter[DECISIONS]
+    return True
+
+
+@jit
+def to_start(sim: Sim, plan: Plan, request: Request, job: int) -> None:
+    """The job is to start on ``sim.chosen``."""
+    for part in range(request.parts):
+        plan.nodes[plan.size[2]] = sim.chosen[part]
+        plan.size[2] += 1
+    plan.order[plan.size[1]] = job
+    plan.size[1] += 1
+
+
+@jit
+def spare(sim: Sim, plan: Plan, job: int) -> None:
+    """A running job keeps its nodes, whoever comes before it."""
+    retain(plan.whole, shape_request(sim.shapes, sim.jobs[job]["shape"]), sim.held, sim.jobs[job]["offset"])
+    plan.kept[job] = sim.counter[DECISIONS]
+
+
+@jit
+def _fill_by_share(sim: Sim, passes: Passes, plan: Plan, rule: int) -> None:
+    """Progressive filling: the user with the least dominant share so far goes next, its jobs by rank.
+
+    A job that does not fit is passed over. Ties between users go to the job of lower rank.
+    """
+    reset(sim, passes, plan)
+    plan.shares[:] = 0.0
+    total = np.array([_positive(passes.total.gpus), _positive(passes.total.cores), _positive(passes.total.memory)])
+    jobs = plan.active[: plan.size[0]].copy()
+    left = jobs.size
+    while left > 0:
+        best = -1
+        for i in range(left):
+            if best < 0 or plan.shares[sim.jobs[jobs[i]]["user"]] < plan.shares[sim.jobs[jobs[best]]["user"]]:
+                best = i
+        job = jobs[best]
+        for i in range(best, left - 1):
+            jobs[i] = jobs[i + 1]
+        left -= 1
+        if give_nodes(sim, passes, plan, job, rule):
+            shape = sim.shapes[sim.jobs[job]["shape"]]
+            asked = max(shape["gpus"] / total[0], max(shape["cores"] / total[1], shape["memory"] / total[2]))
+            plan.shares[sim.jobs[job]["user"]] += shape["parts"] * asked
+
+
+@jit
+def _positive(column: Ints) -> float:
+    return max(1.0, float(np.sum(column)))
+
+
+@jit
+def apply_plan(sim: Sim, log: Log, plan: Plan, restart_s: float) -> None:
+    """Stops running jobs that got no nodes or others, then starts."""
+    for i in range(plan.size[0]):
+        job = plan.active[i]
+        if sim.state[job]["status"] == RUNNING and plan.kept[job] != sim.counter[DECISIONS]:
+            cut(sim, log, job, PREEMPTED, work_left(sim.pace, sim, job, restart_s))
+    at = 0
+    for i in range(plan.size[1]):
+        job = plan.order[i]
+        request = shape_request(sim.shapes, sim.jobs[job]["shape"])
+        for part in range(request.parts):
+            sim.chosen[part] = plan.nodes[at]
+            at += 1
+        occupy(sim, log, job, request, restart_s if sim.state[job]["restarts"] > 0 else 0.0)

@@ -1,0 +1,56 @@
+"""The waiting jobs of a replay that walks its queue: by rank, ``waiting: int64[jobs]`` with ``size[0]`` of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpusched.compiled import jit
+from gpusched.sched.state import Ints, Outcome
+from gpusched.sim.engine.state import RUNNING, Log, Sim, shape_request
+from gpusched.sim.engine.step import begin
+
+
+@jit
+def enter(sim: Sim, waiting: Ints, size: Ints, job: int) -> None:
+    """A job comes to wait, at its place by rank, also where it waits again."""
+    at, rank = size[0], sim.jobs[job]["rank"]
+    while at > 0 and sim.jobs[waiting[at - 1]]["rank"] > rank:
+        waiting[at] = waiting[at - 1]
+        at -= 1
+    waiting[at] = job
+    size[0] += 1
+
+
+@jit
+def waiting_in(sim: Sim, waiting: Ints, size: Ints, partition: int) -> Ints:
+    """The partition's waiting jobs by rank, ``int64[waiting]``."""
+    own, count = np.empty(size[0], np.int64), 0
+    for i in range(size[0]):
+        job = waiting[i]
+        if sim.shapes[sim.jobs[job]["shape"]]["queue"] == partition:
+            own[count] = job
+            count += 1
+    return own[:count]
+
+
+@jit
+def begin_started(sim: Sim, log: Log, outcome: Outcome) -> None:
+    """Starts in the engine's terms what a pass has decided."""
+    for i in range(outcome.total[0]):
+        job = outcome.started[i]
+        request = shape_request(sim.shapes, sim.jobs[job]["shape"])
+        for part in range(request.parts):
+            sim.held[sim.jobs[job]["offset"] + part] = outcome.nodes[outcome.offset[job] + part]
+        begin(sim, log, job, request, 0.0)
+
+
+@jit
+def leave_started(sim: Sim, waiting: Ints, size: Ints) -> None:
+    """Takes out what runs."""
+    kept = 0
+    for i in range(size[0]):
+        job = waiting[i]
+        if sim.state[job]["status"] != RUNNING:
+            waiting[kept] = job
+            kept += 1
+    size[0] = kept

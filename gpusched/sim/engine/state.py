@@ -1,0 +1,173 @@
+"""The engine's arrays, by name; everything that a replay changes, it changes in place.
+
+What belongs to one job, shape or node lies together in a record array: a compiled call pays for every array it is
+handed (numba passes seven words for each), and an event touches one job's fields at a time. With one array per field
+the same loop ran at a third of the speed and took three times as long to compile.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusched.compiled import jit
+from gpusched.sched.heaps import Heap
+from gpusched.sched.state import Flags, Floats, Ints, Jobs, Records, Releases, Request, Requests, Rooms, Scratch, Words
+from gpusched.sim.engine.nodeindex import NodeIndex
+
+Speeds = npt.NDArray[np.float64]
+
+FUTURE, HELD, WAITING, RUNNING, DONE, NEVER = range(6)
+OVER, DECIDE, GROW = range(3)
+NODE_BACK, NODE_GONE, NODE_DRAINED = range(3)
+
+# positions in Sim.counter
+ARRIVED, CHANGED, LOGGED, IN_SYSTEM, DECISIONS, CUTS, CUT_PARTS, READY, ENDED, RUNS, PARTS, UNMEASURED, COUNTERS = (
+    range(13)
+)
+
+_I8, _F8 = np.int64, np.float64
+
+# submit, duration: seconds; duration is how long it holds its nodes. believed: the run time that ordering and backfill
+# believe in, finite. overlong: its limit kills it (duration is the limit then). shape: -1: never runs. rank: place in
+# the static order. depends_on, child, sibling: the job it waits for, its first dependent, the next of the same; or -1.
+# offset: where its nodes are kept.
+JOB = np.dtype(
+    [(name, _F8) for name in ("submit", "duration", "believed")]
+    + [(name, _I8) for name in ("overlong", "shape", "rank", "user", "depends_on", "child", "sibling", "offset")]
+)
+# first, start, end: first start, last start, end, NaN: not yet. due: when it will end. left: work left at its start.
+STATE = np.dtype(
+    [("status", _I8), ("first", _F8), ("start", _F8), ("end", _F8), ("due", _F8), ("left", _F8), ("restarts", _I8)]
+)
+# A `Request` and the partition that it queues in.
+SHAPE = np.dtype([(name, _I8) for name in ("lo", "hi", "parts", "gpus", "cores", "memory", "mask", "queue")])
+# free: GPUs not held, available or not. total: GPUs it has. queue: partition.
+NODE = np.dtype([("free", _I8), ("up", _I8), ("total", _I8), ("queue", _I8)])
+# How fast a running job goes: at ``rate`` from ``since`` on, when it had `STATE.left` to do. had: seconds it had run by
+# then. limit: seconds it may run in all. late: that will kill it before it is done. row: in `Pace.speed`, -1: without
+# figures, at its recorded speed. slot: the shared GPU it is on, next: the next job there; mate: the job it shares all
+# its GPUs with; or -1.
+RUN = np.dtype(
+    [(name, _F8) for name in ("rate", "since", "had", "limit")]
+    + [(name, _I8) for name in ("late", "row", "slot", "next", "mate")]
+)
+# A GPU that jobs may share. room: thousandths left; jobs: the first of those on it, -1: none, then it is a free GPU of
+# its node or held whole.
+SLOT = np.dtype([("room", _I8), ("jobs", _I8)])
+CHANGE = np.dtype([("time", _F8), ("kind", _I8), ("node", _I8)])
+EVENT = np.dtype([("time", _F8), ("kind", np.int32), ("subject", np.int32)])
+CUT = np.dtype([("job", _I8), ("start", _F8), ("end", _F8), ("stop", _I8)])
+
+
+class Pace(NamedTuple):
+    """How fast jobs go, and who shares GPUs.
+
+    Attributes:
+        runs: ``RUN[jobs]``.
+        speed: ``float64[kinds, rows, rows + 1]``: of a row of jobs on a GPU type, alone (0) and beside a job of row r
+            (r + 1; NaN: not measured); 1: as recorded.
+        kind: ``int64[nodes]``: GPU type.
+        slots: ``SLOT[GPUs]``; empty where GPUs are not shared. first: ``int64[nodes]``: a node's first slot.
+        milli: ``int64[shapes]``: thousandths of its one GPU; 1000: whole GPUs.
+        pairs: Whether two jobs may take the same GPUs.
+    """
+
+    runs: Records
+    speed: Speeds
+    kind: Ints
+    slots: Records
+    first: Ints
+    milli: Ints
+    pairs: bool
+
+
+class Sim(NamedTuple):
+    """What a replay is of, and where it stands.
+
+    Attributes:
+        jobs: ``JOB[jobs]``. shapes: ``SHAPE[shapes]``. changes: ``CHANGE[n]`` in order of time. Never changed.
+        state: ``STATE[jobs]``. node: ``NODE[nodes]``.
+        clock: ``float64[3]``: now; when the policy wants to be asked at the latest (infinite: never); usage half-life.
+        counter: ``int64[COUNTERS]``.
+        held: ``int64[parts]``: the nodes of job j from ``jobs[j]["offset"]`` on; -1: never ran.
+        rooms: Free now; -1 GPUs where not available.
+        ends: Running jobs by due time. by_free: See `NodeIndex`.
+        ready: ``int64[jobs]``: jobs that came to wait at this instant; ``counter[READY]`` of them.
+        ended: ``int64[...]``: jobs that stopped running at this instant; ``counter[ENDED]`` of them.
+        dirty: ``int64[queues]``: partitions in which something happened.
+        chosen: ``int64[nodes]``: the same array as ``Scratch.chosen``.
+        pace: None where every job runs its recorded duration on GPUs of its own: then nothing of it is compiled.
+    """
+
+    jobs: Records
+    shapes: Records
+    changes: Records
+    state: Records
+    node: Records
+    clock: Floats
+    counter: Ints
+    held: Ints
+    rooms: Rooms
+    ends: Heap
+    by_free: NodeIndex
+    ready: Ints
+    ended: Ints
+    dirty: Ints
+    chosen: Ints
+    pace: Pace | None
+
+
+class Log(NamedTuple):
+    """The event log and the cut runs, with room to spare; `Sim.counter` says how much is used.
+
+    Attributes:
+        events: ``EVENT[...]``. cuts: ``CUT[...]``; ``stop``: where the run's nodes end in ``cut_nodes``.
+    """
+
+    events: Records
+    cuts: Records
+    cut_nodes: Ints
+
+
+class Passes(NamedTuple):
+    """What the passes of ``gpusched.sched`` take beside `Rooms`.
+
+    Attributes:
+        total, usable: The pool empty: as declared; without nodes that are not available.
+    """
+
+    requests: Requests
+    jobs: Jobs
+    releases: Releases
+    scratch: Scratch
+    rng: Words
+    total: Rooms
+    usable: Rooms
+
+    @property
+    def masks(self) -> Flags:
+        """``uint8[masks, nodes]``."""
+        return self.jobs.masks
+
+
+@jit
+def shape_request(shapes: Records, shape: int) -> Request:
+    """The request with index ``shape``."""
+    of = shapes[shape]
+    return Request(of["lo"], of["hi"], of["parts"], of["gpus"], of["cores"], of["memory"], of["mask"])
+
+
+def new_log(events: int, cuts: int, parts: int) -> Log:
+    """An empty log with room for that many events, cut runs, and parts of cut runs."""
+    return Log(np.zeros(events, EVENT), np.zeros(cuts, CUT), np.zeros(parts, np.int64))
+
+
+def grown(log: Log, events: int, cuts: int, parts: int) -> Log:
+    """The same log with that much more room."""
+    more = new_log(len(log.events) + events, len(log.cuts) + cuts, len(log.cut_nodes) + parts)
+    for new, old in zip(more, log, strict=True):
+        new[: len(old)] = old
+    return more

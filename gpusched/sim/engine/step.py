@@ -1,0 +1,266 @@
+"""The virtual clock: to the next instant at which something happens; what happens then; jobs started and cut.
+
+At one instant ends come before node events, those before arrivals, and arrivals before decisions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpusched.compiled import jit
+from gpusched.sched.backfill import give, take
+from gpusched.sched.heaps import pop, push, remove
+from gpusched.sched.state import Request
+from gpusched.sim.engine.nodeindex import move
+from gpusched.sim.engine.pace import claim, ends_killed, interrupt, more_events, release, set_out
+from gpusched.sim.engine.state import (
+    ARRIVED,
+    CHANGED,
+    CUT_PARTS,
+    CUTS,
+    DECIDE,
+    DONE,
+    ENDED,
+    FUTURE,
+    GROW,
+    HELD,
+    IN_SYSTEM,
+    LOGGED,
+    NEVER,
+    NODE_BACK,
+    NODE_GONE,
+    OVER,
+    PARTS,
+    READY,
+    RUNNING,
+    RUNS,
+    WAITING,
+    Log,
+    Sim,
+    shape_request,
+)
+from gpusched.sim.result import END, KILLED, NODE_DOWN, NODE_DRAIN, NODE_FAIL, NODE_UP, START
+
+
+@jit
+def note(sim: Sim, log: Log, kind: int, subject: int) -> None:
+    """Adds an event of now to the log."""
+    event = log.events[sim.counter[LOGGED]]
+    event["time"] = sim.clock[0]
+    event["kind"] = kind
+    event["subject"] = subject
+    sim.counter[LOGGED] += 1
+
+
+@jit
+def advance(sim: Sim, log: Log) -> int:
+    """Goes to the next instant; ends, node events and arrivals of it are done when this returns.
+
+    Returns:
+        OVER (nothing is left to happen), DECIDE, or GROW (``log`` must be given more room first; nothing was done).
+    """
+    counter, jobs, ends = sim.counter, sim.jobs, sim.ends
+    if _short_of_room(sim, log):
+        return GROW
+    wake = sim.clock[1]
+    now = wake
+    if counter[ARRIVED] < jobs.size:
+        now = min(now, jobs[counter[ARRIVED]]["submit"])
+    if ends.size[0] > 0:
+        now = min(now, ends.key[0])
+    if counter[CHANGED] < sim.changes.size and (counter[ARRIVED] < jobs.size or counter[IN_SYSTEM] > 0):
+        now = min(now, sim.changes[counter[CHANGED]]["time"])
+    if now == np.inf:
+        return OVER
+    if wake <= now:
+        sim.dirty[:] = 1
+        sim.clock[1] = np.inf
+    sim.clock[0] = now
+    counter[READY] = counter[ENDED] = 0
+    while ends.size[0] > 0 and ends.key[0] == now:
+        _finish(sim, log, pop(ends))
+    if counter[CHANGED] < sim.changes.size and sim.changes[counter[CHANGED]]["time"] <= now:
+        _change_nodes(sim, log)
+    while counter[ARRIVED] < jobs.size and jobs[counter[ARRIVED]]["submit"] <= now:
+        _arrive(sim, counter[ARRIVED])
+        counter[ARRIVED] += 1
+    return DECIDE
+
+
+@jit
+def _short_of_room(sim: Sim, log: Log) -> bool:
+    """Whether this instant might not fit the log: each job starts, is cut and ends at most once at one instant."""
+    counter = sim.counter
+    future = sim.jobs.size - counter[ARRIVED]
+    most = 3 * counter[IN_SYSTEM] + 2 * future + sim.changes.size - counter[CHANGED]
+    most += more_events(sim.pace, sim, future)
+    return bool(
+        log.events.size - counter[LOGGED] < most
+        or log.cuts.size - counter[CUTS] < counter[RUNS]
+        or log.cut_nodes.size - counter[CUT_PARTS] < counter[PARTS]
+    )
+
+
+@jit
+def _arrive(sim: Sim, job: int) -> None:
+    before = sim.jobs[job]["depends_on"]
+    if sim.state[job]["status"] != FUTURE:
+        return
+    sim.counter[IN_SYSTEM] += 1
+    if before >= 0 and sim.state[before]["status"] != DONE:
+        sim.state[job]["status"] = HELD
+    else:
+        make_ready(sim, job)
+
+
+@jit
+def make_ready(sim: Sim, job: int) -> None:
+    """The job waits from now on."""
+    sim.state[job]["status"] = WAITING
+    sim.ready[sim.counter[READY]] = job
+    sim.counter[READY] += 1
+    sim.dirty[sim.shapes[sim.jobs[job]["shape"]]["queue"]] = 1
+
+
+@jit
+def _finish(sim: Sim, log: Log, job: int) -> None:
+    sim.state[job]["status"] = DONE
+    sim.state[job]["end"] = sim.clock[0]
+    note(sim, log, KILLED if ends_killed(sim.pace, sim, job) else END, job)
+    _leave(sim, job)
+    sim.counter[IN_SYSTEM] -= 1
+    dependent = sim.jobs[job]["child"]
+    while dependent >= 0:
+        if sim.state[dependent]["status"] == HELD:
+            make_ready(sim, dependent)
+        dependent = sim.jobs[dependent]["sibling"]
+
+
+@jit
+def _leave(sim: Sim, job: int) -> None:
+    """Gives the nodes of a running job back."""
+    shape, offset = sim.jobs[job]["shape"], sim.jobs[job]["offset"]
+    request = release(sim.pace, sim, job, shape_request(sim.shapes, shape))
+    for part in range(request.parts):
+        node = sim.held[offset + part]
+        sim.node[node]["free"] += request.gpus
+        if sim.node[node]["up"]:
+            if sim.by_free.many.size:
+                move(sim.by_free, node, sim.rooms.gpus[node], sim.rooms.gpus[node] + request.gpus)
+            give(sim.rooms, request, node)
+        else:
+            sim.rooms.cores[node] += request.cores
+            sim.rooms.memory[node] += request.memory
+    sim.counter[PARTS] -= request.parts
+    sim.counter[RUNS] -= 1
+    sim.ended[sim.counter[ENDED]] = job
+    sim.counter[ENDED] += 1
+    sim.dirty[sim.shapes[shape]["queue"]] = 1
+
+
+@jit
+def occupy(sim: Sim, log: Log, job: int, request: Request, overhead: float) -> None:
+    """Starts ``job`` on ``sim.chosen[:parts]``; ``overhead`` seconds pass before its work goes on."""
+    offset = sim.jobs[job]["offset"]
+    request = claim(sim.pace, sim, job, request)
+    for part in range(request.parts):
+        node = sim.chosen[part]
+        sim.held[offset + part] = node
+        if sim.by_free.many.size:
+            move(sim.by_free, node, sim.rooms.gpus[node], sim.rooms.gpus[node] - request.gpus)
+        take(sim.rooms, request, node)
+    begin(sim, log, job, request, overhead)
+
+
+@jit
+def begin(sim: Sim, log: Log, job: int, request: Request, overhead: float) -> None:
+    """The part of a start that is left when its nodes are in ``sim.held`` and taken off ``sim.rooms``."""
+    state, now, offset = sim.state[job], sim.clock[0], sim.jobs[job]["offset"]
+    for part in range(request.parts):
+        sim.node[sim.held[offset + part]]["free"] -= request.gpus
+    state["status"] = RUNNING
+    if np.isnan(state["first"]):
+        state["first"] = now
+    state["start"] = now
+    set_out(sim.pace, sim, job, now + overhead)
+    push(sim.ends, state["due"], job)
+    sim.counter[PARTS] += request.parts
+    sim.counter[RUNS] += 1
+    note(sim, log, START, job)
+
+
+@jit
+def cut(sim: Sim, log: Log, job: int, kind: int, left: float) -> None:
+    """Stops a running job before its end (PREEMPTED or NODE_FAIL); ``left`` seconds of its work remain."""
+    counter, offset = sim.counter, sim.jobs[job]["offset"]
+    for part in range(sim.shapes[sim.jobs[job]["shape"]]["parts"]):
+        log.cut_nodes[counter[CUT_PARTS]] = sim.held[offset + part]
+        counter[CUT_PARTS] += 1
+    run = log.cuts[counter[CUTS]]
+    run["job"] = job
+    run["start"] = sim.state[job]["start"]
+    run["end"] = sim.clock[0]
+    run["stop"] = counter[CUT_PARTS]
+    counter[CUTS] += 1
+    remove(sim.ends, job)
+    note(sim, log, kind, job)
+    interrupt(sim.pace, sim, job, kind)
+    _leave(sim, job)
+    sim.state[job]["left"] = left
+    sim.state[job]["restarts"] += 1
+    sim.state[job]["status"] = WAITING
+
+
+@jit
+def _change_nodes(sim: Sim, log: Log) -> None:
+    """Node events of now, and what they do to the jobs there; whether any job can run there now is for the caller."""
+    counter = sim.counter
+    while counter[CHANGED] < sim.changes.size and sim.changes[counter[CHANGED]]["time"] <= sim.clock[0]:
+        change = sim.changes[counter[CHANGED]]
+        node, kind = change["node"], change["kind"]
+        counter[CHANGED] += 1
+        note(sim, log, NODE_UP if kind == NODE_BACK else NODE_DOWN if kind == NODE_GONE else NODE_DRAIN, node)
+        if kind == NODE_GONE:
+            _fail_jobs(sim, log, node)
+        before = sim.rooms.gpus[node]
+        sim.node[node]["up"] = kind == NODE_BACK
+        sim.rooms.gpus[node] = sim.node[node]["free"] if kind == NODE_BACK else -1
+        if sim.by_free.many.size:
+            move(sim.by_free, node, before, sim.rooms.gpus[node])
+        sim.dirty[sim.node[node]["queue"]] = 1
+
+
+@jit
+def _fail_jobs(sim: Sim, log: Log, node: int) -> None:
+    """Cuts the jobs on a node that failed, in order of their numbers; they wait again, with all their work to do."""
+    running = np.sort(sim.ends.item[: sim.ends.size[0]])
+    for job in running:
+        offset = sim.jobs[job]["offset"]
+        for part in range(sim.shapes[sim.jobs[job]["shape"]]["parts"]):
+            if sim.held[offset + part] == node:
+                cut(sim, log, job, NODE_FAIL, sim.jobs[job]["duration"])
+                make_ready(sim, job)
+                break
+
+
+@jit
+def mark_never(sim: Sim) -> int:
+    """Marks jobs that can never run, and those that wait for one of them, however deep; how many there are."""
+    count = stacked = 0
+    for job in range(sim.jobs.size):
+        if sim.jobs[job]["shape"] >= 0 or sim.state[job]["status"] == NEVER:
+            continue
+        sim.state[job]["status"] = NEVER
+        sim.ready[0] = job
+        stacked = 1
+        while stacked > 0:
+            stacked -= 1
+            count += 1
+            dependent = sim.jobs[sim.ready[stacked]]["child"]
+            while dependent >= 0:
+                if sim.state[dependent]["status"] != NEVER:
+                    sim.state[dependent]["status"] = NEVER
+                    sim.ready[stacked] = dependent
+                    stacked += 1
+                dependent = sim.jobs[dependent]["sibling"]
+    return count

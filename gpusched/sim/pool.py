@@ -1,0 +1,259 @@
+"""The pool of nodes a trace is replayed on, and what each job of the trace asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusched.errors import UsageError
+from gpusched.model.resources import Inventory
+from gpusched.sched.state import Flags, Requests, Rooms
+from gpusched.traces.trace import Trace
+
+Ints = npt.NDArray[np.int64]
+NOT_MODELLED = -1
+
+
+class NodeSpec(NamedTuple):
+    """One node; -1 cores or MiB: not modelled, whatever a job asks for is there."""
+
+    gpus: int
+    cores: int = NOT_MODELLED
+    memory_mib: int = NOT_MODELLED
+    gpu_type: str = ""
+    partition: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pool:
+    """Nodes, partition by partition; one entry per node in all arrays.
+
+    Attributes:
+        gpus, cores, memory_mib: What the node has; -1 cores or MiB: not modelled.
+        gpu_type, partition: Index into ``gpu_types``, ``partitions``.
+        names: The nodes' names.
+    """
+
+    gpus: Ints
+    cores: Ints
+    memory_mib: Ints
+    gpu_type: Ints
+    partition: Ints
+    names: tuple[str, ...]
+    gpu_types: tuple[str, ...] = ("",)
+    partitions: tuple[str, ...] = ("",)
+
+    def __len__(self) -> int:
+        return len(self.gpus)
+
+    @property
+    def total_gpus(self) -> int:
+        """GPUs of all nodes together."""
+        return int(self.gpus.sum())
+
+    @classmethod
+    def of(cls, nodes: Sequence[NodeSpec]) -> Pool:
+        """A pool of these nodes, brought together by partition, otherwise in the order given.
+
+        Raises:
+            UsageError: No nodes, or one without GPUs and cores.
+        """
+        if not nodes:
+            raise UsageError("a pool needs at least one node")
+        partitions = tuple(dict.fromkeys(n.partition for n in nodes))
+        types = tuple(dict.fromkeys(n.gpu_type for n in nodes))
+        ordered = sorted(nodes, key=lambda n: partitions.index(n.partition))
+        for i, n in enumerate(ordered):
+            if n.gpus < 0 or (n.gpus == 0 and n.cores <= 0):
+                raise UsageError(f"node {n.name or i} has neither GPUs nor cores")
+        return cls(
+            gpus=_ints([n.gpus for n in ordered]),
+            cores=_ints([n.cores for n in ordered]),
+            memory_mib=_ints([n.memory_mib for n in ordered]),
+            gpu_type=_ints([types.index(n.gpu_type) for n in ordered]),
+            partition=_ints([partitions.index(n.partition) for n in ordered]),
+            names=tuple(n.name or f"n{i:04}" for i, n in enumerate(ordered)),
+            gpu_types=types,
+            partitions=partitions,
+        )
+
+    @classmethod
+    def uniform(
+        cls, nodes: int, gpus_per_node: int, *, cores: int = NOT_MODELLED, memory_mib: int = NOT_MODELLED,
+        gpu_type: str = "",
+    ) -> Pool:  # fmt: skip
+        """``nodes`` like nodes in one partition (`--nodes N --gpus-per-node G --gpu-type T`)."""
+        if nodes < 1 or gpus_per_node < 1:
+            raise UsageError("a pool needs at least one node with at least one GPU")
+        return cls.of([NodeSpec(gpus_per_node, cores, memory_mib, gpu_type)] * nodes)
+
+    @classmethod
+    def of_inventory(cls, inventory: Inventory) -> Pool:
+        """The nodes an operator declared."""
+        return cls.of(
+            [
+                NodeSpec(n.gpus, n.cores, n.memory_mib, n.gpu_type, n.partition, n.name)
+                for p in inventory.partitions
+                for n in p.nodes
+            ]
+        )
+
+    def span(self, partition: int) -> tuple[int, int]:
+        """The rows ``lo <= node < hi`` of one partition."""
+        rows = np.flatnonzero(self.partition == partition)
+        return int(rows[0]), int(rows[-1]) + 1
+
+
+class Demand(NamedTuple):
+    """What the jobs of a trace ask of a pool, in the words of the compiled passes.
+
+    Attributes:
+        shape: ``int64[jobs]``: index into ``requests``; -1: can never run.
+        requests: The distinct requests.
+        masks: ``uint8[masks, nodes]``.
+        parts: ``int64[jobs]``: nodes of each job (0: can never run).
+        rooms: The pool, empty. queue: ``int64[shapes]``: the partition that a shape queues in.
+        infeasible: Job -> why it can never run.
+        gpus_only: Cores and memory bind nowhere, and no request has a mask: nodes differ in free GPUs alone.
+        milli: ``int64[shapes]``: thousandths of its one GPU; 1000: whole GPUs.
+    """
+
+    shape: Ints
+    requests: Requests
+    masks: Flags
+    parts: Ints
+    rooms: Rooms
+    queue: Ints
+    infeasible: dict[int, str]
+    gpus_only: bool
+    milli: Ints
+
+
+def demand_of(trace: Trace, pool: Pool, *, shares: bool = False) -> Demand:
+    """Splits every job into the fewest equal parts that fit nodes of its partition (and type).
+
+    A job's own ``nodes`` is kept where the pool can give it and its GPUs divide by it. Groups name partitions only
+    where the pool has several. Cores or memory that are unknown are taken in proportion to GPUs, by the leanest node.
+    GPU types bind where the pool knows any type. With ``shares`` a job of one GPU takes the thousandths it asks for.
+    """
+    milli = np.where((trace.gpus == 1) & shares, trace.gpu_milli, 1000)
+    columns = (trace.gpus, trace.nodes, trace.cores, trace.memory_mib, trace.group, trace.gpu_type, milli)
+    distinct, index = np.unique(np.column_stack(columns), axis=0, return_inverse=True)
+    splitter = _Splitter(trace, pool)
+    kinds = [splitter.split(*(int(x) for x in row)) for row in distinct]
+    shape_of_kind = _ints([k if isinstance(k, int) else -1 for k in kinds])
+    shape = shape_of_kind[index.reshape(-1)] if len(kinds) else _ints([])
+    why = {int(j): str(kinds[index.reshape(-1)[j]]) for j in np.flatnonzero(shape < 0)}
+    requests, masks = splitter.requests(), splitter.masks()
+    parts = np.where(shape >= 0, requests.parts[shape] if requests.parts.size else 0, 0)
+    modelled = requests.cores.any() or requests.memory.any()
+    rooms = Rooms(pool.gpus.copy(), *(_room(c, bool(modelled)) for c in (pool.cores, pool.memory_mib)))
+    gpus_only = not modelled and masks.shape[0] == 0
+    return Demand(shape, requests, masks, parts, rooms, _ints(splitter.queues), why, gpus_only, splitter.milli())
+
+
+_AMPLE_CORES, _AMPLE_MEMORY = (1 << 20) - 1, (1 << 32) - 1
+
+
+def _room(declared: Ints, modelled: bool) -> Ints:
+    """Cores or MiB of the empty nodes; where nothing asks for any, the same on all nodes, so that ties stay ties."""
+    if not modelled:
+        return np.zeros(len(declared), np.int64)
+    return np.where(declared < 0, _AMPLE_CORES, declared)
+
+
+class _Splitter:
+    """Distinct demands -> distinct requests."""
+
+    def __init__(self, trace: Trace, pool: Pool) -> None:
+        self._trace, self._pool = trace, pool
+        self._shapes: dict[tuple[int, ...], int] = {}
+        self._masks: dict[tuple[int, ...], int] = {}
+        self.queues: list[int] = []
+        self._cores = bool((pool.cores >= 0).any() and (trace.cores > 0).any())
+        self._memory = bool((pool.memory_mib >= 0).any() and (trace.memory_mib > 0).any())
+
+    def split(self, gpus: int, nodes: int, cores: int, memory: int, group: int, gpu_type: int, milli: int) -> int | str:
+        """The index of the request, or why there is none."""
+        pool = self._pool
+        partition = 0
+        if len(pool.partitions) > 1:
+            name = self._trace.groups[group] if group >= 0 else ""
+            if name not in pool.partitions:
+                return f"no partition is called {name!r}"
+            partition = pool.partitions.index(name)
+        lo, hi = pool.span(partition)
+        rows = np.arange(lo, hi)
+        mask = -1
+        if gpu_type >= 0 and pool.gpu_types != ("",):
+            wanted = self._trace.gpu_types[gpu_type]
+            kinds = tuple(i for i, name in enumerate(pool.gpu_types) if name in wanted.split("|"))
+            if not kinds:
+                return f"no node has GPUs of type {wanted!r}"
+            rows = rows[np.isin(pool.gpu_type[rows], kinds)]
+            if len(rows) < hi - lo:
+                mask = self._masks.setdefault(kinds, len(self._masks))
+        if gpus < 0:
+            return f"asks for {gpus} GPUs"
+        cores = self._known(cores, gpus, rows, pool.cores) if self._cores else 0
+        memory = self._known(memory, gpus, rows, pool.memory_mib) if self._memory else 0
+        parts = self._parts(gpus, cores, memory, nodes, rows)
+        if parts == 0:
+            return self._too_large(gpus, cores, memory, rows)
+        key = (lo, hi, parts, gpus // parts, -(-cores // parts), -(-memory // parts), mask, milli)
+        if key not in self._shapes:
+            self.queues.append(partition)
+        return self._shapes.setdefault(key, len(self._shapes))
+
+    def _known(self, asked: int, gpus: int, rows: Ints, has: Ints) -> int:
+        """What is asked for, or its share by GPUs on the leanest node where that is unknown."""
+        if asked >= 0:
+            return asked
+        having = rows[(has[rows] >= 0) & (self._pool.gpus[rows] > 0)]
+        return int(min((gpus * int(has[r]) // int(self._pool.gpus[r]) for r in having), default=0))
+
+    def _parts(self, gpus: int, cores: int, memory: int, nodes: int, rows: Ints) -> int:
+        """How many equal parts: as asked if possible, else the fewest; 0: impossible."""
+        if nodes > 0 and self._possible(gpus, cores, memory, nodes, rows):
+            return nodes
+        most = min(len(rows), max(gpus, 1))
+        return next((p for p in range(1, most + 1) if self._possible(gpus, cores, memory, p, rows)), 0)
+
+    def _possible(self, gpus: int, cores: int, memory: int, parts: int, rows: Ints) -> bool:
+        if gpus % parts or parts > len(rows):
+            return False
+        pool = self._pool
+        fits = pool.gpus[rows] >= gpus // parts
+        for asked, has in ((cores, pool.cores), (memory, pool.memory_mib)):
+            fits &= (has[rows] < 0) | (has[rows] >= -(-asked // parts))
+        return int(fits.sum()) >= parts
+
+    def _too_large(self, gpus: int, cores: int, memory: int, rows: Ints) -> str:
+        pool = self._pool
+        has = f"{len(rows)} nodes with {int(pool.gpus[rows].sum()) if len(rows) else 0} GPUs"
+        return f"{gpus} GPUs, {cores} cores, {memory} MiB in equal parts: more than {has} can give"
+
+    def requests(self) -> Requests:
+        """All distinct requests."""
+        columns = list(zip(*self._shapes, strict=True))[:-1] if self._shapes else [()] * 7
+        return Requests(*(_ints(list(c)) for c in columns))
+
+    def milli(self) -> Ints:
+        """Thousandths of one GPU, by request."""
+        return _ints([key[-1] for key in self._shapes])
+
+    def masks(self) -> Flags:
+        """Nodes by wanted GPU type."""
+        masks: Flags = np.zeros((len(self._masks), len(self._pool)), np.uint8)
+        for kinds, mask in self._masks.items():
+            masks[mask] = np.isin(self._pool.gpu_type, kinds)
+        return masks
+
+
+def _ints(values: Sequence[int]) -> Ints:
+    return np.array(values, dtype=np.int64)

@@ -1,0 +1,170 @@
+"""`replay`: a trace on a pool under a policy, as fast as arrays allow."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gpusched.compiled import kept_on_disk
+from gpusched.sim.agent import agent_runner
+from gpusched.sim.engine.build import Options, Outage, World, forecast_for, log_of, result_of, world_of
+from gpusched.sim.engine.generic import new_queue, run_generic
+from gpusched.sim.engine.keys import ORDER_CODES, PLAIN
+from gpusched.sim.engine.mapped import MappedRun, is_mapped
+from gpusched.sim.engine.preempt import PREEMPTIVE_CODES, new_plan, run_preemptive
+from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, Log, grown
+from gpusched.sim.engine.static import run_merged, run_strict
+from gpusched.sim.engine.waitlist import new_waitlist
+from gpusched.sim.engine.warm import one_job
+from gpusched.sim.policies import BACKFILLS, PLACEMENTS, ReplayPolicy, policy_by_name
+from gpusched.sim.pool import Pool
+from gpusched.sim.profiles import Profiles
+from gpusched.sim.rates import Rates
+from gpusched.sim.result import Result
+from gpusched.sim.stepper import PolicyFunction, run_function
+from gpusched.traces.trace import Trace
+
+__all__ = ["Options", "Outage", "replay"]
+
+
+def replay(trace: Trace, pool: Pool, policy: ReplayPolicy | PolicyFunction | str, **options: Any) -> Result:
+    """Replays ``trace`` on ``pool`` under ``policy``. Equal inputs and seed give the same events, byte for byte.
+
+    At one instant ends come before node events, those before arrivals, and these before decisions. A partition is
+    decided at the instants at which one of its jobs arrives or ends or one of its nodes changes.
+
+    Args:
+        trace: The jobs. Those that can never run are named in the result and kept out.
+        pool: The nodes.
+        policy: A policy, its name, or a function (see `stepper`).
+        **options: See `Options`.
+
+    Raises:
+        UsageError: A placement, policy or node that does not exist; a function that starts what cannot start.
+    """
+    if callable(policy):
+        return run_function(trace, pool, policy, Options(**options))
+    policy = policy_by_name(policy) if isinstance(policy, str) else policy
+    world = world_of(trace, pool, policy, Options(**options))
+    log = log_of(world)
+    _compile_for(world)
+    begin = time.perf_counter()
+    with _watched(world):
+        log, notes = _run(world, log, _kind(world))
+    result = result_of(world, log, time.perf_counter() - begin)
+    return replace(result, notes=(*result.notes, *notes)) if notes else result
+
+
+WATCH_S = 0.25
+
+
+@contextmanager
+def _watched(world: World) -> Iterator[None]:
+    """Looks on from another thread, which compiled code lets run: it costs the replay nothing."""
+    tell = world.options.progress
+    if tell is None:
+        yield
+        return
+    stop, counter, jobs = threading.Event(), world.sim.counter, max(1, len(world.trace) - world.never)
+
+    def look() -> None:
+        told = 0.0  # the two counters are not read at one moment, and no progress goes back
+        while not stop.wait(WATCH_S):
+            share = min(1.0, max(0, int(counter[ARRIVED] - counter[IN_SYSTEM]) - world.never) / jobs)
+            told = max(told, share)
+            tell(told)
+
+    thread = threading.Thread(target=look, name="progress of a replay", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+_RUNS: dict[str, Callable[..., int]] = {
+    "preemptive": run_preemptive,
+    "generic": run_generic,
+    "strict": run_strict,
+    "merged": run_merged,
+}
+_warm: set[str] = set()
+
+
+def _kind(world: World) -> str:
+    """Which compiled run fits the policy."""
+    if world.policy.kind == "agent":
+        return "agent"
+    if is_mapped(world):
+        return "mapped"
+    if world.policy.kind == "preemptive":
+        return "preemptive"
+    if world.generic:
+        return "generic"
+    single = len(world.sim.dirty) == 1 and len(world.sim.changes) == 0
+    plain = world.policy.backfill == "none" and world.sim.pace is None  # with speeds one run less is compiled
+    return "strict" if plain and single else "merged"
+
+
+def _compile_for(world: World) -> None:
+    """Compiles (or loads) what the replay needs, so that its time does not count it; a word on stderr if it is slow.
+
+    All of it takes half a minute of one core on first use, and is kept in the cache folder after that.
+    """
+    kind = _kind(world)
+    known = f"{kind} {world.policy.order} {world.policy.preempts}" if kind == "agent" else kind
+    known += " mapped" if kind == "agent" and is_mapped(world) else ""
+    known += "" if world.sim.pace is None else " paced"
+    known += "" if forecast_for(world) is None else " forecast"
+    if known in _warm:
+        return
+    _warm.add(known)
+    function = _RUNS.get(kind)
+    versions = 1 if world.sim.pace is None else 2
+    if function is not None and hasattr(function, "signatures") and not kept_on_disk(function, versions):
+        print("gpusched: compiling the simulator, once after installation or upgrade ...", file=sys.stderr, flush=True)
+    away = (Outage(0, 2.0, 3.0),) if kind == "merged" else ()
+    options = Options(failures=away, placement=world.rule, predictor=world.options.predictor)
+    if world.sim.pace is not None:
+        options = replace(options, share=world.options.share, rates=Rates(profiles=Profiles(series={})))
+    tiny = world_of(one_job(), Pool.uniform(1, 1), world.policy, options)
+    _run(tiny, log_of(tiny), kind)
+
+
+def _run(world: World, log: Log, kind: str) -> tuple[Log, tuple[str, ...]]:
+    """Runs to the end, giving the log more room where it asks for it; with the run's own notes."""
+    sim, runner = world.sim, _runner(world, kind)
+    while runner(log) == GROW:
+        log = grown(log, len(log.events), len(log.cuts) + len(sim.jobs), len(log.cut_nodes) + len(sim.held))
+    return log, getattr(runner, "notes", ())
+
+
+def _runner(world: World, kind: str) -> Callable[[Log], int]:
+    """The compiled run that fits the policy."""
+    sim, passes, demand, policy, options = world.sim, world.passes, world.demand, world.policy, world.options
+    rule, backfill = PLACEMENTS[world.rule], BACKFILLS[policy.backfill]
+    if kind == "mapped":
+        return MappedRun(world)
+    if kind == "agent":
+        return agent_runner(world)
+    if kind == "preemptive":
+        plan = new_plan(len(sim.jobs), len(sim.node), len(passes.releases.order), world.users)
+        code, levels = PREEMPTIVE_CODES[policy.order], np.array(sorted(options.las_thresholds_gpu_s), np.float64)
+        return lambda log: run_preemptive(sim, log, passes, plan, code, rule, options.restart_s, levels)
+    if kind == "generic":
+        capped = np.isfinite(world.trace.limit).astype(np.uint8)
+        queue = new_queue(len(sim.jobs), len(sim.held), world.users, capped, forecast_for(world))
+        order, estimates = ORDER_CODES.get(policy.order, PLAIN), policy.knows == "estimate"
+        return lambda log: run_generic(sim, log, passes, queue, order, estimates, rule, backfill)
+    waitlist = new_waitlist(demand.shape, sim.jobs["rank"], demand.queue, len(sim.dirty), kind == "strict")
+    if kind == "strict":
+        return lambda log: run_strict(sim, log, passes, waitlist, rule)
+    return lambda log: run_merged(sim, log, passes, waitlist, rule, backfill)

@@ -1,0 +1,241 @@
+"""One self-contained page of plots: figures and words here, drawing by the template's own small script."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from gpusched.sim.result import Result
+from gpusched.study.compare import Change
+from gpusched.study.metrics import job_times
+from gpusched.study.study import Outcome
+from gpusched.study.timeline import Parts, binned_mean, parts_of, runs_of
+from gpusched.views import bars
+from gpusched.views import replay as view
+
+Floats = npt.NDArray[np.float64]
+TEMPLATE = Path(__file__).with_name("page.html")
+BINS, QUANTILES = 240, 200
+MAX_BARS, MAX_ROWS = 1500, 64
+MAX_HOLDERS = 20
+
+
+def page(outcomes: Sequence[Outcome], changes: Sequence[tuple[Change, ...]], title: str = "Replay") -> str:
+    """The page: no network, no other file; light or dark as the reader's system is.
+
+    Args:
+        outcomes: What was replayed; those of the first outcome's trace share one time axis.
+        changes: As `study.changes` gives them.
+        title: Of the page.
+    """
+    drawn = [o for o in outcomes if o.metrics.jobs]
+    data = _data(drawn, outcomes) if drawn else None
+    text = msgspec.json.encode(data).decode().replace("<", "\\u003c")  # no "</script>" of a job's name gets out
+    parts = {
+        "{{title}}": html.escape(title),
+        "{{subtitle}}": html.escape(_subtitle(outcomes)),
+        "{{summary}}": _paragraphs(view.summary(outcomes, changes) or [_alone(outcomes)]),
+        "{{table}}": _figures(outcomes),
+        "{{holders}}": "".join(_holders(o, outcomes) for o in drawn),
+        "{{remarks}}": _items(view.remarks(outcomes)),
+        "{{data}}": text,
+    }
+    text = TEMPLATE.read_text("utf-8")
+    for place, content in parts.items():  # the data comes last, so that nothing in it is taken for a place
+        text = text.replace(place, content)
+    return text
+
+
+# -- words
+
+
+def _subtitle(outcomes: Sequence[Outcome]) -> str:
+    traces = dict.fromkeys((o.result.trace.name, len(o.result.trace)) for o in outcomes)
+    pools = dict.fromkeys((len(o.result.pool), o.result.pool.total_gpus) for o in outcomes)
+    where = ", ".join(f"{nodes} {'node' if nodes == 1 else 'nodes'} with {gpus:,} GPUs" for nodes, gpus in pools)
+    return "; ".join(f"{jobs:,} jobs of {name}" for name, jobs in traces) + f", on {where}"
+
+
+def _alone(outcomes: Sequence[Outcome]) -> str:
+    m = outcomes[0].metrics if outcomes else None
+    if m is None or not m.jobs:
+        return "No job ran."
+    name = view.label(outcomes[0], outcomes)
+    return (
+        f"Under {name} jobs took {view.span(m.mean_jct_s)} on average and waited {view.span(m.mean_wait_s)} of it. "
+        "Name a second policy to see what it would change."
+    )
+
+
+def _paragraphs(lines: Sequence[str]) -> str:
+    return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
+
+
+def _items(lines: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>"
+
+
+def _figures(outcomes: Sequence[Outcome]) -> str:
+    head = ("policy", "knows", "jobs", "mean JCT", "median", "p95", "p99", "mean wait", "p95 wait", "slowdown",
+            "makespan", "utilization", "fragm.", "kWh", "inefficient kWh", "Jain")  # fmt: skip
+    rows = []
+    for o in outcomes:
+        m = o.metrics
+        times = (m.mean_jct_s, m.median_jct_s, m.p95_jct_s, m.p99_jct_s, m.mean_wait_s, m.p95_wait_s)
+        rows.append([
+            view.label(o, outcomes), o.result.knows, f"{m.jobs:,}", *map(view.span, times),
+            bars.quantity(m.mean_bounded_slowdown), view.span(m.makespan_s), _percent(m.utilization),
+            _percent(m.fragmentation), bars.quantity(m.energy_kwh), bars.quantity(m.inefficient_energy_kwh),
+            bars.quantity(m.jain),
+        ])  # fmt: skip
+    return _table(head, rows)
+
+
+def _holders(outcome: Outcome, outcomes: Sequence[Outcome]) -> str:
+    blocks = ""
+    for what, found in (("user", outcome.metrics.users), ("group", outcome.metrics.groups)):
+        if not found:
+            continue
+        rows = [
+            [h.name, f"{h.jobs:,}", bars.quantity(h.gpu_hours), view.span(h.mean_jct_s), view.span(h.mean_wait_s),
+             bars.quantity(h.mean_bounded_slowdown)] for h in found[:MAX_HOLDERS]
+        ]  # fmt: skip
+        more = f" (the first {MAX_HOLDERS} of {len(found)})" if len(found) > MAX_HOLDERS else ""
+        title = html.escape(f"{view.label(outcome, outcomes)}: by {what}{more}")
+        head = (what, "jobs", "GPU hours", "mean JCT", "mean wait", "slowdown")
+        blocks += f"<details><summary>{title}</summary>{_table(head, rows)}</details>"
+    return blocks
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = "".join(f"<th>{html.escape(h)}</th>" for h in head)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction * 100:.1f}%"
+
+
+# -- data for the script
+
+
+def _data(drawn: Sequence[Outcome], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    begin = min(float(o.result.trace.submit[o.result.ran].min()) for o in drawn)
+    end = max(float(np.nanmax(o.result.end)) for o in drawn)
+    edges = np.linspace(begin, max(end, begin + 1.0), BINS + 1)
+    window = _bars_window(drawn[0], edges)
+    return {
+        "epoch": drawn[0].result.trace.epoch,
+        "edges": _short(edges),
+        "runs": [_run_data(o, view.label(o, outcomes), edges, window) for o in drawn],
+    }
+
+
+def _run_data(outcome: Outcome, name: str, edges: Floats, window: tuple[float, float]) -> dict[str, Any]:
+    result, power = outcome.result, outcome.stage.power
+    times, parts, runs = job_times(result), parts_of(result), runs_of(result)
+    held = binned_mean(parts.start, parts.end, parts.gpus, edges)
+    done = result.ran
+    ones = np.ones(int(done.sum()))
+    inside = binned_mean(result.trace.submit[done], result.end[done], ones, edges)
+    running = binned_mean(runs.start, runs.end, np.ones(len(runs.job)), edges)
+    per_gpu = (power.busy_w - power.idle_w) / np.maximum(result.pool.gpus, 1)
+    watts = power.idle_w.sum() + binned_mean(parts.start, parts.end, per_gpu[parts.node] * parts.gpus, edges)
+    return {
+        "name": name,
+        "jct": _short(_ecdf(times.jct[done])),
+        "wait": _short(_ecdf(times.wait[done])),
+        "utilization": _short(held / max(result.pool.total_gpus, 1)),
+        "queue": _short(np.maximum(inside - running, 0.0)),
+        "kw": _short(watts / 1000),
+        "kwh": outcome.metrics.energy_kwh,
+        "inefficient_kwh": outcome.metrics.inefficient_energy_kwh,
+        "gantt": _gantt(result, parts, window),
+        "heat": _heat(result, parts, edges),
+    }
+
+
+def _bars_window(outcome: Outcome, edges: Floats) -> tuple[float, float]:
+    """All of it where the bars can be told apart, else the time around the longest queue that has `MAX_BARS`."""
+    result = outcome.result
+    parts = parts_of(result)
+    start = np.sort(parts.start[parts.node < MAX_ROWS])
+    if len(start) <= MAX_BARS:
+        return float(edges[0]), float(edges[-1])
+    done = result.ran
+    wait = binned_mean(result.trace.submit[done], result.start[done], np.ones(int(done.sum())), edges)
+    peak = float(edges[int(np.argmax(wait))])
+    first = min(int(np.searchsorted(start, peak)), len(start) - MAX_BARS)
+    return float(start[first]), float(start[first + MAX_BARS - 1])
+
+
+def _gantt(result: Result, parts: Parts, window: tuple[float, float]) -> dict[str, Any]:
+    """Bars of the first `MAX_ROWS` nodes in a window: node, start, end, GPUs, job's name and whose it is."""
+    begin, end = window
+    seen = np.flatnonzero((parts.node < MAX_ROWS) & (parts.end > begin) & (parts.start < end) & (parts.gpus >= 0))
+    found = len(seen)
+    seen = seen[np.argsort(parts.start[seen], kind="stable")][: 2 * MAX_BARS]
+    trace = result.trace
+    whose = trace.user if trace.users else trace.group
+    names = trace.users or trace.groups
+    lanes = _lanes(parts, seen, result)
+    return {
+        "window": [begin, end],
+        "nodes": list(result.pool.names[:MAX_ROWS]),
+        "gpus": result.pool.gpus[:MAX_ROWS].tolist(),
+        "more": max(0, len(result.pool) - MAX_ROWS),
+        "cut": found - len(seen),
+        "bars": [
+            [
+                int(parts.node[p]), round(float(parts.start[p]), 3), round(float(parts.end[p]), 3),
+                int(np.ceil(parts.gpus[p])), lane, trace.ids[int(parts.job[p])],
+                names[whose[parts.job[p]]] if whose[parts.job[p]] >= 0 else "",
+            ]
+            for p, lane in zip(seen.tolist(), lanes, strict=True)
+        ],
+    }  # fmt: skip
+
+
+def _lanes(parts: Parts, seen: npt.NDArray[np.int64], result: Result) -> list[int]:
+    """For each bar the first GPU of its node drawn for it; only a picture: the replay counts GPUs, not which."""
+    free: dict[int, list[float]] = {}
+    lane = dict.fromkeys(seen.tolist(), 0)
+    for p in seen[np.lexsort((parts.job[seen], parts.start[seen]))].tolist():
+        node, need = int(parts.node[p]), int(np.ceil(parts.gpus[p]))
+        until = free.setdefault(node, [-np.inf] * int(result.pool.gpus[node]))
+        begin, end = float(parts.start[p]), float(parts.end[p])
+        places = [g for g, busy in enumerate(until) if busy <= begin + 1e-9]
+        best = next((g for g in places if all(h in places for h in range(g, g + need))), min(places, default=0))
+        lane[p] = best
+        for g in range(best, min(best + need, len(until))):
+            until[g] = max(until[g], end)
+    return [lane[p] for p in seen.tolist()]
+
+
+def _heat(result: Result, parts: Parts, edges: Floats) -> list[list[int]]:
+    """Percent of each of the first nodes' GPUs held, by bin."""
+    rows = []
+    order = np.argsort(parts.node, kind="stable")
+    borders = np.searchsorted(parts.node[order], np.arange(min(len(result.pool), MAX_ROWS) + 1))
+    for node in range(len(borders) - 1):
+        here = order[borders[node] : borders[node + 1]]
+        held = binned_mean(parts.start[here], parts.end[here], parts.gpus[here], edges)
+        rows.append(np.clip(np.rint(100 * held / max(int(result.pool.gpus[node]), 1)), 0, 100).astype(int).tolist())
+    return rows
+
+
+def _ecdf(values: Floats) -> Floats:
+    """``float64[QUANTILES + 1]``: the least value that 0, 0.5 ... 100 % of the values do not exceed."""
+    return np.percentile(values, np.linspace(0, 100, QUANTILES + 1), method="inverted_cdf")
+
+
+def _short(values: Floats) -> list[float]:
+    """Seven significant digits are more than a screen shows."""
+    return [float(f"{v:.7g}") for v in values.tolist()]

@@ -1,0 +1,280 @@
+"""What a user asks of ``gpusched replay``, brought to outcomes: traces read, nodes chosen, runs done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from gpusched.config.policies import names_in
+from gpusched.config.weights import DEFAULT, weights_file
+from gpusched.errors import UsageError
+from gpusched.sim.nodelist import read_node_list
+from gpusched.sim.orders import folders_in_force, meaning_notes
+from gpusched.sim.policies import ReplayPolicy, of_spec
+from gpusched.sim.power import power_model, read_power
+from gpusched.sim.sharing import share_for
+from gpusched.study.study import (
+    FROM_EMPTY,
+    Named,
+    Outcome,
+    Run,
+    Stage,
+    carry_out,
+    policies_named,
+    stage_of,
+    workers_for,
+)
+
+if TYPE_CHECKING:
+    from gpusched.forecast.predictor import Predictor
+    from gpusched.model.policy import PolicySpec
+    from gpusched.model.resources import Inventory
+    from gpusched.sim.rates import Rates
+    from gpusched.sim.replay import Outage
+    from gpusched.traces.trace import Trace
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of ``gpusched replay``, as given."""
+
+    traces: tuple[str, ...] = ()
+    policies: tuple[str, ...] = ()
+    format: str | None = None
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    inventory: str | None = None
+    load: float | None = None
+    vc: str | None = None
+    placement: str | None = None
+    since: str | None = None
+    until: str | None = None
+    limits: bool = False
+    restart_s: float = 0.0
+    outages: str | None = None
+    seeds: tuple[int, ...] = (0,)
+    workers: int = 0
+    backend: str | None = None
+    power: str | None = None
+    strict: bool = False
+    estimates: str | None = None
+    profiles: tuple[str, ...] = ()
+    recorded_on: str | None = None
+    gpu_type: str | None = None
+    node_list: str | None = None
+    share: str = "auto"
+
+
+def outcomes(request: Request, advance: Callable[[float, int], None] | None = None) -> list[Outcome]:
+    """Everything asked for, trace by trace, policy by policy, seed by seed.
+
+    Args:
+        request: What to do.
+        advance: Called with (runs done, runs in all) before the first, after each, and meanwhile with part of one.
+
+    Raises:
+        UsageError: Something asked for does not exist or contradicts something else.
+        GpuschedError: A trace cannot be read.
+    """
+    folders = folders_in_force(request.inventory)
+    named = policies_named(request.policies, folders, _registered)
+    meanings = meaning_notes(set(named) - set(names_in(folders[:-1])))
+    predictor = _predictor(request, named)
+    rates = _rates(request)
+    stages = [_stage(request, trace) for trace in _traces(request)]
+    stages = [stage._replace(notes=(*stage.notes, *meanings)) for stage in stages]
+    runs = [
+        Run(
+            stage,
+            policy,
+            request.placement,
+            seed,
+            request.limits,
+            request.restart_s or policy.restart_s,
+            failures,
+            predictor,
+            rates,
+            share_for(request.share, stage.trace),
+        )
+        for stage, failures in zip(stages, (_failures(request, s) for s in stages), strict=True)
+        for policy in [_bound(text, found, stage, request.vc) for text, found in named.items()]
+        for seed in dict.fromkeys(request.seeds)
+    ]
+    done = 0
+
+    def step(_: Run | None = None) -> None:
+        nonlocal done
+        if advance is not None:
+            advance(done, len(runs))
+        done += 1
+
+    def part(share: float) -> None:
+        if advance is not None:
+            advance(done - 1 + share, len(runs))
+
+    step()
+    workers, watch = workers_for(runs, request.workers), part if advance is not None else None
+    with _connected(request.backend) as backend:
+        return list(carry_out(runs, workers=workers, backend=backend, done=step, progress=watch))
+
+
+def _registered(text: str) -> ReplayPolicy | PolicySpec:
+    """The policy of a version, ``NAME@VERSION``, as in ``gpusched policy show``."""
+    from gpusched.config.inventory import find_inventory
+    from gpusched.config.paths import state_folder
+    from gpusched.promotion.registry import find_policy
+
+    spec = find_policy(text, find_inventory(), state_folder()).spec
+    return spec if spec.agent is not None else of_spec(spec, text)
+
+
+def _bound(text: str, found: ReplayPolicy | PolicySpec, stage: Stage, vc: str | None) -> ReplayPolicy:
+    """The policy for this stage: an agent decides with the weights of the partition whose jobs are replayed.
+
+    Raises:
+        UsageError: Jobs of several partitions are, and each has weights of its own.
+        ModelError: Its weights cannot be used.
+    """
+    if isinstance(found, ReplayPolicy):
+        return found
+    groups = {stage.trace.groups[g] for g in np.unique(stage.trace.group) if g >= 0}
+    partitions = sorted(groups & set(stage.pool.partitions)) or [vc or DEFAULT]
+    files = {weights_file(Path(found.folder), partition) for partition in partitions}
+    if len(files) > 1:
+        raise UsageError(
+            f"{text} has weights of its own for each of {', '.join(partitions)}", "replay one of them: --vc PARTITION"
+        )
+    return of_spec(found, text, partitions[0])
+
+
+def _traces(request: Request) -> list[Trace]:
+    if not request.traces:
+        return [history(request.since or "30d", request.until, vc=request.vc)]
+    from gpusched.traces.load import load
+
+    return [
+        load(t, request.format, vc=request.vc, since=request.since, until=request.until, strict=request.strict)
+        for t in request.traces
+    ]
+
+
+def history(since: str, until: str | None = None, *, vc: str | None = None) -> Trace:
+    """This cluster's own jobs, submitted in [since, until): ``30d``, ``all``, or a time.
+
+    Raises:
+        NoHistory: There is no store yet, or no such job in it.
+        GpuschedError: The store cannot be read.
+        UsageError: A time cannot be read.
+    """
+    from gpusched.accounting.report import parse_since
+    from gpusched.config.paths import state_folder
+    from gpusched.errors import NoHistory
+    from gpusched.model.units import parse_time
+    from gpusched.queue.store import Reader
+    from gpusched.traces.readers.history import trace_of
+    from gpusched.traces.slicing import slice_trace
+
+    now, folder = time.time(), state_folder()
+    reader = Reader.open(folder)
+    if reader is None:
+        raise NoHistory(f"{folder}: there is no history yet", "name a trace, or start the controller")
+    try:
+        end = None if until is None else parse_time(until, now)
+        trace = trace_of(reader, name=f"history of {folder}", since=parse_since(since, now), until=end)
+    except ValueError:
+        raise UsageError(f"--until {until!r} is not a time", "say for example 2026-11-20T18:00") from None
+    finally:
+        reader.close()
+    trace = replace(trace, notes=(*trace.notes, FROM_EMPTY))
+    return trace if vc is None else slice_trace(trace, vc=vc)
+
+
+def _stage(request: Request, trace: Trace) -> Stage:
+    inventory = _inventory(request)
+    types, nodes = read_power(Path(request.power)) if request.power else ({}, {})
+    return stage_of(
+        trace,
+        nodes=request.nodes,
+        gpus_per_node=request.gpus_per_node,
+        inventory=inventory,
+        load=request.load,
+        gpu_type=request.gpu_type,
+        listed=read_node_list(Path(request.node_list)) if request.node_list else None,
+        power=lambda pool: power_model(pool, inventory=inventory, types=types, nodes=nodes),
+    )
+
+
+def _predictor(request: Request, named: Named) -> Predictor | None:
+    if request.estimates is None:
+        return None
+    if not any(policy.by_estimate for policy in named.values() if isinstance(policy, ReplayPolicy)):
+        raise UsageError("--estimates is of no use here: no policy goes by estimates", "say --policy sjf-estimate")
+    from gpusched.forecast.predictor import Predictor
+
+    return Predictor.load(request.estimates)
+
+
+def _rates(request: Request) -> Rates | None:
+    from gpusched.sim.rates import read_rates
+
+    if not request.profiles:
+        if request.recorded_on is not None:
+            raise UsageError("--recorded-on goes with --profiles", "add --profiles FILE_OR_FOLDER")
+        return None
+    return read_rates(request.profiles, request.recorded_on)
+
+
+def _failures(request: Request, stage: Stage) -> tuple[Outage, ...]:
+    if request.outages is None:
+        return ()
+    from gpusched.sim.outages import read_outages
+
+    return read_outages(Path(request.outages), stage.pool)
+
+
+def _inventory(request: Request) -> Inventory | None:
+    """The inventory named; for the own history the one in force, unless other nodes are asked for."""
+    from gpusched.config.inventory import load_inventory
+
+    if request.inventory is not None:
+        return load_inventory(request.inventory)
+    if request.traces or request.node_list or request.nodes is not None or request.gpus_per_node is not None:
+        return None
+    return load_inventory()
+
+
+@contextmanager
+def _connected(backend: str | None) -> Iterator[str | None]:
+    """What joblib calls a cluster's backend, connected: ``dask://HOST:PORT``, ``dask``, ``ray://HOST:PORT``, ``ray``.
+
+    Raises:
+        UsageError: Neither, or its package is not installed.
+    """
+    if backend is None:
+        yield None
+        return
+    kind, _, address = backend.partition("://")
+    if kind not in ("dask", "ray"):
+        raise UsageError(f"--backend {backend!r} is neither dask nor ray", "say for example dask://scheduler:8786")
+    try:
+        if kind == "dask":
+            from distributed import Client
+
+            with Client(f"tcp://{address}" if address else None, set_as_default=True):
+                yield "dask"
+        else:
+            import ray
+            from ray.util.joblib import register_ray
+
+            ray.init(address=f"ray://{address}" if address else None)
+            register_ray()
+            yield "ray"
+            ray.shutdown()
+    except ImportError:
+        raise UsageError(f"--backend {kind} needs its package", f"pip install 'gpusched-cluster[{kind}]'") from None

@@ -1,0 +1,311 @@
+"""Policies x traces x seeds: which nodes, which runs, in one process or many, and each run as one flat row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from gpusched.config.policies import WEIGHTS
+from gpusched.config.weights import ModelError
+from gpusched.errors import UsageError
+from gpusched.model.policy import PolicySpec
+from gpusched.sim.policies import HALF_LIFE_S, ReplayPolicy, look_up
+from gpusched.sim.pool import Pool
+from gpusched.sim.power import PowerModel
+from gpusched.sim.result import Result
+from gpusched.study.carried import result_without, trace_without
+from gpusched.study.compare import Change, compare
+from gpusched.study.metrics import Metrics, metrics_of
+from gpusched.traces.slicing import nodes_for_load, offered_load, scale_arrivals, select, span_s
+from gpusched.traces.trace import Trace
+
+if TYPE_CHECKING:
+    from gpusched.forecast.predictor import Predictor
+    from gpusched.model.resources import Inventory
+    from gpusched.sim.rates import Rates
+    from gpusched.sim.replay import Outage
+    from gpusched.sim.sharing import Share
+
+DEFAULT_LOAD = 0.9
+DEFAULT_GPUS_PER_NODE = 8
+FROM_EMPTY = "each replay begins with empty nodes: jobs submitted before are left out"
+PARALLEL_FROM = 400_000  # jobs replayed in all; below it processes take longer to start than they save
+
+
+class Stage(NamedTuple):
+    """A trace on its nodes; ``notes``: what was chosen on the way, in sentences.
+
+    The first ``carried`` jobs of the trace are those that the replay begins with: they count in no figure.
+    ``half_life_s``: of users' usage, by which ``fairshare`` goes.
+    """
+
+    trace: Trace
+    pool: Pool
+    power: PowerModel
+    notes: tuple[str, ...] = ()
+    carried: int = 0
+    half_life_s: float = HALF_LIFE_S
+
+
+class Bounds(NamedTuple):
+    """What no schedule can beat, seconds; None: not known."""
+
+    mean_jct_s: float | None = None
+    makespan_s: float | None = None
+
+
+class Outcome(NamedTuple):
+    """One replay with its figures."""
+
+    result: Result
+    metrics: Metrics
+    bounds: Bounds
+    stage: Stage
+
+
+class Run(NamedTuple):
+    """One replay to be done."""
+
+    stage: Stage
+    policy: ReplayPolicy
+    placement: str | None
+    seed: int
+    limits: bool = False
+    restart_s: float = 0.0
+    failures: tuple[Outage, ...] = ()
+    predictor: Predictor | None = None
+    rates: Rates | None = None
+    share: Share = "no"
+
+
+def stage_of(
+    trace: Trace,
+    *,
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
+    inventory: Inventory | None = None,
+    load: float | None = None,
+    gpu_type: str | None = None,
+    listed: Pool | None = None,
+    power: Callable[[Pool], PowerModel],
+) -> Stage:
+    """The nodes that a trace is replayed on.
+
+    ``load`` alone chooses how many like nodes; with nodes or an inventory it stretches the times between submissions
+    instead. Without any of them the load is `DEFAULT_LOAD`. ``listed``: the nodes of a node list; ``gpu_type``: of like
+    nodes.
+
+    Raises:
+        UsageError: They contradict each other, or cannot be.
+    """
+    if inventory is not None and (nodes is not None or gpus_per_node is not None):
+        raise UsageError("--inventory and --nodes or --gpus-per-node do not go together", "use one of them")
+    if listed is not None and not (inventory is None and nodes is None and gpus_per_node is None):
+        raise UsageError("--node-list names all nodes", "leave out --inventory, --nodes and --gpus-per-node")
+    if gpu_type is not None and not (listed is None and inventory is None):
+        raise UsageError("--gpu-type is for like nodes", "inventories and node lists name every node's type")
+    size = gpus_per_node if gpus_per_node is not None else DEFAULT_GPUS_PER_NODE
+    if size < 1:
+        raise UsageError(f"--gpus-per-node {size}: a node needs a GPU")
+    notes = []
+    if inventory is None and nodes is None and listed is None:
+        wanted = DEFAULT_LOAD if load is None else load
+        nodes = nodes_for_load(trace, size, wanted)
+        found = offered_load(trace, nodes * size)
+        notes.append(f"{_nodes(nodes)} of {size} GPUs, chosen for an offered load of {wanted:g}: it is {found:.3g}")
+        pool = Pool.uniform(nodes, size, gpu_type=gpu_type or "")
+    else:
+        named = Pool.of_inventory(inventory) if inventory is not None else listed
+        pool = named if named is not None else Pool.uniform(nodes or 0, size, gpu_type=gpu_type or "")
+        if load is not None:
+            trace = scale_arrivals(trace, pool.total_gpus, load)
+        elif span_s(trace) > 0:
+            found = offered_load(trace, pool.total_gpus) if pool.total_gpus else 0.0
+            notes.append(f"{_nodes(len(pool))} with {pool.total_gpus} GPUs: an offered load of {found:.3g}")
+    if trace.rejected:
+        line, why = trace.rejected[0]
+        notes.append(f"{len(trace.rejected)} rows of the trace were kept out; line {line}: {why}")
+    model = power(pool)
+    half_life_s = HALF_LIFE_S if inventory is None else float(inventory.settings.fairshare_half_life_s)
+    return Stage(trace, pool, model, (*notes, *trace.notes, model.note), half_life_s=half_life_s)
+
+
+def _nodes(count: int) -> str:
+    return f"{count} {'node' if count == 1 else 'nodes'}"
+
+
+Named = dict[str, ReplayPolicy | PolicySpec]
+
+
+def policies_named(
+    names: Sequence[str], folders: tuple[Path, ...], registered: Callable[[str], ReplayPolicy | PolicySpec]
+) -> Named:
+    """Each name or file with its policy, of an agent its file's, named alone once.
+
+    Args:
+        names: As given.
+        folders: Where files are looked for by name.
+        registered: Finds ``NAME@VERSION``.
+
+    Raises:
+        UsageError: None at all, or one that does not exist.
+        ModelError: An agent that was never trained.
+    """
+    if not names:
+        raise UsageError("no policy is named", "say for example --policy fifo --policy easy")
+    found = {name: registered(name) if "@" in name else look_up(name, folders) for name in names}
+    for name, policy in found.items():
+        if isinstance(policy, PolicySpec) and not any(Path(policy.folder).glob(f"*{WEIGHTS}")):
+            said = f"{name} is not trained yet: {policy.folder} holds no weights"
+            raise ModelError(said, f"train it: gpusched train {name}")
+    return found
+
+
+def workers_for(runs: Sequence[Run], asked: int) -> int:
+    """Processes to use: as asked, or (0) as many as are worth starting."""
+    if asked > 0:
+        return min(asked, len(runs))
+    import os
+
+    cpus = len(os.sched_getaffinity(0))
+    jobs = sum(len(run.stage.trace) for run in runs)
+    return min(cpus, len(runs)) if jobs >= PARALLEL_FROM else 1
+
+
+def carry_out(
+    runs: Sequence[Run],
+    *,
+    workers: int = 1,
+    backend: str | None = None,
+    done: Callable[[Run], None] | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Iterator[Outcome]:
+    """Every run in its order.
+
+    Args:
+        runs: What to do.
+        workers: Processes on this machine.
+        backend: joblib's name of a cluster's backend (``dask``, ``ray``), which the caller has connected.
+        done: Called after each.
+        progress: Called while one runs in this process, with the part that is done.
+    """
+    bounds: dict[int, Bounds] = {}
+    for stage in {id(run.stage): run.stage for run in runs}.values():
+        of = [run for run in runs if run.stage is stage]
+        shared, limits = any(run.share != "no" for run in of), any(run.limits for run in of)
+        bounds[id(stage)] = Bounds() if shared else bounds_of(stage, limits=limits, rates=of[0].rates)
+    here = workers <= 1 and backend is None
+    results = (_replayed(run, progress) for run in runs) if here else _spread_out(runs, workers, backend)
+    for run, (result, metrics) in zip(runs, results, strict=True):
+        counted = trace_without(run.stage.trace, run.stage.carried)
+        whole = replace(result, trace=counted, pool=run.stage.pool)
+        yield Outcome(whole, metrics, bounds[id(run.stage)], run.stage)
+        if done is not None:
+            done(run)
+
+
+def _replayed(run: Run, progress: Callable[[float], None] | None = None) -> tuple[Result, Metrics]:
+    from gpusched.sim.replay import replay
+
+    stage = run.stage
+    result = replay(
+        stage.trace,
+        stage.pool,
+        run.policy,
+        seed=run.seed,
+        placement=run.placement,
+        limits=run.limits,
+        restart_s=run.restart_s,
+        failures=run.failures,
+        half_life_s=stage.half_life_s,
+        predictor=run.predictor,
+        rates=run.rates,
+        share=run.share,
+        progress=progress,
+    )
+    result = result_without(result, stage.carried)
+    return result, metrics_of(result, stage.power)
+
+
+def _light(run: Run) -> tuple[Result, Metrics]:
+    """As `_replayed`, without sending the trace back."""
+    result, metrics = _replayed(run)
+    return replace(result, trace=select(result.trace, np.zeros(0, np.int64))), metrics
+
+
+def _spread_out(runs: Sequence[Run], workers: int, backend: str | None) -> Iterator[tuple[Result, Metrics]]:
+    import joblib
+
+    with joblib.parallel_config(backend=backend or "loky", n_jobs=-1 if backend else workers):
+        # Only loky can hand results out as they come.
+        many = joblib.Parallel(**({} if backend else {"return_as": "generator"}))
+        yield from many(joblib.delayed(_light)(run) for run in runs)
+
+
+def bounds_of(stage: Stage, *, limits: bool, rates: Rates | None = None) -> Bounds:
+    """Proven lower bounds on mean JCT and makespan of the jobs that can run on these nodes; ``limits`` may kill.
+
+    With ``rates`` every job goes as fast as on the GPUs that suit it best.
+    """
+    from gpusched.sim.rates import fastest
+    from gpusched.study import bounds
+
+    trace = trace_without(stage.trace, stage.carried)
+    if rates is not None:
+        trace = replace(trace, duration=trace.duration / fastest(rates, trace, stage.pool))
+    found = bounds.bounds_of(trace, stage.pool, limits=limits)
+    return Bounds(_known(found.mean_jct_s), _known(found.makespan_s))
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def changes(outcomes: Sequence[Outcome]) -> list[tuple[Change, ...]]:
+    """Each outcome against the first of the same trace and seed; nothing for the first itself."""
+    found = []
+    for outcome in outcomes:
+        base = next(o for o in outcomes if o.stage is outcome.stage and o.result.seed == outcome.result.seed)
+        found.append(() if base is outcome else compare(base.result, outcome.result))
+    return found
+
+
+def row_of(outcome: Outcome, change: tuple[Change, ...] = ()) -> dict[str, Any]:
+    """One run as a flat row for ``--json``: stable keys, units in their names, None for unknown."""
+    result, metrics, bounds = outcome.result, outcome.metrics, outcome.bounds
+    gap = metrics.mean_jct_s / bounds.mean_jct_s - 1 if metrics.mean_jct_s and bounds.mean_jct_s else None
+    figures: dict[str, Any] = msgspec.to_builtins(metrics)
+    named = {key: figures.pop(key) for key in ("users", "groups")}
+    return {
+        "policy": result.policy,
+        "knows": result.knows,
+        "placement": result.placement,
+        "share": result.shared,
+        "trace": result.trace.name,
+        "seed": result.seed,
+        "nodes": len(result.pool),
+        "gpus": result.pool.total_gpus,
+        **figures,
+        "lower_bound_mean_jct_s": bounds.mean_jct_s,
+        "lower_bound_makespan_s": bounds.makespan_s,
+        "gap_to_bound": gap,
+        "sim_seconds": result.sim_seconds,
+        "jobs_per_s": result.jobs_per_s,
+        "decisions": result.decisions,
+        "source": result.source,
+        "notes": [*result.notes, *_infeasible(result), *outcome.stage.notes],
+        "change": [msgspec.to_builtins(c) for c in change],
+        **named,
+    }
+
+
+def _infeasible(result: Result) -> list[str]:
+    if not len(result.infeasible):
+        return []
+    job, why = result.trace.ids[int(result.infeasible[0])], result.infeasible_why[0]
+    return [f"{len(result.infeasible)} jobs can never run on these nodes and are left out; job {job}: {why}"]

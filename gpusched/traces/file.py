@@ -1,0 +1,173 @@
+"""Our own file of a trace: a npz of columns, nothing in it ever executed, checked when it is read.
+
+Entries: ``header`` (JSON as bytes: format, version, name, epoch, jobs, notes); one array per column, of the smallest
+whole type that holds it, or of one element where all are equal; every list of texts as ``X.bytes`` (UTF-8, joined) and
+``X.ends`` (the byte offset at which each ends).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import secrets
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusched.errors import FileError, GpuschedError
+from gpusched.traces.trace import Trace
+
+SUFFIX = ".gpusched.npz"
+VERSION = 1
+FLOATS = ("submit", "duration", "limit", "wait")
+INTS = (
+    "gpus", "gpu_milli", "nodes", "cores", "memory_mib", "user", "group", "model", "gpu_type", "depends_on", "status",
+)  # fmt: skip
+NAMES = {"user": "users", "group": "groups", "model": "models", "gpu_type": "gpu_types", "status": "statuses"}
+_FORMAT = "gpusched-trace"
+_SMALLEST = {"gpus": 0, "gpu_milli": 1, "nodes": 0}  # all others: -1
+_Arrays = dict[str, npt.NDArray[Any]]
+
+
+def write(path: Path, trace: Trace) -> None:
+    """Write a trace: all of it, or nothing.
+
+    Raises:
+        GpuschedError: It cannot be written.
+    """
+    header = {
+        "format": _FORMAT, "version": VERSION, "name": trace.name, "epoch": trace.epoch, "jobs": len(trace),
+        "notes": trace.notes,
+    }  # fmt: skip
+    arrays: _Arrays = {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
+    for column in (*FLOATS, *INTS):
+        arrays[column] = _compact(getattr(trace, column))
+    if trace.preemptible is not None:  # most sources do not say
+        arrays["preemptible"] = _compact(trace.preemptible.astype(np.int8))
+    for column in ("ids", *NAMES.values()):
+        _put_texts(arrays, column, getattr(trace, column))
+    arrays["rejected.lines"] = np.array([line for line, _ in trace.rejected], np.int64)
+    _put_texts(arrays, "rejected", [why for _, why in trace.rejected])
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **arrays)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        try:
+            partial.write_bytes(buffer.getbuffer())
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise GpuschedError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def read(path: Path, *, strict: bool = False) -> Trace:
+    """Read a trace back.
+
+    Args:
+        path: The file.
+        strict: Changes nothing here: rows were judged when it was imported.
+
+    Raises:
+        FileError: Not such a file, of a later version, or damaged.
+    """
+    del strict
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return _trace(arrays)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise FileError(str(path), None, "", why, "a file that can be read") from None
+    except (
+        ValueError, KeyError, TypeError, EOFError, AttributeError, RecursionError, OverflowError, zipfile.BadZipFile,
+        zlib.error,
+    ) as error:  # fmt: skip
+        raise FileError(str(path), None, "", f"a damaged file ({error})", "a trace written by gpusched") from None
+
+
+def _trace(arrays: Mapping[str, npt.NDArray[Any]]) -> Trace:
+    header = json.loads(bytes(arrays["header"]))
+    if header["format"] != _FORMAT or header["version"] != VERSION:
+        raise ValueError(f"{header['format']} version {header['version']}, this gpusched reads version {VERSION}")
+    count = int(header["jobs"])
+    columns: dict[str, Any] = {name: _spread(arrays[name], count, np.float64) for name in FLOATS}
+    columns |= {name: _spread(arrays[name], count, np.int64) for name in INTS}
+    columns |= {plural: _texts(arrays, plural) for plural in NAMES.values()}
+    if "preemptible" in arrays:
+        columns["preemptible"] = _spread(arrays["preemptible"], count, np.int64) != 0
+    lines = arrays["rejected.lines"].astype(np.int64).tolist()
+    epoch = header["epoch"]
+    trace = Trace(
+        name=str(header["name"]),
+        epoch=None if epoch is None else float(epoch),
+        ids=_texts(arrays, "ids"),
+        rejected=tuple(zip(lines, _texts(arrays, "rejected"), strict=True)),
+        notes=tuple(map(str, header["notes"])),
+        **columns,
+    )
+    check(trace)
+    return trace
+
+
+def check(trace: Trace) -> None:
+    """Raise ValueError where a trace is not what `Trace` promises: the engine indexes by it without looking."""
+    count = len(trace)
+    if count == 0 or len(trace.ids) != count:
+        raise ValueError(f"{len(trace.ids)} ids of {count} jobs")
+    if not np.all(np.isfinite(trace.submit)) or np.any(np.diff(trace.submit) < 0):
+        raise ValueError("submit times that are not in order")
+    if not np.all(np.isfinite(trace.duration)) or np.any(trace.duration <= 0):
+        raise ValueError("run times that are not above 0")
+    for column in INTS:
+        if np.any(getattr(trace, column) < _SMALLEST.get(column, -1)):
+            raise ValueError(f"{column} out of range")
+    for column, plural in NAMES.items():
+        if np.any(getattr(trace, column) >= len(getattr(trace, plural))):
+            raise ValueError(f"{column} out of range")
+    if np.any(trace.gpu_milli > 1000) or np.any(trace.depends_on >= np.arange(count)):
+        raise ValueError("gpu_milli or depends_on out of range")
+
+
+def _compact(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if len(column) and (np.all(column == column[0]) or (column.dtype.kind == "f" and np.all(np.isnan(column)))):
+        return column[:1].copy()
+    if column.dtype.kind == "f":
+        return column
+    low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
+    types = (np.int8, np.int16, np.int32, np.int64)
+    return column.astype(next(t for t in types if np.iinfo(t).min <= low and high <= np.iinfo(t).max))
+
+
+def _spread(column: npt.NDArray[Any], count: int, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    if column.ndim != 1 or column.dtype.kind not in "if" or len(column) not in (1, count):
+        raise ValueError(f"a column of shape {column.shape} for {count} jobs")
+    return np.full(count, column[0], dtype) if len(column) != count else column.astype(dtype)
+
+
+def _put_texts(arrays: _Arrays, name: str, texts: Sequence[str]) -> None:
+    joined = "".join(texts)
+    encoded = joined.encode("utf-8", "surrogateescape")
+    if len(encoded) == len(joined):  # ASCII: characters are bytes
+        sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+    else:
+        sizes = np.array([len(text.encode("utf-8", "surrogateescape")) for text in texts], np.int64)
+    arrays[f"{name}.bytes"] = np.frombuffer(encoded, np.uint8)
+    arrays[f"{name}.ends"] = np.cumsum(sizes, dtype=np.int64)
+
+
+def _texts(arrays: Mapping[str, npt.NDArray[Any]], name: str) -> tuple[str, ...]:
+    data = arrays[f"{name}.bytes"].astype(np.uint8).tobytes()
+    ends = arrays[f"{name}.ends"].astype(np.int64).tolist()
+    if any(b < a for a, b in pairwise([0, *ends])) or (ends[-1] if ends else 0) != len(data):
+        raise ValueError(f"{name}: offsets that do not fit")
+    if data.isascii():
+        text = data.decode("ascii")
+        return tuple([text[a:b] for a, b in pairwise([0, *ends])])
+    return tuple([data[a:b].decode("utf-8", "surrogateescape") for a, b in pairwise([0, *ends])])

@@ -1,0 +1,102 @@
+"""Recorded workloads read as a `Trace`: one module per format, guessed from the file, parsed once."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import cast
+
+from gpusched.errors import GpuschedError, UsageError
+from gpusched.traces.trace import Trace
+
+FORMATS: dict[str, str] = {
+    "philly-csv": "gpusched.traces.readers.philly_csv",
+    "philly": "gpusched.traces.readers.philly",
+    "helios": "gpusched.traces.readers.helios",
+    "pai2020": "gpusched.traces.readers.pai2020",
+    "openb": "gpusched.traces.readers.openb",
+    "acme": "gpusched.traces.readers.acme",
+    "swf": "gpusched.traces.readers.swf",
+    "gavel": "gpusched.traces.readers.gavel",
+    "history": "gpusched.traces.readers.history",
+    "gpusched": "gpusched.traces.file",
+}
+_NOT_KEPT = frozenset({"history", "gpusched"})  # changes all the time; is quick already
+
+
+def load(
+    path: Path | str,
+    format: str | None = None,
+    *,
+    vc: str | None = None,
+    since: float | str | None = None,
+    until: float | str | None = None,
+    strict: bool = False,
+) -> Trace:
+    """The workload of a file, of a folder (formats of several tables; gpusched's state), compressed or not.
+
+    Args:
+        path: The file or folder.
+        format: A name of `FORMATS`; None guesses it from the content.
+        vc: Only jobs of this group (virtual cluster, partition, queue).
+        since: Only jobs submitted at or after it: seconds of the trace's own time, or text as
+            `gpusched.traces.slicing.moment` takes it.
+        until: Only jobs submitted before it.
+        strict: Refuse the first bad row instead of keeping it out.
+
+    Raises:
+        FileError: Not of that format; or strict, and a row is bad (file:line).
+        GpuschedError: It cannot be read, its format cannot be guessed, or no job is left.
+    """
+    from gpusched.traces.slicing import slice_trace
+
+    trace = _load(Path(path), format, strict=strict)
+    if vc is None and since is None and until is None:
+        return trace
+    return slice_trace(trace, vc=vc, since=since, until=until)
+
+
+def resolve(path: Path, format: str | None = None) -> tuple[str, Path]:
+    """The format of a file or folder, and the file (for several tables: the folder) to read.
+
+    Raises:
+        UsageError: The format is unknown, or cannot be guessed.
+        GpuschedError: The file cannot be read.
+    """
+    from gpusched.traces.readers.guess import find_in_folder, guess
+
+    if format is not None and format not in FORMATS:
+        from gpusched.model.suggest import did_you_mean
+
+        raise UsageError(f"there is no trace format '{format}'{did_you_mean(format, FORMATS)}")
+    try:
+        if path.is_dir():
+            return find_in_folder(path, format)
+        name = format or guess(path)
+    except (OSError, ValueError) as error:
+        raise GpuschedError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    if name is None:
+        raise UsageError(f"{path}: its format cannot be guessed", f"say --format ({', '.join(FORMATS)})")
+    return name, path
+
+
+def _load(path: Path, format: str | None, *, strict: bool) -> Trace:
+    from gpusched.traces.readers import cache
+
+    name, source = resolve(path, format)
+    kept = None if name in _NOT_KEPT else cache.place(_sources(source), name)
+    if not strict and (trace := cache.get(kept)) is not None:
+        return trace
+    try:
+        trace = cast(Trace, importlib.import_module(FORMATS[name]).read(source, strict=strict))
+    except OSError as error:
+        raise GpuschedError(f"{error.filename or source}: {error.strerror or error}") from None
+    cache.put(kept, trace)
+    return trace
+
+
+def _sources(source: Path) -> list[Path]:
+    if source.is_dir() or source.name.startswith("pai_"):
+        folder = source if source.is_dir() else source.parent
+        return sorted(f for f in folder.glob("pai_*_table*") if f.is_file())
+    return [source]

@@ -1,0 +1,148 @@
+"""Text files as columns of text: compressed or not, with the line on which every row stands."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from gpusched.errors import FileError, GpuschedError
+from gpusched.traces.trace import Ints
+
+_OPENERS: dict[bytes, Callable[[Path], Any]] = {
+    b"\x1f\x8b": lambda path: gzip.open(path, "rb"),
+    b"\xfd7zXZ\x00": lambda path: lzma.open(path, "rb"),
+    b"BZh": lambda path: bz2.open(path, "rb"),
+}
+_SUFFIXES = (".gz", ".xz", ".bz2")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text by column.
+
+    Attributes:
+        path: The file, as errors name it.
+        lines: 1-based line on which each row begins.
+        columns: Column name -> the texts of its rows, stripped of blanks around them.
+        ragged: Rows of another number of fields, which are in no column: (line, fields found, fields expected).
+    """
+
+    path: str
+    lines: Ints
+    columns: dict[str, Sequence[str]]
+    ragged: tuple[tuple[int, int, int], ...] = field(default=(), repr=False)
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+
+def stem(path: Path) -> str:
+    """The file's name without the endings of compressors."""
+    return path.stem if path.suffix in _SUFFIXES else path.name
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[TextIO]:
+    """The file as UTF-8 text, unpacked by what its first bytes say (gzip, xz, bzip2). Odd bytes become U+FFFD.
+
+    Raises:
+        GpuschedError: It is damaged or ends early.
+    """
+    with open(path, "rb") as file:
+        magic = file.read(6)
+    opener = next((o for start, o in _OPENERS.items() if magic.startswith(start)), lambda p: open(p, "rb"))
+    try:
+        with opener(path) as raw, io.TextIOWrapper(raw, "utf-8-sig", errors="replace", newline="") as text:
+            yield text
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+        raise GpuschedError(f"{path}: cannot be unpacked: {error}", "fetch the file again") from None
+
+
+def read_csv(
+    path: Path,
+    what: str,
+    required: Sequence[str],
+    optional: Sequence[str] = (),
+    *,
+    header: Sequence[str] | None = None,
+) -> Table:
+    """The wanted columns of a CSV file.
+
+    Args:
+        path: The file.
+        what: What the file is, for errors.
+        required: Columns it must have; all others that are not optional are skipped.
+        optional: Columns that may be missing.
+        header: The columns of a file without a header line (one that is there all the same is skipped).
+
+    Raises:
+        FileError: A column is missing, or it is not CSV.
+    """
+    with open_text(path) as text:
+        rows, lines = _rows(path, text)
+    if header is None:
+        if not rows:
+            raise FileError(str(path), None, "", "nothing", f"{what} with a header line")
+        names = [name.strip() for name in rows.pop(0)]
+        lines = lines[1:]
+    else:
+        names = list(header)
+        if rows and [field.strip() for field in rows[0][: len(names)]] == names:
+            rows, lines = rows[1:], lines[1:]
+    if missing := [name for name in required if name not in names]:
+        raise FileError(str(path), 1, "", f"no column {', '.join(missing)}", f"{what}: {','.join(required)}")
+    return _table(path, rows, lines, names, (*required, *optional))
+
+
+def read_fields(path: Path, names: Sequence[str], separator: str | None, comment: str | None = None) -> Table:
+    """Lines split at ``separator`` (None: at blanks); empty lines and those that begin with ``comment`` are skipped."""
+    rows, lines = [], []
+    with open_text(path) as text:
+        for number, line in enumerate(text, 1):
+            stripped = line.strip()
+            if stripped and not (comment and stripped.startswith(comment)):
+                rows.append(stripped.split(separator))
+                lines.append(number)
+    return _table(path, rows, np.array(lines, np.int64), list(names), names)
+
+
+def _rows(path: Path, text: TextIO) -> tuple[list[list[str]], Ints]:
+    reader = csv.reader(text, strict=True)
+    rows: list[list[str]] = []
+    starts: list[int] = []
+    try:
+        begin = 1
+        for row in reader:
+            if row:
+                rows.append(row)
+                starts.append(begin)
+            begin = reader.line_num + 1
+    except csv.Error as error:
+        raise FileError(str(path), reader.line_num, "", f"a CSV error ({error})", "valid CSV") from None
+    return rows, np.array(starts, np.int64)
+
+
+def _table(path: Path, rows: list[list[str]], lines: Ints, names: list[str], wanted: Iterable[str]) -> Table:
+    count = len(names)
+    sizes = np.fromiter(map(len, rows), np.int64, len(rows))
+    whole = sizes == count
+    ragged = tuple((int(lines[i]), int(sizes[i]), count) for i in np.flatnonzero(~whole))
+    if ragged:
+        rows, lines = [row for row in rows if len(row) == count], lines[whole]
+    columns: dict[str, Sequence[str]] = {}
+    for name in wanted:
+        if name in names:
+            at = names.index(name)
+            columns[name] = [row[at].strip() for row in rows]
+    return Table(str(path), lines, columns, ragged)

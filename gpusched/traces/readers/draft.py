@@ -1,0 +1,325 @@
+"""From columns of text to a `Trace`: each conversion keeps bad rows out, with their line and the reason."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusched.errors import FileError, GpuschedError
+from gpusched.traces.readers.columns import Table
+from gpusched.traces.trace import Floats, Ints, Trace
+
+Mask = npt.NDArray[np.bool_]
+Names = tuple[Ints, tuple[str, ...]]  # index into the distinct names (-1 none), and these
+_NOTHING = frozenset({"", "nan", "none", "null", "na", "n/a"})
+_KEPT, _LEFT_OUT, _BAD = 0, 1, 2
+MAX_WHOLE = 1 << 53  # beyond it a float no longer tells whole numbers apart
+
+
+class Draft:
+    """Rows on their way into a trace. The first reason against a row is the one that counts.
+
+    Args:
+        table: The rows as text.
+        strict: `trace` refuses the first bad row instead of keeping it out.
+    """
+
+    def __init__(self, table: Table, *, strict: bool) -> None:
+        self._table, self._strict = table, strict
+        self._verdicts = np.zeros(len(table), np.int8)
+        self._reasons: dict[int, tuple[str, str, str]] = {}  # row -> key, found, expected
+        self._others: list[tuple[int, str, str, str]] = [
+            (line, "", f"{found} fields", f"{expected} fields") for line, found, expected in table.ragged
+        ]
+        self.notes: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @property
+    def kept(self) -> Mask:
+        """The rows nothing speaks against so far."""
+        kept: Mask = self._verdicts == _KEPT
+        return kept
+
+    def has(self, column: str) -> bool:
+        """Whether the file has this column."""
+        return column in self._table.columns
+
+    def text(self, column: str) -> Sequence[str]:
+        """A column as it stands in the file; empty texts where the file has no such column."""
+        return self._table.columns.get(column) or [""] * len(self)
+
+    # Keeping rows out
+
+    def reject(self, where: Mask, key: str, expected: str, found: Callable[[int], str] | None = None) -> None:
+        """Keep these rows out as wrong; ``found`` says what stands in a row (default: the text of column ``key``)."""
+        self._mark(where, _BAD, key, expected, found or (lambda row: _shown(self.text(key)[row])))
+
+    def leave_out(self, where: Mask, key: str, expected: str, found: Callable[[int], str] | None = None) -> None:
+        """Keep these rows out as right but of no use here (never ran, still running): no error when strict."""
+        self._mark(where, _LEFT_OUT, key, expected, found or (lambda row: _shown(self.text(key)[row])))
+
+    def _mark(self, where: Mask, verdict: int, key: str, expected: str, found: Callable[[int], str]) -> None:
+        for row in np.flatnonzero(where & self.kept).tolist():
+            self._reasons[row] = (key, found(row), expected)
+            self._verdicts[row] = verdict
+
+    # Reading columns
+
+    def numbers(
+        self, column: str, expected: str = "a number", *, minimum: float = -np.inf, above: float = -np.inf,
+        optional: bool = False,
+    ) -> Floats:  # fmt: skip
+        """A column as numbers; rows below ``minimum``, or not above ``above``, are rejected. Unknown is NaN."""
+        texts = self.text(column)
+        values = to_numbers(texts)
+        unknown = ~np.isfinite(values)
+        wrong = unknown if not optional else unknown & ~self._empty(texts, unknown)
+        with np.errstate(invalid="ignore"):
+            self.reject(wrong | (values < minimum) | (values <= above), column, expected)
+        return values
+
+    def whole(self, column: str, expected: str, *, minimum: int = 0, optional: bool = False, unknown: int = -1) -> Ints:
+        """A column as whole numbers of at least ``minimum``."""
+        values = self.numbers(column, expected, minimum=minimum, optional=optional)
+        with np.errstate(invalid="ignore"):
+            fraction = (values != np.floor(values)) | (np.abs(values) > MAX_WHOLE)
+        known = np.isfinite(values)
+        self.reject(fraction & known, column, expected)
+        return np.where(known & ~fraction, values, unknown).astype(np.int64)
+
+    def times(self, column: str, *, optional: bool = False) -> Floats:
+        """A column of dates and times as Unix seconds; without a zone the clock's time is kept as if it were UTC."""
+        texts = self.text(column)
+        values = to_times(texts)
+        unknown = np.isnan(values)
+        wrong = unknown if not optional else unknown & ~self._empty(texts, unknown)
+        self.reject(wrong, column, "a time such as 2017-10-07 01:11:39")
+        return values
+
+    def names(self, column: str, *, optional: bool = False) -> Names:
+        """A column of names as indices into the distinct ones; -1 where there is none."""
+        texts = self.text(column)
+        index, names = intern(texts)
+        if not optional:
+            self.reject(index < 0, column, "a name")
+        return index, names
+
+    def ids(self, column: str) -> tuple[str, ...]:
+        """A column of job ids; a second row of the same id is rejected."""
+        texts = self.text(column)
+        self.reject(np.fromiter((not t for t in texts), np.bool_, len(texts)), column, "a job id")
+        first: dict[str, int] = {}
+        again = np.zeros(len(texts), np.bool_)
+        for row in np.flatnonzero(self.kept).tolist():
+            again[row] = first.setdefault(texts[row], row) != row
+        lines = self._table.lines
+        self.reject(
+            again, column, "each id once", lambda row: f"{texts[row]} again (first on line {lines[first[texts[row]]]})"
+        )
+        return tuple(texts)
+
+    def _empty(self, texts: Sequence[str], where: Mask) -> Mask:
+        empty = np.zeros(len(texts), np.bool_)
+        for row in np.flatnonzero(where).tolist():
+            empty[row] = texts[row].lower() in _NOTHING
+        return empty
+
+    # The result
+
+    def trace(
+        self, name: str, *, epoch: float | None, ids: tuple[str, ...], submit: Floats, duration: Floats, gpus: Ints,
+        names: Mapping[str, Names], columns: Mapping[str, Floats | Ints] | None = None, depends_on: Ints | None = None,
+        rebase: bool = False, also_rejected: tuple[tuple[int, str], ...] = (),
+    ) -> Trace:  # fmt: skip
+        """The kept rows, sorted by (submit, id).
+
+        Args:
+            name: For people.
+            epoch: Unix seconds of the time 0 of ``submit``; None without a calendar.
+            ids: As all the following, one entry per row of the file.
+            submit: As in `Trace`.
+            duration: As in `Trace`.
+            gpus: As in `Trace`.
+            names: ``user``, ``group``, ``model``, ``gpu_type`` and ``status`` as `intern` gives them.
+            columns: More columns of `Trace`; what is left out is unknown.
+            depends_on: Row of the job that must have ended before, or -1.
+            rebase: ``submit`` is Unix time: the first kept submission becomes time 0.
+            also_rejected: Rows of other files that were kept out: (line, why).
+
+        Raises:
+            FileError: Strict, and a row is bad.
+            GpuschedError: No row is left.
+        """
+        self.stop_if_strict()
+        rows = np.flatnonzero(self.kept)
+        if not len(rows):
+            raise GpuschedError(f"{self._table.path}: no job in it can be replayed{self._first_reason()}")
+        late = int(np.count_nonzero(submit[rows] < np.maximum.accumulate(submit[rows])))
+        if late:
+            self.notes.append(f"{late} rows were out of order of submission and have been sorted")
+        order = rows[sorted_order(submit[rows], [ids[r] for r in rows.tolist()])]
+        start = float(submit[order[0]]) if rebase else 0.0
+        final: dict[str, Floats | Ints] = {column: values[order] for column, values in (columns or {}).items()}
+        if depends_on is not None:
+            final["depends_on"] = self._moved(depends_on, order)
+        return assemble(
+            name=name,
+            epoch=start if rebase else epoch,
+            ids=tuple(ids[r] for r in order.tolist()),
+            submit=submit[order] - start,
+            duration=duration[order].astype(np.float64),
+            gpus=gpus[order],
+            names={column: (index[order], words) for column, (index, words) in names.items()},
+            columns=final,
+            rejected=self.rejected() + also_rejected,
+            notes=tuple(dict.fromkeys(self.notes)),
+        )
+
+    def rejected(self) -> tuple[tuple[int, str], ...]:
+        """Rows kept out so far: (line, why), by line."""
+        return tuple((line, _why(*reason)) for line, *reason in self._all_reasons(bad_only=False))
+
+    def _all_reasons(self, *, bad_only: bool) -> list[tuple[int, str, str, str]]:
+        lines = self._table.lines
+        found = [
+            (int(lines[row]), *reason)
+            for row, reason in self._reasons.items()
+            if not bad_only or self._verdicts[row] == _BAD
+        ]
+        return sorted(found + self._others)
+
+    def stop_if_strict(self) -> None:
+        """Raise FileError for the first bad row, when strict."""
+        if self._strict and (bad := self._all_reasons(bad_only=True)):
+            line, key, found, expected = bad[0]
+            raise FileError(self._table.path, line, key, found, expected)
+
+    def _moved(self, depends_on: Ints, order: Ints) -> Ints:
+        """`moved`, without jobs that would wait for a later one (or themselves) for ever."""
+        places = moved(depends_on, order)
+        lost = int(np.count_nonzero((places < 0) & (depends_on[order] >= 0)))
+        later = places >= np.arange(len(places))
+        if lost + int(np.count_nonzero(later)):
+            self.notes.append(
+                f"{lost + int(np.count_nonzero(later))} jobs wait for one that is not there or comes later; they do not"
+            )
+        return np.where(later, -1, places)
+
+    def _first_reason(self) -> str:
+        reasons = self.rejected()
+        if not reasons:
+            return ""
+        line, why = reasons[0]
+        return f" ({len(reasons)} rows kept out; line {line}: {why})"
+
+
+def assemble(
+    *, name: str, epoch: float | None, ids: tuple[str, ...], submit: Floats, duration: Floats, gpus: Ints,
+    names: Mapping[str, Names], columns: Mapping[str, Floats | Ints],
+    rejected: tuple[tuple[int, str], ...] = (), notes: tuple[str, ...] = (),
+) -> Trace:  # fmt: skip
+    """A trace from columns in their final order; what is left out is unknown. Names nobody uses are dropped."""
+    n = len(submit)
+    filled: dict[str, Any] = {
+        "limit": np.full(n, np.nan), "wait": np.full(n, np.nan), "gpu_milli": np.full(n, 1000, np.int64),
+        "nodes": np.zeros(n, np.int64), "cores": np.full(n, -1, np.int64), "memory_mib": np.full(n, -1, np.int64),
+        "depends_on": np.full(n, -1, np.int64),
+    }  # fmt: skip
+    for column, plural in (
+        ("user", "users"), ("group", "groups"), ("model", "models"), ("gpu_type", "gpu_types"), ("status", "statuses"),
+    ):  # fmt: skip
+        index, words = names.get(column, (np.full(n, -1, np.int64), ()))
+        filled[column], filled[plural] = _used(index, words)
+    return Trace(
+        name=name, epoch=epoch, ids=ids, submit=submit, duration=duration, gpus=gpus, rejected=rejected, notes=notes,
+        **(filled | dict(columns)),
+    )  # fmt: skip
+
+
+def to_numbers(texts: Sequence[str]) -> Floats:
+    """Numbers; NaN for what is none, and for infinities."""
+    try:
+        values = np.array(list(map(float, texts)), np.float64)
+    except ValueError:
+        values = np.fromiter(map(_number, texts), np.float64, len(texts))
+    values[~np.isfinite(values)] = np.nan
+    return values
+
+
+def to_times(texts: Sequence[str]) -> Floats:
+    """Unix seconds of ISO dates with times; NaN for what is none."""
+    if set(map(len, texts)) == {19}:
+        try:
+            with warnings.catch_warnings(action="error"):  # of times with a zone, which numpy leaves out
+                return np.array(texts, "datetime64[s]").astype(np.float64)
+        except (ValueError, Warning):
+            pass
+    return np.fromiter(map(_time, texts), np.float64, len(texts))
+
+
+def intern(texts: Sequence[str]) -> Names:
+    """Texts as indices into the distinct ones, in order of appearance; -1 for those that say nothing."""
+    index = {word: -1 for word in set(texts) if word.lower() in _NOTHING}
+    skipped = len(index)
+    values = np.fromiter((index.setdefault(t, len(index) - skipped) for t in texts), np.int64, len(texts))
+    return values, tuple(index)[skipped:]
+
+
+def sorted_order(submit: Floats, ids: Sequence[str]) -> Ints:
+    """The order by (submit, id): ids that are all whole numbers count as such, others as text."""
+    if all(map(str.isdecimal, ids)) and max(map(len, ids), default=0) <= 18:
+        return np.lexsort((np.array(list(map(int, ids)), np.int64), submit)).astype(np.int64)
+    order = np.argsort(submit, kind="stable").astype(np.int64)
+    sorted_submit = submit[order]
+    borders = [*np.flatnonzero(np.diff(sorted_submit, prepend=-np.inf) != 0).tolist(), len(order)]
+    for begin, end in pairwise(borders):
+        if end - begin > 1:
+            order[begin:end] = sorted(order[begin:end].tolist(), key=lambda row: ids[row])
+    return order
+
+
+def moved(depends_on: Ints, order: Ints) -> Ints:
+    """Indices of other rows after only ``order``'s rows are kept, in that order; -1 where the other is gone."""
+    place = np.full(len(depends_on) + 1, -1, np.int64)  # the last entry stands for -1
+    place[order] = np.arange(len(order))
+    return place[depends_on[order]]
+
+
+def _used(index: Ints, words: tuple[str, ...]) -> Names:
+    present = np.unique(index[index >= 0])
+    place = np.full(len(words) + 1, -1, np.int64)
+    place[present] = np.arange(len(present))
+    return place[index], tuple(words[i] for i in present.tolist())
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return np.nan
+
+
+def _time(text: str) -> float:
+    try:
+        moment = datetime.fromisoformat(text) if len(text) >= 19 else None
+    except ValueError:
+        moment = None
+    if moment is None:
+        return np.nan
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _shown(text: str) -> str:
+    return text if text else "nothing"
+
+
+def _why(key: str, found: str, expected: str) -> str:
+    return f"{key}: found {found}, expected {expected}" if key else f"found {found}, expected {expected}"

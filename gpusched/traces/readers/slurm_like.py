@@ -1,0 +1,75 @@
+"""What the Helios and Acme logs share: one CSV row per Slurm-like job with its submit, start and end time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from gpusched.traces.readers.columns import Table, stem
+from gpusched.traces.readers.draft import Draft
+from gpusched.traces.trace import Floats, Ints, Trace
+
+REQUIRED = ("job_id", "user", "gpu_num", "state", "submit_time", "start_time", "end_time")
+OPTIONAL = ("cpu_num", "node_num", "duration", "queue")
+_ACTIVE = frozenset({"PENDING", "RUNNING", "SUSPENDED"})
+
+
+def read_jobs(path: Path, table: Table, group: str, *, strict: bool) -> Trace:
+    """The trace of such a table.
+
+    Run time is ``end_time`` - ``start_time`` and waiting ``start_time`` - ``submit_time``: Acme's Kalos log counts the
+    waiting into its ``duration``. Jobs that never started, or have not ended, are left out. CPU-only jobs are kept.
+
+    Args:
+        path: For the trace's name.
+        table: The rows.
+        group: The column that becomes the jobs' group.
+        strict: Stop at the first bad row.
+    """
+    draft = Draft(table, strict=strict)
+    ids, submit = draft.ids("job_id"), draft.times("submit_time")
+    _leave_out_without_run(draft)
+    start, end = draft.times("start_time"), draft.times("end_time")
+    duration = end - start
+    draft.reject(start < submit, "start_time", "a time not before submit_time")
+    draft.reject(duration <= 0, "end_time", "a time after start_time")
+    cores = draft.whole("cpu_num", "a whole number of CPUs", optional=True)
+    nodes = draft.whole("node_num", "a whole number of nodes", optional=True, unknown=0)
+    gpus = draft.whole("gpu_num", "a whole number of GPUs (0 for a CPU job)")
+    _note_differing(draft, duration)
+    columns: dict[str, Floats | Ints] = {"cores": cores, "nodes": nodes, "wait": start - submit}
+    if draft.has("mem_per_pod_GB"):
+        columns["memory_mib"] = _memory_mib(draft, nodes)
+    return draft.trace(
+        stem(path), epoch=None, rebase=True, ids=ids, submit=submit, duration=duration, gpus=gpus, columns=columns,
+        names={
+            "user": draft.names("user", optional=True), "group": draft.names(group, optional=True),
+            "status": draft.names("state"),
+        },
+    )  # fmt: skip
+
+
+def _leave_out_without_run(draft: Draft) -> None:
+    states, starts, ends = draft.text("state"), draft.text("start_time"), draft.text("end_time")
+    active = np.fromiter((s.upper() in _ACTIVE for s in states), np.bool_, len(draft))
+    draft.leave_out(active, "state", "a job that has ended")
+    cancelled = np.fromiter((s.upper().startswith("CANCEL") for s in states), np.bool_, len(draft))
+    no_run = np.fromiter((not a or a == b for a, b in zip(starts, ends, strict=True)), np.bool_, len(draft))
+    draft.leave_out(cancelled & no_run, "start_time", "a job that ran before it was cancelled")
+
+
+def _memory_mib(draft: Draft, nodes: Ints) -> Ints:
+    gb = draft.numbers("mem_per_pod_GB", "a number of GB", minimum=0, optional=True)
+    known = np.isfinite(gb) & (nodes > 0)
+    return np.where(known, np.round(np.where(known, gb, 0) * nodes * 1024), -1).astype(np.int64)
+
+
+def _note_differing(draft: Draft, duration: Floats) -> None:
+    if not draft.has("duration"):
+        return
+    recorded = draft.numbers("duration", "a number of seconds", optional=True)
+    with np.errstate(invalid="ignore"):
+        differing = int(np.count_nonzero(draft.kept & (np.abs(recorded - duration) > 1)))
+    if differing:
+        draft.notes.append(f"{differing} rows have a duration that is not end_time - start_time; the latter is used")

@@ -1,0 +1,115 @@
+"""Standard Workload Format 2.2 (Feitelson's Parallel Workloads Archive): 18 numbers a line, ``;`` before comments.
+
+Processors count as GPUs. Fields: https://www.cs.huji.ac.il/labs/parallel/workload/swf.html
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from gpusched.traces.readers.columns import open_text, read_fields, stem
+from gpusched.traces.readers.draft import Draft
+from gpusched.traces.trace import Floats, Ints, Trace
+
+FIELDS = (
+    "job number", "submit time", "wait time", "run time", "allocated processors", "average CPU time", "used memory",
+    "requested processors", "requested time", "requested memory", "status", "user", "group", "executable", "queue",
+    "partition", "preceding job", "think time",
+)  # fmt: skip
+STATUSES = ("FAILED", "COMPLETED", "PARTIAL", "PARTIAL_LAST", "PARTIAL_FAILED", "CANCELLED")
+_PARTIAL = (2, 3, 4)
+_CANCELLED = 5
+_HEADER = re.compile(r";\s*(UnixStartTime|MaxNodes|MaxProcs)\s*:\s*([0-9]+)")
+
+
+def read(path: Path, *, strict: bool) -> Trace:
+    """The trace; times stay the log's own. The group is the partition where the log has any, else the queue.
+
+    Jobs cancelled before they ran and the parts of a job that is also there as a whole (status 2 to 4) are left out.
+
+    Raises:
+        FileError: Strict, and a row is bad.
+    """
+    draft = Draft(read_fields(path, FIELDS, None, ";"), strict=strict)
+    header = _header(path)
+    status = draft.whole("status", "a status from -1 to 5", minimum=-1)
+    draft.reject(status > _CANCELLED, "status", "a status from -1 to 5")
+    draft.leave_out(np.isin(status, _PARTIAL), "status", "a whole job, not a part of one")
+    draft.leave_out((status == _CANCELLED) & _is_at_most_zero(draft, "run time"), "run time", "a job that ran")
+    ids = draft.ids("job number")
+    submit = draft.numbers("submit time", "seconds since the log's start", minimum=0)
+    duration = draft.numbers("run time", "a run time of more than 0 s", above=0)
+    gpus = _processors(draft)
+    limit, wait = _known(draft, "requested time", above=True), _known(draft, "wait time", above=False)
+    memory_kib = _known(draft, "requested memory", above=True)
+    memory_mib = np.ceil(np.where(np.isfinite(memory_kib), memory_kib * gpus, -1.0) / 1024)
+    start = header.get("UnixStartTime")
+    if "MaxProcs" in header:
+        draft.notes.append(f"the log's machine has {header['MaxProcs']} processors")
+    return draft.trace(
+        stem(path), epoch=None if start is None else float(start), ids=ids, submit=submit, duration=duration,
+        gpus=gpus, depends_on=_preceding(draft, ids), columns={
+            "limit": limit, "wait": wait, "memory_mib": np.where(memory_mib > 0, memory_mib, -1).astype(np.int64),
+        }, names={
+            "user": _numbered(draft, "user"), "group": _group(draft),
+            "status": (np.maximum(status, -1), STATUSES),
+        },
+    )  # fmt: skip
+
+
+def _header(path: Path) -> dict[str, int]:
+    found: dict[str, int] = {}
+    with open_text(path) as text:
+        for line in text:
+            if line.strip() and not line.startswith(";"):
+                break
+            if match := _HEADER.match(line):
+                found[match[1]] = int(match[2])
+    return found
+
+
+def _is_at_most_zero(draft: Draft, field: str) -> np.typing.NDArray[np.bool_]:
+    texts = draft.text(field)
+    return np.fromiter((t.startswith("-") or t in ("0", "0.0") for t in texts), np.bool_, len(texts))
+
+
+def _known(draft: Draft, field: str, *, above: bool) -> Floats:
+    """A field in which -1 (and 0 where it must be ``above`` 0) says unknown."""
+    values = draft.numbers(field, "a number, or -1", minimum=-1)
+    return np.where(values > 0 if above else values >= 0, values, np.nan)
+
+
+def _processors(draft: Draft) -> Ints:
+    """Those requested, or where that is unknown those allocated."""
+    requested = draft.whole("requested processors", "a whole number, or -1", minimum=-1)
+    allocated = draft.whole("allocated processors", "a whole number, or -1", minimum=-1)
+    processors = np.where(requested > 0, requested, allocated)
+    draft.reject(processors < 1, "allocated processors", "at least one processor, requested or allocated")
+    return processors.astype(np.int64)
+
+
+def _numbered(draft: Draft, field: str) -> tuple[Ints, tuple[str, ...]]:
+    numbers = draft.whole(field, "a whole number, or -1", minimum=-1)
+    distinct, index = np.unique(numbers, return_inverse=True)
+    unknown = int(np.count_nonzero(distinct < 0))
+    return index.astype(np.int64) - unknown, tuple(map(str, distinct[unknown:].tolist()))
+
+
+def _group(draft: Draft) -> tuple[Ints, tuple[str, ...]]:
+    index, names = _numbered(draft, "partition")
+    return (index, names) if names else _numbered(draft, "queue")
+
+
+def _preceding(draft: Draft, ids: tuple[str, ...]) -> Ints:
+    """Rows of the jobs that must have ended before; the think time between the two is not kept."""
+    preceding = draft.whole("preceding job", "a job number, or -1", minimum=-1)
+    rows = {job: row for row, job in enumerate(ids)}
+    found = np.full(len(ids), -1, np.int64)
+    for row in np.flatnonzero(preceding > 0).tolist():
+        found[row] = rows.get(str(preceding[row]), -1)
+    if (known := int(np.count_nonzero(found >= 0))) and np.any(draft.numbers("think time", minimum=-1) > 0):
+        draft.notes.append(f"{known} jobs wait for a preceding one; think times are not kept")
+    return found

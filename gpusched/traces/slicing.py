@@ -1,0 +1,167 @@
+"""Parts of a trace, and traces brought to a load. Offered load = GPU seconds asked for / GPU seconds there are.
+
+The span over which load is measured runs from the first to the last submission.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusched.errors import UsageError
+from gpusched.model.suggest import did_you_mean
+from gpusched.model.units import in_calendar, parse_duration
+from gpusched.traces.file import FLOATS, INTS, NAMES
+from gpusched.traces.readers.draft import moved
+from gpusched.traces.trace import Trace
+
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ].*)?")
+
+
+def select(trace: Trace, jobs: npt.NDArray[np.bool_] | npt.NDArray[np.int64], note: str | None = None) -> Trace:
+    """Some of a trace's jobs, in their order; a job whose predecessor is not among them waits for nobody.
+
+    Args:
+        trace: The trace.
+        jobs: bool[jobs], or ascending indices.
+        note: Added to the trace's notes.
+    """
+    order = np.flatnonzero(jobs) if jobs.dtype == np.bool_ else jobs.astype(np.int64)
+    columns = {name: getattr(trace, name)[order] for name in (*FLOATS, *INTS) if name != "depends_on"}
+    may = trace.preemptible
+    return replace(
+        trace, ids=tuple([trace.ids[i] for i in order.tolist()]), depends_on=moved(trace.depends_on, order),
+        preemptible=None if may is None else may[order],
+        notes=trace.notes + ((note,) if note else ()), **columns,
+    )  # fmt: skip
+
+
+def slice_trace(
+    trace: Trace, *, since: float | str | None = None, until: float | str | None = None, vc: str | None = None,
+    user: str | None = None, jobs: int | None = None,
+) -> Trace:  # fmt: skip
+    """The jobs that satisfy all that is given. Times stay those of the whole trace.
+
+    Args:
+        trace: The trace.
+        since: Submitted at or after it: seconds of the trace's time, or text for `moment`.
+        until: Submitted before it.
+        vc: Of this group (virtual cluster, partition, queue).
+        user: Of this user.
+        jobs: Only the first so many of them.
+
+    Raises:
+        UsageError: No job is left; or there is no such group or user.
+    """
+    chosen = np.ones(len(trace), np.bool_)
+    if since is not None:
+        chosen &= trace.submit >= (moment(trace, since) if isinstance(since, str) else since)
+    if until is not None:
+        chosen &= trace.submit < (moment(trace, until) if isinstance(until, str) else until)
+    for column, name, what in (("group", vc, "virtual cluster"), ("user", user, "user")):
+        if name is not None:
+            names = getattr(trace, NAMES[column])
+            if name not in names:
+                raise UsageError(f"{trace.name}: there is no {what} '{name}'{did_you_mean(name, names)}")
+            chosen &= getattr(trace, column) == names.index(name)
+    if not chosen.any():
+        raise UsageError(f"{trace.name}: no job is left of {len(trace)}", f"it has jobs submitted {span_text(trace)}")
+    rows = np.flatnonzero(chosen)
+    return select(trace, rows if jobs is None else rows[:jobs])
+
+
+def moment(trace: Trace, text: str) -> float:
+    """Seconds of the trace's time: ``2017-10-01T12:00`` (UTC without a zone), or ``30d`` after its first submission.
+
+    Raises:
+        UsageError: Neither; or a date where the trace has no calendar.
+    """
+    text = text.strip()
+    if _DATE.fullmatch(text) is None:
+        try:
+            return float(trace.submit[0]) + parse_duration(text)
+        except ValueError:
+            raise UsageError(
+                f"'{text}' is neither a time nor a span", "say for example 2017-10-01T12:00, or 30d after the start"
+            ) from None
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"'{text}' is not a time", "say for example 2017-10-01T12:00") from None
+    if trace.epoch is None:
+        raise UsageError(f"{trace.name} has no calendar", "say for example 30d (after its first submission)")
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() - trace.epoch
+
+
+def span_text(trace: Trace) -> str:
+    """When its jobs were submitted, for people."""
+    first, last = float(trace.submit[0]), float(trace.submit[-1])
+    if trace.epoch is None:
+        return f"from {first:.0f} s to {last:.0f} s"
+    times = (in_calendar(trace.epoch + t) for t in (first, last))
+    dates = [datetime.fromtimestamp(t, UTC).strftime("%Y-%m-%d %H:%M") for t in times]
+    return f"from {dates[0]} to {dates[1]}"
+
+
+def gpu_seconds(trace: Trace) -> float:
+    """GPUs (or the parts of them that are used) times run time, summed: GPU seconds."""
+    return float(np.sum(trace.gpus * (trace.gpu_milli / 1000.0) * trace.duration))
+
+
+def span_s(trace: Trace) -> float:
+    """Seconds from the first to the last submission."""
+    return float(trace.submit[-1] - trace.submit[0])
+
+
+def offered_load(trace: Trace, gpus: int) -> float:
+    """GPU seconds over the capacity of ``gpus`` GPUs in the span; infinite where all jobs come at once."""
+    span = span_s(trace)
+    return gpu_seconds(trace) / (gpus * span) if span > 0 else math.inf
+
+
+def nodes_for_load(trace: Trace, gpus_per_node: int, load: float) -> int:
+    """How many nodes see an offered load nearest to ``load``; arrivals stay as they are.
+
+    At least as many as the largest job needs, so the load may come out lower: `offered_load` says what it is.
+
+    Raises:
+        UsageError: The load is not above 0, or all jobs are submitted at once.
+    """
+    _check_load(trace, load)
+    nodes = round(gpu_seconds(trace) / (load * gpus_per_node * span_s(trace)))
+    return max(1, nodes, math.ceil(int(trace.gpus.max()) / gpus_per_node))
+
+
+def scale_arrivals(trace: Trace, gpus: int, load: float) -> Trace:
+    """The same jobs with the times between their submissions stretched or pressed until they offer ``load``.
+
+    Recorded waiting times and the calendar no longer hold and are dropped.
+
+    Args:
+        trace: The trace.
+        gpus: GPUs of the cluster.
+        load: Offered load to reach, for instance 0.9.
+
+    Raises:
+        UsageError: The load is not above 0, or all jobs are submitted at once.
+    """
+    _check_load(trace, load)
+    factor = offered_load(trace, gpus) / load
+    first = trace.submit[0]
+    note = f"times between submissions x {factor:.6g}, for an offered load of {load:g} on {gpus} GPUs"
+    return replace(
+        trace, submit=first + (trace.submit - first) * factor, wait=np.full(len(trace), np.nan), epoch=None,
+        notes=(*trace.notes, note),
+    )  # fmt: skip
+
+
+def _check_load(trace: Trace, load: float) -> None:
+    if not (0 < load < math.inf):
+        raise UsageError(f"a load of {load:g} cannot be reached", "say for example 0.9")
+    if span_s(trace) <= 0 or gpu_seconds(trace) <= 0:
+        raise UsageError(f"{trace.name}: has no load to scale", "it needs GPU jobs submitted at different times")

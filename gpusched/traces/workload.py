@@ -1,0 +1,327 @@
+"""The description a workload is generated from: a small YAML, its checked form, and the YAML of it again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gpusched.config.yamlfile import Value, parse_file
+from gpusched.model.units import parse_duration
+
+HOURS, WEEKDAYS = 24, 7
+MAX_JOBS = 100_000_000
+_YEARS_100 = 100 * 365 * 86400.0
+_SECONDS = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,9})?s")
+_EXPECTED_TIME = "a time such as 90s, 15m, 2h or 7d"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTime:
+    """Run times: a mixture of lognormals, its tail replaced by a Pareto's.
+
+    Attributes:
+        parts: (weight, median in seconds, sigma of the logarithm).
+        tail_share: Part of the jobs in the tail; 0 without one.
+        tail_from_s, tail_alpha: Pareto with this scale and exponent; the mixture stays below ``tail_from_s``.
+        minimum_s, maximum_s: Bounds of all.
+    """
+
+    parts: tuple[tuple[float, float, float], ...]
+    tail_share: float = 0.0
+    tail_from_s: float = 0.0
+    tail_alpha: float = 0.0
+    minimum_s: float = 1.0
+    maximum_s: float = _YEARS_100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Jobs of one number of GPUs: their share, and their run times where these differ from the others'."""
+
+    gpus: int
+    share: float
+    run_time: RunTime | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Requested times: the smallest entry of the menu that holds run time x a lognormal factor of at least 1.
+
+    Attributes:
+        menu_s: What users ask for, ascending.
+        over_median, over_sigma: Of the factor.
+        exceeded: Part of the jobs that ask for less than they run (and would be stopped).
+    """
+
+    menu_s: tuple[float, ...]
+    over_median: float = 3.0
+    over_sigma: float = 1.0
+    exceeded: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A workload to generate.
+
+    Attributes:
+        name: Of the trace.
+        jobs: How many.
+        start: Unix seconds at which it begins.
+        per_hour: Mean arrivals; None where ``load`` says it.
+        load, load_gpus: Offered load on that many GPUs.
+        hours: Weight of each hour of the day (UTC); all equal without a daily cycle.
+        weekdays: Weight of each day from Monday.
+        burst_share: Part of the jobs that come in bursts (of one user and one size).
+        burst_size: Mean jobs of a burst.
+        burst_within_s: Mean time of a burst's jobs after its first.
+        sizes: GPUs of the jobs.
+        run_time: Of sizes without their own.
+        limits: None: no limits are asked for.
+        users, user_zipf: How many, and the exponent of how unequal: the k-th most active submits 1/k^s as much.
+        groups: Name -> weight.
+    """
+
+    name: str = "generated"
+    jobs: int
+    start: float
+    per_hour: float | None = None
+    load: float | None = None
+    load_gpus: int = 0
+    hours: tuple[float, ...] = (1.0,) * HOURS
+    weekdays: tuple[float, ...] = (1.0,) * WEEKDAYS
+    burst_share: float = 0.0
+    burst_size: float = 1.0
+    burst_within_s: float = 60.0
+    sizes: tuple[Size, ...]
+    run_time: RunTime
+    limits: Limits | None = None
+    users: int = 0
+    user_zipf: float = 1.0
+    groups: tuple[tuple[str, float], ...] = ()
+
+
+# From YAML
+
+
+def load_workload(path: Path | str) -> Workload:
+    """The workload a YAML file describes.
+
+    Raises:
+        FileError: It cannot be read, or a key is wrong (file, line, key, found and expected).
+    """
+    return _workload(parse_file(path, "a workload description"))
+
+
+def _workload(root: Value) -> Workload:
+    known = ("name", "jobs", "start", "arrivals", "sizes", "run_time", "limits", "users", "groups")
+    fields = root.fields("a mapping with jobs, arrivals, sizes and run_time", known)
+    for name, expected in (("jobs", "how many jobs"), ("arrivals", "a mapping"), ("sizes", "a list of sizes"),
+                           ("run_time", "a mapping with parts")):  # fmt: skip
+        if name not in fields:
+            raise root.missing(name, expected)
+    users = fields["users"].fields("a mapping with count and zipf", ("count", "zipf")) if "users" in fields else {}
+    groups = fields["groups"].fields("a mapping of weights by name") if "groups" in fields else {}
+    return Workload(
+        **_arrivals(fields["arrivals"]),
+        name=fields["name"].text("a name") if "name" in fields else "generated",
+        jobs=fields["jobs"].whole(1, MAX_JOBS),
+        start=_start(fields["start"]) if "start" in fields else _start_of("2026-01-05"),
+        sizes=_sizes(fields["sizes"]),
+        run_time=_run_time(fields["run_time"]),
+        limits=_limits(fields["limits"]) if "limits" in fields else None,
+        users=users["count"].whole(1, 10_000_000) if "count" in users else 0,
+        user_zipf=users["zipf"].number(0, 10) if "zipf" in users else 1.0,
+        groups=tuple((name, value.number(0, 1e12)) for name, value in groups.items()),
+    )
+
+
+def _arrivals(value: Value) -> dict[str, Any]:
+    fields = value.fields("a mapping", ("per_hour", "load", "gpus", "hours", "weekdays", "bursts"))
+    found: dict[str, Any] = {}
+    if ("per_hour" in fields) == ("load" in fields):
+        raise value.error("either per_hour, or load and gpus", "both" if "load" in fields else "neither")
+    if "per_hour" in fields:
+        found["per_hour"] = fields["per_hour"].number(1e-6, 1e9)
+    else:
+        found["load"] = fields["load"].number(1e-6, 1000)
+        if "gpus" not in fields:
+            raise value.missing("gpus", "the GPUs of the cluster that is to see this load")
+        found["load_gpus"] = fields["gpus"].whole(1, 100_000_000)
+    for name, count in (("hours", HOURS), ("weekdays", WEEKDAYS)):
+        if name in fields:
+            found[name] = _weights(fields[name], count)
+    if "bursts" in fields:
+        bursts = fields["bursts"].fields("a mapping", ("share", "size", "within"))
+        found["burst_share"] = bursts["share"].number(0, 1) if "share" in bursts else 0.0
+        found["burst_size"] = bursts["size"].number(1, 1e6) if "size" in bursts else 10.0
+        found["burst_within_s"] = _seconds(bursts["within"]) if "within" in bursts else 60.0
+    return found
+
+
+def _weights(value: Value, count: int) -> tuple[float, ...]:
+    expected = f"a list of {count} weights, not all 0"
+    weights = tuple(item.number(0, 1e12) for item in value.items(expected))
+    if len(weights) != count or not any(weights):
+        raise value.error(expected, f"{len(weights)} weights")
+    return weights
+
+
+def _sizes(value: Value) -> tuple[Size, ...]:
+    sizes = []
+    for item in value.items("a list of sizes"):
+        fields = item.fields("a mapping", ("gpus", "share", "run_time"))
+        for name in ("gpus", "share"):
+            if name not in fields:
+                raise item.missing(name, "a number")
+        own = _run_time(fields["run_time"]) if "run_time" in fields else None
+        sizes.append(Size(gpus=fields["gpus"].whole(0, 1_000_000), share=fields["share"].number(0, 1e12), run_time=own))
+    if not any(size.share for size in sizes):
+        raise value.error("at least one size with a share above 0", "none")
+    return tuple(sizes)
+
+
+def _run_time(value: Value) -> RunTime:
+    fields = value.fields("a mapping with parts", ("parts", "tail", "min", "max"))
+    parts = []
+    for item in fields["parts"].items("a list of parts") if "parts" in fields else []:
+        part = item.fields("a mapping with weight, median and sigma", ("weight", "median", "sigma"))
+        if "median" not in part:
+            raise item.missing("median", _EXPECTED_TIME)
+        weight = part["weight"].number(0, 1e12) if "weight" in part else 1.0
+        parts.append((weight, _seconds(part["median"]), part["sigma"].number(0, 20) if "sigma" in part else 1.0))
+    if not any(weight for weight, _, _ in parts):
+        raise value.missing("parts", "a list of lognormals: {weight: 1, median: 10m, sigma: 1.5}")
+    tail = fields["tail"].fields("a mapping", ("share", "from", "alpha")) if "tail" in fields else {}
+    for name in ("share", "from", "alpha") if tail else ():
+        if name not in tail:
+            raise fields["tail"].missing(name, "a value")
+    minimum = _seconds(fields["min"]) if "min" in fields else 1.0
+    maximum = _seconds(fields["max"]) if "max" in fields else _YEARS_100
+    if maximum < minimum:
+        raise fields["max"].error("a time not below min")
+    return RunTime(
+        parts=tuple(parts), minimum_s=minimum, maximum_s=maximum,
+        tail_share=tail["share"].number(0, 1) if tail else 0.0,
+        tail_from_s=_seconds(tail["from"]) if tail else 0.0,
+        tail_alpha=tail["alpha"].number(0.01, 100) if tail else 0.0,
+    )  # fmt: skip
+
+
+def _limits(value: Value) -> Limits:
+    fields = value.fields("a mapping with menu", ("menu", "over", "exceeded"))
+    menu = [_seconds(item) for item in fields["menu"].items("a list of times")] if "menu" in fields else []
+    if not menu:
+        raise value.missing("menu", "a list of times users ask for, such as [1h, 12h, 1d, 7d]")
+    over = fields["over"].fields("a mapping with median and sigma", ("median", "sigma")) if "over" in fields else {}
+    return Limits(
+        menu_s=tuple(sorted(menu)),
+        over_median=over["median"].number(1, 1e6) if "median" in over else 3.0,
+        over_sigma=over["sigma"].number(0, 20) if "sigma" in over else 1.0,
+        exceeded=fields["exceeded"].number(0, 1) if "exceeded" in fields else 0.0,
+    )
+
+
+def _seconds(value: Value) -> float:
+    def convert(text: str) -> float:
+        return float(text[:-1]) if _SECONDS.fullmatch(text) else float(parse_duration(text))
+
+    seconds = value.converted(convert, _EXPECTED_TIME)
+    if not 0 < seconds <= _YEARS_100:
+        raise value.error(_EXPECTED_TIME + ", above 0")
+    return seconds
+
+
+def _start(value: Value) -> float:
+    return value.converted(_start_of, "a date such as 2026-01-05")
+
+
+def _start_of(text: str) -> float:
+    time = datetime.fromisoformat(text)
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+
+
+# To YAML
+
+
+def workload_text(workload: Workload) -> str:
+    """The YAML that `load_workload` reads back."""
+    start = datetime.fromtimestamp(workload.start, UTC)
+    lines = [
+        f"name: {_quoted(workload.name)}",
+        f"jobs: {workload.jobs}",
+        f"start: {start:%Y-%m-%dT%H:%M:%S}",
+        "arrivals:",
+    ]
+    if workload.per_hour is not None:
+        lines.append(f"  per_hour: {_plain(workload.per_hour)}")
+    else:
+        lines += [f"  load: {_plain(workload.load or 0.0)}", f"  gpus: {workload.load_gpus}"]
+    if len(set(workload.hours)) > 1:
+        lines.append(f"  hours: [{', '.join(map(_plain, workload.hours))}]  # from midnight, UTC")
+    if len(set(workload.weekdays)) > 1:
+        lines.append(f"  weekdays: [{', '.join(map(_plain, workload.weekdays))}]  # from Monday")
+    if workload.burst_share > 0:
+        bursts = {"share": _plain(workload.burst_share), "size": _plain(workload.burst_size),
+                  "within": f"{_plain(workload.burst_within_s)}s"}  # fmt: skip
+        lines.append(f"  bursts: {_flow(bursts)}")
+    lines.append("sizes:")
+    for size in workload.sizes:
+        lines += _size_lines(size)
+    lines += ["run_time:", *_run_time_lines(workload.run_time, "  ")]
+    if workload.limits is not None:
+        lines += _limit_lines(workload.limits)
+    if workload.users:
+        lines.append(f"users: {{count: {workload.users}, zipf: {_plain(workload.user_zipf)}}}")
+    if workload.groups:
+        lines += ["groups:", *(f"  {_quoted(name)}: {_plain(weight)}" for name, weight in workload.groups)]
+    return "\n".join(lines) + "\n"
+
+
+def _size_lines(size: Size) -> list[str]:
+    if size.run_time is None:
+        return [f"  - {_flow({'gpus': str(size.gpus), 'share': _plain(size.share)})}"]
+    lines = [f"  - gpus: {size.gpus}", f"    share: {_plain(size.share)}", "    run_time:"]
+    return lines + _run_time_lines(size.run_time, "      ")
+
+
+def _run_time_lines(run_time: RunTime, indent: str) -> list[str]:
+    lines = [f"{indent}parts:"]
+    for weight, median, sigma in run_time.parts:
+        lines.append(f"{indent}  - {{weight: {_plain(weight)}, median: {_plain(median)}s, sigma: {_plain(sigma)}}}")
+    if run_time.tail_share > 0:
+        values = {"share": _plain(run_time.tail_share), "from": f"{_plain(run_time.tail_from_s)}s",
+                  "alpha": _plain(run_time.tail_alpha)}  # fmt: skip
+        lines.append(f"{indent}tail: {_flow(values)}")
+    return [
+        *lines, f"{indent}min: {_plain(run_time.minimum_s)}s", f"{indent}max: {_plain(run_time.maximum_s)}s"
+    ]  # fmt: skip
+
+
+def _limit_lines(limits: Limits) -> list[str]:
+    over = _flow({"median": _plain(limits.over_median), "sigma": _plain(limits.over_sigma)})
+    return [
+        "limits:",
+        f"  menu: [{', '.join(f'{_plain(s)}s' for s in limits.menu_s)}]",
+        f"  over: {over}",
+        f"  exceeded: {_plain(limits.exceeded)}",
+    ]
+
+
+def _flow(values: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f"{key}: {value}" for key, value in values.items()) + "}"
+
+
+def _plain(number: float) -> str:
+    """Six significant digits, never with an exponent."""
+    text = f"{float(f'{number:.6g}'):.9f}"
+    return text.rstrip("0").rstrip(".")
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    printable = "".join(c if c.isprintable() else " " for c in escaped)
+    return f'"{printable}"'
