@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from gpusched.agents.common.evaluate import heuristics
 from gpusched.agents.gist.scale import STARTS, figures, policy_of, start
-from gpusched.agents.training.evaluate import heuristics
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.sim.policies import ReplayPolicy, of_spec
 from gpusched.sim.pool import Pool

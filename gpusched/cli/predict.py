@@ -55,5 +55,7 @@ def predict(
         told = service.tell_trace(model, what, format, vc)
         output.emit_json(told) if json else output.print_rich(view.trace_screen(told))
     else:
-        jobs = service.tell_job(model, what)
+        from gpusched.client.predict import tell_job
+
+        jobs = tell_job(model, what)
         output.emit_json(jobs) if json else output.print_rich(view.jobs_table(jobs))

@@ -18,6 +18,7 @@ from gpusched.config.paths import write_whole
 from gpusched.config.policies import WEIGHTS
 from gpusched.errors import GpuschedError
 
+Arrays = dict[str, npt.NDArray[np.generic]]
 CARD = ".card.yaml"
 DEFAULT = "default"
 
@@ -39,7 +40,7 @@ class Model:
     """
 
     agent: str
-    arrays: dict[str, npt.NDArray[np.generic]]
+    arrays: Arrays
     about: dict[str, str]
     digest: str
     path: str

@@ -13,6 +13,21 @@ Agent = Literal["gist", "rltune"]
 MAPPED: tuple[Place, ...] = ("fastest", "milp")
 
 
+class AgentTraits(msgspec.Struct, frozen=True, kw_only=True):
+    """What others must know of an agent without loading it.
+
+    Attributes:
+        remembers: It is told how jobs that ended lately ran.
+        holds_back: It may let jobs wait that would fit now.
+    """
+
+    remembers: bool = False
+    holds_back: bool = False
+
+
+AGENTS: dict[Agent, AgentTraits] = {"gist": AgentTraits(holds_back=True), "rltune": AgentTraits(remembers=True)}
+
+
 class Mapping(msgspec.Struct, frozen=True, kw_only=True):
     """How ``place: milp`` and ``place: fastest`` choose nodes and GPU types; the file's ``mapping`` section.
 

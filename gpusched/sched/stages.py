@@ -12,7 +12,8 @@ from gpusched.model.snapshot import Snapshot
 from gpusched.sched.agent import Context
 from gpusched.sched.arrays import Waiting, World
 from gpusched.sched.backfill import schedule
-from gpusched.sched.mapping.queue import Board, Keep, Solver, Wishes, map_queue, unfit_of
+from gpusched.sched.mapping.board import Board
+from gpusched.sched.mapping.queue import Keep, Solver, Wishes, map_queue, unfit_of
 from gpusched.sched.mapping.summary import summary
 from gpusched.sched.reasons import Block
 from gpusched.sched.state import BEST_FIT, EASY, FIRST_FIT, NAIVE, NONE, SKIP, SPREAD, Floats, Ints

@@ -2,53 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from gpusched.errors import UsageError
 from gpusched.sched.fit import stand
 from gpusched.sched.state import Requests, filled
+from gpusched.sim.engine.build import World
 from gpusched.sim.engine.state import SHAPE, Pace
 from gpusched.sim.pool import demand_of
 from gpusched.sim.profiles import Profiles
 from gpusched.sim.rates import Kind, Rates, alone_on, recorded_on, table_of
 from gpusched.traces.slicing import select
 
-if TYPE_CHECKING:
-    from gpusched.sim.engine.build import World
-
-Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Elastic:
-    """Which jobs may change size.
-
-    Attributes:
-        least, most: ``int64[jobs]``: GPUs between which a job may be; its own number where it is rigid.
-        linear: Whether a job without figures for a size goes in proportion to its GPUs; else it cannot have that size.
-    """
-
-    least: Ints
-    most: Ints
-    linear: bool = False
-
 
 class Sizes:
-    """The shapes and speeds of resized jobs, made when they are first asked for.
-
-    Attributes:
-        of_job: Job -> (since when, GPUs on each node) of its sizes in order; jobs never resized are not in it.
-    """
+    """The shapes and speeds of resized jobs, made when they are first asked for."""
 
     def __init__(self) -> None:
         self._shapes: dict[tuple[int, int], int] = {}
         self._rows: dict[Kind, int] = {}
         self._own_rows: dict[int, int] = {}
-        self.of_job: dict[int, list[tuple[float, int]]] = {}
 
     def shape(self, world: World, job: int, gpus: int) -> tuple[World, int]:
         """The world with the shape that ``job`` has with ``gpus`` GPUs, and its index.

@@ -30,6 +30,7 @@ from gpusched.sim.engine.step import cut, occupy
 from gpusched.sim.orders import Knows
 from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import Pool
+from gpusched.sim.resizing import Sizes
 from gpusched.sim.result import PREEMPTED, RESIZED, Result
 from gpusched.traces.trace import Trace
 
@@ -49,6 +50,7 @@ class Stepper:
         self._rule = PLACEMENTS[self._world.rule]
         self._begin = time.perf_counter()
         self._waiting: dict[int, None] = {}
+        self._sizes = Sizes()
         self.trace, self.pool = trace, pool
 
     @property
@@ -181,11 +183,10 @@ class Stepper:
         runs = state["status"] == RUNNING
         if (runs and state["start"] == self.now) or (not runs and job not in self._waiting):
             raise UsageError(f"job {job} cannot be resized: it neither waits nor runs, or has only just started")
-        sizes = self._world.sizes
-        if sizes is None:
+        if self._world.sizes is None:
             raise UsageError(f"job {job} cannot be resized to {gpus} GPUs: no jobs are elastic", "see Options.elastic")
-        world, shape = sizes.shape(self._world, job, gpus)
-        world, row = sizes.row(world, job, gpus, int(world.sim.shapes[shape]["parts"]))
+        world, shape = self._sizes.shape(self._world, job, gpus)
+        world, row = self._sizes.row(world, job, gpus, int(world.sim.shapes[shape]["parts"]))
         request = shape_request(world.sim.shapes, shape)
         self._world = world
         if not runs:
@@ -220,7 +221,7 @@ class Stepper:
         sim, parts = world.sim, int(world.sim.shapes[shape]["parts"])
         assert sizes is not None
         assert sim.pace is not None
-        history = sizes.of_job.setdefault(job, [(-np.inf, self.parts(job)[1])])
+        history = sizes.setdefault(job, [(-np.inf, self.parts(job)[1])])
         history.append((self.now, int(sim.shapes[shape]["gpus"])))
         if parts > self.parts(job)[0]:
             sim.jobs[job]["offset"] = len(sim.held)

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpusched.agents.common.papers import RLTUNE
+from gpusched.model.papers import RLTUNE
 from gpusched.views import figures as plot
 from gpusched.views.replay import span
 

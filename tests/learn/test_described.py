@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpusched.agents.base import what_decides
+from gpusched.agents.common.evaluate import before, table
 from gpusched.agents.common.request import UNTRAINED
 from gpusched.agents.gist.scale import policy_of
 from gpusched.agents.gist.starts import STARTS, start
@@ -16,8 +18,6 @@ from gpusched.agents.rltune.choosing import DEFAULT, untrained
 from gpusched.agents.rltune.preempting import Rule as Rank
 from gpusched.agents.rltune.preempting import model_of
 from gpusched.agents.rltune.settings import Settings
-from gpusched.agents.training.described import what_decides
-from gpusched.agents.training.evaluate import before, table
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.config.weights import Model, load_model
 from gpusched.sim.pool import Pool

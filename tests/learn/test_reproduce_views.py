@@ -10,12 +10,12 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from gpusched.agents.common import papers
 from gpusched.agents.gist import reproduce as gist_figures
 from gpusched.agents.gist.reproduce import Reproduction, Setting
 from gpusched.agents.gist.worked_example import Case
 from gpusched.agents.rltune import reproduce as rltune_figures
 from gpusched.agents.rltune.reproduce import BASES, Line
+from gpusched.model import papers
 from gpusched.views import figures, reproduction, rltune
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from gpusched.agents.common.request import Arrays
 from gpusched.config.paths import write_whole
+from gpusched.config.weights import Arrays
 
 EVERY_S = 5.0
 

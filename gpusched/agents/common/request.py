@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from gpusched.config.weights import Arrays
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.model.suggest import did_you_mean
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 UNTRAINED = "untrained start"
 """The row of a final table that shows what the agent was before it learned anything."""
-Arrays = dict[str, npt.NDArray[np.generic]]
 _Settings = TypeVar("_Settings")
 
 
@@ -169,7 +169,7 @@ class Trained:
         score: Of the trainer's own validation; of several seeds the highest is kept.
         hyper_parameters: All of them, as used.
         notes: What a reader of the card should know, in sentences.
-        rows: The final table, where the trainer makes its own; None: `gpusched.agents.training.evaluate` does.
+        rows: The final table, where the trainer makes its own; None: `gpusched.agents.common.evaluate` does.
         untrained: The weights that it began with, which the final table shows beside those it ended with.
     """
 

@@ -25,9 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.agents.common import torch_
-from gpusched.agents.common.request import Arrays, Report
+from gpusched.agents.common.request import Report
 from gpusched.agents.gist.clusters import Clusters, kept, put_back
 from gpusched.agents.gist.setting import Setting
+from gpusched.config.weights import Arrays
 
 if TYPE_CHECKING:
     import torch

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from gpusched.agents.common.evaluate import interval
 from gpusched.agents.common.request import UNTRAINED, Report, Row, Trained, TrainJob, settings_of
 from gpusched.agents.gist import dqn, expectimax, naive
 from gpusched.agents.gist.clusters import VARIANTS, Clusters
 from gpusched.agents.gist.setting import HOUR_S, Setting, of_partition
-from gpusched.agents.training.evaluate import interval
 from gpusched.errors import UsageError
 from gpusched.model.suggest import did_you_mean
 

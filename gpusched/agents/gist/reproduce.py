@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from gpusched.agents.common.papers import GIST
 from gpusched.agents.gist import dqn, expectimax, naive
 from gpusched.agents.gist.published import first_fit
 from gpusched.agents.gist.section6 import gist
 from gpusched.agents.gist.setting import RATED_KW, paper
 from gpusched.agents.gist.speed import decisions_per_s
 from gpusched.agents.gist.worked_example import Case, cases
+from gpusched.model.papers import GIST
 
 MARK = 0.99
 """Of the optimum: where training counts as done."""

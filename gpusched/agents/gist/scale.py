@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.common.request import Arrays, Report, Trained, TrainJob, settings_of
+from gpusched.agents.common.request import Report, Trained, TrainJob, settings_of
 from gpusched.agents.gist.evolve import Evolution, Floats
 from gpusched.agents.gist.networks import PATIENCE_S, QUESTIONS
 from gpusched.agents.gist.starts import STARTS, start
-from gpusched.config.weights import Model
+from gpusched.config.weights import Arrays, Model
 from gpusched.errors import UsageError
 from gpusched.sched.state import Ints
 from gpusched.sim.policies import ReplayPolicy

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpusched.agents.common.request import Arrays
 from gpusched.agents.gist.networks import heuristic
+from gpusched.config.weights import Arrays
 
 _BEST_SERVERS = {
     "gpus_left": -1.0, "cores_left": -1e-2, "memory_left": -1e-4, "empty": -0.12, "filled": 0.15, "drains_in": 0.36,

@@ -7,8 +7,8 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from gpusched.agents.common.papers import GIST
 from gpusched.agents.gist.setting import F_RUN_H, HOUR_S, Kind, paper
+from gpusched.model.papers import GIST
 from gpusched.sim.replay import replay
 from gpusched.sim.stepper import Stepper
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from gpusched.config.paths import state_folder
-from gpusched.errors import GpuschedError, NoHistory, UsageError
+from gpusched.errors import GpuschedError, UsageError
 from gpusched.forecast.predictor import USUAL_NAME, Predictor, ends_of
 from gpusched.traces.trace import Ints, Trace
 
@@ -153,27 +153,8 @@ def _told(trace: Trace, job: int, row: list[float]) -> Told:
     )  # fmt: skip
 
 
-def tell_job(model: str | None, text: str) -> list[Told]:
-    """What the predictor says of one job of this cluster (of each task of an array), as of its submission.
-
-    Raises:
-        UsageError: No such job.
-        GpuschedError: The predictor cannot be read.
-    """
-    from gpusched.client.context import Client
-    from gpusched.client.resolve import Resolver
-    from gpusched.traces.readers.history import trace_of
-
-    predictor, client = loaded(model), Client()
-    jobs = Resolver(client).target(text).jobs
-    try:
-        past = trace_of(client.reader, name="history") if client.reader else None
-    except NoHistory:
-        past = None
-    return [_tell_one(predictor, past, job) for job in jobs]
-
-
-def _tell_one(predictor: Predictor, past: Trace | None, job: Job) -> Told:
+def tell_one(predictor: Predictor, past: Trace | None, job: Job) -> Told:
+    """What it says of one job of this cluster, as of its submission; ``past``: what ran before, if anything did."""
     trace, place = with_job(past, job)
     row = predictor.of(trace)[place].tolist()
     told = _told(trace, place, row)

@@ -12,12 +12,13 @@ from gpusched.agents.common.attention import arrays_of as attention_arrays
 from gpusched.agents.common.attention import attention_of
 from gpusched.agents.common.known import Bools, known_by
 from gpusched.agents.common.nets import Net, net_of
-from gpusched.agents.common.request import Arrays, TrainJob
+from gpusched.agents.common.request import TrainJob
 from gpusched.agents.rltune.decide import Scorer
 from gpusched.agents.rltune.history import FEATURES, Reals
 from gpusched.agents.rltune.live import OUTPUTS, Prepared
 from gpusched.agents.rltune.odds import CLASSES, LEVELS, Odds, class_of, reached
 from gpusched.agents.rltune.settings import Settings
+from gpusched.config.weights import Arrays
 from gpusched.sched.state import NONE, SKIP
 from gpusched.traces.trace import Trace
 

@@ -20,11 +20,14 @@ from gpusched.agents.rltune.history import (
     note_stop,
 )
 from gpusched.agents.rltune.live import NO_NUMBER, Prepared
+from gpusched.agents.rltune.mapped import keep_of
 from gpusched.agents.rltune.snapshot import KNOWS_LIMITS, LEARNS
 from gpusched.compiled import jit
 from gpusched.errors import GpuschedError
+from gpusched.sched.mapping.queue import Keep
 from gpusched.sched.state import EASY, Ints, Outcome, filled, new_outcome
 from gpusched.sim.engine.build import World
+from gpusched.sim.engine.generic import Queue as PlainQueue
 from gpusched.sim.engine.mapped import MappedRun, is_mapped
 from gpusched.sim.engine.queue import begin_started, enter, leave_started, waiting_in
 from gpusched.sim.engine.state import DECIDE, DONE, ENDED, READY, Log, Passes, Sim
@@ -59,8 +62,6 @@ def runner(world: World, prepared: Prepared) -> Callable[[Log], int]:
     The function returned raises `GpuschedError` where a network's answer is no number.
     """
     if is_mapped(world):
-        from gpusched.agents.rltune.replay_mapped import ScoredOrder
-
         return MappedRun(world, ScoredOrder(world, prepared))
     sim, passes, scorer = world.sim, world.passes, prepared.scorer
     book = book_of_trace(world.trace, world.demand, len(world.pool.partitions), prepared.knows)
@@ -162,3 +163,47 @@ def carry_out(sim: Sim, log: Log, queue: Queue, book: Book) -> None:
     for i in range(outcome.total[0]):
         note_start(book, outcome.started[i], sim.clock[0])
     leave_started(sim, queue.waiting, queue.size)
+
+
+class ScoredOrder:
+    """What orders the queue of one replay; see `engine_mapped.Ordering`."""
+
+    def __init__(self, world: World, prepared: Prepared) -> None:
+        self._world, self._prepared = world, prepared
+        self._book = book_of_trace(world.trace, world.demand, len(world.pool.partitions), prepared.knows)
+        self._ahead = np.zeros(len(world.sim.jobs) + 1, np.int64)
+        self._seen = np.zeros((int(prepared.scorer.window[0]), len(FEATURES)), np.float32)
+
+    def remember(self) -> None:
+        """What ended at this instant."""
+        sim = self._world.sim
+        for job in sim.ended[: sim.counter[ENDED]].tolist():
+            note_stop(self._book, job, float(sim.clock[0]), bool(sim.state[job]["status"] == DONE))
+
+    def order(self, queue: PlainQueue, partition: int) -> tuple[Ints, Keep | None]:
+        """The partition's waiting jobs from first to last, and for whom nodes are held.
+
+        Raises:
+            GpuschedError: A score is no number.
+        """
+        world, prepared = self._world, self._prepared
+        sim, passes, now = world.sim, world.passes, float(world.sim.clock[0])
+        own: Ints = waiting_in(sim, queue.waiting, queue.size, partition)
+        if not len(own):
+            return own, None
+        shapes = sim.shapes[sim.jobs["shape"][own]]
+        scene = scene_of(sim.rooms, passes.total, int(shapes["lo"][0]), int(shapes["hi"][0]), len(own), now)
+        if scene.free == 0.0 and shapes["gpus"].min() > 0:  # nobody can start
+            return own[:0], None
+        field = Field(sim.rooms, passes.usable, passes.requests, passes.jobs, passes.scratch)
+        order, hold, sound = ordered(
+            self._book, prepared.scorer, scene, field, passes.releases, own, self._ahead, self._seen
+        )  # fmt: skip
+        if not sound:
+            raise GpuschedError(f"{world.policy.name}: {NO_NUMBER}", "train it again")
+        return order, keep_of(self._book, field, passes.releases, order, hold, prepared.backfill, now)
+
+    def started(self, jobs: Ints) -> None:
+        """These run from now on."""
+        for job in jobs.tolist():
+            note_start(self._book, job, float(self._world.sim.clock[0]))

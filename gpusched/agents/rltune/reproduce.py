@@ -12,13 +12,13 @@ import msgspec
 
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.data import Material, materials
-from gpusched.agents.common.papers import RLTUNE
 from gpusched.agents.common.request import UNTRAINED, Report, TrainJob, TrainRequest
 from gpusched.agents.rltune.choosing import untrained
 from gpusched.agents.rltune.settings import Settings
 from gpusched.agents.rltune.table import agent_of, agent_of_model
 from gpusched.agents.rltune.train import train_agent
 from gpusched.config.weights import Model
+from gpusched.model.papers import RLTUNE
 from gpusched.model.policy import PolicySpec
 from gpusched.sim.policies import composed
 from gpusched.study.metrics import Metrics

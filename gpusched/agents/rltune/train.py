@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.common import torch_
-from gpusched.agents.common.request import Arrays, Report, Trained, TrainJob
+from gpusched.agents.common.request import Report, Trained, TrainJob
 from gpusched.agents.rltune.arena import Arena, arenas, windows
 from gpusched.agents.rltune.candidates import Rule, arrays_of, learned_odds, with_net, with_odds, without_net
 from gpusched.agents.rltune.choosing import Option, choose_base, choose_strength
@@ -20,6 +20,7 @@ from gpusched.agents.rltune.ppo import Learner
 from gpusched.agents.rltune.preempting import train_preempting
 from gpusched.agents.rltune.settings import Settings, read
 from gpusched.agents.rltune.table import table
+from gpusched.config.weights import Arrays
 from gpusched.errors import UsageError
 
 STRENGTHS = (1.0, 0.5)

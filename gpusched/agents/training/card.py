@@ -52,7 +52,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         seed: Of these weights. seeds: All that were trained; the best by the trainer's own validation was kept.
         weights: Digest of the weights' file, as policies' versions use it.
-        decides: What these weights are, in words (`gpusched.agents.training.described`).
+        decides: What these weights are, in words (`gpusched.agents.base.what_decides`).
         metrics: The final table.
         wall_time_s: Of all seeds' trainings together, without the final table.
     """

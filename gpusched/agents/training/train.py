@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 import shutil
@@ -13,13 +12,13 @@ from pathlib import Path
 
 import msgspec
 
+from gpusched.agents.base import Train, what_decides
 from gpusched.agents.common import torch_
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.data import Material, materials
-from gpusched.agents.common.request import Arrays, Report, Trained, TrainJob, TrainRequest
+from gpusched.agents.common.evaluate import before, table
+from gpusched.agents.common.request import Report, Trained, TrainJob, TrainRequest
 from gpusched.agents.training.card import Card, Data, code_version, now_utc, shape_of, trace_sha256, write_card
-from gpusched.agents.training.described import what_decides
-from gpusched.agents.training.evaluate import before, table
 from gpusched.config.inventory import find_inventory
 from gpusched.config.policies import (
     BUILT_IN,
@@ -30,11 +29,12 @@ from gpusched.config.policies import (
     policy_file,
     policy_folders,
 )
-from gpusched.config.weights import CARD, digest_of, load_file, save_model
+from gpusched.config.weights import CARD, Arrays, digest_of, load_file, save_model
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import iso_utc
+from gpusched.sched.agent import part_of
 from gpusched.sim.orders import folders_in_force
 from gpusched.sim.policies import of_spec
 
@@ -157,7 +157,7 @@ def _made(
             workload=material.workload, declared=material.declared, seed=seed, device=request.device,
             checkpoint=checkpoint, ended=material.ended,
         )  # fmt: skip
-        trainer = importlib.import_module(f"gpusched.agents.{spec.agent}.train")
+        trainer: Train = part_of(spec.agent or "", "train")
         found.append((trainer.train_agent(job, report.of(f"{material.partition}, seed {seed}")), seed))
     best, seed = max(found, key=lambda pair: pair[0].score)
     weights = folder / f"{material.partition}{WEIGHTS}"

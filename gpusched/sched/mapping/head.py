@@ -8,18 +8,14 @@ comes nearer.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from gpusched.sched.backfill import reserve, take
 from gpusched.sched.fit import request_of
+from gpusched.sched.mapping.board import Board
 from gpusched.sched.mapping.problem import Nodes, Problem
 from gpusched.sched.releases import add
 from gpusched.sched.state import BEST_FIT, Flags, Floats, Ints, Releases, Request, Rooms
-
-if TYPE_CHECKING:
-    from gpusched.sched.mapping.queue import Board
 
 
 def shadow_on(board: Board, rooms: Rooms, releases: Releases, job: int, kind: int) -> float:

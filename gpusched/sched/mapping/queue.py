@@ -15,6 +15,7 @@ import numpy.typing as npt
 from gpusched.model.policy import Mapping
 from gpusched.sched.backfill import launch, protect
 from gpusched.sched.fit import request_of
+from gpusched.sched.mapping.board import Board
 from gpusched.sched.mapping.greedy import best_imaginable, greedy
 from gpusched.sched.mapping.head import Prefix, reserve_head
 from gpusched.sched.mapping.problem import Answer, Nodes, Problem, value_of
@@ -27,36 +28,13 @@ from gpusched.sched.state import (
     STARTED,
     Floats,
     Ints,
-    Jobs,
-    Outcome,
-    Releases,
-    Requests,
     Rooms,
-    Scratch,
 )
 
 Bools = npt.NDArray[np.bool_]
 Solver = Callable[[Problem, Answer, float], Answer]  # the last: of the time left, what it may take
 _NOBODY = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 CORES_ONLY = 0.1  # what a job without GPUs counts for, in GPUs
-
-
-class Board(NamedTuple):
-    """What the passes of `backfill.schedule` take, and the nodes' GPU types.
-
-    Attributes:
-        usable: The nodes as they are, empty of jobs. kind: ``int64[nodes]``: GPU type.
-    """
-
-    rooms: Rooms
-    releases: Releases
-    requests: Requests
-    jobs: Jobs
-    scratch: Scratch
-    outcome: Outcome
-    now: float
-    usable: Rooms
-    kind: Ints
 
 
 class Wishes(NamedTuple):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from gpusched.sched.fit import request_of
+from gpusched.sched.mapping.board import Board
 from gpusched.sched.place import choose
 from gpusched.sched.state import ARRAY_LIMIT, BACKFILL, FIRST_FIT, MAPPING, PRIORITY, RESOURCES, SKIP, STARTED, Ints
-
-if TYPE_CHECKING:
-    from gpusched.sched.mapping.queue import Board
 
 
 class Report(NamedTuple):

@@ -47,7 +47,6 @@ from gpusched.sim.knowledge import Knowledge, knowledge_of, static_ranks
 from gpusched.sim.policies import HALF_LIFE_S, PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import Demand, Pool, demand_of
 from gpusched.sim.rates import Rates, Speeds, no_speeds, speeds_of
-from gpusched.sim.resizing import Elastic, Sizes
 from gpusched.sim.result import CutRuns, Events, Result
 from gpusched.sim.sharing import Share, sharing_of
 from gpusched.traces.trace import Trace
@@ -63,6 +62,20 @@ class Outage(NamedTuple):
     start: float
     end: float
     drain: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Elastic:
+    """Which jobs may change size.
+
+    Attributes:
+        least, most: ``int64[jobs]``: GPUs between which a job may be; its own number where it is rigid.
+        linear: Whether a job without figures for a size goes in proportion to its GPUs; else it cannot have that size.
+    """
+
+    least: Ints
+    most: Ints
+    linear: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +121,8 @@ class World(NamedTuple):
 
     Attributes:
         rule: The placement's name. never: How many jobs can never run. generic: Whether the fast runs cannot be used.
-        shared: How GPUs are shared. sizes: What became of elastic jobs.
+        shared: How GPUs are shared. sizes: Where jobs are elastic, of those that were resized: (since when, GPUs on
+            each node) of every size in order.
     """
 
     trace: Trace
@@ -123,7 +137,7 @@ class World(NamedTuple):
     never: int
     generic: bool
     shared: Share = "no"
-    sizes: Sizes | None = None
+    sizes: dict[int, list[tuple[float, int]]] | None = None
 
     @property
     def users(self) -> int:
@@ -173,7 +187,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
         never,
         generic,
         share,
-        Sizes() if options.elastic else None,
+        {} if options.elastic else None,
     )
 
 
@@ -376,6 +390,6 @@ def _cut_gpus(world: World, log: Log, part_gpus: Ints) -> Ints | None:
     cuts = log.cuts[: int(world.sim.counter[CUTS])]
     gpus: Ints = part_gpus[cuts["job"]]
     for i, (job, start) in enumerate(zip(cuts["job"].tolist(), cuts["start"].tolist(), strict=True)):
-        for since, size in world.sizes.of_job.get(job, ()):
+        for since, size in world.sizes.get(job, ()):
             gpus[i] = size if since <= start else gpus[i]
     return gpus

@@ -11,8 +11,9 @@ import numpy as np
 
 from gpusched.errors import UsageError
 from gpusched.model.policy import MAPPED, Mapping
+from gpusched.sched.mapping.board import Board
 from gpusched.sched.mapping.problem import Answer, Problem
-from gpusched.sched.mapping.queue import Board, Keep, Solver, Wishes, map_queue, unfit_of
+from gpusched.sched.mapping.queue import Keep, Solver, Wishes, map_queue, unfit_of
 from gpusched.sched.mapping.summary import Report
 from gpusched.sched.stages import speeds_by_name
 from gpusched.sched.state import EASY, Floats, Ints

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpusched.agents.common.request import UNTRAINED, Arrays, Row
+from gpusched.agents.common.request import UNTRAINED, Row
+from gpusched.config.weights import Arrays
 from gpusched.sim.orders import ORDERS
 from gpusched.sim.policies import ReplayPolicy, composed
 from gpusched.study.compare import compare

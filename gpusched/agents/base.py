@@ -1,0 +1,74 @@
+"""What an agent is: the modules of its folder, ``gpusched.agents.NAME``, and what each offers.
+
+============  =====================================================  ==================================================
+module        offers                                                 called by
+============  =====================================================  ==================================================
+``live``      `Live`: prepare, decide_queue                          `sched.agent.by_agent`, at a live decision
+``replay``    `Replay`: runner, MAPS                                 `sim.agent.agent_runner`, once per replay
+``train``     `Train`: train_agent                                   `agents.training.train`; may import torch
+``describe``  `Describe`: what_decides                               `what_decides` below: tables, cards
+============  =====================================================  ==================================================
+
+Where the weights stop running jobs (`sched.agent.PREEMPT`), ``live_preempt`` and ``replay_preempt`` decide. What these
+have in common is compiled and has no torch: by custom in ``decide``. A new agent is a folder, and a line in
+`model.policy.AGENTS`. `tests/policy/test_agents.py` holds every folder to this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gpusched.config.weights import Model
+from gpusched.sched.agent import Context, part_of
+from gpusched.sched.reasons import Block
+
+if TYPE_CHECKING:
+    from gpusched.agents.common.request import Report, Trained, TrainJob
+    from gpusched.sim.engine.build import World
+    from gpusched.sim.engine.state import Log
+
+
+class Live(Protocol):
+    """Decides about the queue of one partition."""
+
+    def prepare(self, model: Model) -> Any:
+        """The weights as its passes take them. ValueError: they are of another shape."""
+        ...
+
+    def decide_queue(self, prepared: Any, context: Context) -> tuple[list[int], Block]:
+        """Starts what is to start, in the arrays of ``context``; the queue in its order, and what blocked it.
+
+        ValueError: it cannot decide (a network's answer is no number); the fallback does then.
+        """
+        ...
+
+
+class Replay(Protocol):
+    """Runs replays. ``MAPS``, where it is true: also with ``place: milp`` and ``fastest``."""
+
+    def runner(self, world: World, prepared: Any) -> Callable[[Log], int]:
+        """What replays to the end; see `gpusched.sim.agent`."""
+        ...
+
+
+class Train(Protocol):
+    """Learns."""
+
+    def train_agent(self, job: TrainJob, report: Report) -> Trained:
+        """One partition's agent."""
+        ...
+
+
+class Describe(Protocol):
+    """Tells people what weights are."""
+
+    def what_decides(self, model: Model) -> str:
+        """One phrase, such as ``a linear rule of 21 weights (job 6, server 8, hold 7), no neural network``."""
+        ...
+
+
+def what_decides(model: Model) -> str:
+    """What decides in trained weights, in a phrase read off the weights: a linear rule, or a neural network too."""
+    describe: Describe = part_of(model.agent, "describe")
+    return describe.what_decides(model)

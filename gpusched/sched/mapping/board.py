@@ -1,0 +1,25 @@
+"""The arrays of one decision that maps jobs to nodes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gpusched.sched.state import Ints, Jobs, Outcome, Releases, Requests, Rooms, Scratch
+
+
+class Board(NamedTuple):
+    """What the passes of `backfill.schedule` take, and the nodes' GPU types.
+
+    Attributes:
+        usable: The nodes as they are, empty of jobs. kind: ``int64[nodes]``: GPU type.
+    """
+
+    rooms: Rooms
+    releases: Releases
+    requests: Requests
+    jobs: Jobs
+    scratch: Scratch
+    outcome: Outcome
+    now: float
+    usable: Rooms
+    kind: Ints
