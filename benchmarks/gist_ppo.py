@@ -20,7 +20,7 @@ import torch
 from benchmarks.agent_scale import workload
 from gpusched.agents.gist.decide import by_score, fitting, score_queue, see_queue, walk
 from gpusched.agents.gist.evolve import Evolution
-from gpusched.agents.gist.networks import JOB_INPUTS, Agent, agent_of, heuristic, scene_of
+from gpusched.agents.gist.networks import JOB_INPUTS, Agent, agent_of, heuristic, observation_of
 from gpusched.agents.gist.replay import Queue, carry_out, new_queue
 from gpusched.agents.gist.scale import figures, policy_of
 from gpusched.compiled import jit
@@ -68,9 +68,9 @@ def play(sim: Sim, log: Log, passes: Passes, queue: Queue, agent: Agent, seed: i
         fits = fitting(sim.rooms, passes.requests, passes.jobs, own, passes.scratch)
         if not fits.any():
             continue
-        scene = scene_of(sim.rooms, passes.usable, passes.releases, passes.requests, passes.jobs, own)
+        observation = observation_of(sim.rooms, passes.usable, passes.releases, passes.requests, passes.jobs, own)
         inputs = np.zeros((own.size, len(JOB_INPUTS)), np.float32)
-        see_queue(inputs, scene, passes.usable, passes.requests, passes.jobs, own, queue.submit, now, fits)
+        see_queue(inputs, observation, passes.usable, passes.requests, passes.jobs, own, queue.submit, now, fits)
         scores, _ = score_queue(inputs, agent)
         noisy = scores - np.log(-np.log(np.random.random(own.size)))
         ordered = by_score(own, noisy, queue.priority)
@@ -83,7 +83,7 @@ def play(sim: Sim, log: Log, passes: Passes, queue: Queue, agent: Agent, seed: i
             record.total[0] += 1
         walk(
             sim.rooms, passes.usable, passes.releases, passes.requests, passes.jobs, ordered, queue.submit, now, agent,
-            scene, fits, passes.scratch, queue.outcome,
+            observation, fits, passes.scratch, queue.outcome,
         )  # fmt: skip
         carry_out(sim, log, queue)
 

@@ -14,7 +14,7 @@ from gpusched.sched.explain import Explanation
 
 
 class Outlook(msgspec.Struct, frozen=True, kw_only=True):
-    """What is foreseen of one job; ``next_steps``: the explanation's, without what running ahead has refuted."""
+    """The forecast of one job; ``next_steps``: the explanation's, without what running ahead has refuted."""
 
     expected: ExpectedStart
     sooner: tuple[Sooner, ...]

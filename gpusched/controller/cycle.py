@@ -11,16 +11,16 @@ import msgspec
 
 from gpusched.cluster.base import Cluster, Observation, Outcome, RankKey, Work
 from gpusched.config.paths import log_path
-from gpusched.controller.collected import MAX_FAILURES, Collecting, readers_of
-from gpusched.controller.culprits import culprits
 from gpusched.controller.deciding import Decider
+from gpusched.controller.escalating import stuck_on, tried
 from gpusched.controller.estimating import Estimator
 from gpusched.controller.fold import OUR_DISK, Folder
+from gpusched.controller.isolating import isolated
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.launchfaults import Failures, image_of, judge_nodes, with_failure, with_success
 from gpusched.controller.ledger import Ledger
 from gpusched.controller.nodestate import attended, is_dead, is_forgotten, record_of_unknown, update_record
-from gpusched.controller.pressing import stuck_on, tried
+from gpusched.controller.outputs import MAX_FAILURES, Collecting, readers_of
 from gpusched.controller.promoting import Charge, take_up
 from gpusched.controller.reconcile import Step, World, rank_key, reconcile_job
 from gpusched.controller.secretfiles import SecretFiles
@@ -405,7 +405,7 @@ class Cycle:
                 return True
             return False
 
-        found = [set_aside(job, why[job.id], now) for job in culprits(jobs, fails)]
+        found = [set_aside(job, why[job.id], now) for job in isolated(jobs, fails)]
         with self._store.transaction():
             self._store.put_jobs(job for job, _ in found)
             self._store.append(event for _, event in found)

@@ -133,7 +133,7 @@ class Folder:
                 self._try(item, caller, now)
         except OUR_DISK:
             raise  # not the command
-        except Exception as error:  # one command that we did not foresee must not stop all others for ever
+        except Exception as error:  # one command that nobody thought of must not stop all others for ever
             self._refuse(item.file_name, caller.name, f"internal error: {error!r}", now)
             return False
         return True

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import msgspec
 
 from gpusched.cluster.base import Observation, RankKey, Work
+from gpusched.controller.escalating import TRIES_TO_REMOVE, gives_up, is_due, stuck_event
 from gpusched.controller.fold import back_in_queue
 from gpusched.controller.launchfaults import Failures, Fault, fault_of, is_jobs_fault
-from gpusched.controller.pressing import TRIES_TO_REMOVE, gives_up, is_due, stuck_event
 from gpusched.model.events import Event
 from gpusched.model.jobs import Ending, Job, JobState, Preemptions, container_name
 from gpusched.model.readings import ContainerReading, NodeReading

@@ -25,8 +25,8 @@ import msgspec
 
 from gpusched.config.paths import log_path
 from gpusched.config.users import user_name
-from gpusched.controller.collected import may_see
 from gpusched.controller.lastgood import declared_or_kept
+from gpusched.controller.outputs import may_see
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.jobs import Job, JobState, container_name
 from gpusched.model.relay import (

@@ -17,10 +17,10 @@ from gpusched.cluster.collecting import rotate
 from gpusched.cluster.ssh import SshCluster
 from gpusched.config.paths import SHARED_STATE
 from gpusched.config.policies import POLICY, WEIGHTS, policy_folders
-from gpusched.controller.collected import secure_logs
 from gpusched.controller.cycle import Cycle
-from gpusched.controller.foretell import BUDGET_S, Foreteller
 from gpusched.controller.lastgood import Declared, declared_or_kept, keep
+from gpusched.controller.outputs import secure_logs
+from gpusched.controller.predicting import BUDGET_S, StartPredictor
 from gpusched.controller.relaying import Relaying
 from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
@@ -34,7 +34,7 @@ POLL_S = 0.2
 PATIENCE_S = 3.0  # how long one cycle waits for slow nodes; their answers count in a later one
 MAX_TICK_ROUNDS = 4
 CRON_S = 60.0  # cron calls no more often: until then nobody should miss the controller
-TICK_FORETELLING_S = 1.0  # a tick has no pause in which it could go on
+TICK_PREDICTING_S = 1.0  # a tick has no pause in which it could go on
 HOUSEKEEPING_S = 3600.0
 KEEP_FINE_USAGE_S = 14 * 86400
 
@@ -95,7 +95,7 @@ class Service:
         self.store.set_meta(ANCHOR, self.clock.anchor())
         self.cluster = SshCluster(inventory, cluster_id, state / "logs", self.clock)
         self.cycle = Cycle(self.store, state, inventory, policies, self.cluster, self.clock, say)
-        self._foreteller: Foreteller | None = Foreteller(self.store)
+        self._predictor: StartPredictor | None = StartPredictor(self.store)
         self._files = self._stamp()
         self._housekept = -HOUSEKEEPING_S
         self.store.set_meta("controller_pid", str(os.getpid()))
@@ -144,17 +144,17 @@ class Service:
             self._begin_anew()
             self._say(f"this machine's clock was set by {step:+.0f} s; limits, retries and graces go on as before")
 
-    def foretell(self, budget_s: float = BUDGET_S) -> None:
-        """Between two cycles: foretell starts for the record. What goes wrong there must not stop the cluster."""
-        if self._foreteller is None:
+    def predict_starts(self, budget_s: float = BUDGET_S) -> None:
+        """Between two cycles: predict starts for the record. What goes wrong there must not stop the cluster."""
+        if self._predictor is None:
             return
         try:
-            self._foreteller.step(self.cycle.inventory, self.clock(), budget_s)
+            self._predictor.step(self.cycle.inventory, self.clock(), budget_s)
         except (sqlite3.OperationalError, OSError):
             raise
         except Exception as error:
-            self._foreteller = None
-            self._say(f"no more starts are foretold until the next start: {type(error).__name__}: {error}")
+            self._predictor = None
+            self._say(f"no more starts are predicted until the next start: {type(error).__name__}: {error}")
             self._event("foretelling_failed", why=f"{type(error).__name__}: {error}")
 
     def recover(self, error: Exception) -> None:
@@ -239,7 +239,7 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None]) -
                     relaying.watch()
                 try:
                     service.run(PATIENCE_S)
-                    service.foretell()
+                    service.predict_starts()
                 except (sqlite3.OperationalError, OSError) as error:
                     service.recover(error)
                 service.pause(stop)
@@ -263,6 +263,6 @@ def tick_once(inventory_path: Path, state: Path, say: Callable[[str], None]) -> 
                 if not service.cluster.busy():
                     break
                 service.cluster.wait_for_works(60.0)
-            service.foretell(TICK_FORETELLING_S)
+            service.predict_starts(TICK_PREDICTING_S)
         finally:
             service.close()

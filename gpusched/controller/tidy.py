@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Mapping
 import msgspec
 
 from gpusched.cluster.base import Observation, RankKey, Work
-from gpusched.controller.pressing import TRIES_TO_REMOVE, gives_up, is_due, stuck_event
+from gpusched.controller.escalating import TRIES_TO_REMOVE, gives_up, is_due, stuck_event
 from gpusched.controller.reconcile import container_of, rank_key
 from gpusched.model.events import Event
 from gpusched.model.jobs import parse_container_name

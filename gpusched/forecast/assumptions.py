@@ -38,7 +38,7 @@ def why_never(snapshot: Snapshot, job: PendingView, reason: Reason) -> str:
             return f"never while job {other.id} is held, for which it waits"
     if job.dependency:
         return "never as long as what it waits for does not start"
-    return "not within the time that can be foreseen"
+    return "not within the time that can be predicted"
 
 
 def assumptions(snapshot: Snapshot, job: PendingView, past_runs: int, known: bool) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ def assumptions(snapshot: Snapshot, job: PendingView, past_runs: int, known: boo
 
     Args:
         snapshot: What is run forward.
-        job: Whose start is foretold.
+        job: Whose start is predicted.
         past_runs: How many past runs the draws are made from.
         known: Whether the job's user has enough of them.
     """

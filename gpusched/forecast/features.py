@@ -59,7 +59,7 @@ class Forecast(NamedTuple):
     """Predictions in a replay.
 
     Attributes:
-        forest: The trees. quantile: Which of their quantiles is believed.
+        forest: The trees. quantile: Which of their quantiles is expected.
         static: ``float64[jobs, STATIC]``. keys: ``int64[jobs, KEYS]``: index into ``past``, -1: not known.
         past: ``PAST[keys]``, changed as jobs end. row: ``float64[FEATURES]``: room for one job's features.
     """
@@ -226,8 +226,8 @@ def predict_all(forest: Forest, rows: Floats, logs: Floats) -> None:
 
 
 @jit
-def believe(forecast: Forecast, job: int, now: float, limit: float) -> float:
-    """The run time that is believed of a job that is submitted now, in seconds, at most its limit."""
+def expected_run_s(forecast: Forecast, job: int, now: float, limit: float) -> float:
+    """The run time that is expected of a job that is submitted now, in seconds, at most its limit."""
     features_now(forecast.past, forecast.static[job], forecast.keys[job], forecast.forest.typical[0], now, forecast.row)
     seconds = np.exp(predict(forecast.forest, forecast.quantile, forecast.row))
     return float(max(1.0, min(seconds, limit)))

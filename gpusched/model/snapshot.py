@@ -79,7 +79,7 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
     """A waiting job.
 
     ``dependency``: "" met, "waiting" or "never", with ``dependency_message``. ``estimate_s``: how long a predictor
-    believed at its submission that it runs; None: nobody was asked.
+    expected at its submission that it runs; None: nobody was asked.
     """
 
     id: str
@@ -98,8 +98,8 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: Preemptions | None = None
 
     @property
-    def believed_s(self) -> float:
-        """How long it is believed to run, seconds: as estimated, but no longer than its limit; else that."""
+    def expected_s(self) -> float:
+        """How long it is expected to run, seconds: as estimated, but no longer than its limit; else that."""
         limit = float(self.spec.time_limit_s)
         return limit if self.estimate_s is None else min(self.estimate_s, limit)
 

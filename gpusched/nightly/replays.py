@@ -136,7 +136,7 @@ def nightly(
     reader = _reader(folder)
     (trace, running), live = _history(reader, since, now), live_policies(inventory, reader)
     trained = tuple(night.retrain(inventory, folder, live, now)) if auto_retrain else ()
-    foretold = scores(reader.foretold(parse_since(since, now), now), now)
+    predicted = scores(reader.predicted_starts(parse_since(since, now), now), now)
     verdicts = []
     for partition in inventory.partitions:
         if trace is None or partition.name not in trace.groups:
@@ -145,7 +145,7 @@ def nightly(
         carried = int((trace.group[:running] == trace.groups.index(partition.name)).sum())
         policies = _policies(inventory, live[partition.name], partition.name)
         notes = [CARRIED.format(carried)] if carried else []
-        notes += [f"forecasts: {s.line}" for s in foretold if s.partition == partition.name]
+        notes += [f"forecasts: {s.line}" for s in predicted if s.partition == partition.name]
         predictor = _predictor(folder, part, carried) if any(p.by_estimate for p in policies) else None
         outcomes = _replays(inventory, partition, part, carried, policies, workers, notes, predictor)
         if outcomes[0].metrics.jobs:
@@ -158,7 +158,7 @@ def nightly(
         partitions=tuple(verdicts),
         judged=night.judged(inventory, reader, folder, live, now),
         trained=trained,
-        predictions=foretold,
+        predictions=predicted,
     )
     reader.close()
     _write(file, msgspec.json.format(msgspec.json.encode(report.as_json()), indent=2).decode() + "\n")

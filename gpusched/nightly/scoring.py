@@ -1,4 +1,4 @@
-"""How good forecasts were: what was foretold against when jobs really started."""
+"""How good forecasts were: what was predicted against when jobs really started."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from gpusched.queue.predictions import Foretold
+from gpusched.queue.predictions import PredictedStart
 from gpusched.views.replay import span
 
 _GRACE_S = 60.0
@@ -17,14 +17,14 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     """One partition's forecasts.
 
     Attributes:
-        made: Jobs whose start was foretold. started: Of these, started since.
+        made: Jobs whose start was predicted. started: Of these, started since.
         overdue: Still waiting though even the late end of their range is over. open: Waiting within it.
         gone: Cancelled (or ended otherwise) without a start.
-        median_abs_error_s: Of the started: half were foretold nearer than that. Overdue ones count with what they are
+        median_abs_error_s: Of the started: half were predicted nearer than that. Overdue ones count with what they are
             late by now.
-        median_error_s: The same with its sign: above 0 they started later than foretold.
-        within_range: Part of started and overdue jobs whose start lay in the foretold range (10 % to 90 % of the runs),
-            give or take the minute that a cycle and a container's start take.
+        median_error_s: The same with its sign: above 0 they started later than predicted.
+        within_range: Part of started and overdue jobs whose start lay in the predicted range (10 % to 90 % of the
+            runs), give or take the minute that a cycle and a container's start take.
         median_wait_s: From forecast to start, of the started: what the errors are to be measured by.
     """
 
@@ -43,22 +43,22 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     def line(self) -> str:
         """The same in a sentence."""
         if self.median_abs_error_s is None or self.within_range is None:
-            return f"{self.made} starts foretold, none of them due yet"
+            return f"{self.made} starts predicted, none of them due yet"
         return (
-            f"{self.started} of {self.made} foretold starts have come, half of them within "
+            f"{self.started} of {self.made} predicted starts have come, half of them within "
             f"{span(self.median_abs_error_s)} of the time said, {self.within_range:.0%} within the range said"
         )
 
 
-def scores(found: Iterable[Foretold], now: float) -> tuple[Score, ...]:
+def scores(found: Iterable[PredictedStart], now: float) -> tuple[Score, ...]:
     """The forecasts by partition, in order of name; ``now``: Unix seconds."""
-    by_partition: dict[str, list[Foretold]] = {}
+    by_partition: dict[str, list[PredictedStart]] = {}
     for item in found:
         by_partition.setdefault(item.prediction.partition, []).append(item)
     return tuple(_score(name, items, now) for name, items in sorted(by_partition.items()))
 
 
-def _score(partition: str, items: Sequence[Foretold], now: float) -> Score:
+def _score(partition: str, items: Sequence[PredictedStart], now: float) -> Score:
     started = [i for i in items if i.started is not None]
     waiting = [i for i in items if i.started is None and i.waits]
     overdue = [i for i in waiting if i.prediction.high is not None and i.prediction.high + _GRACE_S < now]

@@ -11,7 +11,7 @@ from gpusched.queue.rows import JobReads
 
 
 class Estimate(NamedTuple):
-    """How long a job is believed to run, seconds, and the digest of the predictor that said so."""
+    """How long a job is expected to run, seconds, and the digest of the predictor that said so."""
 
     job_id: str
     seconds: float

@@ -10,7 +10,7 @@ from gpusched.model.jobs import JobState
 
 
 class Prediction(NamedTuple):
-    """A start that was foretold once (Unix seconds); ``high``, ``by_limits`` None: later than could be foreseen."""
+    """A start that was predicted once (Unix seconds); ``high``, ``by_limits`` None: later than could be predicted."""
 
     job_id: str
     partition: str
@@ -21,7 +21,7 @@ class Prediction(NamedTuple):
     by_limits: float | None
 
 
-class Foretold(NamedTuple):
+class PredictedStart(NamedTuple):
     """A prediction; when the job really started (None: it has not), and whether it still waits."""
 
     prediction: Prediction
@@ -34,14 +34,14 @@ class PredictionReads:
 
     _db: sqlite3.Connection
 
-    def unforetold(self) -> tuple[int, list[str]]:
-        """How many jobs are in the queue, and the ids of those of which no start was foretold yet."""
+    def unpredicted(self) -> tuple[int, list[str]]:
+        """How many jobs are in the queue, and the ids of those of which no start was predicted yet."""
         query = "SELECT id, id IN (SELECT job_id FROM predictions) FROM jobs WHERE state = ?"
         rows = self._db.execute(query, (JobState.PENDING,)).fetchall()
         return len(rows), [job_id for job_id, known in rows if not known]
 
-    def foretold(self, since: float, until: float) -> list[Foretold]:
-        """What was foretold in [since, until), oldest first, and what became of it."""
+    def predicted_starts(self, since: float, until: float) -> list[PredictedStart]:
+        """What was predicted in [since, until), oldest first, and what became of it."""
         query = (
             "SELECT p.job_id, p.partition, p.made, p.median, p.low, p.high, p.by_limits, (SELECT min(start_time) "
             "FROM runs WHERE runs.job_id = p.job_id AND runs.start_time >= p.made), coalesce(jobs.state, '') "
@@ -55,7 +55,7 @@ class PredictionReads:
                 return []
             raise
         waiting = (JobState.PENDING, JobState.STARTING)
-        return [Foretold(Prediction(*row[:7]), started=row[7], waits=row[8] in waiting) for row in rows]
+        return [PredictedStart(Prediction(*row[:7]), started=row[7], waits=row[8] in waiting) for row in rows]
 
 
 class PredictionWrites:
@@ -64,5 +64,5 @@ class PredictionWrites:
     _db: sqlite3.Connection
 
     def put_predictions(self, predictions: Iterable[Prediction]) -> None:
-        """Remember what was foretold; the first of each job counts."""
+        """Remember what was predicted; the first of each job counts."""
         self._db.executemany("INSERT OR IGNORE INTO predictions VALUES (?, ?, ?, ?, ?, ?, ?)", predictions)

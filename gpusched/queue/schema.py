@@ -72,7 +72,7 @@ CREATE TABLE shadow_differences (
 CREATE INDEX shadow_differences_partition ON shadow_differences (partition, seq);
 """,
     """
--- When each waiting job was expected to start, foretold once; a job that no run forward reaches has no row yet.
+-- When each waiting job was expected to start, predicted once; a job that no run forward reaches has no row yet.
 CREATE TABLE predictions (
   job_id TEXT PRIMARY KEY, partition TEXT NOT NULL, made REAL NOT NULL, median REAL NOT NULL, low REAL NOT NULL,
   high REAL, by_limits REAL
@@ -80,7 +80,7 @@ CREATE TABLE predictions (
 CREATE INDEX predictions_made ON predictions (made);
 """,
     """
--- How long each job was believed to run, in seconds, said once by a predictor; see queue.estimates.
+-- How long each job was expected to run, in seconds, said once by a predictor; see queue.estimates.
 CREATE TABLE estimates (job_id TEXT PRIMARY KEY, seconds REAL NOT NULL, predictor TEXT NOT NULL) WITHOUT ROWID;
 """,
     """

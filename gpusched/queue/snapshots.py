@@ -89,7 +89,7 @@ def build_snapshot(
         array_limits: Array id -> how many of its tasks may run at once.
         now: Unix seconds.
         seed: For policies that draw.
-        estimates: Job -> how long it is believed to run, seconds.
+        estimates: Job -> how long it is expected to run, seconds.
     """
     active = list(active)
     declared = {node.name for node in inventory.nodes}

@@ -170,7 +170,7 @@ def waiting_of(eligible: list[PendingView], world: World, usage: dict[str, float
         cores=many * _ints(cores),
         memory=many * _ints(memory),
         limit=limit,
-        believed=np.array([j.believed_s for j in eligible], dtype=np.float64),
+        expected=np.array([j.expected_s for j in eligible], dtype=np.float64),
         usage=np.array([usage.get(j.user, 0.0) for j in eligible], dtype=np.float64),
     )
     queues: dict[str, list[int]] = {}

@@ -22,7 +22,7 @@ class Keys(NamedTuple):
         priority: ``int64``, larger goes first.
         submit: ``float64``, Unix seconds.
         gpus, cores, memory: ``int64``, of the whole job (all its parts); MiB.
-        limit: ``float64``, seconds. believed: ``float64``: the estimated run time, where there is none the limit.
+        limit: ``float64``, seconds. expected: ``float64``: the estimated run time, where there is none the limit.
         usage: ``float64``: GPU hours of the job's user, see `decide.usage_of`.
     """
 
@@ -32,13 +32,13 @@ class Keys(NamedTuple):
     cores: Ints
     memory: Ints
     limit: Floats
-    believed: Floats
+    expected: Floats
     usage: Floats
 
     def of(self, jobs: Ints) -> Keys:
         """The entries of these jobs."""
         whole = (self.gpus[jobs], self.cores[jobs], self.memory[jobs])
-        times = (self.limit[jobs], self.believed[jobs])
+        times = (self.limit[jobs], self.expected[jobs])
         return Keys(self.priority[jobs], self.submit[jobs], *whole, *times, self.usage[jobs])
 
 
@@ -55,7 +55,7 @@ def queue_order(order: Order, keys: Keys, ids: Sequence[str]) -> Ints:
     elif order == "sjf":
         columns.append(keys.limit)
     elif order == "sjf-estimate":
-        columns.append(keys.believed)
+        columns.append(keys.expected)
     elif order == "fairshare":
         columns.append(keys.usage)
     columns.append(keys.submit)

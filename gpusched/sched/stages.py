@@ -13,7 +13,7 @@ from gpusched.sched.agent import Context
 from gpusched.sched.arrays import Waiting, World
 from gpusched.sched.backfill import schedule
 from gpusched.sched.mapping.board import Board
-from gpusched.sched.mapping.queue import Keep, Solver, Wishes, map_queue, unfit_of
+from gpusched.sched.mapping.queue import JobFacts, Keep, Solver, map_queue, unfit_of
 from gpusched.sched.mapping.summary import summary
 from gpusched.sched.reasons import Block
 from gpusched.sched.state import BEST_FIT, EASY, FIRST_FIT, NAIVE, NONE, SKIP, SPREAD, Floats, Ints
@@ -55,14 +55,14 @@ def _mapped(context: Context, queue: Ints, keep: Keep | None) -> Block:
         world.rooms, context.releases, waiting.requests, waiting.jobs, context.scratch, context.outcome,
         context.snapshot.now, world.usable, np.array([kinds[node.gpu_type] for node in world.nodes], np.int64),
     )  # fmt: skip
-    wishes = _wishes(context.snapshot, world, waiting, context.partition, policy.mapping, tuple(kinds))
+    facts = _job_facts(context.snapshot, world, waiting, context.partition, policy.mapping, tuple(kinds))
     solver: Solver | None = None
     if policy.place == "milp":
         try:
             solver = deadline(policy.mapping.budget_s)
         except UsageError as error:
             context.remarks[context.partition] = f"{error.message}: placed greedily"
-    done = map_queue(board, queue, wishes, policy.mapping, BACKFILLS[policy.backfill], solver, keep)
+    done = map_queue(board, queue, facts, policy.mapping, BACKFILLS[policy.backfill], solver, keep)
     if solver is not None and (line := summary(done.reports)):
         context.remarks[context.partition] = line
     return Block(policy, done.head, done.shadow)
@@ -79,9 +79,9 @@ def deadline(budget_s: float) -> Solver:
     return Deadline(budget_s)
 
 
-def _wishes(
+def _job_facts(
     snapshot: Snapshot, world: World, waiting: Waiting, partition: str, mapping: Mapping, kinds: tuple[str, ...]
-) -> Wishes:
+) -> JobFacts:
     users = {name: i for i, name in enumerate(dict.fromkeys(view.user for view in waiting.views))}
     held = np.zeros(len(users))
     for job in snapshot.running:
@@ -96,7 +96,7 @@ def _wishes(
         rows = [of_name.setdefault(name, speeds_by_name(mapping.speeds, name, kinds)) for name in names]
         return np.array(rows, np.float64).reshape(len(names), len(kinds))
 
-    return Wishes(
+    return JobFacts(
         speed=speed,
         user=np.array([users[view.user] for view in waiting.views], np.int64),
         held=held,

@@ -103,7 +103,7 @@ def plain_order(snapshot: Snapshot, partition: str) -> list[PendingView]:
         elif policy and policy.order == "sjf":
             own = (spec.time_limit_s,)
         elif policy and policy.order == "sjf-estimate":
-            own = (job.believed_s,)
+            own = (job.expected_s,)
         elif policy and policy.order == "fairshare":
             own = (usage.get(job.user, 0.0),)
         return (-job.priority, *own, job.submit_time, id_key(job.id))

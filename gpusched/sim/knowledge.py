@@ -19,12 +19,12 @@ class Knowledge(NamedTuple):
     """What a policy goes by.
 
     Attributes:
-        believed: ``float64[jobs]``: run times in seconds, finite and positive.
+        expected: ``float64[jobs]``: run times in seconds, finite and positive.
         knows: What that really is, to be printed with the result.
         notes: Where it differs from what the policy declared.
     """
 
-    believed: Floats
+    expected: Floats
     knows: Knows
     notes: tuple[str, ...]
 
@@ -43,29 +43,29 @@ def knowledge_of(trace: Trace, policy: ReplayPolicy) -> Knowledge:
     if not known.any():
         note = f"{policy.name} goes by limits and the trace has none: it was given the real run times (an oracle)"
         return Knowledge(trace.duration, "oracle", (note,))
-    believed = np.where(known, trace.limit, trace.limit[known].max())
+    expected = np.where(known, trace.limit, trace.limit[known].max())
     missing = int((~known).sum())
     notes = (f"{missing} jobs without a limit count with the longest of the trace",) if missing else ()
-    return Knowledge(believed, policy.knows, notes)
+    return Knowledge(expected, policy.knows, notes)
 
 
-def static_ranks(order: str, trace: Trace, believed: Floats, duration: Floats) -> Ints:
+def static_ranks(order: str, trace: Trace, expected: Floats, duration: Floats) -> Ints:
     """Each job's place in an order that never changes, ``int64[jobs]``; ties by (submit, id).
 
     Args:
         order: See `policies.ORDERS`; ``arriving`` and ``changing`` orders get their tie-break, (submit, id).
         trace: The jobs.
-        believed: What the policy believes of run times, seconds.
+        expected: What the policy expects of run times, seconds.
         duration: Real run times, seconds.
     """
     columns: dict[str, list[npt.NDArray[np.float64] | Ints]] = {
-        "sjf": [believed],
+        "sjf": [expected],
         "sjf-oracle": [duration],
         "ljf": [-trace.gpus, -trace.cores, -trace.memory_mib],
-        "lpt-limit": [-believed],
+        "lpt-limit": [-expected],
         "lpt-oracle": [-duration],
         "smallest": [trace.gpus],
-        "f1": [np.log10(believed) * trace.gpus + 870 * np.log10(np.maximum(trace.submit - _begin(trace), 1.0))],
+        "f1": [np.log10(expected) * trace.gpus + 870 * np.log10(np.maximum(trace.submit - _begin(trace), 1.0))],
     }
     keys = [*columns.get(order, []), np.arange(len(trace))]
     ranked = np.lexsort(keys[::-1])

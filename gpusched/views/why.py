@@ -115,7 +115,7 @@ def _expected_line(expected: ExpectedStart, now: float) -> str:
     if expected.never:
         return f"expected to start: {expected.never}"
     if expected.median is None:
-        return f"expected to start: later than can be foreseen; by the limits {_clock(expected.by_limits, now)}"
+        return f"expected to start: later than can be predicted; by the limits {_clock(expected.by_limits, now)}"
     if expected.median <= now:
         return f"expected to start at once{where}"
     low, high = _clock(expected.low, now), _clock(expected.high, now)

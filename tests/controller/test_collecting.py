@@ -18,7 +18,7 @@ import pytest
 
 from gpusched.cluster.collecting import collect_log, rotate
 from gpusched.cluster.logfiles import secure
-from gpusched.controller.collected import may_see, readers_of, secure_logs
+from gpusched.controller.outputs import may_see, readers_of, secure_logs
 from gpusched.model.jobs import Job, JobState
 from gpusched.model.resources import LogSettings
 from gpusched.nodes.local import LocalTransport

@@ -10,8 +10,8 @@ import pytest
 
 from gpusched.cluster.base import Outcome, Work
 from gpusched.config.paths import log_path
-from gpusched.controller.collected import LONGEST_PAUSE_S, MAX_FAILURES, readers_of
 from gpusched.controller.cycle import Cycle, share_of
+from gpusched.controller.outputs import LONGEST_PAUSE_S, MAX_FAILURES, readers_of
 from gpusched.model import ids
 from gpusched.model.commands import Cancel, Submit
 from gpusched.model.events import Event

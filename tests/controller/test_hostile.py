@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpusched.config.validate import MAX_COUNT, MAX_DEPENDENCIES, MAX_MEMORY_MIB, MAX_NAMES, validate_spec
 from gpusched.controller import launcher
-from gpusched.controller.culprits import culprits
+from gpusched.controller.isolating import isolated
 from gpusched.controller.reconcile import Step, reconcile_job
 from gpusched.errors import UsageError
 from gpusched.model import ids
@@ -184,7 +184,7 @@ def test_culprits_are_found_by_halving(bad: tuple[int, ...]) -> None:
         asked += 1
         return any(item in bad for item in items)
 
-    assert culprits(list(range(100)), fails) == list(bad)
+    assert isolated(list(range(100)), fails) == list(bad)
     assert asked <= 1 + 14 * max(1, len(bad))
 
 

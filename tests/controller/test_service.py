@@ -241,7 +241,7 @@ def test_a_cycle_that_could_not_be_recorded_is_done_again(site: Installation) ->
     assert job.state is JobState.STARTING
 
 
-def test_a_foretelling_that_fails_stops_nothing_but_itself(site: Installation) -> None:
+def test_a_prediction_that_fails_stops_nothing_but_itself(site: Installation) -> None:
     service = site.start()
 
     class Broken:
@@ -252,11 +252,11 @@ def test_a_foretelling_that_fails_stops_nothing_but_itself(site: Installation) -
             raise ZeroDivisionError("oh")
 
     broken = Broken()
-    service._foreteller = broken  # type: ignore[assignment]
-    service.foretell()
-    service.foretell()
+    service._predictor = broken  # type: ignore[assignment]
+    service.predict_starts()
+    service.predict_starts()
     assert broken.calls == 1
-    assert site.said[-1] == "no more starts are foretold until the next start: ZeroDivisionError: oh"
+    assert site.said[-1] == "no more starts are predicted until the next start: ZeroDivisionError: oh"
     assert site.kinds()[-1] == "foretelling_failed"
 
 
@@ -329,7 +329,7 @@ def test_a_tick_goes_on_while_its_own_works_bring_news(
     site.path.write_text(DECLARED.replace("tick: 7s", f"tick: {tick}, probe_timeout: 4s"))
     submit(site)
     budgets: list[float] = []
-    monkeypatch.setattr(Service, "foretell", lambda self, budget_s: budgets.append(budget_s))
+    monkeypatch.setattr(Service, "predict", lambda self, budget_s: budgets.append(budget_s))
     tick_once(site.path, site.state, site.said.append)
     assert budgets == [1.0], "it has no pause in which that could go on"
     assert states(site) == {"RUNNING": 1}
@@ -383,10 +383,10 @@ def test_cycles_go_on_through_trouble_until_it_is_told_to_end(
 
     monkeypatch.setattr(module, "Relaying", Relaying)
     monkeypatch.setattr(Service, "pause", pause)
-    monkeypatch.setattr(Service, "foretell", lambda self: relays.append("foretell") if not shared else None)
+    monkeypatch.setattr(Service, "predict", lambda self: relays.append("predict") if not shared else None)
     run_forever(site.path, site.state, site.said.append)
     assert site.nodes.asked == [3.0] * 4
-    assert relays == (["watch"] * 4 if shared else ["foretell"] * 3) + ["close"]
+    assert relays == (["watch"] * 4 if shared else ["predict"] * 3) + ["close"]
     assert len([line for line in site.said if "could not be recorded" in line and "no room" in line]) == 1
     assert f"controller {os.getpid()} on {site.state}: 2 nodes, state is kept there" in site.said
     assert not (site.state / FILE).exists()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpusched.cluster.base import Observation, RankKey
-from gpusched.controller.pressing import gives_up, is_due, stuck_event, stuck_on, tried
+from gpusched.controller.escalating import gives_up, is_due, stuck_event, stuck_on, tried
 from gpusched.controller.tidy import Tidy, reap_strays, tidy_leftovers
 from gpusched.model.jobs import container_name
 from gpusched.model.readings import ContainerReading, NodeReading, ProbeFailure

@@ -161,14 +161,14 @@ JSON: dict[str, dict[str, str]] = {
     },
     "nightly-predictions": {
         "partition": "Where.",
-        "made": "Jobs whose start was foretold.",
+        "made": "Jobs whose start was predicted.",
         "started": "Of these, started since.",
         "overdue": "Still waiting after the end of their range.",
         "open": "Waiting within it.",
         "gone": "Ended without a start.",
-        "median_abs_error_s": "Half were foretold nearer than that, or null.",
+        "median_abs_error_s": "Half were predicted nearer than that, or null.",
         "median_error_s": "With its sign: above 0 they started later.",
-        "within_range": "Part that started in the range foretold, or null.",
+        "within_range": "Part that started in the range predicted, or null.",
         "median_wait_s": "From forecast to start.",
     },
     "trace-stats": {

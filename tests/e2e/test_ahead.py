@@ -15,7 +15,7 @@ from tests.testbed import wait_until
 COMPILING_S = 240.0  # once on this machine, with other tests on its cores
 
 
-def test_a_start_is_foretold_recorded_and_judged(house: Cluster, share: Path) -> None:
+def test_a_start_is_predicted_recorded_and_judged(house: Cluster, share: Path) -> None:
     mount = ("--mount", f"{share}:/share")
     first = house.sh(WAIT, "-p", "A100", "--gpus", "8", "-t", "1h", "--nodelist", "dgx001", *mount)
     second = house.sh(WAIT, "-p", "A100", "--gpus", "8", "-t", "2h", "--nodelist", "dgx003", *mount)
@@ -35,9 +35,9 @@ def test_a_start_is_foretold_recorded_and_judged(house: Cluster, share: Path) ->
     def recorded() -> bool:
         with house.reader() as reader:
             assert reader is not None
-            return waits in {f.prediction.job_id for f in reader.foretold(0, time.time())}
+            return waits in {f.prediction.job_id for f in reader.predicted_starts(0, time.time())}
 
-    wait_until(recorded, COMPILING_S, "the controller to record what it foretells")
+    wait_until(recorded, COMPILING_S, "the controller to record what it predicts")
     (share / "go").touch()
     for job in (first, second, waits):
         house.wait_state(job, "COMPLETED")

@@ -18,24 +18,24 @@ from tests.queue.test_store import NOW, job
 def test_the_first_prediction_of_a_job_counts_and_meets_its_start(tmp_path: Path) -> None:
     store = Store.create_or_open(tmp_path)
     store.put_jobs([job("a", JobState.RUNNING), job("b", JobState.PENDING), job("c", JobState.CANCELLED)])
-    assert store.unforetold() == (1, ["b"])
+    assert store.unpredicted() == (1, ["b"])
     first = [Prediction(j, "p", NOW, NOW + 60, NOW + 50, None, NOW + 99) for j in "abc"]
     store.put_predictions(first)
     store.put_predictions([p._replace(made=NOW + 5, median=NOW) for p in first])
-    assert store.unforetold() == (1, [])
+    assert store.unpredicted() == (1, [])
     earlier = Run(job_id="a", attempt=1, user="u", partition="p", flavor=None, share=1, gpus=1, start_time=NOW - 9,
                   end_time=None, outcome=None, nodes={})  # fmt: skip
     store.open_run(earlier)  # an attempt before the forecast: the job was requeued
-    assert store.foretold(NOW, NOW + 1)[0].started is None
+    assert store.predicted_starts(NOW, NOW + 1)[0].started is None
     store.open_run(
         Run(**{**{f: getattr(earlier, f) for f in earlier.__struct_fields__}, "attempt": 2, "start_time": NOW + 70})
     )
-    found = {f.prediction.job_id: f for f in store.foretold(NOW, NOW + 1)}
+    found = {f.prediction.job_id: f for f in store.predicted_starts(NOW, NOW + 1)}
     assert [f.prediction for f in found.values()] == first
     assert (found["a"].started, found["a"].waits) == (NOW + 70, False)
     assert (found["b"].started, found["b"].waits) == (None, True)
     assert (found["c"].started, found["c"].waits) == (None, False)
-    assert store.foretold(NOW + 1, NOW + 9) == []
+    assert store.predicted_starts(NOW + 1, NOW + 9) == []
     store.close()
 
 
@@ -64,11 +64,11 @@ def test_a_store_from_before_is_read_as_it_is_and_taken_along_when_opened_to_wri
     db.close()
     reader = Reader.open(tmp_path)
     assert reader is not None
-    assert reader.foretold(0, NOW) == []
+    assert reader.predicted_starts(0, NOW) == []
     reader.close()
     store = Store.create_or_open(tmp_path)
     store.put_jobs([job("b", JobState.PENDING)])
-    assert store.unforetold() == (1, ["b"])
+    assert store.unpredicted() == (1, ["b"])
     assert store._db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
     store.close()
     assert len(MIGRATIONS) == SCHEMA_VERSION - 1

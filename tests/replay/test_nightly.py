@@ -57,7 +57,7 @@ class Site:
         if end is not None:
             self.store.close_run(name, 1, NOW - end * HOUR, JobState.COMPLETED)
 
-    def foretold(self, name: str, made: float, low: float, median: float, high: float | None) -> None:
+    def predicted_starts(self, name: str, made: float, low: float, median: float, high: float | None) -> None:
         times = [None if h is None else NOW - h * HOUR for h in (median, low, high)]
         self.store.put_predictions([Prediction(name, "A", NOW - made * HOUR, *times, None)])  # type: ignore[arg-type]
 
@@ -87,15 +87,15 @@ def test_a_replay_begins_with_what_ran_and_waited_then(site: Site) -> None:
 
 def test_forecasts_are_held_against_what_happened(site: Site) -> None:
     site.job("good", submit=10, start=8.0, end=7, gpus=1)
-    site.foretold("good", made=10, low=9.0, median=8.5, high=7.5)
+    site.predicted_starts("good", made=10, low=9.0, median=8.5, high=7.5)
     site.job("late", submit=10, start=5.0, end=4, gpus=1)
-    site.foretold("late", made=10, low=9.0, median=8.0, high=7.5)
+    site.predicted_starts("late", made=10, low=9.0, median=8.0, high=7.5)
     site.job("overdue", submit=10, start=None, end=None, gpus=1)
-    site.foretold("overdue", made=10, low=9.0, median=8.0, high=2.0)
+    site.predicted_starts("overdue", made=10, low=9.0, median=8.0, high=2.0)
     site.job("open", submit=10, start=None, end=None, gpus=1)
-    site.foretold("open", made=10, low=9.0, median=8.0, high=None)
-    site.foretold("gone", made=10, low=9.0, median=8.0, high=7.0)
-    site.foretold("long ago", made=30, low=29.0, median=28.0, high=27.0)
+    site.predicted_starts("open", made=10, low=9.0, median=8.0, high=None)
+    site.predicted_starts("gone", made=10, low=9.0, median=8.0, high=7.0)
+    site.predicted_starts("long ago", made=30, low=29.0, median=28.0, high=27.0)
     report = site.report()
     (score,) = report.predictions
     assert (score.made, score.started, score.overdue, score.open, score.gone) == (5, 2, 1, 1, 1)
@@ -104,11 +104,11 @@ def test_forecasts_are_held_against_what_happened(site: Site) -> None:
     assert score.median_wait_s == pytest.approx(3.5 * HOUR)
     (line,) = [line for line in report.more if line.startswith("A: ")]
     assert line == (
-        "A: 2 of 5 foretold starts have come, half of them within 3.00 h of the time said, 33% within the range said"
+        "A: 2 of 5 predicted starts have come, half of them within 3.00 h of the time said, 33% within the range said"
     )
     written = json.loads(Path(report.file).read_text())
     assert written["predictions"][0]["started"] == 2
-    assert "2 of 5 foretold starts have come" in Path(report.partitions[0].page).read_text()
+    assert "2 of 5 predicted starts have come" in Path(report.partitions[0].page).read_text()
 
 
 def test_old_reports_are_removed_and_nothing_else(site: Site) -> None:

@@ -82,7 +82,7 @@ class Reference:
     # what is free
 
     def free(self, at=None):
-        """Free now, or at a later time by what is believed of the running jobs; nodes that are away have nothing."""
+        """Free now, or at a later time by what is expected of the running jobs; nodes that are away have nothing."""
         free = self.whole()
         for job in self.jobs:
             if job.running and (at is None or max(self.now, job.last_start + job.limit) > at):

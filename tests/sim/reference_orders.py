@@ -88,10 +88,10 @@ class Conservative(PacedReference):
 
 
 class Changing(PacedReference):
-    """Orders whose keys change while jobs wait: wfp3 and unicef (limits), n GPUs, waited w, believed r."""
+    """Orders whose keys change while jobs wait: wfp3 and unicef (limits), n GPUs, waited w, expected r."""
 
     def key(self, job):
-        waited, believed = self.now - job.submit, job.limit_believed
+        waited, expected = self.now - job.submit, job.limit_believed
         if self.order == "wfp3":
-            return -((waited / believed) ** 3) * job.gpus
-        return -waited / (max(math.log2(max(job.gpus, 1)), 1e-15) * believed)
+            return -((waited / expected) ** 3) * job.gpus
+        return -waited / (max(math.log2(max(job.gpus, 1)), 1e-15) * expected)

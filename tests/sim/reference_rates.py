@@ -149,7 +149,7 @@ class PacedReference(Reference):
     # what is free
 
     def state(self, at=None):
-        """([GPUs, cores, memory] free, the thousandths used of every shared GPU) by node, now or as believed later."""
+        """([GPUs, cores, memory] free, the thousandths used of every shared GPU) by node, now or as expected later."""
         gone = [] if at is None else [
             j for j in self.jobs if j.running and max(self.now, j.last_start + j.limit_believed) <= at
         ]  # fmt: skip

@@ -164,7 +164,7 @@ def _new_episode(batch: Batch, rules: Rules, c: int, sim: Sim) -> None:
         asked[j] = 1
         job, state = sim.jobs[j], sim.state[j]
         job["submit"] = j * rules.gap_s
-        job["duration"] = job["believed"] = state["left"] = kinds.run_s[kind[j]]
+        job["duration"] = job["expected"] = state["left"] = kinds.run_s[kind[j]]
         job["shape"] = kinds.shape[kind[j]]
         state["status"] = FUTURE
         state["first"] = state["start"] = state["end"] = np.nan

@@ -15,8 +15,8 @@ from gpusched.agents.gist.networks import (
     SERVER_INPUTS,
     Agent,
     Head,
-    Scene,
-    scene_of,
+    Observation,
+    observation_of,
     score,
     see_hold,
     see_job,
@@ -74,15 +74,15 @@ def agent_pass(
     fits = fitting(rooms, requests, jobs, queue, scratch)
     if not wanted and not fits.any():
         return queue, -1, np.inf, True
-    scene = scene_of(rooms, usable, releases, requests, jobs, queue)
+    obs = observation_of(rooms, usable, releases, requests, jobs, queue)
     inputs = np.zeros((queue.size, _JOB), np.float32)
-    see_queue(inputs, scene, usable, requests, jobs, queue, submit, now, fits)
+    see_queue(inputs, obs, usable, requests, jobs, queue, submit, now, fits)
     scores, sound = score_queue(inputs, agent)
     if not sound:
         return queue, -1, np.inf, False
     ordered = by_score(queue, scores, priority)
     head, shadow, sound = walk(
-        rooms, usable, releases, requests, jobs, ordered, submit, now, agent, scene, fits, scratch, outcome
+        rooms, usable, releases, requests, jobs, ordered, submit, now, agent, obs, fits, scratch, outcome
     )
     return ordered, head, shadow, sound
 
@@ -103,7 +103,7 @@ def fitting(rooms: Rooms, requests: Requests, jobs: Jobs, queue: Ints, scratch: 
 
 @jit
 def see_queue(
-    inputs: Reals, scene: Scene, usable: Rooms, requests: Requests, jobs: Jobs, queue: Ints, submit: Floats,
+    inputs: Reals, obs: Observation, usable: Rooms, requests: Requests, jobs: Jobs, queue: Ints, submit: Floats,
     now: float, fits: Flags,
 ) -> None:  # fmt: skip
     """Fills ``inputs: float32[waiting, JOB_INPUTS]``; what is of a shape alone is looked at once for each."""
@@ -117,7 +117,7 @@ def see_queue(
             see_times(inputs[i], limit, age)
         else:
             first[shape] = i
-            see_job(inputs[i], scene, usable, request_of(requests, shape), limit, age, fits[shape] != 0)
+            see_job(inputs[i], obs, usable, request_of(requests, shape), limit, age, fits[shape] != 0)
 
 
 @jit
@@ -145,14 +145,14 @@ def by_score(queue: Ints, scores: Floats, priority: Ints) -> Ints:
 @jit
 def walk(
     rooms: Rooms, usable: Rooms, releases: Releases, requests: Requests, jobs: Jobs, ordered: Ints, submit: Floats,
-    now: float, agent: Agent, scene: Scene, fits: Flags, scratch: Scratch, outcome: Outcome,
+    now: float, agent: Agent, obs: Observation, fits: Flags, scratch: Scratch, outcome: Outcome,
 ) -> tuple[int, float, bool]:  # fmt: skip
     """Starts what should start of ``ordered``; as `agent_pass`, without the queue.
 
     With nothing running in the partition the first job that fits starts whatever the agent says, so that it never
     waits for ever.
     """
-    first, head, sound, busy = -1, Head(0.0, 0.0, np.inf), True, scene.busy
+    first, head, sound, busy = -1, Head(0.0, 0.0, np.inf), True, obs.busy
     for job in ordered:
         shape, array = jobs.shape[job], jobs.array[job]
         if jobs.standing[shape] != OK:
@@ -166,7 +166,7 @@ def walk(
         code = PRIORITY
         if fits[shape]:
             code, sound = _seat(
-                rooms, usable, jobs.masks, request, limit, age, now, agent, scene, head, late, busy > 0, scratch
+                rooms, usable, jobs.masks, request, limit, age, now, agent, obs, head, late, busy > 0, scratch
             )
             if not sound:
                 break
@@ -176,12 +176,12 @@ def walk(
             busy += request.parts
             for part in range(request.parts):
                 node = scratch.chosen[part]
-                scene.drain[node] = max(scene.drain[node], now + limit)
+                obs.drain[node] = max(obs.drain[node], now + limit)
         elif code == PRIORITY and first < 0:
             first, code = job, RESOURCES
             shadow = reserve(rooms, releases, jobs.masks, request, BEST_FIT, now, scratch)
             protect(rooms, request, shadow < np.inf, scratch)
-            head = Head(request.parts * request.gpus / scene.gpus, age, shadow)
+            head = Head(request.parts * request.gpus / obs.gpus, age, shadow)
         outcome.code[job] = code
     return first, head.shadow, sound
 
@@ -189,7 +189,7 @@ def walk(
 @jit
 def _seat(
     rooms: Rooms, usable: Rooms, masks: Flags, request: Request, limit: float, age: float, now: float, agent: Agent,
-    scene: Scene, head: Head, late: bool, may_hold: bool, scratch: Scratch,
+    obs: Observation, head: Head, late: bool, may_hold: bool, scratch: Scratch,
 ) -> tuple[int, bool]:  # fmt: skip
     """STARTED with ``scratch.chosen`` set, PRIORITY (does not fit), BACKFILL or POLICY (waits all the same).
 
@@ -198,11 +198,9 @@ def _seat(
     waits = head.shadow < np.inf
     found, sound = False, True
     if late:
-        found, sound = best_servers(
-            scratch.late, rooms, usable, masks, request, limit, now, agent, scene, waits, scratch
-        )
+        found, sound = best_servers(scratch.late, rooms, usable, masks, request, limit, now, agent, obs, waits, scratch)
     if not found and sound:
-        found, sound = best_servers(rooms, rooms, usable, masks, request, limit, now, agent, scene, waits, scratch)
+        found, sound = best_servers(rooms, rooms, usable, masks, request, limit, now, agent, obs, waits, scratch)
     if not found or not sound:
         return PRIORITY, sound
     in_the_way = breaks = False
@@ -211,7 +209,7 @@ def _seat(
         in_the_way = in_the_way or (waits and not node_fits(scratch.late, masks, request, node))
         breaks = breaks or (rooms.gpus[node] == usable.gpus[node] and request.gpus < rooms.gpus[node])
     inputs, output = np.zeros(_HOLD, np.float32), np.zeros(1, np.float32)
-    see_hold(inputs, scene, head, float(request.parts * request.gpus), limit, age, now, late, in_the_way, breaks)
+    see_hold(inputs, obs, head, float(request.parts * request.gpus), limit, age, now, late, in_the_way, breaks)
     answer = score(agent.hold, inputs, output, work_for(agent.hold.net))
     hinders = late and in_the_way
     holds = hinders if age > agent.patience_s else answer > 0
@@ -223,7 +221,7 @@ def _seat(
 @jit
 def best_servers(
     within: Rooms, rooms: Rooms, usable: Rooms, masks: Flags, request: Request, limit: float, now: float,
-    agent: Agent, scene: Scene, waits: bool, scratch: Scratch,
+    agent: Agent, obs: Observation, waits: bool, scratch: Scratch,
 ) -> tuple[bool, bool]:  # fmt: skip
     """Puts the best servers among those that fit ``within`` into ``scratch.chosen[:parts]``; ties to the lower row.
 
@@ -237,7 +235,7 @@ def best_servers(
         if not node_fits(within, masks, request, node):
             continue
         reserved = waits and scratch.spare.gpus[node] < PLENTY
-        see_server(inputs, scene, within, rooms, usable, reserved, request, limit, now, node)
+        see_server(inputs, obs, within, rooms, usable, reserved, request, limit, now, node)
         value = score(agent.server, inputs, output, work)
         sound = sound and bool(np.isfinite(value))
         if count < request.parts:

@@ -115,7 +115,7 @@ def score(scorer: Scorer, inputs: Reals, outputs: Reals, work: Reals) -> float:
     return float(total)
 
 
-class Scene(NamedTuple):
+class Observation(NamedTuple):
     """One partition at one moment.
 
     Attributes:
@@ -136,8 +136,10 @@ class Scene(NamedTuple):
 
 
 @jit
-def scene_of(rooms: Rooms, usable: Rooms, releases: Releases, requests: Requests, jobs: Jobs, queue: Ints) -> Scene:
-    """The scene of the partition whose waiting jobs are ``queue: int64[waiting]``, at least one."""
+def observation_of(
+    rooms: Rooms, usable: Rooms, releases: Releases, requests: Requests, jobs: Jobs, queue: Ints
+) -> Observation:
+    """The observation of the partition whose waiting jobs are ``queue: int64[waiting]``, at least one."""
     lo, hi = requests.lo[jobs.shape[queue[0]]], requests.hi[jobs.shape[queue[0]]]
     gpus = free = busy = waiting = demand = 0
     for node in range(lo, hi):
@@ -156,7 +158,7 @@ def scene_of(rooms: Rooms, usable: Rooms, releases: Releases, requests: Requests
             waiting += 1
             demand += requests.parts[shape] * requests.gpus[shape]
     whole = max(float(gpus), 1.0)
-    return Scene(lo, hi, whole, free / whole, waiting, demand / whole, busy, drain)
+    return Observation(lo, hi, whole, free / whole, waiting, demand / whole, busy, drain)
 
 
 @jit
@@ -166,11 +168,13 @@ def logarithm(seconds: float) -> float:
 
 
 @jit
-def see_job(inputs: Reals, scene: Scene, usable: Rooms, request: Request, limit: float, age: float, fits: bool) -> None:
+def see_job(
+    inputs: Reals, obs: Observation, usable: Rooms, request: Request, limit: float, age: float, fits: bool
+) -> None:
     """Fills ``inputs`` (`JOB_INPUTS`)."""
     gpus = float(request.parts * request.gpus)
     most_gpus, most_cores, most_memory = 1, 1, 1
-    for node in range(scene.lo, scene.hi):
+    for node in range(obs.lo, obs.hi):
         if usable.gpus[node] >= request.gpus:
             most_gpus = max(most_gpus, usable.gpus[node])
             most_cores = max(most_cores, usable.cores[node])
@@ -180,13 +184,13 @@ def see_job(inputs: Reals, scene: Scene, usable: Rooms, request: Request, limit:
     see_times(inputs, limit, age)
     inputs[2] = np.log(max(gpus, 0.5)) / _LOGS
     inputs[3] = np.log(float(request.parts)) / _LOGS
-    inputs[4] = gpus / scene.gpus
+    inputs[4] = gpus / obs.gpus
     inputs[5] = of_node
     inputs[6] = max(others - of_node, 0.0)
     inputs[7] = 1.0 if fits else 0.0
-    inputs[8] = scene.free
-    inputs[9] = np.log1p(float(scene.waiting)) / _FAR
-    inputs[10] = np.log1p(scene.demand) / _LOGS
+    inputs[8] = obs.free
+    inputs[9] = np.log1p(float(obs.waiting)) / _FAR
+    inputs[10] = np.log1p(obs.demand) / _LOGS
 
 
 @jit
@@ -198,7 +202,7 @@ def see_times(inputs: Reals, limit: float, age: float) -> None:
 
 @jit
 def see_server(
-    inputs: Reals, scene: Scene, within: Rooms, rooms: Rooms, usable: Rooms, reserved: bool, request: Request,
+    inputs: Reals, obs: Observation, within: Rooms, rooms: Rooms, usable: Rooms, reserved: bool, request: Request,
     limit: float, now: float, node: int,
 ) -> None:  # fmt: skip
     """Fills ``inputs`` (`SERVER_INPUTS`): the node as it would be with one part of the job on it.
@@ -206,7 +210,7 @@ def see_server(
     ``within``: what the job may take of ``rooms``; less where the head of the queue has a reservation.
     """
     left = within.gpus[node] - request.gpus
-    drains = scene.drain[node] - now if scene.drain[node] > 0 else 0.0
+    drains = obs.drain[node] - now if obs.drain[node] > 0 else 0.0
     apart = logarithm(limit) - logarithm(drains)
     inputs[0] = left / 8.0
     inputs[1] = (within.cores[node] - request.cores) / max(usable.cores[node], 1)
@@ -217,7 +221,7 @@ def see_server(
     inputs[6] = max(apart, 0.0)
     inputs[7] = max(-apart, 0.0)
     inputs[8] = 1.0 if reserved else 0.0
-    inputs[9] = (node - scene.lo) / max(scene.hi - scene.lo - 1, 1)
+    inputs[9] = (node - obs.lo) / max(obs.hi - obs.lo - 1, 1)
     inputs[10] = request.gpus / max(usable.gpus[node], 1)
 
 
@@ -231,7 +235,7 @@ class Head(NamedTuple):
 
 @jit
 def see_hold(
-    inputs: Reals, scene: Scene, head: Head, gpus: float, limit: float, age: float, now: float, late: bool,
+    inputs: Reals, obs: Observation, head: Head, gpus: float, limit: float, age: float, now: float, late: bool,
     in_the_way: bool, breaks: bool,
 ) -> None:  # fmt: skip
     """Fills ``inputs`` (`HOLD_INPUTS`): the job, what it would do to the head, and the partition."""
@@ -245,12 +249,12 @@ def see_hold(
     inputs[5] = min(max(np.log(max(limit, 1.0) / until) / _LOGS, -2.0), 2.0) if waits else 0.0
     inputs[6] = logarithm(limit)
     inputs[7] = logarithm(age)
-    inputs[8] = gpus / scene.gpus
+    inputs[8] = gpus / obs.gpus
     inputs[9] = head.share
     inputs[10] = logarithm(head.age) if waits else 0.0
     inputs[11] = logarithm(until) if waits else 0.0
-    inputs[12] = scene.free
-    inputs[13] = np.log1p(float(scene.waiting)) / _FAR
+    inputs[12] = obs.free
+    inputs[13] = np.log1p(float(obs.waiting)) / _FAR
     inputs[14] = 1.0 if breaks else 0.0
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from gpusched.agents.common.attention import NONE as NO_ATTENTION
 from gpusched.agents.common.attention import attended
 from gpusched.agents.common.nets import Net, forward, work_for
-from gpusched.agents.rltune.history import Book, Reals, Scene, Shape, features, left_s, note_running
+from gpusched.agents.rltune.history import Book, Observation, Reals, Shape, features, left_s, note_running
 from gpusched.agents.rltune.odds import Odds, expected
 from gpusched.compiled import jit
 from gpusched.sched.backfill import take
@@ -132,7 +132,7 @@ def window_of(book: Book, queue: Ints, size: int, ahead: Ints) -> Ints:
 
 
 @jit
-def scene_of(rooms: Rooms, total: Rooms, lo: int, hi: int, queued: int, now: float) -> Scene:
+def observation_of(rooms: Rooms, total: Rooms, lo: int, hi: int, queued: int, now: float) -> Observation:
     """What the jobs of the partition of rows ``lo <= node < hi`` have in common."""
     free = idle = gpus = 0
     for node in range(lo, hi):
@@ -140,12 +140,19 @@ def scene_of(rooms: Rooms, total: Rooms, lo: int, hi: int, queued: int, now: flo
         if rooms.gpus[node] > 0:
             free += rooms.gpus[node]
             idle += rooms.gpus[node] == total.gpus[node]
-    return Scene(now, free / max(gpus, 1), idle / max(hi - lo, 1), float(queued), float(max(gpus, 1)))
+    return Observation(now, free / max(gpus, 1), idle / max(hi - lo, 1), float(queued), float(max(gpus, 1)))
 
 
 @jit
 def ordered(
-    book: Book, scorer: Scorer, scene: Scene, field: Field, releases: Releases, queue: Ints, ahead: Ints, seen: Reals
+    book: Book,
+    scorer: Scorer,
+    obs: Observation,
+    field: Field,
+    releases: Releases,
+    queue: Ints,
+    ahead: Ints,
+    seen: Reals,
 ) -> tuple[Ints, Flags, bool]:
     """The jobs from first to last, ``int64[waiting]``; for which nodes are held, ``uint8[waiting]``; all numbers?
 
@@ -156,7 +163,7 @@ def ordered(
     order = window_of(book, queue, scorer.window[0], ahead)
     size = min(queue.size, scorer.window[0])
     window = order[:size].copy()
-    scores = scores_of(book, scorer, scene, field, releases, queue, window, ahead, seen)
+    scores = scores_of(book, scorer, obs, field, releases, queue, window, ahead, seen)
     if not np.all(np.isfinite(scores)):
         return queue[order], hold, False
     best = np.argsort(-scores[:, 0], kind="mergesort")
@@ -170,7 +177,7 @@ def ordered(
 def scores_of(
     book: Book,
     scorer: Scorer,
-    scene: Scene,
+    obs: Observation,
     field: Field,
     releases: Releases,
     queue: Ints,
@@ -185,7 +192,7 @@ def scores_of(
     row, work = np.zeros(seen.shape[1], np.float32), work_for(scorer.net)
     scores = np.empty((window.size, 2), np.float32)
     for i in range(releases.used[0]):
-        note_running(book, _owner(releases, jobs, releases.order[i]), scene.now)
+        note_running(book, _owner(releases, jobs, releases.order[i]), obs.now)
     for i in range(window.size):
         job = queue[window[i]]
         shape = jobs.shape[job]
@@ -195,10 +202,10 @@ def scores_of(
             share[shape] = _allowed_free(field, request)
             if not fits[shape]:
                 if due.size == 0:
-                    slots, due = due_slots(book, releases, jobs, scene.now)
-                drain[shape] = await_room(field, field.rooms, releases, slots, due, request, scene.now) - scene.now
+                    slots, due = due_slots(book, releases, jobs, obs.now)
+                drain[shape] = await_room(field, field.rooms, releases, slots, due, request, obs.now) - obs.now
         of = Shape(share[shape], fits[shape] == 1, min(drain[shape], 1e9))
-        features(book, scorer.odds, scene, job, ahead[window[i]], of, row)
+        features(book, scorer.odds, obs, job, ahead[window[i]], of, row)
         score(scorer, row, seen[i], scores[i], work)
     if scorer.attention.size > 0:
         _attend(scorer, seen[: window.size], scores)

@@ -79,7 +79,7 @@ class Book(NamedTuple):
     history: History
 
 
-class Scene(NamedTuple):
+class Observation(NamedTuple):
     """What a decision's jobs have in common; shares are of all GPUs or nodes of the partition."""
 
     now: float
@@ -211,7 +211,7 @@ def left_s(book: Book, job: int, now: float) -> float:
 
 
 @jit
-def features(book: Book, odds: Odds, scene: Scene, job: int, ahead: int, shape: Shape, out: Reals) -> None:
+def features(book: Book, odds: Odds, obs: Observation, job: int, ahead: int, shape: Shape, out: Reals) -> None:
     """What the network sees of one job, ``float32[FEATURES]``, not yet scaled."""
     of = book.facts[job]
     burst, kind, queue = book.bursts[of["burst"]], book.kinds[of["kind"]], book.queues[of["queue"]]
@@ -222,10 +222,10 @@ def features(book: Book, odds: Odds, scene: Scene, job: int, ahead: int, shape: 
     out[MEMORY] = np.log2(max(of["memory"], 0.0) / gpus / 1024.0 + 1.0)
     out[LIMITED] = 0.0 if np.isnan(of["limit"]) else 1.0
     out[LIMIT] = 0.0 if np.isnan(of["limit"]) else of["limit"]
-    out[WAITED] = np.log(max(scene.now - of["submit"], 0.0) + 1.0)
+    out[WAITED] = np.log(max(obs.now - of["submit"], 0.0) + 1.0)
     angle = 2.0 * np.pi * of["clock"] / DAY_S
     out[HOUR_SIN], out[HOUR_COS] = np.sin(angle), np.cos(angle)
-    out[USER_SHARE] = book.users[of["user"]]["held"] / scene.gpus
+    out[USER_SHARE] = book.users[of["user"]]["held"] / obs.gpus
     out[KIND_ENDED] = np.log(kind["ended"] + 1.0)
     out[KIND_MEAN] = kind["mean"] if kind["ended"] > 0 else _UNKNOWN_LOG_S
     out[KIND_SPREAD] = _spread(book.kinds, of["kind"])
@@ -236,16 +236,16 @@ def features(book: Book, odds: Odds, scene: Scene, job: int, ahead: int, shape: 
     out[BURST_RUNS] = np.log(burst["runs"] + 1.0)
     age = 0.0
     if burst["runs"] > 0:
-        age = np.log(max(scene.now - burst["starts"] / burst["runs"], 0.0) + 1.0)
+        age = np.log(max(obs.now - burst["starts"] / burst["runs"], 0.0) + 1.0)
     out[BURST_AGE] = age
     out[BURST_AHEAD] = np.log(ahead + 1.0)
-    out[QUEUED] = np.log(scene.queued + 1.0)
-    out[FREE] = scene.free
-    out[IDLE_NODES] = scene.idle_nodes
+    out[QUEUED] = np.log(obs.queued + 1.0)
+    out[FREE] = obs.free
+    out[IDLE_NODES] = obs.idle_nodes
     out[ALLOWED_FREE] = shape.allowed_free
     out[FITS] = 1.0 if shape.fits else 0.0
     out[DRAIN] = np.log(max(shape.drain_s, 0.0) + 1.0)
-    had = of["had"] + (scene.now - of["started"] if runs else 0.0)
+    had = of["had"] + (obs.now - of["started"] if runs else 0.0)
     out[ATTAINED] = level_of(had)
     out[RUNNING] = 1.0 if runs else 0.0
     found = estimate_log_s(book, job)

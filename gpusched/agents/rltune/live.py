@@ -14,7 +14,7 @@ import numpy as np
 from gpusched.agents.common.attention import attention_of
 from gpusched.agents.common.nets import net_of
 from gpusched.agents.rltune import preempt as rltune_preempt
-from gpusched.agents.rltune.decide import Field, Scorer, arrange, ordered, scene_of
+from gpusched.agents.rltune.decide import Field, Scorer, arrange, observation_of, ordered
 from gpusched.agents.rltune.history import FEATURES, Book
 from gpusched.agents.rltune.mapped import map_order
 from gpusched.agents.rltune.odds import CLASSES, LEVELS, Odds
@@ -79,10 +79,10 @@ def decide_queue(prepared: Prepared, context: Context) -> tuple[list[int], Block
     queue = waiting.ordered(context.partition, "fifo")
     book: Book = book_of_snapshot(context, prepared.knows)
     field = Field(world.rooms, world.usable, waiting.requests, waiting.jobs, context.scratch)
-    scene = scene_of(world.rooms, world.total, lo, hi, len(queue), snapshot.now)
+    obs = observation_of(world.rooms, world.total, lo, hi, len(queue), snapshot.now)
     seen = np.zeros((int(prepared.scorer.window[0]), len(FEATURES)), np.float32)
     ahead = np.zeros(len(queue) + 1, np.int64)
-    order, hold, sound = ordered(book, prepared.scorer, scene, field, context.releases, queue, ahead, seen)
+    order, hold, sound = ordered(book, prepared.scorer, obs, field, context.releases, queue, ahead, seen)
     if not sound:
         raise Unusable(NO_NUMBER)
     first = np.argsort(-waiting.keys.priority[order], kind="stable")

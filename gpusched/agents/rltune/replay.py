@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.rltune.decide import Field, Scorer, arrange, ordered, scene_of
+from gpusched.agents.rltune.decide import Field, Scorer, arrange, observation_of, ordered
 from gpusched.agents.rltune.history import (
     DAY_S,
     FACTS,
@@ -141,11 +141,11 @@ def decide_scored(
 ) -> bool:
     """One partition's decision, carried out; False: a score is no number."""
     shape, now = sim.shapes[sim.jobs[own[0]]["shape"]], sim.clock[0]
-    scene = scene_of(sim.rooms, passes.total, shape["lo"], shape["hi"], own.size, now)
-    if scene.free == 0.0 and shape["gpus"] > 0:
+    obs = observation_of(sim.rooms, passes.total, shape["lo"], shape["hi"], own.size, now)
+    if obs.free == 0.0 and shape["gpus"] > 0:
         return True
     field = Field(sim.rooms, passes.usable, passes.requests, passes.jobs, passes.scratch)
-    order, hold, sound = ordered(book, scorer, scene, field, passes.releases, own, queue.ahead, queue.seen)
+    order, hold, sound = ordered(book, scorer, obs, field, passes.releases, own, queue.ahead, queue.seen)
     if sound:
         queue.outcome.total[:] = 0
         arrange(book, scorer.odds, field, passes.releases, order, hold, rule, backfill, now, queue.outcome)
@@ -192,12 +192,12 @@ class ScoredOrder:
         if not len(own):
             return own, None
         shapes = sim.shapes[sim.jobs["shape"][own]]
-        scene = scene_of(sim.rooms, passes.total, int(shapes["lo"][0]), int(shapes["hi"][0]), len(own), now)
-        if scene.free == 0.0 and shapes["gpus"].min() > 0:  # nobody can start
+        obs = observation_of(sim.rooms, passes.total, int(shapes["lo"][0]), int(shapes["hi"][0]), len(own), now)
+        if obs.free == 0.0 and shapes["gpus"].min() > 0:  # nobody can start
             return own[:0], None
         field = Field(sim.rooms, passes.usable, passes.requests, passes.jobs, passes.scratch)
         order, hold, sound = ordered(
-            self._book, prepared.scorer, scene, field, passes.releases, own, self._ahead, self._seen
+            self._book, prepared.scorer, obs, field, passes.releases, own, self._ahead, self._seen
         )  # fmt: skip
         if not sound:
             raise GpuschedError(f"{world.policy.name}: {NO_NUMBER}", "train it again")

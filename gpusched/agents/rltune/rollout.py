@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.rltune.decide import Field, Scorer, arrange, scene_of, scores_of, window_of
+from gpusched.agents.rltune.decide import Field, Scorer, arrange, observation_of, scores_of, window_of
 from gpusched.agents.rltune.history import Book, Reals
 from gpusched.agents.rltune.replay import Queue, carry_out, remember
 from gpusched.compiled import jit
@@ -80,14 +80,14 @@ def _decide(
     temperature: float, rng: Words, tape: Tape,
 ) -> None:  # fmt: skip
     shape, now = sim.shapes[sim.jobs[own[0]]["shape"]], sim.clock[0]
-    scene = scene_of(sim.rooms, passes.total, shape["lo"], shape["hi"], own.size, now)
-    if scene.free == 0.0 and shape["gpus"] > 0:
+    obs = observation_of(sim.rooms, passes.total, shape["lo"], shape["hi"], own.size, now)
+    if obs.free == 0.0 and shape["gpus"] > 0:
         return
     field = Field(sim.rooms, passes.usable, passes.requests, passes.jobs, passes.scratch)
     order = window_of(book, own, scorer.window[0], queue.ahead)
     size = min(own.size, scorer.window[0])
     window = order[:size].copy()
-    scores = scores_of(book, scorer, scene, field, passes.releases, own, window, queue.ahead, queue.seen)
+    scores = scores_of(book, scorer, obs, field, passes.releases, own, window, queue.ahead, queue.seen)
     noisy = scores[:, 0].astype(np.float64)
     if temperature > 0.0:
         for i in range(size):

@@ -37,7 +37,7 @@ _NOBODY = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 CORES_ONLY = 0.1  # what a job without GPUs counts for, in GPUs
 
 
-class Wishes(NamedTuple):
+class JobFacts(NamedTuple):
     """What is known of the jobs besides.
 
     Attributes:
@@ -78,7 +78,7 @@ class Mapped(NamedTuple):
 def map_queue(
     board: Board,
     queue: Ints,
-    wishes: Wishes,
+    facts: JobFacts,
     mapping: Mapping,
     backfill: int,
     solver: Solver | None,
@@ -94,7 +94,7 @@ def map_queue(
     Args:
         board: Changed in place, as by `backfill.schedule`.
         queue: The jobs.
-        wishes: What is known of them.
+        facts: What is known of them.
         mapping: The policy's settings.
         backfill: NONE, SKIP or EASY.
         solver: Betters the greedy answer; None: that is the answer.
@@ -104,7 +104,7 @@ def map_queue(
     if not len(window):
         say_why(board, others, -1, window, backfill)
         return Mapped(-1, np.inf, [])
-    task = _Task(board, wishes, mapping, solver, window)
+    task = _Task(board, facts, mapping, solver, window)
     head, shadow, held = -1, np.inf, _NOBODY
     late = np.zeros(0, np.int64)
     if backfill == SKIP:
@@ -148,12 +148,12 @@ def _window(board: Board, queue: Ints, most: int) -> tuple[Ints, list[int]]:
 class _Task:
     """One partition's mappings."""
 
-    def __init__(self, board: Board, wishes: Wishes, mapping: Mapping, solver: Solver | None, window: Ints) -> None:
-        self._board, self._wishes, self._mapping, self._solver = board, wishes, mapping, solver
+    def __init__(self, board: Board, facts: JobFacts, mapping: Mapping, solver: Solver | None, window: Ints) -> None:
+        self._board, self._facts, self._mapping, self._solver = board, facts, mapping, solver
         shape = board.jobs.shape[window[0]]
         self._lo, self._hi = int(board.requests.lo[shape]), int(board.requests.hi[shape])
-        self._held = wishes.held.copy()
-        users = np.unique(wishes.user[window])
+        self._held = facts.held.copy()
+        users = np.unique(facts.user[window])
         gpus = float(np.maximum(board.usable.gpus[self._lo : self._hi], 0).sum())
         self._most = gpus * mapping.user_share if len(users) > 1 and mapping.user_share < 1 else np.inf
         self._place = {int(job): i for i, job in enumerate(window)}
@@ -202,16 +202,16 @@ class _Task:
 
     def _holds_s(self, jobs: Ints) -> Floats:
         """``float64[jobs, kinds]``: how long a job keeps its nodes at the most, by their type."""
-        if self._wishes.lasts is not None:
-            return self._wishes.lasts(jobs)
+        if self._facts.lasts is not None:
+            return self._facts.lasts(jobs)
         limit: Floats = self._board.jobs.limit[jobs]
         return np.repeat(limit[:, None], int(self._board.kind.max(initial=0)) + 1, axis=1)
 
     def _runs_s(self, jobs: Ints, problem: Problem) -> Floats:
-        """``float64[jobs, kinds]``: how long a job runs by what is believed of it; infinite where it cannot."""
+        """``float64[jobs, kinds]``: how long a job runs by what is expected of it; infinite where it cannot."""
         speed = problem.gain / _gpus_of(problem)[:, None]  # of a problem without a floor
-        if self._wishes.lasts is not None:
-            runs = self._wishes.lasts(jobs)
+        if self._facts.lasts is not None:
+            runs = self._facts.lasts(jobs)
         else:
             runs = self._board.jobs.limit[jobs][:, None] / speed
         return np.where(np.isnan(speed), np.inf, runs)
@@ -226,7 +226,7 @@ class _Task:
         """
         problem = self._problem(jobs, late, self._mapping.floor)
         first = greedy(problem)
-        priority = self._wishes.priority[jobs]
+        priority = self._facts.priority[jobs]
         above = priority > priority.min(initial=0)
         if above.any():
             problem.must[:] = above & np.array([bool(nodes) for nodes in first.nodes])
@@ -258,7 +258,7 @@ class _Task:
         requests = board.requests
         rooms = _table(board.rooms, rows)
         place = np.array([self._place[int(job)] for job in jobs])
-        users, user = np.unique(self._wishes.user[jobs], return_inverse=True)
+        users, user = np.unique(self._facts.user[jobs], return_inverse=True)
         return Problem(
             rooms=rooms,
             total=np.maximum(board.usable.gpus[rows], 0),
@@ -274,7 +274,7 @@ class _Task:
             bonus=mapping.order_weight * (1.0 - place / len(self._place)),
             user=user.reshape(-1),
             cap=np.maximum(0.0, self._most - self._held[users]),
-            unfit=self._wishes.unfit,
+            unfit=self._facts.unfit,
             open_cost=mapping.open_cost,
             frag_cost=mapping.fragment_cost,
         )
@@ -285,7 +285,7 @@ class _Task:
         The best is of the types that have nodes enough for it, were they empty. A job that must mix types has one gain.
         """
         board, requests = self._board, self._board.requests
-        speed = self._wishes.speed(jobs)
+        speed = self._facts.speed(jobs)
         speed = np.where(speed > 0, speed, np.nan)
         kinds = speed.shape[1]
         for one in np.unique(shape):
@@ -330,12 +330,12 @@ class _Task:
                 board.rooms, board.releases, board.jobs, request, job, board.now, outlasts, late is not None, scratch,
                 board.outcome,
             )  # fmt: skip
-            if self._wishes.lasts is not None:
+            if self._facts.lasts is not None:
                 slots = board.releases.order[first_slot : board.releases.used[0]]
-                held = self._wishes.lasts(jobs[i : i + 1])[0, problem.kind[list(nodes)]]
+                held = self._facts.lasts(jobs[i : i + 1])[0, problem.kind[list(nodes)]]
                 board.releases.end[slots] = board.now + held.max()
             board.outcome.code[job] = STARTED
-            self._held[self._wishes.user[job]] += request.parts * request.gpus
+            self._held[self._facts.user[job]] += request.parts * request.gpus
         started = sum(bool(nodes) for nodes in answer.nodes)
         gap = answer.gap if answer.gap is not None else np.inf
         self.reports.append(Report(len(jobs), started, answer.value, first.value, gap, answer.solver, answer.note))

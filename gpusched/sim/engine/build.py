@@ -209,7 +209,7 @@ def _pace(sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, li
 
 
 def forecast_for(world: World) -> Forecast | None:
-    """The trained predictor's part in a replay; None where it has none. Its median is believed."""
+    """The trained predictor's part in a replay; None where it has none. Its median is expected."""
     predictor = world.options.predictor
     if predictor is None or not world.policy.by_estimate:
         return None
@@ -234,10 +234,10 @@ def _jobs(trace: Trace, policy: ReplayPolicy, knowledge: Knowledge, demand: Dema
         len(trace),
         submit=trace.submit,
         duration=np.where(overlong, trace.limit, trace.duration),
-        believed=knowledge.believed,
+        expected=knowledge.expected,
         overlong=overlong,
         shape=demand.shape,
-        rank=static_ranks(policy.order, trace, knowledge.believed, trace.duration),
+        rank=static_ranks(policy.order, trace, knowledge.expected, trace.duration),
         user=trace.user,
         depends_on=trace.depends_on,
         child=child,
@@ -289,7 +289,7 @@ def _passes(demand: Demand, knowledge: Knowledge, scratch: Scratch, slots: int, 
     passes = Passes(
         requests=demand.requests,
         jobs=Jobs(
-            demand.shape, np.array(knowledge.believed, np.float64), none, np.zeros(0, np.int64), standing, demand.masks
+            demand.shape, np.array(knowledge.expected, np.float64), none, np.zeros(0, np.int64), standing, demand.masks
         ),
         releases=new_releases(slots + 1),
         scratch=scratch,

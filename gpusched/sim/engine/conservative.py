@@ -51,22 +51,22 @@ def conserve(sim: Sim, log: Log, passes: Passes, ordered: Ints, rule: int) -> No
         shape = sim.jobs[job]["shape"]
         if passes.jobs.standing[shape] != OK:
             continue
-        request, believed = shape_request(sim.shapes, shape), sim.jobs[job]["believed"]
-        first = not_before[shape] if believed >= at_least[shape] else now
-        begin = _earliest(profile, passes.jobs.masks, request, believed, first, rule, passes.scratch)
-        not_before[shape], at_least[shape] = begin, believed
+        request, expected = shape_request(sim.shapes, shape), sim.jobs[job]["expected"]
+        first = not_before[shape] if expected >= at_least[shape] else now
+        begin = _earliest(profile, passes.jobs.masks, request, expected, first, rule, passes.scratch)
+        not_before[shape], at_least[shape] = begin, expected
         if begin == np.inf:
             continue
-        _reserve(profile, request, begin, begin + believed, sim.chosen)
+        _reserve(profile, request, begin, begin + expected, sim.chosen)
         if begin == now:
             occupy(sim, log, job, request, 0.0)
             for part in range(request.parts):
-                add(passes.releases, now + believed, sim.chosen[part], request, job)
+                add(passes.releases, now + expected, sim.chosen[part], request, job)
 
 
 @jit
 def _profile(rooms: Rooms, releases: Releases, now: float, waiting: int) -> Profile:
-    """What is free from now on, by what running jobs are believed to give back (overdue: soon, not now)."""
+    """What is free from now on, by what running jobs are expected to give back (overdue: soon, not now)."""
     rows, nodes = releases.used[0] + waiting + 2, rooms.gpus.size
     size = np.ones(1, np.int64)
     profile = Profile(np.zeros(rows), np.arange(rows), np.zeros((rows, 3, nodes), np.int64), size, rooms_table(rooms))
@@ -99,7 +99,7 @@ def rooms_table(rooms: Rooms) -> Ints:
 
 @jit
 def _earliest(
-    profile: Profile, masks: Flags, request: Request, believed: float, first: float, rule: int, scratch: Scratch
+    profile: Profile, masks: Flags, request: Request, expected: float, first: float, rule: int, scratch: Scratch
 ) -> float:
     """The earliest time from ``first`` on at which the job fits for all of its run; ``scratch.chosen`` its nodes."""
     least = profile.least
@@ -112,7 +112,7 @@ def _earliest(
         if not choose(rooms, masks, request, FIRST_FIT, scratch):
             continue
         for later in range(at + 1, profile.size[0]):
-            if profile.time[profile.row[later]] >= begin + believed:
+            if profile.time[profile.row[later]] >= begin + expected:
                 break
             _lower(least, profile.free[profile.row[later]], request)
         if choose(rooms, masks, request, rule, scratch):

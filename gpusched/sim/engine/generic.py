@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.compiled import jit
-from gpusched.forecast.features import Forecast, believe, note_end
+from gpusched.forecast.features import Forecast, expected_run_s, note_end
 from gpusched.sched.backfill import schedule
 from gpusched.sched.state import EASY, NAIVE, OK, Floats, Ints, Outcome, Records, new_outcome
 from gpusched.sim.engine.conservative import conserve
@@ -31,7 +31,7 @@ class Queue(NamedTuple):
         waiting: ``int64[jobs]``: waiting jobs by rank; ``size[0]`` of them.
         users: ``USER[users]``: what each user holds and has used.
         outcome: Where `schedule` writes.
-        capped: ``uint8[jobs]``: the job has a limit (``believed`` at submission), which caps its estimate.
+        capped: ``uint8[jobs]``: the job has a limit (``expected`` at submission), which caps its estimate.
         forecast: A trained predictor's estimates; None: `keys.estimate`.
     """
 
@@ -69,8 +69,8 @@ def run_generic(
         for i in range(sim.counter[READY]):
             job = sim.ready[i]
             if estimates:
-                sim.jobs[job]["believed"] = estimate_of(queue.forecast, sim, queue, job)
-                passes.jobs.limit[job] = sim.jobs[job]["believed"]
+                sim.jobs[job]["expected"] = estimate_of(queue.forecast, sim, queue, job)
+                passes.jobs.limit[job] = sim.jobs[job]["expected"]
             enter(sim, queue.waiting, queue.size, job)
         for partition in range(sim.dirty.size):
             if sim.dirty[partition]:
@@ -91,10 +91,10 @@ def learn_from(forecast: Forecast | None, sim: Sim, queue: Queue, job: int) -> N
 
 @jit
 def estimate_of(forecast: Forecast | None, sim: Sim, queue: Queue, job: int) -> float:
-    """The run time that is believed of a job that has just come to wait, seconds."""
+    """The run time that is expected of a job that has just come to wait, seconds."""
     if forecast is None:
         return estimate(sim, queue.users, job, queue.capped[job] != 0)
-    return believe(forecast, job, sim.clock[0], sim.jobs[job]["believed"] if queue.capped[job] else np.inf)
+    return expected_run_s(forecast, job, sim.clock[0], sim.jobs[job]["expected"] if queue.capped[job] else np.inf)
 
 
 @jit

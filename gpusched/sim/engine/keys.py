@@ -65,7 +65,7 @@ def estimate(sim: Sim, users: Records, job: int, capped: bool) -> float:
 
     Without history: the limit, else an hour.
     """
-    of, limit = users[sim.jobs[job]["user"]], sim.jobs[job]["believed"]
+    of, limit = users[sim.jobs[job]["user"]], sim.jobs[job]["expected"]
     if of["ended"] == 0:
         return float(limit) if capped else NO_HISTORY_S
     mean = of["last"] if of["ended"] == 1 else 0.5 * (of["last"] + of["before"])
@@ -101,7 +101,7 @@ def _key(sim: Sim, users: Records, job: int, order: int, used: float, active: in
     """
     of = sim.jobs[job]
     shape = sim.shapes[of["shape"]]
-    n, r, w = float(shape["parts"] * shape["gpus"]), of["believed"], sim.clock[0] - of["submit"]
+    n, r, w = float(shape["parts"] * shape["gpus"]), of["expected"], sim.clock[0] - of["submit"]
     user = users[of["user"]]
     if order == FAIRSHARE:
         return float(user["used"] / 3600.0 + user["held"])

@@ -13,7 +13,7 @@ from gpusched.errors import UsageError
 from gpusched.model.policy import MAPPED, Mapping
 from gpusched.sched.mapping.board import Board
 from gpusched.sched.mapping.problem import Answer, Problem
-from gpusched.sched.mapping.queue import Keep, Solver, Wishes, map_queue, unfit_of
+from gpusched.sched.mapping.queue import JobFacts, Keep, Solver, map_queue, unfit_of
 from gpusched.sched.mapping.summary import Report
 from gpusched.sched.stages import speeds_by_name
 from gpusched.sched.state import EASY, Floats, Ints
@@ -84,7 +84,7 @@ class MappedRun:
         self._solver: Solver | None = _solver() if world.rule == "milp" else None
         self._speed = _speeds(world, self._mapping)
         shape = world.demand.shape[world.demand.shape >= 0]
-        # what jobs go by is known of what runs, too, where it is measured; an agent has its own way to foresee
+        # what jobs go by is known of what runs, too, where it is measured; an agent predicts it in its own way
         pace, jobs = world.sim.pace, len(world.sim.jobs)
         self._by_type = pace is not None and ordering is None and self._backfill == EASY
         self._rate = np.ones((jobs, len(world.pool.gpu_types)))
@@ -107,10 +107,10 @@ class MappedRun:
                 if self._estimates:
                     learn_from(queue.forecast, sim, queue, job)
             for job in sim.ready[: sim.counter[READY]].tolist():
-                sim.jobs[job]["believed"] = passes.jobs.limit[job]  # after a failure: no longer of where it ran
+                sim.jobs[job]["expected"] = passes.jobs.limit[job]  # after a failure: no longer of where it ran
                 if self._estimates:
-                    sim.jobs[job]["believed"] = estimate_of(queue.forecast, sim, queue, job)
-                    passes.jobs.limit[job] = sim.jobs[job]["believed"]
+                    sim.jobs[job]["expected"] = estimate_of(queue.forecast, sim, queue, job)
+                    passes.jobs.limit[job] = sim.jobs[job]["expected"]
                 enter(sim, queue.waiting, queue.size, job)
             self._ordering.remember()
             for partition in np.flatnonzero(sim.dirty).tolist():
@@ -129,7 +129,7 @@ class MappedRun:
             sim.rooms, passes.releases, passes.requests, passes.jobs, passes.scratch, outcome, float(sim.clock[0]),
             passes.usable, world.pool.gpu_type,
         )  # fmt: skip
-        wishes = Wishes(
+        facts = JobFacts(
             speed=lambda jobs: self._speed[jobs],
             user=sim.jobs["user"] % len(queue.users),
             held=queue.users["held"].astype(np.float64),
@@ -137,7 +137,7 @@ class MappedRun:
             unfit=self._unfit,
             lasts=self._lasts if self._by_type else None,
         )
-        done = map_queue(board, waiting, wishes, self._mapping, self._backfill, self._solver, keep)
+        done = map_queue(board, waiting, facts, self._mapping, self._backfill, self._solver, keep)
         self.reports += done.reports
         for job in outcome.started[: outcome.total[0]].tolist():
             request = shape_request(sim.shapes, sim.jobs[job]["shape"])
@@ -145,13 +145,13 @@ class MappedRun:
             sim.held[at : at + request.parts] = outcome.nodes[first : first + request.parts]
             if self._by_type:  # when its end is looked for among the releases, it must be the one noted there
                 kinds = world.pool.gpu_type[outcome.nodes[first : first + request.parts]]
-                sim.jobs[job]["believed"] = self._lasts(np.array([job]))[0, kinds].max()
+                sim.jobs[job]["expected"] = self._lasts(np.array([job]))[0, kinds].max()
             begin(sim, log, job, request, 0.0)
         self._ordering.started(outcome.started[: outcome.total[0]])
         forget_started(sim, queue, waiting)
 
     def _lasts(self, jobs: Ints) -> Floats:
-        """``float64[jobs, kinds]``: the run time that is believed, at the measured speeds; a limit that kills binds."""
+        """``float64[jobs, kinds]``: the run time that is expected, at the measured speeds; a limit that kills binds."""
         lasts: Floats = self._world.passes.jobs.limit[jobs][:, None] / self._rate[jobs]
         bound: Floats = np.minimum(lasts, self._kill[jobs][:, None])
         return bound

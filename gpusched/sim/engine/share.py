@@ -41,7 +41,7 @@ def share_gpus(pace: Pace | None, sim: Sim, log: Log, passes: Passes, ordered: I
             continue
         if head >= 0 and backfill == NONE:
             break
-        late = backfill == EASY and head >= 0 and now + sim.jobs[job]["believed"] > shadow
+        late = backfill == EASY and head >= 0 and now + sim.jobs[job]["expected"] > shadow
         request, milli = shape_request(sim.shapes, shape), pace.milli[shape]
         if scratch.failed[shape] != stamp and not (late and scratch.failed_late[shape] == stamp):
             if place_shared(pace, sim, passes, scratch.late if late else sim.rooms, pace.slots, request, milli, rule):
@@ -184,7 +184,7 @@ def _join(pace: Pace, sim: Sim, log: Log, job: int, mate: int, request: Request)
 
 @jit
 def _reserve(pace: Pace, sim: Sim, passes: Passes, request: Request, milli: int, rule: int) -> float:
-    """When the head can start at the latest, by what is believed of running jobs; closes its nodes to late jobs."""
+    """When the head can start at the latest, by what is expected of running jobs; closes its nodes to late jobs."""
     scratch, now = passes.scratch, sim.clock[0]
     future, late, rooms = scratch.future, scratch.late, sim.rooms
     future.gpus[:], future.cores[:], future.memory[:] = rooms.gpus, rooms.cores, rooms.memory
@@ -193,7 +193,7 @@ def _reserve(pace: Pace, sim: Sim, passes: Passes, request: Request, milli: int,
     slots, gone = _sharers(pace, running), np.zeros(sim.jobs.size, np.uint8)
     end = np.empty(running.size)
     for i in range(running.size):
-        end[i] = max(now, sim.state[running[i]]["start"] + sim.jobs[running[i]]["believed"])
+        end[i] = max(now, sim.state[running[i]]["start"] + sim.jobs[running[i]]["expected"])
     order = np.argsort(end, kind="mergesort")
     fitting = 0
     for node in range(request.lo, request.hi):

@@ -30,12 +30,12 @@ ARRIVED, CHANGED, LOGGED, IN_SYSTEM, DECISIONS, CUTS, CUT_PARTS, READY, ENDED, R
 
 _I8, _F8 = np.int64, np.float64
 
-# submit, duration: seconds; duration is how long it holds its nodes. believed: the run time that ordering and backfill
+# submit, duration: seconds; duration is how long it holds its nodes. expected: the run time that ordering and backfill
 # believe in, finite. overlong: its limit kills it (duration is the limit then). shape: -1: never runs. rank: place in
 # the static order. depends_on, child, sibling: the job it waits for, its first dependent, the next of the same; or -1.
 # offset: where its nodes are kept.
 JOB = np.dtype(
-    [(name, _F8) for name in ("submit", "duration", "believed")]
+    [(name, _F8) for name in ("submit", "duration", "expected")]
     + [(name, _I8) for name in ("overlong", "shape", "rank", "user", "depends_on", "child", "sibling", "offset")]
 )
 # first, start, end: first start, last start, end, NaN: not yet. due: when it will end. left: work left at its start.

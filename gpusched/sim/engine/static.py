@@ -77,7 +77,7 @@ def next_decision(sim: Sim, log: Log, passes: Passes, backfill: int) -> int:
     if backfill == EASY:
         for i in range(sim.counter[ENDED]):
             job = sim.ended[i]
-            drop_ended(passes.releases, sim.state[job]["start"] + sim.jobs[job]["believed"], job)
+            drop_ended(passes.releases, sim.state[job]["start"] + sim.jobs[job]["expected"], job)
     if sim.counter[CHANGED] != changed:
         for node in range(sim.node.size):
             passes.usable.gpus[node] = sim.node[node]["total"] if sim.node[node]["up"] else -1
@@ -98,7 +98,7 @@ def run_merged(sim: Sim, log: Log, passes: Passes, waitlist: Waitlist, rule: int
         for i in range(sim.counter[READY]):
             job = sim.ready[i]
             shape = sim.jobs[job]["shape"]
-            set_leaf(waitlist, shape, job, sim.jobs[job]["believed"])
+            set_leaf(waitlist, shape, job, sim.jobs[job]["expected"])
             waitlist.waiting[shape] += 1
         if queues == 1 and changed == sim.counter[CHANGED] and _only_behind(sim, stood):
             _gather_ready(sim, waitlist)
@@ -152,7 +152,7 @@ def _decide(
         rank = int(shapes.key[0])
         shape = pop(shapes)
         job = waitlist.by_rank[rank]
-        believed = sim.jobs[job]["believed"]
+        expected = sim.jobs[job]["expected"]
         if head >= 0 and sim.jobs[head]["rank"] < rank:
             seen = True
         if seen and backfill == NONE:
@@ -164,7 +164,7 @@ def _decide(
             request = shape_request(sim.shapes, sim.jobs[head]["shape"])
             shadow = reserve(sim.rooms, passes.releases, passes.jobs.masks, request, rule, now, scratch)
             protect(sim.rooms, request, shadow < np.inf, scratch)
-        late = backfill == EASY and now + believed > shadow
+        late = backfill == EASY and now + expected > shadow
         if late and scratch.failed_late[shape] == stamp:
             _next(sim, waitlist, shape, job, now, shadow)
             continue
@@ -174,7 +174,7 @@ def _decide(
             set_leaf(waitlist, shape, job, np.inf)
             occupy(sim, log, job, request, 0.0)
             if backfill == EASY:
-                _book(sim, passes, request, job, now + believed, reserved, late)
+                _book(sim, passes, request, job, now + expected, reserved, late)
             _next(sim, waitlist, shape, job, now, _ANY)
             continue
         if not seen:

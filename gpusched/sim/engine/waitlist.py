@@ -1,6 +1,6 @@
 """Waiting jobs in a static order, found without walking the queue.
 
-Every shape's jobs are the leaves of a tree of smallest believed run times, in order of rank, so that "the next job of
+Every shape's jobs are the leaves of a tree of smallest expected run times, in order of rank, so that "the next job of
 this shape that would end in time" is found in logarithmic time however long the queue.
 """
 
@@ -73,7 +73,7 @@ def new_waitlist(shape: Ints, rank: Ints, queue: Ints, queues: int, strict: bool
 
 @jit
 def set_leaf(waitlist: Waitlist, shape: int, job: int, value: float) -> None:
-    """Enters a job with its believed run time, or takes it out (infinite)."""
+    """Enters a job with its expected run time, or takes it out (infinite)."""
     tree, base = waitlist.tree, waitlist.base[shape]
     at = waitlist.width[shape] + waitlist.place[job]
     tree[base + at] = value
@@ -88,7 +88,7 @@ def set_leaf(waitlist: Waitlist, shape: int, job: int, value: float) -> None:
 
 @jit
 def following(waitlist: Waitlist, shape: int, begin: int, now: float, until: float) -> int:
-    """The first waiting job of ``shape`` from leaf ``begin`` on with ``now`` + believed <= ``until``, or -1."""
+    """The first waiting job of ``shape`` from leaf ``begin`` on with ``now`` + expected <= ``until``, or -1."""
     tree, base, width = waitlist.tree, waitlist.base[shape], waitlist.width[shape]
     if begin >= width:
         return -1

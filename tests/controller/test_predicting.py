@@ -1,4 +1,4 @@
-"""Starts are foretold between cycles: once for each job, a little at a time, and held against the real start."""
+"""Starts are predicted between cycles: once for each job, a little at a time, and held against the real start."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpusched.controller import foretell
-from gpusched.controller.foretell import PAUSE_S, Foreteller, warm_up
-from gpusched.queue.predictions import Foretold
+from gpusched.controller import predict
+from gpusched.controller.predicting import PAUSE_S, StartPredictor, warm_up
+from gpusched.queue.predictions import PredictedStart
 from gpusched.queue.snapshots import snapshot_of_store
 from tests.controller.folding import spec
 from tests.controller.imagined import GPUS, inventory
@@ -43,8 +43,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
     site.store.close()
 
 
-def foretold(site: Site) -> dict[str, Foretold]:
-    return {f.prediction.job_id: f for f in site.store.foretold(0, site.world.now + 1)}
+def predicted_starts(site: Site) -> dict[str, PredictedStart]:
+    return {f.prediction.job_id: f for f in site.store.predicted_starts(0, site.world.now + 1)}
 
 
 def full(site: Site) -> list[str]:
@@ -59,19 +59,19 @@ def full(site: Site) -> list[str]:
     ]
 
 
-def test_waiting_jobs_are_foretold_once(site: Site) -> None:
+def test_waiting_jobs_are_predicted_once(site: Site) -> None:
     *_, waits, held = full(site)
     site.turn()
-    teller = Foreteller(site.store)
+    teller = StartPredictor(site.store)
     teller.step(inventory(), site.world.now, budget_s=60.0)
-    found = foretold(site)
+    found = predicted_starts(site)
     assert list(found) == [waits], "not what runs, and not what is held"
     made = found[waits].prediction
     assert made.partition == "p"
     assert made.low <= made.median <= (made.high or 0) <= (made.by_limits or 0)
     assert made.by_limits == pytest.approx(site.world.now + LIMIT_S, abs=10)
     teller.step(inventory(), site.world.now + 100, budget_s=60.0)
-    assert foretold(site)[waits].prediction == made
+    assert predicted_starts(site)[waits].prediction == made
     assert site.store.job(held) is not None
 
 
@@ -79,34 +79,34 @@ def test_a_step_keeps_to_its_budget_and_the_next_one_goes_on(site: Site) -> None
     *_, waits, _ = full(site)
     site.turn()
     watch = Watch()
-    teller = Foreteller(site.store, watch)
+    teller = StartPredictor(site.store, watch)
     steps = 0
-    while not foretold(site):
+    while not predicted_starts(site):
         before = watch.now
         teller.step(inventory(), site.world.now, budget_s=2.0)
         assert watch.now - before <= 5.0
         steps += 1
     assert steps > 5
-    assert list(foretold(site)) == [waits]
+    assert list(predicted_starts(site)) == [waits]
     later = site.submit(spec=spec(gpus_per_node=GPUS))
     site.turn()
     teller.step(inventory(), site.world.now, budget_s=1e9)
-    assert later not in foretold(site), f"at most every {PAUSE_S} s"
+    assert later not in predicted_starts(site), f"at most every {PAUSE_S} s"
     watch.now += 1e4
     teller.step(inventory(), site.world.now, budget_s=1e9)
-    assert later in foretold(site)
+    assert later in predicted_starts(site)
 
 
 def test_what_comes_of_it_is_known_later(site: Site) -> None:
     *_, waits, _ = full(site)
     site.turn()
-    Foreteller(site.store).step(inventory(), site.world.now, budget_s=60.0)
-    assert foretold(site)[waits].waits
+    StartPredictor(site.store).step(inventory(), site.world.now, budget_s=60.0)
+    assert predicted_starts(site)[waits].waits
     for host in site.world.hosts.values():
         for box in host.boxes.values():
             box.phase, box.exit_code = "exited", 0
     site.turn(6)
-    found = foretold(site)[waits]
+    found = predicted_starts(site)[waits]
     assert not found.waits
     assert found.started is not None
     assert found.started >= found.prediction.made
@@ -121,11 +121,11 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         begun.append(now)
         return snapshot_of_store(store, declared, policies, now)
 
-    monkeypatch.setattr(foretell, "snapshot_of_store", seen)
+    monkeypatch.setattr(predict, "snapshot_of_store", seen)
     return begun
 
 
-def test_of_what_nothing_can_be_foretold_it_is_asked_again_after_ten_minutes(site: Site, batches: list[float]) -> None:
+def test_of_what_nothing_can_be_predicted_it_is_asked_again_after_ten_minutes(site: Site, batches: list[float]) -> None:
     """It asks for a node more than there are."""
     site.submit(spec=spec(hold=True))
     site.turn()
@@ -133,11 +133,11 @@ def test_of_what_nothing_can_be_foretold_it_is_asked_again_after_ten_minutes(sit
     wants = msgspec.structs.replace(job, held_by="", spec=spec(nodes=4))
     site.store.put_jobs([wants])
     watch, now = Watch(), site.world.now
-    teller = Foreteller(site.store, watch)
+    teller = StartPredictor(site.store, watch)
     for seconds in (0, 1, 599, 600, 1199, 1200):
         watch.now += 1e6
         teller.step(inventory(), now + seconds, budget_s=1e9)
-    assert foretold(site) == {}
+    assert predicted_starts(site) == {}
     assert batches == [now, now + 600, now + 1200]
     site.submit(spec=spec(hold=True))
     site.turn()
@@ -154,6 +154,6 @@ def test_a_long_queue_is_left_alone(
     site.submit(spec=spec(gpus_per_node=GPUS))
     site.turn()
     assert len(site.store.pending()) == 3
-    monkeypatch.setattr(foretell, "_MOST_JOBS", most)
-    Foreteller(site.store).step(inventory(), site.world.now, budget_s=60.0)
+    monkeypatch.setattr(predict, "_MOST_JOBS", most)
+    StartPredictor(site.store).step(inventory(), site.world.now, budget_s=60.0)
     assert len(batches) == asked

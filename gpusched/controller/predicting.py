@@ -1,7 +1,7 @@
-"""Foretelling starts for the record, so that the nightly report can say how good forecasts are.
+"""Predicting starts for the record, so that the nightly report can say how good forecasts are.
 
 Between two cycles, never in one: of a queue frozen as it was, one run forward after the other within a small budget of
-time, and when there are enough of them, one row for each job of which nothing was foretold before.
+time, and when there are enough of them, one row for each job of which nothing was predicted before.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Batch(NamedTuple):
     starts: list[npt.NDArray[np.float64]]
 
 
-class Foreteller:
+class StartPredictor:
     """Makes the predictions of one controller."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
@@ -106,7 +106,7 @@ class Foreteller:
     def _new_batch(self, inventory: Inventory, now: float) -> _Batch | None:
         if now >= self._forget_fruitless:
             self._fruitless, self._forget_fruitless = set(), now + _TRY_AGAIN_S
-        waiting, new = self._store.unforetold()
+        waiting, new = self._store.unpredicted()
         wanted = set(new) - self._fruitless
         if not wanted or waiting > _MOST_JOBS:
             return None

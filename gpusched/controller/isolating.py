@@ -8,11 +8,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def culprits(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
+def isolated(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
     """The items with which alone ``fails`` says yes, in their order; about log2(items) questions for each."""
     if not items or not fails(items):
         return []
     if len(items) == 1:
         return list(items)
     half = len(items) // 2
-    return culprits(items[:half], fails) + culprits(items[half:], fails)
+    return isolated(items[:half], fails) + isolated(items[half:], fails)
