@@ -9,7 +9,7 @@ import typer
 from gpusched.cli import complete, output
 from gpusched.client.context import Client
 from gpusched.client.show import show as look
-from gpusched.views.story import page_dict, page_lines
+from gpusched.views.show import page_dict, page_lines
 
 app = typer.Typer()
 
@@ -19,7 +19,7 @@ def show(
     job: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.all_jobs)],
     json: output.JsonOption = False,
 ) -> None:
-    """Everything about one job: request, allocation, attempts, energy, story."""
+    """Everything about one job: request, allocation, attempts, energy, events."""
     page = look(Client(), job)
     if json:
         output.emit_json(page_dict(page))

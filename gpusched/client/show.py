@@ -9,7 +9,7 @@ import msgspec
 from gpusched.client.context import Client
 from gpusched.client.resolve import Resolver
 from gpusched.model.jobs import ENDED, Job, JobState
-from gpusched.views.story import Page
+from gpusched.views.show import Page
 
 
 def show(client: Client, text: str) -> Page:

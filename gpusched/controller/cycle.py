@@ -387,7 +387,7 @@ class Cycle:
         return decided
 
     def _set_aside(self, jobs: Sequence[Job], charge: Charge, error: Exception, now: float) -> None:
-        """After a decision that raised: the jobs that make it raise, each for itself, are FAILED with their story."""
+        """After a decision that raised: the jobs that make it raise, each for itself, are FAILED with the error in their events."""
         why: dict[str, Exception] = {}
 
         def fails(some: Sequence[Job]) -> bool:

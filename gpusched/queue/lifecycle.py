@@ -29,7 +29,7 @@ TRANSITIONS: frozenset[tuple[JobState, JobState]] = frozenset(
 
 
 class IllegalTransition(RuntimeError):
-    """A job was about to make a change that the table does not hold; carries the job's story."""
+    """A job was about to make a change that the table does not hold; carries the job's events."""
 
     def __init__(self, job: Job, to: JobState) -> None:
         super().__init__(
@@ -62,7 +62,7 @@ def move(
 
 
 def set_aside(job: Job, error: Exception, now: float) -> tuple[Job, Event]:
-    """The job as FAILED, with the error as its story: gpusched cannot deal with it, and must go on with the others.
+    """The job as FAILED, with the error as its event: gpusched cannot deal with it, and must go on with the others.
 
     Args:
         job: Any that has not ended. What may still run of it is a leftover from now on.

@@ -252,7 +252,7 @@ def test_show(site: Site) -> None:
     assert page["allocation"] == [{"rank": 0, "node": "dgx-1v-1", "gpus": [0, 1], "cores": 20, "memory_mib": 131072}]
     assert page["events"][0]["kind"] == "submitted"
     text = site.run("show", job_id).ok().out
-    for part in ("COMPLETED", "GPUs 0-1, 20 cores, 128G", "2.0 Wh", "story:", "submitted", "fifo abc"):
+    for part in ("COMPLETED", "GPUs 0-1, 20 cores, 128G", "2.0 Wh", "events:", "submitted", "fifo abc"):
         assert part in text
 
 

@@ -221,7 +221,7 @@ def test_requeue_of_an_ended_job_whose_secrets_are_gone_is_refused(desk: Desk) -
     desk.secrets.forget(job)
     assert "submit it again" in desk.say(Requeue(time=NOW, job_ids=(job,)))
     assert desk.job(job).state == JobState.FAILED
-    (event,) = desk.kinds("refused")  # in the job's story, where its owner looks
+    (event,) = desk.kinds("refused")  # in the job's events, where its owner looks
     assert (event.job_id, event.data["command"]) == (job, "requeue")
     assert "submit it again" in event.data["why"]
 

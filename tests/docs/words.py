@@ -245,7 +245,7 @@ JSON: dict[str, dict[str, str]] = {
         "allocation": "One object per rank: rank, node, gpus (NVML indices), cores, memory_mib.",
         "excluded_nodes": "Nodes on which earlier attempts failed through the node's fault.",
         "attempts": "One object per start; see below.",
-        "events": "Its story, oldest first; see below.",
+        "events": "Its events, oldest first; see below.",
         "tasks": "Where an array was asked for: all its tasks, with the keys of `status`.",
     },
     "attempt": {

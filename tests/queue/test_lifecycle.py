@@ -1,4 +1,4 @@
-"""The transition table: what is not in it raises, with the job's story."""
+"""The transition table: what is not in it raises, with the job's events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of one job: what was asked for, where it ran, and its story."""
+"""The page of one job: what was asked for, where it ran, and its events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def page_dict(page: Page) -> dict[str, Any]:
-    """Everything as JSON: the keys of ``status --json``, the request, the allocation, the attempts, the story."""
+    """Everything as JSON: the keys of ``status --json``, the request, the allocation, the attempts, the events."""
     job = page.job
     return job_dict(job, page.now, page.energy_j) | {
         "spec": _spec_dict(job),
@@ -89,7 +89,7 @@ def page_lines(page: Page) -> Iterator[str]:
             counts.setdefault(task.state, []).append(task.array_index or 0)
         yield f"{'tasks:':<{width}} " + ", ".join(f"{s} [{common.ranges(i)}]" for s, i in counts.items())
     if page.events:
-        yield "story:"
+        yield "events:"
         for event in page.events:
             yield f"  {local_time(event.time)}  {common.clean(_event_line(event))}"
     if page.warning:
@@ -177,4 +177,4 @@ def _plain(key: str, value: Any) -> Any:
     return local_time(value) if _MOMENTS[0] <= value < _MOMENTS[1] and not key.endswith("_s") else value
 
 
-_MOMENTS = (1e9, 1e10)  # Unix seconds of the years 2001 to 2286; no count in a story is as large
+_MOMENTS = (1e9, 1e10)  # Unix seconds of the years 2001 to 2286; no count in an event is as large

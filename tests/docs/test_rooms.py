@@ -1,0 +1,73 @@
+"""The rooms of the package: what their first lines say, the walks of the architecture page, and what an agent offers."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from gpusched.model.policy import AGENTS, Agent
+from tests.docs import generate
+
+PACKAGE = generate.DOCS.parent / "gpusched"
+PAGE = (generate.DOCS / "concepts" / "architecture.md").read_text("utf-8")
+ROOMS = sorted(folder for folder in PACKAGE.iterdir() if (folder / "__init__.py").is_file())
+WALKS = re.findall(r"^### (.+?)\n\n(.+?)(?=\n\n)", PAGE[PAGE.index("## Three walks") :], re.MULTILINE | re.DOTALL)
+TOP = {"__init__.py", "__main__.py", "compiled.py", "errors.py", "py.typed", "data", "__pycache__"}
+
+
+def names_in(file: Path) -> set[str]:
+    """Functions and classes that a module defines, methods included."""
+    return {
+        node.name
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+    }
+
+
+def test_nothing_new_stands_at_the_top_without_a_room() -> None:
+    assert {path.name for path in PACKAGE.iterdir()} <= TOP | {room.name for room in ROOMS}
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
+def test_a_room_says_what_it_is_for_and_where_to_begin(room: Path) -> None:
+    said = " ".join((ast.get_docstring(ast.parse((room / "__init__.py").read_text("utf-8"))) or "").split())
+    for part in ("In: ", "Out: ", "May import: ", "Begin with "):
+        assert part in said, (room.name, part)
+    begin = said[said.index("Begin with ") :]
+    named = re.findall(r"(?<!`)`(\w+)(?:\.(\w+))?`(?!`)", begin)
+    assert named
+    for module, name in named:
+        path = room / f"{module}.py" if (room / f"{module}.py").is_file() else room / module / "__init__.py"
+        assert path.is_file(), (room.name, module)
+        assert not name or name in names_in(path), (room.name, module, name)
+    assert re.search(rf"\s{room.name}\s", PAGE[PAGE.index("## Rooms") : PAGE.index("## Three walks")]), room.name
+
+
+@pytest.mark.parametrize(("title", "steps"), WALKS, ids=[title for title, _ in WALKS])
+def test_a_walk_names_at_most_eight_files_and_what_is_in_them(title: str, steps: str) -> None:
+    lines = steps.splitlines()
+    assert [line.split(".")[0] for line in lines] == [str(n) for n in range(1, len(lines) + 1)], title
+    assert len(lines) <= 8
+    for line in lines:
+        file, *names = re.findall(r"`([^`\s]+)`", line)
+        assert names, line
+        assert set(names) <= names_in(PACKAGE / file), line
+
+
+def test_there_are_three_walks() -> None:
+    assert len(WALKS) == 3
+
+
+@pytest.mark.parametrize("agent", get_args(Agent))
+def test_every_agent_s_folder_offers_what_base_says(agent: str) -> None:
+    assert agent in AGENTS
+    table = (PACKAGE / "agents" / "base.py").read_text("utf-8").split("=\n")[2]
+    for module, offers in re.findall(r"^``(\w+)``\s+`\w+`: ([^`]+?)  ", table, re.MULTILINE):
+        part = importlib.import_module(f"gpusched.agents.{agent}.{module}")
+        for name in re.findall(r"[a-z]\w+", offers):
+            assert callable(getattr(part, name)), (agent, module, name)
