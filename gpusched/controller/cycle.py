@@ -3,54 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Set
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
-from gpusched.cluster.base import Cluster, Observation, Outcome, RankKey, Work
+from gpusched.cluster.base import Cluster, Observation, RankKey, Work
 from gpusched.config.paths import log_path
 from gpusched.controller.deciding import Decider
-from gpusched.controller.escalating import stuck_on, tried
+from gpusched.controller.escalating import stuck_on
 from gpusched.controller.estimating import Estimator
-from gpusched.controller.fold import OUR_DISK, Folder
-from gpusched.controller.isolating import isolated
+from gpusched.controller.fold import Folder
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.launchfaults import Failures, image_of, judge_nodes, with_failure, with_success
 from gpusched.controller.ledger import Ledger
 from gpusched.controller.nodestate import attended, is_dead, is_forgotten, record_of_unknown, update_record
-from gpusched.controller.outputs import MAX_FAILURES, Collecting, readers_of
-from gpusched.controller.promoting import Charge, take_up
+from gpusched.controller.outputs import Collecting, readers_of
+from gpusched.controller.planning import Planner
+from gpusched.controller.promoting import take_up
 from gpusched.controller.reconcile import Step, World, rank_key, reconcile_job
 from gpusched.controller.secretfiles import SecretFiles
+from gpusched.controller.settling import Settling
 from gpusched.controller.shadowing import Shadowing
 from gpusched.controller.tidy import Tidy, reap_strays, tidy_leftovers
 from gpusched.model.events import Event
-from gpusched.model.jobs import ACTIVE, Ending, Job, JobState, Preemptions
-from gpusched.model.plan import CancelJob, Plan, Preempt, ReasonCode, Start
+from gpusched.model.jobs import Job
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import NodeReading
 from gpusched.model.resources import Inventory, Partition
-from gpusched.model.snapshot import Snapshot
 from gpusched.queue.inbox import Inbox
-from gpusched.queue.lifecycle import move, set_aside
-from gpusched.queue.snapshots import held_gpus, snapshot_of_store
+from gpusched.queue.lifecycle import set_aside
+from gpusched.queue.snapshots import held_gpus
 from gpusched.queue.store import FailedLaunch, NodeRecord, RankRecord, Run, Store
-from gpusched.sched.check import check
-from gpusched.sched.decide import decide
 
-MESSAGE_REFRESH_S = 30.0  # waiting messages hold durations; writing them all in every cycle would help nobody
 REMEMBER_REMOVED_S = 600.0
-
-
-class _Decided(NamedTuple):
-    """What a decision leaves: the launches, what it was made from, and nodes that must be read before it can hold."""
-
-    works: list[Work]
-    snapshot: Snapshot
-    plan: Plan
-    unread: Set[str] = frozenset()
 
 
 class Cycle:
@@ -69,22 +55,20 @@ class Cycle:
         self._store, self._state, self._cluster, self._clock = store, state, cluster, clock
         self.inventory, self.policies = inventory, policies  # as declared; promotions go before them
         self._attended = inventory  # with nodes that left it while something of ours is on them
-        self._say, self._undecided = say, ""
+        self._say = say
         self._decider, self._shadowing = Decider(store, say), Shadowing(store)
-        self._estimator = Estimator(store, state, say)
         self.inbox = Inbox(state)
         self._secrets = SecretFiles(state)
         cluster_id = store.meta("cluster_id")
         assert cluster_id is not None
         self._cluster_id = cluster_id
-        self._trouble: dict[RankKey, str] = {}  # of strays, which have no record
         self._collecting = Collecting()
-        self._removed: dict[RankKey, float] = {}
         self._read_at: dict[str, float] = {}
         self._reaped: set[RankKey] = set()
-        self._messages_at: dict[str, float] = {}
         self._ledger = Ledger(store)
         self._launcher = Launcher(store, self._secrets, cluster_id)
+        self._settling = Settling(store, self._collecting, self._launcher.errors)
+        self._planner = Planner(store, self._launcher, self._decider, Estimator(store, state, say), say)
 
     def run(self, patience_s: float) -> None:
         """One cycle. Slow nodes are waited for no longer than ``patience_s``.
@@ -114,7 +98,7 @@ class Cycle:
             Of the unread those that must be asked; none where the cycle is over.
         """
         now = self._clock()
-        self._settle(self._cluster.finished())
+        self._settling.settle(self._cluster.finished())
         Folder(self._store, self.inbox, self.inventory, self._secrets, self._say).fold(now)
         charge = take_up(self._store, self.inventory, self.policies, now)
         self._decider.look(*charge, now)
@@ -124,7 +108,7 @@ class Cycle:
         self._read_at |= {name: now for name, o in observations.items() if isinstance(o.result, NodeReading)}
         works = self._record(observations, now)
         self._cluster.perform(works)
-        decided = self._decide(charge, unread - observations.keys(), now)
+        decided = self._planner.plan(self.inventory, charge, unread - observations.keys(), now)
         if decided is not None and decided.unread:
             return decided.unread
         if decided is not None:
@@ -140,77 +124,6 @@ class Cycle:
     def warm_up(self) -> None:
         """Make the agents in charge ready to decide."""
         self._decider.warm_up(*take_up(self._store, self.inventory, self.policies, self._clock()))
-
-    # -- settling ------------------------------------------------------------------------------------------------
-
-    def _settle(self, outcomes: list[Outcome]) -> None:
-        """Write down how the works ended."""
-        if not outcomes:
-            return
-        ranks = {rank_key(r): r for r in self._store.ranks()}
-        with self._store.transaction():
-            for outcome in outcomes:
-                rank = ranks.get(outcome.work.key)
-                if outcome.error:
-                    self._settle_error(outcome, rank)
-                elif rank is not None:
-                    self._settle_done(outcome, rank)
-
-    def _settle_done(self, outcome: Outcome, rank: RankRecord) -> None:
-        work = outcome.work
-        if work.verb == "remove":
-            self._removed[work.key] = outcome.time
-            job = self._store.job(rank.job_id)
-            if job is not None and job.state in ACTIVE and job.attempt == rank.attempt:
-                # Taken away before it began (cancelled while starting): its absence is seen by the next probe.
-                self._store.put_ranks([tried(rank, outcome.time)])
-                return
-            self._store.remove_rank(rank)
-            return
-        if work.verb == "launch":
-            rank = msgspec.structs.replace(rank, launched_at=outcome.time)
-            self._store.append([self._rank_event("launched", rank, outcome.time)])
-        elif work.verb == "signal":
-            if rank.signalled != "FENCE":
-                rank = msgspec.structs.replace(rank, signalled=work.signal)
-            if work.signal == "KILL":
-                rank = tried(rank, outcome.time)
-            self._store.append([self._rank_event("signalled", rank, outcome.time, signal=work.signal)])
-        elif work.verb == "collect":
-            rank = msgspec.structs.replace(rank, collected=True)
-            self._collecting.done(work.key)
-        self._store.put_ranks([rank])
-
-    @staticmethod
-    def _rank_event(kind: str, rank: RankRecord, now: float, **data: object) -> Event:
-        facts = {"attempt": rank.attempt, "rank": rank.rank} | data
-        return Event(time=now, kind=kind, job_id=rank.job_id, node=rank.node, data=facts)
-
-    def _settle_error(self, outcome: Outcome, rank: RankRecord | None) -> None:
-        work = outcome.work
-        # A lost connection and a full disk here pass: they are told of where they do not, and asked again.
-        lasting = work.verb == "collect" and self._collecting.failed(work.key, outcome.time) == MAX_FAILURES
-        if outcome.transient and not lasting:
-            return
-        if work.verb == "launch":
-            self._launcher.errors[work.key] = outcome.error
-        if outcome.error != (rank.trouble if rank is not None else self._trouble.get(work.key)):
-            # The same again is no news: what cannot be done is tried for ever.
-            facts = {"work": work.verb, "error": outcome.error}
-            self._store.append([self._rank_event("work_failed", work.rank, outcome.time, **facts)])
-        if rank is None:
-            self._trouble[work.key] = outcome.error
-            return
-        rank = msgspec.structs.replace(rank, trouble=outcome.error)
-        if work.verb in ("start", "remove") or work.signal == "KILL":
-            rank = tried(rank, outcome.time)
-        if work.verb == "collect" and not outcome.transient:
-            rank = msgspec.structs.replace(rank, refusals=rank.refusals + 1)
-            if rank.refusals >= MAX_FAILURES:
-                # The output cannot be had; what is left on the node must not stay there for ever.
-                self._collecting.done(work.key)
-                rank = msgspec.structs.replace(rank, collected=True)
-        self._store.put_ranks([rank])
 
     # -- recording what is ---------------------------------------------------------------------------------------
 
@@ -345,10 +258,10 @@ class Cycle:
         busy = self._cluster.busy()
         forgotten = {n for n, r in records.items() if self.inventory.node(n) is None and is_forgotten(r, now)}
         tidy = tidy_leftovers(leftovers, observations, forgotten, busy, now)
-        self._removed = {key: at for key, at in self._removed.items() if now - at < REMEMBER_REMOVED_S}
+        removed = self._settling.removed_since(now - REMEMBER_REMOVED_S)
         known = frozenset(map(rank_key, ranks))
         strays = reap_strays(
-            self._attended.nodes, known, self._removed, observations, self._cluster_id, busy, now, self._reaped
+            self._attended.nodes, known, removed, observations, self._cluster_id, busy, now, self._reaped
         )
         self._apply_tidy(tidy)
         self._apply_tidy(strays)
@@ -368,133 +281,6 @@ class Cycle:
         path = log_path(self._state, *work.key)
         readers = readers_of(self._store.job(work.rank.job_id), self.inventory)
         return msgspec.structs.replace(work, destination=str(path), readers=readers)
-
-    # -- deciding ------------------------------------------------------------------------------------------------
-
-    def _decide(self, charge: Charge, unread: Set[str], now: float) -> _Decided | None:
-        """Decide, or set those jobs aside of which no policy can take even a look; None where nothing is decided."""
-        pending, active = self._store.pending(), self._store.active()
-        if not pending:
-            return None
-        try:
-            decided = self._decide_on(pending, active, charge, unread, now)
-        except OUR_DISK:
-            raise
-        except Exception as error:
-            self._set_aside([*active, *pending], charge, error, now)
-            return None
-        self._undecided = ""
-        return decided
-
-    def _set_aside(self, jobs: Sequence[Job], charge: Charge, error: Exception, now: float) -> None:
-        """After a decision that raised: the jobs that make it raise, each for itself, are FAILED with the error in their events."""
-        why: dict[str, Exception] = {}
-
-        def fails(some: Sequence[Job]) -> bool:
-            active, pending = ([j for j in some if (j.state in ACTIVE) is holds] for holds in (True, False))
-            try:
-                snapshot = snapshot_of_store(
-                    self._store, self.inventory, charge.policies, now, active=active, pending=pending
-                )
-                # Jobs that wait are looked at by a policy that needs no weights, one that runs by any.
-                check(decide(snapshot), snapshot)
-            except OUR_DISK:
-                raise
-            except Exception as error:
-                why[some[0].id] = error
-                return True
-            return False
-
-        found = [set_aside(job, why[job.id], now) for job in isolated(jobs, fails)]
-        with self._store.transaction():
-            self._store.put_jobs(job for job, _ in found)
-            self._store.append(event for _, event in found)
-            for job, _ in found:
-                self._store.close_run(job.id, job.attempt, now, job.state)
-        what = f"{type(error).__name__}: {error}"[:500]
-        if not found and what != self._undecided:
-            self._say(f"nothing was decided, and no job alone is to blame: {what}")
-        self._undecided = "" if found else what
-
-    def _decide_on(
-        self, pending: list[Job], active: list[Job], charge: Charge, unread: Set[str], now: float
-    ) -> _Decided:
-        """Ask the policies, check their plan, write the intent down; nothing where it needs a node that is unread."""
-        waiting = {job.id: job for job in pending}
-        shadows = [shadow.spec for shadow in self._store.shadows().values() if shadow.until is None]
-        self._estimator.run([*charge.policies.values(), *shadows])
-        ports = {job.master_port for job in active}
-        snapshot = snapshot_of_store(
-            self._store, self.inventory, charge.policies, now, active=active, pending=pending, seed=int(now * 1000)
-        )
-        wanted, deciders = self._decider.decide(snapshot, charge.digests)
-        plan, rejections = check(wanted, snapshot)
-        starts = [action for action in plan.actions if isinstance(action, Start)]
-        if needed := unread & {part.node for start in starts for part in start.allocation.parts}:
-            return _Decided([], snapshot, plan, needed)
-        launches: list[tuple[Job, list[RankRecord]]] = []
-        with self._store.transaction():
-            for rejection in rejections:
-                data = {"action": repr(rejection.action)[:500], "why": rejection.why}
-                self._store.append([Event(time=now, kind="plan_rejected", data=data)])
-            for action in plan.actions:
-                if isinstance(action, Start):
-                    job = waiting.pop(action.job_id)
-                    policy = deciders[job.spec.partition]
-                    launches.append(self._launcher.intend(self.inventory, job, action.allocation, policy, ports, now))
-                    self._messages_at.pop(job.id, None)
-                elif isinstance(action, (Preempt, CancelJob)):
-                    waiting.pop(action.job_id, None)
-                    self._end_by_policy(action, deciders, now)
-            self._write_reasons(waiting.values(), plan, now)
-        works = [work for job, ranks in launches for work in self._launcher.launches(self.inventory, job, ranks)]
-        return _Decided(works, snapshot, plan)
-
-    def _end_by_policy(self, action: Preempt | CancelJob, deciders: Mapping[str, PolicySpec], now: float) -> None:
-        job = self._store.job(action.job_id)
-        assert job is not None
-        if isinstance(action, CancelJob):
-            changed, event = move(
-                job, JobState.CANCELLED, now, event="ended",
-                reason=action.reason.code, message=action.reason.message, end_time=now,
-            )  # fmt: skip
-        else:
-            policy = deciders[job.spec.partition]
-            preemptions = (job.preemptions or Preemptions()).once_more(
-                now, policy.name, policy.version, action.for_job
-            )  # fmt: skip
-            message = f"stopped by {policy.name}" + (f" for job {action.for_job}" if action.for_job else "")
-            ending = Ending(
-                outcome=JobState.PENDING,
-                reason="Preempted",
-                message=message,
-                kill_at=now + self.inventory.settings.grace_s,
-                preemptions=preemptions,
-            )
-            changed, event = move(
-                job, JobState.COMPLETING, now, event="preempted", ending=ending, reason="Preempted", message=message,
-                data={
-                    "policy": policy.name, "version": policy.version, "for": action.for_job, "count": preemptions.count,
-                },
-            )  # fmt: skip
-        self._store.put_jobs([changed])
-        self._store.append([event])
-
-    def _write_reasons(self, waiting: Iterable[Job], plan: Plan, now: float) -> None:
-        changed = []
-        for job in waiting:
-            reason = plan.reasons.get(job.id)
-            if reason is None or (job.reason == reason.code and job.message == reason.message):
-                continue
-            if reason.code is ReasonCode.BEGIN_TIME and job.retries and job.message and job.reason in ("", reason.code):
-                # Why it is tried again says more than that it waits.
-                changed += [msgspec.structs.replace(job, reason=str(reason.code))] if not job.reason else []
-                continue
-            if job.reason == reason.code and now - self._messages_at.get(job.id, 0.0) < MESSAGE_REFRESH_S:
-                continue
-            self._messages_at[job.id] = now
-            changed.append(msgspec.structs.replace(job, reason=str(reason.code), message=reason.message))
-        self._store.put_jobs(changed)
 
 
 def _step(job: Job, ranks: list[RankRecord], world: World) -> Step:

@@ -27,7 +27,8 @@ class Launcher:
 
     def forget_errors(self, current: set[RankKey]) -> None:
         """Keep the errors of these ranks only."""
-        self.errors = {key: error for key, error in self.errors.items() if key in current}
+        for key in self.errors.keys() - current:
+            del self.errors[key]
 
     def intend(
         self,

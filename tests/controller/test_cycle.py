@@ -468,7 +468,7 @@ def test_why_a_job_waits_is_written_when_it_changes_and_its_words_every_half_min
     def written(code: ReasonCode, message: str, at: float) -> tuple[str, str]:
         found = site.store.job(job)
         assert found is not None
-        cycle._write_reasons([found], Plan(reasons={job: Reason(code=code, message=message)}), now + at)
+        cycle._planner._write_reasons([found], Plan(reasons={job: Reason(code=code, message=message)}), now + at)
         after = site.store.job(job)
         assert after is not None
         return after.reason, after.message
@@ -485,7 +485,7 @@ def test_why_a_job_waits_is_written_when_it_changes_and_its_words_every_half_min
         assert (reason, words) == (str(code), expected), (message, at)
     other = site.store.job(job)
     assert other is not None
-    cycle._write_reasons([other], Plan(reasons={}), now + 999)
+    cycle._planner._write_reasons([other], Plan(reasons={}), now + 999)
     assert site.store.job(job) == other, "nothing is said of it"
 
 

@@ -160,7 +160,7 @@ def test_a_job_that_cannot_be_launched_for_reasons_nobody_foresaw_fails(
 
 def test_a_decision_that_nobody_is_to_blame_for_is_left_out(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    site.cycle._say = said.append
+    site.cycle._planner._say = said.append
     job = site.submit()
 
     def fault(*_: object) -> None:

@@ -65,7 +65,7 @@ class Site:
         self.cycle = Cycle(
             self.store, self.state, inventory(), POLICIES, self.cluster, clock=lambda: self.world.now
         )  # fmt: skip
-        self.cycle._decider = Stopper()  # type: ignore[assignment]
+        self.cycle._decider = self.cycle._planner._decider = Stopper()  # type: ignore[assignment]
 
     def turn(self, times: int = 1, seconds: float = 1, heard: bool = True) -> None:
         for _ in range(times):
@@ -319,7 +319,7 @@ class PreemptOrders(CrashOrders):
     def _start_controller(self) -> None:
         super()._start_controller()
         self.cycle = Cycle(self.store, self.state, inventory(), POLICIES, self.cluster, clock=lambda: self.world.now)
-        self.cycle._decider = Stopper()  # type: ignore[assignment]
+        self.cycle._decider = self.cycle._planner._decider = Stopper()  # type: ignore[assignment]
 
     def _cycle(self, fates: list[str], seconds: int) -> None:
         super()._cycle(fates, seconds)

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import typer
 import yaml
+from gpusched.views.story import Page, page_dict
 
 from gpusched.cli.main import COMMANDS, app
 from gpusched.client.wait import EXIT_CODES
@@ -38,7 +39,6 @@ from gpusched.views.nodes import nodes_json
 from gpusched.views.policy import ChangeRow, PolicyPage, PolicyRow
 from gpusched.views.policy import page_dict as page_dict_of_policy
 from gpusched.views.power import power_json
-from gpusched.views.story import Page, page_dict
 from gpusched.views.why import Why, dry_run_dict, why_dict
 from tests.docs import replays, words
 

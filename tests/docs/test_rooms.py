@@ -1,4 +1,4 @@
-"""The rooms of the package: what their first lines say, the walks of the architecture page, and what an agent offers."""
+"""The rooms of the package: their first lines, the walks of the architecture page, and what an agent offers."""
 
 from __future__ import annotations
 

@@ -44,16 +44,16 @@ CLOSE_S = 1e-5
 CONTROLLER = """
 import os
 from gpusched.__main__ import main
-from gpusched.controller.cycle import Cycle
+from gpusched.controller.planning import Planner
 
-def noted(self, charge, unread, now, decide=Cycle._decide):
-    decided = decide(self, charge, unread, now)
+def noted(self, inventory, charge, unread, now, plan=Planner.plan):
+    decided = plan(self, inventory, charge, unread, now)
     if decided is None or not decided.unread:  # else it is decided again, with these nodes read
         with open(os.environ["DECISIONS"], "a") as file:
             print(repr(now), file=file)
     return decided
 
-Cycle._decide = noted
+Planner.plan = noted
 main()
 """
 

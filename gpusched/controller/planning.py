@@ -1,0 +1,190 @@
+"""The cycle's decision: ask the policies, check the plan, write down what is intended and why the others wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import NamedTuple
+
+import msgspec
+
+from gpusched.cluster.base import Work
+from gpusched.controller.deciding import Decider
+from gpusched.controller.estimating import Estimator
+from gpusched.controller.fold import OUR_DISK
+from gpusched.controller.isolating import isolated
+from gpusched.controller.launcher import Launcher
+from gpusched.controller.promoting import Charge
+from gpusched.model.events import Event
+from gpusched.model.jobs import ACTIVE, Ending, Job, JobState, Preemptions
+from gpusched.model.plan import CancelJob, Plan, Preempt, ReasonCode, Start
+from gpusched.model.policy import PolicySpec
+from gpusched.model.resources import Inventory
+from gpusched.model.snapshot import Snapshot
+from gpusched.queue.lifecycle import move, set_aside
+from gpusched.queue.snapshots import snapshot_of_store
+from gpusched.queue.store import RankRecord, Store
+from gpusched.sched.check import check
+from gpusched.sched.decide import decide
+
+MESSAGE_REFRESH_S = 30.0  # waiting messages hold durations; writing them all in every cycle would help nobody
+
+
+class Decided(NamedTuple):
+    """What a decision leaves: the launches, what it was made from, and nodes that must be read before it can hold."""
+
+    works: list[Work]
+    snapshot: Snapshot
+    plan: Plan
+    unread: Set[str] = frozenset()
+
+
+class Planner:
+    """Decides for one controller."""
+
+    def __init__(
+        self,
+        store: Store,
+        launcher: Launcher,
+        decider: Decider,
+        estimator: Estimator,
+        say: Callable[[str], None],
+    ) -> None:
+        self._store, self._launcher = store, launcher
+        self._decider, self._estimator, self._say = decider, estimator, say
+        self._undecided = ""
+        self._messages_at: dict[str, float] = {}
+
+    def plan(self, inventory: Inventory, charge: Charge, unread: Set[str], now: float) -> Decided | None:
+        """Decide, or set those jobs aside of which no policy can take even a look; None where nothing is decided."""
+        pending, active = self._store.pending(), self._store.active()
+        if not pending:
+            return None
+        try:
+            decided = self._decide_on(inventory, pending, active, charge, unread, now)
+        except OUR_DISK:
+            raise
+        except Exception as error:
+            self._set_aside([*active, *pending], inventory, charge, error, now)
+            return None
+        self._undecided = ""
+        return decided
+
+    def _set_aside(
+        self, jobs: Sequence[Job], inventory: Inventory, charge: Charge, error: Exception, now: float
+    ) -> None:
+        """After a decision that raised: the jobs that make it raise, each for itself, are FAILED, and say why."""
+        why: dict[str, Exception] = {}
+
+        def fails(some: Sequence[Job]) -> bool:
+            active, pending = ([j for j in some if (j.state in ACTIVE) is holds] for holds in (True, False))
+            try:
+                snapshot = snapshot_of_store(
+                    self._store, inventory, charge.policies, now, active=active, pending=pending
+                )
+                # Jobs that wait are looked at by a policy that needs no weights, one that runs by any.
+                check(decide(snapshot), snapshot)
+            except OUR_DISK:
+                raise
+            except Exception as error:
+                why[some[0].id] = error
+                return True
+            return False
+
+        found = [set_aside(job, why[job.id], now) for job in isolated(jobs, fails)]
+        with self._store.transaction():
+            self._store.put_jobs(job for job, _ in found)
+            self._store.append(event for _, event in found)
+            for job, _ in found:
+                self._store.close_run(job.id, job.attempt, now, job.state)
+        what = f"{type(error).__name__}: {error}"[:500]
+        if not found and what != self._undecided:
+            self._say(f"nothing was decided, and no job alone is to blame: {what}")
+        self._undecided = "" if found else what
+
+    def _decide_on(
+        self,
+        inventory: Inventory,
+        pending: list[Job],
+        active: list[Job],
+        charge: Charge,
+        unread: Set[str],
+        now: float,
+    ) -> Decided:
+        """Ask the policies, check their plan, write the intent down; nothing where it needs a node that is unread."""
+        waiting = {job.id: job for job in pending}
+        shadows = [shadow.spec for shadow in self._store.shadows().values() if shadow.until is None]
+        self._estimator.run([*charge.policies.values(), *shadows])
+        ports = {job.master_port for job in active}
+        snapshot = snapshot_of_store(
+            self._store, inventory, charge.policies, now, active=active, pending=pending, seed=int(now * 1000)
+        )
+        wanted, deciders = self._decider.decide(snapshot, charge.digests)
+        plan, rejections = check(wanted, snapshot)
+        starts = [action for action in plan.actions if isinstance(action, Start)]
+        if needed := unread & {part.node for start in starts for part in start.allocation.parts}:
+            return Decided([], snapshot, plan, needed)
+        launches: list[tuple[Job, list[RankRecord]]] = []
+        with self._store.transaction():
+            for rejection in rejections:
+                data = {"action": repr(rejection.action)[:500], "why": rejection.why}
+                self._store.append([Event(time=now, kind="plan_rejected", data=data)])
+            for action in plan.actions:
+                if isinstance(action, Start):
+                    job = waiting.pop(action.job_id)
+                    policy = deciders[job.spec.partition]
+                    launches.append(self._launcher.intend(inventory, job, action.allocation, policy, ports, now))
+                    self._messages_at.pop(job.id, None)
+                elif isinstance(action, (Preempt, CancelJob)):
+                    waiting.pop(action.job_id, None)
+                    self._end_by_policy(action, deciders, inventory.settings.grace_s, now)
+            self._write_reasons(waiting.values(), plan, now)
+        works = [work for job, ranks in launches for work in self._launcher.launches(inventory, job, ranks)]
+        return Decided(works, snapshot, plan)
+
+    def _end_by_policy(
+        self, action: Preempt | CancelJob, deciders: Mapping[str, PolicySpec], grace_s: float, now: float
+    ) -> None:
+        job = self._store.job(action.job_id)
+        assert job is not None
+        if isinstance(action, CancelJob):
+            changed, event = move(
+                job, JobState.CANCELLED, now, event="ended",
+                reason=action.reason.code, message=action.reason.message, end_time=now,
+            )  # fmt: skip
+        else:
+            policy = deciders[job.spec.partition]
+            preemptions = (job.preemptions or Preemptions()).once_more(
+                now, policy.name, policy.version, action.for_job
+            )  # fmt: skip
+            message = f"stopped by {policy.name}" + (f" for job {action.for_job}" if action.for_job else "")
+            ending = Ending(
+                outcome=JobState.PENDING,
+                reason="Preempted",
+                message=message,
+                kill_at=now + grace_s,
+                preemptions=preemptions,
+            )
+            changed, event = move(
+                job, JobState.COMPLETING, now, event="preempted", ending=ending, reason="Preempted", message=message,
+                data={
+                    "policy": policy.name, "version": policy.version, "for": action.for_job, "count": preemptions.count,
+                },
+            )  # fmt: skip
+        self._store.put_jobs([changed])
+        self._store.append([event])
+
+    def _write_reasons(self, waiting: Iterable[Job], plan: Plan, now: float) -> None:
+        changed = []
+        for job in waiting:
+            reason = plan.reasons.get(job.id)
+            if reason is None or (job.reason == reason.code and job.message == reason.message):
+                continue
+            if reason.code is ReasonCode.BEGIN_TIME and job.retries and job.message and job.reason in ("", reason.code):
+                # Why it is tried again says more than that it waits.
+                changed += [msgspec.structs.replace(job, reason=str(reason.code))] if not job.reason else []
+                continue
+            if job.reason == reason.code and now - self._messages_at.get(job.id, 0.0) < MESSAGE_REFRESH_S:
+                continue
+            self._messages_at[job.id] = now
+            changed.append(msgspec.structs.replace(job, reason=str(reason.code), message=reason.message))
+        self._store.put_jobs(changed)
