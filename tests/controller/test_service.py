@@ -9,7 +9,7 @@ import os
 import signal
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,16 +43,18 @@ class Nodes(ImaginedCluster):
 
     def __init__(self, world: World, dates: Clock) -> None:
         super().__init__(world, dates)
-        self.asked: list[float] = []
+        self.waited: list[float] = []
         self.trouble: Exception | None = None
         self.declared: Inventory | None = None
 
-    def observe(self, nodes: Iterable[Node], patience_s: float) -> dict[str, Observation]:
-        self.asked.append(patience_s)
+    def observe(
+        self, nodes: Iterable[Node], patience_s: float, known: Container[str] = frozenset()
+    ) -> dict[str, Observation]:
+        self.waited.append(patience_s)
         self.trouble, trouble = None, self.trouble
         if trouble is not None:
             raise trouble
-        return super().observe(nodes, patience_s)
+        return super().observe(nodes, patience_s, known)
 
     def use_inventory(self, inventory: Inventory) -> None:
         self.declared = inventory
@@ -329,11 +331,11 @@ def test_a_tick_goes_on_while_its_own_works_bring_news(
     site.path.write_text(DECLARED.replace("tick: 7s", f"tick: {tick}, probe_timeout: 4s"))
     submit(site)
     budgets: list[float] = []
-    monkeypatch.setattr(Service, "predict", lambda self, budget_s: budgets.append(budget_s))
+    monkeypatch.setattr(Service, "predict_starts", lambda self, budget_s: budgets.append(budget_s))
     tick_once(site.path, site.state, site.said.append)
     assert budgets == [1.0], "it has no pause in which that could go on"
     assert states(site) == {"RUNNING": 1}
-    assert site.nodes.asked == [5.0] * 2, "launched, then seen to run"
+    assert site.nodes.waited == [5.0] * 2, "launched, then seen to run"
     reader = Reader.open(site.state)
     assert reader is not None
     assert reader.meta("tick_s") == due_s, "cron calls it no more often"
@@ -341,14 +343,14 @@ def test_a_tick_goes_on_while_its_own_works_bring_news(
     reader.close()
     assert not (site.state / FILE).exists()
     tick_once(site.path, site.state, site.said.append)
-    assert len(site.nodes.asked) == 1, "nothing is under way"
+    assert len(site.nodes.waited) == 1, "nothing is under way"
 
 
 def test_a_tick_ends_while_works_go_on(started: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
     submit(started)
     monkeypatch.setattr(Nodes, "wait_for_works", lambda self, timeout_s: None)
     tick_once(started.path, started.state, started.said.append)
-    assert len(started.nodes.asked) == 4
+    assert len(started.nodes.waited) == 4
     assert states(started) == {"STARTING": 1}
 
 
@@ -374,7 +376,7 @@ def test_cycles_go_on_through_trouble_until_it_is_told_to_end(
         assert controller_of(site.state) is not None
         assert (site.state / "controller.lock").read_text() == str(os.getpid())
         site.world.now += 1
-        cycles = len(site.nodes.asked)
+        cycles = len(site.nodes.waited)
         if cycles == 1:
             site.nodes.trouble = OSError("no room")
         elif cycles == 4:
@@ -383,10 +385,10 @@ def test_cycles_go_on_through_trouble_until_it_is_told_to_end(
 
     monkeypatch.setattr(module, "Relaying", Relaying)
     monkeypatch.setattr(Service, "pause", pause)
-    monkeypatch.setattr(Service, "predict", lambda self: relays.append("predict") if not shared else None)
+    monkeypatch.setattr(Service, "predict_starts", lambda self: relays.append("predict_starts") if not shared else None)
     run_forever(site.path, site.state, site.said.append)
-    assert site.nodes.asked == [3.0] * 4
-    assert relays == (["watch"] * 4 if shared else ["predict"] * 3) + ["close"]
+    assert site.nodes.waited == [3.0] * 4
+    assert relays == (["watch"] * 4 if shared else ["predict_starts"] * 3) + ["close"]
     assert len([line for line in site.said if "could not be recorded" in line and "no room" in line]) == 1
     assert f"controller {os.getpid()} on {site.state}: 2 nodes, state is kept there" in site.said
     assert not (site.state / FILE).exists()
