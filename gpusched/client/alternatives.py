@@ -21,7 +21,7 @@ _MOST_LIMITS = 4
 
 
 def alternatives_of(inventory: Inventory, snapshot: Snapshot, job: PendingView) -> list[Alternative]:
-    """What might start sooner than the job as it stands; whether it does is for `Foresight` to say.
+    """What might start sooner than the job as it stands; whether it does is for `StartForecast` to say.
 
     A job that is held comes first as it would be if it were released.
     """

@@ -71,7 +71,7 @@ def _steps(job: Job) -> tuple[str, ...]:
 
 def explain_pending(client: Client, job: Job) -> Why:
     """The explanation of a pending job, which may be in the inbox or nowhere yet (``submit --dry-run``)."""
-    from gpusched.client.ahead import look_ahead
+    from gpusched.client.forecast import look_ahead
     from gpusched.sched.explain import explain
 
     snapshot = _snapshot(client, job)

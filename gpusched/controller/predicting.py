@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.compiled import kept_on_disk
-from gpusched.forecast.limit_use import Habits, PastRun
-from gpusched.forecast.queue import Ahead, RunTimes
+from gpusched.forecast.limit_use import LimitUse, PastRun
+from gpusched.forecast.queue import QueueForecast, RunTimes
 from gpusched.forecast.run import run_forward
 from gpusched.forecast.start_times import draws_of, quantiles
 from gpusched.model.resources import Inventory
@@ -38,7 +38,7 @@ _TRY_AGAIN_S = 600.0
 
 def warm_up() -> None:
     """Run nothing ahead, so that all passes are compiled (or loaded)."""
-    ahead = Ahead(Snapshot(now=0.0, nodes=(), running=(), pending=(), policies={}), half_life_s=1.0, tick_s=1.0)
+    ahead = QueueForecast(Snapshot(now=0.0, nodes=(), running=(), pending=(), policies={}), half_life_s=1.0, tick_s=1.0)
     ahead.run(ahead.by_limits)
 
 
@@ -62,7 +62,7 @@ class _Compiler:
 
 
 class _Batch(NamedTuple):
-    ahead: Ahead
+    ahead: QueueForecast
     wanted: set[str]
     runs: list[RunTimes]  # the limits first
     starts: list[npt.NDArray[np.float64]]
@@ -113,8 +113,8 @@ class StartPredictor:
         policies = live_policies(inventory, self._store)
         snapshot = snapshot_of_store(self._store, inventory, policies, now)
         settings = inventory.settings
-        ahead = Ahead(snapshot, half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s)
-        habits = Habits(PastRun(*run) for run in self._store.past_runs())
+        ahead = QueueForecast(snapshot, half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s)
+        habits = LimitUse(PastRun(*run) for run in self._store.past_runs())
         return _Batch(ahead, wanted, [ahead.by_limits, *draws_of(ahead, habits, _DRAWS)], [])
 
     def _write(self, batch: _Batch) -> None:

@@ -1,4 +1,4 @@
-"""From a snapshot to what `forward` runs: who waits for whom, who holds what, in which order."""
+"""From a snapshot to what `run` runs: who waits for whom, who holds what, in which order."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gpusched.sched.stages import BACKFILLS, PLACES
 from gpusched.sched.state import BEST_FIT, Ints, Records
 
 
-class Course(NamedTuple):
-    """What every run begins with; see `forward.Line`."""
+class InitialState(NamedTuple):
+    """What every run begins with; see `run.QueueArrays`."""
 
     jobs: Records
     parts: Records
@@ -37,12 +37,14 @@ def may_start(job: PendingView, snapshot: Snapshot) -> bool:
     return not job.held_by and job.spec.partition in snapshot.policies and job.dependency != "never"
 
 
-def course_of(snapshot: Snapshot, views: Sequence[PendingView], own: int, world: World, waiting: Waiting) -> Course:
+def initial_state_of(
+    snapshot: Snapshot, views: Sequence[PendingView], own: int, world: World, waiting: Waiting
+) -> InitialState:
     """Everything that does not depend on run times.
 
     Args:
         snapshot: The queue, the nodes, and what runs.
-        views: The jobs of the course.
+        views: The jobs, in the order of the arrays.
         own: How many of them are the queue's; the others are variants of them.
         world: The nodes as arrays.
         waiting: The jobs as arrays.
@@ -66,7 +68,7 @@ def course_of(snapshot: Snapshot, views: Sequence[PendingView], own: int, world:
     users["used"] = [3600.0 * snapshot.usage.get(name, 0.0) for name in names]
     users["since"] = snapshot.now
     np.add.at(users["held"], jobs["user"][count:], jobs["gpus"][count:])
-    return Course(jobs, parts, child, queues, users, int(level.max(initial=0)) + 1)
+    return InitialState(jobs, parts, child, queues, users, int(level.max(initial=0)) + 1)
 
 
 def _queues(jobs: Records, waiting: Waiting, policies: Mapping[str, PolicySpec]) -> Records:
@@ -117,7 +119,7 @@ def _held_parts(jobs: Records, running: Sequence[RunningView], world: World) -> 
 
 
 def _dependents(jobs: Records, snapshot: Snapshot, views: Sequence[PendingView], own: int) -> Ints:
-    """Who waits for whom: sets ``needs`` and the bounds of each job's part of the answer, see `forward.JOB`.
+    """Who waits for whom: sets ``needs`` and the bounds of each job's part of the answer, see `run.JOB`.
 
     A job that waits for one which never starts (held, say), or for something that is not known, waits for ever.
     """

@@ -21,7 +21,7 @@ class PastRun(NamedTuple):
     limit_s: float
 
 
-class Habits:
+class LimitUse:
     """Ratios of run time to limit, per user, with all users' for those who have fewer than five.
 
     Attributes:

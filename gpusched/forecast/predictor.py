@@ -26,7 +26,7 @@ class Predictor:
     Attributes:
         forest: See `Forest`. quantiles: What its parts are, ascending, 0.5 among them.
         shifts: What is added to each, in logarithms of seconds, so that they keep what they say (see
-            `learn.calibrating`); none to the median, by which policies go.
+            `gpusched.agents.predictor.calibrate`); none to the median, by which policies go.
         learned_until: Nothing that ended later was learned from: Unix seconds, or seconds of a trace without calendar.
         calendar: Whether those are Unix seconds.
         about: What it was learned from, for people. digest: Of its file.

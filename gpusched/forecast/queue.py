@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.forecast.initial import course_of, may_start
-from gpusched.forecast.run import ALLOWED, COUNTERS, JOBS, LEVELS, WORK, Line, Passes, fit_anew, run_forward
+from gpusched.forecast.initial import initial_state_of, may_start
+from gpusched.forecast.run import ALLOWED, COUNTERS, JOBS, LEVELS, WORK, Passes, QueueArrays, fit_anew, run_forward
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.arrays import releases_of, waiting_of, world_of
 from gpusched.sched.fit import stand
@@ -32,7 +32,7 @@ class RunTimes(NamedTuple):
     ends: Floats
 
 
-class Fate(NamedTuple):
+class RunResult(NamedTuple):
     """What one run says.
 
     Attributes:
@@ -45,7 +45,7 @@ class Fate(NamedTuple):
     work: int
 
 
-class Ahead:
+class QueueForecast:
     """A snapshot made ready to be run forward.
 
     Attributes:
@@ -66,9 +66,9 @@ class Ahead:
         self._waiting = waiting_of(self.views, self._world, {})
         self._releases = releases_of(snapshot.running, self._world, self._waiting.parts)
         self._standing()
-        self._course = course_of(snapshot, self.views, self.first_variant, self._world, self._waiting)
+        self._initial = initial_state_of(snapshot, self.views, self.first_variant, self._world, self._waiting)
         self._clock = np.array([snapshot.now, half_life_s, tick_s])
-        self._entering = np.argsort(self._course.jobs["rank"][: len(self.views)], kind="stable")
+        self._entering = np.argsort(self._initial.jobs["rank"][: len(self.views)], kind="stable")
         self._buffers()
 
     def _standing(self) -> None:
@@ -78,17 +78,17 @@ class Ahead:
 
     def _buffers(self) -> None:
         """What a run changes, made once and filled anew for each."""
-        jobs, course, shapes = len(self.views), self._course, self._waiting.jobs.standing.size
+        jobs, initial, shapes = len(self.views), self._initial, self._waiting.jobs.standing.size
         self._rooms = Rooms(*(array.copy() for array in self._world.rooms))
         self._freed = Releases(*(array.copy() for array in self._releases))  # type: ignore[arg-type]
         self._room_of_arrays = self._waiting.jobs.array_room.copy()
         self._outcome: Outcome = new_outcome(jobs, self._waiting.parts)
-        self._line = Line(
-            jobs=course.jobs.copy(),
-            parts=course.parts,
-            child=course.child,
-            queues=course.queues.copy(),
-            users=course.users.copy(),
+        self._line = QueueArrays(
+            jobs=initial.jobs.copy(),
+            parts=initial.parts,
+            child=initial.child,
+            queues=initial.queues.copy(),
+            users=initial.users.copy(),
             line=np.zeros(jobs, np.int64),
             sorted=np.zeros(jobs, np.int64),
             likely=np.zeros(jobs, np.int64),
@@ -96,7 +96,7 @@ class Ahead:
             fits=np.zeros(shapes, np.int64),
             clock=self._clock.copy(),
             counter=np.zeros(COUNTERS, np.int64),
-            heap=new_heap(len(course.jobs) + jobs + 2),
+            heap=new_heap(len(initial.jobs) + jobs + 2),
         )
         for node in range(len(self._world.nodes)):
             fit_anew(
@@ -124,7 +124,7 @@ class Ahead:
         until: float = np.inf,
         seed: int = 0,
         work: int = ENOUGH_WORK,
-    ) -> Fate:
+    ) -> RunResult:
         """Runs forward until ``target`` has started (-1: until all has happened).
 
         Args:
@@ -140,28 +140,28 @@ class Ahead:
         needs[self.first_variant : len(self.views)] = -1
         needs[list(without)] = -1
         if target >= self.first_variant:
-            needs[target] = self._course.jobs["needs"][target]
+            needs[target] = self._initial.jobs["needs"][target]
         whole = run_forward(line, self._passes(seed), target, until)
         start = line.jobs["start"][: len(self.views)].copy()
         start[np.isnan(start)] = np.inf
-        return Fate(start, bool(whole), int(line.counter[WORK]))
+        return RunResult(start, bool(whole), int(line.counter[WORK]))
 
     def _passes(self, seed: int) -> Passes:
         jobs: Jobs = self._waiting.jobs._replace(array_room=self._room_of_arrays)
         requests, rng = self._waiting.requests, seed_words(seed)
         return Passes(self._rooms, self._freed, requests, jobs, rng, self._scratch, self._outcome)
 
-    def _start_over(self, times: RunTimes, work: int) -> Line:
-        line, course, jobs = self._line, self._course, len(self.views)
+    def _start_over(self, times: RunTimes, work: int) -> QueueArrays:
+        line, initial, jobs = self._line, self._initial, len(self.views)
         for held, fresh in zip((*self._rooms, *self._freed), (*self._world.rooms, *self._releases), strict=True):
             held[:] = fresh
         self._room_of_arrays[:] = self._waiting.jobs.array_room
         self._outcome.total[:] = 0
-        line.jobs[:], line.queues[:], line.users[:] = course.jobs, course.queues, course.users
+        line.jobs[:], line.queues[:], line.users[:] = initial.jobs, initial.queues, initial.users
         line.jobs["lasts"][:jobs], line.sorted[:] = times.lasts, self._entering
         line.fit[:], line.fits[:], line.clock[:] = self._fit, self._fits, self._clock
         line.counter[:] = 0
-        line.counter[JOBS], line.counter[LEVELS], line.counter[ALLOWED] = jobs, course.levels, work
+        line.counter[JOBS], line.counter[LEVELS], line.counter[ALLOWED] = jobs, initial.levels, work
         order = np.argsort(times.ends, kind="stable")  # a sorted array is a heap
         line.heap.key[: len(order)], line.heap.item[: len(order)] = times.ends[order], order + jobs
         line.heap.size[0] = len(order)

@@ -38,8 +38,8 @@ _I8, _F8 = np.int64, np.float64
 # Waiting jobs, then running ones. partition: index into QUEUE. rank: place in its order. level: class of its priority,
 # 0 the highest. array: index into `Jobs.array_room`, or -1. user: index into USER. gpus: of the whole job. needs: jobs
 # it still waits for; negative: takes no part. part, part_stop: what a running job holds, rows of PART. child,
-# child_begun, child_stop: those that wait for its end, and for its start, in ``Line.child``. eligible: not before it.
-# lasts: how long it runs. start: NaN until then.
+# child_begun, child_stop: those that wait for its end, and for its start, in ``QueueArrays.child``. eligible: not before
+# it. lasts: how long it runs. start: NaN until then.
 JOB = np.dtype(
     [(n, _I8) for n in ("partition", "rank", "level", "array", "user", "gpus", "needs", "part", "part_stop")]
     + [(n, _I8) for n in ("child", "child_begun", "child_stop")]
@@ -56,7 +56,7 @@ JOBS, LEVELS, WORK, ALLOWED, AWAKE, COUNTERS = range(6)
 _PASS_WORK = 200  # what a pass costs beside its queue, in entries of a queue
 
 
-class Line(NamedTuple):
+class QueueArrays(NamedTuple):
     """The queue and where a run of it stands; changed in place.
 
     Attributes:
@@ -100,7 +100,7 @@ class Passes(NamedTuple):
 
 
 @jit
-def run_forward(line: Line, passes: Passes, target: int, until: float) -> bool:
+def run_forward(line: QueueArrays, passes: Passes, target: int, until: float) -> bool:
     """Runs until ``target`` (-1: nobody) has started, time ``until`` is reached, or nothing is left to happen.
 
     Args:
@@ -137,7 +137,7 @@ def run_forward(line: Line, passes: Passes, target: int, until: float) -> bool:
 
 
 @jit
-def _happen(line: Line, passes: Passes, item: int) -> None:
+def _happen(line: QueueArrays, passes: Passes, item: int) -> None:
     """An end, a job that becomes eligible, or another draw."""
     first = line.jobs.size
     if item >= first:
@@ -166,7 +166,7 @@ def _happen(line: Line, passes: Passes, item: int) -> None:
 
 
 @jit
-def _give_back(line: Line, passes: Passes, job: int) -> None:
+def _give_back(line: QueueArrays, passes: Passes, job: int) -> None:
     """What a job that started on the way held."""
     shape, offset, requests = passes.jobs.shape[job], passes.outcome.offset[job], passes.requests
     for part in range(requests.parts[shape]):
@@ -176,7 +176,7 @@ def _give_back(line: Line, passes: Passes, job: int) -> None:
 
 @jit
 def _return(
-    line: Line, rooms: Rooms, requests: Requests, masks: Flags, node: int, gpus: int, cores: int, memory: int
+    line: QueueArrays, rooms: Rooms, requests: Requests, masks: Flags, node: int, gpus: int, cores: int, memory: int
 ) -> None:
     """What comes back on a node that takes no jobs stays there."""
     if rooms.gpus[node] >= 0:
@@ -203,7 +203,7 @@ def fit_anew(fit: Flags, fits: Ints, rooms: Rooms, requests: Requests, masks: Fl
 
 
 @jit
-def _enter_when_due(line: Line, job: int) -> None:
+def _enter_when_due(line: QueueArrays, job: int) -> None:
     eligible = line.jobs[job]["eligible"]
     if eligible <= line.clock[NOW]:
         _enter(line, job)
@@ -212,7 +212,7 @@ def _enter_when_due(line: Line, job: int) -> None:
 
 
 @jit
-def _enter(line: Line, job: int) -> None:
+def _enter(line: QueueArrays, job: int) -> None:
     jobs, order = line.jobs, line.line
     queue = line.queues[jobs[job]["partition"]]
     at = queue["low"] + queue["waiting"]
@@ -225,7 +225,7 @@ def _enter(line: Line, job: int) -> None:
 
 
 @jit
-def _stir(line: Line, partition: int) -> None:
+def _stir(line: QueueArrays, partition: int) -> None:
     """Something happened in the partition; where users' usage decides the order, everywhere."""
     line.queues[partition]["dirty"] = 1
     for other in range(line.queues.size):
@@ -233,7 +233,7 @@ def _stir(line: Line, partition: int) -> None:
 
 
 @jit
-def _tell(line: Line, begin: int, stop: int) -> None:
+def _tell(line: QueueArrays, begin: int, stop: int) -> None:
     """These dependents have one job less to wait for."""
     for at in range(begin, stop):
         job = line.child[at]
@@ -243,13 +243,13 @@ def _tell(line: Line, begin: int, stop: int) -> None:
 
 
 @jit
-def _hold(line: Line, item: int, sign: int) -> None:
+def _hold(line: QueueArrays, item: int, sign: int) -> None:
     _account(line, line.jobs[item]["user"])
     line.users[line.jobs[item]["user"]]["held"] += sign * line.jobs[item]["gpus"]
 
 
 @jit
-def _account(line: Line, user: int) -> None:
+def _account(line: QueueArrays, user: int) -> None:
     """Brings a user's usage up to now: what was used decays by half every half-life, continuously."""
     of, now, rate = line.users[user], line.clock[NOW], np.log(2.0) / line.clock[HALF_LIFE]
     kept = np.exp(-rate * (now - of["since"]))
@@ -259,7 +259,7 @@ def _account(line: Line, user: int) -> None:
 
 
 @jit
-def _decide(line: Line, passes: Passes, partition: int) -> None:
+def _decide(line: QueueArrays, passes: Passes, partition: int) -> None:
     """One partition's pass, and what follows from its starts."""
     now, outcome, requests = line.clock[NOW], passes.outcome, passes.requests
     rule, backfill = line.queues[partition]["rule"], line.queues[partition]["backfill"]
@@ -296,7 +296,7 @@ def _decide(line: Line, passes: Passes, partition: int) -> None:
 
 
 @jit
-def _queue(line: Line, parts: Ints, jobs: Jobs, partition: int) -> Ints:
+def _queue(line: QueueArrays, parts: Ints, jobs: Jobs, partition: int) -> Ints:
     """The jobs that the pass can start now, and those that may be the head; nobody where none can start.
 
     What fits nowhere does not start, and counts only as the head: the first job that does not start. Jobs that can
@@ -330,7 +330,7 @@ def _queue(line: Line, parts: Ints, jobs: Jobs, partition: int) -> Ints:
 
 
 @jit
-def _close_up(line: Line, codes: Ints, partition: int, draws: bool) -> None:
+def _close_up(line: QueueArrays, codes: Ints, partition: int, draws: bool) -> None:
     """Takes what has started out of the queue; after an unlucky draw the next cycle draws again."""
     of, order, jobs = line.queues[partition], line.line, line.jobs
     kept = of["low"]
@@ -346,7 +346,7 @@ def _close_up(line: Line, codes: Ints, partition: int, draws: bool) -> None:
 
 
 @jit
-def _by_usage(line: Line, queue: Ints) -> Ints:
+def _by_usage(line: QueueArrays, queue: Ints) -> Ints:
     """The queue by (priority, users' usage now, rank): buckets, since there are few users. See `order.queue_order`."""
     users, jobs, ordered = line.users, line.jobs, line.sorted
     usage = np.empty(users.size)

@@ -1,4 +1,4 @@
-"""When one waiting job will start, and what would start it sooner: many runs of `ahead.Ahead`, and their summary."""
+"""When one waiting job will start, and what would start it sooner: runs of `queue.QueueForecast`, and their summary."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.forecast.limit_use import Habits
-from gpusched.forecast.queue import ENOUGH_WORK, Ahead, RunTimes
+from gpusched.forecast.limit_use import LimitUse
+from gpusched.forecast.queue import ENOUGH_WORK, QueueForecast, RunTimes
 from gpusched.model.forecast import ExpectedStart, Sooner
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import PendingView, Snapshot
@@ -38,21 +38,23 @@ class Alternative(NamedTuple):
     view: PendingView
 
 
-class Foresight:
+class StartForecast:
     """One snapshot run forward for one job and its alternatives. The same snapshot gives the same answer."""
 
     def __init__(
         self,
         snapshot: Snapshot,
         job: PendingView,
-        habits: Habits,
+        habits: LimitUse,
         alternatives: Sequence[Alternative] = (),
         *,
         half_life_s: float,
         tick_s: float,
     ) -> None:
         self._snapshot, self._job, self._alternatives = snapshot, job, alternatives
-        self.ahead = Ahead(snapshot, half_life_s=half_life_s, tick_s=tick_s, variants=[a.view for a in alternatives])
+        self.ahead = QueueForecast(
+            snapshot, half_life_s=half_life_s, tick_s=tick_s, variants=[a.view for a in alternatives]
+        )
         self._target = self.ahead.index.get(job.id, -1)
         self._own_nodes = {n.name for n in snapshot.nodes if n.partition == job.spec.partition}
         self._draws = draws_of(self.ahead, habits, draws_for(self.ahead))
@@ -166,13 +168,13 @@ def work_for(policy: PolicySpec | None) -> int:
     return 3 * _ENOUGH_WORK if policy is not None and policy.backfill == "none" else _ENOUGH_WORK
 
 
-def draws_for(ahead: Ahead) -> int:
+def draws_for(ahead: QueueForecast) -> int:
     """How many draws: enough for a range, few enough for an answer at once."""
     jobs = len(ahead.views) + len(ahead.snapshot.running)
     return max(_FEWEST_DRAWS, min(_MOST_DRAWS, _RUNS_OF_ALL // max(jobs, 1)))
 
 
-def draws_of(ahead: Ahead, habits: Habits, count: int, seed: int = 0) -> list[RunTimes]:
+def draws_of(ahead: QueueForecast, habits: LimitUse, count: int, seed: int = 0) -> list[RunTimes]:
     """Draws of all run times, as users' past jobs used their limits; a variant of a job draws for itself."""
     rng = np.random.default_rng(seed)
     snapshot, running = ahead.snapshot, ahead.snapshot.running

@@ -22,7 +22,7 @@ from gpusched.sim.orders import ALIASES, ORDERS, SUFFIXES, Kind, Knows, known_po
 CONSERVATIVE = 3
 NO_HISTORY_S = 3600.0  # what is expected of a job of whose user nothing has ended, where it has no limit
 HALF_LIFE_S = float(Settings().fairshare_half_life_s)
-FASTEST, MILP = 5, 6  # not compiled: see `engine_mapped`
+FASTEST, MILP = 5, 6  # not compiled: see `engine.mapped`
 
 PLACEMENTS = {
     "first-fit": FIRST_FIT,

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpusched.controller import predict
+from gpusched.controller import predicting
 from gpusched.controller.predicting import PAUSE_S, StartPredictor, warm_up
 from gpusched.queue.predictions import PredictedStart
 from gpusched.queue.snapshots import snapshot_of_store
@@ -121,7 +121,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         begun.append(now)
         return snapshot_of_store(store, declared, policies, now)
 
-    monkeypatch.setattr(predict, "snapshot_of_store", seen)
+    monkeypatch.setattr(predicting, "snapshot_of_store", seen)
     return begun
 
 
@@ -154,6 +154,6 @@ def test_a_long_queue_is_left_alone(
     site.submit(spec=spec(gpus_per_node=GPUS))
     site.turn()
     assert len(site.store.pending()) == 3
-    monkeypatch.setattr(predict, "_MOST_JOBS", most)
+    monkeypatch.setattr(predicting, "_MOST_JOBS", most)
     StartPredictor(site.store).step(inventory(), site.world.now, budget_s=60.0)
     assert len(batches) == asked

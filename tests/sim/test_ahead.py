@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusched.forecast.limit_use import Habits
-from gpusched.forecast.queue import Ahead, RunTimes
-from gpusched.forecast.start_times import Foresight
+from gpusched.forecast.limit_use import LimitUse
+from gpusched.forecast.queue import QueueForecast, RunTimes
+from gpusched.forecast.start_times import StartForecast
 from gpusched.model.jobs import Dependency, DependencyKind
 from gpusched.model.plan import Start
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
@@ -26,11 +26,11 @@ from tests.sim.worlds import trace_of
 HALF_LIFE_S = 7 * 86400.0
 
 
-def ahead_of(snap: Snapshot, *variants: PendingView) -> Ahead:
-    return Ahead(snap, half_life_s=HALF_LIFE_S, tick_s=5.0, variants=variants)
+def ahead_of(snap: Snapshot, *variants: PendingView) -> QueueForecast:
+    return QueueForecast(snap, half_life_s=HALF_LIFE_S, tick_s=5.0, variants=variants)
 
 
-def starts(ahead: Ahead, times: RunTimes) -> dict[str, float]:
+def starts(ahead: QueueForecast, times: RunTimes) -> dict[str, float]:
     fate = ahead.run(times)
     assert fate.whole
     return {job.id: float(t) for job, t in zip(ahead.views, fate.start, strict=True) if math.isfinite(t)}
@@ -125,7 +125,7 @@ def test_a_long_queue_is_run_ahead_only_as_far_as_work_is_allowed(monkeypatch: p
     made = []
     for allowed in (10**9, 60_000, 10):
         monkeypatch.setattr("gpusched.forecast.start_times._ENOUGH_WORK", allowed)
-        foresight = Foresight(snap, snap.pending[-1], Habits([]), half_life_s=1e6, tick_s=1.0)
+        foresight = StartForecast(snap, snap.pending[-1], LimitUse([]), half_life_s=1e6, tick_s=1.0)
         made.append((foresight.expected(), foresight.sooner()))
     (all_of, _), (some, _), (none, later) = made
     assert (all_of.runs, none.runs) == (40, 0)

@@ -1,7 +1,7 @@
 """Training and judging predictors of run times: gradient boosting (scikit-learn) on the jobs that have ended.
 
 Quantile regression on the logarithm of the run time, by histogram gradient boosting (Ke et al., LightGBM, NeurIPS 2017,
-as in scikit-learn), made to keep its quantiles by `calibrating`. Judged on days after all that was learned, against the
+as in scikit-learn), made to keep its quantiles by `calibrate`. Judged on days after all that was learned, against the
 mean of the user's last two run times (Tsafrir, Etsion, Feitelson, IEEE TPDS 18(6), 2007), the limit, and the median of
 what was learned.
 """

@@ -1,7 +1,7 @@
 """RLTune with preemption: the rank of a job that waits or runs, by what it has had and how long such jobs go on.
 
 Nothing is known of a job's run time but that it has not ended yet. From what has been seen of its burst, kind and
-partition (`rltune_odds`) follows how likely an end is within each further level, and from that Gittins' index
+partition (`odds`) follows how likely an end is within each further level, and from that Gittins' index
 (J. Gittins, J. Royal Statistical Society B 41(2), 1979): the most completions per second that a further spell of
 running can bring.
 """

@@ -45,7 +45,7 @@ class Queue(NamedTuple):
 
     Attributes:
         waiting: ``int64[jobs]`` in order of submission; ``size[0]`` of them.
-        ahead: ``int64[jobs]``. seen: ``float32[window, FEATURES]``: see `rltune_pass.ordered`.
+        ahead: ``int64[jobs]``. seen: ``float32[window, FEATURES]``: see `decide.ordered`.
         outcome: Where the pass writes.
     """
 
@@ -166,7 +166,7 @@ def carry_out(sim: Sim, log: Log, queue: Queue, book: Book) -> None:
 
 
 class ScoredOrder:
-    """What orders the queue of one replay; see `engine_mapped.Ordering`."""
+    """What orders the queue of one replay; see `gpusched.sim.engine.mapped.Ordering`."""
 
     def __init__(self, world: World, prepared: Prepared) -> None:
         self._world, self._prepared = world, prepared

@@ -1,4 +1,4 @@
-"""Replays of the RLTune agent that stops running jobs: planned as in `engine_preempt`, ranked by what it learned.
+"""Replays of the RLTune agent that stops running jobs: planned as in `sim.engine.preempt`, ranked by what it learned.
 
 Unlike there, of those that run the last ranked are stopped first, wherever they are, and no more than it takes. What
 the policy's file protects, a replay leaves alone as the controller does: jobs that must not be stopped, those that have

@@ -88,7 +88,7 @@ def map_queue(
 
     With NONE, and for those before the head with EASY, the jobs that start are those that the greedy mapping starts in
     this order; with NONE on any GPU type they may have, with EASY not on one where they would end later than if they
-    waited for a faster one (`mapped_head`). With SKIP, and behind the head with EASY, the mapping chooses among the
+    waited for a faster one (`head`). With SKIP, and behind the head with EASY, the mapping chooses among the
     window; of those the greedy one starts, the ones with more priority than others stay.
 
     Args:

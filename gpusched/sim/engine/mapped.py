@@ -1,4 +1,4 @@
-"""Replays whose jobs are placed by mapping (`sched.mapped`), the live controller's own, at every decision.
+"""Replays whose jobs are placed by mapping (`sched.mapping`), the live controller's own, at every decision.
 
 The optimiser runs in Python, so this is slower than the compiled replays by a factor of a hundred or more.
 """
@@ -60,7 +60,7 @@ class _Staged:
 
 
 class MappedRun:
-    """One replay; call it until it says OVER (see `engine_state`).
+    """One replay; call it until it says OVER (see `state`).
 
     Args:
         world: What to replay.

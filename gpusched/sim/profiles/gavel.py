@@ -17,7 +17,7 @@ from gpusched.sim.profiles.table import Profiles, Series, model_key, type_key
 from gpusched.traces.readers.columns import open_text
 
 _APART = "_unconsolidated"
-_RECORDED_ON = "V100"  # of its types the fastest, and what `sim.traces.gavel` takes run times from
+_RECORDED_ON = "V100"  # of its types the fastest, and what `gpusched.traces.readers.gavel` takes run times from
 _EXPECTED = "Gavel's throughputs: GPU type -> ('model', GPUs) -> null or ('other', GPUs) -> steps per second"
 
 

@@ -26,14 +26,14 @@ def look_ahead(client: Client, snapshot: Snapshot, explanation: Explanation) -> 
     _say_if_slow()
     from gpusched.client.alternatives import alternatives_of
     from gpusched.forecast.assumptions import assumptions, why_never
-    from gpusched.forecast.limit_use import Habits, PastRun
-    from gpusched.forecast.start_times import Foresight
+    from gpusched.forecast.limit_use import LimitUse, PastRun
+    from gpusched.forecast.start_times import StartForecast
 
     job = next(j for j in snapshot.pending if j.id == explanation.job_id)
-    habits = Habits([PastRun(*run) for run in client.reader.past_runs()] if client.reader else [])
+    habits = LimitUse([PastRun(*run) for run in client.reader.past_runs()] if client.reader else [])
     alternatives = alternatives_of(client.inventory, snapshot, job)
     settings = client.inventory.settings
-    foresight = Foresight(
+    foresight = StartForecast(
         snapshot, job, habits, alternatives, half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s
     )
     expected = foresight.expected()
