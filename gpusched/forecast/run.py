@@ -38,8 +38,8 @@ _I8, _F8 = np.int64, np.float64
 # Waiting jobs, then running ones. partition: index into QUEUE. rank: place in its order. level: class of its priority,
 # 0 the highest. array: index into `Jobs.array_room`, or -1. user: index into USER. gpus: of the whole job. needs: jobs
 # it still waits for; negative: takes no part. part, part_stop: what a running job holds, rows of PART. child,
-# child_begun, child_stop: those that wait for its end, and for its start, in ``QueueArrays.child``. eligible: not before
-# it. lasts: how long it runs. start: NaN until then.
+# child_begun, child_stop: those that wait for its end, and for its start, in ``QueueArrays.child``. eligible: not
+# before it. lasts: how long it runs. start: NaN until then.
 JOB = np.dtype(
     [(n, _I8) for n in ("partition", "rank", "level", "array", "user", "gpus", "needs", "part", "part_stop")]
     + [(n, _I8) for n in ("child", "child_begun", "child_stop")]

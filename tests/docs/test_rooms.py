@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import tomllib
 from pathlib import Path
 from typing import get_args
 
@@ -71,3 +72,11 @@ def test_every_agent_s_folder_offers_what_base_says(agent: str) -> None:
         part = importlib.import_module(f"gpusched.agents.{agent}.{module}")
         for name in re.findall(r"[a-z]\w+", offers):
             assert callable(getattr(part, name)), (agent, module, name)
+
+
+def test_what_mutants_are_tried_on_and_left_out_is_there() -> None:
+    known = tomllib.loads((generate.DOCS.parent / "tests" / "mutate" / "config.toml").read_text("utf-8"))
+    assert all(list(PACKAGE.parent.glob(path)) for path in [*known["paths"], *known["only"]])
+    for one in known["harmless"]:
+        files = [file for file in PACKAGE.rglob("*.py") if file.as_posix().endswith(f"/{one['path']}")]
+        assert any(one["from"] in file.read_text("utf-8") for file in files), one
