@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 import typer
 import yaml
-from gpusched.views.story import Page, page_dict
 
 from gpusched.cli.main import COMMANDS, app
 from gpusched.client.wait import EXIT_CODES
@@ -39,6 +38,7 @@ from gpusched.views.nodes import nodes_json
 from gpusched.views.policy import ChangeRow, PolicyPage, PolicyRow
 from gpusched.views.policy import page_dict as page_dict_of_policy
 from gpusched.views.power import power_json
+from gpusched.views.show import Page, page_dict
 from gpusched.views.why import Why, dry_run_dict, why_dict
 from tests.docs import replays, words
 

@@ -17,7 +17,6 @@ from gpusched.agents.common import torch_
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.known import known_by
 from gpusched.agents.common.request import Progress, Report, Trained, TrainJob
-from gpusched.agents.rltune import train_agent
 from gpusched.agents.rltune.arena import Arena, Figures, arenas
 from gpusched.agents.rltune.candidates import Rule, arrays_of, heuristics, odds_of, rules, with_net, without_net
 from gpusched.agents.rltune.choosing import _PRIOR, Option, choose_base, choose_strength
@@ -26,6 +25,7 @@ from gpusched.agents.rltune.history import GPUS
 from gpusched.agents.rltune.live import prepare
 from gpusched.agents.rltune.ppo import Learner, _windows
 from gpusched.agents.rltune.settings import Settings, read
+from gpusched.agents.rltune.train import train_agent
 from gpusched.config.weights import Model
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec

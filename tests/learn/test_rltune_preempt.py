@@ -13,10 +13,10 @@ import pytest
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.known import known_by
 from gpusched.agents.common.request import Report, Trained, TrainJob, TrainRequest
-from gpusched.agents.rltune import train_agent
 from gpusched.agents.rltune.candidates import odds_of
 from gpusched.agents.rltune.live import prepare
 from gpusched.agents.rltune.preempting import Rule, model_of, policy_of, read
+from gpusched.agents.rltune.train import train_agent
 from gpusched.agents.training.card import read_card
 from gpusched.agents.training.train import train
 from gpusched.config.policies import load_policy

@@ -147,7 +147,7 @@ def test_few_jobs_are_refused_by_number_and_weights_never_go_into_the_package(
     arrays = heuristic(8)
     done = Trained(arrays=arrays, about={"knows": "limit", "backfill": "easy"}, score=0.0, hyper_parameters={})
     monkeypatch.setattr("gpusched.agents.gist.train.train_agent", lambda job, report: done)  # it takes a minute
-    monkeypatch.setattr("gpusched.agents.rltune.train_agent", lambda job, report: done)
+    monkeypatch.setattr("gpusched.agents.rltune.train.train_agent", lambda job, report: done)
     (site.folder / "few.swf").write_text(swf(3))
     (site.folder / "more.swf").write_text(swf(130))
     (site.folder / "policies").rmdir()

@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.errors import UsageError
-from gpusched.sim.engine.build import Options, Outage
+from gpusched.sim.engine.build import Elastic, Options, Outage
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.profiles import Profiles, Series
 from gpusched.sim.rates import Rates
-from gpusched.sim.resizing import Elastic
 from gpusched.sim.result import EVENT_KINDS, RESIZED
 from gpusched.sim.stepper import Stepper
 from gpusched.study.metrics import metrics_of
