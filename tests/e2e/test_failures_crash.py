@@ -65,10 +65,12 @@ def test_killed_in_each_state(cluster: Cluster, before: str) -> None:
 @pytest.mark.one_partition
 def test_what_ends_while_no_controller_runs_is_found_and_its_output_brought_home(cluster: Cluster) -> None:
     traces = Traces(cluster)
-    good, bad = traces.submit("sleep 1; echo fine"), traces.submit("sleep 1; echo bad; exit 7")
+    wait = "until [ -e /share/go ]; do sleep 0.1; done"
+    good, bad = traces.submit(f"{wait}; echo fine"), traces.submit(f"{wait}; echo bad; exit 7")
     for job in (good, bad):
         cluster.wait_state(job, "RUNNING")
     cluster.kill_controller()
+    traces.let_go("go")
     asked = traces.submit("true")  # the queue takes submissions without a controller
     wait_until(lambda: cluster.containers() == [])
     before = time.time()
