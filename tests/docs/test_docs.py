@@ -75,7 +75,7 @@ def _missing_json(page: str) -> list[str]:
 def test_every_command_with_json_is_in_the_json_reference() -> None:
     page = (generate.DOCS / "reference/json.md").read_text("utf-8")
     assert _missing_json(page) == []
-    assert _missing_json(page.replace("`gpusched predict", "`gpusched predict")) == ["predict"]
+    assert _missing_json(page.replace("`gpusched predict", "`gpusched guess")) == ["predict"]
     assert _missing_json(page.replace("`gpusched trace fit --json`", "")) == ["trace fit"]
 
 
