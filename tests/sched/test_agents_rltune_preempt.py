@@ -178,8 +178,9 @@ def test_live_and_replay_stop_and_start_the_same(
         elif place == "first-fit" and rule is not STAYS:
             later = by_agent(film.at(now, gone=True, begun=first), spec, of)
             assert stopped(later) == {}
-            # What was stopped counts in the odds of run times by then, so that jobs may change places in the order.
-            assert first.keys() | started(later).keys() == begin.keys()
+            # What was stopped counts in the odds of run times by then, so that jobs may change places in the order; it
+            # may itself go on at once where it fits beside those it was stopped for, in a replay at the next instant.
+            assert begin.keys() <= first.keys() | started(later).keys() <= begin.keys() | cut
 
 
 def test_replays_leave_alone_what_is_protected() -> None:
