@@ -94,7 +94,7 @@ def test_what_is_compiled_once_is_loaded_wherever_the_same_code_lies(tmp_path: P
 @pytest.mark.parametrize("size", [0, 100], ids=["empty", "cut"])
 def test_a_spoilt_cache_is_compiled_anew(tmp_path: Path, kind: str, size: int) -> None:
     right = class_of(tmp_path)[1]
-    spoilt = [file for file in tmp_path.rglob(f"*.{kind}") if file.name.startswith("rltune_odds.class_of-")]
+    spoilt = [file for file in tmp_path.rglob(f"*.{kind}") if file.name.startswith("odds.class_of-")]
     assert spoilt
     for file in spoilt:
         os.truncate(file, size)
@@ -113,6 +113,6 @@ def test_without_room_on_the_disk_it_is_compiled_every_time(tmp_path: Path) -> N
 def test_a_version_for_other_types_is_compiled_anew(tmp_path: Path) -> None:
     """As two processes leave it that each took the first file's name at once."""
     right = class_of(tmp_path, values="both")[1:3]
-    one, two = sorted(file for file in tmp_path.rglob("rltune_odds.class_of-*.nbc"))
+    one, two = sorted(file for file in tmp_path.rglob("odds.class_of-*.nbc"))
     shutil.copyfile(two, one)
     assert class_of(tmp_path, values="both")[1:3] == right
