@@ -44,8 +44,12 @@ class AlreadyRunning(GpuschedError):
 
 
 @contextlib.contextmanager
-def controller_lock(state: Path) -> Iterator[None]:
+def controller_lock(state: Path) -> Iterator[Callable[[], None]]:
     """The right to be the one writer. The kernel gives it up when the process dies, however it dies.
+
+    Yields:
+        What raises `GpuschedError` where the state folder is not the one that was locked any more: it was removed, or
+        put back from a copy. A controller that went on would take commands that are meant for another one.
 
     Raises:
         AlreadyRunning: Another process has it.
@@ -73,7 +77,18 @@ def controller_lock(state: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
-        yield
+        own = os.fstat(descriptor)
+
+        def still_held() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(path), own):
+                    return
+            raise GpuschedError(
+                f"{state} was removed or replaced while this controller ran on it; it stops, its jobs run on",
+                "start a controller on the folder that is there now, and see 'gpusched check'",
+            )
+
+        yield still_held
 
 
 class Service:
@@ -224,10 +239,10 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None]) -
     """``gpusched controller``: cycles until SIGTERM or SIGINT.
 
     Raises:
-        GpuschedError: The lock is taken, or inventory, policies or store cannot be read.
+        GpuschedError: The lock is taken, inventory, policies or store cannot be read, or the state folder was replaced.
     """
     stop = threading.Event()
-    with controller_lock(state), present(state):
+    with controller_lock(state) as still_held, present(state):
         service = Service(inventory_path, state, say)
         relaying = Relaying(state, inventory_path, say)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -237,6 +252,7 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None]) -
             while not stop.is_set():
                 if service.is_shared:
                     relaying.watch()
+                still_held()
                 try:
                     service.run(PATIENCE_S)
                     service.predict_starts()

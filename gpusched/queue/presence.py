@@ -44,8 +44,10 @@ def present(state: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):
-            (state / FILE).unlink()
+        found = controller_of(state)
+        if found is None or found.pid == os.getpid():  # else the folder is another's now
+            with contextlib.suppress(OSError):
+                (state / FILE).unlink()
 
 
 def announce(state: Path, doing: str = "") -> None:

@@ -122,3 +122,17 @@ def test_garbage_in_the_inbox_of_a_running_controller(cluster: Cluster) -> None:
     wait_until(lambda: list(new.iterdir()) == [], what="the inbox to be empty")
     refused = sorted(p.name for p in (cluster.state / "inbox" / "refused").iterdir())
     assert refused == ["bad.submit", "folder.cancel", "link.cancel"]
+
+
+def test_a_controller_whose_state_folder_was_replaced_takes_no_more_commands(stopped: Cluster) -> None:
+    stopped.start_controller()
+    first = stopped.controller
+    assert first is not None
+    stopped.state.rename(stopped.state.with_name("replaced"))
+    assert first.wait(60) == 1
+    assert "was removed or replaced while this controller ran on it; it stops" in stopped.controller_log
+    stopped.start_controller()
+    traces = Traces(stopped)
+    job = traces.submit("true")
+    assert stopped.wait_state(job).state == JobState.COMPLETED
+    assert set(traces.counted().values()) == {1}

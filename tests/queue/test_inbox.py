@@ -231,11 +231,18 @@ def test_how_much_of_what_was_set_aside_is_kept(tmp_path: Path, monkeypatch: pyt
 
 def test_nobody_else_can_take_the_controllers_lock(tmp_path: Path) -> None:
     (tmp_path / "controller.lock").touch(mode=0o644)  # as earlier versions made it
-    with controller_lock(tmp_path):
+    with controller_lock(tmp_path) as still_held:
+        still_held()
         assert (tmp_path / "controller.lock").stat().st_mode & 0o777 == 0o600
         assert (tmp_path / "controller.lock").read_text() == str(os.getpid())
         with pytest.raises(AlreadyRunning, match=f"pid {os.getpid()}"), controller_lock(tmp_path):
             pass
+        (tmp_path / "controller.lock").unlink()
+        with pytest.raises(GpuschedError, match="removed or replaced"):
+            still_held()
+        (tmp_path / "controller.lock").touch()
+        with pytest.raises(GpuschedError, match="removed or replaced"):
+            still_held()
     (tmp_path / "controller.lock").unlink()
     (tmp_path / "controller.lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(GpuschedError, match="cannot be opened"), controller_lock(tmp_path):
