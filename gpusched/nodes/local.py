@@ -22,6 +22,10 @@ _CHUNK = 65536
 _WRITE_S = 1.0
 
 
+def _set_size(terminal: int, rows: int, columns: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
 class LocalTransport:
     """`gpusched.nodes.transport.Transport` over subprocesses, each in its own session."""
 
@@ -77,17 +81,19 @@ class LocalTransport:
                 return LocalSession(process, process.stdin.fileno())
             ours, theirs = os.openpty()
             try:
+                _set_size(theirs, terminal.rows, terminal.columns)  # before anybody can ask for it
                 process = subprocess.Popen(
                     ("setsid", "--ctty", *argv), stdin=theirs, stdout=theirs, stderr=theirs,
                     env={**os.environ, "TERM": terminal.name},
                 )  # fmt: skip
+            except OSError:
+                os.close(ours)
+                raise
             finally:
                 os.close(theirs)
         except OSError as error:
             raise TransportError("protocol", f"{self._name}: {argv[0]}: {error.strerror}") from None
-        session = LocalSession(process, ours, terminal=True)
-        session.resize(terminal.rows, terminal.columns)
-        return session
+        return LocalSession(process, ours, terminal=True)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -212,7 +218,7 @@ class LocalSession:
         """See `gpusched.nodes.transport.Session.resize`."""
         with self._lock, contextlib.suppress(OSError):
             if self._terminal and self._stdin >= 0:
-                fcntl.ioctl(self._stdin, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+                _set_size(self._stdin, rows, columns)
 
     def close(self) -> None:
         """See `gpusched.nodes.transport.Session.close`."""

@@ -42,6 +42,7 @@ from gpusched.model.relay import (
     frame,
     size_frame,
 )
+from gpusched.nodes.local import LocalSession
 from gpusched.nodes.transport import Session
 from gpusched.queue.store import Store
 from tests.cli_nodes.conftest import Cluster, job, spec
@@ -180,6 +181,13 @@ def test_input_a_terminal_and_its_size(call: Callable[..., Caller]) -> None:
     shell.hear(b"40 111")
     shell.send(frame(INPUT, b"\x03"))
     assert shell.hear().code == 130
+
+
+def test_a_terminal_has_its_size_before_its_command_begins(
+    call: Callable[..., Caller], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalSession, "resize", lambda *_: None)
+    assert call("stty", "size", terminal=Terminal("vt100", 31, 97)).hear().output == b"31 97\r\n"
 
 
 @pytest.mark.parametrize("fields", [{}, {"stdin": True}, {"terminal": Terminal()}])
