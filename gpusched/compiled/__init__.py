@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
-from gpusched.compiled.loading import SUFFIX, Foreign, Store, kind_of
+from gpusched.compiled.loading import SUFFIX, Foreign, Store, kind_of, load
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -114,27 +114,31 @@ class _Pass:
         try:
             kind = kind_of(args)
         except Foreign:
-            return self.outer(*args)
-        ready = self._ready.get(kind)
-        return ready(*args) if ready is not None else self._made_ready(kind, args)(*args)
+            from gpusched.compiled.compiling import types_of
 
-    def _made_ready(self, kind: object, args: tuple[object, ...]) -> Callable[..., Any]:
-        """The version for arguments of these types, loaded or compiled."""
+            return self._version(types_of(args), args, kept=False)(*args)
+        ready = self._ready.get(kind)
+        return ready(*args) if ready is not None else self._version(kind, args)(*args)
+
+    def _version(self, kind: object, args: tuple[object, ...], kept: bool = True) -> Callable[..., Any]:
+        """That for arguments of these types: at hand, loaded or compiled."""
         with _lock:
             if kind not in self._ready:
-                folder = cache_folder(self._function.__module__)
+                folder = cache_folder(self._function.__module__) if kept else None
                 store = None if folder is None else Store(folder, self._function)
-                found = store and store.load(kind)
-                self._ready[kind] = found or self._compiled(kind, args, store)
+                self._ready[kind] = (store and store.load(kind)) or self._compiled(kind, args, store)
         return self._ready[kind]
 
     def _compiled(self, kind: object, args: tuple[object, ...], store: Store | None) -> Callable[..., Any]:
         from gpusched.compiled.compiling import compiled
 
-        entry, machine = compiled(self.outer, args)
-        if store is not None and machine is not None:
+        machine, lasts = compiled(self.outer, args)
+        if store is not None and lasts:
             store.save(kind, machine)
-        return entry
+        ready = load(self._function, machine)
+        if ready is None:
+            raise NotImplementedError(f"{self._function.__qualname__} calls what is nowhere: {machine.needs}")
+        return ready
 
     @cached_property
     def outer(self) -> Any:

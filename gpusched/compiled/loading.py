@@ -62,7 +62,7 @@ class Machine(NamedTuple):
 
     wrapper: str  # the function in it that Python calls
     environment: str  # and the name of what that hands on
-    constants: bytes  # pickled: of that, and of all such things by name
+    constants: dict[str, list[object]]  # of all such things in it, by name
     needs: tuple[str, ...]  # what it calls elsewhere
     code: bytes
 
@@ -83,15 +83,15 @@ class Store:
         if hashlib.sha256(data[32:]).digest() != data[:32]:
             return None
         said, *rest = pickle.loads(data[32:])
-        return _callable(self._function, Machine(*rest)) if said == text else None
+        return load(self._function, Machine(*rest)) if said == text else None
 
     def save(self, kind: object, machine: Machine) -> None:
         """Keep it; where there is no room it is compiled in every process."""
         text = self._text(kind)
         if "<locals>" in text:  # another time the same name may be another type's
             return
-        data = pickle.dumps((text, *machine))
-        with suppress(OSError):
+        with suppress(OSError, pickle.PicklingError):
+            data = pickle.dumps((text, *machine))
             handle, name = tempfile.mkstemp(dir=self._folder)
             try:
                 with open(handle, "wb") as file:
@@ -172,7 +172,10 @@ def _linked() -> Any:
 
 def _named(address: int, size: int, _digest: int) -> object:
     """Types and exceptions that compiled code names; numba's own way to them imports all of it."""
-    return pickle.loads(string_at(address, size))
+    return _unpickled(string_at(address, size))
+
+
+_unpickled = cache(pickle.loads)
 
 
 _unpickle = PYFUNCTYPE(py_object, c_void_p, c_int, c_void_p)(_named)
@@ -189,7 +192,7 @@ def resolved(names: Iterable[str]) -> bool:
     return all(llvm.address_of_symbol(name) is not None for name in names)
 
 
-def _callable(function: FunctionType, machine: Machine) -> Callable[..., Any] | None:
+def load(function: FunctionType, machine: Machine) -> Callable[..., Any] | None:
     """What Python calls; None where this process lacks what it needs."""
     if not resolved(machine.needs):
         return None
@@ -197,15 +200,13 @@ def _callable(function: FunctionType, machine: Machine) -> Callable[..., Any] | 
     engine = _engine(llvm)
     engine.add_object_file(llvm.object_file.ObjectFileRef.from_data(machine.code))
     engine.finalize_object()
-    own, found = pickle.loads(machine.constants)
-    environments = {name: _environment(functions, function, constants) for name, constants in found.items()}
-    environment = environments.get(machine.environment) or _environment(functions, function, own)
+    environments = {name: _environment(functions, function, held) for name, held in machine.constants.items()}
     for name, value in environments.items():
         c_void_p.from_address(engine.get_global_value_address(name)).value = id(value)
-    made: Callable[..., Any] = functions.make_function(
-        sys.modules[function.__module__], function.__name__, f"compiled wrapper for {function.__qualname__!r}",
-        engine.get_function_address(machine.wrapper), environment, (engine, *environments.values()),
-    )  # fmt: skip
+    address, kept = engine.get_function_address(machine.wrapper), (engine, *environments.values())
+    module, name = sys.modules[function.__module__], function.__name__
+    own = environments[machine.environment]
+    made: Callable[..., Any] = functions.make_function(module, name, f"{name}, compiled", address, own, kept)
     return made
 
 
