@@ -207,7 +207,7 @@ def test_arrays_of_every_kind_are_read_for_what_they_are() -> None:
     readonly = base.copy()
     readonly.flags.writeable = False
     cases = [
-        base, base.astype(np.float32), base.astype(np.int64), base.astype(np.int32), base.astype(np.uint8), base > 3,
+        base, base.astype(np.float32), base.astype(np.int64), base.astype(np.int32), base.astype(np.uint8),
         base[::2], base[::-1], readonly, base.reshape(2, 12)[:, 3], base.astype(np.int16)[1::3], base[5:],
         RECORDS["b"], RECORDS["a"], ALIGNED["b"], np.frombuffer(b"x" + base.tobytes(), np.float64, 24, 1),
     ]  # fmt: skip
