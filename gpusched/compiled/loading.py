@@ -82,7 +82,10 @@ class Store:
             return None
         if hashlib.sha256(data[32:]).digest() != data[:32]:
             return None
-        said, *rest = pickle.loads(data[32:])
+        try:
+            said, *rest = pickle.loads(data[32:])
+        except Exception:  # a type that it names is no longer there
+            return None
         return load(self._function, Machine(*rest)) if said == text else None
 
     def save(self, kind: object, machine: Machine) -> None:
