@@ -1,6 +1,6 @@
 """CPU time of short commands, as a ratio to ``python -c "import numpy"``: with everything compiled, and the first use.
 
-    .venv/bin/python -m benchmarks.startup [--rounds 9] [--cold] [--modules]
+    .venv/bin/python -m benchmarks.startup [--rounds 9] [--cold]
 
 Whole processes in turn, in a folder of its own: a workload of 200 jobs, a store with some days of history and a queue,
 two nodes that
@@ -128,9 +128,8 @@ def main() -> None:
             if options.cold:
                 shutil.rmtree(folder / "cache", ignore_errors=True)
             first[what] = spent(words, folder)
-        if options.cold:  # what the last one did not compile is compiled now
-            for words in chosen.values():
-                spent(words, folder)
+        for words in list(chosen.values()) * 2:  # a tick that compiled foretells nothing before the next
+            spent(words, folder)
         times: dict[str, list[float]] = {what: [] for what in chosen}
         for _ in range(options.rounds):  # interleaved, so that a busy moment hits all alike
             for what, words in chosen.items():
