@@ -7,7 +7,7 @@ from gpusched.cli import interrupts
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    gc.set_threshold(50_000)  # nothing that imports make is garbage: looking takes a tenth of a short command's time
+    gc.set_threshold(200_000)  # nothing that imports make is garbage: looking takes a tenth of a short command's time
     interrupts.end_at_once()
     from gpusched.cli.main import main as run
 

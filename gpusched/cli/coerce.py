@@ -1,13 +1,15 @@
 """Plain conversion of option values.
 
 New versions of typer build a pydantic adapter for every parameter when they parse, which costs more start-up time than
-all of ``gpusched submit``. Strings, numbers and lists of them need none of that. Other types, and older versions of
+all of ``gpusched submit``. Strings, words of an enumeration, numbers and lists
+of them need none of that. Other types, and older versions of
 typer, keep typer's own way.
 """
 
 from __future__ import annotations
 
 import re
+from enum import StrEnum
 from typing import Any, get_args, get_origin
 
 import typer
@@ -20,7 +22,7 @@ _INFO = ("parser", "click_type", "formats", "path_type")
 class _Plain:
     """Stands in for typer's runtime parameter: ``coerce`` is all it is asked for."""
 
-    def __init__(self, kind: type, low: float | None, high: float | None) -> None:
+    def __init__(self, kind: Any, low: float | None, high: float | None) -> None:
         self._kind, self._low, self._high = kind, low, high
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
@@ -34,6 +36,11 @@ class _Plain:
     def _one(self, value: Any, param: Any, ctx: Any) -> Any:
         if self._kind in (str, bool) or not isinstance(value, str):
             return value
+        if issubclass(self._kind, StrEnum):
+            if value not in (words := [one.value for one in self._kind]):
+                said = ", ".join(map(repr, words))
+                raise typer.BadParameter(f"{value[:80]!r} is not one of {said}.", ctx=ctx, param=param)
+            return self._kind(value)
         pattern, what = (_INTEGER, "a whole number") if self._kind is int else (_NUMBER, "a number")
         if not pattern.fullmatch(value):
             raise typer.BadParameter(f"{value[:80]!r} is not {what}", ctx=ctx, param=param)
@@ -66,5 +73,6 @@ def _replace(param: Any) -> None:
     if get_origin(kind) is list:
         (kind,) = get_args(kind) or (str,)
     info = descriptor.parameter_info
-    if kind in (str, int, float, bool) and not any(getattr(info, name, None) for name in _INFO):
+    plain = kind in (str, int, float, bool) or (isinstance(kind, type) and issubclass(kind, StrEnum))
+    if plain and not any(getattr(info, name, None) for name in _INFO):
         param._runtime_param = _Plain(kind, info.min, info.max)

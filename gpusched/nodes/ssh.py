@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import paramiko
-
 from gpusched.model.relay import CHUNK, Terminal
 from gpusched.model.resources import Node, Settings
+from gpusched.nodes.lite import paramiko
 from gpusched.nodes.ssh_config import resolve_node
 from gpusched.nodes.ssh_connect import Connection, connect
 from gpusched.nodes.transport import Result, Script, TransportError, stream_argv, too_much

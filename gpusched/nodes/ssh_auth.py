@@ -8,8 +8,7 @@ import time
 from collections.abc import Iterator
 from functools import lru_cache
 
-import paramiko
-
+from gpusched.nodes.lite import paramiko
 from gpusched.nodes.ssh_config import Target
 from gpusched.nodes.transport import TransportError
 

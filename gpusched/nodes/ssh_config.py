@@ -140,10 +140,12 @@ def _load(files: tuple[str, ...], versions: tuple[tuple[int, int] | None, ...]) 
 
     Files reached by Include are not watched: a long-lived controller sees changes of theirs when the main file changes.
     """
-    from paramiko import SSHConfig
+    from gpusched.nodes.lite import enable_match_exec, paramiko
 
     lines = [line for file in files for line in ["Host *", *_lines(file, 0)]]
-    return SSHConfig.from_text("\n".join(lines))
+    if any("exec" in line.lower() for line in lines):
+        enable_match_exec()
+    return paramiko.SSHConfig.from_text("\n".join(lines))
 
 
 def _lines(path: str, depth: int) -> Iterator[str]:

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import paramiko
 
 from gpusched.model.resources import Settings
 from gpusched.nodes import hostkeys
+from gpusched.nodes.lite import paramiko
 from gpusched.nodes.ssh_auth import authenticate
 from gpusched.nodes.ssh_config import Target, resolve_jump
 from gpusched.nodes.transport import TransportError

@@ -72,7 +72,8 @@ def _close_gap(releases: Releases, first: int, last: int) -> None:
     dropped = releases.order[first:last].copy()
     for at in range(last, used):
         releases.order[at - gap] = releases.order[at]
-    releases.order[used - gap : used] = dropped
+    for at in range(gap):  # an assignment of the whole would compile messages about shapes for two seconds
+        releases.order[used - gap + at] = dropped[at]
     releases.used[:] = used - gap
 
 

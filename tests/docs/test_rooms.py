@@ -18,7 +18,7 @@ PACKAGE = generate.DOCS.parent / "gpusched"
 PAGE = (generate.DOCS / "concepts" / "architecture.md").read_text("utf-8")
 ROOMS = sorted(folder for folder in PACKAGE.iterdir() if (folder / "__init__.py").is_file())
 WALKS = re.findall(r"^### (.+?)\n\n(.+?)(?=\n\n)", PAGE[PAGE.index("## Three walks") :], re.MULTILINE | re.DOTALL)
-TOP = {"__init__.py", "__main__.py", "compiled.py", "errors.py", "py.typed"}
+TOP = {"__init__.py", "__main__.py", "errors.py", "py.typed"}
 
 
 def names_in(file: Path) -> set[str]:

@@ -1,15 +1,26 @@
 """Cache folders of compiled passes: a change reaches all that may hold old code, and nothing else."""
 
+import gc
 import os
 import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pytest
+from numba.core.errors import NumbaError, TypingError
 
 from gpusched import compiled
+from gpusched.compiled import jit
+from gpusched.compiled.loading import SUFFIX, Foreign, kind_of
+
+PACKAGE = Path(compiled.__file__).parents[1]
 
 SOURCES = {
     "compiled": b"",
@@ -46,7 +57,7 @@ def test_the_way_it_is_compiled_counts(sources: dict[str, bytes]) -> None:
 
 def test_real_imports_are_found() -> None:
     """The pass of the controller and all below it, or a change there would run old code."""
-    text = Path(compiled.__file__).with_name("sched").joinpath("backfill.py").read_bytes()
+    text = PACKAGE.joinpath("sched", "backfill.py").read_bytes()
     found = {name.decode() for name in compiled._IMPORT.findall(text)}
     assert {".compiled", ".sched.place", ".sched.state", ".sched.releases", ".sched.fit"} <= found
 
@@ -56,63 +67,210 @@ import sys
 import gpusched
 from gpusched.agents.rltune.odds import class_of
 values = {"float": [4.5], "both": [4.5, 4]}[sys.argv[1]]
-print(gpusched.__file__, *map(class_of, values), sum(class_of._outer.stats.cache_hits.values()))
-print("scipy" in sys.modules, "numba.np.npyimpl" in sys.modules)
+print(gpusched.__file__, *map(class_of, values), "numba" in sys.modules)
 """
 
 
-def class_of(
-    tmp_path: Path, package: Path = Path(compiled.__file__).parent, values: str = "float", full: bool = False
-) -> list[str]:
-    """What a process of its own says that calls one compiled function, with the cache in ``tmp_path``."""
+def python(tmp_path: Path, *words: str, package: Path = PACKAGE, full: bool = False) -> list[str]:
+    """What a process of its own prints, with the cache in ``tmp_path``."""
     env = os.environ | {"PYTHONPATH": str(package.parent), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     for name in ("NUMBA_DISABLE_JIT", "NUMBA_CACHE_DIR"):
         env.pop(name, None)
-    argv = [sys.executable, "-c", CLASS_OF, values]
     limit = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))) if full else None
-    done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, check=True, preexec_fn=limit)
+    done = subprocess.run(
+        [sys.executable, *words], env=env, cwd=tmp_path, capture_output=True, text=True, check=True, preexec_fn=limit
+    )
     return done.stdout.split()
 
 
-def test_what_is_compiled_once_is_loaded_wherever_the_same_code_lies(tmp_path: Path) -> None:
-    """A copy of the package finds what another one compiled, and compiles nothing.
+def class_of(tmp_path: Path, package: Path = PACKAGE, values: str = "float", full: bool = False) -> list[str]:
+    """What a process says that calls one compiled function: file, answers, and whether numba was imported."""
+    return python(tmp_path, "-c", CLASS_OF, values, package=package, full=full)
 
-    Nor does loading import scipy, or have numba register all that it can compile: most of a short command's time.
-    """
+
+def kept(tmp_path: Path) -> list[Path]:
+    return sorted(tmp_path.rglob(f"odds.class_of-*{SUFFIX}"))
+
+
+def test_what_is_compiled_once_is_loaded_wherever_the_same_code_lies(tmp_path: Path) -> None:
+    """A copy of the package finds what another one compiled, and compiles nothing: most of a short command's time."""
     said = []
     for place in ("here", "there"):
         package = tmp_path / place / "gpusched"
-        shutil.copytree(Path(compiled.__file__).parent, package, ignore=shutil.ignore_patterns("*.pyc", "data"))
-        file, _, *rest = class_of(tmp_path, package)
+        shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("*.pyc", "data"))
+        file, answer, compiled_it = class_of(tmp_path, package)
         assert Path(file).parent == package
-        said.append(rest)
-    (compiled_first, _, _), loaded = said
-    assert (compiled_first, loaded) == ("0", ["1", "False", "False"])
+        said.append((answer, compiled_it))
+    (answer, compiled_first), loaded = said
+    assert (compiled_first, loaded) == ("True", (answer, "False"))
 
 
-@pytest.mark.parametrize("kind", ["nbi", "nbc"])
-@pytest.mark.parametrize("size", [0, 100], ids=["empty", "cut"])
-def test_a_spoilt_cache_is_compiled_anew(tmp_path: Path, kind: str, size: int) -> None:
+def cut(size: int) -> Callable[[Path], object]:
+    return lambda file: os.truncate(file, size)
+
+
+def flipped(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("spoil", [cut(0), cut(20), cut(100), flipped], ids=["empty", "cut", "cut later", "flipped"])
+def test_a_spoilt_file_is_compiled_anew(tmp_path: Path, spoil: Callable[[Path], object]) -> None:
     right = class_of(tmp_path)[1]
-    spoilt = [file for file in tmp_path.rglob(f"*.{kind}") if file.name.startswith("odds.class_of-")]
+    (file,) = kept(tmp_path)
+    assert class_of(tmp_path)[1:] == [right, "False"]
+    spoil(file)
+    assert class_of(tmp_path)[1:] == [right, "True"]
+    assert class_of(tmp_path)[1:] == [right, "False"]
+
+
+@pytest.mark.parametrize("size", [0, 100])
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+def test_spoilt_parts_of_others_are_compiled_anew(tmp_path: Path, kind: str, size: int) -> None:
+    """Of functions that compiled ones call numba keeps what it compiles others with."""
+    words = ("-c", "from gpusched.agents.rltune.odds import next_level_s; print(next_level_s(40.0))")
+    right = python(tmp_path, *words)
+    spoilt = list(tmp_path.rglob(f"*.{kind}"))
     assert spoilt
-    for file in spoilt:
+    for file in [*spoilt, *tmp_path.rglob(f"*{SUFFIX}")]:
         os.truncate(file, size)
-    assert class_of(tmp_path)[1:3] == [right, "0"]
-    assert class_of(tmp_path)[1:3] == [right, "1"]
+    assert python(tmp_path, *words) == right
 
 
 def test_without_room_on_the_disk_it_is_compiled_every_time(tmp_path: Path) -> None:
     right = class_of(tmp_path)[1]
-    for file in tmp_path.rglob("*.nbi"):
+    for file in kept(tmp_path):
         os.truncate(file, 0)  # nor can that be put right
     for _ in range(2):
-        assert class_of(tmp_path, full=True)[1:3] == [right, "0"]
+        assert class_of(tmp_path, full=True)[1:] == [right, "True"]
 
 
 def test_a_version_for_other_types_is_compiled_anew(tmp_path: Path) -> None:
-    """As two processes leave it that each took the first file's name at once."""
+    """Whatever a file is called: in it stands what it is for."""
     right = class_of(tmp_path, values="both")[1:3]
-    one, two = sorted(file for file in tmp_path.rglob("odds.class_of-*.nbc"))
+    one, two = kept(tmp_path)
     shutil.copyfile(two, one)
     assert class_of(tmp_path, values="both")[1:3] == right
+
+
+@jit
+def first_of(values: npt.NDArray[Any], at: int) -> float:
+    return values[at] * 1.0  # type: ignore[no-any-return]
+
+
+@jit
+def whole(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Allocates, and hands arrays out, of its own and of its argument."""
+    ordered = np.sort(values)
+    ordered[1:] = ordered[:-1]  # numba makes a copy of what overlaps
+    return ordered
+
+
+class Two(NamedTuple):
+    left: npt.NDArray[np.float64]
+    right: npt.NDArray[np.float64]
+
+
+@jit
+def swapped(two: Two) -> Two:
+    return Two(two.right, two.left)
+
+
+@jit
+def through(two: Two) -> float:
+    """Holds what another function handed out."""
+    turned = swapped(two)
+    return float(turned.left[0] + whole(turned.right)[0])
+
+
+@jit
+def shifted(values: npt.NDArray[np.float64]) -> None:
+    """Nothing here shows that what it does allocates."""
+    values[1:] = values[:-1]
+
+
+@jit
+def refuse(value: float) -> float:
+    if value < 0:
+        raise ValueError("less than nothing", 7)
+    return value**0.5
+
+
+RECORDS = np.array([(1, 2.5), (3, 4.5)], dtype=[("a", "i8"), ("b", "f8")])
+ALIGNED = np.array([(1, 2.5)], dtype=np.dtype([("a", "u1"), ("b", "f8")], align=True))
+
+
+def test_arrays_of_every_kind_are_read_for_what_they_are() -> None:
+    """One function, called with all of them in turn: types, strides, orders of bytes, read-only, and none at all."""
+    base = np.arange(24.0)
+    readonly = base.copy()
+    readonly.flags.writeable = False
+    cases = [
+        base, base.astype(np.float32), base.astype(np.int64), base.astype(np.int32), base.astype(np.uint8),
+        base[::2], base[::-1], readonly, base.reshape(2, 12)[:, 3], base.astype(np.int16)[1::3], base[5:],
+        RECORDS["b"], RECORDS["a"], ALIGNED["b"], np.frombuffer(b"x" + base.tobytes(), np.float64, 24, 1),
+    ]  # fmt: skip
+    for _ in range(2):
+        for case in cases:
+            for at in (0, len(case) - 1):
+                assert first_of(case, at) == float(case[at])
+    assert first_of(base, np.int32(3)) == first_of(base, True) + 2 == 3.0  # type: ignore[arg-type]
+    with pytest.raises(TypingError):
+        first_of(base.reshape(4, 6), 1)
+    with pytest.raises(NumbaError):
+        first_of(base.astype(">f8"), 1)
+    assert first_of(base.view(np.recarray), 1) == 1.0  # of a class that only numba knows
+
+
+def test_kinds_tell_apart_what_is_compiled_differently() -> None:
+    base = np.zeros((4, 4))
+    values = [
+        base, base.T, base[:2, :2], base[0], base.astype(np.float32), np.zeros((1, 2, 3)), RECORDS, RECORDS[["b"]],
+        ALIGNED, ALIGNED.astype([("a", "u1"), ("b", "f8")]), 1, 1.0, True, None, np.int32(1), np.float64(1),
+        (1, 1.0), (1.0, 1), Two(base, base), (base, base), ((1,),), (1,),
+    ]  # fmt: skip
+    kinds = [kind_of(value) for value in values]
+    assert len(set(kinds)) == len(kinds)
+    assert len({str(kind) for kind in kinds}) == len(kinds)  # as files are told apart
+    for foreign in ("text", [1], {1: 1}, 2**63, 1j, object, np.void(b"1"), base.view(np.matrix), np.str_("x")):
+        with pytest.raises(Foreign):
+            kind_of(foreign)
+
+
+def test_what_allocates_still_counts_its_references() -> None:
+    values = np.array([3.0, 1.0, 2.0])
+    expected = whole.__wrapped__(values)  # type: ignore[attr-defined]
+    two = Two(values, values * 2)
+    for _ in range(100):
+        assert whole(values).tolist() == expected.tolist()
+        assert swapped(two).left is not None
+        assert through(two) == 6.0 + 1.0
+        shifted(line := np.arange(4.0))
+        assert line.tolist() == [0.0, 0.0, 1.0, 2.0]
+    assert sys.getrefcount(values) <= 4
+    made = swapped(two)
+    del two
+    gc.collect()
+    assert (made.right.tolist(), made.left.tolist()) == ([3.0, 1.0, 2.0], [6.0, 2.0, 4.0])
+
+
+def test_exceptions_come_through_with_what_they_say() -> None:
+    for _ in range(2):
+        with pytest.raises(ValueError, match="less than nothing") as raised:
+            refuse(-1.0)
+        assert raised.value.args == ("less than nothing", 7)
+    assert refuse(4.0) == 2.0
+
+
+def test_threads_that_call_at_once_get_the_same(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda n: first_of(np.full(9, n, np.uint16), 3), range(64)))
+    assert found == list(range(64))
+
+
+def test_processes_that_compile_at_once_leave_what_can_be_loaded(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        (_, first, _), (_, second, _) = threads.map(lambda _: class_of(tmp_path), range(2))
+    assert class_of(tmp_path)[1:] == [first, "False"] == [second, "False"]
+    assert [file.suffix for file in kept(tmp_path)[0].parent.iterdir() if file.name.startswith("tmp")] == []

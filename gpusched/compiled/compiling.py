@@ -1,0 +1,274 @@
+"""numba's front end: what compiles a pass, and what it leaves for `loading`. Importing this takes some 0.2 s."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import FunctionType
+from typing import Any, cast
+
+from gpusched.compiled import _Pass, cache_folder
+from gpusched.compiled.loading import Machine
+
+# Where scipy is installed numba looks for its linear algebra, which no pass uses: that takes longer than all the rest.
+_without_scipy = sys.modules.setdefault("scipy", cast(Any, None)) is None
+try:
+    import numba
+    from llvmlite import binding as llvm
+    from numba.core import environment, ir, typing
+    from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
+    from numba.core.codegen import JITCodeLibrary
+    from numba.core.compiler import Compiler, compile_result
+    from numba.core.compiler_lock import global_compiler_lock
+    from numba.core.compiler_machinery import register_pass
+    from numba.core.typed_passes import NativeLowering
+    from numba.extending import models, register_model, typeof_impl
+finally:
+    if _without_scipy:
+        del sys.modules["scipy"]
+
+_njit: Any = numba.njit  # with options that its types leave out
+_types: Any = numba.types
+_typeof: Any = typing.typeof
+_environment: Any = environment.lookup_environment
+_result: Any = compile_result
+_registered: Any = register_pass
+
+
+class _Locator(_CacheLocator):
+    """Where numba keeps a function of ours; its own locators go by the path of the source file."""
+
+    def __init__(self, folder: Path, file: str, line: int) -> None:
+        self._folder, self._file, self._line = folder, file, line
+
+    @classmethod
+    def from_function(cls, py_func: FunctionType, py_file: str) -> _Locator | None:
+        """None where nothing can be kept."""
+        folder = cache_folder(py_func.__module__)
+        return cls(folder, py_file, py_func.__code__.co_firstlineno) if folder is not None else None
+
+    def get_cache_path(self) -> str:
+        """The module's folder."""
+        return str(self._folder)
+
+    def get_source_stamp(self) -> bytes:
+        """The folder's name says all about the package's own modules; others may change beside it."""
+        return hashlib.sha256(Path(self._file).read_bytes()).digest()
+
+    def get_disambiguator(self) -> str:
+        """Of two functions of one name in one module."""
+        return str(self._line)
+
+
+class _Part(JITCodeLibrary):
+    """A function on its way into those that Python calls: numba would optimise and translate each on its own as well.
+
+    That is done once for a whole (`_machine`), which has all that it calls in it.
+    """
+
+    def finalize(self) -> None:
+        """Nothing is to be done to it alone."""
+        self._finalized = True
+
+    def optimized(self) -> Any:
+        """It and all that it calls, as one module of LLVM."""
+        whole = cast(Any, JITCodeLibrary)(self._codegen, self.name)
+        whole._final_module = self.closure()
+        whole._optimize_final_module()
+        whole._final_module.verify()
+        return whole._final_module
+
+    def closure(self) -> Any:
+        """The same, as it was made."""
+        module = self._final_module.clone()
+        for library in self._below({}):  # of what nobody has asked for yet LLVM takes nothing
+            module.link_in(library._get_module_for_linking(), preserve=True)
+        return module
+
+    def _below(self, seen: dict[Any, None]) -> list[Any]:
+        """All libraries that it needs, each after those that need it."""
+        for library in self._linking_libraries:
+            if library not in seen:
+                if isinstance(library, _Part):
+                    library._below(seen)
+                seen[library] = None
+        return list(reversed(seen))
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """None: only `loading` runs anything."""
+        return 0
+
+    @property
+    def codegen(self) -> Any:
+        """Itself, which is all that numba now asks to `set_env`."""
+        return self
+
+    def set_env(self, name: str, environment: Any) -> None:
+        """There is no code yet that could be told."""
+
+
+def _part(codegen: Any, name: str) -> Any:
+    return cast(Any, _Part)(codegen, name)
+
+
+class _Pipeline(Compiler):
+    def define_pipelines(self) -> Any:
+        self.state.library = _part(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
+        (passes,) = cast(Any, super()).define_pipelines()
+        passes.passes = [(_Lowering if one is NativeLowering else one, said) for one, said in passes.passes]
+        passes.finalize()
+        return [passes]
+
+
+@_registered(mutates_CFG=True, analysis_only=False)
+class _Lowering(NativeLowering):
+    """Leaves out the counting of references where nothing is allocated: a caller holds what a function is handed.
+
+    Of each array in the tuples that passes hand on numba would count wherever a variable begins or ends, which is most
+    of the code that it makes.
+    """
+
+    _name = "gpusched_lowering"
+
+    def run_pass(self, state: Any) -> bool:
+        counting, library, lower = state.targetctx, state.library, cast(Any, super()).run_pass
+        if _borrows(state):
+            state.targetctx = counting.subtarget(enable_nrt=False)
+            try:
+                return bool(lower(state))
+            except numba.errors.NumbaError:  # something that it calls allocates after all
+                state.targetctx, state.library = counting, _part(library._codegen, library.name)
+        return bool(lower(state))
+
+
+_LOOKS = frozenset(("getattr", "static_getitem", "build_tuple", "exhaust_iter", "cast", "phi"))
+_PLAIN = (_types.Integer, _types.SliceType)  # what an index takes without making a copy
+
+
+def _borrows(state: Any) -> bool:
+    """Whether all arrays that a function names come from its arguments, and none leaves it."""
+    models = state.targetctx.data_model_manager
+    if models[state.return_type].contains_nrt_meminfo():
+        return False
+    for block in state.func_ir.blocks.values():
+        for assigned in block.find_insts(ir.Assign):
+            made = assigned.value
+            if isinstance(made, ir.Expr) and models[state.typemap[assigned.target.name]].contains_nrt_meminfo():
+                plain = made.op == "getitem" and isinstance(state.typemap[made.index.name], _PLAIN)
+                if not plain and made.op not in _LOOKS:
+                    return False
+    return True
+
+
+class _Files(CompileResultCacheImpl):
+    _locator_classes = cast(Any, [_Locator])
+
+    def reduce(self, cres: Any) -> Any:
+        """What is kept of a function: itself and all that it calls, in LLVM's own form."""
+        module = cres.library.closure()
+        cres.fndesc.typemap = cres.fndesc.calltypes = None  # needed no more, and large
+        return module.as_bitcode(), cres.fndesc, cres.environment, cres.signature, _environments(module)
+
+    def rebuild(self, target_context: Any, payload: Any) -> Any:
+        """The same again."""
+        code, fndesc, environment, signature, environments = payload
+        library = _part(target_context.codegen(), fndesc.qualname)
+        library._final_module = llvm.parse_bitcode(code)
+        library.finalize()
+        return _result(
+            typing_context=target_context.typing_context, target_context=target_context, library=library,
+            environment=environment, fndesc=fndesc, signature=signature, objectmode=False, lifted=(), reload_init=(),
+            entry_point=target_context.get_executable(library, fndesc, environment), referenced_envs=environments,
+        )  # fmt: skip
+
+
+def _environments(module: Any) -> list[Any]:
+    """Of the functions in it: what each would hand to Python."""
+    names = [thing.name for thing in module.global_variables if thing.name.startswith("_ZN08NumbaEnv")]
+    return [made for name in names if (made := _environment(name)) is not None]
+
+
+class _Kept(FunctionCache):
+    """A function's compiled versions on disk, for others to be compiled with.
+
+    A version that cannot be read (a power cut leaves such files), or is of other types (two processes may write one
+    file), is compiled anew, and replaced.
+    """
+
+    _impl_class = _Files
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """None: to be compiled."""
+        try:
+            found = cast(Any, super()).load_overload(sig, target_context)
+        except Exception:  # whatever unpickling makes of a spoilt file
+            with suppress(OSError):
+                cast(Any, super()).flush()
+            return None
+        return found if found is None or found.signature.args == tuple(sig) else None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep it; where there is no room it is compiled in every process."""
+        with suppress(Exception):  # an index that could not be flushed cannot be read either
+            cast(Any, super()).save_overload(sig, data)
+
+
+def dispatcher(function: FunctionType, inner: bool = False) -> Any:
+    """What compiles ``function`` for callers in Python; or for other compiled functions, kept as numba keeps them."""
+    if inner:
+        code, names = function.__code__, function.__globals__
+        function = FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
+        function.__qualname__ = f"{function.__qualname__}_inner"  # its name in the cache
+    wrappers = {"no_cfunc_wrapper": True} | ({"no_cpython_wrapper": True} if inner else {})
+    made = _njit(error_model="numpy", nogil=True, pipeline_class=_Pipeline, **wrappers)(function)
+    if inner and cache_folder(function.__module__) is not None:
+        made._cache = cast(Any, _Kept)(function)
+    return made
+
+
+def types_of(args: tuple[object, ...]) -> tuple[Any, ...]:
+    """What numba takes them for."""
+    return tuple(_typeof.typeof(arg, _typeof.Purpose.argument) for arg in args)
+
+
+def compiled(outer: Any, args: tuple[object, ...]) -> tuple[Machine, bool]:
+    """The version for such arguments, and whether other processes may run it, too."""
+    types = types_of(args)
+    collects = gc.isenabled()
+    gc.disable()  # hardly anything that compiling makes is garbage: looking takes a tenth of its time
+    try:
+        with global_compiler_lock:
+            return _machine(outer._compiler.compile(types, None))
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _machine(result: Any) -> tuple[Machine, bool]:
+    library = result.library
+    module = library.optimized()
+    named = [*module.functions, *module.global_variables]
+    needs = [thing.name for thing in named if thing.is_declaration and not thing.name.startswith("llvm.")]
+    bound = any(thing.name.startswith("numba.dynamic.globals") for thing in named)  # addresses in this process
+    constants = {made.env_name: list(made.consts) for made in _environments(module)}
+    code = library._codegen._tm.emit_object(module)
+    return Machine(
+        result.fndesc.llvm_cpython_wrapper_name, result.environment.env_name, constants, tuple(needs), code
+    ), not bound
+
+
+class _PassType(_types.Dispatcher):  # type: ignore[misc]
+    def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
+        plain = {name: _types.unliteral(kind) for name, kind in kws.items()}
+        return super().get_call_type(context, tuple(map(_types.unliteral, args)), plain)
+
+
+register_model(_PassType)(models.OpaqueModel)
+
+
+@typeof_impl.register(_Pass)
+def _type_of_pass(value: _Pass, _context: Any) -> _PassType:
+    return _PassType(value.inner)

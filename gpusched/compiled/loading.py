@@ -1,0 +1,219 @@
+"""Compiled passes as files of machine code, loaded without numba's front end.
+
+A file holds one pass for arguments of certain types: the object code that LLVM made, with all that it calls, and the
+name of the function in it that takes arguments from Python. numba's extension modules (memory, conversions) are loaded
+without the package around them. Arguments of other types never get there: what numba goes by is compared here, and
+what is not known here goes numba's own way.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from ctypes import PYFUNCTYPE, c_int, c_void_p, cast, py_object, string_at
+from functools import cache
+from importlib.machinery import PathFinder
+from importlib.util import find_spec, module_from_spec
+from pathlib import Path
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+SUFFIX = ".code"
+_LAYOUT = 0x0001 | 0x0002 | 0x0100 | 0x0400  # of numpy's flags: C and Fortran order, aligned, writeable
+_PLAIN = frozenset((float, bool, type(None)))
+_LEAST, _MOST = -(2**63), 2**63 - 1
+
+
+class Foreign(Exception):
+    """An argument of a type that is not known here."""
+
+
+def kind_of(value: object) -> object:
+    """What a value's compiled type depends on, all of it; equal for values that the same code may take.
+
+    Raises:
+        Foreign: It is left to numba.
+    """
+    kind = type(value)
+    if kind is np.ndarray:
+        dtype = value.dtype  # type: ignore[attr-defined]
+        return dtype, dtype.isalignedstruct, value.ndim, value.flags.num & _LAYOUT  # type: ignore[attr-defined]
+    if kind in _PLAIN:
+        return kind
+    if isinstance(value, tuple):
+        return kind, *map(kind_of, value)
+    if kind is int and _LEAST <= value <= _MOST:  # type: ignore[operator]
+        return kind
+    if isinstance(value, np.number | np.bool_) and kind.__module__ == "numpy":
+        return value.dtype
+    raise Foreign
+
+
+class Machine(NamedTuple):
+    """One compiled version, as numba left it."""
+
+    wrapper: str  # the function in it that Python calls
+    environment: str  # and the name of what that hands on
+    constants: dict[str, list[object]]  # of all such things in it, by name
+    needs: tuple[str, ...]  # what it calls elsewhere
+    code: bytes
+
+
+class Store:
+    """A function's versions in a folder; a file that is spoilt, cut short or another's is none."""
+
+    def __init__(self, folder: Path, function: FunctionType) -> None:
+        self._folder, self._function = folder, function
+
+    def load(self, kind: object) -> Callable[..., Any] | None:
+        """The version for arguments of this kind, ready to be called; None: there is none."""
+        text = self._text(kind)
+        try:
+            data = self._path(text).read_bytes()
+        except OSError:
+            return None
+        if hashlib.sha256(data[32:]).digest() != data[:32]:
+            return None
+        try:
+            said, *rest = pickle.loads(data[32:])
+        except Exception:  # a type that it names is no longer there
+            return None
+        return load(self._function, Machine(*rest)) if said == text else None
+
+    def save(self, kind: object, machine: Machine) -> None:
+        """Keep it; where there is no room it is compiled in every process."""
+        text = self._text(kind)
+        if "<locals>" in text:  # another time the same name may be another type's
+            return
+        with suppress(OSError, pickle.PicklingError):
+            data = pickle.dumps((text, *machine))
+            handle, name = tempfile.mkstemp(dir=self._folder)
+            try:
+                with open(handle, "wb") as file:
+                    file.write(hashlib.sha256(data).digest() + data)
+                os.replace(name, self._path(text))
+            except OSError:
+                os.unlink(name)
+                raise
+
+    def _text(self, kind: object) -> str:
+        code = self._function.__code__
+        where = f"{self._function.__module__}.{self._function.__qualname__}:{code.co_firstlineno}"
+        return f"{where}\n{_made_by()}\n{kind}"
+
+    def _path(self, text: str) -> Path:
+        module, name = self._function.__module__.rpartition(".")[2], self._function.__name__
+        return self._folder / f"{module}.{name}-{hashlib.sha256(text.encode()).hexdigest()[:24]}{SUFFIX}"
+
+
+@cache
+def _made_by() -> str:
+    """All besides our own sources that code depends on: versions, numba's switches and the processor."""
+    import llvmlite
+    from llvmlite import binding as llvm
+
+    switches = {k: v for k, v in os.environ.items() if k.startswith("NUMBA_") and k != "NUMBA_CACHE_DIR"}
+    versions = sys.version, np.__version__, llvmlite.__version__, (_numba() / "_version.py").read_text()
+    features = llvm.get_host_cpu_features().flatten()
+    return repr((versions, sorted(switches.items()), llvm.get_host_cpu_name(), features))
+
+
+@cache
+def _numba() -> Path:
+    """Where numba lies, which is not imported."""
+    spec = find_spec("numba")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def _extension(name: str) -> Any:
+    """One of numba's extension modules, as numba itself will find it where it is imported later."""
+    if name not in sys.modules:
+        folder = _numba().joinpath(*name.split(".")[1:-1])
+        spec = PathFinder.find_spec(name, [str(folder)])
+        assert spec is not None
+        assert spec.loader is not None
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules[name] = module
+    return sys.modules[name]
+
+
+@cache
+def _linked() -> Any:
+    """LLVM, told of all that compiled code may call; what numba tells it when it first compiles."""
+    from llvmlite import binding as llvm
+
+    helpers, functions = _extension("numba._helperlib"), _extension("numba._dynfunc")
+    memory = _extension("numba.core.runtime._nrt_python")
+    memory.memsys_use_cpython_allocator()
+    for name, address in memory.c_helpers.items():
+        llvm.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
+    for name, address in (functions.c_helpers | helpers.c_helpers).items():
+        llvm.add_symbol(f"numba_{name}", address)
+        if llvm.address_of_symbol(name) is None:  # functions of C's mathematics
+            llvm.add_symbol(name, address)
+    llvm.add_symbol("_Py_NoneStruct", id(None))
+    for name, value in vars(builtins).items():
+        if isinstance(value, type) and issubclass(value, BaseException):
+            llvm.add_symbol(f"PyExc_{name}", id(value))
+    llvm.add_symbol("numba_unpickle", cast(_unpickle, c_void_p).value)
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    _engine(llvm)  # the first one makes the process's own symbols known
+    return llvm
+
+
+def _named(address: int, size: int, _digest: int) -> object:
+    """Types and exceptions that compiled code names; numba's own way to them imports all of it."""
+    return _unpickled(string_at(address, size))
+
+
+_unpickled = cache(pickle.loads)
+
+
+_unpickle = PYFUNCTYPE(py_object, c_void_p, c_int, c_void_p)(_named)
+
+
+def _engine(llvm: Any) -> Any:
+    target = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(codemodel="jitdefault", jit=True)
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
+
+
+def resolved(names: Iterable[str]) -> bool:
+    """Whether there is all of this. LLVM ends the process where a name in the code it loads means nothing."""
+    llvm = _linked()
+    return all(llvm.address_of_symbol(name) is not None for name in names)
+
+
+def load(function: FunctionType, machine: Machine) -> Callable[..., Any] | None:
+    """What Python calls; None where this process lacks what it needs."""
+    if not resolved(machine.needs):
+        return None
+    llvm, functions = _linked(), _extension("numba._dynfunc")
+    engine = _engine(llvm)
+    engine.add_object_file(llvm.object_file.ObjectFileRef.from_data(machine.code))
+    engine.finalize_object()
+    environments = {name: _environment(functions, function, held) for name, held in machine.constants.items()}
+    for name, value in environments.items():
+        c_void_p.from_address(engine.get_global_value_address(name)).value = id(value)
+    address, kept = engine.get_function_address(machine.wrapper), (engine, *environments.values())
+    module, name = sys.modules[function.__module__], function.__name__
+    own = environments[machine.environment]
+    made: Callable[..., Any] = functions.make_function(module, name, f"{name}, compiled", address, own, kept)
+    return made
+
+
+def _environment(functions: Any, function: FunctionType, constants: list[object]) -> Any:
+    made = functions.Environment(function.__globals__)
+    made.consts.extend(constants)
+    return made
