@@ -128,7 +128,7 @@ def main() -> None:
             if options.cold:
                 shutil.rmtree(folder / "cache", ignore_errors=True)
             first[what] = spent(words, folder)
-        for words in list(chosen.values()) * 2:  # a tick that compiled foretells nothing before the next
+        for words in list(chosen.values()) * 2:  # a tick that compiled predicts nothing before the next
             spent(words, folder)
         times: dict[str, list[float]] = {what: [] for what in chosen}
         for _ in range(options.rounds):  # interleaved, so that a busy moment hits all alike

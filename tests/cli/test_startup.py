@@ -29,7 +29,7 @@ def test_compiled_commands_leave_the_compiler_out(tmp_path: Path) -> None:
     env |= {"GPUSCHED_STATE": str(tmp_path / "now"), "PYTHONPATH": str(Path(startup.__file__).parents[1])}
     env.pop("NUMBA_DISABLE_JIT", None)
     for name, (_, _, *words) in list(commands.items())[1:]:
-        for _ in range(3):  # the first may compile, and a tick that did so foretells nothing before the next
+        for _ in range(3):  # the first may compile, and a tick that did so predicts nothing before the next
             shutil.rmtree(tmp_path / "now", ignore_errors=True)
             shutil.copytree(tmp_path / "state", tmp_path / "now")
             argv = [sys.executable, "-c", COMMAND, *words]
