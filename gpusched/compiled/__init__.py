@@ -1,7 +1,7 @@
 """The door to numba: one decorator, and cache folders that are never stale.
 
-In: a function over arrays. Out: the same, compiled on first use. May import: nothing of ours. Begin with `__init__.jit`,
-then `loading`.
+In: a function over arrays. Out: the same, compiled on first use. May import: nothing of ours. Begin with
+`__init__.jit`, then `loading`.
 
 A pass that was compiled once is loaded as machine code (`loading`), without numba: importing that takes longer than
 most commands do. Only what is to be compiled imports it (`compiling`).

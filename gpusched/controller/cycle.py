@@ -105,7 +105,7 @@ class Cycle:
         self._attended = self._attend()
         observations = self._cluster.observe(self._attended.nodes, patience_s, unasked)
         now = self._clock()
-        self._read_at |= {name: now for name, o in observations.items() if isinstance(o.result, NodeReading)}
+        self._read_at |= {name: now for name, o in observations.items() if _is_whole(o)}
         works = self._record(observations, now)
         self._cluster.perform(works)
         decided = self._planner.plan(self.inventory, charge, unread - observations.keys(), now)
@@ -281,6 +281,11 @@ class Cycle:
         path = log_path(self._state, *work.key)
         readers = readers_of(self._store.job(work.rank.job_id), self.inventory)
         return msgspec.structs.replace(work, destination=str(path), readers=readers)
+
+
+def _is_whole(observation: Observation) -> bool:
+    """Whether a node answered, and its runtime too: others are asked again in every cycle."""
+    return isinstance(observation.result, NodeReading) and observation.result.containers is not None
 
 
 def _step(job: Job, ranks: list[RankRecord], world: World) -> Step:

@@ -45,6 +45,7 @@ class Host:
     boot: int = 0
     ahead: float = 0.0  # its wall clock, against the world's
     tells: bool = True  # whether it says how long containers have run
+    engine: bool = True  # whether its container engine answers
     boxes: dict[str, Box] = field(default_factory=dict)
 
     def reboot(self) -> None:
@@ -191,6 +192,7 @@ class ImaginedCluster:
 
 
 def reading_of(host: Host, now: float) -> NodeReading:
+    boxes = host.boxes.values() if host.engine else None
     return NodeReading(
         node=host.name,
         time=now,
@@ -198,7 +200,9 @@ def reading_of(host: Host, now: float) -> NodeReading:
         clock_skew_s=host.ahead,
         source="nvml",
         gpus=tuple(Gpu(index=i, uuid=f"GPU-{host.name}-{i}", energy_j=now * 100) for i in range(GPUS)),
-        containers=tuple(
+        containers=None
+        if boxes is None
+        else tuple(
             ContainerReading(
                 name=box.name,
                 phase=box.phase,  # type: ignore[arg-type]
@@ -208,7 +212,7 @@ def reading_of(host: Host, now: float) -> NodeReading:
                 ran_s=now - box.began if box.phase == "running" and host.tells else None,
                 error="killed" if box.phase == "failed" else None,
             )
-            for box in host.boxes.values()
+            for box in boxes
         ),
     )
 

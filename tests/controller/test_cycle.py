@@ -430,7 +430,9 @@ def test_between_two_ticks_only_nodes_that_matter_are_asked(site: Site) -> None:
 def test_what_has_failed_to_answer_is_asked_in_every_cycle(site: Site) -> None:
     site.world.hosts["n1"].up = False
     site.turn()
-    assert asked(site, 0.1) == ["n1"]
+    site.world.hosts["n2"].engine = False
+    assert asked(site, 5.1) == ["n0", "n1", "n2"]
+    assert asked(site, 0.1) == ["n1", "n2"]
 
 
 def test_nothing_is_placed_on_a_node_as_it_was(site: Site) -> None:

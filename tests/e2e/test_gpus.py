@@ -133,7 +133,8 @@ while :; do sleep 0.1; done"""
     gang = house.sh(script, "-F", "f-A100", "--mount", f"{share}:/share", "-J", "gang")
     lonely = house.submit("-p", "V100", "--gpus", "1")  # not delayed by the slow one
     house.wait_state(lonely, "COMPLETED")
-    wait_until(lambda: any("-0" in name[-2:] for _, name in house.containers(running=False)), 20, "rank 0's container")
+    first = f"gpusched-{gang}-1-0"
+    wait_until(lambda: any(name == first for _, name in house.containers(running=False)), 20, "rank 0's container")
     assert house.state_of(gang) == "STARTING"
     assert list(share.glob("env*")) == []  # rank 0 is ready, and waits for rank 1
     gate.touch()
