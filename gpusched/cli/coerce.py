@@ -1,9 +1,8 @@
 """Plain conversion of option values.
 
 New versions of typer build a pydantic adapter for every parameter when they parse, which costs more start-up time than
-all of ``gpusched submit``. Strings, words of an enumeration, numbers and lists
-of them need none of that. Other types, and older versions of
-typer, keep typer's own way.
+all of ``gpusched submit``. Strings, words of an enumeration, numbers and lists of them need none of that. Other types,
+and older versions of typer, keep typer's own way.
 """
 
 from __future__ import annotations

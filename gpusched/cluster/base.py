@@ -22,6 +22,11 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     began: float
     result: NodeReading | ProbeFailure
 
+    @property
+    def whole(self) -> NodeReading | None:
+        """The reading, where its container engine answered too: only then is what it does not name not there."""
+        return self.result if isinstance(self.result, NodeReading) and self.result.containers is not None else None
+
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
     """One thing to do on one node for one rank.

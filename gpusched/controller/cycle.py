@@ -29,7 +29,6 @@ from gpusched.controller.tidy import Tidy, reap_strays, tidy_leftovers
 from gpusched.model.events import Event
 from gpusched.model.jobs import Job
 from gpusched.model.policy import PolicySpec
-from gpusched.model.readings import NodeReading
 from gpusched.model.resources import Inventory, Partition
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.lifecycle import set_aside
@@ -73,8 +72,8 @@ class Cycle:
     def run(self, patience_s: float) -> None:
         """One cycle. Slow nodes are waited for no longer than ``patience_s``.
 
-        Nodes without anything of ours are asked once a tick, and before something is placed on them: what wakes the
-        controller in between is seldom about them.
+        Nodes without anything of ours that answered well are asked once a tick, and before something is placed on them:
+        what wakes the controller in between is seldom about them.
         """
         unread = self._unasked(self._clock())
         if needed := self._once(patience_s, unread, unread):
@@ -105,7 +104,7 @@ class Cycle:
         self._attended = self._attend()
         observations = self._cluster.observe(self._attended.nodes, patience_s, unasked)
         now = self._clock()
-        self._read_at |= {name: now for name, o in observations.items() if _is_whole(o)}
+        self._read_at |= {name: now for name, o in observations.items() if o.whole is not None}
         works = self._record(observations, now)
         self._cluster.perform(works)
         decided = self._planner.plan(self.inventory, charge, unread - observations.keys(), now)
@@ -281,11 +280,6 @@ class Cycle:
         path = log_path(self._state, *work.key)
         readers = readers_of(self._store.job(work.rank.job_id), self.inventory)
         return msgspec.structs.replace(work, destination=str(path), readers=readers)
-
-
-def _is_whole(observation: Observation) -> bool:
-    """Whether a node answered, and its runtime too: others are asked again in every cycle."""
-    return isinstance(observation.result, NodeReading) and observation.result.containers is not None
 
 
 def _step(job: Job, ranks: list[RankRecord], world: World) -> Step:

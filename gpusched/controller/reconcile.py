@@ -116,8 +116,8 @@ def _look(rank: RankRecord, step: Step, world: World) -> Seen:
         name = container_name(rank.job_id, rank.attempt, rank.rank)
         return Seen(rank, "failed", ContainerReading(name=name, phase="failed", error=error))
     observation = world.observations.get(rank.node)
-    reading = observation.result if observation else None
-    if not isinstance(reading, NodeReading) or reading.containers is None:
+    reading = observation.whole if observation is not None else None
+    if reading is None:
         if rank.node in world.dead:
             return Seen(_update(step, rank, gone=True), "gone")
         return Seen(rank, "unknown")

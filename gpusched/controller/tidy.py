@@ -49,8 +49,7 @@ def tidy_leftovers(
             tidy.settled.append(rank)
             continue
         observation = observations.get(rank.node)
-        reading = observation.result if observation else None
-        if observation is not None and isinstance(reading, NodeReading) and reading.containers is not None:
+        if observation is not None and (reading := observation.whole) is not None:
             _leftover(rank, reading, observation, rank_key(rank) in busy, tidy, now)
     return tidy
 

@@ -104,6 +104,11 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any] = {}
 
     @property
+    def traits(self) -> AgentTraits:
+        """What others must know of its agent; of a staged policy there is nothing to know."""
+        return AGENTS[self.agent] if self.agent is not None else AgentTraits()
+
+    @property
     def by_estimate(self) -> bool:
         """Whether it, or the fallback of its agent, goes by estimated run times."""
         return any(spec is not None and spec.order == "sjf-estimate" for spec in (self, self.fallback))

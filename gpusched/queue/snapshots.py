@@ -9,7 +9,7 @@ import msgspec
 
 from gpusched.model.gpustates import gpu_states
 from gpusched.model.jobs import ENDED, Allocation, Dependency, DependencyKind, Job, JobState
-from gpusched.model.policy import AGENTS, PolicySpec
+from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import GpuState, NodeState
 from gpusched.model.resources import Inventory, Node
 from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot
@@ -190,7 +190,7 @@ def _running_view(job: Job, declared: Container[str]) -> RunningView | None:
 
 def finished_lately(reader: Reader, policies: Mapping[str, PolicySpec]) -> tuple[FinishedView, ...]:
     """The last jobs that ended by themselves; empty where no partition's policy learns from them."""
-    if not any(policy.agent is not None and AGENTS[policy.agent].remembers for policy in policies.values()):
+    if not any(policy.traits.remembers for policy in policies.values()):
         return ()
     return tuple(
         FinishedView(

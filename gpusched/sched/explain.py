@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from gpusched.model.plan import Reason, ReasonCode
-from gpusched.model.policy import AGENTS, MAPPED, PolicySpec
+from gpusched.model.policy import MAPPED, PolicySpec
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.advice import next_steps
 from gpusched.sched.eligible import ARRAY_FULL, ineligible
@@ -129,7 +129,7 @@ def _fits_now(
     queue: list[PendingView],
     place: int,
 ) -> Reason:
-    if policy.agent is not None and AGENTS[policy.agent].holds_back:
+    if policy.traits.holds_back:
         return HELD_BACK
     if place and policy.backfill == "none":
         return Reason(code=ReasonCode.PRIORITY, message=before_it(place))

@@ -69,7 +69,9 @@ def test_there_are_three_walks() -> None:
 def test_every_agent_s_folder_offers_what_base_says(agent: str) -> None:
     assert agent in AGENTS
     table = (PACKAGE / "agents" / "base.py").read_text("utf-8").split("=\n")[2]
-    for module, offers in re.findall(r"^``(\w+)``\s+`\w+`: ([^`]+?)  ", table, re.MULTILINE):
+    rows = re.findall(r"^``(\w+)``\s+`\w+`: ([^`]+?)  ", table, re.MULTILINE)
+    assert [module for module, _ in rows] == ["live", "replay", "train", "describe"]
+    for module, offers in rows:
         part = importlib.import_module(f"gpusched.agents.{agent}.{module}")
         for name in re.findall(r"[a-z]\w+", offers):
             assert callable(getattr(part, name)), (agent, module, name)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from gpusched.model.jobs import ENDED, JobState
-from tests.e2e.conftest import Cluster
+from tests.e2e.conftest import WAIT, Cluster
 from tests.e2e.failing import Traces
 from tests.testbed import wait_until
 
@@ -65,8 +65,7 @@ def test_killed_in_each_state(cluster: Cluster, before: str) -> None:
 @pytest.mark.one_partition
 def test_what_ends_while_no_controller_runs_is_found_and_its_output_brought_home(cluster: Cluster) -> None:
     traces = Traces(cluster)
-    wait = "until [ -e /share/go ]; do sleep 0.1; done"
-    good, bad = traces.submit(f"{wait}; echo fine"), traces.submit(f"{wait}; echo bad; exit 7")
+    good, bad = traces.submit(f"{WAIT}; echo fine"), traces.submit(f"{WAIT}; echo bad; exit 7")
     for job in (good, bad):
         cluster.wait_state(job, "RUNNING")
     cluster.kill_controller()

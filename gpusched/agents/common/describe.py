@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import numpy.typing as npt
 
+from gpusched.config.weights import Arrays
+
 NO_NETWORK = "no neural network"
-Weights = Mapping[str, npt.NDArray[np.generic]]
 Layer = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic] | None]
 
 
@@ -17,7 +16,7 @@ def count_used(array: npt.NDArray[np.generic] | None) -> int:
     return 0 if array is None else int(np.count_nonzero(array))
 
 
-def layers_of(arrays: Weights, name: str) -> list[Layer]:
+def layers_of(arrays: Arrays, name: str) -> list[Layer]:
     """Matrix and bias of each layer, in order."""
     found: list[Layer] = []
     while (weight := arrays.get(f"{name}.{len(found)}.weight")) is not None:

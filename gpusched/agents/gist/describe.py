@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpusched.agents.common.describe import NO_NETWORK, Weights, count_used, layers_of, network_text, speaks
+from gpusched.agents.common.describe import NO_NETWORK, count_used, layers_of, network_text, speaks
 from gpusched.agents.gist.networks import QUESTIONS
 from gpusched.agents.gist.starts import STARTS, start
-from gpusched.config.weights import Model
+from gpusched.config.weights import Arrays, Model
 
 
 def what_decides(model: Model) -> str:
@@ -25,7 +25,7 @@ def what_decides(model: Model) -> str:
     return f"{_untrained(arrays)}{rule}, {NO_NETWORK}"
 
 
-def _untrained(arrays: Weights) -> str:
+def _untrained(arrays: Arrays) -> str:
     """Says so if these are the linear parts of one of the starts, unchanged."""
     for name in STARTS:
         begun = start(name, width=0)
