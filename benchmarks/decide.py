@@ -15,7 +15,7 @@ from typing import get_args
 from gpusched.model.jobs import Allocation, JobSpec, NodeAllocation
 from gpusched.model.policy import Backfill, Order, Place, PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
-from gpusched.sched.arrays import releases_of, waiting_of, world_of
+from gpusched.sched.arrays import node_arrays_of, releases_of, waiting_of
 from gpusched.sched.check import check
 from gpusched.sched.decide import _run, decide, starts
 from gpusched.sched.reasons import Verdicts
@@ -92,7 +92,7 @@ def breakdown(snapshot: Snapshot, repeat: int) -> dict[str, float]:
     columns: dict[str, list[float]] = {}
     for _ in range(repeat):
         marks = [time.process_time()]
-        world = world_of(snapshot)
+        world = node_arrays_of(snapshot)
         marks.append(time.process_time())
         waiting = waiting_of(list(snapshot.pending), world, usage_of(snapshot))
         releases_of(snapshot.running, world, waiting.parts)

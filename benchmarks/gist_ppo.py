@@ -21,14 +21,13 @@ from benchmarks.agent_scale import workload
 from gpusched.agents.gist.decide import by_score, fitting, score_queue, see_queue, walk
 from gpusched.agents.gist.evolve import Evolution
 from gpusched.agents.gist.networks import JOB_INPUTS, Agent, agent_of, heuristic, observation_of
-from gpusched.agents.gist.replay import Queue, carry_out, new_queue
+from gpusched.agents.gist.replay import Queue, new_queue
 from gpusched.agents.gist.scale import figures, policy_of
 from gpusched.compiled import jit
-from gpusched.sched.state import EASY
 from gpusched.sim.engine.build import Options, log_of, world_of
-from gpusched.sim.engine.queue import enter
+from gpusched.sim.engine.loop import next_decision
+from gpusched.sim.engine.queue import apply_outcome, enter
 from gpusched.sim.engine.state import DECIDE, IN_SYSTEM, READY, Log, Passes, Sim
-from gpusched.sim.engine.static import next_decision
 from gpusched.sim.pool import Pool
 from gpusched.traces.generate import generate
 
@@ -54,7 +53,7 @@ def play(sim: Sim, log: Log, passes: Passes, queue: Queue, agent: Agent, seed: i
     before = 0.0
     while True:
         inside = sim.counter[IN_SYSTEM]
-        code = next_decision(sim, log, passes, EASY)
+        code = next_decision(sim, log, passes)
         if code != DECIDE:
             return code
         now = sim.clock[0]
@@ -81,22 +80,23 @@ def play(sim: Sim, log: Log, passes: Passes, queue: Queue, agent: Agent, seed: i
                 record.seen[at, k] = inputs[drawn[k]]
             record.count[at], record.area[at] = min(own.size, MOST), record.total[1]
             record.total[0] += 1
+        queue.outcome.total[:] = 0
         walk(
             sim.rooms, passes.usable, passes.releases, passes.requests, passes.jobs, ordered, queue.submit, now, agent,
             observation, fits, passes.scratch, queue.outcome,
         )  # fmt: skip
-        carry_out(sim, log, queue)
+        apply_outcome(sim, log, queue.waiting, queue.size, queue.outcome)
 
 
 def roll_out(arrays: dict[str, Any], seed: int, jobs: int, servers: int) -> Record:
     """One workload played to its end."""
     trace = generate(workload(servers, jobs), seed)
     world = world_of(trace, Pool.uniform(servers, 8), policy_of(arrays), Options())
-    most = 3 * jobs
+    most, agent = 3 * jobs, agent_of(arrays)
     record = Record(
         np.zeros((most, MOST, len(JOB_INPUTS)), np.float32), np.zeros(most, np.int64), np.zeros(most), np.zeros(2)
     )
-    play(world.sim, log_of(world), world.passes, new_queue(world.sim), agent_of(arrays), seed, record)
+    play(world.sim, log_of(world), world.passes, new_queue(world.sim, agent), agent, seed, record)
     n = int(record.total[0])
     return Record(record.seen[:n], record.count[:n], record.area[:n], record.total)
 

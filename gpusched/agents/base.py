@@ -10,8 +10,8 @@ module        offers                                                 called by
 ============  =====================================================  ==================================================
 
 Where the weights stop running jobs (`sched.agent.PREEMPT`), ``live_preempt`` and ``replay_preempt`` decide. What these
-have in common is compiled and has no torch: by custom in ``decide``. A new agent is a folder, and a line in
-`model.policy.AGENTS`. `tests/docs/test_rooms.py` holds every folder to this table.
+have in common is compiled and has no torch: by custom in ``decide``. A new agent is a folder, and an entry in
+`model.policy.Agent` and `AGENTS`. `tests/docs/test_rooms.py` holds every folder to this table.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def _ask(host: Host, settings: Settings, user: str | None, key: str | None) -> O
 
 
 def describe(host: Host, seen: Inspection, reading: NodeReading) -> Outcome:
-    """What a host is, of what it said."""
+    """What a host is, from its answer."""
     if reading.cores is None or reading.memory_total_mib is None:
         return NotDiscovered(host, f"{host.typed}: it does not say how many cores and how much memory it has")
     gpus = max((g.index + 1 for g in reading.gpus), default=0)

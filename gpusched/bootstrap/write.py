@@ -14,7 +14,7 @@ from gpusched.config.inventory import load_inventory
 from gpusched.errors import GpuschedError, UsageError
 
 _HEAD = """\
-# Written by `gpusched init`: what the servers said about themselves. Look it over, change what you like, then run
+# Written by `gpusched init`: from what the servers report. Look it over, change what you like, then run
 # `gpusched check`. All keys are explained in the inventory.yaml of gpusched's repository.
 
 settings:

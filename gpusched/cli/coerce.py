@@ -37,8 +37,8 @@ class _Plain:
             return value
         if issubclass(self._kind, StrEnum):
             if value not in (words := [one.value for one in self._kind]):
-                said = ", ".join(map(repr, words))
-                raise typer.BadParameter(f"{value[:80]!r} is not one of {said}.", ctx=ctx, param=param)
+                choices = ", ".join(map(repr, words))
+                raise typer.BadParameter(f"{value[:80]!r} is not one of {choices}.", ctx=ctx, param=param)
             return self._kind(value)
         pattern, what = (_INTEGER, "a whole number") if self._kind is int else (_NUMBER, "a number")
         if not pattern.fullmatch(value):

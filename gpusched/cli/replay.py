@@ -36,13 +36,13 @@ def replay(
         ),
     ] = None,
     format: Annotated[str | None, typer.Option("--format", help="The traces' format; else guessed.")] = None,
-    nodes: Annotated[int | None, typer.Option("-N", "--nodes", min=1, help="So many like nodes.")] = None,
+    nodes: Annotated[int | None, typer.Option("-N", "--nodes", min=1, help="Number of identical nodes.")] = None,
     gpus_per_node: Annotated[int | None, typer.Option("--gpus-per-node", min=1, help="GPUs of each; else 8.")] = None,
     inventory: Annotated[str | None, typer.Option("--inventory", help="The nodes of this inventory.yaml.")] = None,
     node_list: Annotated[
         str | None, typer.Option("--node-list", help="The nodes of this CSV: sn,cpu_milli,memory_mib,gpu,model.")
     ] = None,
-    gpu_type: Annotated[str | None, typer.Option("--gpu-type", help="GPU type of like nodes: V100.")] = None,
+    gpu_type: Annotated[str | None, typer.Option("--gpu-type", help="GPU type of these nodes: V100.")] = None,
     profiles: Annotated[
         list[str] | None, typer.Option("--profiles", help="Measured speeds: a file or folder of them.")
     ] = None,
@@ -66,7 +66,7 @@ def replay(
     restart: Annotated[str, typer.Option("--restart", help="What a preempted job's restart costs: 30s, 5m.")] = "0s",
     outages: Annotated[str | None, typer.Option("--outages", help="CSV node,start,end,drain of failing nodes.")] = None,
     seed: Annotated[list[int] | None, typer.Option("--seed", help="For what draws; more than one: each.")] = None,
-    jobs: Annotated[int, typer.Option("-j", "--jobs", min=0, help="Processes; 0: what is worth it.")] = 0,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=0, help="Worker processes; 0: as many as pay.")] = 0,
     backend: Annotated[str | None, typer.Option("--backend", help="A Dask or Ray cluster: dask://HOST:PORT.")] = None,
     power: Annotated[str | None, typer.Option("--power", help="YAML of idle and busy W by GPU type and node.")] = None,
     by: Annotated[By | None, typer.Option("--by", help="Show each user's or group's part, too.")] = None,

@@ -25,7 +25,8 @@ def train(
         typer.Argument(metavar="POLICY", autocompletion=complete.agents, help="A policy with an agent: name or file."),
     ],
     partition: Annotated[
-        str | None, typer.Option("--partition", autocompletion=complete.partitions, help="Only this one; else all.")
+        str | None,
+        typer.Option("-p", "--partition", autocompletion=complete.partitions, help="Only this one; else all."),
     ] = None,
     trace: Annotated[str | None, typer.Option("--trace", help="Learn from this log.")] = None,
     generate: Annotated[
@@ -36,7 +37,7 @@ def train(
     format: Annotated[str | None, typer.Option("--format", help="The trace's format; else guessed.")] = None,
     vc: Annotated[str | None, typer.Option("--vc", help="Only this virtual cluster of the trace.")] = None,
     load: Annotated[float | None, typer.Option("--load", help="Offered load, as in 'replay'.")] = None,
-    nodes: Annotated[int | None, typer.Option("-N", "--nodes", min=1, help="So many like nodes.")] = None,
+    nodes: Annotated[int | None, typer.Option("-N", "--nodes", min=1, help="Number of identical nodes.")] = None,
     gpus_per_node: Annotated[int | None, typer.Option("--gpus-per-node", min=1, help="GPUs of each; else 8.")] = None,
     inventory: Annotated[str | None, typer.Option("--inventory", help="The partitions of this inventory.yaml.")] = None,
     seed: Annotated[

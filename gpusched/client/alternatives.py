@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpusched.client.sizing import Wish, size
+from gpusched.client.sizing import ResourceRequest, size
 from gpusched.config.validate import validate_spec
 from gpusched.errors import UsageError
 from gpusched.forecast.start_times import Alternative
@@ -56,7 +56,9 @@ def _fewer(inventory: Inventory, spec: JobSpec) -> Iterator[tuple[str, str, JobS
     while gpus >= 1:
         cores = max(1, spec.nodes * spec.cores_per_node * gpus // spec.gpus)
         memory = max(1, spec.nodes * spec.memory_mib_per_node * gpus // spec.gpus)
-        smaller = _sized(inventory, spec, Wish(gpus=gpus, cores=cores, memory_mib=memory, partition=spec.partition))
+        smaller = _sized(
+            inventory, spec, ResourceRequest(gpus=gpus, cores=cores, memory_mib=memory, partition=spec.partition)
+        )
         if smaller is not None:
             unit = "GPU" if gpus == 1 else "GPUs"
             yield f"with {gpus} {unit}", f"--gpus {gpus} --cpus {cores} --mem {format_memory(memory)}", smaller
@@ -73,7 +75,7 @@ def _elsewhere(inventory: Inventory, spec: JobSpec) -> Iterator[tuple[str, str, 
             continue
         there = msgspec.structs.replace(spec, partition=partition.name, flavor=None, exclude=(), gpu_types=types)
         if not _holds(partition, spec):
-            sized = _sized(inventory, there, Wish(partition=partition.name, gpus=spec.gpus or None))
+            sized = _sized(inventory, there, ResourceRequest(partition=partition.name, gpus=spec.gpus or None))
             if sized is None or not spec.gpus:
                 continue
             there = sized
@@ -86,12 +88,12 @@ def _holds(partition: Partition, spec: JobSpec) -> bool:
     return sum(covers((n.gpus, n.cores, n.memory_mib), needs) for n in partition.nodes) >= spec.nodes
 
 
-def _sized(inventory: Inventory, spec: JobSpec, wish: Wish) -> JobSpec | None:
-    wish = msgspec.structs.replace(
-        wish, time_limit_s=spec.time_limit_s, nodelist=spec.nodelist, exclude=spec.exclude, gpu_types=spec.gpu_types
+def _sized(inventory: Inventory, spec: JobSpec, asked: ResourceRequest) -> JobSpec | None:
+    asked = msgspec.structs.replace(
+        asked, time_limit_s=spec.time_limit_s, nodelist=spec.nodelist, exclude=spec.exclude, gpu_types=spec.gpu_types
     )
     try:
-        sized = size(wish, inventory)
+        sized = size(asked, inventory)
     except UsageError:
         return None
     return msgspec.structs.replace(

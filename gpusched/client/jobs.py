@@ -37,7 +37,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_states(values: Iterable[str]) -> frozenset[JobState] | None:
-    """States by name, in any case, comma-separated; None where nothing is said.
+    """States by name, in any case, comma-separated; None where none is given.
 
     Raises:
         UsageError: No such state.

@@ -98,12 +98,12 @@ def _check(job: Job, request: LogRequest) -> None:
 
 def _follow(client: Client, job: Job, request: LogRequest, sink: Sink, note: Callable[[str], None]) -> int:
     """Attempt after attempt, until the job has ended."""
-    shown, said = 0, ""
+    shown, last = 0, ""
     while True:
         if request.attempt is not None and shown and job.attempt > shown:
             return 0  # requeued; a later attempt was not asked for
         if job.attempt > shown and (job.state in ACTIVE or job.state in ENDED):
-            shown, said = job.attempt, ""
+            shown, last = job.attempt, ""
             _Output(client, job, request, sink, note).follow(shown)
         elif job.state in ENDED:
             if shown == 0:
@@ -111,9 +111,9 @@ def _follow(client: Client, job: Job, request: LogRequest, sink: Sink, note: Cal
             return exit_code(job)
         else:
             line = f"job {job.id} is {job.state}{_because(job)}; {client.controller_warning() or 'waiting'}"
-            if line != said:
+            if line != last:
                 note(line)
-                said = line
+                last = line
         time.sleep(POLL_S)
         job = _again(client, job)
 
@@ -190,7 +190,7 @@ class _Output:
         return None
 
     def _output_path(self, attempt: int, rank: int) -> str | None:
-        from gpusched.cluster.launching import expand_output
+        from gpusched.cluster.requests import expand_output
 
         node = self._node_of(attempt, rank)
         return expand_output(self._job, rank, node) if node else None

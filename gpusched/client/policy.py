@@ -61,7 +61,7 @@ def compare(
         UsageError: There is no such policy or partition, or both a trace and ``since``.
         GpuschedError: No history; weights that cannot be used.
     """
-    from gpusched.nightly.proof import judge, stage_for
+    from gpusched.nightly.proof import judge, scenario_for
 
     base, other = _find(client, first).spec, _find(client, second).spec
     inventory = client.inventory
@@ -74,7 +74,7 @@ def compare(
         loaded = load(trace)
         if partition is None:
             return [judge(_anywhere(loaded), DEFAULT, base, other)]
-        return [judge(stage_for(loaded, inventory, chosen[0]), partition, base, other)]
+        return [judge(scenario_for(loaded, inventory, chosen[0]), partition, base, other)]
     found, nothing = [], ""
     for one in chosen:
         try:
@@ -90,9 +90,9 @@ def compare(
 
 def _anywhere(trace: Any) -> Any:
     from gpusched.sim.power import power_model
-    from gpusched.study.study import stage_of
+    from gpusched.study.study import scenario_of
 
-    return stage_of(trace, power=power_model)
+    return scenario_of(trace, power=power_model)
 
 
 def _begin(since: str) -> float:
@@ -102,12 +102,12 @@ def _begin(since: str) -> float:
 
 
 def _judged(client: Client, partition: Partition, base: PolicySpec, other: PolicySpec, begin: float) -> Verdict:
-    from gpusched.nightly.proof import history_of, judge, stage_for
+    from gpusched.nightly.proof import history_of, judge, scenario_for
 
     if client.reader is None:
         raise GpuschedError(f"{client.state}: there is no history yet", "start the controller, or say --force REASON")
     trace = history_of(client.reader, partition.name, begin, time.time())
-    return judge(stage_for(trace, client.inventory, partition), partition.name, base, other)
+    return judge(scenario_for(trace, client.inventory, partition), partition.name, base, other)
 
 
 def proof(client: Client, partition: Partition, incumbent: PolicySpec, candidate: PolicySpec, since: str) -> Verdict:

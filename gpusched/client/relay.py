@@ -111,7 +111,7 @@ def _connect(client: Client, request: Request) -> socket.socket:
             "start 'gpusched controller' ('gpusched tick' does not listen), or read the output when the job has ended",
         ) from None
     except (BrokenPipeError, ConnectionResetError):
-        return sock  # it said why
+        return sock  # the reason was printed
     except OSError as error:
         sock.close()
         raise GpuschedError(f"{client.state / SOCKET}: {error.strerror}") from None
@@ -171,7 +171,7 @@ def _talk(sock: socket.socket, with_input: bool, resized: int | None) -> int:
             unsent += frame(INPUT, data) if data else frame(INPUT_ENDED)
             with_input = bool(data)
         if writable:
-            with contextlib.suppress(OSError):  # it is gone; what it said last is still to be read
+            with contextlib.suppress(OSError):  # it is gone; its last output is still to be read
                 del unsent[: sock.send(unsent)]
 
 

@@ -18,8 +18,8 @@ from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import format_memory
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for; None where nothing was said. ``gpus``, ``cores`` and ``memory_mib`` are totals."""
+class ResourceRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for; None where it was left out. ``gpus``, ``cores`` and ``memory_mib`` are totals."""
 
     partition: str | None = None
     flavor: str | None = None
@@ -52,67 +52,67 @@ class _Total(msgspec.Struct, frozen=True):
     memory_mib: int
 
 
-def size(wish: Wish, inventory: Inventory) -> Size:
-    """Fill in what was not said and split the whole over the fewest nodes.
+def size(asked: ResourceRequest, inventory: Inventory) -> Size:
+    """Fill in what was left out and split the whole over the fewest nodes.
 
     Raises:
         UsageError: Unknown partition or flavor, options that contradict each other, or a size no nodes can give.
     """
-    if all(v is None for v in (wish.flavor, wish.gpus, wish.gpus_per_node, wish.cores, wish.memory_mib)):
+    if all(v is None for v in (asked.flavor, asked.gpus, asked.gpus_per_node, asked.cores, asked.memory_mib)):
         names = ", ".join(dict.fromkeys(f.name for p in inventory.partitions for f in p.flavors))
         raise UsageError("say what the job needs: --flavor, or --gpus, --cpus, --mem", f"flavors: {names}")
-    partition = _partition(wish, inventory)
-    check_nodes(inventory, partition, (*wish.nodelist, *wish.exclude))
-    check_gpu_types(partition, wish.gpu_types)
-    for option, value in (("-N", wish.nodes), ("--cpus", wish.cores)):
+    partition = _partition(asked, inventory)
+    check_nodes(inventory, partition, (*asked.nodelist, *asked.exclude))
+    check_gpu_types(partition, asked.gpu_types)
+    for option, value in (("-N", asked.nodes), ("--cpus", asked.cores)):
         if value is not None and value < 1:
             raise UsageError(f"{option} must be at least 1, found {value}")
-    for option, value in (("--gpus", wish.gpus), ("--gpus-per-node", wish.gpus_per_node)):
+    for option, value in (("--gpus", asked.gpus), ("--gpus-per-node", asked.gpus_per_node)):
         if value is not None and value < 0:
             raise UsageError(f"{option} must not be negative, found {value}")
-    flavor = _flavor(wish, partition)
-    total = _total_of_flavor(wish, flavor) if flavor else _total_of_parts(wish, partition)
-    return _split(wish, partition, flavor, total)
+    flavor = _flavor(asked, partition)
+    total = _total_of_flavor(asked, flavor) if flavor else _total_of_parts(asked, partition)
+    return _split(asked, partition, flavor, total)
 
 
-def _partition(wish: Wish, inventory: Inventory) -> Partition:
-    if wish.partition is not None:
-        return known_partition(inventory, wish.partition)
+def _partition(asked: ResourceRequest, inventory: Inventory) -> Partition:
+    if asked.partition is not None:
+        return known_partition(inventory, asked.partition)
     names = [p.name for p in inventory.partitions]
-    if wish.flavor is not None:
-        having = [p for p in inventory.partitions if p.flavor(wish.flavor)]
+    if asked.flavor is not None:
+        having = [p for p in inventory.partitions if p.flavor(asked.flavor)]
         if not having:
             flavors = [f.name for p in inventory.partitions for f in p.flavors]
-            raise UsageError(f"there is no flavor '{wish.flavor}'{did_you_mean(wish.flavor, flavors)}")
+            raise UsageError(f"there is no flavor '{asked.flavor}'{did_you_mean(asked.flavor, flavors)}")
         names = [p.name for p in having]
-    elif wish.nodelist:
-        names = list(dict.fromkeys(n.partition for n in inventory.nodes if n.name in wish.nodelist)) or names
+    elif asked.nodelist:
+        names = list(dict.fromkeys(n.partition for n in inventory.nodes if n.name in asked.nodelist)) or names
     if len(names) > 1:
-        what = f"flavor '{wish.flavor}' is in several partitions" if wish.flavor else "there are several partitions"
+        what = f"flavor '{asked.flavor}' is in several partitions" if asked.flavor else "there are several partitions"
         raise UsageError(f"{what}: {', '.join(names)}", "say which one with -p")
     return known_partition(inventory, names[0])
 
 
-def _flavor(wish: Wish, partition: Partition) -> Flavor | None:
-    if wish.flavor is None:
+def _flavor(asked: ResourceRequest, partition: Partition) -> Flavor | None:
+    if asked.flavor is None:
         return None
-    flavor = partition.flavor(wish.flavor)
+    flavor = partition.flavor(asked.flavor)
     if flavor is None:
-        near = did_you_mean(wish.flavor, [f.name for f in partition.flavors])
-        raise UsageError(f"partition {partition.name} has no flavor '{wish.flavor}'{near}")
+        near = did_you_mean(asked.flavor, [f.name for f in partition.flavors])
+        raise UsageError(f"partition {partition.name} has no flavor '{asked.flavor}'{near}")
     return flavor
 
 
-def _total_of_flavor(wish: Wish, flavor: Flavor) -> _Total:
-    for option, value in (("--gpus", wish.gpus), ("--cpus", wish.cores), ("--mem", wish.memory_mib)):
+def _total_of_flavor(asked: ResourceRequest, flavor: Flavor) -> _Total:
+    for option, value in (("--gpus", asked.gpus), ("--cpus", asked.cores), ("--mem", asked.memory_mib)):
         if value is not None:
             raise UsageError(f"--flavor {flavor.name} already says it, so {option} has no place", "use one of the two")
     return _Total(flavor.gpus, flavor.cores, flavor.memory_mib)
 
 
-def _total_of_parts(wish: Wish, partition: Partition) -> _Total:
-    """GPUs, cores and memory in total; what was not said in proportion to the largest flavor."""
-    gpus = _gpus(wish) or 0
+def _total_of_parts(asked: ResourceRequest, partition: Partition) -> _Total:
+    """GPUs, cores and memory in total; what was left out in proportion to the largest flavor."""
+    gpus = _gpus(asked) or 0
     largest = partition.largest_flavor
     if largest is None:
         nodes = partition.nodes
@@ -120,14 +120,14 @@ def _total_of_parts(wish: Wish, partition: Partition) -> _Total:
             name="", time_limit_s=0, gpus=sum(n.gpus for n in nodes),
             cores=sum(n.cores for n in nodes), memory_mib=sum(n.memory_mib for n in nodes),
         )  # fmt: skip
-    if wish.cores is not None:
-        cores = wish.cores
+    if asked.cores is not None:
+        cores = asked.cores
     elif gpus and largest.gpus:
         cores = max(1, largest.cores * gpus // largest.gpus)
     else:
-        cores = wish.nodes or 1
-    if wish.memory_mib is not None:
-        memory = wish.memory_mib
+        cores = asked.nodes or 1
+    if asked.memory_mib is not None:
+        memory = asked.memory_mib
     elif gpus and largest.gpus:
         memory = max(1, largest.memory_mib * gpus // largest.gpus)
     else:
@@ -135,38 +135,38 @@ def _total_of_parts(wish: Wish, partition: Partition) -> _Total:
     return _Total(gpus, cores, memory)
 
 
-def _gpus(wish: Wish) -> int | None:
-    if wish.gpus_per_node is None:
-        return wish.gpus
-    if wish.gpus is not None and (wish.gpus_per_node == 0) != (wish.gpus == 0):
-        raise UsageError(f"--gpus {wish.gpus} and --gpus-per-node {wish.gpus_per_node} contradict each other")
-    if wish.gpus is None:
-        return wish.gpus_per_node * (wish.nodes or 1)
-    return wish.gpus
+def _gpus(asked: ResourceRequest) -> int | None:
+    if asked.gpus_per_node is None:
+        return asked.gpus
+    if asked.gpus is not None and (asked.gpus_per_node == 0) != (asked.gpus == 0):
+        raise UsageError(f"--gpus {asked.gpus} and --gpus-per-node {asked.gpus_per_node} contradict each other")
+    if asked.gpus is None:
+        return asked.gpus_per_node * (asked.nodes or 1)
+    return asked.gpus
 
 
-def _node_count(wish: Wish, gpus: int) -> int | None:
+def _node_count(asked: ResourceRequest, gpus: int) -> int | None:
     """How many nodes were asked for, by -N or by GPUs per node; None where the fewest will do."""
-    if not wish.gpus_per_node:
-        return wish.nodes
-    if gpus % wish.gpus_per_node:
-        raise UsageError(f"{gpus} GPUs are not a multiple of --gpus-per-node {wish.gpus_per_node}")
-    count = gpus // wish.gpus_per_node
-    if wish.nodes is not None and wish.nodes != count:
+    if not asked.gpus_per_node:
+        return asked.nodes
+    if gpus % asked.gpus_per_node:
+        raise UsageError(f"{gpus} GPUs are not a multiple of --gpus-per-node {asked.gpus_per_node}")
+    count = gpus // asked.gpus_per_node
+    if asked.nodes is not None and asked.nodes != count:
         raise UsageError(
-            f"{gpus} GPUs with --gpus-per-node {wish.gpus_per_node} are {count} nodes, but -N says {wish.nodes}"
+            f"{gpus} GPUs with --gpus-per-node {asked.gpus_per_node} are {count} nodes, but -N says {asked.nodes}"
         )
     return count
 
 
-def _split(wish: Wish, partition: Partition, flavor: Flavor | None, total: _Total) -> Size:
-    count = _node_count(wish, total.gpus)
+def _split(asked: ResourceRequest, partition: Partition, flavor: Flavor | None, total: _Total) -> Size:
+    count = _node_count(asked, total.gpus)
     if count is not None and total.gpus % count:
         raise UsageError(f"{total.gpus} GPUs cannot be split into {count} equal parts", "choose another -N")
-    nodes = usable_nodes(partition, wish.nodelist, wish.exclude, wish.gpu_types)
+    nodes = usable_nodes(partition, asked.nodelist, asked.exclude, asked.gpu_types)
     counts = [count] if count is not None else range(1, len(nodes) + 1)
     for parts in counts:
-        part = _part(wish, total, parts)
+        part = _part(asked, total, parts)
         fits = nodes_that_hold(nodes, part.gpus, part.cores, part.memory_mib) >= parts
         if total.gpus % parts == 0 and (fits or count is not None):
             return Size(
@@ -176,7 +176,7 @@ def _split(wish: Wish, partition: Partition, flavor: Flavor | None, total: _Tota
                 gpus_per_node=part.gpus,
                 cores_per_node=part.cores,
                 memory_mib_per_node=part.memory_mib,
-                time_limit_s=_time_limit(wish, partition, flavor),
+                time_limit_s=_time_limit(asked, partition, flavor),
             )
     raise UsageError(
         f"{total.gpus} GPUs, {total.cores} cores, {format_memory(total.memory_mib)} of memory fit on no number "
@@ -187,16 +187,16 @@ def _split(wish: Wish, partition: Partition, flavor: Flavor | None, total: _Tota
     )
 
 
-def _part(wish: Wish, total: _Total, parts: int) -> _Total:
+def _part(asked: ResourceRequest, total: _Total, parts: int) -> _Total:
     """One of equal parts: what was asked for explicitly is rounded up, what follows from a flavor is not exceeded."""
-    cores = -(-total.cores // parts) if wish.cores is not None else max(1, total.cores // parts)
-    memory = -(-total.memory_mib // parts) if wish.memory_mib is not None else max(1, total.memory_mib // parts)
+    cores = -(-total.cores // parts) if asked.cores is not None else max(1, total.cores // parts)
+    memory = -(-total.memory_mib // parts) if asked.memory_mib is not None else max(1, total.memory_mib // parts)
     return _Total(total.gpus // parts, cores, memory)
 
 
-def _time_limit(wish: Wish, partition: Partition, flavor: Flavor | None) -> int:
-    if wish.time_limit_s is not None:
-        return wish.time_limit_s
+def _time_limit(asked: ResourceRequest, partition: Partition, flavor: Flavor | None) -> int:
+    if asked.time_limit_s is not None:
+        return asked.time_limit_s
     largest = flavor or partition.largest_flavor
     limits = [t for t in (largest.time_limit_s if largest else None, max_time(partition)) if t is not None]
     if not limits:

@@ -9,7 +9,7 @@ import msgspec
 
 from gpusched.client import options
 from gpusched.client.context import Client
-from gpusched.client.sizing import Wish, size
+from gpusched.client.sizing import ResourceRequest, size
 from gpusched.config.validate import MAX_NAME, validate_spec
 from gpusched.errors import UsageError
 from gpusched.model import ids
@@ -70,7 +70,7 @@ def prepare(client: Client, request: Request) -> Prepared:
     """
     now = time.time()
     inventory = client.inventory
-    sized = size(_wish(request), inventory)
+    sized = size(_resources(request), inventory)
     array, max_running = options.array(request.array)
     signal, signal_before_s = options.signal(request.signal)
     secrets = options.secrets(request.secret, os.environ)
@@ -134,8 +134,8 @@ def _command(prepared: Prepared, job_id: str, now: float) -> Submit:
     )
 
 
-def _wish(request: Request) -> Wish:
-    return Wish(
+def _resources(request: Request) -> ResourceRequest:
+    return ResourceRequest(
         partition=request.partition,
         flavor=request.flavor,
         nodes=request.nodes,
@@ -158,7 +158,7 @@ def _default_name(request: Request) -> str:
 
 
 def _preemptible(asked: bool | None, partition: Partition | None) -> bool:
-    """What was said, else what the partition says of jobs that do not."""
+    """What was given, else the partition's default."""
     return asked if asked is not None else partition is not None and partition.preemptible
 
 

@@ -13,7 +13,7 @@ from gpusched.nodes.runtimes.base import LaunchRequest
 from gpusched.queue.store import RankRecord
 
 RankKey = tuple[str, int, int]  # job id, attempt, rank
-REFUSED = "refused"  # begins the error of a work that no node would take: the job's fault, not the node's
+REFUSED = "refused"  # begins the error of an operation that no node would take: the job's fault, not the node's
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
         return self.result if isinstance(self.result, NodeReading) and self.result.containers is not None else None
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """One thing to do on one node for one rank.
 
     Attributes:
@@ -47,21 +47,21 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> RankKey:
-        """Which rank it is for; at most one work per rank is under way."""
+        """Which rank it is for; at most one operation per rank is under way."""
         return self.rank.job_id, self.rank.attempt, self.rank.rank
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a work ended. ``error`` is "" when it was done; ``transient`` when asking again makes sense."""
+    """How an operation ended. ``error`` is "" when it was done; ``transient`` when asking again makes sense."""
 
-    work: Work
+    operation: Operation
     time: float
     error: str = ""
     transient: bool = False
 
 
 class Cluster(Protocol):
-    """A world: real nodes, Slurm, or the simulator's."""
+    """The port to the nodes: `SshCluster` is the one there is; the simulator has none."""
 
     def observe(
         self, nodes: Iterable[Node], patience_s: float, known: Container[str] = frozenset()
@@ -75,8 +75,8 @@ class Cluster(Protocol):
         """
         ...
 
-    def perform(self, works: Iterable[Work]) -> None:
-        """Take works on; returns at once."""
+    def perform(self, operations: Iterable[Operation]) -> None:
+        """Take operations on; returns at once."""
         ...
 
     def finished(self) -> list[Outcome]:
@@ -84,7 +84,7 @@ class Cluster(Protocol):
         ...
 
     def busy(self) -> frozenset[RankKey]:
-        """Ranks with a work under way."""
+        """Ranks with an operation under way."""
         ...
 
     def close(self) -> None:

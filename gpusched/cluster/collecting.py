@@ -89,8 +89,8 @@ def _fetch(transport: Transport, script: Script, file: BinaryIO, cap: int) -> No
     if ending.exit_code:
         file.write(tail)
         file.seek(max(0, file.tell() - 2000))
-        said = file.read().decode(errors="replace").strip().splitlines()
-        why = said[-1][:300] if said else "no reason given"
+        lines = file.read().decode(errors="replace").strip().splitlines()
+        why = lines[-1][:300] if lines else "no reason given"
         raise _Unreadable(f"the output cannot be read (exit code {ending.exit_code}): {why}")
     surplus = max(0, len(tail) - most)
     dropped += surplus + ending.left_out

@@ -1,4 +1,4 @@
-"""The world of real nodes: probes and works over one connection per node, each in a thread of a pool.
+"""The world of real nodes: probes and operations over one connection per node, each in a thread of a pool.
 
 Nothing here waits for the slowest: a node that does not answer keeps its own thread busy until its timeout, and the
 cycle goes on without it.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpusched.cluster.base import REFUSED, Observation, Outcome, RankKey, Work
+from gpusched.cluster.base import REFUSED, Observation, Operation, Outcome, RankKey
 from gpusched.cluster.collecting import collect_log
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.jobs import container_name
@@ -25,11 +25,11 @@ from gpusched.nodes.runtimes.base import EXISTS_EXIT_CODE, AttemptRef
 from gpusched.nodes.transport import Script, Transport, TransportError
 from gpusched.queue.clock import Clock
 
-WORK_TIMEOUT_S = 60.0
+OPERATION_TIMEOUT_S = 60.0
 REMOVE_TIMEOUT_S = 300.0  # a container may have written many files
 COLLECT_TIMEOUT_S = 600.0
 PROBE_THREADS, SLOW_THREADS = 32, 16
-WORKS_PER_NODE = 6  # sshd allows 10 sessions on a connection by default (MaxSessions); the probe is another one
+OPERATIONS_PER_NODE = 6  # sshd allows 10 sessions on a connection by default (MaxSessions); the probe is another one
 
 
 class SshCluster:
@@ -45,13 +45,13 @@ class SshCluster:
         self._transports: dict[str, tuple[Node, Transport]] = {}
         self._boots: dict[str, str | None] = {}
         self._probes: dict[str, Future[Observation]] = {}
-        self._works: dict[RankKey, Future[Outcome]] = {}
-        # Pools of their own: nodes that do not answer, and works that hang, must not keep the healthy ones' probes
+        self._operations: dict[RankKey, Future[Outcome]] = {}
+        # Pools of their own: nodes that do not answer, and operations that hang, must not keep the healthy ones' probes
         # waiting for a thread.
         self._slow: set[str] = set()
         self._slow_pool = ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="slow-probe")
         self._probe_pool = ThreadPoolExecutor(PROBE_THREADS, thread_name_prefix="probe")
-        self._lanes: dict[str, ThreadPoolExecutor] = {}
+        self._pools: dict[str, ThreadPoolExecutor] = {}
 
     def use_inventory(self, inventory: Inventory) -> None:
         """Go on with the settings of a changed inventory."""
@@ -123,77 +123,79 @@ class SshCluster:
             known = self._transports[node.name] = (node, open_transport(node, self._inventory.settings))
         return known[1]
 
-    def perform(self, works: Iterable[Work]) -> None:
+    def perform(self, operations: Iterable[Operation]) -> None:
         """See `Cluster.perform`."""
-        for work in works:
-            if work.key not in self._works:
-                self._works[work.key] = self._lane(work.node).submit(self._do, work)
+        for operation in operations:
+            if operation.key not in self._operations:
+                self._operations[operation.key] = self._pool_of(operation.node).submit(self._do, operation)
 
-    def _lane(self, node: str) -> ThreadPoolExecutor:
-        """A node's own threads (made when needed): works that hang on one node hold up no other's."""
-        if node not in self._lanes:
-            self._lanes[node] = ThreadPoolExecutor(WORKS_PER_NODE, thread_name_prefix=f"work-{node}")
-        return self._lanes[node]
+    def _pool_of(self, node: str) -> ThreadPoolExecutor:
+        """A node's own threads (made when needed): operations that hang on one node hold up no other's."""
+        if node not in self._pools:
+            self._pools[node] = ThreadPoolExecutor(OPERATIONS_PER_NODE, thread_name_prefix=f"operation-{node}")
+        return self._pools[node]
 
-    def _do(self, work: Work) -> Outcome:
-        node = self._nodes.get(work.node)
+    def _do(self, operation: Operation) -> Outcome:
+        node = self._nodes.get(operation.node)
         if node is None:
-            error = f"node {work.node} is not in the inventory"
-            return Outcome(work=work, time=self._clock(), error=error, transient=True)
+            error = f"node {operation.node} is not in the inventory"
+            return Outcome(operation=operation, time=self._clock(), error=error, transient=True)
         try:
-            error = self._carry_out(work, node)
-            return Outcome(work=work, time=self._clock(), error=error)
+            error = self._carry_out(operation, node)
+            return Outcome(operation=operation, time=self._clock(), error=error)
         except TransportError as problem:
-            return Outcome(work=work, time=self._clock(), error=problem.line(), transient=True)
+            return Outcome(operation=operation, time=self._clock(), error=problem.line(), transient=True)
         except UsageError as problem:
-            return Outcome(work=work, time=self._clock(), error=f"{REFUSED}: {problem.line()}")
+            return Outcome(operation=operation, time=self._clock(), error=f"{REFUSED}: {problem.line()}")
         except GpuschedError as problem:
-            return Outcome(work=work, time=self._clock(), error=problem.line())
+            return Outcome(operation=operation, time=self._clock(), error=problem.line())
         except OSError as problem:  # our own disk: the output stays on the node until there is room for it
             where = f"{problem.filename}: " if problem.filename else ""
-            return Outcome(work=work, time=self._clock(), error=f"{where}{problem.strerror or problem}", transient=True)
+            return Outcome(
+                operation=operation, time=self._clock(), error=f"{where}{problem.strerror or problem}", transient=True
+            )
         except Exception as problem:  # likewise: one rank's trouble stays its own
-            return Outcome(work=work, time=self._clock(), error=f"internal error: {problem!r}")
+            return Outcome(operation=operation, time=self._clock(), error=f"internal error: {problem!r}")
 
-    def _carry_out(self, work: Work, node: Node) -> str:
-        """Do it; "" or what the node said against it."""
-        runtime, transport = runtime_for(RuntimeName(work.rank.runtime)), self._transport(node)
-        ref = AttemptRef(self._cluster_id, node.name, container_name(*work.key))
-        if work.verb == "collect":
-            if work.rank.output is not None:
+    def _carry_out(self, operation: Operation, node: Node) -> str:
+        """Do it; "" or the node's error."""
+        runtime, transport = runtime_for(RuntimeName(operation.rank.runtime)), self._transport(node)
+        ref = AttemptRef(self._cluster_id, node.name, container_name(*operation.key))
+        if operation.verb == "collect":
+            if operation.rank.output is not None:
                 return _run(transport, runtime.finish_output(ref), COLLECT_TIMEOUT_S)
-            caps, path = self._inventory.settings.logs, Path(work.destination or "")
-            return collect_log(transport, runtime.log(ref), path, caps, work.readers)
-        if work.verb == "launch":
-            assert work.request is not None
-            return _run(transport, runtime.launch(work.request), WORK_TIMEOUT_S, also=EXISTS_EXIT_CODE)
-        if work.verb == "start":
-            return _run(transport, runtime.start(ref), WORK_TIMEOUT_S)
-        if work.verb == "signal":
-            return _run(transport, runtime.signal(ref, work.signal or "TERM"), WORK_TIMEOUT_S)
+            caps, path = self._inventory.settings.logs, Path(operation.destination or "")
+            return collect_log(transport, runtime.log(ref), path, caps, operation.readers)
+        if operation.verb == "launch":
+            assert operation.request is not None
+            return _run(transport, runtime.launch(operation.request), OPERATION_TIMEOUT_S, also=EXISTS_EXIT_CODE)
+        if operation.verb == "start":
+            return _run(transport, runtime.start(ref), OPERATION_TIMEOUT_S)
+        if operation.verb == "signal":
+            return _run(transport, runtime.signal(ref, operation.signal or "TERM"), OPERATION_TIMEOUT_S)
         return _run(transport, runtime.remove(ref), REMOVE_TIMEOUT_S)
 
     def finished(self) -> list[Outcome]:
         """See `Cluster.finished`."""
-        done = [key for key, future in self._works.items() if future.done()]
-        outcomes = [self._works.pop(key).result() for key in done]
+        done = [key for key, future in self._operations.items() if future.done()]
+        outcomes = [self._operations.pop(key).result() for key in done]
         return [replace(outcome, time=outcome.time + self._dates.offset) for outcome in outcomes]
 
     def busy(self) -> frozenset[RankKey]:
         """See `Cluster.busy`."""
-        return frozenset(self._works)
+        return frozenset(self._operations)
 
     def has_news(self) -> bool:
-        """Whether a work has ended that `finished` has not told of yet."""
-        return any(future.done() for future in self._works.values())
+        """Whether an operation has ended that `finished` has not told of yet."""
+        return any(future.done() for future in self._operations.values())
 
-    def wait_for_works(self, timeout_s: float) -> None:
-        """Wait until the works under way have ended, at most so long (used by ``tick``, which exits afterwards)."""
-        wait(self._works.values(), timeout=timeout_s)
+    def wait_for_operations(self, timeout_s: float) -> None:
+        """Wait until the operations under way have ended, at most so long (for ``tick``, which exits afterwards)."""
+        wait(self._operations.values(), timeout=timeout_s)
 
     def close(self) -> None:
         """Drop the connections. What still hangs is left to its own timeout."""
-        for pool in (self._probe_pool, self._slow_pool, *self._lanes.values()):
+        for pool in (self._probe_pool, self._slow_pool, *self._pools.values()):
             pool.shutdown(wait=False, cancel_futures=True)
         for _, transport in self._transports.values():
             transport.close()
@@ -203,5 +205,5 @@ def _run(transport: Transport, script: Script, timeout_s: float, also: int = 0) 
     result = transport.run(script, timeout_s)
     if result.exit_code in (0, also):
         return ""
-    said = result.stderr.decode(errors="replace").strip().splitlines()
-    return said[-1][:500] if said else f"exit code {result.exit_code}"
+    lines = result.stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1][:500] if lines else f"exit code {result.exit_code}"

@@ -118,7 +118,7 @@ class _Pipeline(Compiler):
     def define_pipelines(self) -> Any:
         self.state.library = _part(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
         (passes,) = cast(Any, super()).define_pipelines()
-        passes.passes = [(_Lowering if one is NativeLowering else one, said) for one, said in passes.passes]
+        passes.passes = [(_Lowering if one is NativeLowering else one, name) for one, name in passes.passes]
         passes.finalize()
         return [passes]
 

@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 SUFFIX = ".code"
-_LAYOUT = 0x0001 | 0x0002 | 0x0100 | 0x0400  # of numpy's flags: C and Fortran order, aligned, writeable
-_PLAIN = frozenset((float, bool, type(None)))
-_LEAST, _MOST = -(2**63), 2**63 - 1
+_C_ORDER, _FORTRAN, _REST = 0x0001, 0x0002, 0x0100 | 0x0400  # of numpy's flags; the rest: aligned, writeable
+_SCALARS = {float: np.dtype(np.float64), bool: np.dtype(np.bool_), type(None): "none"}  # dtypes claim to equal None
+_INTEGER, _LEAST, _MOST = np.dtype(np.int64), -(2**63), 2**63 - 1
 
 
 class Foreign(Exception):
@@ -45,13 +45,15 @@ def kind_of(value: object) -> object:
     kind = type(value)
     if kind is np.ndarray:
         dtype = value.dtype  # type: ignore[attr-defined]
-        return dtype, dtype.isalignedstruct, value.ndim, value.flags.num & _LAYOUT  # type: ignore[attr-defined]
-    if kind in _PLAIN:
-        return kind
+        flags = value.flags.num  # type: ignore[attr-defined]
+        order = flags & _C_ORDER or flags & _FORTRAN  # a single row is in both
+        return dtype, dtype.isalignedstruct, value.ndim, order | flags & _REST  # type: ignore[attr-defined]
+    if kind in _SCALARS:
+        return _SCALARS[kind]
     if isinstance(value, tuple):
         return kind, *map(kind_of, value)
     if kind is int and _LEAST <= value <= _MOST:  # type: ignore[operator]
-        return kind
+        return _INTEGER
     if isinstance(value, np.number | np.bool_) and kind.__module__ == "numpy":
         return value.dtype
     raise Foreign
@@ -83,10 +85,10 @@ class Store:
         if hashlib.sha256(data[32:]).digest() != data[:32]:
             return None
         try:
-            said, *rest = pickle.loads(data[32:])
+            kept, *rest = pickle.loads(data[32:])
         except Exception:  # a type that it names is no longer there
             return None
-        return load(self._function, Machine(*rest)) if said == text else None
+        return load(self._function, Machine(*rest)) if kept == text else None
 
     def save(self, kind: object, machine: Machine) -> None:
         """Keep it; where there is no room it is compiled in every process."""

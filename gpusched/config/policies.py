@@ -195,7 +195,7 @@ def _with_version(spec: PolicySpec) -> PolicySpec:
         weights = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
         meaning |= {"agent": spec.agent, "fallback": spec.fallback and spec.fallback.version, "weights": weights}
         meaning |= {"budget_s": spec.budget_s, "train": spec.settings}
-        if spec.preempt != Preempting():  # left out where nothing is said, so that other policies keep their versions
+        if spec.preempt != Preempting():  # left out where it is the default, so that other policies keep their versions
             meaning["preempt"] = msgspec.to_builtins(spec.preempt)
     version = hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:12]
     return msgspec.structs.replace(spec, version=version)

@@ -271,11 +271,11 @@ def _check_bounds(spec: JobSpec, partition: Partition) -> None:
         ("--mem", spec.nodes * spec.memory_mib_per_node, largest.memory_mib),
     ):
         if asked > most:
-            said, has = (format_memory(n) if option == "--mem" else str(n) for n in (asked, most))
-            if said == has:  # less apart than is shown
-                said, has = f"{asked} MiB", f"{most} MiB"
+            given, has = (format_memory(n) if option == "--mem" else str(n) for n in (asked, most))
+            if given == has:  # less apart than is shown
+                given, has = f"{asked} MiB", f"{most} MiB"
             raise UsageError(
-                f"{option} {said} is more than the largest flavor of partition {partition.name} has "
+                f"{option} {given} is more than the largest flavor of partition {partition.name} has "
                 f"({largest.name}: {has})"
             )
 

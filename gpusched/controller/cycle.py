@@ -8,12 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from gpusched.cluster.base import Cluster, Observation, RankKey, Work
+from gpusched.cluster.base import Cluster, Observation, Operation, RankKey
 from gpusched.config.paths import log_path
 from gpusched.controller.deciding import Decider
 from gpusched.controller.escalating import stuck_on
 from gpusched.controller.estimating import Estimator
-from gpusched.controller.fold import Folder
+from gpusched.controller.fold import CommandApplier
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.launchfaults import Failures, image_of, judge_nodes, with_failure, with_success
 from gpusched.controller.ledger import Ledger
@@ -21,7 +21,7 @@ from gpusched.controller.nodestate import attended, is_dead, is_forgotten, recor
 from gpusched.controller.outputs import Collecting, readers_of
 from gpusched.controller.planning import Planner
 from gpusched.controller.promoting import take_up
-from gpusched.controller.reconcile import Step, World, rank_key, reconcile_job
+from gpusched.controller.reconcile import ReconcileInput, Step, rank_key, reconcile_job
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.controller.settling import Settling
 from gpusched.controller.shadowing import Shadowing
@@ -98,20 +98,20 @@ class Cycle:
         """
         now = self._clock()
         self._settling.settle(self._cluster.finished())
-        Folder(self._store, self.inbox, self.inventory, self._secrets, self._say).fold(now)
+        CommandApplier(self._store, self.inbox, self.inventory, self._secrets, self._say).fold(now)
         charge = take_up(self._store, self.inventory, self.policies, now)
         self._decider.look(*charge, now)
         self._attended = self._attend()
         observations = self._cluster.observe(self._attended.nodes, patience_s, unasked)
         now = self._clock()
         self._read_at |= {name: now for name, o in observations.items() if o.whole is not None}
-        works = self._record(observations, now)
-        self._cluster.perform(works)
+        operations = self._record(observations, now)
+        self._cluster.perform(operations)
         decided = self._planner.plan(self.inventory, charge, unread - observations.keys(), now)
         if decided is not None and decided.unread:
             return decided.unread
         if decided is not None:
-            self._cluster.perform(decided.works)
+            self._cluster.perform(decided.operations)
             self._shadowing.ask(self.inventory, decided.snapshot, decided.plan)
         self._forget_secrets()
         return frozenset()
@@ -126,7 +126,7 @@ class Cycle:
 
     # -- recording what is ---------------------------------------------------------------------------------------
 
-    def _record(self, observations: dict[str, Observation], now: float) -> list[Work]:
+    def _record(self, observations: dict[str, Observation], now: float) -> list[Operation]:
         """Fold this cycle's news into nodes, jobs, ranks and usage, in one transaction; returns what is to be done."""
         before = self._store.node_records()
         active = self._store.active()
@@ -153,13 +153,13 @@ class Cycle:
             records[name] = record_of_unknown(before.get(name, NodeRecord(name=name)), now)
         steps = self._reconcile(active, ranks, before, records, observations, now)
         with self._store.transaction():
-            works = self._apply_steps(steps, records, events, now)
-            works += self._tidy(observations, records, now)
+            operations = self._apply_steps(steps, records, events, now)
+            operations += self._tidy(observations, records, now)
             self._store.put_nodes(records.values())
             self._store.append(events)
             self._ledger.charge(self._attended, before, observations, active, [s.job for s in steps], now)
             self._store.set_meta("heartbeat", str(now))
-        return works
+        return operations
 
     def _reconcile(
         self,
@@ -172,7 +172,7 @@ class Cycle:
     ) -> list[Step]:
         settings = self.inventory.settings
         allocated = {p.node for job in active if job.allocation for p in job.allocation.parts}
-        world = World(
+        world = ReconcileInput(
             now=now,
             settings=settings,
             observations=observations,
@@ -189,11 +189,11 @@ class Cycle:
 
     def _apply_steps(
         self, steps: list[Step], records: dict[str, NodeRecord], events: list[Event], now: float
-    ) -> list[Work]:
-        works: list[Work] = []
+    ) -> list[Operation]:
+        operations: list[Operation] = []
         for step in steps:
-            works += step.works
-            works += self._launcher.launches(self._attended, step.job, step.to_launch)
+            operations += step.operations
+            operations += self._launcher.launches(self._attended, step.job, step.to_launch)
             events += step.events
             self._store.put_ranks(step.ranks.values())
             if any(e.kind == "running" for e in step.events):
@@ -203,7 +203,7 @@ class Cycle:
                 end, outcome = step.ended_attempt
                 self._store.close_run(step.job.id, step.job.attempt, end, outcome)
         self._store.put_jobs(step.job for step in steps if step.events)
-        return works
+        return operations
 
     def _judge_launch(self, step: Step, records: dict[str, NodeRecord], now: float) -> list[Event]:
         """What a launch that failed, or worked, says about the nodes; changes ``records``."""
@@ -250,7 +250,9 @@ class Cycle:
             if not self._store.has_unended(job_id):
                 self._secrets.forget(job_id)
 
-    def _tidy(self, observations: dict[str, Observation], records: dict[str, NodeRecord], now: float) -> list[Work]:
+    def _tidy(
+        self, observations: dict[str, Observation], records: dict[str, NodeRecord], now: float
+    ) -> list[Operation]:
         current = {(job.id, job.attempt) for job in self._store.active()}
         ranks = self._store.ranks()
         leftovers = [r for r in ranks if (r.job_id, r.attempt) not in current]
@@ -265,8 +267,8 @@ class Cycle:
         self._apply_tidy(tidy)
         self._apply_tidy(strays)
         self._launcher.forget_errors({rank_key(r) for r in ranks if (r.job_id, r.attempt) in current})
-        works = (self._with_destination(work) for work in (*tidy.works, *strays.works))
-        return [work for work in works if work.verb != "collect" or self._collecting.is_due(work.key, now)]
+        asked = [self._with_destination(operation) for operation in (*tidy.operations, *strays.operations)]
+        return [one for one in asked if one.verb != "collect" or self._collecting.is_due(one.key, now)]
 
     def _apply_tidy(self, tidy: Tidy) -> None:
         self._store.append(tidy.events)
@@ -274,15 +276,15 @@ class Cycle:
         for rank in tidy.settled:
             self._store.remove_rank(rank)
 
-    def _with_destination(self, work: Work) -> Work:
-        if work.verb != "collect" or work.rank.output is not None:
-            return work
-        path = log_path(self._state, *work.key)
-        readers = readers_of(self._store.job(work.rank.job_id), self.inventory)
-        return msgspec.structs.replace(work, destination=str(path), readers=readers)
+    def _with_destination(self, operation: Operation) -> Operation:
+        if operation.verb != "collect" or operation.rank.output is not None:
+            return operation
+        path = log_path(self._state, *operation.key)
+        readers = readers_of(self._store.job(operation.rank.job_id), self.inventory)
+        return msgspec.structs.replace(operation, destination=str(path), readers=readers)
 
 
-def _step(job: Job, ranks: list[RankRecord], world: World) -> Step:
+def _step(job: Job, ranks: list[RankRecord], world: ReconcileInput) -> Step:
     """A job's next step. One whose step raises is set aside, so that it never ends the cycle of all the others."""
     try:
         return reconcile_job(job, ranks, world)

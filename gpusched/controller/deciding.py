@@ -191,7 +191,7 @@ class Decider:
         return self._told(Decision(plan, deciders))
 
     def _told(self, decision: Decision) -> Decision:
-        """What a plan says of its mappings goes to the log, where it differs from what was said last."""
+        """A plan's remarks on its mappings go to the log, where they differ from the last ones."""
         for name, line in decision.plan.remarks.items():
             if self._remarks.get(name) != line:
                 self._say(f"{name}: {line}")

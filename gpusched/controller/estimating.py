@@ -72,9 +72,9 @@ def estimated(predictor: Predictor, ended: Iterable[Job], new: Iterable[Job]) ->
     waiting = {job.id: job for job in new}
     past = {job.id: job for job in ended if job.start_time is not None and job.id not in waiting}
     trace = as_submitted([*past.values(), *waiting.values()])
-    said = predictor.of(trace)[:, predictor.quantiles.index(0.5)]
+    median = predictor.of(trace)[:, predictor.quantiles.index(0.5)]
     return [
         Estimate(job_id, min(seconds, float(waiting[job_id].spec.time_limit_s)), predictor.digest)
-        for job_id, seconds in zip(trace.ids, said.tolist(), strict=True)
+        for job_id, seconds in zip(trace.ids, median.tolist(), strict=True)
         if job_id in waiting
     ]

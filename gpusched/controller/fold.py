@@ -58,7 +58,7 @@ class Caller(msgspec.Struct, frozen=True):
     admin: bool
 
 
-class Folder:
+class CommandApplier:
     """Folds what lies in the inbox into the store."""
 
     def __init__(

@@ -26,7 +26,7 @@ class Declared(msgspec.Struct, frozen=True):
 
 
 def inventory_path(state: Path) -> Path:
-    """The inventory file in force, or the one that was, where it is gone and what it said is kept.
+    """The inventory file in force, or the one that was, where it is gone and its text is kept.
 
     Raises:
         UsageError: There is none.

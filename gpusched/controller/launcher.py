@@ -1,4 +1,4 @@
-"""From a decision to launches: the intent in the store first, then the works that carry it out."""
+"""From a decision to launches: the intent in the store first, then the operations that carry it out."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import pwd
 from collections.abc import Iterable
 
-from gpusched.cluster.base import REFUSED, RankKey, Work
-from gpusched.cluster.launching import expand_output, launch_request, master_port
+from gpusched.cluster.base import REFUSED, Operation, RankKey
+from gpusched.cluster.requests import expand_output, launch_request, master_port
 from gpusched.controller.reconcile import rank_key
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import GpuschedError, UsageError
@@ -75,21 +75,21 @@ class Launcher:
         self._store.append([event])
         return job, ranks
 
-    def launches(self, inventory: Inventory, job: Job, ranks: Iterable[RankRecord]) -> list[Work]:
-        """The works that launch these ranks; what cannot be launched at all is noted in ``errors``."""
-        works = []
+    def launches(self, inventory: Inventory, job: Job, ranks: Iterable[RankRecord]) -> list[Operation]:
+        """The operations that launch these ranks; what cannot be launched at all is noted in ``errors``."""
+        operations = []
         for rank in ranks:
             try:
-                works.append(self._launch(inventory, job, rank))
+                operations.append(self._launch(inventory, job, rank))
             except UsageError as error:
                 self.errors[rank_key(rank)] = f"{REFUSED}: {error.line()}"
             except GpuschedError as error:
                 self.errors[rank_key(rank)] = error.line()
             except Exception as error:  # no node is to blame for it, and the other jobs go on
                 self.errors[rank_key(rank)] = f"{REFUSED}: {type(error).__name__}: {error}"[:500]
-        return works
+        return operations
 
-    def _launch(self, inventory: Inventory, job: Job, rank: RankRecord) -> Work:
+    def _launch(self, inventory: Inventory, job: Job, rank: RankRecord) -> Operation:
         assert job.allocation is not None
         secrets = self._secrets.read(job.id) if job.spec.secret_names else {}
         if secrets is None:
@@ -102,7 +102,7 @@ class Launcher:
         request = launch_request(
             job, part, inventory, self._cluster_id, secrets=secrets, run_as=_run_as(job), mount_anything=trusted
         )
-        return Work(verb="launch", node=rank.node, rank=rank, request=request)
+        return Operation(verb="launch", node=rank.node, rank=rank, request=request)
 
 
 def _rank_record(inventory: Inventory, job: Job, index: int, now: float) -> RankRecord:

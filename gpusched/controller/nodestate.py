@@ -1,4 +1,4 @@
-"""From a probe's answer to a node's record: UP, DOWN, drained, and what is worth an event. Pure."""
+"""From a probe's answer to a node's record (IDLE, MIXED, DRAINED, DOWN and so on) and to events. Pure."""
 
 from __future__ import annotations
 

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpusched.cluster.base import Work
+from gpusched.cluster.base import Operation
 from gpusched.controller.deciding import Decider
 from gpusched.controller.estimating import Estimator
 from gpusched.controller.fold import OUR_DISK
 from gpusched.controller.isolating import isolated
 from gpusched.controller.launcher import Launcher
-from gpusched.controller.promoting import Charge
+from gpusched.controller.promoting import LivePolicies
 from gpusched.model.events import Event
 from gpusched.model.jobs import ACTIVE, Ending, Job, JobState, Preemptions
 from gpusched.model.plan import CancelJob, Plan, Preempt, ReasonCode, Start
@@ -32,7 +32,7 @@ MESSAGE_REFRESH_S = 30.0  # waiting messages hold durations; writing them all in
 class Decided(NamedTuple):
     """What a decision leaves: the launches, what it was made from, and nodes that must be read before it can hold."""
 
-    works: list[Work]
+    operations: list[Operation]
     snapshot: Snapshot
     plan: Plan
     unread: Set[str] = frozenset()
@@ -54,7 +54,7 @@ class Planner:
         self._undecided = ""
         self._messages_at: dict[str, float] = {}
 
-    def plan(self, inventory: Inventory, charge: Charge, unread: Set[str], now: float) -> Decided | None:
+    def plan(self, inventory: Inventory, charge: LivePolicies, unread: Set[str], now: float) -> Decided | None:
         """Decide, or set those jobs aside of which no policy can take even a look; None where nothing is decided."""
         pending, active = self._store.pending(), self._store.active()
         if not pending:
@@ -70,7 +70,7 @@ class Planner:
         return decided
 
     def _set_aside(
-        self, jobs: Sequence[Job], inventory: Inventory, charge: Charge, error: Exception, now: float
+        self, jobs: Sequence[Job], inventory: Inventory, charge: LivePolicies, error: Exception, now: float
     ) -> None:
         """After a decision that raised: the jobs that make it raise, each for itself, are FAILED, and say why."""
         why: dict[str, Exception] = {}
@@ -106,7 +106,7 @@ class Planner:
         inventory: Inventory,
         pending: list[Job],
         active: list[Job],
-        charge: Charge,
+        charge: LivePolicies,
         unread: Set[str],
         now: float,
     ) -> Decided:
@@ -138,8 +138,8 @@ class Planner:
                     waiting.pop(action.job_id, None)
                     self._end_by_policy(action, deciders, inventory.settings.grace_s, now)
             self._write_reasons(waiting.values(), plan, now)
-        works = [work for job, ranks in launches for work in self._launcher.launches(inventory, job, ranks)]
-        return Decided(works, snapshot, plan)
+        operations = [one for job, ranks in launches for one in self._launcher.launches(inventory, job, ranks)]
+        return Decided(operations, snapshot, plan)
 
     def _end_by_policy(
         self, action: Preempt | CancelJob, deciders: Mapping[str, PolicySpec], grace_s: float, now: float

@@ -23,14 +23,14 @@ from gpusched.queue.store import Store
 from gpusched.sched.agent import prepared
 
 
-class Charge(NamedTuple):
+class LivePolicies(NamedTuple):
     """Partition -> the policy in charge, and the digest that its weights must have ("": any)."""
 
     policies: dict[str, PolicySpec]
     digests: dict[str, str]
 
 
-def take_up(store: Store, inventory: Inventory, declared: Mapping[str, PolicySpec], now: float) -> Charge:
+def take_up(store: Store, inventory: Inventory, declared: Mapping[str, PolicySpec], now: float) -> LivePolicies:
     """Who is in charge now; what inventory.yaml and the policies' files have changed is recorded.
 
     Args:
@@ -47,7 +47,7 @@ def take_up(store: Store, inventory: Inventory, declared: Mapping[str, PolicySpe
         changes = store.live_changes()
     policies = {p.name: in_charge(p, changes[p.name], declared[p.name]) for p in inventory.partitions}
     digests = {p.name: changes[p.name].digest for p in inventory.partitions if overrides(p, changes[p.name])}
-    return Charge(policies, digests)
+    return LivePolicies(policies, digests)
 
 
 class PolicyDesk:

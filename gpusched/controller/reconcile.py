@@ -1,7 +1,7 @@
 """What should be against what is: from one job, its ranks and what its nodes answered, to the next step. Pure.
 
 Level-triggered: each call looks at the whole and names everything that should be done now; nothing depends on a message
-having been seen before. A work that is under way for a rank keeps that rank from being given another.
+having been seen before. An operation that is under way for a rank keeps that rank from being given another.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gpusched.cluster.base import Observation, RankKey, Work
+from gpusched.cluster.base import Observation, Operation, RankKey
 from gpusched.controller.escalating import TRIES_TO_REMOVE, gives_up, is_due, stuck_event
 from gpusched.controller.fold import back_in_queue
 from gpusched.controller.launchfaults import Failures, Fault, fault_of, is_jobs_fault
@@ -24,13 +24,13 @@ from gpusched.queue.lifecycle import move
 from gpusched.queue.store import NodeRecord, RankRecord
 
 
-class World(msgspec.Struct, frozen=True, kw_only=True):
+class ReconcileInput(msgspec.Struct, frozen=True, kw_only=True):
     """What a step may know besides the job.
 
     Attributes:
         observations: News of this cycle by node; a node without any is not known better than before.
         dead: Nodes that have been down for so long that their jobs are given up.
-        busy: Ranks with a work under way.
+        busy: Ranks with an operation under way.
         launch_errors: Launches that the node or we refused, with the reason.
         earlier: Nodes' records before this cycle, with their last readings.
         failed_launches: Of each node, those of late (see `launchfaults`).
@@ -53,7 +53,7 @@ class Step(msgspec.Struct, kw_only=True):
         job: Its new self.
         events: Facts to record.
         ranks: Rank records that changed, by rank.
-        works: Things to do on nodes.
+        operations: Things to do on nodes.
         to_launch: Ranks whose launch has not arrived and is to be sent (again).
         launch_failed: (node, error) where it could not be launched, not plainly by its own fault.
         ended_attempt: (when, outcome) when the attempt is over and had begun to run.
@@ -62,7 +62,7 @@ class Step(msgspec.Struct, kw_only=True):
     job: Job
     events: list[Event] = msgspec.field(default_factory=list)
     ranks: dict[int, RankRecord] = msgspec.field(default_factory=dict)
-    works: list[Work] = msgspec.field(default_factory=list)
+    operations: list[Operation] = msgspec.field(default_factory=list)
     to_launch: list[RankRecord] = msgspec.field(default_factory=list)
     launch_failed: tuple[str, str] | None = None
     ended_attempt: tuple[float, JobState] | None = None
@@ -81,7 +81,7 @@ class Seen(msgspec.Struct, frozen=True):
     rebooted: bool = False
 
 
-def reconcile_job(job: Job, ranks: list[RankRecord], world: World) -> Step:
+def reconcile_job(job: Job, ranks: list[RankRecord], world: ReconcileInput) -> Step:
     """The next step of a job that holds resources.
 
     Args:
@@ -109,7 +109,7 @@ def container_of(rank: RankRecord, reading: NodeReading) -> ContainerReading | N
 # -- looking -----------------------------------------------------------------------------------------------------
 
 
-def _look(rank: RankRecord, step: Step, world: World) -> Seen:
+def _look(rank: RankRecord, step: Step, world: ReconcileInput) -> Seen:
     if rank.gone:
         return Seen(rank, "gone")
     if error := world.launch_errors.get(rank_key(rank)):
@@ -136,7 +136,7 @@ def _look(rank: RankRecord, step: Step, world: World) -> Seen:
     return Seen(_update(step, rank, **changes) if changes else rank, container.phase, container, rebooted)
 
 
-def _finished(rank: RankRecord, container: ContainerReading, reading: NodeReading, world: World) -> float:
+def _finished(rank: RankRecord, container: ContainerReading, reading: NodeReading, world: ReconcileInput) -> float:
     """When a rank ended: by its node's clock, but not before it was last seen to run, for that clock may be set."""
     if container.finished_at is None:
         return world.now
@@ -147,7 +147,7 @@ def _finished(rank: RankRecord, container: ContainerReading, reading: NodeReadin
     return min(max(container.finished_at - (reading.clock_skew_s or 0.0), ran_until), world.now)
 
 
-def _absence(rank: RankRecord, observation: Observation | None, world: World) -> str:
+def _absence(rank: RankRecord, observation: Observation | None, world: ReconcileInput) -> str:
     assert observation is not None
     if rank_key(rank) in world.busy:
         return "unknown"  # the launch is on its way
@@ -163,14 +163,14 @@ def _update(step: Step, rank: RankRecord, **changes: Any) -> RankRecord:
 
 
 def rank_key(rank: RankRecord) -> RankKey:
-    """The key works are known by."""
+    """The key operations are known by."""
     return rank.job_id, rank.attempt, rank.rank
 
 
 # -- STARTING ----------------------------------------------------------------------------------------------------
 
 
-def _starting(step: Step, seen: list[Seen], world: World) -> None:
+def _starting(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
     phases = {s.phase for s in seen}
     for s in seen:
         if s.phase == "failed":
@@ -189,16 +189,16 @@ def _starting(step: Step, seen: list[Seen], world: World) -> None:
     elif phases <= {"ready", "running", "exited"}:
         for s in seen:
             if s.phase == "ready" and gives_up(s.rank, world.now):
-                said = s.rank.trouble or "the node gave no reason"
-                _node_fault(step, s, f"rank {s.rank.rank} on {s.rank.node} could not be started: {said}", world)
+                reason = s.rank.trouble or "the node gave no reason"
+                _node_fault(step, s, f"rank {s.rank.rank} on {s.rank.node} could not be started: {reason}", world)
                 return
         ready = [s for s in seen if s.phase == "ready" and _idle(s, world) and is_due(s.rank, world.now)]
-        step.works += [_work("start", s) for s in ready]
+        step.operations += [_operation("start", s) for s in ready]
     else:
         step.to_launch += [s.rank for s in seen if s.phase == "unlaunched" and _idle(s, world)]
 
 
-def _began(step: Step, seen: list[Seen], world: World) -> None:
+def _began(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
     starts = []
     for s in seen:
         if s.rank.tries:
@@ -216,7 +216,7 @@ def _began(step: Step, seen: list[Seen], world: World) -> None:
     step.events.append(event)
 
 
-def _launch_failed(step: Step, s: Seen, world: World) -> None:
+def _launch_failed(step: Step, s: Seen, world: ReconcileInput) -> None:
     assert s.container is not None
     error = s.container.error or "the launcher gave no reason"
     message = f"rank {s.rank.rank} on {s.rank.node} could not be launched: {error}"
@@ -233,19 +233,19 @@ def _launch_failed(step: Step, s: Seen, world: World) -> None:
     _node_fault(step, s, message, world)
 
 
-def _node_fault(step: Step, s: Seen, message: str, world: World) -> None:
+def _node_fault(step: Step, s: Seen, message: str, world: ReconcileInput) -> None:
     _end(step, JobState.NODE_FAIL, "NodeFail", message, world, grace=0, blame=(s.rank.node,))
 
 
 # -- RUNNING -----------------------------------------------------------------------------------------------------
 
 
-def _running(step: Step, seen: list[Seen], world: World) -> None:
+def _running(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
     job, settings = step.job, world.settings
     for s in seen:
         if s.phase in ("absent", "lost", "ready", "failed") or (s.rebooted and s.phase not in ("exited", "running")):
-            said = s.container.error if s.container is not None else None
-            why = "the node was rebooted" if s.rebooted else said or f"its container is {s.phase}"
+            error = s.container.error if s.container is not None else None
+            why = "the node was rebooted" if s.rebooted else error or f"its container is {s.phase}"
             _node_fault(step, s, f"rank {s.rank.rank} on {s.rank.node} vanished: {why}", world)
             return
     if gone := [s for s in seen if s.phase == "gone" and s.rank.finished_at is None]:
@@ -270,15 +270,15 @@ def _running(step: Step, seen: list[Seen], world: World) -> None:
         _warn_before_limit(step, seen, world)
 
 
-def _ran_s(job: Job, seen: list[Seen], world: World) -> float:
+def _ran_s(job: Job, seen: list[Seen], world: ReconcileInput) -> float:
     """Seconds that a job has run: by its nodes' own boot clocks, which nobody sets; by ours where they do not say."""
-    said = [s.container.ran_s for s in seen if s.phase == "running" and s.container and s.container.ran_s is not None]
-    if said:
-        return min(said)  # a gang runs once its last rank does
+    ran = [s.container.ran_s for s in seen if s.phase == "running" and s.container and s.container.ran_s is not None]
+    if ran:
+        return min(ran)  # a gang runs once its last rank does
     return world.now - job.start_time if job.start_time is not None else 0.0
 
 
-def _failed(step: Step, s: Seen, world: World) -> None:
+def _failed(step: Step, s: Seen, world: ReconcileInput) -> None:
     outcome, reason, message = _failure(step.job, s.rank)
     _end(step, outcome, reason, message, world, grace=world.settings.grace_s, exit_code=s.rank.exit_code)
 
@@ -298,13 +298,13 @@ def _failure(job: Job, rank: RankRecord) -> tuple[JobState, str, str]:
     return JobState.FAILED, "NonZeroExitCode", f"{where} exited with {code}"
 
 
-def _warn_before_limit(step: Step, seen: list[Seen], world: World) -> None:
+def _warn_before_limit(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
     spec = step.job.spec
     if spec.signal_before_s is None:
         return
     if _ran_s(step.job, seen, world) >= spec.time_limit_s - spec.signal_before_s:
-        step.works += [
-            _work("signal", s, signal=spec.signal)
+        step.operations += [
+            _operation("signal", s, signal=spec.signal)
             for s in seen
             if s.phase == "running" and s.rank.signalled is None and _idle(s, world)
         ]
@@ -315,7 +315,7 @@ def _end(
     outcome: JobState,
     reason: str,
     message: str,
-    world: World,
+    world: ReconcileInput,
     *,
     grace: float,
     exit_code: int | None = None,
@@ -339,7 +339,7 @@ def _end(
 # -- COMPLETING --------------------------------------------------------------------------------------------------
 
 
-def _completing(step: Step, seen: list[Seen], world: World) -> None:
+def _completing(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
     ending = _own_end(step, seen, world) or _asked_late(step, seen, world) or step.job.ending
     assert ending is not None
     left = False
@@ -363,7 +363,7 @@ def _completing(step: Step, seen: list[Seen], world: World) -> None:
         _close(step, seen, ending, world)
 
 
-def _own_end(step: Step, seen: list[Seen], world: World) -> Ending | None:
+def _own_end(step: Step, seen: list[Seen], world: ReconcileInput) -> Ending | None:
     """How a job ends that a policy meant to stop, and that had come to its own end before; None elsewhere.
 
     Only what ended before the decision, and was sent no signal, has ended by itself: many a job that is told to end
@@ -390,7 +390,7 @@ def _own_end(step: Step, seen: list[Seen], world: World) -> Ending | None:
     return own
 
 
-def _asked_late(step: Step, seen: list[Seen], world: World) -> Ending | None:
+def _asked_late(step: Step, seen: list[Seen], world: ReconcileInput) -> Ending | None:
     """A new grace for a job that is stopped for another and that nobody has asked to end: it is to save its work.
 
     The controller was down meanwhile, or the node could not be reached. None: it needs none.
@@ -407,21 +407,22 @@ def _asked_late(step: Step, seen: list[Seen], world: World) -> Ending | None:
     return again
 
 
-def _press(step: Step, s: Seen, ending: Ending, world: World) -> None:
+def _press(step: Step, s: Seen, ending: Ending, world: ReconcileInput) -> None:
     """Ask a rank to end, then make it."""
     if s.phase in ("preparing", "ready") or s.rank.tries >= TRIES_TO_REMOVE:
         if is_due(s.rank, world.now):
-            step.works.append(_work("remove", s))  # it has not begun, so it has nothing to say; or it will not end
+            # It has not begun, so there is no output; or it cannot be ended.
+            step.operations.append(_operation("remove", s))
     elif world.now >= ending.kill_at:
         if is_due(s.rank, world.now):
-            step.works.append(_work("signal", s, signal="KILL"))
+            step.operations.append(_operation("signal", s, signal="KILL"))
     elif s.rank.signalled in (None, step.job.spec.signal if step.job.spec.signal_before_s is not None else None):
         polite = "TERM" if step.job.spec.signal_before_s is not None else step.job.spec.signal
         if ending.outcome is not JobState.COMPLETED:  # a gang whose rank 0 is done may finish by itself
-            step.works.append(_work("signal", s, signal=polite))
+            step.operations.append(_operation("signal", s, signal=polite))
 
 
-def _close(step: Step, seen: list[Seen], ending: Ending, world: World) -> None:
+def _close(step: Step, seen: list[Seen], ending: Ending, world: ReconcileInput) -> None:
     """All ranks are gone: the outcome becomes the job's state, or it goes back to the queue."""
     job, now = step.job, world.now
     finished = [s.rank.finished_at for s in seen if s.rank.finished_at is not None]
@@ -474,9 +475,9 @@ def retry_delay_s(retries: int) -> int:
     return int(min(600, 10 * 2**retries))
 
 
-def _idle(s: Seen, world: World) -> bool:
+def _idle(s: Seen, world: ReconcileInput) -> bool:
     return rank_key(s.rank) not in world.busy
 
 
-def _work(verb: Literal["start", "signal", "remove"], s: Seen, signal: str | None = None) -> Work:
-    return Work(verb=verb, node=s.rank.node, rank=s.rank, signal=signal)
+def _operation(verb: Literal["start", "signal", "remove"], s: Seen, signal: str | None = None) -> Operation:
+    return Operation(verb=verb, node=s.rank.node, rank=s.rank, signal=signal)

@@ -221,7 +221,7 @@ class Service:
             self._say(f"kept the old inventory: {declared.trouble}")
 
     def pause(self, stop: threading.Event) -> None:
-        """Wait for the next tick, or for news: a command in the inbox, a work that ended."""
+        """Wait for the next tick, or for news: a command in the inbox, an operation that ended."""
         until = time.monotonic() + self.cycle.inventory.settings.tick_s
         while time.monotonic() < until and not stop.wait(POLL_S):
             if self.cluster.has_news() or next(self.cycle.inbox.waiting(), None) is not None:
@@ -265,7 +265,7 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None]) -
 
 
 def tick_once(inventory_path: Path, state: Path, say: Callable[[str], None]) -> None:
-    """``gpusched tick``: the same cycle once, waiting for every node; again while its own works bring news.
+    """``gpusched tick``: the same cycle once, waiting for every node; again while its own operations bring news.
 
     Raises:
         GpuschedError: As for `run_forever`.
@@ -278,7 +278,7 @@ def tick_once(inventory_path: Path, state: Path, say: Callable[[str], None]) -> 
                 service.run(service.cycle.inventory.settings.probe_timeout_s + 1)
                 if not service.cluster.busy():
                     break
-                service.cluster.wait_for_works(60.0)
+                service.cluster.wait_for_operations(60.0)
             service.predict_starts(TICK_PREDICTING_S)
         finally:
             service.close()

@@ -1,4 +1,4 @@
-"""How works ended, written down: launches, signals, removals, collected outputs, and what went wrong with them."""
+"""How operations ended, written down: launches, signals, removals, collected outputs, and what went wrong with them."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ class Settling:
         return self._removed
 
     def settle(self, outcomes: Sequence[Outcome]) -> None:
-        """Write down how the works ended."""
+        """Write down how the operations ended."""
         if not outcomes:
             return
         ranks = {rank_key(r): r for r in self._store.ranks()}
         with self._store.transaction():
             for outcome in outcomes:
-                rank = ranks.get(outcome.work.key)
+                rank = ranks.get(outcome.operation.key)
                 if outcome.error:
                     self._settle_error(outcome, rank)
                 elif rank is not None:
                     self._settle_done(outcome, rank)
 
     def _settle_done(self, outcome: Outcome, rank: RankRecord) -> None:
-        work = outcome.work
-        if work.verb == "remove":
-            self._removed[work.key] = outcome.time
+        operation = outcome.operation
+        if operation.verb == "remove":
+            self._removed[operation.key] = outcome.time
             job = self._store.job(rank.job_id)
             if job is not None and job.state in ACTIVE and job.attempt == rank.attempt:
                 # Taken away before it began (cancelled while starting): its absence is seen by the next probe.
@@ -58,18 +58,18 @@ class Settling:
                 return
             self._store.remove_rank(rank)
             return
-        if work.verb == "launch":
+        if operation.verb == "launch":
             rank = msgspec.structs.replace(rank, launched_at=outcome.time)
             self._store.append([self._rank_event("launched", rank, outcome.time)])
-        elif work.verb == "signal":
+        elif operation.verb == "signal":
             if rank.signalled != "FENCE":
-                rank = msgspec.structs.replace(rank, signalled=work.signal)
-            if work.signal == "KILL":
+                rank = msgspec.structs.replace(rank, signalled=operation.signal)
+            if operation.signal == "KILL":
                 rank = tried(rank, outcome.time)
-            self._store.append([self._rank_event("signalled", rank, outcome.time, signal=work.signal)])
-        elif work.verb == "collect":
+            self._store.append([self._rank_event("signalled", rank, outcome.time, signal=operation.signal)])
+        elif operation.verb == "collect":
             rank = msgspec.structs.replace(rank, collected=True)
-            self._collecting.done(work.key)
+            self._collecting.done(operation.key)
         self._store.put_ranks([rank])
 
     @staticmethod
@@ -78,27 +78,27 @@ class Settling:
         return Event(time=now, kind=kind, job_id=rank.job_id, node=rank.node, data=facts)
 
     def _settle_error(self, outcome: Outcome, rank: RankRecord | None) -> None:
-        work = outcome.work
+        operation = outcome.operation
         # A lost connection and a full disk here pass: they are told of where they do not, and asked again.
-        lasting = work.verb == "collect" and self._collecting.failed(work.key, outcome.time) == MAX_FAILURES
+        lasting = operation.verb == "collect" and self._collecting.failed(operation.key, outcome.time) == MAX_FAILURES
         if outcome.transient and not lasting:
             return
-        if work.verb == "launch":
-            self._launch_errors[work.key] = outcome.error
-        if outcome.error != (rank.trouble if rank is not None else self._trouble.get(work.key)):
+        if operation.verb == "launch":
+            self._launch_errors[operation.key] = outcome.error
+        if outcome.error != (rank.trouble if rank is not None else self._trouble.get(operation.key)):
             # The same again is no news: what cannot be done is tried for ever.
-            facts = {"work": work.verb, "error": outcome.error}
-            self._store.append([self._rank_event("work_failed", work.rank, outcome.time, **facts)])
+            facts = {"work": operation.verb, "error": outcome.error}
+            self._store.append([self._rank_event("work_failed", operation.rank, outcome.time, **facts)])
         if rank is None:
-            self._trouble[work.key] = outcome.error
+            self._trouble[operation.key] = outcome.error
             return
         rank = msgspec.structs.replace(rank, trouble=outcome.error)
-        if work.verb in ("start", "remove") or work.signal == "KILL":
+        if operation.verb in ("start", "remove") or operation.signal == "KILL":
             rank = tried(rank, outcome.time)
-        if work.verb == "collect" and not outcome.transient:
+        if operation.verb == "collect" and not outcome.transient:
             rank = msgspec.structs.replace(rank, refusals=rank.refusals + 1)
             if rank.refusals >= MAX_FAILURES:
                 # The output cannot be had; what is left on the node must not stay there for ever.
-                self._collecting.done(work.key)
+                self._collecting.done(operation.key)
                 rank = msgspec.structs.replace(rank, collected=True)
         self._store.put_ranks([rank])

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Mapping
 
 import msgspec
 
-from gpusched.cluster.base import Observation, RankKey, Work
+from gpusched.cluster.base import Observation, Operation, RankKey
 from gpusched.controller.escalating import TRIES_TO_REMOVE, gives_up, is_due, stuck_event
 from gpusched.controller.reconcile import container_of, rank_key
 from gpusched.model.events import Event
@@ -21,7 +21,7 @@ _ALIVE = ("running", "preparing", "ready")
 class Tidy(msgspec.Struct, kw_only=True):
     """What follows: things to do, facts, ranks that are settled (their row can go) or changed."""
 
-    works: list[Work] = msgspec.field(default_factory=list)
+    operations: list[Operation] = msgspec.field(default_factory=list)
     events: list[Event] = msgspec.field(default_factory=list)
     settled: list[RankRecord] = msgspec.field(default_factory=list)
     changed: list[RankRecord] = msgspec.field(default_factory=list)
@@ -40,7 +40,7 @@ def tidy_leftovers(
         ranks: Records of attempts that are no job's current active one.
         observations: News of this cycle.
         forgotten: Nodes whose leftovers nobody waits for any longer.
-        busy: Ranks with a work under way.
+        busy: Ranks with an operation under way.
         now: Unix seconds.
     """
     tidy = Tidy()
@@ -74,10 +74,10 @@ def _leftover(
     if rank.stuck or not rank.gone:
         rank = msgspec.structs.replace(rank, gone=True, stuck=False, tries=0, tried_at=None)
         tidy.changed.append(rank)
-    if not rank.collected and container.phase != "failed":  # what was never started has said nothing
-        tidy.works.append(Work(verb="collect", node=rank.node, rank=rank))
+    if not rank.collected and container.phase != "failed":  # what was never started has no output
+        tidy.operations.append(Operation(verb="collect", node=rank.node, rank=rank))
     elif is_due(rank, now):
-        tidy.works.append(Work(verb="remove", node=rank.node, rank=rank))
+        tidy.operations.append(Operation(verb="remove", node=rank.node, rank=rank))
 
 
 def _fence(rank: RankRecord, phase: str, tidy: Tidy, now: float) -> None:
@@ -94,10 +94,10 @@ def _fence(rank: RankRecord, phase: str, tidy: Tidy, now: float) -> None:
     if is_due(rank, now):
         # What has not begun can only be removed: a kill does not end it.
         kill = phase == "running" and rank.tries < TRIES_TO_REMOVE
-        tidy.works.append(
-            Work(verb="signal", node=rank.node, rank=rank, signal="KILL")
+        tidy.operations.append(
+            Operation(verb="signal", node=rank.node, rank=rank, signal="KILL")
             if kill
-            else Work(verb="remove", node=rank.node, rank=rank)
+            else Operation(verb="remove", node=rank.node, rank=rank)
         )
 
 
@@ -119,7 +119,7 @@ def reap_strays(
         removed: Key -> when we removed it: a node asked before that may still speak of it.
         observations: News of this cycle.
         cluster_id: Ours; another installation's containers are not touched.
-        busy: Ranks with a work under way.
+        busy: Ranks with an operation under way.
         now: Unix seconds.
         told: Strays that an event has told of; new ones are added, those not seen any more are not forgotten.
     """
@@ -142,5 +142,5 @@ def reap_strays(
                 told.add(key)
                 data = {"container": container.name}
                 tidy.events.append(Event(time=now, kind="reaped", job_id=key[0], node=node.name, data=data))
-            tidy.works.append(Work(verb="remove", node=node.name, rank=stray))
+            tidy.operations.append(Operation(verb="remove", node=node.name, rank=stray))
     return tidy

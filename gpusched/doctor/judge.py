@@ -1,4 +1,4 @@
-"""What to think of what a node said. Pure: a declared node, an inspection and a reading in, findings out."""
+"""Whether a node is in order. Pure: a declared node, an inspection and a reading in, findings out."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def _in_force(state: Path) -> list[Finding]:
         with closing(reader):
             trouble, left = reader.meta(INVENTORY_TROUBLE), reader.left_nodes()
     except (GpuschedError, sqlite3.Error):
-        return []  # `_controller` has said so
+        return []  # `_controller` reports it
     hint = "put it back, or wait for its jobs; nothing new goes there"
     found = [_finding("inventory", "warn", f"node {record.name} is {record.reason}", hint) for record in left]
     if trouble:

@@ -11,9 +11,8 @@ from gpusched.forecast.run import JOB, PART, QUEUE, USER
 from gpusched.model.jobs import DependencyKind
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
-from gpusched.sched.arrays import Waiting, World
-from gpusched.sched.stages import BACKFILLS, PLACES
-from gpusched.sched.state import BEST_FIT, Ints, Records
+from gpusched.sched.arrays import NodeArrays, Waiting
+from gpusched.sched.state import BACKFILLS, BEST_FIT, PLACES, Ints, Records
 
 
 class InitialState(NamedTuple):
@@ -38,7 +37,7 @@ def may_start(job: PendingView, snapshot: Snapshot) -> bool:
 
 
 def initial_state_of(
-    snapshot: Snapshot, views: Sequence[PendingView], own: int, world: World, waiting: Waiting
+    snapshot: Snapshot, views: Sequence[PendingView], own: int, world: NodeArrays, waiting: Waiting
 ) -> InitialState:
     """Everything that does not depend on run times.
 
@@ -87,7 +86,7 @@ def _queues(jobs: Records, waiting: Waiting, policies: Mapping[str, PolicySpec])
 
 
 def _partitions(
-    views: Sequence[PendingView], running: Sequence[RunningView], names: Sequence[str], world: World
+    views: Sequence[PendingView], running: Sequence[RunningView], names: Sequence[str], world: NodeArrays
 ) -> Ints:
     """Jobs by their spec, running ones by their first node; the first partition for nodes nobody knows."""
     index = {name: i for i, name in enumerate(names)}
@@ -104,7 +103,7 @@ def _arrays(views: Sequence[PendingView], running: Sequence[RunningView], waitin
     return _ints([*waiting.jobs.array.tolist(), *(of_array.get(r.array_id or "", -1) for r in running)])
 
 
-def _held_parts(jobs: Records, running: Sequence[RunningView], world: World) -> Records:
+def _held_parts(jobs: Records, running: Sequence[RunningView], world: NodeArrays) -> Records:
     """What running jobs hold on known nodes (``PART``); blocked GPUs do not come back."""
     rows: list[tuple[int, int, int, int]] = []
     for job, view in zip(jobs, running, strict=True):

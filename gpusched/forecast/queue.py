@@ -15,8 +15,8 @@ import numpy.typing as npt
 from gpusched.forecast.initial import initial_state_of, may_start
 from gpusched.forecast.run import ALLOWED, COUNTERS, JOBS, LEVELS, WORK, Passes, QueueArrays, fit_anew, run_forward
 from gpusched.model.snapshot import PendingView, Snapshot
-from gpusched.sched.arrays import releases_of, waiting_of, world_of
-from gpusched.sched.fit import stand
+from gpusched.sched.arrays import node_arrays_of, releases_of, waiting_of
+from gpusched.sched.fit import set_feasibility
 from gpusched.sched.heaps import new_heap
 from gpusched.sched.state import Jobs, Outcome, Releases, Rooms, new_outcome, new_scratch, seed_words
 
@@ -62,23 +62,25 @@ class QueueForecast:
         self.views = [*own, *variants]
         self.first_variant = len(own)
         self.index = {job.id: i for i, job in enumerate(own)}
-        self._world = world_of(snapshot)
+        self._world = node_arrays_of(snapshot)
         self._waiting = waiting_of(self.views, self._world, {})
         self._releases = releases_of(snapshot.running, self._world, self._waiting.parts)
-        self._standing()
+        self._set_feasibility()
         self._initial = initial_state_of(snapshot, self.views, self.first_variant, self._world, self._waiting)
         self._clock = np.array([snapshot.now, half_life_s, tick_s])
         self._entering = np.argsort(self._initial.jobs["rank"][: len(self.views)], kind="stable")
         self._buffers()
 
-    def _standing(self) -> None:
+    def _set_feasibility(self) -> None:
         world, waiting = self._world, self._waiting
-        self._scratch = new_scratch(len(world.nodes), waiting.jobs.standing.size)
-        stand(world.total, world.usable, waiting.jobs.masks, waiting.requests, self._scratch, waiting.jobs.standing)
+        self._scratch = new_scratch(len(world.nodes), waiting.jobs.feasibility.size)
+        set_feasibility(
+            world.total, world.usable, waiting.jobs.masks, waiting.requests, self._scratch, waiting.jobs.feasibility
+        )
 
     def _buffers(self) -> None:
         """What a run changes, made once and filled anew for each."""
-        jobs, initial, shapes = len(self.views), self._initial, self._waiting.jobs.standing.size
+        jobs, initial, shapes = len(self.views), self._initial, self._waiting.jobs.feasibility.size
         self._rooms = Rooms(*(array.copy() for array in self._world.rooms))
         self._freed = Releases(*(array.copy() for array in self._releases))  # type: ignore[arg-type]
         self._room_of_arrays = self._waiting.jobs.array_room.copy()

@@ -311,10 +311,10 @@ def _queue(line: QueueArrays, parts: Ints, jobs: Jobs, partition: int) -> Ints:
         return queue
     count = hopeful = 0
     headed = False
-    shape_of, array_of, standing, fits, likely = jobs.shape, jobs.array, jobs.standing, line.fits, line.likely
+    shape_of, array_of, feasibility, fits, likely = jobs.shape, jobs.array, jobs.feasibility, line.fits, line.likely
     for job in queue:
         shape = shape_of[job]
-        if standing[shape] != OK:
+        if feasibility[shape] != OK:
             continue
         if fits[shape] >= parts[shape]:
             hopeful += 1

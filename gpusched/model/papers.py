@@ -9,8 +9,8 @@ class Gist(NamedTuple):
     """Narantuya et al. (CMC 2022), Section 6.
 
     Attributes:
-        trained: What U of the trained agent is said to be above; naive: U of the naive scheme; lowest: what its dips
-            are said to be below.
+        trained: What U of the trained agent is above, by the paper; naive: U of the naive scheme; lowest: what its dips
+            are below.
         episodes: Until training converges.
         energy_mwh: Partition -> inefficient energy in ``energy_h`` hours, naive and trained; energy_change: of it.
         run_time_change: Of the time until f starts.

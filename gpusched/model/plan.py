@@ -21,7 +21,7 @@ class ReasonCode(StrEnum):
     BEGIN_TIME = "BeginTime"
     ARRAY_TASK_LIMIT = "JobArrayTaskLimit"
     REQ_NODE_NOT_AVAIL = "ReqNodeNotAvail"  # would fit if DOWN, DRAINED, LOST or BUSY parts came back
-    RESOURCES = "Resources"  # first in its queue, waits for what running jobs hold
+    RESOURCES = "Resources"  # does not fit now; under backfill none and easy only the head of the queue has this reason
     PRIORITY = "Priority"  # others are before it
     BACKFILL = "Backfill"  # fits now, but would delay the head of the queue
     POLICY = "Policy"  # fits now, but the policy did not choose it
@@ -50,7 +50,7 @@ class Preempt(msgspec.Struct, frozen=True, tag=True):
 
 
 class CancelJob(msgspec.Struct, frozen=True, tag=True):
-    """End a job for good (a dependency that can never be met)."""
+    """End a job for good. No policy that comes along does; a job with a dependency that cannot be met stays queued."""
 
     job_id: str
     reason: Reason

@@ -17,7 +17,7 @@ from gpusched.model.commands import Promote
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
 from gpusched.model.units import iso_utc
-from gpusched.nightly.proof import Verdict, first_held_out, history_of, judge, stage_for
+from gpusched.nightly.proof import Verdict, first_held_out, history_of, judge, scenario_for
 from gpusched.promotion.registry import CANDIDATES, Known, find_policy, known_policies, training_of
 from gpusched.promotion.reports import Judged
 from gpusched.queue.inbox import Inbox
@@ -119,7 +119,9 @@ def _shadows(folder: Path) -> list[Shadow]:
 def judged(
     inventory: Inventory, reader: Reader, folder: Path, live: Mapping[str, PolicySpec], now: float
 ) -> tuple[Judged, ...]:
-    """Shadows and candidates, each against the live policy on days it has not learned from; promotes what may be.
+    """Shadows and candidates, each against the live policy on days it has not learned from.
+
+    With ``auto_promote`` it asks the controller to promote the best that passed.
 
     Args:
         inventory: In force.
@@ -158,7 +160,7 @@ def _judge(
     try:
         begin = max(first_held_out(card.last if card else None), now - inventory.settings.retrain_days * DAY_S)
         trace = history_of(reader, partition.name, begin, now)
-        verdict = judge(stage_for(trace, inventory, partition), partition.name, live[partition.name], spec)
+        verdict = judge(scenario_for(trace, inventory, partition), partition.name, live[partition.name], spec)
         line = verdict.line
     except GpuschedError as error:
         line = f"{spec.name}: {error.message}"

@@ -17,7 +17,7 @@ from gpusched.queue.store import Reader
 from gpusched.sim.policies import ReplayPolicy, of_spec
 from gpusched.sim.power import power_model
 from gpusched.study.compare import DAY_S, MIN_DAYS, Change
-from gpusched.study.study import FROM_EMPTY, Outcome, Run, Stage, carry_out, changes, stage_of
+from gpusched.study.study import FROM_EMPTY, Outcome, Run, Scenario, carry_out, changes, scenario_of
 from gpusched.traces.readers.history import trace_of
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
@@ -80,30 +80,30 @@ def history_of(reader: Reader, partition: str, since: float, until: float) -> Tr
     return slice_trace(trace, vc=partition)
 
 
-def stage_for(trace: Trace, inventory: Inventory, partition: Partition) -> Stage:
+def scenario_for(trace: Trace, inventory: Inventory, partition: Partition) -> Scenario:
     """The trace on the partition's nodes."""
     only = msgspec.structs.replace(inventory, partitions=(partition,))
-    stage = stage_of(trace, inventory=only, power=lambda pool: power_model(pool, inventory=inventory))
-    return stage._replace(notes=(*stage.notes, FROM_EMPTY))
+    scenario = scenario_of(trace, inventory=only, power=lambda pool: power_model(pool, inventory=inventory))
+    return scenario._replace(notes=(*scenario.notes, FROM_EMPTY))
 
 
-def judge(stage: Stage, partition: str, incumbent: PolicySpec, candidate: PolicySpec) -> Verdict:
+def judge(scenario: Scenario, partition: str, incumbent: PolicySpec, candidate: PolicySpec) -> Verdict:
     """Replays both and compares them; one that stops jobs at the cost and within the bounds that its file names.
 
     Raises:
         ModelError: The candidate's weights cannot be used.
     """
     policies = (_incumbent(incumbent, partition), of_spec(candidate, None, partition))
-    base, other = carry_out([Run(stage, p, None, 0, restart_s=p.restart_s) for p in policies])
+    base, other = carry_out([Run(scenario, p, None, 0, restart_s=p.restart_s) for p in policies])
     return verdict_of(partition, incumbent, candidate, base, other)
 
 
 def verdict_of(partition: str, incumbent: PolicySpec, candidate: PolicySpec, base: Outcome, other: Outcome) -> Verdict:
-    """The verdict of two replays on one stage."""
+    """The verdict of two replays on one scenario."""
     found = changes([base, other])[1]
     jct = next((c for c in found if c.figure == "jct_s"), None)
     gain, high, low = (None if x is None else -x for x in (jct.relative, jct.low, jct.high)) if jct else (None,) * 3
-    trace = base.stage.trace
+    trace = base.scenario.trace
     times = [None if trace.epoch is None else trace.epoch + float(trace.submit[i]) for i in (0, -1)]
     verdict = Verdict(
         partition=partition, candidate=candidate.name, candidate_version=candidate.version, incumbent=incumbent.name,
@@ -131,8 +131,8 @@ def _line(verdict: Verdict) -> str:
     mean = f"{against}: mean JCT {_percent(verdict.gain)}"
     if verdict.low is None or verdict.high is None:
         return f"{mean}; too few days for an interval ({MIN_DAYS} are needed)"
-    said = "no worse" if verdict.passed else "not shown to be no worse"
-    return f"{mean} (95 % interval {_percent(verdict.low)} to {_percent(verdict.high)}): {said}"
+    result = "no worse" if verdict.passed else "not shown to be no worse"
+    return f"{mean} (95 % interval {_percent(verdict.low)} to {_percent(verdict.high)}): {result}"
 
 
 def _percent(gain: float) -> str:

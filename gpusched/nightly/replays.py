@@ -28,7 +28,7 @@ from gpusched.queue.store import Reader
 from gpusched.sim.policies import ReplayPolicy, of_spec
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import power_model
-from gpusched.study.study import Outcome, Run, carry_out, changes, row_of, stage_of
+from gpusched.study.study import Outcome, Run, carry_out, changes, row_of, scenario_of
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
 from gpusched.views.replay import span
@@ -215,9 +215,9 @@ def _replays(
     notes: list[str], predictor: Predictor | None,
 ) -> list[Outcome]:  # fmt: skip
     only = msgspec.structs.replace(inventory, partitions=(partition,))
-    stage = stage_of(trace, inventory=only, power=lambda pool: _power(pool, inventory))
-    stage = stage._replace(notes=(*stage.notes, *notes), carried=carried)
-    runs = [Run(stage, p, None, 0, restart_s=p.restart_s, predictor=predictor) for p in policies]
+    scenario = scenario_of(trace, inventory=only, power=lambda pool: _power(pool, inventory))
+    scenario = scenario._replace(notes=(*scenario.notes, *notes), carried=carried)
+    runs = [Run(scenario, p, None, 0, restart_s=p.restart_s, predictor=predictor) for p in policies]
     return list(carry_out(runs, workers=workers))
 
 

@@ -46,7 +46,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
             return f"{self.made} starts predicted, none of them due yet"
         return (
             f"{self.started} of {self.made} predicted starts have come, half of them within "
-            f"{span(self.median_abs_error_s)} of the time said, {self.within_range:.0%} within the range said"
+            f"{span(self.median_abs_error_s)} of the predicted time, {self.within_range:.0%} within the predicted range"
         )
 
 

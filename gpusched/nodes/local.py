@@ -99,13 +99,13 @@ class LocalTransport:
         """Nothing is held."""
 
     def _exchange(self, process: subprocess.Popen[bytes], script: Script, deadline: float) -> tuple[bytes, bytes]:
-        """What the process said to what it was given; ``communicate`` would keep however much it says."""
+        """The process's output for this input; ``communicate`` would keep however much there is."""
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        given, said = memoryview(script.stdin), {process.stdout: bytearray(), process.stderr: bytearray()}
+        given, output = memoryview(script.stdin), {process.stdout: bytearray(), process.stderr: bytearray()}
         with selectors.DefaultSelector() as selector:
-            for pipe in said:
+            for pipe in output:
                 selector.register(pipe, selectors.EVENT_READ)
             os.set_blocking(process.stdin.fileno(), False)
             selector.register(process.stdin, selectors.EVENT_WRITE)
@@ -119,15 +119,15 @@ class LocalTransport:
                         done = not given
                     else:
                         chunk = os.read(key.fd, _CHUNK)
-                        said[key.fileobj] += chunk  # type: ignore[index]
+                        output[key.fileobj] += chunk  # type: ignore[index]
                         done = not chunk
                     if done:
                         selector.unregister(key.fileobj)
                         key.fileobj.close()  # type: ignore[union-attr]
-                if sum(map(len, said.values())) > script.max_bytes:
+                if sum(map(len, output.values())) > script.max_bytes:
                     raise too_much(self._name, script)
         process.wait(max(0.0, deadline - time.monotonic()))
-        return bytes(said[process.stdout]), bytes(said[process.stderr])
+        return bytes(output[process.stdout]), bytes(output[process.stderr])
 
     def _start(self, argv: tuple[str, ...], stderr: int) -> subprocess.Popen[bytes]:
         try:

@@ -191,8 +191,8 @@ def _read_sections(
 
 
 def _no_reading(node: str, result: Result) -> TransportError:
-    said = (result.stderr.strip() or result.stdout.strip()).decode("utf-8", "replace").splitlines()
-    what = f": {said[-1][:200]}" if said else ""
+    lines = (result.stderr.strip() or result.stdout.strip()).decode("utf-8", "replace").splitlines()
+    what = f": {lines[-1][:200]}" if lines else ""
     return TransportError(
         "protocol",
         f"{node}: the probe ended with exit code {result.exit_code} and without a reading{what}",

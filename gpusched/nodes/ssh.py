@@ -7,11 +7,11 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from gpusched.model.relay import CHUNK, Terminal
 from gpusched.model.resources import Node, Settings
-from gpusched.nodes.lite import paramiko
+from gpusched.nodes.load_paramiko import paramiko
 from gpusched.nodes.ssh_config import resolve_node
 from gpusched.nodes.ssh_connect import Connection, connect
 from gpusched.nodes.transport import Result, Script, TransportError, stream_argv, too_much
@@ -207,7 +207,7 @@ class SshSession:
     def write(self, data: bytes) -> int:
         """See `gpusched.nodes.transport.Session.write`."""
         try:
-            return self._channel.send(data)
+            return _send(self._channel, data)
         except TimeoutError:
             return 0
         except (OSError, EOFError, paramiko.SSHException):
@@ -216,12 +216,12 @@ class SshSession:
     def end_input(self) -> None:
         """See `gpusched.nodes.transport.Session.end_input`."""
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-            self._channel.shutdown_write()
+            _end_input(self._channel)
 
     def resize(self, rows: int, columns: int) -> None:
         """See `gpusched.nodes.transport.Session.resize`."""
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-            self._channel.resize_pty(columns, rows)
+            _in_order(self._channel, lambda: _window_change(self._channel, rows, columns))
 
     def close(self) -> None:
         """See `gpusched.nodes.transport.Session.close`."""
@@ -267,8 +267,62 @@ def _pump(channel: paramiko.Channel, data: bytes) -> None:
     view = memoryview(data)
     with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # the command need not read its stdin
         while view:
-            view = view[channel.send(bytes(view[:_READ_BYTES])) :]
-        channel.shutdown_write()
+            view = view[_send(channel, bytes(view[:_READ_BYTES])) :]
+        _end_input(channel)
+
+
+def _send(channel: paramiko.Channel, data: bytes) -> int:
+    """``channel.send``, in order: how much was sent, 0 where nothing can be."""
+    sent = 0
+
+    def message() -> paramiko.Message | None:
+        nonlocal sent
+        if channel.closed:
+            raise OSError("the channel is closed")
+        sent = cast(Any, channel)._wait_for_send_window(len(data))
+        made = paramiko.Message()
+        made.add_byte(bytes([94]))  # SSH_MSG_CHANNEL_DATA, RFC 4254 section 5.2
+        made.add_int(channel.remote_chanid)
+        made.add_string(data[:sent])
+        return made if sent else None
+
+    _in_order(channel, message)
+    return sent
+
+
+def _window_change(channel: paramiko.Channel, rows: int, columns: int) -> paramiko.Message | None:
+    """As ``channel.resize_pty`` makes it; None where the channel is closed."""
+    if channel.closed:
+        return None
+    made = paramiko.Message()
+    made.add_byte(bytes([98]))  # SSH_MSG_CHANNEL_REQUEST, RFC 4254 section 6.7
+    made.add_int(channel.remote_chanid)
+    made.add_string("window-change")
+    made.add_boolean(False)
+    for number in (columns, rows, 0, 0):
+        made.add_int(number)
+    return made
+
+
+def _end_input(channel: paramiko.Channel) -> None:
+    """``channel.shutdown_write``, in order."""
+    _in_order(channel, cast(Any, channel)._send_eof)
+
+
+def _in_order(channel: paramiko.Channel, message: Callable[[], paramiko.Message | None]) -> None:
+    """Make and send under the channel's lock, so that nothing follows the close: sshd ends the connection for that.
+
+    paramiko sends when it has let go of the lock. If the other side closes in between, paramiko's own thread answers
+    with a close first. But during a key exchange nobody can send, and that thread must not wait: then as paramiko does.
+    """
+    transport: Any = channel.transport
+    with channel.lock:
+        made = message()
+        now = transport.clear_to_send.is_set()
+        if made is not None and now:
+            transport._send_user_message(made)
+    if made is not None and not now:
+        transport._send_user_message(made)
 
 
 def _finished(channel: paramiko.Channel) -> bool:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from functools import lru_cache
 
-from gpusched.nodes.lite import paramiko
+from gpusched.nodes.load_paramiko import paramiko
 from gpusched.nodes.ssh_config import Target
 from gpusched.nodes.transport import TransportError
 

@@ -140,7 +140,7 @@ def _load(files: tuple[str, ...], versions: tuple[tuple[int, int] | None, ...]) 
 
     Files reached by Include are not watched: a long-lived controller sees changes of theirs when the main file changes.
     """
-    from gpusched.nodes.lite import enable_match_exec, paramiko
+    from gpusched.nodes.load_paramiko import enable_match_exec, paramiko
 
     lines = [line for file in files for line in ["Host *", *_lines(file, 0)]]
     if any("exec" in line.lower() for line in lines):

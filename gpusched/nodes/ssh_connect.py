@@ -17,7 +17,7 @@ import msgspec
 
 from gpusched.model.resources import Settings
 from gpusched.nodes import hostkeys
-from gpusched.nodes.lite import paramiko
+from gpusched.nodes.load_paramiko import paramiko
 from gpusched.nodes.ssh_auth import authenticate
 from gpusched.nodes.ssh_config import Target, resolve_jump
 from gpusched.nodes.transport import TransportError

@@ -1,4 +1,4 @@
-"""Copies of policies in the state folder, addressed by content: later training never changes what is live."""
+"""Copies of policies in the state folder, addressed by content: later training changes no promoted or shadow policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the last nightly replay said of policies that are not in charge."""
+"""The last nightly replay's verdict on policies that are not in charge."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         partition: Its name. state: ``shadow`` or ``candidate``.
         name, version: Of the policy. path: Where it lies.
-        line: The verdict as a sentence. passed: It proved no worse. promoted: It was put in charge for it.
+        line: The verdict as a sentence. passed: It proved no worse.
+        promoted: The command to promote it was sent (``auto_promote``).
         verdict: All of it (`gpusched.nightly.proof.Verdict`), or None where there was no replay.
     """
 

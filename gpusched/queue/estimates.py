@@ -1,4 +1,4 @@
-"""What the store keeps of run times: what a trained predictor said of each waiting job, as of its submission."""
+"""What the store keeps of run times: a trained predictor's estimate for each waiting job, as of its submission."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpusched.queue.rows import JobReads
 
 
 class Estimate(NamedTuple):
-    """How long a job is expected to run, seconds, and the digest of the predictor that said so."""
+    """How long a job is expected to run, seconds, and the digest of the predictor."""
 
     job_id: str
     seconds: float
@@ -24,7 +24,7 @@ class EstimateReads(JobReads):
     _db: sqlite3.Connection
 
     def estimates(self) -> dict[str, float]:
-        """Job -> seconds, of the jobs in the queue of which something was said."""
+        """Job -> seconds, of the jobs in the queue that have an estimate."""
         try:
             if self._db.execute("SELECT 1 FROM estimates LIMIT 1").fetchone() is None:
                 return {}  # nobody asks for estimates here: the queue need not be gone through
@@ -40,7 +40,7 @@ class EstimateReads(JobReads):
             raise
 
     def unestimated(self) -> list[Job]:
-        """The jobs in the queue of which nothing was said yet."""
+        """The jobs in the queue that have none yet."""
         return self._jobs_of("WHERE state = ? AND id NOT IN (SELECT job_id FROM estimates)", (JobState.PENDING,))
 
 
@@ -50,5 +50,5 @@ class EstimateWrites:
     _db: sqlite3.Connection
 
     def put_estimates(self, estimates: Iterable[Estimate]) -> None:
-        """Remember what was said; the first of each job counts."""
+        """Keep these; the first of each job counts."""
         self._db.executemany("INSERT OR IGNORE INTO estimates VALUES (?, ?, ?)", estimates)

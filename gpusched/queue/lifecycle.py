@@ -15,7 +15,7 @@ TRANSITIONS: frozenset[tuple[JobState, JobState]] = frozenset(
     {
         (_S.PENDING, _S.STARTING),
         (_S.PENDING, _S.CANCELLED),
-        (_S.PENDING, _S.FAILED),  # can no longer be started as asked (its secrets are gone)
+        (_S.PENDING, _S.FAILED),  # its secrets are gone, or it is set aside: planning failed because of it
         (_S.STARTING, _S.RUNNING),
         (_S.STARTING, _S.COMPLETING),
         (_S.RUNNING, _S.COMPLETING),

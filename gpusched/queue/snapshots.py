@@ -131,8 +131,8 @@ def lingering_gpus(active: Iterable[Job], ranks: Iterable[RankRecord]) -> dict[s
         if (rank.job_id, rank.attempt) not in current and not rank.gone:
             why = f"attempt {rank.attempt} of job {rank.job_id} is not yet known to be gone"
             if rank.stuck:
-                said = f" ({rank.trouble})" if rank.trouble else ""
-                why = f"attempt {rank.attempt} of job {rank.job_id} cannot be ended{said}; end it there, or reboot"
+                trouble = f" ({rank.trouble})" if rank.trouble else ""
+                why = f"attempt {rank.attempt} of job {rank.job_id} cannot be ended{trouble}; end it there, or reboot"
             lingering.setdefault(rank.node, {}).update(dict.fromkeys(rank.gpus, why))
     return lingering
 

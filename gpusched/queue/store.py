@@ -94,15 +94,15 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
         gpus: The NVML indices it was given.
         intended_at: When the intent to launch was recorded (controller's clock).
         launched_at: When the node had accepted the launch (controller's clock); None until then.
-        signalled: Last signal that was delivered.
+        signalled: Last signal that was delivered; "FENCE": a leftover that is being ended.
         output: The file given by ``-o``, expanded; None when the output is collected.
         collected: Its output is in the state folder (or in its file).
         gone: It has ended, or its node is given up.
         exit_code, oom_killed, finished_at: As last seen.
         boot_id: The node's boot when it was launched.
         tries, tried_at: How often starting, killing or removing it was tried in vain, and when last.
-        trouble: What the node said when a work on it failed last.
-        refusals: How often the node said that it cannot give the output.
+        trouble: The node's error when a work on it failed last.
+        refusals: How often the node answered that it cannot give the output.
         stuck: It cannot be ended: its GPUs are not handed out until it is gone.
     """
 

@@ -23,7 +23,7 @@ from gpusched.config.weights import Model
 from gpusched.model.plan import Preempt, Reason
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
-from gpusched.sched.arrays import Waiting, World
+from gpusched.sched.arrays import NodeArrays, Waiting
 from gpusched.sched.reasons import Block
 from gpusched.sched.state import Outcome, Releases, Scratch, Words
 
@@ -46,7 +46,7 @@ class Context(NamedTuple):
     partition: str
     policy: PolicySpec
     snapshot: Snapshot
-    world: World
+    world: NodeArrays
     waiting: Waiting
     releases: Releases
     rng: Words

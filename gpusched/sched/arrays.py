@@ -16,7 +16,7 @@ MaskKey = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ..
 ShapeKey = tuple[str, int, int, int, int, int]
 
 
-class World(NamedTuple):
+class NodeArrays(NamedTuple):
     """The nodes of a snapshot and what runs on them.
 
     Attributes:
@@ -36,7 +36,7 @@ class World(NamedTuple):
     rooms: Rooms
 
 
-def world_of(snapshot: Snapshot) -> World:
+def node_arrays_of(snapshot: Snapshot) -> NodeArrays:
     """The nodes' arrays. A node given twice counts once; a GPU is free if declared, not blocked and not held."""
     nodes = _by_partition(snapshot)
     row = {node.name: i for i, node in enumerate(nodes)}
@@ -56,7 +56,7 @@ def world_of(snapshot: Snapshot) -> World:
     free = [[g for g in gpus if g not in held] if held else gpus[:] for gpus, held in zip(well, taken, strict=True)]
     up = np.array([n.available for n in nodes], dtype=np.bool_)
     all_cores, all_memory = _ints([n.cores for n in nodes]), _ints([n.memory_mib for n in nodes])
-    return World(
+    return NodeArrays(
         nodes,
         row,
         span,
@@ -82,7 +82,7 @@ def _well(node: NodeView) -> list[int]:
     return sorted(set(node.gpus).difference(node.blocked)) if node.blocked else sorted(node.gpus)
 
 
-def releases_of(running: Sequence[RunningView], world: World, spare_slots: int) -> Releases:
+def releases_of(running: Sequence[RunningView], world: NodeArrays, spare_slots: int) -> Releases:
     """What the running jobs give back (only GPUs that can be handed out again), and ``spare_slots`` to add to.
 
     ``owner`` is the index into ``running``, as -1 - index, so that it is never one of the queue's jobs.
@@ -132,7 +132,7 @@ class Waiting(NamedTuple):
         return chosen[queue_order(order, keys, [self.views[i].id for i in self.queues[partition]])]
 
 
-def waiting_of(eligible: list[PendingView], world: World, usage: dict[str, float]) -> Waiting:
+def waiting_of(eligible: list[PendingView], world: NodeArrays, usage: dict[str, float]) -> Waiting:
     """The jobs' arrays; equal requests share a shape. ``usage``: user -> GPU hours.
 
     All jobs must be of partitions in ``world.span`` or of partitions without nodes (which get an empty span).
@@ -159,7 +159,7 @@ def waiting_of(eligible: list[PendingView], world: World, usage: dict[str, float
         limit=limit,
         array=_ints(array),
         array_room=_ints(rooms),
-        standing=np.zeros(len(shapes), np.int64),
+        feasibility=np.zeros(len(shapes), np.int64),
         masks=_masks_of(list(masks), world),
     )
     many = _ints(parts)
@@ -186,13 +186,13 @@ def _array_of(job: PendingView, arrays: dict[str, int], rooms: list[int]) -> int
     return index
 
 
-def _requests_of(shapes: list[ShapeKey], world: World) -> Requests:
+def _requests_of(shapes: list[ShapeKey], world: NodeArrays) -> Requests:
     spans = [world.span.get(shape[0], (0, 0)) for shape in shapes]
     columns = list(zip(*shapes, strict=True))[1:] if shapes else [()] * 5
     return Requests(_ints([s[0] for s in spans]), _ints([s[1] for s in spans]), *(_ints(list(c)) for c in columns))
 
 
-def _masks_of(keys: list[MaskKey], world: World) -> Flags:
+def _masks_of(keys: list[MaskKey], world: NodeArrays) -> Flags:
     """Allowed nodes, ``uint8[masks, nodes]``: of the nodelist (all, if empty), not excluded, of the GPU types (any)."""
     masks = np.zeros((len(keys), len(world.nodes)), dtype=np.uint8)
     types = [node.gpu_type for node in world.nodes]

@@ -58,7 +58,7 @@ def schedule(
 ) -> tuple[int, float]:
     """Decides for one partition's jobs, ``queue: int64[waiting]`` in order of precedence.
 
-    Jobs that can never run (``jobs.standing``) or whose array is at its bound block nobody. With NONE the first job
+    Jobs that can never run (``jobs.feasibility``) or whose array is at its bound block nobody. With NONE the first job
     that does not start blocks all behind it; with SKIP nobody blocks; with EASY the first has a reservation. The naive
     placement's unlucky draw counts as not starting.
 
@@ -73,13 +73,18 @@ def schedule(
     stamp, waits = scratch.stamp[0], RESOURCES if backfill == SKIP else PRIORITY
     # the loop's own arrays, and its answers before any call: most jobs of a long queue get no further
     code_of, shape_of, limit_of, array_of = outcome.code, jobs.shape, jobs.limit, jobs.array
-    standing, failed, failed_late, array_room = jobs.standing, scratch.failed, scratch.failed_late, jobs.array_room
+    feasibility, failed, failed_late, array_room = (
+        jobs.feasibility,
+        scratch.failed,
+        scratch.failed_late,
+        jobs.array_room,
+    )
     for job in queue:
         shape = shape_of[job]
         array = array_of[job]
         late = backfill == EASY and now + limit_of[job] > shadow
-        if standing[shape] != OK:
-            code_of[job] = standing[shape]
+        if feasibility[shape] != OK:
+            code_of[job] = feasibility[shape]
         elif array >= 0 and array_room[array] <= 0:
             code_of[job] = ARRAY_LIMIT
         elif head >= 0 and backfill == NONE:

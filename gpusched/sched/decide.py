@@ -11,16 +11,16 @@ from gpusched.model.plan import Action, Plan, Preempt, Reason, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.agent import Context, by_agent
-from gpusched.sched.arrays import Waiting, World, releases_of, waiting_of, world_of
+from gpusched.sched.arrays import NodeArrays, Waiting, node_arrays_of, releases_of, waiting_of
 from gpusched.sched.eligible import ineligible
-from gpusched.sched.fit import stand
+from gpusched.sched.fit import set_feasibility
 from gpusched.sched.gpus import Links, links_matrix, nearest_gpus
 from gpusched.sched.reasons import Block, Verdicts
-from gpusched.sched.stages import BACKFILLS, PLACES, place_queue
-from gpusched.sched.state import Outcome, new_outcome, new_scratch, seed_words
+from gpusched.sched.stages import place_queue
+from gpusched.sched.state import BACKFILLS, PLACES, Outcome, new_outcome, new_scratch, seed_words
 from gpusched.sched.usage import usage_of
 
-__all__ = ["BACKFILLS", "PLACES", "decide", "starts", "warm_up", "warm_up_agent"]
+__all__ = ["decide", "starts", "warm_up", "warm_up_agent"]
 
 
 def decide(snapshot: Snapshot, models: Mapping[str, Model] = {}) -> Plan:
@@ -48,24 +48,26 @@ def decide(snapshot: Snapshot, models: Mapping[str, Model] = {}) -> Plan:
             reasons[job.id] = why
     if not eligible:
         return Plan(reasons=reasons)
-    world = world_of(snapshot)
+    world = node_arrays_of(snapshot)
     waiting = waiting_of(eligible, world, usage_of(snapshot))
-    said = _Said({}, {}, [], {})
-    outcome, blocks = _run(snapshot, world, waiting, models, said)
+    effects = _Effects({}, {}, [], {})
+    outcome, blocks = _run(snapshot, world, waiting, models, effects)
     verdicts = Verdicts(snapshot, world, waiting, outcome.code.tolist())
     for queue, block in blocks:
         verdicts.add(queue, block, reasons)
-    actions: list[Action] = [*said.stops, *starts(world, waiting, outcome)]
-    return Plan(actions=tuple(actions), reasons=reasons | said.own, troubles=said.troubles, remarks=said.remarks)
+    actions: list[Action] = [*effects.stops, *starts(world, waiting, outcome)]
+    return Plan(
+        actions=tuple(actions), reasons=reasons | effects.reasons, troubles=effects.troubles, remarks=effects.remarks
+    )
 
 
-class _Said(NamedTuple):
+class _Effects(NamedTuple):
     """What partitions' decisions leave beside the arrays; see `Context`."""
 
     troubles: dict[str, str]
     remarks: dict[str, str]
     stops: list[Preempt]
-    own: dict[str, Reason]
+    reasons: dict[str, Reason]
 
 
 def warm_up() -> None:
@@ -100,26 +102,27 @@ def _small_snapshot(policy: PolicySpec) -> Snapshot:
 
 def _run(
     snapshot: Snapshot,
-    world: World,
+    world: NodeArrays,
     waiting: Waiting,
     models: Mapping[str, Model],
-    said: _Said,
+    effects: _Effects,
 ) -> tuple[Outcome, list[tuple[list[int], Block]]]:
     """The compiled passes, one per partition that has a queue; with each queue in its order and what blocked it."""
-    scratch = new_scratch(len(world.nodes), waiting.jobs.standing.size)
+    scratch = new_scratch(len(world.nodes), waiting.jobs.feasibility.size)
     outcome = new_outcome(len(waiting.views), waiting.parts)
     releases = releases_of(snapshot.running, world, waiting.parts)
-    stand(world.total, world.usable, waiting.jobs.masks, waiting.requests, scratch, waiting.jobs.standing)
+    set_feasibility(world.total, world.usable, waiting.jobs.masks, waiting.requests, scratch, waiting.jobs.feasibility)
     rng = seed_words(snapshot.seed)
     blocks = []
     for name, policy in snapshot.policies.items():
         if name not in waiting.queues:
             continue
         context = Context(
-            name, policy, snapshot, world, waiting, releases, rng, scratch, outcome, said.remarks, said.stops, said.own
+            name, policy, snapshot, world, waiting, releases, rng, scratch, outcome, effects.remarks, effects.stops,
+            effects.reasons,
         )  # fmt: skip
         if policy.agent is not None:
-            blocks.append(by_agent(context, models.get(name), _staged, said.troubles))
+            blocks.append(by_agent(context, models.get(name), _staged, effects.troubles))
         else:
             blocks.append(_staged(context))
     return outcome, blocks
@@ -131,7 +134,7 @@ def _staged(context: Context) -> tuple[list[int], Block]:
     return queue.tolist(), place_queue(context, queue)
 
 
-def starts(world: World, waiting: Waiting, outcome: Outcome) -> list[Start]:
+def starts(world: NodeArrays, waiting: Waiting, outcome: Outcome) -> list[Start]:
     """The started jobs with the GPUs picked inside each node; takes them off ``world.free``."""
     picker = _Picker(world)
     actions = []
@@ -157,7 +160,7 @@ def starts(world: World, waiting: Waiting, outcome: Outcome) -> list[Start]:
 class _Picker:
     """Takes GPUs off nodes; the nodes' link matrices are built once."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: NodeArrays) -> None:
         self._world = world
         self._matrices: dict[int, Links] = {}
 

@@ -35,8 +35,10 @@ def request_of(requests: Requests, shape: int) -> Request:
 
 
 @jit
-def stand(total: Rooms, usable: Rooms, masks: Flags, requests: Requests, scratch: Scratch, standing: Ints) -> None:
-    """Says of every request whether it can ever run: ``standing: int64[shapes]``, in place.
+def set_feasibility(
+    total: Rooms, usable: Rooms, masks: Flags, requests: Requests, scratch: Scratch, feasibility: Ints
+) -> None:
+    """Whether each request can ever run: ``feasibility: int64[shapes]``, in place.
 
     Args:
         total: The nodes as declared, all of them empty and well.
@@ -44,16 +46,16 @@ def stand(total: Rooms, usable: Rooms, masks: Flags, requests: Requests, scratch
         masks: ``uint8[masks, nodes]``.
         requests: The distinct requests.
         scratch: Work space.
-        standing: BAD_CONSTRAINTS: not even on ``total``; NOT_AVAILABLE: not on ``usable``; else OK.
+        feasibility: BAD_CONSTRAINTS: not even on ``total``; NOT_AVAILABLE: not on ``usable``; else OK.
     """
-    for shape in range(standing.size):
+    for shape in range(feasibility.size):
         request = request_of(requests, shape)
         if choose(usable, masks, request, FIRST_FIT, scratch):
-            standing[shape] = OK
+            feasibility[shape] = OK
         elif choose(total, masks, request, FIRST_FIT, scratch):
-            standing[shape] = NOT_AVAILABLE
+            feasibility[shape] = NOT_AVAILABLE
         else:
-            standing[shape] = BAD_CONSTRAINTS
+            feasibility[shape] = BAD_CONSTRAINTS
 
 
 @jit

@@ -1,6 +1,6 @@
 """The order of a queue: explicit priority first, then the policy's key, then submit time and id.
 
-`plain_order` in ``explain`` says the same in plain Python; a test holds the two together.
+`tally.plain_order` says the same in plain Python; a test holds the two together.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Keys(NamedTuple):
         submit: ``float64``, Unix seconds.
         gpus, cores, memory: ``int64``, of the whole job (all its parts); MiB.
         limit: ``float64``, seconds. expected: ``float64``: the estimated run time, where there is none the limit.
-        usage: ``float64``: GPU hours of the job's user, see `decide.usage_of`.
+        usage: ``float64``: GPU hours of the job's user, see `usage.usage_of`.
     """
 
     priority: Ints

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
-from gpusched.sched.arrays import Waiting, World
+from gpusched.sched.arrays import NodeArrays, Waiting
 from gpusched.sched.eligible import ARRAY_FULL
 from gpusched.sched.fit import request_of, shortfall
 from gpusched.sched.state import (
@@ -52,7 +52,7 @@ class Block(NamedTuple):
 class Verdicts:
     """Turns one snapshot's codes (``codes[job]``) into reasons."""
 
-    def __init__(self, snapshot: Snapshot, world: World, waiting: Waiting, codes: list[int]) -> None:
+    def __init__(self, snapshot: Snapshot, world: NodeArrays, waiting: Waiting, codes: list[int]) -> None:
         self._now = snapshot.now
         self._world, self._waiting, self._codes = world, waiting, codes
         self._shapes = waiting.jobs.shape.tolist()
@@ -128,7 +128,7 @@ class Verdicts:
         return shortage(verb, free, dimension, int(request.parts), needs, int(count), name, has)
 
 
-def not_available(world: World, lo: int, hi: int) -> str:
+def not_available(world: NodeArrays, lo: int, hi: int) -> str:
     """What of these rows is not there for now: ``dgx002 (DRAINED: fan), GPU 3 of dgx001 (BUSY: ...)``."""
     words = []
     for node in world.nodes[lo:hi]:

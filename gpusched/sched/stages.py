@@ -10,16 +10,13 @@ from gpusched.errors import UsageError
 from gpusched.model.policy import MAPPED, Mapping
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.agent import Context
-from gpusched.sched.arrays import Waiting, World
+from gpusched.sched.arrays import NodeArrays, Waiting
 from gpusched.sched.backfill import schedule
-from gpusched.sched.mapping.board import Board
+from gpusched.sched.mapping.arrays import PassArrays
 from gpusched.sched.mapping.queue import JobFacts, Keep, Solver, map_queue, unfit_of
 from gpusched.sched.mapping.summary import summary
 from gpusched.sched.reasons import Block
-from gpusched.sched.state import BEST_FIT, EASY, FIRST_FIT, NAIVE, NONE, SKIP, SPREAD, Floats, Ints
-
-PLACES = {"first-fit": FIRST_FIT, "best-fit": BEST_FIT, "spread": SPREAD, "naive": NAIVE}
-BACKFILLS = {"none": NONE, "skip": SKIP, "easy": EASY}
+from gpusched.sched.state import BACKFILLS, PLACES, Floats, Ints
 
 
 def place_queue(context: Context, queue: Ints, keep: Keep | None = None) -> Block:
@@ -51,7 +48,7 @@ def _mapped(context: Context, queue: Ints, keep: Keep | None) -> Block:
     """By mapping; where HiGHS is not installed, by the greedy one, and the plan says so."""
     policy, world, waiting = context.policy, context.world, context.waiting
     kinds = {name: i for i, name in enumerate(dict.fromkeys(node.gpu_type for node in world.nodes))}
-    board = Board(
+    arrays = PassArrays(
         world.rooms, context.releases, waiting.requests, waiting.jobs, context.scratch, context.outcome,
         context.snapshot.now, world.usable, np.array([kinds[node.gpu_type] for node in world.nodes], np.int64),
     )  # fmt: skip
@@ -62,7 +59,7 @@ def _mapped(context: Context, queue: Ints, keep: Keep | None) -> Block:
             solver = deadline(policy.mapping.budget_s)
         except UsageError as error:
             context.remarks[context.partition] = f"{error.message}: placed greedily"
-    done = map_queue(board, queue, facts, policy.mapping, BACKFILLS[policy.backfill], solver, keep)
+    done = map_queue(arrays, queue, facts, policy.mapping, BACKFILLS[policy.backfill], solver, keep)
     if solver is not None and (line := summary(done.reports)):
         context.remarks[context.partition] = line
     return Block(policy, done.head, done.shadow)
@@ -80,7 +77,7 @@ def deadline(budget_s: float) -> Solver:
 
 
 def _job_facts(
-    snapshot: Snapshot, world: World, waiting: Waiting, partition: str, mapping: Mapping, kinds: tuple[str, ...]
+    snapshot: Snapshot, world: NodeArrays, waiting: Waiting, partition: str, mapping: Mapping, kinds: tuple[str, ...]
 ) -> JobFacts:
     users = {name: i for i, name in enumerate(dict.fromkeys(view.user for view in waiting.views))}
     held = np.zeros(len(users))
@@ -105,7 +102,7 @@ def _job_facts(
     )
 
 
-def _is_of(world: World, node: str, partition: str) -> bool:
+def _is_of(world: NodeArrays, node: str, partition: str) -> bool:
     return node in world.row and world.nodes[world.row[node]].partition == partition
 
 

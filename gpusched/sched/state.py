@@ -17,8 +17,11 @@ Flags = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
 Records = npt.NDArray[Any]
 
-FIRST_FIT, BEST_FIT, SPREAD, NAIVE, RANDOM = 0, 1, 2, 3, 4
-NONE, SKIP, EASY = 0, 1, 2
+FIRST_FIT, BEST_FIT, SPREAD, NAIVE, RANDOM, FASTEST, MILP = range(7)  # RANDOM: in replays; the last two: see `mapping`
+NONE, SKIP, EASY, CONSERVATIVE = range(4)  # CONSERVATIVE: in replays
+# What a policy's file may name, and what it means to the passes.
+PLACES = {"first-fit": FIRST_FIT, "best-fit": BEST_FIT, "spread": SPREAD, "naive": NAIVE}
+BACKFILLS = {"none": NONE, "skip": SKIP, "easy": EASY}
 
 # What a pass says of a job; 0 .. 2 also say how a request stands towards the whole partition.
 OK, BAD_CONSTRAINTS, NOT_AVAILABLE, ARRAY_LIMIT, RESOURCES, PRIORITY, BACKFILL, POLICY, MAPPING = range(9)
@@ -74,7 +77,7 @@ class Jobs(NamedTuple):
         limit: ``float64[jobs]``: time limit in seconds.
         array: ``int64[jobs]``: index into ``array_room``, or -1.
         array_room: ``int64[arrays]``: how many more tasks may start; counted down in place.
-        standing: ``int64[shapes]``: OK, BAD_CONSTRAINTS or NOT_AVAILABLE (see `fit.stand`).
+        feasibility: ``int64[shapes]``: OK, BAD_CONSTRAINTS or NOT_AVAILABLE (see `fit.set_feasibility`).
         masks: ``uint8[masks, nodes]``.
     """
 
@@ -82,7 +85,7 @@ class Jobs(NamedTuple):
     limit: Floats
     array: Ints
     array_room: Ints
-    standing: Ints
+    feasibility: Ints
     masks: Flags
 
 

@@ -16,13 +16,21 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Settings
 from gpusched.model.suggest import did_you_mean
 from gpusched.sched.agent import PREEMPT
-from gpusched.sched.state import BEST_FIT, EASY, FIRST_FIT, NAIVE, NONE, RANDOM, SKIP, SPREAD
+from gpusched.sched.state import (
+    BACKFILLS,
+    BEST_FIT,
+    CONSERVATIVE,
+    FASTEST,
+    FIRST_FIT,
+    MILP,
+    NAIVE,
+    RANDOM,
+    SPREAD,
+)
 from gpusched.sim.orders import ALIASES, ORDERS, SUFFIXES, Kind, Knows, known_policies
 
-CONSERVATIVE = 3
 NO_HISTORY_S = 3600.0  # what is expected of a job of whose user nothing has ended, where it has no limit
 HALF_LIFE_S = float(Settings().fairshare_half_life_s)
-FASTEST, MILP = 5, 6  # not compiled: see `engine.mapped`
 
 PLACEMENTS = {
     "first-fit": FIRST_FIT,
@@ -35,7 +43,7 @@ PLACEMENTS = {
     "fastest": FASTEST,
     "milp": MILP,
 }
-BACKFILLS = {"none": NONE, "skip": SKIP, "easy": EASY, "conservative": CONSERVATIVE}
+REPLAY_BACKFILLS = BACKFILLS | {"conservative": CONSERVATIVE}
 _RANKED = {"nothing": 0, "limit": 1, "estimate": 2, "oracle": 3}
 
 
@@ -155,7 +163,7 @@ def of_spec(spec: PolicySpec, name: str | None = None, partition: str = DEFAULT)
 def _of_agent(spec: PolicySpec, name: str, model: Model) -> ReplayPolicy:
     """An agent; what it knows of run times is written with its weights."""
     knows, backfill = model.about.get("knows", "limit"), model.about.get("backfill", spec.backfill)
-    if knows not in _RANKED or backfill not in BACKFILLS:
+    if knows not in _RANKED or backfill not in REPLAY_BACKFILLS:
         raise ModelError(f"{model.path}: it says that it knows {knows!r} and backfills {backfill!r}", "train it again")
     power = ", preemptive" if model.about.get(PREEMPT) == "yes" else ""
     source = f"{spec.agent} agent{power}, weights {model.digest}"

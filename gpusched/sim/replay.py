@@ -16,14 +16,13 @@ from gpusched.compiled import kept_on_disk
 from gpusched.sim.agent import agent_runner
 from gpusched.sim.engine.build import Options, Outage, World, forecast_for, log_of, result_of, world_of
 from gpusched.sim.engine.generic import new_queue, run_generic
-from gpusched.sim.engine.keys import ORDER_CODES, PLAIN
 from gpusched.sim.engine.mapped import MappedRun, is_mapped
-from gpusched.sim.engine.preempt import PREEMPTIVE_CODES, new_plan, run_preemptive
+from gpusched.sim.engine.preempt import PREEMPTIVE_CODES, Preemptive, new_plan, rule_of, run_preemptive
 from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, Log, grown
-from gpusched.sim.engine.static import run_merged, run_strict
+from gpusched.sim.engine.static import new_fixed, run_merged, run_strict
 from gpusched.sim.engine.waitlist import new_waitlist
 from gpusched.sim.engine.warm import one_job
-from gpusched.sim.policies import BACKFILLS, PLACEMENTS, ReplayPolicy, policy_by_name
+from gpusched.sim.policies import PLACEMENTS, REPLAY_BACKFILLS, ReplayPolicy, policy_by_name
 from gpusched.sim.pool import Pool
 from gpusched.sim.profiles import Profiles
 from gpusched.sim.rates import Rates
@@ -150,21 +149,18 @@ def _run(world: World, log: Log, kind: str) -> tuple[Log, tuple[str, ...]]:
 def _runner(world: World, kind: str) -> Callable[[Log], int]:
     """The compiled run that fits the policy."""
     sim, passes, demand, policy, options = world.sim, world.passes, world.demand, world.policy, world.options
-    rule, backfill = PLACEMENTS[world.rule], BACKFILLS[policy.backfill]
     if kind == "mapped":
         return MappedRun(world)
     if kind == "agent":
         return agent_runner(world)
     if kind == "preemptive":
-        plan = new_plan(len(sim.jobs), len(sim.node), len(passes.releases.order), world.users)
-        code, levels = PREEMPTIVE_CODES[policy.order], np.array(sorted(options.las_thresholds_gpu_s), np.float64)
-        return lambda log: run_preemptive(sim, log, passes, plan, code, rule, options.restart_s, levels)
+        levels = np.array(sorted(options.las_thresholds_gpu_s), np.float64)
+        code = PREEMPTIVE_CODES[policy.order]
+        preemptive = Preemptive(new_plan(world), code, rule_of(world), options.restart_s, levels)
+        return lambda log: run_preemptive(sim, log, passes, preemptive)
     if kind == "generic":
-        capped = np.isfinite(world.trace.limit).astype(np.uint8)
-        queue = new_queue(len(sim.jobs), len(sim.held), world.users, capped, forecast_for(world))
-        order, estimates = ORDER_CODES.get(policy.order, PLAIN), policy.knows == "estimate"
-        return lambda log: run_generic(sim, log, passes, queue, order, estimates, rule, backfill)
+        queue = new_queue(world)
+        return lambda log: run_generic(sim, log, passes, queue)
     waitlist = new_waitlist(demand.shape, sim.jobs["rank"], demand.queue, len(sim.dirty), kind == "strict")
-    if kind == "strict":
-        return lambda log: run_strict(sim, log, passes, waitlist, rule)
-    return lambda log: run_merged(sim, log, passes, waitlist, rule, backfill)
+    fixed, run = new_fixed(waitlist, PLACEMENTS[world.rule], REPLAY_BACKFILLS[policy.backfill]), _RUNS[kind]
+    return lambda log: run(sim, log, passes, fixed)

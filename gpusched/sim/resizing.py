@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from gpusched.errors import UsageError
-from gpusched.sched.fit import stand
+from gpusched.sched.fit import set_feasibility
 from gpusched.sched.state import Requests, filled
 from gpusched.sim.engine.build import World
 from gpusched.sim.engine.state import SHAPE, Pace
@@ -61,9 +61,9 @@ class Sizes:
         row = {name: int(getattr(found.requests, name)[0]) for name in Requests._fields} | {"mask": int(base["mask"])}
         shapes = np.append(sim.shapes, filled(SHAPE, 1, **row, queue=int(base["queue"])))
         requests = Requests(*(np.append(getattr(passes.requests, name), row[name]) for name in Requests._fields))
-        jobs = passes.jobs._replace(standing=np.append(passes.jobs.standing, 0))
+        jobs = passes.jobs._replace(feasibility=np.append(passes.jobs.feasibility, 0))
         passes = passes._replace(requests=requests, jobs=jobs)
-        stand(passes.total, passes.usable, jobs.masks, requests, passes.scratch, jobs.standing)
+        set_feasibility(passes.total, passes.usable, jobs.masks, requests, passes.scratch, jobs.feasibility)
         assert sim.pace is not None
         pace = sim.pace._replace(milli=np.append(sim.pace.milli, 1000))
         return world._replace(sim=sim._replace(shapes=shapes, pace=pace), passes=passes)

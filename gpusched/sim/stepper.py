@@ -20,12 +20,12 @@ import numpy as np
 from gpusched.errors import UsageError
 from gpusched.sched.backfill import attempt, give
 from gpusched.sched.place import node_fits
-from gpusched.sched.state import NONE, OK, STARTED, Ints, Request, Rooms
+from gpusched.sched.state import OK, STARTED, Ints, Request, Rooms
 from gpusched.sim.engine.build import Options, log_of, result_of, world_of
+from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.pace import WHOLE, work_left
 from gpusched.sim.engine.share import part_fits, place_shared
 from gpusched.sim.engine.state import GROW, OVER, READY, RUNNING, WAITING, grown, shape_request
-from gpusched.sim.engine.static import next_decision
 from gpusched.sim.engine.step import cut, occupy
 from gpusched.sim.orders import Knows
 from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
@@ -68,7 +68,7 @@ class Stepper:
         sim = self._world.sim
         if np.isfinite(until):
             sim.clock[1] = until
-        while (code := next_decision(sim, self._log, self._world.passes, NONE)) == GROW:
+        while (code := next_decision(sim, self._log, self._world.passes)) == GROW:
             log = self._log
             self._log = grown(log, len(log.events), len(log.cuts) + len(sim.jobs), len(log.cut_nodes) + len(sim.held))
         if code == OVER:
@@ -79,8 +79,8 @@ class Stepper:
 
     def waiting(self) -> list[int]:
         """Jobs that wait and could run on the nodes that are available, by (submit, id)."""
-        sim, standing = self._world.sim, self._world.passes.jobs.standing
-        return [j for j in sorted(self._waiting) if standing[sim.jobs[j]["shape"]] == OK]
+        sim, feasibility = self._world.sim, self._world.passes.jobs.feasibility
+        return [j for j in sorted(self._waiting) if feasibility[sim.jobs[j]["shape"]] == OK]
 
     def running(self) -> list[int]:
         """Jobs that run, by (submit, id)."""

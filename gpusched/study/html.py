@@ -139,7 +139,7 @@ def _data(drawn: Sequence[Outcome], outcomes: Sequence[Outcome]) -> dict[str, An
 
 
 def _run_data(outcome: Outcome, name: str, edges: Floats, window: tuple[float, float]) -> dict[str, Any]:
-    result, power = outcome.result, outcome.stage.power
+    result, power = outcome.result, outcome.scenario.power
     times, parts, runs = job_times(result), parts_of(result), runs_of(result)
     held = binned_mean(parts.start, parts.end, parts.gpus, edges)
     done = result.ran

@@ -25,10 +25,10 @@ from gpusched.study.study import (
     Named,
     Outcome,
     Run,
-    Stage,
+    Scenario,
     carry_out,
     policies_named,
-    stage_of,
+    scenario_of,
     workers_for,
 )
 
@@ -87,11 +87,11 @@ def outcomes(request: Request, advance: Callable[[float, int], None] | None = No
     meanings = meaning_notes(set(named) - set(names_in(folders[:-1])))
     predictor = _predictor(request, named)
     rates = _rates(request)
-    stages = [_stage(request, trace) for trace in _traces(request)]
-    stages = [stage._replace(notes=(*stage.notes, *meanings)) for stage in stages]
+    scenarios = [_scenario(request, trace) for trace in _traces(request)]
+    scenarios = [scenario._replace(notes=(*scenario.notes, *meanings)) for scenario in scenarios]
     runs = [
         Run(
-            stage,
+            scenario,
             policy,
             request.placement,
             seed,
@@ -100,10 +100,10 @@ def outcomes(request: Request, advance: Callable[[float, int], None] | None = No
             failures,
             predictor,
             rates,
-            share_for(request.share, stage.trace),
+            share_for(request.share, scenario.trace),
         )
-        for stage, failures in zip(stages, (_failures(request, s) for s in stages), strict=True)
-        for policy in [_bound(text, found, stage, request.vc) for text, found in named.items()]
+        for scenario, failures in zip(scenarios, (_failures(request, s) for s in scenarios), strict=True)
+        for policy in [_bound(text, found, scenario, request.vc) for text, found in named.items()]
         for seed in dict.fromkeys(request.seeds)
     ]
     done = 0
@@ -134,8 +134,8 @@ def _registered(text: str) -> ReplayPolicy | PolicySpec:
     return spec if spec.agent is not None else of_spec(spec, text)
 
 
-def _bound(text: str, found: ReplayPolicy | PolicySpec, stage: Stage, vc: str | None) -> ReplayPolicy:
-    """The policy for this stage: an agent decides with the weights of the partition whose jobs are replayed.
+def _bound(text: str, found: ReplayPolicy | PolicySpec, scenario: Scenario, vc: str | None) -> ReplayPolicy:
+    """The policy for this scenario: an agent decides with the weights of the partition whose jobs are replayed.
 
     Raises:
         UsageError: Jobs of several partitions are, and each has weights of its own.
@@ -143,8 +143,8 @@ def _bound(text: str, found: ReplayPolicy | PolicySpec, stage: Stage, vc: str | 
     """
     if isinstance(found, ReplayPolicy):
         return found
-    groups = {stage.trace.groups[g] for g in np.unique(stage.trace.group) if g >= 0}
-    partitions = sorted(groups & set(stage.pool.partitions)) or [vc or DEFAULT]
+    groups = {scenario.trace.groups[g] for g in np.unique(scenario.trace.group) if g >= 0}
+    partitions = sorted(groups & set(scenario.pool.partitions)) or [vc or DEFAULT]
     files = {weights_file(Path(found.folder), partition) for partition in partitions}
     if len(files) > 1:
         raise UsageError(
@@ -195,10 +195,10 @@ def history(since: str, until: str | None = None, *, vc: str | None = None) -> T
     return trace if vc is None else slice_trace(trace, vc=vc)
 
 
-def _stage(request: Request, trace: Trace) -> Stage:
+def _scenario(request: Request, trace: Trace) -> Scenario:
     inventory = _inventory(request)
     types, nodes = read_power(Path(request.power)) if request.power else ({}, {})
-    return stage_of(
+    return scenario_of(
         trace,
         nodes=request.nodes,
         gpus_per_node=request.gpus_per_node,
@@ -230,12 +230,12 @@ def _rates(request: Request) -> Rates | None:
     return read_rates(request.profiles, request.recorded_on)
 
 
-def _failures(request: Request, stage: Stage) -> tuple[Outage, ...]:
+def _failures(request: Request, scenario: Scenario) -> tuple[Outage, ...]:
     if request.outages is None:
         return ()
     from gpusched.sim.outages import read_outages
 
-    return read_outages(Path(request.outages), stage.pool)
+    return read_outages(Path(request.outages), scenario.pool)
 
 
 def _inventory(request: Request) -> Inventory | None:

@@ -37,7 +37,7 @@ FROM_EMPTY = "each replay begins with empty nodes: jobs submitted before are lef
 PARALLEL_FROM = 400_000  # jobs replayed in all; below it processes take longer to start than they save
 
 
-class Stage(NamedTuple):
+class Scenario(NamedTuple):
     """A trace on its nodes; ``notes``: what was chosen on the way, in sentences.
 
     The first ``carried`` jobs of the trace are those that the replay begins with: they count in no figure.
@@ -65,13 +65,13 @@ class Outcome(NamedTuple):
     result: Result
     metrics: Metrics
     bounds: Bounds
-    stage: Stage
+    scenario: Scenario
 
 
 class Run(NamedTuple):
     """One replay to be done."""
 
-    stage: Stage
+    scenario: Scenario
     policy: ReplayPolicy
     placement: str | None
     seed: int
@@ -83,7 +83,7 @@ class Run(NamedTuple):
     share: Share = "no"
 
 
-def stage_of(
+def scenario_of(
     trace: Trace,
     *,
     nodes: int | None = None,
@@ -93,7 +93,7 @@ def stage_of(
     gpu_type: str | None = None,
     listed: Pool | None = None,
     power: Callable[[Pool], PowerModel],
-) -> Stage:
+) -> Scenario:
     """The nodes that a trace is replayed on.
 
     ``load`` alone chooses how many like nodes; with nodes or an inventory it stretches the times between submissions
@@ -132,7 +132,7 @@ def stage_of(
         notes.append(f"{len(trace.rejected)} rows of the trace were kept out; line {line}: {why}")
     model = power(pool)
     half_life_s = HALF_LIFE_S if inventory is None else float(inventory.settings.fairshare_half_life_s)
-    return Stage(trace, pool, model, (*notes, *trace.notes, model.note), half_life_s=half_life_s)
+    return Scenario(trace, pool, model, (*notes, *trace.notes, model.note), half_life_s=half_life_s)
 
 
 def _nodes(count: int) -> str:
@@ -161,8 +161,8 @@ def policies_named(
     found = {name: registered(name) if "@" in name else look_up(name, folders) for name in names}
     for name, policy in found.items():
         if isinstance(policy, PolicySpec) and not any(Path(policy.folder).glob(f"*{WEIGHTS}")):
-            said = f"{name} is not trained yet: {policy.folder} holds no weights"
-            raise ModelError(said, f"train it: gpusched train {name}")
+            problem = f"{name} is not trained yet: {policy.folder} holds no weights"
+            raise ModelError(problem, f"train it: gpusched train {name}")
     return found
 
 
@@ -173,7 +173,7 @@ def workers_for(runs: Sequence[Run], asked: int) -> int:
     import os
 
     cpus = len(os.sched_getaffinity(0))
-    jobs = sum(len(run.stage.trace) for run in runs)
+    jobs = sum(len(run.scenario.trace) for run in runs)
     return min(cpus, len(runs)) if jobs >= PARALLEL_FROM else 1
 
 
@@ -195,16 +195,16 @@ def carry_out(
         progress: Called while one runs in this process, with the part that is done.
     """
     bounds: dict[int, Bounds] = {}
-    for stage in {id(run.stage): run.stage for run in runs}.values():
-        of = [run for run in runs if run.stage is stage]
+    for scenario in {id(run.scenario): run.scenario for run in runs}.values():
+        of = [run for run in runs if run.scenario is scenario]
         shared, limits = any(run.share != "no" for run in of), any(run.limits for run in of)
-        bounds[id(stage)] = Bounds() if shared else bounds_of(stage, limits=limits, rates=of[0].rates)
+        bounds[id(scenario)] = Bounds() if shared else bounds_of(scenario, limits=limits, rates=of[0].rates)
     here = workers <= 1 and backend is None
     results = (_replayed(run, progress) for run in runs) if here else _spread_out(runs, workers, backend)
     for run, (result, metrics) in zip(runs, results, strict=True):
-        counted = trace_without(run.stage.trace, run.stage.carried)
-        whole = replace(result, trace=counted, pool=run.stage.pool)
-        yield Outcome(whole, metrics, bounds[id(run.stage)], run.stage)
+        counted = trace_without(run.scenario.trace, run.scenario.carried)
+        whole = replace(result, trace=counted, pool=run.scenario.pool)
+        yield Outcome(whole, metrics, bounds[id(run.scenario)], run.scenario)
         if done is not None:
             done(run)
 
@@ -212,24 +212,24 @@ def carry_out(
 def _replayed(run: Run, progress: Callable[[float], None] | None = None) -> tuple[Result, Metrics]:
     from gpusched.sim.replay import replay
 
-    stage = run.stage
+    scenario = run.scenario
     result = replay(
-        stage.trace,
-        stage.pool,
+        scenario.trace,
+        scenario.pool,
         run.policy,
         seed=run.seed,
         placement=run.placement,
         limits=run.limits,
         restart_s=run.restart_s,
         failures=run.failures,
-        half_life_s=stage.half_life_s,
+        half_life_s=scenario.half_life_s,
         predictor=run.predictor,
         rates=run.rates,
         share=run.share,
         progress=progress,
     )
-    result = result_without(result, stage.carried)
-    return result, metrics_of(result, stage.power)
+    result = result_without(result, scenario.carried)
+    return result, metrics_of(result, scenario.power)
 
 
 def _light(run: Run) -> tuple[Result, Metrics]:
@@ -247,7 +247,7 @@ def _spread_out(runs: Sequence[Run], workers: int, backend: str | None) -> Itera
         yield from many(joblib.delayed(_light)(run) for run in runs)
 
 
-def bounds_of(stage: Stage, *, limits: bool, rates: Rates | None = None) -> Bounds:
+def bounds_of(scenario: Scenario, *, limits: bool, rates: Rates | None = None) -> Bounds:
     """Proven lower bounds on mean JCT and makespan of the jobs that can run on these nodes; ``limits`` may kill.
 
     With ``rates`` every job goes as fast as on the GPUs that suit it best.
@@ -255,10 +255,10 @@ def bounds_of(stage: Stage, *, limits: bool, rates: Rates | None = None) -> Boun
     from gpusched.sim.rates import fastest
     from gpusched.study import bounds
 
-    trace = trace_without(stage.trace, stage.carried)
+    trace = trace_without(scenario.trace, scenario.carried)
     if rates is not None:
-        trace = replace(trace, duration=trace.duration / fastest(rates, trace, stage.pool))
-    found = bounds.bounds_of(trace, stage.pool, limits=limits)
+        trace = replace(trace, duration=trace.duration / fastest(rates, trace, scenario.pool))
+    found = bounds.bounds_of(trace, scenario.pool, limits=limits)
     return Bounds(_known(found.mean_jct_s), _known(found.makespan_s))
 
 
@@ -270,7 +270,7 @@ def changes(outcomes: Sequence[Outcome]) -> list[tuple[Change, ...]]:
     """Each outcome against the first of the same trace and seed; nothing for the first itself."""
     found = []
     for outcome in outcomes:
-        base = next(o for o in outcomes if o.stage is outcome.stage and o.result.seed == outcome.result.seed)
+        base = next(o for o in outcomes if o.scenario is outcome.scenario and o.result.seed == outcome.result.seed)
         found.append(() if base is outcome else compare(base.result, outcome.result))
     return found
 
@@ -298,7 +298,7 @@ def row_of(outcome: Outcome, change: tuple[Change, ...] = ()) -> dict[str, Any]:
         "jobs_per_s": result.jobs_per_s,
         "decisions": result.decisions,
         "source": result.source,
-        "notes": [*result.notes, *_infeasible(result), *outcome.stage.notes],
+        "notes": [*result.notes, *_infeasible(result), *outcome.scenario.notes],
         "change": [msgspec.to_builtins(c) for c in change],
         **named,
     }

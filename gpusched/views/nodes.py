@@ -83,7 +83,7 @@ def _node_cells(row: NodeRow) -> dict[str, Text | str]:
 
 
 def _mixed(rows: Sequence[NodeRow]) -> bool:
-    """Whether some figures are not NVML's, so that it must be said whose they are."""
+    """Whether some figures are not NVML's, so that their source must be shown."""
     return any(row.source not in ("nvml", "none") for row in rows)
 
 

@@ -78,7 +78,7 @@ class PolicyPage(msgspec.Struct, frozen=True, kw_only=True):
         weights: Partition -> what decides in its weights, in words, or why they cannot be used.
         cards: Partition -> training card, as in its file.
         shadows: Where it is or was asked beside the live policy; differences: the last ones.
-        verdicts: Partition -> what the last night said of the shadow.
+        verdicts: Partition -> the last night's verdict on the shadow.
     """
 
     spec: PolicySpec
@@ -233,7 +233,7 @@ def _card_lines(card: Mapping[str, Any]) -> list[Text]:
     from rich.text import Text
 
     trace = card.get("trace") or {}
-    said = {
+    facts = {
         "trained": f"{_moment(card.get('trained_at'))} on {card.get('device')}, {card.get('wall_time_s')} s",
         "on": f"{trace.get('name')}: {trace.get('jobs')} jobs until {_moment(trace.get('last')) or 'an unknown day'}",
         "trace sha256": trace.get("sha256"),
@@ -241,7 +241,7 @@ def _card_lines(card: Mapping[str, Any]) -> list[Text]:
         "seeds": f"{card.get('seeds')}, kept {card.get('seed')}",
         "knows": card.get("knows"),
     }
-    lines = [Text(f"{key}: {common.clean(str(value))}") for key, value in said.items()]
+    lines = [Text(f"{key}: {common.clean(str(value))}") for key, value in facts.items()]
     lines += [Text(f"  {common.clean(_metric(row))}") for row in card.get("metrics") or ()]
     return lines + [Text(common.clean(str(note))) for note in card.get("notes") or ()]
 

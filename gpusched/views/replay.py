@@ -124,7 +124,7 @@ def summary(outcomes: Sequence[Outcome], changes: Sequence[tuple[Change, ...]]) 
     for outcome, change in zip(outcomes, changes, strict=True):
         if not change:
             continue
-        base = next(o for o in outcomes if o.stage is outcome.stage and o.result.seed == outcome.result.seed)
+        base = next(o for o in outcomes if o.scenario is outcome.scenario and o.result.seed == outcome.result.seed)
         lines.append(_sentence(outcome, base, change, outcomes))
     return lines
 
@@ -170,7 +170,7 @@ def remarks(outcomes: Sequence[Outcome]) -> list[str]:
         lines.append(f"{policy} knows {_KNOWS[knows]}.")
     if len({o.result.knows for o in outcomes}) > 1:
         lines.append("Policies that know different things are not on a par.")
-    notes = dict.fromkeys(n for o in outcomes for n in (*o.stage.notes, *o.result.notes))
+    notes = dict.fromkeys(n for o in outcomes for n in (*o.scenario.notes, *o.result.notes))
     bound = next((o.bounds for o in outcomes if o.bounds.mean_jct_s is not None), None)
     if bound is not None:
         least = f"no schedule has a mean JCT below {span(bound.mean_jct_s)}"

@@ -28,10 +28,10 @@ def _subtitle(made: Reproduction) -> str:
 
 
 def _words(made: Reproduction) -> str:
-    once, said = made.once, GIST.trained
-    beyond = "lies above" if said > once.u_optimum else "is within"
+    once, claim = made.once, GIST.trained
+    beyond = "lies above" if claim > once.u_optimum else "is within"
     return (
-        f"The paper's 'more than {said:g}' {beyond} the optimum of its own stated setting, {once.u_optimum:.4f}. That "
+        f"The paper's 'more than {claim:g}' {beyond} the optimum of its own stated setting, {once.u_optimum:.4f}. That "
         f"needs no learning: never queueing a job that fits, largest first, reaches {once.u_never_waits_at_worst:.4f} "
         f"even on the worst server each time when all jobs arrive at once, first fit {once.u_first_fit:.4f}, an "
         f"untrained network with masks {_mean(once.u_untrained):.4f}. When jobs arrive one by one, the only thing that "
@@ -90,8 +90,8 @@ def _schedule(case: Case, longest_d: float) -> str:
         lane = [b.row - (bar.server - 1) + b.height for b in lower]
         row = bar.server - 1 + (max(lane) if lane else 0.0)
         blocks.append(plot.Block(bar.job[:1], row, bar.gpus / 8, bar.start_d, bar.end_d, int(bar.job[0]) - 1))
-    said = "" if case.paper_end_d is None else f"; the paper says {case.paper_end_d:g}"
-    caption = f"f runs {case.f_run_d:g} days: all done after {case.end_d:g} days{said}"
+    paper = "" if case.paper_end_d is None else f"; the paper says {case.paper_end_d:g}"
+    caption = f"f runs {case.f_run_d:g} days: all done after {case.end_d:g} days{paper}"
     drawing = plot.schedule(blocks, ("server 1", "server 2"), longest_d, "d", caption)
     return plot.figure(f"Fig. 3: {case.name}", caption, drawing)
 

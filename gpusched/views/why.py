@@ -183,7 +183,7 @@ def _node_table(nodes: tuple[NodeLine, ...]) -> Table:
 
 
 def dry_run_dict(why: Why) -> dict[str, Any]:
-    """What ``submit --dry-run --json`` prints: the request, and what would be said of it."""
+    """What ``submit --dry-run --json`` prints: the request, and its forecast."""
     answer = why_dict(why)
     del answer["id"], answer["job"]
     return {"dry_run": True, "spec": msgspec.to_builtins(why.job.spec)} | answer

@@ -16,7 +16,7 @@ import pytest
 
 from gpusched.cli import main as cli
 from gpusched.config.inventory import load_inventory
-from gpusched.controller.fold import Folder
+from gpusched.controller.fold import CommandApplier
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.model.commands import AnyCommand, Submit
 from gpusched.model.events import Event
@@ -115,7 +115,9 @@ class Site:
     def fold(self, *, alive: bool = True) -> None:
         """What the controller does with the inbox, and its sign of life."""
         store = Store.create_or_open(self.state)
-        Folder(store, Inbox(self.state), load_inventory(self.inventory), SecretFiles(self.state)).fold(time.time())
+        CommandApplier(store, Inbox(self.state), load_inventory(self.inventory), SecretFiles(self.state)).fold(
+            time.time()
+        )
         store.set_meta("tick_s", "5.0")
         store.set_meta("heartbeat", str(time.time() if alive else time.time() - 3600))
         store.close()

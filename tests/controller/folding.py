@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gpusched.controller.fold import Folder
+from gpusched.controller.fold import CommandApplier
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.model import ids
 from gpusched.model.commands import AnyCommand, Submit
@@ -45,8 +45,8 @@ class Desk:
         settings = msgspec.structs.replace(inventory().settings, admins=(str(ADMIN),), allowed_mounts=("/data",))
         self.inventory: Inventory = msgspec.structs.replace(inventory(), settings=settings)
 
-    def folder(self) -> Folder:
-        return Folder(self.store, self.inbox, self.inventory, self.secrets)
+    def folder(self) -> CommandApplier:
+        return CommandApplier(self.store, self.inbox, self.inventory, self.secrets)
 
     def fold(self) -> int:
         self.now += 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
-from gpusched.cluster.base import Observation, Outcome, RankKey, Work
+from gpusched.cluster.base import Observation, Operation, Outcome, RankKey
 from gpusched.model.jobs import container_name
 from gpusched.model.readings import ContainerReading, Gpu, NodeReading, ProbeFailure
 from gpusched.model.resources import Flavor, Inventory, Node, Partition, RuntimeName, Settings
@@ -89,23 +89,23 @@ class World:
     def running(self) -> list[tuple[Host, Box]]:
         return [(h, b) for h in self.hosts.values() for b in h.boxes.values() if b.phase == "running"]
 
-    def carry_out(self, work: Work) -> str:
-        """Do a work on its node, as the real scripts do: idempotent, and refusing a second launch of a name."""
-        host, name = self.hosts[work.node], container_name(*work.key)
+    def carry_out(self, operation: Operation) -> str:
+        """Do an operation on its node, as the real scripts do: idempotent, and refusing a second launch of a name."""
+        host, name = self.hosts[operation.node], container_name(*operation.key)
         box = host.boxes.get(name)
-        if work.verb == "launch":
-            assert work.request is not None
+        if operation.verb == "launch":
+            assert operation.request is not None
             if box is None:
-                host.boxes[name] = Box(name=name, gpus=work.request.gpus, hold=work.request.hold)
-        elif work.verb == "start" and box is not None and box.phase == "ready":
+                host.boxes[name] = Box(name=name, gpus=operation.request.gpus, hold=operation.request.hold)
+        elif operation.verb == "start" and box is not None and box.phase == "ready":
             self.begin(box, host.ahead)
-        elif work.verb == "signal" and box is not None and box.phase == "running":
+        elif operation.verb == "signal" and box is not None and box.phase == "running":
             if box.stuck:
                 return "it is stuck"
-            self.end(box, 137 if work.signal == "KILL" else 143)
-        elif work.verb == "remove" and box is not None and box.stuck:
+            self.end(box, 137 if operation.signal == "KILL" else 143)
+        elif operation.verb == "remove" and box is not None and box.stuck:
             return "it is stuck"
-        elif work.verb == "remove":
+        elif operation.verb == "remove":
             host.boxes.pop(name, None)
         return ""
 
@@ -115,7 +115,7 @@ class ImaginedCluster:
 
     def __init__(self, world: World, dates: Clock | None = None) -> None:
         self.world, self._dates = world, dates
-        self._pending: dict[RankKey, Work] = {}
+        self._pending: dict[RankKey, Operation] = {}
         self._done: list[Outcome] = []
         self._late: dict[str, Observation] = {}
         self.asked: list[str] = []  # nodes, one by one
@@ -155,9 +155,9 @@ class ImaginedCluster:
             result = replace(result, clock_skew_s=result.clock_skew_s - offset)
         return Observation(began=observation.began + offset, result=replace(result, time=result.time + offset))
 
-    def perform(self, works: Iterable[Work]) -> None:
-        for work in works:
-            self._pending.setdefault(work.key, work)
+    def perform(self, works: Iterable[Operation]) -> None:
+        for operation in works:
+            self._pending.setdefault(operation.key, operation)
 
     def finished(self) -> list[Outcome]:
         done, self._done = self._done, []
@@ -170,24 +170,24 @@ class ImaginedCluster:
     def close(self) -> None:
         pass
 
-    def deliver(self, fate: Callable[[Work], str]) -> None:
+    def deliver(self, fate: Callable[[Operation], str]) -> None:
         """Settle what is under way: ``fate`` says ok, lost (not done, error), unheard (done, error) or wait."""
-        for key, work in list(self._pending.items()):
-            verdict = fate(work) if self.world.hosts[work.node].up else "lost"
+        for key, operation in list(self._pending.items()):
+            verdict = fate(operation) if self.world.hosts[operation.node].up else "lost"
             if verdict == "wait":
                 continue
             del self._pending[key]
-            said = self.world.carry_out(work) if verdict in ("ok", "unheard") else ""
+            said = self.world.carry_out(operation) if verdict in ("ok", "unheard") else ""
             self.world.now += 0.001
             lost = verdict != "ok"
             error = "connection lost" if lost else said
-            self._done.append(Outcome(work=work, time=self.world.now, error=error, transient=lost))
+            self._done.append(Outcome(operation=operation, time=self.world.now, error=error, transient=lost))
 
     def crash(self, late: bool) -> None:
         """The controller dies; what it had sent arrives all the same, or never."""
-        for work in self._pending.values():
-            if late and self.world.hosts[work.node].up:
-                self.world.carry_out(work)
+        for operation in self._pending.values():
+            if late and self.world.hosts[operation.node].up:
+                self.world.carry_out(operation)
         self._pending.clear()
 
 

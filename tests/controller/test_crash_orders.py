@@ -107,8 +107,8 @@ class CrashOrders(RuleBasedStateMachine):
     def _disturb(self, host: Host) -> None:
         """Whatever holds something of the node, or is on its way there, may be tried again."""
         self.disturbed.update(r.job_id for r in self.store.ranks() if r.node == host.name)
-        for work in self.cluster._pending.values():
-            self.disturbed.add(work.key[0])
+        for operation in self.cluster._pending.values():
+            self.disturbed.add(operation.key[0])
 
     # -- what the controller does, and how it dies
 

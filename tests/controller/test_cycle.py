@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpusched.cluster.base import Outcome, Work
+from gpusched.cluster.base import Operation, Outcome
 from gpusched.config.paths import log_path
 from gpusched.controller.cycle import Cycle, share_of
 from gpusched.controller.outputs import LONGEST_PAUSE_S, MAX_FAILURES, readers_of
@@ -118,10 +118,10 @@ def test_an_output_that_cannot_be_had_is_asked_for_again_then_given_up(site: Sit
     for _ in range(MAX_FAILURES):
         assert host.boxes, "nothing is removed whose output is not home"
         site.cycle.run(0)
-        for key, work in list(site.cluster._pending.items()):
-            assert work.verb == "collect"
+        for key, operation in list(site.cluster._pending.items()):
+            assert operation.verb == "collect"
             del site.cluster._pending[key]
-            site.cluster._done.append(Outcome(work=work, time=site.world.now, error="podman is ill"))
+            site.cluster._done.append(Outcome(operation=operation, time=site.world.now, error="podman is ill"))
         site.world.now += LONGEST_PAUSE_S
     site.turn(3)
     assert not host.boxes
@@ -277,9 +277,9 @@ def test_a_leftover_that_never_began_is_removed(site: Site, phase: str) -> None:
 def test_a_job_without_gpus_proves_nothing_about_a_nodes_gpus(site: Site) -> None:
     refuse, carry_out = [True], site.world.carry_out
 
-    def broken(work: Work) -> str:
-        asks = work.verb == "launch" and work.request is not None and work.request.gpus
-        return "no such device" if asks and refuse[0] else carry_out(work)
+    def broken(operation: Operation) -> str:
+        asks = operation.verb == "launch" and operation.request is not None and operation.request.gpus
+        return "no such device" if asks and refuse[0] else carry_out(operation)
 
     def failed() -> list[tuple[str, bool]]:
         return [(f.job, f.gpus) for f in site.store.node_records()["n0"].failed_launches]
@@ -302,10 +302,10 @@ def test_a_job_without_gpus_proves_nothing_about_a_nodes_gpus(site: Site) -> Non
 def test_output_is_collected_to_its_attempts_own_place_or_left_where_the_job_wants_it(site: Site) -> None:
     collected, carry_out = {}, site.world.carry_out
 
-    def noted(work: Work) -> str:
-        if work.verb == "collect":
-            collected[work.rank.job_id] = (work.destination, work.readers)
-        return carry_out(work)
+    def noted(operation: Operation) -> str:
+        if operation.verb == "collect":
+            collected[operation.rank.job_id] = (operation.destination, operation.readers)
+        return carry_out(operation)
 
     site.world.carry_out = noted  # type: ignore[method-assign]
     ours, own = site.submit(), site.submit(spec=spec(output="/data/out"))
@@ -355,7 +355,9 @@ def test_a_gang_that_a_node_cannot_start_goes_elsewhere(site: Site) -> None:
     job = site.submit(spec=spec(nodes=2))
     refuse = [True]
     carry_out = site.world.carry_out
-    site.world.carry_out = lambda work: "no folder" if work.verb == "start" and refuse[0] else carry_out(work)  # type: ignore[method-assign]
+    site.world.carry_out = lambda operation: (
+        "no folder" if operation.verb == "start" and refuse[0] else carry_out(operation)
+    )  # type: ignore[method-assign]
     site.turn(60)
     refuse[0] = False
     found = site.store.job(job)
@@ -395,9 +397,9 @@ def test_every_tick_counts_an_output_that_cannot_be_had(site: Site) -> None:
         assert host.boxes
         site.cycle = Cycle(site.store, site.state, inventory(), POLICIES, site.cluster, clock=lambda: site.world.now)
         site.cycle.run(0)
-        for key, work in list(site.cluster._pending.items()):
+        for key, operation in list(site.cluster._pending.items()):
             del site.cluster._pending[key]
-            site.cluster._done.append(Outcome(work=work, time=site.world.now, error="podman is ill"))
+            site.cluster._done.append(Outcome(operation=operation, time=site.world.now, error="podman is ill"))
         site.world.now += 60
         site.cycle.run(0)  # settles
         site.cluster._pending.clear()

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpusched.controller.fold import Caller, Folder, Refused
+from gpusched.controller.fold import Caller, CommandApplier, Refused
 from gpusched.model import ids
 from gpusched.model.commands import (
     AnyCommand,
@@ -385,7 +385,7 @@ def test_a_command_nobody_foresaw_stops_nothing(desk: Desk, monkeypatch: pytest.
     def fault(*_: object) -> None:
         raise OverflowError("Python int too large to convert to SQLite INTEGER")
 
-    monkeypatch.setattr("gpusched.controller.fold.Folder._hold", fault)
+    monkeypatch.setattr("gpusched.controller.fold.CommandApplier._hold", fault)
     desk.fold()
     assert desk.job(submitted.id).state == JobState.PENDING
     assert "OverflowError" in desk.refusals()[0].data["why"]
@@ -453,7 +453,7 @@ def test_what_does_not_fit_on_the_disk_waits_and_the_others_go_on(desk: Desk) ->
 
     def fold() -> int:
         desk.now += 1
-        return Folder(desk.store, desk.inbox, desk.inventory, desk.secrets, said.append).fold(desk.now)
+        return CommandApplier(desk.store, desk.inbox, desk.inventory, desk.secrets, said.append).fold(desk.now)
 
     assert fold() == 2
     assert [j.id for j in desk.store.pending()] == [first.id, last.id]

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpusched.cluster.base import Work
-from gpusched.cluster.launching import (
+from gpusched.cluster.base import Operation
+from gpusched.cluster.requests import (
     MASTER_PORTS,
     environment,
     expand_output,
@@ -199,7 +199,7 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
     store.close()
 
 
-def works(launcher: Launcher, of: Job, declared: Inventory | None = None) -> list[Work]:
+def launches(launcher: Launcher, of: Job, declared: Inventory | None = None) -> list[Operation]:
     assert of.allocation is not None
     ranks = [
         RankRecord(job_id=of.id, attempt=of.attempt, rank=part.rank, node=part.node, runtime="podman")
@@ -212,11 +212,11 @@ def test_each_rank_is_launched_as_its_user(launcher: Launcher, monkeypatch: pyte
     daemon = pwd.getpwnam("daemon")
     for own, run_as in ((daemon.pw_uid, None), (daemon.pw_uid - 1, (1, 1)), (daemon.pw_uid + 1, (1, 1))):
         monkeypatch.setattr(os, "getuid", lambda own=own: own)
-        found = works(launcher, msgspec.structs.replace(job(nodes=2), uid=daemon.pw_uid))
+        found = launches(launcher, msgspec.structs.replace(job(nodes=2), uid=daemon.pw_uid))
         assert [(w.verb, w.node, w.rank.rank) for w in found] == [("launch", "n0", 0), ("launch", "n1", 1)]
         expected = run_as and (daemon.pw_uid, daemon.pw_gid)
         assert [w.request.run_as for w in found if w.request] == [expected] * 2
-    assert works(launcher, msgspec.structs.replace(job(), uid=64077)) == []
+    assert launches(launcher, msgspec.structs.replace(job(), uid=64077)) == []
     assert launcher.errors == {(ID, 2, 0): "refused: user id 64077 has no name here, so its group is not known"}
 
 
@@ -226,20 +226,20 @@ def test_only_those_who_are_trusted_now_mount_anything(launcher: Launcher, monke
     admins = msgspec.structs.replace(inventory().settings, admins=("alice",))
     trusting = msgspec.structs.replace(inventory(), settings=admins)
     for uid, declared, beneath in ((0, None, None), (2, None, None), (1, None, ()), (3, None, ()), (1, trusting, None)):
-        (work,) = works(launcher, msgspec.structs.replace(of, uid=uid), declared)
-        assert work.request is not None
-        assert work.request.mounts_beneath == beneath
+        (operation,) = launches(launcher, msgspec.structs.replace(of, uid=uid), declared)
+        assert operation.request is not None
+        assert operation.request.mounts_beneath == beneath
 
 
 def test_what_cannot_be_launched_says_why_until_its_attempt_is_over(launcher: Launcher, tmp_path: Path) -> None:
     secret = job(secret_names=("A",))
-    assert works(launcher, secret) == []
+    assert launches(launcher, secret) == []
     assert launcher.errors == {(ID, 2, 0): "refused: its secrets are not there any more"}
     SecretFiles(tmp_path).write(ID, {"A": "x"})
-    (work,) = works(launcher, secret)
-    assert work.request is not None
-    assert work.request.secrets == {"A": "x"}
-    assert works(launcher, job(nodes=4)) == []
+    (operation,) = launches(launcher, secret)
+    assert operation.request is not None
+    assert operation.request.secrets == {"A": "x"}
+    assert launches(launcher, job(nodes=4)) == []
     assert launcher.errors[ID, 2, 3] == "a node of its allocation left inventory.yaml"
     launcher.forget_errors({(ID, 2, 3), (ID, 9, 9)})
     assert list(launcher.errors) == [(ID, 2, 3)]

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gpusched.cluster.base import Observation
-from gpusched.controller.reconcile import Step, World, reconcile_job, retry_delay_s
+from gpusched.controller.reconcile import ReconcileInput, Step, reconcile_job, retry_delay_s
 from gpusched.model.jobs import Allocation, Ending, Job, JobState, NodeAllocation, container_name
 from gpusched.model.readings import ContainerReading, NodeReading, ProbeFailure
 from gpusched.model.resources import Settings
@@ -53,10 +53,10 @@ def silent(rank: int = 0) -> dict[str, Observation]:
     return {f"n{rank}": Observation(began=NOW - 3, result=failure)}
 
 
-def world(*answers: dict[str, Observation], **changes: Any) -> World:
+def world(*answers: dict[str, Observation], **changes: Any) -> ReconcileInput:
     fields: dict[str, Any] = {"dead": frozenset(), "busy": frozenset()}
     observations = {k: v for answer in answers for k, v in answer.items()}
-    return World(now=NOW, settings=SETTINGS, observations=observations, **fields | changes)
+    return ReconcileInput(now=NOW, settings=SETTINGS, observations=observations, **fields | changes)
 
 
 def ending(step: Step) -> Ending:
@@ -65,7 +65,7 @@ def ending(step: Step) -> Ending:
 
 
 def verbs(step: Step) -> list[tuple[str, int, str | None]]:
-    return [(w.verb, w.rank.rank, w.signal) for w in step.works]
+    return [(w.verb, w.rank.rank, w.signal) for w in step.operations]
 
 
 # -- STARTING
@@ -82,17 +82,17 @@ def test_nothing_is_sent_again_while_the_launch_is_on_its_way() -> None:
     step = reconcile_job(
         job(JobState.STARTING), ranks(launched_at=None), world(says(None), busy=frozenset({(ID, 1, 0)}))
     )
-    assert (step.to_launch, step.works, step.events) == ([], [], [])
+    assert (step.to_launch, step.operations, step.events) == ([], [], [])
 
 
 def test_an_answer_from_before_the_launch_says_nothing() -> None:
     step = reconcile_job(job(JobState.STARTING), ranks(launched_at=NOW - 0.05), world(says(None)))
-    assert (step.job.state, step.works, step.to_launch) == (JobState.STARTING, [], [])
+    assert (step.job.state, step.operations, step.to_launch) == (JobState.STARTING, [], [])
 
 
 def test_a_long_pull_is_waited_for() -> None:
     step = reconcile_job(job(JobState.STARTING), ranks(), world(says("preparing")))
-    assert (step.job.state, step.works) == (JobState.STARTING, [])
+    assert (step.job.state, step.operations) == (JobState.STARTING, [])
 
 
 @pytest.mark.parametrize("phase", ["running", "exited"])
@@ -157,7 +157,7 @@ def test_times_stay_between_submission_and_now(wrong: float) -> None:
 def test_a_gang_starts_when_all_are_ready() -> None:
     starting = job(JobState.STARTING, nodes=2)
     half = reconcile_job(starting, ranks(2), world(says("ready"), says("preparing", 1)))
-    assert half.works == []
+    assert half.operations == []
     whole = reconcile_job(starting, ranks(2), world(says("ready"), says("ready", 1)))
     assert verbs(whole) == [("start", 0, None), ("start", 1, None)]
     again = reconcile_job(starting, ranks(2), world(says("running"), says("ready", 1)))
@@ -201,7 +201,7 @@ def test_cancelled_while_it_pulls_it_is_taken_away_and_nobody_waits_for_the_pull
     first = reconcile_job(completing, ranks(), world(says("preparing")))
     assert verbs(first) == [("remove", 0, None)]
     under_way = reconcile_job(completing, ranks(), world(says("preparing"), busy=frozenset({(ID, 1, 0)})))
-    assert under_way.works == []
+    assert under_way.operations == []
     assert under_way.job.state == JobState.COMPLETING
     after = reconcile_job(completing, ranks(), world(says(None)))
     assert after.job.state == JobState.CANCELLED
@@ -260,7 +260,7 @@ def test_a_container_that_vanished_is_the_nodes_fault(phase: str | None, boot: s
 def test_a_silent_node_changes_nothing_until_it_is_given_up() -> None:
     running = job(JobState.RUNNING)
     step = reconcile_job(running, ranks(), world(silent()))
-    assert (step.job, step.works, step.events) == (running, [], [])
+    assert (step.job, step.operations, step.events) == (running, [], [])
     given_up = reconcile_job(running, ranks(), world(silent(), dead=frozenset({"n0"})))
     assert given_up.job.state == JobState.PENDING
     assert given_up.ended_attempt == (NOW, JobState.NODE_FAIL)
@@ -357,7 +357,7 @@ def test_a_gangs_node_that_dies_while_it_completes() -> None:
     over = msgspec.structs.replace(ranks(2)[0], gone=True, exit_code=0, finished_at=NOW - 3)
     records = [over, ranks(2)[1]]
     waiting = reconcile_job(gang, records, world(says(None), silent(1)))
-    assert (waiting.job.state, waiting.works) == (JobState.COMPLETING, [])
+    assert (waiting.job.state, waiting.operations) == (JobState.COMPLETING, [])
     given_up = reconcile_job(gang, records, world(says(None), silent(1), dead=frozenset({"n1"})))
     assert (given_up.job.state, given_up.job.exit_code) == (JobState.COMPLETED, 0)
     assert given_up.job.end_time == NOW
@@ -435,7 +435,7 @@ def test_a_gang_of_which_a_node_dies_or_is_missing_does_not_start() -> None:
     assert dead.job.excluded_nodes == ("n1",)
     assert reconcile_job(gang, ranks(1), world(says("running"))).job.state is JobState.COMPLETING
     unknown = reconcile_job(gang, ranks(2), world(says("ready"), silent(1)))
-    assert (unknown.job.state, unknown.works, unknown.to_launch) == (JobState.STARTING, [], [])
+    assert (unknown.job.state, unknown.operations, unknown.to_launch) == (JobState.STARTING, [], [])
 
 
 def test_what_is_ready_is_started_at_growing_pauses_and_given_up_after_five() -> None:
@@ -443,7 +443,7 @@ def test_what_is_ready_is_started_at_growing_pauses_and_given_up_after_five() ->
     for tries, tried_at, does in ((0, None, True), (1, NOW - 0.9, False), (1, NOW - 1, True), (4, NOW - 99, True)):
         step = reconcile_job(starting, ranks(tries=tries, tried_at=tried_at), world(says("ready")))
         assert verbs(step) == ([("start", 0, None)] if does else [])
-    assert reconcile_job(starting, ranks(), world(says("ready"), busy=frozenset({(ID, 1, 0)}))).works == []
+    assert reconcile_job(starting, ranks(), world(says("ready"), busy=frozenset({(ID, 1, 0)}))).operations == []
     over = reconcile_job(starting, ranks(tries=5, tried_at=NOW - 99, trouble="no fork"), world(says("ready")))
     assert over.events[0].data["message"] == "rank 0 on n0 could not be started: no fork"
     silent_one = reconcile_job(starting, ranks(tries=5, tried_at=NOW - 99), world(says("ready")))
@@ -504,7 +504,7 @@ def test_how_one_that_does_not_end_is_pressed() -> None:
         assert verbs(step) == does, (tries, phase)
         assert step.job.state is JobState.COMPLETING
     busy = world(says("running"), busy=frozenset({(ID, 1, 0)}))
-    assert reconcile_job(cancelled, ranks(), busy).works == []
+    assert reconcile_job(cancelled, ranks(), busy).operations == []
     before = completing(JobState.CANCELLED, kill_at=NOW + 0.1)
     assert verbs(reconcile_job(before, ranks(), world(says("running")))) == [("signal", 0, "TERM")]
 

@@ -62,7 +62,7 @@ class Nodes(ImaginedCluster):
     def has_news(self) -> bool:
         return False
 
-    def wait_for_works(self, timeout_s: float) -> None:
+    def wait_for_operations(self, timeout_s: float) -> None:
         self.deliver(lambda _: "ok")
         self.world.progress()
 
@@ -348,7 +348,7 @@ def test_a_tick_goes_on_while_its_own_works_bring_news(
 
 def test_a_tick_ends_while_works_go_on(started: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
     submit(started)
-    monkeypatch.setattr(Nodes, "wait_for_works", lambda self, timeout_s: None)
+    monkeypatch.setattr(Nodes, "wait_for_operations", lambda self, timeout_s: None)
     tick_once(started.path, started.state, started.said.append)
     assert len(started.nodes.waited) == 4
     assert states(started) == {"STARTING": 1}

@@ -36,7 +36,7 @@ def leftovers(record: RankRecord, answer: Observation | None, busy: bool = False
 
 
 def verbs(tidy: Tidy) -> list[tuple[str, str | None]]:
-    return [(w.verb, w.signal) for w in tidy.works]
+    return [(w.verb, w.signal) for w in tidy.operations]
 
 
 @pytest.mark.parametrize("phase", ["running", "preparing", "ready"])
@@ -58,8 +58,8 @@ def test_one_that_resists_is_killed_then_removed_at_growing_pauses_then_told_of_
         for changed in tidy.changed:
             record = changed
         story += [e.kind for e in tidy.events]
-        for work in tidy.works:
-            story.append(work.verb)
+        for operation in tidy.operations:
+            story.append(operation.verb)
             record = tried(record, at)
         at += 0.5
     assert story[:7] == ["fenced", "signal", "signal", "signal", "remove", "remove", "stuck"]
@@ -73,7 +73,7 @@ def test_one_that_resists_is_killed_then_removed_at_growing_pauses_then_told_of_
 
 def test_its_gpus_are_not_free_even_while_another_work_is_under_way() -> None:
     tidy = leftovers(rank(gone=True), says("running"), busy=True)
-    assert tidy.works == []
+    assert tidy.operations == []
     assert [r.gone for r in tidy.changed] == [False]
 
 
@@ -88,7 +88,7 @@ def test_what_ended_holds_no_gpus_while_it_is_being_removed(phase: str) -> None:
 def test_the_output_first_then_away_with_it(phase: str) -> None:
     assert verbs(leftovers(rank(), says(phase))) == [("collect", None)]
     assert verbs(leftovers(rank(collected=True), says(phase))) == [("remove", None)]
-    assert leftovers(rank(), says(phase), busy=True).works == []
+    assert leftovers(rank(), says(phase), busy=True).operations == []
 
 
 def test_what_was_never_started_has_no_output_to_wait_for() -> None:
@@ -100,7 +100,7 @@ def test_what_is_not_there_any_more_is_settled() -> None:
     assert leftovers(rank(collected=True), says(None)).settled != []
     assert leftovers(rank(launched_at=None), says(None)).settled != []
     too_old = leftovers(rank(), says(None, began=NOW - 200))
-    assert (too_old.settled, too_old.works) == ([], [])
+    assert (too_old.settled, too_old.operations) == ([], [])
 
 
 def test_a_silent_node_settles_nothing_and_one_that_is_forgotten_everything() -> None:
@@ -108,7 +108,7 @@ def test_a_silent_node_settles_nothing_and_one_that_is_forgotten_everything() ->
     hung = Observation(began=NOW, result=NodeReading(node="n0", time=NOW, containers=None, runtime_error="x"))
     for answer in (failure, hung, None):
         tidy = leftovers(rank(), answer)
-        assert (tidy.works, tidy.settled, tidy.changed) == ([], [], [])
+        assert (tidy.operations, tidy.settled, tidy.changed) == ([], [], [])
     assert tidy_leftovers([rank(node="left")], {}, (), frozenset(), NOW).settled == []
     assert tidy_leftovers([rank(node="left")], {}, ("left",), frozenset(), NOW).settled == [rank(node="left")]
 
@@ -134,17 +134,17 @@ def test_an_unknown_container_of_ours_is_reaped() -> None:
 
 @pytest.mark.parametrize("name", ["theirs", "gpusched-x", "gpusched-a-b-c", "gpusched-a-1-0-x", "xgpusched-a-1-0"])
 def test_other_names_are_not_ours(name: str) -> None:
-    assert strays(says("running", name=name)).works == []
+    assert strays(says("running", name=name)).operations == []
 
 
 def test_what_is_known_or_anothers_or_under_way_is_left_alone() -> None:
-    assert strays(says("running"), known=True).works == []
-    assert strays(says("running"), busy=True).works == []
-    assert strays(says("running", cluster="d")).works == []
+    assert strays(says("running"), known=True).operations == []
+    assert strays(says("running"), busy=True).operations == []
+    assert strays(says("running", cluster="d")).operations == []
 
 
 def test_a_reading_older_than_the_removal_is_not_believed_a_newer_one_is() -> None:
-    assert strays(says("exited", began=NOW - 5), removed=NOW - 3).works == []
+    assert strays(says("exited", began=NOW - 5), removed=NOW - 3).operations == []
     assert verbs(strays(says("running", began=NOW - 1), removed=NOW - 3)) == [("remove", None)]
 
 
@@ -190,7 +190,9 @@ def test_one_that_gave_up_stays_stuck_and_what_ended_is_tried_afresh() -> None:
     assert (over.gone, over.stuck, over.tries, over.tried_at) == (True, False, 0, None)
     held = rank(gone=True, tries=9, tried_at=NOW - 1, collected=True)
     assert leftovers(held, says("exited")) == Tidy(), "not due yet"
-    assert leftovers(rank(gone=True, tries=9, tried_at=NOW - 1), says("exited")).works, "output is asked for at once"
+    assert leftovers(rank(gone=True, tries=9, tried_at=NOW - 1), says("exited")).operations, (
+        "output is asked for at once"
+    )
 
 
 def test_one_forgotten_or_silent_rank_does_not_hide_those_after_it() -> None:
@@ -210,7 +212,7 @@ def test_a_stray_is_found_after_others_that_are_none_and_settled_leftovers_need_
     removed = {(ID, 1, 0): NOW - 1}  # as old as the question
     news = {"n0": silent, "n1": answer}
     tidy = reap_strays(NODES, frozenset(), removed, news, "c", frozenset(), NOW, set())
-    assert [(w.node, w.rank.job_id, w.rank.attempt, w.rank.rank, w.rank.collected) for w in tidy.works] == [
+    assert [(w.node, w.rank.job_id, w.rank.attempt, w.rank.rank, w.rank.collected) for w in tidy.operations] == [
         ("n1", "b0", 2, 1, True)
     ]
     assert leftovers(rank(), says(None, began=NOW - 100)).settled == [], "as old as the launch"

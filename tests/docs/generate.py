@@ -20,7 +20,7 @@ import yaml
 
 from gpusched.cli.main import COMMANDS, app
 from gpusched.client.wait import EXIT_CODES
-from gpusched.cluster.launching import environment
+from gpusched.cluster.requests import environment
 from gpusched.config import fields as inventory_fields
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.doctor.findings import Finding

@@ -55,7 +55,7 @@ def _row() -> dict[str, Any]:
         sim_seconds=0.0, jobs_per_s=0.0, decisions=0, source="", notes=(), infeasible=(),
     )  # fmt: skip
     metrics = Metrics(jobs=1, infeasible=0, unfinished=0, killed=0, restarts=0)
-    return row_of(SimpleNamespace(result=result, metrics=metrics, bounds=Bounds(), stage=SimpleNamespace(notes=())))  # type: ignore[arg-type]
+    return row_of(SimpleNamespace(result=result, metrics=metrics, bounds=Bounds(), scenario=SimpleNamespace(notes=())))  # type: ignore[arg-type]
 
 
 def _four(what: str, first: str) -> dict[str, str]:

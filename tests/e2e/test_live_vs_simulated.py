@@ -73,7 +73,7 @@ SJF_WORK = """
 EARLY = 14  # of each partition are queued before the controller begins: a deep queue in one cycle
 
 
-class Wish(NamedTuple):
+class Submission(NamedTuple):
     """One line of the workload."""
 
     partition: str
@@ -83,31 +83,31 @@ class Wish(NamedTuple):
     dependency: str = ""
 
 
-def workload() -> list[Wish]:
+def workload() -> list[Submission]:
     """The two partitions' jobs by turns; dependencies name places in this list."""
     lists = []
     for partition, text in (("A100", SJF_WORK), ("V100", EASY_WORK)):
         lists.append([(partition, *words) for item in text.split("|") if (words := item.split())])
-    wishes = []
+    jobs = []
     for number in range(max(map(len, lists))):
         for words in (w[number] for w in lists if number < len(w)):
             partition, gpus, seconds, limit, *dependency = words
             script = f"sleep {seconds[:-1]}; exit 1" if seconds.endswith("!") else f"exec sleep {seconds}"
-            wishes.append(Wish(partition, int(gpus), script, limit, *dependency))
-    return wishes
+            jobs.append(Submission(partition, int(gpus), script, limit, *dependency))
+    return jobs
 
 
-def submit(cluster: Cluster, wishes: list[Wish], ids: dict[str, list[str]]) -> None:
+def submit(cluster: Cluster, jobs: list[Submission], ids: dict[str, list[str]]) -> None:
     """Queue them in order; ``ids``: partition -> ids so far."""
-    for wish in wishes:
-        own = ids.setdefault(wish.partition, [])
+    for job in jobs:
+        own = ids.setdefault(job.partition, [])
         more = []
-        if wish.dependency:
-            kind, _, number = wish.dependency.partition(":")
+        if job.dependency:
+            kind, _, number = job.dependency.partition(":")
             more = ["--dependency", f"{kind}:{own[int(number)]}"]
-        cpus = str(max(1, wish.gpus // (2 if wish.gpus > 8 else 1)))
-        size = ["--gpus", str(wish.gpus), "--mem", "64M", *(["--cpus", cpus] if wish.gpus <= 8 else [])]
-        own.append(cluster.sh(wish.script, "-p", wish.partition, *size, "-t", wish.limit, *more))
+        cpus = str(max(1, job.gpus // (2 if job.gpus > 8 else 1)))
+        size = ["--gpus", str(job.gpus), "--mem", "64M", *(["--cpus", cpus] if job.gpus <= 8 else [])]
+        own.append(cluster.sh(job.script, "-p", job.partition, *size, "-t", job.limit, *more))
 
 
 class Lived(NamedTuple):
@@ -211,13 +211,13 @@ def test_the_simulator_decides_as_the_controller_did(
     stopped: Cluster, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     stopped.write_inventory(policies=POLICIES)
-    wishes = workload()
-    assert len(wishes) >= 40
+    jobs = workload()
+    assert len(jobs) >= 40
     ids: dict[str, list[str]] = {}
-    submit(stopped, wishes[: 2 * EARLY], ids)
+    submit(stopped, jobs[: 2 * EARLY], ids)
     noted = tmp_path / "decisions"
     stopped.start_controller(program=("-c", CONTROLLER), DECISIONS=str(noted))
-    submit(stopped, wishes[2 * EARLY :], ids)
+    submit(stopped, jobs[2 * EARLY :], ids)
 
     def over() -> bool:
         return all((job := stopped.job(i)) is not None and job.state in ENDED for own in ids.values() for i in own)
@@ -226,10 +226,10 @@ def test_the_simulator_decides_as_the_controller_did(
     live = lived(stopped)
     states = [str(live.jobs[i].state) for own in ids.values() for i in own]
     assert {state: states.count(state) for state in set(states)} == {
-        "COMPLETED": len(wishes) - 5, "TIMEOUT": 3, "FAILED": 2
+        "COMPLETED": len(jobs) - 5, "TIMEOUT": 3, "FAILED": 2
     }  # fmt: skip
-    assert len(live.order) == len(live.trace) == len(wishes)  # nothing was tried twice, nothing is left out
-    assert sum(len(nodes) == 2 for nodes in live.nodes.values()) == sum(w.gpus > 8 for w in wishes)
+    assert len(live.order) == len(live.trace) == len(jobs)  # nothing was tried twice, nothing is left out
+    assert sum(len(nodes) == 2 for nodes in live.nodes.values()) == sum(w.gpus > 8 for w in jobs)
 
     decisions = np.array([float(line) for line in noted.read_text().splitlines()])
     assert (np.diff(decisions) > 0).all()

@@ -22,7 +22,7 @@ from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.config.weights import Model, load_model
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import power_model
-from gpusched.study.study import Stage
+from gpusched.study.study import Scenario
 from tests.sim.worlds import trace_of
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +84,7 @@ def test_the_final_table_has_the_untrained_start_beside_the_agent() -> None:
     assert before(agent, None) is None
     begun = before(agent, start("shortest limit, easy", width=0))
     assert begun is not None
-    rows = table(agent, [Stage(trace, pool, power_model(pool))], untrained=begun)
+    rows = table(agent, [Scenario(trace, pool, power_model(pool))], untrained=begun)
     assert [row.policy for row in rows[:2]] == ["mine", UNTRAINED]
     by_name = {row.policy: row.value for row in rows}
     assert by_name[UNTRAINED] == by_name["sjf+easy"]

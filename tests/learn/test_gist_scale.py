@@ -20,7 +20,7 @@ from gpusched.model.policy import PolicySpec
 from gpusched.sim.policies import of_spec
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import power_model
-from gpusched.study.study import Stage
+from gpusched.study.study import Scenario
 from gpusched.traces.generate import generate
 from gpusched.traces.workload import Limits, RunTime, Size, Workload, load_workload
 
@@ -34,10 +34,10 @@ QUICK = {"generations": 4, "population": 4, "jobs": 80, "validation": 2, "valida
 
 def job(folder: Path, workload: Workload | None = WORKLOAD, seed: int = 0, **settings: Any) -> TrainJob:
     pool = Pool.uniform(2, 8)
-    stage = Stage(generate(WORKLOAD, 0), pool, power_model(pool))
+    scenario = Scenario(generate(WORKLOAD, 0), pool, power_model(pool))
     return TrainJob(
-        spec=PolicySpec(name="gist", agent="gist", settings={**QUICK, **settings}), partition="default", stage=stage,
-        held_out=(), workload=workload, declared=None, seed=seed, device="cpu",
+        spec=PolicySpec(name="gist", agent="gist", settings={**QUICK, **settings}), partition="default",
+        scenario=scenario, held_out=(), workload=workload, declared=None, seed=seed, device="cpu",
         checkpoint=Checkpoint(folder / "checkpoint", "key", every_s=0.0),
     )  # fmt: skip
 

@@ -55,7 +55,7 @@ def test_a_store_that_cannot_be_read_is_said_and_not_taken_for_an_empty_one(
 def test_where_nothing_has_run_yet_the_flavors_are_learned_from(state: Path) -> None:
     for make in (lambda: None, lambda: Store.create_or_open(state).close()):
         make()
-        names = [m.stage.trace.name for m in materials(TrainRequest(policy=""))]
+        names = [m.scenario.trace.name for m in materials(TrainRequest(policy=""))]
         assert names == ["the flavors of A100, drawn, seed 0", "the flavors of V100, drawn, seed 0"]
         with pytest.raises(GpuschedError, match="no job of that time has run and ended"):
             materials(TrainRequest(policy="", since="3d"))

@@ -21,7 +21,7 @@ from gpusched.forecast.predictor import ends_of
 from gpusched.model.policy import PolicySpec
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import power_model
-from gpusched.study.study import Stage
+from gpusched.study.study import Scenario
 from gpusched.traces import file as tracefile
 from gpusched.traces.trace import Trace
 from tests.sim.worlds import trace_of
@@ -47,7 +47,7 @@ def material(folder: Path, trace: Trace, **request: Any) -> Material:
 def job(folder: Path, trace: Trace, **settings: object) -> TrainJob:
     of = material(folder, trace)
     return TrainJob(
-        spec=PolicySpec(name="p", agent="rltune", settings=dict(settings)), partition="default", stage=of.stage,
+        spec=PolicySpec(name="p", agent="rltune", settings=dict(settings)), partition="default", scenario=of.scenario,
         held_out=(), workload=None, declared=None, seed=0, device="cpu",
         checkpoint=Checkpoint(folder / "checkpoint", "key"), ended=of.ended,
     )  # fmt: skip
@@ -79,12 +79,12 @@ def test_run_times_that_came_to_light_after_the_cut_change_no_training(tmp_path:
     sooner, later = log(100 * HOUR_S), log(1000 * HOUR_S)
     assert not np.array_equal(sooner.duration, later.duration)
     found = [material(tmp_path, trace) for trace in (sooner, later)]
-    assert [len(m.stage.trace) for m in found] == [80, 80]
-    assert np.array_equal(found[0].stage.trace.duration, found[1].stage.trace.duration)
-    assert (ends_of(found[0].stage.trace) <= found[0].held_out[0].trace.submit[0]).all()
+    assert [len(m.scenario.trace) for m in found] == [80, 80]
+    assert np.array_equal(found[0].scenario.trace.duration, found[1].scenario.trace.duration)
+    assert (ends_of(found[0].scenario.trace) <= found[0].held_out[0].trace.submit[0]).all()
     assert found[0].ended is not None
     assert int((~found[0].ended).sum()) == 8
-    assert "8 jobs still ran" in found[0].stage.notes[-1]
+    assert "8 jobs still ran" in found[0].scenario.notes[-1]
     assert np.array_equal(found[0].held_out[0].trace.submit, sooner.submit[80:])
     for preempt in (False, True):
         settings = {"preempt": True, "search": 1} if preempt else QUICK
@@ -103,7 +103,7 @@ def test_what_is_learned_before_choosing_knows_nothing_of_the_part_that_is_chose
     odds = [learned_odds(job(tmp_path, one)) for one in pair]
     assert np.array_equal(odds[0][0].prior, odds[1][0].prior)
     pool = Pool.uniform(4, 8)
-    early = [windows(Stage(one, pool, power_model(pool)), Settings(), False)[0] for one in pair]
+    early = [windows(Scenario(one, pool, power_model(pool)), Settings(), False)[0] for one in pair]
     for mine, theirs in zip(*early, strict=True):
         assert np.array_equal(mine.duration, theirs.duration)
 
@@ -115,8 +115,8 @@ def test_without_a_held_out_part_until_is_the_cut(tmp_path: Path, until: str | N
     if ended is None:
         assert found.ended is not None
         assert found.ended.all()
-        assert found.stage.trace.duration.max() == 1000 * HOUR_S
+        assert found.scenario.trace.duration.max() == 1000 * HOUR_S
     else:
         assert found.ended is not None
         assert int(found.ended.sum()) == ended
-        assert found.stage.trace.duration.max() < 80 * HOUR_S
+        assert found.scenario.trace.duration.max() < 80 * HOUR_S

@@ -31,7 +31,7 @@ from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import power_model
-from gpusched.study.study import Stage
+from gpusched.study.study import Scenario
 from gpusched.traces.generate import generate
 from gpusched.traces.workload import RunTime, Size, Workload
 
@@ -43,15 +43,15 @@ WORKLOAD = Workload(
 QUICK: dict[str, Any] = {"iterations": 2, "sequences": 4, "sequence": 48, "rollouts": 2, "imitation": 2, "hidden": 8}
 
 
-def stage() -> Stage:
+def scenario() -> Scenario:
     pool = Pool.uniform(2, 8)
-    return Stage(generate(WORKLOAD, 0), pool, power_model(pool))
+    return Scenario(generate(WORKLOAD, 0), pool, power_model(pool))
 
 
 def job(folder: Path, seed: int = 0, **settings: Any) -> TrainJob:
     return TrainJob(
         spec=PolicySpec(name="rltune", agent="rltune", settings={**QUICK, **settings}), partition="default",
-        stage=stage(), held_out=(), workload=None, declared=None, seed=seed, device="cpu",
+        scenario=scenario(), held_out=(), workload=None, declared=None, seed=seed, device="cpu",
         checkpoint=Checkpoint(folder / "checkpoint", "key", every_s=0.0),
     )  # fmt: skip
 
@@ -60,7 +60,7 @@ def bits(trained: Trained) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in trained.arrays.items()}
 
 
-ODDS = odds_of(stage().trace.gpus, stage().trace.duration)
+ODDS = odds_of(scenario().trace.gpus, scenario().trace.duration)
 
 
 class Killed(Exception):
@@ -92,7 +92,7 @@ def test_the_same_seed_gives_the_same_weights_also_after_a_kill(
 
 def test_the_base_is_no_worse_than_any_heuristic_where_it_was_chosen() -> None:
     settings = Settings()
-    found = arenas(stage().trace, stage(), settings, False)
+    found = arenas(scenario().trace, scenario(), settings, False)
     choice = choose_base(found, settings, ODDS, lambda done, total: None)
     known = [without_net(rule, settings, ODDS) for rule in heuristics(settings)]
     least = min(float(np.mean([a.play(rule).cost("slowdown") for a in found])) for rule in known)
@@ -108,7 +108,7 @@ def test_a_network_that_harms_is_not_believed() -> None:
     harm[0, GPUS] = 50.0  # the largest first
     arrays = {"net.0.weight": harm, "net.0.bias": np.zeros(2, np.float32)}
     bad = with_net(base, arrays, np.zeros(inputs, np.float32), np.ones(inputs, np.float32), 1.0)
-    arena = [Arena(stage().trace, stage().pool, settings, "best-fit")]
+    arena = [Arena(scenario().trace, scenario().pool, settings, "best-fit")]
     found, words = choose_strength([Option("bad", 1.0, bad)], base, arena, arena, settings)
     assert found.strength == 0.0
     assert "later" in words[0]
@@ -160,7 +160,7 @@ def test_what_is_chosen_by_the_later_part_knows_the_earlier_one_only(
     one = job(tmp_path)
     with pytest.raises(Seen):
         train_agent(one, Report())
-    trace = one.stage.trace
+    trace = one.scenario.trace
     early = int(0.7 * len(trace))  # `arena.windows` judges by the rest
     known, over = known_by(trace, float(trace.submit[early - 1]))
     assert np.array_equal(found[0].prior, odds_of(known.gpus, known.duration, over).prior)
@@ -230,7 +230,7 @@ def attentive(seed: int) -> tuple[Learner, list[Episode]]:
     """A learner with attention that has not learned yet, and what it can learn from."""
     settings = read({**QUICK, "attention": True})
     base = without_net(Rule("sjf", {"estimate": -1.0}, {"one": -1.0}), settings, ODDS)
-    before = Arena(stage().trace, stage().pool, settings, "best-fit").result(base)
+    before = Arena(scenario().trace, scenario().pool, settings, "best-fit").result(base)
     assert before is not None
     torch_.begin(seed)
     return Learner(base, settings, seed), cut(before, settings, 4, np.random.default_rng(0))

@@ -29,7 +29,7 @@ from gpusched.sim.pool import Pool
 from gpusched.sim.power import power_model
 from gpusched.sim.replay import Outage, replay
 from gpusched.sim.result import Result
-from gpusched.study.study import Stage
+from gpusched.study.study import Scenario
 from gpusched.traces.generate import generate
 from gpusched.traces.workload import RunTime, Size, Workload
 from tests.sched.worlds import node, pending, snapshot
@@ -57,7 +57,7 @@ def events(result: Result) -> tuple[bytes, ...]:
 def job(folder: Path, seed: int = 0, **settings: Any) -> TrainJob:
     spec = PolicySpec(name="p", agent="rltune", settings={"preempt": True, "search": 3, "replay_jobs": 80, **settings})
     return TrainJob(
-        spec=spec, partition="default", stage=Stage(TRACE, POOL, power_model(POOL)), held_out=(), workload=None,
+        spec=spec, partition="default", scenario=Scenario(TRACE, POOL, power_model(POOL)), held_out=(), workload=None,
         declared=None, seed=seed, device="cpu", checkpoint=Checkpoint(folder / "checkpoint", "key"),
     )  # fmt: skip
 

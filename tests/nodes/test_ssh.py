@@ -2,16 +2,22 @@
 
 import socket
 import subprocess
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import paramiko
 import pytest
 
+from gpusched.model.relay import Terminal
 from gpusched.model.resources import Node, Settings
 from gpusched.nodes.transport import Transport, TransportError
 from tests.nodes.nodes import declare, opened, settings_for, sh
 from tests.testbed import Testbed, wait_until
+
+SSH_MSG_CHANNEL_EOF, SSH_MSG_CHANNEL_CLOSE = 96, 97  # RFC 4254
 
 
 def failure(node: Node, settings: Settings, timeout_s: float = 10) -> TransportError:
@@ -206,6 +212,61 @@ def config(tmp_path: Path, text: str) -> str:
 def bare(testbed: Testbed, alias: str, **changes: Any) -> Node:
     """A node that leaves everything to the SSH config."""
     return declare(testbed, testbed.nodes[0], address=alias, user=None, key=None, **changes)
+
+
+class AfterTheClose:
+    """Holds messages back until paramiko's thread has sent its close and sshd has seen it; half a second at the most.
+
+    sshd ends the connection for one that comes then, and with it all other commands that are under way there.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, is_held: Callable[[bytes], bool]) -> None:
+        self._send, self._close_sent = paramiko.Transport._send_user_message, threading.Event()  # type: ignore[attr-defined]
+        self._is_held = is_held
+        monkeypatch.setattr(paramiko.Transport, "_send_user_message", lambda t, m: self.send(t, m))
+
+    def send(self, transport: paramiko.Transport, message: paramiko.Message) -> None:
+        if self._is_held(message.asbytes()) and self._close_sent.wait(0.5):
+            for _ in range(2):  # sshd frees a closed channel in its next round
+                transport.global_request("keepalive@openssh.com")
+        self._send(transport, message)
+        if message.asbytes()[0] == SSH_MSG_CHANNEL_CLOSE:
+            self._close_sent.set()
+
+    def again(self) -> None:
+        self._close_sent.clear()
+
+
+def test_the_end_of_input_never_follows_the_close(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(declare(testbed, testbed.nodes[0]), settings_for(testbed)) as ssh:
+        ssh.run(sh("true"), 20)
+        connection = ssh._connection  # type: ignore[attr-defined]
+        with monkeypatch.context() as patched:
+            held = AfterTheClose(patched, lambda message: message[0] == SSH_MSG_CHANNEL_EOF)
+            for data in (b"", b"unread"):
+                held.again()
+                assert ssh.run(sh("exit 3", data), 20).exit_code == 3
+        assert ssh.run(sh("echo on"), 20).stdout == b"on\n"
+        assert ssh._connection is connection  # type: ignore[attr-defined]
+
+
+def test_no_change_of_a_window_follows_the_close(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+    node, end = testbed.nodes[0], "/tmp/gpusched-test-window"
+
+    def is_held(message: bytes) -> bool:
+        if held := b"window-change" in message:
+            node.run(["touch", end])
+        return held
+
+    with opened(declare(testbed, node), settings_for(testbed)) as ssh:
+        session = ssh.session(("sh", "-c", f"until [ -e {end} ]; do sleep 0.05; done; rm {end}"), Terminal())
+        connection = ssh._connection  # type: ignore[attr-defined]
+        with monkeypatch.context() as patched:
+            AfterTheClose(patched, is_held)
+            session.resize(50, 132)
+            assert session.pump(lambda kind, data: None) == 0
+        assert ssh.run(sh("echo on"), 20).stdout == b"on\n"
+        assert ssh._connection is connection  # type: ignore[attr-defined]
 
 
 def test_ssh_config_gives_host_user_key_and_port(testbed: Testbed, tmp_path: Path) -> None:

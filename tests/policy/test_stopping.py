@@ -13,7 +13,7 @@ from gpusched.config.policies import load_policy
 from gpusched.model.commands import Promote, ShadowOn
 from gpusched.model.policy import Preempting
 from gpusched.model.resources import Node, RuntimeName
-from gpusched.nightly.proof import judge, stage_for
+from gpusched.nightly.proof import judge, scenario_for
 from gpusched.sim.policies import of_spec
 from gpusched.sim.replay import replay
 from gpusched.study.study import Run
@@ -112,12 +112,12 @@ def test_a_verdict_counts_what_restarts_cost_and_leaves_alone_what_must_be(
 
     real = evaluate.carry_out
     monkeypatch.setattr(evaluate, "carry_out", lambda runs: real(seen.extend(runs) or runs))
-    verdict = judge(stage_for(trace, site, partition), "p", EASY, spec)
+    verdict = judge(scenario_for(trace, site, partition), "p", EASY, spec)
     assert [run.restart_s for run in seen] == [0.0, 1.0]
     assert verdict.gain is not None
-    stage = seen[1].stage
-    played = replay(stage.trace, stage.pool, of_spec(spec, None, "p"), restart_s=1.0)
+    scenario = seen[1].scenario
+    played = replay(scenario.trace, scenario.pool, of_spec(spec, None, "p"), restart_s=1.0)
     assert len(played.cut.job) > 0
     assert (played.cut.end - played.cut.start >= 3.0).all()
     held = msgspec.structs.replace(spec, preempt=Preempting(min_run_s=1e9))
-    assert len(replay(stage.trace, stage.pool, of_spec(held, None, "p")).cut.job) == 0
+    assert len(replay(scenario.trace, scenario.pool, of_spec(held, None, "p")).cut.job) == 0

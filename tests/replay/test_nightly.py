@@ -104,7 +104,8 @@ def test_forecasts_are_held_against_what_happened(site: Site) -> None:
     assert score.median_wait_s == pytest.approx(3.5 * HOUR)
     (line,) = [line for line in report.more if line.startswith("A: ")]
     assert line == (
-        "A: 2 of 5 predicted starts have come, half of them within 3.00 h of the time said, 33% within the range said"
+        "A: 2 of 5 predicted starts have come, half of them within 3.00 h of the predicted time, "
+        "33% within the predicted range"
     )
     written = json.loads(Path(report.file).read_text())
     assert written["predictions"][0]["started"] == 2

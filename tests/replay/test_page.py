@@ -18,7 +18,7 @@ from gpusched.sim.power import Draw, power_model
 from gpusched.sim.result import Result
 from gpusched.study.html import page
 from gpusched.study.metrics import metrics_of
-from gpusched.study.study import Bounds, Outcome, Stage, changes
+from gpusched.study.study import Bounds, Outcome, Scenario, changes
 from tests.replay.build import Job, result_of
 from tests.replay.png import pixels
 
@@ -59,10 +59,10 @@ def alike(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str,
     """Five policies that do the same, nobody ever waits: the page as drawn, and how far its table is wider than it."""
     result = _result("now", 0.0)
     power = power_model(result.pool, types={"": Draw(1000, 3000)})
-    stage = Stage(result.trace, result.pool, power)
+    scenario = Scenario(result.trace, result.pool, power)
     names = ("fifo", "easy", "spread", "sjf-oracle+conservative", "rltune-preempt")
     results = [replace(result, policy=name) for name in names]
-    outcomes = [Outcome(r, metrics_of(r, power), Bounds(), stage) for r in results]
+    outcomes = [Outcome(r, metrics_of(r, power), Bounds(), scenario) for r in results]
     folder = tmp_path_factory.mktemp("alike")
     measure = (
         "<script>const w = document.querySelector('.wide'), p = document.createElement('p'); p.className = 'over';"
@@ -102,12 +102,12 @@ def _result(policy: str, delay: float) -> Result:
 @pytest.fixture(scope="module")
 def text() -> str:
     outcomes = []
-    stage = None
+    scenario = None
     for policy, delay in (("now", 0.0), ("later", 100.0)):
         result = _result(policy, delay)
         power = power_model(result.pool, types={"": Draw(1000, 3000)})
-        stage = stage or Stage(result.trace, result.pool, power)
-        outcomes.append(Outcome(result, metrics_of(result, power), Bounds(), stage))
+        scenario = scenario or Scenario(result.trace, result.pool, power)
+        outcomes.append(Outcome(result, metrics_of(result, power), Bounds(), scenario))
     return page(outcomes, changes(outcomes), "A night & a day")
 
 

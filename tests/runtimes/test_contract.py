@@ -236,6 +236,20 @@ def test_output_goes_to_the_file_asked_for(world: World) -> None:
     assert sorted(world.sh(f"cat {quoted(path)}; rm {quoted(path)}").splitlines()) == ["err", "out"]
 
 
+def test_a_follower_that_comes_late_adds_nothing(world: World) -> None:
+    if not world.contained:
+        return  # the job writes the file itself
+    path = f"/tmp/gpusched-late-{world.tag}"
+    ref = world.launch("sh", "-c", "echo out", output=path)
+    world.await_phase(ref, "exited")
+    world.do(world.runtime.finish_output(ref))
+    # as if the one that was started had not come so far yet
+    world.sh(f"cd {world.folder(ref)} && rm output.pid output.done && : >{path}")
+    world.do(world.runtime.finish_output(ref))
+    world.sh(f"sh {world.folder(ref)}/launch follow")
+    assert world.sh(f"cat {path}; rm {path}") == "out\n"
+
+
 def test_output_of_a_gang_goes_to_its_file(world: World) -> None:
     path = f"/tmp/gpusched-gang-{world.tag}"
     ref = world.launch("sh", "-c", "echo out", output=path, hold=True)

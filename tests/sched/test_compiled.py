@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from numba.core.errors import NumbaError
 
 from gpusched import compiled
 from gpusched.compiled import jit
+from gpusched.compiled.compiling import types_of
 from gpusched.compiled.loading import SUFFIX, Foreign, kind_of
 
 PACKAGE = Path(compiled.__file__).parents[1]
@@ -222,16 +224,21 @@ def test_arrays_of_every_kind_are_read_for_what_they_are() -> None:
     assert first_of(base.view(np.recarray), 1) == 1.0  # of a class that only numba knows
 
 
-def test_kinds_tell_apart_what_is_compiled_differently() -> None:
+def test_kinds_tell_apart_what_numba_compiles_differently_and_nothing_else() -> None:
     base = np.zeros((4, 4))
+    readonly = base.copy()
+    readonly.flags.writeable = False
     values = [
-        base, base.T, base[:2, :2], base[0], base.astype(np.float32), np.zeros((1, 2, 3)), RECORDS, RECORDS[["b"]],
+        base, base.T, base[:2, :2], base[0], base[:1], base[:, :1], base[:0], base[:1, :1], base.astype(np.float32),
+        np.zeros((1, 2, 3)), RECORDS, RECORDS[:1], RECORDS[["b"]], readonly, readonly[:1],
         ALIGNED, ALIGNED.astype([("a", "u1"), ("b", "f8")]), 1, 1.0, True, None, np.int32(1), np.float64(1),
-        (1, 1.0), (1.0, 1), Two(base, base), (base, base), ((1,),), (1,),
+        np.float32(1), np.int64(1), np.uint64(1), np.bool_(True), (1, 1.0), (np.int64(1), 1.0), (1.0, 1),
+        Two(base, base), Two(base[:1], base), (base, base), ((1,),), (1,),
     ]  # fmt: skip
-    kinds = [kind_of(value) for value in values]
-    assert len(set(kinds)) == len(kinds)
-    assert len({str(kind) for kind in kinds}) == len(kinds)  # as files are told apart
+    for one, other in combinations(values, 2):
+        alike = types_of((one,)) == types_of((other,))
+        assert (kind_of(one) == kind_of(other)) is alike
+        assert (str(kind_of(one)) == str(kind_of(other))) is alike  # as files are told apart
     for foreign in ("text", [1], {1: 1}, 2**63, 1j, object, np.void(b"1"), base.view(np.matrix), np.str_("x")):
         with pytest.raises(Foreign):
             kind_of(foreign)

@@ -111,7 +111,7 @@ def test_strict_order_never_overtakes(snap: Snapshot) -> None:
 @QUICK
 @given(snapshots())
 def test_skip_leaves_nothing_that_fits(snap: Snapshot) -> None:
-    """Work-conserving: once its plan is done, whatever still waits for resources fits nowhere."""
+    """Operation-conserving: once its plan is done, whatever still waits for resources fits nowhere."""
     snap = with_policy(snap, backfill="skip", place="best-fit")
     left = after(snap, decide(snap))
     assert decide(left).actions == ()
@@ -256,7 +256,7 @@ def test_policies_of_all_names_are_known() -> None:
     from typing import get_args
 
     from gpusched.model.policy import MAPPED, Backfill, Order, Place
-    from gpusched.sched.stages import BACKFILLS, PLACES
+    from gpusched.sched.state import BACKFILLS, PLACES
 
     assert {*PLACES, *MAPPED} == set(get_args(Place))
     assert set(BACKFILLS) == set(get_args(Backfill))

@@ -18,7 +18,7 @@ from gpusched.model.resources import Inventory, Partition
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import parse_time
 from gpusched.sim.power import power_model
-from gpusched.study.study import DEFAULT_LOAD, Stage, stage_of
+from gpusched.study.study import DEFAULT_LOAD, Scenario, scenario_of
 from gpusched.traces.generate import generate
 from gpusched.traces.slicing import moment, select, slice_trace
 from gpusched.traces.trace import Trace
@@ -35,8 +35,8 @@ class Material(NamedTuple):
 
     partition: str
     declared: Partition | None
-    stage: Stage
-    held_out: tuple[Stage, ...]
+    scenario: Scenario
+    held_out: tuple[Scenario, ...]
     workload: Workload | None
     ended: Bools | None = None
 
@@ -63,7 +63,7 @@ def materials(request: TrainRequest) -> list[Material]:
 
 
 def _inventory(request: TrainRequest) -> Inventory | None:
-    """The one named; the one in force where the nodes are not said otherwise."""
+    """The one named; the one in force where no other nodes are given."""
     if request.inventory is not None:
         return load_inventory(request.inventory)
     own = request.trace is None and request.generate is None
@@ -87,10 +87,10 @@ def _partitions(request: TrainRequest, inventory: Inventory | None) -> list[Part
     return [found]
 
 
-def _stage(request: TrainRequest, trace: Trace, partition: Partition | None, load: float | None) -> Stage:
+def _scenario(request: TrainRequest, trace: Trace, partition: Partition | None, load: float | None) -> Scenario:
     """The trace on its nodes."""
     inventory = None if partition is None else Inventory(path="", partitions=(partition,))
-    return stage_of(
+    return scenario_of(
         trace,
         nodes=request.nodes,
         gpus_per_node=request.gpus_per_node,
@@ -114,18 +114,18 @@ def _recorded(request: TrainRequest, trace: Trace, partition: Partition | None) 
     What is learned from is what was known at the cut: a job that ran on beyond it has not ended, and how long it ran in
     the end is not told. Without a held-out part the cut is ``--until``; without that either, all is past.
     """
-    stage = _stage(request, trace, partition, request.load)
+    scenario = _scenario(request, trace, partition, request.load)
     name = DEFAULT if partition is None else partition.name
     over = _over_s(request, trace)
-    trace = stage.trace
+    trace = scenario.trace
     cut = float(trace.submit[0] + (trace.submit[-1] - trace.submit[0]) * (1 - request.hold_out))
     after = np.flatnonzero(trace.submit > cut)
     before, ended = known_by(trace, cut if len(after) else float(trace.submit[-1]) + over)
     if not len(before):  # all came at one moment: what they ran is all there is
-        return Material(name, partition, stage, (), None)
+        return Material(name, partition, scenario, (), None)
     held = select(trace, after, "the held-out end of the trace, begun on empty nodes")
-    held_out = (stage._replace(trace=held),) if len(after) else ()
-    return Material(name, partition, _told(stage, before, ended), held_out, None, ended)
+    held_out = (scenario._replace(trace=held),) if len(after) else ()
+    return Material(name, partition, _told(scenario, before, ended), held_out, None, ended)
 
 
 def _over_s(request: TrainRequest, trace: Trace) -> float:
@@ -142,25 +142,25 @@ def _over_s(request: TrainRequest, trace: Trace) -> float:
     return max(0.0, until - float(trace.submit[-1]))
 
 
-def _told(stage: Stage, trace: Trace, ended: Bools) -> Stage:
-    """The stage with a trace as it was known at the cut, and a sentence on what that means."""
+def _told(scenario: Scenario, trace: Trace, ended: Bools) -> Scenario:
+    """The scenario with a trace as it was known at the cut, and a sentence on what that means."""
     running = int((~ended).sum())
     note = f"{running} jobs still ran at the end of what was learned from: they count with what they had run by then"
-    return stage._replace(trace=trace, notes=(*stage.notes, note) if running else stage.notes)
+    return scenario._replace(trace=trace, notes=(*scenario.notes, note) if running else scenario.notes)
 
 
 def _generated(request: TrainRequest, workload: Workload, partition: Partition | None) -> Material:
     """Draws of a description, on the partition's nodes; its load is one on these nodes."""
     load = request.load if request.load is not None else workload.load
-    stage = _stage(request, generate(workload, FIRST_SEED), partition, None)
-    if load is not None and stage.pool.total_gpus:
-        workload = replace(workload, load=load, per_hour=None, load_gpus=stage.pool.total_gpus)
+    scenario = _scenario(request, generate(workload, FIRST_SEED), partition, None)
+    if load is not None and scenario.pool.total_gpus:
+        workload = replace(workload, load=load, per_hour=None, load_gpus=scenario.pool.total_gpus)
         if partition is not None or request.nodes is not None:  # its notes are to be of the load that is learned at
-            stage = _stage(request, generate(workload, FIRST_SEED), partition, None)
-    stage = stage._replace(trace=generate(workload, FIRST_SEED))
+            scenario = _scenario(request, generate(workload, FIRST_SEED), partition, None)
+    scenario = scenario._replace(trace=generate(workload, FIRST_SEED))
     draws = HELD_OUT_DRAWS if request.hold_out else 0
-    held_out = tuple(stage._replace(trace=generate(workload, FIRST_HELD_OUT + i)) for i in range(draws))
-    return Material(DEFAULT if partition is None else partition.name, partition, stage, held_out, workload)
+    held_out = tuple(scenario._replace(trace=generate(workload, FIRST_HELD_OUT + i)) for i in range(draws))
+    return Material(DEFAULT if partition is None else partition.name, partition, scenario, held_out, workload)
 
 
 def _history_or_flavors(request: TrainRequest, partition: Partition | None) -> Material:

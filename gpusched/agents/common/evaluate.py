@@ -13,7 +13,7 @@ from gpusched.config.weights import Arrays
 from gpusched.sim.orders import ORDERS
 from gpusched.sim.policies import ReplayPolicy, composed
 from gpusched.study.compare import compare
-from gpusched.study.study import Outcome, Run, Stage, carry_out
+from gpusched.study.study import Outcome, Run, Scenario, carry_out
 
 FIGURE = "mean_jct_s"
 _T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
@@ -43,26 +43,26 @@ def before(agent: ReplayPolicy, untrained: Arrays | None) -> ReplayPolicy | None
 
 
 def table(
-    agent: ReplayPolicy, stages: Sequence[Stage], advance: Callable[[int, int], None] = lambda done, total: None,
+    agent: ReplayPolicy, scenarios: Sequence[Scenario], advance: Callable[[int, int], None] = lambda done, total: None,
     untrained: ReplayPolicy | None = None,
 ) -> tuple[Row, ...]:  # fmt: skip
     """The agent first, then what it was untrained, then the heuristics by mean JCT, then the lower bound.
 
-    Over several stages (draws of a workload) an interval is Student's, and the change is paired by stage; over one it
-    is a bootstrap over days, as in ``gpusched replay``.
+    Over several scenarios (draws of a workload) an interval is Student's, and the change is paired by scenario; over
+    one it is a bootstrap over days, as in ``gpusched replay``.
 
     Args:
         agent: The trained policy.
-        stages: Held-out workloads on their nodes.
+        scenarios: Held-out workloads on their nodes.
         advance: Called with (replays done, replays in all).
         untrained: See `before`.
     """
     first = [agent] if untrained is None else [agent, untrained]
     policies = [*first, *heuristics(agent.knows)]
-    runs = [Run(stage, policy, None, 0) for policy in policies for stage in stages]
+    runs = [Run(scenario, policy, None, 0) for policy in policies for scenario in scenarios]
     outcomes: list[list[Outcome]] = [[] for _ in policies]
     for i, outcome in enumerate(carry_out(runs)):
-        outcomes[i // len(stages)].append(outcome)
+        outcomes[i // len(scenarios)].append(outcome)
         advance(i + 1, len(runs))
     rows = [_row(policy, mine, outcomes[0]) for policy, mine in zip(policies, outcomes, strict=True)]
     rows[len(first) :] = sorted(rows[len(first) :], key=lambda row: (row.value is None, row.value))

@@ -20,7 +20,7 @@ from gpusched.model.suggest import did_you_mean
 if TYPE_CHECKING:
     from gpusched.agents.common.checkpoint import Checkpoint
     from gpusched.model.resources import Partition
-    from gpusched.study.study import Stage
+    from gpusched.study.study import Scenario
     from gpusched.traces.workload import Workload
 
 UNTRAINED = "untrained start"
@@ -62,11 +62,11 @@ class TrainJob:
     Attributes:
         spec: The policy; ``spec.settings`` are the hyper-parameters as its file gives them (see `settings_of`).
         partition: Whose agent it is; ``default`` where the nodes are of no inventory.
-        stage: What to learn from: a trace on its nodes, without the held-out part, as it was known at the cut.
+        scenario: What to learn from: a trace on its nodes, without the held-out part, as it was known at the cut.
         ended: ``bool[jobs]`` of that trace: which had ended by then; what the others ran is only what they had run.
             None: all have.
         held_out: What the final table is made on, one or more; not to be learned from.
-        workload: What ``stage`` was generated from, if it was; `draw` gives more of it.
+        workload: What ``scenario`` was generated from, if it was; `draw` gives more of it.
         declared: The partition as inventory.yaml has it, if there is one.
         seed: Of everything that draws. The same seed gives the same weights, bit for bit, on a CPU.
         device: ``cpu`` or ``cuda``.
@@ -75,8 +75,8 @@ class TrainJob:
 
     spec: PolicySpec
     partition: str
-    stage: Stage
-    held_out: tuple[Stage, ...]
+    scenario: Scenario
+    held_out: tuple[Scenario, ...]
     workload: Workload | None
     declared: Partition | None
     seed: int
@@ -84,13 +84,13 @@ class TrainJob:
     checkpoint: Checkpoint
     ended: npt.NDArray[np.bool_] | None = None
 
-    def draw(self, seed: int) -> Stage:
+    def draw(self, seed: int) -> Scenario:
         """A workload to learn from on these nodes: another draw where it is generated, else the trace itself."""
         if self.workload is None:
-            return self.stage
+            return self.scenario
         from gpusched.traces.generate import generate
 
-        return self.stage._replace(trace=generate(self.workload, seed))
+        return self.scenario._replace(trace=generate(self.workload, seed))
 
 
 class Progress(NamedTuple):

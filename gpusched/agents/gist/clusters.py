@@ -1,4 +1,4 @@
-"""A batch of clusters in the paper's setting, made from one world of the replay engine: nothing is said twice."""
+"""A batch of clusters in the paper's setting, made from one world of the replay engine."""
 
 from __future__ import annotations
 

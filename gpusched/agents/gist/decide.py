@@ -90,13 +90,13 @@ def agent_pass(
 @jit
 def fitting(rooms: Rooms, requests: Requests, jobs: Jobs, queue: Ints, scratch: Scratch) -> Flags:
     """``uint8[shapes]``: which of the queue's shapes could start now."""
-    fits = np.zeros(jobs.standing.size, np.uint8)
-    seen = np.zeros(jobs.standing.size, np.uint8)
+    fits = np.zeros(jobs.feasibility.size, np.uint8)
+    seen = np.zeros(jobs.feasibility.size, np.uint8)
     for job in queue:
         shape = jobs.shape[job]
         if seen[shape] == 0:
             seen[shape] = 1
-            if jobs.standing[shape] == OK:
+            if jobs.feasibility[shape] == OK:
                 fits[shape] = choose(rooms, jobs.masks, request_of(requests, shape), FIRST_FIT, scratch)
     return fits
 
@@ -107,7 +107,7 @@ def see_queue(
     now: float, fits: Flags,
 ) -> None:  # fmt: skip
     """Fills ``inputs: float32[waiting, JOB_INPUTS]``; what is of a shape alone is looked at once for each."""
-    first = np.full(jobs.standing.size, -1, np.int64)
+    first = np.full(jobs.feasibility.size, -1, np.int64)
     for i in range(queue.size):
         job = queue[i]
         shape = jobs.shape[job]
@@ -155,8 +155,8 @@ def walk(
     first, head, sound, busy = -1, Head(0.0, 0.0, np.inf), True, obs.busy
     for job in ordered:
         shape, array = jobs.shape[job], jobs.array[job]
-        if jobs.standing[shape] != OK:
-            outcome.code[job] = jobs.standing[shape]
+        if jobs.feasibility[shape] != OK:
+            outcome.code[job] = jobs.feasibility[shape]
             continue
         if array >= 0 and jobs.array_room[array] <= 0:
             outcome.code[job] = ARRAY_LIMIT

@@ -154,7 +154,7 @@ def observation_of(
             drain[node] = max(drain[node], releases.end[slot])
     for job in queue:
         shape = jobs.shape[job]
-        if jobs.standing[shape] == 0:
+        if jobs.feasibility[shape] == 0:
             waiting += 1
             demand += requests.parts[shape] * requests.gpus[shape]
     whole = max(float(gpus), 1.0)

@@ -12,11 +12,11 @@ from gpusched.agents.gist.live import NO_NUMBER
 from gpusched.agents.gist.networks import Agent
 from gpusched.compiled import jit
 from gpusched.errors import GpuschedError
-from gpusched.sched.state import EASY, Floats, Ints, Outcome, new_outcome
+from gpusched.sched.state import Floats, Ints, Outcome, new_outcome
 from gpusched.sim.engine.build import World
-from gpusched.sim.engine.queue import begin_started, enter, leave_started, waiting_in
+from gpusched.sim.engine.loop import looped
+from gpusched.sim.engine.queue import apply_outcome, enter, waiting_in
 from gpusched.sim.engine.state import DECIDE, READY, Log, Passes, Sim
-from gpusched.sim.engine.static import next_decision
 
 UNSOUND = 3  # beside OVER, DECIDE and GROW
 
@@ -28,6 +28,7 @@ class Queue(NamedTuple):
         waiting: ``int64[jobs]`` in order of submission; ``size[0]`` of them.
         submit: ``float64[jobs]``. priority: ``int64[jobs]``: nobody has any in a replay.
         outcome: Where the pass writes.
+        agent: Who decides.
     """
 
     waiting: Ints
@@ -35,14 +36,15 @@ class Queue(NamedTuple):
     submit: Floats
     priority: Ints
     outcome: Outcome
+    agent: Agent
 
 
-def new_queue(sim: Sim) -> Queue:
+def new_queue(sim: Sim, agent: Agent) -> Queue:
     """An empty queue."""
     jobs = len(sim.jobs)
     outcome = new_outcome(jobs, len(sim.held))
     submit = np.ascontiguousarray(sim.jobs["submit"])
-    return Queue(np.zeros(jobs + 1, np.int64), np.zeros(1, np.int64), submit, np.zeros(jobs, np.int64), outcome)
+    return Queue(np.zeros(jobs + 1, np.int64), np.zeros(1, np.int64), submit, np.zeros(jobs, np.int64), outcome, agent)
 
 
 def runner(world: World, prepared: Agent) -> Callable[[Log], int]:
@@ -50,10 +52,10 @@ def runner(world: World, prepared: Agent) -> Callable[[Log], int]:
 
     The function returned raises `GpuschedError` where a network's answer is no number.
     """
-    sim, passes, queue = world.sim, world.passes, new_queue(world.sim)
+    sim, passes, queue = world.sim, world.passes, new_queue(world.sim, prepared)
 
     def run(log: Log) -> int:
-        code = run_agent(sim, log, passes, queue, prepared)
+        code = run_agent(sim, log, passes, queue)
         if code == UNSOUND:
             raise GpuschedError(f"{world.policy.name}: {NO_NUMBER}", "train it again")
         return code
@@ -62,33 +64,23 @@ def runner(world: World, prepared: Agent) -> Callable[[Log], int]:
 
 
 @jit
-def run_agent(sim: Sim, log: Log, passes: Passes, queue: Queue, agent: Agent) -> int:
-    """Replays to the end; OVER, GROW (call again), or UNSOUND."""
-    while True:
-        code = next_decision(sim, log, passes, EASY)
-        if code != DECIDE:
-            return code
-        for i in range(sim.counter[READY]):
-            enter(sim, queue.waiting, queue.size, sim.ready[i])
-        for partition in range(sim.dirty.size):
-            if sim.dirty[partition]:
-                sim.dirty[partition] = 0
-                own = waiting_in(sim, queue.waiting, queue.size, partition)
-                sound = agent_pass(
-                    sim.rooms, passes.usable, passes.releases, passes.requests, passes.jobs, own, queue.submit,
-                    queue.priority, sim.clock[0], agent, False, passes.scratch, queue.outcome,
-                )[3]  # fmt: skip
-                if not sound:
-                    return UNSOUND
-                carry_out(sim, log, queue)
+def decide_agent(sim: Sim, log: Log, passes: Passes, queue: Queue) -> int:
+    """Every partition's pass in which something happened; UNSOUND: no number."""
+    for i in range(sim.counter[READY]):
+        enter(sim, queue.waiting, queue.size, sim.ready[i])
+    for partition in range(sim.dirty.size):
+        if sim.dirty[partition]:
+            sim.dirty[partition] = 0
+            own = waiting_in(sim, queue.waiting, queue.size, partition)
+            queue.outcome.total[:] = 0
+            sound = agent_pass(
+                sim.rooms, passes.usable, passes.releases, passes.requests, passes.jobs, own, queue.submit,
+                queue.priority, sim.clock[0], queue.agent, False, passes.scratch, queue.outcome,
+            )[3]  # fmt: skip
+            if not sound:
+                return UNSOUND
+            apply_outcome(sim, log, queue.waiting, queue.size, queue.outcome)
+    return DECIDE
 
 
-@jit
-def carry_out(sim: Sim, log: Log, queue: Queue) -> None:
-    """Starts in the engine's terms what the pass has decided, and takes it out of the queue."""
-    outcome = queue.outcome
-    if outcome.total[0] == 0:
-        return
-    begin_started(sim, log, outcome)
-    outcome.total[:] = 0
-    leave_started(sim, queue.waiting, queue.size)
+run_agent = looped(decide_agent)

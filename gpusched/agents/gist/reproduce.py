@@ -240,9 +240,9 @@ def _seconds_to_mark(learned: dqn.Learned, optimum: float) -> float:
 def _figures(made: Reproduction, masked: Sequence[dqn.Learned]) -> Iterator[Figure]:
     once, above = made.once, f"> {GIST.trained:g}"
     for case in made.fig3:
-        said = "" if case.paper_end_d is None else f"{case.paper_end_d:g} d"
+        claimed = "" if case.paper_end_d is None else f"{case.paper_end_d:g} d"
         what = f"{case.name}, f runs {case.f_run_d:g} d"
-        yield Figure(of="Fig. 3", what=what, paper=said, exact="", measured=f"{case.end_d:g} d")
+        yield Figure(of="Fig. 3", what=what, paper=claimed, exact="", measured=f"{case.end_d:g} d")
     yield _line("Fig. 5a, 6", "mean U, trained", above, f"at most {once.u_optimum:.4f}", once.u_agent)
     yield _line("", "the same network before training", "", "", once.u_untrained)
     yield from _without_learning(once)
@@ -252,8 +252,8 @@ def _figures(made: Reproduction, masked: Sequence[dqn.Learned]) -> Iterator[Figu
     yield Figure(of="", what=what, paper=f"{GIST.episodes}", exact="", measured=episodes)
     yield Figure(of="Fig. 5b", what="mean U, naive", paper=f"{GIST.naive:g}", exact=f"{once.u_naive:.4f}", measured="")
     least, lowest = naive.lowest(paper("A100")), min(min(course["naive"]) for course in made.fig5.values())
-    said = f"< {GIST.lowest:g}"
-    yield Figure(of="", what="lowest U, naive", paper=said, exact=f"{least:.4f}", measured=f"{lowest:.4f}")
+    claimed = f"< {GIST.lowest:g}"
+    yield Figure(of="", what="lowest U, naive", paper=claimed, exact=f"{least:.4f}", measured=f"{lowest:.4f}")
     for partition, played in made.fig6.items():
         agent, other = (float(np.mean(played[name])) for name in ("agent", "naive"))
         what = f"{len(played['agent'])} test episodes on {partition}: trained, naive"
@@ -262,14 +262,14 @@ def _figures(made: Reproduction, masked: Sequence[dqn.Learned]) -> Iterator[Figu
     for partition, printed in GIST.energy_mwh.items():
         e = made.inefficient_energy_mwh[partition]
         of_naive = [(e["naive"], e[name]) for name in ("optimum", "agent")]
-        said, exact, found = (f"{before:.2f} to {after:.2f} MWh" for before, after in (printed, *of_naive))
-        yield Figure(of="Fig. 7", what=f"inefficient energy of {partition}", paper=said, exact=exact, measured=found)
+        claimed, exact, found = (f"{before:.2f} to {after:.2f} MWh" for before, after in (printed, *of_naive))
+        yield Figure(of="Fig. 7", what=f"inefficient energy of {partition}", paper=claimed, exact=exact, measured=found)
     e = made.inefficient_energy_mwh["A100"]
     exact, found = (f"{e[name] / e['naive'] - 1:+.0%}" for name in ("optimum", "agent"))
     yield Figure(of="", what="change", paper=f"{GIST.energy_change:+.0%}", exact=exact, measured=found)
     best, reached = (h / once.makespan_naive_h - 1 for h in (once.makespan_first_fit_h, once.makespan_agent_h))
-    said = f"{GIST.run_time_change:+.0%}"
-    yield Figure(of="Text", what="run time until f", paper=said, exact=f"{best:+.1%}", measured=f"{reached:+.1%}")
+    claimed = f"{GIST.run_time_change:+.0%}"
+    yield Figure(of="Text", what="run time until f", paper=claimed, exact=f"{best:+.1%}", measured=f"{reached:+.1%}")
     for name in ("hour_apart", "day_apart"):
         yield from _apart(getattr(made, name))
 
@@ -293,8 +293,8 @@ def _apart(at: Setting) -> Iterator[Figure]:
     yield Figure(of="", what="naive, all jobs known beforehand", paper="", exact=exact, measured="")
 
 
-def _line(of: str, what: str, said: str, exact: str, values: Sequence[float]) -> Figure:
-    return Figure(of=of, what=what, paper=said, exact=exact, measured=", ".join(f"{v:.4f}" for v in values))
+def _line(of: str, what: str, paper: str, exact: str, values: Sequence[float]) -> Figure:
+    return Figure(of=of, what=what, paper=paper, exact=exact, measured=", ".join(f"{v:.4f}" for v in values))
 
 
 def _episodes_to_mark(learned: dqn.Learned, optimum: float) -> int | str:

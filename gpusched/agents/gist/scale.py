@@ -118,8 +118,8 @@ class Search:
         self._job, self._settings, self._report = job, settings, report
         self._patience_s = settings.patience_days * 86400
         self._pools = _pools(job, settings)
-        if len(job.stage.trace) < 2:
-            raise UsageError(f"{job.stage.trace.name}: {len(job.stage.trace)} jobs are too few to learn from")
+        if len(job.scenario.trace) < 2:
+            raise UsageError(f"{job.scenario.trace.name}: {len(job.scenario.trace)} jobs are too few to learn from")
         self._validation = [
             _workload(self._trace(_FIRST_VALIDATION + i, k, settings.validation_jobs), pool)
             for i in range(settings.validation)
@@ -200,7 +200,7 @@ class Search:
             if workload.load is not None:
                 workload = replace(workload, load_gpus=self._pools[pool].total_gpus)
             return generate(replace(workload, jobs=jobs), seed)
-        trace, rng = job.stage.trace, np.random.default_rng(seed)
+        trace, rng = job.scenario.trace, np.random.default_rng(seed)
         if len(trace) <= jobs:
             return trace
         first = int(rng.integers(len(trace) - jobs + 1))
@@ -214,7 +214,7 @@ def _workload(trace: Trace, pool: Pool) -> Workload:
 
 def _pools(job: TrainJob, settings: Settings) -> list[Pool]:
     """The partition's own nodes, and the other sizes asked for."""
-    own = job.stage.pool
+    own = job.scenario.pool
     try:
         sizes = [int(word) for word in settings.servers.split()]
     except ValueError:

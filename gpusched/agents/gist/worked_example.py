@@ -41,14 +41,14 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 def cases() -> list[Case]:
     """Case 1 and 2 with an f job of 10 days and of Table 2's 21; beside them, the paper's own order, largest first."""
     found = []
-    for f_run_d, said in ((F_RUN_PAPER_D, GIST.ends_d), (F_RUN_H / 24, (None, None))):
-        found.append(_case("case 1: first server with room", (0, 0, 1), False, f_run_d, said[0]))
-        found.append(_case("case 2: job 2 beside job 3", (0, 1, 1), False, f_run_d, said[1]))
+    for f_run_d, ends_d in ((F_RUN_PAPER_D, GIST.ends_d), (F_RUN_H / 24, (None, None))):
+        found.append(_case("case 1: first server with room", (0, 0, 1), False, f_run_d, ends_d[0]))
+        found.append(_case("case 2: job 2 beside job 3", (0, 1, 1), False, f_run_d, ends_d[1]))
         found.append(_case("largest first, first fit", (), True, f_run_d, None))
     return found
 
 
-def _case(name: str, servers: tuple[int, ...], largest_first: bool, f_run_d: float, said: float | None) -> Case:
+def _case(name: str, servers: tuple[int, ...], largest_first: bool, f_run_d: float, paper_end_d: float | None) -> Case:
     """All five there at once; the first jobs go where ``servers`` says, others to the first server with room."""
     setting = paper("A100")
     whole = Kind("f-A100", 16, 512, 2048 << 10, f_run_d * _DAY_S)
@@ -77,4 +77,6 @@ def _case(name: str, servers: tuple[int, ...], largest_first: bool, f_run_d: flo
         for j in range(len(_JOBS))
         for node in result.nodes_of(j)
     )
-    return Case(name=name, f_run_d=f_run_d, end_d=float(np.max(result.end) / _DAY_S), paper_end_d=said, bars=bars)
+    return Case(
+        name=name, f_run_d=f_run_d, end_d=float(np.max(result.end) / _DAY_S), paper_end_d=paper_end_d, bars=bars
+    )

@@ -66,11 +66,11 @@ def _rest(forest: Forest, trace: Trace, begin: float, end: float, until: float) 
     And which had ended at ``until``: of the others the run time is what they can have run by then, at least.
     """
     chosen = np.flatnonzero((trace.submit >= begin) & (trace.submit < end))
-    said = np.zeros((len(chosen), len(forest.roots)))
-    predict_all(forest, features_of(trace, float(forest.typical[0]))[chosen], said)
+    predicted = np.zeros((len(chosen), len(forest.roots)))
+    predict_all(forest, features_of(trace, float(forest.typical[0]))[chosen], predicted)
     ended = ends_of(trace)[chosen] <= until
     ran = np.where(ended, trace.duration[chosen], until - trace.submit[chosen])
-    return np.log(np.maximum(ran, 1.0))[:, None] - np.maximum(said, 0.0), ended
+    return np.log(np.maximum(ran, 1.0))[:, None] - np.maximum(predicted, 0.0), ended
 
 
 def shift_of(level: float, rest: Floats, ended: Bools) -> float:

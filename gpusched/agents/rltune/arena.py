@@ -10,7 +10,7 @@ import numpy.typing as npt
 from gpusched.agents.common.known import known_by
 from gpusched.agents.rltune.candidates import first_of_later
 from gpusched.agents.rltune.live import Prepared
-from gpusched.agents.rltune.replay import UNSOUND, book_of_trace, new_queue, run_scored
+from gpusched.agents.rltune.replay import UNSOUND, Scored, known_of_trace, new_queue, run_scored
 from gpusched.agents.rltune.settings import Settings
 from gpusched.config.weights import Model
 from gpusched.sim.engine.build import Options, World, log_of, result_of, world_of
@@ -19,7 +19,7 @@ from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import Pool
 from gpusched.sim.result import Result
 from gpusched.study.metrics import SLOWDOWN_THRESHOLD_S
-from gpusched.study.study import Stage
+from gpusched.study.study import Scenario
 from gpusched.traces.slicing import nodes_for_load, offered_load, select, span_s
 from gpusched.traces.trace import Trace
 
@@ -70,7 +70,7 @@ class Arena:
     def __init__(self, trace: Trace, pool: Pool, settings: Settings, place: str) -> None:
         self.trace, self.pool = trace, pool
         self._world = world_for(trace, pool, settings, place)
-        self._book = book_of_trace(trace, self._world.demand, len(pool.partitions), settings.knows)
+        self._known = known_of_trace(trace, self._world.demand, len(pool.partitions), settings.knows)
 
     def play(self, prepared: Prepared) -> Figures:
         """One replay's figures; no numbers: infinite."""
@@ -83,11 +83,11 @@ class Arena:
         """One replay; None where a score is no number."""
         world = self._world
         sim, passes = shared(world.sim, world.passes)
-        queue, book = new_queue(sim, int(prepared.scorer.window[0])), fresh(self._book)
-        log, rule = log_of(world), PLACEMENTS[world.rule]
-        code = GROW
+        queue, known = new_queue(sim, int(prepared.scorer.window[0])), fresh(self._known)
+        by = Scored(queue, known, prepared.scorer, PLACEMENTS[world.rule], prepared.backfill)
+        log, code = log_of(world), GROW
         while code == GROW:
-            code = run_scored(sim, log, passes, queue, book, prepared.scorer, rule, prepared.backfill)
+            code = run_scored(sim, log, passes, by)
             if code == GROW:
                 log = grown_log(log, sim)
         return None if code == UNSOUND else result_of(world._replace(sim=sim, passes=passes), log, 0.0)
@@ -114,12 +114,12 @@ def figures(trace: Trace, end: npt.NDArray[np.float64], gpus: int) -> Figures:
     return Figures(float((jct - run).mean()), float(jct.mean()), float(slowdown.mean()), used)
 
 
-def windows(stage: Stage, settings: Settings, fixed_nodes: bool) -> tuple[list[Trace], Trace]:
+def windows(scenario: Scenario, settings: Settings, fixed_nodes: bool) -> tuple[list[Trace], Trace]:
     """Two windows of the first part of the training trace to learn by, and its last part to choose by.
 
     The first part is as it was known when the last one began: it knows no run times that came to light later.
     """
-    trace, first = stage.trace, first_of_later(stage.trace)
+    trace, first = scenario.trace, first_of_later(scenario.trace)
     early, _ = known_by(trace, float(trace.submit[first - 1]))
     if len(early) < 2:  # all came at one moment
         early = select(trace, np.arange(first))
@@ -132,12 +132,12 @@ def windows(stage: Stage, settings: Settings, fixed_nodes: bool) -> tuple[list[T
     ], select(trace, later)
 
 
-def arenas(trace: Trace, stage: Stage, settings: Settings, declared: bool) -> list[Arena]:
-    """The window on nodes for the stage's load and for a fifth more; on the declared nodes as they are."""
+def arenas(trace: Trace, scenario: Scenario, settings: Settings, declared: bool) -> list[Arena]:
+    """The window on nodes for the scenario's load and for a fifth more; on the declared nodes as they are."""
     place = "best-fit"
-    if declared or span_s(trace) <= 0 or len(trace) < _FEWEST or len(set(stage.pool.gpus.tolist())) > 1:
-        return [Arena(trace, stage.pool, settings, place)]
-    per_node = int(stage.pool.gpus[0])
-    load = min(max(offered_load(stage.trace, stage.pool.total_gpus), 0.5), 1.5)
+    if declared or span_s(trace) <= 0 or len(trace) < _FEWEST or len(set(scenario.pool.gpus.tolist())) > 1:
+        return [Arena(trace, scenario.pool, settings, place)]
+    per_node = int(scenario.pool.gpus[0])
+    load = min(max(offered_load(scenario.trace, scenario.pool.total_gpus), 0.5), 1.5)
     counts = dict.fromkeys(nodes_for_load(trace, per_node, load * factor) for factor in LOAD_FACTORS)
     return [Arena(trace, Pool.uniform(n, per_node), settings, place) for n in counts]

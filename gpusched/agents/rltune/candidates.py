@@ -142,7 +142,7 @@ def learned_odds(job: TrainJob) -> tuple[Odds, Odds]:
     The first are of what was known when the later part began, by which is chosen; the others of all that is learned
     from.
     """
-    trace = job.stage.trace
+    trace = job.scenario.trace
     early, over = known_by(trace, float(trace.submit[first_of_later(trace) - 1]))
     return odds_of(early.gpus, early.duration, over), odds_of(trace.gpus, trace.duration, job.ended)
 

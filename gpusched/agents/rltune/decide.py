@@ -9,7 +9,7 @@ import numpy as np
 from gpusched.agents.common.attention import NONE as NO_ATTENTION
 from gpusched.agents.common.attention import attended
 from gpusched.agents.common.nets import Net, forward, work_for
-from gpusched.agents.rltune.history import Book, Observation, Reals, Shape, features, left_s, note_running
+from gpusched.agents.rltune.history import Known, Observation, Reals, Shape, features, left_s, note_running
 from gpusched.agents.rltune.odds import Odds, expected
 from gpusched.compiled import jit
 from gpusched.sched.backfill import take
@@ -97,11 +97,11 @@ def score(scorer: Scorer, row: Reals, scaled: Reals, out: Reals, work: Reals) ->
 
 
 @jit
-def window_of(book: Book, queue: Ints, size: int, ahead: Ints) -> Ints:
+def window_of(known: Known, queue: Ints, size: int, ahead: Ints) -> Ints:
     """Which jobs are scored, at most ``size``: the first of each burst, then the second of each, and so on.
 
     Args:
-        book: What is remembered.
+        known: What is remembered.
         queue: ``int64[waiting]``, in order of submission.
         size: Of the window.
         ahead: ``int64[>= waiting]``: gets how many of its burst wait before each job.
@@ -111,12 +111,12 @@ def window_of(book: Book, queue: Ints, size: int, ahead: Ints) -> Ints:
     """
     most = 0
     for i in range(queue.size):
-        burst = book.facts[queue[i]]["burst"]
-        ahead[i] = book.ahead[burst]
-        book.ahead[burst] += 1
+        burst = known.facts[queue[i]]["burst"]
+        ahead[i] = known.ahead[burst]
+        known.ahead[burst] += 1
         most = max(most, ahead[i])
     for i in range(queue.size):
-        book.ahead[book.facts[queue[i]]["burst"]] = 0
+        known.ahead[known.facts[queue[i]]["burst"]] = 0
     if queue.size <= size:
         return np.arange(queue.size)
     starts = np.zeros(most + 2, np.int64)
@@ -145,7 +145,7 @@ def observation_of(rooms: Rooms, total: Rooms, lo: int, hi: int, queued: int, no
 
 @jit
 def ordered(
-    book: Book,
+    known: Known,
     scorer: Scorer,
     obs: Observation,
     field: Field,
@@ -160,10 +160,10 @@ def ordered(
     network saw of the window's jobs.
     """
     hold = np.zeros(queue.size, np.uint8)
-    order = window_of(book, queue, scorer.window[0], ahead)
+    order = window_of(known, queue, scorer.window[0], ahead)
     size = min(queue.size, scorer.window[0])
     window = order[:size].copy()
-    scores = scores_of(book, scorer, obs, field, releases, queue, window, ahead, seen)
+    scores = scores_of(known, scorer, obs, field, releases, queue, window, ahead, seen)
     if not np.all(np.isfinite(scores)):
         return queue[order], hold, False
     best = np.argsort(-scores[:, 0], kind="mergesort")
@@ -175,7 +175,7 @@ def ordered(
 
 @jit
 def scores_of(
-    book: Book,
+    known: Known,
     scorer: Scorer,
     obs: Observation,
     field: Field,
@@ -186,13 +186,13 @@ def scores_of(
     seen: Reals,
 ) -> Reals:
     """The two scores of each of ``queue[window]``, ``float32[window, 2]``; see `ordered`."""
-    jobs, shapes = field.jobs, field.jobs.standing.size
+    jobs, shapes = field.jobs, field.jobs.feasibility.size
     fits, share, drain = np.full(shapes, -1, np.int64), np.zeros(shapes), np.zeros(shapes)
     slots, due = np.zeros(0, np.int64), np.zeros(0)
     row, work = np.zeros(seen.shape[1], np.float32), work_for(scorer.net)
     scores = np.empty((window.size, 2), np.float32)
     for i in range(releases.used[0]):
-        note_running(book, _owner(releases, jobs, releases.order[i]), obs.now)
+        note_running(known, _owner(releases, jobs, releases.order[i]), obs.now)
     for i in range(window.size):
         job = queue[window[i]]
         shape = jobs.shape[job]
@@ -202,10 +202,10 @@ def scores_of(
             share[shape] = _allowed_free(field, request)
             if not fits[shape]:
                 if due.size == 0:
-                    slots, due = due_slots(book, releases, jobs, obs.now)
+                    slots, due = due_slots(known, releases, jobs, obs.now)
                 drain[shape] = await_room(field, field.rooms, releases, slots, due, request, obs.now) - obs.now
         of = Shape(share[shape], fits[shape] == 1, min(drain[shape], 1e9))
-        features(book, scorer.odds, obs, job, ahead[window[i]], of, row)
+        features(known, scorer.odds, obs, job, ahead[window[i]], of, row)
         score(scorer, row, seen[i], scores[i], work)
     if scorer.attention.size > 0:
         _attend(scorer, seen[: window.size], scores)
@@ -235,20 +235,20 @@ def _allowed_free(field: Field, request: Request) -> float:
 
 @jit
 def _owner(releases: Releases, jobs: Jobs, slot: int) -> int:
-    """The book's job of a slot: an owner below 0 is a running job of a snapshot, which is after all waiting ones."""
+    """The known's job of a slot: an owner below 0 is a running job of a snapshot, which is after all waiting ones."""
     owner = releases.owner[slot]
     return int(owner if owner >= 0 else jobs.shape.size - 1 - owner)
 
 
 @jit
-def due_slots(book: Book, releases: Releases, jobs: Jobs, now: float) -> tuple[Ints, Floats]:
+def due_slots(known: Known, releases: Releases, jobs: Jobs, now: float) -> tuple[Ints, Floats]:
     """The slots of ``releases`` in the order in which they are expected back, and when, ``float64[slots]`` of all."""
     used = releases.used[0]
     due = np.empty(releases.end.size)
     ends = np.empty(used)
     for i in range(used):
         slot = releases.order[i]
-        due[slot] = ends[i] = now + left_s(book, _owner(releases, jobs, slot), now)
+        due[slot] = ends[i] = now + left_s(known, _owner(releases, jobs, slot), now)
     return releases.order[:used][np.argsort(ends, kind="mergesort")], due
 
 
@@ -287,7 +287,7 @@ def await_room(
 
 @jit
 def arrange(
-    book: Book,
+    known: Known,
     odds: Odds,
     field: Field,
     releases: Releases,
@@ -311,14 +311,14 @@ def arrange(
     head, held, until = -1, 0, now
     scratch.stamp[0] += 1
     stamp = scratch.stamp[0]
-    full = np.zeros(jobs.standing.size, np.bool_)  # shapes that do not fit even where nodes are held
+    full = np.zeros(jobs.feasibility.size, np.bool_)  # shapes that do not fit even where nodes are held
     for column, of in zip(late, field.rooms):  # noqa: B905 - numba's zip takes no strict
         column[:] = of
     for i in range(queue.size):
         job = queue[i]
         shape, array = jobs.shape[job], jobs.array[job]
-        if jobs.standing[shape] != OK:
-            outcome.code[job] = jobs.standing[shape]
+        if jobs.feasibility[shape] != OK:
+            outcome.code[job] = jobs.feasibility[shape]
         elif array >= 0 and jobs.array_room[array] <= 0:
             outcome.code[job] = ARRAY_LIMIT
         elif head >= 0 and backfill == NONE:
@@ -329,7 +329,7 @@ def arrange(
                 _start(field, releases, request, job, now, outcome)
                 continue
             scratch.failed[shape] = stamp
-            if held and not full[shape] and gone_by_s(book, odds, job) <= until - now:
+            if held and not full[shape] and gone_by_s(known, odds, job) <= until - now:
                 if choose(field.rooms, jobs.masks, request, rule, scratch):
                     _start(field, releases, request, job, now, outcome)
                     continue
@@ -337,18 +337,18 @@ def arrange(
             outcome.code[job] = RESOURCES
             head = job if head < 0 else head
             if hold[i] and backfill != NONE and held < MOST_HELD:
-                until = _hold(book, field, releases, request, now)
+                until = _hold(known, field, releases, request, now)
                 held += 1
     return head
 
 
 @jit
-def gone_by_s(book: Book, odds: Odds, job: int) -> float:
+def gone_by_s(known: Known, odds: Odds, job: int) -> float:
     """Seconds within which a job is expected to be over: its limit, else some times its expected run time."""
-    limit = book.facts[job]["limit"]
+    limit = known.facts[job]["limit"]
     if not np.isnan(limit):
         return float(np.exp(limit))
-    return float(_SURELY * np.exp(expected(book.history, odds, book.facts, job)[0]))
+    return float(_SURELY * np.exp(expected(known.history, odds, known.facts, job)[0]))
 
 
 @jit
@@ -369,9 +369,9 @@ def _start(field: Field, releases: Releases, request: Request, job: int, now: fl
 
 
 @jit
-def _hold(book: Book, field: Field, releases: Releases, request: Request, now: float) -> float:
+def _hold(known: Known, field: Field, releases: Releases, request: Request, now: float) -> float:
     """Keeps the nodes on which the request is expected to fit first from the jobs behind; until when, in seconds."""
-    slots, due = due_slots(book, releases, field.jobs, now)
+    slots, due = due_slots(known, releases, field.jobs, now)
     until = await_room(field, field.scratch.late, releases, slots, due, request, now)
     if until < np.inf:
         for part in range(request.parts):

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.agents.rltune.arena import Figures, figures, fresh, grown_log, shared, world_for
-from gpusched.agents.rltune.history import FEATURES, Book, note_ended
+from gpusched.agents.rltune.history import FEATURES, Known, note_ended
 from gpusched.agents.rltune.live import Prepared
 from gpusched.agents.rltune.odds import SHORTEST_S
-from gpusched.agents.rltune.replay import book_of_trace, new_queue
-from gpusched.agents.rltune.rollout import Tape, new_tape, play_sequence
+from gpusched.agents.rltune.replay import Scored, known_of_trace, new_queue
+from gpusched.agents.rltune.rollout import Drawn, Tape, new_tape, play_sequence
 from gpusched.agents.rltune.settings import Settings
 from gpusched.sched.state import seed_words
 from gpusched.sim.engine.build import World, log_of
@@ -25,7 +25,7 @@ from gpusched.traces.file import FLOATS, INTS
 from gpusched.traces.slicing import select
 from gpusched.traces.trace import Trace
 
-_MOST_BEFORE = 2000  # ended jobs that a sequence's book remembers
+_MOST_BEFORE = 2000  # ended jobs that a sequence's known remembers
 _ROWS_PER_PICK = 24
 
 
@@ -35,7 +35,7 @@ class Episode(NamedTuple):
     trace: Trace
     pool: Pool
     world: World
-    book: Book
+    known: Known
     truth: npt.NDArray[np.float64]
 
 
@@ -76,7 +76,7 @@ def _begun(
 ) -> Episode:  # fmt: skip
     """The world at ``time``: what ran has the rest of its work left, what has ended is only remembered."""
     demand = world_for(part, pool, settings, "best-fit").demand
-    whole = book_of_trace(part, demand, len(pool.partitions), settings.knows)
+    whole = known_of_trace(part, demand, len(pool.partitions), settings.knows)
     if whole.learns[0]:
         for i in np.argsort(end, kind="stable"):
             note_ended(whole, int(gone[i]), float(part.duration[gone[i]]))
@@ -107,11 +107,10 @@ def play(episode: Episode, prepared: Prepared, temperature: float, seed: int, pi
     """Plays a sequence once; at most ``picks`` picks are written down."""
     world = episode.world
     sim, passes = shared(world.sim, world.passes)
-    queue, book = new_queue(sim, window), fresh(episode.book)
+    queue, known = new_queue(sim, window), fresh(episode.known)
     tape = new_tape(picks * _ROWS_PER_PICK, picks, window, len(FEATURES))
-    log, rng, rule = log_of(world), seed_words(seed), PLACEMENTS[world.rule]
-    while play_sequence(
-        sim, log, passes, queue, book, prepared.scorer, rule, prepared.backfill, temperature, rng, tape
-    ) == GROW:  # fmt: skip
+    by = Scored(queue, known, prepared.scorer, PLACEMENTS[world.rule], prepared.backfill)
+    log, drawn = log_of(world), Drawn(by, temperature, seed_words(seed), tape)
+    while play_sequence(sim, log, passes, drawn) == GROW:
         log = grown_log(log, sim)
     return Play(figures(episode.trace, sim.state["end"], episode.pool.total_gpus), tape)

@@ -59,7 +59,7 @@ FEATURES = (
 ) = range(len(FEATURES))  # fmt: skip
 
 
-class Book(NamedTuple):
+class Known(NamedTuple):
     """What is remembered.
 
     Attributes:
@@ -115,58 +115,58 @@ def grouped(submit: Floats, *same: npt.NDArray[Any]) -> tuple[Ints, Ints]:
     return kind, burst
 
 
-def book_of(facts: Records, queues: int, learns: bool) -> Book:
-    """A book in which nothing has run yet; ``learns``: whether it may remember how long ended jobs ran."""
+def known_of(facts: Records, queues: int, learns: bool) -> Known:
+    """A known in which nothing has run yet; ``learns``: whether it may remember how long ended jobs ran."""
 
     def past(name: str) -> Records:
         return np.zeros(int(facts[name].max(initial=-1)) + 2, PAST)
 
     bursts = past("burst")
     empty = np.zeros(queues, PAST)
-    return Book(facts, bursts, past("kind"), empty, past("user"), np.zeros(len(bursts), np.int64),
+    return Known(facts, bursts, past("kind"), empty, past("user"), np.zeros(len(bursts), np.int64),
                 np.array([learns], np.uint8), new_history(facts, queues))  # fmt: skip
 
 
 @jit
-def note_start(book: Book, job: int, now: float) -> None:
+def note_start(known: Known, job: int, now: float) -> None:
     """The job runs from now on."""
-    of = book.facts[job]
+    of = known.facts[job]
     of["started"] = now
-    for past, at in _pasts(book, job):
+    for past, at in _pasts(known, job):
         past[at]["runs"] += 1
         past[at]["starts"] += now - of["had"]
         past[at]["held"] += of["gpus"]
 
 
 @jit
-def note_stop(book: Book, job: int, now: float, over: bool) -> None:
+def note_stop(known: Known, job: int, now: float, over: bool) -> None:
     """The job runs no longer; ``over``: it has ended, so that its run time is known, else it was preempted."""
-    of = book.facts[job]
+    of = known.facts[job]
     ran = of["had"] + now - of["started"]
-    for past, at in _pasts(book, job):
+    for past, at in _pasts(known, job):
         past[at]["runs"] -= 1
         past[at]["starts"] -= of["started"] - of["had"]
         past[at]["held"] -= of["gpus"]
     of["started"] = np.nan
     of["had"] = ran
-    if over and book.learns[0]:
-        note_ended(book, job, ran)
+    if over and known.learns[0]:
+        note_ended(known, job, ran)
 
 
 @jit
-def note_running(book: Book, job: int, now: float) -> None:
+def note_running(known: Known, job: int, now: float) -> None:
     """The job has run until now: what it has outlived is remembered."""
-    of = book.facts[job]
-    if book.learns[0] and not np.isnan(of["started"]):
-        note_passed(book.history, book.facts, job, of["had"] + now - of["started"], False)
+    of = known.facts[job]
+    if known.learns[0] and not np.isnan(of["started"]):
+        note_passed(known.history, known.facts, job, of["had"] + now - of["started"], False)
 
 
 @jit
-def note_ended(book: Book, job: int, ran_s: float) -> None:
+def note_ended(known: Known, job: int, ran_s: float) -> None:
     """The job has ended after ``ran_s`` seconds; the newest counts most, by a sixteenth at least."""
-    note_passed(book.history, book.facts, job, ran_s, True)
+    note_passed(known.history, known.facts, job, ran_s, True)
     log_s = np.log(max(ran_s, SHORTEST_S))
-    for past, at in _pasts(book, job):
+    for past, at in _pasts(known, job):
         past[at]["ended"] += 1
         newest = max(1.0 / past[at]["ended"], _MEMORY)
         past[at]["mean"] += newest * (log_s - past[at]["mean"])
@@ -174,10 +174,10 @@ def note_ended(book: Book, job: int, ran_s: float) -> None:
 
 
 @jit
-def _pasts(book: Book, job: int) -> tuple[tuple[Records, int], ...]:
-    of = book.facts[job]
+def _pasts(known: Known, job: int) -> tuple[tuple[Records, int], ...]:
+    of = known.facts[job]
     return (
-        (book.bursts, of["burst"]), (book.kinds, of["kind"]), (book.queues, of["queue"]), (book.users, of["user"])
+        (known.bursts, of["burst"]), (known.kinds, of["kind"]), (known.queues, of["queue"]), (known.users, of["user"])
     )  # fmt: skip
 
 
@@ -187,13 +187,13 @@ def _spread(past: Records, at: int) -> float:
 
 
 @jit
-def estimate_log_s(book: Book, job: int) -> float:
+def estimate_log_s(known: Known, job: int) -> float:
     """The logarithm of the run time to expect, from queue, kind and burst, each weighing what it has seen; capped.
 
     Where there is a limit it is the cap, and what is expected without history.
     """
-    of = book.facts[job]
-    queue, kind, burst = book.queues[of["queue"]], book.kinds[of["kind"]], book.bursts[of["burst"]]
+    of = known.facts[job]
+    queue, kind, burst = known.queues[of["queue"]], known.kinds[of["kind"]], known.bursts[of["burst"]]
     found = _UNKNOWN_LOG_S if np.isnan(of["limit"]) else of["limit"]
     found = (3.0 * found + queue["ended"] * queue["mean"]) / (3.0 + queue["ended"])
     found = (3.0 * found + kind["ended"] * kind["mean"]) / (3.0 + kind["ended"])
@@ -202,19 +202,19 @@ def estimate_log_s(book: Book, job: int) -> float:
 
 
 @jit
-def left_s(book: Book, job: int, now: float) -> float:
+def left_s(known: Known, job: int, now: float) -> float:
     """Seconds that a running job will go on: what is expected of it, or, once it has outrun that, as long again."""
-    of = book.facts[job]
+    of = known.facts[job]
     had = of["had"] + (0.0 if np.isnan(of["started"]) else now - of["started"])
-    expected = np.exp(estimate_log_s(book, job)) - had
+    expected = np.exp(estimate_log_s(known, job)) - had
     return float(expected if expected > 0.0 else max(had, 1.0))
 
 
 @jit
-def features(book: Book, odds: Odds, obs: Observation, job: int, ahead: int, shape: Shape, out: Reals) -> None:
+def features(known: Known, odds: Odds, obs: Observation, job: int, ahead: int, shape: Shape, out: Reals) -> None:
     """What the network sees of one job, ``float32[FEATURES]``, not yet scaled."""
-    of = book.facts[job]
-    burst, kind, queue = book.bursts[of["burst"]], book.kinds[of["kind"]], book.queues[of["queue"]]
+    of = known.facts[job]
+    burst, kind, queue = known.bursts[of["burst"]], known.kinds[of["kind"]], known.queues[of["queue"]]
     gpus = max(of["gpus"], 1.0)
     runs = not np.isnan(of["started"])
     out[GPUS] = np.log2(of["gpus"] + 1.0)
@@ -225,14 +225,14 @@ def features(book: Book, odds: Odds, obs: Observation, job: int, ahead: int, sha
     out[WAITED] = np.log(max(obs.now - of["submit"], 0.0) + 1.0)
     angle = 2.0 * np.pi * of["clock"] / DAY_S
     out[HOUR_SIN], out[HOUR_COS] = np.sin(angle), np.cos(angle)
-    out[USER_SHARE] = book.users[of["user"]]["held"] / obs.gpus
+    out[USER_SHARE] = known.users[of["user"]]["held"] / obs.gpus
     out[KIND_ENDED] = np.log(kind["ended"] + 1.0)
     out[KIND_MEAN] = kind["mean"] if kind["ended"] > 0 else _UNKNOWN_LOG_S
-    out[KIND_SPREAD] = _spread(book.kinds, of["kind"])
+    out[KIND_SPREAD] = _spread(known.kinds, of["kind"])
     out[QUEUE_MEAN] = queue["mean"] if queue["ended"] > 0 else _UNKNOWN_LOG_S
     out[BURST_ENDED] = np.log(burst["ended"] + 1.0)
     out[BURST_MEAN] = burst["mean"] if burst["ended"] > 0 else out[KIND_MEAN]
-    out[BURST_SPREAD] = _spread(book.bursts, of["burst"])
+    out[BURST_SPREAD] = _spread(known.bursts, of["burst"])
     out[BURST_RUNS] = np.log(burst["runs"] + 1.0)
     age = 0.0
     if burst["runs"] > 0:
@@ -248,7 +248,7 @@ def features(book: Book, odds: Odds, obs: Observation, job: int, ahead: int, sha
     had = of["had"] + (obs.now - of["started"] if runs else 0.0)
     out[ATTAINED] = level_of(had)
     out[RUNNING] = 1.0 if runs else 0.0
-    found = estimate_log_s(book, job)
+    found = estimate_log_s(known, job)
     out[ESTIMATE] = max(found, age) if burst["ended"] == 0 else found
-    out[WORK], out[WORTH] = expected(book.history, odds, book.facts, job)
+    out[WORK], out[WORTH] = expected(known.history, odds, known.facts, job)
     out[TRUTH] = 0.0 if np.isnan(of["truth"]) else of["truth"]

@@ -1,5 +1,6 @@
-"""RLTune's order: a network scores every job of a window of the queue (Dongare et al., SoCC 2025).
+"""RLTune's order (Dongare et al., SoCC 2025): every job of a window gets a score.
 
+A linear rule gives it, and a network beside the rule where training kept one.
 Of the public design this keeps the shape: one small network for every job, the scores' order is the priority. Beside
 the priority it says whether nodes are to be held free for a job that does not fit, which the paper leaves to its
 mapping: without that large jobs wait for ever behind small ones, with it for every job nodes stand idle.
@@ -15,10 +16,10 @@ from gpusched.agents.common.attention import attention_of
 from gpusched.agents.common.nets import net_of
 from gpusched.agents.rltune import preempt as rltune_preempt
 from gpusched.agents.rltune.decide import Field, Scorer, arrange, observation_of, ordered
-from gpusched.agents.rltune.history import FEATURES, Book
+from gpusched.agents.rltune.history import FEATURES, Known
 from gpusched.agents.rltune.mapped import map_order
 from gpusched.agents.rltune.odds import CLASSES, LEVELS, Odds
-from gpusched.agents.rltune.snapshot import book_of_snapshot
+from gpusched.agents.rltune.snapshot import known_of_snapshot
 from gpusched.config.weights import Model
 from gpusched.model.policy import MAPPED
 from gpusched.sched.agent import PREEMPT, Context, Unusable
@@ -77,21 +78,21 @@ def decide_queue(prepared: Prepared, context: Context) -> tuple[list[int], Block
     waiting, world, snapshot = context.waiting, context.world, context.snapshot
     lo, hi = world.span.get(context.partition, (0, 0))
     queue = waiting.ordered(context.partition, "fifo")
-    book: Book = book_of_snapshot(context, prepared.knows)
+    known: Known = known_of_snapshot(context, prepared.knows)
     field = Field(world.rooms, world.usable, waiting.requests, waiting.jobs, context.scratch)
     obs = observation_of(world.rooms, world.total, lo, hi, len(queue), snapshot.now)
     seen = np.zeros((int(prepared.scorer.window[0]), len(FEATURES)), np.float32)
     ahead = np.zeros(len(queue) + 1, np.int64)
-    order, hold, sound = ordered(book, prepared.scorer, obs, field, context.releases, queue, ahead, seen)
+    order, hold, sound = ordered(known, prepared.scorer, obs, field, context.releases, queue, ahead, seen)
     if not sound:
         raise Unusable(NO_NUMBER)
     first = np.argsort(-waiting.keys.priority[order], kind="stable")
     order, hold = order[first], hold[first]
     if context.policy.place in MAPPED:
-        return order.tolist(), map_order(context, book, field, order, hold, prepared.backfill)
+        return order.tolist(), map_order(context, known, field, order, hold, prepared.backfill)
     rule = _PLACES.get(context.policy.place, BEST_FIT)
     head = arrange(
-        book, prepared.scorer.odds, field, context.releases, order, hold, rule, prepared.backfill, snapshot.now,
+        known, prepared.scorer.odds, field, context.releases, order, hold, rule, prepared.backfill, snapshot.now,
         context.outcome,
     )  # fmt: skip
     return order.tolist(), Block(context.policy, int(head), float("inf"))

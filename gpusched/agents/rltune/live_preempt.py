@@ -21,10 +21,10 @@ from gpusched.model.jobs import JobState
 from gpusched.model.plan import Preempt, Reason, ReasonCode
 from gpusched.model.snapshot import FinishedView, PendingView, RunningView
 from gpusched.sched.agent import Context
-from gpusched.sched.arrays import Waiting, World, waiting_of
+from gpusched.sched.arrays import NodeArrays, Waiting, waiting_of
 from gpusched.sched.backfill import take
 from gpusched.sched.eligible import id_key, may_stop
-from gpusched.sched.fit import request_of, stand
+from gpusched.sched.fit import request_of, set_feasibility
 from gpusched.sched.place import node_fits
 from gpusched.sched.reasons import Block
 from gpusched.sched.reclaim import Holders, displaces, hold, keeps, new_holders
@@ -94,9 +94,9 @@ def decide_queue(prepared: Preempting, context: Context) -> tuple[list[int], Blo
     field = _field(context)
     order = _order(prepared, context, field)
     runs = (np.arange(len(order)) >= field.waits).astype(np.uint8)
-    scratch = new_scratch(len(world.nodes), field.waiting.jobs.standing.size)
+    scratch = new_scratch(len(world.nodes), field.waiting.jobs.feasibility.size)
     jobs, requests = field.waiting.jobs, field.waiting.requests
-    stand(world.total, world.usable, jobs.masks, requests, scratch, jobs.standing)
+    set_feasibility(world.total, world.usable, jobs.masks, requests, scratch, jobs.feasibility)
     shares = Shares(
         np.zeros(len(order), np.int64), np.zeros(field.waiting.parts, np.int64), np.full(len(order), -1, np.int64),
         np.zeros(len(order), np.uint8),
@@ -156,7 +156,7 @@ def _field(context: Context) -> Field:
     )  # fmt: skip
 
 
-def _is_whole(world: World, job: RunningView) -> bool:
+def _is_whole(world: NodeArrays, job: RunningView) -> bool:
     """Whether a job has what its request says, and would give all of it back: else it is left alone."""
     assert job.spec is not None
     asked = (job.spec.gpus_per_node, job.spec.cores_per_node, job.spec.memory_mib_per_node)
@@ -211,7 +211,7 @@ def _count(history: History, facts: Records, had: Floats, ended: int) -> None:
         note_passed(history, facts, job, had[job], job >= ended)
 
 
-def _with_running(world: World, field: Field) -> Rooms:
+def _with_running(world: NodeArrays, field: Field) -> Rooms:
     """What is free, with what those have that may be stopped or are being ended: what can be shared out in all."""
     whole = _copied(world.rooms)
     for job in (*field.stoppable, *field.leaving):
@@ -225,7 +225,7 @@ def _with_running(world: World, field: Field) -> Rooms:
     return whole
 
 
-def _holders(world: World, field: Field, order: Ints) -> Holders:
+def _holders(world: NodeArrays, field: Field, order: Ints) -> Holders:
     """Those that are being ended, node by node, since a GPU of theirs may be lost; then those that may be stopped."""
     parts = [(world.row[part.node], part) for job in field.leaving for part in job.allocation.parts]
     held = np.concatenate((field.held, np.array([row for row, _ in parts], np.int64)))
@@ -282,8 +282,8 @@ def share_out(
                 shares.fate[job] = KEPT
                 holders.kept[at - 1] = 1
                 continue
-        elif jobs.standing[shape] != OK:
-            shares.fate[job] = jobs.standing[shape]
+        elif jobs.feasibility[shape] != OK:
+            shares.fate[job] = jobs.feasibility[shape]
             continue
         elif array >= 0 and jobs.array_room[array] <= 0:
             shares.fate[job] = ARRAY_LIMIT

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from gpusched.agents.rltune.decide import Field, await_room, due_slots
-from gpusched.agents.rltune.history import Book
+from gpusched.agents.rltune.history import Known
 from gpusched.compiled import jit
 from gpusched.sched.agent import Context
 from gpusched.sched.fit import request_of
@@ -21,10 +21,10 @@ from gpusched.sched.state import FIRST_FIT, NONE, OK, Flags, Ints, Releases
 SHARE = 0.6
 
 
-def map_order(context: Context, book: Book, field: Field, order: Ints, hold: Flags, backfill: int) -> Block:
+def map_order(context: Context, known: Known, field: Field, order: Ints, hold: Flags, backfill: int) -> Block:
     """Starts what may start of ``order: int64[waiting]``, the agent's, by the policy's mapping, within its budget."""
     policy = context.policy
-    keep = keep_of(book, field, context.releases, order, hold, backfill, context.snapshot.now)
+    keep = keep_of(known, field, context.releases, order, hold, backfill, context.snapshot.now)
     budget_s = min(policy.mapping.budget_s, SHARE * policy.budget_s)
     mapping = msgspec.structs.replace(policy.mapping, budget_s=budget_s)
     told = msgspec.structs.replace(policy, mapping=mapping, backfill="none" if backfill == NONE else "skip")
@@ -32,14 +32,14 @@ def map_order(context: Context, book: Book, field: Field, order: Ints, hold: Fla
 
 
 def keep_of(
-    book: Book, field: Field, releases: Releases, order: Ints, hold: Flags, backfill: int, now: float
+    known: Known, field: Field, releases: Releases, order: Ints, hold: Flags, backfill: int, now: float
 ) -> Keep | None:
     """For whom nodes are held: the first of the order that is to have some and does not fit as things stand.
 
     One that does not fit only because of those ahead of it has to wait for the next decision.
     """
     job = int(_first_held(field, order, hold)) if backfill != NONE else -1
-    return None if job < 0 else Keep(job, lambda: _nodes_for(book, field, releases, job, now))
+    return None if job < 0 else Keep(job, lambda: _nodes_for(known, field, releases, job, now))
 
 
 @jit
@@ -47,7 +47,7 @@ def _first_held(field: Field, order: Ints, hold: Flags) -> int:
     jobs = field.jobs
     for i in range(order.size):
         shape, array = jobs.shape[order[i]], jobs.array[order[i]]
-        if hold[i] and jobs.standing[shape] == OK and (array < 0 or jobs.array_room[array] > 0):
+        if hold[i] and jobs.feasibility[shape] == OK and (array < 0 or jobs.array_room[array] > 0):
             request = request_of(field.requests, shape)
             if not choose(field.rooms, jobs.masks, request, FIRST_FIT, field.scratch):
                 return int(order[i])
@@ -55,10 +55,10 @@ def _first_held(field: Field, order: Ints, hold: Flags) -> int:
 
 
 @jit
-def _nodes_for(book: Book, field: Field, releases: Releases, job: int, now: float) -> Ints:
+def _nodes_for(known: Known, field: Field, releases: Releases, job: int, now: float) -> Ints:
     """On which nodes the job is expected to fit first, ``int64[parts]``; none where that is not in sight."""
     request = request_of(field.requests, field.jobs.shape[job])
-    slots, due = due_slots(book, releases, field.jobs, now)
+    slots, due = due_slots(known, releases, field.jobs, now)
     if await_room(field, field.rooms, releases, slots, due, request, now) == np.inf:
         return np.zeros(0, np.int64)
     return field.scratch.chosen[: request.parts].copy()

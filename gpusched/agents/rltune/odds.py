@@ -55,7 +55,7 @@ class Odds(NamedTuple):
 
 
 def new_history(facts: Records, queues: int) -> History:
-    """Nothing has been seen of ``facts: rltune_book.FACTS[jobs]`` yet."""
+    """Nothing has been seen of ``facts: history.FACTS[jobs]`` yet."""
 
     def counts(groups: int) -> Tallies:
         return np.zeros((groups, LEVELS, 2), np.float32)

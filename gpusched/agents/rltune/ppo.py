@@ -126,8 +126,8 @@ class Learner:
             order[ESTIMATE] = -1.0
         counts = order[ESTIMATE] + order[WORK] - order[WORTH]
         inputs = np.clip((rows - self.scaling.mean) * scale, -5, 5)
-        said = rows[:, (ESTIMATE, WORK, WORTH)] @ order[[ESTIMATE, WORK, WORTH]]
-        off = (counts * truth - said).clip(-1, 1).astype(np.float32)
+        predicted = rows[:, (ESTIMATE, WORK, WORTH)] @ order[[ESTIMATE, WORK, WORTH]]
+        off = (counts * truth - predicted).clip(-1, 1).astype(np.float32)
         if self.net.attends:
             inputs, off, present = _windows(recorded, inputs, off, settings.train_window)
         else:

@@ -116,7 +116,7 @@ def ranks_of(history: History, ranking: Ranking, facts: Records, jobs: Ints, had
     Args:
         history: What has ended is in it.
         ranking: The weights.
-        facts: ``rltune_book.FACTS[...]``.
+        facts: ``history.FACTS[...]``.
         jobs: ``int64[jobs]``: rows of ``facts``; in order of submission it is fastest.
         had_s: ``float64[jobs]``: seconds that each has run.
         runs: ``uint8[jobs]``: whether it runs now.

@@ -118,7 +118,7 @@ def train_preempting(job: TrainJob, report: Report) -> Trained:
         UsageError: A hyper-parameter is wrong, or there are too few jobs to learn from.
     """
     settings = read(job.spec.settings)
-    trace = job.stage.trace
+    trace = job.scenario.trace
     if len(trace) < 10:
         raise UsageError(f"{trace.name}: {len(trace)} jobs are too few to learn from", "use more")
     early, later = _grounds(job, settings)
@@ -179,8 +179,8 @@ def choose(
         if jct <= most:
             sound[rule.name] = (before + after - (_PRIOR if rule.name == DEFAULT else 0.0), rule)
     rule = min(sound.values(), key=lambda pair: pair[0])[1] if sound else usual[0]
-    said = ", ".join(f"{name} {value:.4g}" for name, value in rule.weights.items())
-    return rule, (f"ranks: {rule.name} ({said})",)
+    weights = ", ".join(f"{name} {value:.4g}" for name, value in rule.weights.items())
+    return rule, (f"ranks: {rule.name} ({weights})",)
 
 
 def rules(knows: str) -> list[Rule]:
@@ -214,13 +214,13 @@ def _changed(rule: Rule, number: int, rng: np.random.Generator) -> Rule:
 
 def _grounds(job: TrainJob, settings: Preemption) -> tuple[Ground, Ground]:
     """Replays of the earlier part and of the later one; neither is told of run times after the earlier one."""
-    stage, declared = job.stage, job.declared is not None
+    scenario, declared = job.scenario, job.declared is not None
     like = Settings(replay_jobs=settings.replay_jobs)
-    early, last = windows(stage, like, declared)
+    early, last = windows(scenario, like, declared)
     prior = learned_odds(job)[0].prior
 
     def ground(traces: Sequence[Trace]) -> Ground:
-        found = [(a.trace, a.pool) for trace in traces for a in arenas(trace, stage, like, declared)]
+        found = [(a.trace, a.pool) for trace in traces for a in arenas(trace, scenario, like, declared)]
         return Ground(found, prior, settings, job.spec)
 
     return ground(early), ground([last])

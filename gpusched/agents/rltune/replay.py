@@ -12,10 +12,10 @@ from gpusched.agents.rltune.history import (
     DAY_S,
     FACTS,
     FEATURES,
-    Book,
+    Known,
     Reals,
-    book_of,
     grouped,
+    known_of,
     note_start,
     note_stop,
 )
@@ -25,13 +25,13 @@ from gpusched.agents.rltune.snapshot import KNOWS_LIMITS, LEARNS
 from gpusched.compiled import jit
 from gpusched.errors import GpuschedError
 from gpusched.sched.mapping.queue import Keep
-from gpusched.sched.state import EASY, Ints, Outcome, filled, new_outcome
+from gpusched.sched.state import Ints, Outcome, filled, new_outcome
 from gpusched.sim.engine.build import World
 from gpusched.sim.engine.generic import Queue as PlainQueue
+from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.mapped import MappedRun, is_mapped
-from gpusched.sim.engine.queue import begin_started, enter, leave_started, waiting_in
+from gpusched.sim.engine.queue import apply_outcome, enter, waiting_in
 from gpusched.sim.engine.state import DECIDE, DONE, ENDED, READY, Log, Passes, Sim
-from gpusched.sim.engine.static import next_decision
 from gpusched.sim.policies import PLACEMENTS
 from gpusched.sim.pool import Demand
 from gpusched.traces.trace import Trace
@@ -56,6 +56,16 @@ class Queue(NamedTuple):
     outcome: Outcome
 
 
+class Scored(NamedTuple):
+    """Who decides: the queue, what the agent knows, its network; how jobs are placed, and how it backfills."""
+
+    queue: Queue
+    known: Known
+    scorer: Scorer
+    rule: int
+    backfill: int
+
+
 def runner(world: World, prepared: Prepared) -> Callable[[Log], int]:
     """The run of one replay: to its end, or to where the log needs more room.
 
@@ -64,12 +74,12 @@ def runner(world: World, prepared: Prepared) -> Callable[[Log], int]:
     if is_mapped(world):
         return MappedRun(world, ScoredOrder(world, prepared))
     sim, passes, scorer = world.sim, world.passes, prepared.scorer
-    book = book_of_trace(world.trace, world.demand, len(world.pool.partitions), prepared.knows)
+    known = known_of_trace(world.trace, world.demand, len(world.pool.partitions), prepared.knows)
     queue = new_queue(sim, int(scorer.window[0]))
-    rule = PLACEMENTS[world.rule]
+    by = Scored(queue, known, scorer, PLACEMENTS[world.rule], prepared.backfill)
 
     def run(log: Log) -> int:
-        code = run_scored(sim, log, passes, queue, book, scorer, rule, prepared.backfill)
+        code = run_scored(sim, log, passes, by)
         if code == UNSOUND:
             raise GpuschedError(f"{world.policy.name}: {NO_NUMBER}", "train it again")
         return code
@@ -77,7 +87,7 @@ def runner(world: World, prepared: Prepared) -> Callable[[Log], int]:
     return run
 
 
-def book_of_trace(trace: Trace, demand: Demand, queues: int, knows: str) -> Book:
+def known_of_trace(trace: Trace, demand: Demand, queues: int, knows: str) -> Known:
     """What the agent is told of a trace's jobs; nothing has run yet."""
     jobs, shape = len(trace), demand.shape
     runs = shape >= 0
@@ -96,7 +106,7 @@ def book_of_trace(trace: Trace, demand: Demand, queues: int, knows: str) -> Book
         user=np.maximum(owner, 0), kind=kind, burst=burst, queue=queue,
         clock=np.mod(trace.submit + (trace.epoch or 0.0), DAY_S),
     )  # fmt: skip
-    return book_of(facts, queues, knows in LEARNS)
+    return known_of(facts, queues, knows in LEARNS)
 
 
 def new_queue(sim: Sim, window: int) -> Queue:
@@ -108,61 +118,55 @@ def new_queue(sim: Sim, window: int) -> Queue:
 
 
 @jit
-def run_scored(
-    sim: Sim, log: Log, passes: Passes, queue: Queue, book: Book, scorer: Scorer, rule: int, backfill: int
-) -> int:
-    """Replays to the end; OVER, GROW (call again), or UNSOUND."""
-    while True:
-        code = next_decision(sim, log, passes, EASY)
-        if code != DECIDE:
-            return code
-        remember(sim, queue, book)
-        for partition in range(sim.dirty.size):
-            if sim.dirty[partition]:
-                sim.dirty[partition] = 0
-                own = waiting_in(sim, queue.waiting, queue.size, partition)
-                if own.size and not decide_scored(sim, log, passes, queue, book, scorer, own, rule, backfill):
-                    return UNSOUND
+def decide_scored(sim: Sim, log: Log, passes: Passes, by: Scored) -> int:
+    """Every partition's pass in which something happened; UNSOUND: a score is no number."""
+    remember(sim, by.queue, by.known)
+    for partition in range(sim.dirty.size):
+        if sim.dirty[partition]:
+            sim.dirty[partition] = 0
+            own = waiting_in(sim, by.queue.waiting, by.queue.size, partition)
+            if own.size and not _decide(sim, log, passes, by, own):
+                return UNSOUND
+    return DECIDE
+
+
+run_scored = looped(decide_scored)
 
 
 @jit
-def remember(sim: Sim, queue: Queue, book: Book) -> None:
+def remember(sim: Sim, queue: Queue, known: Known) -> None:
     """What ended at this instant, and what came to wait."""
     for i in range(sim.counter[ENDED]):
         job = sim.ended[i]
-        note_stop(book, job, sim.clock[0], sim.state[job]["status"] == DONE)
+        note_stop(known, job, sim.clock[0], sim.state[job]["status"] == DONE)
     for i in range(sim.counter[READY]):
         enter(sim, queue.waiting, queue.size, sim.ready[i])
 
 
 @jit
-def decide_scored(
-    sim: Sim, log: Log, passes: Passes, queue: Queue, book: Book, scorer: Scorer, own: Ints, rule: int, backfill: int
-) -> bool:
+def _decide(sim: Sim, log: Log, passes: Passes, by: Scored, own: Ints) -> bool:
     """One partition's decision, carried out; False: a score is no number."""
+    queue, known, scorer = by.queue, by.known, by.scorer
     shape, now = sim.shapes[sim.jobs[own[0]]["shape"]], sim.clock[0]
     obs = observation_of(sim.rooms, passes.total, shape["lo"], shape["hi"], own.size, now)
     if obs.free == 0.0 and shape["gpus"] > 0:
         return True
     field = Field(sim.rooms, passes.usable, passes.requests, passes.jobs, passes.scratch)
-    order, hold, sound = ordered(book, scorer, obs, field, passes.releases, own, queue.ahead, queue.seen)
+    order, hold, sound = ordered(known, scorer, obs, field, passes.releases, own, queue.ahead, queue.seen)
     if sound:
         queue.outcome.total[:] = 0
-        arrange(book, scorer.odds, field, passes.releases, order, hold, rule, backfill, now, queue.outcome)
-        carry_out(sim, log, queue, book)
+        arrange(known, scorer.odds, field, passes.releases, order, hold, by.rule, by.backfill, now, queue.outcome)
+        carry_out(sim, log, queue, known)
     return sound
 
 
 @jit
-def carry_out(sim: Sim, log: Log, queue: Queue, book: Book) -> None:
+def carry_out(sim: Sim, log: Log, queue: Queue, known: Known) -> None:
     """Starts in the engine's terms what the pass has decided, and takes it out of the queue."""
     outcome = queue.outcome
-    if outcome.total[0] == 0:
-        return
-    begin_started(sim, log, outcome)
+    apply_outcome(sim, log, queue.waiting, queue.size, outcome)
     for i in range(outcome.total[0]):
-        note_start(book, outcome.started[i], sim.clock[0])
-    leave_started(sim, queue.waiting, queue.size)
+        note_start(known, outcome.started[i], sim.clock[0])
 
 
 class ScoredOrder:
@@ -170,7 +174,7 @@ class ScoredOrder:
 
     def __init__(self, world: World, prepared: Prepared) -> None:
         self._world, self._prepared = world, prepared
-        self._book = book_of_trace(world.trace, world.demand, len(world.pool.partitions), prepared.knows)
+        self._known = known_of_trace(world.trace, world.demand, len(world.pool.partitions), prepared.knows)
         self._ahead = np.zeros(len(world.sim.jobs) + 1, np.int64)
         self._seen = np.zeros((int(prepared.scorer.window[0]), len(FEATURES)), np.float32)
 
@@ -178,7 +182,7 @@ class ScoredOrder:
         """What ended at this instant."""
         sim = self._world.sim
         for job in sim.ended[: sim.counter[ENDED]].tolist():
-            note_stop(self._book, job, float(sim.clock[0]), bool(sim.state[job]["status"] == DONE))
+            note_stop(self._known, job, float(sim.clock[0]), bool(sim.state[job]["status"] == DONE))
 
     def order(self, queue: PlainQueue, partition: int) -> tuple[Ints, Keep | None]:
         """The partition's waiting jobs from first to last, and for whom nodes are held.
@@ -197,13 +201,13 @@ class ScoredOrder:
             return own[:0], None
         field = Field(sim.rooms, passes.usable, passes.requests, passes.jobs, passes.scratch)
         order, hold, sound = ordered(
-            self._book, prepared.scorer, obs, field, passes.releases, own, self._ahead, self._seen
+            self._known, prepared.scorer, obs, field, passes.releases, own, self._ahead, self._seen
         )  # fmt: skip
         if not sound:
             raise GpuschedError(f"{world.policy.name}: {NO_NUMBER}", "train it again")
-        return order, keep_of(self._book, field, passes.releases, order, hold, prepared.backfill, now)
+        return order, keep_of(self._known, field, passes.releases, order, hold, prepared.backfill, now)
 
     def started(self, jobs: Ints) -> None:
         """These run from now on."""
         for job in jobs.tolist():
-            note_start(self._book, job, float(self._world.sim.clock[0]))
+            note_start(self._known, job, float(self._world.sim.clock[0]))

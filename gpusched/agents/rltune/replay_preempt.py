@@ -14,18 +14,27 @@ import numpy as np
 
 from gpusched.agents.rltune.odds import History, Records, note_passed
 from gpusched.agents.rltune.preempt import Preempting, Ranking, changes_after_s, ranks_of
-from gpusched.agents.rltune.replay import book_of_trace
+from gpusched.agents.rltune.replay import known_of_trace
 from gpusched.compiled import jit
 from gpusched.model.jobs import HOUR_S
 from gpusched.model.policy import Preempting as Rules
 from gpusched.sched.reclaim import Holders, displaces, hold, new_holders
-from gpusched.sched.state import FIRST_FIT, NAIVE, NONE, Flags, Floats, Ints
+from gpusched.sched.state import Flags, Floats, Ints
 from gpusched.sim.engine.build import World
+from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.pace import time_had, time_run
-from gpusched.sim.engine.preempt import Plan, apply_plan, new_plan, refresh_active, reset, spare, stays, to_start
+from gpusched.sim.engine.preempt import (
+    Plan,
+    apply_plan,
+    new_plan,
+    refresh_active,
+    reset,
+    rule_of,
+    spare,
+    stays,
+    to_start,
+)
 from gpusched.sim.engine.state import DECIDE, DECISIONS, DONE, ENDED, RUNNING, Log, Passes, Sim, shape_request
-from gpusched.sim.engine.static import next_decision
-from gpusched.sim.policies import PLACEMENTS
 
 UNBOUND = Rules(min_run_s=0.0, per_hour=0)  # what binds a policy without a file
 
@@ -75,50 +84,66 @@ def protected_until(sim: Sim, guard: Guard, job: int) -> float:
 
 def runner(world: World, prepared: Preempting) -> Callable[[Log], int]:
     """The run of one replay: to its end, or to where the log needs more room."""
-    sim, passes, rule, restart_s = world.sim, world.passes, PLACEMENTS[world.rule], world.options.restart_s
-    book = book_of_trace(world.trace, world.demand, len(world.pool.partitions), prepared.knows)
-    facts, history = book.facts, book.history  # nothing has been counted yet
-    plan, guard = new_plan(len(sim.jobs), len(sim.node), len(passes.releases.order), world.users), guard_of(world)
-    return lambda log: run_ranked(sim, log, passes, plan, guard, history, facts, prepared.ranking, rule, restart_s)
+    sim, passes = world.sim, world.passes
+    known = known_of_trace(world.trace, world.demand, len(world.pool.partitions), prepared.knows)
+    ranked = Ranked(
+        plan=new_plan(world), guard=guard_of(world), history=known.history, facts=known.facts, ranking=prepared.ranking,
+        full=np.zeros(len(sim.shapes), np.int64), rule=rule_of(world), restart_s=world.options.restart_s,
+    )  # fmt: skip
+    return lambda log: run_ranked(sim, log, passes, ranked)
+
+
+class Ranked(NamedTuple):
+    """Who decides: the plan, what it may not stop, what the agent knows and how it ranks.
+
+    Attributes:
+        full: ``int64[shapes]``: the last decision in which one of the shape got no nodes.
+        rule, restart_s: How jobs are placed, and what a restart costs.
+    """
+
+    plan: Plan
+    guard: Guard
+    history: History
+    facts: Records
+    ranking: Ranking
+    full: Ints
+    rule: int
+    restart_s: float
 
 
 @jit
-def run_ranked(
-    sim: Sim, log: Log, passes: Passes, plan: Plan, guard: Guard, history: History, facts: Records, ranking: Ranking,
-    rule: int, restart_s: float,
-) -> int:  # fmt: skip
-    """Replays to the end; OVER, or GROW (call again)."""
-    rule = FIRST_FIT if rule >= NAIVE else rule
-    full = np.zeros(sim.shapes.size, np.int64)  # shape -> the last decision in which one of it got no nodes
-    while True:
-        code = next_decision(sim, log, passes, NONE)
-        if code != DECIDE:
-            return code
-        for i in range(sim.counter[ENDED]):
-            job = sim.ended[i]
-            if sim.state[job]["status"] == DONE:
-                note_passed(history, facts, job, time_run(sim.pace, sim, job), True)
-        refresh_active(sim, plan)
-        jobs = plan.active[: plan.size[0]]
-        ranks = _ranks(sim, history, facts, ranking, jobs, restart_s)
-        reset(sim, passes, plan)
-        order = jobs[np.argsort(_steadied(sim, guard, jobs, ranks), kind="mergesort")]
-        running = _hold(sim, plan, guard, order)
-        at = 0
-        for job in order:
-            shape, runs = sim.jobs[job]["shape"], sim.state[job]["status"] == RUNNING
-            if plan.kept[job] == sim.counter[DECISIONS]:
-                continue  # it is protected
-            if full[shape] == sim.counter[DECISIONS] and not runs:
-                continue  # within a decision nodes only become fewer
-            if not _give(sim, passes, plan, guard.holders, running, at, job, rule):
-                full[shape] = sim.counter[DECISIONS]
-            if runs:
-                guard.holders.kept[at] = plan.kept[job] == sim.counter[DECISIONS]
-                at += 1
-        _remember(sim, plan, guard, jobs)
-        apply_plan(sim, log, plan, restart_s)
-        sim.clock[1] = _next_change(sim, guard, facts, ranking, jobs, restart_s)
+def decide_ranked(sim: Sim, log: Log, passes: Passes, of: Ranked) -> int:
+    """Ranks all jobs, and gives them nodes in that order."""
+    plan, guard, history, facts, ranking, full = of.plan, of.guard, of.history, of.facts, of.ranking, of.full
+    for i in range(sim.counter[ENDED]):
+        job = sim.ended[i]
+        if sim.state[job]["status"] == DONE:
+            note_passed(history, facts, job, time_run(sim.pace, sim, job), True)
+    refresh_active(sim, plan)
+    jobs = plan.active[: plan.size[0]]
+    ranks = _ranks(sim, history, facts, ranking, jobs, of.restart_s)
+    reset(sim, passes, plan)
+    order = jobs[np.argsort(_steadied(sim, guard, jobs, ranks), kind="mergesort")]
+    running = _hold(sim, plan, guard, order)
+    at = 0
+    for job in order:
+        shape, runs = sim.jobs[job]["shape"], sim.state[job]["status"] == RUNNING
+        if plan.kept[job] == sim.counter[DECISIONS]:
+            continue  # it is protected
+        if full[shape] == sim.counter[DECISIONS] and not runs:
+            continue  # within a decision nodes only become fewer
+        if not _give(sim, passes, plan, guard.holders, running, at, job, of.rule):
+            full[shape] = sim.counter[DECISIONS]
+        if runs:
+            guard.holders.kept[at] = plan.kept[job] == sim.counter[DECISIONS]
+            at += 1
+    _remember(sim, plan, guard, jobs)
+    apply_plan(sim, log, plan, of.restart_s)
+    sim.clock[1] = _next_change(sim, guard, facts, ranking, jobs, of.restart_s)
+    return DECIDE
+
+
+run_ranked = looped(decide_ranked)
 
 
 @jit

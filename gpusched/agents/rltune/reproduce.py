@@ -22,7 +22,7 @@ from gpusched.model.papers import RLTUNE
 from gpusched.model.policy import PolicySpec
 from gpusched.sim.policies import composed
 from gpusched.study.metrics import Metrics
-from gpusched.study.study import Run, Stage, carry_out
+from gpusched.study.study import Run, Scenario, carry_out
 from gpusched.traces.workload import Limits, RunTime, Size, Workload, workload_text
 
 BASES = {
@@ -99,7 +99,7 @@ def reproduce(options: Options, advance: Callable[[int, int], None]) -> list[Lin
                 advance(done, total)
                 agents[base] = _agent(options, f"{vc or 'all'}-{base}", base, material, Path(folder))
                 done += 1
-            lines += _lines(options, vc or material.stage.trace.name, agents, material.held_out[0])
+            lines += _lines(options, vc or material.scenario.trace.name, agents, material.held_out[0])
     advance(total, total)
     return lines
 
@@ -123,15 +123,15 @@ def _agent(options: Options, name: str, base: str, of: Material, folder: Path) -
     """The agent trained against one base, and what its training has to say."""
     spec = PolicySpec(name="rltune", agent="rltune", settings={"base": base, **options.settings})
     job = TrainJob(
-        spec=spec, partition="default", stage=of.stage, held_out=(), workload=None, declared=None, seed=options.seed,
-        device="cpu", checkpoint=Checkpoint(folder / name, ""), ended=of.ended,
+        spec=spec, partition="default", scenario=of.scenario, held_out=(), workload=None, declared=None,
+        seed=options.seed, device="cpu", checkpoint=Checkpoint(folder / name, ""), ended=of.ended,
     )  # fmt: skip
     trained = train_agent(job, Report())
     return Model("rltune", dict(trained.arrays), dict(trained.about), "", f"<{name}>"), trained.notes
 
 
 def _lines(
-    options: Options, trace: str, agents: dict[str, tuple[Model, tuple[str, ...]]], held_out: Stage
+    options: Options, trace: str, agents: dict[str, tuple[Model, tuple[str, ...]]], held_out: Scenario
 ) -> list[Line]:
     """All bases and agents replayed on the later part; a base that would have to be told the run times is left out."""
     bases = {name: composed(BASES[name][1]) for name in options.bases if name != UNTRAINED}

@@ -10,16 +10,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.rltune.decide import Field, Scorer, arrange, observation_of, scores_of, window_of
-from gpusched.agents.rltune.history import Book, Reals
-from gpusched.agents.rltune.replay import Queue, carry_out, remember
+from gpusched.agents.rltune.decide import Field, arrange, observation_of, scores_of, window_of
+from gpusched.agents.rltune.history import Reals
+from gpusched.agents.rltune.replay import Queue, Scored, carry_out, remember
 from gpusched.compiled import jit
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import choose, next_random
-from gpusched.sched.state import EASY, FIRST_FIT, OK, Flags, Ints, Words
+from gpusched.sched.state import FIRST_FIT, OK, Flags, Ints, Words
+from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.queue import waiting_in
 from gpusched.sim.engine.state import DECIDE, Log, Passes, Sim
-from gpusched.sim.engine.static import next_decision
 
 _WORD = 4294967296.0
 
@@ -55,39 +55,45 @@ def new_tape(rows: int, picks: int, window: int, features: int) -> Tape:
     )  # fmt: skip
 
 
-@jit
-def play_sequence(
-    sim: Sim, log: Log, passes: Passes, queue: Queue, book: Book, scorer: Scorer, rule: int, backfill: int,
-    temperature: float, rng: Words, tape: Tape,
-) -> int:  # fmt: skip
-    """Plays to the end; with temperature 0 as a replay does, and nothing is written but the starts' number."""
-    while True:
-        code = next_decision(sim, log, passes, EASY)
-        if code != DECIDE:
-            return code
-        remember(sim, queue, book)
-        for partition in range(sim.dirty.size):
-            if sim.dirty[partition]:
-                sim.dirty[partition] = 0
-                own = waiting_in(sim, queue.waiting, queue.size, partition)
-                if own.size:
-                    _decide(sim, log, passes, queue, book, scorer, own, rule, backfill, temperature, rng, tape)
+class Drawn(NamedTuple):
+    """Who decides, with picks drawn at a temperature (0: as a replay; nothing is written but the starts' number)."""
+
+    by: Scored
+    temperature: float
+    rng: Words
+    tape: Tape
 
 
 @jit
-def _decide(
-    sim: Sim, log: Log, passes: Passes, queue: Queue, book: Book, scorer: Scorer, own: Ints, rule: int, backfill: int,
-    temperature: float, rng: Words, tape: Tape,
-) -> None:  # fmt: skip
+def decide_drawn(sim: Sim, log: Log, passes: Passes, drawn: Drawn) -> int:
+    """Every partition's pass in which something happened."""
+    queue = drawn.by.queue
+    remember(sim, queue, drawn.by.known)
+    for partition in range(sim.dirty.size):
+        if sim.dirty[partition]:
+            sim.dirty[partition] = 0
+            own = waiting_in(sim, queue.waiting, queue.size, partition)
+            if own.size:
+                _decide(sim, log, passes, drawn, own)
+    return DECIDE
+
+
+play_sequence = looped(decide_drawn)
+
+
+@jit
+def _decide(sim: Sim, log: Log, passes: Passes, drawn: Drawn, own: Ints) -> None:
+    queue, known, scorer = drawn.by.queue, drawn.by.known, drawn.by.scorer
+    rule, backfill, temperature, rng, tape = drawn.by.rule, drawn.by.backfill, drawn.temperature, drawn.rng, drawn.tape
     shape, now = sim.shapes[sim.jobs[own[0]]["shape"]], sim.clock[0]
     obs = observation_of(sim.rooms, passes.total, shape["lo"], shape["hi"], own.size, now)
     if obs.free == 0.0 and shape["gpus"] > 0:
         return
     field = Field(sim.rooms, passes.usable, passes.requests, passes.jobs, passes.scratch)
-    order = window_of(book, own, scorer.window[0], queue.ahead)
+    order = window_of(known, own, scorer.window[0], queue.ahead)
     size = min(own.size, scorer.window[0])
     window = order[:size].copy()
-    scores = scores_of(book, scorer, obs, field, passes.releases, own, window, queue.ahead, queue.seen)
+    scores = scores_of(known, scorer, obs, field, passes.releases, own, window, queue.ahead, queue.seen)
     noisy = scores[:, 0].astype(np.float64)
     if temperature > 0.0:
         for i in range(size):
@@ -100,23 +106,23 @@ def _decide(
         hold[i] = scores[best[i], 1] > 0.0
     fits = _fitting(sim, field, own, window)
     queue.outcome.total[:] = 0
-    arrange(book, scorer.odds, field, passes.releases, own[order], hold, rule, backfill, now, queue.outcome)
+    arrange(known, scorer.odds, field, passes.releases, own[order], hold, rule, backfill, now, queue.outcome)
     tape.used[2] += queue.outcome.total[0]
     if temperature > 0.0 and np.sum(fits) > 1:
         _write(tape, queue, own, window, fits, scores)
-    carry_out(sim, log, queue, book)
+    carry_out(sim, log, queue, known)
 
 
 @jit
 def _fitting(sim: Sim, field: Field, own: Ints, window: Ints) -> Flags:
     """Which jobs of the window could start now, ``uint8[window]``."""
-    known = np.full(field.jobs.standing.size, -1, np.int64)
+    known = np.full(field.jobs.feasibility.size, -1, np.int64)
     fits = np.zeros(window.size, np.uint8)
     for i in range(window.size):
         shape = sim.jobs[own[window[i]]]["shape"]
         if known[shape] < 0:
             request = request_of(field.requests, shape)
-            known[shape] = field.jobs.standing[shape] == OK and choose(
+            known[shape] = field.jobs.feasibility[shape] == OK and choose(
                 field.rooms, field.jobs.masks, request, FIRST_FIT, field.scratch
             )
         fits[i] = known[shape]

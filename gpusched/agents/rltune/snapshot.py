@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpusched.agents.rltune.history import DAY_S, FACTS, Book, book_of, grouped, note_ended, note_start
+from gpusched.agents.rltune.history import DAY_S, FACTS, Known, grouped, known_of, note_ended, note_start
 from gpusched.agents.rltune.odds import Records
 from gpusched.sched.agent import Context
 
@@ -14,19 +14,19 @@ LEARNS = ("estimate", "oracle")
 _Row = tuple[float, float, float, float, float, str, str, int, float]
 
 
-def book_of_snapshot(context: Context, knows: str) -> Book:
-    """The book at this decision: waiting jobs first (as in ``context.waiting``), then running, then ended ones."""
+def known_of_snapshot(context: Context, knows: str) -> Known:
+    """The known at this decision: waiting jobs first (as in ``context.waiting``), then running, then ended ones."""
     snapshot = context.snapshot
     facts, queues = facts_of_snapshot(context, knows)
-    book = book_of(facts, queues, knows in LEARNS)
+    known = known_of(facts, queues, knows in LEARNS)
     first = len(context.waiting.views)
     for i, job in enumerate(snapshot.running):
-        note_start(book, first + i, job.start_time)
-    if book.learns[0]:
+        note_start(known, first + i, job.start_time)
+    if known.learns[0]:
         first += len(snapshot.running)
         for i in np.argsort([done.end_time for done in snapshot.finished], kind="stable"):
-            note_ended(book, first + int(i), snapshot.finished[i].ran_s)
-    return book
+            note_ended(known, first + int(i), snapshot.finished[i].ran_s)
+    return known
 
 
 def facts_of_snapshot(context: Context, knows: str) -> tuple[Records, int]:

@@ -28,7 +28,7 @@ _SNAPSHOTS = 4  # of the network, that are chosen from
 
 
 class Ground(NamedTuple):
-    """What is learned on: the replays of the earlier part and of the later one, and the sequences."""
+    """What is learned on: replays of the earlier windows, and of the last one, which chooses."""
 
     learned: list[Arena]
     later: list[Arena]
@@ -43,14 +43,16 @@ def train_agent(job: TrainJob, report: Report) -> Trained:
     if job.spec.settings.get("preempt", False) is not False:
         return train_preempting(job, report)
     settings = read(job.spec.settings)
-    if len(job.stage.trace) < 10:
-        raise UsageError(f"{job.stage.trace.name}: {len(job.stage.trace)} jobs are too few to learn from", "use more")
+    if len(job.scenario.trace) < 10:
+        raise UsageError(
+            f"{job.scenario.trace.name}: {len(job.scenario.trace)} jobs are too few to learn from", "use more"
+        )
     torch_.begin(job.seed, "cpu")
-    early, last = windows(job.stage, settings, job.declared is not None)
+    early, last = windows(job.scenario, settings, job.declared is not None)
     declared = job.declared is not None
     ground = Ground(
-        [a for t in early for a in arenas(t, job.stage, settings, declared)],
-        arenas(last, job.stage, settings, declared),
+        [a for t in early for a in arenas(t, job.scenario, settings, declared)],
+        arenas(last, job.scenario, settings, declared),
     )
     odds, last_odds = learned_odds(job)
     choice = choose_base([*ground.learned, *ground.later], settings, odds, report.of("base rule").step)

@@ -89,15 +89,17 @@ def _check_enough(request: TrainRequest, found: list[Material], report: Report) 
     Raises:
         UsageError: There are fewer than `MIN_JOBS` for a partition, without ``--force``.
     """
-    few = [(m.partition, len(m.stage.trace)) for m in found if m.workload is None and len(m.stage.trace) < MIN_JOBS]
+    few = [
+        (m.partition, len(m.scenario.trace)) for m in found if m.workload is None and len(m.scenario.trace) < MIN_JOBS
+    ]
     if not few:
         return
     counts = ", ".join(f"{partition}: {jobs}" for partition, jobs in few)
-    said = f"too few jobs to learn from ({counts}); at least {MIN_JOBS} are needed for figures that mean anything"
+    problem = f"too few jobs to learn from ({counts}); at least {MIN_JOBS} are needed for figures that mean anything"
     if not request.force:
         hint = "wait for more, say a longer --since, use --trace or --generate, or say --force"
-        raise UsageError(said, hint)
-    report.note(f"{said}; going on because of --force")
+        raise UsageError(problem, hint)
+    report.note(f"{problem}; going on because of --force")
 
 
 def _folder(request: TrainRequest, spec: PolicySpec) -> Path:
@@ -153,7 +155,7 @@ def _made(
         checkpoint = Checkpoint(folder / f".{material.partition}-seed{seed}.checkpoint", key)
         checkpoints.append(checkpoint)
         job = TrainJob(
-            spec=spec, partition=material.partition, stage=material.stage, held_out=material.held_out,
+            spec=spec, partition=material.partition, scenario=material.scenario, held_out=material.held_out,
             workload=material.workload, declared=material.declared, seed=seed, device=request.device,
             checkpoint=checkpoint, ended=material.ended,
         )  # fmt: skip
@@ -178,16 +180,16 @@ def _made(
 def _key(spec: PolicySpec, material: Material, seed: int, device: str) -> str:
     """Digest of all that a training depends on; another one's checkpoint is of no use to it."""
     workload = None if material.workload is None else asdict(material.workload)
-    pool = material.stage.pool
+    pool = material.scenario.pool
     depends = [
-        spec.agent, spec.settings, spec.order, spec.place, spec.backfill, trace_sha256(material.stage.trace), workload,
-        [msgspec.to_builtins(n) for n in shape_of(pool)], seed, device, code_version(),
+        spec.agent, spec.settings, spec.order, spec.place, spec.backfill, trace_sha256(material.scenario.trace),
+        workload, [msgspec.to_builtins(n) for n in shape_of(pool)], seed, device, code_version(),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
 
 
 def _card(request: TrainRequest, spec: PolicySpec, material: Material, trained: Trained, seed: int) -> Card:
-    trace = material.stage.trace
+    trace = material.scenario.trace
     data = Data(
         name=trace.name,
         jobs=len(trace),
@@ -199,9 +201,9 @@ def _card(request: TrainRequest, spec: PolicySpec, material: Material, trained: 
         policy=spec.name, agent=spec.agent or "", partition=material.partition, trained_at=now_utc(),
         code_version=code_version(), weights="", device=request.device, seed=seed,
         seeds=tuple(dict.fromkeys(request.seeds)), wall_time_s=0.0,
-        knows=trained.about.get("knows", "limit"), inventory=shape_of(material.stage.pool), trace=data,
+        knows=trained.about.get("knows", "limit"), inventory=shape_of(material.scenario.pool), trace=data,
         hyper_parameters=dict(trained.hyper_parameters), metrics=trained.rows or (),
-        notes=(*trained.notes, *material.stage.notes),
+        notes=(*trained.notes, *material.scenario.notes),
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ ENDED = ("exited", "stopped", "dead")
 
 
 def last_lines(text: str) -> str:
-    """The end of what a launcher said, without blank lines."""
+    """The end of a launcher's messages, without blank lines."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return "\n".join(lines[-8:])[-MAX_ERROR_CHARS:]
 

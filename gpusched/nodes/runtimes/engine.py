@@ -70,12 +70,13 @@ start)
     start 2>>"$dir/start.err"
     ;;
 follow)
-    stamp $$ "$dir/output.pid"
+    claim $$ "$dir/output.pid" || exit 0
     engine logs -f "$name" 2>&1 | as_user sh -c 'exec cat >>"$1"' sh "$output" || exit 1
     case $(state) in running | paused) ;; *) : >"$dir/output.done" ;; esac
     ;;
 finish)
     [ -n "$output" ] || exit 0
+    claim 0 "$dir/output.pid" # a follower that has not begun yet would add all of it once more
     tries=0
     while [ ! -e "$dir/output.done" ] && [ $tries -lt 25 ] && group "$dir/output.pid" >/dev/null; do
         tries=$((tries + 1))

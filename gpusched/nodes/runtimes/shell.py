@@ -23,6 +23,12 @@ starttime() {
     [ "$1" != Z ] && echo "${20}"
 }
 stamp() { echo "$1 $(starttime "$1")" >"$2.tmp" && mv "$2.tmp" "$2"; }
+claim() { # PID FILE: as stamp, for the first who comes; whether that was this one
+    echo "$1 $(starttime "$1")" >"$2.$$" && ln "$2.$$" "$2" 2>/dev/null
+    set -- $? "$2.$$"
+    rm -f "$2"
+    return "$1"
+}
 same_boot() { grep -qx "boot=$(cat /proc/sys/kernel/random/boot_id)" "$dir/meta" 2>/dev/null; }
 group() { # FILE: the process group whose leader is stamped there, if any of it is alive
     [ -r "$1" ] && same_boot || return 1

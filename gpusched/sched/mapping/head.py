@@ -12,27 +12,27 @@ import numpy as np
 
 from gpusched.sched.backfill import reserve, take
 from gpusched.sched.fit import request_of
-from gpusched.sched.mapping.board import Board
+from gpusched.sched.mapping.arrays import PassArrays
 from gpusched.sched.mapping.problem import Nodes, Problem
 from gpusched.sched.releases import add
 from gpusched.sched.state import BEST_FIT, Flags, Floats, Ints, Releases, Request, Rooms
 
 
-def shadow_on(board: Board, rooms: Rooms, releases: Releases, job: int, kind: int) -> float:
+def shadow_on(arrays: PassArrays, rooms: Rooms, releases: Releases, job: int, kind: int) -> float:
     """When the job fits on nodes of that GPU type (below 0: on any) at the latest; see `backfill.reserve`."""
-    request = request_of(board.requests, board.jobs.shape[job])
-    masks: Flags = board.jobs.masks
+    request = request_of(arrays.requests, arrays.jobs.shape[job])
+    masks: Flags = arrays.jobs.masks
     if kind >= 0:
-        may = board.kind == kind if request.mask < 0 else (board.kind == kind) & (masks[request.mask] != 0)
+        may = arrays.kind == kind if request.mask < 0 else (arrays.kind == kind) & (masks[request.mask] != 0)
         masks, request = may.astype(np.uint8)[None, :], request._replace(mask=0)
-    return float(reserve(rooms, releases, masks, request, BEST_FIT, board.now, board.scratch))
+    return float(reserve(rooms, releases, masks, request, BEST_FIT, arrays.now, arrays.scratch))
 
 
-def reserve_head(board: Board, job: int, runs_s: Floats) -> float:
+def reserve_head(arrays: PassArrays, job: int, runs_s: Floats) -> float:
     """Reserves for the first job that does not start where it would end first.
 
     Args:
-        board: `Scratch.future` and ``chosen`` are set, as by `backfill.reserve`.
+        arrays: `Scratch.future` and ``chosen`` are set, as by `backfill.reserve`.
         job: The head.
         runs_s: ``float64[kinds]``: how long it would run on each GPU type; not finite: it cannot, or nobody knows.
 
@@ -40,18 +40,18 @@ def reserve_head(board: Board, job: int, runs_s: Floats) -> float:
         The shadow time.
     """
     kinds = np.flatnonzero(np.isfinite(runs_s)).tolist()
-    ends = {k: shadow_on(board, board.rooms, board.releases, job, k) + float(runs_s[k]) for k in kinds}
+    ends = {k: shadow_on(arrays, arrays.rooms, arrays.releases, job, k) + float(runs_s[k]) for k in kinds}
     best = min(ends, key=lambda k: (ends[k], runs_s[k]), default=-1)
     if best >= 0 and ends[best] == np.inf:
         best = -1
-    return shadow_on(board, board.rooms, board.releases, job, best)
+    return shadow_on(arrays, arrays.rooms, arrays.releases, job, best)
 
 
 class Prefix:
     """Which of the first jobs start at once; asked in their order, as `greedy` places them.
 
     Args:
-        board: Not changed but for `Scratch`.
+        arrays: Not changed but for `Scratch`.
         jobs: ``int64[jobs]``: of the problem.
         problem: What `greedy` answers.
         runs_s: ``float64[jobs, kinds]``: how long each would run on each GPU type; not finite: not known.
@@ -60,11 +60,11 @@ class Prefix:
     """
 
     def __init__(
-        self, board: Board, jobs: Ints, problem: Problem, runs_s: Floats, holds_s: Floats, first_node: int
+        self, arrays: PassArrays, jobs: Ints, problem: Problem, runs_s: Floats, holds_s: Floats, first_node: int
     ) -> None:
-        self._board, self._jobs, self._problem, self._lo = board, jobs, problem, first_node
+        self._arrays, self._jobs, self._problem, self._lo = arrays, jobs, problem, first_node
         self._runs_s, self._holds_s = runs_s, holds_s
-        rooms, ends = board.rooms, board.releases
+        rooms, ends = arrays.rooms, arrays.releases
         self._rooms = Rooms(rooms.gpus.copy(), rooms.cores.copy(), rooms.memory.copy())
         self._releases = Releases(
             ends.end.copy(), ends.node.copy(), ends.gpus.copy(), ends.cores.copy(), ends.memory.copy(),
@@ -73,21 +73,21 @@ class Prefix:
 
     def __call__(self, place: int, nodes: Nodes) -> bool:
         """Whether the job starts there; it is taken as started then."""
-        board, job = self._board, int(self._jobs[place])
+        arrays, job = self._arrays, int(self._jobs[place])
         if not self._problem.mixes(place) and self._ends_sooner_elsewhere(place, nodes):
             return False
-        request: Request = request_of(board.requests, board.jobs.shape[job])
+        request: Request = request_of(arrays.requests, arrays.jobs.shape[job])
         held = float(self._holds_s[place, self._problem.kind[list(nodes)]].max())
         for node in nodes:
             take(self._rooms, request, self._lo + node)
-            add(self._releases, board.now + held, self._lo + node, request, job)
+            add(self._releases, arrays.now + held, self._lo + node, request, job)
         return True
 
     def _ends_sooner_elsewhere(self, place: int, nodes: Nodes) -> bool:
-        runs, now = self._runs_s[place], self._board.now
+        runs, now = self._runs_s[place], self._arrays.now
         here = float(runs[self._problem.kind[nodes[0]]])
         for kind in np.flatnonzero(runs < here).tolist():
-            shadow = shadow_on(self._board, self._rooms, self._releases, int(self._jobs[place]), kind)
+            shadow = shadow_on(self._arrays, self._rooms, self._releases, int(self._jobs[place]), kind)
             # where it fits at once it was not taken for other reasons than its speed
             if now < shadow and shadow + float(runs[kind]) < now + here:
                 return True

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gpusched.model.policy import Mapping
 from gpusched.sched.backfill import launch, protect
 from gpusched.sched.fit import request_of
-from gpusched.sched.mapping.board import Board
+from gpusched.sched.mapping.arrays import PassArrays
 from gpusched.sched.mapping.greedy import best_imaginable, greedy
 from gpusched.sched.mapping.head import Prefix, reserve_head
 from gpusched.sched.mapping.problem import Answer, Nodes, Problem, value_of
@@ -76,7 +76,7 @@ class Mapped(NamedTuple):
 
 
 def map_queue(
-    board: Board,
+    arrays: PassArrays,
     queue: Ints,
     facts: JobFacts,
     mapping: Mapping,
@@ -92,7 +92,7 @@ def map_queue(
     window; of those the greedy one starts, the ones with more priority than others stay.
 
     Args:
-        board: Changed in place, as by `backfill.schedule`.
+        arrays: Changed in place, as by `backfill.schedule`.
         queue: The jobs.
         facts: What is known of them.
         mapping: The policy's settings.
@@ -100,11 +100,11 @@ def map_queue(
         solver: Betters the greedy answer; None: that is the answer.
         keep: With SKIP: nodes held for a job. Those ahead of it are mapped first, then the others on what is left.
     """
-    window, others = _window(board, queue, mapping.window)
+    window, others = _window(arrays, queue, mapping.window)
     if not len(window):
-        say_why(board, others, -1, window, backfill)
+        say_why(arrays, others, -1, window, backfill)
         return Mapped(-1, np.inf, [])
-    task = _Task(board, facts, mapping, solver, window)
+    task = _Task(arrays, facts, mapping, solver, window)
     head, shadow, held = -1, np.inf, _NOBODY
     late = np.zeros(0, np.int64)
     if backfill == SKIP:
@@ -120,21 +120,21 @@ def map_queue(
             late = behind[outlasting]
             if len(rest) > 1:
                 task.choose_among(rest[1:], outlasting[: len(rest) - 1])
-    say_why(board, [*window.tolist(), *others], head, late, backfill)
-    board.rooms.gpus[held[0]] = held[1]
+    say_why(arrays, [*window.tolist(), *others], head, late, backfill)
+    arrays.rooms.gpus[held[0]] = held[1]
     return Mapped(head, shadow, task.reports)
 
 
-def _window(board: Board, queue: Ints, most: int) -> tuple[Ints, list[int]]:
+def _window(arrays: PassArrays, queue: Ints, most: int) -> tuple[Ints, list[int]]:
     """The jobs that are looked at, first to last, and tasks that are not only because of others of their array."""
-    jobs, code = board.jobs, board.outcome.code
+    jobs, code = arrays.jobs, arrays.outcome.code
     room = jobs.array_room.copy()
     found: list[int] = []
     others: list[int] = []
     for job in queue.tolist():
-        array, standing = jobs.array[job], jobs.standing[jobs.shape[job]]
-        code[job] = standing if standing != OK else PRIORITY
-        if standing != OK:
+        array, feasibility = jobs.array[job], jobs.feasibility[jobs.shape[job]]
+        code[job] = feasibility if feasibility != OK else PRIORITY
+        if feasibility != OK:
             continue
         if array >= 0 and room[array] <= 0:
             others.append(job)
@@ -148,13 +148,15 @@ def _window(board: Board, queue: Ints, most: int) -> tuple[Ints, list[int]]:
 class _Task:
     """One partition's mappings."""
 
-    def __init__(self, board: Board, facts: JobFacts, mapping: Mapping, solver: Solver | None, window: Ints) -> None:
-        self._board, self._facts, self._mapping, self._solver = board, facts, mapping, solver
-        shape = board.jobs.shape[window[0]]
-        self._lo, self._hi = int(board.requests.lo[shape]), int(board.requests.hi[shape])
+    def __init__(
+        self, arrays: PassArrays, facts: JobFacts, mapping: Mapping, solver: Solver | None, window: Ints
+    ) -> None:
+        self._arrays, self._facts, self._mapping, self._solver = arrays, facts, mapping, solver
+        shape = arrays.jobs.shape[window[0]]
+        self._lo, self._hi = int(arrays.requests.lo[shape]), int(arrays.requests.hi[shape])
         self._held = facts.held.copy()
         users = np.unique(facts.user[window])
-        gpus = float(np.maximum(board.usable.gpus[self._lo : self._hi], 0).sum())
+        gpus = float(np.maximum(arrays.usable.gpus[self._lo : self._hi], 0).sum())
         self._most = gpus * mapping.user_share if len(users) > 1 and mapping.user_share < 1 else np.inf
         self._place = {int(job): i for i, job in enumerate(window)}
         self.reports: list[Report] = []
@@ -164,7 +166,7 @@ class _Task:
         problem = self._problem(jobs, None, 0.0)
         takes = None
         if waits:
-            takes = Prefix(self._board, jobs, problem, self._runs_s(jobs, problem), self._holds_s(jobs), self._lo)
+            takes = Prefix(self._arrays, jobs, problem, self._runs_s(jobs, problem), self._holds_s(jobs), self._lo)
         nodes = greedy(problem, head_blocks=True, takes=takes).nodes
         count = next((i for i, where in enumerate(nodes) if not where), len(jobs))
         if count:
@@ -186,26 +188,26 @@ class _Task:
 
     def reserve(self, head: int) -> float:
         """The shadow time of the first job that does not start; what is left beside it then is in ``scratch``."""
-        board, one = self._board, np.array([head])
-        shadow = reserve_head(board, head, self._runs_s(one, self._problem(one, None, 0.0))[0])
-        protect(board.rooms, request_of(board.requests, board.jobs.shape[head]), shadow < np.inf, board.scratch)
+        arrays, one = self._arrays, np.array([head])
+        shadow = reserve_head(arrays, head, self._runs_s(one, self._problem(one, None, 0.0))[0])
+        protect(arrays.rooms, request_of(arrays.requests, arrays.jobs.shape[head]), shadow < np.inf, arrays.scratch)
         return shadow
 
     def outlasting(self, jobs: Ints, head: int, shadow: float) -> Bools:
         """Which of the jobs would hold the nodes reserved for the head after its shadow time."""
-        board = self._board
-        reserved = board.scratch.chosen[: board.requests.parts[board.jobs.shape[head]]]
+        arrays = self._arrays
+        reserved = arrays.scratch.chosen[: arrays.requests.parts[arrays.jobs.shape[head]]]
         if shadow == np.inf:
             return np.zeros(len(jobs), np.bool_)
-        late: Bools = board.now + self._holds_s(jobs)[:, board.kind[reserved]].max(1) > shadow
+        late: Bools = arrays.now + self._holds_s(jobs)[:, arrays.kind[reserved]].max(1) > shadow
         return late
 
     def _holds_s(self, jobs: Ints) -> Floats:
         """``float64[jobs, kinds]``: how long a job keeps its nodes at the most, by their type."""
         if self._facts.lasts is not None:
             return self._facts.lasts(jobs)
-        limit: Floats = self._board.jobs.limit[jobs]
-        return np.repeat(limit[:, None], int(self._board.kind.max(initial=0)) + 1, axis=1)
+        limit: Floats = self._arrays.jobs.limit[jobs]
+        return np.repeat(limit[:, None], int(self._arrays.kind.max(initial=0)) + 1, axis=1)
 
     def _runs_s(self, jobs: Ints, problem: Problem) -> Floats:
         """``float64[jobs, kinds]``: how long a job runs by what is expected of it; infinite where it cannot."""
@@ -213,7 +215,7 @@ class _Task:
         if self._facts.lasts is not None:
             runs = self._facts.lasts(jobs)
         else:
-            runs = self._board.jobs.limit[jobs][:, None] / speed
+            runs = self._arrays.jobs.limit[jobs][:, None] / speed
         return np.where(np.isnan(speed), np.inf, runs)
 
     def choose_among(self, jobs: Ints, late: Bools | None, share: float = 1.0) -> None:
@@ -240,7 +242,7 @@ class _Task:
         first = jobs.tolist().index(keep.job)
         if first:
             self.choose_among(jobs[:first], None, first / len(jobs))
-        rows, gpus = keep.rows(), self._board.rooms.gpus
+        rows, gpus = keep.rows(), self._arrays.rooms.gpus
         had = gpus[rows].copy()
         gpus[rows] = -1
         self.choose_among(jobs[first:], None)
@@ -253,20 +255,20 @@ class _Task:
         floor: float,
         must: Bools | None = None,
     ) -> Problem:
-        board, mapping, rows = self._board, self._mapping, slice(self._lo, self._hi)
-        shape = board.jobs.shape[jobs]
-        requests = board.requests
-        rooms = _table(board.rooms, rows)
+        arrays, mapping, rows = self._arrays, self._mapping, slice(self._lo, self._hi)
+        shape = arrays.jobs.shape[jobs]
+        requests = arrays.requests
+        rooms = _table(arrays.rooms, rows)
         place = np.array([self._place[int(job)] for job in jobs])
         users, user = np.unique(self._facts.user[jobs], return_inverse=True)
         return Problem(
             rooms=rooms,
-            total=np.maximum(board.usable.gpus[rows], 0),
-            kind=board.kind[rows],
-            late_rooms=rooms if late is None else _table(board.scratch.late, rows),
+            total=np.maximum(arrays.usable.gpus[rows], 0),
+            kind=arrays.kind[rows],
+            late_rooms=rooms if late is None else _table(arrays.scratch.late, rows),
             parts=requests.parts[shape],
             need=np.column_stack((requests.gpus[shape], requests.cores[shape], requests.memory[shape])),
-            allowed=board.jobs.masks[:, rows] != 0,
+            allowed=arrays.jobs.masks[:, rows] != 0,
             mask=requests.mask[shape],
             late=np.zeros(len(jobs), np.bool_) if late is None else late,
             must=np.zeros(len(jobs), np.bool_) if must is None else must,
@@ -284,17 +286,17 @@ class _Task:
 
         The best is of the types that have nodes enough for it, were they empty. A job that must mix types has one gain.
         """
-        board, requests = self._board, self._board.requests
+        arrays, requests = self._arrays, self._arrays.requests
         speed = self._facts.speed(jobs)
         speed = np.where(speed > 0, speed, np.nan)
         kinds = speed.shape[1]
         for one in np.unique(shape):
             request = request_of(requests, one)
             rows = slice(request.lo, request.hi)
-            large = (board.usable.gpus[rows] >= request.gpus) & (board.usable.gpus[rows] >= 0)
+            large = (arrays.usable.gpus[rows] >= request.gpus) & (arrays.usable.gpus[rows] >= 0)
             if request.mask >= 0:
-                large &= board.jobs.masks[request.mask, rows] != 0
-            enough = np.bincount(board.kind[rows][large], minlength=kinds) >= request.parts
+                large &= arrays.jobs.masks[request.mask, rows] != 0
+            enough = np.bincount(arrays.kind[rows][large], minlength=kinds) >= request.parts
             like = shape == one
             if enough.any():
                 speed[np.ix_(like, ~enough)] = np.nan
@@ -317,24 +319,24 @@ class _Task:
     ) -> None:
         """The best answer there is, started."""
         answer = first if self._solver is None else self._solver(problem, first, share)
-        board, scratch = self._board, self._board.scratch
+        arrays, scratch = self._arrays, self._arrays.scratch
         for i, nodes in enumerate(answer.nodes):
             if not nodes:
                 continue
             job = int(jobs[i])
-            request = request_of(board.requests, board.jobs.shape[job])
+            request = request_of(arrays.requests, arrays.jobs.shape[job])
             scratch.chosen[: len(nodes)] = np.array(nodes) + self._lo
             outlasts = late is not None and bool(late[i])
-            first_slot = board.releases.used[0]
+            first_slot = arrays.releases.used[0]
             launch(
-                board.rooms, board.releases, board.jobs, request, job, board.now, outlasts, late is not None, scratch,
-                board.outcome,
+                arrays.rooms, arrays.releases, arrays.jobs, request, job, arrays.now, outlasts, late is not None,
+                scratch, arrays.outcome,
             )  # fmt: skip
             if self._facts.lasts is not None:
-                slots = board.releases.order[first_slot : board.releases.used[0]]
+                slots = arrays.releases.order[first_slot : arrays.releases.used[0]]
                 held = self._facts.lasts(jobs[i : i + 1])[0, problem.kind[list(nodes)]]
-                board.releases.end[slots] = board.now + held.max()
-            board.outcome.code[job] = STARTED
+                arrays.releases.end[slots] = arrays.now + held.max()
+            arrays.outcome.code[job] = STARTED
             self._held[self._facts.user[job]] += request.parts * request.gpus
         started = sum(bool(nodes) for nodes in answer.nodes)
         gap = answer.gap if answer.gap is not None else np.inf

@@ -1,11 +1,11 @@
-"""What is said of a mapping: why jobs stay, and how good it is."""
+"""A mapping's result in words: why jobs stay, and how good it is."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from gpusched.sched.fit import request_of
-from gpusched.sched.mapping.board import Board
+from gpusched.sched.mapping.arrays import PassArrays
 from gpusched.sched.place import choose
 from gpusched.sched.state import ARRAY_LIMIT, BACKFILL, FIRST_FIT, MAPPING, PRIORITY, RESOURCES, SKIP, STARTED, Ints
 
@@ -22,21 +22,21 @@ class Report(NamedTuple):
     note: str
 
 
-def say_why(board: Board, jobs: list[int], head: int, late: Ints, backfill: int) -> None:
+def say_why(arrays: PassArrays, jobs: list[int], head: int, late: Ints, backfill: int) -> None:
     """The codes of those of the jobs that stay; ``late``: those that would outlast the head's wait."""
-    code, shape, outlasts = board.outcome.code, board.jobs.shape, set(late.tolist())
+    code, shape, outlasts = arrays.outcome.code, arrays.jobs.shape, set(late.tolist())
     fits: dict[int, bool] = {}
     for job in jobs:
-        array = board.jobs.array[job]
+        array = arrays.jobs.array[job]
         if code[job] == STARTED:
             continue
-        if array >= 0 and board.jobs.array_room[array] <= 0:
+        if array >= 0 and arrays.jobs.array_room[array] <= 0:
             code[job] = ARRAY_LIMIT
             continue
         one = int(shape[job])
         if one not in fits:
-            request = request_of(board.requests, one)
-            fits[one] = bool(choose(board.rooms, board.jobs.masks, request, FIRST_FIT, board.scratch))
+            request = request_of(arrays.requests, one)
+            fits[one] = bool(choose(arrays.rooms, arrays.jobs.masks, request, FIRST_FIT, arrays.scratch))
         if job == head:
             code[job] = MAPPING if fits[one] else RESOURCES  # a gang may fit on two GPU types together
         elif fits[one] and job in outlasts:

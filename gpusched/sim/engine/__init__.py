@@ -1,6 +1,6 @@
 """The event engine: compiled runs over arrays, advance -> decide -> apply.
 
-In: a `build.World`. Out: a `state.Log`. `step` is the clock, `pace` how fast jobs go; a run is `static` (orders that
-never change), `generic` (any order), `mapped`, `preempt` or an agent's. Begin with `state`, then `step`, then
-`static`.
+In: a `build.World`. Out: a `state.Log`. `loop` is the one loop, `step` its clock, `pace` how fast jobs go. Who decides
+is compiled into it: `static` (orders that never change), `generic` (any order), `preempt`, or an agent; `mapped` asks
+from Python. Begin with `state`, then `loop`, then `static`.
 """

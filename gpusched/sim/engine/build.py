@@ -12,7 +12,7 @@ from gpusched.errors import UsageError
 from gpusched.forecast.features import Forecast, forecast_of
 from gpusched.forecast.predictor import Predictor
 from gpusched.model.policy import MAPPED
-from gpusched.sched.fit import stand
+from gpusched.sched.fit import set_feasibility
 from gpusched.sched.heaps import new_heap
 from gpusched.sched.state import Ints, Jobs, Records, Rooms, Scratch, filled, new_releases, new_scratch, seed_words
 from gpusched.sim.engine.nodeindex import new_index
@@ -284,12 +284,17 @@ def _sim(
 
 def _passes(demand: Demand, knowledge: Knowledge, scratch: Scratch, slots: int, seed: int) -> Passes:
     """What the live passes take."""
-    standing = np.zeros(len(demand.queue), np.int64)
+    feasibility = np.zeros(len(demand.queue), np.int64)
     none = np.full(len(demand.shape), -1, np.int64)
     passes = Passes(
         requests=demand.requests,
         jobs=Jobs(
-            demand.shape, np.array(knowledge.expected, np.float64), none, np.zeros(0, np.int64), standing, demand.masks
+            demand.shape,
+            np.array(knowledge.expected, np.float64),
+            none,
+            np.zeros(0, np.int64),
+            feasibility,
+            demand.masks,
         ),
         releases=new_releases(slots + 1),
         scratch=scratch,
@@ -297,7 +302,7 @@ def _passes(demand: Demand, knowledge: Knowledge, scratch: Scratch, slots: int, 
         total=demand.rooms,
         usable=_copied(demand.rooms),
     )
-    stand(passes.total, passes.usable, demand.masks, demand.requests, scratch, standing)
+    set_feasibility(passes.total, passes.usable, demand.masks, demand.requests, scratch, feasibility)
     return passes
 
 

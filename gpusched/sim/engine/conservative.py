@@ -49,7 +49,7 @@ def conserve(sim: Sim, log: Log, passes: Passes, ordered: Ints, rule: int) -> No
     not_before, at_least = np.full(sim.shapes.size, now), np.full(sim.shapes.size, np.inf)
     for job in ordered:
         shape = sim.jobs[job]["shape"]
-        if passes.jobs.standing[shape] != OK:
+        if passes.jobs.feasibility[shape] != OK:
             continue
         request, expected = shape_request(sim.shapes, shape), sim.jobs[job]["expected"]
         first = not_before[shape] if expected >= at_least[shape] else now

@@ -5,7 +5,7 @@ For orders whose keys change while jobs wait, for the naive draw, for conservati
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,15 +13,15 @@ import numpy.typing as npt
 from gpusched.compiled import jit
 from gpusched.forecast.features import Forecast, expected_run_s, note_end
 from gpusched.sched.backfill import schedule
-from gpusched.sched.state import EASY, NAIVE, OK, Floats, Ints, Outcome, Records, new_outcome
+from gpusched.sched.state import CONSERVATIVE, NAIVE, OK, Floats, Ints, Outcome, Records, new_outcome
+from gpusched.sim.engine.build import World, forecast_for
 from gpusched.sim.engine.conservative import conserve
-from gpusched.sim.engine.keys import USER, ended_of_user, estimate, held_by_user, order_keys
+from gpusched.sim.engine.keys import ORDER_CODES, PLAIN, USER, ended_of_user, estimate, held_by_user, order_keys
+from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.queue import begin_started, enter, leave_started, waiting_in
 from gpusched.sim.engine.share import share_gpus
 from gpusched.sim.engine.state import DECIDE, DONE, ENDED, READY, RUNNING, RUNS, Log, Passes, Sim
-from gpusched.sim.engine.static import next_decision
-
-CONSERVATIVE = 3
+from gpusched.sim.policies import PLACEMENTS, REPLAY_BACKFILLS
 
 
 class Queue(NamedTuple):
@@ -33,6 +33,7 @@ class Queue(NamedTuple):
         outcome: Where `schedule` writes.
         capped: ``uint8[jobs]``: the job has a limit (``expected`` at submission), which caps its estimate.
         forecast: A trained predictor's estimates; None: `keys.estimate`.
+        order: See `keys`. estimates: Whether run times are estimated. rule, backfill: See ``gpusched.sched.state``.
     """
 
     waiting: Ints
@@ -41,48 +42,63 @@ class Queue(NamedTuple):
     outcome: Outcome
     capped: npt.NDArray[np.uint8]
     forecast: Forecast | None
+    order: int
+    estimates: bool
+    rule: int
+    backfill: int
 
 
-def new_queue(
-    jobs: int, parts: int, users: int, capped: npt.NDArray[np.uint8], forecast: Forecast | None = None
-) -> Queue:
+def new_queue(world: World) -> Queue:
     """An empty queue."""
-    records: npt.NDArray[Any] = np.zeros(users + 1, USER)
+    jobs, policy = len(world.sim.jobs), world.policy
     return Queue(
-        np.zeros(jobs + 1, np.int64), np.zeros(1, np.int64), records, new_outcome(jobs, parts), capped, forecast
+        waiting=np.zeros(jobs + 1, np.int64),
+        size=np.zeros(1, np.int64),
+        users=np.zeros(world.users + 1, USER),
+        outcome=new_outcome(jobs, len(world.sim.held)),
+        capped=np.isfinite(world.trace.limit).astype(np.uint8),
+        forecast=forecast_for(world),
+        order=ORDER_CODES.get(policy.order, PLAIN),
+        estimates=policy.knows == "estimate",
+        rule=PLACEMENTS[world.rule],
+        backfill=REPLAY_BACKFILLS[policy.backfill],
     )
 
 
 @jit
-def run_generic(
-    sim: Sim, log: Log, passes: Passes, queue: Queue, order: int, estimates: bool, rule: int, backfill: int
-) -> int:
-    """Replays to the end; OVER, or GROW (call again)."""
-    while True:
-        code = next_decision(sim, log, passes, EASY)
-        if code != DECIDE:
-            return code
-        for i in range(sim.counter[ENDED]):
-            ended_of_user(sim, queue.users, sim.ended[i])
-            if estimates:
-                learn_from(queue.forecast, sim, queue, sim.ended[i])
-        for i in range(sim.counter[READY]):
-            job = sim.ready[i]
-            if estimates:
-                sim.jobs[job]["expected"] = estimate_of(queue.forecast, sim, queue, job)
-                passes.jobs.limit[job] = sim.jobs[job]["expected"]
-            enter(sim, queue.waiting, queue.size, job)
+def decide_generic(sim: Sim, log: Log, passes: Passes, queue: Queue) -> int:
+    """Every partition's pass in which something happened."""
+    remember(sim, passes, queue)
+    for partition in range(sim.dirty.size):
+        if sim.dirty[partition]:
+            _decide(sim, log, passes, queue, partition)
+            sim.dirty[partition] = 0
+    while queue.rule == NAIVE and sim.counter[RUNS] == 0 and _any_can(sim, passes, queue):
         for partition in range(sim.dirty.size):
-            if sim.dirty[partition]:
-                _decide(sim, log, passes, queue, partition, order, rule, backfill)
-                sim.dirty[partition] = 0
-        while rule == NAIVE and sim.counter[RUNS] == 0 and _any_can(sim, passes, queue):
-            for partition in range(sim.dirty.size):
-                _decide(sim, log, passes, queue, partition, order, rule, backfill)
+            _decide(sim, log, passes, queue, partition)
+    return DECIDE
+
+
+run_generic = looped(decide_generic)
 
 
 @jit
-def learn_from(forecast: Forecast | None, sim: Sim, queue: Queue, job: int) -> None:
+def remember(sim: Sim, passes: Passes, queue: Queue) -> None:
+    """What ended at this instant, and what came to wait."""
+    for i in range(sim.counter[ENDED]):
+        ended_of_user(sim, queue.users, sim.ended[i])
+        if queue.estimates:
+            _learn_from(queue.forecast, sim, queue, sim.ended[i])
+    for i in range(sim.counter[READY]):
+        job = sim.ready[i]
+        if queue.estimates:
+            sim.jobs[job]["expected"] = _estimate_of(queue.forecast, sim, queue, job)
+            passes.jobs.limit[job] = sim.jobs[job]["expected"]
+        enter(sim, queue.waiting, queue.size, job)
+
+
+@jit
+def _learn_from(forecast: Forecast | None, sim: Sim, queue: Queue, job: int) -> None:
     """What has ended is past from now on; ``forecast`` stands alone so that without one nothing of it is compiled."""
     if forecast is not None and sim.state[job]["status"] == DONE:
         seconds = queue.users[sim.jobs[job]["user"]]["last"]  # of the run that was counted just before
@@ -90,7 +106,7 @@ def learn_from(forecast: Forecast | None, sim: Sim, queue: Queue, job: int) -> N
 
 
 @jit
-def estimate_of(forecast: Forecast | None, sim: Sim, queue: Queue, job: int) -> float:
+def _estimate_of(forecast: Forecast | None, sim: Sim, queue: Queue, job: int) -> float:
     """The run time that is expected of a job that has just come to wait, seconds."""
     if forecast is None:
         return estimate(sim, queue.users, job, queue.capped[job] != 0)
@@ -101,26 +117,24 @@ def estimate_of(forecast: Forecast | None, sim: Sim, queue: Queue, job: int) -> 
 def _any_can(sim: Sim, passes: Passes, queue: Queue) -> bool:
     """Whether any waiting job can run; with nothing running, an unlucky draw is drawn again, or it might never be."""
     for i in range(queue.size[0]):
-        if passes.jobs.standing[sim.jobs[queue.waiting[i]]["shape"]] == OK:
+        if passes.jobs.feasibility[sim.jobs[queue.waiting[i]]["shape"]] == OK:
             return True
     return False
 
 
 @jit
-def _decide(
-    sim: Sim, log: Log, passes: Passes, queue: Queue, partition: int, order: int, rule: int, backfill: int
-) -> None:
+def _decide(sim: Sim, log: Log, passes: Passes, queue: Queue, partition: int) -> None:
     """One partition's pass."""
-    waiting = ordered(sim, queue, partition, order)
-    if backfill == CONSERVATIVE:
-        conserve(sim, log, passes, waiting, rule)
-    elif not share_gpus(sim.pace, sim, log, passes, waiting, rule, backfill):
-        _schedule(sim, log, passes, queue, waiting, rule, backfill)
+    waiting = ordered(sim, queue, partition)
+    if queue.backfill == CONSERVATIVE:
+        conserve(sim, log, passes, waiting, queue.rule)
+    elif not share_gpus(sim.pace, sim, log, passes, waiting, queue.rule, queue.backfill):
+        _schedule(sim, log, passes, queue, waiting)
     forget_started(sim, queue, waiting)
 
 
 @jit
-def _schedule(sim: Sim, log: Log, passes: Passes, queue: Queue, ordered: Ints, rule: int, backfill: int) -> None:
+def _schedule(sim: Sim, log: Log, passes: Passes, queue: Queue, ordered: Ints) -> None:
     """The live pass, and its starts in the engine's terms."""
     outcome, now = queue.outcome, sim.clock[0]
     outcome.total[:] = 0
@@ -130,8 +144,8 @@ def _schedule(sim: Sim, log: Log, passes: Passes, queue: Queue, ordered: Ints, r
         passes.requests,
         passes.jobs,
         ordered,
-        rule,
-        backfill,
+        queue.rule,
+        queue.backfill,
         now,
         passes.rng,
         passes.scratch,
@@ -141,12 +155,12 @@ def _schedule(sim: Sim, log: Log, passes: Passes, queue: Queue, ordered: Ints, r
 
 
 @jit
-def ordered(sim: Sim, queue: Queue, partition: int, order: int) -> Ints:
+def ordered(sim: Sim, queue: Queue, partition: int) -> Ints:
     """The partition's waiting jobs by (key, rank), ``int64[waiting]``."""
     jobs = waiting_in(sim, queue.waiting, queue.size, partition)
-    if order == 0 or jobs.size < 2:
+    if queue.order == PLAIN or jobs.size < 2:
         return jobs
-    keys: Floats = order_keys(sim, queue.users, jobs, order)
+    keys: Floats = order_keys(sim, queue.users, jobs, queue.order)
     return jobs[np.argsort(keys, kind="mergesort")]
 
 

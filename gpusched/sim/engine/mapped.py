@@ -11,20 +11,18 @@ import numpy as np
 
 from gpusched.errors import UsageError
 from gpusched.model.policy import MAPPED, Mapping
-from gpusched.sched.mapping.board import Board
+from gpusched.sched.mapping.arrays import PassArrays
 from gpusched.sched.mapping.problem import Answer, Problem
 from gpusched.sched.mapping.queue import JobFacts, Keep, Solver, map_queue, unfit_of
 from gpusched.sched.mapping.summary import Report
 from gpusched.sched.stages import speeds_by_name
 from gpusched.sched.state import EASY, Floats, Ints
-from gpusched.sim.engine.build import World, forecast_for
-from gpusched.sim.engine.generic import Queue, estimate_of, forget_started, learn_from, new_queue, ordered
-from gpusched.sim.engine.keys import ORDER_CODES, PLAIN, ended_of_user
-from gpusched.sim.engine.queue import enter
-from gpusched.sim.engine.state import DECIDE, ENDED, READY, Log, shape_request
-from gpusched.sim.engine.static import next_decision
+from gpusched.sim.engine.build import World
+from gpusched.sim.engine.generic import Queue, forget_started, new_queue, ordered, remember
+from gpusched.sim.engine.loop import next_decision
+from gpusched.sim.engine.state import DECIDE, READY, Log, shape_request
 from gpusched.sim.engine.step import begin
-from gpusched.sim.policies import BACKFILLS
+from gpusched.sim.policies import REPLAY_BACKFILLS
 
 SEARCH_NODES = 100  # of HiGHS's tree: a bound that does not depend on the machine, so that equal replays are equal
 AMPLE_S = 30.0
@@ -47,13 +45,13 @@ class _Staged:
     """By the policy's order."""
 
     def __init__(self, world: World) -> None:
-        self._sim, self._order = world.sim, ORDER_CODES.get(world.policy.order, PLAIN)
+        self._sim = world.sim
 
     def remember(self) -> None:
         """Nothing: the order goes by what the queue has."""
 
     def order(self, queue: Queue, partition: int) -> tuple[Ints, Keep | None]:
-        return ordered(self._sim, queue, partition, self._order), None
+        return ordered(self._sim, queue, partition), None
 
     def started(self, jobs: Ints) -> None:
         """Nothing, likewise."""
@@ -76,11 +74,11 @@ class MappedRun:
             raise UsageError(f"{policy.name} does not go with --placement {world.rule}", "use another placement")
         self._world = world
         self._ordering: Ordering = ordering or _Staged(world)
-        self._estimates = policy.knows == "estimate" and ordering is None  # an agent has its own
-        capped = np.isfinite(world.trace.limit).astype(np.uint8)
-        self._queue = new_queue(len(world.sim.jobs), len(world.sim.held), world.users, capped, forecast_for(world))
+        self._queue = new_queue(world)
+        if ordering is not None:
+            self._queue = self._queue._replace(estimates=False)  # an agent has its own
         self._mapping = policy.spec.mapping if policy.spec is not None else Mapping()
-        self._backfill = BACKFILLS[policy.backfill]
+        self._backfill = REPLAY_BACKFILLS[policy.backfill]
         self._solver: Solver | None = _solver() if world.rule == "milp" else None
         self._speed = _speeds(world, self._mapping)
         shape = world.demand.shape[world.demand.shape >= 0]
@@ -99,19 +97,12 @@ class MappedRun:
         """Replays to the end; OVER, or GROW (call again)."""
         sim, passes, queue = self._world.sim, self._world.passes, self._queue
         while True:
-            code = next_decision(sim, log, passes, EASY)
+            code = next_decision(sim, log, passes)
             if code != DECIDE:
                 return int(code)
-            for job in sim.ended[: sim.counter[ENDED]].tolist():
-                ended_of_user(sim, queue.users, job)
-                if self._estimates:
-                    learn_from(queue.forecast, sim, queue, job)
-            for job in sim.ready[: sim.counter[READY]].tolist():
-                sim.jobs[job]["expected"] = passes.jobs.limit[job]  # after a failure: no longer of where it ran
-                if self._estimates:
-                    sim.jobs[job]["expected"] = estimate_of(queue.forecast, sim, queue, job)
-                    passes.jobs.limit[job] = sim.jobs[job]["expected"]
-                enter(sim, queue.waiting, queue.size, job)
+            ready = sim.ready[: sim.counter[READY]]
+            sim.jobs["expected"][ready] = passes.jobs.limit[ready]  # after a failure: no longer of where it ran
+            remember(sim, passes, queue)
             self._ordering.remember()
             for partition in np.flatnonzero(sim.dirty).tolist():
                 self._decide(log, partition)
@@ -125,7 +116,7 @@ class MappedRun:
         if not len(waiting):
             return
         outcome.total[:] = 0
-        board = Board(
+        arrays = PassArrays(
             sim.rooms, passes.releases, passes.requests, passes.jobs, passes.scratch, outcome, float(sim.clock[0]),
             passes.usable, world.pool.gpu_type,
         )  # fmt: skip
@@ -137,7 +128,7 @@ class MappedRun:
             unfit=self._unfit,
             lasts=self._lasts if self._by_type else None,
         )
-        done = map_queue(board, waiting, facts, self._mapping, self._backfill, self._solver, keep)
+        done = map_queue(arrays, waiting, facts, self._mapping, self._backfill, self._solver, keep)
         self.reports += done.reports
         for job in outcome.started[: outcome.total[0]].tolist():
             request = shape_request(sim.shapes, sim.jobs[job]["shape"])

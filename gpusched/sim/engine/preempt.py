@@ -14,7 +14,9 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.sched.reclaim import finds, keeps, retain
-from gpusched.sched.state import FIRST_FIT, NAIVE, NONE, Floats, Ints, Request, Rooms, new_rooms
+from gpusched.sched.state import FIRST_FIT, NAIVE, Floats, Ints, Request, Rooms, new_rooms
+from gpusched.sim.engine.build import World
+from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.pace import time_had, work_left
 from gpusched.sim.engine.state import (
     DECIDE,
@@ -27,8 +29,8 @@ from gpusched.sim.engine.state import (
     Sim,
     shape_request,
 )
-from gpusched.sim.engine.static import next_decision
 from gpusched.sim.engine.step import cut, occupy
+from gpusched.sim.policies import PLACEMENTS
 from gpusched.sim.result import PREEMPTED
 
 SRTF, LAS, DRF = range(3)
@@ -57,42 +59,61 @@ class Plan(NamedTuple):
     shares: Floats
 
 
-def new_plan(jobs: int, nodes: int, slots: int, users: int) -> Plan:
+def new_plan(world: World) -> Plan:
     """An empty plan."""
+    jobs, nodes = len(world.sim.jobs), len(world.sim.node)
     return Plan(
         active=np.zeros(jobs + 1, np.int64),
         kept=np.zeros(jobs, np.int64),
         size=np.zeros(3, np.int64),
         order=np.zeros(jobs + 1, np.int64),
-        nodes=np.zeros(slots + 1, np.int64),
+        nodes=np.zeros(len(world.passes.releases.order) + 1, np.int64),
         whole=new_rooms(nodes),
         idle=new_rooms(nodes),
-        shares=np.zeros(users + 1),
+        shares=np.zeros(world.users + 1),
     )
 
 
+def rule_of(world: World) -> int:
+    """How jobs are placed: who plans for all of them draws no nodes."""
+    rule = PLACEMENTS[world.rule]
+    return FIRST_FIT if rule >= NAIVE else rule
+
+
+class Preemptive(NamedTuple):
+    """A policy that stops running jobs: SRTF, LAS or DRF; how it places, and what a restart costs.
+
+    Attributes:
+        thresholds: GPU seconds that part LAS's queues, ascending.
+    """
+
+    plan: Plan
+    policy: int
+    rule: int
+    restart_s: float
+    thresholds: Floats
+
+
 @jit
-def run_preemptive(
-    sim: Sim, log: Log, passes: Passes, plan: Plan, policy: int, rule: int, restart_s: float, thresholds: Floats
-) -> int:
-    """Replays to the end; ``thresholds`` (GPU seconds, ascending) part LAS's queues. OVER, or GROW (call again)."""
-    rule = FIRST_FIT if rule >= NAIVE else rule
-    while True:
-        code = next_decision(sim, log, passes, NONE)
-        if code != DECIDE:
-            return code
-        refresh_active(sim, plan)
-        jobs = plan.active[: plan.size[0]]
-        if policy == DRF:
-            _fill_by_share(sim, passes, plan, rule)
-        else:
-            keys = _keys(sim, jobs, policy, restart_s, thresholds)
-            reset(sim, passes, plan)
-            for job in jobs[np.argsort(keys, kind="mergesort")]:
-                give_nodes(sim, passes, plan, job, rule)
-        apply_plan(sim, log, plan, restart_s)
-        if policy == LAS:
-            sim.clock[1] = _next_demotion(sim, jobs, restart_s, thresholds)
+def decide_preemptive(sim: Sim, log: Log, passes: Passes, of: Preemptive) -> int:
+    """Plans for all jobs anew, and carries the plan out."""
+    plan = of.plan
+    refresh_active(sim, plan)
+    jobs = plan.active[: plan.size[0]]
+    if of.policy == DRF:
+        _fill_by_share(sim, passes, plan, of.rule)
+    else:
+        keys = _keys(sim, jobs, of.policy, of.restart_s, of.thresholds)
+        reset(sim, passes, plan)
+        for job in jobs[np.argsort(keys, kind="mergesort")]:
+            give_nodes(sim, passes, plan, job, of.rule)
+    apply_plan(sim, log, plan, of.restart_s)
+    if of.policy == LAS:
+        sim.clock[1] = _next_demotion(sim, jobs, of.restart_s, of.thresholds)
+    return DECIDE
+
+
+run_preemptive = looped(decide_preemptive)
 
 
 @jit

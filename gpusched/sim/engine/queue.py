@@ -45,6 +45,14 @@ def begin_started(sim: Sim, log: Log, outcome: Outcome) -> None:
 
 
 @jit
+def apply_outcome(sim: Sim, log: Log, waiting: Ints, size: Ints, outcome: Outcome) -> None:
+    """The same, and takes what has started out of the queue."""
+    if outcome.total[0] > 0:
+        begin_started(sim, log, outcome)
+        leave_started(sim, waiting, size)
+
+
+@jit
 def leave_started(sim: Sim, waiting: Ints, size: Ints) -> None:
     """Takes out what runs."""
     kept = 0

@@ -37,7 +37,7 @@ def share_gpus(pace: Pace | None, sim: Sim, log: Log, passes: Passes, ordered: I
     stamp = scratch.stamp[0]
     for job in ordered:
         shape = sim.jobs[job]["shape"]
-        if passes.jobs.standing[shape] != OK:
+        if passes.jobs.feasibility[shape] != OK:
             continue
         if head >= 0 and backfill == NONE:
             break

@@ -19,7 +19,7 @@ from gpusched.sim.engine.nodeindex import NodeIndex
 
 Speeds = npt.NDArray[np.float64]
 
-FUTURE, HELD, WAITING, RUNNING, DONE, NEVER = range(6)
+FUTURE, DEPENDENT, WAITING, RUNNING, DONE, NEVER = range(6)
 OVER, DECIDE, GROW = range(3)
 NODE_BACK, NODE_GONE, NODE_DRAINED = range(3)
 

@@ -13,113 +13,102 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.sched.backfill import attempt, protect, refresh_late, reserve, take
-from gpusched.sched.fit import stand
 from gpusched.sched.heaps import pop, push
 from gpusched.sched.place import choose
-from gpusched.sched.releases import add, drop_ended
-from gpusched.sched.state import EASY, NONE, OK, RANDOM, STARTED, Request
+from gpusched.sched.releases import add
+from gpusched.sched.state import EASY, NONE, OK, RANDOM, STARTED, Records, Request, filled
+from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.nodeindex import enough, pick
-from gpusched.sim.engine.state import CHANGED, DECIDE, DECISIONS, ENDED, READY, WAITING, Log, Passes, Sim, shape_request
-from gpusched.sim.engine.step import advance, occupy
+from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, WAITING, Log, Passes, Sim, shape_request
+from gpusched.sim.engine.step import occupy
 from gpusched.sim.engine.waitlist import Waitlist, following, set_leaf
 
 _ANY = sys.float_info.max
 
 
-class Standing(NamedTuple):
-    """What a pass leaves: the first job that could not start (-1: none), whether it has a reservation, and when for."""
+# What the last pass left. head: the first job that could not start, -1: none. reserved: whether nodes are reserved for
+# it, shadow: when it can start. changed: node events by then.
+LAST = np.dtype([("head", np.int64), ("reserved", np.int64), ("shadow", np.float64), ("changed", np.int64)])
 
-    head: int
-    reserved: bool
-    shadow: float
+
+class Fixed(NamedTuple):
+    """A static order. ``last``: ``LAST[1]``."""
+
+    waitlist: Waitlist
+    last: Records
+    rule: int
+    backfill: int
+
+
+def new_fixed(waitlist: Waitlist, rule: int, backfill: int) -> Fixed:
+    """Before the first decision."""
+    return Fixed(waitlist, filled(LAST, 1, head=-1), rule, backfill)
 
 
 @jit
-def run_strict(sim: Sim, log: Log, passes: Passes, waitlist: Waitlist, rule: int) -> int:
-    """Replays to the end with one partition whose head blocks, without node events; OVER, or GROW (call again)."""
-    heads, scratch, blocked = waitlist.heads, passes.scratch, -1
+def decide_strict(sim: Sim, log: Log, passes: Passes, fixed: Fixed) -> int:
+    """With one partition whose head blocks, without node events."""
+    heads, rule, scratch, last = fixed.waitlist.heads, fixed.rule, passes.scratch, fixed.last[0]
     indexed = sim.by_free.many.size > 0 and rule < RANDOM
-    while True:
-        code = advance(sim, log)
-        if code != DECIDE:
-            return code
-        sim.counter[DECISIONS] += 1
-        for i in range(sim.counter[READY]):
-            push(heads, float(sim.jobs[sim.ready[i]]["rank"]), sim.ready[i])
-        if sim.counter[ENDED] > 0:
-            blocked = -1
-        while heads.size[0] > 0 and heads.item[0] != blocked:
-            job = heads.item[0]
-            request = shape_request(sim.shapes, sim.jobs[job]["shape"])
-            if indexed:
-                fits = pick(sim.by_free, request, rule, sim.chosen)
-            else:
-                code = attempt(sim.rooms, passes.jobs.masks, request, 0, rule, False, passes.rng, scratch)
-                fits = code == STARTED
-            if not fits:
-                blocked = job
-                break
+    for i in range(sim.counter[READY]):
+        push(heads, float(sim.jobs[sim.ready[i]]["rank"]), sim.ready[i])
+    if sim.counter[ENDED] > 0:
+        last["head"] = -1
+    blocked = last["head"]
+    while heads.size[0] > 0 and heads.item[0] != blocked:
+        job = heads.item[0]
+        request = shape_request(sim.shapes, sim.jobs[job]["shape"])
+        if indexed:
+            fits = pick(sim.by_free, request, rule, sim.chosen)
+        else:
+            code = attempt(sim.rooms, passes.jobs.masks, request, 0, rule, False, passes.rng, scratch)
+            fits = code == STARTED
+        if fits:
             pop(heads)
             occupy(sim, log, job, request, 0.0)
+        else:
+            blocked = job
+    last["head"] = blocked
+    return DECIDE
 
 
 @jit
-def next_decision(sim: Sim, log: Log, passes: Passes, backfill: int) -> int:
-    """On to the next instant at which to decide (`advance`, with its answers), and the passes' arrays with it.
+def decide_merged(sim: Sim, log: Log, passes: Passes, fixed: Fixed) -> int:
+    """Strict, skip or EASY, any number of partitions."""
+    waitlist, last = fixed.waitlist, fixed.last[0]
+    for i in range(sim.counter[READY]):
+        job = sim.ready[i]
+        shape = sim.jobs[job]["shape"]
+        set_leaf(waitlist, shape, job, sim.jobs[job]["expected"])
+        waitlist.waiting[shape] += 1
+    same_nodes = last["changed"] == sim.counter[CHANGED]
+    last["changed"] = sim.counter[CHANGED]
+    if sim.dirty.size == 1 and same_nodes and _only_behind(sim, fixed.last):
+        _gather_ready(sim, waitlist)
+        _decide(sim, log, passes, fixed)
+        return DECIDE
+    for queue in range(sim.dirty.size):
+        if sim.dirty[queue]:
+            last["head"] = _gather(sim, passes, waitlist, queue)
+            last["reserved"], last["shadow"] = 0, np.inf
+            _decide(sim, log, passes, fixed)
+            sim.dirty[queue] = 0
+    return DECIDE
 
-    What ended gives nothing back any more (kept for EASY only), and what nodes changed decides what can run.
-    """
-    changed = sim.counter[CHANGED]
-    code = advance(sim, log)
-    if code != DECIDE:
-        return code
-    sim.counter[DECISIONS] += 1
-    if backfill == EASY:
-        for i in range(sim.counter[ENDED]):
-            job = sim.ended[i]
-            drop_ended(passes.releases, sim.state[job]["start"] + sim.jobs[job]["expected"], job)
-    if sim.counter[CHANGED] != changed:
-        for node in range(sim.node.size):
-            passes.usable.gpus[node] = sim.node[node]["total"] if sim.node[node]["up"] else -1
-        jobs = passes.jobs
-        stand(passes.total, passes.usable, jobs.masks, passes.requests, passes.scratch, jobs.standing)
-    return code
 
-
-@jit
-def run_merged(sim: Sim, log: Log, passes: Passes, waitlist: Waitlist, rule: int, backfill: int) -> int:
-    """Replays to the end: strict, skip or EASY, any number of partitions; OVER, or GROW (call again)."""
-    queues, stood = sim.dirty.size, Standing(-1, False, -np.inf)
-    while True:
-        changed = sim.counter[CHANGED]
-        code = next_decision(sim, log, passes, backfill)
-        if code != DECIDE:
-            return code
-        for i in range(sim.counter[READY]):
-            job = sim.ready[i]
-            shape = sim.jobs[job]["shape"]
-            set_leaf(waitlist, shape, job, sim.jobs[job]["expected"])
-            waitlist.waiting[shape] += 1
-        if queues == 1 and changed == sim.counter[CHANGED] and _only_behind(sim, stood):
-            _gather_ready(sim, waitlist)
-            stood = _decide(sim, log, passes, waitlist, stood, rule, backfill)
-            continue
-        for queue in range(queues):
-            if sim.dirty[queue]:
-                head = _gather(sim, passes, waitlist, queue)
-                stood = _decide(sim, log, passes, waitlist, Standing(head, False, np.inf), rule, backfill)
-                sim.dirty[queue] = 0
+run_strict, run_merged = looped(decide_strict), looped(decide_merged)
 
 
 @jit
-def _only_behind(sim: Sim, stood: Standing) -> bool:
+def _only_behind(sim: Sim, last: Records) -> bool:
     """Whether all that has happened since the last pass is that jobs arrived behind its head, which still waits.
 
     Then the reservation holds as it was made, and no other job can start that could not start before.
     """
-    if stood.head < 0 or sim.counter[ENDED] > 0 or stood.shadow <= sim.clock[0]:
+    head = last[0]["head"]
+    if head < 0 or sim.counter[ENDED] > 0 or last[0]["shadow"] <= sim.clock[0]:
         return False
-    rank = sim.jobs[stood.head]["rank"]
+    rank = sim.jobs[head]["rank"]
     for i in range(sim.counter[READY]):
         if sim.jobs[sim.ready[i]]["rank"] < rank:
             return False
@@ -139,14 +128,13 @@ def _gather_ready(sim: Sim, waitlist: Waitlist) -> None:
 
 
 @jit
-def _decide(
-    sim: Sim, log: Log, passes: Passes, waitlist: Waitlist, stood: Standing, rule: int, backfill: int
-) -> Standing:
+def _decide(sim: Sim, log: Log, passes: Passes, fixed: Fixed) -> None:
     """One pass over one partition's waiting jobs in ``waitlist.shapes``, the next of every shape at a time."""
+    waitlist, last, rule, backfill = fixed.waitlist, fixed.last[0], fixed.rule, fixed.backfill
     scratch, shapes, now = passes.scratch, waitlist.shapes, sim.clock[0]
     scratch.stamp[0] += 1
     stamp = scratch.stamp[0]
-    head, reserved, shadow = stood.head, stood.reserved, stood.shadow
+    head, reserved, shadow = last["head"], last["reserved"] != 0, last["shadow"]
     seen = reserved
     while shapes.size[0] > 0:
         rank = int(shapes.key[0])
@@ -174,7 +162,7 @@ def _decide(
             set_leaf(waitlist, shape, job, np.inf)
             occupy(sim, log, job, request, 0.0)
             if backfill == EASY:
-                _book(sim, passes, request, job, now + expected, reserved, late)
+                _note_release(sim, passes, request, job, now + expected, reserved, late)
             _next(sim, waitlist, shape, job, now, _ANY)
             continue
         if not seen:
@@ -182,7 +170,7 @@ def _decide(
             seen = True
         elif late and scratch.failed[shape] != stamp:
             _next(sim, waitlist, shape, job, now, shadow)
-    return Standing(head, reserved, shadow)
+    last["head"], last["reserved"], last["shadow"] = head, reserved, shadow
 
 
 @jit
@@ -192,7 +180,7 @@ def _gather(sim: Sim, passes: Passes, waitlist: Waitlist, queue: int) -> int:
     shapes.size[0] = 0
     for i in range(waitlist.first[queue], waitlist.first[queue + 1]):
         shape = waitlist.order[i]
-        if waitlist.waiting[shape] == 0 or passes.jobs.standing[shape] != OK:
+        if waitlist.waiting[shape] == 0 or passes.jobs.feasibility[shape] != OK:
             continue
         job = following(waitlist, shape, 0, 0.0, _ANY)
         rank = sim.jobs[job]["rank"]
@@ -205,7 +193,7 @@ def _gather(sim: Sim, passes: Passes, waitlist: Waitlist, queue: int) -> int:
 
 
 @jit
-def _book(sim: Sim, passes: Passes, request: Request, job: int, end: float, guarded: bool, late: bool) -> None:
+def _note_release(sim: Sim, passes: Passes, request: Request, job: int, end: float, guarded: bool, late: bool) -> None:
     """Notes what a started job will give back, and what late jobs may still take beside it."""
     for part in range(request.parts):
         node = sim.chosen[part]

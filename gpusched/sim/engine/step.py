@@ -19,11 +19,11 @@ from gpusched.sim.engine.state import (
     CUT_PARTS,
     CUTS,
     DECIDE,
+    DEPENDENT,
     DONE,
     ENDED,
     FUTURE,
     GROW,
-    HELD,
     IN_SYSTEM,
     LOGGED,
     NEVER,
@@ -108,7 +108,7 @@ def _arrive(sim: Sim, job: int) -> None:
         return
     sim.counter[IN_SYSTEM] += 1
     if before >= 0 and sim.state[before]["status"] != DONE:
-        sim.state[job]["status"] = HELD
+        sim.state[job]["status"] = DEPENDENT
     else:
         make_ready(sim, job)
 
@@ -131,7 +131,7 @@ def _finish(sim: Sim, log: Log, job: int) -> None:
     sim.counter[IN_SYSTEM] -= 1
     dependent = sim.jobs[job]["child"]
     while dependent >= 0:
-        if sim.state[dependent]["status"] == HELD:
+        if sim.state[dependent]["status"] == DEPENDENT:
             make_ready(sim, dependent)
         dependent = sim.jobs[dependent]["sibling"]
 

@@ -21,7 +21,7 @@ def folder() -> Path:
 
 
 def place(sources: list[Path], format: str) -> Path | None:
-    """Where the trace of these files would be kept; None where that cannot be said.
+    """Where the trace of these files would be kept; None where there is no such place.
 
     The name depends on the files' paths, sizes and times of change, on the format, and on the importers' own code.
     """

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from gpusched.sched.state import Ints, Jobs, Outcome, Releases, Requests, Rooms, Scratch
 
 
-class Board(NamedTuple):
+class PassArrays(NamedTuple):
     """What the passes of `backfill.schedule` take, and the nodes' GPU types.
 
     Attributes:

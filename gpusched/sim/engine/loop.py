@@ -1,0 +1,66 @@
+"""The loop of every compiled replay: on to the next instant, decide, and again. Who decides is compiled into it.
+
+run = looped(decide)
+code = run(sim, log, passes, state)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from gpusched.compiled import jit
+from gpusched.sched.fit import set_feasibility
+from gpusched.sched.releases import drop_ended
+from gpusched.sim.engine.state import CHANGED, DECIDE, DECISIONS, ENDED, Log, Passes, Sim
+from gpusched.sim.engine.step import advance
+
+State = TypeVar("State")
+Decide = Callable[[Sim, Log, Passes, State], int]
+
+
+def looped(decide: Decide[State]) -> Decide[State]:
+    """The replay that asks ``decide`` at every instant at which something happened.
+
+    Args:
+        decide: Starts and stops jobs (`step.occupy`, `step.cut`), given what it keeps between decisions; DECIDE to go
+            on, any other number to end the run with.
+
+    Returns:
+        What replays to the end: OVER, GROW (call it again with more room in ``log``), or what ``decide`` ended it with.
+    """
+
+    def run(sim: Sim, log: Log, passes: Passes, state: State) -> int:
+        while True:
+            code = next_decision(sim, log, passes)
+            if code == DECIDE:
+                code = decide(sim, log, passes, state)
+            if code != DECIDE:
+                return code
+
+    # It is kept on disk as a part of the module that decides: what changes there changes it.
+    run.__module__, run.__name__ = decide.__module__, f"{decide.__name__}.run"
+    run.__qualname__ = run.__name__
+    return jit(run)
+
+
+@jit
+def next_decision(sim: Sim, log: Log, passes: Passes) -> int:
+    """On to the next instant at which to decide (`advance`, with its answers), and the passes' arrays with it.
+
+    What ended gives nothing back any more, and what nodes changed decides what can run.
+    """
+    changed = sim.counter[CHANGED]
+    code = advance(sim, log)
+    if code != DECIDE:
+        return code
+    sim.counter[DECISIONS] += 1
+    for i in range(sim.counter[ENDED] if passes.releases.used[0] > 0 else 0):  # few ways to decide note any
+        job = sim.ended[i]
+        drop_ended(passes.releases, sim.state[job]["start"] + sim.jobs[job]["expected"], job)
+    if sim.counter[CHANGED] != changed:
+        for node in range(sim.node.size):
+            passes.usable.gpus[node] = sim.node[node]["total"] if sim.node[node]["up"] else -1
+        jobs = passes.jobs
+        set_feasibility(passes.total, passes.usable, jobs.masks, passes.requests, passes.scratch, jobs.feasibility)
+    return code
