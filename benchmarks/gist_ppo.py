@@ -64,10 +64,10 @@ def play(sim: Sim, log: Log, passes: Passes, queue: Queue, agent: Agent, seed: i
         own = queue.waiting[: queue.size[0]].copy()
         if own.size == 0:
             continue
-        fits = fitting(sim.rooms, passes.requests, passes.jobs, own, passes.scratch)
+        fits = fitting(sim.resources, passes.requests, passes.jobs, own, passes.scratch)
         if not fits.any():
             continue
-        observation = observation_of(sim.rooms, passes.usable, passes.releases, passes.requests, passes.jobs, own)
+        observation = observation_of(sim.resources, passes.usable, passes.releases, passes.requests, passes.jobs, own)
         inputs = np.zeros((own.size, len(JOB_INPUTS)), np.float32)
         see_queue(inputs, observation, passes.usable, passes.requests, passes.jobs, own, queue.submit, now, fits)
         scores, _ = score_queue(inputs, agent)
@@ -82,8 +82,8 @@ def play(sim: Sim, log: Log, passes: Passes, queue: Queue, agent: Agent, seed: i
             record.total[0] += 1
         queue.outcome.total[:] = 0
         walk(
-            sim.rooms, passes.usable, passes.releases, passes.requests, passes.jobs, ordered, queue.submit, now, agent,
-            observation, fits, passes.scratch, queue.outcome,
+            sim.resources, passes.usable, passes.releases, passes.requests, passes.jobs, ordered, queue.submit, now,
+            agent, observation, fits, passes.scratch, queue.outcome,
         )  # fmt: skip
         apply_outcome(sim, log, queue.waiting, queue.size, queue.outcome)
 

@@ -21,9 +21,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gpusched.agents.common import torch_
-from gpusched.agents.rltune.arena import Arena
 from gpusched.agents.rltune.candidates import Rule, arrays_of, odds_of, without_net
 from gpusched.agents.rltune.episodes import cut
+from gpusched.agents.rltune.evaluation import Evaluation
 from gpusched.agents.rltune.ppo import Learner
 from gpusched.agents.rltune.reproduce import likeness
 from gpusched.agents.rltune.settings import Settings
@@ -47,8 +47,8 @@ def main() -> None:
     torch_.begin(0)
     trace = generate(likeness(3000), 0)
     base = without_net(Rule("sjf", {"estimate": -1.0}, {"one": -1.0}), settings, odds_of(trace.gpus, trace.duration))
-    arena = Arena(trace, Pool.uniform(4, 8), settings, "best-fit")
-    before = arena.result(base)
+    evaluation = Evaluation(trace, Pool.uniform(4, 8), settings, "best-fit")
+    before = evaluation.result(base)
     assert before is not None
     episodes = cut(before, settings, 16, np.random.default_rng(0))
     learner = Learner(base, settings, 0)

@@ -18,23 +18,37 @@ class Paper(StrEnum):
 
     GIST = "gist"
     RLTUNE = "rltune"
+    DL2 = "dl2"
 
 
 @app.command("reproduce", context_settings=_HELP)
 def reproduce(
-    paper: Annotated[Paper, typer.Argument(metavar="PAPER", help="gist (CMC 2022) or rltune (SoCC 2025).")],
+    paper: Annotated[Paper, typer.Argument(metavar="PAPER", help="gist, rltune or dl2.")],
     quick: Annotated[bool, typer.Option("--quick", help="In seconds: one seed, hardly trained.")] = False,
     seed: Annotated[list[int] | None, typer.Option("--seed", min=0, help="More than one: each; else 0, 1, 2.")] = None,
     jobs: Annotated[int, typer.Option("-j", "--jobs", min=0, help="Processes; 0: one per core.")] = 0,
     trace: Annotated[str | None, typer.Option("--trace", help="rltune: on this log; else on drawn jobs.")] = None,
     format: Annotated[str | None, typer.Option("--format", help="Its format; else guessed.")] = None,
     vc: Annotated[list[str] | None, typer.Option("--vc", help="rltune: only this virtual cluster; may repeat.")] = None,
-    html: Annotated[str | None, typer.Option("--html", help="Write a page with plots.")] = None,
+    workloads: Annotated[str | None, typer.Option("--workloads", help="dl2: these; else drawn ones.")] = None,
+    policy: Annotated[list[str] | None, typer.Option("--policy", help="dl2: only this one; may repeat.")] = None,
+    speeds: Annotated[str | None, typer.Option("--speeds", help="dl2: its measured speeds, config_speed.txt.")] = None,
+    html: Annotated[str | None, typer.Option("--html", help="gist, rltune: write a page with plots.")] = None,
     json: output.JsonOption = False,
 ) -> None:
-    """Make a paper's figures again: trained here, beside the paper's own and the exact ones. Takes some minutes."""
+    """Make a paper's figures again: trained here, beside the paper's own and the exact ones. Takes some minutes.
+
+    Of dl2 the setting and the rules it is compared with, no agent yet; takes seconds.
+    """
     import msgspec
 
+    if paper is Paper.DL2:
+        from gpusched.agents.dl2 import reproduce as dl2
+        from gpusched.views import dl2 as dl2_view
+
+        rows = dl2.reproduce(workloads, speeds, policy or [], seed or [])
+        _show(None, "", json, rows, dl2_view.screen(rows))
+        return
     from gpusched.agents.common.torch_ import need
 
     need("torch")

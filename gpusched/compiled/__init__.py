@@ -15,12 +15,15 @@ the same code installed anew, or checked out elsewhere, is not compiled again.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, cached_property, update_wrapper
 from pathlib import Path
 from types import FunctionType
@@ -33,6 +36,7 @@ _R = TypeVar("_R")
 _PACKAGE = Path(__file__).parents[1]
 _IMPORT = re.compile(rb"^from gpusched((?:\.\w+)*) import", re.MULTILINE)
 _lock = threading.RLock()
+_PATIENCE_S = 60.0  # with another process that compiles the same; it may have been stopped
 
 
 @cache
@@ -90,6 +94,22 @@ def kept_on_disk(function: Callable[..., object], versions: int = 1) -> bool:
     return len(list(folder.glob(pattern))) >= versions
 
 
+@contextmanager
+def _one_at_a_time(folder: Path | None) -> Iterator[None]:
+    """Processes that begin side by side compile the same: one does, the others wait for it and find it on disk."""
+    with ExitStack() as held:
+        if folder is not None:
+            with suppress(OSError):  # no room, or a filesystem without locks: then each compiles for itself
+                file = held.enter_context(open(folder / "lock", "a"))
+                until = time.monotonic() + _PATIENCE_S
+                while time.monotonic() < until:
+                    with suppress(BlockingIOError):
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        break
+                    time.sleep(0.05)
+        yield
+
+
 def jit(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """``function`` compiled on first use, without Python objects, kept on disk.
 
@@ -129,7 +149,11 @@ class _Pass:
             if kind not in self._ready:
                 folder = cache_folder(self._function.__module__) if kept else None
                 store = None if folder is None else Store(folder, self._function)
-                self._ready[kind] = (store and store.load(kind)) or self._compiled(kind, args, store)
+                ready = store and store.load(kind)
+                if not ready:
+                    with _one_at_a_time(folder):
+                        ready = (store and store.load(kind)) or self._compiled(kind, args, store)
+                self._ready[kind] = ready
         return self._ready[kind]
 
     def _compiled(self, kind: object, args: tuple[object, ...], store: Store | None) -> Callable[..., Any]:

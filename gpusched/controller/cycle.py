@@ -21,7 +21,8 @@ from gpusched.controller.nodestate import attended, is_dead, is_forgotten, recor
 from gpusched.controller.outputs import Collecting, readers_of
 from gpusched.controller.planning import Planner
 from gpusched.controller.promoting import take_up
-from gpusched.controller.reconcile import ReconcileInput, Step, rank_key, reconcile_job
+from gpusched.controller.ranks import ReconcileInput, Step, rank_key
+from gpusched.controller.reconcile import reconcile_job
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.controller.settling import Settling
 from gpusched.controller.shadowing import Shadowing

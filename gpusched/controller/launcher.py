@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from gpusched.cluster.base import REFUSED, Operation, RankKey
 from gpusched.cluster.requests import expand_output, launch_request, master_port
-from gpusched.controller.reconcile import rank_key
+from gpusched.controller.ranks import rank_key
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.jobs import Allocation, Job, JobState

@@ -9,7 +9,7 @@ import msgspec
 from gpusched.cluster.base import Outcome, RankKey
 from gpusched.controller.escalating import tried
 from gpusched.controller.outputs import MAX_FAILURES, Collecting
-from gpusched.controller.reconcile import rank_key
+from gpusched.controller.ranks import rank_key
 from gpusched.model.events import Event
 from gpusched.model.jobs import ACTIVE
 from gpusched.queue.store import RankRecord, Store

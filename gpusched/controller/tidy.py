@@ -8,7 +8,7 @@ import msgspec
 
 from gpusched.cluster.base import Observation, Operation, RankKey
 from gpusched.controller.escalating import TRIES_TO_REMOVE, gives_up, is_due, stuck_event
-from gpusched.controller.reconcile import container_of, rank_key
+from gpusched.controller.ranks import container_of, rank_key
 from gpusched.model.events import Event
 from gpusched.model.jobs import parse_container_name
 from gpusched.model.readings import NodeReading

@@ -18,7 +18,7 @@ from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.arrays import node_arrays_of, releases_of, waiting_of
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.heaps import new_heap
-from gpusched.sched.state import Jobs, Outcome, Releases, Rooms, new_outcome, new_scratch, seed_words
+from gpusched.sched.state import Jobs, Outcome, Releases, Resources, new_outcome, new_scratch, seed_words
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -81,7 +81,7 @@ class QueueForecast:
     def _buffers(self) -> None:
         """What a run changes, made once and filled anew for each."""
         jobs, initial, shapes = len(self.views), self._initial, self._waiting.jobs.feasibility.size
-        self._rooms = Rooms(*(array.copy() for array in self._world.rooms))
+        self._resources = Resources(*(array.copy() for array in self._world.resources))
         self._freed = Releases(*(array.copy() for array in self._releases))  # type: ignore[arg-type]
         self._room_of_arrays = self._waiting.jobs.array_room.copy()
         self._outcome: Outcome = new_outcome(jobs, self._waiting.parts)
@@ -102,7 +102,7 @@ class QueueForecast:
         )
         for node in range(len(self._world.nodes)):
             fit_anew(
-                self._line.fit, self._line.fits, self._rooms, self._waiting.requests, self._waiting.jobs.masks, node
+                self._line.fit, self._line.fits, self._resources, self._waiting.requests, self._waiting.jobs.masks, node
             )
         self._fit, self._fits = self._line.fit.copy(), self._line.fits.copy()
 
@@ -151,11 +151,13 @@ class QueueForecast:
     def _passes(self, seed: int) -> Passes:
         jobs: Jobs = self._waiting.jobs._replace(array_room=self._room_of_arrays)
         requests, rng = self._waiting.requests, seed_words(seed)
-        return Passes(self._rooms, self._freed, requests, jobs, rng, self._scratch, self._outcome)
+        return Passes(self._resources, self._freed, requests, jobs, rng, self._scratch, self._outcome)
 
     def _start_over(self, times: RunTimes, work: int) -> QueueArrays:
         line, initial, jobs = self._line, self._initial, len(self.views)
-        for held, fresh in zip((*self._rooms, *self._freed), (*self._world.rooms, *self._releases), strict=True):
+        for held, fresh in zip(
+            (*self._resources, *self._freed), (*self._world.resources, *self._releases), strict=True
+        ):
             held[:] = fresh
         self._room_of_arrays[:] = self._waiting.jobs.array_room
         self._outcome.total[:] = 0

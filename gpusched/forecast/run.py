@@ -28,7 +28,7 @@ from gpusched.sched.state import (
     Records,
     Releases,
     Requests,
-    Rooms,
+    Resources,
     Scratch,
     Words,
 )
@@ -90,7 +90,7 @@ class QueueArrays(NamedTuple):
 class Passes(NamedTuple):
     """What `schedule` works on, of this run alone where it changes."""
 
-    rooms: Rooms
+    resources: Resources
     releases: Releases
     requests: Requests
     jobs: Jobs
@@ -155,8 +155,10 @@ def _happen(line: QueueArrays, passes: Passes, item: int) -> None:
     else:
         for at in range(job["part"], job["part_stop"]):
             part = line.parts[at]
-            _return(line, passes.rooms, passes.requests, passes.jobs.masks, part["node"], part["gpus"], part["cores"],
-                    part["memory"])  # fmt: skip
+            _return(
+                line, passes.resources, passes.requests, passes.jobs.masks, part["node"], part["gpus"], part["cores"],
+                part["memory"],
+            )  # fmt: skip
         drop(passes.releases, line.counter[JOBS] - 1 - item)
     if job["array"] >= 0:
         passes.jobs.array_room[job["array"]] += 1
@@ -170,28 +172,35 @@ def _give_back(line: QueueArrays, passes: Passes, job: int) -> None:
     """What a job that started on the way held."""
     shape, offset, requests = passes.jobs.shape[job], passes.outcome.offset[job], passes.requests
     for part in range(requests.parts[shape]):
-        _return(line, passes.rooms, requests, passes.jobs.masks, passes.outcome.nodes[offset + part],
+        _return(line, passes.resources, requests, passes.jobs.masks, passes.outcome.nodes[offset + part],
                 requests.gpus[shape], requests.cores[shape], requests.memory[shape])  # fmt: skip
 
 
 @jit
 def _return(
-    line: QueueArrays, rooms: Rooms, requests: Requests, masks: Flags, node: int, gpus: int, cores: int, memory: int
+    line: QueueArrays,
+    resources: Resources,
+    requests: Requests,
+    masks: Flags,
+    node: int,
+    gpus: int,
+    cores: int,
+    memory: int,
 ) -> None:
     """What comes back on a node that takes no jobs stays there."""
-    if rooms.gpus[node] >= 0:
-        rooms.gpus[node] += gpus
-    rooms.cores[node] += cores
-    rooms.memory[node] += memory
-    fit_anew(line.fit, line.fits, rooms, requests, masks, node)
+    if resources.gpus[node] >= 0:
+        resources.gpus[node] += gpus
+    resources.cores[node] += cores
+    resources.memory[node] += memory
+    fit_anew(line.fit, line.fits, resources, requests, masks, node)
 
 
 @jit
-def fit_anew(fit: Flags, fits: Ints, rooms: Rooms, requests: Requests, masks: Flags, node: int) -> None:
+def fit_anew(fit: Flags, fits: Ints, resources: Resources, requests: Requests, masks: Flags, node: int) -> None:
     """Keeps ``fit`` and ``fits`` true when a node has changed: `place.node_fits`, written out for speed."""
     lo, hi, gpus, cores = requests.lo, requests.hi, requests.gpus, requests.cores
     memory, mask = requests.memory, requests.mask
-    has_gpus, has_cores, has_memory = rooms.gpus[node], rooms.cores[node], rooms.memory[node]
+    has_gpus, has_cores, has_memory = resources.gpus[node], resources.cores[node], resources.memory[node]
     for shape in range(fits.size):
         if node < lo[shape] or node >= hi[shape]:
             continue
@@ -269,7 +278,7 @@ def _decide(line: QueueArrays, passes: Passes, partition: int) -> None:
         return
     before = outcome.total[0]
     schedule(
-        passes.rooms,
+        passes.resources,
         passes.releases,
         requests,
         passes.jobs,
@@ -288,7 +297,7 @@ def _decide(line: QueueArrays, passes: Passes, partition: int) -> None:
         _hold(line, job, 1)
         for part in range(requests.parts[passes.jobs.shape[job]]):
             node = outcome.nodes[outcome.offset[job] + part]
-            fit_anew(line.fit, line.fits, passes.rooms, requests, passes.jobs.masks, node)
+            fit_anew(line.fit, line.fits, passes.resources, requests, passes.jobs.masks, node)
     _close_up(line, outcome.code, partition, rule == NAIVE)
     for i in range(before, outcome.total[0]):
         job = outcome.started[i]

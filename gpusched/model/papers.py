@@ -39,4 +39,11 @@ class Rltune(NamedTuple):
     jct: float = -0.70
 
 
-GIST, RLTUNE = Gist(), Rltune()
+class Dl2(NamedTuple):
+    """Peng et al. (TPDS 2021): mean JCT against DRF, and against Optimus."""
+
+    drf: float = -0.441
+    optimus: float = -0.175
+
+
+GIST, RLTUNE, DL2 = Gist(), Rltune(), Dl2()

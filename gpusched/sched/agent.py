@@ -5,7 +5,7 @@ The folder of an agent, ``gpusched.agents.NAME``, has a module ``live`` with two
     prepare(model: Model) -> Any                      # its arrays, checked; ValueError: of another shape
     decide_queue(prepared, context: Context) -> tuple[list[int], Block]
 
-``decide_queue`` takes started jobs off ``world.rooms`` and notes them in ``releases`` and ``outcome``, as
+``decide_queue`` takes started jobs off ``world.resources`` and notes them in ``releases`` and ``outcome``, as
 `backfill.schedule` does, and returns the queue in its order with what blocked it. It raises `Unusable` when what comes
 out of its network is no number; what it has changed by then is undone here. Where the weights stop running jobs, the
 module that decides is ``live_preempt``.
@@ -100,5 +100,5 @@ def prepared(model: Model) -> Any:
 
 def _changed(context: Context) -> list[np.ndarray[Any, Any]]:
     """Everything that a pass changes."""
-    rooms, jobs = context.world.rooms, context.waiting.jobs
-    return [*rooms, *context.releases, *context.outcome, context.rng, jobs.array_room]
+    resources, jobs = context.world.resources, context.waiting.jobs
+    return [*resources, *context.releases, *context.outcome, context.rng, jobs.array_room]

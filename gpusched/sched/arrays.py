@@ -10,7 +10,7 @@ import numpy as np
 from gpusched.model.policy import Order
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.order import Keys, queue_order
-from gpusched.sched.state import Flags, Ints, Jobs, Releases, Requests, Rooms, new_releases
+from gpusched.sched.state import Flags, Ints, Jobs, Releases, Requests, Resources, new_releases
 
 MaskKey = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 ShapeKey = tuple[str, int, int, int, int, int]
@@ -24,16 +24,16 @@ class NodeArrays(NamedTuple):
         row: Node name -> row.
         span: Partition -> its rows ``(lo, hi)``.
         free: Per row the GPU indices that are free, ascending; taken from as jobs start.
-        total: As declared. usable: without unavailable nodes and blocked GPUs, empty. rooms: free now.
+        total: As declared. usable: without unavailable nodes and blocked GPUs, empty. resources: free now.
     """
 
     nodes: list[NodeView]
     row: dict[str, int]
     span: dict[str, tuple[int, int]]
     free: list[list[int]]
-    total: Rooms
-    usable: Rooms
-    rooms: Rooms
+    total: Resources
+    usable: Resources
+    resources: Resources
 
 
 def node_arrays_of(snapshot: Snapshot) -> NodeArrays:
@@ -61,9 +61,9 @@ def node_arrays_of(snapshot: Snapshot) -> NodeArrays:
         row,
         span,
         free,
-        total=Rooms(_ints([len(n.gpus) for n in nodes]), all_cores, all_memory),
-        usable=Rooms(np.where(up, _ints([len(g) for g in well]), -1), all_cores, all_memory),
-        rooms=Rooms(np.where(up, _ints([len(g) for g in free]), -1), _ints(cores), _ints(memory)),
+        total=Resources(_ints([len(n.gpus) for n in nodes]), all_cores, all_memory),
+        usable=Resources(np.where(up, _ints([len(g) for g in well]), -1), all_cores, all_memory),
+        resources=Resources(np.where(up, _ints([len(g) for g in free]), -1), _ints(cores), _ints(memory)),
     )
 
 
@@ -151,14 +151,14 @@ def waiting_of(eligible: list[PendingView], world: NodeArrays, usage: dict[str, 
     shapes: dict[ShapeKey, int] = {}
     shape = [shapes.setdefault(k, len(shapes)) for k in zip(partition, parts, gpus, cores, memory, mask, strict=True)]
     arrays: dict[str, int] = {}
-    rooms: list[int] = []
-    array = [_array_of(job, arrays, rooms) if job.array_room is not None else -1 for job in eligible]
+    resources: list[int] = []
+    array = [_array_of(job, arrays, resources) if job.array_room is not None else -1 for job in eligible]
     limit = np.array([s.time_limit_s for s in specs], dtype=np.float64)
     jobs = Jobs(
         shape=_ints(shape),
         limit=limit,
         array=_ints(array),
-        array_room=_ints(rooms),
+        array_room=_ints(resources),
         feasibility=np.zeros(len(shapes), np.int64),
         masks=_masks_of(list(masks), world),
     )
@@ -179,10 +179,10 @@ def waiting_of(eligible: list[PendingView], world: NodeArrays, usage: dict[str, 
     return Waiting(eligible, jobs, _requests_of(list(shapes), world), keys, sum(parts), queues)
 
 
-def _array_of(job: PendingView, arrays: dict[str, int], rooms: list[int]) -> int:
+def _array_of(job: PendingView, arrays: dict[str, int], resources: list[int]) -> int:
     index = arrays.setdefault(job.array_id or job.id, len(arrays))
-    if index == len(rooms):
-        rooms.append(job.array_room or 0)
+    if index == len(resources):
+        resources.append(job.array_room or 0)
     return index
 
 

@@ -36,7 +36,7 @@ from gpusched.sched.state import (
     Releases,
     Request,
     Requests,
-    Rooms,
+    Resources,
     Scratch,
     Words,
 )
@@ -44,7 +44,7 @@ from gpusched.sched.state import (
 
 @jit
 def schedule(
-    rooms: Rooms,
+    resources: Resources,
     releases: Releases,
     requests: Requests,
     jobs: Jobs,
@@ -62,7 +62,7 @@ def schedule(
     that does not start blocks all behind it; with SKIP nobody blocks; with EASY the first has a reservation. The naive
     placement's unlucky draw counts as not starting.
 
-    Started jobs are taken off ``rooms`` and noted in ``releases`` (end: now + limit), both in place.
+    Started jobs are taken off ``resources`` and noted in ``releases`` (end: now + limit), both in place.
 
     Returns:
         The first job that could not start (-1: none) and when it can at the latest, by the running jobs' limits
@@ -95,15 +95,17 @@ def schedule(
             code_of[job] = BACKFILL
         else:
             request = request_of(requests, shape)
-            code = attempt(rooms, jobs.masks, request, shape, rule, late, rng, scratch)
+            code = attempt(resources, jobs.masks, request, shape, rule, late, rng, scratch)
             if code == STARTED:
-                launch(rooms, releases, jobs, request, job, now, late, head >= 0 and backfill == EASY, scratch, outcome)
+                launch(
+                    resources, releases, jobs, request, job, now, late, head >= 0 and backfill == EASY, scratch, outcome
+                )
             elif head < 0:
                 head = job
                 code = RESOURCES if code == PRIORITY else code
                 if backfill != SKIP:
-                    shadow = reserve(rooms, releases, jobs.masks, request, rule, now, scratch)
-                    protect(rooms, request, shadow < np.inf, scratch)
+                    shadow = reserve(resources, releases, jobs.masks, request, rule, now, scratch)
+                    protect(resources, request, shadow < np.inf, scratch)
             elif code == PRIORITY:
                 code = waits
             code_of[job] = code
@@ -112,22 +114,29 @@ def schedule(
 
 @jit
 def attempt(
-    rooms: Rooms, masks: Flags, request: Request, shape: int, rule: int, late: bool, rng: Words, scratch: Scratch
+    resources: Resources,
+    masks: Flags,
+    request: Request,
+    shape: int,
+    rule: int,
+    late: bool,
+    rng: Words,
+    scratch: Scratch,
 ) -> int:
     """STARTED with ``scratch.chosen`` set, or why not: PRIORITY (does not fit), BACKFILL, POLICY (unlucky draw)."""
     stamp = scratch.stamp[0]
     if rule == NAIVE:
-        if draw(scratch.late if late else rooms, masks, request, rng, scratch):
+        if draw(scratch.late if late else resources, masks, request, rng, scratch):
             return STARTED
-        return POLICY if choose(rooms, masks, request, FIRST_FIT, scratch) else PRIORITY
+        return POLICY if choose(resources, masks, request, FIRST_FIT, scratch) else PRIORITY
     if rule == RANDOM:
-        if draw_fitting(scratch.late if late else rooms, masks, request, rng, scratch):
+        if draw_fitting(scratch.late if late else resources, masks, request, rng, scratch):
             return STARTED
-    elif choose(scratch.late if late else rooms, masks, request, rule, scratch):
+    elif choose(scratch.late if late else resources, masks, request, rule, scratch):
         return STARTED
     if late:
         scratch.failed_late[shape] = stamp
-        if choose(rooms, masks, request, FIRST_FIT, scratch):
+        if choose(resources, masks, request, FIRST_FIT, scratch):
             return BACKFILL
     scratch.failed[shape] = stamp
     return PRIORITY
@@ -135,7 +144,7 @@ def attempt(
 
 @jit
 def launch(
-    rooms: Rooms,
+    resources: Resources,
     releases: Releases,
     jobs: Jobs,
     request: Request,
@@ -151,13 +160,13 @@ def launch(
     outcome.offset[job] = outcome.total[1]
     for part in range(request.parts):
         node = scratch.chosen[part]
-        take(rooms, request, node)
+        take(resources, request, node)
         add(releases, now + jobs.limit[job], node, request, job)
         outcome.nodes[outcome.total[1] + part] = node
         if guarded:
             if late:
                 take(scratch.spare, request, node)
-            refresh_late(rooms, scratch, node)
+            refresh_late(resources, scratch, node)
     outcome.total[0] += 1
     outcome.total[1] += request.parts
     if jobs.array[job] >= 0:
@@ -165,35 +174,35 @@ def launch(
 
 
 @jit
-def take(rooms: Rooms, request: Request, node: int) -> None:
+def take(resources: Resources, request: Request, node: int) -> None:
     """Takes one part off ``node``."""
-    rooms.gpus[node] -= request.gpus
-    rooms.cores[node] -= request.cores
-    rooms.memory[node] -= request.memory
+    resources.gpus[node] -= request.gpus
+    resources.cores[node] -= request.cores
+    resources.memory[node] -= request.memory
 
 
 @jit
-def give(rooms: Rooms, request: Request, node: int) -> None:
+def give(resources: Resources, request: Request, node: int) -> None:
     """Gives one part back to ``node``."""
-    rooms.gpus[node] += request.gpus
-    rooms.cores[node] += request.cores
-    rooms.memory[node] += request.memory
+    resources.gpus[node] += request.gpus
+    resources.cores[node] += request.cores
+    resources.memory[node] += request.memory
 
 
 @jit
 def reserve(
-    rooms: Rooms, releases: Releases, masks: Flags, request: Request, rule: int, now: float, scratch: Scratch
+    resources: Resources, releases: Releases, masks: Flags, request: Request, rule: int, now: float, scratch: Scratch
 ) -> float:
     """The shadow time: the earliest at which ``request`` fits, by the limits of what runs (overrun: now).
 
-    Sets ``scratch.future`` to the rooms at that time, and ``scratch.chosen`` to the nodes by the placement rule
+    Sets ``scratch.future`` to the resources at that time, and ``scratch.chosen`` to the nodes by the placement rule
     (naive, random: first fit). What runs on nodes that are not available gives nothing back. Infinite if it never fits.
     """
     future = scratch.future
     gpus, cores, memory = future.gpus, future.cores, future.memory  # the loops' own arrays, as in `schedule`
     fitting = 0
     for node in range(request.lo, request.hi):
-        gpus[node], cores[node], memory[node] = rooms.gpus[node], rooms.cores[node], rooms.memory[node]
+        gpus[node], cores[node], memory[node] = resources.gpus[node], resources.cores[node], resources.memory[node]
         fitting += _holds(gpus[node], cores[node], memory[node], masks, request, node)
     settle(releases)
     time = now
@@ -228,7 +237,7 @@ def _holds(gpus: int, cores: int, memory: int, masks: Flags, request: Request, n
 
 
 @jit
-def protect(rooms: Rooms, request: Request, reserved: bool, scratch: Scratch) -> None:
+def protect(resources: Resources, request: Request, reserved: bool, scratch: Scratch) -> None:
     """Sets ``scratch.spare`` and ``scratch.late`` from the reservation that `reserve` has just made."""
     spare = scratch.spare
     for node in range(request.lo, request.hi):
@@ -240,12 +249,12 @@ def protect(rooms: Rooms, request: Request, reserved: bool, scratch: Scratch) ->
             spare.cores[node] = scratch.future.cores[node] - request.cores
             spare.memory[node] = scratch.future.memory[node] - request.memory
     for node in range(request.lo, request.hi):
-        refresh_late(rooms, scratch, node)
+        refresh_late(resources, scratch, node)
 
 
 @jit
-def refresh_late(rooms: Rooms, scratch: Scratch, node: int) -> None:
+def refresh_late(resources: Resources, scratch: Scratch, node: int) -> None:
     """Sets ``scratch.late`` of one node."""
-    scratch.late.gpus[node] = min(rooms.gpus[node], scratch.spare.gpus[node])
-    scratch.late.cores[node] = min(rooms.cores[node], scratch.spare.cores[node])
-    scratch.late.memory[node] = min(rooms.memory[node], scratch.spare.memory[node])
+    scratch.late.gpus[node] = min(resources.gpus[node], scratch.spare.gpus[node])
+    scratch.late.cores[node] = min(resources.cores[node], scratch.spare.cores[node])
+    scratch.late.memory[node] = min(resources.memory[node], scratch.spare.memory[node])

@@ -13,7 +13,7 @@ from gpusched.sched.state import (
     Ints,
     Request,
     Requests,
-    Rooms,
+    Resources,
     Scratch,
 )
 
@@ -36,7 +36,7 @@ def request_of(requests: Requests, shape: int) -> Request:
 
 @jit
 def set_feasibility(
-    total: Rooms, usable: Rooms, masks: Flags, requests: Requests, scratch: Scratch, feasibility: Ints
+    total: Resources, usable: Resources, masks: Flags, requests: Requests, scratch: Scratch, feasibility: Ints
 ) -> None:
     """Whether each request can ever run: ``feasibility: int64[shapes]``, in place.
 
@@ -59,7 +59,7 @@ def set_feasibility(
 
 
 @jit
-def shortfall(rooms: Rooms, masks: Flags, request: Request) -> tuple[int, int, int]:
+def shortfall(resources: Resources, masks: Flags, request: Request) -> tuple[int, int, int]:
     """What is short: (dimension, nodes that have enough up to it, node that comes nearest or -1).
 
     The dimension is the first of ALLOWED, GPUS, CORES, MEMORY of which fewer than ``parts`` nodes have enough, among
@@ -68,22 +68,22 @@ def shortfall(rooms: Rooms, masks: Flags, request: Request) -> tuple[int, int, i
     counts = [0, 0, 0, 0]
     nearest = [-1, -1, -1, -1]
     for node in range(request.lo, request.hi):
-        if rooms.gpus[node] < 0 or (request.mask >= 0 and masks[request.mask, node] == 0):
+        if resources.gpus[node] < 0 or (request.mask >= 0 and masks[request.mask, node] == 0):
             continue
         counts[ALLOWED] += 1
-        if nearest[GPUS] < 0 or rooms.gpus[node] > rooms.gpus[nearest[GPUS]]:
+        if nearest[GPUS] < 0 or resources.gpus[node] > resources.gpus[nearest[GPUS]]:
             nearest[GPUS] = node
-        if rooms.gpus[node] < request.gpus:
+        if resources.gpus[node] < request.gpus:
             continue
         counts[GPUS] += 1
-        if nearest[CORES] < 0 or rooms.cores[node] > rooms.cores[nearest[CORES]]:
+        if nearest[CORES] < 0 or resources.cores[node] > resources.cores[nearest[CORES]]:
             nearest[CORES] = node
-        if rooms.cores[node] < request.cores:
+        if resources.cores[node] < request.cores:
             continue
         counts[CORES] += 1
-        if nearest[MEMORY] < 0 or rooms.memory[node] > rooms.memory[nearest[MEMORY]]:
+        if nearest[MEMORY] < 0 or resources.memory[node] > resources.memory[nearest[MEMORY]]:
             nearest[MEMORY] = node
-        if rooms.memory[node] >= request.memory:
+        if resources.memory[node] >= request.memory:
             counts[MEMORY] += 1
     for dimension in range(4):
         if counts[dimension] < request.parts:

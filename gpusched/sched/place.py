@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.state import BEST_FIT, FIRST_FIT, Flags, Request, Rooms, Scratch, Words
+from gpusched.sched.state import BEST_FIT, FIRST_FIT, Flags, Request, Resources, Scratch, Words
 
 _CORES_BITS, _MEMORY_BITS = 20, 32
 _GPU_SHIFT = _CORES_BITS + _MEMORY_BITS
@@ -13,12 +13,12 @@ _S13, _S7, _S17, _S32 = np.uint64(13), np.uint64(7), np.uint64(17), np.uint64(32
 
 
 @jit
-def node_fits(rooms: Rooms, masks: Flags, request: Request, node: int) -> bool:
+def node_fits(resources: Resources, masks: Flags, request: Request, node: int) -> bool:
     """Whether ``node`` can give one part now."""
     return (
-        rooms.gpus[node] >= request.gpus
-        and rooms.cores[node] >= request.cores
-        and rooms.memory[node] >= request.memory
+        resources.gpus[node] >= request.gpus
+        and resources.cores[node] >= request.cores
+        and resources.memory[node] >= request.memory
         and (request.mask < 0 or masks[request.mask, node] != 0)
     )
 
@@ -37,7 +37,7 @@ def sort_key(rule: int, gpus: int, cores: int, memory: int, request: Request) ->
 
 
 @jit
-def choose(rooms: Rooms, masks: Flags, request: Request, rule: int, scratch: Scratch) -> bool:
+def choose(resources: Resources, masks: Flags, request: Request, rule: int, scratch: Scratch) -> bool:
     """Picks ``request.parts`` nodes that fit, the first in the rule's order; ties go to the lower row.
 
     Returns:
@@ -45,7 +45,7 @@ def choose(rooms: Rooms, masks: Flags, request: Request, rule: int, scratch: Scr
     """
     count = 0
     for node in range(request.lo, request.hi):
-        gpus, cores, memory = rooms.gpus[node], rooms.cores[node], rooms.memory[node]
+        gpus, cores, memory = resources.gpus[node], resources.cores[node], resources.memory[node]
         if gpus < request.gpus or cores < request.cores or memory < request.memory:
             continue
         if request.mask >= 0 and masks[request.mask, node] == 0:
@@ -86,7 +86,7 @@ def next_random(state: Words, below: int) -> int:
 
 
 @jit
-def draw(rooms: Rooms, masks: Flags, request: Request, rng: Words, scratch: Scratch) -> bool:
+def draw(resources: Resources, masks: Flags, request: Request, rng: Words, scratch: Scratch) -> bool:
     """The naive placement as printed under Fig. 5 of Narantuya et al. (CMC 2022).
 
     Draws ``request.parts`` distinct nodes uniformly among those available and allowed, full or not.
@@ -96,7 +96,7 @@ def draw(rooms: Rooms, masks: Flags, request: Request, rng: Words, scratch: Scra
     """
     pool = 0
     for node in range(request.lo, request.hi):
-        if rooms.gpus[node] >= 0 and (request.mask < 0 or masks[request.mask, node] != 0):
+        if resources.gpus[node] >= 0 and (request.mask < 0 or masks[request.mask, node] != 0):
             scratch.keys[pool] = node
             pool += 1
     if pool < request.parts:
@@ -107,12 +107,12 @@ def draw(rooms: Rooms, masks: Flags, request: Request, rng: Words, scratch: Scra
         node = scratch.keys[at]
         scratch.keys[at] = scratch.keys[part]
         scratch.chosen[part] = node
-        fits = fits and node_fits(rooms, masks, request, node)
+        fits = fits and node_fits(resources, masks, request, node)
     return fits
 
 
 @jit
-def draw_fitting(rooms: Rooms, masks: Flags, request: Request, rng: Words, scratch: Scratch) -> bool:
+def draw_fitting(resources: Resources, masks: Flags, request: Request, rng: Words, scratch: Scratch) -> bool:
     """Random fit: ``request.parts`` distinct nodes drawn uniformly among those that fit now.
 
     Returns:
@@ -120,7 +120,7 @@ def draw_fitting(rooms: Rooms, masks: Flags, request: Request, rng: Words, scrat
     """
     pool = 0
     for node in range(request.lo, request.hi):
-        if node_fits(rooms, masks, request, node):
+        if node_fits(resources, masks, request, node):
             scratch.keys[pool] = node
             pool += 1
     if pool < request.parts:

@@ -20,7 +20,7 @@ from gpusched.sched.state import (
     PRIORITY,
     RESOURCES,
     STARTED,
-    Rooms,
+    Resources,
 )
 from gpusched.sched.text import (
     CORES,
@@ -106,7 +106,7 @@ class Verdicts:
             missing = not_available(self._world, *self._span(shape))
             reason = Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=f"{message}; not available: {missing}")
         else:
-            message = self._shortage("waits for", "free", self._world.rooms, shape)
+            message = self._shortage("waits for", "free", self._world.resources, shape)
             if job == block.head:
                 return Reason(code=ReasonCode.RESOURCES, message=message + starts_in(block.shadow - self._now))
             reason = Reason(code=ReasonCode.RESOURCES, message=message)
@@ -116,12 +116,14 @@ class Verdicts:
     def _span(self, shape: int) -> tuple[int, int]:
         return int(self._waiting.requests.lo[shape]), int(self._waiting.requests.hi[shape])
 
-    def _shortage(self, verb: str, free: str, rooms: Rooms, shape: int) -> str:
+    def _shortage(self, verb: str, free: str, resources: Resources, shape: int) -> str:
         request = request_of(self._waiting.requests, shape)
-        dimension, count, nearest = shortfall(rooms, self._waiting.jobs.masks, request)
+        dimension, count, nearest = shortfall(resources, self._waiting.jobs.masks, request)
         has = 0
         if nearest >= 0:
-            column = rooms.gpus if dimension == GPUS else rooms.cores if dimension == CORES else rooms.memory
+            column = (
+                resources.gpus if dimension == GPUS else resources.cores if dimension == CORES else resources.memory
+            )
             has = int(column[nearest])
         needs = (int(request.gpus), int(request.cores), int(request.memory))
         name = self._world.nodes[nearest].name if nearest >= 0 else ""

@@ -14,7 +14,7 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.backfill import take
 from gpusched.sched.place import choose, node_fits
-from gpusched.sched.state import Flags, Ints, Request, Rooms, Scratch, new_rooms
+from gpusched.sched.state import Flags, Ints, Request, Resources, Scratch, new_resources
 
 
 class Holders(NamedTuple):
@@ -35,13 +35,13 @@ class Holders(NamedTuple):
     memory: Ints
     kept: Flags
     held: Ints
-    room: Rooms
+    room: Resources
 
 
 def new_holders(running: int, held: Ints, nodes: int) -> Holders:
     """Holders yet to be filled in."""
     first, parts, gpus, cores, memory = (np.zeros(running, np.int64) for _ in range(5))
-    return Holders(first, parts, gpus, cores, memory, np.zeros(running, np.uint8), held, new_rooms(nodes))
+    return Holders(first, parts, gpus, cores, memory, np.zeros(running, np.uint8), held, new_resources(nodes))
 
 
 @jit
@@ -52,7 +52,7 @@ def hold(holders: Holders, at: int, first: int, request: Request) -> None:
 
 
 @jit
-def keeps(whole: Rooms, usable: Rooms, request: Request, held: Ints, first: int) -> bool:
+def keeps(whole: Resources, usable: Resources, request: Request, held: Ints, first: int) -> bool:
     """Takes a running job's nodes (``held[first:first + parts]``) again, if those before it left them.
 
     A node that is not available any more stays with its job.
@@ -75,14 +75,14 @@ def keeps(whole: Rooms, usable: Rooms, request: Request, held: Ints, first: int)
 
 
 @jit
-def retain(whole: Rooms, request: Request, held: Ints, first: int) -> None:
+def retain(whole: Resources, request: Request, held: Ints, first: int) -> None:
     """Takes a running job's nodes whatever is left there: it must not be stopped."""
     for part in range(request.parts):
         take(whole, request, held[first + part])
 
 
 @jit
-def finds(whole: Rooms, idle: Rooms, masks: Flags, request: Request, rule: int, scratch: Scratch) -> bool:
+def finds(whole: Resources, idle: Resources, masks: Flags, request: Request, rule: int, scratch: Scratch) -> bool:
     """Finds nodes for a job (``scratch.chosen``) and takes them; ``idle``: what nobody runs on, or was given yet."""
     if not choose(idle, masks, request, rule, scratch) and not choose(whole, masks, request, rule, scratch):
         return False
@@ -94,7 +94,7 @@ def finds(whole: Rooms, idle: Rooms, masks: Flags, request: Request, rule: int, 
 
 @jit
 def displaces(
-    whole: Rooms, idle: Rooms, usable: Rooms, masks: Flags, request: Request, rule: int, scratch: Scratch,
+    whole: Resources, idle: Resources, usable: Resources, masks: Flags, request: Request, rule: int, scratch: Scratch,
     holders: Holders, count: int, at: int,
 ) -> bool:  # fmt: skip
     """As `finds`, but of those that run the last in the order are the first to go, and no more than it takes.
@@ -133,7 +133,7 @@ def displaces(
 
 
 @jit
-def _add(room: Rooms, usable: Rooms, holders: Holders, k: int, masks: Flags, request: Request) -> bool:
+def _add(room: Resources, usable: Resources, holders: Holders, k: int, masks: Flags, request: Request) -> bool:
     """Adds what a holder has, where its nodes are available; whether a part of the request fits on one of them now."""
     fits = False
     for part in range(holders.parts[k]):

@@ -29,7 +29,7 @@ def place_queue(context: Context, queue: Ints, keep: Keep | None = None) -> Bloc
     if policy.place in MAPPED:
         return _mapped(context, queue, keep)
     head, shadow = schedule(
-        world.rooms,
+        world.resources,
         context.releases,
         waiting.requests,
         waiting.jobs,
@@ -49,7 +49,7 @@ def _mapped(context: Context, queue: Ints, keep: Keep | None) -> Block:
     policy, world, waiting = context.policy, context.world, context.waiting
     kinds = {name: i for i, name in enumerate(dict.fromkeys(node.gpu_type for node in world.nodes))}
     arrays = PassArrays(
-        world.rooms, context.releases, waiting.requests, waiting.jobs, context.scratch, context.outcome,
+        world.resources, context.releases, waiting.requests, waiting.jobs, context.scratch, context.outcome,
         context.snapshot.now, world.usable, np.array([kinds[node.gpu_type] for node in world.nodes], np.int64),
     )  # fmt: skip
     facts = _job_facts(context.snapshot, world, waiting, context.partition, policy.mapping, tuple(kinds))

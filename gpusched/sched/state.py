@@ -28,7 +28,7 @@ OK, BAD_CONSTRAINTS, NOT_AVAILABLE, ARRAY_LIMIT, RESOURCES, PRIORITY, BACKFILL, 
 STARTED = OK
 
 
-class Rooms(NamedTuple):
+class Resources(NamedTuple):
     """What nodes could give: ``int64[nodes]`` each. A node that is not available has -1 GPUs, and so fits nothing.
 
     Attributes:
@@ -114,7 +114,7 @@ class Scratch(NamedTuple):
 
     Attributes:
         chosen, keys: ``int64[nodes]``: the nodes picked by the last `place.choose` or `place.draw`, and their keys.
-        future: Rooms at the shadow time.
+        future: Resources at the shadow time.
         spare: What of ``future`` the head leaves on its reserved nodes (elsewhere `PLENTY`).
         late: ``min(room now, spare)``: what a job may take that ends after the shadow time.
         failed, failed_late: ``int64[shapes]``: the last pass (``stamp``) in which the shape did not fit; within a pass
@@ -124,9 +124,9 @@ class Scratch(NamedTuple):
 
     chosen: Ints
     keys: Ints
-    future: Rooms
-    spare: Rooms
-    late: Rooms
+    future: Resources
+    spare: Resources
+    late: Resources
     failed: Ints
     failed_late: Ints
     stamp: Ints
@@ -153,9 +153,9 @@ class Outcome(NamedTuple):
 PLENTY = 1 << 40
 
 
-def new_rooms(nodes: int) -> Rooms:
-    """Rooms of ``nodes`` nodes without anything to give."""
-    return Rooms(*(np.zeros(nodes, np.int64) for _ in range(3)))
+def new_resources(nodes: int) -> Resources:
+    """Resources of ``nodes`` nodes without anything to give."""
+    return Resources(*(np.zeros(nodes, np.int64) for _ in range(3)))
 
 
 def new_releases(slots: int) -> Releases:
@@ -170,9 +170,9 @@ def new_scratch(nodes: int, shapes: int) -> Scratch:
     return Scratch(
         chosen=np.zeros(nodes, np.int64),
         keys=np.zeros(nodes, np.int64),
-        future=new_rooms(nodes),
-        spare=new_rooms(nodes),
-        late=new_rooms(nodes),
+        future=new_resources(nodes),
+        spare=new_resources(nodes),
+        late=new_resources(nodes),
         failed=np.zeros(shapes, np.int64),
         failed_late=np.zeros(shapes, np.int64),
         stamp=np.zeros(1, np.int64),

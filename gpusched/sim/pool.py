@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gpusched.errors import UsageError
 from gpusched.model.resources import Inventory
-from gpusched.sched.state import Flags, Requests, Rooms
+from gpusched.sched.state import Flags, Requests, Resources
 from gpusched.traces.trace import Trace
 
 Ints = npt.NDArray[np.int64]
@@ -117,7 +117,7 @@ class Demand(NamedTuple):
         requests: The distinct requests.
         masks: ``uint8[masks, nodes]``.
         parts: ``int64[jobs]``: nodes of each job (0: can never run).
-        rooms: The pool, empty. queue: ``int64[shapes]``: the partition that a shape queues in.
+        resources: The pool, empty. queue: ``int64[shapes]``: the partition that a shape queues in.
         infeasible: Job -> why it can never run.
         gpus_only: Cores and memory bind nowhere, and no request has a mask: nodes differ in free GPUs alone.
         milli: ``int64[shapes]``: thousandths of its one GPU; 1000: whole GPUs.
@@ -127,7 +127,7 @@ class Demand(NamedTuple):
     requests: Requests
     masks: Flags
     parts: Ints
-    rooms: Rooms
+    resources: Resources
     queue: Ints
     infeasible: dict[int, str]
     gpus_only: bool
@@ -152,9 +152,9 @@ def demand_of(trace: Trace, pool: Pool, *, shares: bool = False) -> Demand:
     requests, masks = splitter.requests(), splitter.masks()
     parts = np.where(shape >= 0, requests.parts[shape] if requests.parts.size else 0, 0)
     modelled = requests.cores.any() or requests.memory.any()
-    rooms = Rooms(pool.gpus.copy(), *(_room(c, bool(modelled)) for c in (pool.cores, pool.memory_mib)))
+    resources = Resources(pool.gpus.copy(), *(_room(c, bool(modelled)) for c in (pool.cores, pool.memory_mib)))
     gpus_only = not modelled and masks.shape[0] == 0
-    return Demand(shape, requests, masks, parts, rooms, _ints(splitter.queues), why, gpus_only, splitter.milli())
+    return Demand(shape, requests, masks, parts, resources, _ints(splitter.queues), why, gpus_only, splitter.milli())
 
 
 _AMPLE_CORES, _AMPLE_MEMORY = (1 << 20) - 1, (1 << 32) - 1

@@ -20,7 +20,7 @@ import numpy as np
 from gpusched.errors import UsageError
 from gpusched.sched.backfill import attempt, give
 from gpusched.sched.place import node_fits
-from gpusched.sched.state import OK, STARTED, Ints, Request, Rooms
+from gpusched.sched.state import OK, STARTED, Ints, Request, Resources
 from gpusched.sim.engine.build import Options, log_of, result_of, world_of
 from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.pace import WHOLE, work_left
@@ -61,7 +61,7 @@ class Stepper:
     @property
     def free_gpus(self) -> Ints:
         """``int64[nodes]``: GPUs free now; -1 where the node is not available. A copy, as all that is given out."""
-        return self._world.sim.rooms.gpus.copy()
+        return self._world.sim.resources.gpus.copy()
 
     def advance(self, until: float = np.inf) -> bool:
         """On to the next instant at which something happens, or to ``until`` if that is sooner; False: it is over."""
@@ -102,18 +102,20 @@ class Stepper:
         """The nodes that the placement rule would take now, or None (the naive draw may draw another time)."""
         sim = self._world.sim
         request = shape_request(sim.shapes, sim.jobs[job]["shape"])
-        return self._nodes_for(job, request, sim.rooms, placement)
+        return self._nodes_for(job, request, sim.resources, placement)
 
     def _nodes_for(
-        self, job: int, request: Request, rooms: Rooms, placement: str | None = None
+        self, job: int, request: Request, resources: Resources, placement: str | None = None
     ) -> tuple[int, ...] | None:
         sim, passes, pace = self._world.sim, self._world.passes, self._world.sim.pace
         rule = self._rule if placement is None else PLACEMENTS[placement]
         milli = self._milli(job)
         if pace is not None and milli < WHOLE:
-            found = place_shared(pace, sim, passes, rooms, pace.slots, request, milli, rule)
+            found = place_shared(pace, sim, passes, resources, pace.slots, request, milli, rule)
         else:
-            found = attempt(rooms, passes.jobs.masks, request, 0, rule, False, passes.rng, passes.scratch) == STARTED
+            found = (
+                attempt(resources, passes.jobs.masks, request, 0, rule, False, passes.rng, passes.scratch) == STARTED
+            )
         return tuple(int(n) for n in passes.scratch.chosen[: request.parts]) if found else None
 
     def _milli(self, job: int) -> int:
@@ -122,7 +124,7 @@ class Stepper:
         shared = pace is not None and pace.slots.size > 0
         return int(pace.milli[self._world.sim.jobs[job]["shape"]]) if pace is not None and shared else WHOLE
 
-    def _fit(self, job: int, request: Request, rooms: Rooms, nodes: Sequence[int]) -> bool:
+    def _fit(self, job: int, request: Request, resources: Resources, nodes: Sequence[int]) -> bool:
         """Whether these are distinct nodes of the job's partition, as many as it needs, and each fits a part."""
         sim, passes, pace, milli = self._world.sim, self._world.passes, self._world.sim.pace, self._milli(job)
         if len(set(nodes)) != request.parts or len(nodes) != request.parts:
@@ -130,8 +132,8 @@ class Stepper:
         if not all(request.lo <= n < request.hi for n in nodes):
             return False
         if pace is not None and milli < WHOLE:
-            return bool(part_fits(pace, sim, passes, rooms, pace.slots, request, milli, nodes[0]))
-        return all(node_fits(rooms, passes.jobs.masks, request, n) for n in nodes)
+            return bool(part_fits(pace, sim, passes, resources, pace.slots, request, milli, nodes[0]))
+        return all(node_fits(resources, passes.jobs.masks, request, n) for n in nodes)
 
     def start(self, job: int, nodes: Sequence[int] | None = None) -> bool:
         """Starts a waiting job on ``nodes``, or where the placement rule says; whether it did.
@@ -147,7 +149,7 @@ class Stepper:
             nodes = self.fits(job)
             if nodes is None:
                 return False
-        if not self._fit(job, request, sim.rooms, nodes):
+        if not self._fit(job, request, sim.resources, nodes):
             raise UsageError(f"job {job} cannot start on nodes {tuple(nodes)}: not free, or not what it needs")
         sim.chosen[: request.parts] = nodes
         overhead = self._world.options.restart_s if sim.state[job]["restarts"] > 0 else 0.0
@@ -192,11 +194,11 @@ class Stepper:
         if not runs:
             self._set_size(job, shape, row)
             return True
-        rooms = self._rooms_without(job)
-        chosen = self._nodes_for(job, request, rooms) if nodes is None else tuple(nodes)
+        resources = self._resources_without(job)
+        chosen = self._nodes_for(job, request, resources) if nodes is None else tuple(nodes)
         if chosen is None:
             return False
-        if not self._fit(job, request, rooms, chosen):
+        if not self._fit(job, request, resources, chosen):
             raise UsageError(f"job {job} cannot go on on nodes {chosen}: not free, or not what it needs")
         overhead = world.options.restart_s
         cut(world.sim, self._log, job, RESIZED, work_left(world.sim.pace, world.sim, job, overhead))
@@ -205,15 +207,15 @@ class Stepper:
         occupy(self._world.sim, self._log, job, request, overhead)
         return True
 
-    def _rooms_without(self, job: int) -> Rooms:
+    def _resources_without(self, job: int) -> Resources:
         """What would be free if a running job gave its nodes back."""
         sim = self._world.sim
-        rooms = Rooms(*(column.copy() for column in sim.rooms))
+        resources = Resources(*(column.copy() for column in sim.resources))
         request = shape_request(sim.shapes, sim.jobs[job]["shape"])
         for node in self.nodes_of(job):
-            if rooms.gpus[node] >= 0:
-                give(rooms, request, int(node))
-        return rooms
+            if resources.gpus[node] >= 0:
+                give(resources, request, int(node))
+        return resources
 
     def _set_size(self, job: int, shape: int, row: int) -> None:
         """Its shape and speed from its next start on, with room for its nodes."""

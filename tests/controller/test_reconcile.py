@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from gpusched.cluster.base import Observation
-from gpusched.controller.reconcile import ReconcileInput, Step, reconcile_job, retry_delay_s
+from gpusched.controller.completing import retry_delay_s
+from gpusched.controller.ranks import ReconcileInput, Step
+from gpusched.controller.reconcile import reconcile_job
 from gpusched.model.jobs import Allocation, Ending, Job, JobState, NodeAllocation, container_name
 from gpusched.model.readings import ContainerReading, NodeReading, ProbeFailure
 from gpusched.model.resources import Settings

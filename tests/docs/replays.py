@@ -1,4 +1,4 @@
-"""What ``replay``, ``trace``, ``predict`` and ``reproduce rltune`` print as JSON: the keys, and what they mean."""
+"""What ``replay``, ``trace``, ``predict`` and ``reproduce`` print as JSON: the keys, and what they mean."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpusched.agents.dl2.reproduce import Row as Dl2Row
 from gpusched.agents.predictor.request import Told, TraceTold
 from gpusched.agents.predictor.train import Evaluation, Judged, Trained
 from gpusched.agents.rltune.reproduce import Line
@@ -39,6 +40,7 @@ def json_keys() -> dict[str, list[str]]:
         "predict-evaluation": list(Evaluation.__struct_fields__),
         "predict-estimate": list(Judged.__struct_fields__),
         "reproduce-rltune": list(Line.__struct_fields__),
+        "reproduce-dl2": list(Dl2Row.__struct_fields__),
     }
 
 
@@ -253,5 +255,14 @@ JSON: dict[str, dict[str, str]] = {
         "slowdown_base": "Mean bounded slowdown.",
         "slowdown": "Likewise.",
         "notes": "What the training chose.",
+    },
+    "reproduce-dl2": {
+        "setting": "Its name, such as `96 nodes`.",
+        "nodes": "How many.",
+        "seed": "What the workload was drawn with.",
+        "policy": "Who decided.",
+        "mean_jct_slots": "Mean JCT in slots of 20 minutes, from the beginning of the slot of arrival.",
+        "makespan_slots": "Until the last job ended.",
+        "bound_slots": "Mean JCT of jobs that are each alone on all nodes, at their best size.",
     },
 }

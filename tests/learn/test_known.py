@@ -13,8 +13,8 @@ from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.data import Material, materials
 from gpusched.agents.common.known import known_by
 from gpusched.agents.common.request import Report, TrainJob, TrainRequest
-from gpusched.agents.rltune.arena import windows
 from gpusched.agents.rltune.candidates import learned_odds, odds_of
+from gpusched.agents.rltune.evaluation import windows
 from gpusched.agents.rltune.settings import Settings
 from gpusched.agents.rltune.train import train_agent
 from gpusched.forecast.predictor import ends_of

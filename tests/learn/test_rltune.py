@@ -17,10 +17,10 @@ from gpusched.agents.common import torch_
 from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.known import known_by
 from gpusched.agents.common.request import Progress, Report, Trained, TrainJob
-from gpusched.agents.rltune.arena import Arena, Figures, arenas
 from gpusched.agents.rltune.candidates import Rule, arrays_of, heuristics, odds_of, rules, with_net, without_net
 from gpusched.agents.rltune.choosing import _PRIOR, Option, choose_base, choose_strength
 from gpusched.agents.rltune.episodes import Episode, cut
+from gpusched.agents.rltune.evaluation import Evaluation, Figures, evaluations
 from gpusched.agents.rltune.history import GPUS
 from gpusched.agents.rltune.live import prepare
 from gpusched.agents.rltune.ppo import Learner, _windows
@@ -92,7 +92,7 @@ def test_the_same_seed_gives_the_same_weights_also_after_a_kill(
 
 def test_the_base_is_no_worse_than_any_heuristic_where_it_was_chosen() -> None:
     settings = Settings()
-    found = arenas(scenario().trace, scenario(), settings, False)
+    found = evaluations(scenario().trace, scenario(), settings, False)
     choice = choose_base(found, settings, ODDS, lambda done, total: None)
     known = [without_net(rule, settings, ODDS) for rule in heuristics(settings)]
     least = min(float(np.mean([a.play(rule).cost("slowdown") for a in found])) for rule in known)
@@ -108,8 +108,8 @@ def test_a_network_that_harms_is_not_believed() -> None:
     harm[0, GPUS] = 50.0  # the largest first
     arrays = {"net.0.weight": harm, "net.0.bias": np.zeros(2, np.float32)}
     bad = with_net(base, arrays, np.zeros(inputs, np.float32), np.ones(inputs, np.float32), 1.0)
-    arena = [Arena(scenario().trace, scenario().pool, settings, "best-fit")]
-    found, words = choose_strength([Option("bad", 1.0, bad)], base, arena, arena, settings)
+    evaluation = [Evaluation(scenario().trace, scenario().pool, settings, "best-fit")]
+    found, words = choose_strength([Option("bad", 1.0, bad)], base, evaluation, evaluation, settings)
     assert found.strength == 0.0
     assert "later" in words[0]
 
@@ -152,7 +152,7 @@ def test_what_is_chosen_by_the_later_part_knows_the_earlier_one_only(
 ) -> None:
     found: list[Any] = []
 
-    def choose(arenas: Any, settings: Settings, odds: Any, advance: Any) -> None:
+    def choose(evaluations: Any, settings: Settings, odds: Any, advance: Any) -> None:
         found.append(odds)
         raise Seen
 
@@ -161,7 +161,7 @@ def test_what_is_chosen_by_the_later_part_knows_the_earlier_one_only(
     with pytest.raises(Seen):
         train_agent(one, Report())
     trace = one.scenario.trace
-    early = int(0.7 * len(trace))  # `arena.windows` judges by the rest
+    early = int(0.7 * len(trace))  # `evaluation.windows` judges by the rest
     known, over = known_by(trace, float(trace.submit[early - 1]))
     assert np.array_equal(found[0].prior, odds_of(known.gpus, known.duration, over).prior)
     assert not np.array_equal(found[0].prior, ODDS.prior)
@@ -230,7 +230,7 @@ def attentive(seed: int) -> tuple[Learner, list[Episode]]:
     """A learner with attention that has not learned yet, and what it can learn from."""
     settings = read({**QUICK, "attention": True})
     base = without_net(Rule("sjf", {"estimate": -1.0}, {"one": -1.0}), settings, ODDS)
-    before = Arena(scenario().trace, scenario().pool, settings, "best-fit").result(base)
+    before = Evaluation(scenario().trace, scenario().pool, settings, "best-fit").result(base)
     assert before is not None
     torch_.begin(seed)
     return Learner(base, settings, seed), cut(before, settings, 4, np.random.default_rng(0))
@@ -261,11 +261,17 @@ def test_windows_of_recorded_picks_keep_their_jobs_together() -> None:
     """What attention learns from: every window once, its rows side by side with what is off of each."""
     learner, episodes = attentive(0)
     recorded = learner.plays(episodes, 1)
-    tapes = [p.tape for mine in recorded for p in mine]
-    rows = np.concatenate([tape.rows[: tape.used[0]] for tape in tapes])
+    trajectories = [p.trajectory for mine in recorded for p in mine]
+    rows = np.concatenate([trajectory.rows[: trajectory.used[0]] for trajectory in trajectories])
     windows, off, present = _windows(recorded, rows, rows[:, GPUS].copy(), learner.policy().scorer.window[0])
-    assert len(windows) == sum(len(np.unique(tape.first[: tape.used[1]])) for tape in tapes) > 10
-    sizes = [int(s) for tape in tapes for s in tape.size[np.unique(tape.first[: tape.used[1]], return_index=True)[1]]]
+    assert (
+        len(windows) == sum(len(np.unique(trajectory.first[: trajectory.used[1]])) for trajectory in trajectories) > 10
+    )
+    sizes = [
+        int(s)
+        for trajectory in trajectories
+        for s in trajectory.size[np.unique(trajectory.first[: trajectory.used[1]], return_index=True)[1]]
+    ]
     assert present.sum(axis=1).tolist() == sizes
     assert (windows[..., GPUS][present] == off[present]).all()
     assert not windows[~present].any()

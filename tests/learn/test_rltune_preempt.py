@@ -126,7 +126,7 @@ def test_what_is_chosen_by_the_later_part_knows_the_earlier_one_only(
     found: list[Any] = []
 
     class Ground:
-        def __init__(self, arenas: Any, prior: Any, *more: Any) -> None:
+        def __init__(self, evaluations: Any, prior: Any, *more: Any) -> None:
             found.append(prior)
 
         def of(self, policy: ReplayPolicy) -> tuple[float, float]:

@@ -288,7 +288,9 @@ def problems_of(snap: Snapshot, monkeypatch: pytest.MonkeyPatch) -> list[Problem
     asked: list[Problem] = []
 
     def recorded(problem: Problem, **more: Any) -> Any:
-        asked.append(replace(problem, gain=problem.gain.copy(), must=problem.must.copy(), rooms=problem.rooms.copy()))
+        asked.append(
+            replace(problem, gain=problem.gain.copy(), must=problem.must.copy(), resources=problem.resources.copy())
+        )
         return greedy(problem, **more)
 
     monkeypatch.setattr("gpusched.sched.mapping.queue.greedy", recorded)
@@ -312,7 +314,7 @@ def test_the_problem_that_is_put_figure_by_figure(monkeypatch: pytest.MonkeyPatc
     assert put.gain[1, [a, v, k]] == pytest.approx([float("nan"), 0.7, 0.2 - 0.3], nan_ok=True)
     assert put.gain[2, [a, v, k]] == pytest.approx([0.07, 0.1 * 0.2, 0.1 * -0.2])
     assert put.bonus == pytest.approx([0.05, 0.05 * 2 / 3, 0.05 / 3])
-    assert put.rooms.tolist() == [[1, 79, 511 << 10], [2, 80, 512 << 10], [2, 80, 512 << 10]]
+    assert put.resources.tolist() == [[1, 79, 511 << 10], [2, 80, 512 << 10], [2, 80, 512 << 10]]
     assert put.need.tolist() == [[2, 2, 2048], [1, 1, 1024], [0, 3, 77]]
     assert (put.parts.tolist(), put.total.tolist()) == ([1, 1, 1], [2, 2, 2])
     assert put.cap[put.user].tolist() == [2.0, 3.0, 2.0], "half of 6 GPUs, less what alice holds"
@@ -333,7 +335,7 @@ def test_a_blocking_queue_is_asked_without_a_floor_and_those_behind_with_what_th
     assert first.gain[1, [a, v, k]] == pytest.approx([1.0, 0.9, 0.5])
     assert behind.gain[0, [a, v, k]] == pytest.approx([0.7, 0.6, 0.2])
     assert behind.late.tolist() == [False, True]
-    assert (behind.rooms[0, 0], behind.late_rooms[0, 0], behind.late_rooms[1, 0]) == (1, 0, 2)
+    assert (behind.resources[0, 0], behind.late_resources[0, 0], behind.late_resources[1, 0]) == (1, 0, 2)
     assert behind.bonus == pytest.approx([0.05 * 2 / 3, 0.05 / 3])
     assert behind.cap.tolist() == [float("inf")]
 

@@ -60,9 +60,9 @@ def test_what_must_start_starts() -> None:
     problem = instance(np.random.default_rng(2), nodes=1, jobs=2, kinds=1)
     room = np.array([[2, 99, 999]])
     problem = dataclasses.replace(
-        problem, rooms=room, late_rooms=room, total=np.array([2]), kind=np.zeros(1, np.int64), parts=np.ones(2, int),
-        need=np.array([[2, 1, 1], [2, 1, 1]]), mask=np.full(2, -1), late=np.zeros(2, bool), cap=np.full(3, np.inf),
-        gain=np.array([[0.5], [1.5]]), bonus=np.array([0.1, 0.0]),
+        problem, resources=room, late_resources=room, total=np.array([2]), kind=np.zeros(1, np.int64), parts=np.ones(2,
+        int), need=np.array([[2, 1, 1], [2, 1, 1]]), mask=np.full(2, -1), late=np.zeros(2, bool), cap=np.full(3,
+        np.inf), gain=np.array([[0.5], [1.5]]), bonus=np.array([0.1, 0.0]),
     )  # fmt: skip
     first = greedy(problem)
     assert first.nodes == ((0,), ())
@@ -76,8 +76,8 @@ def test_gangs_of_one_shape_share_nodes_but_never_with_themselves() -> None:
     base = instance(np.random.default_rng(3), nodes=2, jobs=2, kinds=1)
     room = np.array([[4, 99, 999], [4, 99, 999]])
     problem = dataclasses.replace(
-        base, rooms=room, late_rooms=room, total=np.array([4, 4]), kind=np.zeros(2, np.int64), parts=np.full(2, 2),
-        need=np.array([[2, 1, 1], [2, 1, 1]]), mask=np.full(2, -1), late=np.zeros(2, bool), cap=np.full(3, np.inf),
+        base, resources=room, late_resources=room, total=np.array([4, 4]), kind=np.zeros(2, np.int64), parts=np.full(2,
+        2), need=np.array([[2, 1, 1], [2, 1, 1]]), mask=np.full(2, -1), late=np.zeros(2, bool), cap=np.full(3, np.inf),
         gain=np.array([[1.0], [1.0]]), bonus=np.zeros(2),
     )  # fmt: skip
     nothing = Answer(nodes=((), ()), value=0.0)
@@ -90,7 +90,7 @@ def test_cores_are_left_out_only_where_they_cannot_bind() -> None:
     rng = np.random.default_rng(4)
     assert not simplified(busy_cluster(rng, 10, 20)).need[:, 1:].any()
     problem = busy_cluster(rng, 10, 20)
-    problem.rooms[3] = (4, 1, 4 * 64_000)  # foreign work has its cores
+    problem.resources[3] = (4, 1, 4 * 64_000)  # foreign work has its cores
     assert simplified(problem).need[:, 1].any()
     assert not simplified(problem).need[:, 2].any()
 
@@ -173,7 +173,7 @@ def test_the_rest_of_the_jobs_is_a_problem_on_what_the_others_leave() -> None:
 def test_nothing_to_place() -> None:
     rng = np.random.default_rng(8)
     problem: Problem = instance(rng, nodes=3, jobs=3)
-    problem.rooms[:, 0] = -1
+    problem.resources[:, 0] = -1
     answer = solve(problem, greedy(problem))
     assert answer.nodes == ((), (), ())
     assert answer.gap == 0

@@ -201,7 +201,7 @@ def test_an_agent_that_does_not_answer_is_left_behind(place: Place, monkeypatch:
 
 def test_whatever_an_agent_raises_the_cycle_goes_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(prepared: Any, context: Any) -> Any:
-        context.world.rooms.gpus[:] = 99  # what it leaves behind must not be seen
+        context.world.resources.gpus[:] = 99  # what it leaves behind must not be seen
         raise ZeroDivisionError("oh")
 
     monkeypatch.setattr(part_of("gist", "live"), "decide_queue", wrong)

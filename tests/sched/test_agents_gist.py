@@ -63,9 +63,9 @@ def test_whatever_the_weights_the_plan_is_sound(snap: Snapshot, wild: Model) -> 
     assert checked == plan
     assert started(plan).keys() | plan.reasons.keys() == {j.id for j in snap.pending}
     assert all(r.message for r in plan.reasons.values())
-    rooms = {j.array_id: j.array_room for j in snap.pending if j.array_room is not None}
+    resources = {j.array_id: j.array_room for j in snap.pending if j.array_room is not None}
     tasks = [j.array_id for j in snap.pending if j.id in started(plan) and j.array_id]
-    assert all(tasks.count(array) <= room for array, room in rooms.items())
+    assert all(tasks.count(array) <= room for array, room in resources.items())
     for job in (j for j in snap.pending if j.id in started(plan)):
         where = {name for name, _ in started(plan)[job.id]}
         assert len(where) == job.spec.nodes
@@ -208,8 +208,8 @@ def live_at(result: Result, now: float) -> Snapshot:
     demand = demand_of(trace, pool)
     asked = demand.requests
     nodes = tuple(
-        NodeView(name=name, partition="p", gpus=tuple(range(gpus)), cores=int(demand.rooms.cores[i]),
-                 memory_mib=int(demand.rooms.memory[i]))
+        NodeView(name=name, partition="p", gpus=tuple(range(gpus)), cores=int(demand.resources.cores[i]),
+                 memory_mib=int(demand.resources.memory[i]))
         for i, (name, gpus) in enumerate(zip(pool.names, pool.gpus.tolist(), strict=True))
     )  # fmt: skip
     held = {name: 0 for name in pool.names}

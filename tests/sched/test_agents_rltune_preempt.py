@@ -108,8 +108,8 @@ class Film:
         result, trace, begun = self.result, self.result.trace, begun or {}
         pool, demand = result.pool, self.demand
         nodes = tuple(
-            NodeView(name=name, partition="p", gpus=tuple(range(gpus)), cores=int(demand.rooms.cores[i]),
-                     memory_mib=int(demand.rooms.memory[i]))
+            NodeView(name=name, partition="p", gpus=tuple(range(gpus)), cores=int(demand.resources.cores[i]),
+                     memory_mib=int(demand.resources.memory[i]))
             for i, (name, gpus) in enumerate(zip(pool.names, pool.gpus.tolist(), strict=True))
         )  # fmt: skip
         held = dict.fromkeys(pool.names, 0)

@@ -10,10 +10,10 @@ import pytest
 
 from gpusched.sched.place import draw, draw_fitting, next_random
 from gpusched.sched.reclaim import keeps
-from gpusched.sched.state import Request, Rooms, Scratch, new_scratch, seed_words
+from gpusched.sched.state import Request, Resources, Scratch, new_scratch, seed_words
 
 GPUS = (8, 1, 4, -1, 4, 0, 4, 8)  # free on each node; -1: not available
-ROOMS = Rooms(np.array(GPUS), np.array([9, 9, 9, 9, 1, 9, 9, 9]), np.array([7, 7, 7, 7, 7, 7, 7, 7]))
+ROOMS = Resources(np.array(GPUS), np.array([9, 9, 9, 9, 1, 9, 9, 9]), np.array([7, 7, 7, 7, 7, 7, 7, 7]))
 MASKS = np.array([[1, 1, 1, 1, 1, 1, 0, 1], [0, 0, 0, 0, 0, 0, 0, 0]], np.uint8)
 
 
@@ -80,7 +80,7 @@ def test_a_running_job_keeps_nodes_that_are_left_to_it_or_not_there_any_more(
 ) -> None:
     """On two nodes, of which one has all of it left."""
     one, other = (0, 1) if first else (1, 0)
-    whole, there = (Rooms(*(np.zeros(2, np.int64) for _ in range(3))) for _ in range(2))
+    whole, there = (Resources(*(np.zeros(2, np.int64) for _ in range(3))) for _ in range(2))
     for of, column in enumerate(whole):
         column[one], column[other] = left[of], 9
     there.gpus[one], there.gpus[other] = usable, 8

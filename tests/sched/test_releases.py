@@ -16,7 +16,7 @@ from gpusched.sched.state import (
     Releases,
     Request,
     Requests,
-    Rooms,
+    Resources,
     new_outcome,
     new_releases,
     new_scratch,
@@ -75,10 +75,12 @@ def test_the_passes_can_be_called_from_compiled_code() -> None:
 
     requests = Requests(ints(0), ints(3), ints(2), ints(4), ints(1), ints(1), ints(-1))
     jobs = Jobs(ints(0, 0, 0, 0), np.full(4, 60.0), ints(-1, -1, -1, -1), ints(), ints(0), np.zeros((0, 3), np.uint8))
-    rooms = Rooms(ints(8, 8, -1), ints(9, 9, 9), ints(9, 9, 9))
+    resources = Resources(ints(8, 8, -1), ints(9, 9, 9), ints(9, 9, 9))
     outcome, releases = new_outcome(4, 8), new_releases(8)
-    dropped = _fill_and_empty(rooms, releases, requests, jobs, np.arange(4), new_scratch(3, 1), outcome, seed_words(1))
+    dropped = _fill_and_empty(
+        resources, releases, requests, jobs, np.arange(4), new_scratch(3, 1), outcome, seed_words(1)
+    )
     assert dropped == 4
     assert outcome.total.tolist() == [2, 4]
-    assert rooms.gpus.tolist() == [0, 0, -1]
+    assert resources.gpus.tolist() == [0, 0, -1]
     assert releases.used.tolist()[0] == 0

@@ -80,19 +80,19 @@ def after(snap: Snapshot, plan: Plan) -> Snapshot:
         if isinstance(a, Start)
     ]
     gone = {r.id for r in new}
-    rooms: dict[str, int] = {}
+    resources: dict[str, int] = {}
     for job_id in gone:
-        rooms[specs[job_id].array_id or ""] = rooms.get(specs[job_id].array_id or "", 0) + 1
-    left = tuple(_less_room(j, rooms) for j in snap.pending if j.id not in gone)
+        resources[specs[job_id].array_id or ""] = resources.get(specs[job_id].array_id or "", 0) + 1
+    left = tuple(_less_room(j, resources) for j in snap.pending if j.id not in gone)
     fields = {f: getattr(snap, f) for f in snap.__struct_fields__}
     return Snapshot(**{**fields, "running": (*snap.running, *new), "pending": left})
 
 
-def _less_room(job: PendingView, rooms: dict[str, int]) -> PendingView:
+def _less_room(job: PendingView, resources: dict[str, int]) -> PendingView:
     if job.array_room is None:
         return job
     fields = {f: getattr(job, f) for f in job.__struct_fields__}
-    return PendingView(**{**fields, "array_room": job.array_room - rooms.get(job.array_id or "", 0)})
+    return PendingView(**{**fields, "array_room": job.array_room - resources.get(job.array_id or "", 0)})
 
 
 GPU_COUNTS = st.sampled_from([0, 1, 1, 2, 2, 3, 4, 4, 8])

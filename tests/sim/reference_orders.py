@@ -52,9 +52,9 @@ class Srtf(PacedReference):
             self.begin(job, nodes)
             job.resumes = self.now + (self.restart_s if job.restarts else 0.0)
 
-    def take(self, rooms, job, nodes):
+    def take(self, resources, job, nodes):
         for n in nodes:
-            rooms[n] = [f - x for f, x in zip(rooms[n], self.need(job), strict=True)]
+            resources[n] = [f - x for f, x in zip(resources[n], self.need(job), strict=True)]
 
 
 class Conservative(PacedReference):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from gpusched.compiled import jit
 from gpusched.sched.heaps import Heap
 from gpusched.sched.place import next_random, node_fits
-from gpusched.sched.state import Flags, Floats, Ints, Request, Rooms, Words
+from gpusched.sched.state import Flags, Floats, Ints, Request, Resources, Words
 from gpusched.sim.engine.state import ARRIVED, DONE, FUTURE, OVER, RUNNING, WAITING, Log, Sim, shape_request
 from gpusched.sim.engine.step import advance, occupy
 
@@ -78,7 +78,7 @@ class Batch(NamedTuple):
     sim: Sim
     log: Log
     masks: Flags
-    whole: Rooms
+    whole: Resources
     kinds: Kinds
     kind: Ints
     asked: Ints
@@ -106,7 +106,7 @@ def one(sim: Sim, c: int) -> Sim:
         sim.clock[c],
         sim.counter[c],
         sim.held[c],
-        Rooms(sim.rooms.gpus[c], sim.rooms.cores[c], sim.rooms.memory[c]),
+        Resources(sim.resources.gpus[c], sim.resources.cores[c], sim.resources.memory[c]),
         Heap(sim.ends.key[c], sim.ends.item[c], sim.ends.size[c]),
         sim.by_free,
         sim.ready,
@@ -173,16 +173,16 @@ def _new_episode(batch: Batch, rules: Rules, c: int, sim: Sim) -> None:
     sim.counter[:] = 0
     sim.ends.size[0] = 0
     for n in range(sim.node.size):
-        sim.node[n]["free"] = sim.rooms.gpus[n] = batch.whole.gpus[n]
-        sim.rooms.cores[n], sim.rooms.memory[n] = batch.whole.cores[n], batch.whole.memory[n]
+        sim.node[n]["free"] = sim.resources.gpus[n] = batch.whole.gpus[n]
+        sim.resources.cores[n], sim.resources.memory[n] = batch.whole.cores[n], batch.whole.memory[n]
     batch.stubborn[c] = 0
     batch.job[c] = _go_on(sim, _log(batch.log, c), batch.masks, asked, batch.stubborn[c : c + 1], rules.masked)
 
 
 @jit
-def _fits_somewhere(rooms: Rooms, masks: Flags, request: Request) -> bool:
-    for server in range(rooms.gpus.size):
-        if node_fits(rooms, masks, request, server):
+def _fits_somewhere(resources: Resources, masks: Flags, request: Request) -> bool:
+    for server in range(resources.gpus.size):
+        if node_fits(resources, masks, request, server):
             return True
     return False
 
@@ -194,11 +194,11 @@ def _act(batch: Batch, rules: Rules, c: int, sim: Sim, log: Log, action: int) ->
     request = shape_request(sim.shapes, sim.jobs[job]["shape"])
     batch.asked[c, job] = 1
     runs = action < batch.kinds.run_s.size * servers
-    if runs and node_fits(sim.rooms, batch.masks, request, action % servers):
+    if runs and node_fits(sim.resources, batch.masks, request, action % servers):
         sim.chosen[0] = action % servers
         occupy(sim, log, job, request, 0.0)
         return utilization(sim, batch.kinds.share, batch.kind[c]) if rules.reward == PUBLISHED else 0.0
-    could = runs or _fits_somewhere(sim.rooms, batch.masks, request)
+    could = runs or _fits_somewhere(sim.resources, batch.masks, request)
     return -1.0 if rules.reward == PUBLISHED and could else 0.0
 
 
@@ -232,7 +232,7 @@ def _go_on(sim: Sim, log: Log, masks: Flags, asked: Ints, stubborn: Ints, masked
             if stubborn[0] > STUBBORN:  # an agent that leaves an empty cluster empty: one job is started for it
                 request = shape_request(sim.shapes, sim.jobs[waiting]["shape"])
                 sim.chosen[0] = 0
-                while not node_fits(sim.rooms, masks, request, sim.chosen[0]):
+                while not node_fits(sim.resources, masks, request, sim.chosen[0]):
                     sim.chosen[0] += 1
                 occupy(sim, log, waiting, request, 0.0)
         asked[:] = 0
@@ -256,7 +256,7 @@ def _next_job(sim: Sim, masks: Flags, asked: Ints, masked: bool) -> int:
     for j in range(asked.size):
         if asked[j] == 0 and sim.state[j]["status"] == WAITING:
             request = shape_request(sim.shapes, sim.jobs[j]["shape"])
-            if masked and not _fits_somewhere(sim.rooms, masks, request):
+            if masked and not _fits_somewhere(sim.resources, masks, request):
                 asked[j] = 1
             elif request.gpus > most:
                 found, most = j, request.gpus
@@ -275,7 +275,7 @@ def _end(batch: Batch, c: int, sim: Sim) -> None:
 @jit
 def _observe(batch: Batch, rules: Rules, c: int, sim: Sim) -> None:
     """What the agent sees, and what it may choose."""
-    seen, mask, job, rooms, whole = batch.observation[c], batch.mask[c], batch.job[c], sim.rooms, batch.whole
+    seen, mask, job, resources, whole = batch.observation[c], batch.mask[c], batch.job[c], sim.resources, batch.whole
     seen[:] = 0.0
     mask[:] = 0
     if job < 0:
@@ -284,10 +284,10 @@ def _observe(batch: Batch, rules: Rules, c: int, sim: Sim) -> None:
     request = shape_request(sim.shapes, sim.jobs[job]["shape"])
     can_start = False
     for n in range(servers):
-        seen[3 * n] = rooms.gpus[n] / max(whole.gpus[n], 1)
-        seen[3 * n + 1] = rooms.cores[n] / max(whole.cores[n], 1)
-        seen[3 * n + 2] = rooms.memory[n] / max(whole.memory[n], 1)
-        fits = node_fits(rooms, batch.masks, request, n)
+        seen[3 * n] = resources.gpus[n] / max(whole.gpus[n], 1)
+        seen[3 * n + 1] = resources.cores[n] / max(whole.cores[n], 1)
+        seen[3 * n + 2] = resources.memory[n] / max(whole.memory[n], 1)
+        fits = node_fits(resources, batch.masks, request, n)
         can_start = can_start or fits
         mask[kind * servers + n] = 1 if fits or not rules.masked else 0
     if not (rules.masked and can_start and _last_chance(sim, batch.asked[c], job)):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from gpusched.agents.common.batch import PUBLISHED, UTILIZATION, Batch, Kinds, Rules, begin, inputs_of, step
 from gpusched.agents.gist.setting import Setting
 from gpusched.sched.heaps import Heap
-from gpusched.sched.state import Ints, Rooms, seed_words
+from gpusched.sched.state import Ints, Resources, seed_words
 from gpusched.sim.engine.build import Options, world_of
 from gpusched.sim.engine.state import CUT, EVENT, Log, Sim
 from gpusched.sim.policies import ReplayPolicy
@@ -69,7 +69,7 @@ def _batch(setting: Setting, rules: Rules, clusters: int, seed: int, actions: in
         # room for an episode's events and for the cuts that `advance` makes sure of, though nothing is ever cut
         log=Log(np.zeros((clusters, 5 * jobs + 8), EVENT), np.zeros(jobs + 1, CUT), np.zeros(jobs + 1, np.int64)),
         masks=world.demand.masks,
-        whole=Rooms(*(column.copy() for column in world.demand.rooms)),
+        whole=Resources(*(column.copy() for column in world.demand.resources)),
         kinds=Kinds(world.demand.shape[:kinds].copy(), np.array([k.run_s for k in setting.kinds]), setting.shares),
         kind=np.zeros((clusters, jobs), np.int64),
         asked=np.zeros((clusters, jobs), np.int64),
@@ -95,7 +95,7 @@ def _stacked(sim: Sim, clusters: int, jobs: int) -> Sim:
         clock=_rows(sim.clock, clusters),
         counter=_rows(sim.counter, clusters),
         held=_rows(sim.held, clusters),
-        rooms=Rooms(*(_rows(column, clusters) for column in sim.rooms)),
+        resources=Resources(*(_rows(column, clusters) for column in sim.resources)),
         ends=Heap(*(_rows(column, clusters) for column in sim.ends)),
     )
 

@@ -46,7 +46,7 @@ from gpusched.sched.state import (
     Releases,
     Request,
     Requests,
-    Rooms,
+    Resources,
     Scratch,
 )
 
@@ -55,8 +55,8 @@ _JOB, _SERVER, _HOLD = len(JOB_INPUTS), len(SERVER_INPUTS), len(HOLD_INPUTS)
 
 @jit
 def agent_pass(
-    rooms: Rooms, usable: Rooms, releases: Releases, requests: Requests, jobs: Jobs, queue: Ints, submit: Floats,
-    priority: Ints, now: float, agent: Agent, wanted: bool, scratch: Scratch, outcome: Outcome,
+    resources: Resources, usable: Resources, releases: Releases, requests: Requests, jobs: Jobs, queue: Ints, submit:
+    Floats, priority: Ints, now: float, agent: Agent, wanted: bool, scratch: Scratch, outcome: Outcome,
 ) -> tuple[Ints, int, float, bool]:  # fmt: skip
     """Decides for one partition's jobs, and does to its arrays what `sched.backfill.schedule` does to them.
 
@@ -71,10 +71,10 @@ def agent_pass(
     """
     if queue.size == 0:
         return queue, -1, np.inf, True
-    fits = fitting(rooms, requests, jobs, queue, scratch)
+    fits = fitting(resources, requests, jobs, queue, scratch)
     if not wanted and not fits.any():
         return queue, -1, np.inf, True
-    obs = observation_of(rooms, usable, releases, requests, jobs, queue)
+    obs = observation_of(resources, usable, releases, requests, jobs, queue)
     inputs = np.zeros((queue.size, _JOB), np.float32)
     see_queue(inputs, obs, usable, requests, jobs, queue, submit, now, fits)
     scores, sound = score_queue(inputs, agent)
@@ -82,13 +82,13 @@ def agent_pass(
         return queue, -1, np.inf, False
     ordered = by_score(queue, scores, priority)
     head, shadow, sound = walk(
-        rooms, usable, releases, requests, jobs, ordered, submit, now, agent, obs, fits, scratch, outcome
+        resources, usable, releases, requests, jobs, ordered, submit, now, agent, obs, fits, scratch, outcome
     )
     return ordered, head, shadow, sound
 
 
 @jit
-def fitting(rooms: Rooms, requests: Requests, jobs: Jobs, queue: Ints, scratch: Scratch) -> Flags:
+def fitting(resources: Resources, requests: Requests, jobs: Jobs, queue: Ints, scratch: Scratch) -> Flags:
     """``uint8[shapes]``: which of the queue's shapes could start now."""
     fits = np.zeros(jobs.feasibility.size, np.uint8)
     seen = np.zeros(jobs.feasibility.size, np.uint8)
@@ -97,13 +97,13 @@ def fitting(rooms: Rooms, requests: Requests, jobs: Jobs, queue: Ints, scratch: 
         if seen[shape] == 0:
             seen[shape] = 1
             if jobs.feasibility[shape] == OK:
-                fits[shape] = choose(rooms, jobs.masks, request_of(requests, shape), FIRST_FIT, scratch)
+                fits[shape] = choose(resources, jobs.masks, request_of(requests, shape), FIRST_FIT, scratch)
     return fits
 
 
 @jit
 def see_queue(
-    inputs: Reals, obs: Observation, usable: Rooms, requests: Requests, jobs: Jobs, queue: Ints, submit: Floats,
+    inputs: Reals, obs: Observation, usable: Resources, requests: Requests, jobs: Jobs, queue: Ints, submit: Floats,
     now: float, fits: Flags,
 ) -> None:  # fmt: skip
     """Fills ``inputs: float32[waiting, JOB_INPUTS]``; what is of a shape alone is looked at once for each."""
@@ -144,8 +144,8 @@ def by_score(queue: Ints, scores: Floats, priority: Ints) -> Ints:
 
 @jit
 def walk(
-    rooms: Rooms, usable: Rooms, releases: Releases, requests: Requests, jobs: Jobs, ordered: Ints, submit: Floats,
-    now: float, agent: Agent, obs: Observation, fits: Flags, scratch: Scratch, outcome: Outcome,
+    resources: Resources, usable: Resources, releases: Releases, requests: Requests, jobs: Jobs, ordered: Ints, submit:
+    Floats, now: float, agent: Agent, obs: Observation, fits: Flags, scratch: Scratch, outcome: Outcome,
 ) -> tuple[int, float, bool]:  # fmt: skip
     """Starts what should start of ``ordered``; as `agent_pass`, without the queue.
 
@@ -166,21 +166,21 @@ def walk(
         code = PRIORITY
         if fits[shape]:
             code, sound = _seat(
-                rooms, usable, jobs.masks, request, limit, age, now, agent, obs, head, late, busy > 0, scratch
+                resources, usable, jobs.masks, request, limit, age, now, agent, obs, head, late, busy > 0, scratch
             )
             if not sound:
                 break
             fits[shape] = code != PRIORITY
         if code == STARTED:
-            launch(rooms, releases, jobs, request, job, now, late, first >= 0, scratch, outcome)
+            launch(resources, releases, jobs, request, job, now, late, first >= 0, scratch, outcome)
             busy += request.parts
             for part in range(request.parts):
                 node = scratch.chosen[part]
                 obs.drain[node] = max(obs.drain[node], now + limit)
         elif code == PRIORITY and first < 0:
             first, code = job, RESOURCES
-            shadow = reserve(rooms, releases, jobs.masks, request, BEST_FIT, now, scratch)
-            protect(rooms, request, shadow < np.inf, scratch)
+            shadow = reserve(resources, releases, jobs.masks, request, BEST_FIT, now, scratch)
+            protect(resources, request, shadow < np.inf, scratch)
             head = Head(request.parts * request.gpus / obs.gpus, age, shadow)
         outcome.code[job] = code
     return first, head.shadow, sound
@@ -188,8 +188,8 @@ def walk(
 
 @jit
 def _seat(
-    rooms: Rooms, usable: Rooms, masks: Flags, request: Request, limit: float, age: float, now: float, agent: Agent,
-    obs: Observation, head: Head, late: bool, may_hold: bool, scratch: Scratch,
+    resources: Resources, usable: Resources, masks: Flags, request: Request, limit: float, age: float, now: float,
+    agent: Agent, obs: Observation, head: Head, late: bool, may_hold: bool, scratch: Scratch,
 ) -> tuple[int, bool]:  # fmt: skip
     """STARTED with ``scratch.chosen`` set, PRIORITY (does not fit), BACKFILL or POLICY (waits all the same).
 
@@ -198,16 +198,20 @@ def _seat(
     waits = head.shadow < np.inf
     found, sound = False, True
     if late:
-        found, sound = best_servers(scratch.late, rooms, usable, masks, request, limit, now, agent, obs, waits, scratch)
+        found, sound = best_servers(
+            scratch.late, resources, usable, masks, request, limit, now, agent, obs, waits, scratch
+        )
     if not found and sound:
-        found, sound = best_servers(rooms, rooms, usable, masks, request, limit, now, agent, obs, waits, scratch)
+        found, sound = best_servers(
+            resources, resources, usable, masks, request, limit, now, agent, obs, waits, scratch
+        )
     if not found or not sound:
         return PRIORITY, sound
     in_the_way = breaks = False
     for part in range(request.parts):
         node = scratch.chosen[part]
         in_the_way = in_the_way or (waits and not node_fits(scratch.late, masks, request, node))
-        breaks = breaks or (rooms.gpus[node] == usable.gpus[node] and request.gpus < rooms.gpus[node])
+        breaks = breaks or (resources.gpus[node] == usable.gpus[node] and request.gpus < resources.gpus[node])
     inputs, output = np.zeros(_HOLD, np.float32), np.zeros(1, np.float32)
     see_hold(inputs, obs, head, float(request.parts * request.gpus), limit, age, now, late, in_the_way, breaks)
     answer = score(agent.hold, inputs, output, work_for(agent.hold.net))
@@ -220,8 +224,8 @@ def _seat(
 
 @jit
 def best_servers(
-    within: Rooms, rooms: Rooms, usable: Rooms, masks: Flags, request: Request, limit: float, now: float,
-    agent: Agent, obs: Observation, waits: bool, scratch: Scratch,
+    within: Resources, resources: Resources, usable: Resources, masks: Flags, request: Request, limit: float, now:
+    float, agent: Agent, obs: Observation, waits: bool, scratch: Scratch,
 ) -> tuple[bool, bool]:  # fmt: skip
     """Puts the best servers among those that fit ``within`` into ``scratch.chosen[:parts]``; ties to the lower row.
 
@@ -235,7 +239,7 @@ def best_servers(
         if not node_fits(within, masks, request, node):
             continue
         reserved = waits and scratch.spare.gpus[node] < PLENTY
-        see_server(inputs, obs, within, rooms, usable, reserved, request, limit, now, node)
+        see_server(inputs, obs, within, resources, usable, reserved, request, limit, now, node)
         value = score(agent.server, inputs, output, work)
         sound = sound and bool(np.isfinite(value))
         if count < request.parts:

@@ -32,7 +32,7 @@ def decide_queue(prepared: Agent, context: Context) -> tuple[list[int], Block]:
     world, waiting = context.world, context.waiting
     queue = waiting.ordered(context.partition, "fifo")
     ordered, head, shadow, sound = agent_pass(
-        world.rooms,
+        world.resources,
         world.usable,
         context.releases,
         waiting.requests,

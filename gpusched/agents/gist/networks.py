@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from gpusched.agents.common.nets import Net, Reals, arrays_of, forward, net_of
 from gpusched.compiled import jit
-from gpusched.sched.state import Floats, Ints, Jobs, Releases, Request, Requests, Rooms
+from gpusched.sched.state import Floats, Ints, Jobs, Releases, Request, Requests, Resources
 
 JOB_INPUTS = (
     "log_age", "log_limit", "log_gpus", "log_nodes", "share", "share_of_node", "cores_and_memory", "fits_now",
@@ -137,15 +137,15 @@ class Observation(NamedTuple):
 
 @jit
 def observation_of(
-    rooms: Rooms, usable: Rooms, releases: Releases, requests: Requests, jobs: Jobs, queue: Ints
+    resources: Resources, usable: Resources, releases: Releases, requests: Requests, jobs: Jobs, queue: Ints
 ) -> Observation:
     """The observation of the partition whose waiting jobs are ``queue: int64[waiting]``, at least one."""
     lo, hi = requests.lo[jobs.shape[queue[0]]], requests.hi[jobs.shape[queue[0]]]
     gpus = free = busy = waiting = demand = 0
     for node in range(lo, hi):
         gpus += max(usable.gpus[node], 0)
-        free += max(rooms.gpus[node], 0)
-    drain = np.zeros(rooms.gpus.size)
+        free += max(resources.gpus[node], 0)
+    drain = np.zeros(resources.gpus.size)
     for at in range(releases.used[0]):
         slot = releases.order[at]
         node = releases.node[slot]
@@ -169,7 +169,7 @@ def logarithm(seconds: float) -> float:
 
 @jit
 def see_job(
-    inputs: Reals, obs: Observation, usable: Rooms, request: Request, limit: float, age: float, fits: bool
+    inputs: Reals, obs: Observation, usable: Resources, request: Request, limit: float, age: float, fits: bool
 ) -> None:
     """Fills ``inputs`` (`JOB_INPUTS`)."""
     gpus = float(request.parts * request.gpus)
@@ -202,12 +202,12 @@ def see_times(inputs: Reals, limit: float, age: float) -> None:
 
 @jit
 def see_server(
-    inputs: Reals, obs: Observation, within: Rooms, rooms: Rooms, usable: Rooms, reserved: bool, request: Request,
-    limit: float, now: float, node: int,
+    inputs: Reals, obs: Observation, within: Resources, resources: Resources, usable: Resources, reserved: bool,
+    request: Request, limit: float, now: float, node: int,
 ) -> None:  # fmt: skip
     """Fills ``inputs`` (`SERVER_INPUTS`): the node as it would be with one part of the job on it.
 
-    ``within``: what the job may take of ``rooms``; less where the head of the queue has a reservation.
+    ``within``: what the job may take of ``resources``; less where the head of the queue has a reservation.
     """
     left = within.gpus[node] - request.gpus
     drains = obs.drain[node] - now if obs.drain[node] > 0 else 0.0
@@ -215,7 +215,7 @@ def see_server(
     inputs[0] = left / 8.0
     inputs[1] = (within.cores[node] - request.cores) / max(usable.cores[node], 1)
     inputs[2] = (within.memory[node] - request.memory) / max(usable.memory[node], 1)
-    inputs[3] = 1.0 if rooms.gpus[node] == usable.gpus[node] else 0.0
+    inputs[3] = 1.0 if resources.gpus[node] == usable.gpus[node] else 0.0
     inputs[4] = 1.0 if left == 0 else 0.0
     inputs[5] = logarithm(drains)
     inputs[6] = max(apart, 0.0)

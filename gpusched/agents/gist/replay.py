@@ -74,7 +74,7 @@ def decide_agent(sim: Sim, log: Log, passes: Passes, queue: Queue) -> int:
             own = waiting_in(sim, queue.waiting, queue.size, partition)
             queue.outcome.total[:] = 0
             sound = agent_pass(
-                sim.rooms, passes.usable, passes.releases, passes.requests, passes.jobs, own, queue.submit,
+                sim.resources, passes.usable, passes.releases, passes.requests, passes.jobs, own, queue.submit,
                 queue.priority, sim.clock[0], queue.agent, False, passes.scratch, queue.outcome,
             )[3]  # fmt: skip
             if not sound:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.rltune.arena import Arena, Figures
 from gpusched.agents.rltune.candidates import NO_ODDS, Rule, heuristics, rules, without_net
+from gpusched.agents.rltune.evaluation import Evaluation, Figures
 from gpusched.agents.rltune.live import Prepared
 from gpusched.agents.rltune.odds import Odds
 from gpusched.agents.rltune.settings import Settings
@@ -46,15 +46,19 @@ class Option(NamedTuple):
     prepared: Prepared
 
 
-def choose_base(arenas: Sequence[Arena], settings: Settings, odds: Odds, advance: Callable[[int, int], None]) -> Choice:
+def choose_base(
+    evaluations: Sequence[Evaluation], settings: Settings, odds: Odds, advance: Callable[[int, int], None]
+) -> Choice:
     """The rule with the least mean cost that is in mean JCT no worse than the best heuristic.
 
-    All rules are replayed on some arenas, the best of them and the heuristics on all. The usual rule, which was the
+    All rules are tried by some evaluations, the best of them and the heuristics by all. The usual rule, which was the
     best on many clusters together, is taken unless another is clearly better: little data says little. Where jobs have
     limits there is none.
     """
-    limits = any(bool((np.isfinite(arena.trace.limit) & (arena.trace.limit > 0)).any()) for arena in arenas)
-    tried, first = rules(settings, limits), list(arenas[:: max(len(arenas) // 3, 1)])
+    limits = any(
+        bool((np.isfinite(evaluation.trace.limit) & (evaluation.trace.limit > 0)).any()) for evaluation in evaluations
+    )
+    tried, first = rules(settings, limits), list(evaluations[:: max(len(evaluations) // 3, 1)])
     quick = []
     for i, rule in enumerate(tried):
         quick.append(_cost(first, rule, settings, odds))
@@ -63,7 +67,9 @@ def choose_base(arenas: Sequence[Arena], settings: Settings, odds: Odds, advance
     known = heuristics(settings, limits)
     usual = [rule for rule in tried if rule.name == DEFAULT and not limits]
     finals = list({rule.name: rule for rule in (*best, *known, *usual)}.values())
-    played = {rule.name: [arena.play(without_net(rule, settings, odds)) for arena in arenas] for rule in finals}
+    played = {
+        rule.name: [evaluation.play(without_net(rule, settings, odds)) for evaluation in evaluations] for rule in finals
+    }
     cost = {name: _mean(figures, settings.objective) for name, figures in played.items()}
     jct = {name: _mean(figures, "jct") for name, figures in played.items()}
     most = min(jct[rule.name] for rule in known) + _SLACK
@@ -75,7 +81,11 @@ def choose_base(arenas: Sequence[Arena], settings: Settings, odds: Odds, advance
 
 
 def choose_strength(
-    options: Sequence[Option], base: Prepared, learned: Sequence[Arena], later: Sequence[Arena], settings: Settings
+    options: Sequence[Option],
+    base: Prepared,
+    learned: Sequence[Evaluation],
+    later: Sequence[Evaluation],
+    settings: Settings,
 ) -> tuple[Option, list[str]]:
     """The network that is best on the later part, if it is surely no worse than none at all, there and before.
 
@@ -99,9 +109,9 @@ def choose_strength(
     return found, words
 
 
-def _cost(arenas: Sequence[Arena], rule: Rule, settings: Settings, odds: Odds) -> float:
+def _cost(evaluations: Sequence[Evaluation], rule: Rule, settings: Settings, odds: Odds) -> float:
     prepared = without_net(rule, settings, odds)
-    return _mean([arena.play(prepared) for arena in arenas], settings.objective)
+    return _mean([evaluation.play(prepared) for evaluation in evaluations], settings.objective)
 
 
 def _mean(figures: Sequence[Figures], objective: str) -> float:

@@ -32,7 +32,7 @@ from gpusched.sched.state import (
     Releases,
     Request,
     Requests,
-    Rooms,
+    Resources,
     Scratch,
 )
 
@@ -71,8 +71,8 @@ class Scorer(NamedTuple):
 class Field(NamedTuple):
     """What a decision works on, as `backfill.schedule` takes it; ``usable``: the nodes as they are, empty of jobs."""
 
-    rooms: Rooms
-    usable: Rooms
+    resources: Resources
+    usable: Resources
     requests: Requests
     jobs: Jobs
     scratch: Scratch
@@ -132,14 +132,14 @@ def window_of(known: Known, queue: Ints, size: int, ahead: Ints) -> Ints:
 
 
 @jit
-def observation_of(rooms: Rooms, total: Rooms, lo: int, hi: int, queued: int, now: float) -> Observation:
+def observation_of(resources: Resources, total: Resources, lo: int, hi: int, queued: int, now: float) -> Observation:
     """What the jobs of the partition of rows ``lo <= node < hi`` have in common."""
     free = idle = gpus = 0
     for node in range(lo, hi):
         gpus += max(total.gpus[node], 0)
-        if rooms.gpus[node] > 0:
-            free += rooms.gpus[node]
-            idle += rooms.gpus[node] == total.gpus[node]
+        if resources.gpus[node] > 0:
+            free += resources.gpus[node]
+            idle += resources.gpus[node] == total.gpus[node]
     return Observation(now, free / max(gpus, 1), idle / max(hi - lo, 1), float(queued), float(max(gpus, 1)))
 
 
@@ -198,12 +198,12 @@ def scores_of(
         shape = jobs.shape[job]
         if fits[shape] < 0:
             request = request_of(field.requests, shape)
-            fits[shape] = choose(field.rooms, jobs.masks, request, FIRST_FIT, field.scratch)
+            fits[shape] = choose(field.resources, jobs.masks, request, FIRST_FIT, field.scratch)
             share[shape] = _allowed_free(field, request)
             if not fits[shape]:
                 if due.size == 0:
                     slots, due = due_slots(known, releases, jobs, obs.now)
-                drain[shape] = await_room(field, field.rooms, releases, slots, due, request, obs.now) - obs.now
+                drain[shape] = await_room(field, field.resources, releases, slots, due, request, obs.now) - obs.now
         of = Shape(share[shape], fits[shape] == 1, min(drain[shape], 1e9))
         features(known, scorer.odds, obs, job, ahead[window[i]], of, row)
         score(scorer, row, seen[i], scores[i], work)
@@ -229,7 +229,7 @@ def _allowed_free(field: Field, request: Request) -> float:
     for node in range(request.lo, request.hi):
         if request.mask < 0 or field.jobs.masks[request.mask, node] != 0:
             nodes += 1
-            free += field.rooms.gpus[node] > 0
+            free += field.resources.gpus[node] > 0
     return free / max(nodes, 1)
 
 
@@ -254,17 +254,17 @@ def due_slots(known: Known, releases: Releases, jobs: Jobs, now: float) -> tuple
 
 @jit
 def await_room(
-    field: Field, rooms: Rooms, releases: Releases, slots: Ints, due: Floats, request: Request, now: float
+    field: Field, resources: Resources, releases: Releases, slots: Ints, due: Floats, request: Request, now: float
 ) -> float:
     """When ``request`` is expected to fit, in seconds; ``scratch.chosen``: on which nodes. Infinite: not in sight.
 
-    A node of ``rooms`` with less than 0 GPUs is nobody's, whatever comes back there.
+    A node of ``resources`` with less than 0 GPUs is nobody's, whatever comes back there.
     """
     future, fitting = field.scratch.future, 0
     for node in range(request.lo, request.hi):
-        future.gpus[node] = rooms.gpus[node]
-        future.cores[node] = rooms.cores[node]
-        future.memory[node] = rooms.memory[node]
+        future.gpus[node] = resources.gpus[node]
+        future.cores[node] = resources.cores[node]
+        future.memory[node] = resources.memory[node]
         fitting += node_fits(future, field.jobs.masks, request, node)
     time = now
     for slot in slots:
@@ -312,7 +312,7 @@ def arrange(
     scratch.stamp[0] += 1
     stamp = scratch.stamp[0]
     full = np.zeros(jobs.feasibility.size, np.bool_)  # shapes that do not fit even where nodes are held
-    for column, of in zip(late, field.rooms):  # noqa: B905 - numba's zip takes no strict
+    for column, of in zip(late, field.resources):  # noqa: B905 - numba's zip takes no strict
         column[:] = of
     for i in range(queue.size):
         job = queue[i]
@@ -330,7 +330,7 @@ def arrange(
                 continue
             scratch.failed[shape] = stamp
             if held and not full[shape] and gone_by_s(known, odds, job) <= until - now:
-                if choose(field.rooms, jobs.masks, request, rule, scratch):
+                if choose(field.resources, jobs.masks, request, rule, scratch):
                     _start(field, releases, request, job, now, outcome)
                     continue
                 full[shape] = True
@@ -358,7 +358,7 @@ def _start(field: Field, releases: Releases, request: Request, job: int, now: fl
     outcome.offset[job] = outcome.total[1]
     for part in range(request.parts):
         node = field.scratch.chosen[part]
-        take(field.rooms, request, node)
+        take(field.resources, request, node)
         take(field.scratch.late, request, node)
         add(releases, now + field.jobs.limit[job], node, request, job)
         outcome.nodes[outcome.total[1] + part] = node

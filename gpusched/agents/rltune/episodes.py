@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.agents.rltune.arena import Figures, figures, fresh, grown_log, shared, world_for
+from gpusched.agents.rltune.evaluation import Figures, figures, fresh, grown_log, shared, world_for
 from gpusched.agents.rltune.history import FEATURES, Known, note_ended
 from gpusched.agents.rltune.live import Prepared
 from gpusched.agents.rltune.odds import SHORTEST_S
 from gpusched.agents.rltune.replay import Scored, known_of_trace, new_queue
-from gpusched.agents.rltune.rollout import Drawn, Tape, new_tape, play_sequence
+from gpusched.agents.rltune.rollout import Drawn, Trajectory, new_trajectory, play_sequence
 from gpusched.agents.rltune.settings import Settings
 from gpusched.sched.state import seed_words
 from gpusched.sim.engine.build import World, log_of
@@ -43,7 +43,7 @@ class Play(NamedTuple):
     """What one play of a sequence gave."""
 
     figures: Figures
-    tape: Tape
+    trajectory: Trajectory
 
 
 def cut(before: Result, settings: Settings, count: int, rng: np.random.Generator) -> list[Episode]:
@@ -108,9 +108,9 @@ def play(episode: Episode, prepared: Prepared, temperature: float, seed: int, pi
     world = episode.world
     sim, passes = shared(world.sim, world.passes)
     queue, known = new_queue(sim, window), fresh(episode.known)
-    tape = new_tape(picks * _ROWS_PER_PICK, picks, window, len(FEATURES))
+    trajectory = new_trajectory(picks * _ROWS_PER_PICK, picks, window, len(FEATURES))
     by = Scored(queue, known, prepared.scorer, PLACEMENTS[world.rule], prepared.backfill)
-    log, drawn = log_of(world), Drawn(by, temperature, seed_words(seed), tape)
+    log, drawn = log_of(world), Drawn(by, temperature, seed_words(seed), trajectory)
     while play_sequence(sim, log, passes, drawn) == GROW:
         log = grown_log(log, sim)
-    return Play(figures(episode.trace, sim.state["end"], episode.pool.total_gpus), tape)
+    return Play(figures(episode.trace, sim.state["end"], episode.pool.total_gpus), trajectory)

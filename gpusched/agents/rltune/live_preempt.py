@@ -42,7 +42,7 @@ from gpusched.sched.state import (
     Jobs,
     Request,
     Requests,
-    Rooms,
+    Resources,
     Scratch,
     new_scratch,
 )
@@ -101,10 +101,10 @@ def decide_queue(prepared: Preempting, context: Context) -> tuple[list[int], Blo
         np.zeros(len(order), np.int64), np.zeros(field.waiting.parts, np.int64), np.full(len(order), -1, np.int64),
         np.zeros(len(order), np.uint8),
     )  # fmt: skip
-    idle, whole, holders = _copied(world.rooms), _with_running(world, field), _holders(world, field, order)
+    idle, whole, holders = _copied(world.resources), _with_running(world, field), _holders(world, field, order)
     rule = _PLACES.get(policy.place, BEST_FIT)
     share_out(
-        order, runs, holders, field.first, requests, jobs, world.rooms, idle, whole, world.usable, rule, scratch,
+        order, runs, holders, field.first, requests, jobs, world.resources, idle, whole, world.usable, rule, scratch,
         shares,
     )  # fmt: skip
     own = context.waiting.queues[context.partition]
@@ -211,9 +211,9 @@ def _count(history: History, facts: Records, had: Floats, ended: int) -> None:
         note_passed(history, facts, job, had[job], job >= ended)
 
 
-def _with_running(world: NodeArrays, field: Field) -> Rooms:
+def _with_running(world: NodeArrays, field: Field) -> Resources:
     """What is free, with what those have that may be stopped or are being ended: what can be shared out in all."""
-    whole = _copied(world.rooms)
+    whole = _copied(world.resources)
     for job in (*field.stoppable, *field.leaving):
         for part in job.allocation.parts:
             row = world.row[part.node]
@@ -242,14 +242,14 @@ def _holders(world: NodeArrays, field: Field, order: Ints) -> Holders:
     return holders
 
 
-def _copied(rooms: Rooms) -> Rooms:
-    return Rooms(*(column.copy() for column in rooms))
+def _copied(resources: Resources) -> Resources:
+    return Resources(*(column.copy() for column in resources))
 
 
 @jit
 def share_out(
-    order: Ints, runs: Flags, holders: Holders, first: Ints, requests: Requests, jobs: Jobs, free: Rooms, idle: Rooms,
-    whole: Rooms, usable: Rooms, rule: int, scratch: Scratch, shares: Shares,
+    order: Ints, runs: Flags, holders: Holders, first: Ints, requests: Requests, jobs: Jobs, free: Resources, idle:
+    Resources, whole: Resources, usable: Resources, rule: int, scratch: Scratch, shares: Shares,
 ) -> None:  # fmt: skip
     """Gives every job its own nodes, others, or none, as a replay does; who can start on what is free does.
 

@@ -49,7 +49,7 @@ def _first_held(field: Field, order: Ints, hold: Flags) -> int:
         shape, array = jobs.shape[order[i]], jobs.array[order[i]]
         if hold[i] and jobs.feasibility[shape] == OK and (array < 0 or jobs.array_room[array] > 0):
             request = request_of(field.requests, shape)
-            if not choose(field.rooms, jobs.masks, request, FIRST_FIT, field.scratch):
+            if not choose(field.resources, jobs.masks, request, FIRST_FIT, field.scratch):
                 return int(order[i])
     return -1
 
@@ -59,6 +59,6 @@ def _nodes_for(known: Known, field: Field, releases: Releases, job: int, now: fl
     """On which nodes the job is expected to fit first, ``int64[parts]``; none where that is not in sight."""
     request = request_of(field.requests, field.jobs.shape[job])
     slots, due = due_slots(known, releases, field.jobs, now)
-    if await_room(field, field.rooms, releases, slots, due, request, now) == np.inf:
+    if await_room(field, field.resources, releases, slots, due, request, now) == np.inf:
         return np.zeros(0, np.int64)
     return field.scratch.chosen[: request.parts].copy()

@@ -97,7 +97,7 @@ class Learner:
         # Compiled code runs without Python's lock, and every play has its own generator: threads change nothing.
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             found = list(pool.map(one, todo, seeds))
-        self.steps += sum(int(p.tape.used[2]) for p in found)
+        self.steps += sum(int(p.trajectory.used[2]) for p in found)
         return [found[i : i + rollouts] for i in range(0, len(found), rollouts)]
 
     def _base_window(self, prepared: Prepared) -> Prepared:
@@ -108,9 +108,10 @@ class Learner:
         """Scales the features by what is seen under the base, and learns how far the estimate is off."""
         torch, settings = self._torch, self._settings
         recorded = self.plays(episodes, 1)
-        rows = np.concatenate([p.tape.rows[: p.tape.used[0]] for mine in recorded for p in mine]) / _RAW
+        rows = np.concatenate([p.trajectory.rows[: p.trajectory.used[0]] for mine in recorded for p in mine]) / _RAW
         truth = np.concatenate(
-            [e.truth[p.tape.job[: p.tape.used[0]]] for e, mine in zip(episodes, recorded, strict=True) for p in mine]
+            [e.truth[p.trajectory.job[: p.trajectory.used[0]]]
+             for e, mine in zip(episodes, recorded, strict=True) for p in mine]
         )  # fmt: skip
         if not len(rows):
             return
@@ -152,8 +153,8 @@ class Learner:
         gains = np.array(base)[:, None] - costs
         spread = np.maximum(costs.std(axis=1, keepdims=True), _SPREAD)
         advantages = (costs.mean(axis=1, keepdims=True) - costs) / spread
-        picks = [(p.tape, i, float(a)) for mine, row in zip(played, advantages, strict=True)
-                 for p, a in zip(mine, row, strict=True) for i in range(p.tape.used[1])]  # fmt: skip
+        picks = [(p.trajectory, i, float(a)) for mine, row in zip(played, advantages, strict=True)
+                 for p, a in zip(mine, row, strict=True) for i in range(p.trajectory.used[1])]  # fmt: skip
         order = self._torch.randperm(len(picks), generator=self._generator).tolist()
         most = max(_MOST_ROWS // self._settings.train_window, 1)
         if picks:
@@ -191,11 +192,11 @@ def _batch(picks: list[tuple[Any, int, float]], window: int) -> tuple[npt.NDArra
     present, mask = np.zeros((n, window), np.bool_), np.zeros((n, window), np.bool_)
     choice = np.zeros(n, np.int64)
     advantage = np.zeros(n, np.float32)
-    for k, (tape, i, of) in enumerate(picks):
-        first, size = tape.first[i], tape.size[i]
-        rows[k, :size], score[k, :size] = tape.rows[first : first + size], tape.score[first : first + size]
+    for k, (trajectory, i, of) in enumerate(picks):
+        first, size = trajectory.first[i], trajectory.size[i]
+        rows[k, :size], score[k, :size] = trajectory.rows[first : first + size], trajectory.score[first : first + size]
         present[k, :size] = True
-        mask[k, :size], choice[k], advantage[k] = tape.mask[i, :size] != 0, tape.choice[i], of
+        mask[k, :size], choice[k], advantage[k] = trajectory.mask[i, :size] != 0, trajectory.choice[i], of
     return rows, score, present, mask, choice, advantage
 
 
@@ -204,10 +205,12 @@ def _windows(
 ) -> tuple[npt.NDArray[Any], ...]:
     """The plays' rows window by window: ``float32[windows, most, FEATURES]``, what is off, and which rows are jobs."""
     bounds, at = [], 0
-    for tape in (p.tape for mine in recorded for p in mine):
-        first, pick = np.unique(tape.first[: tape.used[1]], return_index=True)  # a window's picks have the same rows
-        bounds += list(zip(at + first, at + first + tape.size[pick], strict=True))
-        at += int(tape.used[0])
+    for trajectory in (p.trajectory for mine in recorded for p in mine):
+        first, pick = np.unique(
+            trajectory.first[: trajectory.used[1]], return_index=True
+        )  # a window's picks have the same rows
+        bounds += list(zip(at + first, at + first + trajectory.size[pick], strict=True))
+        at += int(trajectory.used[0])
     bounds = bounds[: max(_MOST_ROWS // most, 1)]
     windows, target = np.zeros((len(bounds), most, INPUTS), np.float32), np.zeros((len(bounds), most), np.float32)
     present = np.zeros((len(bounds), most), np.bool_)

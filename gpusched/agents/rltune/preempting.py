@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.common.request import UNTRAINED, Report, Trained, TrainJob, settings_of
-from gpusched.agents.rltune.arena import Figures, arenas, figures, windows
 from gpusched.agents.rltune.candidates import NO_ODDS, learned_odds
+from gpusched.agents.rltune.evaluation import Figures, evaluations, figures, windows
 from gpusched.agents.rltune.odds import Counts
 from gpusched.agents.rltune.preempt import PARTS
 from gpusched.agents.rltune.settings import OBJECTIVES, Settings
@@ -72,7 +72,7 @@ class Rule(NamedTuple):
 class Ground(NamedTuple):
     """Replays to choose by, and what counts. ``spec``: the policy's file: what is protected, and what restarts cost."""
 
-    arenas: list[tuple[Trace, Pool]]
+    evaluations: list[tuple[Trace, Pool]]
     prior: Counts
     settings: Preemption
     spec: PolicySpec
@@ -83,7 +83,7 @@ class Ground(NamedTuple):
 
     def of(self, policy: ReplayPolicy) -> tuple[float, float]:
         """Likewise, of any policy."""
-        played = [self._played(policy, trace, pool) for trace, pool in self.arenas]
+        played = [self._played(policy, trace, pool) for trace, pool in self.evaluations]
         return (
             float(np.mean([f.cost(self.settings.objective) for f in played])),
             float(np.mean([f.cost("jct") for f in played])),
@@ -220,7 +220,7 @@ def _grounds(job: TrainJob, settings: Preemption) -> tuple[Ground, Ground]:
     prior = learned_odds(job)[0].prior
 
     def ground(traces: Sequence[Trace]) -> Ground:
-        found = [(a.trace, a.pool) for trace in traces for a in arenas(trace, scenario, like, declared)]
+        found = [(a.trace, a.pool) for trace in traces for a in evaluations(trace, scenario, like, declared)]
         return Ground(found, prior, settings, job.spec)
 
     return ground(early), ground([last])

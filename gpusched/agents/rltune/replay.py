@@ -148,10 +148,10 @@ def _decide(sim: Sim, log: Log, passes: Passes, by: Scored, own: Ints) -> bool:
     """One partition's decision, carried out; False: a score is no number."""
     queue, known, scorer = by.queue, by.known, by.scorer
     shape, now = sim.shapes[sim.jobs[own[0]]["shape"]], sim.clock[0]
-    obs = observation_of(sim.rooms, passes.total, shape["lo"], shape["hi"], own.size, now)
+    obs = observation_of(sim.resources, passes.total, shape["lo"], shape["hi"], own.size, now)
     if obs.free == 0.0 and shape["gpus"] > 0:
         return True
-    field = Field(sim.rooms, passes.usable, passes.requests, passes.jobs, passes.scratch)
+    field = Field(sim.resources, passes.usable, passes.requests, passes.jobs, passes.scratch)
     order, hold, sound = ordered(known, scorer, obs, field, passes.releases, own, queue.ahead, queue.seen)
     if sound:
         queue.outcome.total[:] = 0
@@ -196,10 +196,10 @@ class ScoredOrder:
         if not len(own):
             return own, None
         shapes = sim.shapes[sim.jobs["shape"][own]]
-        obs = observation_of(sim.rooms, passes.total, int(shapes["lo"][0]), int(shapes["hi"][0]), len(own), now)
+        obs = observation_of(sim.resources, passes.total, int(shapes["lo"][0]), int(shapes["hi"][0]), len(own), now)
         if obs.free == 0.0 and shapes["gpus"].min() > 0:  # nobody can start
             return own[:0], None
-        field = Field(sim.rooms, passes.usable, passes.requests, passes.jobs, passes.scratch)
+        field = Field(sim.resources, passes.usable, passes.requests, passes.jobs, passes.scratch)
         order, hold, sound = ordered(
             self._known, prepared.scorer, obs, field, passes.releases, own, self._ahead, self._seen
         )  # fmt: skip

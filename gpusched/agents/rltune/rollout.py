@@ -24,7 +24,7 @@ from gpusched.sim.engine.state import DECIDE, Log, Passes, Sim
 _WORD = 4294967296.0
 
 
-class Tape(NamedTuple):
+class Trajectory(NamedTuple):
     """What was picked; a pick is one job out of those of its window that fitted.
 
     Attributes:
@@ -46,10 +46,10 @@ class Tape(NamedTuple):
     used: Ints
 
 
-def new_tape(rows: int, picks: int, window: int, features: int) -> Tape:
-    """An empty tape with room for so many."""
+def new_trajectory(rows: int, picks: int, window: int, features: int) -> Trajectory:
+    """An empty trajectory with room for so many."""
     job, first, size, choice = (np.zeros(n, np.int64) for n in (rows, picks, picks, picks))
-    return Tape(
+    return Trajectory(
         rows=np.zeros((rows, features), np.float32), score=np.zeros(rows, np.float32), job=job, first=first, size=size,
         choice=choice, mask=np.zeros((picks, window), np.uint8), used=np.zeros(3, np.int64),
     )  # fmt: skip
@@ -61,7 +61,7 @@ class Drawn(NamedTuple):
     by: Scored
     temperature: float
     rng: Words
-    tape: Tape
+    trajectory: Trajectory
 
 
 @jit
@@ -84,12 +84,18 @@ play_sequence = looped(decide_drawn)
 @jit
 def _decide(sim: Sim, log: Log, passes: Passes, drawn: Drawn, own: Ints) -> None:
     queue, known, scorer = drawn.by.queue, drawn.by.known, drawn.by.scorer
-    rule, backfill, temperature, rng, tape = drawn.by.rule, drawn.by.backfill, drawn.temperature, drawn.rng, drawn.tape
+    rule, backfill, temperature, rng, trajectory = (
+        drawn.by.rule,
+        drawn.by.backfill,
+        drawn.temperature,
+        drawn.rng,
+        drawn.trajectory,
+    )
     shape, now = sim.shapes[sim.jobs[own[0]]["shape"]], sim.clock[0]
-    obs = observation_of(sim.rooms, passes.total, shape["lo"], shape["hi"], own.size, now)
+    obs = observation_of(sim.resources, passes.total, shape["lo"], shape["hi"], own.size, now)
     if obs.free == 0.0 and shape["gpus"] > 0:
         return
-    field = Field(sim.rooms, passes.usable, passes.requests, passes.jobs, passes.scratch)
+    field = Field(sim.resources, passes.usable, passes.requests, passes.jobs, passes.scratch)
     order = window_of(known, own, scorer.window[0], queue.ahead)
     size = min(own.size, scorer.window[0])
     window = order[:size].copy()
@@ -107,9 +113,9 @@ def _decide(sim: Sim, log: Log, passes: Passes, drawn: Drawn, own: Ints) -> None
     fits = _fitting(sim, field, own, window)
     queue.outcome.total[:] = 0
     arrange(known, scorer.odds, field, passes.releases, own[order], hold, rule, backfill, now, queue.outcome)
-    tape.used[2] += queue.outcome.total[0]
+    trajectory.used[2] += queue.outcome.total[0]
     if temperature > 0.0 and np.sum(fits) > 1:
-        _write(tape, queue, own, window, fits, scores)
+        _write(trajectory, queue, own, window, fits, scores)
     carry_out(sim, log, queue, known)
 
 
@@ -123,26 +129,26 @@ def _fitting(sim: Sim, field: Field, own: Ints, window: Ints) -> Flags:
         if known[shape] < 0:
             request = request_of(field.requests, shape)
             known[shape] = field.jobs.feasibility[shape] == OK and choose(
-                field.rooms, field.jobs.masks, request, FIRST_FIT, field.scratch
+                field.resources, field.jobs.masks, request, FIRST_FIT, field.scratch
             )
         fits[i] = known[shape]
     return fits
 
 
 @jit
-def _write(tape: Tape, queue: Queue, own: Ints, window: Ints, fits: Flags, scores: Reals) -> None:
+def _write(trajectory: Trajectory, queue: Queue, own: Ints, window: Ints, fits: Flags, scores: Reals) -> None:
     """The window, and every start out of it; who has started cannot be picked again."""
-    first, size = tape.used[0], window.size
-    if first + size > tape.job.size:
+    first, size = trajectory.used[0], window.size
+    if first + size > trajectory.job.size:
         return
     for i in range(size):
-        tape.rows[first + i] = queue.seen[i]
-        tape.score[first + i] = scores[i, 0]
-        tape.job[first + i] = own[window[i]]
-    tape.used[0] += size
+        trajectory.rows[first + i] = queue.seen[i]
+        trajectory.score[first + i] = scores[i, 0]
+        trajectory.job[first + i] = own[window[i]]
+    trajectory.used[0] += size
     for k in range(queue.outcome.total[0]):
-        pick = tape.used[1]
-        if pick == tape.choice.size or np.sum(fits) < 2:
+        pick = trajectory.used[1]
+        if pick == trajectory.choice.size or np.sum(fits) < 2:
             return
         at = -1
         for i in range(size):
@@ -150,8 +156,8 @@ def _write(tape: Tape, queue: Queue, own: Ints, window: Ints, fits: Flags, score
                 at = i
         if at < 0:
             continue
-        tape.first[pick], tape.size[pick], tape.choice[pick] = first, size, at
+        trajectory.first[pick], trajectory.size[pick], trajectory.choice[pick] = first, size, at
         for i in range(size):
-            tape.mask[pick, i] = fits[i]
+            trajectory.mask[pick, i] = fits[i]
         fits[at] = 0
-        tape.used[1] += 1
+        trajectory.used[1] += 1

@@ -10,10 +10,10 @@ import numpy as np
 
 from gpusched.agents.common import torch_
 from gpusched.agents.common.request import Report, Trained, TrainJob
-from gpusched.agents.rltune.arena import Arena, arenas, windows
 from gpusched.agents.rltune.candidates import Rule, arrays_of, learned_odds, with_net, with_odds, without_net
 from gpusched.agents.rltune.choosing import Option, choose_base, choose_strength
 from gpusched.agents.rltune.episodes import Episode, cut, play
+from gpusched.agents.rltune.evaluation import Evaluation, evaluations, windows
 from gpusched.agents.rltune.live import Prepared
 from gpusched.agents.rltune.odds import Odds
 from gpusched.agents.rltune.ppo import Learner
@@ -30,8 +30,8 @@ _SNAPSHOTS = 4  # of the network, that are chosen from
 class Ground(NamedTuple):
     """What is learned on: replays of the earlier windows, and of the last one, which chooses."""
 
-    learned: list[Arena]
-    later: list[Arena]
+    learned: list[Evaluation]
+    later: list[Evaluation]
 
 
 def train_agent(job: TrainJob, report: Report) -> Trained:
@@ -51,8 +51,8 @@ def train_agent(job: TrainJob, report: Report) -> Trained:
     early, last = windows(job.scenario, settings, job.declared is not None)
     declared = job.declared is not None
     ground = Ground(
-        [a for t in early for a in arenas(t, job.scenario, settings, declared)],
-        arenas(last, job.scenario, settings, declared),
+        [a for t in early for a in evaluations(t, job.scenario, settings, declared)],
+        evaluations(last, job.scenario, settings, declared),
     )
     odds, last_odds = learned_odds(job)
     choice = choose_base([*ground.learned, *ground.later], settings, odds, report.of("base rule").step)
@@ -119,8 +119,8 @@ def _episodes(job: TrainJob, settings: Settings, ground: Ground, base: Prepared)
     """Sequences out of the earlier part's replays, and what the base policy costs on each."""
     rng = np.random.default_rng(job.seed)
     episodes: list[Episode] = []
-    for arena in ground.learned:
-        before = arena.result(base)
+    for evaluation in ground.learned:
+        before = evaluation.result(base)
         if before is not None:
             episodes += cut(before, settings, max(settings.sequences // len(ground.learned), 1), rng)
     against = _reference(settings, base.scorer.odds)

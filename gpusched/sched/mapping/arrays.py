@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpusched.sched.state import Ints, Jobs, Outcome, Releases, Requests, Rooms, Scratch
+from gpusched.sched.state import Ints, Jobs, Outcome, Releases, Requests, Resources, Scratch
 
 
 class PassArrays(NamedTuple):
@@ -14,12 +14,12 @@ class PassArrays(NamedTuple):
         usable: The nodes as they are, empty of jobs. kind: ``int64[nodes]``: GPU type.
     """
 
-    rooms: Rooms
+    resources: Resources
     releases: Releases
     requests: Requests
     jobs: Jobs
     scratch: Scratch
     outcome: Outcome
     now: float
-    usable: Rooms
+    usable: Resources
     kind: Ints

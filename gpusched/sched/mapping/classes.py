@@ -44,8 +44,8 @@ class NodeClass(NamedTuple):
     """Nodes that have the same to give to the same jobs."""
 
     nodes: list[int]
-    rooms: tuple[int, int, int]
-    late_rooms: tuple[int, int, int]
+    resources: tuple[int, int, int]
+    late_resources: tuple[int, int, int]
     total: int
     kind: int
     allows: tuple[bool, ...]
@@ -61,16 +61,16 @@ class Pattern(NamedTuple):
 
 def simplified(problem: Problem) -> Problem:
     """Without the cores, or the memory, where GPUs run out first on every node whatever is put there."""
-    rooms, need, late_rooms = problem.rooms.copy(), problem.need.copy(), problem.late_rooms.copy()
-    there = rooms[:, 0] >= 0
+    resources, need, late_resources = problem.resources.copy(), problem.need.copy(), problem.late_resources.copy()
+    there = resources[:, 0] >= 0
     gpuless = need[:, 0] == 0
     for column in (1, 2):
         if need[gpuless, column].any():
             continue
         most = (need[~gpuless, column] / need[~gpuless, 0]).max(initial=0.0)
-        if all((has[there, column] >= most * has[there, 0]).all() for has in (rooms, late_rooms)):
-            need[:, column] = rooms[:, column] = late_rooms[:, column] = 0
-    return replace(problem, rooms=rooms, need=need, late_rooms=late_rooms)
+        if all((has[there, column] >= most * has[there, 0]).all() for has in (resources, late_resources)):
+            need[:, column] = resources[:, column] = late_resources[:, column] = 0
+    return replace(problem, resources=resources, need=need, late_resources=late_resources)
 
 
 def job_classes(problem: Problem) -> list[JobClass]:
@@ -101,10 +101,10 @@ def _binding_users(problem: Problem) -> set[int]:
 def node_classes(problem: Problem) -> list[NodeClass]:
     """The nodes that have anything to give, by class."""
     found: dict[tuple[object, ...], NodeClass] = {}
-    rooms, late = problem.rooms.tolist(), problem.late_rooms.tolist()
-    for node in np.flatnonzero(problem.rooms[:, 0] >= 0).tolist():
+    resources, late = problem.resources.tolist(), problem.late_resources.tolist()
+    for node in np.flatnonzero(problem.resources[:, 0] >= 0).tolist():
         allows = tuple(problem.allowed[:, node].tolist())
-        key = (tuple(rooms[node]), tuple(late[node]), int(problem.total[node]), int(problem.kind[node]), allows)
+        key = (tuple(resources[node]), tuple(late[node]), int(problem.total[node]), int(problem.kind[node]), allows)
         if key not in found:
             found[key] = NodeClass([], *key)
         found[key].nodes.append(node)
@@ -124,7 +124,7 @@ def shapes_of(classes: list[JobClass]) -> dict[Shape, int]:
 def patterns_of(problem: Problem, nodes: list[NodeClass], shapes: dict[Shape, int]) -> list[Pattern]:
     """Every way to fill each node class with something; see `check_ways`."""
     return [
-        Pattern(index, counts, node_cost(problem, node.rooms[0], node.total, gpus))
+        Pattern(index, counts, node_cost(problem, node.resources[0], node.total, gpus))
         for index, node in enumerate(nodes)
         for counts, gpus in _fillings(node, _fitting(node, shapes))
     ]
@@ -153,17 +153,17 @@ def _fitting(node: NodeClass, shapes: dict[Shape, int]) -> _Fitting:
         for i, (s, jobs) in enumerate(shapes.items())
         if (s.kind == node.kind or (s.kind < 0 and -s.kind >> node.kind & 1))
         and (s.mask < 0 or node.allows[s.mask])
-        and _covers(node.rooms, s.need)
+        and _covers(node.resources, s.need)
     ]
 
 
 def _count(node: NodeClass, fitting: _Fitting, most: int) -> int:
     """How many `_fillings` there are, from what is left rather than one by one; about, where more than ``most``."""
-    states = {(node.rooms, node.late_rooms): 1}
+    states = {(node.resources, node.late_resources): 1}
     for _, need, late, many in fitting:
         reached: dict[tuple[tuple[int, int, int], tuple[int, int, int]], int] = {}
-        for (rooms, late_rooms), ways in states.items():
-            left, late_left = rooms, late_rooms
+        for (resources, late_resources), ways in states.items():
+            left, late_left = resources, late_resources
             reached[left, late_left] = reached.get((left, late_left), 0) + ways
             for _ in range(many):
                 if not _covers(left, need) or (late and not _covers(late_left, need)):
@@ -181,24 +181,24 @@ def _fillings(node: NodeClass, fitting: _Fitting) -> Iterator[tuple[dict[int, in
     """(parts by shape, GPUs taken), without the empty one."""
 
     def fill(
-        at: int, rooms: tuple[int, int, int], late: tuple[int, int, int], counts: dict[int, int]
+        at: int, resources: tuple[int, int, int], late: tuple[int, int, int], counts: dict[int, int]
     ) -> Iterator[tuple[dict[int, int], int]]:
         if at == len(fitting):
             if counts:
-                yield dict(counts), node.rooms[0] - rooms[0]
+                yield dict(counts), node.resources[0] - resources[0]
             return
         index, need, is_late, most = fitting[at]
         for count in range(most + 1):
             if count:
-                if not _covers(rooms, need) or (is_late and not _covers(late, need)):
+                if not _covers(resources, need) or (is_late and not _covers(late, need)):
                     break
-                rooms = _less(rooms, need)
+                resources = _less(resources, need)
                 late = _less(late, need) if is_late else late
                 counts[index] = count
-            yield from fill(at + 1, rooms, late, counts)
+            yield from fill(at + 1, resources, late, counts)
         counts.pop(index, None)
 
-    return fill(0, node.rooms, node.late_rooms, {})
+    return fill(0, node.resources, node.late_resources, {})
 
 
 def _covers(has: tuple[int, int, int], need: tuple[int, int, int]) -> bool:

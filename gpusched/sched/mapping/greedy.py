@@ -34,22 +34,22 @@ def best_imaginable(problem: Problem) -> float:
     """What all jobs are worth, each alone on the empty-handed cluster: no answer is worth more."""
     best = np.where(np.isnan(problem.gain), -np.inf, problem.gain).max(1, initial=-np.inf) + problem.bonus
     # filling a node up can be worth something by itself: it leaves no useless GPUs
-    most = problem.rooms[:, 0].max(initial=0)
+    most = problem.resources[:, 0].max(initial=0)
     left = max((problem.left_over(free) for free in range(int(most) + 1)), default=0.0)
-    return float(np.maximum(best, 0.0).sum()) + problem.frag_cost * left * int((problem.rooms[:, 0] > 0).sum())
+    return float(np.maximum(best, 0.0).sum()) + problem.frag_cost * left * int((problem.resources[:, 0] > 0).sum())
 
 
 class _Search:
-    """The rooms while jobs are placed; a request that failed once will not fit later either."""
+    """The resources while jobs are placed; a request that failed once will not fit later either."""
 
     def __init__(self, problem: Problem, takes: Takes | None) -> None:
         self._problem, self._takes = problem, takes
-        self._rooms, self._late = problem.rooms.copy(), problem.late_rooms.copy()
+        self._resources, self._late = problem.resources.copy(), problem.late_resources.copy()
         self._cap = problem.cap.copy()
         self._failed: set[tuple[object, ...]] = set()
 
     def place(self, job: int) -> Nodes:
-        """The job's nodes, taken off the rooms; nothing where it does not start."""
+        """The job's nodes, taken off the resources; nothing where it does not start."""
         p = self._problem
         gpus = int(p.parts[job] * p.need[job, 0])
         if gpus > self._cap[p.user[job]]:
@@ -75,19 +75,21 @@ class _Search:
     def _fitting(self, job: int, of_kind: Flags) -> Nodes:
         """The nodes on which least is left over (GPUs, then cores, then memory); nothing where there are too few."""
         p, need = self._problem, self._problem.need[job]
-        fits = of_kind & p.usable(job) & (self._rooms >= need).all(1)
+        fits = of_kind & p.usable(job) & (self._resources >= need).all(1)
         if p.late[job]:
             fits &= (self._late >= need).all(1)
         rows: Ints = np.flatnonzero(fits)
         if len(rows) < p.parts[job]:
             return ()
-        left = self._rooms[rows]
+        left = self._resources[rows]
         best = rows[np.lexsort((rows, left[:, 2], left[:, 1], left[:, 0]))[: p.parts[job]]]
         return tuple(best.tolist())
 
     def _cost(self, job: int, where: Nodes) -> float:
         p, gpus = self._problem, int(self._problem.need[job, 0])
-        before = [(int(p.rooms[n, 0]), int(p.total[n]), int(p.rooms[n, 0] - self._rooms[n, 0])) for n in where]
+        before = [
+            (int(p.resources[n, 0]), int(p.total[n]), int(p.resources[n, 0] - self._resources[n, 0])) for n in where
+        ]
         return sum(
             node_cost(p, free, total, taken + gpus) - (node_cost(p, free, total, taken) if taken else 0.0)
             for free, total, taken in before
@@ -95,8 +97,8 @@ class _Search:
 
     def _take(self, job: int, where: Nodes, gpus: int) -> None:
         p, rows = self._problem, list(where)
-        self._rooms[rows] -= p.need[job]
+        self._resources[rows] -= p.need[job]
         if p.late[job]:
             self._late[rows] -= p.need[job]
-        self._late[rows] = np.minimum(self._late[rows], self._rooms[rows])
+        self._late[rows] = np.minimum(self._late[rows], self._resources[rows])
         self._cap[p.user[job]] -= gpus

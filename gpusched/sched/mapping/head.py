@@ -15,17 +15,17 @@ from gpusched.sched.fit import request_of
 from gpusched.sched.mapping.arrays import PassArrays
 from gpusched.sched.mapping.problem import Nodes, Problem
 from gpusched.sched.releases import add
-from gpusched.sched.state import BEST_FIT, Flags, Floats, Ints, Releases, Request, Rooms
+from gpusched.sched.state import BEST_FIT, Flags, Floats, Ints, Releases, Request, Resources
 
 
-def shadow_on(arrays: PassArrays, rooms: Rooms, releases: Releases, job: int, kind: int) -> float:
+def shadow_on(arrays: PassArrays, resources: Resources, releases: Releases, job: int, kind: int) -> float:
     """When the job fits on nodes of that GPU type (below 0: on any) at the latest; see `backfill.reserve`."""
     request = request_of(arrays.requests, arrays.jobs.shape[job])
     masks: Flags = arrays.jobs.masks
     if kind >= 0:
         may = arrays.kind == kind if request.mask < 0 else (arrays.kind == kind) & (masks[request.mask] != 0)
         masks, request = may.astype(np.uint8)[None, :], request._replace(mask=0)
-    return float(reserve(rooms, releases, masks, request, BEST_FIT, arrays.now, arrays.scratch))
+    return float(reserve(resources, releases, masks, request, BEST_FIT, arrays.now, arrays.scratch))
 
 
 def reserve_head(arrays: PassArrays, job: int, runs_s: Floats) -> float:
@@ -40,11 +40,11 @@ def reserve_head(arrays: PassArrays, job: int, runs_s: Floats) -> float:
         The shadow time.
     """
     kinds = np.flatnonzero(np.isfinite(runs_s)).tolist()
-    ends = {k: shadow_on(arrays, arrays.rooms, arrays.releases, job, k) + float(runs_s[k]) for k in kinds}
+    ends = {k: shadow_on(arrays, arrays.resources, arrays.releases, job, k) + float(runs_s[k]) for k in kinds}
     best = min(ends, key=lambda k: (ends[k], runs_s[k]), default=-1)
     if best >= 0 and ends[best] == np.inf:
         best = -1
-    return shadow_on(arrays, arrays.rooms, arrays.releases, job, best)
+    return shadow_on(arrays, arrays.resources, arrays.releases, job, best)
 
 
 class Prefix:
@@ -64,8 +64,8 @@ class Prefix:
     ) -> None:
         self._arrays, self._jobs, self._problem, self._lo = arrays, jobs, problem, first_node
         self._runs_s, self._holds_s = runs_s, holds_s
-        rooms, ends = arrays.rooms, arrays.releases
-        self._rooms = Rooms(rooms.gpus.copy(), rooms.cores.copy(), rooms.memory.copy())
+        resources, ends = arrays.resources, arrays.releases
+        self._resources = Resources(resources.gpus.copy(), resources.cores.copy(), resources.memory.copy())
         self._releases = Releases(
             ends.end.copy(), ends.node.copy(), ends.gpus.copy(), ends.cores.copy(), ends.memory.copy(),
             ends.owner.copy(), ends.order.copy(), ends.used.copy(),
@@ -79,7 +79,7 @@ class Prefix:
         request: Request = request_of(arrays.requests, arrays.jobs.shape[job])
         held = float(self._holds_s[place, self._problem.kind[list(nodes)]].max())
         for node in nodes:
-            take(self._rooms, request, self._lo + node)
+            take(self._resources, request, self._lo + node)
             add(self._releases, arrays.now + held, self._lo + node, request, job)
         return True
 
@@ -87,7 +87,7 @@ class Prefix:
         runs, now = self._runs_s[place], self._arrays.now
         here = float(runs[self._problem.kind[nodes[0]]])
         for kind in np.flatnonzero(runs < here).tolist():
-            shadow = shadow_on(self._arrays, self._rooms, self._releases, int(self._jobs[place]), kind)
+            shadow = shadow_on(self._arrays, self._resources, self._releases, int(self._jobs[place]), kind)
             # where it fits at once it was not taken for other reasons than its speed
             if now < shadow and shadow + float(runs[kind]) < now + here:
                 return True

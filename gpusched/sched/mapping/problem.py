@@ -24,10 +24,10 @@ class Problem:
     with the worst of the kinds it may use.
 
     Attributes:
-        rooms: ``int64[nodes, 3]``: free GPUs, cores and MiB; -1 GPUs: not available.
+        resources: ``int64[nodes, 3]``: free GPUs, cores and MiB; -1 GPUs: not available.
         total: ``int64[nodes]``: GPUs of the empty node.
         kind: ``int64[nodes]``: GPU type.
-        late_rooms: As ``rooms``, what jobs that are ``late`` may take of it (EASY: they outlast the head's wait).
+        late_resources: As ``resources``, what ``late`` jobs may take of it (EASY: they outlast the head's wait).
         parts: ``int64[jobs]``: distinct nodes that a job needs, in the queue's order.
         need: ``int64[jobs, 3]``: GPUs, cores and MiB on each.
         allowed: ``bool[masks, nodes]``. mask: ``int64[jobs]``: row of it, or -1: all nodes.
@@ -40,10 +40,10 @@ class Problem:
         open_cost: Of taking a node that is empty. frag_cost: Of a free GPU that a job drawn by ``unfit`` cannot use.
     """
 
-    rooms: Ints
+    resources: Ints
     total: Ints
     kind: Ints
-    late_rooms: Ints
+    late_resources: Ints
     parts: Ints
     need: Ints
     allowed: Flags
@@ -69,7 +69,7 @@ class Problem:
     def usable(self, job: int, nodes: Nodes | slice = slice(None)) -> Flags:
         """``bool[nodes]``: which of these nodes (all) the job may use, full or not."""
         at = nodes if isinstance(nodes, slice) else list(nodes)
-        may: Flags = (self.rooms[at, 0] >= 0) & ~np.isnan(self.gain[job])[self.kind[at]]
+        may: Flags = (self.resources[at, 0] >= 0) & ~np.isnan(self.gain[job])[self.kind[at]]
         if self.mask[job] >= 0:
             may &= self.allowed[self.mask[job], at]
         return may
@@ -116,13 +116,13 @@ class Answer:
 
 def value_of(problem: Problem, nodes: tuple[Nodes, ...]) -> float:
     """What an answer is worth: gains and bonuses, less what opening nodes and leaving useless GPUs cost."""
-    taken = np.zeros(len(problem.rooms), np.int64)
+    taken = np.zeros(len(problem.resources), np.int64)
     job, where = _pairs(nodes)
     np.add.at(taken, where, problem.need[job, 0])
     starts = [(job, where) for job, where in enumerate(nodes) if where]
     worth = sum(problem.gain_on(job, where) + float(problem.bonus[job]) for job, where in starts)
     for node in np.flatnonzero(taken).tolist():
-        worth -= node_cost(problem, int(problem.rooms[node, 0]), int(problem.total[node]), int(taken[node]))
+        worth -= node_cost(problem, int(problem.resources[node, 0]), int(problem.total[node]), int(taken[node]))
     return worth
 
 
@@ -131,17 +131,17 @@ def part_of(problem: Problem, nodes: tuple[Nodes, ...], jobs: Ints) -> Problem:
 
     An answer to it makes, with those starts, an answer to the whole that is worth as much more than they are.
     """
-    rooms, late, cap = problem.rooms.copy(), problem.late_rooms.copy(), problem.cap.copy()
+    resources, late, cap = problem.resources.copy(), problem.late_resources.copy(), problem.cap.copy()
     job, node = _pairs(nodes)
     others = ~np.isin(job, jobs)
     job, node = job[others], node[others]
-    np.subtract.at(rooms, node, problem.need[job])
+    np.subtract.at(resources, node, problem.need[job])
     np.subtract.at(late, node, problem.need[job] * problem.late[job, None])
     np.subtract.at(cap, problem.user[job], problem.need[job, 0])
-    taken = (rooms != problem.rooms).any(1)
-    late[taken] = np.minimum(late[taken], rooms[taken])
+    taken = (resources != problem.resources).any(1)
+    late[taken] = np.minimum(late[taken], resources[taken])
     return replace(
-        problem, rooms=rooms, late_rooms=late, cap=np.maximum(cap, 0.0), parts=problem.parts[jobs],
+        problem, resources=resources, late_resources=late, cap=np.maximum(cap, 0.0), parts=problem.parts[jobs],
         need=problem.need[jobs], mask=problem.mask[jobs], late=problem.late[jobs], must=problem.must[jobs],
         gain=problem.gain[jobs], bonus=problem.bonus[jobs], user=problem.user[jobs],
     )  # fmt: skip
@@ -162,7 +162,7 @@ def node_cost(problem: Problem, free: int, total: int, taken: int) -> float:
 def faults(problem: Problem, nodes: tuple[Nodes, ...]) -> list[str]:
     """What is wrong with an answer, in sentences; nothing where it is sound. Counts for itself."""
     found = []
-    taken, late = np.zeros_like(problem.rooms), np.zeros_like(problem.rooms)
+    taken, late = np.zeros_like(problem.resources), np.zeros_like(problem.resources)
     held: dict[int, int] = {}
     for job, where in enumerate(nodes):
         if not where:
@@ -178,8 +178,11 @@ def faults(problem: Problem, nodes: tuple[Nodes, ...]) -> list[str]:
     job_of, node_of = _pairs(nodes)
     np.add.at(taken, node_of, problem.need[job_of])
     np.add.at(late, node_of, problem.need[job_of] * problem.late[job_of, None])
-    for what, given, rooms in (("has", taken, problem.rooms), ("may to late jobs", late, problem.late_rooms)):
-        over = np.flatnonzero((given > rooms).any(1) & given.any(1))
+    for what, given, resources in (
+        ("has", taken, problem.resources),
+        ("may to late jobs", late, problem.late_resources),
+    ):
+        over = np.flatnonzero((given > resources).any(1) & given.any(1))
         found += [f"node {n} gives more than it {what}" for n in over.tolist()]
     found += [f"user {u} gets {g} GPUs, over the cap" for u, g in held.items() if g > problem.cap[u] + TOLERANCE]
     return found

@@ -28,7 +28,7 @@ from gpusched.sched.state import (
     STARTED,
     Floats,
     Ints,
-    Rooms,
+    Resources,
 )
 
 Bools = npt.NDArray[np.bool_]
@@ -121,7 +121,7 @@ def map_queue(
             if len(rest) > 1:
                 task.choose_among(rest[1:], outlasting[: len(rest) - 1])
     say_why(arrays, [*window.tolist(), *others], head, late, backfill)
-    arrays.rooms.gpus[held[0]] = held[1]
+    arrays.resources.gpus[held[0]] = held[1]
     return Mapped(head, shadow, task.reports)
 
 
@@ -190,7 +190,7 @@ class _Task:
         """The shadow time of the first job that does not start; what is left beside it then is in ``scratch``."""
         arrays, one = self._arrays, np.array([head])
         shadow = reserve_head(arrays, head, self._runs_s(one, self._problem(one, None, 0.0))[0])
-        protect(arrays.rooms, request_of(arrays.requests, arrays.jobs.shape[head]), shadow < np.inf, arrays.scratch)
+        protect(arrays.resources, request_of(arrays.requests, arrays.jobs.shape[head]), shadow < np.inf, arrays.scratch)
         return shadow
 
     def outlasting(self, jobs: Ints, head: int, shadow: float) -> Bools:
@@ -242,7 +242,7 @@ class _Task:
         first = jobs.tolist().index(keep.job)
         if first:
             self.choose_among(jobs[:first], None, first / len(jobs))
-        rows, gpus = keep.rows(), self._arrays.rooms.gpus
+        rows, gpus = keep.rows(), self._arrays.resources.gpus
         had = gpus[rows].copy()
         gpus[rows] = -1
         self.choose_among(jobs[first:], None)
@@ -258,14 +258,14 @@ class _Task:
         arrays, mapping, rows = self._arrays, self._mapping, slice(self._lo, self._hi)
         shape = arrays.jobs.shape[jobs]
         requests = arrays.requests
-        rooms = _table(arrays.rooms, rows)
+        resources = _table(arrays.resources, rows)
         place = np.array([self._place[int(job)] for job in jobs])
         users, user = np.unique(self._facts.user[jobs], return_inverse=True)
         return Problem(
-            rooms=rooms,
+            resources=resources,
             total=np.maximum(arrays.usable.gpus[rows], 0),
             kind=arrays.kind[rows],
-            late_rooms=rooms if late is None else _table(arrays.scratch.late, rows),
+            late_resources=resources if late is None else _table(arrays.scratch.late, rows),
             parts=requests.parts[shape],
             need=np.column_stack((requests.gpus[shape], requests.cores[shape], requests.memory[shape])),
             allowed=arrays.jobs.masks[:, rows] != 0,
@@ -329,7 +329,7 @@ class _Task:
             outlasts = late is not None and bool(late[i])
             first_slot = arrays.releases.used[0]
             launch(
-                arrays.rooms, arrays.releases, arrays.jobs, request, job, arrays.now, outlasts, late is not None,
+                arrays.resources, arrays.releases, arrays.jobs, request, job, arrays.now, outlasts, late is not None,
                 scratch, arrays.outcome,
             )  # fmt: skip
             if self._facts.lasts is not None:
@@ -343,8 +343,8 @@ class _Task:
         self.reports.append(Report(len(jobs), started, answer.value, first.value, gap, answer.solver, answer.note))
 
 
-def _table(rooms: Rooms, rows: slice) -> Ints:
-    return np.column_stack([column[rows] for column in rooms])
+def _table(resources: Resources, rows: slice) -> Ints:
+    return np.column_stack([column[rows] for column in resources])
 
 
 def _gpus_of(problem: Problem) -> Floats:

@@ -36,7 +36,7 @@ def say_why(arrays: PassArrays, jobs: list[int], head: int, late: Ints, backfill
         one = int(shape[job])
         if one not in fits:
             request = request_of(arrays.requests, one)
-            fits[one] = bool(choose(arrays.rooms, arrays.jobs.masks, request, FIRST_FIT, arrays.scratch))
+            fits[one] = bool(choose(arrays.resources, arrays.jobs.masks, request, FIRST_FIT, arrays.scratch))
         if job == head:
             code[job] = MAPPING if fits[one] else RESOURCES  # a gang may fit on two GPU types together
         elif fits[one] and job in outlasts:

@@ -14,7 +14,7 @@ from gpusched.forecast.predictor import Predictor
 from gpusched.model.policy import MAPPED
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.heaps import new_heap
-from gpusched.sched.state import Ints, Jobs, Records, Rooms, Scratch, filled, new_releases, new_scratch, seed_words
+from gpusched.sched.state import Ints, Jobs, Records, Resources, Scratch, filled, new_releases, new_scratch, seed_words
 from gpusched.sim.engine.nodeindex import new_index
 from gpusched.sim.engine.pace import WHOLE
 from gpusched.sim.engine.state import (
@@ -261,7 +261,7 @@ def _changes(failures: Sequence[Outage], nodes: int) -> Records:
 def _sim(
     jobs: Records, pool: Pool, demand: Demand, changes: Records, scratch: Scratch, slots: int, half_life_s: float
 ) -> Sim:
-    nodes, gpus, runs = len(pool), demand.rooms.gpus, min(len(jobs), slots)
+    nodes, gpus, runs = len(pool), demand.resources.gpus, min(len(jobs), slots)
     return Sim(
         jobs=jobs,
         shapes=filled(SHAPE, len(demand.queue), **demand.requests._asdict(), queue=demand.queue),
@@ -271,9 +271,9 @@ def _sim(
         clock=np.array([-np.inf, np.inf, half_life_s]),
         counter=np.zeros(COUNTERS, np.int64),
         held=np.full(int(demand.parts.sum()), -1, np.int64),
-        rooms=_copied(demand.rooms),
+        resources=_copied(demand.resources),
         ends=new_heap(runs + 1),
-        by_free=new_index(demand.rooms, demand.gpus_only),
+        by_free=new_index(demand.resources, demand.gpus_only),
         ready=np.zeros(len(jobs) + 1, np.int64),
         ended=np.zeros(2 * runs + 2, np.int64),
         dirty=np.zeros(len(pool.partitions), np.int64),
@@ -299,22 +299,22 @@ def _passes(demand: Demand, knowledge: Knowledge, scratch: Scratch, slots: int, 
         releases=new_releases(slots + 1),
         scratch=scratch,
         rng=seed_words(seed),
-        total=demand.rooms,
-        usable=_copied(demand.rooms),
+        total=demand.resources,
+        usable=_copied(demand.resources),
     )
     set_feasibility(passes.total, passes.usable, demand.masks, demand.requests, scratch, feasibility)
     return passes
 
 
-def _copied(rooms: Rooms) -> Rooms:
-    return Rooms(*(column.copy() for column in rooms))
+def _copied(resources: Resources) -> Resources:
+    return Resources(*(column.copy() for column in resources))
 
 
 def _slots(demand: Demand) -> int:
     """The most parts that can run at once: one per GPU, and all those of jobs without GPUs."""
     runs = np.flatnonzero(demand.shape >= 0)
     gpuless = runs[demand.requests.gpus[demand.shape[runs]] == 0] if len(runs) else runs
-    return int(min(demand.parts.sum(), demand.rooms.gpus.sum() + demand.parts[gpuless].sum()))
+    return int(min(demand.parts.sum(), demand.resources.gpus.sum() + demand.parts[gpuless].sum()))
 
 
 def result_of(world: World, log: Log, seconds: float) -> Result:

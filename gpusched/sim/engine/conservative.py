@@ -15,7 +15,7 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.place import choose
 from gpusched.sched.releases import add, settle
-from gpusched.sched.state import FIRST_FIT, NAIVE, OK, Flags, Floats, Ints, Releases, Request, Rooms, Scratch
+from gpusched.sched.state import FIRST_FIT, NAIVE, OK, Flags, Floats, Ints, Releases, Request, Resources, Scratch
 from gpusched.sim.engine.state import Log, Passes, Sim, shape_request
 from gpusched.sim.engine.step import occupy
 
@@ -45,7 +45,7 @@ def conserve(sim: Sim, log: Log, passes: Passes, ordered: Ints, rule: int) -> No
     settle(passes.releases)
     rule = FIRST_FIT if rule >= NAIVE else rule
     now = sim.clock[0]
-    profile = _profile(sim.rooms, passes.releases, now, ordered.size)
+    profile = _profile(sim.resources, passes.releases, now, ordered.size)
     not_before, at_least = np.full(sim.shapes.size, now), np.full(sim.shapes.size, np.inf)
     for job in ordered:
         shape = sim.jobs[job]["shape"]
@@ -65,11 +65,13 @@ def conserve(sim: Sim, log: Log, passes: Passes, ordered: Ints, rule: int) -> No
 
 
 @jit
-def _profile(rooms: Rooms, releases: Releases, now: float, waiting: int) -> Profile:
+def _profile(resources: Resources, releases: Releases, now: float, waiting: int) -> Profile:
     """What is free from now on, by what running jobs are expected to give back (overdue: soon, not now)."""
-    rows, nodes = releases.used[0] + waiting + 2, rooms.gpus.size
+    rows, nodes = releases.used[0] + waiting + 2, resources.gpus.size
     size = np.ones(1, np.int64)
-    profile = Profile(np.zeros(rows), np.arange(rows), np.zeros((rows, 3, nodes), np.int64), size, rooms_table(rooms))
+    profile = Profile(
+        np.zeros(rows), np.arange(rows), np.zeros((rows, 3, nodes), np.int64), size, rooms_table(resources)
+    )
     soon = np.nextafter(now, np.inf)
     profile.time[0] = now
     profile.free[0] = profile.least
@@ -90,10 +92,10 @@ def _profile(rooms: Rooms, releases: Releases, now: float, waiting: int) -> Prof
 
 
 @jit
-def rooms_table(rooms: Rooms) -> Ints:
-    """Rooms as one table, ``int64[3, nodes]``."""
-    table = np.zeros((3, rooms.gpus.size), np.int64)
-    table[0], table[1], table[2] = rooms.gpus, rooms.cores, rooms.memory
+def rooms_table(resources: Resources) -> Ints:
+    """Resources as one table, ``int64[3, nodes]``."""
+    table = np.zeros((3, resources.gpus.size), np.int64)
+    table[0], table[1], table[2] = resources.gpus, resources.cores, resources.memory
     return table
 
 
@@ -103,19 +105,19 @@ def _earliest(
 ) -> float:
     """The earliest time from ``first`` on at which the job fits for all of its run; ``scratch.chosen`` its nodes."""
     least = profile.least
-    rooms = Rooms(least[0], least[1], least[2])
+    resources = Resources(least[0], least[1], least[2])
     for at in range(profile.size[0]):
         begin = profile.time[profile.row[at]]
         if begin < first:
             continue
         least[:] = profile.free[profile.row[at]]
-        if not choose(rooms, masks, request, FIRST_FIT, scratch):
+        if not choose(resources, masks, request, FIRST_FIT, scratch):
             continue
         for later in range(at + 1, profile.size[0]):
             if profile.time[profile.row[later]] >= begin + expected:
                 break
             _lower(least, profile.free[profile.row[later]], request)
-        if choose(rooms, masks, request, rule, scratch):
+        if choose(resources, masks, request, rule, scratch):
             return float(begin)
     return np.inf
 

@@ -139,7 +139,7 @@ def _schedule(sim: Sim, log: Log, passes: Passes, queue: Queue, ordered: Ints) -
     outcome, now = queue.outcome, sim.clock[0]
     outcome.total[:] = 0
     schedule(
-        sim.rooms,
+        sim.resources,
         passes.releases,
         passes.requests,
         passes.jobs,

@@ -117,7 +117,7 @@ class MappedRun:
             return
         outcome.total[:] = 0
         arrays = PassArrays(
-            sim.rooms, passes.releases, passes.requests, passes.jobs, passes.scratch, outcome, float(sim.clock[0]),
+            sim.resources, passes.releases, passes.requests, passes.jobs, passes.scratch, outcome, float(sim.clock[0]),
             passes.usable, world.pool.gpu_type,
         )  # fmt: skip
         facts = JobFacts(

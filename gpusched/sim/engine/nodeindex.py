@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.state import BEST_FIT, FIRST_FIT, Ints, Request, Rooms
+from gpusched.sched.state import BEST_FIT, FIRST_FIT, Ints, Request, Resources
 
 _BITS = 32
 _FULL = (1 << _BITS) - 1
@@ -30,13 +30,13 @@ class NodeIndex(NamedTuple):
     many: Ints
 
 
-def new_index(rooms: Rooms, useful: bool = True) -> NodeIndex:
-    """The index of these rooms; without levels (not to be used) if not useful or where nodes have more than 64 GPUs."""
-    levels = int(rooms.gpus.max(initial=0)) + 1
+def new_index(resources: Resources, useful: bool = True) -> NodeIndex:
+    """The nodes' index; without levels (not to be used) if not useful or where nodes have more than 64 GPUs."""
+    levels = int(resources.gpus.max(initial=0)) + 1
     if not useful or levels > _MOST_LEVELS:
         return NodeIndex(np.zeros((0, 0), np.int64), np.zeros(0, np.int64))
-    index = NodeIndex(np.zeros((levels, len(rooms.gpus) // _BITS + 1), np.int64), np.zeros(levels, np.int64))
-    for node, free in enumerate(rooms.gpus.tolist()):
+    index = NodeIndex(np.zeros((levels, len(resources.gpus) // _BITS + 1), np.int64), np.zeros(levels, np.int64))
+    for node, free in enumerate(resources.gpus.tolist()):
         put(index, node, free)
     return index
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.sched.reclaim import finds, keeps, retain
-from gpusched.sched.state import FIRST_FIT, NAIVE, Floats, Ints, Request, Rooms, new_rooms
+from gpusched.sched.state import FIRST_FIT, NAIVE, Floats, Ints, Request, Resources, new_resources
 from gpusched.sim.engine.build import World
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.pace import time_had, work_left
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
         active: ``int64[jobs]``: jobs in the system by rank; ``size[0]`` of them.
         kept: ``int64[jobs]``: number of the decision in which a running job kept its nodes.
         order: ``int64[jobs]``: jobs to be started; ``size[1]`` of them. nodes: their nodes; ``size[2]`` of them.
-        whole, idle: Rooms: what is left of the pool; what is left of what nobody runs on.
+        whole, idle: Resources: what is left of the pool; what is left of what nobody runs on.
         shares: ``float64[users + 1]``: dominant shares.
     """
 
@@ -54,8 +54,8 @@ class Plan(NamedTuple):
     size: Ints
     order: Ints
     nodes: Ints
-    whole: Rooms
-    idle: Rooms
+    whole: Resources
+    idle: Resources
     shares: Floats
 
 
@@ -68,8 +68,8 @@ def new_plan(world: World) -> Plan:
         size=np.zeros(3, np.int64),
         order=np.zeros(jobs + 1, np.int64),
         nodes=np.zeros(len(world.passes.releases.order) + 1, np.int64),
-        whole=new_rooms(nodes),
-        idle=new_rooms(nodes),
+        whole=new_resources(nodes),
+        idle=new_resources(nodes),
         shares=np.zeros(world.users + 1),
     )
 
@@ -185,9 +185,9 @@ def reset(sim: Sim, passes: Passes, plan: Plan) -> None:
     plan.whole.gpus[:] = passes.usable.gpus
     plan.whole.cores[:] = passes.usable.cores
     plan.whole.memory[:] = passes.usable.memory
-    plan.idle.gpus[:] = sim.rooms.gpus
-    plan.idle.cores[:] = sim.rooms.cores
-    plan.idle.memory[:] = sim.rooms.memory
+    plan.idle.gpus[:] = sim.resources.gpus
+    plan.idle.cores[:] = sim.resources.cores
+    plan.idle.memory[:] = sim.resources.memory
 
 
 @jit

@@ -18,7 +18,7 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.sched.place import choose, draw_fitting, next_random, sort_key
-from gpusched.sched.state import BEST_FIT, EASY, FIRST_FIT, NAIVE, NONE, OK, Flags, Ints, Records, Request, Rooms
+from gpusched.sched.state import BEST_FIT, EASY, FIRST_FIT, NAIVE, NONE, OK, Flags, Ints, Records, Request, Resources
 from gpusched.sim.engine.pace import WHOLE, best_slot, with_gpus
 from gpusched.sim.engine.state import Log, Pace, Passes, Sim, shape_request
 from gpusched.sim.engine.step import note, occupy
@@ -44,7 +44,9 @@ def share_gpus(pace: Pace | None, sim: Sim, log: Log, passes: Passes, ordered: I
         late = backfill == EASY and head >= 0 and now + sim.jobs[job]["expected"] > shadow
         request, milli = shape_request(sim.shapes, shape), pace.milli[shape]
         if scratch.failed[shape] != stamp and not (late and scratch.failed_late[shape] == stamp):
-            if place_shared(pace, sim, passes, scratch.late if late else sim.rooms, pace.slots, request, milli, rule):
+            if place_shared(
+                pace, sim, passes, scratch.late if late else sim.resources, pace.slots, request, milli, rule
+            ):
                 occupy(sim, log, job, request, 0.0)
                 _refresh(sim, passes, request)
                 continue
@@ -66,17 +68,17 @@ def share_gpus(pace: Pace | None, sim: Sim, log: Log, passes: Passes, ordered: I
 
 @jit
 def place_shared(
-    pace: Pace, sim: Sim, passes: Passes, rooms: Rooms, slots: Records, request: Request, milli: int, rule: int
+    pace: Pace, sim: Sim, passes: Passes, resources: Resources, slots: Records, request: Request, milli: int, rule: int
 ) -> bool:
     """Picks nodes for a job into ``sim.chosen``; whether there are any."""
     masks, scratch = passes.jobs.masks, passes.scratch
     if milli == WHOLE:
         if rule >= NAIVE:
-            return draw_fitting(rooms, masks, request, passes.rng, scratch)
-        return choose(rooms, masks, request, rule, scratch)
+            return draw_fitting(resources, masks, request, passes.rng, scratch)
+        return choose(resources, masks, request, rule, scratch)
     found, least, least_key = 0, WHOLE + 1, 0
     for node in range(request.lo, request.hi):
-        slot = _fitting_slot(rooms, slots, masks, request, milli, node, pace.first[node], sim.node[node]["total"])
+        slot = _fitting_slot(resources, slots, masks, request, milli, node, pace.first[node], sim.node[node]["total"])
         if slot == _NOWHERE:
             continue
         if rule == FIRST_FIT or rule >= NAIVE:
@@ -86,7 +88,7 @@ def place_shared(
                 break
             continue
         left = (WHOLE if slot < 0 else slots[slot]["room"]) - milli if rule == BEST_FIT else 0
-        key = sort_key(rule, rooms.gpus[node], rooms.cores[node], rooms.memory[node], request)
+        key = sort_key(rule, resources.gpus[node], resources.cores[node], resources.memory[node], request)
         if left < least or (left == least and key < least_key):
             scratch.keys[0] = node
             found, least, least_key = 1, left, key
@@ -104,15 +106,15 @@ _NOWHERE = -2
 
 @jit
 def _fitting_slot(
-    rooms: Rooms, slots: Records, masks: Flags, request: Request, milli: int, node: int, first: int, gpus: int
+    resources: Resources, slots: Records, masks: Flags, request: Request, milli: int, node: int, first: int, gpus: int
 ) -> int:
     """The shared GPU that a job for part of one would take on ``node``; -1: a free GPU; -2: it does not fit."""
-    if rooms.gpus[node] < 0 or rooms.cores[node] < request.cores or rooms.memory[node] < request.memory:
+    if resources.gpus[node] < 0 or resources.cores[node] < request.cores or resources.memory[node] < request.memory:
         return _NOWHERE
     if request.mask >= 0 and masks[request.mask, node] == 0:
         return _NOWHERE
     slot = best_slot(slots, first, gpus, milli)
-    return slot if slot >= 0 or rooms.gpus[node] > 0 else _NOWHERE
+    return slot if slot >= 0 or resources.gpus[node] > 0 else _NOWHERE
 
 
 @jit
@@ -122,8 +124,8 @@ def _refresh(sim: Sim, passes: Passes, request: Request) -> None:
     for part in range(request.parts):
         node = sim.chosen[part]
         if late.gpus[node] >= 0:
-            late.gpus[node], late.cores[node] = sim.rooms.gpus[node], sim.rooms.cores[node]
-            late.memory[node] = sim.rooms.memory[node]
+            late.gpus[node], late.cores[node] = sim.resources.gpus[node], sim.resources.cores[node]
+            late.memory[node] = sim.resources.memory[node]
 
 
 # Pairs
@@ -151,12 +153,12 @@ def _mate(pace: Pace, sim: Sim, passes: Passes, job: int, request: Request) -> i
 @jit
 def _both(pace: Pace, sim: Sim, passes: Passes, row: int, other: int, request: Request) -> float:
     """What two jobs get done together by what each does alone, where ``other`` runs; NaN: not measured, 0: no room."""
-    both, beside, rooms = np.inf, pace.runs[other]["row"], sim.rooms
+    both, beside, resources = np.inf, pace.runs[other]["row"], sim.resources
     for part in range(request.parts):
         node = sim.held[sim.jobs[other]["offset"] + part]
-        if not request.lo <= node < request.hi or rooms.gpus[node] < 0:
+        if not request.lo <= node < request.hi or resources.gpus[node] < 0:
             return 0.0
-        if rooms.cores[node] < request.cores or rooms.memory[node] < request.memory:
+        if resources.cores[node] < request.cores or resources.memory[node] < request.memory:
             return 0.0
         if request.mask >= 0 and passes.jobs.masks[request.mask, node] == 0:
             return 0.0
@@ -186,9 +188,9 @@ def _join(pace: Pace, sim: Sim, log: Log, job: int, mate: int, request: Request)
 def _reserve(pace: Pace, sim: Sim, passes: Passes, request: Request, milli: int, rule: int) -> float:
     """When the head can start at the latest, by what is expected of running jobs; closes its nodes to late jobs."""
     scratch, now = passes.scratch, sim.clock[0]
-    future, late, rooms = scratch.future, scratch.late, sim.rooms
-    future.gpus[:], future.cores[:], future.memory[:] = rooms.gpus, rooms.cores, rooms.memory
-    late.gpus[:], late.cores[:], late.memory[:] = rooms.gpus, rooms.cores, rooms.memory
+    future, late, resources = scratch.future, scratch.late, sim.resources
+    future.gpus[:], future.cores[:], future.memory[:] = resources.gpus, resources.cores, resources.memory
+    late.gpus[:], late.cores[:], late.memory[:] = resources.gpus, resources.cores, resources.memory
     running = sim.ends.item[: sim.ends.size[0]].copy()
     slots, gone = _sharers(pace, running), np.zeros(sim.jobs.size, np.uint8)
     end = np.empty(running.size)
@@ -227,15 +229,15 @@ def _sharers(pace: Pace, running: Ints) -> Records:
 
 @jit
 def part_fits(
-    pace: Pace, sim: Sim, passes: Passes, rooms: Rooms, slots: Records, request: Request, milli: int, node: int
+    pace: Pace, sim: Sim, passes: Passes, resources: Resources, slots: Records, request: Request, milli: int, node: int
 ) -> int:
     """1 if one part of a job fits a node, else 0."""
     masks = passes.jobs.masks
     if milli < WHOLE:
         gpus = sim.node[node]["total"]
-        return int(_fitting_slot(rooms, slots, masks, request, milli, node, pace.first[node], gpus) != _NOWHERE)
-    enough = rooms.cores[node] >= request.cores and rooms.memory[node] >= request.memory
-    return int(enough and rooms.gpus[node] >= request.gpus and (request.mask < 0 or masks[request.mask, node] != 0))
+        return int(_fitting_slot(resources, slots, masks, request, milli, node, pace.first[node], gpus) != _NOWHERE)
+    enough = resources.cores[node] >= request.cores and resources.memory[node] >= request.memory
+    return int(enough and resources.gpus[node] >= request.gpus and (request.mask < 0 or masks[request.mask, node] != 0))
 
 
 @jit
@@ -243,7 +245,7 @@ def _give_back(
     pace: Pace,
     sim: Sim,
     passes: Passes,
-    future: Rooms,
+    future: Resources,
     slots: Records,
     gone: Flags,
     request: Request,

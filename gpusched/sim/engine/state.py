@@ -14,7 +14,19 @@ import numpy.typing as npt
 
 from gpusched.compiled import jit
 from gpusched.sched.heaps import Heap
-from gpusched.sched.state import Flags, Floats, Ints, Jobs, Records, Releases, Request, Requests, Rooms, Scratch, Words
+from gpusched.sched.state import (
+    Flags,
+    Floats,
+    Ints,
+    Jobs,
+    Records,
+    Releases,
+    Request,
+    Requests,
+    Resources,
+    Scratch,
+    Words,
+)
 from gpusched.sim.engine.nodeindex import NodeIndex
 
 Speeds = npt.NDArray[np.float64]
@@ -93,7 +105,7 @@ class Sim(NamedTuple):
         clock: ``float64[3]``: now; when the policy wants to be asked at the latest (infinite: never); usage half-life.
         counter: ``int64[COUNTERS]``.
         held: ``int64[parts]``: the nodes of job j from ``jobs[j]["offset"]`` on; -1: never ran.
-        rooms: Free now; -1 GPUs where not available.
+        resources: Free now; -1 GPUs where not available.
         ends: Running jobs by due time. by_free: See `NodeIndex`.
         ready: ``int64[jobs]``: jobs that came to wait at this instant; ``counter[READY]`` of them.
         ended: ``int64[...]``: jobs that stopped running at this instant; ``counter[ENDED]`` of them.
@@ -110,7 +122,7 @@ class Sim(NamedTuple):
     clock: Floats
     counter: Ints
     held: Ints
-    rooms: Rooms
+    resources: Resources
     ends: Heap
     by_free: NodeIndex
     ready: Ints
@@ -133,7 +145,7 @@ class Log(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """What the passes of ``gpusched.sched`` take beside `Rooms`.
+    """What the passes of ``gpusched.sched`` take beside `Resources`.
 
     Attributes:
         total, usable: The pool empty: as declared; without nodes that are not available.
@@ -144,8 +156,8 @@ class Passes(NamedTuple):
     releases: Releases
     scratch: Scratch
     rng: Words
-    total: Rooms
-    usable: Rooms
+    total: Resources
+    usable: Resources
 
     @property
     def masks(self) -> Flags:

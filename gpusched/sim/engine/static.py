@@ -61,7 +61,7 @@ def decide_strict(sim: Sim, log: Log, passes: Passes, fixed: Fixed) -> int:
         if indexed:
             fits = pick(sim.by_free, request, rule, sim.chosen)
         else:
-            code = attempt(sim.rooms, passes.jobs.masks, request, 0, rule, False, passes.rng, scratch)
+            code = attempt(sim.resources, passes.jobs.masks, request, 0, rule, False, passes.rng, scratch)
             fits = code == STARTED
         if fits:
             pop(heads)
@@ -150,8 +150,8 @@ def _decide(sim: Sim, log: Log, passes: Passes, fixed: Fixed) -> None:
         if seen and backfill == EASY and not reserved:
             reserved = True
             request = shape_request(sim.shapes, sim.jobs[head]["shape"])
-            shadow = reserve(sim.rooms, passes.releases, passes.jobs.masks, request, rule, now, scratch)
-            protect(sim.rooms, request, shadow < np.inf, scratch)
+            shadow = reserve(sim.resources, passes.releases, passes.jobs.masks, request, rule, now, scratch)
+            protect(sim.resources, request, shadow < np.inf, scratch)
         late = backfill == EASY and now + expected > shadow
         if late and scratch.failed_late[shape] == stamp:
             _next(sim, waitlist, shape, job, now, shadow)
@@ -201,7 +201,7 @@ def _note_release(sim: Sim, passes: Passes, request: Request, job: int, end: flo
         if guarded:
             if late:
                 take(passes.scratch.spare, request, node)
-            refresh_late(sim.rooms, passes.scratch, node)
+            refresh_late(sim.resources, passes.scratch, node)
 
 
 @jit
@@ -209,7 +209,7 @@ def _try(sim: Sim, passes: Passes, request: Request, shape: int, rule: int, late
     """`sched.backfill.attempt`, with the index where there is one; marks the shape as failed as it does."""
     scratch, masks = passes.scratch, passes.jobs.masks
     if sim.by_free.many.size == 0 or rule >= RANDOM:
-        return attempt(sim.rooms, masks, request, shape, rule, late, passes.rng, scratch) == STARTED
+        return attempt(sim.resources, masks, request, shape, rule, late, passes.rng, scratch) == STARTED
     stamp = scratch.stamp[0]
     if late:
         if enough(sim.by_free, request.gpus, request.parts):

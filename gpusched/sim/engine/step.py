@@ -146,11 +146,11 @@ def _leave(sim: Sim, job: int) -> None:
         sim.node[node]["free"] += request.gpus
         if sim.node[node]["up"]:
             if sim.by_free.many.size:
-                move(sim.by_free, node, sim.rooms.gpus[node], sim.rooms.gpus[node] + request.gpus)
-            give(sim.rooms, request, node)
+                move(sim.by_free, node, sim.resources.gpus[node], sim.resources.gpus[node] + request.gpus)
+            give(sim.resources, request, node)
         else:
-            sim.rooms.cores[node] += request.cores
-            sim.rooms.memory[node] += request.memory
+            sim.resources.cores[node] += request.cores
+            sim.resources.memory[node] += request.memory
     sim.counter[PARTS] -= request.parts
     sim.counter[RUNS] -= 1
     sim.ended[sim.counter[ENDED]] = job
@@ -167,14 +167,14 @@ def occupy(sim: Sim, log: Log, job: int, request: Request, overhead: float) -> N
         node = sim.chosen[part]
         sim.held[offset + part] = node
         if sim.by_free.many.size:
-            move(sim.by_free, node, sim.rooms.gpus[node], sim.rooms.gpus[node] - request.gpus)
-        take(sim.rooms, request, node)
+            move(sim.by_free, node, sim.resources.gpus[node], sim.resources.gpus[node] - request.gpus)
+        take(sim.resources, request, node)
     begin(sim, log, job, request, overhead)
 
 
 @jit
 def begin(sim: Sim, log: Log, job: int, request: Request, overhead: float) -> None:
-    """The part of a start that is left when its nodes are in ``sim.held`` and taken off ``sim.rooms``."""
+    """The part of a start that is left when its nodes are in ``sim.held`` and taken off ``sim.resources``."""
     state, now, offset = sim.state[job], sim.clock[0], sim.jobs[job]["offset"]
     for part in range(request.parts):
         sim.node[sim.held[offset + part]]["free"] -= request.gpus
@@ -222,11 +222,11 @@ def _change_nodes(sim: Sim, log: Log) -> None:
         note(sim, log, NODE_UP if kind == NODE_BACK else NODE_DOWN if kind == NODE_GONE else NODE_DRAIN, node)
         if kind == NODE_GONE:
             _fail_jobs(sim, log, node)
-        before = sim.rooms.gpus[node]
+        before = sim.resources.gpus[node]
         sim.node[node]["up"] = kind == NODE_BACK
-        sim.rooms.gpus[node] = sim.node[node]["free"] if kind == NODE_BACK else -1
+        sim.resources.gpus[node] = sim.node[node]["free"] if kind == NODE_BACK else -1
         if sim.by_free.many.size:
-            move(sim.by_free, node, before, sim.rooms.gpus[node])
+            move(sim.by_free, node, before, sim.resources.gpus[node])
         sim.dirty[sim.node[node]["queue"]] = 1
 
 

@@ -9,8 +9,9 @@ over nodes.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpusched.errors import FileError
 from gpusched.sim.profiles.table import Profiles, Series, model_key
@@ -20,6 +21,27 @@ _EXPECTED = "(model, mode, batch size, servers, workers, [speeds], [CPU use of s
 _NOTE = "DL2's speeds are those with as many parameter servers as workers; they hold for any GPU type and spread"
 
 
+class Measured(NamedTuple):
+    """One line: the job's speed, in steps/s, with so many servers and workers; 0 says that it did not run."""
+
+    model: str
+    servers: int
+    workers: int
+    speed: float
+
+
+def records(path: Path) -> Iterator[Measured]:
+    """The lines of one file.
+
+    Raises:
+        FileError: It is something else.
+    """
+    with open_text(path) as text:
+        for number, line in enumerate(text, 1):
+            if line.strip():
+                yield _record(path, number, line)
+
+
 def read(path: Path) -> Profiles:
     """The table of one file.
 
@@ -27,13 +49,9 @@ def read(path: Path) -> Profiles:
         FileError: It is something else.
     """
     per_s: dict[str, dict[tuple[int, int], float]] = {}
-    with open_text(path) as text:
-        for number, line in enumerate(text, 1):
-            if not line.strip():
-                continue
-            model, servers, speeds = _record(path, number, line)
-            if servers == len(speeds) and sum(speeds) > 0:  # 0 says that it did not run
-                per_s.setdefault(model, {})[len(speeds), 1] = sum(speeds)
+    for model, servers, workers, speed in records(path):
+        if servers == workers and speed > 0:
+            per_s.setdefault(model, {})[workers, 1] = speed
     if not per_s:
         raise FileError(str(path), None, "", "no speed with as many servers as workers", _EXPECTED)
     series = {(model, ""): Series(points, "any") for model, points in per_s.items()}
@@ -43,13 +61,13 @@ def read(path: Path) -> Profiles:
     )
 
 
-def _record(path: Path, number: int, line: str) -> tuple[str, int, list[float]]:
+def _record(path: Path, number: int, line: str) -> Measured:
     found: Any = None
     try:
         found = ast.literal_eval(line.strip())
         model, _, _, servers, workers, speeds, _, _ = found
         if len(speeds) == workers >= 1 and min(speeds) >= 0 and sum(speeds) < float("inf") and servers >= 1:
-            return model_key(model), int(servers), [float(speed) for speed in speeds]
+            return Measured(model_key(model), int(servers), int(workers), float(sum(speeds)))
     except (ValueError, SyntaxError, TypeError, AttributeError, MemoryError, RecursionError):
         pass
     shown = repr(found) if found is not None else line.strip()

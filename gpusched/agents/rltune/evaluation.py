@@ -64,7 +64,7 @@ def fresh(arrays: Any) -> Any:
     return arrays
 
 
-class Arena:
+class Evaluation:
     """One trace on its nodes."""
 
     def __init__(self, trace: Trace, pool: Pool, settings: Settings, place: str) -> None:
@@ -132,12 +132,12 @@ def windows(scenario: Scenario, settings: Settings, fixed_nodes: bool) -> tuple[
     ], select(trace, later)
 
 
-def arenas(trace: Trace, scenario: Scenario, settings: Settings, declared: bool) -> list[Arena]:
+def evaluations(trace: Trace, scenario: Scenario, settings: Settings, declared: bool) -> list[Evaluation]:
     """The window on nodes for the scenario's load and for a fifth more; on the declared nodes as they are."""
     place = "best-fit"
     if declared or span_s(trace) <= 0 or len(trace) < _FEWEST or len(set(scenario.pool.gpus.tolist())) > 1:
-        return [Arena(trace, scenario.pool, settings, place)]
+        return [Evaluation(trace, scenario.pool, settings, place)]
     per_node = int(scenario.pool.gpus[0])
     load = min(max(offered_load(scenario.trace, scenario.pool.total_gpus), 0.5), 1.5)
     counts = dict.fromkeys(nodes_for_load(trace, per_node, load * factor) for factor in LOAD_FACTORS)
-    return [Arena(trace, Pool.uniform(n, per_node), settings, place) for n in counts]
+    return [Evaluation(trace, Pool.uniform(n, per_node), settings, place) for n in counts]

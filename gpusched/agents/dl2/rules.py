@@ -1,0 +1,230 @@
+"""Who gets how many servers and workers in a slot, by rule: DRF, Optimus, and the largest gain per share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.agents.dl2.slots import Course, Jobs, Policy
+from gpusched.agents.dl2.workloads import SLOTS
+from gpusched.compiled import jit
+from gpusched.sched.heaps import Heap, pop, push
+from gpusched.sched.state import Floats, Ints
+
+_ERROR = 0.05
+_TIME_LEFT = 0.25
+
+
+class Cluster(NamedTuple):
+    """Slots in use, ``int64[nodes, 2]`` (CPU, GPU); nodes by their sum, then number."""
+
+    used: Ints
+    least: Heap
+
+
+@jit
+def _empty(capacity: int) -> Heap:
+    return Heap(np.zeros(capacity), np.zeros(capacity, np.int64), np.zeros(1, np.int64))
+
+
+@jit
+def _new_cluster(nodes: int) -> Cluster:
+    least = Heap(np.zeros(nodes), np.arange(nodes), np.full(1, nodes))
+    return Cluster(np.zeros((nodes, 2), np.int64), least)
+
+
+@jit
+def _place(cluster: Cluster, cpus: int, gpus: int) -> bool:
+    """One task on the node with the least in use; False if that one has no room, whatever others have."""
+    node = cluster.least.item[0]
+    used = cluster.used[node]
+    if used[0] + cpus > SLOTS or used[1] + gpus > SLOTS:
+        return False
+    used[0] += cpus
+    used[1] += gpus
+    pop(cluster.least)
+    push(cluster.least, used[0] + used[1], node)
+    return True
+
+
+@jit
+def drf(jobs: Jobs, course: Course, there: Ints) -> None:
+    """Dominant resource fairness: a server and a worker, as one, to the job with the smallest dominant share.
+
+    The first that does not fit ends the slot.
+    """
+    cluster, waiting = _new_cluster(jobs.nodes), _empty(len(there))
+    most = jobs.rate.shape[1] - 1
+    for job in there:
+        push(waiting, 0.0, job)
+    while waiting.size[0] > 0:
+        job = pop(waiting)
+        both = jobs.server[job] + jobs.worker[job]
+        if not _place(cluster, both[0], both[1]):
+            return
+        course.sizes[job] += 1
+        if course.sizes[job, 0] < most:
+            push(waiting, course.sizes[job, 0] * max(both[0], both[1]) / (SLOTS * jobs.nodes), job)
+
+
+@jit
+def _marginal(rate: Floats, size: Ints, left: float) -> tuple[float, int]:
+    """What one more worker (1) or server (0) saves of the time left, in slots, and which of them saves more."""
+    now = rate[size[0], size[1]]
+    best, which = 0.0, -1
+    for kind in (1, 0):
+        if size[kind] < rate.shape[0] - 1:
+            then = rate[size[0] + 1 - kind, size[1] + kind]
+            if then > 0.0:
+                saved = np.inf if now <= 0.0 else left / now - left / then
+                if saved > best:
+                    best, which = saved, kind
+    return best, which
+
+
+@jit
+def optimus(jobs: Jobs, course: Course, there: Ints) -> None:
+    """Optimus (Peng et al., EuroSys 2018): the task that saves the most time next, until none saves any.
+
+    Jobs begin with one of each, by arrival.
+    """
+    cluster, waiting = _new_cluster(jobs.nodes), _empty(len(there))
+    which = np.full(len(there), -1)
+    for i in range(len(there)):
+        job = there[i]
+        worker, server = jobs.worker[job], jobs.server[job]
+        if not (_place(cluster, worker[0], worker[1]) and _place(cluster, server[0], server[1])):
+            break
+        course.sizes[job] = 1
+        _rank(jobs, course, job, i, which, waiting)
+    while waiting.size[0] > 0:
+        i = pop(waiting)
+        job = there[i]
+        task = jobs.worker[job] if which[i] == 1 else jobs.server[job]
+        if not _place(cluster, task[0], task[1]):
+            return
+        course.sizes[job, which[i]] += 1
+        _rank(jobs, course, job, i, which, waiting)
+
+
+@jit
+def _rank(jobs: Jobs, course: Course, job: int, i: int, which: Ints, waiting: Heap) -> None:
+    left = jobs.epochs[job] - course.done[job]
+    saved, which[i] = _marginal(jobs.rate[jobs.kind[job]], course.sizes[job], left)
+    if which[i] >= 0:
+        push(waiting, -saved, i)
+
+
+class Frontier(NamedTuple):
+    """Sizes of which no smaller one is faster, by dominant resource; ``[jobs, points]``, 0 where there are fewer.
+
+    Attributes:
+        size: ``int64[jobs, points, 2]``: servers and workers.
+        need: ``int64[jobs, points, 2]``: CPU and GPU slots.
+        rate: ``float64[jobs, points]``: relative to the best.
+        points: ``int64[jobs]``.
+        best: ``float64[jobs]``: epochs a slot.
+    """
+
+    size: Ints
+    need: Ints
+    rate: Floats
+    points: Ints
+    best: Floats
+
+
+def frontier_of(jobs: Jobs) -> Frontier:
+    """Every job's frontier; the first point is nothing at all."""
+    count, most = len(jobs.kind), jobs.rate.shape[1]
+    sizes: Ints = np.array([(0, 0)] + [(s, w) for s in range(1, most) for w in range(1, most)])
+    rows: list[Ints] = []
+    for job in range(count):
+        need = sizes[:, :1] * jobs.server[job] + sizes[:, 1:] * jobs.worker[job]
+        rate = jobs.rate[jobs.kind[job], sizes[:, 0], sizes[:, 1]]
+        order = np.lexsort((-rate, need.max(1)))
+        faster = rate[order] > np.maximum.accumulate(np.concatenate(([-1.0], rate[order][:-1])))
+        rows.append(order[faster])
+    points: Ints = np.array([len(row) for row in rows])
+    at = np.zeros((count, points.max()), np.int64)
+    for job, row in enumerate(rows):
+        at[job, : len(row)] = row
+    size = sizes[at]
+    needs: Ints = size[..., :1] * jobs.server[:, None] + size[..., 1:] * jobs.worker[:, None]
+    rates = jobs.rate[jobs.kind[:, None], size[..., 0], size[..., 1]]
+    best = rates.max(1)
+    return Frontier(size, needs, rates / np.maximum(best, 1e-300)[:, None], points, best)
+
+
+@jit
+def _next(line: Frontier, job: int, at: int, free: Ints) -> tuple[float, int]:
+    """The point of the frontier with the most relative speed per share, beyond ``at``, that fits; and what it gains."""
+    best, which = 0.0, -1
+    here = line.need[job, at]
+    for point in range(at + 1, line.points[job]):
+        need = line.need[job, point]
+        if need[0] - here[0] <= free[0] and need[1] - here[1] <= free[1]:
+            share = max(need[0], need[1]) - max(here[0], here[1])
+            gain = (line.rate[job, point] - line.rate[job, at]) / share
+            if gain > best:
+                best, which = gain, point
+    return best, which
+
+
+@jit
+def greedy(jobs: Jobs, course: Course, there: Ints, line: Frontier) -> None:
+    """The largest gain in relative speed per dominant share, over all sizes, weighed by 1/(time left)^0.25.
+
+    Sizes are counted against all slots of the cluster. Every task needs two CPU slots and at most four GPU slots, so
+    they can be placed: those with GPUs first, two on a node.
+    """
+    free = np.full(2, SLOTS * jobs.nodes)
+    waiting = _empty(len(there))
+    at, to = np.zeros(len(there), np.int64), np.zeros(len(there), np.int64)
+    weight = np.zeros(len(there))
+    for i in range(len(there)):
+        job = there[i]
+        weight[i] = ((jobs.epochs[job] - course.done[job]) / line.best[job]) ** -_TIME_LEFT
+        gain, to[i] = _next(line, job, 0, free)
+        if to[i] >= 0:
+            push(waiting, -gain * weight[i], i)
+    while waiting.size[0] > 0:
+        i = pop(waiting)
+        job = there[i]
+        more = line.need[job, to[i]] - line.need[job, at[i]]
+        if more[0] <= free[0] and more[1] <= free[1]:
+            free -= more
+            at[i] = to[i]
+        gain, to[i] = _next(line, job, at[i], free)
+        if to[i] >= 0:
+            push(waiting, -gain * weight[i], i)
+    for i in range(len(there)):
+        course.sizes[there[i]] = line.size[there[i], at[i]]
+
+
+def _drf(jobs: Jobs, rng: np.random.Generator) -> Policy:
+    return drf
+
+
+def _optimus(jobs: Jobs, rng: np.random.Generator) -> Policy:
+    return optimus
+
+
+def _optimus_with_error(jobs: Jobs, rng: np.random.Generator) -> Policy:
+    judged = jobs._replace(rate=jobs.rate * rng.uniform(1 - _ERROR, 1 + _ERROR, jobs.rate.shape))
+    return lambda jobs, course, there: optimus(judged, course, there)
+
+
+def _greedy(jobs: Jobs, rng: np.random.Generator) -> Policy:
+    line = frontier_of(jobs)
+    return lambda jobs, course, there: greedy(jobs, course, there, line)
+
+
+RULES: dict[str, Callable[[Jobs, np.random.Generator], Policy]] = {
+    "drf": _drf,
+    "optimus": _optimus,
+    "optimus-5%": _optimus_with_error,
+    "greedy-gain": _greedy,
+}
+"""Name -> what makes the policy for a workload. ``optimus-5%`` goes by a table of speeds that are up to 5 % wrong."""

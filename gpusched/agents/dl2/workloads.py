@@ -1,0 +1,119 @@
+"""Lists of jobs of DL2's public setting: read from JSON, or drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from gpusched.errors import FileError
+from gpusched.traces.readers.columns import open_text
+
+SLOTS = 8
+"""CPU slots, and GPU slots, of a node."""
+MOST_TASKS = 16
+"""Workers, and servers, of a job at most, where a workload says nothing else."""
+_Count = Annotated[int, Meta(ge=1, le=100_000)]
+_Slots = Annotated[int, Meta(ge=0, le=SLOTS)]
+_Positive = Annotated[float, Meta(gt=0, le=1e12)]
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What arrives. ``worker``, ``server``: (CPU slots, GPU slots) of one task."""
+
+    arrival_slot: Annotated[int, Meta(ge=0, le=1_000_000)]
+    model: str
+    epochs: _Positive
+    steps_per_epoch: _Positive
+    worker: tuple[_Slots, _Slots]
+    server: tuple[_Slots, _Slots]
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs, in the order of their numbers, and the nodes they share.
+
+    Attributes:
+        setting: Its name.
+        seed: What it was drawn with.
+        max_tasks: The most workers, and the most servers, of a job.
+        slot_s: Seconds after which all sizes are chosen anew.
+    """
+
+    setting: str
+    nodes: _Count
+    seed: int
+    max_tasks: Annotated[int, Meta(ge=1, le=64)] = MOST_TASKS
+    slot_s: _Positive = 1200.0
+    jobs: Annotated[tuple[Job, ...], Meta(min_length=1, max_length=100_000)]
+
+
+def read_workloads(path: Path) -> list[Workload]:
+    """The workloads of a JSON file, unpacked where it is packed.
+
+    Raises:
+        FileError: It is something else.
+    """
+    with open_text(path) as text:
+        content = text.read()
+    try:
+        return msgspec.json.decode(content, type=list[Workload])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise FileError(str(path), None, "", str(error), "a list of workloads of DL2's setting") from None
+
+
+class Kind(NamedTuple):
+    """One of the setting's models: every job of it is alike."""
+
+    model: str
+    epochs: float
+    steps_per_epoch: float
+    worker: tuple[int, int]
+
+
+KINDS = (
+    Kind("resnet-50", 9_000, 115, (2, 4)),
+    Kind("vgg-16", 28_800, 115, (2, 4)),
+    Kind("resnext-110", 1_500, 390, (2, 4)),
+    Kind("inception-bn", 16_200, 120, (2, 4)),
+    Kind("seq2seq", 28_500, 780, (2, 4)),
+    Kind("cnn-text-classification", 13_800, 193, (2, 0)),
+    Kind("dssm", 9_900, 349, (2, 0)),
+    Kind("wlm", 6_900, 165, (2, 4)),
+)
+"""From the jobs of dl2_workloads.json; two models train on CPUs. A server is 2 CPU slots."""
+
+
+class Setting(NamedTuple):
+    """Nodes, jobs, and the most that arrive in one slot."""
+
+    nodes: int
+    jobs: int = 60
+    arrivals: int = 3
+
+
+SETTINGS = {"96 nodes": Setting(96), "24 nodes": Setting(24), "12 nodes": Setting(12),
+            "500 nodes": Setting(500, 200, 10)}  # fmt: skip
+
+
+def draw(name: str, seed: int, kinds: Sequence[Kind] = KINDS) -> Workload:
+    """One workload of a setting: models at random, and in each slot between half and all of the most that may arrive.
+
+    The pattern of arrivals that DL2's code calls by default cannot be run; how many come in a slot is ours.
+    """
+    setting = SETTINGS[name]
+    rng = np.random.default_rng(seed)
+    jobs: list[Job] = []
+    slot = 0
+    while len(jobs) < setting.jobs:
+        coming = int(rng.integers(-(-setting.arrivals // 2), setting.arrivals + 1))
+        for kind in rng.integers(len(kinds), size=min(coming, setting.jobs - len(jobs))).tolist():
+            model, epochs, steps, worker = kinds[kind]
+            jobs.append(
+                Job(arrival_slot=slot, model=model, epochs=epochs, steps_per_epoch=steps, worker=worker, server=(2, 0))
+            )
+        slot += 1
+    return Workload(setting=name, nodes=setting.nodes, seed=seed, jobs=tuple(jobs))

@@ -1,0 +1,187 @@
+"""DL2's public setting: figures of an independent implementation, and what holds of every size that is given."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpusched.agents.dl2.rules import RULES, frontier_of
+from gpusched.agents.dl2.slots import Course, Jobs, Played, Policy, fastest_alone, jobs_of, play
+from gpusched.agents.dl2.speeds import read_speeds
+from gpusched.agents.dl2.workloads import SLOTS, Job, Workload, draw
+from gpusched.sched.state import Ints
+from tests.traces.samples import real
+
+GPUSCHED = str(Path(sys.executable).parent / "gpusched")
+
+
+def speed_file() -> Path:
+    return real("../profiles/dl2_speed.txt.gz")
+
+
+def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [GPUSCHED, "reproduce", "dl2", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=cwd)
+
+
+def workload(*jobs: tuple[int, float], nodes: int = 2, most: int = 4) -> tuple[Workload, dict[str, Any]]:
+    """Jobs (arrival slot, epochs) of one model: an epoch a slot for each worker, as long as there is a server."""
+    listed = tuple(
+        Job(arrival_slot=at, model="m", epochs=epochs, steps_per_epoch=1200.0, worker=(2, 4), server=(2, 0))
+        for at, epochs in jobs
+    )
+    speed = np.zeros((most + 1, most + 1))
+    speed[1:, 1:] = np.arange(1, most + 1)
+    return Workload(setting="", nodes=nodes, seed=0, max_tasks=most, jobs=listed), {"m": speed}
+
+
+def played(name: str, jobs: Jobs) -> Played:
+    return play(jobs, RULES[name](jobs, np.random.default_rng(0)))
+
+
+def test_the_figures_of_an_independent_implementation(tmp_path: Path) -> None:
+    path = real("dl2_workloads.json.gz")
+    # The speeds are found beside the workloads' folder.
+    done = run("--workloads", str(path), "--json", *(f"--policy={name}" for name in RULES), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = {(row["setting"], row["seed"], row["policy"]): row for row in json.loads(done.stdout)}
+    truth = json.loads(gzip.decompress(path.read_bytes()))
+    assert len(rows) == len(truth) * len(RULES) == 21 * 4
+    for one in truth:
+        mine = {policy: rows[one["setting"], one["seed"], policy] for policy in RULES}
+        mean = one["mean_jct_slots"]
+        for policy in ("drf", "optimus"):
+            assert mine[policy]["mean_jct_slots"] == pytest.approx(mean[policy], abs=1e-6, rel=0)
+        for row in mine.values():
+            assert row["nodes"] == one["nodes"]
+            assert row["bound_slots"] == pytest.approx(mean["bound"], abs=1e-6, rel=0)
+            assert row["makespan_slots"] > row["mean_jct_slots"] >= row["bound_slots"] - 1e-9
+        # Another greedy of the same description: equal but for ties, and for where it places.
+        assert mine["greedy-gain"]["mean_jct_slots"] == pytest.approx(mean["greedy"], rel=0.005)
+
+
+def test_speeds_go_through_what_was_measured() -> None:
+    speeds = read_speeds(speed_file(), 16)
+    assert len(speeds) == 8
+    vgg = speeds["vgg-16"]
+    assert vgg[14, 1] == pytest.approx(28.435, abs=1e-9)
+    assert vgg[16, 16] == pytest.approx(12.93249, abs=1e-5)
+    assert np.unravel_index(vgg.argmax(), vgg.shape) == (14, 1)
+    assert not vgg[0].any()
+    assert not vgg[:, 0].any()
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_no_slot_gives_more_than_there_is(name: str) -> None:
+    speeds = read_speeds(speed_file(), 16)
+    for seed in range(3):
+        jobs = jobs_of(draw("12 nodes", seed), speeds)
+        assert_within(jobs, RULES[name](jobs, np.random.default_rng(0)))
+
+
+def assert_within(jobs: Jobs, decide: Policy) -> None:
+    """Plays it all; looks at every slot, of which many must be nearly full."""
+    full = 0
+
+    def looked_at(jobs: Jobs, course: Course, there: Ints) -> None:
+        nonlocal full
+        decide(jobs, course, there)
+        sizes = course.sizes
+        assert not np.delete(sizes, there, axis=0).any()
+        assert ((sizes > 0).all(1) | (sizes == 0).all(1)).all()
+        assert sizes.max() <= 16
+        tasks = sizes[:, :1] * jobs.server + sizes[:, 1:] * jobs.worker
+        assert (tasks.sum(0) <= SLOTS * jobs.nodes).all()
+        # No more than two tasks with GPUs, and four in all, on a node: so they can be placed.
+        assert (sizes[:, 1] * (jobs.worker[:, 1] > 0)).sum() <= 2 * jobs.nodes
+        full += bool((tasks.sum(0) >= 0.7 * SLOTS * jobs.nodes).any())
+
+    play(jobs, looked_at)
+    assert full > 20
+
+
+def test_a_job_ends_at_the_fraction_it_needs_and_holds_its_slot_to_the_end() -> None:
+    two, speed = workload((0, 10.0), (0, 3.0), nodes=1)  # one bundle of both fits beside another, of four slots each
+    jobs = jobs_of(two, speed)
+    result = played("drf", jobs)
+    # One worker each; in slots 0 to 2 both, then the first alone with two: 3 + 7 / 2.
+    assert result.jct.tolist() == [6.5, 3.0]
+    assert result.makespan == 6.5
+    late, speed = workload((2, 1.5), nodes=1)
+    assert played("drf", jobs_of(late, speed)).jct.tolist() == [0.75]
+    assert fastest_alone(jobs_of(late, speed)).tolist() == [0.75]  # three workers and a server: too many GPUs
+
+
+def test_a_frontier_is_faster_with_every_step_and_nothing_beside_it_is_better() -> None:
+    jobs = jobs_of(draw("24 nodes", 0), read_speeds(speed_file(), 16))
+    line = frontier_of(jobs)
+    for job in range(8):
+        points = line.points[job]
+        need, rate = line.need[job, :points].max(1), line.rate[job, :points]
+        assert rate[0] == 0
+        assert rate[-1] == 1
+        assert (np.diff(need) > 0).all()
+        assert (np.diff(rate) > 0).all()
+        for servers in range(1, 17):
+            for workers in range(1, 17):
+                share = (servers * jobs.server[job] + workers * jobs.worker[job]).max()
+                best = rate[need <= share].max()
+                assert jobs.rate[jobs.kind[job], servers, workers] / line.best[job] <= best + 1e-12
+
+
+def test_own_workloads_are_those_of_their_seed() -> None:
+    first, again, other = draw("96 nodes", 1), draw("96 nodes", 1), draw("96 nodes", 2)
+    assert first == again
+    assert first.jobs != other.jobs
+    arrivals = np.bincount([job.arrival_slot for job in first.jobs])
+    assert len(first.jobs) == 60
+    assert set(arrivals[:-1].tolist()) == {2, 3}
+
+
+def test_the_table_is_for_people(tmp_path: Path) -> None:
+    done = run("--speeds", str(speed_file()), "--seed", "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    settings = ("96", "24", "12", "500")
+    rows = [line.split()[:3] for line in done.stdout.splitlines()[1 : 1 + 4 * len(RULES)]]
+    assert rows == [[nodes, "nodes", policy] for nodes in settings for policy in RULES]
+    assert "All of these are rules" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "DL2's measured speeds are not here; fetch config_speed.txt of github.com/pengyanghua/DL2"),
+        (("--policy", "sjf"), "no policy of this setting is called 'sjf'; known: drf, optimus"),
+        (("--workloads", "nothing.json"), "nothing.json: No such file or directory"),
+        (("--workloads", "bad.json"), "bad.json: found Expected `float` > 0.0 - at `$[0].jobs[0].epochs`, expected"),
+        (
+            ("--workloads", "good.json", "--speeds", "twice.txt"),
+            "twice.txt: found m with 1 servers and 1 workers twice",
+        ),
+        (("--workloads", "good.json", "--speeds", "other.txt"), "nothing measured says how fast m is; see --speeds"),
+        (("--workloads", "good.json", "--speeds", "m.txt", "--seed", "7"), "no workload of seed 7; it has 0"),
+        (
+            ("--workloads", "stuck.json", "--speeds", "m.txt", "--policy", "drf"),
+            "1 jobs are left that nothing runs on 1 nodes",
+        ),
+    ],
+)
+def test_bad_input_is_told_in_a_line(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    job = {"arrival_slot": 0, "model": "m", "epochs": 3, "steps_per_epoch": 10, "worker": [2, 4], "server": [2, 0]}
+    for name, change in (("good", {}), ("bad", {"epochs": 0}), ("stuck", {"worker": [8, 8]})):
+        text = json.dumps([{"setting": "s", "nodes": 1, "seed": 0, "jobs": [job | change]}])
+        (tmp_path / f"{name}.json").write_text(text)
+    for name, model in (("m", "m"), ("other", "n"), ("twice", "m")):
+        lines = [f"('{model}', 'dist_sync', 32, {s}, 1, [2.0], [1.0], [1.0])\n" for s in (1, 2)]
+        (tmp_path / f"{name}.txt").write_text("".join(lines) + (lines[0] if name == "twice" else ""))
+    done = run(*words, cwd=tmp_path)
+    assert done.returncode == 2 if "nothing.json" not in words else done.returncode in (1, 2)
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
