@@ -10,8 +10,10 @@ module        offers                                                 called by
 ============  =====================================================  ==================================================
 
 Where the weights stop running jobs (`sched.agent.PREEMPT`), ``live_preempt`` and ``replay_preempt`` decide. What these
-have in common is compiled and has no torch: by custom in ``decide``. A new agent is a folder, and an entry in
-`model.policy.Agent` and `AGENTS`. `tests/docs/test_rooms.py` holds every folder to this table.
+have in common is compiled and has no torch: by custom in ``decide``. A new agent is a folder, an entry each in
+`model.policy.Agent` and `AGENTS`, a policy file in ``data/policies``, and its names in pyproject.toml (layers of the
+agents; who has no torch). Its weights say (``about``) what it ``knows``, its ``backfill``, and ``preempt`` where they
+stop jobs. `tests/docs/test_rooms.py` holds every agent to this table; ``predictor`` and ``dl2`` are none yet.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ class Live(Protocol):
 
     def decide_queue(self, prepared: Any, context: Context) -> tuple[list[int], Block]:
         """Starts what is to start, in the arrays of ``context``; the queue in its order, and what blocked it.
+
+        `sched.agent` says which arrays it writes.
 
         ValueError: it cannot decide (a network's answer is no number); the fallback does then.
         """

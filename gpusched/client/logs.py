@@ -227,7 +227,7 @@ class _Output:
         path = self._output_path(attempt, rank)
         if path is not None:
             return f"{what} its output went to {path} on {self._node_of(attempt, rank)}, which cannot be read from here"
-        return f"{what} there is no output (it never ran, or its log was rotated away)"
+        return f"{what} there is no output (it never ran, its log was rotated away, or it had to be removed)"
 
     # -- following -------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ _ENDED_STEPS = {
     JobState.FAILED: "see 'gpusched logs {id}' for what it printed",
     JobState.PREEMPTED: "'gpusched requeue {id}' queues it again",
     JobState.CANCELLED: "'gpusched requeue {id}' queues it again",
+    JobState.COMPLETING: "'gpusched show {id}' tells what was tried, and what could not be ended",
 }
 
 
@@ -43,7 +44,7 @@ def why(client: Client, text: str) -> Why:
     return Why(
         job=job,
         reason=job.reason,
-        message=job.message or _message(job),
+        message=_message(job),
         next_steps=_steps(job),
         warning="" if job.state in ENDED else warning,
         now=time.time(),
@@ -51,6 +52,10 @@ def why(client: Client, text: str) -> Why:
 
 
 def _message(job: Job) -> str:
+    if job.state is JobState.COMPLETING:
+        return f"it is being ended ({job.message})" if job.message else "it is being ended"
+    if job.message:
+        return job.message
     if job.state is JobState.COMPLETED:
         return "it ran to its end"
     if job.state is JobState.FAILED and job.exit_code is not None:
@@ -58,7 +63,6 @@ def _message(job: Job) -> str:
     return {
         JobState.STARTING: "its container is being prepared (an image may be on its way)",
         JobState.RUNNING: "it runs",
-        JobState.COMPLETING: "it is being ended",
     }.get(job.state, "")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpusched.controller.escalating import TRIES_TO_REMOVE, gives_up, is_due, stuck_event
+from gpusched.controller.escalating import TRIES_BEFORE_REMOVING, gives_up, is_due, stuck_event
 from gpusched.controller.fold import back_in_queue
 from gpusched.controller.ranks import ReconcileInput, Seen, Step, is_idle, operation_on, update
 from gpusched.model.events import Event
@@ -85,7 +85,7 @@ def _asked_late(step: Step, seen: list[Seen], world: ReconcileInput) -> Ending |
 
 def _press(step: Step, s: Seen, ending: Ending, world: ReconcileInput) -> None:
     """Ask a rank to end, then make it."""
-    if s.phase in ("preparing", "ready") or s.rank.tries >= TRIES_TO_REMOVE:
+    if s.phase in ("preparing", "ready") or s.rank.tries >= TRIES_BEFORE_REMOVING:
         if is_due(s.rank, world.now):
             # It has not begun, so there is no output; or it cannot be ended.
             step.operations.append(operation_on("remove", s))

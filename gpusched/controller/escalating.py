@@ -9,10 +9,10 @@ import msgspec
 from gpusched.model.events import Event
 from gpusched.queue.store import RankRecord
 
-TRIES_TO_REMOVE = 3
+TRIES_BEFORE_REMOVING = 3
 """So many kills in vain are followed by removals, which lose the output."""
 
-TRIES_TO_GIVE_UP = 5
+TRIES_BEFORE_GIVING_UP = 5
 """After so many tries in vain, 31 s at least, an attempt is stuck. A process in the driver may need as long to die."""
 
 _LONGEST_PAUSE_S = 60
@@ -34,7 +34,7 @@ def is_due(rank: RankRecord, now: float) -> bool:
 
 def gives_up(rank: RankRecord, now: float) -> bool:
     """Whether enough was tried: from now on it is stuck."""
-    return not rank.stuck and rank.tries >= TRIES_TO_GIVE_UP and is_due(rank, now)
+    return not rank.stuck and rank.tries >= TRIES_BEFORE_GIVING_UP and is_due(rank, now)
 
 
 def stuck_event(rank: RankRecord, now: float) -> Event:

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Mapping
 import msgspec
 
 from gpusched.cluster.base import Observation, Operation, RankKey
-from gpusched.controller.escalating import TRIES_TO_REMOVE, gives_up, is_due, stuck_event
+from gpusched.controller.escalating import TRIES_BEFORE_REMOVING, gives_up, is_due, stuck_event
 from gpusched.controller.ranks import container_of, rank_key
 from gpusched.model.events import Event
 from gpusched.model.jobs import parse_container_name
@@ -93,7 +93,7 @@ def _fence(rank: RankRecord, phase: str, tidy: Tidy, now: float) -> None:
         tidy.changed.append(rank)
     if is_due(rank, now):
         # What has not begun can only be removed: a kill does not end it.
-        kill = phase == "running" and rank.tries < TRIES_TO_REMOVE
+        kill = phase == "running" and rank.tries < TRIES_BEFORE_REMOVING
         tidy.operations.append(
             Operation(verb="signal", node=rank.node, rank=rank, signal="KILL")
             if kill

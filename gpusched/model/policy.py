@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+# A new order stands here, in `sched.order` and `sched.tally`, and for replays in `sim.orders` and `sim.knowledge`
+# (of a static one) or `sim.engine.keys` (of one that changes).
 Order = Literal["fifo", "ljf", "sjf", "sjf-estimate", "fairshare"]
 Place = Literal["first-fit", "best-fit", "spread", "naive", "fastest", "milp"]
 Backfill = Literal["none", "skip", "easy"]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 import numpy as np
 
@@ -58,6 +58,8 @@ def queue_order(order: Order, keys: Keys, ids: Sequence[str]) -> Ints:
         columns.append(keys.expected)
     elif order == "fairshare":
         columns.append(keys.usage)
+    elif order != "fifo":
+        assert_never(order)
     columns.append(keys.submit)
     ranked = np.lexsort(columns[::-1])
     return _by_id_where_equal(ranked, columns, ids)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import assert_never
 
 import msgspec
 
 from gpusched.model.jobs import JobSpec
+from gpusched.model.policy import Order
 from gpusched.model.snapshot import NodeView, PendingView, Snapshot
 from gpusched.model.units import format_memory
 from gpusched.sched.eligible import id_key, ineligible
@@ -93,19 +95,22 @@ def fits(
 def plain_order(snapshot: Snapshot, partition: str) -> list[PendingView]:
     """The partition's jobs that may start, first to last; the same order as `order.queue_order`."""
     policy = snapshot.policies.get(partition)
+    order: Order = policy.order if policy else "fifo"
     usage = usage_of(snapshot)
 
     def key(job: PendingView) -> tuple[object, ...]:
         spec = job.spec
         own: tuple[float, ...] = ()
-        if policy and policy.order == "ljf":
+        if order == "ljf":
             own = (-spec.gpus, -spec.nodes * spec.cores_per_node, -spec.nodes * spec.memory_mib_per_node)
-        elif policy and policy.order == "sjf":
+        elif order == "sjf":
             own = (spec.time_limit_s,)
-        elif policy and policy.order == "sjf-estimate":
+        elif order == "sjf-estimate":
             own = (job.expected_s,)
-        elif policy and policy.order == "fairshare":
+        elif order == "fairshare":
             own = (usage.get(job.user, 0.0),)
+        elif order != "fifo":
+            assert_never(order)
         return (-job.priority, *own, job.submit_time, id_key(job.id))
 
     jobs = (j for j in snapshot.pending if j.spec.partition == partition)

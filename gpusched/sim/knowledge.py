@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.sim.orders import Knows
+from gpusched.sim.orders import ORDERS, Knows
 from gpusched.sim.policies import NO_HISTORY_S, ReplayPolicy
 from gpusched.traces.trace import Trace
 
@@ -53,12 +53,13 @@ def static_ranks(order: str, trace: Trace, expected: Floats, duration: Floats) -
     """Each job's place in an order that never changes, ``int64[jobs]``; ties by (submit, id).
 
     Args:
-        order: See `policies.ORDERS`; ``arriving`` and ``changing`` orders get their tie-break, (submit, id).
+        order: See `orders.ORDERS`; ``arriving`` and ``changing`` orders get their tie-break, (submit, id).
         trace: The jobs.
         expected: What the policy expects of run times, seconds.
         duration: Real run times, seconds.
     """
     columns: dict[str, list[npt.NDArray[np.float64] | Ints]] = {
+        "fifo": [],
         "sjf": [expected],
         "sjf-oracle": [duration],
         "ljf": [-trace.gpus, -trace.cores, -trace.memory_mib],
@@ -67,7 +68,8 @@ def static_ranks(order: str, trace: Trace, expected: Floats, duration: Floats) -
         "smallest": [trace.gpus],
         "f1": [np.log10(expected) * trace.gpus + 870 * np.log10(np.maximum(trace.submit - _begin(trace), 1.0))],
     }
-    keys = [*columns.get(order, []), np.arange(len(trace))]
+    is_static = order in ORDERS and ORDERS[order].kind == "static"  # an agent's order is its own
+    keys = [*(columns[order] if is_static else ()), np.arange(len(trace))]
     ranked = np.lexsort(keys[::-1])
     ranks = np.empty(len(trace), np.int64)
     ranks[ranked] = np.arange(len(trace))

@@ -63,7 +63,9 @@ def test_while_it_is_stopped_why_says_for_whom(site: Site) -> None:
         outcome=JobState.PENDING, reason="Preempted", message=message, kill_at=time.time(), preemptions=stops
     )
     site.change(job.id, state=JobState.COMPLETING, ending=ending, reason="Preempted", message=message)
-    assert site.call("why", runs, "--json").ok().json["message"] == message
+    told = site.call("why", runs, "--json").ok().json
+    assert told["message"] == f"it is being ended ({message})"
+    assert told["next_steps"] == [f"'gpusched show {runs}' tells what was tried, and what could not be ended"]
     assert "stopped for other jobs: once, " in site.call("why", runs).ok().out
     assert f"job {runs} is being stopped for it" in site.call("why", waits, "--json").ok().json["message"]
 
