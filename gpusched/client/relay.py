@@ -111,7 +111,7 @@ def _connect(client: Client, request: Request) -> socket.socket:
             "start 'gpusched controller' ('gpusched tick' does not listen), or read the output when the job has ended",
         ) from None
     except (BrokenPipeError, ConnectionResetError):
-        return sock  # the reason was printed
+        return sock  # the relay has sent why, which is still to be read
     except OSError as error:
         sock.close()
         raise GpuschedError(f"{client.state / SOCKET}: {error.strerror}") from None

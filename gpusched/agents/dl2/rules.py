@@ -10,7 +10,7 @@ import numpy as np
 from gpusched.agents.dl2.slots import Course, Jobs, Policy
 from gpusched.agents.dl2.workloads import SLOTS
 from gpusched.compiled import jit
-from gpusched.sched.heaps import Heap, pop, push
+from gpusched.sched.heaps import Heap, new_heap, pop, push
 from gpusched.sched.state import Floats, Ints
 
 _ERROR = 0.05
@@ -24,9 +24,7 @@ class Cluster(NamedTuple):
     least: Heap
 
 
-@jit
-def _empty(capacity: int) -> Heap:
-    return Heap(np.zeros(capacity), np.zeros(capacity, np.int64), np.zeros(1, np.int64))
+_new_heap = jit(new_heap)
 
 
 @jit
@@ -55,7 +53,7 @@ def drf(jobs: Jobs, course: Course, there: Ints) -> None:
 
     The first that does not fit ends the slot.
     """
-    cluster, waiting = _new_cluster(jobs.nodes), _empty(len(there))
+    cluster, waiting = _new_cluster(jobs.nodes), _new_heap(len(there))
     most = jobs.rate.shape[1] - 1
     for job in there:
         push(waiting, 0.0, job)
@@ -90,7 +88,7 @@ def optimus(jobs: Jobs, course: Course, there: Ints) -> None:
 
     Jobs begin with one of each, by arrival.
     """
-    cluster, waiting = _new_cluster(jobs.nodes), _empty(len(there))
+    cluster, waiting = _new_cluster(jobs.nodes), _new_heap(len(there))
     which = np.full(len(there), -1)
     for i in range(len(there)):
         job = there[i]
@@ -180,7 +178,7 @@ def greedy(jobs: Jobs, course: Course, there: Ints, line: Frontier) -> None:
     they can be placed: those with GPUs first, two on a node.
     """
     free = np.full(2, SLOTS * jobs.nodes)
-    waiting = _empty(len(there))
+    waiting = _new_heap(len(there))
     at, to = np.zeros(len(there), np.int64), np.zeros(len(there), np.int64)
     weight = np.zeros(len(there))
     for i in range(len(there)):

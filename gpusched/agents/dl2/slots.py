@@ -44,13 +44,11 @@ class Course(NamedTuple):
         done: ``float64[jobs]``: epochs.
         end: ``float64[jobs]``: slot and fraction; NaN before.
         sizes: ``int64[jobs, 2]``: servers and workers in this slot.
-        slot: ``int64[1]``: its number.
     """
 
     done: Floats
     end: Floats
     sizes: Ints
-    slot: Ints
 
 
 class Played(NamedTuple):
@@ -64,11 +62,6 @@ Policy = Callable[[Jobs, Course, Ints], None]
 """Writes ``course.sizes`` for the jobs that are there (``int64[...]``, by arrival); those of all others are 0."""
 
 
-def kinds_of(workload: Workload) -> list[tuple[str, float]]:
-    """(model, steps per epoch) of the rows of ``Jobs.rate``."""
-    return list(dict.fromkeys((job.model, job.steps_per_epoch) for job in workload.jobs))
-
-
 def jobs_of(workload: Workload, speeds: Mapping[str, Floats]) -> Jobs:
     """The arrays of a workload.
 
@@ -80,7 +73,7 @@ def jobs_of(workload: Workload, speeds: Mapping[str, Floats]) -> Jobs:
         UsageError: A model was not measured.
     """
     ordered = sorted(workload.jobs, key=lambda job: job.arrival_slot)
-    kinds = kinds_of(workload)
+    kinds = list(dict.fromkeys((job.model, job.steps_per_epoch) for job in ordered))
     if unknown := {model for model, _ in kinds} - set(speeds):
         raise UsageError(f"nothing measured says how fast {', '.join(sorted(unknown))} is", "see --speeds")
     number = {kind: row for row, kind in enumerate(kinds)}
@@ -95,33 +88,26 @@ def jobs_of(workload: Workload, speeds: Mapping[str, Floats]) -> Jobs:
     )
 
 
-def new_course(count: int, slot: int) -> Course:
-    """Of jobs of which nothing is done yet."""
-    return Course(
-        np.zeros(count), np.full(count, np.nan), np.zeros((count, 2), np.int64), np.full(1, slot, np.int64)
-    )  # fmt: skip
-
-
 def play(jobs: Jobs, policy: Policy) -> Played:
     """All slots until the last job has ended.
 
     Raises:
         UsageError: The policy leaves jobs that never end.
     """
-    course = new_course(len(jobs.kind), int(jobs.arrival[0]))
+    count, slot = len(jobs.kind), int(jobs.arrival[0])
+    course = Course(np.zeros(count), np.full(count, np.nan), np.zeros((count, 2), np.int64))
     while np.isnan(course.end).any():
-        slot = int(course.slot[0])
         there = np.flatnonzero(np.isnan(course.end) & (jobs.arrival <= slot))
         course.sizes[:] = 0
         policy(jobs, course, there)
-        if not advance(jobs, course, there) and jobs.arrival[-1] <= slot:
+        if not advance(jobs, course, there, slot) and jobs.arrival[-1] <= slot:
             raise UsageError(f"{len(there)} jobs are left that nothing runs on {jobs.nodes} nodes")
-        course.slot[0] += 1
+        slot += 1
     return Played(course.end - jobs.arrival, float(course.end.max()))
 
 
 @jit
-def advance(jobs: Jobs, course: Course, there: Ints) -> bool:
+def advance(jobs: Jobs, course: Course, there: Ints, slot: int) -> bool:
     """One slot of training; whether anything was trained."""
     any_trained = False
     for job in there:
@@ -132,7 +118,7 @@ def advance(jobs: Jobs, course: Course, there: Ints) -> bool:
         left = jobs.epochs[job] - course.done[job]
         course.done[job] += rate
         if course.done[job] >= jobs.epochs[job]:
-            course.end[job] = course.slot[0] + left / rate
+            course.end[job] = slot + left / rate
     return any_trained
 
 

@@ -55,8 +55,8 @@ _JOB, _SERVER, _HOLD = len(JOB_INPUTS), len(SERVER_INPUTS), len(HOLD_INPUTS)
 
 @jit
 def agent_pass(
-    resources: Resources, usable: Resources, releases: Releases, requests: Requests, jobs: Jobs, queue: Ints, submit:
-    Floats, priority: Ints, now: float, agent: Agent, wanted: bool, scratch: Scratch, outcome: Outcome,
+    resources: Resources, usable: Resources, releases: Releases, requests: Requests, jobs: Jobs, queue: Ints,
+    submit: Floats, priority: Ints, now: float, agent: Agent, wanted: bool, scratch: Scratch, outcome: Outcome,
 ) -> tuple[Ints, int, float, bool]:  # fmt: skip
     """Decides for one partition's jobs, and does to its arrays what `sched.backfill.schedule` does to them.
 
@@ -144,8 +144,8 @@ def by_score(queue: Ints, scores: Floats, priority: Ints) -> Ints:
 
 @jit
 def walk(
-    resources: Resources, usable: Resources, releases: Releases, requests: Requests, jobs: Jobs, ordered: Ints, submit:
-    Floats, now: float, agent: Agent, obs: Observation, fits: Flags, scratch: Scratch, outcome: Outcome,
+    resources: Resources, usable: Resources, releases: Releases, requests: Requests, jobs: Jobs, ordered: Ints,
+    submit: Floats, now: float, agent: Agent, obs: Observation, fits: Flags, scratch: Scratch, outcome: Outcome,
 ) -> tuple[int, float, bool]:  # fmt: skip
     """Starts what should start of ``ordered``; as `agent_pass`, without the queue.
 
@@ -224,8 +224,8 @@ def _seat(
 
 @jit
 def best_servers(
-    within: Resources, resources: Resources, usable: Resources, masks: Flags, request: Request, limit: float, now:
-    float, agent: Agent, obs: Observation, waits: bool, scratch: Scratch,
+    within: Resources, resources: Resources, usable: Resources, masks: Flags, request: Request, limit: float,
+    now: float, agent: Agent, obs: Observation, waits: bool, scratch: Scratch,
 ) -> tuple[bool, bool]:  # fmt: skip
     """Puts the best servers among those that fit ``within`` into ``scratch.chosen[:parts]``; ties to the lower row.
 

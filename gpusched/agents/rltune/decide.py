@@ -235,7 +235,7 @@ def _allowed_free(field: Field, request: Request) -> float:
 
 @jit
 def _owner(releases: Releases, jobs: Jobs, slot: int) -> int:
-    """The known's job of a slot: an owner below 0 is a running job of a snapshot, which is after all waiting ones."""
+    """The job of a slot, as `Known` counts: an owner below 0 is a running job of a snapshot, after all waiting ones."""
     owner = releases.owner[slot]
     return int(owner if owner >= 0 else jobs.shape.size - 1 - owner)
 

@@ -25,7 +25,7 @@ from gpusched.traces.file import FLOATS, INTS
 from gpusched.traces.slicing import select
 from gpusched.traces.trace import Trace
 
-_MOST_BEFORE = 2000  # ended jobs that a sequence's known remembers
+_MOST_BEFORE = 2000  # ended jobs that are known to a sequence
 _ROWS_PER_PICK = 24
 
 

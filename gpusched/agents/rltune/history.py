@@ -116,7 +116,7 @@ def grouped(submit: Floats, *same: npt.NDArray[Any]) -> tuple[Ints, Ints]:
 
 
 def known_of(facts: Records, queues: int, learns: bool) -> Known:
-    """A known in which nothing has run yet; ``learns``: whether it may remember how long ended jobs ran."""
+    """What is known before anything has run; ``learns``: whether it may remember how long ended jobs ran."""
 
     def past(name: str) -> Records:
         return np.zeros(int(facts[name].max(initial=-1)) + 2, PAST)

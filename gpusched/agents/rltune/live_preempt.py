@@ -248,8 +248,8 @@ def _copied(resources: Resources) -> Resources:
 
 @jit
 def share_out(
-    order: Ints, runs: Flags, holders: Holders, first: Ints, requests: Requests, jobs: Jobs, free: Resources, idle:
-    Resources, whole: Resources, usable: Resources, rule: int, scratch: Scratch, shares: Shares,
+    order: Ints, runs: Flags, holders: Holders, first: Ints, requests: Requests, jobs: Jobs, free: Resources,
+    idle: Resources, whole: Resources, usable: Resources, rule: int, scratch: Scratch, shares: Shares,
 ) -> None:  # fmt: skip
     """Gives every job its own nodes, others, or none, as a replay does; who can start on what is free does.
 

@@ -15,7 +15,7 @@ _Row = tuple[float, float, float, float, float, str, str, int, float]
 
 
 def known_of_snapshot(context: Context, knows: str) -> Known:
-    """The known at this decision: waiting jobs first (as in ``context.waiting``), then running, then ended ones."""
+    """What is known at this decision: waiting jobs first (as in ``context.waiting``), then running, then ended ones."""
     snapshot = context.snapshot
     facts, queues = facts_of_snapshot(context, knows)
     known = known_of(facts, queues, knows in LEARNS)
