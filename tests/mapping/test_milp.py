@@ -60,9 +60,9 @@ def test_what_must_start_starts() -> None:
     problem = instance(np.random.default_rng(2), nodes=1, jobs=2, kinds=1)
     room = np.array([[2, 99, 999]])
     problem = dataclasses.replace(
-        problem, resources=room, late_resources=room, total=np.array([2]), kind=np.zeros(1, np.int64), parts=np.ones(2,
-        int), need=np.array([[2, 1, 1], [2, 1, 1]]), mask=np.full(2, -1), late=np.zeros(2, bool), cap=np.full(3,
-        np.inf), gain=np.array([[0.5], [1.5]]), bonus=np.array([0.1, 0.0]),
+        problem, resources=room, late_resources=room, total=np.array([2]), kind=np.zeros(1, np.int64),
+        parts=np.ones(2, int), need=np.array([[2, 1, 1], [2, 1, 1]]), mask=np.full(2, -1), late=np.zeros(2, bool),
+        cap=np.full(3, np.inf), gain=np.array([[0.5], [1.5]]), bonus=np.array([0.1, 0.0]),
     )  # fmt: skip
     first = greedy(problem)
     assert first.nodes == ((0,), ())
@@ -76,9 +76,9 @@ def test_gangs_of_one_shape_share_nodes_but_never_with_themselves() -> None:
     base = instance(np.random.default_rng(3), nodes=2, jobs=2, kinds=1)
     room = np.array([[4, 99, 999], [4, 99, 999]])
     problem = dataclasses.replace(
-        base, resources=room, late_resources=room, total=np.array([4, 4]), kind=np.zeros(2, np.int64), parts=np.full(2,
-        2), need=np.array([[2, 1, 1], [2, 1, 1]]), mask=np.full(2, -1), late=np.zeros(2, bool), cap=np.full(3, np.inf),
-        gain=np.array([[1.0], [1.0]]), bonus=np.zeros(2),
+        base, resources=room, late_resources=room, total=np.array([4, 4]), kind=np.zeros(2, np.int64),
+        parts=np.full(2, 2), need=np.array([[2, 1, 1], [2, 1, 1]]), mask=np.full(2, -1), late=np.zeros(2, bool),
+        cap=np.full(3, np.inf), gain=np.array([[1.0], [1.0]]), bonus=np.zeros(2),
     )  # fmt: skip
     nothing = Answer(nodes=((), ()), value=0.0)
     answer = solve(problem, nothing)
