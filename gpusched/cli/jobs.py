@@ -55,7 +55,12 @@ def status(
         output.watch(screen)
     elif json:
         found = listing(client, query, for_people=False)
-        output.emit_json([job_dict(j, found.now, found.energies.get(j.id), found.fallbacks) for j in found.jobs])
+        output.emit_json(
+            [
+                job_dict(j, found.now, found.energies.get(j.id), found.fallbacks, found.progress.get(j.id))
+                for j in found.jobs
+            ]
+        )
     else:
         output.print_rich(screen())
 

@@ -12,8 +12,9 @@ from gpusched.client.resolve import Resolver
 from gpusched.client.waiting import inbox_jobs
 from gpusched.errors import UsageError
 from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
+from gpusched.model.progress import JobProgress
 from gpusched.model.suggest import did_you_mean
-from gpusched.queue.store import SUSPENDED_BY
+from gpusched.queue.store import SUSPENDED_BY, Reader
 from gpusched.views.jobs import Listing
 
 ENDED_SHOWN = 10
@@ -57,6 +58,7 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
         now=time.time(),
         jobs=tuple(jobs),
         energies=reader.energy_of_jobs() if reader else {},
+        progress=_progress(reader, jobs),
         fallbacks={name: f.line for name, f in reader.fallbacks().items()} if reader else {},
     )
     if not for_people:
@@ -69,6 +71,12 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
         warning=client.controller_warning() or _suspended(client),
         notes=client.notes(),
     )
+
+
+def _progress(reader: Reader | None, jobs: Iterable[Job]) -> dict[str, JobProgress]:
+    """Of jobs whose present attempt tells of any."""
+    found = reader.progress_of_active() if reader else {}
+    return {job.id: found[job.id] for job in jobs if job.id in found and found[job.id].attempt == job.attempt}
 
 
 def _suspended(client: Client) -> str:

@@ -31,4 +31,7 @@ def _with_story(client: Client, page: Page, job: Job) -> Page:
     events = tuple(reader.events(job_id=job.id)) if reader else ()
     energies = reader.energy_of_jobs() if reader and job.state is not JobState.PENDING else {}
     warning = "" if job.state in ENDED else client.controller_warning()
-    return msgspec.structs.replace(page, events=events, energy_j=energies.get(job.id), warning=warning)
+    progress = reader.progress_of_job(job.id) if reader else []
+    return msgspec.structs.replace(
+        page, events=events, energy_j=energies.get(job.id), warning=warning, progress=progress[-1] if progress else None
+    )

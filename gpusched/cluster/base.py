@@ -33,11 +33,12 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         verb: ``launch`` (needs ``request``), ``start`` a gang's rank, ``signal`` (needs ``signal``), ``collect`` the
-            output into ``destination`` (or finish ``rank.output``), ``remove`` container and folder.
+            output into ``destination`` (or finish ``rank.output``), ``remove`` container and folder, ``forget`` the
+            job's own folder.
         readers: User ids that may read the collected output, the job's first.
     """
 
-    verb: Literal["launch", "start", "signal", "collect", "remove"]
+    verb: Literal["launch", "start", "signal", "collect", "remove", "forget"]
     node: str
     rank: RankRecord
     request: LaunchRequest | None = None

@@ -67,6 +67,7 @@ def launch_request(
         run_as=run_as,
         capabilities=settings.capabilities,
         mounts_beneath=None if mount_anything else settings.allowed_mounts,
+        job_dirs=settings.job_dirs,
     )
 
 

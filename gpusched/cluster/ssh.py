@@ -22,6 +22,7 @@ from gpusched.nodes.opening import open_transport
 from gpusched.nodes.probe import probe
 from gpusched.nodes.runtimes import runtime_for
 from gpusched.nodes.runtimes.base import EXISTS_EXIT_CODE, AttemptRef
+from gpusched.nodes.runtimes.shell import forget_job
 from gpusched.nodes.transport import Script, Transport, TransportError
 from gpusched.queue.clock import Clock
 
@@ -173,6 +174,8 @@ class SshCluster:
             return _run(transport, runtime.start(ref), OPERATION_TIMEOUT_S)
         if operation.verb == "signal":
             return _run(transport, runtime.signal(ref, operation.signal or "TERM"), OPERATION_TIMEOUT_S)
+        if operation.verb == "forget":
+            return _run(transport, forget_job(ref, operation.rank.job_id), REMOVE_TIMEOUT_S)
         return _run(transport, runtime.remove(ref), REMOVE_TIMEOUT_S)
 
     def finished(self) -> list[Outcome]:

@@ -23,6 +23,7 @@ _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,254}\$?")
 _IMAGE = re.compile(r"[A-Za-z0-9/.][^\s\x00-\x1f\x7f]{0,1023}")
 _LINE = re.compile(r"[^\x00-\x1f\x7f]{1,1024}")
 _ABSOLUTE = re.compile(r"/[^\x00-\x1f\x7f]{0,1023}")
+_FOLDER = re.compile(r"/[^\x00-\x1f\x7f,:\"'\\]{1,900}")  # it goes into an engine's --mount
 _RANGE = re.compile(r"([^\[\]]*)\[([0-9,-]+)\]([^\[\]]*)")
 _SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _POWER = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([kK]?)[wW]?")
@@ -314,6 +315,7 @@ SETTINGS: Fields = {
     "max_queued_size_per_user": ("max_queued_mib_per_user", _memory),
     "capabilities": ("capabilities", _choices(*CAPABILITIES)),
     "image_transports": ("image_transports", _choices(*TRANSPORTS)),
+    "job_dirs": ("job_dirs", _text("an absolute path without commas, quotes and colons", _FOLDER)),
     "network": ("network", _text("a network mode of the container runtime, such as host or bridge", _IMAGE)),
     "known_hosts": ("known_hosts", _text("the path of a known_hosts file")),
     "ssh_config": ("ssh_config", _text("the path of an ssh_config file")),

@@ -20,13 +20,14 @@ from gpusched.controller.ledger import Ledger
 from gpusched.controller.nodestate import attended, is_dead, is_forgotten, record_of_unknown, update_record
 from gpusched.controller.outputs import Collecting, readers_of
 from gpusched.controller.planning import Planner
+from gpusched.controller.progress import note_progress
 from gpusched.controller.promoting import take_up
 from gpusched.controller.ranks import ReconcileInput, Step, rank_key
 from gpusched.controller.reconcile import reconcile_job
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.controller.settling import Settling
 from gpusched.controller.shadowing import Shadowing
-from gpusched.controller.tidy import Tidy, reap_strays, tidy_leftovers
+from gpusched.controller.tidy import Tidy, forget_jobs, reap_strays, tidy_leftovers
 from gpusched.model.events import Event
 from gpusched.model.jobs import Job
 from gpusched.model.policy import PolicySpec
@@ -155,6 +156,7 @@ class Cycle:
         steps = self._reconcile(active, ranks, before, records, observations, now)
         with self._store.transaction():
             operations = self._apply_steps(steps, records, events, now)
+            note_progress(self._store, active, observations)
             operations += self._tidy(observations, records, now)
             self._store.put_nodes(records.values())
             self._store.append(events)
@@ -268,7 +270,8 @@ class Cycle:
         self._apply_tidy(tidy)
         self._apply_tidy(strays)
         self._launcher.forget_errors({rank_key(r) for r in ranks if (r.job_id, r.attempt) in current})
-        asked = [self._with_destination(operation) for operation in (*tidy.operations, *strays.operations)]
+        forget = forget_jobs(self._attended.nodes, observations, lambda job: not self._store.has_unended(job), busy)
+        asked = [self._with_destination(operation) for operation in (*tidy.operations, *strays.operations, *forget)]
         return [one for one in asked if one.verb != "collect" or self._collecting.is_due(one.key, now)]
 
     def _apply_tidy(self, tidy: Tidy) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 import msgspec
 
@@ -10,7 +10,7 @@ from gpusched.cluster.base import Observation, Operation, RankKey
 from gpusched.controller.escalating import TRIES_BEFORE_REMOVING, gives_up, is_due, stuck_event
 from gpusched.controller.ranks import container_of, rank_key
 from gpusched.model.events import Event
-from gpusched.model.jobs import parse_container_name
+from gpusched.model.jobs import container_name, parse_container_name
 from gpusched.model.readings import NodeReading
 from gpusched.model.resources import Node
 from gpusched.queue.store import RankRecord
@@ -144,3 +144,31 @@ def reap_strays(
                 tidy.events.append(Event(time=now, kind="reaped", job_id=key[0], node=node.name, data=data))
             tidy.operations.append(Operation(verb="remove", node=node.name, rank=stray))
     return tidy
+
+
+def forget_jobs(
+    nodes: Iterable[Node],
+    observations: Mapping[str, Observation],
+    is_over: Callable[[str], bool],
+    busy: frozenset[RankKey],
+) -> list[Operation]:
+    """Remove the own folders of jobs that have ended, on every node that has one.
+
+    Args:
+        nodes: Declared nodes.
+        observations: News of this cycle.
+        is_over: Whether the job of this id will not be started again by itself.
+        busy: Ranks with an operation under way.
+    """
+    operations = []
+    for node in nodes:
+        observation = observations.get(node.name)
+        reading = observation.whole if observation else None
+        for job_id in reading.job_folders if reading else ():
+            key = parse_container_name(container_name(job_id, 0, 0))
+            if key is not None and key not in busy and is_over(job_id):
+                rank = RankRecord(
+                    job_id=job_id, attempt=0, rank=0, node=node.name, runtime=node.runtime, collected=True
+                )
+                operations.append(Operation(verb="forget", node=node.name, rank=rank))
+    return operations

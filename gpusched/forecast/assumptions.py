@@ -54,6 +54,7 @@ def assumptions(snapshot: Snapshot, job: PendingView, past_runs: int, known: boo
         *_of_job(snapshot, job),
         *_of_nodes(snapshot, job),
         *_of_policy(snapshot, job),
+        *_of_progress(snapshot),
         _of_times(past_runs, known),
         "nobody submits a job that goes before it",
     )
@@ -88,6 +89,13 @@ def _of_policy(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
         yield f"the placement {policy.place} is not run ahead; best-fit stands in for it"
     if policy is not None and policy.place == "naive":
         yield "the naive placement draws nodes by chance"
+
+
+def _of_progress(snapshot: Snapshot) -> Iterator[str]:
+    telling = sum(1 for job in snapshot.running if job.own_end is not None)
+    if telling:
+        end, they = ("ends", "it tells") if telling == 1 else ("end", "they tell")
+        yield f"{count_of(telling, 'running job')} {end} at the pace that {they} of"
 
 
 def _of_times(past_runs: int, known: bool) -> str:

@@ -24,6 +24,7 @@ _MOST_LATER = 3
 _ENOUGH_WORK = 80_000_000  # queue entries of all runs for one answer: some tenths of a second
 _WORTH = 0.1  # of the wait must be saved to be worth telling
 _WORTH_S = 60.0
+_PACE_SPREAD = 0.1  # of what is left of a job that tells of its progress: standard deviation of its logarithm
 
 
 class Alternative(NamedTuple):
@@ -175,17 +176,27 @@ def draws_for(ahead: QueueForecast) -> int:
 
 
 def draws_of(ahead: QueueForecast, habits: LimitUse, count: int, seed: int = 0) -> list[RunTimes]:
-    """Draws of all run times, as users' past jobs used their limits; a variant of a job draws for itself."""
+    """Draws of all run times, as users' past jobs used their limits; a variant of a job draws for itself.
+
+    A running job that tells of its progress ends at its own pace, give or take a tenth of what is left.
+    """
     rng = np.random.default_rng(seed)
     snapshot, running = ahead.snapshot, ahead.snapshot.running
     users = [v.user for v in ahead.views]
     starts = np.array([r.start_time for r in running], dtype=np.float64)
     limits = np.array([r.expected_end for r in running], dtype=np.float64) - starts
     elapsed = np.maximum(snapshot.now - starts, 0.0)
+    own = np.array([np.nan if r.own_end is None else min(r.own_end, r.expected_end) for r in running], np.float64)
+    tells = ~np.isnan(own)
+    left = np.maximum(own[tells] - snapshot.now, 0.0)
     draws = []
     for _ in range(count):
         lasts = habits.draw(rng, users, ahead.limits, np.zeros(len(users)))
         ends = starts + habits.draw(rng, [r.user for r in running], limits, elapsed)
+        if tells.any():
+            ends[tells] = np.minimum(
+                snapshot.now + left * rng.lognormal(0.0, _PACE_SPREAD, len(left)), (starts + limits)[tells]
+            )
         draws.append(RunTimes(lasts, np.maximum(ends, snapshot.now)))
     return draws
 

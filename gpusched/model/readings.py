@@ -69,6 +69,23 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
+class ProgressReading(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job's progress.json says, and how long ago it was written. ``of``: steps in all; None: not said."""
+
+    step: float
+    of: float | None = None
+    samples_per_s: float | None = None
+    age_s: float
+
+
+class SavedReading(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job's saved.json says: up to which step its work is kept, and how long ago it was written."""
+
+    step: float
+    gpus: float | None = None
+    age_s: float
+
+
 class ContainerReading(msgspec.Struct, frozen=True, kw_only=True):
     """One of gpusched's attempts as found on a node (a container, or a process-runtime folder).
 
@@ -81,6 +98,8 @@ class ContainerReading(msgspec.Struct, frozen=True, kw_only=True):
         started_at, finished_at: Unix seconds by the node's clock.
         cluster_id: Which gpusched installation it belongs to.
         ran_s: How long it has run by the node's boot clock, which nobody sets; None: not known, or not running.
+        progress, saved: What the job wrote into its folder (rank 0's node); None: nothing that can be used.
+        job_file_error: What is wrong with one of these files; None: nothing.
     """
 
     name: str
@@ -93,6 +112,9 @@ class ContainerReading(msgspec.Struct, frozen=True, kw_only=True):
     cluster_id: str | None = None
     pid: int | None = None
     ran_s: float | None = None
+    progress: ProgressReading | None = None
+    saved: SavedReading | None = None
+    job_file_error: str | None = None
 
 
 class NodeReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +125,7 @@ class NodeReading(msgspec.Struct, frozen=True, kw_only=True):
         clock_skew_s: Node's clock minus ours (round trip halved).
         source: ``nvml``, ``nvidia-smi``, ``none`` (neither is there; ``gpu_error`` says why) or ``simulated``.
         runtime_error: Why the runtime could not be asked (then ``containers`` is not to be trusted and is None).
+        job_folders: Ids of jobs that have a folder of their own here and no attempt.
     """
 
     node: str
@@ -122,6 +145,7 @@ class NodeReading(msgspec.Struct, frozen=True, kw_only=True):
     memory_available_mib: int | None = None
     load1: float | None = None
     disk_free_mib: int | None = None
+    job_folders: tuple[str, ...] = ()
 
 
 class ProbeFailure(msgspec.Struct, frozen=True, kw_only=True):

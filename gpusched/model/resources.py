@@ -117,6 +117,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         max_queued_mib_per_user: And so many MiB may they take in the store.
         capabilities: Linux capabilities (without CAP_) that jobs of such users keep; all others are dropped.
         image_transports: Of `gpusched.model.images.TRANSPORTS`: what --image may name besides registries.
+        job_dirs: A folder on a disk that all nodes share, where each job gets its own (GPUSCHED_JOB_DIR); None: each
+            node keeps what its jobs write there.
         network: The containers' network mode for single-node jobs; gangs always use the host's.
         keep_reports_s: Nightly reports older than that are removed by the next one.
         retrain_days: So many days ``gpusched replay --nightly --auto-retrain`` trains on.
@@ -138,6 +140,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_mib_per_user: int = 256
     capabilities: tuple[str, ...] = ()
     image_transports: tuple[str, ...] = ()
+    job_dirs: str | None = None
     network: str = "host"
     known_hosts: str | None = None
     ssh_config: str | None = None

@@ -38,6 +38,7 @@ class RunningView(msgspec.Struct, frozen=True, kw_only=True):
         start_time: Of its present attempt; of one that has not begun to run, its submission.
         expected_end: Start + limit (Unix seconds); of one that is being ended, when it is killed.
         submit_time: None: unknown.
+        own_end: When it ends at the pace that it tells of itself (Unix seconds); None: it tells of none.
         state: STARTING, RUNNING or COMPLETING.
         attempt: 1 for the first. spec: None: unknown, then nobody may stop it.
     """
@@ -47,6 +48,7 @@ class RunningView(msgspec.Struct, frozen=True, kw_only=True):
     allocation: Allocation
     start_time: float
     expected_end: float
+    own_end: float | None = None
     array_id: str | None = None
     submit_time: float | None = None
     state: JobState = JobState.RUNNING

@@ -61,6 +61,7 @@ def parse_reading(node: str, answer: dict[str, Any], sent: float, received: floa
             "time": received,
             "clock_skew_s": ((began - sent) + (ended - received)) / 2,
             "gpus": msgspec.convert(gpus, tuple[Gpu, ...], strict=False),
+            "job_folders": answer.get("job_folders", []),
             "containers": msgspec.convert(answer.get("containers"), tuple[ContainerReading, ...] | None, strict=False),
         },
         NodeReading,

@@ -186,7 +186,9 @@ def _read_sections(
         containers = None if trouble else msgspec.convert(found, tuple[ContainerReading, ...], strict=False)
     except (ValueError, KeyError) as error:
         containers, trouble = None, f"the list of its jobs is not understood: {error}"
-    reading = msgspec.structs.replace(reading, containers=containers, runtime_error=trouble)
+    words = [line.partition(" ") for line in sections.get("attempts", "").splitlines()]
+    folders = tuple(name for word, _, name in words if word == "job_folder")
+    reading = msgspec.structs.replace(reading, containers=containers, runtime_error=trouble, job_folders=folders)
     return reading, "cached" if sections.get("python3") else "sh"
 
 

@@ -91,5 +91,11 @@ CREATE TABLE specs (digest BLOB PRIMARY KEY, data BLOB NOT NULL);
 -- NULL: a row of an earlier version, whose data holds the spec too; it changes when the job is next written.
 ALTER TABLE jobs ADD COLUMN spec BLOB;
 """,
+    """
+-- How far each attempt came that told of it, kept for ever. data: model.progress.JobProgress as JSON.
+CREATE TABLE progress (
+  job_id TEXT NOT NULL, attempt INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (job_id, attempt)
+) WITHOUT ROWID;
+""",
 )
 SCHEMA_VERSION = 1 + len(MIGRATIONS)

@@ -10,6 +10,7 @@ import msgspec
 from gpusched.model.gpustates import gpu_states
 from gpusched.model.jobs import ENDED, Allocation, Dependency, DependencyKind, Job, JobState
 from gpusched.model.policy import PolicySpec
+from gpusched.model.progress import JobProgress
 from gpusched.model.readings import GpuState, NodeState
 from gpusched.model.resources import Inventory, Node
 from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot
@@ -40,6 +41,7 @@ def snapshot_of_store(
         usage=recent_usage(reader, inventory, policies, now),
         array_limits=reader.array_limits(),
         estimates=reader.estimates(),
+        progress=reader.progress_of_active(),
         now=now,
         seed=seed,
     )
@@ -74,6 +76,7 @@ def build_snapshot(
     now: float,
     seed: int = 0,
     estimates: Mapping[str, float] = {},
+    progress: Mapping[str, JobProgress] = {},
 ) -> Snapshot:
     """The snapshot of the cluster.
 
@@ -90,6 +93,7 @@ def build_snapshot(
         now: Unix seconds.
         seed: For policies that draw.
         estimates: Job -> how long it is expected to run, seconds.
+        progress: Job -> what it tells of itself.
     """
     active = list(active)
     declared = {node.name for node in inventory.nodes}
@@ -103,7 +107,7 @@ def build_snapshot(
             _node_view(node, records.get(node.name), held.get(node.name, {}), lingering.get(node.name, {}))
             for node in inventory.nodes
         ),
-        running=tuple(view for job in active if (view := _running_view(job, declared)) is not None),
+        running=tuple(view for job in active if (view := _running_view(job, declared, progress)) is not None),
         pending=tuple(
             _pending_view(job, dependencies, running_tasks, array_limits, inventory, estimates.get(job.id))
             for job in pending
@@ -166,18 +170,20 @@ def _unavailable(state: NodeState, record: NodeRecord | None) -> str:
     return f"{state}: {record.reason.removeprefix(f'{record.name}: ')}" if record.reason else str(state)
 
 
-def _running_view(job: Job, declared: Container[str]) -> RunningView | None:
+def _running_view(job: Job, declared: Container[str], progress: Mapping[str, JobProgress]) -> RunningView | None:
     """What a job holds of declared nodes; None: nothing (its node has left the inventory)."""
     parts = tuple(part for part in (job.allocation.parts if job.allocation else ()) if part.node in declared)
     if not parts:
         return None
     start = job.start_time if job.start_time is not None else job.submit_time
+    told = progress.get(job.id)
     return RunningView(
         id=job.id,
         user=job.user,
         allocation=Allocation(job.id, parts),
         start_time=start,
         expected_end=expected_end(job, start),
+        own_end=told.end() if told is not None and told.attempt == job.attempt else None,
         array_id=job.array_id,
         submit_time=job.submit_time,
         state=job.state,

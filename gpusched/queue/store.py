@@ -19,6 +19,7 @@ from gpusched.model.readings import NodeReading, NodeState
 from gpusched.model.resources import Node
 from gpusched.queue.estimates import EstimateReads, EstimateWrites
 from gpusched.queue.predictions import PredictionReads, PredictionWrites
+from gpusched.queue.progress import ProgressReads, ProgressWrites
 from gpusched.queue.promotions import PolicyReads, PolicyWrites
 from gpusched.queue.rows import JobReads, JobWrites
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
@@ -168,7 +169,7 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 0.0
 
 
-class Reader(PolicyReads, PredictionReads, EstimateReads, JobReads):
+class Reader(PolicyReads, PredictionReads, EstimateReads, ProgressReads, JobReads):
     """Read-only view of the store."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -399,7 +400,7 @@ class Reader(PolicyReads, PredictionReads, EstimateReads, JobReads):
         return dict(rows.fetchall())
 
 
-class Store(Reader, JobWrites, PolicyWrites, PredictionWrites, EstimateWrites):
+class Store(Reader, JobWrites, PolicyWrites, PredictionWrites, EstimateWrites, ProgressWrites):
     """The store as its single writer sees it."""
 
     @classmethod
@@ -522,6 +523,7 @@ class Store(Reader, JobWrites, PolicyWrites, PredictionWrites, EstimateWrites):
             "by_limits = by_limits + ?1 WHERE job_id IN (SELECT id FROM jobs WHERE state = ?2)",
             (step, JobState.PENDING),
         )
+        self.shift_progress(step)
 
     def add_usage(self, rows: Iterable[UsageRow]) -> None:
         """Add to the sums of their buckets."""

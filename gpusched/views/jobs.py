@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpusched.model.jobs import ACTIVE, Job, JobState
+from gpusched.model.progress import JobProgress
 from gpusched.model.units import format_duration, format_memory, iso_utc, local_time
 from gpusched.views import common
 
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
 
 NAME_WIDTH = 24
 REASON_WIDTH = 60
-COLUMNS = ("ID", "NAME", "USER", "PARTITION", "FLAVOR", "STATE", "GPUS", "NODES/REASON", "TIME", "LIMIT")
+COLUMNS = ("ID", "NAME", "USER", "PARTITION", "FLAVOR", "STATE", "GPUS", "NODES/REASON", "TIME", "LIMIT", "PROGRESS")
 LESS_NEEDED = ("FLAVOR", "LIMIT")
 FULL_WIDTH = 110
+_BAR_WIDTH = 8
+_QUIET_S = 300.0  # without a step for that long: the reader is told
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +32,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         jobs: In order of display.
         energies: Joules so far of active jobs, where measured.
+        progress: Of active jobs, where they tell of it.
         counts: State -> number of all jobs; empty in JSON mode.
         preempted: How many waiting jobs were stopped for others.
         prefixes: Id (an array's own for its tasks) -> how many of its characters name it uniquely.
@@ -40,6 +44,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     now: float
     jobs: tuple[Job, ...]
     energies: Mapping[str, float] = {}
+    progress: Mapping[str, JobProgress] = {}
     counts: Mapping[str, int] = {}
     preempted: int = 0
     prefixes: Mapping[str, int] = {}
@@ -60,7 +65,13 @@ def elapsed_s(job: Job, now: float) -> float | None:
     return max(0.0, (job.end_time if job.end_time is not None else now) - job.start_time)
 
 
-def job_dict(job: Job, now: float, energy_j: float | None = None, fallbacks: Mapping[str, str] = {}) -> dict[str, Any]:
+def job_dict(
+    job: Job,
+    now: float,
+    energy_j: float | None = None,
+    fallbacks: Mapping[str, str] = {},
+    progress: JobProgress | None = None,
+) -> dict[str, Any]:
     """A job as all ``--json`` screens give it. Times are UTC ISO-8601, durations seconds, unknown is None."""
     spec = job.spec
     return {
@@ -92,7 +103,57 @@ def job_dict(job: Job, now: float, energy_j: float | None = None, fallbacks: Map
         "policy": job.policy,
         "policy_version": job.policy_version,
         "fallback": fallbacks.get(spec.partition) if job.state is JobState.PENDING else None,
+        "progress": None if progress is None else _progress_dict(progress, now),
     }
+
+
+def _progress_dict(progress: JobProgress, now: float) -> dict[str, Any]:
+    return {
+        "step": progress.step,
+        "of": progress.of,
+        "steps_per_s": progress.steps_per_s,
+        "samples_per_s": progress.samples_per_s,
+        "time": iso_utc(progress.at),
+        "left_s": progress.left_s(now),
+        "saved_step": progress.saved_step,
+        "saved_time": iso_utc(progress.saved_at),
+        "error": progress.trouble or None,
+    }
+
+
+def progress_text(progress: JobProgress | None, now: float, width: int) -> Text:
+    """How far it is and for how long it goes on, with a bar of ``width`` cells (0: none) where both are known."""
+    from rich.text import Text
+
+    from gpusched.views.bars import meter
+
+    text = Text(no_wrap=True)
+    if progress is None or progress.step is None:
+        return text
+    if progress.fraction is None:
+        return text.append(f"step {progress.step:,.0f}")
+    if width:
+        text.append_text(meter(progress.fraction, width, "green")).append(" ")
+    text.append(f"{progress.fraction:.0%}")
+    left = progress.left_s(now)
+    return text if left is None else text.append(f" {format_duration(left)} left")
+
+
+def progress_line(progress: JobProgress, now: float) -> str:
+    """The same with what it is made of, for one job's page."""
+    if progress.step is None:
+        return ""
+    words = [f"step {progress.step:,.0f}" + (f" of {progress.of:,.0f}" if progress.of else "")]
+    if progress.fraction is not None:
+        words[0] += f" ({progress.fraction:.0%})"
+    if (pace := progress.steps_per_s) is not None:
+        words.append(f"{pace:.3g} steps/s" if pace >= 0.01 else f"{1 / pace:,.0f} s a step")
+    if progress.samples_per_s is not None:
+        words.append(f"{progress.samples_per_s:,.4g} samples/s")
+    if (left := progress.left_s(now)) is not None:
+        words.append(f"about {format_duration(left)} left at this pace")
+    quiet = now - progress.at if progress.at is not None else 0.0
+    return ", ".join(words) + (f"; no step for {format_duration(quiet)}" if quiet > _QUIET_S else "")
 
 
 def head_line(listing: Listing) -> str:
@@ -136,16 +197,18 @@ def status_screen(listing: Listing, width: int) -> Group:
 def status_table(listing: Listing, width: int) -> Table:
     """One row per job; waiting tasks of an array that wait for the same reason share one."""
     hidden = LESS_NEEDED if width < FULL_WIDTH else ()
+    if not any(job.id in listing.progress for job in listing.jobs):
+        hidden = (*hidden, "PROGRESS")
     table = common.plain_table(
         *(c for c in COLUMNS if c not in hidden), right=("GPUS", "TIME", "LIMIT"), wrap=("NAME", "NODES/REASON")
     )
     for jobs in _rows(listing.jobs):
-        cells = _cells(jobs, listing)
+        cells = _cells(jobs, listing, _BAR_WIDTH if width >= FULL_WIDTH else 0)
         table.add_row(*(cell for column, cell in zip(COLUMNS, cells, strict=True) if column not in hidden))
     return table
 
 
-def _cells(jobs: list[Job], listing: Listing) -> list[Text]:
+def _cells(jobs: list[Job], listing: Listing, bar: int) -> list[Text]:
     from rich.text import Text
 
     job = jobs[0]
@@ -160,6 +223,7 @@ def _cells(jobs: list[Job], listing: Listing) -> list[Text]:
         Text(where_or_why(job)),
         Text(format_duration(elapsed_s(job, listing.now))),
         Text(format_duration(job.spec.time_limit_s)),
+        progress_text(listing.progress.get(job.id), listing.now, bar),
     ]
 
 

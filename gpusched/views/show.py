@@ -9,26 +9,31 @@ import msgspec
 
 from gpusched.model.events import Event
 from gpusched.model.jobs import Job
+from gpusched.model.progress import JobProgress
 from gpusched.model.units import format_duration, format_memory, iso_utc, local_time
 from gpusched.views import common
-from gpusched.views.jobs import elapsed_s, job_dict, queue_position, resources_line, stopped_line
+from gpusched.views.jobs import elapsed_s, job_dict, progress_line, queue_position, resources_line, stopped_line
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """One job with all that is known of it. ``tasks``: the whole array, where an array was asked for."""
+    """One job with all that is known of it.
+
+    ``tasks``: the whole array, where an array was asked for. ``progress``: of its latest attempt that tells of any.
+    """
 
     job: Job
     now: float
     events: tuple[Event, ...] = ()
     energy_j: float | None = None
     tasks: tuple[Job, ...] = ()
+    progress: JobProgress | None = None
     warning: str = ""
 
 
 def page_dict(page: Page) -> dict[str, Any]:
     """Everything as JSON: the keys of ``status --json``, the request, the allocation, the attempts, the events."""
     job = page.job
-    return job_dict(job, page.now, page.energy_j) | {
+    return job_dict(job, page.now, page.energy_j, progress=page.progress) | {
         "spec": _spec_dict(job),
         "allocation": [
             {"rank": p.rank, "node": p.node, "gpus": list(p.gpus), "cores": p.cores, "memory_mib": p.memory_mib}
@@ -113,10 +118,24 @@ def _fields(page: Page) -> Iterator[tuple[str, str]]:
     yield "started", local_time(job.start_time) + (f" (attempt {job.attempt})" if job.attempt > 1 else "")
     yield "ended", local_time(job.end_time)
     yield "elapsed", format_duration(elapsed_s(job, page.now))
+    yield from _progress(page)
     yield "exit code", common.UNKNOWN if job.exit_code is None else str(job.exit_code)
     yield "energy", common.energy(page.energy_j if page.energy_j is not None else job.energy_j)
     if job.policy:
         yield "decided by", f"{job.policy} {job.policy_version or ''}".strip()
+
+
+def _progress(page: Page) -> Iterator[tuple[str, str]]:
+    progress = page.progress
+    if progress is None:
+        return
+    ended = page.job.end_time
+    if line := progress_line(progress, page.now if ended is None else ended):
+        yield "progress", line
+    if progress.saved_step is not None:
+        yield "saved", f"up to step {progress.saved_step:,.0f}, {local_time(progress.saved_at)}"
+    if progress.trouble:
+        yield "job file", progress.trouble
 
 
 def _optional(job: Job) -> Iterator[tuple[str, str]]:

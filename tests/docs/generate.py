@@ -357,7 +357,11 @@ def job_variables() -> dict[str, str]:
     job = sample_job()
     assert job.allocation is not None
     given = environment(job, job.allocation.parts[1], inventory)
-    return given | {"GPUSCHED_CONTAINER": "gpusched-1qdvhwy21kc_3-1-1", "GPUSCHED_HOSTFILE": "/etc/gpusched-hostfile"}
+    return given | {
+        "GPUSCHED_CONTAINER": "gpusched-1qdvhwy21kc_3-1-1",
+        "GPUSCHED_HOSTFILE": "/etc/gpusched-hostfile",
+        "GPUSCHED_JOB_DIR": "/gpusched",
+    }
 
 
 def _variables() -> str:

@@ -60,6 +60,11 @@ SETTINGS = {
         MEMORY,
         "And so much may they take in the store. What tasks of an array, or equal jobs, have in common counts once.",
     ),
+    "job_dirs": (
+        "absolute path",
+        "A folder on a disk that all nodes share, in which each job gets its own (GPUSCHED_JOB_DIR). gpusched removes "
+        "nothing there. Without it each node keeps such folders itself, until the job has ended.",
+    ),
     "network": ("network mode of the container engine", "For jobs on one node. Gangs always use the host's."),
     "known_hosts": ("path", "Used instead of the usual known_hosts files. Host keys are always verified."),
     "ssh_config": ("path", "Used instead of `~/.ssh/config` and `/etc/ssh/ssh_config`."),
@@ -236,6 +241,10 @@ _JOB = {
     "held_by": "`user`, `admin` or null.",
     "policy": "The policy that decided its start, or null.",
     "policy_version": "Digest of what that policy said.",
+    "progress": (
+        "What the job tells of itself: `step`, `of`, `steps_per_s`, `samples_per_s`, `time`, `left_s` (at its pace of "
+        "late), `saved_step`, `saved_time`, `error`; or null."
+    ),
     "fallback": "While it waits: why the fallback of its partition's agent decides, or null.",
 }
 JSON: dict[str, dict[str, str]] = {
@@ -535,6 +544,10 @@ JOB_VARIABLES = {
     "GPUSCHED_ARRAY_ID": "In tasks of arrays.",
     "GPUSCHED_ARRAY_INDEX": "In tasks of arrays.",
     "GPUSCHED_CONTAINER": "Name of the attempt; marks its processes.",
+    "GPUSCHED_JOB_DIR": (
+        "A folder of the job's own, which its later attempts find again; see "
+        "[progress](../guides/submitting.md#progress). Removed once the job has ended, but for `job_dirs`."
+    ),
     "GPUSCHED_HOSTFILE": "In gangs: a file with one line per rank, `address slots=GPUS`.",
     "SLURM_JOB_ID": "Job id (not a number).",
     "SLURM_JOB_NAME": "Its name.",

@@ -15,6 +15,7 @@ from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
 from gpusched.model.jobs import Allocation, Ending, Job, JobState, NodeAllocation
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
+from gpusched.queue.rows import SINCE_VERSION
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.store import DATABASE, FailedLaunch, NodeRecord, RankRecord, Reader, Run, Store, UsageRow
 from tests.controller.folding import NOW, spec
@@ -320,17 +321,20 @@ def test_small_tasks_are_small(store: Store, tmp_path: Path) -> None:
 
 
 def as_version(state: Path, jobs: list[Job], version: int) -> None:
-    """A store as an earlier version wrote it: each job's data holds its spec."""
+    """A store as an earlier version wrote it; before version 5 each job's data holds its spec."""
     db = sqlite3.connect(state / DATABASE)
     for step in (SCHEMA, *MIGRATIONS[: version - 1]):
         db.executescript(step)
-    db.executemany(
-        "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        [
-            (j.id, j.array_id, j.state, j.user, j.spec.partition, j.submit_time, j.end_time, msgspec.json.encode(j))
-            for j in jobs
-        ],
-    )
+    if version >= SINCE_VERSION:
+        Store(db).put_jobs(jobs)
+    else:
+        db.executemany(
+            "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                (j.id, j.array_id, j.state, j.user, j.spec.partition, j.submit_time, j.end_time, msgspec.json.encode(j))
+                for j in jobs
+            ],
+        )
     db.execute("INSERT INTO meta VALUES ('cluster_id', 'abcdefgh')")
     db.execute(f"PRAGMA user_version = {version}")
     db.commit()

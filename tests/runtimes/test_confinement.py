@@ -8,7 +8,9 @@ import pytest
 
 from gpusched.model.jobs import Mount
 from gpusched.model.resources import RuntimeName
+from gpusched.nodes.runtimes.base import AttemptRef
 from gpusched.nodes.runtimes.mounts import PIN
+from gpusched.nodes.runtimes.shell import forget_job
 from gpusched.nodes.transport import Script
 from tests.runtimes.world import CLUSTER, World
 from tests.testbed import wait_until
@@ -197,3 +199,15 @@ def test_processes_of_submitters_gain_no_privileges(process: World) -> None:
     assert "NoNewPrivs: 1" in output
     _, output = process.finish("sh", "-c", STATUS, job="job2", capabilities=("NET_RAW",), **AS_NOBODY)
     assert all(f"Cap{name}: 0000000000002000" in output for name in ("Eff", "Bnd", "Amb"))
+
+
+def test_the_jobs_folder_is_its_users_alone(engine: World) -> None:
+    job = f"own{engine.tag}"
+    script = 'cd "$GPUSCHED_JOB_DIR" && echo "{\\"step\\": 3}" >progress.json && ln -s /etc/shadow saved.json; ls -la'
+    attempt, output = engine.finish("sh", "-c", script, job=job, **AS_NOBODY)
+    assert attempt["progress"]["step"] == 3, output
+    assert attempt["job_file_error"] == "saved.json: it is no regular file"
+    place = f"/var/lib/gpusched-node/{CLUSTER}/{engine.node_name}"
+    assert engine.sh(f"stat -c %u:%a {place} {place}/{job}").split() == ["0:711", f"{NOBODY}:700"]
+    engine.do(forget_job(AttemptRef(CLUSTER, engine.node_name, f"gpusched-{job}-1-0"), job))
+    engine.sh(f"test -d {place} && test ! -e {place}/{job}")

@@ -4,13 +4,15 @@ import json
 import shlex
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from gpusched.model.resources import RuntimeName
-from gpusched.nodes.runtimes import EXISTS_EXIT_CODE
+from gpusched.nodes.runtimes import EXISTS_EXIT_CODE, AttemptRef
+from gpusched.nodes.runtimes.shell import forget_job
 from gpusched.nodes.transport import Script
-from tests.runtimes.world import World
+from tests.runtimes.world import CLUSTER, World
 from tests.testbed import wait_until
 
 HOSTILE = [
@@ -345,3 +347,39 @@ def test_the_version_is_told_when_asked_for(world: World) -> None:
 
 def quoted(path: str) -> str:
     return shlex.quote(path)
+
+
+WRITE = (
+    'cd "$GPUSCHED_JOB_DIR" && echo "{\\"step\\": $1}" >part && mv part progress.json && cat kept; echo was here >kept'
+)
+
+
+def test_a_jobs_folder_is_found_again_by_its_next_attempt(world: World) -> None:
+    job = f"folder{world.tag}"
+    for attempt, output in ((1, "cat: "), (2, "was here\n")):
+        name = f"gpusched-{job}-{attempt}-0"
+        found, said = world.finish("sh", "-c", WRITE, "sh", str(attempt), job=job, name=name)
+        assert (found["exit_code"], said[: len(output)]) == (0, output), said
+        assert found["progress"]["step"] == attempt
+    again = world.listed_sh()[0][f"gpusched-{job}-2-0"]["progress"]
+    assert again["step"] == 2
+    world.do(forget_job(AttemptRef(CLUSTER, world.node_name, f"gpusched-{job}-1-0"), job))
+    _, said = world.finish("sh", "-c", WRITE, "sh", "3", job=job, name=f"gpusched-{job}-3-0")
+    assert said.startswith("cat: "), said
+    world.do(forget_job(AttemptRef(CLUSTER, world.node_name, f"gpusched-{job}-1-0"), job))
+
+
+def test_a_folder_on_a_shared_disk(world: World, tmp_path: Path) -> None:
+    job = f"shared{world.tag}"
+    found, _ = world.finish("sh", "-c", WRITE, "sh", "5", job=job, job_dirs=str(tmp_path / "dirs"))
+    assert found["progress"]["step"] == 5
+    assert (tmp_path / "dirs" / CLUSTER / job / "kept").read_text() == "was here\n"
+
+
+def test_a_folder_that_somebody_else_put_there_is_not_used(world: World, tmp_path: Path) -> None:
+    job = f"planted{world.tag}"
+    (tmp_path / CLUSTER).mkdir()
+    (tmp_path / CLUSTER / job).symlink_to("/etc")
+    result = world.run(world.runtime.launch(world.request("true", job=job, job_dirs=str(tmp_path))))
+    assert result.exit_code == 1
+    assert f"cannot write to {tmp_path}/{CLUSTER}/{job}" in result.stderr.decode()

@@ -141,3 +141,5 @@ class World:
     def clean(self) -> None:
         for ref in self.launched:
             self.run(self.runtime.remove(ref))
+        # Of jobs of other users; what is below /var/lib is not the node's own in the testbed.
+        self.run(Script(("rm", "-rf", f"/var/lib/gpusched-node/{CLUSTER}/{self.node_name}")))

@@ -8,6 +8,7 @@ Three steps, so that a node without Python can have the first two done by attemp
 import os
 import time
 
+from gpusched.nodes.payload import jobfiles
 from gpusched.nodes.payload.engines import ENDED, ENGINES, LOST, EngineError, last_lines, version
 
 MYPY = False  # as mypy knows it; importing typing costs time on every probe
@@ -58,9 +59,11 @@ def list_attempts(
     except EngineError as failure:
         containers, error = None, str(failure)
     for name, fact in facts.items():
-        # Looked for last: it is written just before the end that the engine tells of.
+        # Looked for last: they are written just before the end that the engine tells of.
         if os.path.exists(os.path.join(folder, name, "oom")):
             fact["files"].append("oom")
+        if fact["meta"].get("rank") == "0" and "job_dir" in fact["meta"]:
+            fact["job_files"] = jobfiles.read(fact["meta"]["job_dir"])
     _listed[:] = merge(facts, containers, cluster_id)
     for attempt in _listed:
         if attempt["phase"] == "running":
@@ -233,6 +236,7 @@ def merge(
             "id": container["id"] if container else None,
         }
         base.update(attempt)
+        base.update(jobfiles.parse(fact.get("job_files", {}) if fact else {}))
         attempts.append(base)
     return attempts
 

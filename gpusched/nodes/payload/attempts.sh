@@ -16,6 +16,21 @@ group_alive() { # PID STARTTIME of a leader, as in payload/attempts.py
     now=$(start_time "$1") && [ "$now" != "$2" ] && return 1
     kill -0 "-$1" 2>/dev/null
 }
+job_files() { # FOLDER of an attempt: as in payload/jobfiles.py
+    grep -qx 'rank=0' "$1/meta" 2>/dev/null && job_dir=$(sed -n 's/^job_dir=//p' "$1/meta") && [ -n "$job_dir" ] || return 0
+    for job_file in progress saved; do
+        file=$job_dir/$job_file.json
+        [ -e "$file" ] || [ -L "$file" ] || continue
+        age=0
+        if [ -L "$file" ] || [ ! -f "$file" ]; then text='!it is no regular file'
+        elif [ "$(stat -c %s "$file")" -gt 4096 ]; then text='!it is larger than 4096 bytes'
+        else
+            age=$((attempts_now - $(stat -c %Y "$file"))) text=$(bounded 2 head -c 4096 "$file" 2>/dev/null | tr '\n\r' '  ' | tr -cd ' -~')
+            [ "$age" -ge 0 ] || age=0
+        fi
+        printf '%s %s %s %s\n' "$job_file" "${1##*/}" "$age" "$text"
+    done
+}
 list_folder() {
     printf 'attempt %s\n' "${1##*/}"
     prefixed meta <"$1/meta" 2>/dev/null
@@ -35,7 +50,10 @@ list_folder() {
     read -r leader since 2>/dev/null <"$1/pid"
     [ -n "$leader" ] && [ "$(start_time "$leader")" = "$since" ] && echo pid_alive
 }
-engine() { if command -v timeout >/dev/null 2>&1; then timeout -s KILL 8 "$RUNTIME" "$@"; else "$RUNTIME" "$@"; fi; }
+bounded() { # SECONDS COMMAND...
+    if command -v timeout >/dev/null 2>&1; then timeout -s KILL "$@"; else shift && "$@"; fi
+}
+engine() { bounded 8 "$RUNTIME" "$@"; }
 containers() { engine ps -a "$@" --filter "label=gpusched.cluster=$CLUSTER_ID" --filter "label=gpusched.node=$NODE"; }
 conmon_of() { # CONTAINER: whether a conmon waits for its end
     for conmon in $(grep -l -x conmon /proc/[0-9]*/comm 2>/dev/null); do
@@ -82,10 +100,15 @@ podman | docker)
     127) echo "engine_error $RUNTIME: No such file or directory" ;;
     *) { echo "$RUNTIME:"; containers -q 2>&1 >/dev/null | tail -n 5; } | cut -c 1-1000 | prefixed engine_error ;;
     esac
-    # Looked for last: it is written just before the end that the engine tells of.
+    # Looked for last: they are written just before the end that the engine tells of.
     for folder in "$attempts_root"/gpusched-*/oom; do
         [ ! -e "$folder" ] || { folder=${folder%/oom} && echo "oom ${folder##*/}"; }
     done
     ;;
 esac
+for folder in "$attempts_root"/gpusched-*; do job_files "$folder"; done
+for folder in "$attempts_root"/jobs/* "/var/lib/gpusched-node/$CLUSTER_ID/$NODE"/*; do
+    [ ! -d "$folder" ] || [ -n "$(find "$attempts_root" -maxdepth 1 -name "gpusched-${folder##*/}-*" | head -n 1)" ] ||
+        echo "job_folder ${folder##*/}"
+done
 echo attempts_end

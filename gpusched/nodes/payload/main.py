@@ -55,7 +55,7 @@ def attempts(answer: "dict[str, Any]", request: "dict[str, Any]") -> "list[dict[
     answer.update(containers=None, runtime_error=None, runtime_version=None)
     try:
         from gpusched.nodes.payload import attempts as lister
-        from gpusched.nodes.payload import engines
+        from gpusched.nodes.payload import engines, jobfiles
 
         engines.ENGINE_TIMEOUT_S = float(request.get("engine_timeout_s", engines.ENGINE_TIMEOUT_S))
         found, error, version = lister.list_attempts(
@@ -65,6 +65,9 @@ def attempts(answer: "dict[str, Any]", request: "dict[str, Any]") -> "list[dict[
         answer.update(runtime_error="%s: %s" % (type(trouble).__name__, trouble), spoilt=True)
         return []
     answer.update(containers=None if error else found, runtime_error=error, runtime_version=version)
+    root = lister.default_root(request["cluster_id"], request["node"])
+    names = [a["name"] for a in found] + [a["name"] for a in unlisted(found, request)]
+    answer["job_folders"] = jobfiles.orphans(root, request["cluster_id"], request["node"], names)
     return found
 
 

@@ -37,7 +37,7 @@ class Apptainer(SupervisedRuntime):
     """
 
     name = "apptainer"
-    hostfile_variable = f"{_PREFIX}GPUSCHED_HOSTFILE"
+    variable_prefix = _PREFIX
 
     def host_workdir(self, request: LaunchRequest) -> str:
         """The user's home: the workdir is a path inside the container."""
@@ -67,7 +67,7 @@ class Apptainer(SupervisedRuntime):
         for mount in request.mounts:
             read_only = ",ro" if mount.read_only else ""
             options += ["--mount", f"type=bind,src={mount.source},dst={mount.target}{read_only}"]
-        flags = quote_all(options)
+        flags = quote_all(options) + ' --bind "$job_dir"'
         verb = "exec" if request.command else "run"
         job = in_job(f'apptainer {verb} {flags} "$(image)" {quote_all(request.command)}', '"$output"')
         other = in_job(f'apptainer exec {flags} "$(image)" "$@"', "''")

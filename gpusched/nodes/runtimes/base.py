@@ -41,6 +41,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
         capabilities: Linux capabilities, without CAP_, that a job with ``run_as`` keeps.
         mounts_beneath: Folders of the node beneath which the mounts' sources must lie when they are mounted, wherever
             links lead by then; None where the submitter may mount anything.
+        job_dirs: Beneath which folder, on a disk that all nodes share, jobs have their own ones; None: on each node.
     """
 
     name: str
@@ -65,6 +66,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     run_as: tuple[int, int] | None = None
     capabilities: tuple[str, ...] = ()
     mounts_beneath: tuple[str, ...] | None = None
+    job_dirs: str | None = None
 
     @property
     def ref(self) -> AttemptRef:

@@ -32,6 +32,8 @@ from gpusched.nodes.transport import Script
 HOSTFILE = "/etc/gpusched-hostfile"
 """Where a gang's hostfile is inside its containers."""
 GROUPS = "/etc/group"
+JOB_DIR = "/gpusched"
+"""Where a job's own folder is inside its containers."""
 
 # A launcher that fails leaves no container behind: a `created` one would look ready to be started.
 _LAUNCHER = """\
@@ -224,6 +226,7 @@ class EngineRuntime:
         files = ["--env-file", "$dir/env"] if written else []
         files += ["--env", f"GPUSCHED_HOSTFILE={HOSTFILE}"] if request.hostfile is not None else []
         files += _repeat("--mount", [_mount(f"$dir/{name}", target, True) for name, target in binds.items()])
+        files += ["--mount", _mount("$job_dir", JOB_DIR, False), "--env", f"GPUSCHED_JOB_DIR={JOB_DIR}"]
         own_options = " ".join(f'"{word}"' for word in files)  # the folder's path is known on the node only
         options = quote_all(self._create(request, (*inherited, *request.secrets)))
         command = quote_all((image, *request.command))
@@ -334,7 +337,7 @@ def _own_binds(request: LaunchRequest) -> dict[str, str]:
     binds = {"hostfile": HOSTFILE} if request.hostfile is not None else {}
     binds |= {"group": GROUPS} if request.run_as is not None else {}
     for mount in request.mounts:
-        if posixpath.normpath("/" + mount.target.lstrip("/")) in binds.values():
+        if posixpath.normpath("/" + mount.target.lstrip("/")) in (*binds.values(), JOB_DIR):
             raise UsageError(f"--mount: nothing can be mounted at {mount.target}")
     return binds
 

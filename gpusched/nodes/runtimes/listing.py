@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpusched.nodes.payload import jobfiles
 from gpusched.nodes.payload.attempts import merge
 from gpusched.nodes.payload.engines import EngineError, last_lines, parse_docker, parse_podman
 
@@ -30,7 +31,7 @@ def parse_listing(text: str, cluster_id: str, runtime: str) -> tuple[list[dict[s
     errors: list[str] = []
     fact = _no_facts()
     ended = False
-    for line in text.splitlines():
+    for line in text.split("\n"):  # a job's own text may hold what else ends a line for Python
         word, _, rest = line.partition(" ")
         if word == "attempt":
             fact = facts[rest] = _no_facts()
@@ -42,6 +43,9 @@ def parse_listing(text: str, cluster_id: str, runtime: str) -> tuple[list[dict[s
             facts.get(rest, fact)["files"].append("oom")
         elif word == "attempts_end":
             ended = True
+        elif word in jobfiles.NAMES:
+            name, age, said = rest.split(" ", 2)
+            facts.get(name, fact)["job_files"][word] = said, float(age)
         else:
             _read_fact(fact, word, rest)
     if not ended:
@@ -58,7 +62,11 @@ def parse_listing(text: str, cluster_id: str, runtime: str) -> tuple[list[dict[s
 
 
 def _no_facts() -> dict[str, Any]:
-    return {"meta": {}, "pid": None, "error": "", "files": []} | dict.fromkeys(_VALUES) | dict.fromkeys(_FLAGS, False)
+    return (
+        {"meta": {}, "pid": None, "error": "", "files": [], "job_files": {}}
+        | dict.fromkeys(_VALUES)
+        | dict.fromkeys(_FLAGS, False)
+    )
 
 
 def _read_fact(fact: dict[str, Any], word: str, rest: str) -> None:

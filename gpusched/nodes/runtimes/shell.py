@@ -97,7 +97,19 @@ if ! error=$(mkdir -- "$dir" 2>&1); then
     exit 1
 fi
 boot=$(cat /proc/sys/kernel/random/boot_id)
-abandon() { rm -rf -- "$dir"; echo "cannot write to $dir" >&2; exit 1; }
+abandon() { rm -rf -- "$dir"; echo "cannot write to ${1:-$dir}" >&2; exit 1; }
+"""
+
+# A folder of the job's own, which its later attempts find again. What is above it belongs to whom we are here, so that
+# nobody can put a link in its place; below it everything is the job's. An image may have a user of its own: where ours
+# is the job's, the folder is open to it, and what is above it keeps everybody else out.
+_JOB_DIR = """\
+jobs=${job_dir%/*}
+(umask 066 && mkdir -p -- "$jobs") && [ -O "$jobs" ] || abandon "$jobs"
+if mkdir -- "$job_dir" 2>/dev/null; then
+    if [ -n "$uid" ]; then chown -- "$uid:$gid" "$job_dir"; else chmod OPEN -- "$job_dir"; fi || abandon "$job_dir"
+fi
+[ -d "$job_dir" ] && [ ! -L "$job_dir" ] || abandon "$job_dir"
 """
 
 # The background list's own process becomes the launcher by exec, so that $! is its number.
@@ -110,6 +122,9 @@ EXPORTS
 ) </dev/null >/dev/null 2>&1 &
 stamp $! "$dir/launcher.pid" || { kill -KILL $! 2>/dev/null; abandon; }
 """
+
+
+_OTHERS_JOBS = "/var/lib/gpusched-node"  # the usual place lies in a home that only its owner may enter
 
 
 def quote_all(words: Iterable[str]) -> str:
@@ -196,11 +211,14 @@ def launch_script(
         f"hold={int(request.hold)}",
     ]
     aliased = {f"GPUSCHED_SECRET_{number}": value for number, value in enumerate(secrets.values())}
+    written = 'echo "created=$(date +%s)"; echo "boot=$boot"; echo "job_dir=$job_dir"'
     parts = [
         place(request.ref),
         FUNCTIONS,
         _CLAIM.replace("EXISTS", str(EXISTS_EXIT_CODE)),
-        f'{{ {_print_lines(meta)}; echo "created=$(date +%s)"; echo "boot=$boot"; }} >"$dir/meta" || abandon\n',
+        _identity(request),
+        _JOB_DIR.replace("OPEN", "700" if request.job_dirs else "777"),
+        f'{{ {_print_lines(meta)}; {written}; }} >"$dir/meta" || abandon\n',
         here(launcher, "launch"),
         here(request.hostfile, "hostfile") if request.hostfile is not None else "",
         *(here(text, name) for name, text in files.items()),
@@ -216,8 +234,33 @@ def _print_lines(lines: list[str]) -> str:
 
 def launch_header(request: LaunchRequest) -> str:
     """The first lines of every ``launch`` file."""
-    uid, gid = request.run_as or ("", "")
     return (
-        f"trap '' HUP PIPE\ndir=${{0%/*}}\nname={shlex.quote(request.name)}\nuid={uid} gid={gid}\n"
+        f"trap '' HUP PIPE\ndir=${{0%/*}}\nname={shlex.quote(request.name)}\n{_identity(request)}"
         f"output={shlex.quote(request.output or '')}\n{FUNCTIONS}{FAIL}{AS_USER}{OUTPUT_CHECK}"
     )
+
+
+def _identity(request: LaunchRequest) -> str:
+    """Lines that set ``uid`` and ``gid`` ("": ours), and ``job_dir``, the job's own folder."""
+    uid, gid = request.run_as or ("", "")
+    return f"uid={uid} gid={gid}\njob_dir={job_dir(request)}\n"
+
+
+def job_dir(request: LaunchRequest) -> str:
+    """A sh word: the job's own folder, on a shared disk, where another user reaches it, or beside the attempts."""
+    if request.job_dirs is not None:
+        return shlex.quote(f"{request.job_dirs}/{request.cluster_id}/{request.job_id}")
+    if request.run_as is not None:
+        return shlex.quote(f"{_OTHERS_JOBS}/{request.cluster_id}/{request.node}/{request.job_id}")
+    return f'"${{dir%/*}}"/jobs/{shlex.quote(request.job_id)}'
+
+
+def forget_job(ref: AttemptRef, job_id: str) -> Script:
+    """Remove a job's own folder, wherever it is on this node; one on a shared disk is left to its users.
+
+    Args:
+        ref: Of any attempt of the job.
+        job_id: The job's.
+    """
+    job, others = shlex.quote(job_id), shlex.quote(f"{_OTHERS_JOBS}/{ref.cluster_id}/{ref.node}/{job_id}")
+    return script(f'{place(ref)}rm -rf -- "${{dir%/*}}"/jobs/{job} {others}\n')

@@ -37,7 +37,8 @@ fi
 if [ -e "$dir/hostfile" ]; then hostfile=$dir/hostfile; else hostfile=; fi
 as_job() { # PROGRAM...: become the job's user; the job's variables are for the program to read at descriptor 3
     set -- "GPUSCHED_CONTAINER=$name" SHELLS_OWN "$@"
-    [ -z "$hostfile" ] || set -- "HOSTFILE_VARIABLE=$hostfile" "$@"
+    set -- "PREFIXGPUSCHED_JOB_DIR=$job_dir" "$@"
+    [ -z "$hostfile" ] || set -- "PREFIXGPUSCHED_HOSTFILE=$hostfile" "$@"
     [ -z "$uid" ] || set -- "HOME=$home" "USER=$user" "LOGNAME=$user" "$@"
     set -- env "$@"
     [ -z "$uid" ] || set -- setpriv CONFINEMENT --reuid "$uid" --regid "$gid" "$(user_groups)" -- "$@"
@@ -163,13 +164,14 @@ class SupervisedRuntime:
         """Where the job's program starts on the node; "" is its user's home."""
         return request.workdir or ""
 
-    hostfile_variable = "GPUSCHED_HOSTFILE"
+    variable_prefix = ""
+    """Of the names of variables that are to reach the job."""
 
     def launch(self, request: LaunchRequest) -> Script:
         """See `Runtime.launch`."""
         check_request(request)
         settings = f"hold={int(request.hold)}\nworkdir={shlex.quote(self.host_workdir(request))}\n"
-        launcher = _LAUNCHER.replace("HOSTFILE_VARIABLE", self.hostfile_variable)
+        launcher = _LAUNCHER.replace("PREFIX", self.variable_prefix)
         launcher = launcher.replace("CONFINEMENT", quote_all(self.confinement(request)))
         # An export would override a secret that came by the environment.
         env = {k: v for k, v in request.env.items() if k not in request.secrets}

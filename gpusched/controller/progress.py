@@ -1,0 +1,51 @@
+"""What jobs write about themselves, from the nodes' readings into the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from gpusched.cluster.base import Observation
+from gpusched.model.jobs import Job, parse_container_name
+from gpusched.model.progress import JobProgress
+from gpusched.model.readings import ContainerReading, NodeReading
+from gpusched.queue.store import Store
+
+
+def note_progress(store: Store, active: Iterable[Job], observations: Mapping[str, Observation]) -> None:
+    """Write down what is new of the present attempts; only the node of rank 0 is listened to."""
+    news = [
+        (container, reading)
+        for observation in observations.values()
+        if (reading := observation.whole) is not None
+        for container in reading.containers or ()
+        if container.progress or container.saved or container.job_file_error
+    ]
+    if not news:
+        return
+    jobs = {(job.id, job.attempt, job.allocation.parts[0].node): job for job in active if job.allocation}
+    known = store.progress_of_active()
+    changed = []
+    for container, reading in news:
+        name = parse_container_name(container.name)
+        job = jobs.get((name[0], name[1], reading.node)) if name is not None and name[2] == 0 else None
+        if job is None:
+            continue
+        before = known.get(job.id)
+        if before is None or before.attempt != job.attempt:
+            before = JobProgress(job_id=job.id, attempt=job.attempt, gpus=job.spec.gpus)
+        after = progressed(before, container, reading)
+        if after != known.get(job.id):
+            changed.append(after)
+    store.put_progress(changed)
+
+
+def progressed(before: JobProgress, container: ContainerReading, reading: NodeReading) -> JobProgress:
+    """An attempt's progress after another look at its files."""
+    after = msgspec.structs.replace(before, trouble=container.job_file_error or "")
+    if (said := container.progress) is not None:
+        after = after.with_step(said.step, said.of, said.samples_per_s, reading.time - said.age_s)
+    if (saved := container.saved) is not None and saved.step != before.saved_step:
+        after = msgspec.structs.replace(after, saved_step=saved.step, saved_at=reading.time - saved.age_s)
+    return after

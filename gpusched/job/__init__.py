@@ -1,0 +1,57 @@
+"""For programs that run as jobs: tell how far they are, and stop in time. This file needs nothing and may be copied.
+
+In: GPUSCHED_JOB_DIR. Out: progress.json and saved.json there. May import: the standard library. Begin with
+`__init__.progress`. Outside of gpusched, and in all processes but the first (RANK 0), nothing is written.
+"""
+
+import json
+import os
+import signal
+from types import FrameType
+
+_asked = False
+
+
+def progress(step: int, of: int | None = None, samples_per_s: float | None = None) -> None:
+    """Tell that so many steps are done, of so many in all."""
+    _write("progress", {"step": step, "of": of, "samples_per_s": samples_per_s})
+
+
+def saved(step: int, gpus: int | None = None) -> None:
+    """Tell that the work is kept up to this step: call it once the checkpoint is on disk under its final name."""
+    _write("saved", {"step": step, "gpus": gpus})
+
+
+def stop_when_asked(*signals: signal.Signals) -> None:
+    """From now on the signal that asks the job to end (TERM, or these) only makes `asked_to_stop` true."""
+    for one in signals or (signal.SIGTERM,):
+        signal.signal(one, _note)
+
+
+def asked_to_stop() -> bool:
+    """Whether to save and exit now. One process may know before another: let them agree (all-reduce) at each step."""
+    return _asked
+
+
+def resize() -> dict[str, float] | None:
+    """``from`` and ``to`` how many GPUs, and by when (``deadline``, Unix seconds); None: it is not resized."""
+    try:
+        with open(os.path.join(os.environ["GPUSCHED_JOB_DIR"], "resize.json")) as file:
+            found: dict[str, float] = json.load(file)
+            return found
+    except (KeyError, OSError):
+        return None
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    global _asked
+    _asked = True
+
+
+def _write(name: str, facts: dict[str, int | float | None]) -> None:
+    folder = os.environ.get("GPUSCHED_JOB_DIR")
+    if folder and os.environ.get("RANK", "0") == "0":
+        path = os.path.join(folder, f"{name}.json")
+        with open(f"{path}.part", "w") as file:
+            json.dump(facts, file)
+        os.replace(f"{path}.part", path)  # whoever reads it sees all of it

@@ -1,0 +1,87 @@
+"""How far a job is, by what it writes itself, and how fast it goes."""
+
+from __future__ import annotations
+
+import msgspec
+
+_WINDOW_S = 600.0  # pace is that of the last one to two of these: a job may slow down, and its first steps are slow
+
+
+class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt's progress. Times in Unix seconds, by the controller's clock.
+
+    Attributes:
+        gpus: Of the whole job in this attempt.
+        step, of: Where it is, and how many steps there are in all; None: not known.
+        samples_per_s: As the job says it.
+        at: When it wrote ``step``.
+        first_step, first_at: Of this attempt.
+        since_step, since: Where the measuring of its pace begins; ``mid_step``, ``mid_at``: where it will next.
+        saved_step, saved_at: Up to where its work is kept; None: not said.
+        trouble: What is wrong with the files that it wrote last; "": nothing.
+    """
+
+    job_id: str
+    attempt: int
+    gpus: int
+    step: float | None = None
+    of: float | None = None
+    samples_per_s: float | None = None
+    at: float | None = None
+    first_step: float | None = None
+    first_at: float | None = None
+    since_step: float | None = None
+    since: float | None = None
+    mid_step: float | None = None
+    mid_at: float | None = None
+    saved_step: float | None = None
+    saved_at: float | None = None
+    trouble: str = ""
+
+    def with_step(self, step: float, of: float | None, samples_per_s: float | None, at: float) -> JobProgress:
+        """After another look at progress.json; one that says the same as before changes nothing."""
+        said = msgspec.structs.replace(self, of=of, samples_per_s=samples_per_s)
+        if step == self.step:
+            return said
+        if self.step is None or self.at is None or step < self.step:  # the first one, or it went back to what is saved
+            return msgspec.structs.replace(
+                said, step=step, at=at, since_step=step, since=at, mid_step=step, mid_at=at,
+                first_step=step if self.first_step is None else self.first_step,
+                first_at=at if self.first_at is None else self.first_at,
+            )  # fmt: skip
+        at = max(at, self.at)
+        if self.mid_at is not None and at - self.mid_at >= _WINDOW_S:
+            said = msgspec.structs.replace(
+                said, since_step=self.mid_step, since=self.mid_at, mid_step=step, mid_at=at
+            )  # fmt: skip
+        return msgspec.structs.replace(said, step=step, at=at)
+
+    def shifted(self, by_s: float) -> JobProgress:
+        """As it would be had the clock always been set as it is now."""
+        times = {n: getattr(self, n) for n in ("at", "first_at", "since", "mid_at", "saved_at")}
+        return msgspec.structs.replace(self, **{n: t + by_s for n, t in times.items() if t is not None})
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """Its pace of late; None until it has made a step since it was first seen."""
+        if self.step is None or self.at is None or self.since is None or self.since_step is None:
+            return None
+        passed = self.at - self.since
+        return (self.step - self.since_step) / passed if passed > 0 and self.step > self.since_step else None
+
+    @property
+    def fraction(self) -> float | None:
+        """How much of it is done, 0 to 1; None: not known."""
+        return None if self.step is None or not self.of else min(1.0, self.step / self.of)
+
+    def end(self) -> float | None:
+        """When it will have made its last step at its pace of late; None: not known."""
+        pace = self.steps_per_s
+        if pace is None or self.of is None or self.step is None or self.at is None:
+            return None
+        return self.at + max(0.0, self.of - self.step) / pace
+
+    def left_s(self, now: float) -> float | None:
+        """Seconds from ``now`` to its `end`; None: not known."""
+        end = self.end()
+        return None if end is None else max(0.0, end - now)

@@ -1,0 +1,102 @@
+"""What a job writes about itself: progress.json and saved.json in its folder. Runs on the node: stdlib, Python 3.6+.
+
+The folder is the job's own, so a file there may be anything: a link, a pipe, a gigabyte, no JSON. Nothing of it is
+followed, waited for, or believed unless it is the few numbers that are asked for.
+"""
+# ruff: noqa: UP031
+
+import errno
+import json
+import os
+import stat
+import time
+
+MYPY = False  # as mypy knows it; importing typing costs time on every probe
+if MYPY:
+    from collections.abc import Iterable
+    from typing import Any
+
+
+LARGEST_BYTES = 4096
+NAMES = ("progress", "saved")
+_NUMBERS = {
+    "progress": (("step", True), ("of", False), ("samples_per_s", False)),
+    "saved": (("step", True), ("gpus", False)),
+}
+_NOT_A_FILE = "!it is no regular file"
+_MOST = float(1 << 53)  # up to there a number of steps is exact everywhere
+
+
+def orphans(root: str, cluster_id: str, node: str, attempts: "Iterable[str]") -> "list[str]":
+    """Jobs that have a folder here and no attempt any more, at most twenty; ``root``: where attempts' folders are."""
+    here = {name.split("-")[1] for name in attempts if name.count("-") == 3}
+    found = []  # type: list[str]
+    for folder in (os.path.join(root, "jobs"), "/var/lib/gpusched-node/%s/%s" % (cluster_id, node)):
+        try:
+            found += [name for name in sorted(os.listdir(folder)) if name not in here]
+        except OSError:
+            pass
+    return found[:20]
+
+
+def read(folder: str) -> "dict[str, tuple[str, float]]":
+    """Name -> text and age in seconds of the files that are there; a text that cannot be had begins with ``!``."""
+    found = {}
+    for name in NAMES:
+        try:
+            found[name] = _read("%s/%s.json" % (folder, name))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            link = error.errno == errno.ELOOP
+            why = _NOT_A_FILE if link else "!it cannot be read: %s" % (error.strerror or error)
+            found[name] = (why, 0.0)
+    return found
+
+
+def _read(path: str) -> "tuple[str, float]":
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            return _NOT_A_FILE, 0.0
+        age = max(0.0, time.time() - facts.st_mtime)
+        if facts.st_size > LARGEST_BYTES:
+            return "!it is larger than %d bytes" % LARGEST_BYTES, age
+        return os.read(descriptor, LARGEST_BYTES).decode("utf-8", "replace"), age
+    finally:
+        os.close(descriptor)
+
+
+def parse(texts: "dict[str, tuple[str, float]]") -> "dict[str, Any]":
+    """The fields ``progress``, ``saved`` and ``job_file_error`` of a ``ContainerReading``."""
+    result = {"progress": None, "saved": None, "job_file_error": None}  # type: dict[str, Any]
+    for name in NAMES:
+        if name in texts:
+            text, age = texts[name]
+            try:
+                result[name] = dict(_numbers(name, text), age_s=age)
+            except ValueError as error:
+                result["job_file_error"] = "%s.json: %s" % (name, error)
+    return result
+
+
+def _numbers(name: str, text: str) -> "dict[str, float | None]":
+    if text.startswith("!"):
+        raise ValueError(text[1:])
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
+    if not isinstance(found, dict):
+        raise ValueError("it is no JSON object")
+    numbers = {}  # type: dict[str, float | None]
+    for key, needed in _NUMBERS[name]:
+        value = found.get(key)
+        if value is None and not needed:
+            numbers[key] = None
+        elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _MOST:
+            raise ValueError("%s is no number from 0 to 2^53" % key)
+        else:
+            numbers[key] = float(value)
+    return numbers

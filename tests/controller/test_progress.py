@@ -1,0 +1,132 @@
+"""A job's progress from reading to reading: pace, what is left, attempts, clocks that are set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpusched.cluster.base import Observation
+from gpusched.controller.progress import note_progress
+from gpusched.model.jobs import Allocation, Job, JobSpec, JobState, NodeAllocation
+from gpusched.model.progress import JobProgress
+from gpusched.model.readings import ContainerReading, NodeReading, ProgressReading, SavedReading
+from gpusched.queue.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store.create_or_open(tmp_path)
+    yield opened
+    opened.close()
+
+
+EMPTY = JobProgress(job_id="j", attempt=1, gpus=4)
+
+
+def told(*steps: tuple[float, float], of: float | None = 100.0) -> JobProgress:
+    progress = EMPTY
+    for step, at in steps:
+        progress = progress.with_step(step, of, None, at)
+    return progress
+
+
+def test_pace_and_what_is_left() -> None:
+    progress = told((10, 100), (20, 105), (20, 107), (30, 110))
+    assert progress.steps_per_s == 2.0
+    assert progress.fraction == 0.3
+    assert progress.end() == 110 + 70 / 2
+    assert progress.left_s(120) == 25
+    assert progress.left_s(1000) == 0
+    assert (progress.first_step, progress.first_at) == (10, 100)
+
+
+def test_one_look_says_no_pace() -> None:
+    assert told((10, 100)).steps_per_s is None
+    assert told((10, 100)).left_s(100) is None
+    assert told((10, 100), (10, 200)).steps_per_s is None
+    assert told((10, 100), (20, 110), of=None).left_s(100) is None
+
+
+def test_pace_is_that_of_late() -> None:
+    slow = [(float(i), 100.0 * i) for i in range(20)]  # 0.01 steps a second for 1900 s
+    fast = [(19.0 + i, 1900.0 + i) for i in range(1, 1300)]
+    assert told(*slow).steps_per_s == pytest.approx(0.01, abs=1e-12)
+    assert told(*slow, *fast, of=1e6).steps_per_s == pytest.approx(1.0, abs=1e-12)
+
+
+def test_a_job_that_goes_back_to_what_it_saved_is_measured_anew() -> None:
+    progress = told((10, 100), (50, 110), (20, 120))
+    assert (progress.step, progress.steps_per_s) == (20, None)
+    assert progress.with_step(30, 100, None, 130).steps_per_s == 1.0
+
+
+def test_a_file_older_than_the_last_does_not_turn_time_back() -> None:
+    progress = told((10, 100), (20, 110), (30, 105))
+    assert progress.at == 110
+    assert progress.steps_per_s == 2.0
+
+
+def test_a_clock_that_was_set_changes_no_pace() -> None:
+    progress = told((10, 100), (20, 110))
+    later = progress.shifted(3600).with_step(30, 100, None, 3720)
+    assert later.steps_per_s == 1.0
+    assert later.saved_at is None
+
+
+def _job(attempt: int = 1) -> Job:
+    spec = JobSpec(name="n", partition="p", gpus_per_node=4, cores_per_node=1, memory_mib_per_node=1, time_limit_s=60)
+    parts = tuple(NodeAllocation(rank=r, node=f"n{r}", gpus=(0,), cores=1, memory_mib=1) for r in range(2))
+    return Job(
+        id="j", user="u", uid=1, spec=spec, state=JobState.RUNNING, submit_time=0.0, attempt=attempt,
+        allocation=Allocation("j", parts),
+    )  # fmt: skip
+
+
+def _seen(node: str, name: str, now: float, **fields: object) -> dict[str, Observation]:
+    container = ContainerReading(name=name, phase="running", **fields)  # type: ignore[arg-type]
+    return {node: Observation(began=now, result=NodeReading(node=node, time=now, containers=(container,)))}
+
+
+def test_only_the_present_attempt_on_the_node_of_rank_0_counts(store: Store) -> None:
+    store.put_jobs([_job(attempt=2)])
+    said = ProgressReading(step=5, of=10, age_s=1)
+    for node, name in (("n0", "gpusched-j-1-0"), ("n1", "gpusched-j-2-0"), ("n1", "gpusched-j-2-1")):
+        note_progress(store, [_job(attempt=2)], _seen(node, name, 50.0, progress=said))
+    assert store.progress_of_active() == {}
+    note_progress(store, [_job(attempt=2)], _seen("n0", "gpusched-j-2-0", 50.0, progress=said))
+    (found,) = store.progress_of_active().values()
+    assert (found.step, found.at, found.attempt, found.gpus) == (5, 49.0, 2, 4)
+
+
+def test_attempts_have_rows_of_their_own(store: Store) -> None:
+    for attempt in (1, 2):
+        store.put_jobs([_job(attempt)])
+        name, said = f"gpusched-j-{attempt}-0", ProgressReading(step=5 * attempt, age_s=0)
+        saved = SavedReading(step=4, age_s=2)
+        note_progress(store, [_job(attempt)], _seen("n0", name, 50.0, progress=said, saved=saved))
+    assert [(p.attempt, p.step, p.saved_step, p.saved_at) for p in store.progress_of_job("j")] == [
+        (1, 5, 4, 48.0),
+        (2, 10, 4, 48.0),
+    ]
+
+
+def test_trouble_is_told_of_until_it_is_over(store: Store) -> None:
+    store.put_jobs([_job()])
+    look = ["x: bad", None]
+    for error in look:
+        note_progress(
+            store, [_job()],
+            _seen("n0", "gpusched-j-1-0", 9.0, job_file_error=error, saved=SavedReading(step=1, age_s=0)),
+        )  # fmt: skip
+        assert store.progress_of_active()["j"].trouble == (error or "")
+
+
+def test_the_store_moves_with_the_clock(store: Store) -> None:
+    store.put_jobs([_job()])
+    store.put_progress([msgspec.structs.replace(told((1, 10), (2, 20)), saved_at=5.0)])
+    store.shift_rows(100.0, 0.0)
+    found = store.progress_of_active()["j"]
+    assert (found.at, found.since, found.first_at, found.saved_at) == (120.0, 110.0, 110.0, 105.0)

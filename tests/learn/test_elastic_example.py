@@ -1,0 +1,66 @@
+"""The example of a training that changes its size: stopped three times, it ends with the same loss."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.testbed import wait_until
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "docs/examples/elastic_train.py"
+STEPS = 400
+
+pytestmark = pytest.mark.slow
+
+
+def start(folder: Path, processes: int, pause: float) -> subprocess.Popen[str]:
+    """torchrun, as a job starts it."""
+    words = ["--standalone", "--nproc-per-node", str(processes), str(EXAMPLE), "--steps", str(STEPS)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "GPUSCHED_JOB_DIR": str(folder), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *words, "--pause", str(pause)],
+        env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def said(folder: Path, name: str) -> dict[str, Any]:
+    """What the job wrote last; whatever is there is whole."""
+    path = folder / f"{name}.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {"step": 0}
+
+
+def loss_of(run: subprocess.Popen[str]) -> float:
+    out, err = run.communicate(timeout=120)
+    found = re.search(rf"step {STEPS}: loss ([\d.]+)", out)
+    assert found, (out, err)
+    return float(found[1])
+
+
+def test_three_resizes_change_nothing_but_the_order_of_sums(tmp_path: Path) -> None:
+    plain, resized = tmp_path / "plain", tmp_path / "resized"
+    plain.mkdir()
+    resized.mkdir()
+    expected = loss_of(start(plain, 1, 0.0))
+    saved = [0.0]
+    for part, processes in enumerate((2, 1, 2), start=1):
+        run = start(resized, processes, 0.02)
+        try:
+            wait_until(lambda goal=saved[-1] + 20: said(resized, "progress")["step"] >= goal, 90, f"part {part}")  # type: ignore[misc]
+            run.send_signal(signal.SIGTERM)
+            run.communicate(timeout=90)
+        finally:
+            run.kill()
+        saved.append(said(resized, "saved")["step"])
+        assert said(resized, "saved")["gpus"] == processes
+        assert said(resized, "progress") | {"samples_per_s": 0} == {"step": saved[-1], "of": STEPS, "samples_per_s": 0}
+    assert 0 < saved[1] < saved[2] < saved[3] < STEPS, "each part went on where the one before had saved"
+    assert loss_of(start(resized, 1, 0.0)) == pytest.approx(expected, abs=1e-10)

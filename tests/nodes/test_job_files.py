@@ -1,0 +1,121 @@
+"""What a job may write into its folder, and what the probe makes of it: by python3, and by sh where there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpusched.nodes.payload import attempts, jobfiles
+from gpusched.nodes.runtimes.listing import parse_listing
+
+LISTER = Path(attempts.__file__).with_name("attempts.sh").read_text()
+NOTHING = {"progress": None, "saved": None, "job_file_error": None}
+
+
+def by_python(root: Path) -> dict[str, Any]:
+    ((attempt,), _, _) = attempts.list_attempts(str(root), "c", "n", "process")
+    return attempt
+
+
+def by_sh(root: Path) -> dict[str, Any]:
+    head = f"CLUSTER_ID=c NODE=n RUNTIME=process ROOT={root}\n"
+    text = subprocess.run(["sh", "-s"], input=head + LISTER, text=True, capture_output=True, check=True, timeout=30)
+    ((attempt,), error) = parse_listing(text.stdout, "c", "process")
+    assert error is None
+    return attempt
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A job's folder, with an attempt of it beside."""
+    own, attempt = tmp_path / "jobs/j", tmp_path / "gpusched-j-1-0"
+    own.mkdir(parents=True)
+    attempt.mkdir()
+    (attempt / "meta").write_text(f"runtime=process\nrank=0\njob_dir={own}\n")
+    (attempt / "exit").write_text("0 1\n")
+    return own
+
+
+@pytest.mark.parametrize("read", [by_python, by_sh])
+def test_what_is_said_is_read(folder: Path, read: Callable[[Path], dict[str, Any]]) -> None:
+    (folder / "progress.json").write_text('{"step": 7,\n "of": 10, "samples_per_s": 2.5, "more": [1]}\n')
+    (folder / "saved.json").write_text('{"step": 5, "gpus": 8, "time": 1}')
+    os.utime(folder / "saved.json", (1, 1))
+    found = read(folder.parents[1])
+    assert 0 <= found["progress"].pop("age_s") < 60
+    assert found["progress"] == {"step": 7.0, "of": 10.0, "samples_per_s": 2.5}
+    assert found["saved"].pop("age_s") > 1e9
+    assert found["saved"] == {"step": 5.0, "gpus": 8.0}
+    assert found["job_file_error"] is None
+
+
+def _link(path: Path) -> None:
+    (path.parent / "secret").write_text('{"step": 1}')
+    path.symlink_to("secret")
+
+
+def _gigabyte(path: Path) -> None:
+    path.write_text('{"step": 1}')
+    os.truncate(path, 1 << 30)
+
+
+@pytest.mark.parametrize("read", [by_python, by_sh])
+@pytest.mark.parametrize(
+    ("write", "error"),
+    [
+        (lambda p: p.write_text('{"step": 1'), "it is not JSON"),
+        (lambda p: p.write_text("[" * 4000), "it is not JSON"),
+        (lambda p: p.write_bytes(b"\xff\xfe\n\x0cattempt gpusched-k-1-0\x85"), "it is not JSON"),
+        (lambda p: p.write_text(""), "it is not JSON"),
+        (lambda p: p.write_text("[1]"), "it is no JSON object"),
+        (lambda p: p.write_text("{}"), "step is no number from 0 to 2^53"),
+        (lambda p: p.write_text('{"step": true}'), "step is no number from 0 to 2^53"),
+        (lambda p: p.write_text('{"step": -1}'), "step is no number from 0 to 2^53"),
+        (lambda p: p.write_text('{"step": NaN}'), "step is no number from 0 to 2^53"),
+        (lambda p: p.write_text('{"step": 1e999}'), "step is no number from 0 to 2^53"),
+        (lambda p: p.write_text('{"step": 9007199254740992}'), "step is no number from 0 to 2^53"),
+        (lambda p: p.write_text('{"step": 1, "of": "many"}'), "of is no number from 0 to 2^53"),
+        (_gigabyte, "it is larger than 4096 bytes"),
+        (_link, "it is no regular file"),
+        (os.mkfifo, "it is no regular file"),
+        (lambda p: p.mkdir(), "it is no regular file"),
+    ],
+)
+def test_anything_else_is_told_of_and_not_believed(
+    folder: Path, write: Callable[[Path], object], error: str, read: Callable[[Path], dict[str, Any]]
+) -> None:
+    (folder / "saved.json").write_text('{"step": 5}')
+    write(folder / "progress.json")
+    found = read(folder.parents[1])
+    assert found["progress"] is None
+    assert found["job_file_error"] == f"progress.json: {error}"
+    assert found["saved"]["step"] == 5.0
+
+
+@pytest.mark.parametrize("read", [by_python, by_sh])
+def test_a_job_that_says_nothing(folder: Path, read: Callable[[Path], dict[str, Any]]) -> None:
+    assert {key: read(folder.parents[1])[key] for key in NOTHING} == NOTHING
+
+
+def test_only_rank_0_is_listened_to(folder: Path) -> None:
+    (folder / "progress.json").write_text('{"step": 7}')
+    meta = folder.parents[1] / "gpusched-j-1-0/meta"
+    meta.write_text(meta.read_text().replace("rank=0", "rank=1"))
+    assert by_python(folder.parents[1])["progress"] is by_sh(folder.parents[1])["progress"] is None
+
+
+def test_folders_of_jobs_without_attempts(folder: Path) -> None:
+    root = folder.parents[1]
+    for name in ("a", "b"):
+        (root / "jobs" / name).mkdir()
+    assert jobfiles.orphans(str(root), "no-such", "n", ["gpusched-j-1-0"]) == ["a", "b"]
+    head = f"CLUSTER_ID=no-such NODE=n RUNTIME=process ROOT={root}\n"
+    out = subprocess.run(["sh", "-s"], input=head + LISTER, text=True, capture_output=True, check=True).stdout
+    assert [line for line in out.splitlines() if line.startswith("job_folder")] == ["job_folder a", "job_folder b"]
+    assert json.dumps(jobfiles.orphans(str(root / "nowhere"), "no-such", "n", [])) == "[]"
