@@ -23,7 +23,9 @@ def submit_command(
     flavor: Annotated[
         str | None, typer.Option("-F", "--flavor", autocompletion=complete.flavors, help="A declared bundle.")
     ] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", help="GPUs in total.")] = None,
+    gpus: Annotated[
+        str | None, typer.Option("--gpus", help="GPUs in total; with --resizable the least and the most: 1-8.")
+    ] = None,
     gpus_per_node: Annotated[int | None, typer.Option("--gpus-per-node", help="GPUs of each node.")] = None,
     nodes: Annotated[int | None, typer.Option("-N", "--nodes", help="Nodes; default: the fewest.")] = None,
     cpus: Annotated[int | None, typer.Option("--cpus", help="CPU cores in total.")] = None,
@@ -46,6 +48,16 @@ def submit_command(
             help="It saves its work when told to end: a policy may stop it for others. Default: the partition's.",
         ),
     ] = None,
+    resizable: Annotated[
+        bool,
+        typer.Option("--resizable", help="It saves its work when told to end, and goes on with other numbers of GPUs."),
+    ] = False,
+    sizes: Annotated[str | None, typer.Option("--sizes", help="GPUs in total that it may have: 1,2,4,8.")] = None,
+    base: Annotated[
+        int | None, typer.Option("--base", help="GPUs that its batch was tuned for. Default: the fewest it may have.")
+    ] = None,
+    batch: Annotated[str, typer.Option("--batch", help="fixed, or scale: told to the job (GPUSCHED_BATCH).")] = "fixed",
+    cooldown: Annotated[str, typer.Option("--cooldown", help="Not resized before it has run so long.")] = "10m",
     signal: Annotated[
         str | None, typer.Option("--signal", help="NAME[@SECONDS]: the grace signal, and how long before the limit.")
     ] = None,
@@ -95,6 +107,11 @@ def submit_command(
         begin=begin,
         requeue=requeue,
         preemptible=preemptible,
+        resizable=resizable,
+        sizes=sizes,
+        base=base,
+        batch=batch,
+        cooldown=cooldown,
         signal=signal,
         priority=priority,
         nice=nice,

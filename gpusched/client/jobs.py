@@ -75,8 +75,8 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
 
 def _progress(reader: Reader | None, jobs: Iterable[Job]) -> dict[str, JobProgress]:
     """Of jobs whose present attempt tells of any."""
-    found = reader.progress_of_active() if reader else {}
-    return {job.id: found[job.id] for job in jobs if job.id in found and found[job.id].attempt == job.attempt}
+    found = reader.progress_of_unended() if reader else {}
+    return {job.id: told for job in jobs for told in found.get(job.id, ())[-1:] if told.attempt == job.attempt}
 
 
 def _suspended(client: Client) -> str:

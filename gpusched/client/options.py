@@ -6,9 +6,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
-from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_VALUE_BYTES, SIGNALS, check_text
+from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_SIZES, MAX_VALUE_BYTES, SIGNALS, check_text
 from gpusched.errors import UsageError
 from gpusched.model.jobs import Dependency, DependencyKind, Mount
 from gpusched.model.units import parse_duration, parse_memory_mib, parse_time
@@ -60,6 +60,47 @@ def array(text: str | None) -> tuple[tuple[int, ...] | None, int | None]:
     if percent and not (re.fullmatch(r"[0-9]{1,7}", most) and int(most) > 0):
         raise UsageError(f"--array: after % comes how many tasks may run at once, found {most[:40]!r}")
     return tuple(sorted(found)), int(most) if percent else None
+
+
+def sizes(gpus: str | None, listed: str | None, resizable: bool) -> tuple[int, ...]:
+    """GPUs that the job may have, ascending, of ``--gpus 4``, ``--gpus 1-8`` and ``--sizes 1,2,4``; none: not said."""
+    text, option = (gpus, "--gpus") if listed is None else (listed, "--sizes")
+    if text is None:
+        if resizable:
+            raise UsageError("--resizable: say which sizes it may have", "--gpus 1-8, or --sizes 1,2,4,8")
+        return ()
+    expected = "a number, or with --resizable 1-8" if option == "--gpus" else "numbers such as 1,2,4,8"
+    words = text.split(",") if option == "--sizes" else [text]
+    matches = [re.fullmatch(r"(-?[0-9]{1,9})(?:-([0-9]{1,9}))?", word.strip()) for word in words]
+    found: set[int] = set()
+    for match in matches:
+        if match is None or (option == "--sizes" and match[2]):
+            raise UsageError(f"{option}: found {text[:80]!r}, expected {expected}")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last - first >= MAX_SIZES:
+            raise UsageError(
+                f"{option}: {match[0]} is no range of at most {MAX_SIZES} sizes", "the smaller number first"
+            )
+        found.update(range(first, last + 1))
+    if len(found) > 1 and not resizable:
+        raise UsageError(f"{option}: several sizes are for jobs that can be stopped and resumed", "add --resizable")
+    if listed is not None and gpus is not None:
+        raise UsageError("--sizes already says how many GPUs, so --gpus has no place", "use one of the two")
+    return tuple(sorted(found))
+
+
+def base_size(found: tuple[int, ...], base: int | None) -> int | None:
+    """The size that the job was tuned for, of those it may have: as said, else the smallest."""
+    if base is not None and base not in found:
+        raise UsageError(f"--base {base} is none of the sizes that it may have", "see --gpus and --sizes")
+    return base if base is not None else found[0] if found else None
+
+
+def batch(text: str) -> Literal["fixed", "scale"]:
+    """Whether a batch stays the same at all sizes."""
+    if text not in ("fixed", "scale"):
+        raise UsageError(f"--batch: found {text[:40]!r}, expected fixed or scale")
+    return text  # type: ignore[return-value]
 
 
 def signal(text: str | None) -> tuple[str, int | None]:

@@ -9,6 +9,7 @@ import msgspec
 from gpusched.client.context import Client
 from gpusched.client.resolve import Resolver
 from gpusched.model.jobs import ENDED, Job, JobState
+from gpusched.model.progress import speeds_of
 from gpusched.views.show import Page
 
 
@@ -33,5 +34,10 @@ def _with_story(client: Client, page: Page, job: Job) -> Page:
     warning = "" if job.state in ENDED else client.controller_warning()
     progress = reader.progress_of_job(job.id) if reader else []
     return msgspec.structs.replace(
-        page, events=events, energy_j=energies.get(job.id), warning=warning, progress=progress[-1] if progress else None
+        page,
+        events=events,
+        energy_j=energies.get(job.id),
+        warning=warning,
+        progress=progress[-1] if progress else None,
+        speeds=speeds_of(progress),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from gpusched.config.validate import (
@@ -13,6 +15,7 @@ from gpusched.config.validate import (
     usable_nodes,
 )
 from gpusched.errors import UsageError
+from gpusched.model.jobs import Elastic
 from gpusched.model.resources import Flavor, Inventory, Partition
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import format_memory
@@ -202,3 +205,15 @@ def _time_limit(asked: ResourceRequest, partition: Partition, flavor: Flavor | N
     if not limits:
         raise UsageError(f"partition {partition.name} has no default time limit", "say one with -t")
     return min(limits)
+
+
+def elastic_of(base: Size, sizes: tuple[int, ...], batch: Literal["fixed", "scale"], cooldown_s: int | None) -> Elastic:
+    """What a resizable job may have besides its base."""
+    return Elastic(
+        sizes=sizes,
+        base_gpus=base.nodes * base.gpus_per_node,
+        base_cores=base.nodes * base.cores_per_node,
+        base_memory_mib=base.nodes * base.memory_mib_per_node,
+        batch=batch,
+        cooldown_s=cooldown_s or 0,
+    )

@@ -9,7 +9,7 @@ import msgspec
 
 from gpusched.client import options
 from gpusched.client.context import Client
-from gpusched.client.sizing import ResourceRequest, size
+from gpusched.client.sizing import ResourceRequest, elastic_of, size
 from gpusched.config.validate import MAX_NAME, validate_spec
 from gpusched.errors import UsageError
 from gpusched.model import ids
@@ -27,7 +27,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     partition: str | None = None
     flavor: str | None = None
     nodes: int | None = None
-    gpus: int | None = None
+    gpus: str | None = None
     gpus_per_node: int | None = None
     cpus: int | None = None
     mem: str | None = None
@@ -38,6 +38,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     begin: str | None = None
     requeue: bool = True
     preemptible: bool | None = None
+    resizable: bool = False
+    sizes: str | None = None
+    base: int | None = None
+    batch: str = "fixed"
+    cooldown: str = "10m"
     signal: str | None = None
     priority: int = 0
     nice: int = 0
@@ -70,7 +75,9 @@ def prepare(client: Client, request: Request) -> Prepared:
     """
     now = time.time()
     inventory = client.inventory
-    sized = size(_resources(request), inventory)
+    sizes = options.sizes(request.gpus, request.sizes, request.resizable)
+    gpus = options.base_size(sizes, request.base)
+    sized = size(_resources(request, gpus), inventory)
     array, max_running = options.array(request.array)
     signal, signal_before_s = options.signal(request.signal)
     secrets = options.secrets(request.secret, os.environ)
@@ -104,6 +111,9 @@ def prepare(client: Client, request: Request) -> Prepared:
         exclude=options.names(request.exclude),
         gpu_types=options.names(request.gpu_type),
         comment=request.comment,
+        elastic=elastic_of(sized, sizes, options.batch(request.batch), options.duration("--cooldown", request.cooldown))
+        if request.resizable
+        else None,
     )
     validate_spec(spec, inventory)
     prepared = Prepared(spec=spec, array=array, max_running=max_running, secrets=secrets)
@@ -134,12 +144,12 @@ def _command(prepared: Prepared, job_id: str, now: float) -> Submit:
     )
 
 
-def _resources(request: Request) -> ResourceRequest:
+def _resources(request: Request, gpus: int | None) -> ResourceRequest:
     return ResourceRequest(
         partition=request.partition,
         flavor=request.flavor,
         nodes=request.nodes,
-        gpus=request.gpus,
+        gpus=gpus,
         gpus_per_node=request.gpus_per_node,
         cores=request.cpus,
         memory_mib=options.memory_mib("--mem", request.mem),

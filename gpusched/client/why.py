@@ -133,6 +133,6 @@ def _snapshot(client: Client, job: Job) -> Snapshot:
         usage=recent_usage(reader, inventory, policies, now) if reader else {},
         array_limits=reader.array_limits() if reader else {},
         estimates=reader.estimates() if reader else {},
-        progress=reader.progress_of_active() if reader else {},
+        progress=reader.progress_of_unended() if reader else {},
         now=now,
     )

@@ -35,6 +35,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         verb: ``launch`` (needs ``request``), ``start`` a gang's rank, ``signal`` (needs ``signal``), ``collect`` the
             output into ``destination`` (or finish ``rank.output``), ``remove`` container and folder, ``forget`` the
             job's own folder.
+        note: With a signal: what is first written into resize.json.
         readers: User ids that may read the collected output, the job's first.
     """
 
@@ -43,6 +44,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     rank: RankRecord
     request: LaunchRequest | None = None
     signal: str | None = None
+    note: str | None = None
     destination: str | None = None
     readers: tuple[int, ...] = ()
 

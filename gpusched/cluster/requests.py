@@ -104,6 +104,7 @@ def environment(job: Job, part: NodeAllocation, inventory: Inventory) -> dict[st
         "GPUSCHED_NODELIST": ",".join(names),
         "GPUSCHED_GPUS": ",".join(map(str, part.gpus)),
         "GPUSCHED_GPUS_PER_NODE": str(len(part.gpus)),
+        "GPUSCHED_GPUS_TOTAL": str(spec.gpus),
         "GPUSCHED_USER": job.user,
         "SLURM_JOB_ID": job.id,
         "SLURM_JOB_NAME": spec.name,
@@ -120,6 +121,14 @@ def environment(job: Job, part: NodeAllocation, inventory: Inventory) -> dict[st
         "SLURM_RESTART_COUNT": str(job.attempt - 1),
         "SLURMD_NODENAME": part.node,
     }
+    if spec.elastic is not None:
+        fixed |= {
+            "GPUSCHED_GPUS_MIN": str(spec.elastic.sizes[0]),
+            "GPUSCHED_GPUS_MAX": str(spec.elastic.sizes[-1]),
+            "GPUSCHED_GPUS_BASE": str(spec.elastic.base_gpus),
+            "GPUSCHED_BATCH": spec.elastic.batch,
+            "GPUSCHED_RESIZES": str(job.resizes.count if job.resizes is not None else 0),
+        }
     if job.array_id is not None:
         index = str(job.array_index)
         fixed |= {"GPUSCHED_ARRAY_ID": job.array_id, "GPUSCHED_ARRAY_INDEX": index}

@@ -173,7 +173,7 @@ class SshCluster:
         if operation.verb == "start":
             return _run(transport, runtime.start(ref), OPERATION_TIMEOUT_S)
         if operation.verb == "signal":
-            return _run(transport, runtime.signal(ref, operation.signal or "TERM"), OPERATION_TIMEOUT_S)
+            return _run(transport, runtime.signal(ref, operation.signal or "TERM", operation.note), OPERATION_TIMEOUT_S)
         if operation.verb == "forget":
             return _run(transport, forget_job(ref, operation.rank.job_id), REMOVE_TIMEOUT_S)
         return _run(transport, runtime.remove(ref), REMOVE_TIMEOUT_S)

@@ -16,7 +16,18 @@ import msgspec
 
 from gpusched.config.yamlfile import Value, parse_file, suggestion
 from gpusched.errors import FileError, UsageError
-from gpusched.model.policy import MAPPED, Agent, Backfill, Mapping, Order, Place, PolicySpec, Preempting
+from gpusched.model.policy import (
+    MAPPED,
+    Agent,
+    Backfill,
+    Mapping,
+    Order,
+    Place,
+    PolicySpec,
+    Preempting,
+    Resizing,
+    Sizing,
+)
 from gpusched.model.resources import Inventory
 from gpusched.model.units import parse_duration
 
@@ -86,10 +97,11 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
     trained = file if file.is_dir() else file.with_suffix("")
     file = file / POLICY if file.is_dir() else file
     stages = {"order": get_args(Order), "place": get_args(Place), "backfill": get_args(Backfill)}
+    stages["sizes"] = get_args(Sizing)
     root = parse_file(file, "a policy")
     expected = "a mapping with order, place, backfill"
     known = (*_AGENT_KEYS, *stages) if "agent" in root.fields(expected) else ("agent", *stages)
-    fields = root.fields(expected, ("description", "mapping", *known))
+    fields = root.fields(expected, ("description", "mapping", "resize", *known))
     chosen: dict[str, Any] = {key: fields[key].choice(options) for key, options in stages.items() if key in fields}
     if "description" in fields:
         chosen["description"] = fields["description"].text("a sentence")
@@ -97,6 +109,10 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
         if chosen.get("place") not in MAPPED:
             raise fields["mapping"].error(f"this only with place: {' or '.join(MAPPED)}", "it without")
         chosen["mapping"] = _mapping_of(fields["mapping"])
+    if chosen.get("sizes", "base") != "base" and ("agent" in fields or chosen.get("order", "fifo") != "fifo"):
+        raise fields["sizes"].error("this only with order: fifo and without an agent", "it with another")
+    if "resize" in fields:
+        chosen["resize"] = _resizing_of(fields["resize"])
     if "agent" in fields:
         chosen |= _agent_of(fields, trained, (file.parent, *folders))
     if chosen.get("order") == "sjf-estimate" and chosen.get("backfill") == "easy":
@@ -148,6 +164,22 @@ def _mapping_of(section: Value) -> Mapping:
     return Mapping(**found)
 
 
+def _resizing_of(section: Value) -> Resizing:
+    """The brakes on resizes."""
+    times = ("min_run", "start_timeout")
+    fields = section.fields("a mapping with min_run, start_timeout, per_hour, gain", (*times, "per_hour", "gain"))
+    found: dict[str, Any] = {
+        f"{key}_s": fields[key].converted(_seconds_or_none, "a time, such as 10m; 0s: none")
+        for key in times
+        if key in fields
+    }
+    if "per_hour" in fields:
+        found["per_hour"] = fields["per_hour"].whole(1, 3600)
+    if "gain" in fields:
+        found["gain"] = fields["gain"].number(0.0, 1e6)
+    return Resizing(**found)
+
+
 def _preempting_of(section: Value) -> Preempting:
     """What an agent that stops running jobs leaves alone."""
     fields = section.fields("a mapping with min_run, per_hour, restart", ("min_run", "per_hour", "restart"))
@@ -188,6 +220,8 @@ def _plain(value: Value) -> Any:
 def _with_version(spec: PolicySpec) -> PolicySpec:
     """With the digest of its meaning, and of its weights where there are any."""
     meaning: dict[str, Any] = {"order": spec.order, "place": spec.place, "backfill": spec.backfill}
+    if spec.sizes != "base":
+        meaning |= {"sizes": spec.sizes, "resize": msgspec.to_builtins(spec.resize)}
     if spec.place in MAPPED:
         meaning["mapping"] = msgspec.to_builtins(spec.mapping)
     if spec.agent is not None:

@@ -21,6 +21,7 @@ MAX_PRIORITY = 1_000_000_000
 MAX_COUNT = 1_000_000  # of nodes, GPUs, cores; sums over whole queues must stay within 64 bits
 MAX_MEMORY_MIB = 1 << 40
 MAX_DEPENDENCIES = 1000  # each is looked up in every cycle
+MAX_SIZES = 1000
 MAX_NAMES = 10_000  # of nodes and GPU types
 SIGNALS = frozenset(
     "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT STOP TSTP TTIN TTOU URG "
@@ -48,6 +49,7 @@ def validate_spec(spec: JobSpec, inventory: Inventory) -> None:
     check_nodes(inventory, partition, (*spec.nodelist, *spec.exclude))
     check_gpu_types(partition, spec.gpu_types)
     _check_fits(spec, partition)
+    _check_elastic(spec, partition)
 
 
 def known_partition(inventory: Inventory, name: str) -> Partition:
@@ -295,4 +297,40 @@ def _check_fits(spec: JobSpec, partition: Partition) -> None:
             f"{spec.nodes} x ({spec.gpus_per_node} GPUs, {spec.cores_per_node} cores, "
             f"{format_memory(spec.memory_mib_per_node)}) does not fit: {room} of the {len(nodes)} nodes "
             f"{'allowed' if len(nodes) < len(partition.nodes) else 'of partition ' + partition.name} are large enough"
+        )
+
+
+def _check_elastic(spec: JobSpec, partition: Partition) -> None:
+    elastic = spec.elastic
+    if elastic is None:
+        return
+    sizes = elastic.sizes
+    if not sizes or len(sizes) > MAX_SIZES or list(sizes) != sorted(set(sizes)) or not 1 <= sizes[0] <= MAX_COUNT:
+        raise UsageError(f"--resizable takes 1 to {MAX_SIZES} sizes of at least one GPU, ascending")
+    if elastic.base_gpus not in sizes or elastic.base_gpus != spec.gpus:
+        raise UsageError(f"--base {elastic.base_gpus} is none of the sizes that it may have")
+    for option, value, most in (
+        ("--cpus", elastic.base_cores, MAX_COUNT),
+        ("--mem (MiB)", elastic.base_memory_mib, MAX_MEMORY_MIB),
+        ("--cooldown (s)", elastic.cooldown_s, MAX_DURATION_S),
+    ):
+        if not 0 <= value <= most:
+            raise UsageError(f"{option} is at most {most}")
+    if spec.flavor is not None:
+        raise UsageError(f"flavor {spec.flavor} is of one size, so --resizable has no place", "say --gpus 1-8")
+    nodes = usable_nodes(partition, spec.nodelist, spec.exclude, spec.gpu_types)
+    for gpus in sizes:
+        shapes = (spec.at_size(gpus, n) for n in range(1, len(nodes) + 1) if gpus % n == 0)
+        if not any(
+            nodes_that_hold(nodes, s.gpus_per_node, s.cores_per_node, s.memory_mib_per_node) >= s.nodes for s in shapes
+        ):
+            raise UsageError(
+                f"--resizable: {gpus} GPUs fit on no number of equal nodes of partition {partition.name}",
+                "name the sizes that do with --sizes",
+            )
+    largest = partition.largest_flavor
+    if largest is not None and sizes[-1] > largest.gpus:
+        raise UsageError(
+            f"--gpus {sizes[-1]} is more than the largest flavor of partition {partition.name} has "
+            f"({largest.name}: {largest.gpus})"
         )

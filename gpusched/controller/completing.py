@@ -7,6 +7,7 @@ import msgspec
 from gpusched.controller.escalating import TRIES_BEFORE_REMOVING, gives_up, is_due, stuck_event
 from gpusched.controller.fold import back_in_queue
 from gpusched.controller.ranks import ReconcileInput, Seen, Step, is_idle, operation_on, update
+from gpusched.controller.resizing import has_saved, is_done, note_of, requeue_resized
 from gpusched.model.events import Event
 from gpusched.model.jobs import Ending, Job, JobState, Preemptions
 from gpusched.model.units import format_memory
@@ -18,6 +19,7 @@ def complete(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
     """The next step of a job that is COMPLETING."""
     ending = _own_end(step, seen, world) or _asked_late(step, seen, world) or step.job.ending
     assert ending is not None
+    saved = ending.resize is not None and has_saved(seen, ending.resize.asked_at, world)
     left = False
     for s in seen:
         if s.phase in ("gone", "exited", "failed", "lost", "absent"):
@@ -34,7 +36,7 @@ def complete(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
         else:
             left = True
             if s.phase != "unknown" and is_idle(s, world):
-                _press(step, s, ending, world)
+                _press(step, s, ending, saved, world)
     if not left:
         _close(step, seen, ending, world)
 
@@ -46,9 +48,8 @@ def _own_end(step: Step, seen: list[Seen], world: ReconcileInput) -> Ending | No
     saves its work and exits with 0.
     """
     ending = step.job.ending
-    if ending is None or ending.preemptions is None:
+    if ending is None or (decided := _decided(ending)) is None:
         return None
-    decided = ending.preemptions.times[-1]
     early = [
         s.rank for s in seen
         if s.rank.signalled is None and s.rank.finished_at is not None and s.rank.finished_at < decided
@@ -66,13 +67,22 @@ def _own_end(step: Step, seen: list[Seen], world: ReconcileInput) -> Ending | No
     return own
 
 
+def _decided(ending: Ending) -> float | None:
+    """When a policy decided to stop the job, to have it go on later; None: it did not."""
+    if ending.resize is not None:
+        return ending.resize.asked_at
+    return ending.preemptions.times[-1] if ending.preemptions is not None else None
+
+
 def _asked_late(step: Step, seen: list[Seen], world: ReconcileInput) -> Ending | None:
     """A new grace for a job that is stopped for another and that nobody has asked to end: it is to save its work.
 
     The controller was down meanwhile, or the node could not be reached. None: it needs none.
     """
     ending = step.job.ending
-    if ending is None or ending.preemptions is None or world.now < ending.kill_at:
+    if ending is None or _decided(ending) is None or world.now < ending.kill_at:
+        return None
+    if ending.resize is not None and ending.resize.back:
         return None
     if not any(s.phase == "running" and s.rank.signalled is None and is_idle(s, world) for s in seen):
         return None
@@ -83,19 +93,19 @@ def _asked_late(step: Step, seen: list[Seen], world: ReconcileInput) -> Ending |
     return again
 
 
-def _press(step: Step, s: Seen, ending: Ending, world: ReconcileInput) -> None:
-    """Ask a rank to end, then make it."""
+def _press(step: Step, s: Seen, ending: Ending, saved: bool, world: ReconcileInput) -> None:
+    """Ask a rank to end, then make it; at once where its work is ``saved``."""
     if s.phase in ("preparing", "ready") or s.rank.tries >= TRIES_BEFORE_REMOVING:
         if is_due(s.rank, world.now):
             # It has not begun, so there is no output; or it cannot be ended.
             step.operations.append(operation_on("remove", s))
-    elif world.now >= ending.kill_at:
+    elif world.now >= ending.kill_at or saved:
         if is_due(s.rank, world.now):
             step.operations.append(operation_on("signal", s, signal="KILL"))
     elif s.rank.signalled in (None, step.job.spec.signal if step.job.spec.signal_before_s is not None else None):
         polite = "TERM" if step.job.spec.signal_before_s is not None else step.job.spec.signal
         if ending.outcome is not JobState.COMPLETED:  # a gang whose rank 0 is done may finish by itself
-            step.operations.append(operation_on("signal", s, signal=polite))
+            step.operations.append(operation_on("signal", s, signal=polite, note=note_of(step.job, ending)))
 
 
 def _close(step: Step, seen: list[Seen], ending: Ending, world: ReconcileInput) -> None:
@@ -106,6 +116,12 @@ def _close(step: Step, seen: list[Seen], ending: Ending, world: ReconcileInput) 
     if job.start_time is not None:
         end = min(max(end, job.start_time), now)
         step.ended_attempt = (end, ending.outcome if ending.preemptions is None else JobState.PREEMPTED)
+    if ending.resize is not None and is_done(seen):
+        ending = Ending(outcome=JobState.COMPLETED, reason="", kill_at=ending.kill_at, exit_code=0)
+        step.ended_attempt = (end, JobState.COMPLETED)
+    if ending.resize is not None:
+        requeue_resized(step, seen, ending, end, world)
+        return
     if ending.preemptions is not None:
         fields = back_in_queue(ending.message) | {"preemptions": _stopped(job, ending.preemptions, seen, end)}
         step.job, event = move(job, JobState.PENDING, now, event="requeued", data={"outcome": "PREEMPTED"}, **fields)

@@ -14,9 +14,10 @@ from gpusched.controller.fold import OUR_DISK
 from gpusched.controller.isolating import isolated
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.promoting import LivePolicies
+from gpusched.controller.resizing import begin_resize
 from gpusched.model.events import Event
 from gpusched.model.jobs import ACTIVE, Ending, Job, JobState, Preemptions
-from gpusched.model.plan import CancelJob, Plan, Preempt, ReasonCode, Start
+from gpusched.model.plan import CancelJob, Plan, Preempt, ReasonCode, Resize, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 from gpusched.model.snapshot import Snapshot
@@ -57,7 +58,7 @@ class Planner:
     def plan(self, inventory: Inventory, charge: LivePolicies, unread: Set[str], now: float) -> Decided | None:
         """Decide, or set those jobs aside of which no policy can take even a look; None where nothing is decided."""
         pending, active = self._store.pending(), self._store.active()
-        if not pending:
+        if not pending and not any(job.spec.elastic for job in active):
             return None
         try:
             decided = self._decide_on(inventory, pending, active, charge, unread, now)
@@ -130,10 +131,12 @@ class Planner:
                 self._store.append([Event(time=now, kind="plan_rejected", data=data)])
             for action in plan.actions:
                 if isinstance(action, Start):
-                    job = waiting.pop(action.job_id)
+                    job = _at_size(waiting.pop(action.job_id), action)
                     policy = deciders[job.spec.partition]
                     launches.append(self._launcher.intend(inventory, job, action.allocation, policy, ports, now))
                     self._messages_at.pop(job.id, None)
+                elif isinstance(action, Resize):
+                    self._resize(action, deciders, inventory, now)
                 elif isinstance(action, (Preempt, CancelJob)):
                     waiting.pop(action.job_id, None)
                     self._end_by_policy(action, deciders, inventory.settings.grace_s, now)
@@ -173,6 +176,14 @@ class Planner:
         self._store.put_jobs([changed])
         self._store.append([event])
 
+    def _resize(self, action: Resize, deciders: Mapping[str, PolicySpec], inventory: Inventory, now: float) -> None:
+        job = self._store.job(action.job_id)
+        assert job is not None
+        policy = deciders[job.spec.partition]
+        changed, event = begin_resize(job, action, policy, inventory.settings.grace_s, now)
+        self._store.put_jobs([changed])
+        self._store.append([event])
+
     def _write_reasons(self, waiting: Iterable[Job], plan: Plan, now: float) -> None:
         changed = []
         for job in waiting:
@@ -188,3 +199,13 @@ class Planner:
             self._messages_at[job.id] = now
             changed.append(msgspec.structs.replace(job, reason=str(reason.code), message=reason.message))
         self._store.put_jobs(changed)
+
+
+def _at_size(job: Job, start: Start) -> Job:
+    """A resizable job with the request of the size at which it starts."""
+    parts = start.allocation.parts
+    if job.spec.elastic is None:
+        return job
+    resizes = job.resizes and msgspec.structs.replace(job.resizes, resume_at=None)
+    spec = job.spec.at_size(sum(len(part.gpus) for part in parts), len(parts))
+    return msgspec.structs.replace(job, spec=spec, resizes=resizes)

@@ -22,10 +22,11 @@ def note_progress(store: Store, active: Iterable[Job], observations: Mapping[str
         for container in reading.containers or ()
         if container.progress or container.saved or container.job_file_error
     ]
+    store.close_progress()
     if not news:
         return
     jobs = {(job.id, job.attempt, job.allocation.parts[0].node): job for job in active if job.allocation}
-    known = store.progress_of_active()
+    known = {job_id: attempts[-1] for job_id, attempts in store.progress_of_unended().items()}
     changed = []
     for container, reading in news:
         name = parse_container_name(container.name)
@@ -35,17 +36,20 @@ def note_progress(store: Store, active: Iterable[Job], observations: Mapping[str
         before = known.get(job.id)
         if before is None or before.attempt != job.attempt:
             before = JobProgress(job_id=job.id, attempt=job.attempt, gpus=job.spec.gpus)
-        after = progressed(before, container, reading)
+        after = progressed(before, container, reading, job.start_time)
         if after != known.get(job.id):
             changed.append(after)
     store.put_progress(changed)
 
 
-def progressed(before: JobProgress, container: ContainerReading, reading: NodeReading) -> JobProgress:
-    """An attempt's progress after another look at its files."""
+def progressed(
+    before: JobProgress, container: ContainerReading, reading: NodeReading, since: float | None
+) -> JobProgress:
+    """An attempt's progress after another look at its files; what is older than its start was an earlier one's."""
     after = msgspec.structs.replace(before, trouble=container.job_file_error or "")
-    if (said := container.progress) is not None:
-        after = after.with_step(said.step, said.of, said.samples_per_s, reading.time - said.age_s)
+    said = container.progress
+    if said is not None and since is not None and (at := reading.time - said.age_s) >= since:
+        after = after.with_step(said.step, said.of, said.samples_per_s, at)
     if (saved := container.saved) is not None and saved.step != before.saved_step:
         after = msgspec.structs.replace(after, saved_step=saved.step, saved_at=reading.time - saved.age_s)
     return after

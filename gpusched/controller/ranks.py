@@ -144,6 +144,8 @@ def is_idle(s: Seen, world: ReconcileInput) -> bool:
     return rank_key(s.rank) not in world.busy
 
 
-def operation_on(verb: Literal["start", "signal", "remove"], s: Seen, signal: str | None = None) -> Operation:
+def operation_on(
+    verb: Literal["start", "signal", "remove"], s: Seen, signal: str | None = None, note: str | None = None
+) -> Operation:
     """Something to do with a rank on its node."""
-    return Operation(verb=verb, node=s.rank.node, rank=s.rank, signal=signal)
+    return Operation(verb=verb, node=s.rank.node, rank=s.rank, signal=signal, note=note)

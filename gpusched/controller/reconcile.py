@@ -12,6 +12,7 @@ from gpusched.controller.completing import complete, failure_of
 from gpusched.controller.escalating import gives_up, is_due
 from gpusched.controller.launchfaults import Fault, fault_of, is_jobs_fault
 from gpusched.controller.ranks import ReconcileInput, Seen, Step, is_idle, look, operation_on, update
+from gpusched.controller.resizing import look_after_resize
 from gpusched.model.jobs import Ending, Job, JobState
 from gpusched.model.readings import NodeReading
 from gpusched.queue.lifecycle import move
@@ -125,6 +126,8 @@ def _running(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
         return
     finished = [s for s in seen if s.rank.finished_at is not None]
     bad = [s for s in finished if s.rank.exit_code != 0]
+    if look_after_resize(step, seen, failure_of(job, bad[0].rank)[2] if bad else "", world):
+        return
     if bad:
         _failed(step, bad[0], world)
     elif len(finished) == len(seen):

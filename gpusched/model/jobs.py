@@ -53,6 +53,25 @@ class Mount(msgspec.Struct, frozen=True):
     read_only: bool = False
 
 
+class Elastic(msgspec.Struct, frozen=True, kw_only=True):
+    """That a job may be given other sizes: stopped, once it has saved its work, and started with more or fewer GPUs.
+
+    Attributes:
+        sizes: GPUs of the whole job that it may have, ascending.
+        base_gpus: What its batch and learning rate were tuned for; ``base_cores`` and ``base_memory_mib`` of the whole
+            job go with it, and with the GPUs at other sizes.
+        batch: Whether its batch stays the same at all sizes or goes with the GPUs; the job is told, no more.
+        cooldown_s: It is not resized before its present attempt has run so long.
+    """
+
+    sizes: tuple[int, ...]
+    base_gpus: int
+    base_cores: int
+    base_memory_mib: int
+    batch: Literal["fixed", "scale"] = "fixed"
+    cooldown_s: int = 600
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The request, complete and checked; resources are per node, the gang is ``nodes`` equal parts.
 
@@ -67,6 +86,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         preemptible: A policy may stop it for another job and start it again later: it saves its work when it is told
             to end, and goes on from there.
         gpu_types: Only nodes with GPUs of one of these types; empty: any.
+        elastic: It may be resized; the resources above are those of its present size. None: it may not.
     """
 
     name: str
@@ -97,11 +117,24 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     exclude: tuple[str, ...] = ()
     gpu_types: tuple[str, ...] = ()
     comment: str = ""
+    elastic: Elastic | None = None
 
     @property
     def gpus(self) -> int:
         """GPUs of the whole job."""
         return self.nodes * self.gpus_per_node
+
+    def at_size(self, gpus: int, nodes: int) -> JobSpec:
+        """A resizable job's request with so many GPUs over so many nodes; cores and memory rounded up."""
+        assert self.elastic is not None
+        base, parts = self.elastic, self.elastic.base_gpus * nodes
+        return msgspec.structs.replace(
+            self,
+            nodes=nodes,
+            gpus_per_node=gpus // nodes,
+            cores_per_node=max(1, -(-base.base_cores * gpus // parts)),
+            memory_mib_per_node=max(1, -(-base.base_memory_mib * gpus // parts)),
+        )
 
 
 class NodeAllocation(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +193,50 @@ class Preemptions(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, kept_s=self.kept_s + ran_s, kept_restarts=self.kept_restarts + restarted)
 
 
+class Resizes(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a job's resizes.
+
+    Attributes:
+        count: In all; ``times``: when it was asked, of the last hour before the latest only (Unix seconds).
+        before: GPUs of the attempt before the present one, to go back to; None: it came up, or was not resized.
+        resume_at: It waits for its start with so many GPUs, or fewer where there are not so many any more.
+        start_timeout_s: Within it the job must make a step at a new size.
+        why: What the last one was for.
+        costs_s: Seconds from being asked to running again of those that came up, and their number (``measured``).
+        lost_s: Seconds of work that had not been saved.
+        unusable: Sizes at which it did not come up.
+        frozen: Why it is not resized any more; "": it may be.
+    """
+
+    count: int = 0
+    times: tuple[float, ...] = ()
+    before: int | None = None
+    resume_at: int | None = None
+    start_timeout_s: float = 600.0
+    why: str = ""
+    costs_s: float = 0.0
+    measured: int = 0
+    lost_s: float = 0.0
+    unusable: tuple[int, ...] = ()
+    frozen: str = ""
+
+    @property
+    def cost_s(self) -> float | None:
+        """Mean seconds that a resize took; None: none has come up yet."""
+        return self.costs_s / self.measured if self.measured else None
+
+
+class ResizeTo(msgspec.Struct, frozen=True, kw_only=True):
+    """The size that a job is being stopped for, and when it was asked.
+
+    ``back``: It goes back, as it did not come up at its present one.
+    """
+
+    gpus: int
+    asked_at: float
+    back: bool = False
+
+
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """Why a job in COMPLETING is being ended, and how it will end once all its ranks are gone.
 
@@ -168,6 +245,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
         kill_at: When the grace is over and KILL is sent (Unix seconds).
         exit_code: The job's own code where a rank's exit began the ending.
         preemptions: The job's, with this one, where a policy stops it for another; its own once it waits again.
+        resize: It is stopped to go on at another size.
     """
 
     outcome: JobState
@@ -176,6 +254,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     kill_at: float
     exit_code: int | None = None
     preemptions: Preemptions | None = None
+    resize: ResizeTo | None = None
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,6 +271,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         unlaunched_on: Nodes on which it could not be launched since it last ran; one may stand there more than once.
         policy, policy_version: What decided its start.
         preemptions: None: no policy has stopped it.
+        resizes: None: it was never resized.
     """
 
     id: str
@@ -221,6 +301,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     policy: str | None = None
     policy_version: str | None = None
     preemptions: Preemptions | None = None
+    resizes: Resizes | None = None
 
 
 def container_name(job_id: str, attempt: int, rank: int) -> str:

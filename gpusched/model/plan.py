@@ -57,10 +57,11 @@ class CancelJob(msgspec.Struct, frozen=True, tag=True):
 
 
 class Resize(msgspec.Struct, frozen=True, tag=True):
-    """Give a running job another allocation."""
+    """Stop a running resizable job, once it has saved its work, to go on with so many GPUs; ``why``: for people."""
 
     job_id: str
-    allocation: Allocation
+    gpus: int
+    why: str = ""
 
 
 Action = Start | Preempt | CancelJob | Resize

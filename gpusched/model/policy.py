@@ -70,6 +70,25 @@ class Preempting(msgspec.Struct, frozen=True, kw_only=True):
     restart_s: float = 30.0
 
 
+Sizing = Literal["base", "greedy-gain"]
+
+
+class Resizing(msgspec.Struct, frozen=True, kw_only=True):
+    """Brakes on resizes; the file's ``resize`` section.
+
+    Attributes:
+        min_run_s: A job is not resized before its present attempt has run so long (nor before its own cool-down).
+        per_hour: Nor more often within an hour.
+        start_timeout_s: A job that tells of its progress and makes no step within it goes back to the size before.
+        gain: It grows only where it is faster by this part, what it loses by stopping included.
+    """
+
+    min_run_s: float = 60.0
+    per_hour: int = 4
+    start_timeout_s: float = 600.0
+    gain: float = 0.05
+
+
 class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
     """policies/<name>.yaml, checked: the stages of a staged policy, or an agent and what stands behind it.
 
@@ -88,6 +107,8 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
         budget_s: A decision of the agent that takes longer is the fallback's.
         mapping: With place fastest or milp.
         preempt: With an agent that stops running jobs.
+        sizes: Of resizable jobs: ``base``, as submitted; ``greedy-gain``, to whom a GPU gains most.
+        resize: With sizes that change.
         settings: The file's ``train`` section: the agent's hyper-parameters, as given.
     """
 
@@ -103,6 +124,8 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
     budget_s: float = 0.2
     mapping: Mapping = Mapping()
     preempt: Preempting = Preempting()
+    sizes: Sizing = "base"
+    resize: Resizing = Resizing()
     settings: dict[str, Any] = {}
 
     @property

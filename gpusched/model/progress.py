@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import msgspec
 
 _WINDOW_S = 600.0  # pace is that of the last one to two of these: a job may slow down, and its first steps are slow
@@ -85,3 +87,19 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds from ``now`` to its `end`; None: not known."""
         end = self.end()
         return None if end is None else max(0.0, end - now)
+
+
+def speeds_of(attempts: Iterable[JobProgress]) -> dict[int, float]:
+    """GPUs -> steps a second, over all that the attempts with so many of them told."""
+    steps: dict[int, tuple[float, float]] = {}
+    for one in attempts:
+        if one.step is not None and one.first_step is not None and one.at is not None and one.first_at is not None:
+            made, passed = steps.get(one.gpus, (0.0, 0.0))
+            steps[one.gpus] = made + max(0.0, one.step - one.first_step), passed + one.at - one.first_at
+    return {gpus: made / passed for gpus, (made, passed) in steps.items() if made > 0 and passed > 0}
+
+
+def steps_left(attempts: Sequence[JobProgress]) -> float | None:
+    """How many steps a job has to go from what it told last; None: not known."""
+    last = attempts[-1] if attempts else None
+    return None if last is None or last.of is None or last.step is None else max(0.0, last.of - last.step)

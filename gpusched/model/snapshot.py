@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpusched.model.jobs import Allocation, JobSpec, JobState, Preemptions
+from gpusched.model.jobs import Allocation, JobSpec, JobState, Preemptions, Resizes
 from gpusched.model.policy import PolicySpec
 
 
@@ -41,6 +41,7 @@ class RunningView(msgspec.Struct, frozen=True, kw_only=True):
         own_end: When it ends at the pace that it tells of itself (Unix seconds); None: it tells of none.
         state: STARTING, RUNNING or COMPLETING.
         attempt: 1 for the first. spec: None: unknown, then nobody may stop it.
+        speeds: GPUs of the whole job -> steps a second, as it told at these sizes. left: steps that it has to go.
     """
 
     id: str
@@ -56,6 +57,9 @@ class RunningView(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     spec: JobSpec | None = None
     preemptions: Preemptions | None = None
+    resizes: Resizes | None = None
+    speeds: dict[int, float] = {}
+    left: float | None = None
 
 
 class FinishedView(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +85,8 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
     """A waiting job.
 
     ``dependency``: "" met, "waiting" or "never", with ``dependency_message``. ``estimate_s``: how long a predictor
-    expected at its submission that it runs; None: nobody was asked.
+    expected at its submission that it runs; None: nobody was asked. ``resume_at``: it was stopped to go
+    on with so many GPUs. ``speeds``, ``left``: as in `RunningView`.
     """
 
     id: str
@@ -98,6 +103,10 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
     array_room: int | None = None  # how many more tasks of its array may start now; None: no bound
     estimate_s: float | None = None
     preemptions: Preemptions | None = None
+    resizes: Resizes | None = None
+    resume_at: int | None = None
+    speeds: dict[int, float] = {}
+    left: float | None = None
 
     @property
     def expected_s(self) -> float:

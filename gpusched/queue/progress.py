@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from gpusched.model.jobs import ACTIVE
+from gpusched.model.jobs import ENDED
 from gpusched.model.progress import JobProgress
 
 
@@ -16,13 +16,12 @@ class ProgressReads:
 
     _db: sqlite3.Connection
 
-    def progress_of_active(self) -> dict[str, JobProgress]:
-        """Job -> progress of its present attempt, where it tells of any."""
-        marks = ",".join("?" * len(ACTIVE))
-        found = self._progress(
-            f"JOIN jobs ON jobs.id = progress.job_id WHERE jobs.state IN ({marks}) ORDER BY attempt", tuple(ACTIVE)
-        )
-        return {one.job_id: one for one in found}
+    def progress_of_unended(self) -> dict[str, tuple[JobProgress, ...]]:
+        """Job -> progress of its attempts that tell of any, the latest last; of jobs that have not ended."""
+        found: dict[str, tuple[JobProgress, ...]] = {}
+        for one in self._progress("WHERE open = 1 ORDER BY attempt", ()):
+            found[one.job_id] = (*found.get(one.job_id, ()), one)
+        return found
 
     def progress_of_job(self, job_id: str) -> list[JobProgress]:
         """Of all its attempts, the latest one last."""
@@ -30,7 +29,7 @@ class ProgressReads:
 
     def _progress(self, rest: str, values: Sequence[object]) -> list[JobProgress]:
         try:
-            rows = self._db.execute(f"SELECT progress.data FROM progress {rest}", values).fetchall()
+            rows = self._db.execute(f"SELECT data FROM progress {rest}", values).fetchall()
         except sqlite3.OperationalError as error:
             if "no such table" in str(error):
                 return []
@@ -44,10 +43,15 @@ class ProgressWrites(ProgressReads):
     def put_progress(self, found: Iterable[JobProgress]) -> None:
         """Insert or replace the rows of these attempts."""
         self._db.executemany(
-            "INSERT OR REPLACE INTO progress VALUES (?, ?, ?)",
+            "INSERT OR REPLACE INTO progress VALUES (?, ?, 1, ?)",
             ((one.job_id, one.attempt, msgspec.json.encode(one)) for one in found),
         )
 
+    def close_progress(self) -> None:
+        """Of jobs that have ended since."""
+        ended = f"SELECT id FROM jobs WHERE id = progress.job_id AND state IN ({','.join('?' * len(ENDED))})"
+        self._db.execute(f"UPDATE progress SET open = 0 WHERE open = 1 AND EXISTS ({ended})", tuple(ENDED))
+
     def shift_progress(self, by_s: float) -> None:
-        """Move the times of the attempts under way: the clock was set."""
-        self.put_progress([one.shifted(by_s) for one in self.progress_of_active().values()])
+        """Move the times of jobs that have not ended: the clock was set."""
+        self.put_progress([one.shifted(by_s) for all_ in self.progress_of_unended().values() for one in all_])

@@ -92,10 +92,13 @@ CREATE TABLE specs (digest BLOB PRIMARY KEY, data BLOB NOT NULL);
 ALTER TABLE jobs ADD COLUMN spec BLOB;
 """,
     """
--- How far each attempt came that told of it, kept for ever. data: model.progress.JobProgress as JSON.
+-- How far each attempt came that told of it, kept for ever. data: model.progress.JobProgress as JSON. open: 0 once the
+-- job has ended.
 CREATE TABLE progress (
-  job_id TEXT NOT NULL, attempt INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (job_id, attempt)
+  job_id TEXT NOT NULL, attempt INTEGER NOT NULL, open INTEGER NOT NULL, data BLOB NOT NULL,
+  PRIMARY KEY (job_id, attempt)
 ) WITHOUT ROWID;
+CREATE INDEX progress_open ON progress (open) WHERE open = 1;
 """,
 )
 SCHEMA_VERSION = 1 + len(MIGRATIONS)

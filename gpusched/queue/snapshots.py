@@ -10,7 +10,7 @@ import msgspec
 from gpusched.model.gpustates import gpu_states
 from gpusched.model.jobs import ENDED, Allocation, Dependency, DependencyKind, Job, JobState
 from gpusched.model.policy import PolicySpec
-from gpusched.model.progress import JobProgress
+from gpusched.model.progress import JobProgress, speeds_of, steps_left
 from gpusched.model.readings import GpuState, NodeState
 from gpusched.model.resources import Inventory, Node
 from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot
@@ -41,7 +41,7 @@ def snapshot_of_store(
         usage=recent_usage(reader, inventory, policies, now),
         array_limits=reader.array_limits(),
         estimates=reader.estimates(),
-        progress=reader.progress_of_active(),
+        progress=reader.progress_of_unended(),
         now=now,
         seed=seed,
     )
@@ -76,7 +76,7 @@ def build_snapshot(
     now: float,
     seed: int = 0,
     estimates: Mapping[str, float] = {},
-    progress: Mapping[str, JobProgress] = {},
+    progress: Mapping[str, tuple[JobProgress, ...]] = {},
 ) -> Snapshot:
     """The snapshot of the cluster.
 
@@ -93,7 +93,7 @@ def build_snapshot(
         now: Unix seconds.
         seed: For policies that draw.
         estimates: Job -> how long it is expected to run, seconds.
-        progress: Job -> what it tells of itself.
+        progress: Job -> what it tells of itself, attempt by attempt.
     """
     active = list(active)
     declared = {node.name for node in inventory.nodes}
@@ -109,7 +109,15 @@ def build_snapshot(
         ),
         running=tuple(view for job in active if (view := _running_view(job, declared, progress)) is not None),
         pending=tuple(
-            _pending_view(job, dependencies, running_tasks, array_limits, inventory, estimates.get(job.id))
+            _pending_view(
+                job,
+                dependencies,
+                running_tasks,
+                array_limits,
+                inventory,
+                estimates.get(job.id),
+                progress.get(job.id, ()),
+            )
             for job in pending
         ),
         policies=dict(policies),
@@ -170,20 +178,22 @@ def _unavailable(state: NodeState, record: NodeRecord | None) -> str:
     return f"{state}: {record.reason.removeprefix(f'{record.name}: ')}" if record.reason else str(state)
 
 
-def _running_view(job: Job, declared: Container[str], progress: Mapping[str, JobProgress]) -> RunningView | None:
+def _running_view(
+    job: Job, declared: Container[str], progress: Mapping[str, tuple[JobProgress, ...]]
+) -> RunningView | None:
     """What a job holds of declared nodes; None: nothing (its node has left the inventory)."""
     parts = tuple(part for part in (job.allocation.parts if job.allocation else ()) if part.node in declared)
     if not parts:
         return None
     start = job.start_time if job.start_time is not None else job.submit_time
-    told = progress.get(job.id)
+    told = progress.get(job.id, ())
     return RunningView(
         id=job.id,
         user=job.user,
         allocation=Allocation(job.id, parts),
         start_time=start,
         expected_end=expected_end(job, start),
-        own_end=told.end() if told is not None and told.attempt == job.attempt else None,
+        own_end=told[-1].end() if told and told[-1].attempt == job.attempt else None,
         array_id=job.array_id,
         submit_time=job.submit_time,
         state=job.state,
@@ -191,6 +201,9 @@ def _running_view(job: Job, declared: Container[str], progress: Mapping[str, Job
         priority=job.priority,
         spec=job.spec,
         preemptions=job.preemptions,
+        resizes=job.resizes,
+        speeds=speeds_of(told),
+        left=steps_left(told),
     )
 
 
@@ -273,6 +286,7 @@ def _pending_view(
     array_limits: Mapping[str, int],
     inventory: Inventory,
     estimate_s: float | None,
+    told: tuple[JobProgress, ...],
 ) -> PendingView:
     kind, message = dependencies.status(job) if job.spec.dependencies else ("", "")
     limit = array_limits.get(job.array_id) if job.array_id else None
@@ -291,6 +305,10 @@ def _pending_view(
         array_room=None if limit is None else max(0, limit - running_tasks.get(job.array_id or "", 0)),
         estimate_s=estimate_s,
         preemptions=job.preemptions,
+        resizes=job.resizes,
+        resume_at=job.resizes.resume_at if job.resizes is not None else None,
+        speeds=speeds_of(told),
+        left=steps_left(told),
     )
 
 

@@ -9,9 +9,11 @@ from collections.abc import Iterable
 
 from gpusched.model.jobs import Allocation, NodeAllocation
 from gpusched.model.plan import Action, Plan, Preempt, Reason, ReasonCode, Rejection, Resize, Start
-from gpusched.model.snapshot import NodeView, PendingView, Snapshot
+from gpusched.model.policy import PolicySpec
+from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.model.units import format_memory
 from gpusched.sched.eligible import ARRAY_FULL, ineligible, may_stop
+from gpusched.sched.sizes import may_resize
 from gpusched.sched.text import count_of, gpus_called, listed_types
 
 _NOT_CHOSEN = Reason(code=ReasonCode.POLICY, message="the policy did not choose it")
@@ -102,28 +104,38 @@ class _Ledger:
         job = self._running.get(action.job_id)
         if job is None:
             return f"job {action.job_id} is not running"
-        parts = action.allocation.parts
-        if why := _not_a_gang(action.job_id, action.allocation):
+        policy = self._policy_of(job)
+        if policy is None:
+            return f"nothing says who decides on job {action.job_id}"
+        if why := may_resize(job, policy.resize, self._snapshot.now):
             return why
-        self._release(job.allocation.parts, job.id)
-        why = next((w for part in parts if (w := self._no_node(part) or self._short(part))), None)
-        self._hold(parts if why is None else job.allocation.parts, job.id)
-        return why
+        assert job.spec is not None
+        assert job.spec.elastic is not None
+        allowed = action.gpus in job.spec.elastic.sizes and action.gpus != job.spec.gpus
+        return None if allowed else f"job {job.id} cannot go from {job.spec.gpus} to {action.gpus} GPUs"
 
     def _refuse_preempt(self, action: Preempt) -> str | None:
         job = self._running.get(action.job_id)
         if job is None:
             return f"job {action.job_id} is not running"
-        node = next((n for p in job.allocation.parts if (n := self._nodes.get(p.node)) is not None), None)
-        policy = self._snapshot.policies.get(node.partition) if node is not None else None
+        policy = self._policy_of(job)
         if policy is None:
             return f"nothing says who decides on job {action.job_id}"
         return may_stop(job, policy.preempt, self._snapshot.now)
+
+    def _policy_of(self, job: RunningView) -> PolicySpec | None:
+        node = next((n for p in job.allocation.parts if (n := self._nodes.get(p.node)) is not None), None)
+        return self._snapshot.policies.get(node.partition) if node is not None else None
 
     def _misshapen(self, job: PendingView, allocation: Allocation) -> str | None:
         if why := _not_a_gang(job.id, allocation):
             return why
         spec = job.spec
+        if spec.elastic is not None:
+            gpus, nodes = sum(len(part.gpus) for part in allocation.parts), len(allocation.parts)
+            if gpus not in spec.elastic.sizes or gpus % nodes:
+                return f"it may not have {count_of(gpus, 'GPU')} on {count_of(nodes, 'node')}"
+            spec = spec.at_size(gpus, nodes)
         if len(allocation.parts) != spec.nodes:
             return f"it asks for {count_of(spec.nodes, 'node')}, the plan gives {len(allocation.parts)}"
         for part in allocation.parts:
@@ -197,13 +209,6 @@ class _Ledger:
         for part in parts:
             self._holder.update(dict.fromkeys(((part.node, g) for g in part.gpus), job_id))
             self._move(part, -1)
-
-    def _release(self, parts: Iterable[NodeAllocation], job_id: str) -> None:
-        for part in parts:
-            for key in ((part.node, g) for g in part.gpus):
-                if self._holder.get(key) == job_id:
-                    del self._holder[key]
-            self._move(part, +1)
 
     def _move(self, part: NodeAllocation, sign: int) -> None:
         if part.node in self._cores:

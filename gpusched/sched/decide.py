@@ -16,6 +16,7 @@ from gpusched.sched.eligible import ineligible
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.gpus import Links, links_matrix, nearest_gpus
 from gpusched.sched.reasons import Block, Verdicts
+from gpusched.sched.sizes import sizes_of
 from gpusched.sched.stages import place_queue
 from gpusched.sched.state import BACKFILLS, PLACES, Outcome, new_outcome, new_scratch, seed_words
 from gpusched.sched.usage import usage_of
@@ -31,13 +32,15 @@ def decide(snapshot: Snapshot, models: Mapping[str, Model] = {}) -> Plan:
     nodes of its partition, in its ``nodelist`` if it has one (only these, all of them if it asks for as many), not in
     ``exclude`` nor ``excluded_nodes``.
 
-    Only agents stop running jobs (`Preempt`), and only such as their policy's file lets them stop.
+    Only agents stop running jobs (`Preempt`), and only such as their policy's file lets them stop. Resizable jobs are
+    stopped to go on at another size (`Resize`), and start at any of their sizes, where the policy chooses sizes.
 
     Jobs that could not run even on the empty partition (BAD_CONSTRAINTS), that need nodes or GPUs which are down,
     drained, lost or busy with foreign work (REQ_NODE_NOT_AVAIL), that are held, dependent, not yet due or bounded by
     their array block nobody and reserve nothing: they may start late if those parts come back under load, but
     a broken node does not stop a partition.
     """
+    snapshot, resizes = sizes_of(snapshot)
     reasons: dict[str, Reason] = {}
     eligible: list[PendingView] = []
     for job in snapshot.pending:
@@ -47,7 +50,7 @@ def decide(snapshot: Snapshot, models: Mapping[str, Model] = {}) -> Plan:
         else:
             reasons[job.id] = why
     if not eligible:
-        return Plan(reasons=reasons)
+        return Plan(actions=resizes, reasons=reasons)
     world = node_arrays_of(snapshot)
     waiting = waiting_of(eligible, world, usage_of(snapshot))
     effects = _Effects({}, {}, [], {})
@@ -55,7 +58,7 @@ def decide(snapshot: Snapshot, models: Mapping[str, Model] = {}) -> Plan:
     verdicts = Verdicts(snapshot, world, waiting, outcome.code.tolist())
     for queue, block in blocks:
         verdicts.add(queue, block, reasons)
-    actions: list[Action] = [*effects.stops, *starts(world, waiting, outcome)]
+    actions: list[Action] = [*effects.stops, *resizes, *starts(world, waiting, outcome)]
     return Plan(
         actions=tuple(actions), reasons=reasons | effects.reasons, troubles=effects.troubles, remarks=effects.remarks
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpusched.model.jobs import ACTIVE, Job, JobState
+from gpusched.model.jobs import ACTIVE, Job, JobState, Resizes
 from gpusched.model.progress import JobProgress
 from gpusched.model.units import format_duration, format_memory, iso_utc, local_time
 from gpusched.views import common
@@ -98,6 +98,7 @@ def job_dict(
         "attempt": job.attempt,
         "retries": job.retries,
         "preemptions": job.preemptions.count if job.preemptions else 0,
+        "resizes": None if spec.elastic is None else _resizes_dict(job.resizes or Resizes()),
         "priority": job.priority,
         "held_by": job.held_by or None,
         "policy": job.policy,
@@ -105,6 +106,36 @@ def job_dict(
         "fallback": fallbacks.get(spec.partition) if job.state is JobState.PENDING else None,
         "progress": None if progress is None else _progress_dict(progress, now),
     }
+
+
+def _resizes_dict(resizes: Resizes) -> dict[str, Any]:
+    return {
+        "count": resizes.count,
+        "why": resizes.why or None,
+        "cost_s": resizes.cost_s,
+        "lost_s": resizes.lost_s,
+        "unusable": list(resizes.unusable),
+        "frozen": resizes.frozen or None,
+    }
+
+
+def resizes_line(job: Job) -> str:
+    """How often a job was resized, why last, what that cost, and what it may not have any more."""
+    found = job.resizes
+    if found is None:
+        return ""
+    words = [
+        f"{'once' if found.count == 1 else f'{found.count} times'}, {'last: ' if found.count > 1 else ''}{found.why}"
+    ]
+    if found.cost_s is not None:
+        words.append(f"a resize takes it {found.cost_s:.0f} s")
+    if found.lost_s:
+        words.append(f"{format_duration(found.lost_s)} of work lost")
+    if found.unusable:
+        words.append(f"it did not come up with {common.ranges(found.unusable)} GPUs")
+    if found.frozen:
+        words.append(f"it is not resized any more: {found.frozen}")
+    return "; ".join(words)
 
 
 def _progress_dict(progress: JobProgress, now: float) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,13 +12,22 @@ from gpusched.model.jobs import Job
 from gpusched.model.progress import JobProgress
 from gpusched.model.units import format_duration, format_memory, iso_utc, local_time
 from gpusched.views import common
-from gpusched.views.jobs import elapsed_s, job_dict, progress_line, queue_position, resources_line, stopped_line
+from gpusched.views.jobs import (
+    elapsed_s,
+    job_dict,
+    progress_line,
+    queue_position,
+    resizes_line,
+    resources_line,
+    stopped_line,
+)
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """One job with all that is known of it.
 
-    ``tasks``: the whole array, where an array was asked for. ``progress``: of its latest attempt that tells of any.
+    ``tasks``: the whole array, where an array was asked for. ``progress``: of its latest attempt that tells of any;
+    ``speeds``: GPUs -> steps a second.
     """
 
     job: Job
@@ -27,6 +36,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     energy_j: float | None = None
     tasks: tuple[Job, ...] = ()
     progress: JobProgress | None = None
+    speeds: Mapping[int, float] = {}
     warning: str = ""
 
 
@@ -42,6 +52,7 @@ def page_dict(page: Page) -> dict[str, Any]:
         "excluded_nodes": list(job.excluded_nodes),
         "attempts": _attempts(page.events),
         "events": [_event_dict(e) for e in page.events],
+        "speeds": {str(gpus): pace for gpus, pace in sorted(page.speeds.items())},
         "tasks": [job_dict(j, page.now) for j in page.tasks],
     }
 
@@ -132,6 +143,8 @@ def _progress(page: Page) -> Iterator[tuple[str, str]]:
     ended = page.job.end_time
     if line := progress_line(progress, page.now if ended is None else ended):
         yield "progress", line
+    if page.job.spec.elastic is not None and page.speeds:
+        yield "speeds", ", ".join(f"{gpus} GPUs {pace:.3g} steps/s" for gpus, pace in sorted(page.speeds.items()))
     if progress.saved_step is not None:
         yield "saved", f"up to step {progress.saved_step:,.0f}, {local_time(progress.saved_at)}"
     if progress.trouble:
@@ -157,6 +170,8 @@ def _optional(job: Job) -> Iterator[tuple[str, str]]:
             ("held by", job.held_by),
             ("preemptible", "yes" if spec.preemptible else ""),
             ("stopped", stopped_line(job)),
+            ("sizes", f"{common.ranges(spec.elastic.sizes)} GPUs, now {spec.gpus}" if spec.elastic else ""),
+            ("resized", resizes_line(job)),
             ("comment", spec.comment),
         )
         if value

@@ -80,7 +80,7 @@ def _job(attempt: int = 1) -> Job:
     spec = JobSpec(name="n", partition="p", gpus_per_node=4, cores_per_node=1, memory_mib_per_node=1, time_limit_s=60)
     parts = tuple(NodeAllocation(rank=r, node=f"n{r}", gpus=(0,), cores=1, memory_mib=1) for r in range(2))
     return Job(
-        id="j", user="u", uid=1, spec=spec, state=JobState.RUNNING, submit_time=0.0, attempt=attempt,
+        id="j", user="u", uid=1, spec=spec, state=JobState.RUNNING, submit_time=0.0, start_time=40.0, attempt=attempt,
         allocation=Allocation("j", parts),
     )  # fmt: skip
 
@@ -95,9 +95,9 @@ def test_only_the_present_attempt_on_the_node_of_rank_0_counts(store: Store) -> 
     said = ProgressReading(step=5, of=10, age_s=1)
     for node, name in (("n0", "gpusched-j-1-0"), ("n1", "gpusched-j-2-0"), ("n1", "gpusched-j-2-1")):
         note_progress(store, [_job(attempt=2)], _seen(node, name, 50.0, progress=said))
-    assert store.progress_of_active() == {}
+    assert store.progress_of_unended() == {}
     note_progress(store, [_job(attempt=2)], _seen("n0", "gpusched-j-2-0", 50.0, progress=said))
-    (found,) = store.progress_of_active().values()
+    ((found,),) = store.progress_of_unended().values()
     assert (found.step, found.at, found.attempt, found.gpus) == (5, 49.0, 2, 4)
 
 
@@ -119,14 +119,23 @@ def test_trouble_is_told_of_until_it_is_over(store: Store) -> None:
     for error in look:
         note_progress(
             store, [_job()],
-            _seen("n0", "gpusched-j-1-0", 9.0, job_file_error=error, saved=SavedReading(step=1, age_s=0)),
+            _seen("n0", "gpusched-j-1-0", 59.0, job_file_error=error, saved=SavedReading(step=1, age_s=0)),
         )  # fmt: skip
-        assert store.progress_of_active()["j"].trouble == (error or "")
+        assert store.progress_of_unended()["j"][-1].trouble == (error or "")
 
 
 def test_the_store_moves_with_the_clock(store: Store) -> None:
     store.put_jobs([_job()])
     store.put_progress([msgspec.structs.replace(told((1, 10), (2, 20)), saved_at=5.0)])
     store.shift_rows(100.0, 0.0)
-    found = store.progress_of_active()["j"]
+    found = store.progress_of_unended()["j"][-1]
     assert (found.at, found.since, found.first_at, found.saved_at) == (120.0, 110.0, 110.0, 105.0)
+
+
+def test_what_an_earlier_attempt_wrote_is_not_this_ones(store: Store) -> None:
+    store.put_jobs([_job(attempt=2)])
+    old, new = (ProgressReading(step=5, of=10, age_s=age) for age in (11.0, 9.0))
+    note_progress(store, [_job(attempt=2)], _seen("n0", "gpusched-j-2-0", 50.0, progress=old))
+    assert store.progress_of_unended() == {}
+    note_progress(store, [_job(attempt=2)], _seen("n0", "gpusched-j-2-0", 50.0, progress=new))
+    assert store.progress_of_unended()["j"][-1].first_at == 41.0

@@ -241,6 +241,10 @@ _JOB = {
     "held_by": "`user`, `admin` or null.",
     "policy": "The policy that decided its start, or null.",
     "policy_version": "Digest of what that policy said.",
+    "resizes": (
+        "Of a resizable job: `count`, `why` (the last one), `cost_s` (mean seconds of one), `lost_s` (of work), "
+        "`unusable` sizes, `frozen` (why it is not resized any more); else null."
+    ),
     "progress": (
         "What the job tells of itself: `step`, `of`, `steps_per_s`, `samples_per_s`, `time`, `left_s` (at its pace of "
         "late), `saved_step`, `saved_time`, `error`; or null."

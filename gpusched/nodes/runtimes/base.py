@@ -95,8 +95,8 @@ class Runtime(Protocol):
         """Start what a launch with ``hold`` made ready. At most once: what ran before is not started again."""
         ...
 
-    def signal(self, ref: AttemptRef, signal: str) -> Script:
-        """Signal the whole job; KILL also reaches the processes that left its group."""
+    def signal(self, ref: AttemptRef, signal: str, note: str | None = None) -> Script:
+        """Signal the whole job, after writing ``note`` into its resize.json; KILL reaches all that it ever started."""
         ...
 
     def remove(self, ref: AttemptRef) -> Script:

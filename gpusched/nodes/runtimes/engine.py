@@ -26,6 +26,7 @@ from gpusched.nodes.runtimes.shell import (
     script,
     stream_script,
     take_secrets,
+    write_note,
 )
 from gpusched.nodes.transport import Script
 
@@ -249,10 +250,12 @@ class EngineRuntime:
         """See `Runtime.start`."""
         return script(place(ref) + _START)
 
-    def signal(self, ref: AttemptRef, signal: str) -> Script:
+    def signal(self, ref: AttemptRef, signal: str, note: str | None = None) -> Script:
         """See `Runtime.signal`; the container's init passes it on."""
         name = check_signal(signal)
-        return script(f"{place(ref)}{FUNCTIONS}{STRAYS}{self._engine(ref)}{_BY_FORCE}signal={name}\n{_SIGNAL}")
+        return script(
+            f"{place(ref)}{FUNCTIONS}{STRAYS}{self._engine(ref)}{_BY_FORCE}{write_note(note)}signal={name}\n{_SIGNAL}"
+        )
 
     def remove(self, ref: AttemptRef) -> Script:
         """See `Runtime.remove`."""

@@ -110,6 +110,17 @@ if mkdir -- "$job_dir" 2>/dev/null; then
     if [ -n "$uid" ]; then chown -- "$uid:$gid" "$job_dir"; else chmod OPEN -- "$job_dir"; fi || abandon "$job_dir"
 fi
 [ -d "$job_dir" ] && [ ! -L "$job_dir" ] || abandon "$job_dir"
+rm -f -- "$job_dir/resize.json" || abandon "$job_dir"
+"""
+
+# As the job's user: the folder is his, and may hold links.
+_NOTE = """\
+job_dir=$(sed -n 's/^job_dir=//p' "$dir/meta")
+uid= gid=
+eval "$(grep -m 1 -x 'uid=[0-9]* gid=[0-9]*' "$dir/launch")"
+as_user sh -c 'cat >"$1/resize.json.part" && mv -- "$1/resize.json.part" "$1/resize.json"' sh "$job_dir" <<'END_NOTE'
+TEXT
+END_NOTE
 """
 
 # The background list's own process becomes the launcher by exec, so that $! is its number.
@@ -264,3 +275,8 @@ def forget_job(ref: AttemptRef, job_id: str) -> Script:
     """
     job, others = shlex.quote(job_id), shlex.quote(f"{_OTHERS_JOBS}/{ref.cluster_id}/{ref.node}/{job_id}")
     return script(f'{place(ref)}rm -rf -- "${{dir%/*}}"/jobs/{job} {others}\n')
+
+
+def write_note(text: str | None) -> str:
+    """Lines that put one line of JSON into resize.json of an attempt's job; none where there is no text."""
+    return "" if text is None else AS_USER + _NOTE.replace("TEXT", text)

@@ -23,6 +23,7 @@ from gpusched.nodes.runtimes.shell import (
     script,
     stream_script,
     take_secrets,
+    write_note,
 )
 from gpusched.nodes.transport import Script
 
@@ -187,10 +188,11 @@ class SupervisedRuntime:
         """See `Runtime.start`."""
         return script(place(ref) + _START)
 
-    def signal(self, ref: AttemptRef, signal: str) -> Script:
+    def signal(self, ref: AttemptRef, signal: str, note: str | None = None) -> Script:
         """See `Runtime.signal`."""
         number = check_signal(signal)
-        return script(f"{place(ref)}{FUNCTIONS}{STRAYS}signal={'KILL' if number == '9' else number}\n{_SIGNAL}")
+        name = "KILL" if number == "9" else number
+        return script(f"{place(ref)}{FUNCTIONS}{STRAYS}{write_note(note)}signal={name}\n{_SIGNAL}")
 
     def remove(self, ref: AttemptRef) -> Script:
         """See `Runtime.remove`."""

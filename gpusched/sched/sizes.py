@@ -1,0 +1,283 @@
+"""How many GPUs resizable jobs get: from a snapshot to the sizes of those that wait and the resizes of those that run.
+
+Plain Python, and pure. `sizes_of` looks at the GPUs of a partition as one; whether a size fits on nodes is looked at
+where a job that runs would be stopped for it (`_fits`), for the others by the passes that place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import log
+from typing import NamedTuple
+
+import msgspec
+
+from gpusched.model.jobs import JobSpec, JobState, Resizes
+from gpusched.model.plan import Resize
+from gpusched.model.policy import PolicySpec, Resizing
+from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
+from gpusched.model.units import format_duration
+from gpusched.sched.eligible import ineligible
+
+_SCALING = 0.8  # of a job that told its pace at one size only: twice the GPUs, 2 ** 0.8 times the pace
+_USUAL_LEFT_S = 3600.0  # of a job that does not tell
+_PATIENCE = 0.25  # GPUs go to jobs with little left first, by the power of it that DL2's setting showed to be best
+
+
+class Sized(NamedTuple):
+    """The snapshot with the jobs that wait at the sizes they would start with, and resizes of such that run."""
+
+    snapshot: Snapshot
+    resizes: tuple[Resize, ...]
+
+
+class _One(NamedTuple):
+    """A resizable job: what it may have, has (0: it waits), and how fast it goes."""
+
+    id: str
+    sizes: tuple[int, ...]
+    gpus: int
+    speeds: dict[int, float]
+    left_s: float
+    held_back: float  # part of its speed that stopping costs it
+
+    def speed(self, gpus: int) -> float:
+        """Relative to its largest size."""
+        return speed_at(self.speeds, gpus) / speed_at(self.speeds, self.sizes[-1]) if gpus else 0.0
+
+
+def sizes_of(snapshot: Snapshot) -> Sized:
+    """Sizes for all partitions whose policy chooses them; the same snapshot always gives the same answer."""
+    sizes: dict[str, int] = {}
+    resizes: list[Resize] = []
+    for name, policy in snapshot.policies.items():
+        if policy.sizes != "base":
+            waiting, running = _of_partition(snapshot, name, policy)
+            sizes |= waiting
+            resizes += running
+    if not sizes:
+        return Sized(snapshot, tuple(resizes))
+    pending = tuple(_at_size(snapshot, job, sizes[job.id]) if job.id in sizes else job for job in snapshot.pending)
+    return Sized(msgspec.structs.replace(snapshot, pending=pending), tuple(resizes))
+
+
+def shape(spec: JobSpec, gpus: int, nodes: Iterable[NodeView]) -> JobSpec | None:
+    """The request at another size, over the fewest of these nodes that can give it, empty; None: they cannot."""
+    usable = [node for node in nodes if allows(spec, node)]
+    for count in range(1, len(usable) + 1):
+        if gpus % count == 0:
+            found = spec.at_size(gpus, count)
+            if sum(_holds(found, len(n.gpus), n.cores, n.memory_mib) for n in usable) >= count:
+                return found
+    return None
+
+
+def allows(spec: JobSpec, node: NodeView) -> bool:
+    """Whether the request's own constraints let it use this node."""
+    return (
+        node.partition == spec.partition
+        and (not spec.nodelist or node.name in spec.nodelist)
+        and node.name not in spec.exclude
+        and (not spec.gpu_types or node.gpu_type in spec.gpu_types)
+    )
+
+
+def may_resize(job: RunningView, rules: Resizing, now: float) -> str | None:
+    """Why a job must not be resized now; None if it may."""
+    if job.spec is None or job.spec.elastic is None:
+        return f"job {job.id} does not say that it may be resized (--resizable)"
+    if job.state is not JobState.RUNNING:
+        return f"job {job.id} is {job.state}"
+    if job.resizes is not None and job.resizes.frozen:
+        return f"job {job.id} is not resized any more: {job.resizes.frozen}"
+    least = max(rules.min_run_s, job.spec.elastic.cooldown_s)
+    if now < job.start_time + least:
+        return f"job {job.id} has run for less than {format_duration(least)}"
+    times = job.resizes.times if job.resizes is not None else ()
+    if len(times) >= rules.per_hour and now < times[-rules.per_hour] + 3600.0:
+        return f"job {job.id} has been resized {rules.per_hour} times within an hour"
+    return None
+
+
+def speed_at(speeds: dict[int, float], gpus: int) -> float:
+    """Steps a second with so many GPUs, as a power of the size between and beyond those at which it is known."""
+    known = sorted(speeds)
+    if not known:
+        return float(gpus**_SCALING)
+    if gpus in speeds:
+        return speeds[gpus]
+    if len(known) == 1:
+        return float(speeds[known[0]] * (gpus / known[0]) ** _SCALING)
+    above = next((i for i, size in enumerate(known) if size > gpus), len(known) - 1)
+    low, high = known[max(0, above - 1)], known[max(1, above)]
+    ratio, size_ratio = speeds[high] / speeds[low], high / low
+    slope = 0.0 if ratio <= 1.0 else min(1.0, log(ratio) / log(size_ratio))
+    return float(speeds[low] * (gpus / low) ** slope)
+
+
+def _of_partition(snapshot: Snapshot, name: str, policy: PolicySpec) -> tuple[dict[str, int], list[Resize]]:
+    nodes = [node for node in snapshot.nodes if node.partition == name]
+    here = {node.name for node in nodes}
+    running = [job for job in snapshot.running if any(part.node in here for part in job.allocation.parts)]
+    movable = [job for job in running if may_resize(job, policy.resize, snapshot.now) is None]
+    total = sum(len(set(n.gpus) - set(n.blocked)) for n in nodes if n.available)
+    held = sum(len(part.gpus) for job in running for part in job.allocation.parts)
+    free = total - held
+    least = sum(_held(job) - _allowed(job.spec, job.resizes)[0] for job in movable)
+    admitted, sized, needed = _admitted(snapshot, name, policy, nodes, free + least)
+    ones = [_running_one(job, snapshot.now) for job in movable]
+    waiting = [_waiting_one(job, nodes) for job in sized]
+    given = _greedy([*ones, *waiting], free + sum(_held(job) for job in movable) - needed, total)
+    sizes = {one.id: given[one.id] for one in waiting}
+    after = _settled(ones, given, free - needed - sum(sizes.values()), policy.resize, total)
+    resizes = []
+    for job, one in zip(movable, ones, strict=True):
+        if after[one.id] != one.gpus and _fits(snapshot, nodes, running, job, after[one.id]):
+            others = [j for j in (*admitted, *(s.id for s in sized)) if j != one.id]
+            resizes.append(Resize(one.id, after[one.id], _why(one, after[one.id], others)))
+    return sizes, resizes
+
+
+def _admitted(
+    snapshot: Snapshot, name: str, policy: PolicySpec, nodes: Sequence[NodeView], room: int
+) -> tuple[list[str], list[PendingView], int]:
+    """Who of those that wait is to start, in order: rigid ones by id, resizable ones; GPUs that the rigid ones take."""
+    rigid: list[str] = []
+    sized: list[PendingView] = []
+    needed = 0
+    queue = [j for j in snapshot.pending if j.spec.partition == name]
+    queue = [j for j in queue if ineligible(j, snapshot.now, snapshot.policies) is None]
+    for job in sorted(queue, key=lambda j: (j.resume_at is None, -j.priority, j.submit_time, j.id)):
+        options = _options(job, nodes) if job.spec.elastic is not None else ()
+        least = options[0] if options else job.spec.gpus
+        if least > room:
+            if policy.backfill == "none":
+                break
+            continue
+        room -= least
+        if options:
+            sized.append(job)
+        else:
+            rigid.append(job.id)
+            needed += job.spec.gpus
+    return rigid, sized, needed
+
+
+def _greedy(ones: Sequence[_One], capacity: int, total: int) -> dict[str, int]:
+    """Everyone's least size, then again and again the step that gains most for what it takes."""
+    given = {one.id: one.sizes[0] for one in ones}
+    left = capacity - sum(given.values())
+    while True:
+        best: tuple[float, str, int] | None = None
+        for one in ones:
+            for gpus in one.sizes:
+                more = gpus - given[one.id]
+                if 0 < more <= left:
+                    rate = _gain(one, given[one.id], gpus, total)
+                    if best is None or rate > best[0]:
+                        best = rate, one.id, gpus
+        if best is None or best[0] <= 0:
+            return given
+        left -= best[2] - given[best[1]]
+        given[best[1]] = best[2]
+
+
+def _gain(one: _One, before: int, gpus: int, total: int) -> float:
+    """Relative speed gained, for the share of all GPUs that it takes; more for jobs with little left."""
+    gained = one.speed(gpus) - one.speed(before)
+    return float(gained / ((gpus - before) / total) / max(one.left_s, 1.0) ** _PATIENCE)
+
+
+def _settled(ones: Sequence[_One], given: dict[str, int], free: int, rules: Resizing, total: int) -> dict[str, int]:
+    """Of those that run: who shrinks where others need it, the most above its due first, and who grows."""
+    after = {one.id: one.gpus for one in ones}
+    for one in sorted(ones, key=lambda o: (given[o.id] - o.gpus, o.id)):
+        if free >= 0 or given[one.id] >= one.gpus:
+            break
+        options = [g for g in one.sizes if given[one.id] <= g < one.gpus]
+        after[one.id] = next((g for g in reversed(options) if one.gpus - g >= -free), options[0])
+        free += one.gpus - after[one.id]
+    for one in sorted(ones, key=lambda o: (-_gain(o, o.gpus, max(given[o.id], o.gpus + 1), total), o.id)):
+        options = [g for g in one.sizes if one.gpus < g <= given[one.id] and g - one.gpus <= free]
+        if options and after[one.id] == one.gpus:
+            gpus = options[-1]
+            if one.speed(gpus) * (1.0 - one.held_back) >= one.speed(one.gpus) * (1.0 + rules.gain):
+                after[one.id] = gpus
+                free -= gpus - one.gpus
+    return after
+
+
+def _fits(
+    snapshot: Snapshot, nodes: Sequence[NodeView], running: Sequence[RunningView], job: RunningView, gpus: int
+) -> bool:
+    """Whether the nodes as they are now, without this job, have room for it at that size."""
+    assert job.spec is not None
+    found = shape(job.spec, gpus, nodes)
+    if found is None:
+        return False
+    free = {n.name: [len(set(n.gpus) - set(n.blocked)), n.cores, n.memory_mib] for n in nodes if n.available}
+    for other in running:
+        for part in other.allocation.parts if other.id != job.id else ():
+            if part.node in free:
+                for i, taken in enumerate((len(part.gpus), part.cores, part.memory_mib)):
+                    free[part.node][i] -= taken
+    usable = [n for n in nodes if n.name in free and allows(job.spec, n)]
+    return sum(_holds(found, *free[n.name]) for n in usable) >= found.nodes
+
+
+def _holds(spec: JobSpec, gpus: int, cores: int, memory_mib: int) -> bool:
+    return gpus >= spec.gpus_per_node and cores >= spec.cores_per_node and memory_mib >= spec.memory_mib_per_node
+
+
+def _allowed(spec: JobSpec | None, resizes: Resizes | None) -> tuple[int, ...]:
+    """Sizes that a job may have, but for those at which it did not come up; its only one where it is rigid."""
+    assert spec is not None
+    if spec.elastic is None:
+        return (spec.gpus,)
+    unusable = resizes.unusable if resizes is not None else ()
+    return tuple(g for g in spec.elastic.sizes if g not in unusable) or (spec.gpus,)
+
+
+def _options(job: PendingView, nodes: Sequence[NodeView]) -> tuple[int, ...]:
+    """Sizes at which it may start here; one that goes on at another size does not take more than that."""
+    sizes = tuple(g for g in _allowed(job.spec, job.resizes) if shape(job.spec, g, nodes) is not None)
+    return tuple(g for g in sizes if job.resume_at is None or g <= job.resume_at) or sizes
+
+
+def _held(job: RunningView) -> int:
+    return sum(len(part.gpus) for part in job.allocation.parts)
+
+
+def _running_one(job: RunningView, now: float) -> _One:
+    cost = (job.resizes.cost_s if job.resizes is not None else None) or 0.0
+    count = job.resizes.count if job.resizes is not None else 0
+    age = max(0.0, now - (job.submit_time if job.submit_time is not None else job.start_time))
+    # Sia: what a job gets of its speed where it goes on stopping as often as it did so far.
+    part = max(0.0, age - count * cost) / (age + cost) if age + cost > 0 else 1.0
+    left = job.own_end - now if job.own_end is not None else job.expected_end - now
+    return _One(job.id, _allowed(job.spec, job.resizes), _held(job), job.speeds, max(left, 1.0), 1.0 - part)
+
+
+def _waiting_one(job: PendingView, nodes: Sequence[NodeView]) -> _One:
+    sizes = _options(job, nodes)
+    pace = speed_at(job.speeds, sizes[0]) if job.speeds else None
+    left = job.left / pace if job.left is not None and pace else min(_USUAL_LEFT_S, job.expected_s)
+    return _One(job.id, sizes, 0, job.speeds, max(left, 1.0), 0.0)
+
+
+def _at_size(snapshot: Snapshot, job: PendingView, gpus: int) -> PendingView:
+    found = shape(job.spec, gpus, snapshot.nodes)
+    assert found is not None
+    first = (
+        1 << 31 if job.resume_at is not None else 0
+    )  # what was stopped to be resized goes on before anybody takes its place
+    return msgspec.structs.replace(job, spec=found, priority=job.priority + first)
+
+
+def _why(one: _One, gpus: int, others: Sequence[str]) -> str:
+    if gpus < one.gpus:
+        whom = f" for {', '.join(others[:3])}{' and others' if len(others) > 3 else ''}" if others else ""
+        return f"shrinks from {one.gpus} to {gpus} GPUs{whom}"
+    faster = one.speed(gpus) / one.speed(one.gpus)
+    known = "as it told" if {gpus, one.gpus} <= one.speeds.keys() else "by what is expected of it"
+    return f"grows from {one.gpus} to {gpus} GPUs that are free: {faster:.2f} times as fast {known}"
