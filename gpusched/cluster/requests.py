@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from gpusched.errors import UsageError
@@ -11,6 +12,7 @@ from gpusched.model.resources import Inventory, Node, RuntimeName
 from gpusched.nodes.runtimes.base import LaunchRequest
 
 MASTER_PORTS = range(20000, 30000)
+_PATTERN = re.compile("%([jAaxunNt%])")  # of output paths
 _OWN_DEVICE_NUMBERS = frozenset({RuntimeName.PODMAN, RuntimeName.DOCKER})
 
 
@@ -149,29 +151,17 @@ def expand_output(job: Job, rank: int, node: str) -> str | None:
         "t": str(rank),
         "%": "%",
     }
-    pieces, rest, by_rank = [], path, False
-    while "%" in rest:
-        before, _, rest = rest.partition("%")
-        pieces.append(before)
-        if rest[:1] in patterns:
-            by_rank = by_rank or rest[0] in "nNt"
-            pieces.append(patterns[rest[0]])
-            rest = rest[1:]
-        else:
-            pieces.append("%")
-    expanded = "".join(pieces) + rest
-    return expanded if by_rank or job.spec.nodes == 1 else f"{expanded}.{rank}"
+    used = re.findall(_PATTERN, path)
+    expanded = re.sub(_PATTERN, lambda match: patterns[match[1]], path)
+    return expanded if job.spec.nodes == 1 or {"n", "N", "t"} & set(used) else f"{expanded}.{rank}"
 
 
 def master_port(job_id: str, taken: Iterable[int | None]) -> int:
     """A port for MASTER_PORT: the same job gets the same one, unless another active job has it."""
     used = set(taken)
     start = int.from_bytes(job_id.encode(), "big") % len(MASTER_PORTS)
-    for offset in range(len(MASTER_PORTS)):
-        port = MASTER_PORTS[(start + offset) % len(MASTER_PORTS)]
-        if port not in used:
-            return port
-    return MASTER_PORTS[start]
+    ports: list[int] = [*MASTER_PORTS[start:], *MASTER_PORTS[:start]]
+    return next((port for port in ports if port not in used), ports[0])
 
 
 def _node(inventory: Inventory, name: str) -> Node:

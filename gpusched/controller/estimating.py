@@ -14,7 +14,7 @@ from gpusched.errors import GpuschedError
 from gpusched.forecast.predictor import USUAL_NAME, Predictor
 from gpusched.model.jobs import Job
 from gpusched.model.policy import PolicySpec
-from gpusched.queue.estimates import Estimate
+from gpusched.queue.predictions import Estimate
 from gpusched.queue.store import Store
 from gpusched.traces.readers.history import as_submitted
 

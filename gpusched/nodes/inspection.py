@@ -78,11 +78,8 @@ def parse_inspection(output: bytes) -> Inspection | None:
     body, end, _ = rest.partition(_END)
     if not begin or not end:
         return None
-    facts: dict[str, str] = {}
-    for line in body.splitlines():
-        key, _, value = line.partition("=")
-        facts[key] = value.strip()
-    names = facts.get("runtimes", "").split()
+    pairs = (line.partition("=") for line in body.splitlines())
+    facts = {key: value.strip() for key, _, value in pairs}
     return Inspection(
         noise=noise.strip()[:200],
         user=facts.get("user", ""),
@@ -95,7 +92,7 @@ def parse_inspection(output: bytes) -> Inspection | None:
         product=facts.get("product", ""),
         kill_user_processes=_flag(facts.get("kill_user_processes")),
         linger=_flag(facts.get("linger")),
-        runtimes=tuple(_runtime(name, facts) for name in names),
+        runtimes=tuple(_runtime(name, facts) for name in facts.get("runtimes", "").split()),
     )
 
 

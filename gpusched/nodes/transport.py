@@ -41,6 +41,12 @@ class Result(msgspec.Struct, frozen=True):
     stdout: bytes
     stderr: bytes
 
+    @property
+    def complaint(self) -> str:
+        """The last line of stderr, or the exit code where there is none."""
+        lines = self.stderr.decode(errors="replace").strip().splitlines()
+        return lines[-1][:500] if lines else f"exit code {self.exit_code}"
+
 
 class TransportError(GpuschedError):
     """A node could not be asked. The fields become those of `gpusched.model.readings.ProbeFailure`.

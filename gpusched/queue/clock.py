@@ -17,7 +17,7 @@ from gpusched.model.events import Event
 from gpusched.model.jobs import Ending, Job, Preemptions
 
 if TYPE_CHECKING:
-    from gpusched.queue.store import NodeRecord, RankRecord, Store
+    from gpusched.queue.store import NodeRecord, Store
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -138,7 +138,7 @@ def shift_times(store: Store, step: float, now: float) -> None:
         now: Unix seconds before the step.
     """
     store.put_jobs([_job(job, step) for job in store.jobs(since=now - RECENT_S)])
-    store.put_ranks([_rank(rank, step) for rank in store.ranks()])
+    store.put_ranks([_with_moved(rank, step, "intended_at", "launched_at", "finished_at") for rank in store.ranks()])
     store.put_nodes([_record(record, step) for record in store.node_records().values()])
     store.shift_rows(step, now - RECENT_S)
     if beat := store.meta("heartbeat"):
@@ -163,10 +163,6 @@ def _stops(preemptions: Preemptions | None, step: float) -> Preemptions | None:
     if preemptions is None:
         return None
     return msgspec.structs.replace(preemptions, times=tuple(t + step for t in preemptions.times))
-
-
-def _rank(rank: RankRecord, step: float) -> RankRecord:
-    return _with_moved(rank, step, "intended_at", "launched_at", "finished_at")
 
 
 def _record(record: NodeRecord, step: float) -> NodeRecord:
