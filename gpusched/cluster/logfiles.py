@@ -132,17 +132,13 @@ def _secure_in(top: int, name: str, readers: Callable[[str], Iterable[int]]) -> 
     descriptor = os.open(name, _FOLDER, dir_fd=top)
     try:
         if name == _DRAFTS:
-            _empty(descriptor)
+            for draft in os.listdir(descriptor):
+                with contextlib.suppress(OSError):
+                    os.unlink(draft, dir_fd=descriptor)
         else:
             _secure_folder(descriptor, lambda: readers(name))
     finally:
         os.close(descriptor)
-
-
-def _empty(folder: int) -> None:
-    for name in os.listdir(folder):
-        with contextlib.suppress(OSError):
-            os.unlink(name, dir_fd=folder)
 
 
 def _secure_folder(folder: int, readers: Callable[[], Iterable[int]]) -> None:

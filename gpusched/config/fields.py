@@ -8,7 +8,7 @@ from typing import Any
 
 from gpusched.config.yamlfile import Value
 from gpusched.model.images import TRANSPORTS
-from gpusched.model.resources import Flavor, Node, RuntimeName
+from gpusched.model.resources import Node, RuntimeName
 from gpusched.model.units import format_memory, parse_duration, parse_memory_mib
 
 Reader = Callable[[Value], Any]
@@ -73,11 +73,6 @@ def describe(nodes: tuple[Node, ...]) -> str:
     """The room of a partition, for errors: ``2 nodes of at most 8 GPUs, 256 cores, 1024G``."""
     gpus, cores, mib = max(n.gpus for n in nodes), max(n.cores for n in nodes), max(n.memory_mib for n in nodes)
     return f"{len(nodes)} node{'s' * (len(nodes) != 1)} of at most {gpus} GPUs, {cores} cores, {format_memory(mib)}"
-
-
-def describe_flavor(flavor: Flavor) -> str:
-    """What a flavor asks for, for errors."""
-    return f"{flavor.gpus} GPUs, {flavor.cores} cores, {format_memory(flavor.memory_mib)}"
 
 
 # Readers of one value
@@ -308,7 +303,7 @@ SETTINGS: Fields = {
     "power_price_per_kwh": ("power_price_per_kwh", _number(0, 1e9, "a price per kWh")),
     "currency": ("currency", _text("a currency such as EUR", re.compile(r"[^\s\x00-\x1f\x7f]{1,8}"))),
     "admins": ("admins", _words("a user name", _USER)),
-    "shared": ("shared", lambda value: value.flag()),
+    "shared": ("shared", Value.flag),
     "allowed_mounts": ("allowed_mounts", _words("an absolute path", _ABSOLUTE)),
     "max_queued_jobs_per_user": ("max_queued_jobs_per_user", _whole(1, 1_000_000_000, "a number of jobs")),
     "max_queued_size_per_user": ("max_queued_mib_per_user", _memory),
@@ -319,5 +314,5 @@ SETTINGS: Fields = {
     "ssh_config": ("ssh_config", _text("the path of an ssh_config file")),
     "logs": ("logs", lambda value: value),
     "retrain_days": ("retrain_days", _whole(2, 3650, "a number of days")),
-    "auto_promote": ("auto_promote", lambda value: value.flag()),
+    "auto_promote": ("auto_promote", Value.flag),
 }

@@ -212,14 +212,8 @@ def policy_file(name: str, folders: tuple[Path, ...]) -> Path | None:
 
 
 def _unknown(inventory: Inventory, partition: str, folders: tuple[Path, ...]) -> FileError:
-    names = policy_names(inventory.path)
+    names = names_in(folders)
     looked = " and ".join(str(f) for f in folders)
-    value = _policy_value(inventory, partition)
-    expected = f"one of {', '.join(names)} (of {looked}){suggestion(value.found().strip(chr(34)), names)}"
-    return value.error(expected)
-
-
-def _policy_value(inventory: Inventory, partition: str) -> Value:
-    """Where the inventory names the partition's policy; its entry where it names none."""
-    found = parse_file(inventory.path).fields("a mapping")["partitions"].fields("a mapping")[partition]
-    return found.fields("a mapping").get("policy", found)
+    entry = parse_file(inventory.path).fields("a mapping")["partitions"].fields("a mapping")[partition]
+    value = entry.fields("a mapping").get("policy", entry)
+    return value.error(f"one of {', '.join(names)} (of {looked}){suggestion(value.found().strip(chr(34)), names)}")

@@ -28,7 +28,7 @@ def examine_needs(inventory: Inventory, policies: Mapping[str, PolicySpec], stat
 
 def _needs(inventory: Inventory, partition: str, spec: PolicySpec, state: Path) -> Iterator[Finding]:
     stages = (spec, spec.fallback) if spec.fallback is not None else (spec,)
-    if any(stage.place == "milp" for stage in stages) and not _operations("highspy"):
+    if any(stage.place == "milp" for stage in stages) and not _importable("highspy"):
         message = f"{partition}: place: milp needs HiGHS, which is not installed: jobs are placed greedily"
         yield Finding("policies", "optimiser", "warn", message, "pip install 'gpusched-cluster[milp]'")
     if spec.by_estimate and not (state / PREDICTOR).is_file():
@@ -40,7 +40,7 @@ def _needs(inventory: Inventory, partition: str, spec: PolicySpec, state: Path) 
 
 
 def _of_agent(inventory: Inventory, partition: str, agent: str, fallback: str) -> Iterator[Finding]:
-    if not _operations("safetensors"):
+    if not _importable("safetensors"):
         message = (
             f"{partition}: {agent}'s weights cannot be read, since safetensors is not installed: {fallback} decides"
         )
@@ -53,7 +53,7 @@ def _of_agent(inventory: Inventory, partition: str, agent: str, fallback: str) -
         yield Finding("policies", "training", "warn", message, f"{_LEARN}, or copy trained policies here")
 
 
-def _operations(module: str) -> bool:
+def _importable(module: str) -> bool:
     """Whether it can be imported; one that is there and broken cannot."""
     try:
         import_module(module)

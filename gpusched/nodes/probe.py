@@ -59,30 +59,20 @@ class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
 class _Memory:
     """How the node behind a transport wants to be probed; learnt from its answers, forgotten with the transport."""
 
-    def __init__(self) -> None:
-        self._modes: weakref.WeakKeyDictionary[Transport, _Mode] = weakref.WeakKeyDictionary()
-        self._resent: weakref.WeakKeyDictionary[Transport, float] = weakref.WeakKeyDictionary()
-        self._lock = threading.Lock()
+    mode: _Mode = "cached"
+    _resent = -_RESEND_PAUSE_S
 
-    def may_resend(self, transport: Transport) -> bool:
+    def may_resend(self) -> bool:
         """Whether a payload that fails is to be sent again now; one that the node cannot run is, but seldom."""
-        with self._lock:
-            last = self._resent.get(transport)
-            if last is not None and time.monotonic() - last < _RESEND_PAUSE_S:
-                return False
-            self._resent[transport] = time.monotonic()
-            return True
-
-    def get(self, transport: Transport) -> _Mode:
-        with self._lock:
-            return self._modes.get(transport, "cached")
-
-    def set(self, transport: Transport, mode: _Mode) -> None:
-        with self._lock:
-            self._modes[transport] = mode
+        now = time.monotonic()
+        if now - self._resent < _RESEND_PAUSE_S:
+            return False
+        self._resent = now
+        return True
 
 
-_memory = _Memory()
+_memories: weakref.WeakKeyDictionary[Transport, _Memory] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
 
 
 def probe(
@@ -108,18 +98,16 @@ def probe(
     """
     request = _request(node, cluster_id, settings, want_links)
     deadline = time.monotonic() + settings.probe_timeout_s
-    mode = _memory.get(transport)
+    with _lock:
+        memory = _memories.setdefault(transport, _Memory())
     for _ in range(3):
-        script = msgspec.structs.replace(_script(mode, request), max_bytes=_MAX_ANSWER_BYTES)
+        script = msgspec.structs.replace(_script(memory.mode, request), max_bytes=_MAX_ANSWER_BYTES)
         sent = now()
         result = transport.run(script, max(0.1, deadline - time.monotonic()))
         received = now()
-        reading, following = _read(mode, request, result, sent, received, lambda: _memory.may_resend(transport))
-        if following != mode:
-            _memory.set(transport, following)
+        reading, memory.mode = _read(memory.mode, request, result, sent, received, memory.may_resend)
         if reading is not None:
             return reading
-        mode = following
     raise _no_reading(node.name, result)
 
 

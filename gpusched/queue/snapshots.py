@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 
 import msgspec
 
+from gpusched.config.validate import usable_nodes
 from gpusched.model.gpustates import gpu_states
 from gpusched.model.jobs import ENDED, Allocation, Dependency, DependencyKind, Job, JobState
 from gpusched.model.policy import PolicySpec
@@ -293,9 +294,5 @@ def _effective_exclusions(job: Job, inventory: Inventory) -> tuple[str, ...]:
     partition = inventory.partition(job.spec.partition)
     if not job.excluded_nodes or partition is None:
         return ()
-    allowed = {n.name for n in partition.nodes} - set(job.spec.exclude)
-    if job.spec.nodelist:
-        allowed &= set(job.spec.nodelist)
-    if job.spec.gpu_types:
-        allowed &= {n.name for n in partition.nodes if n.gpu_type in job.spec.gpu_types}
+    allowed = {n.name for n in usable_nodes(partition, job.spec.nodelist, job.spec.exclude, job.spec.gpu_types)}
     return job.excluded_nodes if len(allowed - set(job.excluded_nodes)) >= job.spec.nodes else ()

@@ -19,8 +19,6 @@ CLAIM_GRACE_S = 30.0  # between `mkdir` of a folder and the first sign of its la
 _BOOTTIME = 7  # time.CLOCK_BOOTTIME, which Python 3.6 has no name for
 NOT_STARTED = ("created", "configured", "initialized")
 
-_listed = []  # type: list[dict[str, Any]]
-
 
 def default_root(cluster_id: str, node: str) -> str:
     """The folder of one installation's attempts on one node."""
@@ -29,12 +27,11 @@ def default_root(cluster_id: str, node: str) -> str:
 
 
 def list_attempts(
-    root: "str | None", cluster_id: str, node: str, runtime: str, want_version: bool = False
+    cluster_id: str, node: str, runtime: str, want_version: bool = False
 ) -> "tuple[list[dict[str, Any]], str | None, str | None]":
     """All attempts of one installation on one node.
 
     Args:
-        root: `default_root`, or None for it.
         cluster_id: Which installation.
         node: The node's name in the inventory.
         runtime: "podman", "docker", "apptainer" or "process".
@@ -44,7 +41,7 @@ def list_attempts(
         (attempts, error, version): dicts with the fields of ``ContainerReading`` and ``id`` (its container's);
         why the engine could not be asked, or None (then those without a container only); its version or None.
     """
-    folder = root or default_root(cluster_id, node)
+    folder = default_root(cluster_id, node)
     facts = {}
     # Folders first: what is launched in between is then seen in its earlier state, never as lost.
     for name in _names(folder):
@@ -61,19 +58,15 @@ def list_attempts(
         # Looked for last: it is written just before the end that the engine tells of.
         if os.path.exists(os.path.join(folder, name, "oom")):
             fact["files"].append("oom")
-    _listed[:] = merge(facts, containers, cluster_id)
-    for attempt in _listed:
+    attempts = merge(facts, containers, cluster_id)
+    for attempt in attempts:
         if attempt["phase"] == "running":
             attempt["ran_s"] = _ran_s(attempt["pid"])
-    return list(_listed), error, version(runtime) if want_version and error is None else None
+    return attempts, error, version(runtime) if want_version and error is None else None
 
 
-def attribute(pid: "int | None", attempts: "list[dict[str, Any]] | None" = None) -> "str | None":
-    """The name of the attempt that process ``pid`` belongs to, or None for a stranger's.
-
-    ``attempts`` are those of the last `list_attempts` unless given.
-    """
-    attempts = _listed if attempts is None else attempts
+def attribute(pid: "int | None", attempts: "list[dict[str, Any]]") -> "str | None":
+    """The name of the attempt, of those listed, that process ``pid`` belongs to, or None for a stranger's."""
     names = {a["name"] for a in attempts}
     ids = {a["id"]: a["name"] for a in attempts if a.get("id")}  # type: dict[str, str]
     pids = {a["pid"]: a["name"] for a in attempts if a.get("pid")}  # type: dict[int, str]

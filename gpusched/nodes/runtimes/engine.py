@@ -298,6 +298,8 @@ memlock() {{
 """
 
     def _create(self, request: LaunchRequest, inherited: tuple[str, ...]) -> tuple[str, ...]:
+        ref = request.ref
+        labels = [f"gpusched.cluster={ref.cluster_id}", f"gpusched.node={ref.node}", f"gpusched.name={ref.name}"]
         mounts = [_mount(pin_place(request, i), m.target, m.read_only) for i, m in enumerate(request.mounts)]
         user: tuple[str, ...] = ()
         if request.run_as is not None:
@@ -306,7 +308,7 @@ memlock() {{
             user = (*user, "--cap-drop", "ALL", *_repeat("--cap-add", list(request.capabilities)))
         return (
             *("--name", request.name),
-            *_repeat("--label", [f"{key}={value}" for key, value in _labels(request.ref)]),
+            *_repeat("--label", labels),
             "--init",
             *self.create_arguments,
             *("--network", request.network),
@@ -355,10 +357,6 @@ def _environment(request: LaunchRequest) -> tuple[dict[str, str], dict[str, str]
                 "give it another name",
             )
     return {name: value for name, value in own.items() if name not in written}, written
-
-
-def _labels(ref: AttemptRef) -> tuple[tuple[str, str], ...]:
-    return (("gpusched.cluster", ref.cluster_id), ("gpusched.node", ref.node), ("gpusched.name", ref.name))
 
 
 def _repeat(option: str, values: list[str]) -> list[str]:

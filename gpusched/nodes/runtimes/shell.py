@@ -195,12 +195,13 @@ def launch_script(
         f"gpus={','.join(map(str, request.gpus))}",
         f"hold={int(request.hold)}",
     ]
+    print_meta = f"printf '%s\\n' {quote_all(meta)}"
     aliased = {f"GPUSCHED_SECRET_{number}": value for number, value in enumerate(secrets.values())}
     parts = [
         place(request.ref),
         FUNCTIONS,
         _CLAIM.replace("EXISTS", str(EXISTS_EXIT_CODE)),
-        f'{{ {_print_lines(meta)}; echo "created=$(date +%s)"; echo "boot=$boot"; }} >"$dir/meta" || abandon\n',
+        f'{{ {print_meta}; echo "created=$(date +%s)"; echo "boot=$boot"; }} >"$dir/meta" || abandon\n',
         here(launcher, "launch"),
         here(request.hostfile, "hostfile") if request.hostfile is not None else "",
         *(here(text, name) for name, text in files.items()),
@@ -208,10 +209,6 @@ def launch_script(
         f"echo {LAUNCHED}\n",
     ]
     return script("".join(parts))
-
-
-def _print_lines(lines: list[str]) -> str:
-    return f"printf '%s\\n' {quote_all(lines)}"
 
 
 def launch_header(request: LaunchRequest) -> str:

@@ -151,32 +151,25 @@ class SupervisedRuntime:
         kept = ",".join(("-all", *(f"+{name.lower()}" for name in request.capabilities)))
         return ("--no-new-privs", "--inh-caps", kept, "--ambient-caps", kept, "--bounding-set", kept)
 
-    def job_variables(self, env: dict[str, str]) -> dict[str, str]:
-        """The environment by which the job's variables reach it."""
-        return env
+    prefix = ""
+    """Begins the names by which the job's variables and secrets reach its program."""
 
-    def secret_variables(self, request: LaunchRequest) -> dict[str, str]:
-        """The environment by which secrets reach the job."""
-        return request.secrets
-
-    def host_workdir(self, request: LaunchRequest) -> str:
-        """Where the job's program starts on the node; "" is its user's home."""
-        return request.workdir or ""
-
-    hostfile_variable = "GPUSCHED_HOSTFILE"
+    enters_workdir = True
+    """Whether the workdir is a folder of the node; else the program starts in its user's home."""
 
     def launch(self, request: LaunchRequest) -> Script:
         """See `Runtime.launch`."""
         check_request(request)
-        settings = f"hold={int(request.hold)}\nworkdir={shlex.quote(self.host_workdir(request))}\n"
-        launcher = _LAUNCHER.replace("HOSTFILE_VARIABLE", self.hostfile_variable)
+        workdir = request.workdir if self.enters_workdir else None
+        settings = f"hold={int(request.hold)}\nworkdir={shlex.quote(workdir or '')}\n"
+        launcher = _LAUNCHER.replace("HOSTFILE_VARIABLE", f"{self.prefix}GPUSCHED_HOSTFILE")
         launcher = launcher.replace("CONFINEMENT", quote_all(self.confinement(request)))
         # An export would override a secret that came by the environment.
         env = {k: v for k, v in request.env.items() if k not in request.secrets}
-        variables = self.job_variables({**env, "GPUSCHED_CONTAINER": request.name})
+        variables = {self.prefix + k: v for k, v in (env | {"GPUSCHED_CONTAINER": request.name}).items()}
         shells = [f"{name}={variables.pop(name)}" for name in sorted(_SHELLS_OWN & variables.keys())]
         launcher = launcher.replace("SHELLS_OWN", quote_all(shells))
-        secrets = self.secret_variables(request)
+        secrets = {self.prefix + k: v for k, v in request.secrets.items()}
         files = {"env": exports(variables) + take_secrets(secrets)}
         text = launch_header(request) + STRAYS + settings + self.program(request) + launcher
         return launch_script(request, self.name, text, secrets, files)
