@@ -31,11 +31,7 @@ def inventory_text(
 ) -> str:
     """The text of an inventory with all that was discovered; hosts that failed stand in it as comments.
 
-    Args:
-        outcomes: As from `discover`; the ``user`` and ``key`` given there belong here too.
-        user: Who logs in where a host does not say.
-        key: The private key to use.
-        policy: For all partitions.
+    ``user`` and ``key`` are those that `discover` was given; all partitions get the policy.
 
     Raises:
         GpuschedError: No host was discovered.
@@ -47,8 +43,7 @@ def inventory_text(
         raise GpuschedError(f"no host answered, so nothing is written: {reason}", failures[0].hint if failures else "")
     runtime = Counter(n.runtime for n in nodes).most_common(1)[0][0].value
     typed = {n.host.user for n in nodes}
-    shared_user = typed.pop() if len(typed) == 1 else None
-    user = shared_user or user
+    user = (typed.pop() if len(typed) == 1 else None) or user
     lines = [_HEAD, "defaults:", f"  runtime: {runtime}"]
     lines += [f"  {name}: {_scalar(value)}" for name, value in (("user", user), ("key", key)) if value]
     lines += ["", "partitions:"]
@@ -116,9 +111,8 @@ def _partition(name: str, nodes: list[Discovered], runtime: str, user: str | Non
     shared += [f"rated_power: {_power(like.rated_power_w)}"] if like.rated_power_w else []
     lines = [f"  {_scalar(name)}:", f"    policy: {policy}"]
     if like.rated_power_w is None:
-        lines.append(
-            "    # rated_power (of a whole server, such as 6.5kW) is not known; add it to defaults for `gpusched power`"
-        )
+        why = "(of a whole server, such as 6.5kW) is not known; add it to defaults for `gpusched power`"
+        lines.append(f"    # rated_power {why}")
     elif like.rated_power_is_estimate:
         lines.append("    # rated_power is an estimate from the GPUs' power limits: see the server's data sheet")
     lines += [f"    defaults: {{{', '.join(shared)}}}", "    nodes:"]

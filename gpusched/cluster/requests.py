@@ -26,16 +26,10 @@ def launch_request(
     run_as: tuple[int, int] | None,
     mount_anything: bool,
 ) -> LaunchRequest:
-    """What one rank is launched with.
+    """What one rank of an allocated job (with its attempt and master port) is launched with.
 
-    Args:
-        job: Allocated, with its attempt and master port.
-        part: The rank's share.
-        inventory: For the nodes' addresses and the partition's default image.
-        cluster_id: Of this installation.
-        secrets: Values of the job's secrets.
-        run_as: uid and gid of the submitter where that is another than the controller's user.
-        mount_anything: The submitter is not bound by ``allowed_mounts``.
+    ``run_as`` is uid and gid of the submitter where that is another than the controller's user; with ``mount_anything``
+    he is not bound by ``allowed_mounts``.
 
     Raises:
         UsageError: The inventory does not allow the job's image on this node (any more).

@@ -35,6 +35,7 @@ CAPABILITIES = (
     "MAC_OVERRIDE MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE"
 ).split()
 """All that Linux has, as the engines call them: capabilities(7) without CAP_."""
+_WATTS = {"": 1.0, "k": 1000.0, "K": 1000.0}
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
@@ -102,19 +103,12 @@ def duration(value: Value) -> int:
 
 def host_range(value: Value) -> list[str]:
     """Node names of ``dgx1`` or ``dgx[01-04,7]``."""
-    expected = f"{_NAME_EXPECTED}, or a range such as dgx[1-4]"
-    names = _expand(value, expected)
-    if not all(map(is_name, names)):
-        raise value.error(expected)
-    return names
+    return _expand(value, f"{_NAME_EXPECTED}, or a range such as dgx[1-4]", _NAME)
 
 
 def _address_range(value: Value) -> list[str]:
     expected = "a host name, an IP address, an alias of ~/.ssh/config, or a range such as 10.0.0.[1-4]"
-    addresses = _expand(value, expected)
-    if any(_ADDRESS.fullmatch(a) is None for a in addresses):
-        raise value.error(expected)
-    return addresses
+    return _expand(value, expected, _ADDRESS)
 
 
 def expand_hosts(text: str) -> list[str]:
@@ -144,11 +138,14 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def _expand(value: Value, expected: str) -> list[str]:
+def _expand(value: Value, expected: str, pattern: re.Pattern[str]) -> list[str]:
     try:
-        return expand_hosts(value.text(expected))
+        found = expand_hosts(value.text(expected))
     except ValueError as error:
         raise value.error(str(error)) from None
+    if not all(map(pattern.fullmatch, found)):
+        raise value.error(expected)
+    return found
 
 
 def _gpu_indices(value: Value) -> tuple[int, ...]:
@@ -172,21 +169,23 @@ def _index_spans(text: str) -> list[int]:
 
 
 def _watts(value: Value) -> float:
-    expected = "a power greater than zero, such as 6.5kW or 6500 (W)"
-    match = _POWER.fullmatch(value.text(expected))
-    watts = round(float(match[1]) * (1000.0 if match[2] else 1.0), 3) if match else 0.0
-    if not 0 < watts <= 1e6:
-        raise value.error(expected)
-    return watts
+    return _measured(value, _POWER, _WATTS, 3, 1e6, "a power greater than zero, such as 6.5kW or 6500 (W)")
 
 
 def _seconds(value: Value) -> float:
     expected = "a time with its unit, such as 500ms, 5s or 10m, greater than zero"
-    match = _SHORT.fullmatch(value.text(expected))
-    seconds = round(float(match[1]) * _SECONDS[match[2]], 6) if match else 0.0
-    if not 0 < seconds <= 1e9:
+    return _measured(value, _SHORT, _SECONDS, 6, 1e9, expected)
+
+
+def _measured(
+    value: Value, pattern: re.Pattern[str], units: Mapping[str, float], digits: int, most: float, expected: str
+) -> float:
+    """A number times its unit, rounded to so many digits; more than zero."""
+    match = pattern.fullmatch(value.text(expected))
+    number = round(float(match[1]) * units[match[2]], digits) if match else 0.0
+    if not 0 < number <= most:
         raise value.error(expected)
-    return seconds
+    return number
 
 
 def _whole_seconds(value: Value) -> int:

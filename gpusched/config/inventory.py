@@ -124,10 +124,8 @@ class _Reader:
     def _partition(self, name: str, value: Value, file_defaults: Mapping[str, Any]) -> Partition:
         fields.check_name(name, value)
         known = value.fields("a mapping with nodes and flavors", fields.PARTITION)
-        defaults = {
-            **file_defaults,
-            **fields.read(known.get("defaults"), fields.DEFAULTS, "a mapping of node settings"),
-        }
+        own = fields.read(known.get("defaults"), fields.DEFAULTS, "a mapping of node settings")
+        defaults = {**file_defaults, **own}
         if "nodes" not in known:
             raise value.missing("nodes", "a list of nodes")
         listed = known["nodes"]

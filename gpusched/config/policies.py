@@ -75,9 +75,7 @@ def load_policies(inventory: Inventory) -> dict[str, PolicySpec]:
 def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> PolicySpec:
     """The policy of one file, named after it; or of a trained policy's folder, named after that.
 
-    Args:
-        path: ``NAME.yaml``, or a folder with a ``policy.yaml``.
-        folders: Where an agent's fallback is looked for, besides the file's own folder.
+    An agent's fallback is looked for in ``folders``, besides the file's own.
 
     Raises:
         FileError: The first thing wrong with it.

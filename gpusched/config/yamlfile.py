@@ -129,12 +129,7 @@ class Value:
         return [Value(self.file, f"{self.key}[{i}]", n.line, n) for i, n in enumerate(self._node.content)]
 
     def fields(self, expected: str, known: Collection[str] | None = None) -> dict[str, Value]:
-        """The values of a mapping by key, in the file's order; nothing is an empty mapping.
-
-        Args:
-            expected: Said where it is not a mapping.
-            known: The keys it may have; None for any.
-        """
+        """The values of a mapping by key (``known`` ones only), in the file's order; nothing is an empty mapping."""
         if self._node.is_null:
             return {}
         if self._node.kind != "mapping":

@@ -23,9 +23,8 @@ def examine_inventory(path: Path | str | None) -> tuple[list[Finding], Inventory
     except GpuschedError as error:
         return [failed("inventory", "file", error)], None
     if errors := inventory_errors(path):
-        return [
-            Finding(str(path), "file", "fail", e.message, "correct the line and run check again") for e in errors
-        ], None
+        hint = "correct the line and run check again"
+        return [Finding(str(path), "file", "fail", error.message, hint) for error in errors], None
     inventory = load_inventory(path)
     flavors = sum(len(p.flavors) for p in inventory.partitions)
     counts = f"{len(inventory.partitions)} partitions, {len(inventory.nodes)} nodes, {flavors} flavors"
@@ -59,11 +58,8 @@ def _unreadable_keys(inventory: Inventory) -> list[Finding]:
         except (OSError, RuntimeError) as error:
             why = getattr(error, "strerror", None) or str(error)
             message = f"the key {key} of {node.name} cannot be read: {why}"
-            found.append(
-                Finding(
-                    inventory.path, "key", "fail", message, "correct key: in the inventory, or make one with ssh-keygen"
-                )
-            )
+            hint = "correct key: in the inventory, or make one with ssh-keygen"
+            found.append(Finding(inventory.path, "key", "fail", message, hint))
     return found
 
 
@@ -100,19 +96,13 @@ def examine_policies(inventory: Inventory, state: Path) -> list[Finding]:
         return [failed("policies", "policy", error)]
     promoted, found = _promoted(inventory, state)
     policies |= promoted
-    used = ", ".join(
-        f"{name}: {spec.name} ({spec.version}{', promoted' if name in promoted else ''})"
-        for name, spec in policies.items()
-    )
-    found.insert(0, Finding("policies", "policy", "ok", used))
+    used = [f"{n}: {p.name} ({p.version}{', promoted' if n in promoted else ''})" for n, p in policies.items()]
+    found.insert(0, Finding("policies", "policy", "ok", ", ".join(used)))
     found += examine_needs(inventory, policies, state)
     for file in sorted(policy_folders(inventory.path)[0].glob("*.yaml")):
         try:
             load_policy(file)
         except GpuschedError as error:
-            found.append(
-                Finding(
-                    "policies", "policy", "warn", error.message, "no partition uses it yet; correct it before one does"
-                )
-            )
+            hint = "no partition uses it yet; correct it before one does"
+            found.append(Finding("policies", "policy", "warn", error.message, hint))
     return found

@@ -107,9 +107,8 @@ def _size(node: Node, reading: NodeReading) -> Iterator[Finding]:
 
 def _source(node: Node, reading: NodeReading, seen: Inspection) -> Iterator[Finding]:
     if reading.source == "simulated":
-        yield _finding(
-            node, "nvml", "warn", "figures are simulated, as declared", "remove simulated_gpus for real ones"
-        )
+        hint = "remove simulated_gpus for real ones"
+        yield _finding(node, "nvml", "warn", "figures are simulated, as declared", hint)
     elif reading.source == "none" and node.gpus:
         why = reading.gpu_error or "neither libnvidia-ml.so.1 nor nvidia-smi is there"
         missing = reading.gpu_error is None or "Library Not Found" in why
@@ -127,16 +126,14 @@ def _counts(node: Node, reading: NodeReading) -> Iterator[Finding]:
     there = {g.index: g for g in reading.gpus}
     missing = [i for i in node.indices() if i not in there]
     if missing:
-        message = (
-            f"GPU {_list(missing)} {'is' if len(missing) == 1 else 'are'} declared but not there ({len(there)} found)"
-        )
+        numbers, are = ", ".join(map(str, missing)), "is" if len(missing) == 1 else "are"
+        message = f"GPU {numbers} {are} declared but not there ({len(there)} found)"
         hint = "write gpus: or gpu_indices: as found, or look why the driver does not see it: dmesg | grep -i nvrm"
         yield _finding(node, "gpus", "fail", message, hint)
     elif len(there) > node.gpus and node.gpu_indices is None:
         message = f"{node.gpus} are declared, {len(there)} are there"
-        yield _finding(
-            node, "gpus", "warn", message, f"write gpus: {len(there)}, or gpu_indices: with those to hand out"
-        )
+        hint = f"write gpus: {len(there)}, or gpu_indices: with those to hand out"
+        yield _finding(node, "gpus", "warn", message, hint)
     names = {g.name for g in reading.gpus if g.name}
     wanted = re.split(r"[\s_-]", node.gpu_type.lower())[0]  # A100 of A100-80GB
     if names and not any(wanted in _squeezed(n) for n in names):
@@ -220,10 +217,6 @@ def _disk(node: Node, check: str, where: str, free_mib: int) -> Finding:
     status: Status = "fail" if free_mib < _DISK_FAIL_MIB else "warn" if free_mib < _DISK_WARN_MIB else "ok"
     hint = "" if status == "ok" else f"free some space on the node: {where} has little left for jobs"
     return _finding(node, check, status, f"{format_memory(free_mib)} free in {where}", hint)
-
-
-def _list(indices: list[int]) -> str:
-    return ", ".join(map(str, indices))
 
 
 def _squeezed(name: str) -> str:

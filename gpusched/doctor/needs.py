@@ -16,13 +16,7 @@ _LEARN = "pip install 'gpusched-cluster[learn]'"
 
 
 def examine_needs(inventory: Inventory, policies: Mapping[str, PolicySpec], state: Path) -> list[Finding]:
-    """What is missing, and what happens without it.
-
-    Args:
-        inventory: In force.
-        policies: Partition -> the policy in charge.
-        state: The state folder.
-    """
+    """What is missing for the policies in charge (by partition), and what happens without it."""
     return [f for name, spec in policies.items() for f in _needs(inventory, name, spec, state)]
 
 

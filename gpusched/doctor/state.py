@@ -83,9 +83,8 @@ def _creatable(state: Path) -> Finding:
     if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
         return _finding("folder", "ok", f"{state} is not there yet; it is made on first use")
     message = f"{state} is not there, and you cannot make it below {parent}"
-    return _finding(
-        "folder", "fail", message, f"make it as root: install -d -o {os.getuid()} {state}; or set GPUSCHED_STATE"
-    )
+    hint = f"make it as root: install -d -o {os.getuid()} {state}; or set GPUSCHED_STATE"
+    return _finding("folder", "fail", message, hint)
 
 
 def _writable(state: Path) -> Finding:
@@ -119,8 +118,7 @@ def _open_to_others(state: Path) -> list[Finding]:
     if exposed:
         message = f"secrets of jobs can be read by other users: {exposed[0]}"
         found.append(_finding("permissions", "fail", message, f"chmod -R go= {secrets}"))
-    tmp, new = state / "inbox" / "tmp", state / "inbox" / "new"
-    for folder in (tmp, new):
+    for folder in (state / "inbox" / "tmp", state / "inbox" / "new"):
         mode = folder.stat().st_mode if folder.exists() else 0
         if mode & stat.S_IWOTH and (not mode & stat.S_ISVTX or mode & stat.S_IROTH):
             message = f"{folder} has mode {stat.S_IMODE(mode):04o}: users could see or remove each other's commands"
@@ -130,9 +128,8 @@ def _open_to_others(state: Path) -> list[Finding]:
 
 def _database(path: Path) -> Finding:
     if not os.access(path, os.R_OK):
-        return _finding(
-            "database", "fail", f"{path} cannot be read by you", f"ask its owner, or as root: chmod a+r {path}"
-        )
+        hint = f"ask its owner, or as root: chmod a+r {path}"
+        return _finding("database", "fail", f"{path} cannot be read by you", hint)
     deadline = time.monotonic() + _QUICK_CHECK_S
     try:
         # A WAL database that nobody has open can be read without write permission only as one that does not change.

@@ -31,15 +31,10 @@ def try_container(
     reading: NodeReading | None,
     held: Mapping[int, str],
 ) -> list[Finding]:
-    """Start a container with one GPU that is free, as a job's, and remove it.
+    """Start a container with one GPU that is free, as a job's, and remove it. Nothing is pulled.
 
-    Args:
-        transport: To the node.
-        node: As declared.
-        settings: For its network and its users.
-        image: The partition's own; another one that is there serves, too. Nothing is pulled.
-        reading: What the probe saw; without it no GPU is known to be free.
-        held: GPU index -> who has it, by the queue.
+    ``image`` is the partition's own; another one that is there serves, too. Without a reading no GPU is known to be
+    free; ``held`` tells GPU index -> who has it, by the queue.
 
     Raises:
         TransportError: The node did not answer.

@@ -44,12 +44,7 @@ def host_label(host: str, port: int) -> str:
 
 
 def known_keys(paths: Sequence[str], label: str) -> list[KnownKey]:
-    """Keys on file for a host.
-
-    Args:
-        paths: known_hosts files; missing ones are empty.
-        label: See `host_label`. As in OpenSSH, a host on another port may also be filed under its plain name.
-    """
+    """Keys on file for a host, by its `host_label`; on another port, as in OpenSSH, also those under its plain name."""
     found = [key for path in paths for key in _read(path) if _matches(key.patterns, label)]
     if not found and label.startswith("["):
         return known_keys(paths, label[1:].rpartition("]")[0])

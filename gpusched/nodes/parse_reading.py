@@ -33,13 +33,9 @@ def find_answer(stdout: bytes) -> dict[str, Any] | None:
 
 
 def parse_reading(node: str, answer: dict[str, Any], sent: float, received: float) -> NodeReading:
-    """The reading in an answer of the python3 payload.
+    """The reading in an answer (`find_answer`) of the python3 payload.
 
-    Args:
-        node: Its name.
-        answer: See `find_answer`.
-        sent: When the request left, Unix seconds by our clock.
-        received: When the answer was there.
+    ``sent`` and ``received``: when the request left and the answer was there, Unix seconds by our clock.
 
     Raises:
         ValueError: The answer is not what the payload writes.

@@ -21,13 +21,9 @@ def split_sections(text: str) -> dict[str, str] | None:
 
 
 def reading_of_sections(node: str, sections: Mapping[str, str], sent: float, received: float) -> NodeReading:
-    """The reading in an answer, but for the attempts (see `gpusched.nodes.runtimes.listing`).
+    """The reading in an answer (`split_sections`), but for the attempts (see `gpusched.nodes.runtimes.listing`).
 
-    Args:
-        node: Its name.
-        sections: See `split_sections`.
-        sent: When the request left, Unix seconds by our clock.
-        received: When the answer was there.
+    ``sent`` and ``received``: when the request left and the answer was there, Unix seconds by our clock.
     """
     clock = _integer(sections.get("clock", ""))  # whole seconds, so half a second late on average
     return NodeReading(

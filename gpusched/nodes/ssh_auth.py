@@ -16,13 +16,10 @@ _DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")  # Ope
 
 
 def authenticate(connection: paramiko.Transport, target: Target, node: str, deadline: float) -> None:
-    """Log in with the first key the server takes.
+    """Log in with the first key the server takes, over a connection whose host key is verified.
 
-    Args:
-        connection: Connected, host key verified.
-        target: Whose ``keys`` come first, then the agent's, then (when it names none) the default files.
-        node: For messages.
-        deadline: On the monotonic clock.
+    The target's ``keys`` come first, then the agent's, then (when it names none) the default files. The deadline is on
+    the monotonic clock.
 
     Raises:
         TransportError: No key was taken (``auth``), or no answer came.

@@ -52,12 +52,8 @@ class Connection:
 def connect(target: Target, settings: Settings, node: str, deadline: float, trail: _Trail = ()) -> Connection:
     """Connect, verify the host key, log in.
 
-    Args:
-        target: Where to; its jump hosts are connected (and verified) first and shared between nodes.
-        settings: For the jump hosts' own targets.
-        node: For messages.
-        deadline: On the monotonic clock.
-        trail: The jumps that already wait for this connection.
+    The target's jump hosts are connected (and verified) first and shared between nodes; ``trail`` are the jumps that
+    already wait for this connection. The deadline is on the monotonic clock.
 
     Raises:
         TransportError: With the kind and the reason.

@@ -45,11 +45,7 @@ def boot_seconds() -> float:
 
 
 def now_by(anchor: str | None) -> float:
-    """Unix seconds by the clock of the controller that left this anchor; by the wall clock, where it cannot be told.
-
-    Args:
-        anchor: The store's meta value `ANCHOR`.
-    """
+    """Unix seconds by the clock of the controller that left this `ANCHOR`; by the wall clock where it is no use."""
     kept = _decoded(anchor)
     return kept.offset + boot_seconds() if kept is not None and kept.boot_id == boot_id() else time.time()
 
@@ -128,14 +124,9 @@ def follow_wall_clock(store: Store, clock: Clock) -> float:
 
 
 def shift_times(store: Store, step: float, now: float) -> None:
-    """Move every stored time from which something is still counted; within the caller's transaction.
+    """Move every stored time from which something is still counted by so many seconds; within the caller's transaction.
 
-    What ended longer ago keeps its dates, and so do events.
-
-    Args:
-        store: To be changed.
-        step: Seconds.
-        now: Unix seconds before the step.
+    What ended longer ago keeps its dates, and so do events. ``now``: Unix seconds before the step.
     """
     store.put_jobs([_job(job, step) for job in store.jobs(since=now - RECENT_S)])
     store.put_ranks([_with_moved(rank, step, "intended_at", "launched_at", "finished_at") for rank in store.ranks()])

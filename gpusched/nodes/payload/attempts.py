@@ -29,13 +29,7 @@ def default_root(cluster_id: str, node: str) -> str:
 def list_attempts(
     cluster_id: str, node: str, runtime: str, want_version: bool = False
 ) -> "tuple[list[dict[str, Any]], str | None, str | None]":
-    """All attempts of one installation on one node.
-
-    Args:
-        cluster_id: Which installation.
-        node: The node's name in the inventory.
-        runtime: "podman", "docker", "apptainer" or "process".
-        want_version: Ask the engine for its version too, which costs one more call.
+    """All attempts of one installation on one node; with ``want_version`` at the cost of one more call of the engine.
 
     Returns:
         (attempts, error, version): dicts with the fields of ``ContainerReading`` and ``id`` (its container's);

@@ -33,12 +33,7 @@ def load() -> "Any":
 
 
 def messages(only: "list[int] | None", want_links: bool) -> "Iterator[dict[str, Any]]":
-    """What NVML says, as it says it: the driver and the count, then each GPU, then the links.
-
-    Args:
-        only: Indices to read; None reads all.
-        want_links: Whether to read the topology.
-    """
+    """What NVML says, as it says it: driver and count, then each GPU (``only`` these), then the links if wanted."""
     try:
         nvml = load()
         nvml.nvmlInit()

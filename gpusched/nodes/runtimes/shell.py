@@ -176,12 +176,8 @@ def launch_script(
 ) -> Script:
     """Claim the attempt's folder, write what the launcher needs and detach it.
 
-    Args:
-        request: What is launched.
-        runtime: Recorded in ``meta``.
-        launcher: Text of the ``launch`` file.
-        secrets: Go into the environment of the launcher and of nothing else, for `take_secrets`.
-        files: More files of the attempt's folder: name to text.
+    ``launcher`` is the text of the ``launch`` file; ``files`` are more files of that folder (name to text). The secrets
+    go into the environment of the launcher and of nothing else, for `take_secrets`.
 
     Raises:
         UsageError: The request cannot be passed on.

@@ -203,11 +203,6 @@ class SupervisedRuntime:
 
 
 def in_job(command: str, output: str) -> str:
-    """sh: become the job in its environment and folder, then exec ``command``, with its output in the file ``output``.
-
-    Args:
-        command: sh words.
-        output: A sh word.
-    """
+    """sh: become the job in its environment and folder, then exec ``command``, its output in the file ``output``."""
     # sh by its full path: the job's own PATH counts already.
     return f'as_job /bin/sh -c {shlex.quote(_ENTER)} sh "$workdir" {output} {command}'
