@@ -22,8 +22,7 @@ import msgspec
 
 from gpusched.model.readings import ContainerReading, NodeReading
 from gpusched.model.resources import Node, Settings
-from gpusched.nodes.parse_reading import find_answer, parse_reading
-from gpusched.nodes.parse_sections import reading_of_sections, split_sections
+from gpusched.nodes.parse_reading import find_answer, parse_reading, reading_of_sections, split_sections
 from gpusched.nodes.transport import Result, Script, Transport, TransportError
 
 _PAYLOAD = Path(__file__).parent / "payload"

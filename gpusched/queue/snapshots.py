@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
+from functools import cache
 
 import msgspec
 
@@ -97,7 +98,7 @@ def build_snapshot(
     held = held_gpus(active)
     lingering = lingering_gpus(active, ranks)
     running_tasks = Counter(job.array_id for job in active if job.array_id)
-    dependencies = _DependencyCheck(lookup)
+    looked_up = cache(lookup)  # each other job once
     return Snapshot(
         now=now,
         nodes=tuple(
@@ -106,7 +107,7 @@ def build_snapshot(
         ),
         running=tuple(view for job in active if (view := _running_view(job, declared)) is not None),
         pending=tuple(
-            _pending_view(job, dependencies, running_tasks, array_limits, inventory, estimates.get(job.id))
+            _pending_view(job, looked_up, running_tasks, array_limits, inventory, estimates.get(job.id))
             for job in pending
         ),
         policies=dict(policies),
@@ -217,38 +218,29 @@ def expected_end(job: Job, start: float) -> float:
     return start + job.spec.time_limit_s
 
 
-class _DependencyCheck:
-    """Whether dependencies are met, asking for each other job once."""
+def _dependency(job: Job, lookup: Callable[[str], list[Job]]) -> tuple[str, str]:
+    """Whether its dependencies are met: ("" met | "waiting" | "never", message)."""
+    worst = ("", "")
+    for dependency in job.spec.dependencies:
+        verdict = _one_dependency(dependency, lookup(dependency.job_id))
+        if verdict[0] == "never":
+            return verdict
+        if verdict[0]:
+            worst = worst if worst[0] else verdict
+    return worst
 
-    def __init__(self, lookup: Callable[[str], list[Job]]) -> None:
-        self._lookup = lookup
-        self._known: dict[str, list[Job]] = {}
 
-    def status(self, job: Job) -> tuple[str, str]:
-        """("" met | "waiting" | "never", message)."""
-        worst = ("", "")
-        for dependency in job.spec.dependencies:
-            verdict = self._one(dependency)
-            if verdict[0] == "never":
-                return verdict
-            if verdict[0]:
-                worst = worst if worst[0] else verdict
-        return worst
-
-    def _one(self, dependency: Dependency) -> tuple[str, str]:
-        others = self._known.get(dependency.job_id)
-        if others is None:
-            others = self._known[dependency.job_id] = self._lookup(dependency.job_id)
-        if not others:
-            return "never", f"{dependency.kind}:{dependency.job_id}: there is no such job"
-        waiting = [job for job in others if not _met(dependency.kind, job)]
-        for job in waiting:
-            if job.state in ENDED:
-                return "never", f"{dependency.kind}:{dependency.job_id}: job {job.id} ended {job.state}"
-        if waiting:
-            more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-            return "waiting", f"{dependency.kind}: waits for job {waiting[0].id} ({waiting[0].state}){more}"
-        return "", ""
+def _one_dependency(dependency: Dependency, others: list[Job]) -> tuple[str, str]:
+    if not others:
+        return "never", f"{dependency.kind}:{dependency.job_id}: there is no such job"
+    waiting = [job for job in others if not _met(dependency.kind, job)]
+    for job in waiting:
+        if job.state in ENDED:
+            return "never", f"{dependency.kind}:{dependency.job_id}: job {job.id} ended {job.state}"
+    if waiting:
+        more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+        return "waiting", f"{dependency.kind}: waits for job {waiting[0].id} ({waiting[0].state}){more}"
+    return "", ""
 
 
 def _met(kind: DependencyKind, job: Job) -> bool:
@@ -263,13 +255,13 @@ def _met(kind: DependencyKind, job: Job) -> bool:
 
 def _pending_view(
     job: Job,
-    dependencies: _DependencyCheck,
+    lookup: Callable[[str], list[Job]],
     running_tasks: Mapping[str, int],
     array_limits: Mapping[str, int],
     inventory: Inventory,
     estimate_s: float | None,
 ) -> PendingView:
-    kind, message = dependencies.status(job) if job.spec.dependencies else ("", "")
+    kind, message = _dependency(job, lookup)
     limit = array_limits.get(job.array_id) if job.array_id else None
     return PendingView(
         id=job.id,

@@ -8,7 +8,7 @@ Three steps, so that a node without Python can have the first two done by attemp
 import os
 import time
 
-from gpusched.nodes.payload.engines import ENDED, ENGINES, LOST, EngineError, last_lines, version
+from gpusched.nodes.payload.engines import ENDED, ENGINES, LOST, EngineError, last_lines, read_text, version
 
 MYPY = False  # as mypy knows it; importing typing costs time on every probe
 if MYPY:
@@ -72,7 +72,7 @@ def attribute(pid: "int | None", attempts: "list[dict[str, Any]]") -> "str | Non
         mark = _mark(pid)
         if mark in names:
             return mark
-        cgroup = _text("/proc/%d/cgroup" % pid) or ""
+        cgroup = read_text("/proc/%d/cgroup" % pid) or ""
         for container, name in ids.items():
             if container in cgroup:
                 return name
@@ -90,27 +90,27 @@ def read_folder(path: str) -> "dict[str, Any] | None":
         files = set(os.listdir(path))
     except OSError:
         return None
-    meta = dict(line.split("=", 1) for line in (_text(path + "/meta") or "").splitlines() if "=" in line)
-    same_boot = meta.get("boot") == (_text("/proc/sys/kernel/random/boot_id") or "").strip()
+    meta = dict(line.split("=", 1) for line in (read_text(path + "/meta") or "").splitlines() if "=" in line)
+    same_boot = meta.get("boot") == (read_text("/proc/sys/kernel/random/boot_id") or "").strip()
     fact = {
         "meta": meta,
         "same_boot": same_boot,
         "new": time.time() - modified < CLAIM_GRACE_S,
-        "launcher": same_boot and _group_alive(_text(path + "/launcher.pid")),
+        "launcher": same_boot and _group_alive(read_text(path + "/launcher.pid")),
         "pid": None,
         "pid_alive": False,
         "files": sorted(files),
-        "started": _text(path + "/started"),
-        "exit": _text(path + "/exit"),
-        "failed": _text(path + "/failed"),
+        "started": read_text(path + "/started"),
+        "exit": read_text(path + "/exit"),
+        "failed": read_text(path + "/failed"),
         "error": "",
     }  # type: dict[str, Any]
-    stamp = (_text(path + "/pid") or "").split()
+    stamp = (read_text(path + "/pid") or "").split()
     if len(stamp) == 2:
         fact["pid"] = int(stamp[0])
         fact["pid_alive"] = same_boot and _start_time(fact["pid"]) == stamp[1]
     if fact["failed"] is not None:  # it may have been written since the folder was listed
-        fact["error"] = last_lines(_text(path + "/start.err") or "")
+        fact["error"] = last_lines(read_text(path + "/start.err") or "")
     return fact
 
 
@@ -121,17 +121,9 @@ def _names(folder: str) -> "list[str]":
         return []
 
 
-def _text(path: str) -> "str | None":
-    try:
-        with open(path, "rb") as file:
-            return file.read(1 << 20).decode("utf-8", "replace")
-    except OSError:
-        return None
-
-
 def _stat(pid: int) -> "list[str] | None":
     # The command's name may hold spaces and brackets; the fields after it do not.
-    text = _text("/proc/%d/stat" % pid)
+    text = read_text("/proc/%d/stat" % pid)
     return text.rsplit(")", 1)[-1].split() if text else None
 
 
@@ -154,7 +146,7 @@ def _parent(pid: int) -> "int | None":
 
 
 def _mark(pid: int) -> "str | None":
-    for variable in (_text("/proc/%d/environ" % pid) or "").split("\0"):
+    for variable in (read_text("/proc/%d/environ" % pid) or "").split("\0"):
         if variable.startswith("GPUSCHED_CONTAINER="):
             return variable.split("=", 1)[1]
     return None

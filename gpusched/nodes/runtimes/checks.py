@@ -137,10 +137,9 @@ def _check_paths(request: LaunchRequest) -> None:
             # The engines read --mount as comma-separated values and do not agree on how to quote in them.
             if any(c in path for c in ',"\n\r'):
                 raise UsageError(f"mount path {path!r} holds a comma, a quote or a line break: --mount cannot say that")
-    if request.workdir is not None and not request.workdir.startswith("/"):
-        raise UsageError(f"workdir {request.workdir!r} is not absolute")
-    if request.output is not None and not request.output.startswith("/"):
-        raise UsageError(f"output {request.output!r} is not absolute")
+    for what, place in (("workdir", request.workdir), ("output", request.output)):
+        if place is not None and not place.startswith("/"):
+            raise UsageError(f"{what} {place!r} is not absolute")
     if request.image is not None and (not request.image or request.image.startswith("-")):
         raise UsageError(f"{request.image!r} is not an image")
     if not request.network or request.network.startswith("-"):

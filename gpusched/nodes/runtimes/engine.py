@@ -325,6 +325,42 @@ memlock() {{
         )
 
 
+class Podman(EngineRuntime):
+    """`gpusched.nodes.runtimes.base.Runtime` for podman 3.4 and later."""
+
+    binary = "podman"
+    daemon_pid = "echo self"
+    # journald, the default where systemd runs, drops lines of jobs that write fast.
+    create_arguments = ("--pull", "missing", "--log-driver", "k8s-file")
+
+    def gpu_arguments(self, gpus: tuple[int, ...]) -> tuple[str, ...]:
+        """One CDI device per GPU; podman silently ignores --gpus.
+
+        CUDA images ask for all GPUs by a variable that an old NVIDIA hook beside CDI obeys: void turns that off.
+        """
+        devices = (word for gpu in gpus for word in ("--device", f"nvidia.com/gpu={gpu}"))
+        return (*devices, "--env", "NVIDIA_VISIBLE_DEVICES=void")
+
+
+class Docker(EngineRuntime):
+    """`gpusched.nodes.runtimes.base.Runtime` for docker 19.03 and later."""
+
+    binary = "docker"
+    daemon_pid = "cat /run/docker.pid"
+    # `docker logs` cannot read what a daemon-wide driver such as syslog took.
+    create_arguments = ("--log-driver", "json-file")
+
+    def gpu_arguments(self, gpus: tuple[int, ...]) -> tuple[str, ...]:
+        """--gpus with the inner quotes that keep docker from splitting at the comma.
+
+        CUDA images ask for all GPUs by a variable that NVIDIA's runtime, where it is the default, obeys: void turns
+        that off where no GPU was asked for.
+        """
+        if not gpus:
+            return ("--env", "NVIDIA_VISIBLE_DEVICES=void")
+        return ("--gpus", f'"device={",".join(map(str, gpus))}"')
+
+
 def _own_binds(request: LaunchRequest) -> dict[str, str]:
     """Files of the attempt's folder that are mounted into the container, by name, and where.
 

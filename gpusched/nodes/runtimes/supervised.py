@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shlex
 
+from gpusched.errors import UsageError
 from gpusched.nodes.runtimes.base import AttemptRef, LaunchRequest
 from gpusched.nodes.runtimes.checks import check_request, check_signal
 from gpusched.nodes.runtimes.shell import (
@@ -206,3 +207,19 @@ def in_job(command: str, output: str) -> str:
     """sh: become the job in its environment and folder, then exec ``command``, its output in the file ``output``."""
     # sh by its full path: the job's own PATH counts already.
     return f'as_job /bin/sh -c {shlex.quote(_ENTER)} sh "$workdir" {output} {command}'
+
+
+class Process(SupervisedRuntime):
+    """`gpusched.nodes.runtimes.base.Runtime` without containers: the image is ignored, mounts are refused."""
+
+    name = "process"
+
+    def program(self, request: LaunchRequest) -> str:
+        """See `SupervisedRuntime.program`."""
+        if not request.command:
+            raise UsageError("runtime process needs a command: there is no image whose own could run")
+        if request.mounts:
+            raise UsageError("runtime process cannot mount folders: its jobs see the node's own")
+        job = in_job(quote_all(request.command), '"$output"')
+        other = in_job('"$@"', "''")
+        return f"prepare() {{ :; }}\njob() {{ {job}; }}\nrun() {{ {other}; }}\n"
