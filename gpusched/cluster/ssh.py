@@ -133,13 +133,12 @@ class SshCluster:
         return self._pools[node]
 
     def _do(self, operation: Operation) -> Outcome:
-        node = self._nodes.get(operation.node)
-        if node is None:
-            error = f"node {operation.node} is not in the inventory"
-            return Outcome(operation=operation, time=self._clock(), error=error, transient=True)
         error, transient = "", False
         try:
-            error = self._carry_out(operation, node)
+            if (node := self._nodes.get(operation.node)) is None:
+                error, transient = f"node {operation.node} is not in the inventory", True
+            else:
+                error = self._carry_out(operation, node)
         except TransportError as problem:
             error, transient = problem.line(), True
         except UsageError as problem:

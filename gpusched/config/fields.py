@@ -227,14 +227,10 @@ def _number(minimum: float, maximum: float, what: str) -> Reader:
     return lambda value: value.number(minimum, maximum, what)
 
 
-def _choice(*options: str) -> Reader:
-    return lambda value: value.choice(options)
-
-
 # The keys
 
 DEFAULTS: Fields = {
-    "transport": ("transport", _choice("ssh", "local")),
+    "transport": ("transport", lambda value: value.choice(("ssh", "local"))),
     "user": ("user", _text("a user name", _USER)),
     "port": ("port", _whole(1, 65535, "a port")),
     "key": ("key", _text("the path of a private key")),

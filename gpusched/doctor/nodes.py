@@ -61,12 +61,7 @@ def _service(node: Node, known: Known) -> list[Finding]:
 
 
 def _examine(
-    transport: Transport,
-    node: Node,
-    settings: Settings,
-    known: Known,
-    clock: Callable[[], float],
-    image: str | None,
+    transport: Transport, node: Node, settings: Settings, known: Known, clock: Callable[[], float], image: str | None
 ) -> list[Finding]:
     from gpusched.nodes.probe import probe
 

@@ -193,7 +193,9 @@ def _script(mode: _Mode, request: ProbeRequest) -> Script:
         return Script(_cached_argv(), line)
     if mode == "upload":
         boot, files = _bundle()[1:]
-        return Script(_upload_argv(), boot + line + files)
+        code = "import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])))"
+        command = f'{_PATH}{_folder()}exec python3 -I -S -c "{code}" {len(boot)} "$D"'
+        return Script(("sh", "-c", command), boot + line + files)
     names = {"CLUSTER_ID": request.cluster_id, "NODE": request.node, "RUNTIME": request.runtime, "ROOT": ""}
     head = "".join(f"{key}={shlex.quote(value)}\n" for key, value in names.items())
     return Script(("sh", "-c", _PATH + "exec sh -s"), (head + _shell_probe()).encode())
@@ -206,7 +208,10 @@ def _folder() -> str:
 @lru_cache(maxsize=1)
 def _cached_argv() -> tuple[str, ...]:
     # No exclamation marks, quotes or line breaks: the login shell that takes this apart may be csh.
-    # The file ok names the payload's files; their sum tells whether the disk still has what was written.
+    # The file ok names the payload's files; their sum, one after the other in the order of their names (bootstrap.py),
+    # tells whether the disk still has what was written.
+    files = _files()
+    total = zlib.crc32("".join(files[name] for name in sorted(files)).encode())
     module = _PACKAGE.replace("/", ".")
     check = (
         "import sys, zlib; from io import FileIO; ok, d, wanted, need = sys.argv[1:]; "
@@ -219,21 +224,9 @@ def _cached_argv() -> tuple[str, ...]:
         "sh",
         "-c",
         f"{_PATH}{_folder()}if command -v python3 >/dev/null 2>&1; then "
-        f'if [ -f "$D/ok" ]; then exec python3 -I -S -c "{check}" "$D/ok" "$D/" {_sum()} {_NEED}payload@; fi; '
+        f'if [ -f "$D/ok" ]; then exec python3 -I -S -c "{check}" "$D/ok" "$D/" {total} {_NEED}payload@; fi; '
         f"echo; echo {_NEED}payload@; else echo; echo {_NEED}python@; fi",
     )
-
-
-def _sum() -> int:
-    """The checksum of the payload's files, one after the other in the order of their names (see bootstrap.py)."""
-    files = _files()
-    return zlib.crc32("".join(files[name] for name in sorted(files)).encode())
-
-
-@lru_cache(maxsize=1)
-def _upload_argv() -> tuple[str, ...]:
-    code = "import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])))"
-    return ("sh", "-c", f'{_PATH}{_folder()}exec python3 -I -S -c "{code}" {len(_bundle()[1])} "$D"')
 
 
 @lru_cache(maxsize=1)

@@ -14,7 +14,7 @@ from gpusched.model.resources import Node, Settings
 from gpusched.nodes.load_paramiko import paramiko
 from gpusched.nodes.ssh_config import resolve_node
 from gpusched.nodes.ssh_connect import Connection, connect
-from gpusched.nodes.transport import Result, Script, TransportError, stream_argv, too_much
+from gpusched.nodes.transport import Result, Script, Session, TransportError, stream_argv, too_much
 from gpusched.nodes.watchdog import guard
 
 _INLINE_BYTES = 16384  # stdin up to this size is sent before reading; more is pumped by a thread of its own
@@ -57,7 +57,7 @@ class SshTransport:
         if connection is not None:
             connection.drop()
 
-    def session(self, argv: tuple[str, ...], terminal: Terminal | None = None) -> SshSession:
+    def session(self, argv: tuple[str, ...], terminal: Terminal | None = None) -> Session:
         """See `gpusched.nodes.transport.Transport.session`."""
         timeout_s = self._settings.probe_timeout_s
         deadline = time.monotonic() + timeout_s
@@ -67,7 +67,7 @@ class SshTransport:
                 with guard(deadline, connection.drop):
                     channel.get_pty(terminal.name, terminal.columns, terminal.rows)
             _request_exec(channel, shlex.join(argv))
-            return SshSession(self._node.name, connection, channel)
+            return _Session(self._node.name, connection, channel)
 
     @contextlib.contextmanager
     def _explained(self, deadline: float, timeout_s: float) -> Iterator[None]:
@@ -154,7 +154,7 @@ class SshTransport:
             self._connection = None
 
 
-class SshSession:
+class _Session:
     """`gpusched.nodes.transport.Session` over a channel."""
 
     def __init__(self, node: str, connection: Connection, channel: paramiko.Channel) -> None:
@@ -162,7 +162,6 @@ class SshSession:
         channel.settimeout(_WRITE_S)
 
     def pump(self, take: Callable[[int, bytes], None]) -> int:
-        """See `gpusched.nodes.transport.Session.pump`."""
         _read_all(self._channel, take, CHUNK)
         try:
             return _exit_code(self._connection, self._channel)
@@ -170,7 +169,6 @@ class SshSession:
             raise _lost(self._node) from None
 
     def write(self, data: bytes) -> int:
-        """See `gpusched.nodes.transport.Session.write`."""
         try:
             return _send(self._channel, data)
         except TimeoutError:
@@ -179,17 +177,21 @@ class SshSession:
             return len(data)
 
     def end_input(self) -> None:
-        """See `gpusched.nodes.transport.Session.end_input`."""
         with contextlib.suppress(*_BROKEN):
             _end_input(self._channel)
 
     def resize(self, rows: int, columns: int) -> None:
-        """See `gpusched.nodes.transport.Session.resize`."""
+        channel = self._channel
+
+        def message() -> paramiko.Message | None:  # as `resize_pty` makes it
+            if channel.closed:
+                return None
+            return _message(channel, _REQUEST, "window-change", False, columns, rows, 0, 0)
+
         with contextlib.suppress(*_BROKEN):
-            _in_order(self._channel, lambda: _window_change(self._channel, rows, columns))
+            _in_order(channel, message)
 
     def close(self) -> None:
-        """See `gpusched.nodes.transport.Session.close`."""
         with contextlib.suppress(*_BROKEN):
             self._channel.close()
 
@@ -261,11 +263,6 @@ def _send(channel: paramiko.Channel, data: bytes) -> int:
 
     _in_order(channel, message)
     return sent
-
-
-def _window_change(channel: paramiko.Channel, rows: int, columns: int) -> paramiko.Message | None:
-    """As ``channel.resize_pty`` makes it; None where the channel is closed."""
-    return None if channel.closed else _message(channel, _REQUEST, "window-change", False, columns, rows, 0, 0)
 
 
 def _end_input(channel: paramiko.Channel) -> None:

@@ -165,8 +165,5 @@ def _record(record: NodeRecord, step: float) -> NodeRecord:
 
 
 def _with_moved(struct: T, step: float, *names: str) -> T:
-    return msgspec.structs.replace(struct, **{name: _moved(getattr(struct, name), step) for name in names})
-
-
-def _moved(time_: float | None, step: float) -> float | None:
-    return None if time_ is None else time_ + step
+    times = {name: getattr(struct, name) for name in names}
+    return msgspec.structs.replace(struct, **{name: t + step for name, t in times.items() if t is not None})

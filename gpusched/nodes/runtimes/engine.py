@@ -7,13 +7,7 @@ import shlex
 
 from gpusched.errors import UsageError
 from gpusched.nodes.runtimes.base import AttemptRef, LaunchRequest
-from gpusched.nodes.runtimes.checks import (
-    MAX_ENV_FILE_BYTES,
-    NO_IMAGE_HINT,
-    check_request,
-    check_signal,
-    steers_client,
-)
+from gpusched.nodes.runtimes.checks import MAX_ENV_FILE_BYTES, NO_IMAGE_HINT, check_request, check_signal, steers_client
 from gpusched.nodes.runtimes.mounts import PIN, pin_lines, pin_place, unpin_lines
 from gpusched.nodes.runtimes.shell import (
     FUNCTIONS,
