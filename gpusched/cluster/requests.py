@@ -78,42 +78,31 @@ def environment(job: Job, part: NodeAllocation, inventory: Inventory) -> dict[st
     master = _node(inventory, parts[0].node)
     # A container sees only its own GPUs, numbered from 0; elsewhere the indices are NVML's, which is PCI bus order.
     visible: Iterable[int] = range(len(part.gpus)) if node.runtime in _OWN_DEVICE_NUMBERS else part.gpus
-    names = [p.node for p in parts]
     defaults = {
         "OMP_NUM_THREADS": str(max(1, part.cores // max(1, len(part.gpus)))),
         "MASTER_PORT": str(job.master_port),
     }
+    several_names = (
+        (str(len(parts)), "WORLD_SIZE SLURM_JOB_NUM_NODES SLURM_NNODES SLURM_NTASKS"),
+        (str(part.rank), "RANK NODE_RANK SLURM_NODEID SLURM_PROCID"),
+        ("0", "LOCAL_RANK SLURM_LOCALID"),
+        (job.id, "GPUSCHED_JOB_ID SLURM_JOB_ID"),
+        (spec.name, "GPUSCHED_JOB_NAME SLURM_JOB_NAME"),
+        (spec.partition, "GPUSCHED_PARTITION SLURM_JOB_PARTITION"),
+        (part.node, "GPUSCHED_NODE SLURMD_NODENAME"),
+        (",".join(p.node for p in parts), "GPUSCHED_NODELIST SLURM_JOB_NODELIST"),
+        (str(len(part.gpus)), "GPUSCHED_GPUS_PER_NODE SLURM_GPUS_ON_NODE"),
+    )
     fixed = {
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, visible)),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "MASTER_ADDR": master.fabric_address or _host(master),
-        "WORLD_SIZE": str(len(parts)),
-        "RANK": str(part.rank),
-        "NODE_RANK": str(part.rank),
-        "LOCAL_RANK": "0",
-        "GPUSCHED_JOB_ID": job.id,
-        "GPUSCHED_JOB_NAME": spec.name,
         "GPUSCHED_ATTEMPT": str(job.attempt),
-        "GPUSCHED_PARTITION": spec.partition,
-        "GPUSCHED_NODE": part.node,
-        "GPUSCHED_NODELIST": ",".join(names),
         "GPUSCHED_GPUS": ",".join(map(str, part.gpus)),
-        "GPUSCHED_GPUS_PER_NODE": str(len(part.gpus)),
         "GPUSCHED_USER": job.user,
-        "SLURM_JOB_ID": job.id,
-        "SLURM_JOB_NAME": spec.name,
-        "SLURM_JOB_PARTITION": spec.partition,
-        "SLURM_JOB_NUM_NODES": str(len(parts)),
-        "SLURM_NNODES": str(len(parts)),
-        "SLURM_JOB_NODELIST": ",".join(names),
-        "SLURM_NODEID": str(part.rank),
-        "SLURM_PROCID": str(part.rank),
-        "SLURM_LOCALID": "0",
-        "SLURM_NTASKS": str(len(parts)),
         "SLURM_CPUS_ON_NODE": str(part.cores),
-        "SLURM_GPUS_ON_NODE": str(len(part.gpus)),
         "SLURM_RESTART_COUNT": str(job.attempt - 1),
-        "SLURMD_NODENAME": part.node,
+        **{name: value for value, names in several_names for name in names.split()},
     }
     if job.array_id is not None:
         index = str(job.array_index)

@@ -91,7 +91,8 @@ def reading_of_sections(node: str, sections: Mapping[str, str], sent: float, rec
 def _facts(sections: Mapping[str, str]) -> dict[str, Any]:
     memory = dict(_meminfo_line(line) for line in sections.get("meminfo", "").splitlines() if ":" in line)
     load = sections.get("loadavg", "").split()
-    disk = sections.get("df", "").splitlines()
+    df = sections.get("df", "").splitlines()
+    disk = df[-1].split() if len(df) > 1 else []
     return {
         "boot_id": sections.get("boot_id") or None,
         "hostname": sections.get("hostname") or None,
@@ -99,7 +100,7 @@ def _facts(sections: Mapping[str, str]) -> dict[str, Any]:
         "memory_total_mib": memory.get("MemTotal"),
         "memory_available_mib": memory.get("MemAvailable"),
         "load1": float(load[0]) if load and load[0].replace(".", "", 1).isdigit() else None,
-        "disk_free_mib": _disk_free(disk[-1]) if len(disk) > 1 else None,
+        "disk_free_mib": _mib(disk[3]) if len(disk) >= 6 else None,
         **_gpu_facts(sections),
     }
 
@@ -119,11 +120,6 @@ def _gpu_facts(sections: Mapping[str, str]) -> dict[str, Any]:
 def _meminfo_line(line: str) -> tuple[str, int | None]:
     key, _, value = line.partition(":")
     return key, _mib(value.split()[0]) if value.split() else None
-
-
-def _disk_free(line: str) -> int | None:
-    fields = line.split()
-    return _mib(fields[3]) if len(fields) >= 6 else None
 
 
 def _process_line(line: str) -> tuple[int, dict[str, str | None]]:
