@@ -26,12 +26,10 @@ _NULLS = frozenset({"null", "Null", "NULL"})
 _FLAVORS = (("s", 1, 4, 72), ("m", 1, 2, 168), ("l", 1, 1, 336), ("f", 2, 1, 504))  # name, of a node: part, hours
 
 
-def inventory_text(
-    outcomes: Sequence[Outcome], *, user: str | None = None, key: str | None = None, policy: str = "easy"
-) -> str:
+def inventory_text(outcomes: Sequence[Outcome], *, user: str | None = None, key: str | None = None) -> str:
     """The text of an inventory with all that was discovered; hosts that failed stand in it as comments.
 
-    ``user`` and ``key`` are those that `discover` was given; all partitions get the policy.
+    ``user`` and ``key`` are those that `discover` was given.
 
     Raises:
         GpuschedError: No host was discovered.
@@ -48,7 +46,7 @@ def inventory_text(
     lines += [f"  {name}: {_scalar(value)}" for name, value in (("user", user), ("key", key)) if value]
     lines += ["", "partitions:"]
     for name, members in _partitions(nodes).items():
-        lines += _partition(name, members, runtime, user, policy)
+        lines += _partition(name, members, runtime, user)
     lines += _failed(failures)
     return "\n".join(lines).rstrip("\n") + "\n"
 
@@ -104,12 +102,12 @@ def _partitions(nodes: Sequence[Discovered]) -> dict[str, list[Discovered]]:
     return found
 
 
-def _partition(name: str, nodes: list[Discovered], runtime: str, user: str | None, policy: str) -> list[str]:
+def _partition(name: str, nodes: list[Discovered], runtime: str, user: str | None) -> list[str]:
     like = _typical(nodes)
     shared = [f"gpus: {like.gpus}", f"cores: {like.cores}", f"memory: {_memory(like.memory_mib)}"]
     shared += [f"gpu_type: {_scalar(like.gpu_type)}"] if like.gpu_type else []
     shared += [f"rated_power: {_power(like.rated_power_w)}"] if like.rated_power_w else []
-    lines = [f"  {_scalar(name)}:", f"    policy: {policy}"]
+    lines = [f"  {_scalar(name)}:", "    policy: easy"]
     if like.rated_power_w is None:
         why = "(of a whole server, such as 6.5kW) is not known; add it to defaults for `gpusched power`"
         lines.append(f"    # rated_power {why}")
