@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gpusched.config.validate import IMAGE
 from gpusched.config.yamlfile import Value
 from gpusched.model.images import TRANSPORTS
 from gpusched.model.resources import Node, RuntimeName
@@ -20,7 +21,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _NAME_EXPECTED = "a name of at most 63 letters, digits, '.', '_', '-', the first a letter or digit"
 _ADDRESS = re.compile(r"[A-Za-z0-9:_][A-Za-z0-9:._%-]{0,252}")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,254}\$?")
-_IMAGE = re.compile(r"[A-Za-z0-9/.][^\s\x00-\x1f\x7f]{0,1023}")
 _LINE = re.compile(r"[^\x00-\x1f\x7f]{1,1024}")
 _ABSOLUTE = re.compile(r"/[^\x00-\x1f\x7f]{0,1023}")
 _RANGE = re.compile(r"([^\[\]]*)\[([0-9,-]+)\]([^\[\]]*)")
@@ -93,7 +93,7 @@ def name(value: Value) -> str:
 
 def image(value: Value) -> str:
     """A container image."""
-    return value.text("an image such as docker.io/library/busybox:1, without spaces", _IMAGE)
+    return value.text("an image such as docker.io/library/busybox:1, without spaces", IMAGE)
 
 
 def duration(value: Value) -> int:
@@ -304,7 +304,7 @@ SETTINGS: Fields = {
     "max_queued_size_per_user": ("max_queued_mib_per_user", _memory),
     "capabilities": ("capabilities", _choices(*CAPABILITIES)),
     "image_transports": ("image_transports", _choices(*TRANSPORTS)),
-    "network": ("network", _text("a network mode of the container runtime, such as host or bridge", _IMAGE)),
+    "network": ("network", _text("a network mode of the container runtime, such as host or bridge", IMAGE)),
     "known_hosts": ("known_hosts", _text("the path of a known_hosts file")),
     "ssh_config": ("ssh_config", _text("the path of an ssh_config file")),
     "logs": ("logs", lambda value: value),

@@ -26,8 +26,8 @@ SIGNALS = frozenset(
     "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT STOP TSTP TTIN TTOU URG "
     "XCPU XFSZ VTALRM PROF WINCH IO PWR SYS".split()
 )
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_IMAGE = re.compile(r"[A-Za-z0-9/.][^\s\x00-\x1f\x7f]{0,1023}")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+IMAGE = re.compile(r"[A-Za-z0-9/.][^\s\x00-\x1f\x7f]{0,1023}")
 
 
 def validate_spec(spec: JobSpec, inventory: Inventory) -> None:
@@ -151,7 +151,7 @@ def _check_texts(spec: JobSpec) -> None:
 
 def _check_environment(spec: JobSpec) -> None:
     for name in (*spec.env, *spec.secret_names):
-        if not _VARIABLE.fullmatch(name):
+        if not VARIABLE.fullmatch(name):
             raise UsageError(f"{name[:80]!r} is not a name for an environment variable")
     if both := set(spec.env) & set(spec.secret_names):
         raise UsageError(f"{min(both)} is given with --env and with --secret", "give it once")
@@ -212,7 +212,7 @@ def _check_image(spec: JobSpec, partition: Partition, transports: tuple[str, ...
     runtimes = {node.runtime for node in usable_nodes(partition, spec.nodelist, spec.exclude, spec.gpu_types)}
     if spec.image is not None:
         check_text("--image", spec.image, 4000)
-        if not _IMAGE.fullmatch(spec.image):
+        if not IMAGE.fullmatch(spec.image):
             raise UsageError("--image is one word such as docker.io/library/python:3.12", f"found {spec.image[:80]!r}")
         if runtimes == {RuntimeName.PROCESS}:
             raise UsageError(f"{here} runs jobs without containers, so --image has no meaning", "leave it out")

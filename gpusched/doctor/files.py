@@ -113,22 +113,19 @@ def examine_policies(inventory: Inventory, state: Path) -> list[Finding]:
     return found
 
 
-def examine_needs(inventory: Inventory, policies: Mapping[str, PolicySpec], state: Path) -> list[Finding]:
+def examine_needs(inventory: Inventory, policies: Mapping[str, PolicySpec], state: Path) -> Iterator[Finding]:
     """What is missing for the policies in charge (by partition), and what happens without it."""
-    return [f for name, spec in policies.items() for f in _needs(inventory, name, spec, state)]
-
-
-def _needs(inventory: Inventory, partition: str, spec: PolicySpec, state: Path) -> Iterator[Finding]:
-    stages = (spec, spec.fallback) if spec.fallback is not None else (spec,)
-    if any(stage.place == "milp" for stage in stages) and not _importable("highspy"):
-        message = f"{partition}: place: milp needs HiGHS, which is not installed: jobs are placed greedily"
-        yield Finding("policies", "optimiser", "warn", message, "pip install 'gpusched-cluster[milp]'")
-    if spec.by_estimate and not (state / PREDICTOR).is_file():
-        message = f"{partition}: order: sjf-estimate has no predictor: jobs go by their time limits"
-        yield Finding("policies", "predictor", "warn", message, "train one: gpusched predict --train")
-    if spec.agent is not None:
-        fallback = spec.fallback.name if spec.fallback is not None else "fifo"
-        yield from _of_agent(inventory, partition, spec.agent, fallback)
+    for partition, spec in policies.items():
+        stages = (spec, spec.fallback) if spec.fallback is not None else (spec,)
+        if any(stage.place == "milp" for stage in stages) and not _importable("highspy"):
+            message = f"{partition}: place: milp needs HiGHS, which is not installed: jobs are placed greedily"
+            yield Finding("policies", "optimiser", "warn", message, "pip install 'gpusched-cluster[milp]'")
+        if spec.by_estimate and not (state / PREDICTOR).is_file():
+            message = f"{partition}: order: sjf-estimate has no predictor: jobs go by their time limits"
+            yield Finding("policies", "predictor", "warn", message, "train one: gpusched predict --train")
+        if spec.agent is not None:
+            fallback = spec.fallback.name if spec.fallback is not None else "fifo"
+            yield from _of_agent(inventory, partition, spec.agent, fallback)
 
 
 def _of_agent(inventory: Inventory, partition: str, agent: str, fallback: str) -> Iterator[Finding]:
