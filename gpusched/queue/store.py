@@ -247,16 +247,13 @@ class Reader(PolicyReads, PredictionReads):
             chosen = [str(s) for s in states]
             where.append(f"state IN ({','.join('?' * len(chosen))})")
             values += chosen
-        for column, value in (("user", user), ("partition", partition)):
+        ended_since = "(end_time >= ? OR end_time IS NULL)"
+        for condition, value in (("user = ?", user), ("partition = ?", partition), (ended_since, since)):
             if value is not None:
-                where.append(f"{column} = ?")
+                where.append(condition)
                 values.append(value)
-        if since is not None:
-            where.append("(end_time >= ? OR end_time IS NULL)")
-            values.append(since)
-        query = f"WHERE {' AND '.join(where)} ORDER BY submit_time DESC, id DESC"
-        if limit is not None:
-            query += f" LIMIT {int(limit)}"
+        most = "" if limit is None else f" LIMIT {int(limit)}"
+        query = f"WHERE {' AND '.join(where)} ORDER BY submit_time DESC, id DESC{most}"
         return self._jobs_of(query, values)[::-1]
 
     def recently_ended(self, limit: int) -> list[Job]:
