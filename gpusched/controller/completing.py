@@ -22,14 +22,14 @@ def complete(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
     for s in seen:
         if s.phase in ("gone", "exited", "failed", "lost", "absent"):
             if not s.rank.gone:
-                update(step, step.ranks.get(s.rank.rank, s.rank), gone=True)
+                update(step, s.rank, gone=True)
         elif s.phase == "unlaunched":
             # Nothing was sent, or it is not known to have arrived; what turns up later is fenced as a stray.
             update(step, s.rank, gone=True)
         elif s.rank.stuck or (s.phase != "unknown" and gives_up(s.rank, world.now)):
             # Its GPUs stay blocked by its record, until it is gone; the job need not wait for that.
             if not s.rank.stuck:
-                update(step, step.ranks.get(s.rank.rank, s.rank), stuck=True)
+                update(step, s.rank, stuck=True)
                 step.events.append(stuck_event(s.rank, world.now))
         else:
             left = True
@@ -57,9 +57,9 @@ def _own_end(step: Step, seen: list[Seen], world: ReconcileInput) -> Ending | No
     if rank is None:
         return None
     outcome, reason, message = (JobState.COMPLETED, "", "") if rank.exit_code == 0 else failure_of(step.job, rank)
-    own = Ending(
-        outcome=outcome, reason=reason, message=message, kill_at=ending.kill_at, exit_code=rank.exit_code
-    )  # fmt: skip
+    own = msgspec.structs.replace(
+        ending, outcome=outcome, reason=reason, message=message, exit_code=rank.exit_code, preemptions=None
+    )
     step.job = msgspec.structs.replace(step.job, ending=own, reason=reason, message=message)
     data = {"outcome": outcome, "message": message or "it had ended before it was to be stopped"}
     step.events.append(Event(time=world.now, kind="ending", job_id=step.job.id, user=step.job.user, data=data))

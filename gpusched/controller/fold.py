@@ -20,6 +20,7 @@ from gpusched.model.commands import (
     Cancel,
     Drain,
     Hold,
+    JobCommand,
     Promote,
     Release,
     Requeue,
@@ -273,7 +274,7 @@ class CommandApplier:
 
     def _each(
         self,
-        command: Cancel | Hold | Release | Requeue | SetPriority,
+        command: JobCommand,
         caller: Caller,
         act: Callable[[Job], tuple[Job, Event] | None],
         now: float,
@@ -298,9 +299,8 @@ class CommandApplier:
                         self._store.append([changed[1]])
                 except Refused as refused:
                     problems.append(str(refused))
-                    self._store.append(
-                        [self._event("refused", job, caller, now, {"command": what, "why": str(refused)})]
-                    )
+                    data: dict[str, object] = {"command": what, "why": str(refused)}
+                    self._store.append([self._event("refused", job, caller, now, data)])
         if problems:
             raise Refused("; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else ""))
 
@@ -328,19 +328,16 @@ class CommandApplier:
         self, job: Job, outcome: JobState, reason: str, message: str, caller: Caller, at_once: bool, now: float
     ) -> tuple[Job, Event] | None:
         """Begin to end a job that holds resources, or change how it will end."""
-        grace = 0 if at_once else self._inventory.settings.grace_s
-        ending = Ending(outcome=outcome, reason=reason, message=message, kill_at=now + grace)
+        kill_at = now + (0 if at_once else self._inventory.settings.grace_s)
+        why: dict[str, Any] = {"reason": reason, "message": message}
         data = {"by": caller.name, "outcome": outcome}
         if job.state is not JobState.COMPLETING:
-            return move(
-                job, JobState.COMPLETING, now, event="ending", data=data, ending=ending, reason=reason, message=message
-            )
+            ending = Ending(outcome=outcome, kill_at=kill_at, **why)
+            return move(job, JobState.COMPLETING, now, event="ending", data=data, ending=ending, **why)
         assert job.ending is not None
         if at_once or outcome != job.ending.outcome:
-            kill_at = min(job.ending.kill_at, ending.kill_at)
-            changed = msgspec.structs.replace(
-                job, ending=msgspec.structs.replace(ending, kill_at=kill_at), reason=reason, message=message
-            )
+            ending = Ending(outcome=outcome, kill_at=min(job.ending.kill_at, kill_at), **why)
+            changed = msgspec.structs.replace(job, ending=ending, **why)
             return changed, Event(time=now, kind="ending", job_id=job.id, user=job.user, data=data)
         return None
 
@@ -390,37 +387,26 @@ class CommandApplier:
             raise Refused(f"{caller.name} is no admin; drain and resume need one (settings.admins of inventory.yaml)")
         records = self._store.node_records()
         unknown = [name for name in names if self._inventory.node(name) is None]
+        resumed = drain is None
+        by, kind = (None, "resumed") if resumed else (caller.name, "drained")
         for name in names:
             if name in unknown:
                 continue
             record = records.get(name, NodeRecord(name=name))
-            by = caller.name if drain is not None else None
             record = msgspec.structs.replace(record, drain_reason=drain, drained_by=by, failed_launches=())
-            if drain is None and record.state in (NodeState.DRAINED, NodeState.DRAINING):
+            if resumed and record.state in (NodeState.DRAINED, NodeState.DRAINING):
                 record = msgspec.structs.replace(record, state=NodeState.UNKNOWN, reason="resumed, not read since")
             self._store.put_nodes([record])
-            kind = "resumed" if drain is None else "drained"
-            self._store.append(
-                [Event(time=now, kind=kind, node=name, user=caller.name, data={"reason": drain} if drain else {})]
-            )
+            data = {"reason": drain} if drain else {}
+            self._store.append([Event(time=now, kind=kind, node=name, user=caller.name, data=data)])
         if unknown:
             raise Refused(f"no such node: {', '.join(unknown)}")
 
 
 def back_in_queue(message: str) -> dict[str, Any]:
     """The fields of a job that goes back to the queue; what it was before is in its events and runs."""
-    return {
-        "allocation": None,
-        "ending": None,
-        "start_time": None,
-        "end_time": None,
-        "exit_code": None,
-        "master_port": None,
-        "policy": None,
-        "policy_version": None,
-        "reason": "",
-        "message": message,
-    }
+    gone = ("allocation", "ending", "start_time", "end_time", "exit_code", "master_port", "policy", "policy_version")
+    return {**dict.fromkeys(gone), "reason": "", "message": message}
 
 
 def _storable(file_name: str) -> str:

@@ -36,7 +36,7 @@ class Ledger:
         """Account for one cycle, inside its transaction.
 
         Args:
-            inventory: The declared nodes.
+            inventory: In force.
             before: The nodes' records with their readings before this cycle.
             observations: This cycle's news.
             active: The jobs that held something before it.

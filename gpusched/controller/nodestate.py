@@ -25,11 +25,7 @@ def attended(inventory: Inventory, records: Mapping[str, NodeRecord], left: Iter
     An edit that loses a node must not end its jobs. They stand in a partition that no job can name: nothing new goes
     there. One that does not answer for ``node_fail_after`` is given up like any other.
 
-    Args:
-        inventory: As declared.
-        records: What is known of nodes.
-        left: Names of nodes that it does not have and on which there may be something of ours.
-        now: Unix seconds.
+    ``left``: names of nodes that the inventory does not have and on which there may be something of ours.
     """
     known = [records[name] for name in sorted(left) if name in records]
     nodes = tuple(r.declared for r in known if r.declared is not None and not is_dead(r, inventory.settings, now))

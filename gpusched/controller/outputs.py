@@ -52,11 +52,7 @@ def readers_of(job: Job | None, inventory: Inventory) -> tuple[int, ...]:
 
 
 def secure_logs(state: Path, store: Store, inventory: Inventory) -> None:
-    """See `gpusched.cluster.logfiles.secure`.
-
-    Raises:
-        OSError: Something cannot be taken back.
-    """
+    """See `gpusched.cluster.logfiles.secure`; OSError where something cannot be taken back."""
     secure(state / "logs", lambda job_id: readers_of(store.job(job_id), inventory))
 
 

@@ -72,7 +72,7 @@ def _began(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
     starts = []
     for s in seen:
         if s.rank.tries:
-            update(step, step.ranks.get(s.rank.rank, s.rank), tries=0, tried_at=None)
+            update(step, s.rank, tries=0, tried_at=None)
         starts.append(s.rank.intended_at or step.job.submit_time)  # a node's clock may be behind
         observation = world.observations[s.rank.node].result
         assert isinstance(observation, NodeReading)
@@ -126,7 +126,8 @@ def _running(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
     finished = [s for s in seen if s.rank.finished_at is not None]
     bad = [s for s in finished if s.rank.exit_code != 0]
     if bad:
-        _failed(step, bad[0], world)
+        outcome, reason, message = failure_of(job, bad[0].rank)
+        _end(step, outcome, reason, message, world, grace=settings.grace_s, exit_code=bad[0].rank.exit_code)
     elif len(finished) == len(seen):
         _end(step, JobState.COMPLETED, "", "", world, grace=0, exit_code=0)
     elif _ran_s(job, seen, world) >= job.spec.time_limit_s and any(s.phase == "running" for s in seen):
@@ -148,16 +149,9 @@ def _ran_s(job: Job, seen: list[Seen], world: ReconcileInput) -> float:
     return world.now - job.start_time if job.start_time is not None else 0.0
 
 
-def _failed(step: Step, s: Seen, world: ReconcileInput) -> None:
-    outcome, reason, message = failure_of(step.job, s.rank)
-    _end(step, outcome, reason, message, world, grace=world.settings.grace_s, exit_code=s.rank.exit_code)
-
-
 def _warn_before_limit(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
     spec = step.job.spec
-    if spec.signal_before_s is None:
-        return
-    if _ran_s(step.job, seen, world) >= spec.time_limit_s - spec.signal_before_s:
+    if spec.signal_before_s is not None and _ran_s(step.job, seen, world) >= spec.time_limit_s - spec.signal_before_s:
         step.operations += [
             operation_on("signal", s, signal=spec.signal)
             for s in seen

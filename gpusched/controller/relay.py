@@ -117,11 +117,7 @@ class Peer:
                 return _REQUESTS.decode(payload)
 
     def send(self, data: bytes) -> None:
-        """Send, waiting for a slow client.
-
-        Raises:
-            OSError: It is gone.
-        """
+        """Send, waiting for a slow client; OSError where it is gone."""
         self.sending_since = time.monotonic()
         self._sock.sendall(data)
         self.last, self.sending_since = time.monotonic(), None
@@ -129,25 +125,21 @@ class Peer:
     def listen(self, session: Session, with_input: bool, limit_s: float | None) -> None:
         """Pass on what the client sends until it goes, or says what it must not; then hang up."""
         try:
-            self._hear(session, with_input, limit_s)
-        except (OSError, Garbled):
-            pass
+            with contextlib.suppress(OSError, Garbled):
+                self._hear(session, with_input, limit_s)
         finally:
             session.close()
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)  # a thread that sends there comes free
 
     def _hear(self, session: Session, with_input: bool, limit_s: float | None) -> None:
-        ended = False
-        for kind, payload in self._frames.feed(b""):
-            ended = self._obey(session, kind, payload, with_input and not ended) or ended
-        while self._has_news(limit_s):
-            data = self._sock.recv(CHUNK)
-            if not data:
-                return
-            self.last = time.monotonic()
+        ended, data = False, b""
+        while True:
             for kind, payload in self._frames.feed(data):
                 ended = self._obey(session, kind, payload, with_input and not ended) or ended
+            if not self._has_news(limit_s) or not (data := self._sock.recv(CHUNK)):
+                return
+            self.last = time.monotonic()
 
     def _has_news(self, limit_s: float | None) -> bool:
         """Wait for something to read; False where the client has had its time."""

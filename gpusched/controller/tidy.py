@@ -92,13 +92,11 @@ def _fence(rank: RankRecord, phase: str, tidy: Tidy, now: float) -> None:
         rank = msgspec.structs.replace(rank, signalled="FENCE", gone=False, stuck=rank.stuck or stuck)
         tidy.changed.append(rank)
     if is_due(rank, now):
-        # What has not begun can only be removed: a kill does not end it.
-        kill = phase == "running" and rank.tries < TRIES_BEFORE_REMOVING
-        tidy.operations.append(
-            Operation(verb="signal", node=rank.node, rank=rank, signal="KILL")
-            if kill
-            else Operation(verb="remove", node=rank.node, rank=rank)
-        )
+        if phase == "running" and rank.tries < TRIES_BEFORE_REMOVING:
+            operation = Operation(verb="signal", node=rank.node, rank=rank, signal="KILL")
+        else:  # what has not begun can only be removed: a kill does not end it
+            operation = Operation(verb="remove", node=rank.node, rank=rank)
+        tidy.operations.append(operation)
 
 
 def reap_strays(
@@ -126,14 +124,13 @@ def reap_strays(
     tidy = Tidy()
     for node in nodes:
         observation = observations.get(node.name)
-        reading = observation.result if observation else None
-        if not isinstance(reading, NodeReading):
+        if observation is None or not isinstance(observation.result, NodeReading):
             continue
-        for container in reading.containers or ():
+        for container in observation.result.containers or ():
             key = parse_container_name(container.name)
-            if key is not None and observation is not None and removed.get(key, 0.0) >= observation.began:
-                continue
             if key is None or key in known or key in busy or container.cluster_id not in (None, cluster_id):
+                continue
+            if removed.get(key, 0.0) >= observation.began:
                 continue
             stray = RankRecord(
                 job_id=key[0], attempt=key[1], rank=key[2], node=node.name, runtime=node.runtime, collected=True
