@@ -24,11 +24,11 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from gpusched.accounting.held_idle import held_idle
-from gpusched.accounting.usage import BUCKET_S
+from gpusched.accounting.usage import BUCKET_S, added
+from gpusched.config.validate import known_partition
 from gpusched.errors import UsageError
 from gpusched.model.reports import By, PowerReport, PowerRow
 from gpusched.model.resources import Inventory, Node, Partition
-from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import parse_duration, parse_time
 from gpusched.queue.store import Reader, Run, UsageRow
 
@@ -46,7 +46,7 @@ class Window(msgspec.Struct, frozen=True):
 
     @property
     def hours(self) -> float:
-        """Its length in hours."""
+        """Its length."""
         return max(0.0, self.end - self.start) / 3600
 
     def overlap_s(self, run: Run) -> float:
@@ -127,12 +127,9 @@ def power_report(
         since: Unix seconds; where nothing was recorded yet, the report begins with the first record.
         until: Unix seconds.
         by: What a row is.
-        partition: Only this partition.
-
-    Raises:
-        UsageError: There is no such partition.
+        partition: Only this one; UsageError where there is none of the name.
     """
-    chosen = _chosen(inventory, partition)
+    chosen = inventory.partitions if partition is None else (known_partition(inventory, partition),)
     if reader is None:
         return summarize(inventory, chosen, [], [], firsts={}, since=since, until=until, by=by)
     runs = reader.runs(since, until)
@@ -144,24 +141,15 @@ def power_report(
         runs = [run for run in runs if run.partition == partition]
         usage = [row for row in usage if row.partition == partition]
     since = max(since, min([_first_measured(inventory, usage, until), *firsts.values()]))
-    records = reader.node_records()
     report = summarize(inventory, chosen, runs, usage, firsts=firsts, since=since, until=until, by=by)
     active = [job for job in reader.active() if partition in (None, job.spec.partition)]
-    return msgspec.structs.replace(
-        report,
-        held_idle=held_idle(active, usage, until),
-        simulated=tuple(
-            node.name
-            for p in chosen
-            for node in p.nodes
-            if (record := records.get(node.name)) and record.reading and record.reading.source == "simulated"
-        ),
-    )
+    made_up = {r.name for r in reader.node_records().values() if r.reading and r.reading.source == "simulated"}
+    simulated = tuple(n.name for p in chosen for n in p.nodes if n.name in made_up)
+    return msgspec.structs.replace(report, held_idle=held_idle(active, usage, until), simulated=simulated)
 
 
-def _first_measured(inventory: Inventory, usage: Iterable[UsageRow], until: float) -> float:
+def _first_measured(inventory: Inventory, usage: list[UsageRow], until: float) -> float:
     """When measuring began: the oldest bucket's end less what it holds of a node, since it need not be full."""
-    usage = list(usage)
     bucket = min((row.bucket for row in usage), default=None)
     if bucket is None:
         return until
@@ -172,22 +160,11 @@ def _first_measured(inventory: Inventory, usage: Iterable[UsageRow], until: floa
     return max(float(bucket), min(bucket + BUCKET_S, until) - max(seconds.values()))
 
 
-def _chosen(inventory: Inventory, partition: str | None) -> tuple[Partition, ...]:
-    if partition is None:
-        return inventory.partitions
-    found = inventory.partition(partition)
-    if found is None:
-        raise UsageError(
-            f"there is no partition {partition!r}{did_you_mean(partition, [p.name for p in inventory.partitions])}"
-        )
-    return (found,)
-
-
 def summarize(
     inventory: Inventory,
     partitions: tuple[Partition, ...],
     runs: Iterable[Run],
-    usage: Iterable[UsageRow],
+    usage: list[UsageRow],
     *,
     firsts: Mapping[str, float],
     since: float,
@@ -206,19 +183,11 @@ def summarize(
         until: Its end.
         by: What a row is.
     """
-    usage = list(usage)
     windows = {p.name: _window(firsts.get(p.name), since, until) for p in partitions}
-    frame = _Frame(
-        partitions=partitions,
-        windows=windows,
-        weights=_weights(partitions),
-        price=inventory.settings.power_price_per_kwh,
-        asked_s=until - since,
-    )
-    whole = Window(since, until)
-    slices = [
-        s for run in runs for s in _slices(run, windows.get(run.partition, whole), _nodes_of(partitions, run), by)
-    ]
+    price, asked_s = inventory.settings.power_price_per_kwh, until - since
+    frame = _Frame(partitions=partitions, windows=windows, weights=_weights(partitions), price=price, asked_s=asked_s)
+    nodes, whole = {p.name: p.nodes for p in partitions}, Window(since, until)
+    slices = [s for r in runs for s in _slices(r, windows.get(r.partition, whole), nodes.get(r.partition, ()), by)]
     sums = _sums(slices, usage, frame.weights, by)
     rows = _rows(frame, sums, by)
     return PowerReport(
@@ -243,10 +212,6 @@ def _window(first: float | None, since: float, until: float) -> Window:
     if first is None or first >= until:
         return Window(since, until, started=False)
     return Window(max(since, first), until)
-
-
-def _nodes_of(partitions: tuple[Partition, ...], run: Run) -> tuple[Node, ...]:
-    return next((p.nodes for p in partitions if p.name == run.partition), ())
 
 
 def _slices(run: Run, window: Window, nodes: tuple[Node, ...], by: By) -> Iterator[_Slice]:
@@ -278,25 +243,13 @@ def _sums(slices: list[_Slice], usage: list[UsageRow], weights: Mapping[str, flo
         row.weighted_share_s += weights.get(s.run.partition, 0.0) * s.run.share * s.part * s.seconds
     for u in usage:
         if u.job_id or by in ("partition", "node"):
-            key = {"partition": u.partition, "node": u.node, "user": u.user, "job": u.job_id}[by]
-            _add_usage(sums[key], u)
-            sums[key].partition, sums[key].user = u.partition, u.user
+            row = sums[{"partition": u.partition, "node": u.node, "user": u.user, "job": u.job_id}[by]]
+            row.partition, row.user = u.partition, u.user
+            row.usage = added(row.usage, u)
+            if u.job_id:
+                row.held_known_s += u.util_known_s
+                row.held_idle_s += u.idle_s
     return sums
-
-
-def _add_usage(row: _Sums, u: UsageRow) -> None:
-    total = row.usage
-    row.usage = msgspec.structs.replace(
-        total,
-        gpu_s=total.gpu_s + u.gpu_s,
-        energy_j=total.energy_j + u.energy_j,
-        energy_unknown_s=total.energy_unknown_s + u.energy_unknown_s,
-        util_s=total.util_s + u.util_s,
-        util_known_s=total.util_known_s + u.util_known_s,
-    )
-    if u.job_id:
-        row.held_known_s += u.util_known_s
-        row.held_idle_s += u.idle_s
 
 
 def _rows(frame: _Frame, sums: dict[str, _Sums], by: By) -> list[PowerRow]:
@@ -368,7 +321,7 @@ def _total(frame: _Frame, rows: list[PowerRow], sums: dict[str, _Sums], by: By) 
         whole.weighted_share_s += part.weighted_share_s
         whole.held_known_s += part.held_known_s
         whole.held_idle_s += part.held_idle_s
-        _add_usage(whole, part.usage)
+        whole.usage = added(whole.usage, part.usage)
     declared_s = sum(n.gpus for p in frame.partitions for n in p.nodes) * frame.asked_s
     inefficient = _sum_or_none(row.inefficient_kwh for row in rows)
     return msgspec.structs.replace(

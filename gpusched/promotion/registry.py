@@ -76,10 +76,11 @@ def find_policy(text: str, inventory_path: Path | str, state: Path) -> Known:
     if not at and (path.suffix in (".yaml", ".yml") or (path / POLICY).is_file()):
         return Known(load_policy(path.absolute(), policy_folders(inventory_path)), path.absolute(), "site")
     known = known_policies(inventory_path, state)
+    named = [k for k in known if k.spec.name == name]
     if at:
-        found = [k for k in known if k.spec.name == name and version and k.spec.version.startswith(version)]
+        found = [k for k in named if version and k.spec.version.startswith(version)]
     else:
-        found = [k for k in known if k.spec.name == name and k.origin in ("site", "built-in")]
+        found = [k for k in named if k.origin in ("site", "built-in")]
     if not found:
         for folder in policy_folders(inventory_path):  # it is there, and wrong: say what
             if (folder / f"{text}.yaml").is_file():
@@ -94,13 +95,8 @@ def training_of(spec: PolicySpec, partition: str) -> Training | None:
     if spec.agent is None:
         return None
     file = weights_file(Path(spec.folder), partition)
-    return read_training(file.with_name(file.name.removesuffix(WEIGHTS) + CARD))
-
-
-def read_training(file: Path) -> Training | None:
-    """A training card; None where there is none that can be read."""
     try:
-        card = parse_plain(file)
+        card = parse_plain(file.with_name(file.name.removesuffix(WEIGHTS) + CARD))
         trace = card["trace"]
         last = trace.get("last")
         moment = None if last is None else datetime.fromisoformat(last).astimezone(UTC).timestamp()
