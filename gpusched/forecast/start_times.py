@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gpusched.forecast.limit_use import LimitUse
 from gpusched.forecast.queue import ENOUGH_WORK, QueueForecast, RunTimes
 from gpusched.model.forecast import ExpectedStart, Sooner
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import PendingView, Snapshot
+from gpusched.sched.state import Floats
 
-Floats = npt.NDArray[np.float64]
 LOW, HIGH = 0.1, 0.9
 _RUNS_OF_ALL = 12_000  # jobs times draws, within bounds: so a large queue still answers at once
 _FEWEST_DRAWS, _MOST_DRAWS = 8, 40
@@ -106,9 +105,9 @@ class StartForecast:
         if self._target >= 0 and np.median(self._starts) <= now:
             return ()
         found: dict[str, Sooner] = {}
-        for i, alternative in enumerate(self._alternatives):
-            if alternative.kind not in found and self.starts_now(i):
-                nodes = tuple(sorted(self.ahead.nodes_of(self.ahead.first_variant + i)))
+        for place, alternative in enumerate(self._alternatives, self.ahead.first_variant):
+            if alternative.kind not in found and self._start(self.ahead.by_limits, place, until=now) <= now:
+                nodes = tuple(sorted(self.ahead.nodes_of(place)))
                 what, how = alternative.what, alternative.how
                 found[alternative.kind] = Sooner(what=what, how=how, start=now, now=True, nodes=nodes)
         later: dict[str, int] = {}
@@ -116,11 +115,6 @@ class StartForecast:
             if alternative.kind not in found:
                 later.setdefault(alternative.kind, i)
         return (*found.values(), *self._endings(), *self._later(list(later.values())))
-
-    def starts_now(self, alternative: int) -> bool:
-        """Whether the alternative of this index would start at once."""
-        now, place = self._snapshot.now, self.ahead.first_variant + alternative
-        return self._start(self.ahead.by_limits, place, until=now) <= now
 
     def _endings(self) -> list[Sooner]:
         """Running jobs whose end alone would let it start: the one that is expected to end first."""
