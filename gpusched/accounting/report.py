@@ -127,7 +127,10 @@ def power_report(
         since: Unix seconds; where nothing was recorded yet, the report begins with the first record.
         until: Unix seconds.
         by: What a row is.
-        partition: Only this one; UsageError where there is none of the name.
+        partition: Only this one.
+
+    Raises:
+        UsageError: There is no such partition.
     """
     chosen = inventory.partitions if partition is None else (known_partition(inventory, partition),)
     if reader is None:
@@ -171,17 +174,9 @@ def summarize(
     until: float,
     by: By,
 ) -> PowerReport:
-    """The report as arithmetic.
+    """The report as arithmetic, on ``partitions``, from runs that overlap [since, until) and usage rows of it.
 
-    Args:
-        inventory: For the price.
-        partitions: Those reported on.
-        runs: Attempts that overlap the window.
-        usage: Usage rows of the window.
-        firsts: Partition -> first start ever (Unix seconds), where known to be other than ``since`` or later.
-        since: Begin of the window asked for.
-        until: Its end.
-        by: What a row is.
+    ``firsts``: partition -> first start ever (Unix seconds), where known to be other than ``since`` or later.
     """
     windows = {p.name: _window(firsts.get(p.name), since, until) for p in partitions}
     price, asked_s = inventory.settings.power_price_per_kwh, until - since

@@ -81,11 +81,7 @@ def usage_between(
 ) -> list[UsageRow]:
     """Usage rows of one node between two readings (at most a bucket apart in effect: the time is split by buckets).
 
-    Args:
-        node: As declared; only its own GPU indices count.
-        before: The reading before, or None (then there is nothing to say).
-        after: This reading.
-        held: GPU index -> holdings, see `holdings`.
+    Of the node's GPUs only declared ones count. ``held``: see `holdings`.
     """
     if before is None or after.time <= before.time:
         return []

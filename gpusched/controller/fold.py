@@ -14,23 +14,7 @@ from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_PRIORITY, validate_spe
 from gpusched.controller.promoting import PolicyDesk
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import GpuschedError
-from gpusched.model import ids
-from gpusched.model.commands import (
-    AnyCommand,
-    Cancel,
-    Drain,
-    Hold,
-    JobCommand,
-    Promote,
-    Release,
-    Requeue,
-    Resume,
-    Rollback,
-    SetPriority,
-    ShadowOff,
-    ShadowOn,
-    Submit,
-)
+from gpusched.model import commands, ids
 from gpusched.model.events import Event
 from gpusched.model.jobs import ENDED, Ending, Job, JobState
 from gpusched.model.readings import NodeState
@@ -141,7 +125,7 @@ class CommandApplier:
 
     def _try(self, item: Received, caller: Caller, now: float) -> None:
         command = item.command
-        if isinstance(command, Submit) and not caller.admin:
+        if isinstance(command, commands.Submit) and not caller.admin:
             # Nobody gets to the head of the queue by an early date. The client writes the file at once.
             command = msgspec.structs.replace(command, time=max(command.time, item.written - MAX_SUBMIT_DELAY_S))
         try:
@@ -158,36 +142,36 @@ class CommandApplier:
         name = user_name(uid)
         return Caller(uid, name, uid in (0, os.getuid()) or name in self._inventory.settings.admins)
 
-    def _apply(self, command: AnyCommand, caller: Caller, now: float) -> None:
+    def _apply(self, command: commands.AnyCommand, caller: Caller, now: float) -> None:
         match command:
-            case Submit():
+            case commands.Submit():
                 self._submit(command, caller, now)
-            case Cancel():
+            case commands.Cancel():
                 self._each(command, caller, lambda job: self._cancel(job, caller, command.now, now), now)
-            case Hold():
+            case commands.Hold():
                 self._each(command, caller, lambda job: self._hold(job, caller, now), now)
-            case Release():
+            case commands.Release():
                 self._each(command, caller, lambda job: self._release(job, caller, now), now)
-            case Requeue():
+            case commands.Requeue():
                 self._each(command, caller, lambda job: self._requeue(job, caller, now), now)
-            case SetPriority():
+            case commands.SetPriority():
                 self._each(command, caller, lambda job: self._priority(job, caller, command.priority, now), now)
-            case Drain():
+            case commands.Drain():
                 self._nodes(command.nodes, caller, now, drain=command.reason or "no reason given")
-            case Resume():
+            case commands.Resume():
                 self._nodes(command.nodes, caller, now, drain=None)
-            case Promote():
+            case commands.Promote():
                 self._policies(caller).promote(command, caller.name, now)
-            case Rollback():
+            case commands.Rollback():
                 self._policies(caller).rollback(command, caller.name, now)
-            case ShadowOn():
+            case commands.ShadowOn():
                 self._policies(caller).shadow_on(command, caller.name, now)
-            case ShadowOff():
+            case commands.ShadowOff():
                 self._policies(caller).shadow_off(command, caller.name, now)
 
     # -- submissions ---------------------------------------------------------------------------------------------
 
-    def _submit(self, command: Submit, caller: Caller, now: float) -> None:
+    def _submit(self, command: commands.Submit, caller: Caller, now: float) -> None:
         if not ids.is_job_id(command.id):  # it becomes part of paths and of containers' names
             raise Refused(f"{command.id[:40]!r} is not a job id")
         validate_spec(command.spec, self._inventory)
@@ -231,7 +215,7 @@ class CommandApplier:
             )
         return count + len(jobs), size
 
-    def _check_mounts(self, command: Submit, caller: Caller) -> None:
+    def _check_mounts(self, command: commands.Submit, caller: Caller) -> None:
         if caller.uid == os.getuid() or caller.admin:
             return
         allowed = [os.path.normpath(a) for a in self._inventory.settings.allowed_mounts]
@@ -241,7 +225,7 @@ class CommandApplier:
                 places = ", ".join(allowed) or "nothing"
                 raise Refused(f"mount of {mount.source}: settings.allowed_mounts of inventory.yaml allows {places}")
 
-    def _tasks(self, command: Submit, caller: Caller, now: float) -> list[Job]:
+    def _tasks(self, command: commands.Submit, caller: Caller, now: float) -> list[Job]:
         spec = command.spec
         if spec.priority > 0 and not caller.admin:
             raise Refused("--priority above 0 needs an admin; --nice lowers your own")
@@ -274,7 +258,7 @@ class CommandApplier:
 
     def _each(
         self,
-        command: JobCommand,
+        command: commands.JobCommand,
         caller: Caller,
         act: Callable[[Job], tuple[Job, Event] | None],
         now: float,

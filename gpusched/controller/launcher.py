@@ -41,13 +41,7 @@ class Launcher:
     ) -> tuple[Job, list[RankRecord]]:
         """Write the intent to start a pending job into the store, before anything is sent.
 
-        Args:
-            inventory: In force.
-            job: PENDING.
-            allocation: Where it is to run.
-            policy: Which one decided so.
-            ports: MASTER_PORTs in use; the job's is added.
-            now: Unix seconds.
+        To ``ports``, the MASTER_PORTs in use, the job's is added.
 
         Returns:
             The job in STARTING, and its ranks.

@@ -162,12 +162,7 @@ def judge_nodes(
 ) -> tuple[dict[str, NodeRecord], list[Event]]:
     """Suspend nodes that are at fault, and put back those that turned out not to be.
 
-    Args:
-        inventory: The declared nodes.
-        records: As they are, with the failures that were known before.
-        failures: As they are known now.
-        now: Unix seconds.
-        why: What was last heard.
+    ``records`` hold the failures that were known before, ``failures`` those known now; ``why``: what was last heard.
     """
     changed: dict[str, NodeRecord] = {}
     events: list[Event] = []

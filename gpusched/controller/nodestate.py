@@ -61,14 +61,14 @@ def update_record(
 
     Args:
         record: As it was.
-        node: As declared.
+        node: As declared; as it was, where it is ``left``: inventory.yaml has it no more.
         observation: The news, or None where the node has not answered yet (and not failed yet either).
         held: GPU index -> job id.
         has_jobs: Whether any job holds something of the node.
         settings: For how long silence makes a node DOWN.
         now: Unix seconds.
         stuck: What cannot be ended there, in a sentence; "" where nothing is stuck.
-        left: inventory.yaml has it no more; ``node`` is as it was.
+        left: See ``node``.
     """
     before = record
     if observation is not None:

@@ -19,13 +19,7 @@ from gpusched.queue.store import RankRecord
 
 
 def reconcile_job(job: Job, ranks: list[RankRecord], world: ReconcileInput) -> Step:
-    """The next step of a job that holds resources.
-
-    Args:
-        job: STARTING, RUNNING or COMPLETING.
-        ranks: The records of its current attempt, in order of rank.
-        world: What is known.
-    """
+    """The next step of a job that holds resources; ``ranks``: of its current attempt, in order."""
     step = Step(job=job)
     seen = [look(rank, step, world) for rank in ranks]
     if step.job.state is JobState.STARTING:
@@ -35,9 +29,6 @@ def reconcile_job(job: Job, ranks: list[RankRecord], world: ReconcileInput) -> S
     if step.job.state is JobState.COMPLETING:
         complete(step, seen, world)
     return step
-
-
-# -- STARTING ----------------------------------------------------------------------------------------------------
 
 
 def _starting(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
@@ -105,9 +96,6 @@ def _launch_failed(step: Step, s: Seen, world: ReconcileInput) -> None:
 
 def _node_fault(step: Step, s: Seen, message: str, world: ReconcileInput) -> None:
     _end(step, JobState.NODE_FAIL, "NodeFail", message, world, grace=0, blame=(s.rank.node,))
-
-
-# -- RUNNING -----------------------------------------------------------------------------------------------------
 
 
 def _running(step: Step, seen: list[Seen], world: ReconcileInput) -> None:

@@ -36,12 +36,7 @@ def tidy_leftovers(
 ) -> Tidy:
     """The next step for ranks whose attempt is over: fence what still runs, bring the output home, remove the rest.
 
-    Args:
-        ranks: Records of attempts that are no job's current active one.
-        observations: News of this cycle.
-        forgotten: Nodes whose leftovers nobody waits for any longer.
-        busy: Ranks with an operation under way.
-        now: Unix seconds.
+    ``forgotten``: nodes whose leftovers nobody waits for any longer; ``busy``: ranks with an operation under way.
     """
     tidy = Tidy()
     for rank in ranks:
@@ -112,7 +107,7 @@ def reap_strays(
     """Containers that carry our label and that no rank record stands for: made by a launch we forgot, or by hand.
 
     Args:
-        nodes: Declared nodes.
+        nodes: Declared, or left with something of ours on them.
         known: Keys of all rank records.
         removed: Key -> when we removed it: a node asked before that may still speak of it.
         observations: News of this cycle.

@@ -37,11 +37,7 @@ class LimitUse:
         A job that has run for a while is drawn from those past runs that had used more of their limit by then; where
         there are none, it uses the whole of it.
 
-        Args:
-            rng: Where the draws come from.
-            users: Of each job.
-            limits: ``float64[jobs]``, seconds.
-            elapsed: ``float64[jobs]``, seconds; 0 for jobs that wait.
+        ``users`` of each job; ``limits`` and ``elapsed``: ``float64[jobs]``, seconds; 0 elapsed of jobs that wait.
         """
         used = np.divide(elapsed, limits, out=np.ones(len(limits)), where=limits > 0)
         ratio = np.ones(len(limits))

@@ -103,11 +103,7 @@ class Passes(NamedTuple):
 def run_forward(line: QueueArrays, passes: Passes, target: int, until: float) -> bool:
     """Runs until ``target`` (-1: nobody) has started, time ``until`` is reached, or nothing is left to happen.
 
-    Args:
-        line: As at the snapshot's time, with the running jobs' ends in the heap.
-        passes: As at the snapshot's time.
-        target: The job that is asked for.
-        until: Nothing later matters.
+    Both ``line``, with the running jobs' ends in the heap, and ``passes`` are as at the snapshot's time.
 
     Returns:
         Whether it came that far; False where the allowed work was used up.

@@ -32,12 +32,7 @@ def retrain(
 ) -> list[str]:
     """Trains the agents in charge or in the shadow anew, all but the last day; leaves candidates in the state folder.
 
-    Args:
-        inventory: In force.
-        reader: The store.
-        folder: The state folder.
-        live: Partition -> the policy in charge.
-        now: Unix seconds.
+    ``folder``: the state folder; ``live``: partition -> the policy in charge.
 
     Returns:
         For every partition with an agent, in one line what became of it.
