@@ -55,17 +55,6 @@ class Window(msgspec.Struct, frozen=True):
         return max(0.0, end - max(run.start_time, self.start))
 
 
-class _Slice(msgspec.Struct, frozen=True):
-    """A run, or the ``part`` (0..1) of one that is on one node; ``share`` is its lambda there."""
-
-    run: Run
-    node: str
-    gpus: int
-    part: float
-    share: float
-    seconds: float
-
-
 class _Frame(msgspec.Struct, frozen=True, kw_only=True):
     """What all rows of a report have in common; ``weights``: partition -> GPUs (nodes where none has GPUs)."""
 
@@ -181,9 +170,8 @@ def summarize(
     windows = {p.name: _window(firsts.get(p.name), since, until) for p in partitions}
     price, asked_s = inventory.settings.power_price_per_kwh, until - since
     frame = _Frame(partitions=partitions, windows=windows, weights=_weights(partitions), price=price, asked_s=asked_s)
-    nodes, whole = {p.name: p.nodes for p in partitions}, Window(since, until)
-    slices = [s for r in runs for s in _slices(r, windows.get(r.partition, whole), nodes.get(r.partition, ()), by)]
-    sums = _sums(slices, usage, frame.weights, by)
+    ran_s = [(run, windows.get(run.partition, Window(since, until)).overlap_s(run)) for run in runs]
+    sums = _sums(frame, ran_s, usage, by)
     rows = _rows(frame, sums, by)
     return PowerReport(
         since=since,
@@ -209,15 +197,12 @@ def _window(first: float | None, since: float, until: float) -> Window:
     return Window(max(since, first), until)
 
 
-def _slices(run: Run, window: Window, nodes: tuple[Node, ...], by: By) -> Iterator[_Slice]:
-    seconds = window.overlap_s(run)
-    if by != "node":
-        yield _Slice(run, "", run.gpus, 1.0, run.share, seconds)
-        return
+def _on_nodes(run: Run, nodes: tuple[Node, ...]) -> Iterator[tuple[str, int, float, float]]:
+    """Of each node: its name, the run's GPUs there, which part (0..1) of the run that is, and its lambda there."""
     for name, gpus in run.nodes.items():
         part = gpus / run.gpus if run.gpus else 1 / len(run.nodes)
         weight = _node_weight(name, nodes)
-        yield _Slice(run, name, gpus, part, run.share * part / weight if weight else 0.0, seconds)
+        yield name, gpus, part, run.share * part / weight if weight else 0.0
 
 
 def _node_weight(name: str, nodes: tuple[Node, ...]) -> float:
@@ -228,14 +213,17 @@ def _node_weight(name: str, nodes: tuple[Node, ...]) -> float:
     return sizes.get(name, 0) / sum(sizes.values()) if sizes else 0.0
 
 
-def _sums(slices: list[_Slice], usage: list[UsageRow], weights: Mapping[str, float], by: By) -> dict[str, _Sums]:
+def _sums(frame: _Frame, ran_s: list[tuple[Run, float]], usage: list[UsageRow], by: By) -> dict[str, _Sums]:
     sums: dict[str, _Sums] = defaultdict(_Sums)
-    for s in slices:
-        row = sums[{"partition": s.run.partition, "node": s.node, "user": s.run.user, "job": s.run.job_id}[by]]
-        row.partition, row.user = s.run.partition, s.run.user
-        row.gpu_s += s.gpus * s.seconds
-        row.share_s += s.share * s.seconds
-        row.weighted_share_s += weights.get(s.run.partition, 0.0) * s.run.share * s.part * s.seconds
+    nodes = {p.name: p.nodes for p in frame.partitions}
+    for run, seconds in ran_s:
+        parts = _on_nodes(run, nodes.get(run.partition, ())) if by == "node" else [("", run.gpus, 1.0, run.share)]
+        for node, gpus, part, share in parts:
+            row = sums[{"partition": run.partition, "node": node, "user": run.user, "job": run.job_id}[by]]
+            row.partition, row.user = run.partition, run.user
+            row.gpu_s += gpus * seconds
+            row.share_s += share * seconds
+            row.weighted_share_s += frame.weights.get(run.partition, 0.0) * run.share * part * seconds
     for u in usage:
         if u.job_id or by in ("partition", "node"):
             row = sums[{"partition": u.partition, "node": u.node, "user": u.user, "job": u.job_id}[by]]

@@ -125,17 +125,9 @@ def _close(step: Step, seen: list[Seen], ending: Ending, world: ReconcileInput) 
             code = codes[0] if any(s.rank.exit_code not in (None, 0, 137, 143) for s in seen) else 0
         outcome = JobState.FAILED if ending.outcome is JobState.COMPLETED and code else ending.outcome
         reason = "NonZeroExitCode" if outcome is not ending.outcome else ending.reason
-        step.job, event = move(
-            job,
-            outcome,
-            now,
-            event="ended",
-            data={"exit_code": code, "end": end, "message": ending.message},
-            end_time=end,
-            exit_code=code,
-            ending=None,
-            reason=reason,
-        )
+        fields = {"end_time": end, "exit_code": code, "ending": None, "reason": reason}
+        data = {"exit_code": code, "end": end, "message": ending.message}
+        step.job, event = move(job, outcome, now, event="ended", data=data, **fields)
     step.events.append(event)
 
 

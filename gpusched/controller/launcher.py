@@ -48,21 +48,10 @@ class Launcher:
         """
         port = master_port(job.id, ports)
         ports.add(port)
-        job, event = move(
-            job,
-            JobState.STARTING,
-            now,
-            event="starting",
-            data={"nodes": {p.node: list(p.gpus) for p in allocation.parts}, "policy": policy.name},
-            allocation=allocation,
-            attempt=job.attempt + 1,
-            start_time=None,
-            reason="",
-            message="",
-            master_port=port,
-            policy=policy.name,
-            policy_version=policy.version,
-        )
+        fields = {"allocation": allocation, "attempt": job.attempt + 1, "start_time": None, "reason": "", "message": ""}
+        fields |= {"master_port": port, "policy": policy.name, "policy_version": policy.version}
+        data = {"nodes": {p.node: list(p.gpus) for p in allocation.parts}, "policy": policy.name}
+        job, event = move(job, JobState.STARTING, now, event="starting", data=data, **fields)
         ranks = [_rank_record(inventory, job, part, now) for part in allocation.parts]
         self._store.put_jobs([job])
         self._store.put_ranks(ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 from pathlib import Path
@@ -44,10 +45,8 @@ def readers_of(job: Job | None, inventory: Inventory) -> tuple[int, ...]:
     """User ids that may read a job's output besides the controller: its user's first, then the operators'."""
     found = [job.uid] if job is not None else []
     for name in inventory.settings.admins:
-        try:
+        with contextlib.suppress(KeyError):
             found.append(pwd.getpwnam(name).pw_uid)
-        except KeyError:
-            continue
     return tuple(found)
 
 

@@ -159,15 +159,8 @@ def _end(
     blame: tuple[str, ...] = (),
 ) -> None:
     ending = Ending(outcome=outcome, reason=reason, message=message, kill_at=world.now + grace, exit_code=exit_code)
-    step.job, event = move(
-        step.job,
-        JobState.COMPLETING,
-        world.now,
-        event="ending",
-        data={"outcome": outcome, "message": message},
-        ending=ending,
-        reason=reason,
-        message=message,
-        excluded_nodes=tuple(dict.fromkeys((*step.job.excluded_nodes, *blame))),
-    )
+    excluded = tuple(dict.fromkeys((*step.job.excluded_nodes, *blame)))
+    fields = {"ending": ending, "reason": reason, "message": message, "excluded_nodes": excluded}
+    data = {"outcome": outcome, "message": message}
+    step.job, event = move(step.job, JobState.COMPLETING, world.now, event="ending", data=data, **fields)
     step.events.append(event)

@@ -122,7 +122,8 @@ class StartForecast:
             return []
         now, running, limits = self._snapshot.now, self._snapshot.running, self.ahead.by_limits
         expected = np.median([times.ends for times in self._draws], axis=0)
-        rows = [i for i in np.argsort(expected, kind="stable").tolist() if self._near(i)]
+        order = np.argsort(expected, kind="stable").tolist()
+        rows = [i for i in order if any(part.node in self._own_nodes for part in running[i].allocation.parts)]
         for i in rows[:_MOST_ENDINGS]:
             ends = limits.ends.copy()
             ends[i] = now
@@ -131,11 +132,6 @@ class StartForecast:
                 what = f"once job {running[i].id} of {running[i].user} ends"
                 return [Sooner(what=what, start=float(expected[i]), nodes=nodes)]
         return []
-
-    def _near(self, running: int) -> bool:
-        """Whether the running job holds something in the job's partition."""
-        parts = self._snapshot.running[running].allocation.parts
-        return any(part.node in self._own_nodes for part in parts)
 
     def _later(self, alternatives: list[int]) -> list[Sooner]:
         """Of the alternatives that do not start at once, those that are sooner by the same draws."""
@@ -168,9 +164,9 @@ def draws_for(ahead: QueueForecast) -> int:
     return max(_FEWEST_DRAWS, min(_MOST_DRAWS, _RUNS_OF_ALL // max(jobs, 1)))
 
 
-def draws_of(ahead: QueueForecast, habits: LimitUse, count: int, seed: int = 0) -> list[RunTimes]:
+def draws_of(ahead: QueueForecast, habits: LimitUse, count: int) -> list[RunTimes]:
     """Draws of all run times, as users' past jobs used their limits; a variant of a job draws for itself."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     snapshot, running = ahead.snapshot, ahead.snapshot.running
     users = [v.user for v in ahead.views]
     starts = np.array([r.start_time for r in running], dtype=np.float64)

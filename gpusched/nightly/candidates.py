@@ -18,8 +18,7 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
 from gpusched.model.units import iso_utc
 from gpusched.nightly.proof import Verdict, first_held_out, history_of, judge, scenario_for
-from gpusched.promotion.registry import CANDIDATES, Known, find_policy, known_policies, training_of
-from gpusched.promotion.reports import Judged
+from gpusched.promotion.registry import CANDIDATES, Judged, Known, find_policy, known_policies, training_of
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Reader
 from gpusched.study.compare import DAY_S

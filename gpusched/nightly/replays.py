@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tempfile
@@ -24,7 +25,7 @@ from gpusched.model.resources import Inventory, Partition
 from gpusched.nightly.proof import incumbent_of, scenario_for
 from gpusched.nightly.scoring import Score, scores
 from gpusched.promotion.live import live_policies
-from gpusched.promotion.reports import REPORTS, Judged
+from gpusched.promotion.registry import REPORTS, Judged
 from gpusched.queue.store import Reader
 from gpusched.sim.policies import ReplayPolicy, of_spec
 from gpusched.study.study import Outcome, Run, carry_out, changes, row_of
@@ -189,16 +190,12 @@ def _policies(inventory: Inventory, live: PolicySpec, partition: str) -> list[Re
     folders = policy_folders(inventory.path)
     files = [policy_file(name, folders) for name in names_in(folders)]
     others = [load_policy(file, folders) for file in files if file is not None]
-    found = [p for spec in others if spec.name != live.name and (p := _usable(spec, partition)) is not None]
-    return [incumbent_of(live, partition), *found]
-
-
-def _usable(spec: PolicySpec, partition: str) -> ReplayPolicy | None:
-    """The policy; None where it is an agent's whose weights cannot be used."""
-    try:
-        return of_spec(spec, None, partition)
-    except ModelError:
-        return None
+    found = [incumbent_of(live, partition)]
+    for spec in others:
+        if spec.name != live.name:
+            with contextlib.suppress(ModelError):
+                found.append(of_spec(spec, None, partition))
+    return found
 
 
 def _replays(
