@@ -113,25 +113,22 @@ class CommandApplier:
             self._refuse(item.file_name, user_name(item.uid), item.why, now)
             return False
         caller = self._caller(item.uid)
+        command = item.command
+        if isinstance(command, commands.Submit) and not caller.admin:
+            # Nobody gets to the head of the queue by an early date. The client writes the file at once.
+            command = msgspec.structs.replace(command, time=max(command.time, item.written - MAX_SUBMIT_DELAY_S))
         try:
             with self._store.savepoint():
-                self._try(item, caller, now)
+                try:
+                    self._apply(command, caller, now)
+                except (Refused, GpuschedError) as error:  # what was done before it counts
+                    self._refuse(item.file_name, caller.name, str(error), now)
         except OUR_DISK:
             raise  # not the command
         except Exception as error:  # one command that nobody thought of must not stop all others for ever
             self._refuse(item.file_name, caller.name, f"internal error: {error!r}", now)
             return False
         return True
-
-    def _try(self, item: Received, caller: Caller, now: float) -> None:
-        command = item.command
-        if isinstance(command, commands.Submit) and not caller.admin:
-            # Nobody gets to the head of the queue by an early date. The client writes the file at once.
-            command = msgspec.structs.replace(command, time=max(command.time, item.written - MAX_SUBMIT_DELAY_S))
-        try:
-            self._apply(command, caller, now)
-        except (Refused, GpuschedError) as error:
-            self._refuse(item.file_name, caller.name, str(error), now)
 
     def _refuse(self, file_name: str, user: str, why: str, now: float) -> None:
         job_id = _storable(file_name).partition(".")[0] if file_name.endswith(".submit") else None

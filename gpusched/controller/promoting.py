@@ -60,14 +60,13 @@ class PolicyDesk:
         partition = known_partition(self._inventory, command.partition)
         spec, digest = self._frozen(command, partition)
         last = self._last(partition, now)
-        before = last.spec
-        if overrides(partition, last) and before.version == spec.version and before.name == spec.name:
+        if overrides(partition, last) and (last.spec.name, last.spec.version) == (spec.name, spec.version):
             raise GpuschedError(f"{spec.name} ({spec.version}) is in charge of {partition.name} already")
         record_change(
             self._store,
             PolicyChange(
                 time=now, partition=partition.name, user=user, act="promote", reason=command.reason, spec=spec,
-                from_name=before.name, from_version=before.version, override=True, declared=partition.policy,
+                from_name=last.spec.name, from_version=last.spec.version, override=True, declared=partition.policy,
                 digest=digest, back_to=last.seq, forced=command.forced, evidence=command.evidence,
             ),
         )  # fmt: skip

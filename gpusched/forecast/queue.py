@@ -92,11 +92,10 @@ class QueueForecast:
             counter=np.zeros(COUNTERS, np.int64),
             heap=new_heap(len(initial.jobs) + jobs + 2),
         )
+        line, waiting = self._line, self._waiting
         for node in range(len(self._world.nodes)):
-            fit_anew(
-                self._line.fit, self._line.fits, self._resources, self._waiting.requests, self._waiting.jobs.masks, node
-            )
-        self._fit, self._fits = self._line.fit.copy(), self._line.fits.copy()
+            fit_anew(line.fit, line.fits, self._resources, waiting.requests, waiting.jobs.masks, node)
+        self._fit, self._fits = line.fit.copy(), line.fits.copy()
 
     @property
     def limits(self) -> Floats:
