@@ -26,11 +26,11 @@ def look_ahead(client: Client, snapshot: Snapshot, explanation: Explanation) -> 
     _say_if_slow()
     from gpusched.client.alternatives import alternatives_of
     from gpusched.forecast.assumptions import assumptions, why_never
-    from gpusched.forecast.limit_use import LimitUse, PastRun
+    from gpusched.forecast.limit_use import LimitUse
     from gpusched.forecast.start_times import StartForecast
 
     job = next(j for j in snapshot.pending if j.id == explanation.job_id)
-    habits = LimitUse([PastRun(*run) for run in client.reader.past_runs()] if client.reader else [])
+    habits = LimitUse(client.reader.past_runs() if client.reader else [])
     alternatives = alternatives_of(client.inventory, snapshot, job)
     settings = client.inventory.settings
     foresight = StartForecast(

@@ -14,8 +14,7 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Partition
 from gpusched.model.units import iso_utc
 from gpusched.promotion.live import live_policies, overrides
-from gpusched.promotion.registry import find_policy, known_policies, trained_for, training_of
-from gpusched.promotion.reports import last_verdicts
+from gpusched.promotion.registry import find_policy, known_policies, last_verdicts, trained_for, training_of
 from gpusched.queue.promotions import Difference, PolicyChange, Shadow
 from gpusched.views.policy import ChangeRow, PolicyPage, PolicyRow
 

@@ -22,14 +22,14 @@ def complete(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
     for s in seen:
         if s.phase in ("gone", "exited", "failed", "lost", "absent"):
             if not s.rank.gone:
-                update(step, step.ranks.get(s.rank.rank, s.rank), gone=True)
+                update(step, s.rank, gone=True)
         elif s.phase == "unlaunched":
             # Nothing was sent, or it is not known to have arrived; what turns up later is fenced as a stray.
             update(step, s.rank, gone=True)
         elif s.rank.stuck or (s.phase != "unknown" and gives_up(s.rank, world.now)):
             # Its GPUs stay blocked by its record, until it is gone; the job need not wait for that.
             if not s.rank.stuck:
-                update(step, step.ranks.get(s.rank.rank, s.rank), stuck=True)
+                update(step, s.rank, stuck=True)
                 step.events.append(stuck_event(s.rank, world.now))
         else:
             left = True
@@ -57,9 +57,9 @@ def _own_end(step: Step, seen: list[Seen], world: ReconcileInput) -> Ending | No
     if rank is None:
         return None
     outcome, reason, message = (JobState.COMPLETED, "", "") if rank.exit_code == 0 else failure_of(step.job, rank)
-    own = Ending(
-        outcome=outcome, reason=reason, message=message, kill_at=ending.kill_at, exit_code=rank.exit_code
-    )  # fmt: skip
+    own = msgspec.structs.replace(
+        ending, outcome=outcome, reason=reason, message=message, exit_code=rank.exit_code, preemptions=None
+    )
     step.job = msgspec.structs.replace(step.job, ending=own, reason=reason, message=message)
     data = {"outcome": outcome, "message": message or "it had ended before it was to be stopped"}
     step.events.append(Event(time=world.now, kind="ending", job_id=step.job.id, user=step.job.user, data=data))
@@ -125,17 +125,9 @@ def _close(step: Step, seen: list[Seen], ending: Ending, world: ReconcileInput) 
             code = codes[0] if any(s.rank.exit_code not in (None, 0, 137, 143) for s in seen) else 0
         outcome = JobState.FAILED if ending.outcome is JobState.COMPLETED and code else ending.outcome
         reason = "NonZeroExitCode" if outcome is not ending.outcome else ending.reason
-        step.job, event = move(
-            job,
-            outcome,
-            now,
-            event="ended",
-            data={"exit_code": code, "end": end, "message": ending.message},
-            end_time=end,
-            exit_code=code,
-            ending=None,
-            reason=reason,
-        )
+        fields = {"end_time": end, "exit_code": code, "ending": None, "reason": reason}
+        data = {"exit_code": code, "end": end, "message": ending.message}
+        step.job, event = move(job, outcome, now, event="ended", data=data, **fields)
     step.events.append(event)
 
 

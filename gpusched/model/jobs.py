@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Literal
 
@@ -230,7 +231,5 @@ def container_name(job_id: str, attempt: int, rank: int) -> str:
 
 def parse_container_name(name: str) -> tuple[str, int, int] | None:
     """The inverse of `container_name`: (job id, attempt, rank), or None for another's name."""
-    parts = name.split("-")
-    if len(parts) != 4 or parts[0] != "gpusched" or not (parts[2].isdigit() and parts[3].isdigit()):
-        return None
-    return parts[1], int(parts[2]), int(parts[3])
+    found = re.fullmatch(r"gpusched-([^-]*)-([0-9]+)-([0-9]+)", name)
+    return (found[1], int(found[2]), int(found[3])) if found else None
