@@ -18,6 +18,7 @@ from gpusched.sim.policies import HALF_LIFE_S, ReplayPolicy, look_up
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import PowerModel
 from gpusched.sim.result import Result
+from gpusched.study.bounds import Bounds, bounds_of
 from gpusched.study.carried import result_without, trace_without
 from gpusched.study.compare import Change, compare
 from gpusched.study.metrics import Metrics, metrics_of
@@ -50,13 +51,6 @@ class Scenario(NamedTuple):
     notes: tuple[str, ...] = ()
     carried: int = 0
     half_life_s: float = HALF_LIFE_S
-
-
-class Bounds(NamedTuple):
-    """What no schedule can beat, seconds; None: not known."""
-
-    mean_jct_s: float | None = None
-    makespan_s: float | None = None
 
 
 class Outcome(NamedTuple):
@@ -198,7 +192,7 @@ def carry_out(
     for scenario in {id(run.scenario): run.scenario for run in runs}.values():
         of = [run for run in runs if run.scenario is scenario]
         shared, limits = any(run.share != "no" for run in of), any(run.limits for run in of)
-        bounds[id(scenario)] = Bounds() if shared else bounds_of(scenario, limits=limits, rates=of[0].rates)
+        bounds[id(scenario)] = Bounds() if shared else _bounds(scenario, limits, of[0].rates)
     here = workers <= 1 and backend is None
     results = (_replayed(run, progress) for run in runs) if here else _spread_out(runs, workers, backend)
     for run, (result, metrics) in zip(runs, results, strict=True):
@@ -247,23 +241,14 @@ def _spread_out(runs: Sequence[Run], workers: int, backend: str | None) -> Itera
         yield from many(joblib.delayed(_light)(run) for run in runs)
 
 
-def bounds_of(scenario: Scenario, *, limits: bool, rates: Rates | None = None) -> Bounds:
-    """Proven lower bounds on mean JCT and makespan of the jobs that can run on these nodes; ``limits`` may kill.
-
-    With ``rates`` every job goes as fast as on the GPUs that suit it best.
-    """
+def _bounds(scenario: Scenario, limits: bool, rates: Rates | None) -> Bounds:
+    """As `bounds.bounds_of`; with ``rates`` every job goes as fast as on the GPUs that suit it best."""
     from gpusched.sim.rates import fastest
-    from gpusched.study import bounds
 
     trace = trace_without(scenario.trace, scenario.carried)
     if rates is not None:
         trace = replace(trace, duration=trace.duration / fastest(rates, trace, scenario.pool))
-    found = bounds.bounds_of(trace, scenario.pool, limits=limits)
-    return Bounds(_known(found.mean_jct_s), _known(found.makespan_s))
-
-
-def _known(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
+    return bounds_of(trace, scenario.pool, limits=limits)
 
 
 def changes(outcomes: Sequence[Outcome]) -> list[tuple[Change, ...]]:
