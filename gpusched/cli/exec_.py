@@ -10,10 +10,9 @@ from gpusched.cli import complete
 from gpusched.client.context import Client
 
 app = typer.Typer()
-_HELP = {"help_option_names": ["-h", "--help"]}
 
 
-@app.command("exec", context_settings=_HELP)
+@app.command("exec")
 def exec_(
     job: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.live_jobs, show_default=False)],
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", show_default=False)],

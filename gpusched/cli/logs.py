@@ -11,7 +11,6 @@ from gpusched.cli import complete, output
 from gpusched.client.context import Client
 
 app = typer.Typer()
-_HELP = {"help_option_names": ["-h", "--help"]}
 
 
 def _write(chunk: bytes) -> None:
@@ -19,7 +18,7 @@ def _write(chunk: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-@app.command("logs", context_settings=_HELP)
+@app.command("logs")
 def logs(
     job: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.all_jobs, show_default=False)],
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Until it ends; exits with its code.")] = False,

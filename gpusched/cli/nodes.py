@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     from gpusched.model.reports import NodeRow
 
 app = typer.Typer()
-_HELP = {"help_option_names": ["-h", "--help"]}
 
 
-@app.command("nodes", context_settings=_HELP)
+@app.command("nodes")
 def nodes(
     names: Annotated[
         list[str] | None,
@@ -45,9 +44,4 @@ def nodes(
         client.reopen()
         return nodes_screen(rows(), output.console().width, detail=gpus, warning=client.controller_warning())
 
-    if watch:
-        output.watch(screen)
-    elif json:
-        output.emit_json(nodes_json(rows()))
-    else:
-        output.print_rich(screen())
+    output.show(lambda: nodes_json(rows()), screen, watch)

@@ -10,10 +10,9 @@ from gpusched.cli import output
 from gpusched.client.context import Client
 
 app = typer.Typer()
-_HELP = {"help_option_names": ["-h", "--help"]}
 
 
-@app.command("controller", context_settings=_HELP)
+@app.command("controller")
 def controller(once: Annotated[bool, typer.Option("--once", help="One cycle only, as tick.")] = False) -> None:
     """Run the cluster until SIGTERM or Ctrl-C. Jobs go on without it; started again it takes them up."""
     from gpusched.controller.lastgood import inventory_path
@@ -23,7 +22,7 @@ def controller(once: Annotated[bool, typer.Option("--once", help="One cycle only
     (tick_once if once else run_forever)(inventory_path(state), state, output.note)
 
 
-@app.command("tick", context_settings=_HELP)
+@app.command("tick")
 def tick() -> None:
     """Run one cycle (cron)."""
     from gpusched.controller.lastgood import inventory_path

@@ -13,7 +13,7 @@ from gpusched.client.submit import Prepared, Request, prepare, submit
 app = typer.Typer()
 
 
-@app.command("submit", context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]})
+@app.command("submit", context_settings={"allow_interspersed_args": False})
 def submit_command(
     command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", show_default=False)] = None,
     name: Annotated[str | None, typer.Option("-J", "--job-name", help="Name; default: the program's.")] = None,

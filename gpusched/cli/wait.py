@@ -16,7 +16,7 @@ from gpusched.views.jobs import job_dict
 app = typer.Typer()
 
 
-@app.command("wait", context_settings={"help_option_names": ["-h", "--help"]})
+@app.command("wait")
 def wait(
     jobs: Annotated[list[str], typer.Argument(metavar="JOB...", autocompletion=complete.live_jobs)],
     timeout: Annotated[str | None, typer.Option("--timeout", help="Give up (exit 1) after 30s, 2h...")] = None,

@@ -6,12 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.errors import UsageError
-from gpusched.traces.fitting import fit
 from gpusched.traces.readers.draft import assemble
 from gpusched.traces.trace import Floats, Ints, Trace
-from gpusched.traces.workload import Limits, RunTime, Workload, load_workload, workload_text
-
-__all__ = ["Workload", "fit", "generate", "load_workload", "workload_text"]
+from gpusched.traces.workload import Limits, RunTime, Workload
 
 WEEK_S = 7 * 86400
 _HOUR_S = 3600.0

@@ -97,9 +97,14 @@ def quantity(value: float | None) -> str:
     return number(value, 0 if size >= 100 else 1 if size >= 10 else 2)
 
 
-def percent(fraction: float | None) -> str:
+def percent(fraction: float | None, digits: int = 0) -> str:
     """0.5 as ``50%``; unknown is ``-``."""
-    return UNKNOWN if fraction is None else f"{fraction * 100:.0f}%"
+    return UNKNOWN if fraction is None else f"{fraction * 100:.{digits}f}%"
+
+
+def change(fraction: float | None) -> str:
+    """0.5 as ``+50.0%``; unknown is ``-``."""
+    return UNKNOWN if fraction is None else f"{fraction:+.1%}"
 
 
 def watts(used: float | None, limit: float | None = None) -> str:

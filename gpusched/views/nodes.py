@@ -176,11 +176,6 @@ def _note_table(notes: Sequence[tuple[str, Text, str]]) -> Table:
     return table
 
 
-def flavors_json(rows: Sequence[FlavorRow]) -> list[dict[str, Any]]:
-    """One object per flavor."""
-    return [msgspec.to_builtins(row) for row in rows]
-
-
 def flavors_screen(rows: Sequence[FlavorRow]) -> RenderableType:
     """The table of flavors."""
     columns = ("PARTITION", "FLAVOR", "GPUS", "CORES", "MEMORY", "TIME LIMIT", "NODES", "RATE λ", "FREE NOW")

@@ -72,18 +72,14 @@ def _cells(outcome: Outcome) -> dict[str, str]:
         "P95 WAIT": span(m.p95_wait_s),
         "SLOWDOWN": bars.quantity(m.mean_bounded_slowdown),
         "MAKESPAN": span(m.makespan_s),
-        "UTIL": _percent(m.utilization),
+        "UTIL": bars.percent(m.utilization, 1),
         "GAP": common.UNKNOWN if gap is None else f"+{gap:.0%}",
-        "FRAG": _percent(m.fragmentation),
+        "FRAG": bars.percent(m.fragmentation, 1),
         "JAIN": bars.quantity(m.jain),
         "KWH": bars.quantity(m.energy_kwh),
         "INEFF. KWH": bars.quantity(m.inefficient_energy_kwh),
         "JOBS/S": f"{outcome.result.jobs_per_s:,.0f}",
     }
-
-
-def _percent(fraction: float | None) -> str:
-    return common.UNKNOWN if fraction is None else f"{fraction * 100:.1f}%"
 
 
 def screen(
@@ -138,7 +134,7 @@ def _sentence(outcome: Outcome, base: Outcome, change: Sequence[Change], outcome
     ours, theirs = outcome.metrics, base.metrics
     if ours.utilization is not None and theirs.utilization is not None:
         points = (ours.utilization - theirs.utilization) * 100
-        text += f" Utilization is {_percent(ours.utilization)} ({points:+.1f} points)"
+        text += f" Utilization is {bars.percent(ours.utilization, 1)} ({points:+.1f} points)"
     if ours.energy_kwh is not None and theirs.energy_kwh:
         share = ours.energy_kwh / theirs.energy_kwh - 1
         text += f", energy {bars.quantity(ours.energy_kwh)} kWh ({share:+.1%})"
