@@ -52,8 +52,7 @@ def bounds_of(trace: Trace, pool: Pool, *, limits: bool = False) -> Bounds:
     """The bounds for one trace on one pool; ``limits``: whether time limits kill, as in `replay`."""
     demand = demand_of(trace, pool)
     duration = np.where((trace.duration > trace.limit) & limits, trace.limit, trace.duration)
-    release = _releases(trace, duration)
-    can_run = _can_run(trace, demand)
+    can_run, release = _released(trace, demand, duration)
     runs = np.flatnonzero(can_run)
     if not len(runs):
         return Bounds()
@@ -70,29 +69,14 @@ def bounds_of(trace: Trace, pool: Pool, *, limits: bool = False) -> Bounds:
     return Bounds(total / len(runs), end - float(trace.submit[runs].min()), len(runs))
 
 
-def _can_run(trace: Trace, demand: Demand) -> npt.NDArray[np.bool_]:
-    can_run = demand.shape >= 0
+def _released(trace: Trace, demand: Demand, duration: Floats) -> tuple[npt.NDArray[np.bool_], Floats]:
+    """Which jobs can run, ``bool[jobs]``, and the earliest that each can start, ``float64[jobs]``."""
+    can_run, release = demand.shape >= 0, trace.submit.astype(np.float64, copy=True)
     for job in np.flatnonzero(trace.depends_on >= 0).tolist():
-        before = job
-        while before >= 0 and can_run[job]:
-            can_run[job] &= demand.shape[before] >= 0
-            before = int(trace.depends_on[before])
-    return can_run
-
-
-def _releases(trace: Trace, duration: Floats) -> Floats:
-    """The earliest that each job can start, ``float64[jobs]``."""
-    release = trace.submit.astype(np.float64, copy=True)
-    for job in np.flatnonzero(trace.depends_on >= 0).tolist():
-        chain, before = [job], int(trace.depends_on[job])
-        while before >= 0:
-            chain.append(before)
-            before = int(trace.depends_on[before])
-        end = -np.inf
-        for one in reversed(chain):
-            release[job] = max(float(trace.submit[one]), end)
-            end = release[job] + float(duration[one])
-    return release
+        before = int(trace.depends_on[job])  # an earlier row, so that its own are known
+        can_run[job] &= can_run[before]
+        release[job] = max(release[job], release[before] + float(duration[before]))
+    return can_run, release
 
 
 def _flow(release: Floats, duration: Floats, work: Floats, gpus: float) -> float:

@@ -29,10 +29,7 @@ MAX_HOLDERS = 20
 def page(outcomes: Sequence[Outcome], changes: Sequence[tuple[Change, ...]], title: str = "Replay") -> str:
     """The page: no network, no other file; light or dark as the reader's system is.
 
-    Args:
-        outcomes: What was replayed; those of the first outcome's trace share one time axis.
-        changes: As `study.changes` gives them.
-        title: Of the page.
+    ``changes``: as `study.changes` gives them. The outcomes of the first one's trace share one time axis.
     """
     drawn = [o for o in outcomes if o.metrics.jobs]
     data = _data(drawn, outcomes) if drawn else None

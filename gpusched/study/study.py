@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from gpusched.config.policies import WEIGHTS
-from gpusched.config.weights import ModelError
 from gpusched.errors import UsageError
-from gpusched.model.policy import PolicySpec
-from gpusched.sim.policies import HALF_LIFE_S, ReplayPolicy, look_up
+from gpusched.sim.policies import HALF_LIFE_S, ReplayPolicy
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import PowerModel
 from gpusched.sim.result import Result
@@ -133,33 +129,6 @@ def _nodes(count: int) -> str:
     return f"{count} {'node' if count == 1 else 'nodes'}"
 
 
-Named = dict[str, ReplayPolicy | PolicySpec]
-
-
-def policies_named(
-    names: Sequence[str], folders: tuple[Path, ...], registered: Callable[[str], ReplayPolicy | PolicySpec]
-) -> Named:
-    """Each name or file with its policy, of an agent its file's, named alone once.
-
-    Args:
-        names: As given.
-        folders: Where files are looked for by name.
-        registered: Finds ``NAME@VERSION``.
-
-    Raises:
-        UsageError: None at all, or one that does not exist.
-        ModelError: An agent that was never trained.
-    """
-    if not names:
-        raise UsageError("no policy is named", "say for example --policy fifo --policy easy")
-    found = {name: registered(name) if "@" in name else look_up(name, folders) for name in names}
-    for name, policy in found.items():
-        if isinstance(policy, PolicySpec) and not any(Path(policy.folder).glob(f"*{WEIGHTS}")):
-            problem = f"{name} is not trained yet: {policy.folder} holds no weights"
-            raise ModelError(problem, f"train it: gpusched train {name}")
-    return found
-
-
 def workers_for(runs: Sequence[Run], asked: int) -> int:
     """Processes to use: as asked, or (0) as many as are worth starting."""
     if asked > 0:
@@ -181,12 +150,8 @@ def carry_out(
 ) -> Iterator[Outcome]:
     """Every run in its order.
 
-    Args:
-        runs: What to do.
-        workers: Processes on this machine.
-        backend: joblib's name of a cluster's backend (``dask``, ``ray``), which the caller has connected.
-        done: Called after each.
-        progress: Called while one runs in this process, with the part that is done.
+    ``backend``: joblib's name of a cluster's backend (``dask``, ``ray``), which the caller has connected. ``done`` is
+    called after each run, ``progress`` while one runs in this process, with the part that is done.
     """
     bounds: dict[int, Bounds] = {}
     for scenario in {id(run.scenario): run.scenario for run in runs}.values():

@@ -21,10 +21,6 @@ def generate(workload: Workload, seed: int = 0) -> Trace:
 
     Arrivals are a Poisson process whose rate follows the hours and weekdays; a burst is one arrival of several jobs.
 
-    Args:
-        workload: What to generate.
-        seed: Of the random numbers.
-
     Raises:
         UsageError: It asks for a load, and no job has GPUs.
     """

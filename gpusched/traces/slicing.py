@@ -24,12 +24,9 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ].*)?")
 
 
 def select(trace: Trace, jobs: npt.NDArray[np.bool_] | npt.NDArray[np.int64], note: str | None = None) -> Trace:
-    """Some of a trace's jobs, in their order; a job whose predecessor is not among them waits for nobody.
+    """Some of a trace's jobs (``bool[jobs]``, or ascending indices), in their order; ``note`` is added to its notes.
 
-    Args:
-        trace: The trace.
-        jobs: bool[jobs], or ascending indices.
-        note: Added to the trace's notes.
+    A job whose predecessor is not among them waits for nobody.
     """
     order = np.flatnonzero(jobs) if jobs.dtype == np.bool_ else jobs.astype(np.int64)
     columns = {name: getattr(trace, name)[order] for name in (*FLOATS, *INTS) if name != "depends_on"}
@@ -140,12 +137,7 @@ def nodes_for_load(trace: Trace, gpus_per_node: int, load: float) -> int:
 def scale_arrivals(trace: Trace, gpus: int, load: float) -> Trace:
     """The same jobs with the times between their submissions stretched or pressed until they offer ``load``.
 
-    Recorded waiting times and the calendar no longer hold and are dropped.
-
-    Args:
-        trace: The trace.
-        gpus: GPUs of the cluster.
-        load: Offered load to reach, for instance 0.9.
+    ``gpus``: of the cluster. Recorded waiting times and the calendar no longer hold and are dropped.
 
     Raises:
         UsageError: The load is not above 0, or all jobs are submitted at once.

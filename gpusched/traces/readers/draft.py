@@ -80,8 +80,7 @@ class Draft:
         """A column as numbers; rows below ``minimum``, or not above ``above``, are rejected. Unknown is NaN."""
         texts = self.text(column)
         values = to_numbers(texts)
-        unknown = ~np.isfinite(values)
-        wrong = unknown if not optional else unknown & ~self._empty(texts, unknown)
+        wrong = self._unreadable(texts, ~np.isfinite(values), optional)
         with np.errstate(invalid="ignore"):
             self.reject(wrong | (values < minimum) | (values <= above), column, expected)
         return values
@@ -99,8 +98,7 @@ class Draft:
         """A column of dates and times as Unix seconds; without a zone the clock's time is kept as if it were UTC."""
         texts = self.text(column)
         values = to_times(texts)
-        unknown = np.isnan(values)
-        wrong = unknown if not optional else unknown & ~self._empty(texts, unknown)
+        wrong = self._unreadable(texts, np.isnan(values), optional)
         self.reject(wrong, column, "a time such as 2017-10-07 01:11:39")
         return values
 
@@ -126,11 +124,12 @@ class Draft:
         )
         return tuple(texts)
 
-    def _empty(self, texts: Sequence[str], where: Mask) -> Mask:
-        empty = np.zeros(len(texts), np.bool_)
-        for row in np.flatnonzero(where).tolist():
-            empty[row] = texts[row].lower() in _NOTHING
-        return empty
+    def _unreadable(self, texts: Sequence[str], unknown: Mask, optional: bool) -> Mask:
+        """The rows with an unknown value, but for those that say nothing where the column is optional."""
+        if optional:
+            for row in np.flatnonzero(unknown).tolist():
+                unknown[row] = texts[row].lower() not in _NOTHING
+        return unknown
 
     # The result
 
