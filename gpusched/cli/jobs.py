@@ -23,9 +23,7 @@ def status(
         list[str] | None, typer.Argument(metavar="[JOB]...", autocompletion=complete.all_jobs, show_default=False)
     ] = None,
     user: Annotated[str | None, typer.Option("-u", "--user", help="Of this user.")] = None,
-    partition: Annotated[
-        str | None, typer.Option("-p", "--partition", autocompletion=complete.partitions, help="In this partition.")
-    ] = None,
+    partition: complete.PartitionOption = None,
     state: Annotated[
         list[str] | None, typer.Option("-s", "--state", autocompletion=complete.states, help="In these states.")
     ] = None,

@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "why": ("gpusched.cli.why", "Why a job waits (or ended), node by node, and what would help."),
     "wait": ("gpusched.cli.wait", "Wait until jobs end; exits with the job's own code."),
     "logs": ("gpusched.cli.logs", "A job's output; -f follows it."),
-    "exec": ("gpusched.cli.exec_", "Run a command inside a running job."),
+    "exec": ("gpusched.cli.logs", "Run a command inside a running job."),
     "cancel": ("gpusched.cli.control", "End jobs."),
     "hold": ("gpusched.cli.control", "Keep pending jobs from starting."),
     "release": ("gpusched.cli.control", "Undo a hold."),

@@ -20,13 +20,8 @@ app = typer.Typer()
 
 @app.command("nodes")
 def nodes(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NODE", autocompletion=complete.nodes, help="Only these.", show_default=False),
-    ] = None,
-    partition: Annotated[
-        str | None, typer.Option("-p", "--partition", autocompletion=complete.partitions, help="In this partition.")
-    ] = None,
+    names: complete.NodesArgument = None,
+    partition: complete.PartitionOption = None,
     gpus: Annotated[bool, typer.Option("-g", "--gpus", help="One line per GPU.")] = False,
     watch: output.WatchOption = False,
     json: output.JsonOption = False,

@@ -20,9 +20,6 @@ _Policy = Annotated[
         metavar="POLICY", autocompletion=complete.policies, help="A name, NAME@VERSION, a file or a folder."
     ),
 ]
-_Partition = Annotated[
-    str | None, typer.Option("-p", "--partition", autocompletion=complete.partitions, help="In this partition.")
-]
 
 
 @app.command("list")
@@ -53,7 +50,7 @@ def compare(
     second: Annotated[str, typer.Argument(metavar="B", autocompletion=complete.policies, help="The other one.")],
     since: Annotated[str | None, typer.Option("--since", help="This cluster's jobs since: 30d; the usual.")] = None,
     trace: Annotated[str | None, typer.Option("--trace", help="A trace file in place of them.")] = None,
-    partition: _Partition = None,
+    partition: complete.PartitionOption = None,
     json: output.JsonOption = False,
 ) -> None:
     """Replay two policies on the same jobs: mean JCT, and how sure the difference is."""
@@ -75,7 +72,7 @@ def shadow(
         str | None,
         typer.Argument(metavar="[POLICY]", autocompletion=complete.policies, help="As in show.", show_default=False),
     ] = None,
-    partition: _Partition = None,
+    partition: complete.PartitionOption = None,
     off: Annotated[bool, typer.Option("--off", help="Ask it no more.")] = False,
     json: output.JsonOption = False,
 ) -> None:
@@ -88,7 +85,7 @@ def shadow(
 @app.command("promote")
 def promote(
     policy: _Policy,
-    partition: _Partition = None,
+    partition: complete.PartitionOption = None,
     force: Annotated[str | None, typer.Option("--force", metavar="REASON", help="Without proof, and why.")] = None,
     since: Annotated[str | None, typer.Option("--since", help="Judge by jobs since: 30d; the usual.")] = None,
     json: output.JsonOption = False,
@@ -102,7 +99,7 @@ def promote(
 @app.command("rollback")
 def rollback(
     reason: Annotated[str | None, typer.Argument(metavar="[REASON]", help="Why.", show_default=False)] = None,
-    partition: _Partition = None,
+    partition: complete.PartitionOption = None,
     json: output.JsonOption = False,
 ) -> None:
     """Put the policy back in charge that was before."""
@@ -113,7 +110,7 @@ def rollback(
 
 @app.command("history")
 def history(
-    partition: _Partition = None,
+    partition: complete.PartitionOption = None,
     number: Annotated[int, typer.Option("-n", min=1, help="How many.")] = 50,
     json: output.JsonOption = False,
 ) -> None:

@@ -15,18 +15,18 @@ app = typer.Typer()
 @app.command("controller")
 def controller(once: Annotated[bool, typer.Option("--once", help="One cycle only, as tick.")] = False) -> None:
     """Run the cluster until SIGTERM or Ctrl-C. Jobs go on without it; started again it takes them up."""
-    from gpusched.controller.lastgood import inventory_path
-    from gpusched.controller.service import run_forever, tick_once
-
-    state = Client().state
-    (tick_once if once else run_forever)(inventory_path(state), state, output.note)
+    _run(once)
 
 
 @app.command("tick")
 def tick() -> None:
     """Run one cycle (cron)."""
+    _run(once=True)
+
+
+def _run(once: bool) -> None:
     from gpusched.controller.lastgood import inventory_path
-    from gpusched.controller.service import tick_once
+    from gpusched.controller.service import run_forever, tick_once
 
     state = Client().state
-    tick_once(inventory_path(state), state, output.note)
+    (tick_once if once else run_forever)(inventory_path(state), state, output.note)

@@ -47,10 +47,7 @@ def init(
 
 @app.command("check")
 def check(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NODE", autocompletion=complete.nodes, help="Only these.", show_default=False),
-    ] = None,
+    names: complete.NodesArgument = None,
     json: output.JsonOption = False,
 ) -> int:
     """Examine everything end to end and say what to do; exits 1 when something must be mended."""

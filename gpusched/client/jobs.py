@@ -64,7 +64,7 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
     return msgspec.structs.replace(
         found,
         counts=_counts(client),
-        preempted=_preempted(client),
+        preempted=reader.waiting_again() if reader else 0,
         prefixes=_prefixes(client, jobs),
         warning=client.controller_warning() or _suspended(client),
         notes=client.notes(),
@@ -125,11 +125,6 @@ def _ended(client: Client, query: Query, states: frozenset[JobState]) -> list[Jo
     if plain and limit is not None:
         return reader.recently_ended(limit)
     return reader.jobs(states=states, user=query.user, partition=query.partition, since=since, limit=limit)
-
-
-def _preempted(client: Client) -> int:
-    """How many jobs wait that were stopped for others."""
-    return client.reader.waiting_again() if client.reader else 0
 
 
 def _counts(client: Client) -> dict[str, int]:

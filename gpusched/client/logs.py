@@ -55,11 +55,7 @@ class LogRequest(msgspec.Struct, frozen=True, kw_only=True):
 def show_log(client: Client, request: LogRequest, sink: Sink, note: Callable[[str], None]) -> int:
     """Give the output to ``sink``, with ``follow`` until the job has ended; the exit code for the command.
 
-    Args:
-        client: The installation.
-        request: What to show.
-        sink: See `Sink`.
-        note: Takes lines for people: why one waits, what is missing.
+    ``note`` takes lines for people: why one waits, what is missing.
 
     Raises:
         UsageError: No such job, rank or attempt.
@@ -258,7 +254,7 @@ class _Output:
         skipping = tail_bytes is None
         while True:
             over = self._over(attempt)
-            if over and self._show_rest(attempt, rank, written, skipping, tail_bytes):
+            if over and self._show_rest(attempt, rank, written, skipping):
                 return
             if over and not self._records(attempt, rank):
                 if not written:
@@ -268,7 +264,7 @@ class _Output:
                 written += self._stream(attempt, rank, written if skipping else 0, tail_bytes)
                 if over:
                     # It may have been collected and removed while we asked; then the file has what we missed.
-                    self._show_rest(attempt, rank, written, skipping, tail_bytes)
+                    self._show_rest(attempt, rank, written, skipping)
                     return
                 tail_bytes = tail_bytes if tail_bytes is None else 0
             except TransportError as error:
@@ -281,14 +277,18 @@ class _Output:
             time.sleep(POLL_S)
             self._job = _again(self._client, self._job)
 
-    def _show_rest(self, attempt: int, rank: int, written: int, skipping: bool, tail_bytes: int | None) -> bool:
+    def _show_rest(self, attempt: int, rank: int, written: int, skipping: bool) -> bool:
         """Show what of the finished file was not shown yet; False where there is no such file."""
         source = self._file(attempt, rank)
         if source is None:
             return False
         with source:
             if skipping or written == 0:
-                self._rest(source, rank, written, tail_bytes)
+                whole = iter(lambda: source.read(_CHUNK), b"")
+                for chunk in whole if written else _last_lines(whole, self._request.tail):
+                    fresh, written = chunk[written:], max(0, written - len(chunk))
+                    if fresh:
+                        self._sink(rank, fresh)
         return True
 
     def _stream(self, attempt: int, rank: int, skip: int, tail_bytes: int | None) -> int:
@@ -308,16 +308,6 @@ class _Output:
                 raise
             raise TransportError("ssh", str(error), error.hint) from None  # the controller is started again
         return shown
-
-    def _rest(self, source: BinaryIO, rank: int, written: int, tail_bytes: int | None) -> None:
-        """What of the collected file was not shown yet."""
-        whole = iter(lambda: source.read(_CHUNK), b"")
-        if not written:
-            whole = _last_lines(whole, self._request.tail)
-        for chunk in whole:
-            fresh, written = chunk[written:], max(0, written - len(chunk))
-            if fresh:
-                self._sink(rank, fresh)
 
     def _tail_bytes(self, attempt: int, rank: int) -> int | None:
         """How many bytes the last lines are now; None where everything is asked for."""

@@ -16,7 +16,7 @@ from gpusched.model.units import iso_utc
 from gpusched.promotion.live import live_policies, overrides
 from gpusched.promotion.registry import find_policy, known_policies, trained_for, training_of
 from gpusched.promotion.reports import last_verdicts
-from gpusched.queue.promotions import Difference, PolicyChange, Shadow
+from gpusched.queue.promotions import PolicyChange, Shadow
 from gpusched.views.policy import ChangeRow, PolicyPage, PolicyRow
 
 
@@ -127,7 +127,7 @@ def page(client: Client, text: str) -> PolicyPage:
         live=tuple(p for p, s in live.items() if same(s, spec)),
         other_versions=tuple(others),
         weights=_weights(spec), cards=cards, shadows=tuple(shadows),
-        differences=tuple(d for s in shadows for d in _differences(client, s.partition)),
+        differences=tuple(d for s in shadows for d in (reader.differences(s.partition, 5) if reader else ())),
         verdicts={s.partition: night.get((s.partition, s.spec.name, s.spec.version)) for s in shadows},
     )  # fmt: skip
 
@@ -145,10 +145,6 @@ def _weights(spec: PolicySpec) -> dict[str, str]:
         except ModelError as error:
             found[name] = f"the fallback: {error.line()}"
     return found
-
-
-def _differences(client: Client, partition: str) -> list[Difference]:
-    return client.reader.differences(partition, 5) if client.reader else []
 
 
 def history(client: Client, partition: str | None, limit: int) -> list[ChangeRow]:

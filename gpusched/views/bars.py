@@ -127,13 +127,3 @@ def gibibytes(used_mib: float | None, total_mib: float | None) -> str:
 def _gib(mib: float) -> str:
     gib = mib / 1024
     return f"{gib:.0f}" if gib >= 10 or gib == int(gib) else f"{gib:.1f}"
-
-
-def age(seconds: float | None) -> str:
-    """``8 s``, ``5 min``, ``3 h``, ``2 d``; unknown is ``-``."""
-    if seconds is None:
-        return UNKNOWN
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

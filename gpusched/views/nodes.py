@@ -28,11 +28,8 @@ def nodes_json(rows: Sequence[NodeRow]) -> list[dict[str, Any]]:
 def nodes_screen(rows: Sequence[NodeRow], width: int, *, detail: bool = False, warning: str = "") -> RenderableType:
     """The table, the legend of its glyphs, and below what is wrong and where.
 
-    Args:
-        rows: The nodes.
-        width: Columns of the terminal; fewer of them show fewer figures.
-        detail: One line per GPU.
-        warning: Why the figures do not move, or "".
+    A terminal of fewer columns (``width``) shows fewer figures. ``detail``: one line per GPU. ``warning``: why the
+    figures do not move, or "".
     """
     parts: list[RenderableType] = [Text(f"warning: {warning}", "bold red"), Text()] if warning else []
     parts.append(_gpu_table(rows, width) if detail else _node_table(rows, width))
@@ -142,7 +139,7 @@ def _notes(row: NodeRow) -> list[tuple[str, Text, str]]:
     notes = []
     silent = row.state in (NodeState.DOWN, NodeState.UNKNOWN)
     if row.reason or silent:
-        seen = f"last seen {bars.age(row.age_s)} ago" if silent and row.age_s is not None else ""
+        seen = f"last seen {common.age(row.age_s)} ago" if silent and row.age_s is not None else ""
         why = "; ".join(part for part in (row.reason.removeprefix(f"{row.name}: "), seen) if part)
         notes.append((row.name, Text(str(row.state), bars.STATE_STYLES[row.state]), why))
     if not silent:
@@ -159,7 +156,7 @@ def _notes(row: NodeRow) -> list[tuple[str, Text, str]]:
         notes.append((row.name, Text("clock", "yellow"), f"{abs(row.clock_skew_s):.1f} s {where} the controller's"))
     if row.stale and not silent:
         notes.append(
-            (row.name, Text("old", "yellow"), f"last seen {bars.age(row.age_s)} ago; the figures are that old")
+            (row.name, Text("old", "yellow"), f"last seen {common.age(row.age_s)} ago; the figures are that old")
         )
     if row.simulated:
         notes.append((row.name, Text("simulated", "bold magenta"), "the GPU figures are made up, not measured"))
