@@ -42,15 +42,10 @@ def slice_trace(
     trace: Trace, *, since: float | str | None = None, until: float | str | None = None, vc: str | None = None,
     user: str | None = None, jobs: int | None = None,
 ) -> Trace:  # fmt: skip
-    """The jobs that satisfy all that is given. Times stay those of the whole trace.
+    """The jobs that satisfy all that is given, of them the first ``jobs``. Times stay those of the whole trace.
 
-    Args:
-        trace: The trace.
-        since: Submitted at or after it: seconds of the trace's time, or text for `moment`.
-        until: Submitted before it.
-        vc: Of this group (virtual cluster, partition, queue).
-        user: Of this user.
-        jobs: Only the first so many of them.
+    Submitted in [since, until): seconds of the trace's time, or text for `moment`. ``vc``: the group (virtual cluster,
+    partition, queue).
 
     Raises:
         UsageError: No job is left; or there is no such group or user.

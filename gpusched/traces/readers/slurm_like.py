@@ -67,10 +67,9 @@ def _read(path: Path, what: str, group: str, more: tuple[str, ...], strict: bool
 
 
 def _leave_out_without_run(draft: Draft) -> None:
-    states, starts, ends = draft.text("state"), draft.text("start_time"), draft.text("end_time")
-    active = np.fromiter((s.upper() in _ACTIVE for s in states), np.bool_, len(draft))
-    draft.leave_out(active, "state", "a job that has ended")
-    cancelled = np.fromiter((s.upper().startswith("CANCEL") for s in states), np.bool_, len(draft))
+    draft.leave_out(draft.where("state", lambda s: s.upper() in _ACTIVE), "state", "a job that has ended")
+    cancelled = draft.where("state", lambda s: s.upper().startswith("CANCEL"))
+    starts, ends = draft.text("start_time"), draft.text("end_time")
     no_run = np.fromiter((not a or a == b for a, b in zip(starts, ends, strict=True)), np.bool_, len(draft))
     draft.leave_out(cancelled & no_run, "start_time", "a job that ran before it was cancelled")
 
