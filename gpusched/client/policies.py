@@ -74,11 +74,11 @@ def _candidates(client: Client, live: dict[str, PolicySpec]) -> list[PolicyRow]:
         spec = known.spec
         if known.origin == "frozen" or (spec.agent is None and any(same(spec, s) for s in live.values())):
             continue
-        for name in (trained_for(spec) or [DEFAULT]) if spec.agent is not None else [DEFAULT]:
+        trained = trained_for(spec) if spec.agent is not None else []
+        note = "not trained yet: gpusched train" if spec.agent is not None and not trained else known.origin
+        for name in trained or [DEFAULT]:
             partition = None if name == DEFAULT else name
-            untrained = spec.agent is not None and not trained_for(spec)
             verdict = night.get((name, spec.name, spec.version))
-            note = "not trained yet: gpusched train" if untrained else known.origin
             found.append(_row(spec, partition, "candidate", note=note, path=str(known.path), verdict=verdict))
     return found
 

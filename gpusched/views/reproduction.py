@@ -82,8 +82,7 @@ def _schedule(case: Case, longest_d: float) -> str:
     blocks: list[plot.Block] = []
     for bar in sorted(case.bars, key=lambda b: (b.start_d, b.job)):
         lower = [b for b in blocks if int(b.row) == bar.server - 1 and b.end > bar.start_d and b.begin < bar.end_d]
-        lane = [b.row - (bar.server - 1) + b.height for b in lower]
-        row = bar.server - 1 + (max(lane) if lane else 0.0)
+        row = max((b.row + b.height for b in lower), default=float(bar.server - 1))
         blocks.append(plot.Block(bar.job[:1], row, bar.gpus / 8, bar.start_d, bar.end_d, int(bar.job[0]) - 1))
     paper = "" if case.paper_end_d is None else f"; the paper says {case.paper_end_d:g}"
     caption = f"f runs {case.f_run_d:g} days: all done after {case.end_d:g} days{paper}"
