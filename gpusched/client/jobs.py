@@ -117,9 +117,9 @@ def _ended(client: Client, query: Query, states: frozenset[JobState]) -> list[Jo
     assert reader is not None
     limit = query.ended
     since = None if query.window_s is None else time.time() - query.window_s
-    if limit is None and since is None:
-        limit = ENDED_SHOWN if query.states is None else None
-    if limit is not None and limit < 0:
+    if limit is None and since is None and query.states is None:
+        limit = ENDED_SHOWN
+    elif limit is not None and limit < 0:
         limit = None
     plain = query.user is None and query.partition is None and since is None and states == ENDED
     if plain and limit is not None:
