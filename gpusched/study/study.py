@@ -13,9 +13,8 @@ from gpusched.errors import UsageError
 from gpusched.sim.policies import HALF_LIFE_S, ReplayPolicy
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import PowerModel
-from gpusched.sim.result import Result
+from gpusched.sim.result import END, KILLED, NODE_FAIL, PAIRED, PREEMPTED, RESIZED, START, CutRuns, Events, Result
 from gpusched.study.bounds import Bounds, bounds_of
-from gpusched.study.carried import result_without, trace_without
 from gpusched.study.compare import Change, compare
 from gpusched.study.metrics import Metrics, metrics_of
 from gpusched.traces.slicing import nodes_for_load, offered_load, scale_arrivals, select, span_s
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 DEFAULT_LOAD = 0.9
 DEFAULT_GPUS_PER_NODE = 8
 FROM_EMPTY = "each replay begins with empty nodes: jobs submitted before are left out"
+_OF_JOBS = (START, END, KILLED, PREEMPTED, NODE_FAIL, PAIRED, RESIZED)
 PARALLEL_FROM = 400_000  # jobs replayed in all; below it processes take longer to start than they save
 
 
@@ -161,7 +161,7 @@ def carry_out(
     here = workers <= 1 and backend is None
     results = (_replayed(run, progress) for run in runs) if here else _spread_out(runs, workers, backend)
     for run, (result, metrics) in zip(runs, results, strict=True):
-        counted = trace_without(run.scenario.trace, run.scenario.carried)
+        counted = _trace_without(run.scenario.trace, run.scenario.carried)
         whole = replace(result, trace=counted, pool=run.scenario.pool)
         yield Outcome(whole, metrics, bounds[id(run.scenario)], run.scenario)
         if done is not None:
@@ -191,6 +191,47 @@ def _replayed(run: Run, progress: Callable[[float], None] | None = None) -> tupl
     return result, metrics_of(result, scenario.power)
 
 
+def _trace_without(trace: Trace, first: int) -> Trace:
+    return select(trace, np.arange(first, len(trace), dtype=np.int64)) if first else trace
+
+
+def result_without(result: Result, first: int) -> Result:
+    """The result without the ``first`` jobs of its trace, those that the replay began with."""
+    if not first:
+        return result
+    offset = int(result.part_offsets[first])
+    infeasible = result.infeasible >= first
+    kept = np.isin(result.events.kind, _OF_JOBS, invert=True) | (result.events.subject >= first)
+    subject = result.events.subject - np.where(np.isin(result.events.kind, _OF_JOBS), first, 0)
+    per_job = {
+        name: getattr(result, name)[first:]
+        for name in ("start", "last_start", "end", "part_gpus", "killed", "restarts")
+    }
+    return replace(
+        result,
+        trace=_trace_without(result.trace, first),
+        part_offsets=result.part_offsets[first:] - offset,
+        part_nodes=result.part_nodes[offset:],
+        infeasible=result.infeasible[infeasible] - first,
+        infeasible_why=tuple(w for w, own in zip(result.infeasible_why, infeasible, strict=True) if own),
+        cut=_cuts_without(result.cut, first),
+        events=Events(time=result.events.time[kept], kind=result.events.kind[kept], subject=subject[kept]),
+        **per_job,
+    )
+
+
+def _cuts_without(cut: CutRuns, first: int) -> CutRuns:
+    own = np.flatnonzero(cut.job >= first)
+    spans = [cut.part_nodes[cut.part_offsets[i] : cut.part_offsets[i + 1]] for i in own.tolist()]
+    return CutRuns(
+        job=cut.job[own] - first,
+        start=cut.start[own],
+        end=cut.end[own],
+        part_offsets=np.concatenate(([0], np.cumsum([len(s) for s in spans]))).astype(np.int64),
+        part_nodes=np.concatenate([np.zeros(0, np.int64), *spans]).astype(np.int64),
+    )
+
+
 def _light(run: Run) -> tuple[Result, Metrics]:
     """As `_replayed`, without sending the trace back."""
     result, metrics = _replayed(run)
@@ -210,7 +251,7 @@ def _bounds(scenario: Scenario, limits: bool, rates: Rates | None) -> Bounds:
     """As `bounds.bounds_of`; with ``rates`` every job goes as fast as on the GPUs that suit it best."""
     from gpusched.sim.rates import fastest
 
-    trace = trace_without(scenario.trace, scenario.carried)
+    trace = _trace_without(scenario.trace, scenario.carried)
     if rates is not None:
         trace = replace(trace, duration=trace.duration / fastest(rates, trace, scenario.pool))
     return bounds_of(trace, scenario.pool, limits=limits)
