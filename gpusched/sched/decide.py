@@ -101,11 +101,7 @@ def _small_snapshot(policy: PolicySpec) -> Snapshot:
 
 
 def _run(
-    snapshot: Snapshot,
-    world: NodeArrays,
-    waiting: Waiting,
-    models: Mapping[str, Model],
-    effects: _Effects,
+    snapshot: Snapshot, world: NodeArrays, waiting: Waiting, models: Mapping[str, Model], effects: _Effects
 ) -> tuple[Outcome, list[tuple[list[int], Block]]]:
     """The compiled passes, one per partition that has a queue; with each queue in its order and what blocked it."""
     scratch = new_scratch(len(world.nodes), waiting.jobs.feasibility.size)

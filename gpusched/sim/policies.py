@@ -16,17 +16,7 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Settings
 from gpusched.model.suggest import did_you_mean
 from gpusched.sched.agent import PREEMPT
-from gpusched.sched.state import (
-    BACKFILLS,
-    BEST_FIT,
-    CONSERVATIVE,
-    FASTEST,
-    FIRST_FIT,
-    MILP,
-    NAIVE,
-    RANDOM,
-    SPREAD,
-)
+from gpusched.sched.state import BACKFILLS, BEST_FIT, CONSERVATIVE, FASTEST, FIRST_FIT, MILP, NAIVE, RANDOM, SPREAD
 from gpusched.sim.orders import ALIASES, ORDERS, SUFFIXES, Kind, Knows, known_policies
 
 NO_HISTORY_S = 3600.0  # what is expected of a job of whose user nothing has ended, where it has no limit

@@ -20,16 +20,7 @@ from gpusched.sched.mapping.greedy import best_imaginable, greedy
 from gpusched.sched.mapping.head import Prefix, reserve_head
 from gpusched.sched.mapping.problem import Answer, Nodes, Problem, value_of
 from gpusched.sched.mapping.summary import Report, say_why
-from gpusched.sched.state import (
-    EASY,
-    OK,
-    PRIORITY,
-    SKIP,
-    STARTED,
-    Floats,
-    Ints,
-    Resources,
-)
+from gpusched.sched.state import EASY, OK, PRIORITY, SKIP, STARTED, Floats, Ints, Resources
 
 Bools = npt.NDArray[np.bool_]
 Solver = Callable[[Problem, Answer, float], Answer]  # the last: of the time left, what it may take
@@ -248,13 +239,7 @@ class _Task:
         self.choose_among(jobs[first:], None)
         return rows, had
 
-    def _problem(
-        self,
-        jobs: Ints,
-        late: Bools | None,
-        floor: float,
-        must: Bools | None = None,
-    ) -> Problem:
+    def _problem(self, jobs: Ints, late: Bools | None, floor: float, must: Bools | None = None) -> Problem:
         arrays, mapping, rows = self._arrays, self._mapping, slice(self._lo, self._hi)
         shape = arrays.jobs.shape[jobs]
         requests = arrays.requests
@@ -309,14 +294,7 @@ class _Task:
         gains: Floats = gpus[:, None] * (speed / best[:, None] - floor)
         return gains
 
-    def _carry_out(
-        self,
-        jobs: Ints,
-        problem: Problem,
-        first: Answer,
-        late: Bools | None,
-        share: float,
-    ) -> None:
+    def _carry_out(self, jobs: Ints, problem: Problem, first: Answer, late: Bools | None, share: float) -> None:
         """The best answer there is, started."""
         answer = first if self._solver is None else self._solver(problem, first, share)
         arrays, scratch = self._arrays, self._arrays.scratch

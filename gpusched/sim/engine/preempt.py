@@ -18,17 +18,7 @@ from gpusched.sched.state import FIRST_FIT, NAIVE, Floats, Ints, Request, Resour
 from gpusched.sim.engine.build import World
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.pace import time_had, work_left
-from gpusched.sim.engine.state import (
-    DECIDE,
-    DECISIONS,
-    READY,
-    RUNNING,
-    WAITING,
-    Log,
-    Passes,
-    Sim,
-    shape_request,
-)
+from gpusched.sim.engine.state import DECIDE, DECISIONS, READY, RUNNING, WAITING, Log, Passes, Sim, shape_request
 from gpusched.sim.engine.step import cut, occupy
 from gpusched.sim.policies import PLACEMENTS
 from gpusched.sim.result import PREEMPTED
