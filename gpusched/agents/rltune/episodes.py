@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.agents.rltune.evaluation import Figures, figures, fresh, grown_log, shared, world_for
+from gpusched.agents.rltune.evaluation import Figures, figures, fresh, shared, world_for
 from gpusched.agents.rltune.history import FEATURES, Known, note_ended
 from gpusched.agents.rltune.live import Prepared
 from gpusched.agents.rltune.odds import SHORTEST_S
@@ -17,7 +17,7 @@ from gpusched.agents.rltune.rollout import Drawn, Trajectory, new_trajectory, pl
 from gpusched.agents.rltune.settings import Settings
 from gpusched.sched.state import seed_words
 from gpusched.sim.engine.build import World, log_of
-from gpusched.sim.engine.state import GROW
+from gpusched.sim.engine.state import GROW, grown
 from gpusched.sim.policies import PLACEMENTS
 from gpusched.sim.pool import Pool
 from gpusched.sim.result import Result
@@ -112,5 +112,5 @@ def play(episode: Episode, prepared: Prepared, temperature: float, seed: int, pi
     by = Scored(queue, known, prepared.scorer, PLACEMENTS[world.rule], prepared.backfill)
     log, drawn = log_of(world), Drawn(by, temperature, seed_words(seed), trajectory)
     while play_sequence(sim, log, passes, drawn) == GROW:
-        log = grown_log(log, sim)
+        log = grown(log, sim)
     return Play(figures(episode.trace, sim.state["end"], episode.pool.total_gpus), trajectory)

@@ -14,7 +14,7 @@ from gpusched.agents.rltune.replay import UNSOUND, Scored, known_of_trace, new_q
 from gpusched.agents.rltune.settings import Settings
 from gpusched.config.weights import Model
 from gpusched.sim.engine.build import Options, World, log_of, result_of, world_of
-from gpusched.sim.engine.state import GROW, Log, grown
+from gpusched.sim.engine.state import GROW, grown
 from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import Pool
 from gpusched.sim.result import Result
@@ -89,7 +89,7 @@ class Evaluation:
         while code == GROW:
             code = run_scored(sim, log, passes, by)
             if code == GROW:
-                log = grown_log(log, sim)
+                log = grown(log, sim)
         return None if code == UNSOUND else result_of(world._replace(sim=sim, passes=passes), log, 0.0)
 
 
@@ -97,11 +97,6 @@ def shared(sim: Any, passes: Any) -> tuple[Any, Any]:
     """Copies of both, with the one array that they share."""
     sim, passes = fresh(sim), fresh(passes)
     return sim._replace(chosen=passes.scratch.chosen), passes
-
-
-def grown_log(log: Log, sim: Any) -> Log:
-    """More room."""
-    return grown(log, len(log.events), len(log.cuts) + len(sim.jobs), len(log.cut_nodes) + len(sim.held))
 
 
 def figures(trace: Trace, end: npt.NDArray[np.float64], gpus: int) -> Figures:

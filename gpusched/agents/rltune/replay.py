@@ -29,7 +29,7 @@ from gpusched.sched.state import Ints, Outcome, filled, new_outcome
 from gpusched.sim.engine.build import World
 from gpusched.sim.engine.generic import Queue as PlainQueue
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.mapped import MappedRun, is_mapped
+from gpusched.sim.engine.mapped import MappedRun, Ordering, is_mapped
 from gpusched.sim.engine.queue import apply_outcome, enter, waiting_in
 from gpusched.sim.engine.state import DECIDE, DONE, ENDED, READY, Log, Passes, Sim
 from gpusched.sim.policies import PLACEMENTS
@@ -169,11 +169,12 @@ def carry_out(sim: Sim, log: Log, queue: Queue, known: Known) -> None:
         note_start(known, outcome.started[i], sim.clock[0])
 
 
-class ScoredOrder:
-    """What orders the queue of one replay; see `gpusched.sim.engine.mapped.Ordering`."""
+class ScoredOrder(Ordering):
+    """What orders the queue of one replay."""
 
     def __init__(self, world: World, prepared: Prepared) -> None:
-        self._world, self._prepared = world, prepared
+        super().__init__(world)
+        self._prepared = prepared
         self._known = known_of_trace(world.trace, world.demand, len(world.pool.partitions), prepared.knows)
         self._ahead = np.zeros(len(world.sim.jobs) + 1, np.int64)
         self._seen = np.zeros((int(prepared.scorer.window[0]), len(FEATURES)), np.float32)
