@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from gpusched.agents.common.batch import PUBLISHED, UTILIZATION, Batch, Kinds, Rules, begin, inputs_of, step
 from gpusched.agents.gist.setting import Setting
+from gpusched.config.weights import Arrays
 from gpusched.sched.heaps import Heap
 from gpusched.sched.state import Ints, Resources, seed_words
 from gpusched.sim.engine.build import Options, world_of
@@ -105,12 +106,12 @@ def _rows(array: npt.NDArray[Any], clusters: int) -> npt.NDArray[Any]:
     return np.repeat(array[np.newaxis], clusters, axis=0)
 
 
-def kept(batch: Batch) -> dict[str, npt.NDArray[np.generic]]:
+def kept(batch: Batch) -> Arrays:
     """Every array of the clusters as bytes, for a checkpoint."""
     return {f"clusters.{i}": array.reshape(-1).view(np.uint8).copy() for i, array in enumerate(_leaves(batch))}
 
 
-def put_back(batch: Batch, arrays: dict[str, npt.NDArray[np.generic]]) -> None:
+def put_back(batch: Batch, arrays: Arrays) -> None:
     """The other way: into the arrays that are there."""
     for i, array in enumerate(_leaves(batch)):
         array.reshape(-1).view(np.uint8)[:] = arrays[f"clusters.{i}"]

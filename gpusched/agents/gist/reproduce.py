@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from gpusched.agents.gist import dqn, expectimax, naive
-from gpusched.agents.gist.published import first_fit
 from gpusched.agents.gist.section6 import gist
 from gpusched.agents.gist.setting import RATED_KW, paper
 from gpusched.agents.gist.speed import decisions_per_s
+from gpusched.agents.gist.train import first_fit
 from gpusched.agents.gist.worked_example import Case, cases
 from gpusched.model.papers import GIST
 
@@ -172,7 +173,7 @@ def _trained(tasks: Sequence[Task], options: Options) -> Iterator[tuple[Task, dq
 def _train(task: Task, options: Options) -> dqn.Learned:
     base = dqn.WAIT if task.variant == "wait" else dqn.Hyper()
     episodes = options.wait_episodes if task.variant == "wait" else options.episodes
-    hyper = dqn.replaced(base, episodes=episodes, every=min(base.every, max(1, episodes // 4)))
+    hyper = replace(base, episodes=episodes, every=min(base.every, max(1, episodes // 4)))
     return dqn.train(paper(task.partition, task.gap_h), task.variant, hyper, task.seed)
 
 
@@ -187,7 +188,7 @@ def _setting(gap_h: float, learned: dict[Task, dqn.Learned], options: Options) -
     return Setting(
         gap_h=gap_h,
         u_naive=naive.exact(of).utilization,
-        u_naive_one_pass=naive.exact(of, restart=False, newest_first=False).utilization,
+        u_naive_one_pass=naive.exact(of, one_pass=True).utilization,
         u_first_fit=first_fit(of),
         u_first_fit_fifo=float(gist("fifo-skip", "first-fit", gap_h).utilization.mean()),
         u_never_waits=expectimax.never_waits(of),
