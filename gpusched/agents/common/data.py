@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from gpusched.agents.common.known import Bools, known_by
@@ -91,21 +90,16 @@ def _scenario(request: TrainRequest, trace: Trace, partition: Partition | None, 
     """The trace on its nodes."""
     inventory = None if partition is None else Inventory(path="", partitions=(partition,))
     return scenario_of(
-        trace,
-        nodes=request.nodes,
-        gpus_per_node=request.gpus_per_node,
-        inventory=inventory,
-        load=load,
+        trace, nodes=request.nodes, gpus_per_node=request.gpus_per_node, inventory=inventory, load=load,
         power=lambda pool: power_model(pool, inventory=inventory),
-    )
+    )  # fmt: skip
 
 
 def _trace(request: TrainRequest, partition: Partition | None, partitions: int) -> Trace:
     from gpusched.traces.load import load
 
-    path = request.trace or ""
     vc = request.vc if request.vc is not None or partition is None or partitions == 1 else partition.name
-    return load(path, request.format, vc=vc, since=request.since, until=request.until)
+    return load(request.trace or "", request.format, vc=vc, since=request.since, until=request.until)
 
 
 def _recorded(request: TrainRequest, trace: Trace, partition: Partition | None) -> Material:
@@ -177,10 +171,10 @@ def _history_or_flavors(request: TrainRequest, partition: Partition | None) -> M
         pass  # the flavors say what may come
     if request.since is not None or request.until is not None:
         raise GpuschedError(f"{partition.name}: no job of that time has run and ended", "leave out --since and --until")
-    return _generated(msgspec.structs.replace(request, generate=None), workload_of(partition), partition)
+    return _generated(request, workload_of(partition), partition)
 
 
-def workload_of(partition: Partition, load: float = DEFAULT_LOAD) -> Workload:
+def workload_of(partition: Partition) -> Workload:
     """Jobs of the partition's flavors, equally often, arriving at random, run times about a third of the limits.
 
     Raises:
@@ -189,21 +183,11 @@ def workload_of(partition: Partition, load: float = DEFAULT_LOAD) -> Workload:
     flavors = [f for f in partition.flavors if f.gpus > 0]
     if not flavors:
         raise UsageError(f"{partition.name} has no flavors to draw jobs from", "name a workload: --trace or --generate")
-    sizes = tuple(
-        Size(
-            gpus=f.gpus,
-            share=1 / len(flavors),
-            run_time=RunTime(parts=((1.0, f.time_limit_s / 3, 0.8),), maximum_s=float(f.time_limit_s)),
-        )
-        for f in sorted(flavors, key=lambda f: f.gpus)
-    )
+    flavors.sort(key=lambda f: f.gpus)
+    run_times = [RunTime(parts=((1.0, f.time_limit_s / 3, 0.8),), maximum_s=float(f.time_limit_s)) for f in flavors]
+    sizes = (Size(gpus=f.gpus, share=1 / len(flavors), run_time=r) for f, r in zip(flavors, run_times, strict=True))
+    limits = Limits(menu_s=tuple(sorted({float(f.time_limit_s) for f in flavors})), over_median=2.0, over_sigma=0.6)
     return Workload(
-        name=f"the flavors of {partition.name}, drawn",
-        jobs=_JOBS_OF_FLAVORS,
-        start=0.0,
-        load=load,
-        load_gpus=sum(n.gpus for n in partition.nodes),
-        sizes=sizes,
-        run_time=sizes[0].run_time or RunTime(parts=((1.0, 3600.0, 1.0),)),
-        limits=Limits(menu_s=tuple(sorted({float(f.time_limit_s) for f in flavors})), over_median=2.0, over_sigma=0.6),
-    )
+        name=f"the flavors of {partition.name}, drawn", jobs=_JOBS_OF_FLAVORS, start=0.0, load=DEFAULT_LOAD,
+        load_gpus=sum(n.gpus for n in partition.nodes), sizes=tuple(sizes), run_time=run_times[0], limits=limits,
+    )  # fmt: skip

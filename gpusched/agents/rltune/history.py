@@ -13,16 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.agents.rltune.odds import (
-    SHORTEST_S,
-    History,
-    Odds,
-    Records,
-    expected,
-    level_of,
-    new_history,
-    note_passed,
-)
+from gpusched.agents.rltune.odds import SHORTEST_S, History, Odds, Records, expected, level_of, new_history, note_passed
 from gpusched.compiled import jit
 from gpusched.sched.state import Flags, Floats, Ints
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from datetime import UTC, datetime
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_card(path: Path, card: Card) -> None:
     """Writes the card, whole or not at all."""
-    content = {k: v for k, v in msgspec.to_builtins(card).items()}
+    content = msgspec.to_builtins(card)
     content["metrics"] = [{k: v for k, v in row.items() if v not in (None, "")} for row in content["metrics"]]
     write_whole(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120).encode())
 
@@ -96,11 +96,6 @@ def read_card(path: Path) -> Card:
         return msgspec.convert(content, Card, strict=False)
     except (FileError, msgspec.ValidationError, KeyError, TypeError, AttributeError) as error:
         raise GpuschedError(f"{path}: this is no training card: {error}", "train it again") from None
-
-
-def now_utc() -> str:
-    """The time, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def code_version() -> str:
@@ -122,12 +117,9 @@ def trace_sha256(trace: Trace) -> str:
 
 def shape_of(pool: Pool) -> tuple[Nodes, ...]:
     """The pool as so many like nodes of each kind, in its order."""
-    kinds: dict[tuple[int, int, int, str], int] = {}
     columns = (pool.gpus.tolist(), pool.cores.tolist(), pool.memory_mib.tolist(), pool.gpu_type.tolist())
-    for gpus, cores, memory, kind in zip(*columns, strict=True):
-        key = gpus, cores, memory, pool.gpu_types[kind]
-        kinds[key] = kinds.get(key, 0) + 1
+    kinds = Counter(zip(*columns, strict=True))
     return tuple(
-        Nodes(count=count, gpus=gpus, cores=cores, memory_mib=memory, gpu_type=kind)
+        Nodes(count=count, gpus=gpus, cores=cores, memory_mib=memory, gpu_type=pool.gpu_types[kind])
         for (gpus, cores, memory, kind), count in kinds.items()
     )
