@@ -6,7 +6,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gpusched.agents.common.attention import arrays_of as attention_arrays
 from gpusched.agents.common.attention import attention_of
@@ -19,7 +18,7 @@ from gpusched.agents.rltune.live import OUTPUTS, Prepared
 from gpusched.agents.rltune.odds import CLASSES, LEVELS, Odds, class_of, reached
 from gpusched.agents.rltune.settings import Settings
 from gpusched.config.weights import Arrays
-from gpusched.sched.state import NONE, SKIP
+from gpusched.sched.state import NONE, SKIP, Floats, Ints
 from gpusched.traces.trace import Trace
 
 LEARNED = 0.7  # the first part of the jobs; the rest is for choosing
@@ -35,7 +34,7 @@ class Rule(NamedTuple):
     hold: Weights
 
 
-_ORDERS: dict[str, Weights] = {
+ORDERS: dict[str, Weights] = {
     "fifo": {"waited": 1.0},
     "smallest": {"gpus": -100.0, "waited": 1.0},
     "sjf": {"estimate": -1.0},
@@ -54,7 +53,7 @@ _BY_LIMIT: dict[str, Weights] = {
     "by limit and size": {"limit": -1.0, "gpus": -0.7},
     "wfp3": {"waited": 3.0, "limit": -3.0, "gpus": 0.7},
 }
-_HOLDS: dict[str, Weights] = {
+HOLDS: dict[str, Weights] = {
     "": {"one": -1.0},
     "hold": {"one": 1.0},
     "hold within the hour": {"one": 8.2, "drain": -1.0},
@@ -73,12 +72,12 @@ def rules(settings: Settings, limits: bool = False) -> list[Rule]:
 
     ``limits``: whether there are jobs with limits.
     """
-    holds = _HOLDS if settings.backfill else {"": _HOLDS[""]}
+    holds = HOLDS if settings.backfill else {"": HOLDS[""]}
     blind, found = settings.knows in ("nothing", "limit"), []
-    for order, weights in (_ORDERS | (_BY_LIMIT if limits and settings.knows != "nothing" else {})).items():
+    for order, weights in (ORDERS | (_BY_LIMIT if limits and settings.knows != "nothing" else {})).items():
         if (settings.knows == "nothing" and order not in _NEED_NO_HISTORY) or (blind and "work" in weights):
             continue
-        mine = {"": _HOLDS[""]} if order in _HOLD_NOTHING else holds
+        mine = {"": HOLDS[""]} if order in _HOLD_NOTHING else holds
         known = _told(weights) if settings.knows == "oracle" else weights
         found += [
             Rule(", ".join(x for x in (order, hold) if x), known, held)
@@ -114,7 +113,7 @@ def linear_of(rule: Rule) -> Reals:
     return linear
 
 
-def odds_of(gpus: npt.NDArray[np.int64], ran_s: npt.NDArray[np.float64], over: Bools | None = None) -> Odds:
+def odds_of(gpus: Ints, ran_s: Floats, over: Bools | None = None) -> Odds:
     """What jobs' run times say of other jobs', by class of sizes: few count little.
 
     Args:
@@ -168,9 +167,7 @@ def with_odds(prepared: Prepared, odds: Odds) -> Prepared:
     return prepared._replace(scorer=prepared.scorer._replace(odds=odds))
 
 
-def with_net(
-    rule: Prepared, arrays: dict[str, npt.NDArray[np.generic]], mean: Reals, scale: Reals, strength: float
-) -> Prepared:
+def with_net(rule: Prepared, arrays: Arrays, mean: Reals, scale: Reals, strength: float) -> Prepared:
     """The rule with a network's answer, times ``strength``, added to its order."""
     net = net_of(arrays, "net", INPUTS, OUTPUTS)
     strengths = np.array([strength, 0.0], np.float32)
@@ -185,10 +182,9 @@ def arrays_of(prepared: Prepared) -> Arrays:
     scorer = prepared.scorer
     found: Arrays = {name: getattr(scorer, name) for name in ("linear", "mean", "scale", "strength", "window")}
     found |= {"prior": scorer.odds.prior, "few": scorer.odds.few}
-    at, sizes = 0, scorer.net.sizes.tolist()
-    for i, (before, after) in enumerate(pairwise(sizes)):
-        found[f"net.{i}.weight"] = scorer.net.weights[at : at + before * after].reshape(before, after).T.copy()
-        at += before * after
-        found[f"net.{i}.bias"] = scorer.net.weights[at : at + after].copy()
-        at += after
+    at = 0
+    for i, (before, after) in enumerate(pairwise(scorer.net.sizes.tolist())):
+        layer = scorer.net.weights[at : at + (before + 1) * after].reshape(before + 1, after).copy()
+        found |= {f"net.{i}.weight": np.ascontiguousarray(layer[:-1].T), f"net.{i}.bias": layer[-1]}
+        at += layer.size
     return found | attention_arrays(scorer.attention)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gpusched.agents.rltune.evaluation import Figures, figures, fresh, grown_log, shared, world_for
 from gpusched.agents.rltune.history import FEATURES, Known, note_ended
@@ -15,7 +14,7 @@ from gpusched.agents.rltune.odds import SHORTEST_S
 from gpusched.agents.rltune.replay import Scored, known_of_trace, new_queue
 from gpusched.agents.rltune.rollout import Drawn, Trajectory, new_trajectory, play_sequence
 from gpusched.agents.rltune.settings import Settings
-from gpusched.sched.state import seed_words
+from gpusched.sched.state import Floats, Ints, seed_words
 from gpusched.sim.engine.build import World, log_of
 from gpusched.sim.engine.state import GROW
 from gpusched.sim.policies import PLACEMENTS
@@ -36,7 +35,7 @@ class Episode(NamedTuple):
     pool: Pool
     world: World
     known: Known
-    truth: npt.NDArray[np.float64]
+    truth: Floats
 
 
 class Play(NamedTuple):
@@ -61,21 +60,19 @@ def _episode(before: Result, first: int, settings: Settings) -> Episode:
     ended = past[before.end[past] <= time][-_MOST_BEFORE:]
     runs = there[before.start[there] <= time]
     waits = there[~(before.start[there] <= time)][-settings.sequence :]
-    chosen = np.sort(np.concatenate([ended, runs, waits, np.arange(first, min(first + settings.sequence, len(trace)))]))
-    part = select(trace, np.unique(chosen))
-    place = {int(j): i for i, j in enumerate(np.unique(chosen).tolist())}
-    had = np.zeros(len(part))
-    had[[place[int(j)] for j in runs]] = time - before.start[runs]
-    gone = np.array([place[int(j)] for j in ended], np.int64)
-    return _begun(part, before.pool, settings, time, had, gone, before.end[ended])
+    coming = np.arange(first, min(first + settings.sequence, len(trace)))
+    chosen = np.unique(np.concatenate([ended, runs, waits, coming]))
+    had = np.zeros(len(chosen))
+    had[np.searchsorted(chosen, runs)] = time - before.start[runs]
+    gone = np.searchsorted(chosen, ended)
+    return _begun(select(trace, chosen), before.pool, settings, time, had, gone, before.end[ended])
 
 
 def _begun(
-    part: Trace, pool: Pool, settings: Settings, time: float, had: npt.NDArray[np.float64],
-    gone: npt.NDArray[np.int64], end: npt.NDArray[np.float64],
+    part: Trace, pool: Pool, settings: Settings, time: float, had: Floats, gone: Ints, end: Floats
 ) -> Episode:  # fmt: skip
     """The world at ``time``: what ran has the rest of its work left, what has ended is only remembered."""
-    demand = world_for(part, pool, settings, "best-fit").demand
+    demand = world_for(part, pool, settings).demand
     whole = known_of_trace(part, demand, len(pool.partitions), settings.knows)
     if whole.learns[0]:
         for i in np.argsort(end, kind="stable"):
@@ -92,11 +89,11 @@ def _begun(
     now = replace(
         rest, submit=np.maximum(rest.submit, time), duration=np.maximum(rest.duration - facts["had"], 1.0), epoch=None
     )  # fmt: skip
-    world = world_for(now, pool, settings, "best-fit")
+    world = world_for(now, pool, settings)
     return Episode(rest, pool, world, whole._replace(facts=facts, history=history), truth)
 
 
-def _reordered(trace: Trace, order: npt.NDArray[np.int64]) -> Trace:
+def _reordered(trace: Trace, order: Ints) -> Trace:
     """The trace's jobs in another order; nobody waits for another then."""
     columns = {name: getattr(trace, name)[order] for name in (*FLOATS, *INTS) if name != "depends_on"}
     ids = tuple(trace.ids[i] for i in order.tolist())

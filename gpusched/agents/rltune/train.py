@@ -10,10 +10,10 @@ import numpy as np
 
 from gpusched.agents.common import torch_
 from gpusched.agents.common.request import Report, Trained, TrainJob
-from gpusched.agents.rltune.candidates import Rule, arrays_of, learned_odds, with_net, with_odds, without_net
+from gpusched.agents.rltune.candidates import HOLDS, ORDERS, Rule, arrays_of, learned_odds, with_odds, without_net
 from gpusched.agents.rltune.choosing import Option, choose_base, choose_strength
 from gpusched.agents.rltune.episodes import Episode, cut, play
-from gpusched.agents.rltune.evaluation import Evaluation, evaluations, windows
+from gpusched.agents.rltune.evaluation import Evaluation, evaluations, mean_cost, windows
 from gpusched.agents.rltune.live import Prepared
 from gpusched.agents.rltune.odds import Odds
 from gpusched.agents.rltune.ppo import Learner
@@ -43,13 +43,11 @@ def train_agent(job: TrainJob, report: Report) -> Trained:
     if job.spec.settings.get("preempt", False) is not False:
         return train_preempting(job, report)
     settings = read(job.spec.settings)
-    if len(job.scenario.trace) < 10:
-        raise UsageError(
-            f"{job.scenario.trace.name}: {len(job.scenario.trace)} jobs are too few to learn from", "use more"
-        )
-    torch_.begin(job.seed, "cpu")
-    early, last = windows(job.scenario, settings, job.declared is not None)
-    declared = job.declared is not None
+    trace, declared = job.scenario.trace, job.declared is not None
+    if len(trace) < 10:
+        raise UsageError(f"{trace.name}: {len(trace)} jobs are too few to learn from", "use more")
+    torch_.begin(job.seed)
+    early, last = windows(job.scenario, settings)
     ground = Ground(
         [a for t in early for a in evaluations(t, job.scenario, settings, declared)],
         evaluations(last, job.scenario, settings, declared),
@@ -67,9 +65,9 @@ def train_agent(job: TrainJob, report: Report) -> Trained:
     about = {"knows": settings.knows, "backfill": "skip" if settings.backfill else "none", "base": choice.rule.name,
              "objective": settings.objective}  # fmt: skip
     rows, gaps = table(final, job, settings, report)
-    scored = -float(np.mean([a.play(found.prepared).cost(settings.objective) for a in ground.later]))
+    cost = mean_cost([one.play(found.prepared) for one in ground.later], settings.objective)
     return Trained(
-        arrays=arrays_of(final), about=about, score=scored, hyper_parameters=asdict(settings),
+        arrays=arrays_of(final), about=about, score=-cost, hyper_parameters=asdict(settings),
         notes=(*notes, *gaps), rows=rows,
     )  # fmt: skip
 
@@ -89,12 +87,12 @@ def _learned(
         kept = [_unpacked(arrays, k) for k in range(state["kept"])]
     else:
         learner.imitate(episodes, lambda done: told.step(0, settings.iterations))
-        kept.append(learner.arrays())
+        kept.append(learner.net.arrays())
     every = max(settings.iterations // _SNAPSHOTS, 1)
     for iteration in range(first, settings.iterations):
         reward = learner.improve(episodes, costs)
         if (iteration + 1) % every == 0:
-            kept.append(learner.arrays())
+            kept.append(learner.net.arrays())
         told.step(iteration + 1, settings.iterations, reward=reward)
         if job.checkpoint.due():
             arrays, numbers = learner.state()
@@ -102,9 +100,8 @@ def _learned(
             job.checkpoint.save(arrays | packed, {"numbers": numbers, "done": iteration + 1, "kept": len(kept)})
     seconds = time.perf_counter() - begin
     pace = f"{learner.steps:,} environment steps, learning included, in {seconds:.0f} s"
-    mean, scale = learner.scaling
     options = [
-        Option("imitation" if k == 0 else f"iteration {k * every}", s, with_net(base, arrays, mean, scale, s))
+        Option("imitation" if k == 0 else f"iteration {k * every}", s, learner.policy(s, arrays))
         for k, arrays in enumerate(kept)
         for s in STRENGTHS
     ]
@@ -131,8 +128,6 @@ def _episodes(job: TrainJob, settings: Settings, ground: Ground, base: Prepared)
 
 def _reference(settings: Settings, odds: Odds) -> Prepared:
     """The policy that rewards are measured against."""
-    orders = {"fcfs": {"waited": 1.0}, "fifo-skip": {"waited": 1.0}, "smallest": {"gpus": -100.0, "waited": 1.0},
-              "sjf": {"estimate": -1.0}}  # fmt: skip
-    rule = Rule(settings.base, orders[settings.base], {"one": -1.0})
-    prepared = without_net(rule, settings, odds, settings.train_window)
+    order = ORDERS["fifo" if settings.base in ("fcfs", "fifo-skip") else settings.base]
+    prepared = without_net(Rule(settings.base, order, HOLDS[""]), settings, odds, settings.train_window)
     return prepared._replace(backfill=0 if settings.base == "fcfs" else 1)
