@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from gpusched.agents.common.checkpoint import Checkpoint
-from gpusched.agents.common.data import Material, materials
-from gpusched.agents.common.known import known_by
+from gpusched.agents.common.data import Material, known_by, materials
 from gpusched.agents.common.request import Report, TrainJob, TrainRequest
 from gpusched.agents.rltune.candidates import learned_odds, odds_of
 from gpusched.agents.rltune.evaluation import windows

@@ -15,7 +15,7 @@ import pytest
 
 from gpusched.agents.common import torch_
 from gpusched.agents.common.checkpoint import Checkpoint
-from gpusched.agents.common.known import known_by
+from gpusched.agents.common.data import known_by
 from gpusched.agents.common.request import Progress, Report, Trained, TrainJob
 from gpusched.agents.rltune.candidates import Rule, arrays_of, heuristics, odds_of, rules, with_net, without_net
 from gpusched.agents.rltune.choosing import _PRIOR, Option, choose_base, choose_strength

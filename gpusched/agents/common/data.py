@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from gpusched.agents.common.known import Bools, known_by
 from gpusched.agents.common.request import TrainRequest
 from gpusched.config.inventory import load_inventory
 from gpusched.config.weights import DEFAULT
 from gpusched.errors import GpuschedError, NoHistory, UsageError
+from gpusched.forecast.predictor import ends_of
 from gpusched.model.resources import Inventory, Partition
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import parse_time
@@ -27,6 +28,9 @@ HELD_OUT_DRAWS = 5
 """How many other draws of a generated workload the final table is made on."""
 FIRST_SEED, FIRST_HELD_OUT = 0, 1_000_003
 _JOBS_OF_FLAVORS = 2000
+
+
+Bools = npt.NDArray[np.bool_]
 
 
 class Material(NamedTuple):
@@ -119,7 +123,10 @@ def _recorded(request: TrainRequest, trace: Trace, partition: Partition | None) 
         return Material(name, partition, scenario, (), None)
     held = select(trace, after, "the held-out end of the trace, begun on empty nodes")
     held_out = (scenario._replace(trace=held),) if len(after) else ()
-    return Material(name, partition, _told(scenario, before, ended), held_out, None, ended)
+    running = int((~ended).sum())
+    note = f"{running} jobs still ran at the end of what was learned from: they count with what they had run by then"
+    told = scenario._replace(trace=before, notes=(*scenario.notes, note) if running else scenario.notes)
+    return Material(name, partition, told, held_out, None, ended)
 
 
 def _over_s(request: TrainRequest, trace: Trace) -> float:
@@ -136,11 +143,17 @@ def _over_s(request: TrainRequest, trace: Trace) -> float:
     return max(0.0, until - float(trace.submit[-1]))
 
 
-def _told(scenario: Scenario, trace: Trace, ended: Bools) -> Scenario:
-    """The scenario with a trace as it was known at the cut, and a sentence on what that means."""
-    running = int((~ended).sum())
-    note = f"{running} jobs still ran at the end of what was learned from: they count with what they had run by then"
-    return scenario._replace(trace=trace, notes=(*scenario.notes, note) if running else scenario.notes)
+def known_by(trace: Trace, until: float) -> tuple[Trace, Bools]:
+    """The jobs that had begun by ``until``, as they were known then, and which of them had ended: ``bool[jobs]``.
+
+    A job that still ran has the run time that it had had: more than that nobody could know. One that waited is not
+    there. Where the log has no waiting times a job counts as begun when it was submitted.
+    """
+    end = ends_of(trace)
+    begin, ended = end - trace.duration, end <= until
+    there = np.flatnonzero((trace.submit <= until) & (ended | (begin < until)))
+    ran = np.where(ended, trace.duration, until - begin)
+    return replace(select(trace, there), duration=ran[there]), ended[there]
 
 
 def _generated(request: TrainRequest, workload: Workload, partition: Partition | None) -> Material:

@@ -49,13 +49,7 @@ def table(
     """The agent first, then what it was untrained, then the heuristics by mean JCT, then the lower bound.
 
     Over several scenarios (draws of a workload) an interval is Student's, and the change is paired by scenario; over
-    one it is a bootstrap over days, as in ``gpusched replay``.
-
-    Args:
-        agent: The trained policy.
-        scenarios: Held-out workloads on their nodes.
-        advance: Called with (replays done, replays in all).
-        untrained: See `before`.
+    one it is a bootstrap over days, as in ``gpusched replay``. ``advance`` is called with (replays done, in all).
     """
     policies = [agent, *([] if untrained is None else [untrained]), *heuristics(agent.knows)]
     runs = [Run(scenario, policy, None, 0) for policy in policies for scenario in scenarios]

@@ -174,12 +174,9 @@ class Trained:
 
 
 def settings_of(base: _Settings, given: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> _Settings:
-    """Hyper-parameters, those replaced that a policy file's ``train`` section names.
+    """Hyper-parameters (fields: int, float, bool, str), those replaced that a policy file's ``train`` section gives.
 
-    Args:
-        base: A dataclass whose fields are int, float, bool or str.
-        given: Name -> value, as `gpusched.config.policies` reads it.
-        ignore: Names that are somebody else's.
+    ``ignore``: names that are somebody else's.
 
     Raises:
         UsageError: There is no such hyper-parameter, or its value is of another kind.

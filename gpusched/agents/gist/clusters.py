@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.agents.common.batch import PUBLISHED, UTILIZATION, Batch, Kinds, Rules, begin, inputs_of, step
+from gpusched.agents.common.batch import Batch, Kinds, Rules, begin, inputs_of, step
 from gpusched.agents.gist.setting import Setting
 from gpusched.config.weights import Arrays
 from gpusched.sched.heaps import Heap
@@ -30,13 +30,11 @@ class Clusters:
     def __init__(self, setting: Setting, variant: str, clusters: int, seed: int, sequences: Ints | None = None) -> None:
         """With ``sequences`` cluster i plays ``sequences[i]`` once; without, episodes are drawn and go on for ever."""
         assert variant in VARIANTS
-        self.setting, self.variant = setting, variant
         smallest = min(k.gpus for k in setting.kinds)
         slots = min(setting.jobs, max(s.gpus for s in setting.servers) // smallest)
         self.rules = Rules(
-            reward=UTILIZATION if variant == "wait" else PUBLISHED,
+            waits=variant == "wait",
             masked=variant != "paper",
-            full=variant == "wait",
             again=sequences is None,
             gap_s=setting.gap_s,
             slots=slots,

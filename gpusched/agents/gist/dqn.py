@@ -305,18 +305,10 @@ def train(
     setting: Setting, variant: str, hyper: Hyper, seed: int, *, device: str = "cpu", report: Report | None = None,
     checkpoint: Checkpoint | None = None, until: Callable[[Point], bool] = lambda point: False,
 ) -> Learned:  # fmt: skip
-    """Trains one agent.
+    """Trains one agent, from where ``checkpoint`` left it. Same seed, same weights, bit for bit on a CPU.
 
-    Args:
-        setting: The paper's, or one like it.
-        variant: ``masked``, ``paper`` (what is impossible can be chosen and is punished) or ``wait`` (rewarded with the
-            episode's utilization, free to keep a job waiting).
-        hyper: Hyper-parameters.
-        seed: Same seed, same weights, bit for bit on a CPU.
-        device: cpu or cuda.
-        report: Told how it goes.
-        checkpoint: To go on from, and to keep.
-        until: Called with each evaluation; true ends the training.
+    Variants: ``masked``, ``paper`` (what is impossible can be chosen and is punished), ``wait`` (rewarded with the
+    episode's utilization, free to keep a job waiting). Ends early where ``until`` is true of an evaluation.
     """
     report = report or Report()
     agent = Agent(setting, variant, hyper, seed, device)

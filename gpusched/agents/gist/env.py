@@ -39,7 +39,7 @@ class ClusterEnv(gymnasium.Env[Seen, np.int64]):
 
     def __init__(self, setting: Setting, variant: str = "masked") -> None:
         """See `Clusters`: what is impossible cannot be chosen (masked, wait) or is punished (paper)."""
-        self.setting, self.variant = setting, variant
+        self.setting = setting
         self._clusters = Clusters(setting, variant, 1, 0, setting.sequences()[:1])
         shape = self._clusters.batch.observation.shape[1:]
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.gist.setting import HOUR_S, Setting
-from gpusched.sched.state import Floats, Ints
+from gpusched.agents.gist.setting import HOUR_S, Episodes, Setting
+from gpusched.sched.state import Ints
 
 Running = tuple[tuple[float, int, int], ...]  # (end, server, job), sorted
 Queue = tuple[int, ...]
@@ -29,20 +29,11 @@ class Exact(NamedTuple):
     hours: float
 
 
-class Played(NamedTuple):
-    """The same of single episodes, ``float64[episodes]``."""
-
-    utilization: Floats
-    hours: Floats
-
-
 @cache
 def exact(setting: Setting, *, one_pass: bool = False) -> Exact:
-    """The mean, by recursion over what the draws can give.
+    """The mean, by recursion over what the draws can give; servers are alike.
 
-    Args:
-        setting: Whose servers are alike.
-        one_pass: The other reading: what waits goes before what comes, and is not tried again after a start.
+    ``one_pass``: the other reading: what waits goes before what comes, and is not tried again after a start.
     """
     found = [_Draws(setting, s, one_pass=one_pass).mean() for s in setting.sequences().tolist()]
     return Exact(*(float(np.mean(column)) for column in zip(*found, strict=True)))
@@ -103,8 +94,8 @@ class _Draws:
         return self.go(now, running, queue, come + len(new), 0)
 
 
-def play(setting: Setting, sequences: Ints, seed: int) -> Played:
-    """Episodes under the naive scheme: ``float64[episodes]`` U and hours of each, in order."""
+def play(setting: Setting, sequences: Ints, seed: int) -> Episodes:
+    """Episodes under the naive scheme, in order."""
     rng = np.random.default_rng([seed, 2])
     found = [_Draws(setting, s, rng=rng).mean() for s in sequences.tolist()]
-    return Played(*(np.array(column) for column in zip(*found, strict=True)))
+    return Episodes(*(np.array(column) for column in zip(*found, strict=True)))

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gpusched.agents.common.nets import Net, Reals, arrays_of, forward, net_of
 from gpusched.compiled import jit
@@ -57,7 +56,7 @@ class Agent(NamedTuple):
     patience_s: float
 
 
-def agent_of(arrays: Mapping[str, npt.NDArray[np.generic]], patience_s: float = PATIENCE_S) -> Agent:
+def agent_of(arrays: Arrays, patience_s: float = PATIENCE_S) -> Agent:
     """The agent that a weights file holds: ``QUESTION.base [inputs]`` and the layers ``QUESTION.0.weight`` and so on.
 
     Raises:

@@ -8,22 +8,12 @@ would put it first.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from gpusched.agents.gist.setting import HOUR_S, paper
-from gpusched.sched.state import Floats
+from gpusched.agents.gist.setting import HOUR_S, Episodes, paper
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import replay
 from gpusched.traces.readers.draft import assemble
-
-
-class Episodes(NamedTuple):
-    """One figure per episode, ``float64[81 * replicas]``: U when f starts, and hours until then."""
-
-    utilization: Floats
-    hours: Floats
 
 
 def gist(policy: str, placement: str, gap_h: float, *, replicas: int = 1) -> Episodes:

@@ -23,6 +23,13 @@ from gpusched.traces.trace import Trace
 HOUR_S = 3600.0
 
 
+class Episodes(NamedTuple):
+    """One figure per episode, ``float64[episodes]``: U when f starts, and hours until then."""
+
+    utilization: Floats
+    hours: Floats
+
+
 class Kind(NamedTuple):
     """A flavor that fits one server; totals of the job, seconds."""
 

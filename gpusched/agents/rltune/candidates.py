@@ -9,7 +9,7 @@ import numpy as np
 
 from gpusched.agents.common.attention import arrays_of as attention_arrays
 from gpusched.agents.common.attention import attention_of
-from gpusched.agents.common.known import Bools, known_by
+from gpusched.agents.common.data import Bools, known_by
 from gpusched.agents.common.nets import Net, net_of
 from gpusched.agents.common.request import TrainJob
 from gpusched.agents.rltune.decide import Scorer
@@ -116,10 +116,7 @@ def linear_of(rule: Rule) -> Reals:
 def odds_of(gpus: Ints, ran_s: Floats, over: Bools | None = None) -> Odds:
     """What jobs' run times say of other jobs', by class of sizes: few count little.
 
-    Args:
-        gpus: Of each job.
-        ran_s: How long it ran, or had run when last seen.
-        over: Whether it has ended; None: all have. One that has not counts for the levels that it has outrun.
+    ``over``: whether each has ended (None: all have). One that has not counts for the levels that it has outrun.
     """
     ended, outran = np.zeros((CLASSES, LEVELS)), np.zeros((CLASSES, LEVELS))
     done = [True] * len(gpus) if over is None else over.tolist()

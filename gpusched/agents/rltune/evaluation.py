@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.agents.common.known import known_by
+from gpusched.agents.common.data import known_by
 from gpusched.agents.rltune.candidates import first_of_later
 from gpusched.agents.rltune.live import Prepared
 from gpusched.agents.rltune.replay import UNSOUND, Scored, known_of_trace, new_queue, run_scored

@@ -37,11 +37,7 @@ _RAW = np.float32(0.01)  # before the scales are known: so small that nothing is
 class Network:
     """What `agents.common.nets` and `agents.common.attention` compute from the same weights, to be learned.
 
-    It answers 0 before it has learned anything.
-
-    Args:
-        inputs: Of a job. hidden: Width of both hidden layers. outputs: Of a job.
-        attention: Whether jobs of a window see each other.
+    It answers 0 before it has learned anything. ``attention``: whether jobs of a window see each other.
     """
 
     def __init__(self, inputs: int, hidden: int, outputs: int, attention: bool) -> None:
@@ -58,11 +54,9 @@ class Network:
             self._parts |= {f"attention.{part}": torch.nn.Linear(hidden, hidden, bias=False) for part in PARTS}
 
     def __call__(self, rows: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
-        """Answers ``[..., outputs]``.
+        """Answers ``[..., outputs]`` to ``rows: [..., window, inputs]`` (without attention any rows).
 
-        Args:
-            rows: ``[..., window, inputs]``; without attention any rows.
-            present: ``bool[..., window]``: rows that are jobs. What comes out for others means nothing.
+        ``present: bool[..., window]``: which rows are jobs. What comes out for others means nothing.
         """
         parts = self._parts
         hidden = parts["net.1"](parts["net.0"](rows).relu()).relu()

@@ -13,8 +13,6 @@ import yaml
 from gpusched import __version__
 from gpusched.agents.common.request import Row
 from gpusched.config.paths import write_whole
-from gpusched.config.yamlfile import parse_plain
-from gpusched.errors import FileError, GpuschedError
 from gpusched.sim.pool import Pool
 from gpusched.traces.file import FLOATS, INTS
 from gpusched.traces.trace import Trace
@@ -81,21 +79,6 @@ def write_card(path: Path, card: Card) -> None:
     content = msgspec.to_builtins(card)
     content["metrics"] = [{k: v for k, v in row.items() if v not in (None, "")} for row in content["metrics"]]
     write_whole(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120).encode())
-
-
-def read_card(path: Path) -> Card:
-    """The card of a file.
-
-    Raises:
-        GpuschedError: It cannot be read, or is no card.
-    """
-    try:
-        content = parse_plain(path)
-        for row in content["metrics"]:
-            row.setdefault("value", None)
-        return msgspec.convert(content, Card, strict=False)
-    except (FileError, msgspec.ValidationError, KeyError, TypeError, AttributeError) as error:
-        raise GpuschedError(f"{path}: this is no training card: {error}", "train it again") from None
 
 
 def code_version() -> str:
