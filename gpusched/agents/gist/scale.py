@@ -125,7 +125,6 @@ class Search:
         """The search from its start, or from its checkpoint, to its end."""
         settings = self._settings
         name, first, cost = self._best_start()
-        self._first = first
         template = _Template(first, settings.width)
         search = Evolution(template.values, template.steps, settings.population, self._job.seed)
         begun, best, since = cost, template.values, 0
@@ -142,18 +141,15 @@ class Search:
                 kept = {f"search.{n}": a for n, a in search.state().items()}
                 self._job.checkpoint.save({**kept, "best": best}, {"cost": cost, "since": since})
             self._report.step(search.generation, settings.generations, -found)
-        return self._trained(template.arrays(best), cost, f"{name}, at {-begun:.4f}", search.generation)
-
-    def _trained(self, arrays: Arrays, cost: float, start: str, generations: int) -> Trained:
-        """What `train` writes down."""
         note = (
-            f"began as {start}; after {generations} generations it is at {-cost:.4f} on {len(self._validation)} "
-            f"validation workloads (the logarithm of {REFERENCE}'s mean JCT over the agent's, less lost utilization)"
+            f"began as {name}, at {-begun:.4f}; after {search.generation} generations it is at {-cost:.4f} on "
+            f"{len(self._validation)} validation workloads (the logarithm of {REFERENCE}'s mean JCT over the agent's, "
+            "less lost utilization)"
         )
         about = {"knows": "limit", "backfill": "easy", "patience_s": str(self._patience_s), "variant": "scale"}
         return Trained(
-            arrays=arrays, about=about, score=-cost, hyper_parameters=asdict(self._settings), notes=(note,),
-            untrained=self._first,
+            arrays=template.arrays(best), about=about, score=-cost, hyper_parameters=asdict(settings), notes=(note,),
+            untrained=first,
         )  # fmt: skip
 
     def _generation(self, search: Evolution, template: _Template) -> float:

@@ -93,15 +93,11 @@ def heuristics(settings: Settings, limits: bool = False) -> list[Rule]:
     return [rule for rule in rules(settings, limits) if rule.name in names]
 
 
-def log_run_time_weight(weights: Weights) -> float:
-    """What the logarithm of the run time counts in an order, were it known: all that stands for it together."""
-    return weights.get("estimate", 0.0) + weights.get("work", 0.0) - weights.get("worth", 0.0)
-
-
 def _told(weights: Weights) -> Weights:
-    """The same order by an oracle's run times."""
-    others = {name: weight for name, weight in weights.items() if name not in ("estimate", "work", "worth")}
-    return others | {"truth": log_run_time_weight(weights)}
+    """The same order by an oracle's run times, which count as much as all together that stands for their logarithm."""
+    others = dict(weights)
+    estimate, work, worth = (others.pop(name, 0.0) for name in ("estimate", "work", "worth"))
+    return others | {"truth": estimate + work - worth}
 
 
 def linear_of(rule: Rule) -> Reals:

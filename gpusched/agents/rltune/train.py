@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import NamedTuple
 
 import numpy as np
 
@@ -27,13 +26,6 @@ STRENGTHS = (1.0, 0.5)
 _SNAPSHOTS = 4  # of the network, that are chosen from
 
 
-class Ground(NamedTuple):
-    """What is learned on: replays of the earlier windows, and of the last one, which chooses."""
-
-    learned: list[Evaluation]
-    later: list[Evaluation]
-
-
 def train_agent(job: TrainJob, report: Report) -> Trained:
     """One agent.
 
@@ -48,24 +40,22 @@ def train_agent(job: TrainJob, report: Report) -> Trained:
         raise UsageError(f"{trace.name}: {len(trace)} jobs are too few to learn from", "use more")
     torch_.begin(job.seed)
     early, last = windows(job.scenario, settings)
-    ground = Ground(
-        [a for t in early for a in evaluations(t, job.scenario, settings, declared)],
-        evaluations(last, job.scenario, settings, declared),
-    )
+    learned = [one for window in early for one in evaluations(window, job.scenario, settings, declared)]
+    later = evaluations(last, job.scenario, settings, declared)  # which chooses
     odds, last_odds = learned_odds(job)
-    choice = choose_base([*ground.learned, *ground.later], settings, odds, report.of("base rule").step)
+    choice = choose_base([*learned, *later], settings, odds, report.of("base rule").step)
     gain = 1 - np.exp(choice.cost - choice.best)
     report.note(f"base rule: {choice.rule.name}, {-gain:+.1%} of cost against {choice.heuristic} on the training part")
     base = without_net(choice.rule, settings, odds)
-    options, pace = _learned(job, settings, ground, base, report)
-    found, words = choose_strength(options, base, ground.learned, ground.later, settings)
+    options, pace = _learned(job, settings, learned, base, report)
+    found, words = choose_strength(options, base, learned, later, settings)
     report.note(f"network: {found.name}" + (f" x {found.strength:g}" if found.strength else ": none was surely better"))
     final = with_odds(found.prepared, last_odds)
     notes = (f"base rule: {choice.rule.name}", f"network: {found.name} x {found.strength:g}", *words, pace)
     about = {"knows": settings.knows, "backfill": "skip" if settings.backfill else "none", "base": choice.rule.name,
              "objective": settings.objective}  # fmt: skip
     rows, gaps = table(final, job, settings, report)
-    cost = mean_cost([one.play(found.prepared) for one in ground.later], settings.objective)
+    cost = mean_cost([one.play(found.prepared) for one in later], settings.objective)
     return Trained(
         arrays=arrays_of(final), about=about, score=-cost, hyper_parameters=asdict(settings),
         notes=(*notes, *gaps), rows=rows,
@@ -73,11 +63,11 @@ def train_agent(job: TrainJob, report: Report) -> Trained:
 
 
 def _learned(
-    job: TrainJob, settings: Settings, ground: Ground, base: Prepared, report: Report
+    job: TrainJob, settings: Settings, replays: list[Evaluation], base: Prepared, report: Report
 ) -> tuple[list[Option], str]:
     """The networks that came out, at several strengths; and how fast that was, as a sentence."""
     learner = Learner(base, settings, job.seed)
-    episodes, costs = _episodes(job, settings, ground, base)
+    episodes, costs = _episodes(job, settings, replays, base)
     told, begin = report.of("network"), time.perf_counter()
     first, kept = 0, []
     if (saved := job.checkpoint.load()) is not None:
@@ -112,14 +102,16 @@ def _unpacked(arrays: Arrays, k: int) -> Arrays:
     return {name.removeprefix(f"kept{k}."): a for name, a in arrays.items() if name.startswith(f"kept{k}.")}
 
 
-def _episodes(job: TrainJob, settings: Settings, ground: Ground, base: Prepared) -> tuple[list[Episode], list[float]]:
+def _episodes(
+    job: TrainJob, settings: Settings, replays: list[Evaluation], base: Prepared
+) -> tuple[list[Episode], list[float]]:
     """Sequences out of the earlier part's replays, and what the base policy costs on each."""
     rng = np.random.default_rng(job.seed)
     episodes: list[Episode] = []
-    for evaluation in ground.learned:
+    for evaluation in replays:
         before = evaluation.result(base)
         if before is not None:
-            episodes += cut(before, settings, max(settings.sequences // len(ground.learned), 1), rng)
+            episodes += cut(before, settings, max(settings.sequences // len(replays), 1), rng)
     against = _reference(settings, base.scorer.odds)
     return episodes, [
         play(e, against, 0.0, 1, 1, settings.train_window).figures.cost(settings.objective) for e in episodes
