@@ -136,11 +136,16 @@ run_scored = looped(decide_scored)
 @jit
 def remember(sim: Sim, queue: Queue, known: Known) -> None:
     """What ended at this instant, and what came to wait."""
+    _note_stops(sim, known)
+    for i in range(sim.counter[READY]):
+        enter(sim, queue.waiting, queue.size, sim.ready[i])
+
+
+@jit
+def _note_stops(sim: Sim, known: Known) -> None:
     for i in range(sim.counter[ENDED]):
         job = sim.ended[i]
         note_stop(known, job, sim.clock[0], sim.state[job]["status"] == DONE)
-    for i in range(sim.counter[READY]):
-        enter(sim, queue.waiting, queue.size, sim.ready[i])
 
 
 @jit
@@ -181,9 +186,7 @@ class ScoredOrder(Ordering):
 
     def remember(self) -> None:
         """What ended at this instant."""
-        sim = self._world.sim
-        for job in sim.ended[: sim.counter[ENDED]].tolist():
-            note_stop(self._known, job, float(sim.clock[0]), bool(sim.state[job]["status"] == DONE))
+        _note_stops(self._world.sim, self._known)
 
     def order(self, queue: PlainQueue, partition: int) -> tuple[Ints, Keep | None]:
         """The partition's waiting jobs from first to last, and for whom nodes are held.
