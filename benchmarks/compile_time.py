@@ -27,9 +27,8 @@ def main() -> None:
 def parts() -> dict[str, Callable[[], object]]:
     """Name -> what compiles it."""
     from gpusched.sched.decide import warm_up
-    from gpusched.sim.engine.warm import one_job
     from gpusched.sim.pool import Pool
-    from gpusched.sim.replay import replay
+    from gpusched.sim.replay import one_job, replay
     from gpusched.study.bounds import bounds_of
 
     job, pool = one_job(), Pool.uniform(1, 1)

@@ -19,7 +19,7 @@ from gpusched.sched.arrays import node_arrays_of, releases_of, waiting_of
 from gpusched.sched.check import check
 from gpusched.sched.decide import _run, decide, starts
 from gpusched.sched.reasons import Verdicts
-from gpusched.sched.usage import usage_of
+from gpusched.sched.tally import usage_of
 
 # (nodes, GPUs per node, weight): most jobs are small, as in the Philly and Helios traces
 SIZES = [(1, 1, 50), (1, 2, 15), (1, 4, 12), (1, 8, 12), (2, 8, 5), (4, 8, 3), (8, 8, 2), (16, 8, 1)]

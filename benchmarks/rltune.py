@@ -47,7 +47,7 @@ def main() -> None:
     torch_.begin(0)
     trace = generate(likeness(3000), 0)
     base = without_net(Rule("sjf", {"estimate": -1.0}, {"one": -1.0}), settings, odds_of(trace.gpus, trace.duration))
-    evaluation = Evaluation(trace, Pool.uniform(4, 8), settings, "best-fit")
+    evaluation = Evaluation(trace, Pool.uniform(4, 8), settings)
     before = evaluation.result(base)
     assert before is not None
     episodes = cut(before, settings, 16, np.random.default_rng(0))

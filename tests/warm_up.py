@@ -1,9 +1,8 @@
 """Compile what most tests use before the test processes start: each would compile the same at the same time."""
 
 from gpusched.sched.decide import warm_up
-from gpusched.sim.engine.warm import one_job
 from gpusched.sim.pool import Pool
-from gpusched.sim.replay import replay
+from gpusched.sim.replay import one_job, replay
 
 if __name__ == "__main__":
     for policy in ("fifo", "fifo+easy"):

@@ -1,5 +1,5 @@
 """Who used what: GPU time, energy and utilization by job, user, node and partition, and what was held but idle.
 
 In: two readings of a node, or usage rows of the store. Out: usage rows, and the rows of ``gpusched power``. May
-import: queue, model. Begin with `usage.usage_between`, then `report`.
+import: queue, config, model. Begin with `usage.usage_between`, then `report`.
 """

@@ -21,11 +21,6 @@ def held_idle(active: Iterable[Job], usage: Iterable[UsageRow], now: float) -> t
 
     Buckets are looked at from now backwards as long as, on average, at least one of the job's GPUs was idle in each.
     Time whose utilization is unknown is not called idle.
-
-    Args:
-        active: Jobs that hold resources now.
-        usage: Usage rows, as far back as is to be looked.
-        now: Unix seconds.
     """
     jobs = {job.id: job for job in active if job.spec.gpus > 0 and job.start_time is not None}
     sums: dict[str, dict[int, tuple[float, float]]] = defaultdict(dict)

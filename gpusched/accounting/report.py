@@ -24,11 +24,11 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from gpusched.accounting.held_idle import held_idle
-from gpusched.accounting.usage import BUCKET_S
+from gpusched.accounting.usage import BUCKET_S, added
+from gpusched.config.validate import known_partition
 from gpusched.errors import UsageError
 from gpusched.model.reports import By, PowerReport, PowerRow
 from gpusched.model.resources import Inventory, Node, Partition
-from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import parse_duration, parse_time
 from gpusched.queue.store import Reader, Run, UsageRow
 
@@ -46,24 +46,13 @@ class Window(msgspec.Struct, frozen=True):
 
     @property
     def hours(self) -> float:
-        """Its length in hours."""
+        """Its length."""
         return max(0.0, self.end - self.start) / 3600
 
     def overlap_s(self, run: Run) -> float:
         """Seconds of a run (Eq. 2's tau: until now where it still runs) inside the window."""
         end = self.end if run.end_time is None else min(run.end_time, self.end)
         return max(0.0, end - max(run.start_time, self.start))
-
-
-class _Slice(msgspec.Struct, frozen=True):
-    """A run, or the ``part`` (0..1) of one that is on one node; ``share`` is its lambda there."""
-
-    run: Run
-    node: str
-    gpus: int
-    part: float
-    share: float
-    seconds: float
 
 
 class _Frame(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,12 +116,12 @@ def power_report(
         since: Unix seconds; where nothing was recorded yet, the report begins with the first record.
         until: Unix seconds.
         by: What a row is.
-        partition: Only this partition.
+        partition: Only this one.
 
     Raises:
         UsageError: There is no such partition.
     """
-    chosen = _chosen(inventory, partition)
+    chosen = inventory.partitions if partition is None else (known_partition(inventory, partition),)
     if reader is None:
         return summarize(inventory, chosen, [], [], firsts={}, since=since, until=until, by=by)
     runs = reader.runs(since, until)
@@ -144,24 +133,15 @@ def power_report(
         runs = [run for run in runs if run.partition == partition]
         usage = [row for row in usage if row.partition == partition]
     since = max(since, min([_first_measured(inventory, usage, until), *firsts.values()]))
-    records = reader.node_records()
     report = summarize(inventory, chosen, runs, usage, firsts=firsts, since=since, until=until, by=by)
     active = [job for job in reader.active() if partition in (None, job.spec.partition)]
-    return msgspec.structs.replace(
-        report,
-        held_idle=held_idle(active, usage, until),
-        simulated=tuple(
-            node.name
-            for p in chosen
-            for node in p.nodes
-            if (record := records.get(node.name)) and record.reading and record.reading.source == "simulated"
-        ),
-    )
+    made_up = {r.name for r in reader.node_records().values() if r.reading and r.reading.source == "simulated"}
+    simulated = tuple(n.name for p in chosen for n in p.nodes if n.name in made_up)
+    return msgspec.structs.replace(report, held_idle=held_idle(active, usage, until), simulated=simulated)
 
 
-def _first_measured(inventory: Inventory, usage: Iterable[UsageRow], until: float) -> float:
+def _first_measured(inventory: Inventory, usage: list[UsageRow], until: float) -> float:
     """When measuring began: the oldest bucket's end less what it holds of a node, since it need not be full."""
-    usage = list(usage)
     bucket = min((row.bucket for row in usage), default=None)
     if bucket is None:
         return until
@@ -172,54 +152,26 @@ def _first_measured(inventory: Inventory, usage: Iterable[UsageRow], until: floa
     return max(float(bucket), min(bucket + BUCKET_S, until) - max(seconds.values()))
 
 
-def _chosen(inventory: Inventory, partition: str | None) -> tuple[Partition, ...]:
-    if partition is None:
-        return inventory.partitions
-    found = inventory.partition(partition)
-    if found is None:
-        raise UsageError(
-            f"there is no partition {partition!r}{did_you_mean(partition, [p.name for p in inventory.partitions])}"
-        )
-    return (found,)
-
-
 def summarize(
     inventory: Inventory,
     partitions: tuple[Partition, ...],
     runs: Iterable[Run],
-    usage: Iterable[UsageRow],
+    usage: list[UsageRow],
     *,
     firsts: Mapping[str, float],
     since: float,
     until: float,
     by: By,
 ) -> PowerReport:
-    """The report as arithmetic.
+    """The report as arithmetic, on ``partitions``, from runs that overlap [since, until) and usage rows of it.
 
-    Args:
-        inventory: For the price.
-        partitions: Those reported on.
-        runs: Attempts that overlap the window.
-        usage: Usage rows of the window.
-        firsts: Partition -> first start ever (Unix seconds), where known to be other than ``since`` or later.
-        since: Begin of the window asked for.
-        until: Its end.
-        by: What a row is.
+    ``firsts``: partition -> first start ever (Unix seconds), where known to be other than ``since`` or later.
     """
-    usage = list(usage)
     windows = {p.name: _window(firsts.get(p.name), since, until) for p in partitions}
-    frame = _Frame(
-        partitions=partitions,
-        windows=windows,
-        weights=_weights(partitions),
-        price=inventory.settings.power_price_per_kwh,
-        asked_s=until - since,
-    )
-    whole = Window(since, until)
-    slices = [
-        s for run in runs for s in _slices(run, windows.get(run.partition, whole), _nodes_of(partitions, run), by)
-    ]
-    sums = _sums(slices, usage, frame.weights, by)
+    price, asked_s = inventory.settings.power_price_per_kwh, until - since
+    frame = _Frame(partitions=partitions, windows=windows, weights=_weights(partitions), price=price, asked_s=asked_s)
+    ran_s = [(run, windows.get(run.partition, Window(since, until)).overlap_s(run)) for run in runs]
+    sums = _sums(frame, ran_s, usage, by)
     rows = _rows(frame, sums, by)
     return PowerReport(
         since=since,
@@ -245,19 +197,12 @@ def _window(first: float | None, since: float, until: float) -> Window:
     return Window(max(since, first), until)
 
 
-def _nodes_of(partitions: tuple[Partition, ...], run: Run) -> tuple[Node, ...]:
-    return next((p.nodes for p in partitions if p.name == run.partition), ())
-
-
-def _slices(run: Run, window: Window, nodes: tuple[Node, ...], by: By) -> Iterator[_Slice]:
-    seconds = window.overlap_s(run)
-    if by != "node":
-        yield _Slice(run, "", run.gpus, 1.0, run.share, seconds)
-        return
+def _on_nodes(run: Run, nodes: tuple[Node, ...]) -> Iterator[tuple[str, int, float, float]]:
+    """Of each node: its name, the run's GPUs there, which part (0..1) of the run that is, and its lambda there."""
     for name, gpus in run.nodes.items():
         part = gpus / run.gpus if run.gpus else 1 / len(run.nodes)
         weight = _node_weight(name, nodes)
-        yield _Slice(run, name, gpus, part, run.share * part / weight if weight else 0.0, seconds)
+        yield name, gpus, part, run.share * part / weight if weight else 0.0
 
 
 def _node_weight(name: str, nodes: tuple[Node, ...]) -> float:
@@ -268,35 +213,26 @@ def _node_weight(name: str, nodes: tuple[Node, ...]) -> float:
     return sizes.get(name, 0) / sum(sizes.values()) if sizes else 0.0
 
 
-def _sums(slices: list[_Slice], usage: list[UsageRow], weights: Mapping[str, float], by: By) -> dict[str, _Sums]:
+def _sums(frame: _Frame, ran_s: list[tuple[Run, float]], usage: list[UsageRow], by: By) -> dict[str, _Sums]:
     sums: dict[str, _Sums] = defaultdict(_Sums)
-    for s in slices:
-        row = sums[{"partition": s.run.partition, "node": s.node, "user": s.run.user, "job": s.run.job_id}[by]]
-        row.partition, row.user = s.run.partition, s.run.user
-        row.gpu_s += s.gpus * s.seconds
-        row.share_s += s.share * s.seconds
-        row.weighted_share_s += weights.get(s.run.partition, 0.0) * s.run.share * s.part * s.seconds
+    nodes = {p.name: p.nodes for p in frame.partitions}
+    for run, seconds in ran_s:
+        parts = _on_nodes(run, nodes.get(run.partition, ())) if by == "node" else [("", run.gpus, 1.0, run.share)]
+        for node, gpus, part, share in parts:
+            row = sums[{"partition": run.partition, "node": node, "user": run.user, "job": run.job_id}[by]]
+            row.partition, row.user = run.partition, run.user
+            row.gpu_s += gpus * seconds
+            row.share_s += share * seconds
+            row.weighted_share_s += frame.weights.get(run.partition, 0.0) * run.share * part * seconds
     for u in usage:
         if u.job_id or by in ("partition", "node"):
-            key = {"partition": u.partition, "node": u.node, "user": u.user, "job": u.job_id}[by]
-            _add_usage(sums[key], u)
-            sums[key].partition, sums[key].user = u.partition, u.user
+            row = sums[{"partition": u.partition, "node": u.node, "user": u.user, "job": u.job_id}[by]]
+            row.partition, row.user = u.partition, u.user
+            row.usage = added(row.usage, u)
+            if u.job_id:
+                row.held_known_s += u.util_known_s
+                row.held_idle_s += u.idle_s
     return sums
-
-
-def _add_usage(row: _Sums, u: UsageRow) -> None:
-    total = row.usage
-    row.usage = msgspec.structs.replace(
-        total,
-        gpu_s=total.gpu_s + u.gpu_s,
-        energy_j=total.energy_j + u.energy_j,
-        energy_unknown_s=total.energy_unknown_s + u.energy_unknown_s,
-        util_s=total.util_s + u.util_s,
-        util_known_s=total.util_known_s + u.util_known_s,
-    )
-    if u.job_id:
-        row.held_known_s += u.util_known_s
-        row.held_idle_s += u.idle_s
 
 
 def _rows(frame: _Frame, sums: dict[str, _Sums], by: By) -> list[PowerRow]:
@@ -368,7 +304,7 @@ def _total(frame: _Frame, rows: list[PowerRow], sums: dict[str, _Sums], by: By) 
         whole.weighted_share_s += part.weighted_share_s
         whole.held_known_s += part.held_known_s
         whole.held_idle_s += part.held_idle_s
-        _add_usage(whole, part.usage)
+        whole.usage = added(whole.usage, part.usage)
     declared_s = sum(n.gpus for p in frame.partitions for n in p.nodes) * frame.asked_s
     inefficient = _sum_or_none(row.inefficient_kwh for row in rows)
     return msgspec.structs.replace(

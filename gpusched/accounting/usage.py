@@ -36,19 +36,15 @@ def holdings(node: str, jobs: Iterable[Job], now: float) -> dict[int, list[Holdi
     A job holds its GPUs from its allocation on, the pulling of its image included. Allocations are made right after a
     reading, so between two readings a holder begins where the one before it ends, or with the span.
 
-    Args:
-        node: Its name.
-        jobs: Those that hold something, or have let go since the last reading (``end_time`` says when).
-        now: Unix seconds.
+    ``jobs``: those that hold something, or have let go since the last reading (``end_time`` says when).
     """
     held: dict[int, list[Holding]] = {}
     for job in jobs:
+        holding = Holding(job.id, job.user, now if job.end_time is None else job.end_time)
         for part in job.allocation.parts if job.allocation else ():
             if part.node == node:
                 for gpu in part.gpus:
-                    held.setdefault(gpu, []).append(
-                        Holding(job.id, job.user, now if job.end_time is None else job.end_time)
-                    )
+                    held.setdefault(gpu, []).append(holding)
     for holders in held.values():
         holders.sort(key=lambda holding: holding.end)
     return held
@@ -85,11 +81,7 @@ def usage_between(
 ) -> list[UsageRow]:
     """Usage rows of one node between two readings (at most a bucket apart in effect: the time is split by buckets).
 
-    Args:
-        node: As declared; only its own GPU indices count.
-        before: The reading before, or None (then there is nothing to say).
-        after: This reading.
-        held: GPU index -> holdings, see `holdings`.
+    Of the node's GPUs only declared ones count. ``held``: see `holdings`.
     """
     if before is None or after.time <= before.time:
         return []
@@ -118,7 +110,7 @@ def usage_between(
                 idle_s=seconds if use is not None and use < IDLE_UTILIZATION else 0.0,
             )
             key = (bucket, row.job_id)
-            sums[key] = _added(sums[key], row) if key in sums else row
+            sums[key] = added(sums[key], row) if key in sums else row
     return list(sums.values())
 
 
@@ -144,16 +136,16 @@ def _split(begin: float, end: float, held: list[Holding]) -> list[tuple[int, Hol
     for holding in held:
         if begin < holding.end < end:
             cuts.add(holding.end)
-    points = sorted(cuts)
     parts = []
-    for left, right in pairwise(points):
+    for left, right in pairwise(sorted(cuts)):
         middle = (left + right) / 2
         holder = next((h for h in held if middle < h.end), None)
         parts.append((int(left // BUCKET_S) * BUCKET_S, holder, right - left))
     return parts
 
 
-def _added(a: UsageRow, b: UsageRow) -> UsageRow:
+def added(a: UsageRow, b: UsageRow) -> UsageRow:
+    """The sums of both, as a row of the first's."""
     return msgspec.structs.replace(
         a,
         gpu_s=a.gpu_s + b.gpu_s,

@@ -36,7 +36,6 @@ class Live(Protocol):
 
     def prepare(self, model: Model) -> Any:
         """The weights as its passes take them. ValueError: they are of another shape."""
-        ...
 
     def decide_queue(self, prepared: Any, context: Context) -> tuple[list[int], Block]:
         """Starts what is to start, in the arrays of ``context``; the queue in its order, and what blocked it.
@@ -45,7 +44,6 @@ class Live(Protocol):
 
         ValueError: it cannot decide (a network's answer is no number); the fallback does then.
         """
-        ...
 
 
 class Replay(Protocol):
@@ -53,7 +51,6 @@ class Replay(Protocol):
 
     def runner(self, world: World, prepared: Any) -> Callable[[Log], int]:
         """What replays to the end; see `gpusched.sim.agent`."""
-        ...
 
 
 class Train(Protocol):
@@ -61,7 +58,6 @@ class Train(Protocol):
 
     def train_agent(self, job: TrainJob, report: Report) -> Trained:
         """One partition's agent."""
-        ...
 
 
 class Describe(Protocol):
@@ -69,7 +65,6 @@ class Describe(Protocol):
 
     def what_decides(self, model: Model) -> str:
         """One phrase, such as ``a linear rule of 21 weights (job 6, server 8, hold 7), no neural network``."""
-        ...
 
 
 def what_decides(model: Model) -> str:

@@ -16,7 +16,6 @@ from gpusched.model.readings import NodeReading
 from gpusched.model.resources import Node, RuntimeName, Settings
 from gpusched.nodes.inspection import Inspection, RuntimeFacts
 from gpusched.nodes.opening import open_transport
-from gpusched.nodes.transport import TransportError
 
 _THREADS = 32
 _HOST = re.compile(r"(?:([^@\s]+)@)?(\[[0-9A-Fa-f:.%]+\]|[^@\s:]+)(?::([0-9]{1,5}))?")
@@ -108,12 +107,8 @@ def discover(
 ) -> list[Outcome]:
     """Ask all hosts at once what they are. Leaves nothing there but the cached probe.
 
-    Args:
-        hosts: Where to ask; see `parse_hosts`.
-        settings: Timeouts and SSH files.
-        user: Who logs in where a host does not say.
-        key: The private key to use.
-        on_progress: Told each outcome as it comes, from the asking thread; its name may still change.
+    ``user`` logs in, with the private key ``key``, where a host does not say who. ``on_progress`` is told each outcome
+    as it comes, from the asking thread; its name may still change.
 
     Returns:
         One outcome per host, in their order; names of the discovered are unique.
@@ -159,10 +154,8 @@ def choose_runtime(seen: Inspection, gpus: int) -> tuple[RuntimeName, list[str]]
     if able:
         return RuntimeName(able[0].name), notes
     if working:
-        return RuntimeName(working[0].name), [
-            *notes,
-            f"{working[0].name} cannot give GPUs yet: {_LACKS[working[0].name]}",
-        ]
+        name = working[0].name
+        return RuntimeName(name), [*notes, f"{name} cannot give GPUs yet: {_LACKS[name]}"]
     return RuntimeName.PROCESS, [*notes, "no container runtime works here: jobs run without containers"]
 
 
@@ -198,8 +191,6 @@ def _ask(host: Host, settings: Settings, user: str | None, key: str | None) -> O
         if seen is None:
             return NotDiscovered(host, f"{host.typed}: the account's shell does not run `sh`")
         reading = probe(transport, node, "init", settings, time.time, want_links=False)
-    except TransportError as error:
-        return NotDiscovered(host, error.reason, error.hint)
     except GpuschedError as error:
         return NotDiscovered(host, error.message, error.hint)
     finally:
@@ -252,11 +243,8 @@ def _unique_names(outcomes: list[Outcome]) -> list[Outcome]:
     named: list[Outcome] = []
     for outcome in outcomes:
         if isinstance(outcome, Discovered):
-            longer = [
-                outcome.name,
-                outcome.host.address,
-                *(f"{outcome.name[:56]}-{i}" for i in range(2, len(outcomes) + 2)),
-            ]
+            numbered = (f"{outcome.name[:56]}-{i}" for i in range(2, len(outcomes) + 2))
+            longer = [outcome.name, outcome.host.address, *numbered]
             outcome = msgspec.structs.replace(outcome, name=next(n for n in longer if n not in taken and is_name(n)))
             taken.add(outcome.name)
         named.append(outcome)

@@ -26,16 +26,10 @@ _NULLS = frozenset({"null", "Null", "NULL"})
 _FLAVORS = (("s", 1, 4, 72), ("m", 1, 2, 168), ("l", 1, 1, 336), ("f", 2, 1, 504))  # name, of a node: part, hours
 
 
-def inventory_text(
-    outcomes: Sequence[Outcome], *, user: str | None = None, key: str | None = None, policy: str = "easy"
-) -> str:
+def inventory_text(outcomes: Sequence[Outcome], *, user: str | None = None, key: str | None = None) -> str:
     """The text of an inventory with all that was discovered; hosts that failed stand in it as comments.
 
-    Args:
-        outcomes: As from `discover`; the ``user`` and ``key`` given there belong here too.
-        user: Who logs in where a host does not say.
-        key: The private key to use.
-        policy: For all partitions.
+    ``user`` and ``key`` are those that `discover` was given.
 
     Raises:
         GpuschedError: No host was discovered.
@@ -47,13 +41,12 @@ def inventory_text(
         raise GpuschedError(f"no host answered, so nothing is written: {reason}", failures[0].hint if failures else "")
     runtime = Counter(n.runtime for n in nodes).most_common(1)[0][0].value
     typed = {n.host.user for n in nodes}
-    shared_user = typed.pop() if len(typed) == 1 else None
-    user = shared_user or user
+    user = (typed.pop() if len(typed) == 1 else None) or user
     lines = [_HEAD, "defaults:", f"  runtime: {runtime}"]
     lines += [f"  {name}: {_scalar(value)}" for name, value in (("user", user), ("key", key)) if value]
     lines += ["", "partitions:"]
     for name, members in _partitions(nodes).items():
-        lines += _partition(name, members, runtime, user, policy)
+        lines += _partition(name, members, runtime, user)
     lines += _failed(failures)
     return "\n".join(lines).rstrip("\n") + "\n"
 
@@ -109,16 +102,15 @@ def _partitions(nodes: Sequence[Discovered]) -> dict[str, list[Discovered]]:
     return found
 
 
-def _partition(name: str, nodes: list[Discovered], runtime: str, user: str | None, policy: str) -> list[str]:
+def _partition(name: str, nodes: list[Discovered], runtime: str, user: str | None) -> list[str]:
     like = _typical(nodes)
     shared = [f"gpus: {like.gpus}", f"cores: {like.cores}", f"memory: {_memory(like.memory_mib)}"]
     shared += [f"gpu_type: {_scalar(like.gpu_type)}"] if like.gpu_type else []
     shared += [f"rated_power: {_power(like.rated_power_w)}"] if like.rated_power_w else []
-    lines = [f"  {_scalar(name)}:", f"    policy: {policy}"]
+    lines = [f"  {_scalar(name)}:", "    policy: easy"]
     if like.rated_power_w is None:
-        lines.append(
-            "    # rated_power (of a whole server, such as 6.5kW) is not known; add it to defaults for `gpusched power`"
-        )
+        why = "(of a whole server, such as 6.5kW) is not known; add it to defaults for `gpusched power`"
+        lines.append(f"    # rated_power {why}")
     elif like.rated_power_is_estimate:
         lines.append("    # rated_power is an estimate from the GPUs' power limits: see the server's data sheet")
     lines += [f"    defaults: {{{', '.join(shared)}}}", "    nodes:"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
+from typing import Annotated
+
+import typer
 
 Offer = Callable[[str], list[str]]
 
@@ -11,8 +13,11 @@ Offer = Callable[[str], list[str]]
 def _lazy(name: str) -> Offer:
     def offer(incomplete: str) -> list[str]:
         try:
-            found: list[str] = getattr(importlib.import_module("gpusched.client.completions"), name)(incomplete)
-            return found
+            from gpusched.client import completions
+            from gpusched.client.context import Client
+
+            found: list[str] = getattr(completions, name)(Client(), incomplete)
+            return found[: completions.MAX_OFFERED]
         except Exception:  # a shell that asks must never see an error
             return []
 
@@ -30,3 +35,10 @@ replays = _lazy("replays")
 agents = _lazy("agents")
 gpu_types = _lazy("gpu_types")
 states = _lazy("states")
+
+PartitionOption = Annotated[
+    str | None, typer.Option("-p", "--partition", autocompletion=partitions, help="In this partition.")
+]
+NodesArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="NODE", autocompletion=nodes, help="Only these.", show_default=False)
+]

@@ -38,7 +38,7 @@ class Shell(StrEnum):
     ZSH = "zsh"
 
 
-@app.command("completion", context_settings={"help_option_names": ["-h", "--help"]})
+@app.command("completion")
 def completion(
     shell: Annotated[Shell, typer.Argument(help="Your shell.")],
     json: output.JsonOption = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -13,13 +14,12 @@ from gpusched.client.jobs import parse_states
 from gpusched.errors import UsageError
 
 app = typer.Typer()
-_HELP = {"help_option_names": ["-h", "--help"]}
 
 PendingJobs = Annotated[list[str], typer.Argument(metavar="JOB...", autocompletion=complete.pending_jobs)]
 Nodes = Annotated[list[str], typer.Argument(metavar="NODE...", autocompletion=complete.nodes)]
 
 
-@app.command("cancel", context_settings=_HELP)
+@app.command("cancel")
 def cancel(
     jobs: Annotated[
         list[str] | None, typer.Argument(metavar="[JOB]...", autocompletion=complete.live_jobs, show_default=False)
@@ -55,57 +55,56 @@ def cancel(
     _say(asked, client)
 
 
-@app.command("hold", context_settings=_HELP)
+@app.command("hold")
 def hold(jobs: PendingJobs, json: output.JsonOption = False) -> None:
     """Keep pending jobs from starting."""
-    client = Client()
-    _say(control.hold(client, jobs), client)
+    _ask(control.hold, jobs)
 
 
-@app.command("release", context_settings=_HELP)
+@app.command("release")
 def release(jobs: PendingJobs, json: output.JsonOption = False) -> None:
     """Undo a hold."""
-    client = Client()
-    _say(control.release(client, jobs), client)
+    _ask(control.release, jobs)
 
 
-@app.command("requeue", context_settings=_HELP)
+@app.command("requeue")
 def requeue(
     jobs: Annotated[list[str], typer.Argument(metavar="JOB...", autocompletion=complete.all_jobs)],
     json: output.JsonOption = False,
 ) -> None:
     """Stop running jobs, or take ended ones, and queue them again."""
-    client = Client()
-    _say(control.requeue(client, jobs), client)
+    _ask(control.requeue, jobs)
 
 
-@app.command("priority", context_settings=_HELP | {"ignore_unknown_options": True})
+@app.command("priority", context_settings={"ignore_unknown_options": True})
 def priority(
     job: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.pending_jobs)],
     number: Annotated[int, typer.Argument(metavar="N", help="Higher goes first; raising it needs an admin.")],
     json: output.JsonOption = False,
 ) -> None:
     """Set the priority of a pending job."""
-    client = Client()
-    _say(control.set_priority(client, [job], number), client)
+    _ask(control.set_priority, [job], number)
 
 
-@app.command("drain", context_settings=_HELP)
+@app.command("drain")
 def drain(
     nodes: Nodes,
     reason: Annotated[str, typer.Option("--reason", help="Why; everyone sees it.")],
     json: output.JsonOption = False,
 ) -> None:
     """Take nodes out of service once their jobs have ended."""
-    client = Client()
-    _say(control.drain(client, nodes, reason), client)
+    _ask(control.drain, nodes, reason)
 
 
-@app.command("resume", context_settings=_HELP)
+@app.command("resume")
 def resume(nodes: Nodes, json: output.JsonOption = False) -> None:
     """Put drained nodes back into service."""
+    _ask(control.resume, nodes)
+
+
+def _ask(ask: Callable[..., control.Asked], *given: object) -> None:
     client = Client()
-    _say(control.resume(client, nodes), client)
+    _say(ask(client, *given), client)
 
 
 def _say(asked: control.Asked, client: Client) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,18 +15,15 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 app = typer.Typer()
-AnyJobs = Annotated[
-    list[str] | None, typer.Argument(metavar="[JOB]...", autocompletion=complete.all_jobs, show_default=False)
-]
 
 
-@app.command("status", context_settings={"help_option_names": ["-h", "--help"]})
+@app.command("status")
 def status(
-    jobs: AnyJobs = None,
-    user: Annotated[str | None, typer.Option("-u", "--user", help="Of this user.")] = None,
-    partition: Annotated[
-        str | None, typer.Option("-p", "--partition", autocompletion=complete.partitions, help="In this partition.")
+    jobs: Annotated[
+        list[str] | None, typer.Argument(metavar="[JOB]...", autocompletion=complete.all_jobs, show_default=False)
     ] = None,
+    user: Annotated[str | None, typer.Option("-u", "--user", help="Of this user.")] = None,
+    partition: complete.PartitionOption = None,
     state: Annotated[
         list[str] | None, typer.Option("-s", "--state", autocompletion=complete.states, help="In these states.")
     ] = None,
@@ -51,18 +48,14 @@ def status(
         client.reopen()
         return status_screen(listing(client, query, for_people=True), output.screen_width())
 
-    if watch:
-        output.watch(screen)
-    elif json:
+    def data() -> list[dict[str, Any]]:
         found = listing(client, query, for_people=False)
-        output.emit_json(
-            [
-                job_dict(j, found.now, found.energies.get(j.id), found.fallbacks, found.progress.get(j.id))
-                for j in found.jobs
-            ]
-        )
-    else:
-        output.print_rich(screen())
+        return [
+            job_dict(j, found.now, found.energies.get(j.id), found.fallbacks, found.progress.get(j.id))
+            for j in found.jobs
+        ]
+
+    output.show(data, screen, watch)
 
 
 def _window_s(since: str | None) -> int | None:

@@ -1,4 +1,4 @@
-"""``gpusched logs``."""
+"""``gpusched logs`` and ``gpusched exec``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from gpusched.cli import complete, output
 from gpusched.client.context import Client
 
 app = typer.Typer()
-_HELP = {"help_option_names": ["-h", "--help"]}
 
 
 def _write(chunk: bytes) -> None:
@@ -19,7 +18,7 @@ def _write(chunk: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-@app.command("logs", context_settings=_HELP)
+@app.command("logs")
 def logs(
     job: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.all_jobs, show_default=False)],
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Until it ends; exits with its code.")] = False,
@@ -39,3 +38,17 @@ def logs(
         return show_log(client, request, lines, output.note)
     finally:
         lines.finish()
+
+
+@app.command("exec")
+def exec_(
+    job: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.live_jobs, show_default=False)],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", show_default=False)],
+    rank: Annotated[int, typer.Option("--rank", min=0, help="In this rank of a gang.")] = 0,
+    interactive: Annotated[bool, typer.Option("-i", "--interactive", help="With this stdin.")] = False,
+    tty: Annotated[bool, typer.Option("-t", "--tty", help="With a terminal.")] = False,
+) -> int:
+    """Run a command inside a running job: gpusched exec -it JOB -- bash. Exits with its code."""
+    from gpusched.client.attach import exec_in_job
+
+    return exec_in_job(Client(), job, command, rank=rank, tty=tty, interactive=interactive)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -27,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "why": ("gpusched.cli.why", "Why a job waits (or ended), node by node, and what would help."),
     "wait": ("gpusched.cli.wait", "Wait until jobs end; exits with the job's own code."),
     "logs": ("gpusched.cli.logs", "A job's output; -f follows it."),
-    "exec": ("gpusched.cli.exec_", "Run a command inside a running job."),
+    "exec": ("gpusched.cli.logs", "Run a command inside a running job."),
     "cancel": ("gpusched.cli.control", "End jobs."),
     "hold": ("gpusched.cli.control", "Keep pending jobs from starting."),
     "release": ("gpusched.cli.control", "Undo a hold."),
@@ -135,8 +136,7 @@ def root(
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    code = run(sys.argv[1:])
-    sys.exit(code)
+    sys.exit(run(sys.argv[1:]))
 
 
 def run(argv: Sequence[str]) -> int:
@@ -174,13 +174,9 @@ def _dispatch(argv: list[str]) -> int:
 
 def _complete(group: Any) -> int:
     """Answer the shell; a completion that fails offers nothing and says nothing."""
-    try:
+    with contextlib.suppress(SystemExit, Exception):
         importlib.import_module("typer.completion").completion_init()
         group.main(args=[], prog_name=PROGRAM, complete_var=COMPLETION_VARIABLE)
-    except SystemExit:
-        return 0
-    except Exception:
-        return 0
     return 0
 
 

@@ -16,18 +16,12 @@ if TYPE_CHECKING:
     from gpusched.model.reports import NodeRow
 
 app = typer.Typer()
-_HELP = {"help_option_names": ["-h", "--help"]}
 
 
-@app.command("nodes", context_settings=_HELP)
+@app.command("nodes")
 def nodes(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NODE", autocompletion=complete.nodes, help="Only these.", show_default=False),
-    ] = None,
-    partition: Annotated[
-        str | None, typer.Option("-p", "--partition", autocompletion=complete.partitions, help="In this partition.")
-    ] = None,
+    names: complete.NodesArgument = None,
+    partition: complete.PartitionOption = None,
     gpus: Annotated[bool, typer.Option("-g", "--gpus", help="One line per GPU.")] = False,
     watch: output.WatchOption = False,
     json: output.JsonOption = False,
@@ -45,9 +39,4 @@ def nodes(
         client.reopen()
         return nodes_screen(rows(), output.console().width, detail=gpus, warning=client.controller_warning())
 
-    if watch:
-        output.watch(screen)
-    elif json:
-        output.emit_json(nodes_json(rows()))
-    else:
-        output.print_rich(screen())
+    output.show(lambda: nodes_json(rows()), screen, watch)

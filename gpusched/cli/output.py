@@ -30,6 +30,18 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON value."
 WatchOption = Annotated[bool, typer.Option("-w", "--watch", help="Live screen; q or Ctrl-C quits.")]
 
 
+def group(name: str, help: str) -> typer.Typer:
+    """A command with commands of its own; called alone it prints its help."""
+    app = typer.Typer(name=name, rich_markup_mode=None, invoke_without_command=True, add_completion=False, help=help)
+
+    @app.callback()
+    def alone(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            print_line(context.get_help())
+
+    return app
+
+
 def prepare(argv: Sequence[str]) -> None:
     """Decide how errors of this command line are shown (JSON if it says ``--json`` before any ``--``)."""
     global _json_mode
@@ -54,15 +66,24 @@ def emit_json(value: Any) -> None:
         encoded = msgspec.json.format(encoded, indent=2)
     text = encoded.decode()
     if not text.isascii():  # JSON lets C1 and bidirectional controls stand; a terminal would obey them
-        text = "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text)
+        import json
+
+        text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
     sys.stdout.write(text + "\n")
 
 
-def _escaped(char: str) -> str:
-    """A character as JSON's escapes."""
-    import json
+def show(data: Callable[[], Any], screen: Callable[[], RenderableType], live: bool = False) -> None:
+    """One JSON value with ``--json``, else a screen for people, again and again if ``live``; the other is not made.
 
-    return json.dumps(char)[1:-1]
+    Raises:
+        UsageError: See `watch`.
+    """
+    if live:
+        watch(screen)
+    elif _json_mode:
+        emit_json(data())
+    else:
+        print_rich(screen())
 
 
 def print_line(text: str) -> None:
@@ -78,6 +99,13 @@ def note(text: str) -> None:
     """One line on stderr for people; silent in JSON mode."""
     if not _json_mode:
         sys.stderr.write(f"gpusched: {printable(text)}\n")
+
+
+def write_page(path: str, page: str) -> None:
+    """Write an HTML page, and say where."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(page)
+    note(f"page written to {path}")
 
 
 def print_error(line: str) -> None:
@@ -107,11 +135,9 @@ def console() -> Console:
     return Console(highlight=False, width=PIPE_WIDTH)
 
 
-def print_rich(*renderables: RenderableType) -> None:
-    """Print tables, texts and other Rich renderables."""
-    screen = console()
-    for renderable in renderables:
-        screen.print(_Safe(renderable))
+def print_rich(renderable: RenderableType) -> None:
+    """Print a table, a text or another Rich renderable."""
+    console().print(_Safe(renderable))
 
 
 class _Safe:
@@ -129,7 +155,7 @@ class _Safe:
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[float, int], None] | None]:
     """A bar with the time left on stderr, told (done, in all); None where nobody looks: no terminal, or ``--json``."""
-    if json_mode() or not sys.stderr.isatty():
+    if _json_mode or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from gpusched.model.reports import PowerReport
 
 app = typer.Typer()
-_HELP = {"help_option_names": ["-h", "--help"]}
 
 
 class By(StrEnum):
@@ -29,7 +28,7 @@ class By(StrEnum):
     JOB = "job"
 
 
-@app.command("power", context_settings=_HELP)
+@app.command("power")
 def power(
     since: Annotated[str, typer.Option("--since", help="12h, 7d, all, or a time such as 2026-11-20T18:00.")] = "7d",
     by: Annotated[By, typer.Option("--by", help="What a row is.")] = By.PARTITION,
@@ -55,9 +54,4 @@ def power(
         client.reopen()
         return power_screen(report(), output.console().width, warning=client.controller_warning())
 
-    if watch:
-        output.watch(screen)
-    elif json:
-        output.emit_json(power_json(report()))
-    else:
-        output.print_rich(screen())
+    output.show(lambda: power_json(report()), screen, watch)

@@ -12,7 +12,7 @@ from gpusched.errors import UsageError
 app = typer.Typer()
 
 
-@app.command("predict", context_settings={"help_option_names": ["-h", "--help"]})
+@app.command("predict")
 def predict(
     what: Annotated[
         str | None,
@@ -45,7 +45,7 @@ def predict(
             trace=trace, format=format, vc=vc, since=since, until=until, hold_out=hold_out, seed=seed, out=out
         )
         trained = service.train_predictor(request)
-        output.emit_json(trained) if json else output.print_rich(view.trained_screen(trained))
+        output.show(lambda: trained, lambda: view.trained_screen(trained))
         return
     if what is None:
         raise UsageError("name a job or a trace", "or say --train")
@@ -53,9 +53,9 @@ def predict(
         raise UsageError("--trace, --since, --until and --out go with --train", "name the trace's file alone")
     if service.is_trace(what):
         told = service.tell_trace(model, what, format, vc)
-        output.emit_json(told) if json else output.print_rich(view.trace_screen(told))
+        output.show(lambda: told, lambda: view.trace_screen(told))
     else:
         from gpusched.client.predict import tell_job
 
         jobs = tell_job(model, what)
-        output.emit_json(jobs) if json else output.print_rich(view.jobs_table(jobs))
+        output.show(lambda: jobs, lambda: view.jobs_table(jobs))

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from gpusched.study.study import Outcome
 
 app = typer.Typer()
-_HELP = {"help_option_names": ["-h", "--help"]}
 
 
 class By(StrEnum):
@@ -24,7 +23,7 @@ class By(StrEnum):
     GROUP = "group"
 
 
-@app.command("replay", context_settings=_HELP)
+@app.command("replay")
 def replay(
     traces: Annotated[
         list[str] | None, typer.Argument(metavar="[TRACE...]", help="Trace files; none: this cluster's own history.")
@@ -111,11 +110,11 @@ def replay(
     )  # fmt: skip
     with output.progress("replaying") as advance:
         outcomes = service.outcomes(request, advance)
-    _show(outcomes, json, by.value if by else None, schedule_out, html)
+    _show(outcomes, by.value if by else None, schedule_out, html)
     return None
 
 
-def _show(outcomes: list[Outcome], json: bool, by: str | None, schedule_out: str | None, html: str | None) -> None:
+def _show(outcomes: list[Outcome], by: str | None, schedule_out: str | None, html: str | None) -> None:
     from gpusched.study.study import changes, row_of
     from gpusched.views import replay as view
 
@@ -128,13 +127,11 @@ def _show(outcomes: list[Outcome], json: bool, by: str | None, schedule_out: str
     if html is not None:
         from gpusched.study.html import page
 
-        with open(html, "w", encoding="utf-8") as file:
-            file.write(page(outcomes, changed))
-        output.note(f"page written to {html}")
-    if json:
-        output.emit_json([row_of(o, c) for o, c in zip(outcomes, changed, strict=True)])
-    else:
-        output.print_rich(view.screen(outcomes, changed, output.screen_width(), by))
+        output.write_page(html, page(outcomes, changed))
+    output.show(
+        lambda: [row_of(o, c) for o, c in zip(outcomes, changed, strict=True)],
+        lambda: view.screen(outcomes, changed, output.screen_width(), by),
+    )
 
 
 def _nightly(since: str, fail_if_worse: float | None, workers: int, auto_retrain: bool, json: bool) -> int:
@@ -146,7 +143,5 @@ def _nightly(since: str, fail_if_worse: float | None, workers: int, auto_retrain
     if json:
         output.emit_json(report.as_json())
     else:
-        output.print_line(report.verdict)
-        for line in report.more:
-            output.print_line(line)
+        output.print_line("\n".join((report.verdict, *report.more)))
     return 1 if fail_if_worse is not None and report.worst_loss * 100 > fail_if_worse else 0

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpusched.cli import output
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 app = typer.Typer()
-_HELP = {"help_option_names": ["-h", "--help"]}
 
 
 class Paper(StrEnum):
@@ -21,7 +23,7 @@ class Paper(StrEnum):
     DL2 = "dl2"
 
 
-@app.command("reproduce", context_settings=_HELP)
+@app.command("reproduce")
 def reproduce(
     paper: Annotated[Paper, typer.Argument(metavar="PAPER", help="gist, rltune or dl2.")],
     quick: Annotated[bool, typer.Option("--quick", help="In seconds: one seed, hardly trained.")] = False,
@@ -47,8 +49,7 @@ def reproduce(
         from gpusched.views import dl2 as dl2_view
 
         rows = dl2.reproduce(workloads, speeds, policy or [], seed or [])
-        _show(None, "", json, rows, dl2_view.screen(rows))
-        return
+        return output.show(lambda: rows, lambda: dl2_view.screen(rows))
     from gpusched.agents.common.torch_ import need
 
     need("torch")
@@ -62,8 +63,7 @@ def reproduce(
         )  # fmt: skip
         with output.progress("training") as advance:
             lines = rltune.reproduce(wanted, advance or _unseen)
-        _show(html, rltune_view.page(lines), json, rltune.as_json(lines), rltune_view.screen(lines))
-        return
+        return _show(html, rltune_view.page(lines), rltune.as_json(lines), rltune_view.screen(lines))
     from gpusched.agents.gist import reproduce as service
     from gpusched.views import reproduction as view
 
@@ -72,18 +72,13 @@ def reproduce(
         options = msgspec.structs.replace(options, seeds=tuple(dict.fromkeys(seed)))
     with output.progress("training") as advance:
         made = service.reproduce(options, advance or _unseen)
-    _show(html, view.page(made), json, service.as_json(made), view.screen(made))
+    _show(html, view.page(made), service.as_json(made), view.screen(made))
 
 
-def _show(html: str | None, page: str, json: bool, data: object, screen: object) -> None:
+def _show(html: str | None, page: str, data: object, screen: RenderableType) -> None:
     if html is not None:
-        with open(html, "w", encoding="utf-8") as file:
-            file.write(page)
-        output.note(f"page written to {html}")
-    if json:
-        output.emit_json(data)
-    else:
-        output.print_rich(screen)  # type: ignore[arg-type]
+        output.write_page(html, page)
+    output.show(lambda: data, lambda: screen)
 
 
 def _unseen(done: float, total: int) -> None:

@@ -10,24 +10,23 @@ from gpusched.cli import output
 from gpusched.client.context import Client
 
 app = typer.Typer()
-_HELP = {"help_option_names": ["-h", "--help"]}
 
 
-@app.command("controller", context_settings=_HELP)
+@app.command("controller")
 def controller(once: Annotated[bool, typer.Option("--once", help="One cycle only, as tick.")] = False) -> None:
     """Run the cluster until SIGTERM or Ctrl-C. Jobs go on without it; started again it takes them up."""
+    _run(once)
+
+
+@app.command("tick")
+def tick() -> None:
+    """Run one cycle (cron)."""
+    _run(once=True)
+
+
+def _run(once: bool) -> None:
     from gpusched.controller.lastgood import inventory_path
     from gpusched.controller.service import run_forever, tick_once
 
     state = Client().state
     (tick_once if once else run_forever)(inventory_path(state), state, output.note)
-
-
-@app.command("tick", context_settings=_HELP)
-def tick() -> None:
-    """Run one cycle (cron)."""
-    from gpusched.controller.lastgood import inventory_path
-    from gpusched.controller.service import tick_once
-
-    state = Client().state
-    tick_once(inventory_path(state), state, output.note)

@@ -12,10 +12,9 @@ from gpusched.cli import complete, output
 from gpusched.client.context import Client
 
 app = typer.Typer()
-_HELP = {"help_option_names": ["-h", "--help"]}
 
 
-@app.command("init", context_settings=_HELP)
+@app.command("init")
 def init(
     hosts: Annotated[list[str], typer.Argument(metavar="HOST", help="[user@]host[:port]; ranges such as dgx[1-4].")],
     path: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("inventory.yaml"),
@@ -46,31 +45,25 @@ def init(
     return 0 if all(isinstance(outcome, Discovered) for outcome in outcomes) else 1
 
 
-@app.command("check", context_settings=_HELP)
+@app.command("check")
 def check(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NODE", autocompletion=complete.nodes, help="Only these.", show_default=False),
-    ] = None,
+    names: complete.NodesArgument = None,
     json: output.JsonOption = False,
 ) -> int:
     """Examine everything end to end and say what to do; exits 1 when something must be mended."""
     from gpusched.doctor import Finding, examine, worst
-    from gpusched.views.check import findings_json, findings_screen, summary
+    from gpusched.views.check import findings_screen, summary
 
     def show(findings: list[Finding]) -> None:
         if not json:
             output.print_rich(findings_screen(findings))
 
     findings = examine(nodes=names or (), on_findings=show)
-    if json:
-        output.emit_json(findings_json(findings))
-    else:
-        output.print_rich(summary(findings))
+    output.show(lambda: findings, lambda: summary(findings))
     return 1 if worst(findings) == "fail" else 0
 
 
-@app.command("flavors", context_settings=_HELP)
+@app.command("flavors")
 def flavors(
     partition: Annotated[
         str | None, typer.Option("-p", "--partition", autocompletion=complete.partitions, help="Of this partition.")
@@ -79,12 +72,9 @@ def flavors(
 ) -> None:
     """What can be asked for by name, and how much of it is free now."""
     from gpusched.client.overview import cluster_rows, flavor_rows
-    from gpusched.views.nodes import flavors_json, flavors_screen
+    from gpusched.views.nodes import flavors_screen
 
     client = Client()
     nodes = cluster_rows(client.reader, client.inventory, time.time(), partition=partition)
     rows = flavor_rows(client.inventory, nodes, partition)
-    if json:
-        output.emit_json(flavors_json(rows))
-    else:
-        output.print_rich(flavors_screen(rows))
+    output.show(lambda: rows, lambda: flavors_screen(rows))

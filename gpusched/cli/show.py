@@ -14,7 +14,7 @@ from gpusched.views.show import page_dict, page_lines
 app = typer.Typer()
 
 
-@app.command("show", context_settings={"help_option_names": ["-h", "--help"]})
+@app.command("show")
 def show(
     job: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.all_jobs)],
     json: output.JsonOption = False,
@@ -24,5 +24,4 @@ def show(
     if json:
         output.emit_json(page_dict(page))
     else:
-        for line in page_lines(page):
-            output.print_line(line)
+        output.print_line("\n".join(page_lines(page)))

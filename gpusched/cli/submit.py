@@ -8,12 +8,13 @@ import typer
 
 from gpusched.cli import complete, output
 from gpusched.client.context import Client
-from gpusched.client.submit import Prepared, Request, prepare, submit
+from gpusched.client.submit import Request, prepare, submit
+from gpusched.model.jobs import JobSpec
 
 app = typer.Typer()
 
 
-@app.command("submit", context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]})
+@app.command("submit", context_settings={"allow_interspersed_args": False})
 def submit_command(
     command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", show_default=False)] = None,
     name: Annotated[str | None, typer.Option("-J", "--job-name", help="Name; default: the program's.")] = None,
@@ -128,7 +129,7 @@ def submit_command(
     )
     prepared = prepare(client, request)
     if dry_run:
-        return _show_dry_run(client, prepared)
+        return _show_dry_run(client, prepared.spec)
     job_id = submit(client, prepared)
     if json:
         output.emit_json({"id": job_id})
@@ -136,26 +137,23 @@ def submit_command(
         output.print_line(job_id)
         if warning := client.controller_warning():
             output.note(warning)
-    return _wait(client, job_id) if wait else 0
+    if not wait:
+        return 0
+    import sys
+
+    from gpusched.client.wait import wait_for_ids, worst_exit_code
+
+    sys.stdout.flush()
+    return worst_exit_code(wait_for_ids(client, [job_id], None))
 
 
-def _show_dry_run(client: Client, prepared: Prepared) -> int:
-    from gpusched.client.dryrun import dry_run
+def _show_dry_run(client: Client, spec: JobSpec) -> int:
+    from gpusched.client.why import dry_run
     from gpusched.views.why import dry_run_dict, dry_run_lines
 
-    report = dry_run(client, prepared)
+    report = dry_run(client, spec)
     if output.json_mode():
         output.emit_json(dry_run_dict(report))
     else:
-        for line in dry_run_lines(report):
-            output.print_line(line)
+        output.print_line("\n".join(dry_run_lines(report)))
     return 0
-
-
-def _wait(client: Client, job_id: str) -> int:
-    import sys
-
-    from gpusched.client.wait import wait_for_ids
-
-    sys.stdout.flush()
-    return wait_for_ids(client, [job_id], None).exit_code

@@ -12,12 +12,7 @@ from gpusched.cli import output
 if TYPE_CHECKING:
     from gpusched.traces.trace import Trace
 
-_HELP = {"help_option_names": ["-h", "--help"]}
-app = typer.Typer(
-    name="trace", context_settings=_HELP, rich_markup_mode=None, invoke_without_command=True,
-    add_completion=False,
-    help="Workloads to replay: import, look at, cut, scale, make up.",
-)  # fmt: skip
+app = output.group("trace", "Workloads to replay: import, look at, cut, scale, make up.")
 
 _Source = Annotated[str, typer.Argument(metavar="TRACE", help="A file or folder of any known format.")]
 _Output = Annotated[str, typer.Option("-o", "--output", help="The file to write (ours: F.gpusched.npz).")]
@@ -28,13 +23,7 @@ _StrictOption = Annotated[bool, typer.Option("--strict", help="Stop at the first
 _VcOption = Annotated[str | None, typer.Option("--vc", help="Only this virtual cluster, partition or queue.")]
 
 
-@app.callback()
-def _help_alone(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        output.print_line(context.get_help())
-
-
-@app.command("import", context_settings=_HELP)
+@app.command("import")
 def import_(
     source: _Source,
     path: _Output,
@@ -50,10 +39,10 @@ def import_(
     for line in rejected_lines(trace):
         output.note(f"{source}: {line}")
     rejected = [{"line": line, "why": why} for line, why in trace.rejected]
-    _written(path, trace, json, kept_out=rejected_kinds(trace), rejected_rows=rejected)
+    _written(path, trace, kept_out=rejected_kinds(trace), rejected_rows=rejected)
 
 
-@app.command("stats", context_settings=_HELP)
+@app.command("stats")
 def stats(
     source: _Source, format_: _FormatOption = None, vc: _VcOption = None, json: output.JsonOption = False
 ) -> None:
@@ -65,11 +54,10 @@ def stats(
     if json:
         output.emit_json(found)
     else:
-        for line in stats_lines(found):
-            output.print_line(output.printable(line))
+        output.print_line("\n".join(map(output.printable, stats_lines(found))))
 
 
-@app.command("slice", context_settings=_HELP)
+@app.command("slice")
 def slice_(
     source: _Source,
     path: _Output,
@@ -88,10 +76,10 @@ def slice_(
     from gpusched.traces.slicing import slice_trace
 
     trace = slice_trace(load(source, format_), since=since, until=until, vc=vc, user=user, jobs=jobs)
-    _written(path, trace, json)
+    _written(path, trace)
 
 
-@app.command("scale", context_settings=_HELP)
+@app.command("scale")
 def scale(
     source: _Source,
     load_: Annotated[float, typer.Option("--load", help="Offered load to reach: GPU seconds / capacity.")],
@@ -117,7 +105,7 @@ def scale(
     trace = load(source, format_)
     if path is not None and nodes is not None:
         scaled = scale_arrivals(trace, nodes * gpus_per_node, load_)
-        _written(path, scaled, json, how="arrivals", nodes=nodes, load=offered_load(scaled, nodes * gpus_per_node))
+        _written(path, scaled, how="arrivals", nodes=nodes, load=offered_load(scaled, nodes * gpus_per_node))
         return
     count = nodes_for_load(trace, gpus_per_node, load_)
     reached = offered_load(trace, count * gpus_per_node)
@@ -127,7 +115,7 @@ def scale(
         output.print_line(f"{count} nodes of {gpus_per_node} GPUs: offered load {reached:.4f}, arrivals as they are")
 
 
-@app.command("generate", context_settings=_HELP)
+@app.command("generate")
 def generate(
     spec: Annotated[str, typer.Argument(metavar="SPEC", help="A YAML description, as 'trace fit' writes it.")],
     path: _Output,
@@ -135,12 +123,13 @@ def generate(
     json: output.JsonOption = False,
 ) -> None:
     """Make up a trace from a description: arrivals, sizes, run times, limits, users."""
-    from gpusched.traces import generate as generator
+    from gpusched.traces.generate import generate as generated
+    from gpusched.traces.workload import load_workload
 
-    _written(path, generator.generate(generator.load_workload(spec), seed), json, seed=seed)
+    _written(path, generated(load_workload(spec), seed), seed=seed)
 
 
-@app.command("fit", context_settings=_HELP)
+@app.command("fit")
 def fit(
     source: _Source,
     path: Annotated[str, typer.Option("-o", "--output", help="The YAML to write.")],
@@ -161,12 +150,12 @@ def fit(
         output.print_line(f"wrote {path}, fitted to {len(trace):,} jobs of {trace.name}")
 
 
-def _written(path: str, trace: Trace, json: bool, **more: Any) -> None:
+def _written(path: str, trace: Trace, **more: Any) -> None:
     """Write the trace and say so."""
     from gpusched.traces import file as tracefile
 
     tracefile.write(Path(path), trace)
-    if json:
+    if output.json_mode():
         output.emit_json(
             {"path": path, "jobs": len(trace), "rejected": len(trace.rejected), "notes": list(trace.notes), **more}
         )

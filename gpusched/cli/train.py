@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from gpusched.agents.common.request import Report
 
 app = typer.Typer()
-_HELP = {"help_option_names": ["-h", "--help"]}
 
 
-@app.command("train", context_settings=_HELP)
+@app.command("train")
 def train(
     policy: Annotated[
         str,
@@ -58,6 +57,7 @@ def train(
     """
     from gpusched.agents.common import request as service
     from gpusched.agents.training.train import train as trained
+    from gpusched.views.training import screen
 
     asked = service.TrainRequest(
         policy=policy, partition=partition, trace=trace, generate=generate, format=format, vc=vc, since=since,
@@ -66,12 +66,7 @@ def train(
     )  # fmt: skip
     with progress() as report:
         made = trained(asked, report)
-    if json:
-        output.emit_json(made)
-        return
-    from gpusched.views.training import screen
-
-    output.print_rich(screen(made))
+    output.show(lambda: made, lambda: screen(made))
 
 
 @contextmanager

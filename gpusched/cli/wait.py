@@ -10,13 +10,13 @@ import typer
 from gpusched.cli import complete, output
 from gpusched.client.context import Client
 from gpusched.client.options import duration
-from gpusched.client.wait import exit_code, wait_for
+from gpusched.client.wait import exit_code, wait_for, worst_exit_code
 from gpusched.views.jobs import job_dict
 
 app = typer.Typer()
 
 
-@app.command("wait", context_settings={"help_option_names": ["-h", "--help"]})
+@app.command("wait")
 def wait(
     jobs: Annotated[list[str], typer.Argument(metavar="JOB...", autocompletion=complete.live_jobs)],
     timeout: Annotated[str | None, typer.Option("--timeout", help="Give up (exit 1) after 30s, 2h...")] = None,
@@ -26,11 +26,11 @@ def wait(
 
     Other ends than its own: CANCELLED and PREEMPTED 143, TIMEOUT 124, OUT_OF_MEMORY 137, NODE_FAIL 125.
     """
-    outcome = wait_for(Client(), jobs, duration("--timeout", timeout))
+    ended = wait_for(Client(), jobs, duration("--timeout", timeout))
     if json:
         now = time.time()
-        output.emit_json([job_dict(j, now) | {"wait_exit_code": exit_code(j)} for j in outcome.jobs])
+        output.emit_json([job_dict(j, now) | {"wait_exit_code": exit_code(j)} for j in ended])
     else:
-        for job in outcome.jobs:
+        for job in ended:
             output.print_line(f"{job.id} {job.state}" + (f" ({job.reason})" if job.reason else ""))
-    return outcome.exit_code
+    return worst_exit_code(ended)

@@ -14,14 +14,11 @@ from gpusched.views.why import why_dict, why_screen
 app = typer.Typer()
 
 
-@app.command("why", context_settings={"help_option_names": ["-h", "--help"]})
+@app.command("why")
 def why(
     job: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.all_jobs)],
     json: output.JsonOption = False,
 ) -> None:
     """Why a job waits, node by node, and what would help; for an ended job, why it ended."""
     answer = explain(Client(), job)
-    if json:
-        output.emit_json(why_dict(answer))
-    else:
-        output.print_rich(why_screen(answer))
+    output.show(lambda: why_dict(answer), lambda: why_screen(answer))

@@ -93,18 +93,9 @@ def _sized(inventory: Inventory, spec: JobSpec, asked: ResourceRequest) -> JobSp
         asked, time_limit_s=spec.time_limit_s, nodelist=spec.nodelist, exclude=spec.exclude, gpu_types=spec.gpu_types
     )
     try:
-        sized = size(asked, inventory)
+        return msgspec.structs.replace(spec, **msgspec.structs.asdict(size(asked, inventory)))
     except UsageError:
         return None
-    return msgspec.structs.replace(
-        spec,
-        partition=sized.partition,
-        flavor=None,
-        nodes=sized.nodes,
-        gpus_per_node=sized.gpus_per_node,
-        cores_per_node=sized.cores_per_node,
-        memory_mib_per_node=sized.memory_mib_per_node,
-    )
 
 
 def _shorter(snapshot: Snapshot, job: PendingView) -> Iterator[tuple[str, str, JobSpec]]:

@@ -29,15 +29,9 @@ _WITHOUT_SSH_TIMEOUT_S = 600.0
 def exec_in_job(
     client: Client, text: str, command: Sequence[str], *, rank: int = 0, tty: bool = False, interactive: bool = False
 ) -> int:
-    """Run ``command`` in a running job, with our stdout and stderr; returns its exit code.
+    """Run ``command`` (argv; no shell sees it) in a running job, with our stdout and stderr; returns its exit code.
 
-    Args:
-        client: The installation.
-        text: The job, or a prefix of its id.
-        command: argv; no shell sees it.
-        rank: Of a gang.
-        tty: Give it a terminal.
-        interactive: Give it our stdin.
+    It gets a terminal with ``tty``, our stdin with ``interactive``.
 
     Raises:
         UsageError: No such job or rank.

@@ -1,26 +1,14 @@
-"""What the shell offers after TAB. Fast, and silent about whatever is wrong.
+"""What the shell offers after TAB, fast; `gpusched.cli.complete` asks, and is silent about whatever is wrong.
 
 Plain words only: zsh evaluates the descriptions that typer hands it, and job names are other users' text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from gpusched.client.context import Client
 from gpusched.model.jobs import ENDED, Job, JobState
 
 MAX_OFFERED = 200
-
-
-def _quiet(offer: Callable[[Client, str], list[str]]) -> Callable[[str], list[str]]:
-    def safe(incomplete: str) -> list[str]:
-        try:
-            return offer(Client(), incomplete)[:MAX_OFFERED]
-        except Exception:
-            return []
-
-    return safe
 
 
 def _jobs(client: Client) -> list[Job]:
@@ -37,52 +25,44 @@ def _ids(jobs: list[Job], incomplete: str) -> list[str]:
     return [j.id for j in reversed(jobs) if j.id.startswith(incomplete)]
 
 
-@_quiet
 def live_jobs(client: Client, incomplete: str) -> list[str]:
     """Ids of jobs that wait or run, newest first."""
     return _ids(_jobs(client), incomplete)
 
 
-@_quiet
 def pending_jobs(client: Client, incomplete: str) -> list[str]:
     """Ids of jobs that wait."""
     return _ids([j for j in _jobs(client) if j.state is JobState.PENDING], incomplete)
 
 
-@_quiet
 def all_jobs(client: Client, incomplete: str) -> list[str]:
     """Ids of jobs that wait or run, and of those that ended last."""
     ended = client.reader.recently_ended(20) if client.reader else []
     return _ids([*(j for j in ended if j.state in ENDED), *_jobs(client)], incomplete)
 
 
-@_quiet
 def nodes(client: Client, incomplete: str) -> list[str]:
     """Names of nodes."""
     return [n.name for n in client.inventory.nodes if n.name.startswith(incomplete)]
 
 
-@_quiet
 def partitions(client: Client, incomplete: str) -> list[str]:
     """Names of partitions."""
     return [p.name for p in client.inventory.partitions if p.name.startswith(incomplete)]
 
 
-@_quiet
 def flavors(client: Client, incomplete: str) -> list[str]:
     """Names of flavors."""
     names = dict.fromkeys(f.name for p in client.inventory.partitions for f in p.flavors)
     return [name for name in names if name.startswith(incomplete)]
 
 
-@_quiet
 def gpu_types(client: Client, incomplete: str) -> list[str]:
     """GPU types of all nodes."""
     names = dict.fromkeys(n.gpu_type for n in client.inventory.nodes if n.gpu_type)
     return [name for name in names if name.startswith(incomplete)]
 
 
-@_quiet
 def policies(client: Client, incomplete: str) -> list[str]:
     """Names of policies."""
     from gpusched.config.policies import policy_names
@@ -90,7 +70,6 @@ def policies(client: Client, incomplete: str) -> list[str]:
     return [name for name in policy_names(client.inventory.path) if name.startswith(incomplete)]
 
 
-@_quiet
 def replays(_: Client, incomplete: str) -> list[str]:
     """Names of policies that replays take."""
     from gpusched.sim.orders import folders_in_force, known_policies
@@ -98,17 +77,16 @@ def replays(_: Client, incomplete: str) -> list[str]:
     return [name for name in known_policies(folders_in_force()) if name.startswith(incomplete)]
 
 
-@_quiet
 def agents(client: Client, incomplete: str) -> list[str]:
     """Names of policies with an agent to train."""
     from gpusched.config.policies import load_policy, policy_file, policy_folders
 
     folders = policy_folders(client.inventory.path)
-    files = {name: policy_file(name, folders) for name in policies(incomplete)}
+    files = {name: policy_file(name, folders) for name in policies(client, incomplete)}
     return [name for name, file in files.items() if file is not None and load_policy(file, folders).agent is not None]
 
 
-def states(incomplete: str) -> list[str]:
+def states(_: Client, incomplete: str) -> list[str]:
     """Names of job states, in the case the user types."""
     found = [str(s) for s in JobState if s.startswith(incomplete.upper())]
     return [s.lower() if incomplete.islower() else s for s in found]

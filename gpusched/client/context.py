@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,10 +70,8 @@ class Client:
         from gpusched.config.paths import SHARED_STATE
 
         if not os.path.isdir(self.inbox.new) and self.state != SHARED_STATE:
-            try:
+            with suppress(OSError):  # delivering says what is wrong
                 self.inbox.create()
-            except OSError:
-                pass  # delivering says what is wrong
         return self.inbox
 
     def _written_lately(self) -> bool:
@@ -105,9 +104,11 @@ class Client:
         tick_s = float(reader.meta("tick_s") or 5.0)
         if age <= max(HEARTBEATS_MISSED * tick_s, 5.0):
             return ""
+        from gpusched.views import common
+
         if runs is not None:
-            return runs.line(f"is busy: its last cycle was {_ago(age)} ago")
-        return f"the controller is not running (last seen {_ago(age)} ago); start it with 'gpusched controller'"
+            return runs.line(f"is busy: its last cycle was {common.age(age)} ago")
+        return f"the controller is not running (last seen {common.age(age)} ago); start it with 'gpusched controller'"
 
     def notes(self) -> tuple[str, ...]:
         """What else is odd: an inventory that is not in force, nodes that left it with jobs on them."""
@@ -118,10 +119,3 @@ class Client:
         trouble = self.reader.meta(INVENTORY_TROUBLE)
         found = [f"the controller goes on with the last good inventory: {trouble}"] if trouble else []
         return (*found, *(f"node {r.name} is {r.reason}" for r in self.reader.left_nodes()))
-
-
-def _ago(seconds: float) -> str:
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 
@@ -18,8 +19,7 @@ from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.commands import AnyCommand, Cancel, Drain, Hold, Release, Requeue, Resume, SetPriority
 from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
 
-Check = Callable[[Job], str]  # why nothing would follow for a job, or ""
-IdCommand = Callable[[float, tuple[str, ...]], AnyCommand]
+Check = Callable[[Client, Job], str]  # why nothing would follow for a job, or ""
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -32,47 +32,47 @@ class Asked(msgspec.Struct, frozen=True):
 
 def cancel(client: Client, texts: Iterable[str], *, now: bool) -> Asked:
     """End jobs."""
-    return _on_jobs(client, "cancel", texts, _not_ended, lambda time_, ids: Cancel(time=time_, job_ids=ids, now=now))
+    return _on_jobs(client, "cancel", texts, _not_ended, Cancel, now=now)
 
 
 def selected(client: Client, user: str | None, states: frozenset[JobState] | None) -> list[str]:
     """Ids of the jobs of a user, in some states, that have not ended."""
     wanted = (states or frozenset(JobState)) - ENDED
-    found = queried(client, Query(user=user, states=wanted)) if wanted else []
-    return [j.id for j in found]
+    return [j.id for j in queried(client, Query(user=user, states=wanted))] if wanted else []
 
 
 def hold(client: Client, texts: Iterable[str]) -> Asked:
     """Keep pending jobs from starting."""
-    return _on_jobs(client, "hold", texts, _to_hold(client), lambda time_, ids: Hold(time=time_, job_ids=ids))
+    return _on_jobs(client, "hold", texts, _to_hold, Hold)
 
 
 def release(client: Client, texts: Iterable[str]) -> Asked:
     """Undo a hold."""
-    return _on_jobs(client, "release", texts, _to_release(client), lambda time_, ids: Release(time=time_, job_ids=ids))
+    return _on_jobs(client, "release", texts, _to_release, Release)
 
 
 def requeue(client: Client, texts: Iterable[str]) -> Asked:
     """Stop running jobs, or take ended ones, and queue them again."""
-    return _on_jobs(client, "requeue", texts, _to_requeue(client), lambda time_, ids: Requeue(time=time_, job_ids=ids))
+    return _on_jobs(client, "requeue", texts, _to_requeue, Requeue)
 
 
 def set_priority(client: Client, texts: Iterable[str], priority: int) -> Asked:
     """Set the priority of pending jobs."""
     if abs(priority) > MAX_PRIORITY:
         raise UsageError(f"a priority is at most {MAX_PRIORITY} either way, found {priority}")
-    check = _to_set(client, priority)
-    return _on_jobs(
-        client, "priority", texts, check, lambda time_, ids: SetPriority(time=time_, job_ids=ids, priority=priority)
-    )
+
+    def to_set(client: Client, job: Job) -> str:
+        if not _pending(job) and priority > job.priority and not _is_admin(client):
+            return f"has priority {job.priority}, and raising it needs an admin"
+        return _pending(job)
+
+    return _on_jobs(client, "priority", texts, to_set, SetPriority, priority=priority)
 
 
 def drain(client: Client, nodes: Iterable[str], reason: str) -> Asked:
     """No new jobs on these nodes."""
     names = _nodes(client, nodes)
-    check_text("--reason", reason, 4000)
-    if not reason.strip() or not reason.isprintable():
-        raise UsageError("--reason is one line of text that tells others why", f"found {reason[:80]!r}")
+    check_reason("--reason", reason)
     client.deliverable_inbox().deliver(Drain(time=time.time(), nodes=names, reason=reason))
     return Asked("drain", names)
 
@@ -91,6 +91,13 @@ def _nodes(client: Client, nodes: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
+def check_reason(option: str, reason: str) -> None:
+    """Raise UsageError unless it is one line of text."""
+    check_text(option, reason, 4000)
+    if not reason.strip() or not reason.isprintable():
+        raise UsageError(f"{option} is one line of text that tells others why", f"found {reason[:80]!r}")
+
+
 def check_admin(client: Client) -> None:
     """Some commands need an admin; refuse early what the controller would only refuse silently later."""
     uid = os.getuid()
@@ -102,38 +109,36 @@ def check_admin(client: Client) -> None:
         raise GpuschedError(f"{user_name(uid)} is no admin", "settings.admins of inventory.yaml names them")
 
 
-def _on_jobs(client: Client, what: str, texts: Iterable[str], check: Check, command: IdCommand) -> Asked:
+def _on_jobs(
+    client: Client, what: str, texts: Iterable[str], check: Check, command: Callable[..., AnyCommand], **more: Any
+) -> Asked:
     targets = Resolver(client).targets(texts)
     notes = tuple(note for target in targets if (note := _check_target(client, what, target, check)))
     ids = tuple(t.id for t in targets)
-    client.deliverable_inbox().deliver(command(time.time(), ids))
+    client.deliverable_inbox().deliver(command(time=time.time(), job_ids=ids, **more))
     return Asked(what, ids, notes)
 
 
 def _check_target(client: Client, what: str, target: Target, check: Check) -> str:
     """Impossible for every job meant, or another's job: say so now. Returns for how many tasks it is, or ""."""
-    problems = [check(job) for job in target.jobs]
+    problems = [check(client, job) for job in target.jobs]
     if all(problems):
         more = f" (and so are all {len(problems)} tasks)" if len(problems) > 1 else ""
         raise GpuschedError(f"{what}: job {target.jobs[0].id} {problems[0]}{more}")
     job = target.jobs[0]
     if job.uid != os.getuid():
-        _check_may_act(client, job)
-    first = next((j for j, problem in zip(target.jobs, problems, strict=True) if problem), None)
-    if first is None:
+        try:
+            check_admin(client)
+        except GpuschedError as error:
+            raise GpuschedError(f"job {job.id} belongs to {job.user}, and {error.message}") from None
+    left_out = [(j.id, problem) for j, problem in zip(target.jobs, problems, strict=True) if problem]
+    if not left_out:
         return ""
-    left_out = sum(map(bool, problems))
-    return f"not for {left_out} of its {len(problems)} tasks: job {first.id} {check(first)}"
+    first, why = left_out[0]
+    return f"not for {len(left_out)} of its {len(problems)} tasks: job {first} {why}"
 
 
-def _check_may_act(client: Client, job: Job) -> None:
-    try:
-        check_admin(client)
-    except GpuschedError as error:
-        raise GpuschedError(f"job {job.id} belongs to {job.user}, and {error.message}") from None
-
-
-def _not_ended(job: Job) -> str:
+def _not_ended(client: Client, job: Job) -> str:
     return f"has ended: {job.state}" if job.state in ENDED else ""
 
 
@@ -149,44 +154,26 @@ def _is_admin(client: Client) -> bool:
     return True
 
 
-def _to_hold(client: Client) -> Check:
-    def check(job: Job) -> str:
-        if job.held_by == "admin" and not _is_admin(client):
-            return "is held by an admin already"
-        return _pending(job)
-
-    return check
+def _to_hold(client: Client, job: Job) -> str:
+    if job.held_by == "admin" and not _is_admin(client):
+        return "is held by an admin already"
+    return _pending(job)
 
 
-def _to_release(client: Client) -> Check:
-    def check(job: Job) -> str:
-        if job.held_by == "admin" and not _is_admin(client):
-            return "is held by an admin"
-        return _pending(job) or ("" if job.held_by or job.reason == IN_INBOX else "is not held")
-
-    return check
+def _to_release(client: Client, job: Job) -> str:
+    if job.held_by == "admin" and not _is_admin(client):
+        return "is held by an admin"
+    return _pending(job) or ("" if job.held_by or job.reason == IN_INBOX else "is not held")
 
 
-def _to_set(client: Client, priority: int) -> Check:
-    def check(job: Job) -> str:
-        if not _pending(job) and priority > job.priority and not _is_admin(client):
-            return f"has priority {job.priority}, and raising it needs an admin"
-        return _pending(job)
-
-    return check
-
-
-def _to_requeue(client: Client) -> Check:
-    def check(job: Job) -> str:
-        if job.state is JobState.PENDING:
-            return "is PENDING already"
-        if job.state in ACTIVE and job.ending is not None and job.ending.outcome is JobState.PENDING:
-            return "is being requeued already"
-        if job.state in ENDED and job.spec.secret_names and not _has_secrets(client, job):
-            return "has ended, and its secrets were forgotten with it: submit it again"
-        return ""
-
-    return check
+def _to_requeue(client: Client, job: Job) -> str:
+    if job.state is JobState.PENDING:
+        return "is PENDING already"
+    if job.state in ACTIVE and job.ending is not None and job.ending.outcome is JobState.PENDING:
+        return "is being requeued already"
+    if job.state in ENDED and job.spec.secret_names and not _has_secrets(client, job):
+        return "has ended, and its secrets were forgotten with it: submit it again"
+    return ""
 
 
 def _has_secrets(client: Client, job: Job) -> bool:

@@ -8,29 +8,26 @@ import msgspec
 
 from gpusched.client.context import Client
 from gpusched.model.forecast import ExpectedStart, Sooner
-from gpusched.model.snapshot import PendingView, Snapshot
+from gpusched.model.snapshot import Snapshot
 from gpusched.sched.advice import refuted
 from gpusched.sched.explain import Explanation
 
 
-class Outlook(msgspec.Struct, frozen=True, kw_only=True):
-    """The forecast of one job; ``next_steps``: the explanation's, without what running ahead has refuted."""
+def look_ahead(
+    client: Client, snapshot: Snapshot, explanation: Explanation
+) -> tuple[ExpectedStart, tuple[Sooner, ...], tuple[str, ...]]:
+    """The forecast, what would start the job sooner, and the explanation's next steps that the forecast bears out.
 
-    expected: ExpectedStart
-    sooner: tuple[Sooner, ...]
-    next_steps: tuple[str, ...]
-
-
-def look_ahead(client: Client, snapshot: Snapshot, explanation: Explanation) -> Outlook:
-    """Runs the queue forward; the first time after an installation or upgrade this compiles for some seconds."""
+    Runs the queue forward; the first time after an installation or upgrade this compiles for some seconds.
+    """
     _say_if_slow()
     from gpusched.client.alternatives import alternatives_of
     from gpusched.forecast.assumptions import assumptions, why_never
-    from gpusched.forecast.limit_use import LimitUse, PastRun
+    from gpusched.forecast.limit_use import LimitUse
     from gpusched.forecast.start_times import StartForecast
 
     job = next(j for j in snapshot.pending if j.id == explanation.job_id)
-    habits = LimitUse([PastRun(*run) for run in client.reader.past_runs()] if client.reader else [])
+    habits = LimitUse(client.reader.past_runs() if client.reader else [])
     alternatives = alternatives_of(client.inventory, snapshot, job)
     settings = client.inventory.settings
     foresight = StartForecast(
@@ -43,13 +40,8 @@ def look_ahead(client: Client, snapshot: Snapshot, explanation: Explanation) -> 
         expected, assumptions=assumptions(snapshot, job, habits.count, habits.known(job.user))
     )
     sooner = foresight.sooner()
-    return Outlook(expected=expected, sooner=sooner, next_steps=_consistent(explanation, job, sooner))
-
-
-def _consistent(explanation: Explanation, job: PendingView, sooner: tuple[Sooner, ...]) -> tuple[str, ...]:
-    """The steps that claim a start at once only where the run ahead starts it at once."""
-    now = {s.what for s in sooner if s.now}
-    return tuple(step for step in explanation.next_steps if not refuted(step, now))
+    now = {s.what for s in sooner if s.now}  # a step may claim a start at once only where the run ahead has one
+    return expected, sooner, tuple(step for step in explanation.next_steps if not refuted(step, now))
 
 
 def _say_if_slow() -> None:

@@ -66,7 +66,7 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
     return msgspec.structs.replace(
         found,
         counts=_counts(client),
-        preempted=_preempted(client),
+        preempted=reader.waiting_again() if reader else 0,
         prefixes=_prefixes(client, jobs),
         warning=client.controller_warning() or _suspended(client),
         notes=client.notes(),
@@ -125,19 +125,14 @@ def _ended(client: Client, query: Query, states: frozenset[JobState]) -> list[Jo
     assert reader is not None
     limit = query.ended
     since = None if query.window_s is None else time.time() - query.window_s
-    if limit is None and since is None:
-        limit = ENDED_SHOWN if query.states is None else None
-    if limit is not None and limit < 0:
+    if limit is None and since is None and query.states is None:
+        limit = ENDED_SHOWN
+    elif limit is not None and limit < 0:
         limit = None
     plain = query.user is None and query.partition is None and since is None and states == ENDED
     if plain and limit is not None:
         return reader.recently_ended(limit)
     return reader.jobs(states=states, user=query.user, partition=query.partition, since=since, limit=limit)
-
-
-def _preempted(client: Client) -> int:
-    """How many jobs wait that were stopped for others."""
-    return client.reader.waiting_again() if client.reader else 0
 
 
 def _counts(client: Client) -> dict[str, int]:

@@ -24,8 +24,8 @@ from gpusched.model.jobs import ACTIVE, ENDED, Job, container_name
 from gpusched.model.relay import KeptLog, NodeLog
 from gpusched.model.resources import RuntimeName
 from gpusched.nodes.opening import open_transport
-from gpusched.nodes.runtimes import AttemptRef, Runtime, runtime_for
-from gpusched.nodes.transport import Transport, TransportError
+from gpusched.nodes.runtimes import AttemptRef, runtime_for
+from gpusched.nodes.transport import TransportError
 
 Sink = Callable[[int, bytes], None]
 """Takes output as it comes: (rank, bytes). May be called from several threads, of one rank from one."""
@@ -55,11 +55,7 @@ class LogRequest(msgspec.Struct, frozen=True, kw_only=True):
 def show_log(client: Client, request: LogRequest, sink: Sink, note: Callable[[str], None]) -> int:
     """Give the output to ``sink``, with ``follow`` until the job has ended; the exit code for the command.
 
-    Args:
-        client: The installation.
-        request: What to show.
-        sink: See `Sink`.
-        note: Takes lines for people: why one waits, what is missing.
+    ``note`` takes lines for people: why one waits, what is missing.
 
     Raises:
         UsageError: No such job, rank or attempt.
@@ -162,15 +158,21 @@ class _Output:
         yield from self._from_node(attempt, rank, False, tail_bytes)
 
     def _from_node(self, attempt: int, rank: int, follow: bool, tail_bytes: int | None) -> Iterator[bytes]:
-        if not self._records(attempt, rank):
+        reader, records = self._client.reader, self._records(attempt, rank)
+        if reader is None or not records:
             raise GpuschedError(self._missing(attempt, rank))
         if relay.is_needed(self._client):
             asked = NodeLog(job=self._job.id, attempt=attempt, rank=rank, follow=follow, tail_bytes=tail_bytes)
             yield from relay.stream(self._client, asked)
             return
-        transport, runtime, ref = self._on_node(attempt, rank)
+        name, (where, runtime) = container_name(self._job.id, attempt, rank), records[0]
+        node = self._client.inventory.node(where)
+        if node is None:
+            raise GpuschedError(f"the output of {name} is on node {where}, which is no longer in the inventory")
+        ref = AttemptRef(reader.meta("cluster_id") or "", node.name, name)
+        transport = open_transport(node, self._client.inventory.settings)
         try:
-            yield from transport.stream(runtime.log(ref, follow, tail_bytes))
+            yield from transport.stream(runtime_for(RuntimeName(runtime)).log(ref, follow, tail_bytes))
         finally:
             transport.close()
 
@@ -199,8 +201,8 @@ class _Output:
         return attempt < self._job.attempt or self._job.state not in ACTIVE
 
     def _node_of(self, attempt: int, rank: int) -> str | None:
-        for record in self._records(attempt, rank):
-            return record[0]
+        if records := self._records(attempt, rank):
+            return records[0][0]
         if self._job.allocation and attempt == self._job.attempt:
             return next((p.node for p in self._job.allocation.parts if p.rank == rank), None)
         return None
@@ -209,18 +211,6 @@ class _Output:
         """(node, runtime) of what is still on the nodes of this rank."""
         ranks = self._client.reader.ranks(job_id=self._job.id) if self._client.reader else []
         return [(r.node, r.runtime) for r in ranks if (r.attempt, r.rank) == (attempt, rank)]
-
-    def _on_node(self, attempt: int, rank: int) -> tuple[Transport, Runtime, AttemptRef]:
-        name = container_name(self._job.id, attempt, rank)
-        reader, records = self._client.reader, self._records(attempt, rank)
-        if not records or reader is None:
-            raise GpuschedError(self._missing(attempt, rank))
-        node = self._client.inventory.node(records[0][0])
-        if node is None:
-            raise GpuschedError(f"the output of {name} is on node {records[0][0]}, which is no longer in the inventory")
-        ref = AttemptRef(reader.meta("cluster_id") or "", node.name, name)
-        transport = open_transport(node, self._client.inventory.settings)
-        return transport, runtime_for(RuntimeName(records[0][1])), ref
 
     def _missing(self, attempt: int, rank: int) -> str:
         what = f"job {self._job.id}, attempt {attempt}, rank {rank}:"
@@ -258,7 +248,7 @@ class _Output:
         skipping = tail_bytes is None
         while True:
             over = self._over(attempt)
-            if over and self._show_rest(attempt, rank, written, skipping, tail_bytes):
+            if over and self._show_rest(attempt, rank, written, skipping):
                 return
             if over and not self._records(attempt, rank):
                 if not written:
@@ -268,7 +258,7 @@ class _Output:
                 written += self._stream(attempt, rank, written if skipping else 0, tail_bytes)
                 if over:
                     # It may have been collected and removed while we asked; then the file has what we missed.
-                    self._show_rest(attempt, rank, written, skipping, tail_bytes)
+                    self._show_rest(attempt, rank, written, skipping)
                     return
                 tail_bytes = tail_bytes if tail_bytes is None else 0
             except TransportError as error:
@@ -281,14 +271,18 @@ class _Output:
             time.sleep(POLL_S)
             self._job = _again(self._client, self._job)
 
-    def _show_rest(self, attempt: int, rank: int, written: int, skipping: bool, tail_bytes: int | None) -> bool:
+    def _show_rest(self, attempt: int, rank: int, written: int, skipping: bool) -> bool:
         """Show what of the finished file was not shown yet; False where there is no such file."""
         source = self._file(attempt, rank)
         if source is None:
             return False
         with source:
             if skipping or written == 0:
-                self._rest(source, rank, written, tail_bytes)
+                whole = iter(lambda: source.read(_CHUNK), b"")
+                for chunk in whole if written else _last_lines(whole, self._request.tail):
+                    fresh, written = chunk[written:], max(0, written - len(chunk))
+                    if fresh:
+                        self._sink(rank, fresh)
         return True
 
     def _stream(self, attempt: int, rank: int, skip: int, tail_bytes: int | None) -> int:
@@ -308,16 +302,6 @@ class _Output:
                 raise
             raise TransportError("ssh", str(error), error.hint) from None  # the controller is started again
         return shown
-
-    def _rest(self, source: BinaryIO, rank: int, written: int, tail_bytes: int | None) -> None:
-        """What of the collected file was not shown yet."""
-        whole = iter(lambda: source.read(_CHUNK), b"")
-        if not written:
-            whole = _last_lines(whole, self._request.tail)
-        for chunk in whole:
-            fresh, written = chunk[written:], max(0, written - len(chunk))
-            if fresh:
-                self._sink(rank, fresh)
 
     def _tail_bytes(self, attempt: int, rank: int) -> int | None:
         """How many bytes the last lines are now; None where everything is asked for."""

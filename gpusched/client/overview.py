@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from gpusched.config.inventory import flavor_nodes
 from gpusched.errors import UsageError
 from gpusched.model.gpustates import GpuStatus, gpu_states
@@ -12,7 +14,7 @@ from gpusched.model.readings import Gpu, GpuState, NodeState
 from gpusched.model.reports import FlavorRow, GpuRow, NodeRow
 from gpusched.model.resources import Flavor, Inventory, Node, Partition
 from gpusched.queue.snapshots import NOT_FOR_NEW_JOBS, held_gpus, lingering_gpus
-from gpusched.queue.store import NodeRecord, RankRecord, Reader
+from gpusched.queue.store import NodeRecord, Reader
 
 _SILENT = frozenset({NodeState.DOWN, NodeState.UNKNOWN})
 _MIN_STALE_S = 15.0
@@ -23,25 +25,30 @@ def cluster_rows(
 ) -> tuple[NodeRow, ...]:
     """Rows of the declared nodes, in the inventory's order, then of those that left it and still hold jobs.
 
-    Args:
-        reader: The store, or None where there is none yet (then nothing is known of any node).
-        inventory: What is declared.
-        now: Unix seconds.
-        names: Only these nodes.
-        partition: Only nodes of this partition.
+    Without a store nothing is known of any node; GPUs of ended attempts not known to be gone are BUSY; a reading older
+    than three ticks (at least 15 s) is marked as stale.
 
     Raises:
         UsageError: There is no such node or partition.
     """
     left = tuple(r.declared for r in (reader.left_nodes() if reader else ()) if r.declared is not None)
     nodes = _chosen(inventory, left, names, partition)
-    return node_rows(
-        nodes,
-        reader.node_records() if reader else {},
-        reader.active() if reader else [],
-        reader.ranks() if reader else [],
-        now=now,
-        stale_after_s=max(3 * float((reader and reader.meta("tick_s")) or inventory.settings.tick_s), _MIN_STALE_S),
+    records = reader.node_records() if reader else {}
+    jobs = {job.id: job for job in (reader.active() if reader else ())}
+    held = held_gpus(jobs.values())
+    leftovers = lingering_gpus(jobs.values(), reader.ranks() if reader else [])
+    stale_after_s = max(3 * float((reader and reader.meta("tick_s")) or inventory.settings.tick_s), _MIN_STALE_S)
+    return tuple(
+        _node_row(
+            node,
+            records.get(node.name) or NodeRecord(name=node.name, reason="not read yet"),
+            jobs,
+            held.get(node.name, {}),
+            leftovers.get(node.name, {}),
+            now,
+            stale_after_s,
+        )
+        for node in nodes
     )
 
 
@@ -59,42 +66,6 @@ def _chosen(
         if name not in known:
             raise UsageError(f"there is no node {name!r}{did_you_mean(name, known)}")
     return tuple(n for n in nodes if (not names or n.name in names) and partition in (None, n.partition))
-
-
-def node_rows(
-    nodes: Iterable[Node],
-    records: Mapping[str, NodeRecord],
-    active: Iterable[Job],
-    ranks: Iterable[RankRecord],
-    *,
-    now: float,
-    stale_after_s: float,
-) -> tuple[NodeRow, ...]:
-    """Rows of ``nodes`` from what the store holds.
-
-    Args:
-        nodes: Declared nodes.
-        records: Node records by name.
-        active: Jobs that hold resources.
-        ranks: What may still be on the nodes; GPUs of ended attempts not known to be gone are BUSY.
-        now: Unix seconds.
-        stale_after_s: A reading older than that is marked.
-    """
-    jobs = {job.id: job for job in active}
-    held = held_gpus(jobs.values())
-    leftovers = lingering_gpus(jobs.values(), ranks)
-    return tuple(
-        _node_row(
-            node,
-            records.get(node.name) or NodeRecord(name=node.name, reason="not read yet"),
-            jobs,
-            held.get(node.name, {}),
-            leftovers.get(node.name, {}),
-            now,
-            stale_after_s,
-        )
-        for node in nodes
-    )
 
 
 def _node_row(
@@ -158,19 +129,10 @@ def _gpu_row(status: GpuStatus, gpu: Gpu | None, jobs: Mapping[str, Job], leftov
         user=job.user if job else None,
         memory_total_mib=gpu.memory_total_mib if gpu else None,
     )
-    return row if gpu is None or silent else _with_figures(row, gpu)
-
-
-def _with_figures(row: GpuRow, gpu: Gpu) -> GpuRow:
-    return GpuRow(
-        index=row.index,
-        uuid=row.uuid,
-        name=row.name,
-        state=row.state,
-        reason=row.reason,
-        job=row.job,
-        user=row.user,
-        memory_total_mib=gpu.memory_total_mib,
+    if gpu is None or silent:
+        return row
+    return msgspec.structs.replace(
+        row,
         memory_used_mib=gpu.memory_used_mib,
         utilization_pct=gpu.utilization_pct,
         power_w=gpu.power_w,
@@ -189,13 +151,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 def flavor_rows(inventory: Inventory, rows: Sequence[NodeRow], partition: str | None = None) -> tuple[FlavorRow, ...]:
-    """All flavors and how many jobs of each would fit on what is free now, each counted alone.
-
-    Args:
-        inventory: What is declared.
-        rows: The nodes as they are.
-        partition: Only this partition's flavors.
-    """
+    """All flavors (of one partition) and how many jobs of each would fit on what is free now, each counted alone."""
     return tuple(
         _flavor_row(flavor, p, [row for row in rows if row.partition == p.name])
         for p in inventory.partitions

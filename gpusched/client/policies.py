@@ -14,9 +14,8 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Partition
 from gpusched.model.units import iso_utc
 from gpusched.promotion.live import live_policies, overrides
-from gpusched.promotion.registry import find_policy, known_policies, trained_for, training_of
-from gpusched.promotion.reports import last_verdicts
-from gpusched.queue.promotions import Difference, PolicyChange, Shadow
+from gpusched.promotion.registry import find_policy, known_policies, last_verdicts, trained_for, training_of
+from gpusched.queue.promotions import PolicyChange, Shadow
 from gpusched.views.policy import ChangeRow, PolicyPage, PolicyRow
 
 
@@ -74,11 +73,11 @@ def _candidates(client: Client, live: dict[str, PolicySpec]) -> list[PolicyRow]:
         spec = known.spec
         if known.origin == "frozen" or (spec.agent is None and any(same(spec, s) for s in live.values())):
             continue
-        for name in (trained_for(spec) or [DEFAULT]) if spec.agent is not None else [DEFAULT]:
+        trained = trained_for(spec) if spec.agent is not None else []
+        note = "not trained yet: gpusched train" if spec.agent is not None and not trained else known.origin
+        for name in trained or [DEFAULT]:
             partition = None if name == DEFAULT else name
-            untrained = spec.agent is not None and not trained_for(spec)
             verdict = night.get((name, spec.name, spec.version))
-            note = "not trained yet: gpusched train" if untrained else known.origin
             found.append(_row(spec, partition, "candidate", note=note, path=str(known.path), verdict=verdict))
     return found
 
@@ -127,7 +126,7 @@ def page(client: Client, text: str) -> PolicyPage:
         live=tuple(p for p, s in live.items() if same(s, spec)),
         other_versions=tuple(others),
         weights=_weights(spec), cards=cards, shadows=tuple(shadows),
-        differences=tuple(d for s in shadows for d in _differences(client, s.partition)),
+        differences=tuple(d for s in shadows for d in (reader.differences(s.partition, 5) if reader else ())),
         verdicts={s.partition: night.get((s.partition, s.spec.name, s.spec.version)) for s in shadows},
     )  # fmt: skip
 
@@ -145,10 +144,6 @@ def _weights(spec: PolicySpec) -> dict[str, str]:
         except ModelError as error:
             found[name] = f"the fallback: {error.line()}"
     return found
-
-
-def _differences(client: Client, partition: str) -> list[Difference]:
-    return client.reader.differences(partition, 5) if client.reader else []
 
 
 def history(client: Client, partition: str | None, limit: int) -> list[ChangeRow]:

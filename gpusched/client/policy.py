@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpusched.client.context import Client
-from gpusched.client.control import check_admin
+from gpusched.client.control import check_admin, check_reason
 from gpusched.client.policies import same
-from gpusched.config.validate import check_text, known_partition
+from gpusched.config.validate import known_partition
 from gpusched.config.weights import DEFAULT
 from gpusched.errors import GpuschedError, NoHistory, UsageError
 from gpusched.model.commands import Promote, Rollback, ShadowOff, ShadowOn
@@ -49,13 +50,7 @@ def compare(
 ) -> list[Verdict]:
     """The second policy against the first, replayed, partition by partition.
 
-    Args:
-        client: Whose history.
-        first: The incumbent.
-        second: The candidate.
-        since: Of the cluster's history.
-        trace: A trace file in place of the history.
-        partition: Only this one; with a trace: on its nodes.
+    On the cluster's history ``since``, or on a trace. ``partition``: only this one's jobs; with a trace: its nodes.
 
     Raises:
         UsageError: There is no such policy or partition, or both a trace and ``since``.
@@ -73,7 +68,10 @@ def compare(
 
         loaded = load(trace)
         if partition is None:
-            return [judge(_anywhere(loaded), DEFAULT, base, other)]
+            from gpusched.sim.power import power_model
+            from gpusched.study.study import scenario_of
+
+            return [judge(scenario_of(loaded, power=power_model), DEFAULT, base, other)]
         return [judge(scenario_for(loaded, inventory, chosen[0]), partition, base, other)]
     found, nothing = [], ""
     for one in chosen:
@@ -86,13 +84,6 @@ def compare(
     if not found:
         raise GpuschedError(nothing, "name a trace: --trace FILE")
     return found
-
-
-def _anywhere(trace: Any) -> Any:
-    from gpusched.sim.power import power_model
-    from gpusched.study.study import scenario_of
-
-    return scenario_of(trace, power=power_model)
 
 
 def _begin(since: str) -> float:
@@ -146,7 +137,7 @@ def promote(client: Client, text: str, partition: str | None, force: str | None,
     """
     check_admin(client)
     if force is not None:
-        _check_reason("--force", force)
+        check_reason("--force", force)
     known = _find(client, text)
     chosen = _partitions(client, known.spec, partition)
     live = live_policies(client.inventory, client.reader)
@@ -160,21 +151,16 @@ def promote(client: Client, text: str, partition: str | None, force: str | None,
         if failed := [v for v in verdicts if not v.passed]:
             lines = "; ".join(f"{v.partition}: {v.line}" for v in failed)
             raise GpuschedError(f"not promoted: {lines}", "wait for more days, or say --force REASON")
-    for i, one in enumerate(waiting):
-        _deliver_promote(client, known, one.name, force, verdicts[i] if verdicts else None)
+    for one, verdict in zip_longest(waiting, verdicts):
+        command = Promote(
+            time=time.time(), partition=one.name, path=str(known.path.absolute()), version=known.spec.version,
+            reason=force if force is not None else verdict.line, forced=force is not None,
+            evidence=msgspec.to_builtins(verdict) if verdict else None,
+        )  # fmt: skip
+        client.deliverable_inbox().deliver(command)
     return Asked(
         what="promote", policy=known.spec.name, version=known.spec.version, partitions=tuple(p.name for p in waiting),
         verdicts=tuple(verdicts),
-    )  # fmt: skip
-
-
-def _deliver_promote(client: Client, known: Known, partition: str, force: str | None, verdict: Verdict | None) -> None:
-    client.deliverable_inbox().deliver(
-        Promote(
-            time=time.time(), partition=partition, path=str(known.path.absolute()), version=known.spec.version,
-            reason=force if force is not None else verdict.line if verdict else "", forced=force is not None,
-            evidence=msgspec.to_builtins(verdict) if verdict else None,
-        )
     )  # fmt: skip
 
 
@@ -199,7 +185,7 @@ def rollback(client: Client, partition: str | None, reason: str | None) -> Asked
             )
         chosen = promoted[0]
     if reason is not None:
-        _check_reason("REASON", reason)
+        check_reason("REASON", reason)
     last = changes.get(chosen)
     if last is None or last.back_to is None:
         raise GpuschedError(f"{chosen}: there is no earlier policy", "inventory.yaml names the one in charge")
@@ -263,9 +249,3 @@ def _partitions(client: Client, spec: PolicySpec, partition: str | None) -> list
     for one in chosen if spec.agent is not None else ():
         load_model(Path(spec.folder), one.name, spec.agent or "")
     return chosen
-
-
-def _check_reason(option: str, reason: str) -> None:
-    check_text(option, reason, 4000)
-    if not reason.strip() or not reason.isprintable():
-        raise UsageError(f"{option} is one line of text that tells others why", f"found {reason[:80]!r}")

@@ -66,11 +66,13 @@ def stream(client: Client, request: Request) -> Iterator[bytes]:
         TransportError: The connection, or the controller's to the node, was lost.
         GpuschedError: The controller says no.
     """
+    frames = Frames()
     with _connect(client, request) as sock:
-        for kind, payload in _frames(sock):
-            if kind == EXITED:
-                return
-            yield payload
+        while True:
+            for kind, payload in _checked(frames, _receive(sock)):
+                if kind == EXITED:
+                    return
+                yield payload
 
 
 def run(client: Client, request: Exec) -> int:
@@ -115,12 +117,6 @@ def _connect(client: Client, request: Request) -> socket.socket:
     except OSError as error:
         sock.close()
         raise GpuschedError(f"{client.state / SOCKET}: {error.strerror}") from None
-
-
-def _frames(sock: socket.socket) -> Iterator[tuple[int, bytes]]:
-    frames = Frames()
-    while True:
-        yield from _checked(frames, _receive(sock))
 
 
 def _receive(sock: socket.socket) -> bytes:

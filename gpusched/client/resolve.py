@@ -26,6 +26,12 @@ class Target(msgspec.Struct, frozen=True):
     jobs: tuple[Job, ...]
 
 
+def stored_jobs(reader: Reader, job_id: str) -> list[Job]:
+    """The job of a whole id, or the tasks of the array; none that the store does not know."""
+    one = reader.job(job_id)
+    return [one] if one else reader.jobs_of_array(job_id)
+
+
 def refusal(reader: Reader, job_id: str) -> str | None:
     """Why the controller refused this submission, or None if it did not."""
     for event in reader.events(job_id=job_id.partition("_")[0]):
@@ -90,12 +96,8 @@ class Resolver:
 
     def _jobs(self, base: str) -> list[Job]:
         reader = self._client.reader
-        if reader:
-            one = reader.job(base)
-            if one is not None:
-                return [one]
-            if tasks := reader.jobs_of_array(base):
-                return tasks
+        if reader and (stored := stored_jobs(reader, base)):
+            return stored
         jobs = [j for j in self._waiting if base in (j.id, j.array_id)]
         if not jobs:
             raise GpuschedError(f"job {base} is just being taken from the inbox", "try again")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 
-import msgspec
-
 from gpusched.client.context import Client
 from gpusched.client.resolve import Resolver
-from gpusched.model.jobs import ENDED, Job, JobState
+from gpusched.model.jobs import ENDED, JobState
 from gpusched.model.progress import speeds_of
 from gpusched.views.show import Page
 
@@ -23,21 +21,16 @@ def show(client: Client, text: str) -> Page:
     target = Resolver(client).target(text)
     jobs = target.jobs
     job = next((j for j in jobs if j.state not in ENDED), jobs[0])
-    page = Page(job=job, now=time.time(), tasks=jobs if len(jobs) > 1 or target.id != job.id else ())
-    return _with_story(client, page, job)
-
-
-def _with_story(client: Client, page: Page, job: Job) -> Page:
     reader = client.reader
-    events = tuple(reader.events(job_id=job.id)) if reader else ()
     energies = reader.energy_of_jobs() if reader and job.state is not JobState.PENDING else {}
-    warning = "" if job.state in ENDED else client.controller_warning()
     progress = reader.progress_of_job(job.id) if reader else []
-    return msgspec.structs.replace(
-        page,
-        events=events,
+    return Page(
+        job=job,
+        now=time.time(),
+        tasks=jobs if len(jobs) > 1 or target.id != job.id else (),
+        events=tuple(reader.events(job_id=job.id)) if reader else (),
         energy_j=energies.get(job.id),
-        warning=warning,
+        warning="" if job.state in ENDED else client.controller_warning(),
         progress=progress[-1] if progress else None,
         speeds=speeds_of(progress),
     )

@@ -58,17 +58,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     comment: str = ""
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that passed every check."""
-
-    spec: JobSpec
-    array: tuple[int, ...] | None
-    max_running: int | None
-    secrets: dict[str, str]
-
-
-def prepare(client: Client, request: Request) -> Prepared:
-    """Parse and check everything.
+def prepare(client: Client, request: Request) -> Submit:
+    """Parse and check everything: the command to deliver, but for its id.
 
     Raises:
         UsageError: The first thing wrong, in one line; nothing was queued.
@@ -84,13 +75,7 @@ def prepare(client: Client, request: Request) -> Prepared:
     cwd = _folder() if request.mount or request.output else "/"
     spec = JobSpec(
         name=request.name if request.name is not None else _default_name(request),
-        partition=sized.partition,
-        flavor=sized.flavor,
-        nodes=sized.nodes,
-        gpus_per_node=sized.gpus_per_node,
-        cores_per_node=sized.cores_per_node,
-        memory_mib_per_node=sized.memory_mib_per_node,
-        time_limit_s=sized.time_limit_s,
+        **msgspec.structs.asdict(sized),
         image=request.image,
         command=request.command,
         workdir=request.workdir,
@@ -116,31 +101,22 @@ def prepare(client: Client, request: Request) -> Prepared:
         else None,
     )
     validate_spec(spec, inventory)
-    prepared = Prepared(spec=spec, array=array, max_running=max_running, secrets=secrets)
-    length = len(msgspec.json.encode(_command(prepared, "0" * ids.ID_LENGTH, now)))
+    prepared = Submit(
+        time=now, id="0" * ids.ID_LENGTH, spec=spec, array=array, max_running=max_running, secrets=secrets
+    )
+    length = len(msgspec.json.encode(prepared))
     if length > MAX_COMMAND_BYTES:
         raise UsageError(f"the whole request is {length} bytes, at most {MAX_COMMAND_BYTES} are possible", "use a file")
     return prepared
 
 
-def submit(client: Client, prepared: Prepared) -> str:
+def submit(client: Client, prepared: Submit) -> str:
     """Queue it; when this returns it is on disk. Returns the job's id (the array's, for an array)."""
     now = time.time()
     return deliver_submit(
         client.deliverable_inbox(),
-        lambda job_id: _command(prepared, job_id, now),
+        lambda job_id: msgspec.structs.replace(prepared, id=job_id, time=now),
         lambda: ids.mint(time.time()),
-    )
-
-
-def _command(prepared: Prepared, job_id: str, now: float) -> Submit:
-    return Submit(
-        time=now,
-        id=job_id,
-        spec=prepared.spec,
-        array=prepared.array,
-        max_running=prepared.max_running,
-        secrets=prepared.secrets,
     )
 
 

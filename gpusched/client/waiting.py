@@ -14,11 +14,8 @@ _MESSAGE = "submitted; the controller has not taken it from the inbox yet"
 
 def inbox_jobs(client: Client) -> list[Job]:
     """Jobs of the submissions in the inbox that this user may read, oldest first; tasks of arrays one by one."""
-    jobs: list[Job] = []
-    for received in client.inbox.waiting():
-        if isinstance(received, Received):
-            jobs += _jobs_of(received)
-    return jobs
+    found = (received for received in client.inbox.waiting() if isinstance(received, Received))
+    return [job for received in found for job in _jobs_of(received)]
 
 
 def inbox_job(client: Client, job_id: str) -> list[Job]:

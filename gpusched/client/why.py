@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpusched.client.context import Client
-from gpusched.client.resolve import Resolver
+from gpusched.client.resolve import Resolver, stored_jobs
 from gpusched.client.waiting import inbox_jobs
-from gpusched.model.jobs import ENDED, Job, JobState
-from gpusched.views.why import NodeLine, Why
+from gpusched.config.users import user_name
+from gpusched.model import ids
+from gpusched.model.jobs import ENDED, Job, JobSpec, JobState
+from gpusched.views.why import Why
 
 if TYPE_CHECKING:
     from gpusched.model.snapshot import Snapshot
@@ -39,7 +42,7 @@ def why(client: Client, text: str) -> Why:
     if job.state is JobState.PENDING:
         out = client.reader.fallbacks().get(job.spec.partition) if client.reader else None
         return msgspec.structs.replace(
-            explain_pending(client, job), warning=warning, fallback=out.line if out is not None else ""
+            _explain_pending(client, job), warning=warning, fallback=out.line if out is not None else ""
         )
     return Why(
         job=job,
@@ -73,24 +76,41 @@ def _steps(job: Job) -> tuple[str, ...]:
     return (step.format(id=job.id),) if step else ()
 
 
-def explain_pending(client: Client, job: Job) -> Why:
-    """The explanation of a pending job, which may be in the inbox or nowhere yet (``submit --dry-run``)."""
+def dry_run(client: Client, spec: JobSpec) -> Why:
+    """What `why` would say of this request, had it been queued now (``submit --dry-run``)."""
+    now, uid = time.time(), os.getuid()
+    job = Job(
+        id=ids.mint(now),
+        user=user_name(uid),
+        uid=uid,
+        spec=spec,
+        state=JobState.PENDING,
+        priority=spec.priority - spec.nice,
+        submit_time=now,
+        eligible_time=spec.begin_time,
+        held_by="user" if spec.hold else "",
+    )
+    return _explain_pending(client, job)
+
+
+def _explain_pending(client: Client, job: Job) -> Why:
+    """The explanation of a pending job, which may be in the inbox or nowhere yet."""
     from gpusched.client.forecast import look_ahead
     from gpusched.sched.explain import explain
 
     snapshot = _snapshot(client, job)
     explanation = explain(snapshot, job.id)
-    outlook = look_ahead(client, snapshot, explanation)
+    expected, sooner, next_steps = look_ahead(client, snapshot, explanation)
     return Why(
         job=job,
         reason=str(explanation.reason.code),
         message="; ".join((explanation.reason.message, *_cleared_for(client, job))),
-        nodes=tuple(NodeLine(node=v.node, fits=v.fits, text=v.text) for v in explanation.nodes),
+        nodes=explanation.nodes,
         position=explanation.position,
         queue_length=explanation.queue_length,
-        next_steps=outlook.next_steps,
-        expected=outlook.expected,
-        sooner=outlook.sooner,
+        next_steps=next_steps,
+        expected=expected,
+        sooner=sooner,
         now=snapshot.now,
     )
 
@@ -98,9 +118,8 @@ def explain_pending(client: Client, job: Job) -> Why:
 def _cleared_for(client: Client, job: Job) -> list[str]:
     """Who is being stopped for it at this moment."""
     active = client.reader.active() if client.reader else []
-    endings = [(other.id, other.ending) for other in active if other.ending is not None]
-    found = [i for i, ending in endings if ending.preemptions is not None and ending.preemptions.for_job == job.id]
-    return [f"job {other} is being stopped for it" for other in found]
+    stopping = ((other.id, other.ending.preemptions) for other in active if other.ending is not None)
+    return [f"job {other} is being stopped for it" for other, why in stopping if why and why.for_job == job.id]
 
 
 def _snapshot(client: Client, job: Job) -> Snapshot:
@@ -116,10 +135,8 @@ def _snapshot(client: Client, job: Job) -> Snapshot:
     pending = {j.id: j for j in (*queued, *stored, job)}
 
     def lookup(job_id: str) -> list[Job]:
-        if reader:
-            found = reader.job(job_id)
-            if jobs := [found] if found else reader.jobs_of_array(job_id):
-                return jobs
+        if reader and (jobs := stored_jobs(reader, job_id)):
+            return jobs
         return [j for j in queued if job_id in (j.id, j.array_id)]
 
     return build_snapshot(

@@ -71,25 +71,17 @@ class Cluster(Protocol):
     ) -> dict[str, Observation]:
         """The news of each node since the last call, waiting at most ``patience_s`` for the slow ones.
 
-        Args:
-            nodes: All nodes there are.
-            patience_s: For how long slow nodes are waited for.
-            known: Names of nodes that need not be asked again.
+        Nodes whose names are ``known`` need not be asked again.
         """
-        ...
 
     def perform(self, operations: Iterable[Operation]) -> None:
         """Take operations on; returns at once."""
-        ...
 
     def finished(self) -> list[Outcome]:
         """Works that ended since the last call."""
-        ...
 
     def busy(self) -> frozenset[RankKey]:
         """Ranks with an operation under way."""
-        ...
 
     def close(self) -> None:
         """Let go of connections; what was begun on the nodes goes on there."""
-        ...

@@ -48,17 +48,11 @@ class _Unreadable(Exception):
 def collect_log(
     transport: Transport, script: Script, destination: Path, settings: LogSettings, readers: Iterable[int] = ()
 ) -> str:
-    """Stream a log into ``destination``, replacing it when complete; returns "" or what went wrong.
+    """Stream a log (`Runtime.log`) into ``destination``, replacing it when complete; returns "" or what went wrong.
 
     Of an output larger than the cap the first quarter and the end are kept, with a line between them that says how much
-    is missing: the beginning holds the settings, the end the error. No more than that travels.
-
-    Args:
-        transport: To the node.
-        script: `Runtime.log`.
-        destination: `gpusched.config.paths.log_path`.
-        settings: The cap.
-        readers: User ids that may read it, besides the controller's.
+    is missing: the beginning holds the settings, the end the error. No more than that travels. ``readers`` are user ids
+    that may read it, besides the controller's.
 
     Raises:
         TransportError: The connection was lost.

@@ -27,9 +27,7 @@ _USER_OBJ, _USER, _GROUP_OBJ, _MASK, _OTHER, _NOBODY = 1, 2, 4, 16, 32, 0xFFFFFF
 def log_file(path: Path, readers: Iterable[int]) -> Iterator[BinaryIO]:
     """A file that takes the place of ``path`` when the block ends without an exception, durably.
 
-    Args:
-        path: `gpusched.config.paths.log_path`.
-        readers: User ids that may read it, besides the controller's.
+    ``readers`` are user ids that may read it, besides the controller's.
 
     Raises:
         OSError: It cannot be written here.
@@ -106,9 +104,7 @@ def _let_read(descriptor: int, readers: Iterable[int]) -> None:
 def secure(logs: Path, readers: Callable[[str], Iterable[int]]) -> None:
     """At the start of a controller: remove what a killed one left, take back what earlier versions gave away.
 
-    Args:
-        logs: The folder of all output.
-        readers: Job id -> the user ids that may read its output.
+    ``readers`` tells the user ids that may read a job's output.
 
     Raises:
         OSError: Something cannot be taken back.
@@ -132,17 +128,13 @@ def _secure_in(top: int, name: str, readers: Callable[[str], Iterable[int]]) -> 
     descriptor = os.open(name, _FOLDER, dir_fd=top)
     try:
         if name == _DRAFTS:
-            _empty(descriptor)
+            for draft in os.listdir(descriptor):
+                with contextlib.suppress(OSError):
+                    os.unlink(draft, dir_fd=descriptor)
         else:
             _secure_folder(descriptor, lambda: readers(name))
     finally:
         os.close(descriptor)
-
-
-def _empty(folder: int) -> None:
-    for name in os.listdir(folder):
-        with contextlib.suppress(OSError):
-            os.unlink(name, dir_fd=folder)
 
 
 def _secure_folder(folder: int, readers: Callable[[], Iterable[int]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from gpusched.errors import UsageError
@@ -11,6 +12,7 @@ from gpusched.model.resources import Inventory, Node, RuntimeName
 from gpusched.nodes.runtimes.base import LaunchRequest
 
 MASTER_PORTS = range(20000, 30000)
+_PATTERN = re.compile("%([jAaxunNt%])")  # of output paths
 _OWN_DEVICE_NUMBERS = frozenset({RuntimeName.PODMAN, RuntimeName.DOCKER})
 
 
@@ -24,16 +26,10 @@ def launch_request(
     run_as: tuple[int, int] | None,
     mount_anything: bool,
 ) -> LaunchRequest:
-    """What one rank is launched with.
+    """What one rank of an allocated job (with its attempt and master port) is launched with.
 
-    Args:
-        job: Allocated, with its attempt and master port.
-        part: The rank's share.
-        inventory: For the nodes' addresses and the partition's default image.
-        cluster_id: Of this installation.
-        secrets: Values of the job's secrets.
-        run_as: uid and gid of the submitter where that is another than the controller's user.
-        mount_anything: The submitter is not bound by ``allowed_mounts``.
+    ``run_as`` is uid and gid of the submitter where that is another than the controller's user; with ``mount_anything``
+    he is not bound by ``allowed_mounts``.
 
     Raises:
         UsageError: The inventory does not allow the job's image on this node (any more).
@@ -83,43 +79,32 @@ def environment(job: Job, part: NodeAllocation, inventory: Inventory) -> dict[st
     master = _node(inventory, parts[0].node)
     # A container sees only its own GPUs, numbered from 0; elsewhere the indices are NVML's, which is PCI bus order.
     visible: Iterable[int] = range(len(part.gpus)) if node.runtime in _OWN_DEVICE_NUMBERS else part.gpus
-    names = [p.node for p in parts]
     defaults = {
         "OMP_NUM_THREADS": str(max(1, part.cores // max(1, len(part.gpus)))),
         "MASTER_PORT": str(job.master_port),
     }
+    several_names = (
+        (str(len(parts)), "WORLD_SIZE SLURM_JOB_NUM_NODES SLURM_NNODES SLURM_NTASKS"),
+        (str(part.rank), "RANK NODE_RANK SLURM_NODEID SLURM_PROCID"),
+        ("0", "LOCAL_RANK SLURM_LOCALID"),
+        (job.id, "GPUSCHED_JOB_ID SLURM_JOB_ID"),
+        (spec.name, "GPUSCHED_JOB_NAME SLURM_JOB_NAME"),
+        (spec.partition, "GPUSCHED_PARTITION SLURM_JOB_PARTITION"),
+        (part.node, "GPUSCHED_NODE SLURMD_NODENAME"),
+        (",".join(p.node for p in parts), "GPUSCHED_NODELIST SLURM_JOB_NODELIST"),
+        (str(len(part.gpus)), "GPUSCHED_GPUS_PER_NODE SLURM_GPUS_ON_NODE"),
+    )
     fixed = {
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, visible)),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "MASTER_ADDR": master.fabric_address or _host(master),
-        "WORLD_SIZE": str(len(parts)),
-        "RANK": str(part.rank),
-        "NODE_RANK": str(part.rank),
-        "LOCAL_RANK": "0",
-        "GPUSCHED_JOB_ID": job.id,
-        "GPUSCHED_JOB_NAME": spec.name,
         "GPUSCHED_ATTEMPT": str(job.attempt),
-        "GPUSCHED_PARTITION": spec.partition,
-        "GPUSCHED_NODE": part.node,
-        "GPUSCHED_NODELIST": ",".join(names),
         "GPUSCHED_GPUS": ",".join(map(str, part.gpus)),
-        "GPUSCHED_GPUS_PER_NODE": str(len(part.gpus)),
         "GPUSCHED_GPUS_TOTAL": str(spec.gpus),
         "GPUSCHED_USER": job.user,
-        "SLURM_JOB_ID": job.id,
-        "SLURM_JOB_NAME": spec.name,
-        "SLURM_JOB_PARTITION": spec.partition,
-        "SLURM_JOB_NUM_NODES": str(len(parts)),
-        "SLURM_NNODES": str(len(parts)),
-        "SLURM_JOB_NODELIST": ",".join(names),
-        "SLURM_NODEID": str(part.rank),
-        "SLURM_PROCID": str(part.rank),
-        "SLURM_LOCALID": "0",
-        "SLURM_NTASKS": str(len(parts)),
         "SLURM_CPUS_ON_NODE": str(part.cores),
-        "SLURM_GPUS_ON_NODE": str(len(part.gpus)),
         "SLURM_RESTART_COUNT": str(job.attempt - 1),
-        "SLURMD_NODENAME": part.node,
+        **{name: value for value, names in several_names for name in names.split()},
     }
     if spec.elastic is not None:
         fixed |= {
@@ -159,29 +144,17 @@ def expand_output(job: Job, rank: int, node: str) -> str | None:
         "t": str(rank),
         "%": "%",
     }
-    pieces, rest, by_rank = [], path, False
-    while "%" in rest:
-        before, _, rest = rest.partition("%")
-        pieces.append(before)
-        if rest[:1] in patterns:
-            by_rank = by_rank or rest[0] in "nNt"
-            pieces.append(patterns[rest[0]])
-            rest = rest[1:]
-        else:
-            pieces.append("%")
-    expanded = "".join(pieces) + rest
-    return expanded if by_rank or job.spec.nodes == 1 else f"{expanded}.{rank}"
+    used = re.findall(_PATTERN, path)
+    expanded = re.sub(_PATTERN, lambda match: patterns[match[1]], path)
+    return expanded if job.spec.nodes == 1 or {"n", "N", "t"} & set(used) else f"{expanded}.{rank}"
 
 
 def master_port(job_id: str, taken: Iterable[int | None]) -> int:
     """A port for MASTER_PORT: the same job gets the same one, unless another active job has it."""
     used = set(taken)
     start = int.from_bytes(job_id.encode(), "big") % len(MASTER_PORTS)
-    for offset in range(len(MASTER_PORTS)):
-        port = MASTER_PORTS[(start + offset) % len(MASTER_PORTS)]
-        if port not in used:
-            return port
-    return MASTER_PORTS[start]
+    ports: list[int] = [*MASTER_PORTS[start:], *MASTER_PORTS[:start]]
+    return next((port for port in ports if port not in used), ports[0])
 
 
 def _node(inventory: Inventory, name: str) -> Node:

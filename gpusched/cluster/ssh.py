@@ -106,12 +106,9 @@ class SshCluster:
                 reading = self._read(node, want_links=True)
                 self._boots[node.name] = reading.boot_id
             return Observation(began=began, result=reading)
-        except TransportError as error:
-            failure = ProbeFailure(
-                node=node.name, time=self._clock(), kind=error.kind, reason=error.reason, hint=error.hint
-            )
         except Exception as error:  # a probe must never end the cycle of the others
-            failure = ProbeFailure(node=node.name, time=self._clock(), kind="protocol", reason=f"probe: {error!r}")
+            told = error if isinstance(error, TransportError) else TransportError("protocol", f"probe: {error!r}")
+        failure = ProbeFailure(node=node.name, time=self._clock(), kind=told.kind, reason=told.reason, hint=told.hint)
         return Observation(began=began, result=failure)
 
     def _read(self, node: Node, want_links: bool = False) -> NodeReading:
@@ -137,46 +134,48 @@ class SshCluster:
         return self._pools[node]
 
     def _do(self, operation: Operation) -> Outcome:
-        node = self._nodes.get(operation.node)
-        if node is None:
-            error = f"node {operation.node} is not in the inventory"
-            return Outcome(operation=operation, time=self._clock(), error=error, transient=True)
+        error, transient = "", False
         try:
-            error = self._carry_out(operation, node)
-            return Outcome(operation=operation, time=self._clock(), error=error)
+            if (node := self._nodes.get(operation.node)) is None:
+                error, transient = f"node {operation.node} is not in the inventory", True
+            else:
+                error = self._carry_out(operation, node)
         except TransportError as problem:
-            return Outcome(operation=operation, time=self._clock(), error=problem.line(), transient=True)
+            error, transient = problem.line(), True
         except UsageError as problem:
-            return Outcome(operation=operation, time=self._clock(), error=f"{REFUSED}: {problem.line()}")
+            error = f"{REFUSED}: {problem.line()}"
         except GpuschedError as problem:
-            return Outcome(operation=operation, time=self._clock(), error=problem.line())
+            error = problem.line()
         except OSError as problem:  # our own disk: the output stays on the node until there is room for it
             where = f"{problem.filename}: " if problem.filename else ""
-            return Outcome(
-                operation=operation, time=self._clock(), error=f"{where}{problem.strerror or problem}", transient=True
-            )
+            error, transient = f"{where}{problem.strerror or problem}", True
         except Exception as problem:  # likewise: one rank's trouble stays its own
-            return Outcome(operation=operation, time=self._clock(), error=f"internal error: {problem!r}")
+            error = f"internal error: {problem!r}"
+        return Outcome(operation=operation, time=self._clock(), error=error, transient=transient)
 
     def _carry_out(self, operation: Operation, node: Node) -> str:
         """Do it; "" or the node's error."""
         runtime, transport = runtime_for(RuntimeName(operation.rank.runtime)), self._transport(node)
         ref = AttemptRef(self._cluster_id, node.name, container_name(*operation.key))
-        if operation.verb == "collect":
-            if operation.rank.output is not None:
+        match operation.verb:
+            case "collect" if operation.rank.output is not None:
                 return _run(transport, runtime.finish_output(ref), COLLECT_TIMEOUT_S)
-            caps, path = self._inventory.settings.logs, Path(operation.destination or "")
-            return collect_log(transport, runtime.log(ref), path, caps, operation.readers)
-        if operation.verb == "launch":
-            assert operation.request is not None
-            return _run(transport, runtime.launch(operation.request), OPERATION_TIMEOUT_S, also=EXISTS_EXIT_CODE)
-        if operation.verb == "start":
-            return _run(transport, runtime.start(ref), OPERATION_TIMEOUT_S)
-        if operation.verb == "signal":
-            return _run(transport, runtime.signal(ref, operation.signal or "TERM", operation.note), OPERATION_TIMEOUT_S)
-        if operation.verb == "forget":
-            return _run(transport, forget_job(ref, operation.rank.job_id), REMOVE_TIMEOUT_S)
-        return _run(transport, runtime.remove(ref), REMOVE_TIMEOUT_S)
+            case "collect":
+                caps, path = self._inventory.settings.logs, Path(operation.destination or "")
+                return collect_log(transport, runtime.log(ref), path, caps, operation.readers)
+            case "launch":
+                assert operation.request is not None
+                return _run(transport, runtime.launch(operation.request), OPERATION_TIMEOUT_S, also=EXISTS_EXIT_CODE)
+            case "start":
+                return _run(transport, runtime.start(ref), OPERATION_TIMEOUT_S)
+            case "signal":
+                return _run(
+                    transport, runtime.signal(ref, operation.signal or "TERM", operation.note), OPERATION_TIMEOUT_S
+                )
+            case "forget":
+                return _run(transport, forget_job(ref, operation.rank.job_id), REMOVE_TIMEOUT_S)
+            case "remove":
+                return _run(transport, runtime.remove(ref), REMOVE_TIMEOUT_S)
 
     def finished(self) -> list[Outcome]:
         """See `Cluster.finished`."""
@@ -206,7 +205,4 @@ class SshCluster:
 
 def _run(transport: Transport, script: Script, timeout_s: float, also: int = 0) -> str:
     result = transport.run(script, timeout_s)
-    if result.exit_code in (0, also):
-        return ""
-    lines = result.stderr.decode(errors="replace").strip().splitlines()
-    return lines[-1][:500] if lines else f"exit code {result.exit_code}"
+    return "" if result.exit_code in (0, also) else result.complaint

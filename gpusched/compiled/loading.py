@@ -14,7 +14,7 @@ import os
 import pickle
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from ctypes import PYFUNCTYPE, c_int, c_void_p, cast, py_object, string_at
 from functools import cache
@@ -181,8 +181,6 @@ def _named(address: int, size: int, _digest: int) -> object:
 
 
 _unpickled = cache(pickle.loads)
-
-
 _unpickle = PYFUNCTYPE(py_object, c_void_p, c_int, c_void_p)(_named)
 
 
@@ -191,17 +189,12 @@ def _engine(llvm: Any) -> Any:
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
 
 
-def resolved(names: Iterable[str]) -> bool:
-    """Whether there is all of this. LLVM ends the process where a name in the code it loads means nothing."""
-    llvm = _linked()
-    return all(llvm.address_of_symbol(name) is not None for name in names)
-
-
 def load(function: FunctionType, machine: Machine) -> Callable[..., Any] | None:
     """What Python calls; None where this process lacks what it needs."""
-    if not resolved(machine.needs):
-        return None
     llvm, functions = _linked(), _extension("numba._dynfunc")
+    # LLVM ends the process where a name in the code it loads means nothing.
+    if any(llvm.address_of_symbol(name) is None for name in machine.needs):
+        return None
     engine = _engine(llvm)
     engine.add_object_file(llvm.object_file.ObjectFileRef.from_data(machine.code))
     engine.finalize_object()

@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gpusched.config.validate import IMAGE
 from gpusched.config.yamlfile import Value
 from gpusched.model.images import TRANSPORTS
-from gpusched.model.resources import Flavor, Node, RuntimeName
+from gpusched.model.resources import Node, RuntimeName
 from gpusched.model.units import format_memory, parse_duration, parse_memory_mib
 
 Reader = Callable[[Value], Any]
@@ -20,7 +21,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _NAME_EXPECTED = "a name of at most 63 letters, digits, '.', '_', '-', the first a letter or digit"
 _ADDRESS = re.compile(r"[A-Za-z0-9:_][A-Za-z0-9:._%-]{0,252}")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,254}\$?")
-_IMAGE = re.compile(r"[A-Za-z0-9/.][^\s\x00-\x1f\x7f]{0,1023}")
 _LINE = re.compile(r"[^\x00-\x1f\x7f]{1,1024}")
 _ABSOLUTE = re.compile(r"/[^\x00-\x1f\x7f]{0,1023}")
 _FOLDER = re.compile(r"/[^\x00-\x1f\x7f,:\"'\\]{1,900}")  # it goes into an engine's --mount
@@ -36,6 +36,7 @@ CAPABILITIES = (
     "MAC_OVERRIDE MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE"
 ).split()
 """All that Linux has, as the engines call them: capabilities(7) without CAP_."""
+_WATTS = {"": 1.0, "k": 1000.0, "K": 1000.0}
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
@@ -76,11 +77,6 @@ def describe(nodes: tuple[Node, ...]) -> str:
     return f"{len(nodes)} node{'s' * (len(nodes) != 1)} of at most {gpus} GPUs, {cores} cores, {format_memory(mib)}"
 
 
-def describe_flavor(flavor: Flavor) -> str:
-    """What a flavor asks for, for errors."""
-    return f"{flavor.gpus} GPUs, {flavor.cores} cores, {format_memory(flavor.memory_mib)}"
-
-
 # Readers of one value
 
 
@@ -98,7 +94,7 @@ def name(value: Value) -> str:
 
 def image(value: Value) -> str:
     """A container image."""
-    return value.text("an image such as docker.io/library/busybox:1, without spaces", _IMAGE)
+    return value.text("an image such as docker.io/library/busybox:1, without spaces", IMAGE)
 
 
 def duration(value: Value) -> int:
@@ -108,19 +104,12 @@ def duration(value: Value) -> int:
 
 def host_range(value: Value) -> list[str]:
     """Node names of ``dgx1`` or ``dgx[01-04,7]``."""
-    expected = f"{_NAME_EXPECTED}, or a range such as dgx[1-4]"
-    names = _expand(value, expected)
-    if not all(map(is_name, names)):
-        raise value.error(expected)
-    return names
+    return _expand(value, f"{_NAME_EXPECTED}, or a range such as dgx[1-4]", _NAME)
 
 
 def _address_range(value: Value) -> list[str]:
     expected = "a host name, an IP address, an alias of ~/.ssh/config, or a range such as 10.0.0.[1-4]"
-    addresses = _expand(value, expected)
-    if any(_ADDRESS.fullmatch(a) is None for a in addresses):
-        raise value.error(expected)
-    return addresses
+    return _expand(value, expected, _ADDRESS)
 
 
 def expand_hosts(text: str) -> list[str]:
@@ -150,11 +139,14 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def _expand(value: Value, expected: str) -> list[str]:
+def _expand(value: Value, expected: str, pattern: re.Pattern[str]) -> list[str]:
     try:
-        return expand_hosts(value.text(expected))
+        found = expand_hosts(value.text(expected))
     except ValueError as error:
         raise value.error(str(error)) from None
+    if not all(map(pattern.fullmatch, found)):
+        raise value.error(expected)
+    return found
 
 
 def _gpu_indices(value: Value) -> tuple[int, ...]:
@@ -178,21 +170,23 @@ def _index_spans(text: str) -> list[int]:
 
 
 def _watts(value: Value) -> float:
-    expected = "a power greater than zero, such as 6.5kW or 6500 (W)"
-    match = _POWER.fullmatch(value.text(expected))
-    watts = round(float(match[1]) * (1000.0 if match[2] else 1.0), 3) if match else 0.0
-    if not 0 < watts <= 1e6:
-        raise value.error(expected)
-    return watts
+    return _measured(value, _POWER, _WATTS, 3, 1e6, "a power greater than zero, such as 6.5kW or 6500 (W)")
 
 
 def _seconds(value: Value) -> float:
     expected = "a time with its unit, such as 500ms, 5s or 10m, greater than zero"
-    match = _SHORT.fullmatch(value.text(expected))
-    seconds = round(float(match[1]) * _SECONDS[match[2]], 6) if match else 0.0
-    if not 0 < seconds <= 1e9:
+    return _measured(value, _SHORT, _SECONDS, 6, 1e9, expected)
+
+
+def _measured(
+    value: Value, pattern: re.Pattern[str], units: Mapping[str, float], digits: int, most: float, expected: str
+) -> float:
+    """A number times its unit, rounded to so many digits; more than zero."""
+    match = pattern.fullmatch(value.text(expected))
+    number = round(float(match[1]) * units[match[2]], digits) if match else 0.0
+    if not 0 < number <= most:
         raise value.error(expected)
-    return seconds
+    return number
 
 
 def _whole_seconds(value: Value) -> int:
@@ -234,14 +228,10 @@ def _number(minimum: float, maximum: float, what: str) -> Reader:
     return lambda value: value.number(minimum, maximum, what)
 
 
-def _choice(*options: str) -> Reader:
-    return lambda value: value.choice(options)
-
-
 # The keys
 
 DEFAULTS: Fields = {
-    "transport": ("transport", _choice("ssh", "local")),
+    "transport": ("transport", lambda value: value.choice(("ssh", "local"))),
     "user": ("user", _text("a user name", _USER)),
     "port": ("port", _whole(1, 65535, "a port")),
     "key": ("key", _text("the path of a private key")),
@@ -309,17 +299,17 @@ SETTINGS: Fields = {
     "power_price_per_kwh": ("power_price_per_kwh", _number(0, 1e9, "a price per kWh")),
     "currency": ("currency", _text("a currency such as EUR", re.compile(r"[^\s\x00-\x1f\x7f]{1,8}"))),
     "admins": ("admins", _words("a user name", _USER)),
-    "shared": ("shared", lambda value: value.flag()),
+    "shared": ("shared", Value.flag),
     "allowed_mounts": ("allowed_mounts", _words("an absolute path", _ABSOLUTE)),
     "max_queued_jobs_per_user": ("max_queued_jobs_per_user", _whole(1, 1_000_000_000, "a number of jobs")),
     "max_queued_size_per_user": ("max_queued_mib_per_user", _memory),
     "capabilities": ("capabilities", _choices(*CAPABILITIES)),
     "image_transports": ("image_transports", _choices(*TRANSPORTS)),
     "job_dirs": ("job_dirs", _text("an absolute path without commas, quotes and colons", _FOLDER)),
-    "network": ("network", _text("a network mode of the container runtime, such as host or bridge", _IMAGE)),
+    "network": ("network", _text("a network mode of the container runtime, such as host or bridge", IMAGE)),
     "known_hosts": ("known_hosts", _text("the path of a known_hosts file")),
     "ssh_config": ("ssh_config", _text("the path of an ssh_config file")),
     "logs": ("logs", lambda value: value),
     "retrain_days": ("retrain_days", _whole(2, 3650, "a number of days")),
-    "auto_promote": ("auto_promote", lambda value: value.flag()),
+    "auto_promote": ("auto_promote", Value.flag),
 }

@@ -14,9 +14,11 @@ from typing import Any
 
 from gpusched.config import fields
 from gpusched.config.paths import config_folder
+from gpusched.config.validate import nodes_that_hold
 from gpusched.config.yamlfile import Value, parse_file
 from gpusched.errors import FileError, UsageError
 from gpusched.model.resources import Flavor, Inventory, LogSettings, Node, Partition, Settings
+from gpusched.model.units import format_memory
 
 SYSTEM_INVENTORY = Path("/etc/gpusched/inventory.yaml")
 
@@ -75,9 +77,7 @@ def flavor_nodes(flavor: Flavor, nodes: tuple[Node, ...]) -> int | None:
     for count in range(1, len(nodes) + 1):
         if flavor.gpus % count or flavor.cores % count or flavor.memory_mib % count:
             continue
-        part = (flavor.gpus // count, flavor.cores // count, flavor.memory_mib // count)
-        room = sum(n.gpus >= part[0] and n.cores >= part[1] and n.memory_mib >= part[2] for n in nodes)
-        if room >= count:
+        if nodes_that_hold(nodes, flavor.gpus // count, flavor.cores // count, flavor.memory_mib // count) >= count:
             return count
     return None
 
@@ -94,8 +94,7 @@ class _Reader:
     def inventory(self) -> Inventory:
         root = parse_file(self._path, "an inventory")
         known = root.fields("a mapping with partitions", ("settings", "defaults", "partitions"))
-        settings = Settings()
-        defaults: dict[str, Any] = {}
+        settings, defaults = Settings(), dict[str, Any]()
         with self._noting():
             settings = self._settings(known.get("settings"))
         with self._noting():
@@ -125,10 +124,8 @@ class _Reader:
     def _partition(self, name: str, value: Value, file_defaults: Mapping[str, Any]) -> Partition:
         fields.check_name(name, value)
         known = value.fields("a mapping with nodes and flavors", fields.PARTITION)
-        defaults = {
-            **file_defaults,
-            **fields.read(known.get("defaults"), fields.DEFAULTS, "a mapping of node settings"),
-        }
+        own = fields.read(known.get("defaults"), fields.DEFAULTS, "a mapping of node settings")
+        defaults = {**file_defaults, **own}
         if "nodes" not in known:
             raise value.missing("nodes", "a list of nodes")
         listed = known["nodes"]
@@ -178,7 +175,7 @@ class _Reader:
 
     def _flavors(self, value: Value | None, nodes: tuple[Node, ...], max_time_s: int | None) -> list[Flavor]:
         flavors: list[Flavor] = []
-        found = value.fields("a mapping: name of flavor -> gpus, cores, memory, time") if value is not None else {}
+        found = {} if value is None else value.fields("a mapping: name of flavor -> gpus, cores, memory, time")
         for name, entry in found.items():
             with self._noting():
                 flavors.append(self._flavor(name, entry, nodes, max_time_s))
@@ -194,9 +191,8 @@ class _Reader:
         if max_time_s is not None and flavor.time_limit_s > max_time_s:
             raise entry.error("a time within the partition's max_time", "a longer time limit")
         if nodes and not self._errors and flavor_nodes(flavor, nodes) is None:
-            raise entry.error(
-                f"what fits, in whole equal parts, on {fields.describe(nodes)}", fields.describe_flavor(flavor)
-            )
+            asked = f"{flavor.gpus} GPUs, {flavor.cores} cores, {format_memory(flavor.memory_mib)}"
+            raise entry.error(f"what fits, in whole equal parts, on {fields.describe(nodes)}", asked)
         return flavor
 
     @contextmanager

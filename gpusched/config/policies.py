@@ -86,9 +86,7 @@ def load_policies(inventory: Inventory) -> dict[str, PolicySpec]:
 def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> PolicySpec:
     """The policy of one file, named after it; or of a trained policy's folder, named after that.
 
-    Args:
-        path: ``NAME.yaml``, or a folder with a ``policy.yaml``.
-        folders: Where an agent's fallback is looked for, besides the file's own folder.
+    An agent's fallback is looked for in ``folders``, besides the file's own.
 
     Raises:
         FileError: The first thing wrong with it.
@@ -246,14 +244,8 @@ def policy_file(name: str, folders: tuple[Path, ...]) -> Path | None:
 
 
 def _unknown(inventory: Inventory, partition: str, folders: tuple[Path, ...]) -> FileError:
-    names = policy_names(inventory.path)
+    names = names_in(folders)
     looked = " and ".join(str(f) for f in folders)
-    value = _policy_value(inventory, partition)
-    expected = f"one of {', '.join(names)} (of {looked}){suggestion(value.found().strip(chr(34)), names)}"
-    return value.error(expected)
-
-
-def _policy_value(inventory: Inventory, partition: str) -> Value:
-    """Where the inventory names the partition's policy; its entry where it names none."""
-    found = parse_file(inventory.path).fields("a mapping")["partitions"].fields("a mapping")[partition]
-    return found.fields("a mapping").get("policy", found)
+    entry = parse_file(inventory.path).fields("a mapping")["partitions"].fields("a mapping")[partition]
+    value = entry.fields("a mapping").get("policy", entry)
+    return value.error(f"one of {', '.join(names)} (of {looked}){suggestion(value.found().strip(chr(34)), names)}")

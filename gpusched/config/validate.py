@@ -27,8 +27,8 @@ SIGNALS = frozenset(
     "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT STOP TSTP TTIN TTOU URG "
     "XCPU XFSZ VTALRM PROF WINCH IO PWR SYS".split()
 )
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_IMAGE = re.compile(r"[A-Za-z0-9/.][^\s\x00-\x1f\x7f]{0,1023}")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+IMAGE = re.compile(r"[A-Za-z0-9/.][^\s\x00-\x1f\x7f]{0,1023}")
 
 
 def validate_spec(spec: JobSpec, inventory: Inventory) -> None:
@@ -153,7 +153,7 @@ def _check_texts(spec: JobSpec) -> None:
 
 def _check_environment(spec: JobSpec) -> None:
     for name in (*spec.env, *spec.secret_names):
-        if not _VARIABLE.fullmatch(name):
+        if not VARIABLE.fullmatch(name):
             raise UsageError(f"{name[:80]!r} is not a name for an environment variable")
     if both := set(spec.env) & set(spec.secret_names):
         raise UsageError(f"{min(both)} is given with --env and with --secret", "give it once")
@@ -210,25 +210,20 @@ def _check_numbers(spec: JobSpec) -> None:
 
 
 def _check_image(spec: JobSpec, partition: Partition, transports: tuple[str, ...]) -> None:
+    here = f"partition {partition.name}"
     runtimes = {node.runtime for node in usable_nodes(partition, spec.nodelist, spec.exclude, spec.gpu_types)}
     if spec.image is not None:
         check_text("--image", spec.image, 4000)
-        if not _IMAGE.fullmatch(spec.image):
+        if not IMAGE.fullmatch(spec.image):
             raise UsageError("--image is one word such as docker.io/library/python:3.12", f"found {spec.image[:80]!r}")
         if runtimes == {RuntimeName.PROCESS}:
-            raise UsageError(
-                f"partition {partition.name} runs jobs without containers, so --image has no meaning", "leave it out"
-            )
+            raise UsageError(f"{here} runs jobs without containers, so --image has no meaning", "leave it out")
         if error := image_error(spec.image, runtimes, transports):
             raise UsageError(error)
     elif runtimes == {RuntimeName.PROCESS} and spec.mounts:
-        raise UsageError(
-            f"partition {partition.name} runs jobs without containers, so --mount has no meaning", "leave it out"
-        )
+        raise UsageError(f"{here} runs jobs without containers, so --mount has no meaning", "leave it out")
     elif runtimes - {RuntimeName.PROCESS} and partition.default_image is None:
-        raise UsageError(
-            f"partition {partition.name} runs containers and has no default image", "say which one with --image"
-        )
+        raise UsageError(f"{here} runs containers and has no default image", "say which one with --image")
     if not spec.command and RuntimeName.PROCESS in runtimes:
         raise UsageError("nothing to run: the command is missing", "gpusched submit ... -- COMMAND ARG...")
 
@@ -240,30 +235,25 @@ def _check_flavor(spec: JobSpec, partition: Partition) -> None:
     if flavor is None:
         names = [f.name for f in partition.flavors]
         raise UsageError(f"partition {partition.name} has no flavor '{spec.flavor}'{did_you_mean(spec.flavor, names)}")
-    if (
-        spec.gpus != flavor.gpus
-        or spec.nodes * spec.cores_per_node > flavor.cores
-        or spec.nodes * spec.memory_mib_per_node > flavor.memory_mib
-    ):
+    cores, memory_mib = spec.nodes * spec.cores_per_node, spec.nodes * spec.memory_mib_per_node
+    if spec.gpus != flavor.gpus or cores > flavor.cores or memory_mib > flavor.memory_mib:
         raise UsageError(
             f"flavor {flavor.name} is {flavor.gpus} GPUs, {flavor.cores} cores, {format_memory(flavor.memory_mib)}; "
-            f"asked were {spec.gpus} GPUs, {spec.nodes * spec.cores_per_node} cores, "
-            f"{format_memory(spec.nodes * spec.memory_mib_per_node)}"
+            f"asked were {spec.gpus} GPUs, {cores} cores, {format_memory(memory_mib)}"
         )
-    if spec.time_limit_s > flavor.time_limit_s:
-        raise UsageError(
-            f"--time {format_duration(spec.time_limit_s)} is longer than flavor {flavor.name} allows "
-            f"({format_duration(flavor.time_limit_s)})"
-        )
+    _check_time(spec, flavor.time_limit_s, f"flavor {flavor.name}")
+
+
+def _check_time(spec: JobSpec, most: int, of: str) -> None:
+    if spec.time_limit_s > most:
+        asked = format_duration(spec.time_limit_s)
+        raise UsageError(f"--time {asked} is longer than {of} allows ({format_duration(most)})")
 
 
 def _check_bounds(spec: JobSpec, partition: Partition) -> None:
     limit = max_time(partition)
-    if limit is not None and spec.time_limit_s > limit:
-        raise UsageError(
-            f"--time {format_duration(spec.time_limit_s)} is longer than partition {partition.name} allows "
-            f"({format_duration(limit)})"
-        )
+    if limit is not None:
+        _check_time(spec, limit, f"partition {partition.name}")
     largest = partition.largest_flavor
     if largest is None or spec.flavor is not None:
         return

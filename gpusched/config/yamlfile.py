@@ -129,12 +129,7 @@ class Value:
         return [Value(self.file, f"{self.key}[{i}]", n.line, n) for i, n in enumerate(self._node.content)]
 
     def fields(self, expected: str, known: Collection[str] | None = None) -> dict[str, Value]:
-        """The values of a mapping by key, in the file's order; nothing is an empty mapping.
-
-        Args:
-            expected: Said where it is not a mapping.
-            known: The keys it may have; None for any.
-        """
+        """The values of a mapping by key (``known`` ones only), in the file's order; nothing is an empty mapping."""
         if self._node.is_null:
             return {}
         if self._node.kind != "mapping":
@@ -192,8 +187,9 @@ def parse_text(text: str, file: str) -> Value:
         problem = " ".join(filter(None, (error.context, error.problem)))
         raise FileError(file, line, "", f"a YAML error ({problem})", "valid YAML") from None
     except yaml.reader.ReaderError as error:
-        line = text[: error.position].count("\n") + 1
-        raise FileError(file, line, "", f"the character U+{_code(error.character):04X}", "text") from None
+        line, found = text[: error.position].count("\n") + 1, error.character
+        code = found if isinstance(found, int) else ord(str(found)[:1] or "\0")
+        raise FileError(file, line, "", f"the character U+{code:04X}", "text") from None
     except yaml.YAMLError as error:
         raise FileError(file, None, "", f"a YAML error ({error})", "valid YAML") from None
     return Value(file, "", root.line, root)
@@ -316,10 +312,6 @@ def _events(text: str) -> Iterator[Any]:
 
 def _join(key: str, name: str) -> str:
     return f"{key}.{name}" if key else name
-
-
-def _code(character: object) -> int:
-    return character if isinstance(character, int) else ord(str(character)[:1] or "\0")
 
 
 def _line(event: Any) -> int:

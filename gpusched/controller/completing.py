@@ -7,7 +7,7 @@ import msgspec
 from gpusched.controller.escalating import TRIES_BEFORE_REMOVING, gives_up, is_due, stuck_event
 from gpusched.controller.fold import back_in_queue
 from gpusched.controller.ranks import ReconcileInput, Seen, Step, is_idle, operation_on, update
-from gpusched.controller.resizing import has_saved, is_done, note_of, requeue_resized
+from gpusched.controller.resizing import heard, note_of, requeue_resized
 from gpusched.model.events import Event
 from gpusched.model.jobs import Ending, Job, JobState, Preemptions
 from gpusched.model.units import format_memory
@@ -19,24 +19,24 @@ def complete(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
     """The next step of a job that is COMPLETING."""
     ending = _own_end(step, seen, world) or _asked_late(step, seen, world) or step.job.ending
     assert ending is not None
-    saved = ending.resize is not None and has_saved(seen, ending.resize.asked_at, world)
+    ending = heard(step, ending, seen, world)
     left = False
     for s in seen:
         if s.phase in ("gone", "exited", "failed", "lost", "absent"):
             if not s.rank.gone:
-                update(step, step.ranks.get(s.rank.rank, s.rank), gone=True)
+                update(step, s.rank, gone=True)
         elif s.phase == "unlaunched":
             # Nothing was sent, or it is not known to have arrived; what turns up later is fenced as a stray.
             update(step, s.rank, gone=True)
         elif s.rank.stuck or (s.phase != "unknown" and gives_up(s.rank, world.now)):
             # Its GPUs stay blocked by its record, until it is gone; the job need not wait for that.
             if not s.rank.stuck:
-                update(step, step.ranks.get(s.rank.rank, s.rank), stuck=True)
+                update(step, s.rank, stuck=True)
                 step.events.append(stuck_event(s.rank, world.now))
         else:
             left = True
             if s.phase != "unknown" and is_idle(s, world):
-                _press(step, s, ending, saved, world)
+                _press(step, s, ending, world)
     if not left:
         _close(step, seen, ending, world)
 
@@ -58,9 +58,9 @@ def _own_end(step: Step, seen: list[Seen], world: ReconcileInput) -> Ending | No
     if rank is None:
         return None
     outcome, reason, message = (JobState.COMPLETED, "", "") if rank.exit_code == 0 else failure_of(step.job, rank)
-    own = Ending(
-        outcome=outcome, reason=reason, message=message, kill_at=ending.kill_at, exit_code=rank.exit_code
-    )  # fmt: skip
+    own = msgspec.structs.replace(
+        ending, outcome=outcome, reason=reason, message=message, exit_code=rank.exit_code, preemptions=None
+    )
     step.job = msgspec.structs.replace(step.job, ending=own, reason=reason, message=message)
     data = {"outcome": outcome, "message": message or "it had ended before it was to be stopped"}
     step.events.append(Event(time=world.now, kind="ending", job_id=step.job.id, user=step.job.user, data=data))
@@ -93,13 +93,13 @@ def _asked_late(step: Step, seen: list[Seen], world: ReconcileInput) -> Ending |
     return again
 
 
-def _press(step: Step, s: Seen, ending: Ending, saved: bool, world: ReconcileInput) -> None:
-    """Ask a rank to end, then make it; at once where its work is ``saved``."""
+def _press(step: Step, s: Seen, ending: Ending, world: ReconcileInput) -> None:
+    """Ask a rank to end, then make it; at once where its work is saved."""
     if s.phase in ("preparing", "ready") or s.rank.tries >= TRIES_BEFORE_REMOVING:
         if is_due(s.rank, world.now):
             # It has not begun, so there is no output; or it cannot be ended.
             step.operations.append(operation_on("remove", s))
-    elif world.now >= ending.kill_at or saved:
+    elif world.now >= ending.kill_at or (ending.resize is not None and ending.resize.saved):
         if is_due(s.rank, world.now):
             step.operations.append(operation_on("signal", s, signal="KILL"))
     elif s.rank.signalled in (None, step.job.spec.signal if step.job.spec.signal_before_s is not None else None):
@@ -116,7 +116,7 @@ def _close(step: Step, seen: list[Seen], ending: Ending, world: ReconcileInput) 
     if job.start_time is not None:
         end = min(max(end, job.start_time), now)
         step.ended_attempt = (end, ending.outcome if ending.preemptions is None else JobState.PREEMPTED)
-    if ending.resize is not None and is_done(seen):
+    if ending.resize is not None and ending.resize.done:
         ending = Ending(outcome=JobState.COMPLETED, reason="", kill_at=ending.kill_at, exit_code=0)
         step.ended_attempt = (end, JobState.COMPLETED)
     if ending.resize is not None:
@@ -141,17 +141,9 @@ def _close(step: Step, seen: list[Seen], ending: Ending, world: ReconcileInput) 
             code = codes[0] if any(s.rank.exit_code not in (None, 0, 137, 143) for s in seen) else 0
         outcome = JobState.FAILED if ending.outcome is JobState.COMPLETED and code else ending.outcome
         reason = "NonZeroExitCode" if outcome is not ending.outcome else ending.reason
-        step.job, event = move(
-            job,
-            outcome,
-            now,
-            event="ended",
-            data={"exit_code": code, "end": end, "message": ending.message},
-            end_time=end,
-            exit_code=code,
-            ending=None,
-            reason=reason,
-        )
+        fields = {"end_time": end, "exit_code": code, "ending": None, "reason": reason}
+        data = {"exit_code": code, "end": end, "message": ending.message}
+        step.job, event = move(job, outcome, now, event="ended", data=data, **fields)
     step.events.append(event)
 
 

@@ -27,7 +27,7 @@ from gpusched.controller.reconcile import reconcile_job
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.controller.settling import Settling
 from gpusched.controller.shadowing import Shadowing
-from gpusched.controller.tidy import Tidy, forget_jobs, reap_strays, tidy_leftovers
+from gpusched.controller.tidy import forget_jobs, reap_strays, tidy_leftovers
 from gpusched.model.events import Event
 from gpusched.model.jobs import Job
 from gpusched.model.policy import PolicySpec
@@ -90,13 +90,8 @@ class Cycle:
     def _once(self, patience_s: float, unasked: Set[str], unread: Set[str]) -> Set[str]:
         """A cycle in which some nodes are not asked; where a start needs one that is ``unread``, it starts nothing.
 
-        Args:
-            patience_s: See `run`.
-            unasked: Nodes that are not asked now.
-            unread: Those of them that were last read in an earlier cycle.
-
         Returns:
-            Of the unread those that must be asked; none where the cycle is over.
+            Of the unread (last read in an earlier cycle) those that must be asked; none where the cycle is over.
         """
         now = self._clock()
         self._settling.settle(self._cluster.finished())
@@ -261,24 +256,20 @@ class Cycle:
         leftovers = [r for r in ranks if (r.job_id, r.attempt) not in current]
         busy = self._cluster.busy()
         forgotten = {n for n, r in records.items() if self.inventory.node(n) is None and is_forgotten(r, now)}
-        tidy = tidy_leftovers(leftovers, observations, forgotten, busy, now)
+        old = tidy_leftovers(leftovers, observations, forgotten, busy, now)
         removed = self._settling.removed_since(now - REMEMBER_REMOVED_S)
         known = frozenset(map(rank_key, ranks))
         strays = reap_strays(
             self._attended.nodes, known, removed, observations, self._cluster_id, busy, now, self._reaped
         )
-        self._apply_tidy(tidy)
-        self._apply_tidy(strays)
+        self._store.append([*old.events, *strays.events])
+        self._store.put_ranks(old.changed)
+        for rank in old.settled:
+            self._store.remove_rank(rank)
         self._launcher.forget_errors({rank_key(r) for r in ranks if (r.job_id, r.attempt) in current})
         forget = forget_jobs(self._attended.nodes, observations, lambda job: not self._store.has_unended(job), busy)
-        asked = [self._with_destination(operation) for operation in (*tidy.operations, *strays.operations, *forget)]
+        asked = [self._with_destination(operation) for operation in (*old.operations, *strays.operations, *forget)]
         return [one for one in asked if one.verb != "collect" or self._collecting.is_due(one.key, now)]
-
-    def _apply_tidy(self, tidy: Tidy) -> None:
-        self._store.append(tidy.events)
-        self._store.put_ranks(tidy.changed)
-        for rank in tidy.settled:
-            self._store.remove_rank(rank)
 
     def _with_destination(self, operation: Operation) -> Operation:
         if operation.verb != "collect" or operation.rank.output is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,13 +39,7 @@ class Weights:
         self._kept: dict[str, tuple[object, Model | str]] = {}
 
     def of(self, partition: str, spec: PolicySpec, digest: str = "") -> Model | str:
-        """A partition's weights, or in one line why they cannot be used.
-
-        Args:
-            partition: Its name.
-            spec: An agent's policy.
-            digest: The file must have this one; "": any.
-        """
+        """A partition's weights, or in one line why they cannot be used; ``digest``: what they must have ("": any)."""
         stamp = (spec.folder, digest, _stamp(weights_file(Path(spec.folder), partition)))
         kept = self._kept.get(partition)
         if kept is None or kept[0] != stamp:
@@ -130,9 +124,7 @@ def late_line(budget_s: float) -> str:
 class Decider:
     """Asks each partition's policy: staged ones at once, agents on threads, fallbacks where an agent is out.
 
-    Args:
-        store: Where the agents that are out are noted, for ``status`` and ``why``.
-        say: Told once about every change.
+    The agents that are out are noted in the store, for ``status`` and ``why``.
     """
 
     def __init__(self, store: Store, say: Callable[[str], None] = lambda text: None) -> None:
@@ -147,26 +139,27 @@ class Decider:
 
     def warm_up(self, policies: Mapping[str, PolicySpec], digests: Mapping[str, str]) -> None:
         """Compile, or load, the passes of the agents in charge, so that their first decision is not late."""
-        for name, spec in policies.items():
-            if spec.agent is None:
-                continue
-            weights = self._weights.of(name, spec, digests.get(name, ""))
+        for _, spec, weights in self._agents(policies, digests):
             if not isinstance(weights, str):
                 warm_up_agent(spec, weights)
 
     def look(self, policies: Mapping[str, PolicySpec], digests: Mapping[str, str], now: float) -> None:
         """Read weights that changed, and note which agents are out, also while nobody waits."""
         found = {name: fallback for name, fallback in self._out.items() if self._still_out(name, policies)}
-        for name, spec in policies.items():
-            if spec.agent is None:
-                continue
-            weights = self._weights.of(name, spec, digests.get(name, ""))
+        for name, spec, weights in self._agents(policies, digests):
             if isinstance(weights, str):
                 found[name] = self._fallback(name, spec, weights, now)
                 self._blamed[name] = weights
             elif name in found and self._blamed.get(name) is not weights:
                 del found[name]  # other weights: nothing is known against them
         self._note(found, policies, now)
+
+    def _agents(
+        self, policies: Mapping[str, PolicySpec], digests: Mapping[str, str]
+    ) -> Iterator[tuple[str, PolicySpec, Model | str]]:
+        for name, spec in policies.items():
+            if spec.agent is not None:
+                yield name, spec, self._weights.of(name, spec, digests.get(name, ""))
 
     def decide(self, snapshot: Snapshot, digests: Mapping[str, str]) -> Decision:
         """The plan for a snapshot, within the agents' budgets."""
@@ -204,10 +197,9 @@ class Decider:
         self._blamed[name] = weights
         if isinstance(weights, str):
             return weights
-        before, resting = self._asked.get(name), self._resting.get(name)
-        if before is not None and before.model is weights and before.thinking:
-            return late_line(spec.budget_s)
-        if resting is not None and resting[0] is weights and snapshot.now < resting[1]:
+        before, (late, until) = self._asked.get(name), self._resting.get(name, (None, 0.0))
+        thinking = before is not None and before.model is weights and before.thinking
+        if thinking or (late is weights and snapshot.now < until):
             return late_line(spec.budget_s)
         self._asked[name] = Asked(name, spec, weights, snapshot)
         return self._asked[name]

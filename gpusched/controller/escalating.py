@@ -25,9 +25,8 @@ def tried(rank: RankRecord, now: float) -> RankRecord:
 
 def is_due(rank: RankRecord, now: float) -> bool:
     """Whether it is time for another try: at once, then after 1, 2, 4 ... 60 s."""
-    if (
-        rank.tried_at is None or rank.tries < 1 or now < rank.tried_at
-    ):  # a clock that was set back must not keep it waiting
+    # A clock that was set back must not keep it waiting.
+    if rank.tried_at is None or rank.tries < 1 or now < rank.tried_at:
         return True
     return now >= rank.tried_at + min(_LONGEST_PAUSE_S, float(1 << min(rank.tries - 1, 10)))
 

@@ -14,7 +14,7 @@ from gpusched.errors import GpuschedError
 from gpusched.forecast.predictor import USUAL_NAME, Predictor
 from gpusched.model.jobs import Job
 from gpusched.model.policy import PolicySpec
-from gpusched.queue.estimates import Estimate
+from gpusched.queue.predictions import Estimate
 from gpusched.queue.store import Store
 from gpusched.traces.readers.history import as_submitted
 
@@ -24,10 +24,7 @@ MOST_ENDED = 2000  # past jobs that are looked at: reading more would hold up th
 class Estimator:
     """Asks the predictor about jobs that are new in the queue.
 
-    Args:
-        store: Where jobs are and estimates go.
-        state: The state folder, with the predictor's file.
-        say: Told once where there is no predictor, or it cannot be used: jobs go by their limits then.
+    Where there is none in the state folder, or it cannot be used, jobs go by their limits, and that is said once.
     """
 
     def __init__(self, store: Store, state: Path, say: Callable[[str], None] = lambda text: None) -> None:

@@ -14,22 +14,7 @@ from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_PRIORITY, validate_spe
 from gpusched.controller.promoting import PolicyDesk
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import GpuschedError
-from gpusched.model import ids
-from gpusched.model.commands import (
-    AnyCommand,
-    Cancel,
-    Drain,
-    Hold,
-    Promote,
-    Release,
-    Requeue,
-    Resume,
-    Rollback,
-    SetPriority,
-    ShadowOff,
-    ShadowOn,
-    Submit,
-)
+from gpusched.model import commands, ids
 from gpusched.model.events import Event
 from gpusched.model.jobs import ENDED, Ending, Job, JobState
 from gpusched.model.readings import NodeState
@@ -128,25 +113,22 @@ class CommandApplier:
             self._refuse(item.file_name, user_name(item.uid), item.why, now)
             return False
         caller = self._caller(item.uid)
+        command = item.command
+        if isinstance(command, commands.Submit) and not caller.admin:
+            # Nobody gets to the head of the queue by an early date. The client writes the file at once.
+            command = msgspec.structs.replace(command, time=max(command.time, item.written - MAX_SUBMIT_DELAY_S))
         try:
             with self._store.savepoint():
-                self._try(item, caller, now)
+                try:
+                    self._apply(command, caller, now)
+                except (Refused, GpuschedError) as error:  # what was done before it counts
+                    self._refuse(item.file_name, caller.name, str(error), now)
         except OUR_DISK:
             raise  # not the command
         except Exception as error:  # one command that nobody thought of must not stop all others for ever
             self._refuse(item.file_name, caller.name, f"internal error: {error!r}", now)
             return False
         return True
-
-    def _try(self, item: Received, caller: Caller, now: float) -> None:
-        command = item.command
-        if isinstance(command, Submit) and not caller.admin:
-            # Nobody gets to the head of the queue by an early date. The client writes the file at once.
-            command = msgspec.structs.replace(command, time=max(command.time, item.written - MAX_SUBMIT_DELAY_S))
-        try:
-            self._apply(command, caller, now)
-        except (Refused, GpuschedError) as error:
-            self._refuse(item.file_name, caller.name, str(error), now)
 
     def _refuse(self, file_name: str, user: str, why: str, now: float) -> None:
         job_id = _storable(file_name).partition(".")[0] if file_name.endswith(".submit") else None
@@ -157,36 +139,36 @@ class CommandApplier:
         name = user_name(uid)
         return Caller(uid, name, uid in (0, os.getuid()) or name in self._inventory.settings.admins)
 
-    def _apply(self, command: AnyCommand, caller: Caller, now: float) -> None:
+    def _apply(self, command: commands.AnyCommand, caller: Caller, now: float) -> None:
         match command:
-            case Submit():
+            case commands.Submit():
                 self._submit(command, caller, now)
-            case Cancel():
+            case commands.Cancel():
                 self._each(command, caller, lambda job: self._cancel(job, caller, command.now, now), now)
-            case Hold():
+            case commands.Hold():
                 self._each(command, caller, lambda job: self._hold(job, caller, now), now)
-            case Release():
+            case commands.Release():
                 self._each(command, caller, lambda job: self._release(job, caller, now), now)
-            case Requeue():
+            case commands.Requeue():
                 self._each(command, caller, lambda job: self._requeue(job, caller, now), now)
-            case SetPriority():
+            case commands.SetPriority():
                 self._each(command, caller, lambda job: self._priority(job, caller, command.priority, now), now)
-            case Drain():
+            case commands.Drain():
                 self._nodes(command.nodes, caller, now, drain=command.reason or "no reason given")
-            case Resume():
+            case commands.Resume():
                 self._nodes(command.nodes, caller, now, drain=None)
-            case Promote():
+            case commands.Promote():
                 self._policies(caller).promote(command, caller.name, now)
-            case Rollback():
+            case commands.Rollback():
                 self._policies(caller).rollback(command, caller.name, now)
-            case ShadowOn():
+            case commands.ShadowOn():
                 self._policies(caller).shadow_on(command, caller.name, now)
-            case ShadowOff():
+            case commands.ShadowOff():
                 self._policies(caller).shadow_off(command, caller.name, now)
 
     # -- submissions ---------------------------------------------------------------------------------------------
 
-    def _submit(self, command: Submit, caller: Caller, now: float) -> None:
+    def _submit(self, command: commands.Submit, caller: Caller, now: float) -> None:
         if not ids.is_job_id(command.id):  # it becomes part of paths and of containers' names
             raise Refused(f"{command.id[:40]!r} is not a job id")
         validate_spec(command.spec, self._inventory)
@@ -230,7 +212,7 @@ class CommandApplier:
             )
         return count + len(jobs), size
 
-    def _check_mounts(self, command: Submit, caller: Caller) -> None:
+    def _check_mounts(self, command: commands.Submit, caller: Caller) -> None:
         if caller.uid == os.getuid() or caller.admin:
             return
         allowed = [os.path.normpath(a) for a in self._inventory.settings.allowed_mounts]
@@ -240,7 +222,7 @@ class CommandApplier:
                 places = ", ".join(allowed) or "nothing"
                 raise Refused(f"mount of {mount.source}: settings.allowed_mounts of inventory.yaml allows {places}")
 
-    def _tasks(self, command: Submit, caller: Caller, now: float) -> list[Job]:
+    def _tasks(self, command: commands.Submit, caller: Caller, now: float) -> list[Job]:
         spec = command.spec
         if spec.priority > 0 and not caller.admin:
             raise Refused("--priority above 0 needs an admin; --nice lowers your own")
@@ -273,7 +255,7 @@ class CommandApplier:
 
     def _each(
         self,
-        command: Cancel | Hold | Release | Requeue | SetPriority,
+        command: commands.JobCommand,
         caller: Caller,
         act: Callable[[Job], tuple[Job, Event] | None],
         now: float,
@@ -298,9 +280,8 @@ class CommandApplier:
                         self._store.append([changed[1]])
                 except Refused as refused:
                     problems.append(str(refused))
-                    self._store.append(
-                        [self._event("refused", job, caller, now, {"command": what, "why": str(refused)})]
-                    )
+                    data: dict[str, object] = {"command": what, "why": str(refused)}
+                    self._store.append([self._event("refused", job, caller, now, data)])
         if problems:
             raise Refused("; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else ""))
 
@@ -328,19 +309,16 @@ class CommandApplier:
         self, job: Job, outcome: JobState, reason: str, message: str, caller: Caller, at_once: bool, now: float
     ) -> tuple[Job, Event] | None:
         """Begin to end a job that holds resources, or change how it will end."""
-        grace = 0 if at_once else self._inventory.settings.grace_s
-        ending = Ending(outcome=outcome, reason=reason, message=message, kill_at=now + grace)
+        kill_at = now + (0 if at_once else self._inventory.settings.grace_s)
+        why: dict[str, Any] = {"reason": reason, "message": message}
         data = {"by": caller.name, "outcome": outcome}
         if job.state is not JobState.COMPLETING:
-            return move(
-                job, JobState.COMPLETING, now, event="ending", data=data, ending=ending, reason=reason, message=message
-            )
+            ending = Ending(outcome=outcome, kill_at=kill_at, **why)
+            return move(job, JobState.COMPLETING, now, event="ending", data=data, ending=ending, **why)
         assert job.ending is not None
         if at_once or outcome != job.ending.outcome:
-            kill_at = min(job.ending.kill_at, ending.kill_at)
-            changed = msgspec.structs.replace(
-                job, ending=msgspec.structs.replace(ending, kill_at=kill_at), reason=reason, message=message
-            )
+            ending = Ending(outcome=outcome, kill_at=min(job.ending.kill_at, kill_at), **why)
+            changed = msgspec.structs.replace(job, ending=ending, **why)
             return changed, Event(time=now, kind="ending", job_id=job.id, user=job.user, data=data)
         return None
 
@@ -390,37 +368,26 @@ class CommandApplier:
             raise Refused(f"{caller.name} is no admin; drain and resume need one (settings.admins of inventory.yaml)")
         records = self._store.node_records()
         unknown = [name for name in names if self._inventory.node(name) is None]
+        resumed = drain is None
+        by, kind = (None, "resumed") if resumed else (caller.name, "drained")
         for name in names:
             if name in unknown:
                 continue
             record = records.get(name, NodeRecord(name=name))
-            by = caller.name if drain is not None else None
             record = msgspec.structs.replace(record, drain_reason=drain, drained_by=by, failed_launches=())
-            if drain is None and record.state in (NodeState.DRAINED, NodeState.DRAINING):
+            if resumed and record.state in (NodeState.DRAINED, NodeState.DRAINING):
                 record = msgspec.structs.replace(record, state=NodeState.UNKNOWN, reason="resumed, not read since")
             self._store.put_nodes([record])
-            kind = "resumed" if drain is None else "drained"
-            self._store.append(
-                [Event(time=now, kind=kind, node=name, user=caller.name, data={"reason": drain} if drain else {})]
-            )
+            data = {"reason": drain} if drain else {}
+            self._store.append([Event(time=now, kind=kind, node=name, user=caller.name, data=data)])
         if unknown:
             raise Refused(f"no such node: {', '.join(unknown)}")
 
 
 def back_in_queue(message: str) -> dict[str, Any]:
     """The fields of a job that goes back to the queue; what it was before is in its events and runs."""
-    return {
-        "allocation": None,
-        "ending": None,
-        "start_time": None,
-        "end_time": None,
-        "exit_code": None,
-        "master_port": None,
-        "policy": None,
-        "policy_version": None,
-        "reason": "",
-        "message": message,
-    }
+    gone = ("allocation", "ending", "start_time", "end_time", "exit_code", "master_port", "policy", "policy_version")
+    return {**dict.fromkeys(gone), "reason": "", "message": message}
 
 
 def _storable(file_name: str) -> str:

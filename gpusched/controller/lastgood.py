@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -63,14 +64,11 @@ def _kept(path: Path, state: Path) -> Declared | None:
         return None  # the store's own opening says it better
     if reader is None:
         return None
-    try:
-        text = reader.meta(_KEY)
-        kept = msgspec.json.decode(text, type=Declared) if text else None
-    except msgspec.MsgspecError:  # of another version
-        return None
-    finally:
-        reader.close()
-    return kept if kept is not None and Path(kept.inventory.path).absolute() == path.absolute() else None
+    with contextlib.closing(reader), contextlib.suppress(msgspec.MsgspecError):  # of another version
+        kept = msgspec.json.decode(reader.meta(_KEY) or "null", type=Declared | None)
+        if kept is not None and Path(kept.inventory.path).absolute() == path.absolute():
+            return kept
+    return None
 
 
 def keep(store: Store, declared: Declared) -> None:

@@ -11,7 +11,7 @@ from gpusched.cluster.requests import expand_output, launch_request, master_port
 from gpusched.controller.ranks import rank_key
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.model.jobs import Allocation, Job, JobState
+from gpusched.model.jobs import Allocation, Job, JobState, NodeAllocation
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 from gpusched.queue.lifecycle import move
@@ -39,37 +39,20 @@ class Launcher:
         ports: set[int | None],
         now: float,
     ) -> tuple[Job, list[RankRecord]]:
-        """Write the intent to start into the store, before anything is sent.
+        """Write the intent to start a pending job into the store, before anything is sent.
 
-        Args:
-            inventory: The declared nodes.
-            job: A pending job.
-            allocation: Where it is to run.
-            policy: Which one decided so.
-            ports: MASTER_PORTs in use; the job's is added.
-            now: Unix seconds.
+        To ``ports``, the MASTER_PORTs in use, the job's is added.
 
         Returns:
             The job in STARTING, and its ranks.
         """
         port = master_port(job.id, ports)
         ports.add(port)
-        job, event = move(
-            job,
-            JobState.STARTING,
-            now,
-            event="starting",
-            data={"nodes": {p.node: list(p.gpus) for p in allocation.parts}, "policy": policy.name},
-            allocation=allocation,
-            attempt=job.attempt + 1,
-            start_time=None,
-            reason="",
-            message="",
-            master_port=port,
-            policy=policy.name,
-            policy_version=policy.version,
-        )
-        ranks = [_rank_record(inventory, job, index, now) for index in range(len(allocation.parts))]
+        fields = {"allocation": allocation, "attempt": job.attempt + 1, "start_time": None, "reason": "", "message": ""}
+        fields |= {"master_port": port, "policy": policy.name, "policy_version": policy.version}
+        data = {"nodes": {p.node: list(p.gpus) for p in allocation.parts}, "policy": policy.name}
+        job, event = move(job, JobState.STARTING, now, event="starting", data=data, **fields)
+        ranks = [_rank_record(inventory, job, part, now) for part in allocation.parts]
         self._store.put_jobs([job])
         self._store.put_ranks(ranks)
         self._store.append([event])
@@ -105,9 +88,7 @@ class Launcher:
         return Operation(verb="launch", node=rank.node, rank=rank, request=request)
 
 
-def _rank_record(inventory: Inventory, job: Job, index: int, now: float) -> RankRecord:
-    assert job.allocation is not None
-    part = job.allocation.parts[index]
+def _rank_record(inventory: Inventory, job: Job, part: NodeAllocation, now: float) -> RankRecord:
     node = inventory.node(part.node)
     assert node is not None
     return RankRecord(

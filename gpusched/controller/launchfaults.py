@@ -92,11 +92,7 @@ def image_of(job: Job) -> str:
 def is_jobs_fault(fault: Fault, job: Job, node: str, failures: Failures) -> bool:
     """Whether a launch that failed on ``node`` is the job's fault, so that no other node need be tried.
 
-    Args:
-        fault: What the error says.
-        job: With the nodes where earlier launches failed.
-        node: Where this one did.
-        failures: Of all nodes; on those where others failed, too, it may be the node.
+    Where others failed, too, by all nodes' ``failures``, it may be the node.
     """
     nodes = [n for n in (*job.unlaunched_on, node) if not _others_failed(failures.get(n, ()), job)]
     if fault is Fault.OWN:
@@ -114,9 +110,13 @@ def _others_failed(failures: tuple[FailedLaunch, ...], job: Job) -> bool:
 
 def with_failure(failures: Failures, node: str, failure: FailedLaunch) -> dict[str, tuple[FailedLaunch, ...]]:
     """After one more failed launch. What fails on several nodes alike is the job's fault, unless it has run since."""
+
+    def judged(f: FailedLaunch) -> FailedLaunch:
+        return msgspec.structs.replace(f, verdict=f.verdict or "job") if _alike(f, failure) else f
+
     after = {**failures, node: (*failures.get(node, ()), failure)}
     if any(_alike(f, failure) for other, known in failures.items() if other != node for f in known):
-        return {n: tuple(_judged(f, "job") if _alike(f, failure) else f for f in fs) for n, fs in after.items()}
+        return {n: tuple(map(judged, known)) for n, known in after.items()}
     return after
 
 
@@ -132,7 +132,7 @@ def with_success(failures: Failures, node: str, ran: FailedLaunch) -> dict[str, 
             return msgspec.structs.replace(f, verdict="node")
         return msgspec.structs.replace(f, verdict="") if _alike(f, ran) and f.verdict == "job" else f
 
-    after = {n: tuple(judged(f) for f in known) for n, known in failures.items()}
+    after = {n: tuple(map(judged, known)) for n, known in failures.items()}
     after[node] = tuple(f for f in after.get(node, ()) if f.gpus and not ran.gpus)
     return after
 
@@ -141,17 +141,11 @@ def _alike(one: FailedLaunch, other: FailedLaunch) -> bool:
     return one.job == other.job or (one.user, one.image) == (other.user, other.image)
 
 
-def _judged(failure: FailedLaunch, verdict: str) -> FailedLaunch:
-    return failure if failure.verdict == "node" else msgspec.structs.replace(failure, verdict=verdict)
-
-
 def is_suspicious(failures: tuple[FailedLaunch, ...], spare: bool) -> bool:
-    """Whether these failed launches of one node are the node's fault.
+    """Whether these failed launches of one node, none of the like having worked since, are the node's fault.
 
-    Args:
-        failures: None of the like worked since.
-        spare: Its partition has another node in service, or never had one. One user's images alone do not take away
-            the last node.
+    ``spare``: its partition has another node in service, or never had one. One user's images alone do not take away
+    the last node.
     """
     open_ones = [f for f in failures if f.verdict != "job"]
     proved = {f.job for f in open_ones if f.verdict == "node"}
@@ -168,15 +162,7 @@ def judge_nodes(
 ) -> tuple[dict[str, NodeRecord], list[Event]]:
     """Suspend nodes that are at fault, and put back those that turned out not to be.
 
-    Args:
-        inventory: The declared nodes.
-        records: As they are, with the failures that were known before.
-        failures: As they are known now.
-        now: Unix seconds.
-        why: What was last heard.
-
-    Returns:
-        The records that changed, and the events.
+    ``records`` hold the failures that were known before, ``failures`` those known now; ``why``: what was last heard.
     """
     changed: dict[str, NodeRecord] = {}
     events: list[Event] = []

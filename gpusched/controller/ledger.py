@@ -35,13 +35,8 @@ class Ledger:
     ) -> None:
         """Account for one cycle, inside its transaction.
 
-        Args:
-            inventory: The declared nodes.
-            before: The nodes' records with their readings before this cycle.
-            observations: This cycle's news.
-            active: The jobs that held something before it.
-            after: The same jobs, in the same order, as they are now.
-            now: Unix seconds.
+        ``before``: the nodes' records before this cycle; ``observations``: its news. ``active``: the jobs that held
+        something before it; ``after``: the same, in the same order, as they are now.
         """
         holders = self._holders(active, after, now)
         touched = {job.id for job in after if job.state in ENDED}

@@ -25,11 +25,7 @@ def attended(inventory: Inventory, records: Mapping[str, NodeRecord], left: Iter
     An edit that loses a node must not end its jobs. They stand in a partition that no job can name: nothing new goes
     there. One that does not answer for ``node_fail_after`` is given up like any other.
 
-    Args:
-        inventory: As declared.
-        records: What is known of nodes.
-        left: Names of nodes that it does not have and on which there may be something of ours.
-        now: Unix seconds.
+    ``left``: names of nodes that the inventory does not have and on which there may be something of ours.
     """
     known = [records[name] for name in sorted(left) if name in records]
     nodes = tuple(r.declared for r in known if r.declared is not None and not is_dead(r, inventory.settings, now))
@@ -65,14 +61,14 @@ def update_record(
 
     Args:
         record: As it was.
-        node: As declared.
+        node: As declared; as it was, where it is ``left``: inventory.yaml has it no more.
         observation: The news, or None where the node has not answered yet (and not failed yet either).
         held: GPU index -> job id.
         has_jobs: Whether any job holds something of the node.
         settings: For how long silence makes a node DOWN.
         now: Unix seconds.
         stuck: What cannot be ended there, in a sentence; "" where nothing is stuck.
-        left: inventory.yaml has it no more; ``node`` is as it was.
+        left: See ``node``.
     """
     before = record
     if observation is not None:

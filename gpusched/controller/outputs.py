@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 from pathlib import Path
@@ -44,19 +45,13 @@ def readers_of(job: Job | None, inventory: Inventory) -> tuple[int, ...]:
     """User ids that may read a job's output besides the controller: its user's first, then the operators'."""
     found = [job.uid] if job is not None else []
     for name in inventory.settings.admins:
-        try:
+        with contextlib.suppress(KeyError):
             found.append(pwd.getpwnam(name).pw_uid)
-        except KeyError:
-            continue
     return tuple(found)
 
 
 def secure_logs(state: Path, store: Store, inventory: Inventory) -> None:
-    """See `gpusched.cluster.logfiles.secure`.
-
-    Raises:
-        OSError: Something cannot be taken back.
-    """
+    """See `gpusched.cluster.logfiles.secure`; OSError where something cannot be taken back."""
     secure(state / "logs", lambda job_id: readers_of(store.job(job_id), inventory))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -11,7 +11,6 @@ from gpusched.cluster.base import Operation
 from gpusched.controller.deciding import Decider
 from gpusched.controller.estimating import Estimator
 from gpusched.controller.fold import OUR_DISK
-from gpusched.controller.isolating import isolated
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.promoting import LivePolicies
 from gpusched.controller.resizing import begin_resize
@@ -27,6 +26,7 @@ from gpusched.queue.store import RankRecord, Store
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 
+T = TypeVar("T")
 MESSAGE_REFRESH_S = 30.0  # waiting messages hold durations; writing them all in every cycle would help nobody
 
 
@@ -43,12 +43,7 @@ class Planner:
     """Decides for one controller."""
 
     def __init__(
-        self,
-        store: Store,
-        launcher: Launcher,
-        decider: Decider,
-        estimator: Estimator,
-        say: Callable[[str], None],
+        self, store: Store, launcher: Launcher, decider: Decider, estimator: Estimator, say: Callable[[str], None]
     ) -> None:
         self._store, self._launcher = store, launcher
         self._decider, self._estimator, self._say = decider, estimator, say
@@ -156,23 +151,13 @@ class Planner:
             )  # fmt: skip
         else:
             policy = deciders[job.spec.partition]
-            preemptions = (job.preemptions or Preemptions()).once_more(
-                now, policy.name, policy.version, action.for_job
-            )  # fmt: skip
+            earlier = job.preemptions or Preemptions()
+            preemptions = earlier.once_more(now, policy.name, policy.version, action.for_job)
             message = f"stopped by {policy.name}" + (f" for job {action.for_job}" if action.for_job else "")
-            ending = Ending(
-                outcome=JobState.PENDING,
-                reason="Preempted",
-                message=message,
-                kill_at=now + grace_s,
-                preemptions=preemptions,
-            )
-            changed, event = move(
-                job, JobState.COMPLETING, now, event="preempted", ending=ending, reason="Preempted", message=message,
-                data={
-                    "policy": policy.name, "version": policy.version, "for": action.for_job, "count": preemptions.count,
-                },
-            )  # fmt: skip
+            why: dict[str, Any] = {"reason": "Preempted", "message": message}
+            ending = Ending(outcome=JobState.PENDING, kill_at=now + grace_s, preemptions=preemptions, **why)
+            data = {"policy": policy.name, "version": policy.version, "for": action.for_job, "count": preemptions.count}
+            changed, event = move(job, JobState.COMPLETING, now, event="preempted", data=data, ending=ending, **why)
         self._store.put_jobs([changed])
         self._store.append([event])
 
@@ -209,3 +194,13 @@ def _at_size(job: Job, start: Start) -> Job:
     resizes = job.resizes and msgspec.structs.replace(job.resizes, resume_at=None)
     spec = job.spec.at_size(sum(len(part.gpus) for part in parts), len(parts))
     return msgspec.structs.replace(job, spec=spec, resizes=resizes)
+
+
+def isolated(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
+    """The items with which alone ``fails`` says yes, in their order: about log2(items) questions for each."""
+    if not items or not fails(items):
+        return []
+    if len(items) == 1:
+        return list(items)
+    half = len(items) // 2
+    return isolated(items[:half], fails) + isolated(items[half:], fails)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.compiled import kept_on_disk
-from gpusched.forecast.limit_use import LimitUse, PastRun
+from gpusched.forecast.limit_use import LimitUse
 from gpusched.forecast.queue import QueueForecast, RunTimes
 from gpusched.forecast.run import run_forward
 from gpusched.forecast.start_times import draws_of, quantiles
@@ -42,25 +42,6 @@ def warm_up() -> None:
     ahead.run(ahead.by_limits)
 
 
-class _Compiler:
-    """Compiles in a process of its own, once after an installation or upgrade: the cluster does not wait for it."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def ready(self) -> bool:
-        """Whether the passes are there; begins to compile where they are not."""
-        if not hasattr(run_forward, "signatures") or run_forward.signatures or kept_on_disk(run_forward):
-            return self._process is None or self._process.poll() is not None
-        if self._process is None:
-            code = f"import os; os.nice(10); from {__name__} import warm_up; warm_up()"
-            devnull = subprocess.DEVNULL
-            words = [sys.executable, "-c", code]
-            self._process = subprocess.Popen(words, stdin=devnull, stdout=devnull, stderr=devnull)
-        self._process.poll()
-        return False
-
-
 class _Batch(NamedTuple):
     ahead: QueueForecast
     wanted: set[str]
@@ -73,7 +54,7 @@ class StartPredictor:
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
         self._store, self._clock = store, clock
-        self._compiler = _Compiler()
+        self._compiler: subprocess.Popen[bytes] | None = None
         self._batch: _Batch | None = None
         self._spent = 0.0
         self._next = -np.inf
@@ -83,12 +64,9 @@ class StartPredictor:
     def step(self, inventory: Inventory, now: float, budget_s: float = BUDGET_S) -> None:
         """Goes on with the batch, or begins one where jobs wait for the first time, for about ``budget_s``.
 
-        Args:
-            inventory: In force.
-            now: Unix seconds.
-            budget_s: A run that has begun is not broken off; it is short.
+        A run that has begun is not broken off; it is short.
         """
-        if not self._compiler.ready():
+        if not self._compiled():
             return
         begin = self._clock()
         if self._batch is None and begin >= self._next:
@@ -103,6 +81,17 @@ class StartPredictor:
             self._batch, self._next = None, self._clock() + max(PAUSE_S, _REST * self._spent)
             self._spent = 0.0
 
+    def _compiled(self) -> bool:
+        """Whether the passes are there; else they are compiled by another process: the cluster does not wait for it."""
+        if not hasattr(run_forward, "signatures") or run_forward.signatures or kept_on_disk(run_forward):
+            return self._compiler is None or self._compiler.poll() is not None
+        if self._compiler is None:
+            code = f"import os; os.nice(10); from {__name__} import warm_up; warm_up()"
+            null = subprocess.DEVNULL
+            self._compiler = subprocess.Popen([sys.executable, "-c", code], stdin=null, stdout=null, stderr=null)
+        self._compiler.poll()
+        return False
+
     def _new_batch(self, inventory: Inventory, now: float) -> _Batch | None:
         if now >= self._forget_fruitless:
             self._fruitless, self._forget_fruitless = set(), now + _TRY_AGAIN_S
@@ -114,7 +103,7 @@ class StartPredictor:
         snapshot = snapshot_of_store(self._store, inventory, policies, now)
         settings = inventory.settings
         ahead = QueueForecast(snapshot, half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s)
-        habits = LimitUse(PastRun(*run) for run in self._store.past_runs())
+        habits = LimitUse(self._store.past_runs())
         return _Batch(ahead, wanted, [ahead.by_limits, *draws_of(ahead, habits, _DRAWS)], [])
 
     def _write(self, batch: _Batch) -> None:

@@ -37,7 +37,7 @@ def note_progress(store: Store, active: Iterable[Job], observations: Mapping[str
         if before is None or before.attempt != job.attempt:
             before = JobProgress(job_id=job.id, attempt=job.attempt, gpus=job.spec.gpus)
         after = progressed(before, container, reading, job.start_time)
-        if after != known.get(job.id):
+        if after != before:
             changed.append(after)
     store.put_progress(changed)
 

@@ -33,11 +33,7 @@ class LivePolicies(NamedTuple):
 def take_up(store: Store, inventory: Inventory, declared: Mapping[str, PolicySpec], now: float) -> LivePolicies:
     """Who is in charge now; what inventory.yaml and the policies' files have changed is recorded.
 
-    Args:
-        store: The store.
-        inventory: In force.
-        declared: Partition -> the policy that it names.
-        now: Unix seconds.
+    ``declared``: partition -> the policy that inventory.yaml names.
     """
     changes = store.live_changes()
     if news := file_changes(inventory, declared, changes, now):
@@ -64,26 +60,24 @@ class PolicyDesk:
         partition = known_partition(self._inventory, command.partition)
         spec, digest = self._frozen(command, partition)
         last = self._last(partition, now)
-        before = self._live(partition, last)
-        if overrides(partition, last) and before.version == spec.version and before.name == spec.name:
+        if overrides(partition, last) and (last.spec.name, last.spec.version) == (spec.name, spec.version):
             raise GpuschedError(f"{spec.name} ({spec.version}) is in charge of {partition.name} already")
         record_change(
             self._store,
             PolicyChange(
                 time=now, partition=partition.name, user=user, act="promote", reason=command.reason, spec=spec,
-                from_name=before.name, from_version=before.version, override=True, declared=partition.policy,
+                from_name=last.spec.name, from_version=last.spec.version, override=True, declared=partition.policy,
                 digest=digest, back_to=last.seq, forced=command.forced, evidence=command.evidence,
             ),
         )  # fmt: skip
         shadow = self._store.shadows().get(partition.name)
         if shadow is not None and shadow.until is None and shadow.spec.version == spec.version:
-            self._end_shadow(shadow, user, now)
+            self._put_shadow(msgspec.structs.replace(shadow, until=now), "shadow_ended", user, now)
 
     def rollback(self, command: Rollback, user: str, now: float) -> None:
         """Put the policy in charge that was before; one whose weights cannot be used any more is passed over."""
         partition = known_partition(self._inventory, command.partition)
         last = self._last(partition, now)
-        before = self._live(partition, last)
         target, digest = self._usable(partition, last)
         files = self._declared()
         declared = files is not None and not target.override and target.spec.name == partition.policy
@@ -92,7 +86,8 @@ class PolicyDesk:
             self._store,
             PolicyChange(
                 time=now, partition=partition.name, user=user, act="rollback", reason=command.reason, spec=spec,
-                from_name=before.name, from_version=before.version, override=not declared, declared=partition.policy,
+                from_name=last.spec.name, from_version=last.spec.version, override=not declared,
+                declared=partition.policy,
                 digest="" if declared else digest, back_to=target.back_to,
             ),
         )  # fmt: skip
@@ -102,22 +97,19 @@ class PolicyDesk:
         partition = known_partition(self._inventory, command.partition)
         spec, digest = self._frozen(command, partition)
         self._store.forget_differences(partition.name)
-        self._store.put_shadow(Shadow(partition=partition.name, spec=spec, digest=digest, since=now, by=user))
-        self._tell("shadow_began", partition.name, spec, user, now)
+        shadow = Shadow(partition=partition.name, spec=spec, digest=digest, since=now, by=user)
+        self._put_shadow(shadow, "shadow_began", user, now)
 
     def shadow_off(self, command: ShadowOff, user: str, now: float) -> None:
         """Have it asked no more; what it would have done stays on record."""
         shadow = self._store.shadows().get(command.partition)
         if shadow is None or shadow.until is not None:
             raise GpuschedError(f"there is no shadow in {command.partition}")
-        self._end_shadow(shadow, user, now)
+        self._put_shadow(msgspec.structs.replace(shadow, until=now), "shadow_ended", user, now)
 
-    def _end_shadow(self, shadow: Shadow, user: str, now: float) -> None:
-        self._store.put_shadow(msgspec.structs.replace(shadow, until=now))
-        self._tell("shadow_ended", shadow.partition, shadow.spec, user, now)
-
-    def _tell(self, kind: str, partition: str, spec: PolicySpec, user: str, now: float) -> None:
-        data = {"partition": partition, "policy": spec.name, "version": spec.version}
+    def _put_shadow(self, shadow: Shadow, kind: str, user: str, now: float) -> None:
+        self._store.put_shadow(shadow)
+        data = {"partition": shadow.partition, "policy": shadow.spec.name, "version": shadow.spec.version}
         self._store.append([Event(time=now, kind=kind, user=user, data=data)])
 
     def _frozen(self, command: Promote | ShadowOn, partition: Partition) -> tuple[PolicySpec, str]:
@@ -150,9 +142,6 @@ class PolicyDesk:
             return load_policies(self._inventory)
         except GpuschedError:
             return None
-
-    def _live(self, partition: Partition, last: PolicyChange) -> PolicySpec:
-        return in_charge(partition, last, last.spec)
 
     def _usable(self, partition: Partition, last: PolicyChange) -> tuple[PolicyChange, str]:
         """The nearest earlier change whose policy can decide, and the digest of its weights."""

@@ -133,9 +133,8 @@ def _absence(rank: RankRecord, observation: Observation | None, world: Reconcile
 
 
 def update(step: Step, rank: RankRecord, **changes: Any) -> RankRecord:
-    """The record with these changes, which the step then names."""
-    changed = msgspec.structs.replace(rank, **changes)
-    step.ranks[rank.rank] = changed
+    """The record, as the step knows it by now, with these changes, which the step then names."""
+    changed = step.ranks[rank.rank] = msgspec.structs.replace(step.ranks.get(rank.rank, rank), **changes)
     return changed
 
 

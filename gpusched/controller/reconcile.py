@@ -20,13 +20,7 @@ from gpusched.queue.store import RankRecord
 
 
 def reconcile_job(job: Job, ranks: list[RankRecord], world: ReconcileInput) -> Step:
-    """The next step of a job that holds resources.
-
-    Args:
-        job: STARTING, RUNNING or COMPLETING.
-        ranks: The records of its current attempt, in order of rank.
-        world: What is known.
-    """
+    """The next step of a job that holds resources; ``ranks``: of its current attempt, in order."""
     step = Step(job=job)
     seen = [look(rank, step, world) for rank in ranks]
     if step.job.state is JobState.STARTING:
@@ -36,9 +30,6 @@ def reconcile_job(job: Job, ranks: list[RankRecord], world: ReconcileInput) -> S
     if step.job.state is JobState.COMPLETING:
         complete(step, seen, world)
     return step
-
-
-# -- STARTING ----------------------------------------------------------------------------------------------------
 
 
 def _starting(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
@@ -73,7 +64,7 @@ def _began(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
     starts = []
     for s in seen:
         if s.rank.tries:
-            update(step, step.ranks.get(s.rank.rank, s.rank), tries=0, tried_at=None)
+            update(step, s.rank, tries=0, tried_at=None)
         starts.append(s.rank.intended_at or step.job.submit_time)  # a node's clock may be behind
         observation = world.observations[s.rank.node].result
         assert isinstance(observation, NodeReading)
@@ -108,9 +99,6 @@ def _node_fault(step: Step, s: Seen, message: str, world: ReconcileInput) -> Non
     _end(step, JobState.NODE_FAIL, "NodeFail", message, world, grace=0, blame=(s.rank.node,))
 
 
-# -- RUNNING -----------------------------------------------------------------------------------------------------
-
-
 def _running(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
     job, settings = step.job, world.settings
     for s in seen:
@@ -129,7 +117,8 @@ def _running(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
     if look_after_resize(step, seen, failure_of(job, bad[0].rank)[2] if bad else "", world):
         return
     if bad:
-        _failed(step, bad[0], world)
+        outcome, reason, message = failure_of(job, bad[0].rank)
+        _end(step, outcome, reason, message, world, grace=settings.grace_s, exit_code=bad[0].rank.exit_code)
     elif len(finished) == len(seen):
         _end(step, JobState.COMPLETED, "", "", world, grace=0, exit_code=0)
     elif _ran_s(job, seen, world) >= job.spec.time_limit_s and any(s.phase == "running" for s in seen):
@@ -151,16 +140,9 @@ def _ran_s(job: Job, seen: list[Seen], world: ReconcileInput) -> float:
     return world.now - job.start_time if job.start_time is not None else 0.0
 
 
-def _failed(step: Step, s: Seen, world: ReconcileInput) -> None:
-    outcome, reason, message = failure_of(step.job, s.rank)
-    _end(step, outcome, reason, message, world, grace=world.settings.grace_s, exit_code=s.rank.exit_code)
-
-
 def _warn_before_limit(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
     spec = step.job.spec
-    if spec.signal_before_s is None:
-        return
-    if _ran_s(step.job, seen, world) >= spec.time_limit_s - spec.signal_before_s:
+    if spec.signal_before_s is not None and _ran_s(step.job, seen, world) >= spec.time_limit_s - spec.signal_before_s:
         step.operations += [
             operation_on("signal", s, signal=spec.signal)
             for s in seen
@@ -180,15 +162,8 @@ def _end(
     blame: tuple[str, ...] = (),
 ) -> None:
     ending = Ending(outcome=outcome, reason=reason, message=message, kill_at=world.now + grace, exit_code=exit_code)
-    step.job, event = move(
-        step.job,
-        JobState.COMPLETING,
-        world.now,
-        event="ending",
-        data={"outcome": outcome, "message": message},
-        ending=ending,
-        reason=reason,
-        message=message,
-        excluded_nodes=tuple(dict.fromkeys((*step.job.excluded_nodes, *blame))),
-    )
+    excluded = tuple(dict.fromkeys((*step.job.excluded_nodes, *blame)))
+    fields = {"ending": ending, "reason": reason, "message": message, "excluded_nodes": excluded}
+    data = {"outcome": outcome, "message": message}
+    step.job, event = move(step.job, JobState.COMPLETING, world.now, event="ending", data=data, **fields)
     step.events.append(event)

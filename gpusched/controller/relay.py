@@ -28,28 +28,8 @@ from gpusched.config.users import user_name
 from gpusched.controller.lastgood import declared_or_kept
 from gpusched.controller.outputs import may_see
 from gpusched.errors import GpuschedError, UsageError
+from gpusched.model import relay as wire
 from gpusched.model.jobs import Job, JobState, container_name
-from gpusched.model.relay import (
-    CHUNK,
-    ERRORS,
-    FAILED,
-    INPUT,
-    INPUT_ENDED,
-    OUTPUT,
-    REQUEST,
-    RESIZED,
-    SOCKET,
-    Exec,
-    Failure,
-    Frames,
-    Garbled,
-    KeptLog,
-    NodeLog,
-    Request,
-    exit_frame,
-    frame,
-    size,
-)
 from gpusched.model.resources import Inventory, Node, RuntimeName
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.runtimes import AttemptRef, Runtime, runtime_for
@@ -61,7 +41,7 @@ REQUEST_S = 10.0  # from the connection to the whole request
 IDLE_S = 12 * 3600.0  # a command that neither says nor hears anything for so long is hung up
 UNREAD_S = 3600.0  # a client that does not read
 LOOK_S = 30.0
-_REQUESTS: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+_REQUESTS: msgspec.json.Decoder[wire.Request] = msgspec.json.Decoder(wire.Request)
 
 
 class Site:
@@ -94,11 +74,11 @@ class Peer:
     """A client's end: frames to it from one thread, frames from it in another."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._sock, self._frames = sock, Frames()
+        self._sock, self._frames = sock, wire.Frames()
         self.last = time.monotonic()
         self.sending_since: float | None = None
 
-    def request(self) -> Request:
+    def request(self) -> wire.Request:
         """The first frame.
 
         Raises:
@@ -107,21 +87,17 @@ class Peer:
         until = time.monotonic() + REQUEST_S
         while True:
             self._sock.settimeout(max(0.01, until - time.monotonic()))
-            data = self._sock.recv(CHUNK)
+            data = self._sock.recv(wire.CHUNK)
             if not data or time.monotonic() > until:
-                raise Garbled("no request")
+                raise wire.Garbled("no request")
             for kind, payload in self._frames.feed(data):
-                if kind != REQUEST:
-                    raise Garbled("no request")
+                if kind != wire.REQUEST:
+                    raise wire.Garbled("no request")
                 self._sock.settimeout(None)
                 return _REQUESTS.decode(payload)
 
     def send(self, data: bytes) -> None:
-        """Send, waiting for a slow client.
-
-        Raises:
-            OSError: It is gone.
-        """
+        """Send, waiting for a slow client; OSError where it is gone."""
         self.sending_since = time.monotonic()
         self._sock.sendall(data)
         self.last, self.sending_since = time.monotonic(), None
@@ -129,25 +105,21 @@ class Peer:
     def listen(self, session: Session, with_input: bool, limit_s: float | None) -> None:
         """Pass on what the client sends until it goes, or says what it must not; then hang up."""
         try:
-            self._hear(session, with_input, limit_s)
-        except (OSError, Garbled):
-            pass
+            with contextlib.suppress(OSError, wire.Garbled):
+                self._hear(session, with_input, limit_s)
         finally:
             session.close()
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)  # a thread that sends there comes free
 
     def _hear(self, session: Session, with_input: bool, limit_s: float | None) -> None:
-        ended = False
-        for kind, payload in self._frames.feed(b""):
-            ended = self._obey(session, kind, payload, with_input and not ended) or ended
-        while self._has_news(limit_s):
-            data = self._sock.recv(CHUNK)
-            if not data:
-                return
-            self.last = time.monotonic()
+        ended, data = False, b""
+        while True:
             for kind, payload in self._frames.feed(data):
                 ended = self._obey(session, kind, payload, with_input and not ended) or ended
+            if not self._has_news(limit_s) or not (data := self._sock.recv(wire.CHUNK)):
+                return
+            self.last = time.monotonic()
 
     def _has_news(self, limit_s: float | None) -> bool:
         """Wait for something to read; False where the client has had its time."""
@@ -161,18 +133,18 @@ class Peer:
 
     def _obey(self, session: Session, kind: int, payload: bytes, with_input: bool) -> bool:
         """Do what a frame says; True where it ends the input."""
-        if kind == RESIZED and with_input:
-            session.resize(*size(payload))
-        elif kind == INPUT and with_input:
+        if kind == wire.RESIZED and with_input:
+            session.resize(*wire.size(payload))
+        elif kind == wire.INPUT and with_input:
             while payload:
                 payload = payload[session.write(payload) :]
                 if payload and self._is_gone():
-                    raise Garbled("gone")
-        elif kind == INPUT_ENDED and with_input:
+                    raise wire.Garbled("gone")
+        elif kind == wire.INPUT_ENDED and with_input:
             session.end_input()
             return True
         else:
-            raise Garbled("a frame that has no place here")
+            raise wire.Garbled("a frame that has no place here")
         return False
 
     def _is_gone(self) -> bool:
@@ -188,24 +160,24 @@ def serve(sock: socket.socket, uid: int, site: Site, say: Callable[[str], None])
         peer.send(_answer(peer, peer.request(), uid, site))
     except OSError:
         return  # the client is gone
-    except (Garbled, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        _fail(peer, Failure(f"not a request: {error}"[:500]))
+    except (wire.Garbled, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        _fail(peer, wire.Failure(f"not a request: {error}"[:500]))
     except GpuschedError as error:
-        _fail(peer, Failure(str(error), error.hint, isinstance(error, TransportError)))
+        _fail(peer, wire.Failure(str(error), error.hint, isinstance(error, TransportError)))
     except Exception as error:  # one client's trouble stays its own
         say(f"relay: a request of {user_name(uid)} failed: {error!r}")
-        _fail(peer, Failure("internal error of the controller; its output has more"))
+        _fail(peer, wire.Failure("internal error of the controller; its output has more"))
     finally:
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)  # a thread that listens there comes free
 
 
-def _fail(peer: Peer, failure: Failure) -> None:
+def _fail(peer: Peer, failure: wire.Failure) -> None:
     with contextlib.suppress(OSError):
-        peer.send(frame(FAILED, msgspec.json.encode(failure)))
+        peer.send(wire.frame(wire.FAILED, msgspec.json.encode(failure)))
 
 
-def _answer(peer: Peer, request: Request, uid: int, site: Site) -> bytes:
+def _answer(peer: Peer, request: wire.Request, uid: int, site: Site) -> bytes:
     """Do it; returns the last frame."""
     inventory = site.inventory()
     reader = Reader.open(site.state)
@@ -217,24 +189,26 @@ def _answer(peer: Peer, request: Request, uid: int, site: Site) -> bytes:
             raise UsageError(f"there is no job {request.job[:60]!r}")
         if not may_see(uid, job, inventory):
             raise GpuschedError(f"job {job.id} belongs to {job.user}; its output and its inside are private")
-        if isinstance(request, KeptLog):
+        if isinstance(request, wire.KeptLog):
             return _kept(peer, site.state, job, request)
         node, runtime, ref = _place(reader, inventory, job, request)
     finally:
         reader.close()
     transport = open_transport(node, inventory.settings)
     try:
-        if isinstance(request, Exec):
+        if isinstance(request, wire.Exec):
             return _exec(peer, transport, request, runtime.exec_argv(ref, request.argv, request.terminal is not None))
         log = runtime.log(ref, request.follow, request.tail_bytes)
-        return _talk(peer, transport.session(stream_argv(log.argv)), errors=OUTPUT)
+        return _talk(peer, transport.session(stream_argv(log.argv)), errors=wire.OUTPUT)
     finally:
         transport.close()
 
 
-def _place(reader: Reader, inventory: Inventory, job: Job, request: NodeLog | Exec) -> tuple[Node, Runtime, AttemptRef]:
-    attempt = job.attempt if isinstance(request, Exec) else request.attempt
-    if isinstance(request, Exec) and job.state is not JobState.RUNNING:
+def _place(
+    reader: Reader, inventory: Inventory, job: Job, request: wire.NodeLog | wire.Exec
+) -> tuple[Node, Runtime, AttemptRef]:
+    attempt = job.attempt if isinstance(request, wire.Exec) else request.attempt
+    if isinstance(request, wire.Exec) and job.state is not JobState.RUNNING:
         raise GpuschedError(f"job {job.id} is {job.state}; a command can only be run in a RUNNING job")
     record = next((r for r in reader.ranks(job_id=job.id) if (r.attempt, r.rank) == (attempt, request.rank)), None)
     if record is None:
@@ -246,7 +220,7 @@ def _place(reader: Reader, inventory: Inventory, job: Job, request: NodeLog | Ex
     return node, runtime_for(RuntimeName(record.runtime)), ref
 
 
-def _exec(peer: Peer, transport: Transport, request: Exec, argv: tuple[str, ...]) -> bytes:
+def _exec(peer: Peer, transport: Transport, request: wire.Exec, argv: tuple[str, ...]) -> bytes:
     if any("\0" in word for word in request.argv):
         raise UsageError("a word of the command holds a null character")
     if request.stdin or request.terminal is not None:
@@ -255,25 +229,25 @@ def _exec(peer: Peer, transport: Transport, request: Exec, argv: tuple[str, ...]
 
 
 def _talk(
-    peer: Peer, session: Session, errors: int = ERRORS, with_input: bool = False, limit_s: float | None = None
+    peer: Peer, session: Session, errors: int = wire.ERRORS, with_input: bool = False, limit_s: float | None = None
 ) -> bytes:
     """Pass on what both sides say until one of them ends; returns the last frame."""
-    kinds = {1: OUTPUT, 2: errors}
+    kinds = {1: wire.OUTPUT, 2: errors}
     threading.Thread(target=peer.listen, args=(session, with_input, limit_s), daemon=True).start()
     try:
-        return exit_frame(session.pump(lambda stream, chunk: peer.send(frame(kinds[stream], chunk))))
+        return wire.exit_frame(session.pump(lambda stream, chunk: peer.send(wire.frame(kinds[stream], chunk))))
     finally:
         session.close()
 
 
-def _kept(peer: Peer, state: Path, job: Job, request: KeptLog) -> bytes:
+def _kept(peer: Peer, state: Path, job: Job, request: wire.KeptLog) -> bytes:
     try:
         with log_path(state, job.id, request.attempt, request.rank).open("rb") as file:
-            while chunk := file.read(CHUNK):
-                peer.send(frame(OUTPUT, chunk))
+            while chunk := file.read(wire.CHUNK):
+                peer.send(wire.frame(wire.OUTPUT, chunk))
     except FileNotFoundError:
         raise GpuschedError(f"there is no output of job {job.id}, attempt {request.attempt}") from None
-    return exit_frame(0)
+    return wire.exit_frame(0)
 
 
 class Door:
@@ -301,7 +275,8 @@ class Door:
                 self._leave(uid)
             with sock, contextlib.suppress(OSError):
                 sock.setblocking(False)
-                sock.send(frame(FAILED, msgspec.json.encode(Failure(str(error), "end some of them", transient=True))))
+                failure = wire.Failure(str(error), "end some of them", transient=True)
+                sock.send(wire.frame(wire.FAILED, msgspec.json.encode(failure)))
 
     def _serve(self, sock: socket.socket, uid: int) -> None:
         try:
@@ -321,7 +296,7 @@ def listen(state: Path) -> socket.socket:
     """The socket in the state folder; everybody may connect, the kernel says who did."""
     folder = os.open(state, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        path = f"/proc/self/fd/{folder}/{SOCKET}"  # a socket's path may be no longer than 107 bytes
+        path = f"/proc/self/fd/{folder}/{wire.SOCKET}"  # a socket's path may be no longer than 107 bytes
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         listener = socket.socket(socket.AF_UNIX)

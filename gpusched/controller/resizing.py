@@ -52,9 +52,20 @@ def note_of(job: Job, ending: Ending) -> str | None:
     return msgspec.json.encode(facts).decode()
 
 
-def has_saved(seen: list[Seen], asked_at: float, world: ReconcileInput) -> bool:
-    """Whether the job has said since it was asked that its work is kept."""
-    return any(at is not None and at >= asked_at for at in (_saved_at(s, world) for s in seen))
+def heard(step: Step, ending: Ending, seen: list[Seen], world: ReconcileInput) -> Ending:
+    """The ending with what the job has said since it was asked to save; it is heard while its container is there."""
+    to = ending.resize
+    if to is None:
+        return ending
+    saved = to.saved or any(at is not None and at >= to.asked_at for at in (_saved_at(s, world) for s in seen))
+    done = to.done or _is_done(seen)
+    if (saved, done) == (to.saved, to.done):
+        return ending
+    changed = msgspec.structs.replace(ending, resize=msgspec.structs.replace(to, saved=saved, done=done))
+    step.job = msgspec.structs.replace(step.job, ending=changed)
+    kind = "finished" if done else "saved"
+    step.events.append(Event(time=world.now, kind=kind, job_id=step.job.id, user=step.job.user, data={}))
+    return changed
 
 
 def _saved_at(s: Seen, world: ReconcileInput) -> float | None:
@@ -69,8 +80,7 @@ def _reading(s: Seen, world: ReconcileInput) -> NodeReading:
     return found
 
 
-def is_done(seen: list[Seen]) -> bool:
-    """Whether the job had made its last step, and ended well: it was asked too late."""
+def _is_done(seen: list[Seen]) -> bool:
     for s in seen:
         told = s.container.progress if s.container is not None else None
         if s.rank.rank == 0 and s.rank.exit_code == 0 and told is not None and told.of and told.step >= told.of:
@@ -84,13 +94,13 @@ def requeue_resized(step: Step, seen: list[Seen], ending: Ending, end: float, wo
     assert to is not None
     resizes = msgspec.structs.replace(job.resizes or Resizes(), resume_at=to.gpus)
     data: dict[str, Any] = {"outcome": "RESIZED"}
-    if not to.back and not has_saved(seen, to.asked_at, world):
+    if not to.back and not to.saved:
         began = job.start_time if job.start_time is not None else end
         kept = max((at for s in seen if (at := _saved_at(s, world)) is not None), default=began)
         lost = max(0.0, end - max(kept, began))
         resizes = msgspec.structs.replace(resizes, lost_s=resizes.lost_s + lost)
         data["message"] = f"{lost:.0f} s of work are lost"
-        if all(s.phase != "gone" for s in seen):  # its node is to blame
+        if all(s.rank.finished_at is not None for s in seen):  # else its node is to blame
             resizes = msgspec.structs.replace(resizes, frozen=NOT_SAVED)
             data["message"] = f"{NOT_SAVED}: {data['message']}, and it is not resized again"
     fields = back_in_queue(ending.message) | {"resizes": resizes}

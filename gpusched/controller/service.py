@@ -8,11 +8,14 @@ import os
 import signal
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import gpusched
 from gpusched.cluster.collecting import rotate
 from gpusched.cluster.ssh import SshCluster
 from gpusched.config.paths import SHARED_STATE
@@ -21,9 +24,9 @@ from gpusched.controller.cycle import Cycle
 from gpusched.controller.lastgood import Declared, declared_or_kept, keep
 from gpusched.controller.outputs import secure_logs
 from gpusched.controller.predicting import BUDGET_S, StartPredictor
-from gpusched.controller.relaying import Relaying
 from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
+from gpusched.model.relay import SOCKET
 from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.presence import COMPILING, announce, present
@@ -35,6 +38,7 @@ PATIENCE_S = 3.0  # how long one cycle waits for slow nodes; their answers count
 MAX_TICK_ROUNDS = 4
 CRON_S = 60.0  # cron calls no more often: until then nobody should miss the controller
 TICK_PREDICTING_S = 1.0  # a tick has no pause in which it could go on
+RELAY_RESTART_S = 10.0
 HOUSEKEEPING_S = 3600.0
 KEEP_FINE_USAGE_S = 14 * 86400
 
@@ -118,14 +122,11 @@ class Service:
         self.store.set_meta("inventory", str(inventory_path.absolute()))
         self._event("controller_started", pid=os.getpid())
         self._take_note(declared)
-        self._secure_logs()
-        self._warm_up()
-
-    def _secure_logs(self) -> None:
         try:
-            secure_logs(self._state, self.store, self.cycle.inventory)
+            secure_logs(state, self.store, inventory)
         except OSError as error:
-            self._say(f"output of earlier versions cannot be taken back: {error}; look at {self._state / 'logs'}")
+            say(f"output of earlier versions cannot be taken back: {error}; look at {state / 'logs'}")
+        self._warm_up()
 
     def _warm_up(self) -> None:
         """Compile, or load what was compiled, before the first cycle: it takes long once, and then nobody waits."""
@@ -145,7 +146,9 @@ class Service:
     def run(self, patience_s: float) -> None:
         """One cycle with a fresh look at the files."""
         self._reload()
-        self._follow_wall_clock()
+        if step := follow_wall_clock(self.store, self.clock):
+            self._begin_anew()
+            self._say(f"this machine's clock was set by {step:+.0f} s; limits, retries and graces go on as before")
         self.cycle.run(patience_s)
         if time.monotonic() - self._housekept > HOUSEKEEPING_S:
             self._housekept = time.monotonic()
@@ -153,11 +156,6 @@ class Service:
                 self.store.compact_usage(self.clock() - KEEP_FINE_USAGE_S, 3600)
             rotate(self._state / "logs", self.cycle.inventory.settings.logs)
             self.cycle.inbox.tidy()
-
-    def _follow_wall_clock(self) -> None:
-        if step := follow_wall_clock(self.store, self.clock):
-            self._begin_anew()
-            self._say(f"this machine's clock was set by {step:+.0f} s; limits, retries and graces go on as before")
 
     def predict_starts(self, budget_s: float = BUDGET_S) -> None:
         """Between two cycles: predict starts for the record. What goes wrong there must not stop the cluster."""
@@ -233,6 +231,51 @@ class Service:
             self._event("controller_stopped")
         self.cluster.close()
         self.store.close()
+
+
+class Relaying:
+    """Keeps the relay's process (`gpusched.controller.relay`) running beside the controller of a shared installation.
+
+    Nothing waits for it: without it users cannot look into running jobs, and all else goes on.
+    """
+
+    def __init__(self, state: Path, inventory_path: Path, say: Callable[[str], None]) -> None:
+        self._state, self._inventory_path, self._say = state, inventory_path, say
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = float("-inf")
+
+    def watch(self) -> None:
+        """Start it, or start it again."""
+        if self._process is not None:
+            if self._process.poll() is None:
+                return
+            self._say(f"the relay to running jobs ended (exit code {self._process.returncode}); it is started again")
+            self._forget()
+        if time.monotonic() - self._started < RELAY_RESTART_S:
+            return
+        self._started = time.monotonic()
+        # -P: the current folder, perhaps somebody else's, is no place to take code from.
+        argv = [sys.executable, "-P", "-m", "gpusched.controller.relay", str(self._state), str(self._inventory_path)]
+        paths = [str(Path(gpusched.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+        try:
+            self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, env=environment, start_new_session=True)
+        except OSError as error:
+            self._say(f"the relay to running jobs cannot be started: {error}")
+
+    def close(self) -> None:
+        """End it, with the sessions that it has."""
+        if self._process is not None:
+            with contextlib.suppress(OSError):
+                (self._state / SOCKET).unlink()
+            self._process.kill()
+            self._process.wait()
+            self._forget()
+
+    def _forget(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process = None
 
 
 def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None]) -> None:

@@ -16,13 +16,7 @@ from gpusched.queue.store import RankRecord, Store
 
 
 class Settling:
-    """Settles outcomes.
-
-    Args:
-        store: The store.
-        collecting: Outputs that could not be collected.
-        launch_errors: Launches that the node or we refused, with the reason; the node's are added.
-    """
+    """Settles outcomes; to ``launch_errors``, with what we refused, comes what nodes refused, with the reason."""
 
     def __init__(self, store: Store, collecting: Collecting, launch_errors: dict[RankKey, str]) -> None:
         self._store, self._collecting, self._launch_errors = store, collecting, launch_errors

@@ -27,13 +27,7 @@ class Shadowing:
         self._asked: dict[str, Asked] = {}
 
     def ask(self, inventory: Inventory, snapshot: Snapshot, plan: Plan) -> None:
-        """Ask every shadow in whose partition somebody waits.
-
-        Args:
-            inventory: In force.
-            snapshot: What the live policies decided from.
-            plan: What was done.
-        """
+        """Ask every shadow in whose partition somebody waits; ``plan``: what was done by the live policies."""
         waiting = {job.spec.partition: job for job in snapshot.pending}
         shadows = [s for s in self._store.shadows().values() if s.until is None and s.partition in waiting]
         if not shadows:
@@ -78,11 +72,8 @@ class Shadowing:
     def _record(self, shadow: Shadow, deeds: Deeds | str, plan: Plan, snapshot: Snapshot) -> None:
         if isinstance(deeds, str):
             late = deeds == late_line(shadow.spec.budget_s)
-            self._store.put_shadow(
-                msgspec.structs.replace(
-                    shadow, late=shadow.late + late, unusable=shadow.unusable + (not late), trouble=deeds
-                )
-            )
+            counted = {"late": shadow.late + late, "unusable": shadow.unusable + (not late)}
+            self._store.put_shadow(msgspec.structs.replace(shadow, **counted, trouble=deeds))
             return
         live = _deeds(plan, shadow.partition, snapshot)
         same = live == deeds
@@ -93,14 +84,9 @@ class Shadowing:
             )
         )  # fmt: skip
         if not same:
-            self._store.add_difference(
-                Difference(
-                    partition=shadow.partition,
-                    time=snapshot.now,
-                    live=_less(live, deeds),
-                    shadow=_less(deeds, live),
-                )
-            )
+            only_live, only_shadow = _less(live, deeds), _less(deeds, live)
+            found = Difference(partition=shadow.partition, time=snapshot.now, live=only_live, shadow=only_shadow)
+            self._store.add_difference(found)
 
 
 def _deeds(plan: Plan, partition: str, snapshot: Snapshot) -> Deeds:

@@ -36,12 +36,7 @@ def tidy_leftovers(
 ) -> Tidy:
     """The next step for ranks whose attempt is over: fence what still runs, bring the output home, remove the rest.
 
-    Args:
-        ranks: Records of attempts that are no job's current active one.
-        observations: News of this cycle.
-        forgotten: Nodes whose leftovers nobody waits for any longer.
-        busy: Ranks with an operation under way.
-        now: Unix seconds.
+    ``forgotten``: nodes whose leftovers nobody waits for any longer; ``busy``: ranks with an operation under way.
     """
     tidy = Tidy()
     for rank in ranks:
@@ -92,13 +87,11 @@ def _fence(rank: RankRecord, phase: str, tidy: Tidy, now: float) -> None:
         rank = msgspec.structs.replace(rank, signalled="FENCE", gone=False, stuck=rank.stuck or stuck)
         tidy.changed.append(rank)
     if is_due(rank, now):
-        # What has not begun can only be removed: a kill does not end it.
-        kill = phase == "running" and rank.tries < TRIES_BEFORE_REMOVING
-        tidy.operations.append(
-            Operation(verb="signal", node=rank.node, rank=rank, signal="KILL")
-            if kill
-            else Operation(verb="remove", node=rank.node, rank=rank)
-        )
+        if phase == "running" and rank.tries < TRIES_BEFORE_REMOVING:
+            operation = Operation(verb="signal", node=rank.node, rank=rank, signal="KILL")
+        else:  # what has not begun can only be removed: a kill does not end it
+            operation = Operation(verb="remove", node=rank.node, rank=rank)
+        tidy.operations.append(operation)
 
 
 def reap_strays(
@@ -114,7 +107,7 @@ def reap_strays(
     """Containers that carry our label and that no rank record stands for: made by a launch we forgot, or by hand.
 
     Args:
-        nodes: Declared nodes.
+        nodes: Declared, or left with something of ours on them.
         known: Keys of all rank records.
         removed: Key -> when we removed it: a node asked before that may still speak of it.
         observations: News of this cycle.
@@ -126,14 +119,13 @@ def reap_strays(
     tidy = Tidy()
     for node in nodes:
         observation = observations.get(node.name)
-        reading = observation.result if observation else None
-        if not isinstance(reading, NodeReading):
+        if observation is None or not isinstance(observation.result, NodeReading):
             continue
-        for container in reading.containers or ():
+        for container in observation.result.containers or ():
             key = parse_container_name(container.name)
-            if key is not None and observation is not None and removed.get(key, 0.0) >= observation.began:
-                continue
             if key is None or key in known or key in busy or container.cluster_id not in (None, cluster_id):
+                continue
+            if removed.get(key, 0.0) >= observation.began:
                 continue
             stray = RankRecord(
                 job_id=key[0], attempt=key[1], rank=key[2], node=node.name, runtime=node.runtime, collected=True

@@ -29,14 +29,9 @@ def examine(
 ) -> list[Finding]:
     """Examine the cluster end to end. Changes nothing here; on the nodes it leaves the cached probe.
 
-    Where a GPU is free a container with it is started, and removed; nothing is pulled for that.
-
-    Args:
-        inventory_path: The inventory file; the one in force where None.
-        state: The state folder; the one in force where None.
-        nodes: Only these; all where empty.
-        on_findings: Told each subject's findings as they come, the nodes in the order in which they answer.
-        clock: Unix seconds.
+    Where a GPU is free a container with it is started, and removed; nothing is pulled for that. Inventory and state
+    folder are the ones in force where none is given; of the nodes only those named are examined, all where none is.
+    ``on_findings`` is told each subject's findings as they come, the nodes' in the order in which they answer.
 
     Returns:
         The findings: inventory, policies, state, then the nodes in the inventory's order.

@@ -1,19 +1,24 @@
-"""The examination of inventory.yaml and the policies."""
+"""The examination of inventory.yaml and the policies, and of what these need besides gpusched itself."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import closing
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 from gpusched.config.inventory import find_inventory, inventory_errors, load_inventory
 from gpusched.config.policies import load_policies, load_policy, policy_folders
 from gpusched.doctor.findings import Finding, failed
-from gpusched.doctor.needs import examine_needs
 from gpusched.errors import GpuschedError
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Node
 from gpusched.promotion.live import overrides
 from gpusched.queue.store import Reader
+
+PREDICTOR = "run-times.safetensors"  # sim.predictor.USUAL_NAME, which takes a compiler to import
+_LEARN = "pip install 'gpusched-cluster[learn]'"
 
 
 def examine_inventory(path: Path | str | None) -> tuple[list[Finding], Inventory | None]:
@@ -23,9 +28,8 @@ def examine_inventory(path: Path | str | None) -> tuple[list[Finding], Inventory
     except GpuschedError as error:
         return [failed("inventory", "file", error)], None
     if errors := inventory_errors(path):
-        return [
-            Finding(str(path), "file", "fail", e.message, "correct the line and run check again") for e in errors
-        ], None
+        hint = "correct the line and run check again"
+        return [Finding(str(path), "file", "fail", error.message, hint) for error in errors], None
     inventory = load_inventory(path)
     flavors = sum(len(p.flavors) for p in inventory.partitions)
     counts = f"{len(inventory.partitions)} partitions, {len(inventory.nodes)} nodes, {flavors} flavors"
@@ -59,11 +63,8 @@ def _unreadable_keys(inventory: Inventory) -> list[Finding]:
         except (OSError, RuntimeError) as error:
             why = getattr(error, "strerror", None) or str(error)
             message = f"the key {key} of {node.name} cannot be read: {why}"
-            found.append(
-                Finding(
-                    inventory.path, "key", "fail", message, "correct key: in the inventory, or make one with ssh-keygen"
-                )
-            )
+            hint = "correct key: in the inventory, or make one with ssh-keygen"
+            found.append(Finding(inventory.path, "key", "fail", message, hint))
     return found
 
 
@@ -100,19 +101,51 @@ def examine_policies(inventory: Inventory, state: Path) -> list[Finding]:
         return [failed("policies", "policy", error)]
     promoted, found = _promoted(inventory, state)
     policies |= promoted
-    used = ", ".join(
-        f"{name}: {spec.name} ({spec.version}{', promoted' if name in promoted else ''})"
-        for name, spec in policies.items()
-    )
-    found.insert(0, Finding("policies", "policy", "ok", used))
+    used = [f"{n}: {p.name} ({p.version}{', promoted' if n in promoted else ''})" for n, p in policies.items()]
+    found.insert(0, Finding("policies", "policy", "ok", ", ".join(used)))
     found += examine_needs(inventory, policies, state)
     for file in sorted(policy_folders(inventory.path)[0].glob("*.yaml")):
         try:
             load_policy(file)
         except GpuschedError as error:
-            found.append(
-                Finding(
-                    "policies", "policy", "warn", error.message, "no partition uses it yet; correct it before one does"
-                )
-            )
+            hint = "no partition uses it yet; correct it before one does"
+            found.append(Finding("policies", "policy", "warn", error.message, hint))
     return found
+
+
+def examine_needs(inventory: Inventory, policies: Mapping[str, PolicySpec], state: Path) -> Iterator[Finding]:
+    """What is missing for the policies in charge (by partition), and what happens without it."""
+    for partition, spec in policies.items():
+        stages = (spec, spec.fallback) if spec.fallback is not None else (spec,)
+        if any(stage.place == "milp" for stage in stages) and not _importable("highspy"):
+            message = f"{partition}: place: milp needs HiGHS, which is not installed: jobs are placed greedily"
+            yield Finding("policies", "optimiser", "warn", message, "pip install 'gpusched-cluster[milp]'")
+        if spec.by_estimate and not (state / PREDICTOR).is_file():
+            message = f"{partition}: order: sjf-estimate has no predictor: jobs go by their time limits"
+            yield Finding("policies", "predictor", "warn", message, "train one: gpusched predict --train")
+        if spec.agent is not None:
+            fallback = spec.fallback.name if spec.fallback is not None else "fifo"
+            yield from _of_agent(inventory, partition, spec.agent, fallback)
+
+
+def _of_agent(inventory: Inventory, partition: str, agent: str, fallback: str) -> Iterator[Finding]:
+    if not _importable("safetensors"):
+        message = (
+            f"{partition}: {agent}'s weights cannot be read, since safetensors is not installed: {fallback} decides"
+        )
+        yield Finding("policies", "weights", "fail", message, "install gpusched anew with its dependencies")
+    declared = inventory.partition(partition)
+    own = declared.auto_promote if declared is not None else None
+    wanted = inventory.settings.auto_promote if own is None else own
+    if wanted and find_spec("torch") is None:
+        message = f"{partition}: auto_promote waits for agents that nobody can train here: torch is not installed"
+        yield Finding("policies", "training", "warn", message, f"{_LEARN}, or copy trained policies here")
+
+
+def _importable(module: str) -> bool:
+    """Whether it can be imported; one that is there and broken cannot."""
+    try:
+        import_module(module)
+    except ImportError:
+        return False
+    return True

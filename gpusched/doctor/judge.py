@@ -43,7 +43,9 @@ def judge_runtime(node: Node, seen: Inspection, reading: NodeReading | None) -> 
         return [_finding(node, "runtime", "fail", f"{name} is not installed", hint)]
     if facts.error:
         return [_finding(node, "runtime", "fail", f"{name} does not work: {facts.error}", _works_hint(node, seen))]
-    problems = [*_runtime_gpus(node, facts), *_runtime_limits(node, facts, seen), *_runtime_disk(node, facts)]
+    problems = [*_runtime_gpus(node, facts), *_runtime_limits(node, facts, seen)]
+    if facts.disk_free_mib is not None and facts.disk_free_mib < _DISK_WARN_MIB:
+        problems.append(_disk(node, "images", f"{name}'s storage", facts.disk_free_mib))
     if reading is not None and reading.runtime_error:
         problems.append(_finding(node, "runtime", "fail", f"{name}: {reading.runtime_error}", _works_hint(node, seen)))
     return problems or [_finding(node, "runtime", "ok", f"{name} {facts.version}".strip())]
@@ -107,9 +109,8 @@ def _size(node: Node, reading: NodeReading) -> Iterator[Finding]:
 
 def _source(node: Node, reading: NodeReading, seen: Inspection) -> Iterator[Finding]:
     if reading.source == "simulated":
-        yield _finding(
-            node, "nvml", "warn", "figures are simulated, as declared", "remove simulated_gpus for real ones"
-        )
+        hint = "remove simulated_gpus for real ones"
+        yield _finding(node, "nvml", "warn", "figures are simulated, as declared", hint)
     elif reading.source == "none" and node.gpus:
         why = reading.gpu_error or "neither libnvidia-ml.so.1 nor nvidia-smi is there"
         missing = reading.gpu_error is None or "Library Not Found" in why
@@ -127,19 +128,17 @@ def _counts(node: Node, reading: NodeReading) -> Iterator[Finding]:
     there = {g.index: g for g in reading.gpus}
     missing = [i for i in node.indices() if i not in there]
     if missing:
-        message = (
-            f"GPU {_list(missing)} {'is' if len(missing) == 1 else 'are'} declared but not there ({len(there)} found)"
-        )
+        numbers, are = ", ".join(map(str, missing)), "is" if len(missing) == 1 else "are"
+        message = f"GPU {numbers} {are} declared but not there ({len(there)} found)"
         hint = "write gpus: or gpu_indices: as found, or look why the driver does not see it: dmesg | grep -i nvrm"
         yield _finding(node, "gpus", "fail", message, hint)
     elif len(there) > node.gpus and node.gpu_indices is None:
         message = f"{node.gpus} are declared, {len(there)} are there"
-        yield _finding(
-            node, "gpus", "warn", message, f"write gpus: {len(there)}, or gpu_indices: with those to hand out"
-        )
+        hint = f"write gpus: {len(there)}, or gpu_indices: with those to hand out"
+        yield _finding(node, "gpus", "warn", message, hint)
     names = {g.name for g in reading.gpus if g.name}
     wanted = re.split(r"[\s_-]", node.gpu_type.lower())[0]  # A100 of A100-80GB
-    if names and not any(wanted in _squeezed(n) for n in names):
+    if names and not any(wanted in re.sub(r"[\s-]+", "", n).lower() for n in names):
         message = f"gpu_type is {node.gpu_type}, the driver says {', '.join(sorted(names))}"
         yield _finding(node, "gpu type", "warn", message, "correct gpu_type in the inventory")
 
@@ -177,7 +176,8 @@ def _runtime_gpus(node: Node, facts: RuntimeFacts) -> Iterator[Finding]:
     if not node.gpus or node.simulated_gpus:
         return
     if node.runtime is RuntimeName.PODMAN:
-        if _version(facts.version) < _PODMAN_CDI:
+        version = tuple(int(n) for n in re.findall(r"[0-9]+", facts.version)[:2])
+        if version < _PODMAN_CDI:
             message = f"podman {facts.version or '?'} cannot give GPUs to containers (CDI came with 4.1)"
             yield _finding(node, "runtime", "fail", message, "install podman 4.1 or later there, or declare docker")
         if not facts.cdi:
@@ -198,19 +198,10 @@ def _runtime_limits(node: Node, facts: RuntimeFacts, seen: Inspection) -> Iterat
         yield _finding(node, "limits", "fail", message, hint)
 
 
-def _runtime_disk(node: Node, facts: RuntimeFacts) -> Iterator[Finding]:
-    if facts.disk_free_mib is not None and facts.disk_free_mib < _DISK_WARN_MIB:
-        yield _disk(node, "images", f"{node.runtime.value}'s storage", facts.disk_free_mib)
-
-
 def _works_hint(node: Node, seen: Inspection) -> str:
     if node.runtime is RuntimeName.DOCKER:
         return f"is dockerd running, and is {seen.user or 'the account'} in the group docker?"
     return f"run `{node.runtime.value} info` on the node as {seen.user or 'the account'}"
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in re.findall(r"[0-9]+", text)[:2])
 
 
 # Words
@@ -220,14 +211,6 @@ def _disk(node: Node, check: str, where: str, free_mib: int) -> Finding:
     status: Status = "fail" if free_mib < _DISK_FAIL_MIB else "warn" if free_mib < _DISK_WARN_MIB else "ok"
     hint = "" if status == "ok" else f"free some space on the node: {where} has little left for jobs"
     return _finding(node, check, status, f"{format_memory(free_mib)} free in {where}", hint)
-
-
-def _list(indices: list[int]) -> str:
-    return ", ".join(map(str, indices))
-
-
-def _squeezed(name: str) -> str:
-    return re.sub(r"[\s-]+", "", name).lower()
 
 
 def _finding(node: Node, check: str, status: Status, message: str, hint: str = "") -> Finding:

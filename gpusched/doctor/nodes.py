@@ -25,21 +25,9 @@ _CHECK_OF_KIND = {
 
 
 def examine_node(
-    node: Node,
-    settings: Settings,
-    known: Known,
-    clock: Callable[[], float],
-    image: str | None = None,
+    node: Node, settings: Settings, known: Known, clock: Callable[[], float], image: str | None = None
 ) -> list[Finding]:
-    """Everything about one node; a node that cannot be asked is one finding that says why.
-
-    Args:
-        node: As declared.
-        settings: How it is reached.
-        known: What the queue knows of it.
-        clock: Unix seconds.
-        image: Its partition's.
-    """
+    """Everything about one node (``image``: its partition's); where it cannot be asked, one finding that says why."""
     transport = open_transport(node, settings)
     try:
         return _service(node, known) + _examine(transport, node, settings, known, clock, image)
@@ -73,21 +61,15 @@ def _service(node: Node, known: Known) -> list[Finding]:
 
 
 def _examine(
-    transport: Transport,
-    node: Node,
-    settings: Settings,
-    known: Known,
-    clock: Callable[[], float],
-    image: str | None,
+    transport: Transport, node: Node, settings: Settings, known: Known, clock: Callable[[], float], image: str | None
 ) -> list[Finding]:
     from gpusched.nodes.probe import probe
 
     inspection = inspect(transport, node, (node.runtime.value,))
     if inspection is None:
         message = "logged in, but the account's shell does not run `sh`"
-        return [
-            Finding(node.name, "shell", "fail", message, "give the account an ordinary login shell, such as /bin/sh")
-        ]
+        hint = "give the account an ordinary login shell, such as /bin/sh"
+        return [Finding(node.name, "shell", "fail", message, hint)]
     who = f" as {inspection.user}" if inspection.user else ""
     found = [Finding(node.name, "ssh", "ok", f"logged in{who}" if node.transport == "ssh" else f"this machine{who}")]
     found += judge_host(node, inspection)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from gpusched.doctor.findings import Finding, Status
 from gpusched.errors import GpuschedError
 from gpusched.model.units import format_memory
-from gpusched.queue.presence import controller_of
+from gpusched.queue.presence import Presence, controller_of
 from gpusched.queue.schema import SCHEMA_VERSION
 from gpusched.queue.snapshots import held_gpus, lingering_gpus
 from gpusched.queue.store import DATABASE, INVENTORY_TROUBLE, Reader
@@ -67,7 +67,7 @@ def examine_state(state: Path, tick_s: float, now: float) -> list[Finding]:
         if (state / DATABASE).exists():
             found.append(_database(state / DATABASE))
             if found[-1].status != "fail":
-                found += [_controller(state, tick_s, now), *_in_force(state)]
+                found += _controller(state, tick_s, now)
         else:
             found.append(_finding("controller", "warn", "it has never run here", "start it: gpusched controller"))
         return found
@@ -83,9 +83,8 @@ def _creatable(state: Path) -> Finding:
     if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
         return _finding("folder", "ok", f"{state} is not there yet; it is made on first use")
     message = f"{state} is not there, and you cannot make it below {parent}"
-    return _finding(
-        "folder", "fail", message, f"make it as root: install -d -o {os.getuid()} {state}; or set GPUSCHED_STATE"
-    )
+    hint = f"make it as root: install -d -o {os.getuid()} {state}; or set GPUSCHED_STATE"
+    return _finding("folder", "fail", message, hint)
 
 
 def _writable(state: Path) -> Finding:
@@ -119,8 +118,7 @@ def _open_to_others(state: Path) -> list[Finding]:
     if exposed:
         message = f"secrets of jobs can be read by other users: {exposed[0]}"
         found.append(_finding("permissions", "fail", message, f"chmod -R go= {secrets}"))
-    tmp, new = state / "inbox" / "tmp", state / "inbox" / "new"
-    for folder in (tmp, new):
+    for folder in (state / "inbox" / "tmp", state / "inbox" / "new"):
         mode = folder.stat().st_mode if folder.exists() else 0
         if mode & stat.S_IWOTH and (not mode & stat.S_ISVTX or mode & stat.S_IROTH):
             message = f"{folder} has mode {stat.S_IMODE(mode):04o}: users could see or remove each other's commands"
@@ -130,9 +128,8 @@ def _open_to_others(state: Path) -> list[Finding]:
 
 def _database(path: Path) -> Finding:
     if not os.access(path, os.R_OK):
-        return _finding(
-            "database", "fail", f"{path} cannot be read by you", f"ask its owner, or as root: chmod a+r {path}"
-        )
+        hint = f"ask its owner, or as root: chmod a+r {path}"
+        return _finding("database", "fail", f"{path} cannot be read by you", hint)
     deadline = time.monotonic() + _QUICK_CHECK_S
     try:
         # A WAL database that nobody has open can be read without write permission only as one that does not change.
@@ -157,44 +154,35 @@ def _database(path: Path) -> Finding:
 _RESTORE = "stop the controller, keep a copy, then: sqlite3 gpusched.db .recover | sqlite3 new.db"
 
 
-def _controller(state: Path, tick_s: float, now: float) -> Finding:
+def _controller(state: Path, tick_s: float, now: float) -> list[Finding]:
+    """Whether one is at work, and where with something else than inventory.yaml says now."""
     try:
         reader = Reader.open(state)
         assert reader is not None
         with closing(reader):
-            beat = reader.meta("heartbeat")
+            beat, trouble, left = reader.meta("heartbeat"), reader.meta(INVENTORY_TROUBLE), reader.left_nodes()
     except (GpuschedError, sqlite3.Error) as error:
-        return _finding("controller", "fail", f"its last sign of life cannot be read: {error}", _RESTORE)
-    runs = controller_of(state)
-    if beat is None and runs is not None:
-        return _finding("controller", "warn", runs.line("is in its first cycle"), "wait for it, then look again")
-    if beat is None:
-        return _finding("controller", "warn", "it has never finished a cycle here", "start it: gpusched controller")
-    age = now - float(beat)
-    if age > max(60.0, 6 * tick_s) and runs is not None:
-        message = runs.line(f"is busy: its last cycle was {age:.0f} s ago")
-        return _finding("controller", "warn", message, "wait for it, or look at what it says: journalctl -u gpusched")
-    if age > max(60.0, 6 * tick_s):
-        hint = "start it: gpusched controller (or look why it stopped: journalctl -u gpusched)"
-        return _finding("controller", "warn", f"last seen {age:.0f} s ago", hint)
-    return _finding("controller", "ok", f"seen {max(0.0, age):.0f} s ago")
-
-
-def _in_force(state: Path) -> list[Finding]:
-    """Where the controller works with something else than inventory.yaml says now."""
-    try:
-        reader = Reader.open(state)
-        assert reader is not None
-        with closing(reader):
-            trouble, left = reader.meta(INVENTORY_TROUBLE), reader.left_nodes()
-    except (GpuschedError, sqlite3.Error):
-        return []  # `_controller` reports it
-    hint = "put it back, or wait for its jobs; nothing new goes there"
-    found = [_finding("inventory", "warn", f"node {record.name} is {record.reason}", hint) for record in left]
+        return [_finding("controller", "fail", f"its last sign of life cannot be read: {error}", _RESTORE)]
+    found = [_heartbeat(controller_of(state), None if beat is None else now - float(beat), max(60.0, 6 * tick_s))]
     if trouble:
         message = f"the controller goes on with the last good one: {trouble}"
-        found.insert(0, _finding("inventory", "warn", message, "correct it; a running controller takes it up"))
-    return found
+        found.append(_finding("inventory", "warn", message, "correct it; a running controller takes it up"))
+    hint = "put it back, or wait for its jobs; nothing new goes there"
+    return found + [_finding("inventory", "warn", f"node {record.name} is {record.reason}", hint) for record in left]
+
+
+def _heartbeat(runs: Presence | None, age: float | None, most: float) -> Finding:
+    if age is None and runs is not None:
+        return _finding("controller", "warn", runs.line("is in its first cycle"), "wait for it, then look again")
+    if age is None:
+        return _finding("controller", "warn", "it has never finished a cycle here", "start it: gpusched controller")
+    if age <= most:
+        return _finding("controller", "ok", f"seen {max(0.0, age):.0f} s ago")
+    if runs is not None:
+        message = runs.line(f"is busy: its last cycle was {age:.0f} s ago")
+        return _finding("controller", "warn", message, "wait for it, or look at what it says: journalctl -u gpusched")
+    hint = "start it: gpusched controller (or look why it stopped: journalctl -u gpusched)"
+    return _finding("controller", "warn", f"last seen {age:.0f} s ago", hint)
 
 
 def _finding(check: str, status: Status, message: str, hint: str = "") -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 
-from gpusched.doctor.findings import Finding
+from gpusched.doctor.findings import Finding, Status
 from gpusched.model.gpustates import gpu_states
 from gpusched.model.readings import GpuState, NodeReading
 from gpusched.model.resources import Node, RuntimeName, Settings
@@ -31,15 +31,10 @@ def try_container(
     reading: NodeReading | None,
     held: Mapping[int, str],
 ) -> list[Finding]:
-    """Start a container with one GPU that is free, as a job's, and remove it.
+    """Start a container with one GPU that is free, as a job's, and remove it. Nothing is pulled.
 
-    Args:
-        transport: To the node.
-        node: As declared.
-        settings: For its network and its users.
-        image: The partition's own; another one that is there serves, too. Nothing is pulled.
-        reading: What the probe saw; without it no GPU is known to be free.
-        held: GPU index -> who has it, by the queue.
+    ``image`` is the partition's own; another one that is there serves, too. Without a reading no GPU is known to be
+    free; ``held`` tells GPU index -> who has it, by the queue.
 
     Raises:
         TransportError: The node did not answer.
@@ -65,9 +60,8 @@ def try_container(
     if result.exit_code == NO_IMAGE_EXIT_CODE:
         wanted = image or "IMAGE"
         return [_finding(node, "ok", f"not tried: no image is there yet; `{node.runtime} pull {wanted}` there first")]
-    lines = result.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {result.exit_code}"]
-    return [_finding(node, "fail", f"none can be started{with_gpu}: {lines[-1][:500]}", _HINTS[node.runtime])]
+    return [_finding(node, "fail", f"none can be started{with_gpu}: {result.complaint}", _HINTS[node.runtime])]
 
 
-def _finding(node: Node, status: str, message: str, hint: str = "") -> Finding:
-    return Finding(node.name, "container", "fail" if status == "fail" else "ok", message, hint)
+def _finding(node: Node, status: Status, message: str, hint: str = "") -> Finding:
+    return Finding(node.name, "container", status, message, hint)

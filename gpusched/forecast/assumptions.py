@@ -44,11 +44,7 @@ def why_never(snapshot: Snapshot, job: PendingView, reason: Reason) -> str:
 def assumptions(snapshot: Snapshot, job: PendingView, past_runs: int, known: bool) -> tuple[str, ...]:
     """What the runs take for granted, the most particular first.
 
-    Args:
-        snapshot: What is run forward.
-        job: Whose start is predicted.
-        past_runs: How many past runs the draws are made from.
-        known: Whether the job's user has enough of them.
+    ``past_runs``: how many the draws are made from. ``known``: whether the job's user has enough of them.
     """
     return (
         *_of_job(snapshot, job),

@@ -198,16 +198,9 @@ def walk(
 ) -> None:  # fmt: skip
     """The features of every job at its submission, ``rows: float64[jobs, FEATURES]``, in place.
 
-    Args:
-        submit: ``float64[jobs]``, ascending.
-        end: ``float64[jobs]``; infinite: it never counts as past.
-        seconds: ``float64[jobs]``: how long each ran.
-        static: See `Forecast`.
-        keys: See `Forecast`.
-        past: See `Forecast`; nothing has ended.
-        by_end: ``int64[jobs]``: the jobs in order of their ends.
-        typical: See `Forest`.
-        rows: Filled.
+    ``submit: float64[jobs]`` ascends; ``end: float64[jobs]``, infinite: it never counts as past; ``seconds:
+    float64[jobs]``: how long each ran; ``by_end: int64[jobs]``: the jobs in order of their ends. In ``past`` nothing
+    has ended yet. The others: see `Forecast`, and `Forest`.
     """
     done = 0
     for job in range(submit.size):

@@ -41,12 +41,7 @@ def initial_state_of(
 ) -> InitialState:
     """Everything that does not depend on run times.
 
-    Args:
-        snapshot: The queue, the nodes, and what runs.
-        views: The jobs, in the order of the arrays.
-        own: How many of them are the queue's; the others are variants of them.
-        world: The nodes as arrays.
-        waiting: The jobs as arrays.
+    ``views``: the jobs, in the order of the arrays; the first ``own`` are the queue's, the others variants of them.
     """
     running, count = snapshot.running, len(views)
     names = list(dict.fromkeys([*(v.user for v in views), *(r.user for r in running)]))

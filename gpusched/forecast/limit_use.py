@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from gpusched.sched.state import Floats
+
 ENOUGH_OF_ONE_USER = 5
 _LEAST_S = 1.0
-
-
-class PastRun(NamedTuple):
-    """One ended attempt: whose, how long it ran, and its limit (seconds)."""
-
-    user: str
-    ran_s: float
-    limit_s: float
 
 
 class LimitUse:
     """Ratios of run time to limit, per user, with all users' for those who have fewer than five.
 
-    Attributes:
-        count: How many past runs are known.
+    Made from ended attempts: whose, how long it ran, and its limit (seconds). ``count``: how many of them there are.
     """
 
-    def __init__(self, past: Iterable[PastRun]) -> None:
+    def __init__(self, past: Iterable[tuple[str, float, float]]) -> None:
         by_user: dict[str, list[float]] = {}
-        for run in past:
-            if run.limit_s > 0 and run.ran_s >= 0:
-                by_user.setdefault(run.user, []).append(min(1.0, run.ran_s / run.limit_s))
+        for user, ran_s, limit_s in past:
+            if limit_s > 0 and ran_s >= 0:
+                by_user.setdefault(user, []).append(min(1.0, ran_s / limit_s))
         self._all: Floats = np.sort([r for ratios in by_user.values() for r in ratios])
         self._own = {u: np.sort(r) for u, r in by_user.items() if len(r) >= ENOUGH_OF_ONE_USER}
         self.count = len(self._all)
@@ -47,11 +37,7 @@ class LimitUse:
         A job that has run for a while is drawn from those past runs that had used more of their limit by then; where
         there are none, it uses the whole of it.
 
-        Args:
-            rng: Where the draws come from.
-            users: Of each job.
-            limits: ``float64[jobs]``, seconds.
-            elapsed: ``float64[jobs]``, seconds; 0 for jobs that wait.
+        ``users`` of each job; ``limits`` and ``elapsed``: ``float64[jobs]``, seconds; 0 elapsed of jobs that wait.
         """
         used = np.divide(elapsed, limits, out=np.ones(len(limits)), where=limits > 0)
         ratio = np.ones(len(limits))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from gpusched.config.weights import Model, ModelError, load_file, save_model
 from gpusched.errors import GpuschedError
@@ -103,11 +104,11 @@ class Predictor:
             notes.append(f"{old} of these jobs are older than the end of what the predictor has learned from")
         return notes
 
-    def knew(self, trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def knew(self, trace: Trace) -> npt.NDArray[np.bool_]:
         """``bool[jobs]``: which jobs were submitted before the end of what was learned from (by the same calendar)."""
         if self.calendar != (trace.epoch is not None):
             return np.zeros(len(trace), np.bool_)
-        known: np.ndarray[tuple[int], np.dtype[np.bool_]] = trace.submit + (trace.epoch or 0.0) < self.learned_until
+        known: npt.NDArray[np.bool_] = trace.submit + (trace.epoch or 0.0) < self.learned_until
         return known
 
 
@@ -119,9 +120,7 @@ def ends_of(trace: Trace) -> Floats:
 def features_of(trace: Trace, typical: float) -> Floats:
     """``float64[jobs, FEATURES]``: what was known of each job at its submission, of those that had ended by then.
 
-    Args:
-        trace: The jobs.
-        typical: The predictor's `Forest.typical`.
+    ``typical``: the predictor's `Forest.typical`.
     """
     keys, end = keys_of(trace), ends_of(trace)
     rows = np.zeros((len(trace), len(FEATURES)))

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gpusched.forecast.initial import initial_state_of, may_start
 from gpusched.forecast.run import ALLOWED, COUNTERS, JOBS, LEVELS, WORK, Passes, QueueArrays, fit_anew, run_forward
@@ -18,10 +17,8 @@ from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.arrays import node_arrays_of, releases_of, waiting_of
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.heaps import new_heap
-from gpusched.sched.state import Jobs, Outcome, Releases, Resources, new_outcome, new_scratch, seed_words
+from gpusched.sched.state import Floats, Jobs, Outcome, Releases, Resources, new_outcome, new_scratch, seed_words
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 ENOUGH_WORK = 40_000_000  # queue entries of one run: some tenths of a second
 
 
@@ -65,18 +62,13 @@ class QueueForecast:
         self._world = node_arrays_of(snapshot)
         self._waiting = waiting_of(self.views, self._world, {})
         self._releases = releases_of(snapshot.running, self._world, self._waiting.parts)
-        self._set_feasibility()
+        world, jobs = self._world, self._waiting.jobs
+        self._scratch = new_scratch(len(world.nodes), jobs.feasibility.size)
+        set_feasibility(world.total, world.usable, jobs.masks, self._waiting.requests, self._scratch, jobs.feasibility)
         self._initial = initial_state_of(snapshot, self.views, self.first_variant, self._world, self._waiting)
         self._clock = np.array([snapshot.now, half_life_s, tick_s])
         self._entering = np.argsort(self._initial.jobs["rank"][: len(self.views)], kind="stable")
         self._buffers()
-
-    def _set_feasibility(self) -> None:
-        world, waiting = self._world, self._waiting
-        self._scratch = new_scratch(len(world.nodes), waiting.jobs.feasibility.size)
-        set_feasibility(
-            world.total, world.usable, waiting.jobs.masks, waiting.requests, self._scratch, waiting.jobs.feasibility
-        )
 
     def _buffers(self) -> None:
         """What a run changes, made once and filled anew for each."""
@@ -100,11 +92,10 @@ class QueueForecast:
             counter=np.zeros(COUNTERS, np.int64),
             heap=new_heap(len(initial.jobs) + jobs + 2),
         )
+        line, waiting = self._line, self._waiting
         for node in range(len(self._world.nodes)):
-            fit_anew(
-                self._line.fit, self._line.fits, self._resources, self._waiting.requests, self._waiting.jobs.masks, node
-            )
-        self._fit, self._fits = self._line.fit.copy(), self._line.fits.copy()
+            fit_anew(line.fit, line.fits, self._resources, waiting.requests, waiting.jobs.masks, node)
+        self._fit, self._fits = line.fit.copy(), line.fits.copy()
 
     @property
     def limits(self) -> Floats:
@@ -143,15 +134,13 @@ class QueueForecast:
         needs[list(without)] = -1
         if target >= self.first_variant:
             needs[target] = self._initial.jobs["needs"][target]
-        whole = run_forward(line, self._passes(seed), target, until)
+        jobs: Jobs = self._waiting.jobs._replace(array_room=self._room_of_arrays)
+        requests, rng = self._waiting.requests, seed_words(seed)
+        passes = Passes(self._resources, self._freed, requests, jobs, rng, self._scratch, self._outcome)
+        whole = run_forward(line, passes, target, until)
         start = line.jobs["start"][: len(self.views)].copy()
         start[np.isnan(start)] = np.inf
         return RunResult(start, bool(whole), int(line.counter[WORK]))
-
-    def _passes(self, seed: int) -> Passes:
-        jobs: Jobs = self._waiting.jobs._replace(array_room=self._room_of_arrays)
-        requests, rng = self._waiting.requests, seed_words(seed)
-        return Passes(self._resources, self._freed, requests, jobs, rng, self._scratch, self._outcome)
 
     def _start_over(self, times: RunTimes, work: int) -> QueueArrays:
         line, initial, jobs = self._line, self._initial, len(self.views)

@@ -103,11 +103,7 @@ class Passes(NamedTuple):
 def run_forward(line: QueueArrays, passes: Passes, target: int, until: float) -> bool:
     """Runs until ``target`` (-1: nobody) has started, time ``until`` is reached, or nothing is left to happen.
 
-    Args:
-        line: As at the snapshot's time, with the running jobs' ends in the heap.
-        passes: As at the snapshot's time.
-        target: The job that is asked for.
-        until: Nothing later matters.
+    Both ``line``, with the running jobs' ends in the heap, and ``passes`` are as at the snapshot's time.
 
     Returns:
         Whether it came that far; False where the allowed work was used up.
@@ -155,10 +151,7 @@ def _happen(line: QueueArrays, passes: Passes, item: int) -> None:
     else:
         for at in range(job["part"], job["part_stop"]):
             part = line.parts[at]
-            _return(
-                line, passes.resources, passes.requests, passes.jobs.masks, part["node"], part["gpus"], part["cores"],
-                part["memory"],
-            )  # fmt: skip
+            _return(line, passes, part["node"], part["gpus"], part["cores"], part["memory"])
         drop(passes.releases, line.counter[JOBS] - 1 - item)
     if job["array"] >= 0:
         passes.jobs.array_room[job["array"]] += 1
@@ -172,27 +165,19 @@ def _give_back(line: QueueArrays, passes: Passes, job: int) -> None:
     """What a job that started on the way held."""
     shape, offset, requests = passes.jobs.shape[job], passes.outcome.offset[job], passes.requests
     for part in range(requests.parts[shape]):
-        _return(line, passes.resources, requests, passes.jobs.masks, passes.outcome.nodes[offset + part],
-                requests.gpus[shape], requests.cores[shape], requests.memory[shape])  # fmt: skip
+        node = passes.outcome.nodes[offset + part]
+        _return(line, passes, node, requests.gpus[shape], requests.cores[shape], requests.memory[shape])
 
 
 @jit
-def _return(
-    line: QueueArrays,
-    resources: Resources,
-    requests: Requests,
-    masks: Flags,
-    node: int,
-    gpus: int,
-    cores: int,
-    memory: int,
-) -> None:
+def _return(line: QueueArrays, passes: Passes, node: int, gpus: int, cores: int, memory: int) -> None:
     """What comes back on a node that takes no jobs stays there."""
+    resources = passes.resources
     if resources.gpus[node] >= 0:
         resources.gpus[node] += gpus
     resources.cores[node] += cores
     resources.memory[node] += memory
-    fit_anew(line.fit, line.fits, resources, requests, masks, node)
+    fit_anew(line.fit, line.fits, resources, passes.requests, passes.jobs.masks, node)
 
 
 @jit
@@ -270,34 +255,23 @@ def _account(line: QueueArrays, user: int) -> None:
 @jit
 def _decide(line: QueueArrays, passes: Passes, partition: int) -> None:
     """One partition's pass, and what follows from its starts."""
-    now, outcome, requests = line.clock[NOW], passes.outcome, passes.requests
+    now = line.clock[NOW]
+    resources, releases, requests, jobs, rng, scratch, outcome = passes
     rule, backfill = line.queues[partition]["rule"], line.queues[partition]["backfill"]
-    queue = _queue(line, requests.parts, passes.jobs, partition)
+    queue = _queue(line, requests.parts, jobs, partition)
     line.counter[WORK] += queue.size + _PASS_WORK
     if queue.size == 0:
         return
     before = outcome.total[0]
-    schedule(
-        passes.resources,
-        passes.releases,
-        requests,
-        passes.jobs,
-        queue,
-        rule,
-        backfill,
-        now,
-        passes.rng,
-        passes.scratch,
-        outcome,
-    )
+    schedule(resources, releases, requests, jobs, queue, rule, backfill, now, rng, scratch, outcome)
     for i in range(before, outcome.total[0]):
         job = outcome.started[i]
         line.jobs[job]["start"] = now
         push(line.heap, now + line.jobs[job]["lasts"], job)
         _hold(line, job, 1)
-        for part in range(requests.parts[passes.jobs.shape[job]]):
+        for part in range(requests.parts[jobs.shape[job]]):
             node = outcome.nodes[outcome.offset[job] + part]
-            fit_anew(line.fit, line.fits, passes.resources, requests, passes.jobs.masks, node)
+            fit_anew(line.fit, line.fits, resources, requests, jobs.masks, node)
     _close_up(line, outcome.code, partition, rule == NAIVE)
     for i in range(before, outcome.total[0]):
         job = outcome.started[i]

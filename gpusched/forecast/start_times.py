@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gpusched.forecast.limit_use import LimitUse
 from gpusched.forecast.queue import ENOUGH_WORK, QueueForecast, RunTimes
 from gpusched.model.forecast import ExpectedStart, Sooner
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import PendingView, Snapshot
+from gpusched.sched.state import Floats
 
-Floats = npt.NDArray[np.float64]
 LOW, HIGH = 0.1, 0.9
 _RUNS_OF_ALL = 12_000  # jobs times draws, within bounds: so a large queue still answers at once
 _FEWEST_DRAWS, _MOST_DRAWS = 8, 40
@@ -107,9 +106,9 @@ class StartForecast:
         if self._target >= 0 and np.median(self._starts) <= now:
             return ()
         found: dict[str, Sooner] = {}
-        for i, alternative in enumerate(self._alternatives):
-            if alternative.kind not in found and self.starts_now(i):
-                nodes = tuple(sorted(self.ahead.nodes_of(self.ahead.first_variant + i)))
+        for place, alternative in enumerate(self._alternatives, self.ahead.first_variant):
+            if alternative.kind not in found and self._start(self.ahead.by_limits, place, until=now) <= now:
+                nodes = tuple(sorted(self.ahead.nodes_of(place)))
                 what, how = alternative.what, alternative.how
                 found[alternative.kind] = Sooner(what=what, how=how, start=now, now=True, nodes=nodes)
         later: dict[str, int] = {}
@@ -118,18 +117,14 @@ class StartForecast:
                 later.setdefault(alternative.kind, i)
         return (*found.values(), *self._endings(), *self._later(list(later.values())))
 
-    def starts_now(self, alternative: int) -> bool:
-        """Whether the alternative of this index would start at once."""
-        now, place = self._snapshot.now, self.ahead.first_variant + alternative
-        return self._start(self.ahead.by_limits, place, until=now) <= now
-
     def _endings(self) -> list[Sooner]:
         """Running jobs whose end alone would let it start: the one that is expected to end first."""
         if self._target < 0 or not self._draws:
             return []
         now, running, limits = self._snapshot.now, self._snapshot.running, self.ahead.by_limits
         expected = np.median([times.ends for times in self._draws], axis=0)
-        rows = [i for i in np.argsort(expected, kind="stable").tolist() if self._near(i)]
+        order = np.argsort(expected, kind="stable").tolist()
+        rows = [i for i in order if any(part.node in self._own_nodes for part in running[i].allocation.parts)]
         for i in rows[:_MOST_ENDINGS]:
             ends = limits.ends.copy()
             ends[i] = now
@@ -138,11 +133,6 @@ class StartForecast:
                 what = f"once job {running[i].id} of {running[i].user} ends"
                 return [Sooner(what=what, start=float(expected[i]), nodes=nodes)]
         return []
-
-    def _near(self, running: int) -> bool:
-        """Whether the running job holds something in the job's partition."""
-        parts = self._snapshot.running[running].allocation.parts
-        return any(part.node in self._own_nodes for part in parts)
 
     def _later(self, alternatives: list[int]) -> list[Sooner]:
         """Of the alternatives that do not start at once, those that are sooner by the same draws."""
@@ -175,12 +165,12 @@ def draws_for(ahead: QueueForecast) -> int:
     return max(_FEWEST_DRAWS, min(_MOST_DRAWS, _RUNS_OF_ALL // max(jobs, 1)))
 
 
-def draws_of(ahead: QueueForecast, habits: LimitUse, count: int, seed: int = 0) -> list[RunTimes]:
+def draws_of(ahead: QueueForecast, habits: LimitUse, count: int) -> list[RunTimes]:
     """Draws of all run times, as users' past jobs used their limits; a variant of a job draws for itself.
 
     A running job that tells of its progress ends at its own pace, give or take a tenth of what is left.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     snapshot, running = ahead.snapshot, ahead.snapshot.running
     users = [v.user for v in ahead.views]
     starts = np.array([r.start_time for r in running], dtype=np.float64)

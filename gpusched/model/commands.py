@@ -115,17 +115,5 @@ class ShadowOff(Command, frozen=True, kw_only=True, tag="shadow_off"):
     partition: str
 
 
-AnyCommand = (
-    Submit
-    | Cancel
-    | Hold
-    | Release
-    | Requeue
-    | SetPriority
-    | Drain
-    | Resume
-    | Promote
-    | Rollback
-    | ShadowOn
-    | ShadowOff
-)
+JobCommand = Cancel | Hold | Release | Requeue | SetPriority
+AnyCommand = Submit | JobCommand | Drain | Resume | Promote | Rollback | ShadowOn | ShadowOff

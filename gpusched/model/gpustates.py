@@ -40,10 +40,7 @@ def gpu_states(node: Node, reading: NodeReading | None, held: Mapping[int, str])
     A GPU with volatile uncorrected (double-bit) ECC errors is UNUSABLE, as DCGM's health check calls it a failure: a
     page waits for its retirement and the next job may die of it. It stays so until the GPU is reset.
 
-    Args:
-        node: As declared.
-        reading: Its last reading; None when there is none, or none to be believed.
-        held: GPU index -> id of the job that holds it.
+    ``reading``: None when there is none, or none to be believed. ``held``: GPU index -> id of the job that holds it.
     """
     if reading is None:
         return _all(node, held, "the node has not been read")

@@ -39,8 +39,4 @@ def normalise(text: str) -> str:
 
 
 def _base32(value: int, width: int) -> str:
-    digits = []
-    for _ in range(width):
-        value, digit = divmod(value, 32)
-        digits.append(ALPHABET[digit])
-    return "".join(reversed(digits))
+    return "".join(ALPHABET[value >> 5 * place & 31] for place in reversed(range(width)))

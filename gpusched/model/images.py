@@ -25,10 +25,7 @@ def image_error(image: str, runtimes: Collection[RuntimeName], transports: Colle
 
     apptainer opens what it is given with the rights of the job's user, so there paths and other schemes are good.
 
-    Args:
-        image: As the job asks for it.
-        runtimes: Of the nodes that it may run on.
-        transports: Those of `TRANSPORTS` that the inventory allows.
+    ``transports``: those of `TRANSPORTS` that the inventory allows.
     """
     if not {RuntimeName.PODMAN, RuntimeName.DOCKER}.intersection(runtimes):
         return None

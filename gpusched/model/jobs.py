@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Literal
 
@@ -229,12 +230,17 @@ class Resizes(msgspec.Struct, frozen=True, kw_only=True):
 class ResizeTo(msgspec.Struct, frozen=True, kw_only=True):
     """The size that a job is being stopped for, and when it was asked.
 
-    ``back``: It goes back, as it did not come up at its present one.
+    Attributes:
+        back: It goes back, as it did not come up at its present one.
+        saved: It has said since that its work is kept.
+        done: It had made its last step, and ended well.
     """
 
     gpus: int
     asked_at: float
     back: bool = False
+    saved: bool = False
+    done: bool = False
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -311,7 +317,5 @@ def container_name(job_id: str, attempt: int, rank: int) -> str:
 
 def parse_container_name(name: str) -> tuple[str, int, int] | None:
     """The inverse of `container_name`: (job id, attempt, rank), or None for another's name."""
-    parts = name.split("-")
-    if len(parts) != 4 or parts[0] != "gpusched" or not (parts[2].isdigit() and parts[3].isdigit()):
-        return None
-    return parts[1], int(parts[2]), int(parts[3])
+    found = re.fullmatch(r"gpusched-([^-]*)-([0-9]+)-([0-9]+)", name)
+    return (found[1], int(found[2]), int(found[3])) if found else None

@@ -112,14 +112,11 @@ def parse_time(text: str, now: float) -> float:
         ValueError: Neither form.
     """
     text = text.strip()
-    if text.startswith("now"):
-        return now + (parse_duration(text[4:]) if text[3:4] == "+" else _reject_time() if text != "now" else 0)
+    if text == "now":
+        return now
+    if text.startswith("now+"):
+        return now + parse_duration(text[4:])
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
-        _reject_time()
-    raise AssertionError
-
-
-def _reject_time() -> int:
-    raise ValueError("a time such as now+2h, 2026-11-20T18:00 or 2026-11-20T18:00:00Z")
+        raise ValueError("a time such as now+2h, 2026-11-20T18:00 or 2026-11-20T18:00:00Z") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,10 +18,8 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
 from gpusched.model.units import iso_utc
 from gpusched.nightly.proof import Verdict, first_held_out, history_of, judge, scenario_for
-from gpusched.promotion.registry import CANDIDATES, Known, find_policy, known_policies, training_of
-from gpusched.promotion.reports import Judged
+from gpusched.promotion.registry import CANDIDATES, Judged, Known, find_policy, known_policies, training_of
 from gpusched.queue.inbox import Inbox
-from gpusched.queue.promotions import Shadow
 from gpusched.queue.store import Reader
 from gpusched.study.compare import DAY_S
 
@@ -29,20 +27,11 @@ KEPT_NIGHTS = 14  # of candidates: enough for five days to be held out from one,
 
 
 def retrain(
-    inventory: Inventory,
-    folder: Path,
-    live: Mapping[str, PolicySpec],
-    now: float,
-    note: Callable[[str], None] = lambda line: None,
+    inventory: Inventory, reader: Reader, folder: Path, live: Mapping[str, PolicySpec], now: float
 ) -> list[str]:
     """Trains the agents in charge or in the shadow anew, all but the last day; leaves candidates in the state folder.
 
-    Args:
-        inventory: In force.
-        folder: The state folder.
-        live: Partition -> the policy in charge.
-        now: Unix seconds.
-        note: Told what a trainer has to say.
+    ``folder``: the state folder; ``live``: partition -> the policy in charge.
 
     Returns:
         For every partition with an agent, in one line what became of it.
@@ -52,21 +41,23 @@ def retrain(
 
     day = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d")
     until = math.floor((now - DAY_S) / DAY_S) * DAY_S
+    since = until - inventory.settings.retrain_days * DAY_S
+    shadows = {s.partition: s.spec for s in reader.shadows().values() if s.until is None}
     lines = []
-    for partition, spec, source in _agents(inventory, folder, live):
+    for partition, spec in _agents(inventory, live, shadows):
+        source = _source(inventory, folder, spec)
         out = folder / CANDIDATES / day / partition.name / spec.name
         request = TrainRequest(
             policy=str(source), partition=partition.name, inventory=str(inventory.path), out=str(out), hold_out=0.0,
-            since=iso_utc(until - inventory.settings.retrain_days * DAY_S), until=iso_utc(until),
+            since=iso_utc(since), until=iso_utc(until),
         )  # fmt: skip
         try:
-            train(request, Report(note=note))
+            train(request, Report())
             lines.append(f"{partition.name}: {spec.name} trained anew, in {out}")
         except GpuschedError as error:
             shutil.rmtree(out, ignore_errors=True)
             lines.append(f"{partition.name}: {spec.name} not trained: {error.line()}")
-    if any(spec.by_estimate for spec in (*live.values(), *(s.spec for s in _shadows(folder) if s.until is None))):
-        since = until - inventory.settings.retrain_days * DAY_S
+    if any(spec.by_estimate for spec in (*live.values(), *shadows.values())):
         lines.append(_refit(folder / USUAL_NAME, since, until))
     for old in sorted((folder / CANDIDATES).glob("????-??-??"))[:-KEPT_NIGHTS]:
         shutil.rmtree(old, ignore_errors=True)
@@ -86,16 +77,13 @@ def _refit(file: Path, since: float, until: float) -> str:
 
 
 def _agents(
-    inventory: Inventory, folder: Path, live: Mapping[str, PolicySpec]
-) -> list[tuple[Partition, PolicySpec, Path]]:
+    inventory: Inventory, live: Mapping[str, PolicySpec], shadows: Mapping[str, PolicySpec]
+) -> Iterator[tuple[Partition, PolicySpec]]:
     """The agents to train: the one in charge, and the one in the shadow, where it is another."""
-    shadows = {s.partition: s.spec for s in _shadows(folder) if s.until is None}
-    found = []
     for partition in inventory.partitions:
         specs = {s.name: s for s in (live[partition.name], shadows.get(partition.name)) if s is not None and s.agent}
         for spec in specs.values():
-            found.append((partition, spec, _source(inventory, folder, spec)))
-    return found
+            yield partition, spec
 
 
 def _source(inventory: Inventory, folder: Path, spec: PolicySpec) -> Path:
@@ -106,53 +94,30 @@ def _source(inventory: Inventory, folder: Path, spec: PolicySpec) -> Path:
         return Path(spec.folder)
 
 
-def _shadows(folder: Path) -> list[Shadow]:
-    reader = Reader.open(folder)
-    if reader is None:
-        return []
-    try:
-        return list(reader.shadows().values())
-    finally:
-        reader.close()
-
-
 def judged(
     inventory: Inventory, reader: Reader, folder: Path, live: Mapping[str, PolicySpec], now: float
 ) -> tuple[Judged, ...]:
     """Shadows and candidates, each against the live policy on days it has not learned from.
 
-    With ``auto_promote`` it asks the controller to promote the best that passed.
-
-    Args:
-        inventory: In force.
-        reader: The store.
-        folder: The state folder.
-        live: Partition -> the policy in charge.
-        now: Unix seconds.
+    With ``auto_promote`` it asks the controller to promote the best that passed. Arguments as of `retrain`.
     """
     found = []
     for shadow in reader.shadows().values():
         partition = inventory.partition(shadow.partition)
         if shadow.until is None and partition is not None:
             known = Known(shadow.spec, Path(shadow.spec.folder), "frozen")
-            found.append(_judge(inventory, reader, partition, live, known, "shadow", now))
+            found.append(_judge(inventory, reader, partition, live[partition.name], known, "shadow", now))
     candidates = [k for k in known_policies(inventory.path, folder) if k.origin == "candidate"]
     for partition in inventory.partitions:
-        version = live[partition.name].version
-        own = [k for k in candidates if k.path.parent.name == partition.name and k.spec.version != version]
-        rows = [_judge(inventory, reader, partition, live, k, "candidate", now) for k in own]
+        incumbent = live[partition.name]
+        own = [k for k in candidates if k.path.parent.name == partition.name and k.spec.version != incumbent.version]
+        rows = [_judge(inventory, reader, partition, incumbent, k, "candidate", now) for k in own]
         found += _promoted(inventory, partition, folder, own, rows)
     return tuple(found)
 
 
 def _judge(
-    inventory: Inventory,
-    reader: Reader,
-    partition: Partition,
-    live: Mapping[str, PolicySpec],
-    known: Known,
-    state: str,
-    now: float,
+    inventory: Inventory, reader: Reader, partition: Partition, live: PolicySpec, known: Known, state: str, now: float
 ) -> Judged:
     spec = known.spec
     card = training_of(spec, partition.name)
@@ -160,7 +125,7 @@ def _judge(
     try:
         begin = max(first_held_out(card.last if card else None), now - inventory.settings.retrain_days * DAY_S)
         trace = history_of(reader, partition.name, begin, now)
-        verdict = judge(scenario_for(trace, inventory, partition), partition.name, live[partition.name], spec)
+        verdict = judge(scenario_for(trace, inventory, partition), partition.name, live, spec)
         line = verdict.line
     except GpuschedError as error:
         line = f"{spec.name}: {error.message}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -17,7 +18,7 @@ from gpusched.queue.store import Reader
 from gpusched.sim.policies import ReplayPolicy, of_spec
 from gpusched.sim.power import power_model
 from gpusched.study.compare import DAY_S, MIN_DAYS, Change
-from gpusched.study.study import FROM_EMPTY, Outcome, Run, Scenario, carry_out, changes, scenario_of
+from gpusched.study.study import FROM_EMPTY, Run, Scenario, carry_out, changes, scenario_of
 from gpusched.traces.readers.history import trace_of
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
@@ -80,11 +81,13 @@ def history_of(reader: Reader, partition: str, since: float, until: float) -> Tr
     return slice_trace(trace, vc=partition)
 
 
-def scenario_for(trace: Trace, inventory: Inventory, partition: Partition) -> Scenario:
-    """The trace on the partition's nodes."""
+def scenario_for(
+    trace: Trace, inventory: Inventory, partition: Partition, notes: Sequence[str] = (FROM_EMPTY,)
+) -> Scenario:
+    """The trace on the partition's nodes, with these notes besides its own."""
     only = msgspec.structs.replace(inventory, partitions=(partition,))
     scenario = scenario_of(trace, inventory=only, power=lambda pool: power_model(pool, inventory=inventory))
-    return scenario._replace(notes=(*scenario.notes, FROM_EMPTY))
+    return scenario._replace(notes=(*scenario.notes, *notes))
 
 
 def judge(scenario: Scenario, partition: str, incumbent: PolicySpec, candidate: PolicySpec) -> Verdict:
@@ -93,17 +96,12 @@ def judge(scenario: Scenario, partition: str, incumbent: PolicySpec, candidate: 
     Raises:
         ModelError: The candidate's weights cannot be used.
     """
-    policies = (_incumbent(incumbent, partition), of_spec(candidate, None, partition))
+    policies = (incumbent_of(incumbent, partition), of_spec(candidate, None, partition))
     base, other = carry_out([Run(scenario, p, None, 0, restart_s=p.restart_s) for p in policies])
-    return verdict_of(partition, incumbent, candidate, base, other)
-
-
-def verdict_of(partition: str, incumbent: PolicySpec, candidate: PolicySpec, base: Outcome, other: Outcome) -> Verdict:
-    """The verdict of two replays on one scenario."""
     found = changes([base, other])[1]
     jct = next((c for c in found if c.figure == "jct_s"), None)
     gain, high, low = (None if x is None else -x for x in (jct.relative, jct.low, jct.high)) if jct else (None,) * 3
-    trace = base.scenario.trace
+    trace = scenario.trace
     times = [None if trace.epoch is None else trace.epoch + float(trace.submit[i]) for i in (0, -1)]
     verdict = Verdict(
         partition=partition, candidate=candidate.name, candidate_version=candidate.version, incumbent=incumbent.name,
@@ -115,7 +113,7 @@ def verdict_of(partition: str, incumbent: PolicySpec, candidate: PolicySpec, bas
     return msgspec.structs.replace(verdict, line=_line(verdict))
 
 
-def _incumbent(spec: PolicySpec, partition: str) -> ReplayPolicy:
+def incumbent_of(spec: PolicySpec, partition: str) -> ReplayPolicy:
     """The live policy; where its agent cannot decide, what decides for it."""
     try:
         return of_spec(spec, None, partition)

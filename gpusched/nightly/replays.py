@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tempfile
@@ -21,19 +22,17 @@ from gpusched.errors import GpuschedError, NoHistory
 from gpusched.forecast.predictor import USUAL_NAME, Predictor
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
+from gpusched.nightly.proof import incumbent_of, scenario_for
 from gpusched.nightly.scoring import Score, scores
 from gpusched.promotion.live import live_policies
-from gpusched.promotion.reports import Judged
+from gpusched.promotion.registry import REPORTS, Judged
 from gpusched.queue.store import Reader
 from gpusched.sim.policies import ReplayPolicy, of_spec
-from gpusched.sim.pool import Pool
-from gpusched.sim.power import power_model
-from gpusched.study.study import Outcome, Run, carry_out, changes, row_of, scenario_of
+from gpusched.study.study import Outcome, Run, carry_out, changes, row_of
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
 from gpusched.views.replay import span
 
-FOLDER = "reports"
 CARRIED = (
     "{} jobs ran or waited when it begins: they hold nodes for what was left of their run times, where the policy puts "
     "them, and count in no figure"
@@ -45,9 +44,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """One partition's night.
 
     Attributes:
-        partition: Its name. live: Its policy in force. best: The policy with the least mean JCT.
+        live: Its policy in force. best: The policy with the least mean JCT.
         loss: Mean JCT under ``live`` over that under ``best``, less 1: 0.1 is 10 % worse.
-        line: The same in one line.
         page: The page with plots, in the state folder.
         real_mean_wait_s: What jobs really waited; replayed_mean_wait_s: under ``live``, replayed.
         runs: The rows of ``gpusched replay --json``, ``live`` first.
@@ -96,12 +94,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def more(self) -> list[str]:
         """One line for every policy that is not in charge, and for every training."""
-        asked = {True: "; asked to be promoted", False: ""}
+        asked = ("", "; asked to be promoted")
         judged = [f"{j.partition}: {j.state}: {j.line}{asked[j.promoted]}" for j in self.judged]
         return [*(f"{s.partition}: {s.line}" for s in self.predictions), *judged, *self.trained]
 
     def as_json(self) -> dict[str, Any]:
-        """The report with its verdict."""
+        """As it is written, and printed by ``--json``."""
         return {"verdict": self.verdict, "worst_loss": self.worst_loss, **msgspec.to_builtins(self)}
 
 
@@ -131,11 +129,13 @@ def nightly(
 
     now = time.time() if now is None else now
     day = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d")
-    reports = folder / FOLDER
+    reports = folder / REPORTS
     reports.mkdir(parents=True, exist_ok=True)
-    reader = _reader(folder)
+    reader = Reader.open(folder)
+    if reader is None:
+        raise GpuschedError(f"{folder}: there is no history yet", "start the controller")
     (trace, running), live = _history(reader, since, now), live_policies(inventory, reader)
-    trained = tuple(night.retrain(inventory, folder, live, now)) if auto_retrain else ()
+    trained = tuple(night.retrain(inventory, reader, folder, live, now)) if auto_retrain else ()
     predicted = scores(reader.predicted_starts(parse_since(since, now), now), now)
     verdicts = []
     for partition in inventory.partitions:
@@ -175,13 +175,6 @@ def _remove_old(reports: Path, before: float) -> None:
             file.unlink(missing_ok=True)
 
 
-def _reader(folder: Path) -> Reader:
-    reader = Reader.open(folder)
-    if reader is None:
-        raise GpuschedError(f"{folder}: there is no history yet", "start the controller")
-    return reader
-
-
 def _history(reader: Reader, since: str, now: float) -> tuple[Trace | None, int]:
     """The jobs, or None where none has run and ended; and how many of them the window begins with."""
     from gpusched.traces.readers.history import window_of
@@ -197,26 +190,19 @@ def _policies(inventory: Inventory, live: PolicySpec, partition: str) -> list[Re
     folders = policy_folders(inventory.path)
     files = [policy_file(name, folders) for name in names_in(folders)]
     others = [load_policy(file, folders) for file in files if file is not None]
-    found = [p for spec in others if spec.name != live.name and (p := _usable(spec, partition)) is not None]
-    first = _usable(live, partition) or replace(of_spec(live.fallback or PolicySpec(name="fifo")), name=live.name)
-    return [first, *found]
-
-
-def _usable(spec: PolicySpec, partition: str) -> ReplayPolicy | None:
-    """The policy; None where it is an agent's whose weights cannot be used."""
-    try:
-        return of_spec(spec, None, partition)
-    except ModelError:
-        return None
+    found = [incumbent_of(live, partition)]
+    for spec in others:
+        if spec.name != live.name:
+            with contextlib.suppress(ModelError):
+                found.append(of_spec(spec, None, partition))
+    return found
 
 
 def _replays(
     inventory: Inventory, partition: Partition, trace: Trace, carried: int, policies: list[ReplayPolicy], workers: int,
     notes: list[str], predictor: Predictor | None,
 ) -> list[Outcome]:  # fmt: skip
-    only = msgspec.structs.replace(inventory, partitions=(partition,))
-    scenario = scenario_of(trace, inventory=only, power=lambda pool: _power(pool, inventory))
-    scenario = scenario._replace(notes=(*scenario.notes, *notes), carried=carried)
+    scenario = scenario_for(trace, inventory, partition, notes)._replace(carried=carried)
     runs = [Run(scenario, p, None, 0, restart_s=p.restart_s, predictor=predictor) for p in policies]
     return list(carry_out(runs, workers=workers))
 
@@ -228,10 +214,6 @@ def _predictor(folder: Path, trace: Trace, carried: int) -> Predictor | None:
     except ModelError:
         return None
     return None if predictor.knew(trace)[carried:].any() else predictor
-
-
-def _power(pool: Pool, inventory: Inventory) -> Any:
-    return power_model(pool, inventory=inventory)
 
 
 def _verdict(partition: str, outcomes: list[Outcome], page_file: Path) -> Verdict:

@@ -14,7 +14,6 @@ import os
 import shlex
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal
 
 import msgspec
 
@@ -24,18 +23,14 @@ _SIGNATURES = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256", "ssh-rsa")}  # one ki
 
 
 class KnownKey(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a known_hosts file that is about the host in question."""
+    """One line of a known_hosts file."""
 
+    patterns: str
     type: str
     blob: bytes
     path: str
     line: int
     revoked: bool = False
-
-
-class _Line(msgspec.Struct, frozen=True):
-    patterns: str
-    key: KnownKey
 
 
 def fingerprint(blob: bytes) -> str:
@@ -49,16 +44,10 @@ def host_label(host: str, port: int) -> str:
 
 
 def known_keys(paths: Sequence[str], label: str) -> list[KnownKey]:
-    """Keys on file for a host.
-
-    Args:
-        paths: known_hosts files; missing ones are empty.
-        label: See `host_label`. As in OpenSSH, a host on another port may also be filed under its plain name.
-    """
-    found = [line.key for path in paths for line in _read(path) if _matches(line.patterns, label)]
+    """Keys on file for a host, by its `host_label`; on another port, as in OpenSSH, also those under its plain name."""
+    found = [key for path in paths for key in _read(path) if _matches(key.patterns, label)]
     if not found and label.startswith("["):
-        plain = label[1:].rpartition("]")[0]
-        found = [line.key for path in paths for line in _read(path) if _matches(line.patterns, plain)]
+        return known_keys(paths, label[1:].rpartition("]")[0])
     return found
 
 
@@ -115,15 +104,10 @@ def _short(key_type: str) -> str:
 def _matches(patterns: str, label: str) -> bool:
     if patterns.startswith("|1|"):
         return _matches_hash(patterns, label)
-    hit = False
-    for pattern in patterns.lower().split(","):
-        negated = pattern.startswith("!")
-        # Brackets are part of [host]:port here, not a character class.
-        if fnmatch.fnmatchcase(label, pattern.lstrip("!").replace("[", "[[]")):
-            if negated:
-                return False
-            hit = True
-    return hit
+    # Brackets are part of [host]:port here, not a character class.
+    globs = [pattern.replace("[", "[[]") for pattern in patterns.lower().split(",")]
+    hits = [glob for glob in globs if fnmatch.fnmatchcase(label, glob.lstrip("!"))]
+    return bool(hits) and not any(glob.startswith("!") for glob in hits)
 
 
 def _matches_hash(text: str, label: str) -> bool:
@@ -135,16 +119,22 @@ def _matches_hash(text: str, label: str) -> bool:
         return False
 
 
-def _read(path: str) -> tuple[_Line, ...]:
+def _read(path: str) -> tuple[KnownKey, ...]:
+    version = file_version(path)
+    return () if version is None else _parse_file(path, version)
+
+
+def file_version(path: str) -> tuple[int, int, int] | None:
+    """By which a cache notices that a file was edited; None where there is none."""
     try:
         stat = os.stat(path)
     except OSError:
-        return ()
-    return _parse_file(path, (stat.st_mtime_ns, stat.st_size, stat.st_ino))
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 @lru_cache(maxsize=16)
-def _parse_file(path: str, version: tuple[int, int, int]) -> tuple[_Line, ...]:
+def _parse_file(path: str, version: tuple[int, int, int]) -> tuple[KnownKey, ...]:
     """Lines of one file; ``version`` makes the cache forget a file that was edited."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -154,17 +144,15 @@ def _parse_file(path: str, version: tuple[int, int, int]) -> tuple[_Line, ...]:
     return tuple(line for line in lines if line is not None)
 
 
-def _parse_line(path: str, number: int, text: str) -> _Line | None:
+def _parse_line(path: str, number: int, text: str) -> KnownKey | None:
     fields = text.split()
-    marker: Literal["", "@revoked"] = ""
-    if fields and fields[0].startswith("@"):
-        if fields[0] != "@revoked":  # certificate authorities: paramiko does not ask for host certificates
-            return None
-        marker, fields = "@revoked", fields[1:]
-    if len(fields) < 3 or fields[0].startswith("#"):
+    revoked = fields[:1] == ["@revoked"]
+    fields = fields[revoked:]
+    # @cert-authority: paramiko does not ask for host certificates.
+    if len(fields) < 3 or fields[0].startswith(("#", "@")):
         return None
     try:
         blob = base64.b64decode(fields[2], validate=True)
     except (ValueError, binascii.Error):
         return None
-    return _Line(fields[0], KnownKey(type=fields[1], blob=blob, path=path, line=number, revoked=bool(marker)))
+    return KnownKey(patterns=fields[0], type=fields[1], blob=blob, path=path, line=number, revoked=revoked)

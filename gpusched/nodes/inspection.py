@@ -68,7 +68,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
 def inspection_script(runtimes: Sequence[str]) -> Script:
     """The script that looks at a node and at these container runtimes on it."""
-    return Script(("sh", "-s", "--", *runtimes), _SCRIPT.encode())
+    return Script(("sh", "-s", "--", *runtimes), f"echo {_BEGIN}\n{_SCRIPT}echo {_END}\n".encode())
 
 
 def parse_inspection(output: bytes) -> Inspection | None:
@@ -78,11 +78,8 @@ def parse_inspection(output: bytes) -> Inspection | None:
     body, end, _ = rest.partition(_END)
     if not begin or not end:
         return None
-    facts: dict[str, str] = {}
-    for line in body.splitlines():
-        key, _, value = line.partition("=")
-        facts[key] = value.strip()
-    names = facts.get("runtimes", "").split()
+    pairs = (line.partition("=") for line in body.splitlines())
+    facts = {key: value.strip() for key, _, value in pairs}
     return Inspection(
         noise=noise.strip()[:200],
         user=facts.get("user", ""),
@@ -95,7 +92,7 @@ def parse_inspection(output: bytes) -> Inspection | None:
         product=facts.get("product", ""),
         kill_user_processes=_flag(facts.get("kill_user_processes")),
         linger=_flag(facts.get("linger")),
-        runtimes=tuple(_runtime(name, facts) for name in names),
+        runtimes=tuple(_runtime(name, facts) for name in facts.get("runtimes", "").split()),
     )
 
 
@@ -125,10 +122,7 @@ def _flag(text: str | None) -> bool | None:
     return {"true": True, "yes": True, "false": False, "no": False}.get(text or "")
 
 
-_SCRIPT = (
-    f"""echo {_BEGIN}
-"""
-    r"""LC_ALL=C; export LC_ALL
+_SCRIPT = r"""LC_ALL=C; export LC_ALL
 PATH="$PATH:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 has() { command -v "$1" >/dev/null 2>&1; }
 one() { tr '\n\t' '  ' | cut -c1-300; }
@@ -180,6 +174,3 @@ for r in "$@"; do
 done
 echo "runtimes=$found"
 """
-    f"""echo {_END}
-"""
-)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from gpusched.model.relay import Terminal
-from gpusched.nodes.transport import Result, Script, TransportError, stream_argv, too_much
+from gpusched.nodes.transport import Result, Script, Session, TransportError, stream_argv, too_much
 
 _CHUNK = 65536
 _WRITE_S = 1.0
@@ -72,13 +72,13 @@ class LocalTransport:
                 process.wait(timeout=3)
             _end(process)
 
-    def session(self, argv: tuple[str, ...], terminal: Terminal | None = None) -> LocalSession:
+    def session(self, argv: tuple[str, ...], terminal: Terminal | None = None) -> Session:
         """See `gpusched.nodes.transport.Transport.session`."""
         try:
             if terminal is None:
                 process = self._start(argv, stderr=subprocess.PIPE)
                 assert process.stdin is not None
-                return LocalSession(process, process.stdin.fileno())
+                return _Session(process, process.stdin.fileno())
             ours, theirs = os.openpty()
             try:
                 _set_size(theirs, terminal.rows, terminal.columns)  # before anybody can ask for it
@@ -93,7 +93,7 @@ class LocalTransport:
                 os.close(theirs)
         except OSError as error:
             raise TransportError("protocol", f"{self._name}: {argv[0]}: {error.strerror}") from None
-        return LocalSession(process, ours, terminal=True)
+        return _Session(process, ours, terminal=True)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -153,7 +153,7 @@ def _given(descriptor: int, data: memoryview) -> memoryview:
         return data[:0]
 
 
-class LocalSession:
+class _Session:
     """`gpusched.nodes.transport.Session` over the pipes or the terminal of a process."""
 
     def __init__(self, process: subprocess.Popen[bytes], stdin: int, terminal: bool = False) -> None:
@@ -162,7 +162,6 @@ class LocalSession:
         os.set_blocking(stdin, False)
 
     def pump(self, take: Callable[[int, bytes], None]) -> int:
-        """See `gpusched.nodes.transport.Session.pump`."""
         pipes = {self._stdin: 1} if self._terminal else {}
         pipes |= {p.fileno(): n for n, p in ((1, self._process.stdout), (2, self._process.stderr)) if p is not None}
         try:
@@ -190,7 +189,6 @@ class LocalSession:
         return code if code >= 0 else 128 - code
 
     def write(self, data: bytes) -> int:
-        """See `gpusched.nodes.transport.Session.write`."""
         with self._lock:
             if self._stdin < 0:
                 return len(data)
@@ -204,7 +202,6 @@ class LocalSession:
                 return len(data)
 
     def end_input(self) -> None:
-        """See `gpusched.nodes.transport.Session.end_input`."""
         if self._terminal:
             self.write(b"\4")
             return
@@ -215,13 +212,11 @@ class LocalSession:
                     self._process.stdin.close()
 
     def resize(self, rows: int, columns: int) -> None:
-        """See `gpusched.nodes.transport.Session.resize`."""
         with self._lock, contextlib.suppress(OSError):
             if self._terminal and self._stdin >= 0:
                 _set_size(self._stdin, rows, columns)
 
     def close(self) -> None:
-        """See `gpusched.nodes.transport.Session.close`."""
         self._closed = True
         self.end_input()
 

@@ -7,12 +7,7 @@ from gpusched.nodes.transport import Transport
 
 
 def open_transport(node: Node, settings: Settings) -> Transport:
-    """The transport that ``node`` declares. Nothing is connected before the first command.
-
-    Args:
-        node: Where to.
-        settings: Timeouts and the SSH files to use.
-    """
+    """The transport that ``node`` declares. Nothing is connected before the first command."""
     if node.transport == "local":
         from gpusched.nodes.local import LocalTransport
 

@@ -1,7 +1,8 @@
-"""What a probe wrote to its stdout, as a reading. Pure."""
+"""What a probe wrote to its stdout, as a reading: payload/main.py, or facts.sh on nodes without python3. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from gpusched.model.readings import ContainerReading, Gpu, NodeReading
 from gpusched.nodes.parse_smi import parse_gpus
 
 MARK = b"@gpusched-probe@ "  # as in payload/main.py
+_SECTIONS = "@gpusched-sections@"  # as in payload/facts.sh
 
 _FACTS = (
     "boot_id", "hostname", "cores", "memory_total_mib", "memory_available_mib", "load1", "disk_free_mib",
@@ -33,13 +35,9 @@ def find_answer(stdout: bytes) -> dict[str, Any] | None:
 
 
 def parse_reading(node: str, answer: dict[str, Any], sent: float, received: float) -> NodeReading:
-    """The reading in an answer of the python3 payload.
+    """The reading in an answer (`find_answer`) of the python3 payload.
 
-    Args:
-        node: Its name.
-        answer: See `find_answer`.
-        sent: When the request left, Unix seconds by our clock.
-        received: When the answer was there.
+    ``sent`` and ``received``: when the request left and the answer was there, Unix seconds by our clock.
 
     Raises:
         ValueError: The answer is not what the payload writes.
@@ -66,3 +64,74 @@ def parse_reading(node: str, answer: dict[str, Any], sent: float, received: floa
         },
         NodeReading,
     )
+
+
+def split_sections(text: str) -> dict[str, str] | None:
+    """Section name -> its lines, or None where there is no answer in ``text`` (whatever else is in it)."""
+    _, mark, body = text.rpartition("\n" + _SECTIONS + "\n")
+    if not mark:
+        return None
+    parts = body.split("\n@@")[1:]
+    return {name: content.strip("\n") for name, _, content in (part.partition("\n") for part in parts)}
+
+
+def reading_of_sections(node: str, sections: Mapping[str, str], sent: float, received: float) -> NodeReading:
+    """The reading in an answer (`split_sections`), but for the attempts (see `gpusched.nodes.runtimes.listing`).
+
+    ``sent`` and ``received``: when the request left and the answer was there, Unix seconds by our clock.
+    """
+    clock = _integer(sections.get("clock", ""))  # whole seconds, so half a second late on average
+    return NodeReading(
+        node=node,
+        time=received,
+        clock_skew_s=None if clock is None else clock + 0.5 - (sent + received) / 2,
+        **_facts(sections),
+    )
+
+
+def _facts(sections: Mapping[str, str]) -> dict[str, Any]:
+    memory = dict(_meminfo_line(line) for line in sections.get("meminfo", "").splitlines() if ":" in line)
+    load = sections.get("loadavg", "").split()
+    df = sections.get("df", "").splitlines()
+    disk = df[-1].split() if len(df) > 1 else []
+    return {
+        "boot_id": sections.get("boot_id") or None,
+        "hostname": sections.get("hostname") or None,
+        "cores": _integer(sections.get("cores", "")),
+        "memory_total_mib": memory.get("MemTotal"),
+        "memory_available_mib": memory.get("MemAvailable"),
+        "load1": float(load[0]) if load and load[0].replace(".", "", 1).isdigit() else None,
+        "disk_free_mib": _mib(disk[3]) if len(disk) >= 6 else None,
+        **_gpu_facts(sections),
+    }
+
+
+def _gpu_facts(sections: Mapping[str, str]) -> dict[str, Any]:
+    text = sections.get("smi_gpus")
+    if text is None:
+        return {"source": "none", "gpu_error": "there is neither python3 nor nvidia-smi on the node", "gpus": ()}
+    known = dict(_process_line(line) for line in sections.get("processes", "").splitlines() if line.count("\t") == 3)
+    reading = parse_gpus(text, sections.get("smi_apps", ""), known)
+    source = "nvidia-smi" if reading.gpus else "none"
+    return {
+        "source": source, "gpu_error": reading.error, "driver_version": reading.driver_version, "gpus": reading.gpus,
+    }  # fmt: skip
+
+
+def _meminfo_line(line: str) -> tuple[str, int | None]:
+    key, _, value = line.partition(":")
+    return key, _mib(value.split()[0]) if value.split() else None
+
+
+def _process_line(line: str) -> tuple[int, dict[str, str | None]]:
+    pid, user, container, command = line.split("\t", 3)
+    printable = "".join(c if c.isprintable() else "?" for c in command).strip()
+    return int(pid), {"user": user or None, "container": container or None, "command": printable or None}
+
+
+def _integer(text: str) -> int | None:
+    return int(text) if text.strip().isdigit() else None
+
+
+def _mib(kib: str) -> int | None:
+    return None if (number := _integer(kib)) is None else number // 1024

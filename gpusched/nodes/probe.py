@@ -22,8 +22,7 @@ import msgspec
 
 from gpusched.model.readings import ContainerReading, NodeReading
 from gpusched.model.resources import Node, Settings
-from gpusched.nodes.parse_reading import find_answer, parse_reading
-from gpusched.nodes.parse_sections import reading_of_sections, split_sections
+from gpusched.nodes.parse_reading import find_answer, parse_reading, reading_of_sections, split_sections
 from gpusched.nodes.transport import Result, Script, Transport, TransportError
 
 _PAYLOAD = Path(__file__).parent / "payload"
@@ -59,30 +58,20 @@ class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
 class _Memory:
     """How the node behind a transport wants to be probed; learnt from its answers, forgotten with the transport."""
 
-    def __init__(self) -> None:
-        self._modes: weakref.WeakKeyDictionary[Transport, _Mode] = weakref.WeakKeyDictionary()
-        self._resent: weakref.WeakKeyDictionary[Transport, float] = weakref.WeakKeyDictionary()
-        self._lock = threading.Lock()
+    mode: _Mode = "cached"
+    _resent = -_RESEND_PAUSE_S
 
-    def may_resend(self, transport: Transport) -> bool:
+    def may_resend(self) -> bool:
         """Whether a payload that fails is to be sent again now; one that the node cannot run is, but seldom."""
-        with self._lock:
-            last = self._resent.get(transport)
-            if last is not None and time.monotonic() - last < _RESEND_PAUSE_S:
-                return False
-            self._resent[transport] = time.monotonic()
-            return True
-
-    def get(self, transport: Transport) -> _Mode:
-        with self._lock:
-            return self._modes.get(transport, "cached")
-
-    def set(self, transport: Transport, mode: _Mode) -> None:
-        with self._lock:
-            self._modes[transport] = mode
+        now = time.monotonic()
+        if now - self._resent < _RESEND_PAUSE_S:
+            return False
+        self._resent = now
+        return True
 
 
-_memory = _Memory()
+_memories: weakref.WeakKeyDictionary[Transport, _Memory] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
 
 
 def probe(
@@ -108,18 +97,16 @@ def probe(
     """
     request = _request(node, cluster_id, settings, want_links)
     deadline = time.monotonic() + settings.probe_timeout_s
-    mode = _memory.get(transport)
+    with _lock:
+        memory = _memories.setdefault(transport, _Memory())
     for _ in range(3):
-        script = msgspec.structs.replace(_script(mode, request), max_bytes=_MAX_ANSWER_BYTES)
+        script = msgspec.structs.replace(_script(memory.mode, request), max_bytes=_MAX_ANSWER_BYTES)
         sent = now()
         result = transport.run(script, max(0.1, deadline - time.monotonic()))
         received = now()
-        reading, following = _read(mode, request, result, sent, received, lambda: _memory.may_resend(transport))
-        if following != mode:
-            _memory.set(transport, following)
+        reading, memory.mode = _read(memory.mode, request, result, sent, received, memory.may_resend)
         if reading is not None:
             return reading
-        mode = following
     raise _no_reading(node.name, result)
 
 
@@ -208,7 +195,9 @@ def _script(mode: _Mode, request: ProbeRequest) -> Script:
         return Script(_cached_argv(), line)
     if mode == "upload":
         boot, files = _bundle()[1:]
-        return Script(_upload_argv(), boot + line + files)
+        code = "import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])))"
+        command = f'{_PATH}{_folder()}exec python3 -I -S -c "{code}" {len(boot)} "$D"'
+        return Script(("sh", "-c", command), boot + line + files)
     names = {"CLUSTER_ID": request.cluster_id, "NODE": request.node, "RUNTIME": request.runtime, "ROOT": ""}
     head = "".join(f"{key}={shlex.quote(value)}\n" for key, value in names.items())
     return Script(("sh", "-c", _PATH + "exec sh -s"), (head + _shell_probe()).encode())
@@ -221,7 +210,10 @@ def _folder() -> str:
 @lru_cache(maxsize=1)
 def _cached_argv() -> tuple[str, ...]:
     # No exclamation marks, quotes or line breaks: the login shell that takes this apart may be csh.
-    # The file ok names the payload's files; their sum tells whether the disk still has what was written.
+    # The file ok names the payload's files; their sum, one after the other in the order of their names (bootstrap.py),
+    # tells whether the disk still has what was written.
+    files = _files()
+    total = zlib.crc32("".join(files[name] for name in sorted(files)).encode())
     module = _PACKAGE.replace("/", ".")
     check = (
         "import sys, zlib; from io import FileIO; ok, d, wanted, need = sys.argv[1:]; "
@@ -234,21 +226,9 @@ def _cached_argv() -> tuple[str, ...]:
         "sh",
         "-c",
         f"{_PATH}{_folder()}if command -v python3 >/dev/null 2>&1; then "
-        f'if [ -f "$D/ok" ]; then exec python3 -I -S -c "{check}" "$D/ok" "$D/" {_sum()} {_NEED}payload@; fi; '
+        f'if [ -f "$D/ok" ]; then exec python3 -I -S -c "{check}" "$D/ok" "$D/" {total} {_NEED}payload@; fi; '
         f"echo; echo {_NEED}payload@; else echo; echo {_NEED}python@; fi",
     )
-
-
-def _sum() -> int:
-    """The checksum of the payload's files, one after the other in the order of their names (see bootstrap.py)."""
-    files = _files()
-    return zlib.crc32("".join(files[name] for name in sorted(files)).encode())
-
-
-@lru_cache(maxsize=1)
-def _upload_argv() -> tuple[str, ...]:
-    code = "import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])))"
-    return ("sh", "-c", f'{_PATH}{_folder()}exec python3 -I -S -c "{code}" {len(_bundle()[1])} "$D"')
 
 
 @lru_cache(maxsize=1)

@@ -14,13 +14,15 @@ from gpusched.model.resources import Node, Settings
 from gpusched.nodes.load_paramiko import paramiko
 from gpusched.nodes.ssh_config import resolve_node
 from gpusched.nodes.ssh_connect import Connection, connect
-from gpusched.nodes.transport import Result, Script, TransportError, stream_argv, too_much
+from gpusched.nodes.transport import Result, Script, Session, TransportError, stream_argv, too_much
 from gpusched.nodes.watchdog import guard
 
 _INLINE_BYTES = 16384  # stdin up to this size is sent before reading; more is pumped by a thread of its own
 _READ_BYTES = 1 << 20
 _WINDOW_BYTES = 4 << 20
 _WRITE_S = 1.0
+_DATA, _REQUEST = 94, 98  # SSH_MSG_CHANNEL_...
+_BROKEN = (EOFError, OSError, paramiko.SSHException)  # what paramiko raises at a broken connection, or too late
 
 
 class SshTransport:
@@ -35,29 +37,19 @@ class SshTransport:
     def run(self, script: Script, timeout_s: float) -> Result:
         """See `gpusched.nodes.transport.Transport.run`; after a timeout the connection is made anew."""
         deadline = time.monotonic() + timeout_s
-        try:
-            with self._session(deadline, retry=True) as (connection, channel):
-                return self._exchange(connection, channel, script, deadline)
-        except TransportError:
-            raise
-        except (TimeoutError, EOFError, OSError, paramiko.SSHException) as error:
-            raise self._lost(deadline, timeout_s, error) from None
+        with self._explained(deadline, timeout_s), self._session(deadline) as (connection, channel):
+            return self._exchange(connection, channel, script, deadline)
 
     def stream(self, script: Script) -> Iterator[bytes]:
         """See `gpusched.nodes.transport.Transport.stream`."""
-        deadline = time.monotonic() + self._settings.probe_timeout_s
-        try:
-            with self._session(deadline, retry=True) as (connection, channel):
-                channel.set_combine_stderr(True)
-                _request_exec(channel, shlex.join(stream_argv(script.argv)))
-                while chunk := channel.recv(_READ_BYTES):
-                    yield chunk
-                if _lost_while_reading(connection, channel):
-                    raise EOFError
-        except TransportError:
-            raise
-        except (EOFError, OSError, paramiko.SSHException) as error:
-            raise self._lost(deadline, self._settings.probe_timeout_s, error) from None
+        timeout_s = self._settings.probe_timeout_s
+        deadline = time.monotonic() + timeout_s
+        with self._explained(deadline, timeout_s), self._session(deadline) as (connection, channel):
+            channel.set_combine_stderr(True)
+            _request_exec(channel, shlex.join(stream_argv(script.argv)))
+            while chunk := channel.recv(_READ_BYTES):
+                yield chunk
+            _exit_code(connection, channel)
 
     def close(self) -> None:
         """Drop the connection."""
@@ -65,32 +57,41 @@ class SshTransport:
         if connection is not None:
             connection.drop()
 
-    def session(self, argv: tuple[str, ...], terminal: Terminal | None = None) -> SshSession:
+    def session(self, argv: tuple[str, ...], terminal: Terminal | None = None) -> Session:
         """See `gpusched.nodes.transport.Transport.session`."""
         timeout_s = self._settings.probe_timeout_s
         deadline = time.monotonic() + timeout_s
-        try:
-            connection, channel = self._channel(deadline, retry=True)
+        with self._explained(deadline, timeout_s):
+            connection, channel = self._channel(deadline)
             if terminal is not None:
                 with guard(deadline, connection.drop):
                     channel.get_pty(terminal.name, terminal.columns, terminal.rows)
             _request_exec(channel, shlex.join(argv))
-        except TransportError:
-            raise
-        except (EOFError, OSError, paramiko.SSHException) as error:
-            raise self._lost(deadline, timeout_s, error) from None
-        return SshSession(self._node.name, connection, channel)
+            return _Session(self._node.name, connection, channel)
 
     @contextlib.contextmanager
-    def _session(self, deadline: float, retry: bool) -> Iterator[tuple[Connection, paramiko.Channel]]:
-        connection, channel = self._channel(deadline, retry)
+    def _explained(self, deadline: float, timeout_s: float) -> Iterator[None]:
+        """A connection that breaks in the block, or is too late, raises `TransportError`."""
+        try:
+            yield
+        except _BROKEN as error:
+            name = self._node.name
+            if isinstance(error, TimeoutError) or time.monotonic() >= deadline - 0.05:
+                raise TransportError(
+                    "timeout", f"{name}: no answer within {timeout_s:.3g} s", "it may be frozen, overloaded or cut off"
+                ) from None
+            raise _lost(name, f": {str(error) or 'closed by the other side'}") from None
+
+    @contextlib.contextmanager
+    def _session(self, deadline: float) -> Iterator[tuple[Connection, paramiko.Channel]]:
+        connection, channel = self._channel(deadline)
         try:
             yield connection, channel
         finally:
             with contextlib.suppress(Exception):
                 channel.close()
 
-    def _channel(self, deadline: float, retry: bool) -> tuple[Connection, paramiko.Channel]:
+    def _channel(self, deadline: float, retry: bool = True) -> tuple[Connection, paramiko.Channel]:
         """An open session channel; a connection that turns out to be dead here is replaced once (nothing was sent)."""
         connection = self._connected(deadline)
         try:
@@ -104,7 +105,7 @@ class SshTransport:
                 f"{self._node.name}: sshd refuses another session: {error.text or error}",
                 "raise MaxSessions in its sshd_config, or PermitTTY/ForceCommand restricts this account",
             ) from None
-        except (EOFError, OSError, paramiko.SSHException):
+        except _BROKEN:
             self._forget(connection)
             if not retry or time.monotonic() >= deadline:
                 raise
@@ -129,31 +130,22 @@ class SshTransport:
             self._connecting.release()
 
     def _exchange(self, connection: Connection, channel: paramiko.Channel, script: Script, deadline: float) -> Result:
-        wake = _Wake()
-        channel.in_buffer.set_event(wake)
-        channel.in_stderr_buffer.set_event(wake)
-        stdout, stderr = bytearray(), bytearray()
+        output = {1: bytearray(), 2: bytearray()}
+
+        def take(stream: int, data: bytes) -> None:
+            output[stream] += data
+            if len(output[1]) + len(output[2]) > script.max_bytes:
+                raise too_much(self._node.name, script)
+
         try:
             with guard(deadline, connection.drop):
                 _request_exec(channel, shlex.join(script.argv))
                 _send_stdin(channel, script.stdin, deadline)
-                while not _finished(channel):
-                    wake.reset()
-                    if len(stdout) + len(stderr) > script.max_bytes:
-                        raise too_much(self._node.name, script)
-                    if not _drain(channel, stdout, stderr) and not _finished(channel):
-                        if not wake.wait(deadline - time.monotonic()):
-                            raise TimeoutError
-                while _drain(channel, stdout, stderr):
-                    pass
-                if len(stdout) + len(stderr) > script.max_bytes:
-                    raise too_much(self._node.name, script)
+                _read_all(channel, take, _READ_BYTES, deadline)
         except TimeoutError:
             self._forget(connection)
             raise
-        if channel.exit_status < 0 and _lost_while_reading(connection, channel):
-            raise EOFError
-        return Result(channel.exit_status if channel.exit_status >= 0 else 255, bytes(stdout), bytes(stderr))
+        return Result(_exit_code(connection, channel), bytes(output[1]), bytes(output[2]))
 
     def _forget(self, connection: Connection) -> None:
         with contextlib.suppress(Exception):
@@ -161,71 +153,46 @@ class SshTransport:
         if self._connection is connection:
             self._connection = None
 
-    def _lost(self, deadline: float, timeout_s: float, error: BaseException) -> TransportError:
-        name = self._node.name
-        if isinstance(error, TimeoutError) or time.monotonic() >= deadline - 0.05:
-            return TransportError(
-                "timeout", f"{name}: no answer within {timeout_s:.3g} s", "it may be frozen, overloaded or cut off"
-            )
-        why = str(error) or "closed by the other side"
-        return TransportError("ssh", f"{name}: the connection was lost: {why}", "it is made anew at the next command")
 
-
-class SshSession:
+class _Session:
     """`gpusched.nodes.transport.Session` over a channel."""
 
     def __init__(self, node: str, connection: Connection, channel: paramiko.Channel) -> None:
         self._node, self._connection, self._channel = node, connection, channel
         channel.settimeout(_WRITE_S)
-        self._wake = _Wake()
-        channel.in_buffer.set_event(self._wake)
-        channel.in_stderr_buffer.set_event(self._wake)
 
     def pump(self, take: Callable[[int, bytes], None]) -> int:
-        """See `gpusched.nodes.transport.Session.pump`."""
-        channel = self._channel
-        while not _finished(channel):
-            self._wake.reset()
-            if not self._pass_on(take) and not _finished(channel):
-                self._wake.wait()
-        while self._pass_on(take):
-            pass
-        if channel.exit_status < 0 and _lost_while_reading(self._connection, channel):
-            raise TransportError("ssh", f"{self._node}: the connection was lost", "it is made anew at the next command")
-        return channel.exit_status if channel.exit_status >= 0 else 255
-
-    def _pass_on(self, take: Callable[[int, bytes], None]) -> bool:
-        got = False
-        if self._channel.recv_ready():
-            take(1, self._channel.recv(CHUNK))
-            got = True
-        if self._channel.recv_stderr_ready():
-            take(2, self._channel.recv_stderr(CHUNK))
-            got = True
-        return got
+        _read_all(self._channel, take, CHUNK)
+        try:
+            return _exit_code(self._connection, self._channel)
+        except EOFError:
+            raise _lost(self._node) from None
 
     def write(self, data: bytes) -> int:
-        """See `gpusched.nodes.transport.Session.write`."""
         try:
             return _send(self._channel, data)
         except TimeoutError:
             return 0
-        except (OSError, EOFError, paramiko.SSHException):
+        except _BROKEN:
             return len(data)
 
     def end_input(self) -> None:
-        """See `gpusched.nodes.transport.Session.end_input`."""
-        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+        with contextlib.suppress(*_BROKEN):
             _end_input(self._channel)
 
     def resize(self, rows: int, columns: int) -> None:
-        """See `gpusched.nodes.transport.Session.resize`."""
-        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-            _in_order(self._channel, lambda: _window_change(self._channel, rows, columns))
+        channel = self._channel
+
+        def message() -> paramiko.Message | None:  # as `resize_pty` makes it
+            if channel.closed:
+                return None
+            return _message(channel, _REQUEST, "window-change", False, columns, rows, 0, 0)
+
+        with contextlib.suppress(*_BROKEN):
+            _in_order(channel, message)
 
     def close(self) -> None:
-        """See `gpusched.nodes.transport.Session.close`."""
-        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+        with contextlib.suppress(*_BROKEN):
             self._channel.close()
 
 
@@ -239,19 +206,31 @@ class _Wake(threading.Event):
         super().clear()
 
 
+def _lost(node: str, why: str = "") -> TransportError:
+    return TransportError("ssh", f"{node}: the connection was lost{why}", "it is made anew at the next command")
+
+
+def _message(channel: paramiko.Channel, number: int, *parts: str | bytes | int) -> paramiko.Message:
+    """A message about a channel, by its number in RFC 4254, section 9."""
+    made = paramiko.Message()
+    made.add_byte(bytes([number]))
+    for part in (channel.remote_chanid, *parts):
+        if isinstance(part, bool):
+            made.add_boolean(part)
+        elif isinstance(part, int):
+            made.add_int(part)
+        else:
+            made.add_string(part)
+    return made
+
+
 def _request_exec(channel: paramiko.Channel, command: str) -> None:
     """Ask for the command without waiting for the answer: a refusal closes the channel, which the reader sees.
 
     paramiko's ``exec_command`` waits for it, one more round trip (and thread switch) for every command.
     """
-    message = paramiko.Message()
-    message.add_byte(bytes([98]))  # SSH_MSG_CHANNEL_REQUEST, RFC 4254 section 6.5
-    message.add_int(channel.remote_chanid)
-    message.add_string("exec")
-    message.add_boolean(True)
-    message.add_string(command)
     transport: Any = channel.transport
-    transport._send_user_message(message)
+    transport._send_user_message(_message(channel, _REQUEST, "exec", True, command))
 
 
 def _send_stdin(channel: paramiko.Channel, data: bytes, deadline: float) -> None:
@@ -265,7 +244,7 @@ def _send_stdin(channel: paramiko.Channel, data: bytes, deadline: float) -> None
 
 def _pump(channel: paramiko.Channel, data: bytes) -> None:
     view = memoryview(data)
-    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # the command need not read its stdin
+    with contextlib.suppress(*_BROKEN):  # the command need not read its stdin
         while view:
             view = view[_send(channel, bytes(view[:_READ_BYTES])) :]
         _end_input(channel)
@@ -280,28 +259,10 @@ def _send(channel: paramiko.Channel, data: bytes) -> int:
         if channel.closed:
             raise OSError("the channel is closed")
         sent = cast(Any, channel)._wait_for_send_window(len(data))
-        made = paramiko.Message()
-        made.add_byte(bytes([94]))  # SSH_MSG_CHANNEL_DATA, RFC 4254 section 5.2
-        made.add_int(channel.remote_chanid)
-        made.add_string(data[:sent])
-        return made if sent else None
+        return _message(channel, _DATA, data[:sent]) if sent else None
 
     _in_order(channel, message)
     return sent
-
-
-def _window_change(channel: paramiko.Channel, rows: int, columns: int) -> paramiko.Message | None:
-    """As ``channel.resize_pty`` makes it; None where the channel is closed."""
-    if channel.closed:
-        return None
-    made = paramiko.Message()
-    made.add_byte(bytes([98]))  # SSH_MSG_CHANNEL_REQUEST, RFC 4254 section 6.7
-    made.add_int(channel.remote_chanid)
-    made.add_string("window-change")
-    made.add_boolean(False)
-    for number in (columns, rows, 0, 0):
-        made.add_int(number)
-    return made
 
 
 def _end_input(channel: paramiko.Channel) -> None:
@@ -329,21 +290,46 @@ def _finished(channel: paramiko.Channel) -> bool:
     return bool(channel.closed or (channel.eof_received and channel.exit_status_ready()))
 
 
-def _drain(channel: paramiko.Channel, stdout: bytearray, stderr: bytearray) -> bool:
-    got = False
-    if channel.recv_ready():
-        stdout += channel.recv(_READ_BYTES)
-        got = True
-    if channel.recv_stderr_ready():
-        stderr += channel.recv_stderr(_READ_BYTES)
-        got = True
-    return got
+def _read_all(
+    channel: paramiko.Channel, take: Callable[[int, bytes], None], most: int, deadline: float | None = None
+) -> None:
+    """Give the output to ``take`` (1: stdout, 2: stderr), at most ``most`` bytes at once, until the command has ended.
+
+    Raises:
+        TimeoutError: It has not by the deadline.
+    """
+    wake = _Wake()
+    channel.in_buffer.set_event(wake)
+    channel.in_stderr_buffer.set_event(wake)
+    while not _finished(channel):
+        wake.reset()
+        if not _pass_on(channel, take, most) and not _finished(channel):
+            if not wake.wait(None if deadline is None else deadline - time.monotonic()):
+                raise TimeoutError
+    while _pass_on(channel, take, most):
+        pass
 
 
-def _lost_while_reading(connection: Connection, channel: paramiko.Channel) -> bool:
-    """Whether the connection broke, rather than the process dying of a signal: both look like b'' and status -1."""
+def _pass_on(channel: paramiko.Channel, take: Callable[[int, bytes], None], most: int) -> bool:
+    """Whether there was anything to give."""
+    out, err = channel.recv_ready(), channel.recv_stderr_ready()
+    if out:
+        take(1, channel.recv(most))
+    if err:
+        take(2, channel.recv_stderr(most))
+    return out or err
+
+
+def _exit_code(connection: Connection, channel: paramiko.Channel) -> int:
+    """Of a command whose output has ended; 255 where a signal ended it.
+
+    Raises:
+        EOFError: The connection broke: both look like b'' and status -1.
+    """
     if channel.exit_status >= 0:
-        return False
+        return channel.exit_status
     if channel.eof_received:  # paramiko closes channels a moment before it marks the connection as gone
         connection.transport.join(0.05)
-    return not channel.eof_received or not connection.transport.is_active()
+    if not channel.eof_received or not connection.transport.is_active():
+        raise EOFError
+    return 255

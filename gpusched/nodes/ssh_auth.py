@@ -13,16 +13,14 @@ from gpusched.nodes.ssh_config import Target
 from gpusched.nodes.transport import TransportError
 
 _DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")  # OpenSSH's that paramiko can read
+_NO_KEYS = "the server takes no public keys"
 
 
 def authenticate(connection: paramiko.Transport, target: Target, node: str, deadline: float) -> None:
-    """Log in with the first key the server takes.
+    """Log in with the first key the server takes, over a connection whose host key is verified.
 
-    Args:
-        connection: Connected, host key verified.
-        target: Whose ``keys`` come first, then the agent's, then (when it names none) the default files.
-        node: For messages.
-        deadline: On the monotonic clock.
+    The target's ``keys`` come first, then the agent's, then (when it names none) the default files. The deadline is on
+    the monotonic clock.
 
     Raises:
         TransportError: No key was taken (``auth``), or no answer came.
@@ -31,14 +29,19 @@ def authenticate(connection: paramiko.Transport, target: Target, node: str, dead
     agent = paramiko.Agent() if target.use_agent else None
     try:
         for label, key in _candidates(target, agent, tried):
-            if _try(connection, target, key, label, tried, deadline):
+            refusal = _try(connection, target.user, key, deadline)
+            if refusal is None:
                 return
+            tried.append(f"{label} ({refusal})")
             if not connection.is_active():
                 tried.append("the server then hung up (MaxAuthTries?)")
                 break
         else:
-            if _try(connection, target, None, "no key at all", tried, deadline):
+            refusal = _try(connection, target.user, None, deadline)
+            if refusal is None:
                 return
+            if refusal != _NO_KEYS:
+                tried.append(f"no key at all ({refusal})")
     except TimeoutError:
         raise TransportError(
             "timeout", f"{node}: {target.where} did not answer while logging in", "look at the node's load and sshd"
@@ -53,33 +56,22 @@ def authenticate(connection: paramiko.Transport, target: Target, node: str, dead
     )
 
 
-def _try(
-    connection: paramiko.Transport,
-    target: Target,
-    key: paramiko.PKey | None,
-    label: str,
-    tried: list[str],
-    deadline: float,
-) -> bool:
+def _try(connection: paramiko.Transport, user: str, key: paramiko.PKey | None, deadline: float) -> str | None:
+    """Why the server does not let us in with this key (None: with none); None: it does."""
     connection.auth_timeout = deadline - time.monotonic()
     if connection.auth_timeout <= 0:
         raise TimeoutError
     try:
-        more = connection.auth_publickey(target.user, key) if key is not None else connection.auth_none(target.user)
+        more = connection.auth_publickey(user, key) if key is not None else connection.auth_none(user)
     except paramiko.BadAuthenticationType:
-        if key is not None:
-            tried.append(f"{label} (the server takes no public keys)")
+        return _NO_KEYS
     except paramiko.AuthenticationException as error:
         if "timeout" in str(error).lower():
             raise TimeoutError from None
-        tried.append(f"{label} (refused)")
+        return "refused"
     except (paramiko.SSHException, EOFError, OSError, ValueError) as error:
-        tried.append(f"{label} ({error or 'connection lost'})")
-    else:
-        if not more:
-            return True
-        tried.append(f"{label} (accepted, but the server wants {' or '.join(more)} as well)")
-    return False
+        return f"{error or 'connection lost'}"
+    return f"accepted, but the server wants {' or '.join(more)} as well" if more else None
 
 
 def _candidates(target: Target, agent: paramiko.Agent | None, tried: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:

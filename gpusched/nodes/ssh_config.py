@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gpusched.model.resources import Node, Settings
-from gpusched.nodes.hostkeys import host_label
+from gpusched.nodes.hostkeys import file_version, host_label
 from gpusched.nodes.transport import TransportError
 
 if TYPE_CHECKING:
@@ -120,22 +120,14 @@ def _lookup(alias: str, settings: Settings) -> dict[str, str]:
     if settings.ssh_config and not os.access(files[0], os.R_OK):
         raise TransportError("ssh", f"the SSH config {files[0]} cannot be read", "correct ssh_config in the settings")
     try:
-        config = _load(files, tuple(_version(f) for f in files))
+        config = _load(files, tuple(file_version(f) for f in files))
         return dict(config.lookup(alias))
     except Exception as error:  # paramiko's parser lets through whatever its regexes and int() raise
         raise TransportError("ssh", f"{' or '.join(files)}: {error}", "check it with `ssh -G " + alias + "`") from None
 
 
-def _version(path: str) -> tuple[int, int] | None:
-    try:
-        stat = os.stat(path)
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_size
-
-
 @lru_cache(maxsize=4)
-def _load(files: tuple[str, ...], versions: tuple[tuple[int, int] | None, ...]) -> SSHConfig:
+def _load(files: tuple[str, ...], versions: tuple[tuple[int, ...] | None, ...]) -> SSHConfig:
     """The files read as one (the first value of an option wins); ``versions`` makes an edited file be read again.
 
     Files reached by Include are not watched: a long-lived controller sees changes of theirs when the main file changes.

@@ -52,12 +52,8 @@ class Connection:
 def connect(target: Target, settings: Settings, node: str, deadline: float, trail: _Trail = ()) -> Connection:
     """Connect, verify the host key, log in.
 
-    Args:
-        target: Where to; its jump hosts are connected (and verified) first and shared between nodes.
-        settings: For the jump hosts' own targets.
-        node: For messages.
-        deadline: On the monotonic clock.
-        trail: The jumps that already wait for this connection.
+    The target's jump hosts are connected (and verified) first and shared between nodes; ``trail`` are the jumps that
+    already wait for this connection. The deadline is on the monotonic clock.
 
     Raises:
         TransportError: With the kind and the reason.
@@ -100,27 +96,23 @@ def _handshake(sock: Any, target: Target, node: str, deadline: float) -> paramik
         security.key_types = hostkeys.preferred_algorithms(known, security.key_types)
         transport.start_client(timeout=budget)
     except (paramiko.SSHException, EOFError, OSError) as error:
-        late = time.monotonic() - started >= budget - 0.2
-        if late or "banner" not in str(error):
-            raise _no_handshake(node, target, budget, late, str(error)) from None
-        raise TransportError(
-            "ssh",
-            f"{node}: {target.where} closed the connection before SSH began",
-            "too many connections at once (MaxStartups), a firewall, or no SSH server on that port",
-        ) from None
-    if not transport.initial_kex_done:
+        if time.monotonic() - started < budget - 0.2:
+            raise _no_handshake(node, target, str(error)) from None
+    else:
+        if transport.initial_kex_done:
+            return transport
         transport.close()
-        raise _no_handshake(node, target, budget, True, "")
-    return transport
+    raise TransportError(
+        "timeout",
+        f"{node}: {target.where} accepts connections but sshd did not answer within {budget:.0f} s",
+        "the node may be frozen or overloaded",
+    )
 
 
-def _no_handshake(node: str, target: Target, budget: float, late: bool, error: str) -> TransportError:
-    if late:
-        return TransportError(
-            "timeout",
-            f"{node}: {target.where} accepts connections but sshd did not answer within {budget:.0f} s",
-            "the node may be frozen or overloaded",
-        )
+def _no_handshake(node: str, target: Target, error: str) -> TransportError:
+    if "banner" in error:
+        hint = "too many connections at once (MaxStartups), a firewall, or no SSH server on that port"
+        return TransportError("ssh", f"{node}: {target.where} closed the connection before SSH began", hint)
     return TransportError("ssh", f"{node}: no SSH session with {target.where}: {error or 'connection lost'}",
                           f"try `ssh -v -p {target.port} {target.user}@{target.host}`")  # fmt: skip
 
@@ -244,7 +236,7 @@ def _through_jump(
             if jump.connection is None or not jump.connection.transport.is_active():
                 hop = resolve_jump(last, settings)
                 if before:
-                    hop = _via(hop, tuple(before))
+                    hop = msgspec.structs.replace(hop, jumps=tuple(before), proxy_command=None)
                 jump.connection = connect(hop, settings, f"{node} (jump host {last})", deadline, (*trail, key))
         finally:
             jump.lock.release()
@@ -252,10 +244,6 @@ def _through_jump(
     except BaseException:
         release()
         raise
-
-
-def _via(hop: Target, jumps: tuple[str, ...]) -> Target:
-    return msgspec.structs.replace(hop, jumps=jumps, proxy_command=None)
 
 
 def _tunnel(jump: Connection, target: Target, node: str, name: str, deadline: float) -> Any:

@@ -41,6 +41,12 @@ class Result(msgspec.Struct, frozen=True):
     stdout: bytes
     stderr: bytes
 
+    @property
+    def complaint(self) -> str:
+        """The last line of stderr, or the exit code where there is none."""
+        lines = self.stderr.decode(errors="replace").strip().splitlines()
+        return lines[-1][:500] if lines else f"exit code {self.exit_code}"
+
 
 class TransportError(GpuschedError):
     """A node could not be asked. The fields become those of `gpusched.model.readings.ProbeFailure`.
@@ -77,39 +83,29 @@ class Session(Protocol):
         Raises:
             TransportError: The connection was lost.
         """
-        ...
 
     def write(self, data: bytes) -> int:
         """Write what the command takes within a second; how much that was (all, where nobody reads any more)."""
-        ...
 
     def end_input(self) -> None:
         """No more input will come."""
-        ...
 
     def resize(self, rows: int, columns: int) -> None:
         """The terminal has another size."""
-        ...
 
     def close(self) -> None:
         """Hang up; `pump` returns soon."""
-        ...
 
 
 class Transport(Protocol):
     """A way to run commands on one node; safe to use from several threads at once."""
 
     def run(self, script: Script, timeout_s: float) -> Result:
-        """Run a command to its end.
-
-        Args:
-            script: What to run.
-            timeout_s: Seconds until this call returns or raises, whatever the node does.
+        """Run a command to its end; returns or raises within ``timeout_s`` seconds, whatever the node does.
 
         Raises:
             TransportError: No answer, or not the whole of it. The command may have run.
         """
-        ...
 
     def stream(self, script: Script) -> Iterator[bytes]:
         """Output of a command as it comes, stderr included; closing the iterator ends the command on the node.
@@ -117,7 +113,6 @@ class Transport(Protocol):
         Raises:
             TransportError: While iterating, when the connection is lost.
         """
-        ...
 
     def session(self, argv: tuple[str, ...], terminal: Terminal | None = None) -> Session:
         """Start a command that is talked with, in a terminal of its own where one is given.
@@ -125,11 +120,9 @@ class Transport(Protocol):
         Raises:
             TransportError: It cannot be asked for.
         """
-        ...
 
     def close(self) -> None:
         """Drop the connection. A later ``run`` makes a new one."""
-        ...
 
 
 # Ends the command when our side goes away: the process that reads stdin gets its end of file and kills the command's

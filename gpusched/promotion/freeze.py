@@ -17,13 +17,8 @@ from gpusched.model.policy import PolicySpec
 FOLDER = "policies"
 
 
-def frozen_folder(state: Path, name: str, version: str) -> Path:
-    """Where the copy of a policy lies: ``policies/VERSION/NAME`` below the state folder."""
-    return state / FOLDER / version / name
-
-
 def freeze(path: Path, spec: PolicySpec, state: Path, folders: tuple[Path, ...]) -> PolicySpec:
-    """Copy a policy into the state folder, with its weights, cards and fallback.
+    """Copy a policy to ``policies/VERSION/NAME`` in the state folder, with its weights, cards and fallback.
 
     A copy that is there and whole is kept as it is; one that is not is replaced.
 
@@ -39,7 +34,7 @@ def freeze(path: Path, spec: PolicySpec, state: Path, folders: tuple[Path, ...])
     Raises:
         GpuschedError: It cannot be read or written, or changed meanwhile.
     """
-    target = frozen_folder(state, spec.name, spec.version)
+    target = state / FOLDER / spec.version / spec.name
     if not _whole(target, spec):
         try:
             _copy(path, spec, target, folders)

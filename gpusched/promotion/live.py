@@ -11,11 +11,7 @@ from gpusched.queue.promotions import PolicyChange, PolicyReads
 
 
 def live_policies(inventory: Inventory, reader: PolicyReads | None) -> dict[str, PolicySpec]:
-    """Partition -> the policy in charge.
-
-    Args:
-        inventory: In force.
-        reader: The store; None where there is none yet.
+    """Partition -> the policy in charge; ``reader``: the store, None where there is none yet.
 
     Raises:
         FileError: A policy that inventory.yaml names does not exist, or its file is wrong.
@@ -43,11 +39,7 @@ def file_changes(
 ) -> list[PolicyChange]:
     """What inventory.yaml and the policies' files have changed since the last changes that are known.
 
-    Args:
-        inventory: In force.
-        declared: Partition -> the policy that inventory.yaml names.
-        changes: Partition -> its last known change.
-        now: Unix seconds.
+    ``declared``: partition -> the policy that inventory.yaml names. ``changes``: partition -> its last known change.
     """
     found = []
     for partition in inventory.partitions:

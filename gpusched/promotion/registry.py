@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from gpusched.config.policies import BUILT_IN, POLICY, WEIGHTS, load_policy, policy_folders
 from gpusched.config.weights import CARD, weights_file
 from gpusched.config.yamlfile import parse_plain
@@ -16,6 +18,7 @@ from gpusched.model.suggest import did_you_mean
 from gpusched.promotion.freeze import FOLDER
 
 CANDIDATES = "candidates"
+REPORTS = "reports"
 Origin = Literal["site", "built-in", "frozen", "candidate"]
 
 
@@ -44,22 +47,49 @@ class Training(NamedTuple):
     card: dict[str, Any]
 
 
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy that is not in charge, against the one that is.
+
+    Attributes:
+        partition: Its name. state: ``shadow`` or ``candidate``.
+        name, version: Of the policy. path: Where it lies.
+        line: The verdict as a sentence. passed: It proved no worse.
+        promoted: The command to promote it was sent (``auto_promote``).
+        verdict: All of it (`gpusched.nightly.proof.Verdict`), or None where there was no replay.
+    """
+
+    partition: str
+    state: str
+    name: str
+    version: str
+    path: str
+    line: str
+    passed: bool = False
+    promoted: bool = False
+    verdict: dict[str, Any] | None = None
+
+
+class _Page(msgspec.Struct):
+    judged: tuple[Judged, ...] = ()
+
+
 def known_policies(inventory_path: Path | str, state: Path) -> list[Known]:
     """Every policy that can be read; what hides behind another of its name is left out."""
     found: list[Known] = []
     names: set[str] = set()
-    for folder in policy_folders(inventory_path):
+    folders = policy_folders(inventory_path)
+    for folder in folders:
         origin: Origin = "built-in" if folder == BUILT_IN else "site"
         for path in _in_folder(folder):
             name = path.stem if path.is_file() else path.name
-            if name not in names and (spec := _readable(path, (folder, *policy_folders(inventory_path)))) is not None:
+            if name not in names and (spec := _readable(path, (folder, *folders))) is not None:
                 names.add(name)
                 found.append(Known(spec, path, origin))
     for path in _below(state / FOLDER, f"*/*/{POLICY}"):
         if (spec := _readable(path, ())) is not None:
             found.append(Known(spec, path, "frozen"))
     for path in _below(state / CANDIDATES, f"*/*/*/{POLICY}"):
-        if (spec := _readable(path, policy_folders(inventory_path))) is not None:
+        if (spec := _readable(path, folders)) is not None:
             found.append(Known(spec, path, "candidate"))
     return found
 
@@ -76,10 +106,11 @@ def find_policy(text: str, inventory_path: Path | str, state: Path) -> Known:
     if not at and (path.suffix in (".yaml", ".yml") or (path / POLICY).is_file()):
         return Known(load_policy(path.absolute(), policy_folders(inventory_path)), path.absolute(), "site")
     known = known_policies(inventory_path, state)
+    named = [k for k in known if k.spec.name == name]
     if at:
-        found = [k for k in known if k.spec.name == name and version and k.spec.version.startswith(version)]
+        found = [k for k in named if version and k.spec.version.startswith(version)]
     else:
-        found = [k for k in known if k.spec.name == name and k.origin in ("site", "built-in")]
+        found = [k for k in named if k.origin in ("site", "built-in")]
     if not found:
         for folder in policy_folders(inventory_path):  # it is there, and wrong: say what
             if (folder / f"{text}.yaml").is_file():
@@ -94,13 +125,8 @@ def training_of(spec: PolicySpec, partition: str) -> Training | None:
     if spec.agent is None:
         return None
     file = weights_file(Path(spec.folder), partition)
-    return read_training(file.with_name(file.name.removesuffix(WEIGHTS) + CARD))
-
-
-def read_training(file: Path) -> Training | None:
-    """A training card; None where there is none that can be read."""
     try:
-        card = parse_plain(file)
+        card = parse_plain(file.with_name(file.name.removesuffix(WEIGHTS) + CARD))
         trace = card["trace"]
         last = trace.get("last")
         moment = None if last is None else datetime.fromisoformat(last).astimezone(UTC).timestamp()
@@ -112,6 +138,17 @@ def read_training(file: Path) -> Training | None:
 def trained_for(spec: PolicySpec) -> list[str]:
     """Names of the partitions that an agent has weights for; ``default`` serves any."""
     return sorted(f.name.removesuffix(WEIGHTS) for f in Path(spec.folder).glob(f"*{WEIGHTS}"))
+
+
+def last_verdicts(state: Path) -> dict[tuple[str, str, str], str]:
+    """(partition, policy, version) -> the sentence, of the latest report that can be read."""
+    for file in sorted((state / REPORTS).glob("????-??-??.json"), reverse=True):
+        try:
+            found = msgspec.json.decode(file.read_bytes(), type=_Page)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            continue
+        return {(j.partition, j.name, j.version): j.line for j in found.judged}
+    return {}
 
 
 def _in_folder(folder: Path) -> Iterator[Path]:

@@ -17,7 +17,7 @@ from gpusched.model.events import Event
 from gpusched.model.jobs import Ending, Job, Preemptions
 
 if TYPE_CHECKING:
-    from gpusched.queue.store import NodeRecord, RankRecord, Store
+    from gpusched.queue.store import NodeRecord, Store
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -45,11 +45,7 @@ def boot_seconds() -> float:
 
 
 def now_by(anchor: str | None) -> float:
-    """Unix seconds by the clock of the controller that left this anchor; by the wall clock, where it cannot be told.
-
-    Args:
-        anchor: The store's meta value `ANCHOR`.
-    """
+    """Unix seconds by the clock of the controller that left this `ANCHOR`; by the wall clock where it is no use."""
     kept = _decoded(anchor)
     return kept.offset + boot_seconds() if kept is not None and kept.boot_id == boot_id() else time.time()
 
@@ -128,17 +124,12 @@ def follow_wall_clock(store: Store, clock: Clock) -> float:
 
 
 def shift_times(store: Store, step: float, now: float) -> None:
-    """Move every stored time from which something is still counted; within the caller's transaction.
+    """Move every stored time from which something is still counted by so many seconds; within the caller's transaction.
 
-    What ended longer ago keeps its dates, and so do events.
-
-    Args:
-        store: To be changed.
-        step: Seconds.
-        now: Unix seconds before the step.
+    What ended longer ago keeps its dates, and so do events. ``now``: Unix seconds before the step.
     """
     store.put_jobs([_job(job, step) for job in store.jobs(since=now - RECENT_S)])
-    store.put_ranks([_rank(rank, step) for rank in store.ranks()])
+    store.put_ranks([_with_moved(rank, step, "intended_at", "launched_at", "finished_at") for rank in store.ranks()])
     store.put_nodes([_record(record, step) for record in store.node_records().values()])
     store.shift_rows(step, now - RECENT_S)
     if beat := store.meta("heartbeat"):
@@ -165,10 +156,6 @@ def _stops(preemptions: Preemptions | None, step: float) -> Preemptions | None:
     return msgspec.structs.replace(preemptions, times=tuple(t + step for t in preemptions.times))
 
 
-def _rank(rank: RankRecord, step: float) -> RankRecord:
-    return _with_moved(rank, step, "intended_at", "launched_at", "finished_at")
-
-
 def _record(record: NodeRecord, step: float) -> NodeRecord:
     reading = record.reading
     if reading is not None:
@@ -178,8 +165,5 @@ def _record(record: NodeRecord, step: float) -> NodeRecord:
 
 
 def _with_moved(struct: T, step: float, *names: str) -> T:
-    return msgspec.structs.replace(struct, **{name: _moved(getattr(struct, name), step) for name in names})
-
-
-def _moved(time_: float | None, step: float) -> float | None:
-    return None if time_ is None else time_ + step
+    times = {name: getattr(struct, name) for name in names}
+    return msgspec.structs.replace(struct, **{name: t + step for name, t in times.items() if t is not None})

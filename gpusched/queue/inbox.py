@@ -86,6 +86,8 @@ class Inbox:
                 except FileExistsError:
                     if job_id:
                         raise
+        except FileExistsError:
+            raise
         except FileNotFoundError as error:
             raise GpuschedError(
                 f"{self.new.parent} is not there, so nothing can be queued",
@@ -96,8 +98,6 @@ class Inbox:
                 f"{self.new.parent} cannot be written by you", "ask whoever runs the controller, or set GPUSCHED_STATE"
             ) from error
         except OSError as error:
-            if isinstance(error, FileExistsError):
-                raise
             raise GpuschedError(f"{self.new.parent} cannot be written: {error.strerror}") from error
 
     def _link(self, name: str, content: bytes) -> None:
@@ -156,7 +156,8 @@ class Inbox:
                 uid = status.st_uid
                 if why := _no_command(status):
                     return Malformed(file_name=name, uid=uid, why=why)
-                content = _read_at_most(descriptor, MAX_COMMAND_BYTES)
+                with open(descriptor, "rb", closefd=False) as file:
+                    content = file.read(MAX_COMMAND_BYTES)
             finally:
                 os.close(descriptor)
             command = _DECODER.decode(content)
@@ -188,10 +189,9 @@ class Inbox:
 
     def tidy(self) -> None:
         """Keep of what was set aside the latest, within bounds; remove drafts whose clients died."""
-        now, kept, size = time.time(), 0, 0
-        for path, status in _newest_first(self.refused):
+        now, size = time.time(), 0
+        for kept, (path, status) in enumerate(_newest_first(self.refused), start=1):
             size += status.st_size
-            kept += 1
             if kept > MAX_REFUSED or size > MAX_REFUSED_BYTES or status.st_ctime < now - KEEP_REFUSED_S:
                 _remove(path)
         for path, status in _newest_first(self.tmp):
@@ -214,11 +214,6 @@ def _no_command(status: os.stat_result) -> str:
             raise _NotYet
         return "a file with another name (hard link)"
     return f"{status.st_size} bytes, at most {MAX_COMMAND_BYTES}" if status.st_size > MAX_COMMAND_BYTES else ""
-
-
-def _read_at_most(descriptor: int, size: int) -> bytes:
-    with open(descriptor, "rb", closefd=False) as file:
-        return file.read(size)
 
 
 def _newest_first(folder: Path) -> list[tuple[Path, os.stat_result]]:

@@ -43,13 +43,8 @@ def move(
 ) -> tuple[Job, Event]:
     """The job in its new state, and the fact that says so.
 
-    Args:
-        job: As it was.
-        to: The new state.
-        now: Unix seconds.
-        event: Kind of the event (see `model.events.Event`).
-        data: More for the event than states, reason and attempt.
-        changes: Fields of the job that change with the state.
+    ``event`` is the event's kind (see `model.events.Event`), ``data`` is more for it than states, reason and attempt;
+    ``changes`` are fields of the job that change with the state.
 
     Raises:
         IllegalTransition: Not in `TRANSITIONS`.
@@ -64,10 +59,7 @@ def move(
 def set_aside(job: Job, error: Exception, now: float) -> tuple[Job, Event]:
     """The job as FAILED, with the error as its event: gpusched cannot deal with it, and must go on with the others.
 
-    Args:
-        job: Any that has not ended. What may still run of it is a leftover from now on.
-        error: What its step raised.
-        now: Unix seconds.
+    What may still run of it is a leftover from now on.
     """
     message = f"set aside, since gpusched cannot deal with it: {type(error).__name__}: {error}"[:500]
     return move(

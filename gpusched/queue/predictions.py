@@ -1,4 +1,4 @@
-"""What the store keeps of forecasts: when waiting jobs were expected to start, to be held against when they did."""
+"""What the store keeps of forecasts: how long each waiting job will run, estimated once, and when it was to start."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import sqlite3
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from gpusched.model.jobs import JobState
+from gpusched.model.jobs import Job, JobState
+from gpusched.queue.rows import JobReads
 
 
 class Prediction(NamedTuple):
@@ -29,10 +30,16 @@ class PredictedStart(NamedTuple):
     waits: bool
 
 
-class PredictionReads:
-    """The part of a store's reader that is about forecasts. A store from before there was such a table has none."""
+class Estimate(NamedTuple):
+    """How long a job is expected to run, seconds, and the digest of the predictor."""
 
-    _db: sqlite3.Connection
+    job_id: str
+    seconds: float
+    predictor: str
+
+
+class PredictionReads(JobReads):
+    """The part of a store's reader that is about forecasts. A store from before there were such tables has none."""
 
     def unpredicted(self) -> tuple[int, list[str]]:
         """How many jobs are in the queue, and the ids of those of which no start was predicted yet."""
@@ -48,14 +55,20 @@ class PredictionReads:
             "FROM predictions p LEFT JOIN jobs ON jobs.id = p.job_id WHERE p.made >= ? AND p.made < ? "
             "ORDER BY p.made, p.job_id"
         )
-        try:
-            rows = self._db.execute(query, (since, until)).fetchall()
-        except sqlite3.OperationalError as error:
-            if "no such table" in str(error):
-                return []
-            raise
+        rows = self._rows(query, (since, until))
         waiting = (JobState.PENDING, JobState.STARTING)
         return [PredictedStart(Prediction(*row[:7]), started=row[7], waits=row[8] in waiting) for row in rows]
+
+    def estimates(self) -> dict[str, float]:
+        """Job -> seconds, of the jobs in the queue that have an estimate."""
+        if not self._rows("SELECT 1 FROM estimates LIMIT 1"):
+            return {}  # nobody asks for estimates here: the queue need not be gone through
+        query = "SELECT job_id, seconds FROM jobs JOIN estimates ON job_id = id WHERE state = ?"
+        return dict(self._rows(query, (JobState.PENDING,)))
+
+    def unestimated(self) -> list[Job]:
+        """The jobs in the queue that have none yet."""
+        return self._jobs_of("WHERE state = ? AND id NOT IN (SELECT job_id FROM estimates)", (JobState.PENDING,))
 
 
 class PredictionWrites:
@@ -66,3 +79,7 @@ class PredictionWrites:
     def put_predictions(self, predictions: Iterable[Prediction]) -> None:
         """Remember what was predicted; the first of each job counts."""
         self._db.executemany("INSERT OR IGNORE INTO predictions VALUES (?, ?, ?, ?, ?, ?, ?)", predictions)
+
+    def put_estimates(self, estimates: Iterable[Estimate]) -> None:
+        """Keep these; the first of each job counts."""
+        self._db.executemany("INSERT OR IGNORE INTO estimates VALUES (?, ?, ?)", estimates)

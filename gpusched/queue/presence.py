@@ -79,8 +79,8 @@ def _lives(found: Presence) -> bool:
     except PermissionError:
         return True  # there is one, and /proc shows users their own processes only (hidepid)
     except OSError:
-        return False
-    return False  # a zombie
+        pass
+    return False  # there is none, or a zombie
 
 
 def _started(pid: int) -> str | None:

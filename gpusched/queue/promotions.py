@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from gpusched.model.policy import PolicySpec
+from gpusched.queue.rows import JobReads
 
 Act = Literal["inventory", "files", "promote", "rollback"]
 KEPT_DIFFERENCES = 1000
@@ -101,10 +102,8 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.partition}: {self.policy} cannot decide ({self.why}); {self.fallback} does"
 
 
-class PolicyReads:
+class PolicyReads(JobReads):
     """The part of a store's reader that is about policies. A store from before there were such tables has none."""
-
-    _db: sqlite3.Connection
 
     def policy_changes(self, partition: str | None = None, limit: int = 1000) -> list[PolicyChange]:
         """The latest changes, oldest first."""
@@ -139,14 +138,6 @@ class PolicyReads:
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (_FALLBACKS,)).fetchone()
         found = msgspec.json.decode(row[0], type=tuple[Fallback, ...]) if row else ()
         return {fallback.partition: fallback for fallback in found}
-
-    def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        try:
-            return self._db.execute(query, values).fetchall()
-        except sqlite3.OperationalError as error:
-            if "no such table" in str(error):
-                return []
-            raise
 
 
 class PolicyWrites:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -30,6 +31,15 @@ class JobReads:
     """The part of a store's reader that is about jobs."""
 
     _db: sqlite3.Connection
+
+    def _rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
+        """All rows; none where the store is from before there was such a table."""
+        try:
+            return self._db.execute(query, values).fetchall()
+        except sqlite3.OperationalError as error:
+            if "no such table" in str(error):
+                return []
+            raise
 
     def _jobs_of(self, rest: str, values: Sequence[object] = ()) -> list[Job]:
         """The jobs that ``SELECT ... FROM jobs`` and ``rest`` find. Those that ask for the same share one spec."""

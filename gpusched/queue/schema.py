@@ -80,7 +80,7 @@ CREATE TABLE predictions (
 CREATE INDEX predictions_made ON predictions (made);
 """,
     """
--- How long each job was expected to run, in seconds, estimated once by a predictor; see queue.estimates.
+-- How long each job was expected to run, in seconds, estimated once by a predictor; see queue.predictions.
 CREATE TABLE estimates (job_id TEXT PRIMARY KEY, seconds REAL NOT NULL, predictor TEXT NOT NULL) WITHOUT ROWID;
 """,
     """

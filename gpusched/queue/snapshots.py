@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
+from functools import cache
 
 import msgspec
 
+from gpusched.config.validate import usable_nodes
 from gpusched.model.gpustates import gpu_states
 from gpusched.model.jobs import ENDED, Allocation, Dependency, DependencyKind, Job, JobState
 from gpusched.model.policy import PolicySpec
@@ -100,7 +102,7 @@ def build_snapshot(
     held = held_gpus(active)
     lingering = lingering_gpus(active, ranks)
     running_tasks = Counter(job.array_id for job in active if job.array_id)
-    dependencies = _DependencyCheck(lookup)
+    looked_up = cache(lookup)  # each other job once
     return Snapshot(
         now=now,
         nodes=tuple(
@@ -111,7 +113,7 @@ def build_snapshot(
         pending=tuple(
             _pending_view(
                 job,
-                dependencies,
+                looked_up,
                 running_tasks,
                 array_limits,
                 inventory,
@@ -235,38 +237,29 @@ def expected_end(job: Job, start: float) -> float:
     return start + job.spec.time_limit_s
 
 
-class _DependencyCheck:
-    """Whether dependencies are met, asking for each other job once."""
+def _dependency(job: Job, lookup: Callable[[str], list[Job]]) -> tuple[str, str]:
+    """Whether its dependencies are met: ("" met | "waiting" | "never", message)."""
+    worst = ("", "")
+    for dependency in job.spec.dependencies:
+        verdict = _one_dependency(dependency, lookup(dependency.job_id))
+        if verdict[0] == "never":
+            return verdict
+        if verdict[0]:
+            worst = worst if worst[0] else verdict
+    return worst
 
-    def __init__(self, lookup: Callable[[str], list[Job]]) -> None:
-        self._lookup = lookup
-        self._known: dict[str, list[Job]] = {}
 
-    def status(self, job: Job) -> tuple[str, str]:
-        """("" met | "waiting" | "never", message)."""
-        worst = ("", "")
-        for dependency in job.spec.dependencies:
-            verdict = self._one(dependency)
-            if verdict[0] == "never":
-                return verdict
-            if verdict[0]:
-                worst = worst if worst[0] else verdict
-        return worst
-
-    def _one(self, dependency: Dependency) -> tuple[str, str]:
-        others = self._known.get(dependency.job_id)
-        if others is None:
-            others = self._known[dependency.job_id] = self._lookup(dependency.job_id)
-        if not others:
-            return "never", f"{dependency.kind}:{dependency.job_id}: there is no such job"
-        waiting = [job for job in others if not _met(dependency.kind, job)]
-        for job in waiting:
-            if job.state in ENDED:
-                return "never", f"{dependency.kind}:{dependency.job_id}: job {job.id} ended {job.state}"
-        if waiting:
-            more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-            return "waiting", f"{dependency.kind}: waits for job {waiting[0].id} ({waiting[0].state}){more}"
-        return "", ""
+def _one_dependency(dependency: Dependency, others: list[Job]) -> tuple[str, str]:
+    if not others:
+        return "never", f"{dependency.kind}:{dependency.job_id}: there is no such job"
+    waiting = [job for job in others if not _met(dependency.kind, job)]
+    for job in waiting:
+        if job.state in ENDED:
+            return "never", f"{dependency.kind}:{dependency.job_id}: job {job.id} ended {job.state}"
+    if waiting:
+        more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+        return "waiting", f"{dependency.kind}: waits for job {waiting[0].id} ({waiting[0].state}){more}"
+    return "", ""
 
 
 def _met(kind: DependencyKind, job: Job) -> bool:
@@ -281,14 +274,14 @@ def _met(kind: DependencyKind, job: Job) -> bool:
 
 def _pending_view(
     job: Job,
-    dependencies: _DependencyCheck,
+    lookup: Callable[[str], list[Job]],
     running_tasks: Mapping[str, int],
     array_limits: Mapping[str, int],
     inventory: Inventory,
     estimate_s: float | None,
     told: tuple[JobProgress, ...],
 ) -> PendingView:
-    kind, message = dependencies.status(job) if job.spec.dependencies else ("", "")
+    kind, message = _dependency(job, lookup)
     limit = array_limits.get(job.array_id) if job.array_id else None
     return PendingView(
         id=job.id,
@@ -317,9 +310,5 @@ def _effective_exclusions(job: Job, inventory: Inventory) -> tuple[str, ...]:
     partition = inventory.partition(job.spec.partition)
     if not job.excluded_nodes or partition is None:
         return ()
-    allowed = {n.name for n in partition.nodes} - set(job.spec.exclude)
-    if job.spec.nodelist:
-        allowed &= set(job.spec.nodelist)
-    if job.spec.gpu_types:
-        allowed &= {n.name for n in partition.nodes if n.gpu_type in job.spec.gpu_types}
+    allowed = {n.name for n in usable_nodes(partition, job.spec.nodelist, job.spec.exclude, job.spec.gpu_types)}
     return job.excluded_nodes if len(allowed - set(job.excluded_nodes)) >= job.spec.nodes else ()

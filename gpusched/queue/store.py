@@ -7,7 +7,6 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -17,11 +16,10 @@ from gpusched.model.events import Event
 from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
 from gpusched.model.readings import NodeReading, NodeState
 from gpusched.model.resources import Node
-from gpusched.queue.estimates import EstimateReads, EstimateWrites
 from gpusched.queue.predictions import PredictionReads, PredictionWrites
 from gpusched.queue.progress import ProgressReads, ProgressWrites
 from gpusched.queue.promotions import PolicyReads, PolicyWrites
-from gpusched.queue.rows import JobReads, JobWrites
+from gpusched.queue.rows import JobWrites
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 
 DATABASE = "gpusched.db"
@@ -169,7 +167,12 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 0.0
 
 
-class Reader(PolicyReads, PredictionReads, EstimateReads, ProgressReads, JobReads):
+_USAGE = UsageRow.__struct_fields__
+_SUMS = _USAGE[5:]
+_ADDED_UP = f"ON CONFLICT DO UPDATE SET {', '.join(f'{f} = {f} + excluded.{f}' for f in _SUMS)}"
+
+
+class Reader(PolicyReads, PredictionReads, ProgressReads):
     """Read-only view of the store."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -245,16 +248,13 @@ class Reader(PolicyReads, PredictionReads, EstimateReads, ProgressReads, JobRead
             chosen = [str(s) for s in states]
             where.append(f"state IN ({','.join('?' * len(chosen))})")
             values += chosen
-        for column, value in (("user", user), ("partition", partition)):
+        ended_since = "(end_time >= ? OR end_time IS NULL)"
+        for condition, value in (("user = ?", user), ("partition = ?", partition), (ended_since, since)):
             if value is not None:
-                where.append(f"{column} = ?")
+                where.append(condition)
                 values.append(value)
-        if since is not None:
-            where.append("(end_time >= ? OR end_time IS NULL)")
-            values.append(since)
-        query = f"WHERE {' AND '.join(where)} ORDER BY submit_time DESC, id DESC"
-        if limit is not None:
-            query += f" LIMIT {int(limit)}"
+        most = "" if limit is None else f" LIMIT {int(limit)}"
+        query = f"WHERE {' AND '.join(where)} ORDER BY submit_time DESC, id DESC{most}"
         return self._jobs_of(query, values)[::-1]
 
     def recently_ended(self, limit: int) -> list[Job]:
@@ -308,11 +308,8 @@ class Reader(PolicyReads, PredictionReads, EstimateReads, ProgressReads, JobRead
 
     def ranks(self, *, job_id: str | None = None) -> list[RankRecord]:
         """What may be on the nodes; of one job or of all."""
-        rows = (
-            self._db.execute("SELECT data FROM ranks")
-            if job_id is None
-            else self._db.execute("SELECT data FROM ranks WHERE job_id = ?", (job_id,))
-        )
+        where, values = ("", ()) if job_id is None else (" WHERE job_id = ?", (job_id,))
+        rows = self._db.execute(f"SELECT data FROM ranks{where}", values)
         return [msgspec.json.decode(r[0], type=RankRecord) for r in rows]
 
     def left_nodes(self) -> list[NodeRecord]:
@@ -326,13 +323,8 @@ class Reader(PolicyReads, PredictionReads, EstimateReads, ProgressReads, JobRead
 
     def runs(self, since: float, until: float) -> list[Run]:
         """Started attempts that overlap [since, until), in order of start."""
-        rows = self._db.execute(
-            "SELECT job_id, attempt, user, partition, flavor, share, gpus, start_time, end_time, outcome, allocation "
-            "FROM runs WHERE end_time IS NULL AND start_time < ?1 "
-            "UNION ALL SELECT job_id, attempt, user, partition, flavor, share, gpus, start_time, end_time, outcome, "
-            "allocation FROM runs WHERE end_time > ?2 AND start_time < ?1 ORDER BY start_time",
-            (until, since),
-        )
+        columns = "job_id, attempt, user, partition, flavor, share, gpus, start_time, end_time, outcome, allocation"
+        rows = self._overlapping(columns, since, until, "ORDER BY start_time")
         return [
             Run(
                 job_id=r[0], attempt=r[1], user=r[2], partition=r[3], flavor=r[4], share=r[5], gpus=r[6],
@@ -340,6 +332,14 @@ class Reader(PolicyReads, PredictionReads, EstimateReads, ProgressReads, JobRead
             )
             for r in rows
         ]  # fmt: skip
+
+    def _overlapping(self, columns: str, since: float, until: float, rest: str = "") -> sqlite3.Cursor:
+        """Of the started attempts that overlap [since, until)."""
+        return self._db.execute(
+            f"SELECT {columns} FROM runs WHERE end_time IS NULL AND start_time < ?1 UNION ALL "
+            f"SELECT {columns} FROM runs WHERE end_time > ?2 AND start_time < ?1 {rest}",
+            (until, since),
+        )
 
     def past_runs(self, limit: int = 2000) -> list[tuple[str, float, float]]:
         """(user, seconds it ran, its time limit in seconds) of the attempts that ended last and by themselves.
@@ -366,9 +366,8 @@ class Reader(PolicyReads, PredictionReads, EstimateReads, ProgressReads, JobRead
 
     def usage(self, since: float) -> list[UsageRow]:
         """Usage rows of buckets that begin at or after ``since``."""
-        columns = ", ".join(UsageRow.__struct_fields__)
-        rows = self._db.execute(f"SELECT {columns} FROM usage WHERE bucket >= ?", (since,))
-        return [UsageRow(**dict(zip(UsageRow.__struct_fields__, r, strict=True))) for r in rows]
+        rows = self._db.execute(f"SELECT {', '.join(_USAGE)} FROM usage WHERE bucket >= ?", (since,))
+        return [UsageRow(**dict(zip(_USAGE, r, strict=True))) for r in rows]
 
     def gpu_seconds_by_user(self, since: float, half_life_s: float, now: float) -> dict[str, float]:
         """GPU seconds of started attempts by user, each weighed by half for every half-life since it was used.
@@ -377,12 +376,7 @@ class Reader(PolicyReads, PredictionReads, EstimateReads, ProgressReads, JobRead
         """
         sums: dict[str, float] = {}
         rate = math.log(2) / half_life_s
-        rows = self._db.execute(
-            "SELECT user, gpus, start_time, end_time FROM runs WHERE end_time IS NULL AND start_time < ?1 "
-            "UNION ALL SELECT user, gpus, start_time, end_time FROM runs WHERE end_time > ?2 AND start_time < ?1",
-            (now, since),
-        )
-        for user, gpus, start_time, end_time in rows:
+        for user, gpus, start_time, end_time in self._overlapping("user, gpus, start_time, end_time", since, now):
             end = now if end_time is None else min(end_time, now)
             begin = max(start_time, since)
             weight = (math.exp(-rate * (now - end)) - math.exp(-rate * (now - begin))) / rate
@@ -400,7 +394,7 @@ class Reader(PolicyReads, PredictionReads, EstimateReads, ProgressReads, JobRead
         return dict(rows.fetchall())
 
 
-class Store(Reader, JobWrites, PolicyWrites, PredictionWrites, EstimateWrites, ProgressWrites):
+class Store(Reader, JobWrites, PolicyWrites, PredictionWrites, ProgressWrites):
     """The store as its single writer sees it."""
 
     @classmethod
@@ -527,24 +521,17 @@ class Store(Reader, JobWrites, PolicyWrites, PredictionWrites, EstimateWrites, P
 
     def add_usage(self, rows: Iterable[UsageRow]) -> None:
         """Add to the sums of their buckets."""
-        fields = UsageRow.__struct_fields__
-        sums = [f for f in fields if f not in ("bucket", "node", "job_id", "user", "partition")]
         self._db.executemany(
-            f"INSERT INTO usage ({', '.join(fields)}) VALUES ({', '.join('?' * len(fields))}) "
-            f"ON CONFLICT DO UPDATE SET {', '.join(f'{f} = {f} + excluded.{f}' for f in sums)}",
+            f"INSERT INTO usage ({', '.join(_USAGE)}) VALUES ({', '.join('?' * len(_USAGE))}) {_ADDED_UP}",
             (msgspec.structs.astuple(row) for row in rows),
         )
 
     def compact_usage(self, before: float, bucket_s: int) -> None:
         """Add up rows of buckets before ``before`` into buckets of ``bucket_s`` seconds."""
-        fields = UsageRow.__struct_fields__
-        sums = fields[5:]
         old = "bucket < ? AND bucket % ? != 0"
-        columns = ", ".join(fields)
         self._db.execute(
-            f"INSERT INTO usage ({columns}) SELECT bucket - bucket % ?, node, job_id, user, partition, "
-            f"{', '.join(f'sum({f})' for f in sums)} FROM usage WHERE {old} GROUP BY 1, 2, 3 "
-            f"ON CONFLICT DO UPDATE SET {', '.join(f'{f} = {f} + excluded.{f}' for f in sums)}",
+            f"INSERT INTO usage ({', '.join(_USAGE)}) SELECT bucket - bucket % ?, node, job_id, user, partition, "
+            f"{', '.join(f'sum({f})' for f in _SUMS)} FROM usage WHERE {old} GROUP BY 1, 2, 3 {_ADDED_UP}",
             (bucket_s, before, bucket_s),
         )
         self._db.execute(f"DELETE FROM usage WHERE {old}", (before, bucket_s))
@@ -571,16 +558,14 @@ class Store(Reader, JobWrites, PolicyWrites, PredictionWrites, EstimateWrites, P
 
 def _connect_read_only(path: Path) -> sqlite3.Connection:
     quoted = str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-    mode: Literal["ro", "immutable"]
-    for mode in ("ro", "immutable"):
-        suffix = "mode=ro" if mode == "ro" else "mode=ro&immutable=1"
-        db = sqlite3.connect(f"file:{quoted}?{suffix}", uri=True, isolation_level=None, timeout=30)
+    for mode in ("mode=ro", "mode=ro&immutable=1"):
+        db = sqlite3.connect(f"file:{quoted}?{mode}", uri=True, isolation_level=None, timeout=30)
         try:
             db.execute("SELECT 1 FROM sqlite_schema LIMIT 1")
             return db
         except sqlite3.OperationalError:
             # A reader without write permission cannot open a WAL database nobody has open; then nobody writes it.
             db.close()
-            if mode == "immutable" or path.with_name(path.name + "-wal").exists():
+            if "immutable" in mode or path.with_name(path.name + "-wal").exists():
                 raise
     raise AssertionError

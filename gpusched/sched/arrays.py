@@ -10,7 +10,7 @@ import numpy as np
 from gpusched.model.policy import Order
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.order import Keys, queue_order
-from gpusched.sched.state import Flags, Ints, Jobs, Releases, Requests, Resources, new_releases
+from gpusched.sched.state import Flags, Ints, Jobs, Releases, Requests, Resources, ints, new_releases
 
 MaskKey = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 ShapeKey = tuple[str, int, int, int, int, int]
@@ -55,15 +55,15 @@ def node_arrays_of(snapshot: Snapshot) -> NodeArrays:
                 memory[i] -= part.memory_mib
     free = [[g for g in gpus if g not in held] if held else gpus[:] for gpus, held in zip(well, taken, strict=True)]
     up = np.array([n.available for n in nodes], dtype=np.bool_)
-    all_cores, all_memory = _ints([n.cores for n in nodes]), _ints([n.memory_mib for n in nodes])
+    all_cores, all_memory = ints([n.cores for n in nodes]), ints([n.memory_mib for n in nodes])
     return NodeArrays(
         nodes,
         row,
         span,
         free,
-        total=Resources(_ints([len(n.gpus) for n in nodes]), all_cores, all_memory),
-        usable=Resources(np.where(up, _ints([len(g) for g in well]), -1), all_cores, all_memory),
-        resources=Resources(np.where(up, _ints([len(g) for g in free]), -1), _ints(cores), _ints(memory)),
+        total=Resources(ints([len(n.gpus) for n in nodes]), all_cores, all_memory),
+        usable=Resources(np.where(up, ints([len(g) for g in well]), -1), all_cores, all_memory),
+        resources=Resources(np.where(up, ints([len(g) for g in free]), -1), ints(cores), ints(memory)),
     )
 
 
@@ -105,9 +105,7 @@ def releases_of(running: Sequence[RunningView], world: NodeArrays, spare_slots: 
 
 
 def _handed_back(node: NodeView, gpus: Sequence[int]) -> int:
-    if not node.blocked:
-        return len(gpus)
-    return sum(1 for g in gpus if g not in node.blocked)
+    return sum(g not in node.blocked for g in gpus) if node.blocked else len(gpus)
 
 
 class Waiting(NamedTuple):
@@ -127,7 +125,7 @@ class Waiting(NamedTuple):
 
     def ordered(self, partition: str, order: Order) -> Ints:
         """The partition's jobs from first to last, ``int64[jobs]``."""
-        chosen = _ints(self.queues[partition])
+        chosen = ints(self.queues[partition])
         keys = self.keys.of(chosen)
         return chosen[queue_order(order, keys, [self.views[i].id for i in self.queues[partition]])]
 
@@ -150,25 +148,25 @@ def waiting_of(eligible: list[PendingView], world: NodeArrays, usage: dict[str, 
     cores, memory = [s.cores_per_node for s in specs], [s.memory_mib_per_node for s in specs]
     shapes: dict[ShapeKey, int] = {}
     shape = [shapes.setdefault(k, len(shapes)) for k in zip(partition, parts, gpus, cores, memory, mask, strict=True)]
-    arrays: dict[str, int] = {}
-    resources: list[int] = []
-    array = [_array_of(job, arrays, resources) if job.array_room is not None else -1 for job in eligible]
+    bounded = {j.array_id or j.id: j.array_room for j in reversed(eligible) if j.array_room is not None}
+    place = {name: i for i, name in enumerate(bounded)}
+    array = [-1 if j.array_room is None else place[j.array_id or j.id] for j in eligible]
     limit = np.array([s.time_limit_s for s in specs], dtype=np.float64)
     jobs = Jobs(
-        shape=_ints(shape),
+        shape=ints(shape),
         limit=limit,
-        array=_ints(array),
-        array_room=_ints(resources),
+        array=ints(array),
+        array_room=ints(list(bounded.values())),
         feasibility=np.zeros(len(shapes), np.int64),
         masks=_masks_of(list(masks), world),
     )
-    many = _ints(parts)
+    many = ints(parts)
     keys = Keys(
-        priority=_ints([j.priority for j in eligible]),
+        priority=ints([j.priority for j in eligible]),
         submit=np.array([j.submit_time for j in eligible], dtype=np.float64),
-        gpus=many * _ints(gpus),
-        cores=many * _ints(cores),
-        memory=many * _ints(memory),
+        gpus=many * ints(gpus),
+        cores=many * ints(cores),
+        memory=many * ints(memory),
         limit=limit,
         expected=np.array([j.expected_s for j in eligible], dtype=np.float64),
         usage=np.array([usage.get(j.user, 0.0) for j in eligible], dtype=np.float64),
@@ -179,17 +177,10 @@ def waiting_of(eligible: list[PendingView], world: NodeArrays, usage: dict[str, 
     return Waiting(eligible, jobs, _requests_of(list(shapes), world), keys, sum(parts), queues)
 
 
-def _array_of(job: PendingView, arrays: dict[str, int], resources: list[int]) -> int:
-    index = arrays.setdefault(job.array_id or job.id, len(arrays))
-    if index == len(resources):
-        resources.append(job.array_room or 0)
-    return index
-
-
 def _requests_of(shapes: list[ShapeKey], world: NodeArrays) -> Requests:
     spans = [world.span.get(shape[0], (0, 0)) for shape in shapes]
     columns = list(zip(*shapes, strict=True))[1:] if shapes else [()] * 5
-    return Requests(_ints([s[0] for s in spans]), _ints([s[1] for s in spans]), *(_ints(list(c)) for c in columns))
+    return Requests(ints([s[0] for s in spans]), ints([s[1] for s in spans]), *(ints(list(c)) for c in columns))
 
 
 def _masks_of(keys: list[MaskKey], world: NodeArrays) -> Flags:
@@ -203,7 +194,3 @@ def _masks_of(keys: list[MaskKey], world: NodeArrays) -> Flags:
         if accepted:
             masks[i] &= np.array([name in accepted for name in types], np.uint8)
     return masks
-
-
-def _ints(values: Sequence[int]) -> Ints:
-    return np.array(values, dtype=np.int64)

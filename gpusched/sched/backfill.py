@@ -73,15 +73,10 @@ def schedule(
     stamp, waits = scratch.stamp[0], RESOURCES if backfill == SKIP else PRIORITY
     # the loop's own arrays, and its answers before any call: most jobs of a long queue get no further
     code_of, shape_of, limit_of, array_of = outcome.code, jobs.shape, jobs.limit, jobs.array
-    feasibility, failed, failed_late, array_room = (
-        jobs.feasibility,
-        scratch.failed,
-        scratch.failed_late,
-        jobs.array_room,
-    )
+    feasibility, array_room = jobs.feasibility, jobs.array_room
+    failed, failed_late = scratch.failed, scratch.failed_late
     for job in queue:
-        shape = shape_of[job]
-        array = array_of[job]
+        shape, array = shape_of[job], array_of[job]
         late = backfill == EASY and now + limit_of[job] > shadow
         if feasibility[shape] != OK:
             code_of[job] = feasibility[shape]
@@ -97,9 +92,8 @@ def schedule(
             request = request_of(requests, shape)
             code = attempt(resources, jobs.masks, request, shape, rule, late, rng, scratch)
             if code == STARTED:
-                launch(
-                    resources, releases, jobs, request, job, now, late, head >= 0 and backfill == EASY, scratch, outcome
-                )
+                guarded = head >= 0 and backfill == EASY
+                launch(resources, releases, jobs, request, job, now, late, guarded, scratch, outcome)
             elif head < 0:
                 head = job
                 code = RESOURCES if code == PRIORITY else code

@@ -143,10 +143,8 @@ class _Ledger:
                 asked = count_of(spec.gpus_per_node, "GPU")
                 return f"it asks for {asked} per node, the plan gives {len(part.gpus)} on {part.node}"
             if (part.cores, part.memory_mib) != (spec.cores_per_node, spec.memory_mib_per_node):
-                asked = (
-                    f"{count_of(spec.cores_per_node, 'core')} and {format_memory(spec.memory_mib_per_node)} per node"
-                )
-                return f"it asks for {asked}, the plan gives {part.cores} and {format_memory(part.memory_mib)}"
+                asked = f"{count_of(spec.cores_per_node, 'core')} and {format_memory(spec.memory_mib_per_node)}"
+                return f"it asks for {asked} per node, the plan gives {part.cores} and {format_memory(part.memory_mib)}"
         return None
 
     def _forbidden(self, job: PendingView, part: NodeAllocation) -> str | None:

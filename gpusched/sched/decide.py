@@ -19,7 +19,7 @@ from gpusched.sched.reasons import Block, Verdicts
 from gpusched.sched.sizes import sizes_of
 from gpusched.sched.stages import place_queue
 from gpusched.sched.state import BACKFILLS, PLACES, Outcome, new_outcome, new_scratch, seed_words
-from gpusched.sched.usage import usage_of
+from gpusched.sched.tally import usage_of
 
 __all__ = ["decide", "starts", "warm_up", "warm_up_agent"]
 
@@ -104,11 +104,7 @@ def _small_snapshot(policy: PolicySpec) -> Snapshot:
 
 
 def _run(
-    snapshot: Snapshot,
-    world: NodeArrays,
-    waiting: Waiting,
-    models: Mapping[str, Model],
-    effects: _Effects,
+    snapshot: Snapshot, world: NodeArrays, waiting: Waiting, models: Mapping[str, Model], effects: _Effects
 ) -> tuple[Outcome, list[tuple[list[int], Block]]]:
     """The compiled passes, one per partition that has a queue; with each queue in its order and what blocked it."""
     scratch = new_scratch(len(world.nodes), waiting.jobs.feasibility.size)
@@ -139,7 +135,7 @@ def _staged(context: Context) -> tuple[list[int], Block]:
 
 def starts(world: NodeArrays, waiting: Waiting, outcome: Outcome) -> list[Start]:
     """The started jobs with the GPUs picked inside each node; takes them off ``world.free``."""
-    picker = _Picker(world)
+    matrices: dict[int, Links] = {}
     actions = []
     nodes, offset = outcome.nodes.tolist(), outcome.offset.tolist()
     for j in outcome.started[: outcome.total[0]].tolist():
@@ -150,7 +146,7 @@ def starts(world: NodeArrays, waiting: Waiting, outcome: Outcome) -> list[Start]
             NodeAllocation(
                 rank=rank,
                 node=world.nodes[row].name,
-                gpus=picker.pick(row, spec.gpus_per_node),
+                gpus=_pick(world, matrices, row, spec.gpus_per_node),
                 cores=spec.cores_per_node,
                 memory_mib=spec.memory_mib_per_node,
             )
@@ -160,25 +156,16 @@ def starts(world: NodeArrays, waiting: Waiting, outcome: Outcome) -> list[Start]
     return actions
 
 
-class _Picker:
-    """Takes GPUs off nodes; the nodes' link matrices are built once."""
-
-    def __init__(self, world: NodeArrays) -> None:
-        self._world = world
-        self._matrices: dict[int, Links] = {}
-
-    def pick(self, row: int, count: int) -> tuple[int, ...]:
-        free = self._world.free[row]
-        node = self._world.nodes[row]
-        if not node.links or count >= len(free) or count == 0:
-            chosen = tuple(free[:count])
-            del free[:count]
-            return chosen
-        gpus = sorted(node.gpus)
-        matrix = self._matrices.get(row)
-        if matrix is None:
-            matrix = self._matrices[row] = links_matrix(gpus, node.links)
-        position = {gpu: i for i, gpu in enumerate(gpus)}
-        chosen = tuple(gpus[i] for i in nearest_gpus(matrix, tuple(position[g] for g in free), count))
-        self._world.free[row] = [g for g in free if g not in chosen]
+def _pick(world: NodeArrays, matrices: dict[int, Links], row: int, count: int) -> tuple[int, ...]:
+    """Takes GPUs off a node; ``matrices``: of the nodes' links, each built once."""
+    free, node = world.free[row], world.nodes[row]
+    if not node.links or count >= len(free) or count == 0:
+        chosen = tuple(free[:count])
+        del free[:count]
         return chosen
+    gpus = sorted(node.gpus)
+    if row not in matrices:
+        matrices[row] = links_matrix(gpus, node.links)
+    chosen = tuple(gpus[i] for i in nearest_gpus(matrices[row], tuple(gpus.index(g) for g in free), count))
+    world.free[row] = [g for g in free if g not in chosen]
+    return chosen

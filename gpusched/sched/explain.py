@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from gpusched.model.plan import Reason, ReasonCode
-from gpusched.model.policy import MAPPED, PolicySpec
+from gpusched.model.policy import MAPPED
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.advice import next_steps
 from gpusched.sched.eligible import ARRAY_FULL, ineligible
@@ -20,7 +20,7 @@ from gpusched.sched.text import (
     HELD_BACK,
     MEMORY,
     before_it,
-    listed,
+    not_available,
     shortage,
     starts_in,
     would_delay,
@@ -85,17 +85,18 @@ def explain(snapshot: Snapshot, job_id: str) -> Explanation:
 
 
 def _verdict(job: PendingView, count: NodeCount) -> NodeVerdict:
-    node, needs = count.node, need(job.spec)
-    if why := barred(job, node):
-        return NodeVerdict(node=node.name, fits=False, dimension="barred", text=why)
-    if not node.available:
-        text = f"not available ({node.unavailable_reason})" if node.unavailable_reason else "not available"
-        return NodeVerdict(node=node.name, fits=False, dimension="unavailable", text=text)
-    if covers(count.free, needs):
-        text = f"fits: {count.free[0]} of {count.total[0]} GPUs and {count.free[1]} of {count.total[1]} cores free"
-        return NodeVerdict(node=node.name, fits=True, text=text)
-    dimension, text = shortfall_of(count, needs)
-    return NodeVerdict(node=node.name, fits=False, dimension=dimension, text=text)  # type: ignore[arg-type]
+    node, needs, free, total = count.node, need(job.spec), count.free, count.total
+    dimension: Dimension
+    if text := barred(job, node):
+        dimension = "barred"
+    elif not node.available:
+        why = node.unavailable_reason
+        dimension, text = "unavailable", f"not available ({why})" if why else "not available"
+    elif covers(free, needs):
+        dimension, text = "", f"fits: {free[0]} of {total[0]} GPUs and {free[1]} of {total[1]} cores free"
+    else:
+        dimension, text = shortfall_of(count, needs)
+    return NodeVerdict(node=node.name, fits=not dimension, dimension=dimension, text=text)
 
 
 def _reason(
@@ -107,28 +108,24 @@ def _reason(
     if not fits(job, nodes, lambda c: c.total):
         return Reason(code=ReasonCode.BAD_CONSTRAINTS, message=_short(job, nodes, "needs", "there"))
     if not fits(job, nodes, lambda c: c.usable):
-        message = f"{_short(job, nodes, 'needs', 'usable')}; not available: {_not_available(nodes)}"
+        message = f"{_short(job, nodes, 'needs', 'usable')}; not available: {not_available(c.node for c in nodes)}"
         return Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=message)
     if place is None:
         return ARRAY_FULL
-    policy = snapshot.policies[job.spec.partition]
     if fits(job, nodes, lambda c: c.free):
-        return _fits_now(snapshot, job, policy, counts, queue, place)
-    if place and policy.backfill != "skip":
+        return _fits_now(snapshot, job, counts, queue, place)
+    skips = snapshot.policies[job.spec.partition].backfill == "skip"
+    if place and not skips:
         return Reason(code=ReasonCode.PRIORITY, message=before_it(place))
-    by_limits = earliest(snapshot, job, counts) if place == 0 and policy.backfill != "skip" else None
+    by_limits = earliest(snapshot, job, counts) if not skips else None
     when = starts_in(by_limits[0] - snapshot.now) if by_limits else ""
     return Reason(code=ReasonCode.RESOURCES, message=_short(job, nodes, "waits for", "free") + when)
 
 
 def _fits_now(
-    snapshot: Snapshot,
-    job: PendingView,
-    policy: PolicySpec,
-    counts: dict[str, NodeCount],
-    queue: list[PendingView],
-    place: int,
+    snapshot: Snapshot, job: PendingView, counts: dict[str, NodeCount], queue: list[PendingView], place: int
 ) -> Reason:
+    policy = snapshot.policies[job.spec.partition]
     if policy.traits.holds_back:
         return HELD_BACK
     if place and policy.backfill == "none":
@@ -156,13 +153,3 @@ def _short(job: PendingView, nodes: list[NodeCount], verb: str, word: str) -> st
         nearest, most = best.node.name, figures[dimension - 1]
         having = [(c, h) for c, h in having if h[dimension - 1] >= needs[dimension - 1]]
     return shortage(verb, word, dimension, job.spec.nodes, needs, len(having), nearest, most)
-
-
-def _not_available(nodes: list[NodeCount]) -> str:
-    words = []
-    for node in (c.node for c in nodes):
-        if not node.available:
-            words.append(f"{node.name} ({node.unavailable_reason or 'not available'})")
-        else:
-            words += [f"GPU {g} of {node.name} ({why})" for g, why in sorted(node.blocked.items()) if g in node.gpus]
-    return listed(words)

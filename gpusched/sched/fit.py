@@ -38,15 +38,10 @@ def request_of(requests: Requests, shape: int) -> Request:
 def set_feasibility(
     total: Resources, usable: Resources, masks: Flags, requests: Requests, scratch: Scratch, feasibility: Ints
 ) -> None:
-    """Whether each request can ever run: ``feasibility: int64[shapes]``, in place.
+    """Whether each request can ever run, into ``feasibility: int64[shapes]``.
 
-    Args:
-        total: The nodes as declared, all of them empty and well.
-        usable: The nodes as they are, without those that are not available and without blocked GPUs, empty of jobs.
-        masks: ``uint8[masks, nodes]``.
-        requests: The distinct requests.
-        scratch: Work space.
-        feasibility: BAD_CONSTRAINTS: not even on ``total``; NOT_AVAILABLE: not on ``usable``; else OK.
+    BAD_CONSTRAINTS: not even on ``total``, the nodes as declared, all of them empty and well. NOT_AVAILABLE: not on
+    ``usable``, without those that are not available and without blocked GPUs, empty of jobs. Else OK.
     """
     for shape in range(feasibility.size):
         request = request_of(requests, shape)
@@ -65,26 +60,20 @@ def shortfall(resources: Resources, masks: Flags, request: Request) -> tuple[int
     The dimension is the first of ALLOWED, GPUS, CORES, MEMORY of which fewer than ``parts`` nodes have enough, among
     the nodes that have enough of those before it; -1 where the request fits.
     """
+    columns, needs = (resources.gpus, resources.cores, resources.memory), (request.gpus, request.cores, request.memory)
     counts = [0, 0, 0, 0]
     nearest = [-1, -1, -1, -1]
     for node in range(request.lo, request.hi):
         if resources.gpus[node] < 0 or (request.mask >= 0 and masks[request.mask, node] == 0):
             continue
         counts[ALLOWED] += 1
-        if nearest[GPUS] < 0 or resources.gpus[node] > resources.gpus[nearest[GPUS]]:
-            nearest[GPUS] = node
-        if resources.gpus[node] < request.gpus:
-            continue
-        counts[GPUS] += 1
-        if nearest[CORES] < 0 or resources.cores[node] > resources.cores[nearest[CORES]]:
-            nearest[CORES] = node
-        if resources.cores[node] < request.cores:
-            continue
-        counts[CORES] += 1
-        if nearest[MEMORY] < 0 or resources.memory[node] > resources.memory[nearest[MEMORY]]:
-            nearest[MEMORY] = node
-        if resources.memory[node] >= request.memory:
-            counts[MEMORY] += 1
+        for dimension in range(GPUS, MEMORY + 1):
+            has = columns[dimension - 1]
+            if nearest[dimension] < 0 or has[node] > has[nearest[dimension]]:
+                nearest[dimension] = node
+            if has[node] < needs[dimension - 1]:
+                break
+            counts[dimension] += 1
     for dimension in range(4):
         if counts[dimension] < request.parts:
             return dimension, counts[dimension], nearest[dimension]

@@ -23,7 +23,7 @@ class Keys(NamedTuple):
         submit: ``float64``, Unix seconds.
         gpus, cores, memory: ``int64``, of the whole job (all its parts); MiB.
         limit: ``float64``, seconds. expected: ``float64``: the estimated run time, where there is none the limit.
-        usage: ``float64``: GPU hours of the job's user, see `usage.usage_of`.
+        usage: ``float64``: GPU hours of the job's user, see `tally.usage_of`.
     """
 
     priority: Ints
@@ -37,9 +37,7 @@ class Keys(NamedTuple):
 
     def of(self, jobs: Ints) -> Keys:
         """The entries of these jobs."""
-        whole = (self.gpus[jobs], self.cores[jobs], self.memory[jobs])
-        times = (self.limit[jobs], self.expected[jobs])
-        return Keys(self.priority[jobs], self.submit[jobs], *whole, *times, self.usage[jobs])
+        return Keys._make(column[jobs] for column in self)
 
 
 def queue_order(order: Order, keys: Keys, ids: Sequence[str]) -> Ints:

@@ -23,12 +23,10 @@ from gpusched.sched.state import (
     Resources,
 )
 from gpusched.sched.text import (
-    CORES,
     ELSEWHERE,
-    GPUS,
     HELD_BACK,
     before_it,
-    listed,
+    not_available,
     rounded,
     shortage,
     starts_in,
@@ -62,7 +60,12 @@ class Verdicts:
     def add(self, queue: list[int], block: Block, reasons: dict[str, Reason]) -> None:
         """Writes the reasons of one partition's queue."""
         views, codes, shapes = self._waiting.views, self._codes, self._shapes
-        delayed = self._delayed(block)
+        same_for_all = {
+            ARRAY_LIMIT: ARRAY_FULL,
+            BACKFILL: self._delayed(block),
+            POLICY: HELD_BACK if block.policy.agent else _UNLUCKY,
+            MAPPING: ELSEWHERE,
+        }
         ahead = 0
         for job in queue:
             code = codes[job]
@@ -70,14 +73,8 @@ class Verdicts:
                 continue
             if code == PRIORITY:
                 reason = self._before(ahead)
-            elif code == ARRAY_LIMIT:
-                reason = ARRAY_FULL
-            elif code == BACKFILL:
-                reason = delayed
-            elif code == POLICY:
-                reason = HELD_BACK if block.policy.agent else _UNLUCKY
-            elif code == MAPPING:
-                reason = ELSEWHERE
+            elif code in same_for_all:
+                reason = same_for_all[code]
             else:
                 reason = self._by_shape.get((code, shapes[job])) or self._short(code, shapes[job], job, block)
             ahead += code >= RESOURCES
@@ -91,10 +88,9 @@ class Verdicts:
 
     def _before(self, ahead: int) -> Reason:
         figure = rounded(ahead)
-        reason = self._ahead.get(figure)
-        if reason is None:
-            reason = self._ahead[figure] = Reason(code=ReasonCode.PRIORITY, message=before_it(ahead))
-        return reason
+        if figure not in self._ahead:
+            self._ahead[figure] = Reason(code=ReasonCode.PRIORITY, message=before_it(ahead))
+        return self._ahead[figure]
 
     def _short(self, code: int, shape: int, job: int, block: Block) -> Reason:
         """The reason of RESOURCES, NOT_AVAILABLE and BAD_CONSTRAINTS, with figures; shared but for the head's."""
@@ -103,7 +99,8 @@ class Verdicts:
             reason = Reason(code=ReasonCode.BAD_CONSTRAINTS, message=message)
         elif code == NOT_AVAILABLE:
             message = self._shortage("needs", "usable", self._world.usable, shape)
-            missing = not_available(self._world, *self._span(shape))
+            requests = self._waiting.requests
+            missing = not_available(self._world.nodes[requests.lo[shape] : requests.hi[shape]])
             reason = Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=f"{message}; not available: {missing}")
         else:
             message = self._shortage("waits for", "free", self._world.resources, shape)
@@ -113,29 +110,10 @@ class Verdicts:
         self._by_shape[code, shape] = reason
         return reason
 
-    def _span(self, shape: int) -> tuple[int, int]:
-        return int(self._waiting.requests.lo[shape]), int(self._waiting.requests.hi[shape])
-
     def _shortage(self, verb: str, free: str, resources: Resources, shape: int) -> str:
         request = request_of(self._waiting.requests, shape)
         dimension, count, nearest = shortfall(resources, self._waiting.jobs.masks, request)
-        has = 0
-        if nearest >= 0:
-            column = (
-                resources.gpus if dimension == GPUS else resources.cores if dimension == CORES else resources.memory
-            )
-            has = int(column[nearest])
+        has = int(resources[dimension - 1][nearest]) if nearest >= 0 else 0  # of GPUs, cores or memory
         needs = (int(request.gpus), int(request.cores), int(request.memory))
         name = self._world.nodes[nearest].name if nearest >= 0 else ""
         return shortage(verb, free, dimension, int(request.parts), needs, int(count), name, has)
-
-
-def not_available(world: NodeArrays, lo: int, hi: int) -> str:
-    """What of these rows is not there for now: ``dgx002 (DRAINED: fan), GPU 3 of dgx001 (BUSY: ...)``."""
-    words = []
-    for node in world.nodes[lo:hi]:
-        if not node.available:
-            words.append(f"{node.name} ({node.unavailable_reason or 'not available'})")
-        else:
-            words += [f"GPU {g} of {node.name} ({why})" for g, why in sorted(node.blocked.items()) if g in node.gpus]
-    return listed(words)

@@ -55,14 +55,8 @@ def hold(holders: Holders, at: int, first: int, request: Request) -> None:
 def keeps(whole: Resources, usable: Resources, request: Request, held: Ints, first: int) -> bool:
     """Takes a running job's nodes (``held[first:first + parts]``) again, if those before it left them.
 
-    A node that is not available any more stays with its job.
-
-    Args:
-        whole: What is left of the pool by those before it.
-        usable: The pool empty; -1 GPUs where not available.
-        request: What the job has.
-        held: ``int64[...]``, nodes.
-        first: Where its own begin.
+    A node that is not available any more stays with its job. ``whole``: what those before it left of the pool;
+    ``usable``: the pool empty, -1 GPUs where not available; ``request``: what the job has.
     """
     for part in range(request.parts):
         node = held[first + part]
@@ -99,17 +93,8 @@ def displaces(
 ) -> bool:  # fmt: skip
     """As `finds`, but of those that run the last in the order are the first to go, and no more than it takes.
 
-    Args:
-        whole: See `keeps`.
-        idle: See `finds`.
-        usable: See `keeps`.
-        masks: Of the requests.
-        request: What is asked for.
-        rule: FIRST_FIT, BEST_FIT or SPREAD.
-        scratch: Of these nodes.
-        holders: Those that run; ``count`` of them.
-        count: How many.
-        at: How many of them have been gone through. Those that did not keep their nodes are on their way out.
+    ``usable``: see `keeps`. Of the ``count`` holders the first ``at`` have been gone through; those of them that did
+    not keep their nodes are on their way out.
     """
     if not choose(idle, masks, request, rule, scratch):
         if not choose(whole, masks, request, rule, scratch):

@@ -110,9 +110,11 @@ def speed_at(speeds: dict[int, float], gpus: int) -> float:
         return float(speeds[known[0]] * (gpus / known[0]) ** _SCALING)
     above = next((i for i, size in enumerate(known) if size > gpus), len(known) - 1)
     low, high = known[max(0, above - 1)], known[max(1, above)]
-    ratio, size_ratio = speeds[high] / speeds[low], high / low
-    slope = 0.0 if ratio <= 1.0 else min(1.0, log(ratio) / log(size_ratio))
-    return float(speeds[low] * (gpus / low) ** slope)
+    slope = log(speeds[high] / speeds[low]) / log(high / low)
+    if low < gpus < high:
+        return float(speeds[low] * (gpus / low) ** slope)
+    nearest = low if gpus < low else high
+    return float(speeds[nearest] * (gpus / nearest) ** min(1.0, max(0.0, slope)))
 
 
 def _of_partition(snapshot: Snapshot, name: str, policy: PolicySpec) -> tuple[dict[str, int], list[Resize]]:
@@ -191,6 +193,7 @@ def _gain(one: _One, before: int, gpus: int, total: int) -> float:
 def _settled(ones: Sequence[_One], given: dict[str, int], free: int, rules: Resizing, total: int) -> dict[str, int]:
     """Of those that run: who shrinks where others need it, the most above its due first, and who grows."""
     after = {one.id: one.gpus for one in ones}
+    room = free  # nobody grows into what another only lets go of
     for one in sorted(ones, key=lambda o: (given[o.id] - o.gpus, o.id)):
         if free >= 0 or given[one.id] >= one.gpus:
             break
@@ -198,12 +201,12 @@ def _settled(ones: Sequence[_One], given: dict[str, int], free: int, rules: Resi
         after[one.id] = next((g for g in reversed(options) if one.gpus - g >= -free), options[0])
         free += one.gpus - after[one.id]
     for one in sorted(ones, key=lambda o: (-_gain(o, o.gpus, max(given[o.id], o.gpus + 1), total), o.id)):
-        options = [g for g in one.sizes if one.gpus < g <= given[one.id] and g - one.gpus <= free]
+        options = [g for g in one.sizes if one.gpus < g <= given[one.id] and g - one.gpus <= room]
         if options and after[one.id] == one.gpus:
             gpus = options[-1]
             if one.speed(gpus) * (1.0 - one.held_back) >= one.speed(one.gpus) * (1.0 + rules.gain):
                 after[one.id] = gpus
-                free -= gpus - one.gpus
+                room -= gpus - one.gpus
     return after
 
 

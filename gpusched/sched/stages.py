@@ -12,11 +12,10 @@ from gpusched.model.snapshot import Snapshot
 from gpusched.sched.agent import Context
 from gpusched.sched.arrays import NodeArrays, Waiting
 from gpusched.sched.backfill import schedule
-from gpusched.sched.mapping.arrays import PassArrays
 from gpusched.sched.mapping.queue import JobFacts, Keep, Solver, map_queue, unfit_of
 from gpusched.sched.mapping.summary import summary
 from gpusched.sched.reasons import Block
-from gpusched.sched.state import BACKFILLS, PLACES, Floats, Ints
+from gpusched.sched.state import BACKFILLS, PLACES, Floats, Ints, PassArrays
 
 
 def place_queue(context: Context, queue: Ints, keep: Keep | None = None) -> Block:
@@ -24,23 +23,13 @@ def place_queue(context: Context, queue: Ints, keep: Keep | None = None) -> Bloc
 
     ``keep``: See `map_queue`; other places know no such thing.
     """
-    policy, world, waiting = context.policy, context.world, context.waiting
-    backfill = BACKFILLS[policy.backfill]
+    policy, waiting = context.policy, context.waiting
     if policy.place in MAPPED:
         return _mapped(context, queue, keep)
     head, shadow = schedule(
-        world.resources,
-        context.releases,
-        waiting.requests,
-        waiting.jobs,
-        queue,
-        PLACES[policy.place],
-        backfill,
-        context.snapshot.now,
-        context.rng,
-        context.scratch,
-        context.outcome,
-    )
+        context.world.resources, context.releases, waiting.requests, waiting.jobs, queue, PLACES[policy.place],
+        BACKFILLS[policy.backfill], context.snapshot.now, context.rng, context.scratch, context.outcome,
+    )  # fmt: skip
     return Block(policy, int(head), float(shadow))
 
 
@@ -80,12 +69,11 @@ def _job_facts(
     snapshot: Snapshot, world: NodeArrays, waiting: Waiting, partition: str, mapping: Mapping, kinds: tuple[str, ...]
 ) -> JobFacts:
     users = {name: i for i, name in enumerate(dict.fromkeys(view.user for view in waiting.views))}
+    own = {node.name for node in world.nodes if node.partition == partition}
     held = np.zeros(len(users))
     for job in snapshot.running:
         if job.user in users:
-            held[users[job.user]] += sum(
-                len(part.gpus) for part in job.allocation.parts if _is_of(world, part.node, partition)
-            )
+            held[users[job.user]] += sum(len(part.gpus) for part in job.allocation.parts if part.node in own)
     of_name: dict[str, list[float]] = {}
 
     def speed(jobs: Ints) -> Floats:
@@ -100,10 +88,6 @@ def _job_facts(
         priority=waiting.keys.priority,
         unfit=unfit_of(waiting.requests.gpus[waiting.jobs.shape], int(world.total.gpus.max(initial=0))),
     )
-
-
-def _is_of(world: NodeArrays, node: str, partition: str) -> bool:
-    return node in world.row and world.nodes[world.row[node]].partition == partition
 
 
 def speeds_by_name(speeds: dict[str, dict[str, float]], name: str, kinds: tuple[str, ...]) -> list[float]:

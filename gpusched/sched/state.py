@@ -6,6 +6,7 @@ partition are neighbours: a request names its partition as the rows ``lo <= node
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -150,12 +151,40 @@ class Outcome(NamedTuple):
     total: Ints
 
 
+class PassArrays(NamedTuple):
+    """What a decision that maps jobs to nodes works on: what `backfill.schedule` takes, and the nodes' GPU types.
+
+    Attributes:
+        usable: The nodes as they are, empty of jobs. kind: ``int64[nodes]``: GPU type.
+    """
+
+    resources: Resources
+    releases: Releases
+    requests: Requests
+    jobs: Jobs
+    scratch: Scratch
+    outcome: Outcome
+    now: float
+    usable: Resources
+    kind: Ints
+
+
 PLENTY = 1 << 40
+
+
+def ints(values: Sequence[int]) -> Ints:
+    """``int64[values]``."""
+    return np.array(values, dtype=np.int64)
 
 
 def new_resources(nodes: int) -> Resources:
     """Resources of ``nodes`` nodes without anything to give."""
     return Resources(*(np.zeros(nodes, np.int64) for _ in range(3)))
+
+
+def copied(resources: Resources) -> Resources:
+    """The same in arrays of its own."""
+    return Resources(*(column.copy() for column in resources))
 
 
 def new_releases(slots: int) -> Releases:
@@ -167,27 +196,16 @@ def new_releases(slots: int) -> Releases:
 
 def new_scratch(nodes: int, shapes: int) -> Scratch:
     """Work space for that many nodes and distinct requests."""
-    return Scratch(
-        chosen=np.zeros(nodes, np.int64),
-        keys=np.zeros(nodes, np.int64),
-        future=new_resources(nodes),
-        spare=new_resources(nodes),
-        late=new_resources(nodes),
-        failed=np.zeros(shapes, np.int64),
-        failed_late=np.zeros(shapes, np.int64),
-        stamp=np.zeros(1, np.int64),
-    )
+    chosen, keys = (np.zeros(nodes, np.int64) for _ in range(2))
+    future, spare, late = (new_resources(nodes) for _ in range(3))
+    failed, failed_late = (np.zeros(shapes, np.int64) for _ in range(2))
+    return Scratch(chosen, keys, future, spare, late, failed, failed_late, stamp=np.zeros(1, np.int64))
 
 
 def new_outcome(jobs: int, parts: int) -> Outcome:
     """An outcome with room for that many jobs with that many parts in all."""
-    return Outcome(
-        code=np.zeros(jobs, np.int64),
-        started=np.zeros(jobs, np.int64),
-        nodes=np.zeros(parts, np.int64),
-        offset=np.zeros(jobs, np.int64),
-        total=np.zeros(2, np.int64),
-    )
+    code, started, offset = (np.zeros(jobs, np.int64) for _ in range(3))
+    return Outcome(code, started, np.zeros(parts, np.int64), offset, np.zeros(2, np.int64))
 
 
 def seed_words(seed: int) -> Words:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import assert_never
+from typing import Literal, assert_never
 
 import msgspec
 
@@ -13,7 +13,8 @@ from gpusched.model.snapshot import NodeView, PendingView, Snapshot
 from gpusched.model.units import format_memory
 from gpusched.sched.eligible import id_key, ineligible
 from gpusched.sched.text import count_of, gpus_called, listed, listed_types
-from gpusched.sched.usage import usage_of
+
+Has = Literal["total", "usable", "free"]
 
 
 class NodeCount(msgspec.Struct, kw_only=True):
@@ -45,13 +46,16 @@ class NodeCount(msgspec.Struct, kw_only=True):
             return -1, self.cores, self.memory_mib
         return len(set(self.node.gpus) - self.node.blocked.keys() - self.held), self.cores, self.memory_mib
 
+    def has(self, what: Has) -> tuple[int, int, int]:
+        """One of the three."""
+        return self.total if what == "total" else self.usable if what == "usable" else self.free
+
 
 def counts_of(snapshot: Snapshot) -> dict[str, NodeCount]:
     """Node name -> its count."""
-    counts = {
-        n.name: NodeCount(node=n, held=set(), cores=n.cores, memory_mib=n.memory_mib) for n in reversed(snapshot.nodes)
-    }
-    counts = {name: counts[name] for name in reversed(counts)}
+    counts: dict[str, NodeCount] = {}
+    for n in snapshot.nodes:
+        counts.setdefault(n.name, NodeCount(node=n, held=set(), cores=n.cores, memory_mib=n.memory_mib))
     for job in snapshot.running:
         for part in job.allocation.parts:
             if count := counts.get(part.node):
@@ -84,12 +88,21 @@ def barred(job: PendingView, node: NodeView) -> str:
     return "an earlier attempt failed here" if node.name in job.excluded_nodes else ""
 
 
-def fits(
-    job: PendingView, counts: Iterable[NodeCount], has: Callable[[NodeCount], tuple[int, int, int]], to: int = 0
-) -> bool:
-    """Whether the job's ``spec.nodes`` (or ``to``) parts fit on what ``has`` says of each node it may use."""
-    parts, needs = to or job.spec.nodes, need(job.spec)
-    return sum(1 for c in counts if not barred(job, c.node) and covers(has(c), needs)) >= parts
+def fits(job: PendingView, counts: Iterable[NodeCount], has: Callable[[NodeCount], tuple[int, int, int]]) -> bool:
+    """Whether the job's ``spec.nodes`` parts fit on what ``has`` says of each node it may use."""
+    needs = need(job.spec)
+    return sum(1 for c in counts if not barred(job, c.node) and covers(has(c), needs)) >= job.spec.nodes
+
+
+def usage_of(snapshot: Snapshot) -> dict[str, float]:
+    """Fair share's figure: user -> recent GPU hours (``snapshot.usage``, decayed) plus one for every GPU held now.
+
+    Without the second part, a user whose jobs have just begun would look idle until usage has accrued.
+    """
+    usage = dict(snapshot.usage)
+    for job in snapshot.running:
+        usage[job.user] = usage.get(job.user, 0.0) + sum(len(part.gpus) for part in job.allocation.parts)
+    return usage
 
 
 def plain_order(snapshot: Snapshot, partition: str) -> list[PendingView]:
@@ -127,9 +140,7 @@ def queue_of(snapshot: Snapshot, partition: str, counts: Iterable[NodeCount]) ->
         shape = (spec.nodes, *need(spec), spec.nodelist, spec.exclude, spec.gpu_types, job.excluded_nodes)
         if shape not in possible:
             possible[shape] = fits(job, nodes, lambda c: c.usable)
-        if not possible[shape]:
-            continue
-        if job.array_room is None or job.array_room > 0:
+        if possible[shape] and (job.array_room is None or job.array_room > 0):
             queue.append(job)
     return queue
 
@@ -159,7 +170,7 @@ def earliest(snapshot: Snapshot, job: PendingView, counts: dict[str, NodeCount])
     return None
 
 
-def shortfall_of(count: NodeCount, needs: tuple[int, int, int]) -> tuple[str, str]:
+def shortfall_of(count: NodeCount, needs: tuple[int, int, int]) -> tuple[Literal["gpus", "cores", "memory"], str]:
     """(dimension, text) of a node that does not fit: ``2 of 8 GPUs free, needs 4 (3 held by jobs, 1 LOST)``."""
     free, total = count.free, count.total
     if free[0] < needs[0]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gpusched.model.plan import Reason, ReasonCode
+from gpusched.model.snapshot import NodeView
 from gpusched.model.units import format_duration, format_memory
 
 ALLOWED, GPUS, CORES, MEMORY = 0, 1, 2, 3
@@ -35,6 +38,17 @@ def gpus_called(gpu_type: str) -> str:
 def listed_types(names: tuple[str, ...]) -> str:
     """``A100 or V100``."""
     return " or ".join(names)
+
+
+def not_available(nodes: Iterable[NodeView]) -> str:
+    """What of these nodes is not there for now: ``dgx002 (DRAINED: fan), GPU 3 of dgx001 (BUSY: ...)``."""
+    words = []
+    for node in nodes:
+        if not node.available:
+            words.append(f"{node.name} ({node.unavailable_reason or 'not available'})")
+        else:
+            words += [f"GPU {g} of {node.name} ({why})" for g, why in sorted(node.blocked.items()) if g in node.gpus]
+    return listed(words)
 
 
 def amount(dimension: int, value: int) -> str:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from gpusched.sched.state import Floats, Ints
 from gpusched.sim.orders import ORDERS, Knows
 from gpusched.sim.policies import NO_HISTORY_S, ReplayPolicy
 from gpusched.traces.trace import Trace
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 class Knowledge(NamedTuple):
@@ -52,13 +49,11 @@ def knowledge_of(trace: Trace, policy: ReplayPolicy) -> Knowledge:
 def static_ranks(order: str, trace: Trace, expected: Floats, duration: Floats) -> Ints:
     """Each job's place in an order that never changes, ``int64[jobs]``; ties by (submit, id).
 
-    Args:
-        order: See `orders.ORDERS`; ``arriving`` and ``changing`` orders get their tie-break, (submit, id).
-        trace: The jobs.
-        expected: What the policy expects of run times, seconds.
-        duration: Real run times, seconds.
+    Other orders (see `orders.ORDERS`) get their tie-break. ``expected``: what the policy expects of run times,
+    ``duration``: the real ones, seconds.
     """
-    columns: dict[str, list[npt.NDArray[np.float64] | Ints]] = {
+    begin = float(trace.submit[0]) if len(trace) else 0.0
+    columns: dict[str, list[Floats | Ints]] = {
         "fifo": [],
         "sjf": [expected],
         "sjf-oracle": [duration],
@@ -66,15 +61,8 @@ def static_ranks(order: str, trace: Trace, expected: Floats, duration: Floats) -
         "lpt-limit": [-expected],
         "lpt-oracle": [-duration],
         "smallest": [trace.gpus],
-        "f1": [np.log10(expected) * trace.gpus + 870 * np.log10(np.maximum(trace.submit - _begin(trace), 1.0))],
+        "f1": [np.log10(expected) * trace.gpus + 870 * np.log10(np.maximum(trace.submit - begin, 1.0))],
     }
     is_static = order in ORDERS and ORDERS[order].kind == "static"  # an agent's order is its own
     keys = [*(columns[order] if is_static else ()), np.arange(len(trace))]
-    ranked = np.lexsort(keys[::-1])
-    ranks = np.empty(len(trace), np.int64)
-    ranks[ranked] = np.arange(len(trace))
-    return ranks
-
-
-def _begin(trace: Trace) -> float:
-    return float(trace.submit[0]) if len(trace) else 0.0
+    return np.argsort(np.lexsort(keys[::-1]))

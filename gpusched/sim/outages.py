@@ -15,12 +15,10 @@ _COLUMNS = ("node", "start", "end", "drain")
 
 
 def read_outages(path: Path, pool: Pool) -> tuple[Outage, ...]:
-    """The outages of a file.
+    """The outages of a CSV with the header ``node,start,end,drain``.
 
-    Args:
-        path: CSV with the header ``node,start,end,drain``: the node's name; seconds on the trace's clock, no end: for
-            good; ``drain`` yes lets its jobs finish, no or nothing cuts them. The last two columns may be missing.
-        pool: The nodes.
+    The node's name; seconds on the trace's clock, no end: for good; ``drain`` yes lets its jobs finish, no or nothing
+    cuts them. The last two columns may be missing.
 
     Raises:
         FileError: The first thing wrong with it.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 from gpusched.config.policies import BUILT_IN, POLICY, load_policy, policy_file
 from gpusched.config.weights import DEFAULT, Model, ModelError, load_model
@@ -16,17 +17,7 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Settings
 from gpusched.model.suggest import did_you_mean
 from gpusched.sched.agent import PREEMPT
-from gpusched.sched.state import (
-    BACKFILLS,
-    BEST_FIT,
-    CONSERVATIVE,
-    FASTEST,
-    FIRST_FIT,
-    MILP,
-    NAIVE,
-    RANDOM,
-    SPREAD,
-)
+from gpusched.sched.state import BACKFILLS, BEST_FIT, CONSERVATIVE, FASTEST, FIRST_FIT, MILP, NAIVE, RANDOM, SPREAD
 from gpusched.sim.orders import ALIASES, ORDERS, SUFFIXES, Kind, Knows, known_policies
 
 NO_HISTORY_S = 3600.0  # what is expected of a job of whose user nothing has ended, where it has no limit
@@ -44,7 +35,6 @@ PLACEMENTS = {
     "milp": MILP,
 }
 REPLAY_BACKFILLS = BACKFILLS | {"conservative": CONSERVATIVE}
-_RANKED = {"nothing": 0, "limit": 1, "estimate": 2, "oracle": 3}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +63,7 @@ class ReplayPolicy:
     @property
     def kind(self) -> Kind:
         """Static: places in the order never change; arriving: fixed at submission; changing: asked every time."""
-        if self.model is not None:
-            return "agent"
-        return ORDERS[self.order].kind
+        return ORDERS[self.order].kind if self.model is None else "agent"
 
     @property
     def by_estimate(self) -> bool:
@@ -93,25 +81,23 @@ class ReplayPolicy:
         return self.spec.preempt.restart_s if self.preempts and self.spec is not None else 0.0
 
 
-def policy_by_name(text: str, folders: tuple[Path, ...] = (BUILT_IN,)) -> ReplayPolicy:
-    """As `look_up`, an agent with the weights that serve any partition.
+def policy_by_name(text: str) -> ReplayPolicy:
+    """As `look_up` among the built-in ones, an agent with the weights that serve any partition.
 
     Raises:
         UsageError: There is none of that name (with the nearest that there is).
         FileError: The file is wrong.
         ModelError: It is an agent's, whose weights cannot be used.
     """
-    found = look_up(text, folders)
+    found = look_up(text)
     return found if isinstance(found, ReplayPolicy) else of_spec(found, text)
 
 
 def look_up(text: str, folders: tuple[Path, ...] = (BUILT_IN,)) -> ReplayPolicy | PolicySpec:
     """The policy called ``text``; of an agent its file's, since the weights depend on the partition.
 
-    Args:
-        text: A file ``*.yaml`` or a trained policy's folder; the name of one in ``folders``; an order with its
-            backfill (`composed`).
-        folders: See `gpusched.config.policies.policy_folders`.
+    ``text``: a file ``*.yaml`` or a trained policy's folder; the name of one in ``folders`` (`policy_folders` of
+    `gpusched.config.policies`); an order with its backfill (`composed`).
 
     Raises:
         UsageError: There is none of that name (with the nearest that there is).
@@ -163,7 +149,7 @@ def of_spec(spec: PolicySpec, name: str | None = None, partition: str = DEFAULT)
 def _of_agent(spec: PolicySpec, name: str, model: Model) -> ReplayPolicy:
     """An agent; what it knows of run times is written with its weights."""
     knows, backfill = model.about.get("knows", "limit"), model.about.get("backfill", spec.backfill)
-    if knows not in _RANKED or backfill not in REPLAY_BACKFILLS:
+    if knows not in get_args(Knows) or backfill not in REPLAY_BACKFILLS:
         raise ModelError(f"{model.path}: it says that it knows {knows!r} and backfills {backfill!r}", "train it again")
     power = ", preemptive" if model.about.get(PREEMPT) == "yes" else ""
     source = f"{spec.agent} agent{power}, weights {model.digest}"
@@ -182,7 +168,7 @@ _BACKFILL_SOURCE = {
 def _with_backfill(policy: ReplayPolicy, backfill: str) -> ReplayPolicy:
     """With backfill; one that needs run times knows the limit at least."""
     knows: Knows = policy.knows
-    if backfill in _BACKFILL_SOURCE and _RANKED[knows] < _RANKED["limit"]:
+    if backfill in _BACKFILL_SOURCE and knows == "nothing":
         knows = "limit"
     source = "; ".join(x for x in (policy.source, _BACKFILL_SOURCE.get(backfill)) if x)
     return replace(policy, backfill=backfill, knows=knows, source=source)

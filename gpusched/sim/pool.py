@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gpusched.errors import UsageError
 from gpusched.model.resources import Inventory
-from gpusched.sched.state import Flags, Requests, Resources
+from gpusched.sched.state import Flags, Ints, Requests, Resources, ints
 from gpusched.traces.trace import Trace
 
-Ints = npt.NDArray[np.int64]
 NOT_MODELLED = -1
 
 
@@ -72,36 +70,28 @@ class Pool:
             if n.gpus < 0 or (n.gpus == 0 and n.cores <= 0):
                 raise UsageError(f"node {n.name or i} has neither GPUs nor cores")
         return cls(
-            gpus=_ints([n.gpus for n in ordered]),
-            cores=_ints([n.cores for n in ordered]),
-            memory_mib=_ints([n.memory_mib for n in ordered]),
-            gpu_type=_ints([types.index(n.gpu_type) for n in ordered]),
-            partition=_ints([partitions.index(n.partition) for n in ordered]),
+            gpus=ints([n.gpus for n in ordered]),
+            cores=ints([n.cores for n in ordered]),
+            memory_mib=ints([n.memory_mib for n in ordered]),
+            gpu_type=ints([types.index(n.gpu_type) for n in ordered]),
+            partition=ints([partitions.index(n.partition) for n in ordered]),
             names=tuple(n.name or f"n{i:04}" for i, n in enumerate(ordered)),
             gpu_types=types,
             partitions=partitions,
         )
 
     @classmethod
-    def uniform(
-        cls, nodes: int, gpus_per_node: int, *, cores: int = NOT_MODELLED, memory_mib: int = NOT_MODELLED,
-        gpu_type: str = "",
-    ) -> Pool:  # fmt: skip
+    def uniform(cls, nodes: int, gpus_per_node: int, *, gpu_type: str = "") -> Pool:
         """``nodes`` like nodes in one partition (`--nodes N --gpus-per-node G --gpu-type T`)."""
         if nodes < 1 or gpus_per_node < 1:
             raise UsageError("a pool needs at least one node with at least one GPU")
-        return cls.of([NodeSpec(gpus_per_node, cores, memory_mib, gpu_type)] * nodes)
+        return cls.of([NodeSpec(gpus_per_node, gpu_type=gpu_type)] * nodes)
 
     @classmethod
     def of_inventory(cls, inventory: Inventory) -> Pool:
         """The nodes an operator declared."""
-        return cls.of(
-            [
-                NodeSpec(n.gpus, n.cores, n.memory_mib, n.gpu_type, n.partition, n.name)
-                for p in inventory.partitions
-                for n in p.nodes
-            ]
-        )
+        nodes = (n for p in inventory.partitions for n in p.nodes)
+        return cls.of([NodeSpec(n.gpus, n.cores, n.memory_mib, n.gpu_type, n.partition, n.name) for n in nodes])
 
     def span(self, partition: int) -> tuple[int, int]:
         """The rows ``lo <= node < hi`` of one partition."""
@@ -146,15 +136,15 @@ def demand_of(trace: Trace, pool: Pool, *, shares: bool = False) -> Demand:
     distinct, index = np.unique(np.column_stack(columns), axis=0, return_inverse=True)
     splitter = _Splitter(trace, pool)
     kinds = [splitter.split(*(int(x) for x in row)) for row in distinct]
-    shape_of_kind = _ints([k if isinstance(k, int) else -1 for k in kinds])
-    shape = shape_of_kind[index.reshape(-1)] if len(kinds) else _ints([])
+    shape_of_kind = ints([k if isinstance(k, int) else -1 for k in kinds])
+    shape = shape_of_kind[index.reshape(-1)] if len(kinds) else ints([])
     why = {int(j): str(kinds[index.reshape(-1)[j]]) for j in np.flatnonzero(shape < 0)}
     requests, masks = splitter.requests(), splitter.masks()
     parts = np.where(shape >= 0, requests.parts[shape] if requests.parts.size else 0, 0)
     modelled = requests.cores.any() or requests.memory.any()
     resources = Resources(pool.gpus.copy(), *(_room(c, bool(modelled)) for c in (pool.cores, pool.memory_mib)))
     gpus_only = not modelled and masks.shape[0] == 0
-    return Demand(shape, requests, masks, parts, resources, _ints(splitter.queues), why, gpus_only, splitter.milli())
+    return Demand(shape, requests, masks, parts, resources, ints(splitter.queues), why, gpus_only, splitter.milli())
 
 
 _AMPLE_CORES, _AMPLE_MEMORY = (1 << 20) - 1, (1 << 32) - 1
@@ -241,11 +231,11 @@ class _Splitter:
     def requests(self) -> Requests:
         """All distinct requests."""
         columns = list(zip(*self._shapes, strict=True))[:-1] if self._shapes else [()] * 7
-        return Requests(*(_ints(list(c)) for c in columns))
+        return Requests(*(ints(list(c)) for c in columns))
 
     def milli(self) -> Ints:
         """Thousandths of one GPU, by request."""
-        return _ints([key[-1] for key in self._shapes])
+        return ints([key[-1] for key in self._shapes])
 
     def masks(self) -> Flags:
         """Nodes by wanted GPU type."""
@@ -253,7 +243,3 @@ class _Splitter:
         for kinds, mask in self._masks.items():
             masks[mask] = np.isin(self._pool.gpu_type, kinds)
         return masks
-
-
-def _ints(values: Sequence[int]) -> Ints:
-    return np.array(values, dtype=np.int64)

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 if TYPE_CHECKING:
     from gpusched.config.yamlfile import Value
     from gpusched.model.resources import Inventory
+    from gpusched.sched.state import Floats
     from gpusched.sim.pool import Pool
 
-Floats = npt.NDArray[np.float64]
 J_PER_KWH = 3.6e6
 _POWER = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(?:(kW)|W)?")
 
@@ -53,10 +52,7 @@ class PowerModel:
     def energy_j(self, pool: Pool, held_gpu_s: Floats, span_s: float) -> float:
         """Joules of all nodes over ``span_s`` seconds, whether anything ran on them or not.
 
-        Args:
-            pool: The nodes.
-            held_gpu_s: ``float64[nodes]``: GPU seconds held on each.
-            span_s: Seconds.
+        ``held_gpu_s``: ``float64[nodes]``: GPU seconds held on each.
         """
         share_s = held_gpu_s / np.maximum(pool.gpus, 1)
         return float(self.idle_w.sum() * span_s + ((self.busy_w - self.idle_w) * share_s).sum())
@@ -73,12 +69,6 @@ def power_model(
 
     A node's own figures come first, then those of its GPU type (each for a whole node), then its rated power in the
     inventory, then the paper's rated power by GPU; where only rated power is known, idle is `IDLE_SHARE` of it.
-
-    Args:
-        pool: The nodes.
-        inventory: For ``rated_power``.
-        types: GPU type -> figures.
-        nodes: Node name -> figures.
     """
     rated = {n.name: n.rated_power_w for n in inventory.nodes if n.rated_power_w} if inventory else {}
     draws, assumed = [], False
@@ -87,7 +77,8 @@ def power_model(
         known = (nodes or {}).get(name) or (types or {}).get(gpu_type)
         if known is None:
             assumed = True
-            watts = rated.get(name) or _rated_w_per_gpu(gpu_type) * int(pool.gpus[row])
+            per_gpu = (w for kind, w in RATED_W_PER_GPU.items() if kind in gpu_type.upper())
+            watts = rated.get(name) or next(per_gpu, OTHER_W_PER_GPU) * int(pool.gpus[row])
             known = Draw(IDLE_SHARE * watts, watts)
         draws.append(known)
     columns = np.array(draws, np.float64).reshape(-1, 2)
@@ -132,10 +123,6 @@ def _watts(text: str) -> float:
     if match is None:
         raise ValueError(text)
     return float(match[1]) * (1000.0 if match[2] else 1.0)
-
-
-def _rated_w_per_gpu(gpu_type: str) -> float:
-    return next((w for name, w in RATED_W_PER_GPU.items() if name in gpu_type.upper()), OTHER_W_PER_GPU)
 
 
 def _assumption(inventory: bool) -> str:

@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gpusched.errors import UsageError
 from gpusched.model.suggest import did_you_mean
+from gpusched.sched.state import Floats, Ints
 from gpusched.sim.pool import Demand, Pool, demand_of
 from gpusched.sim.profiles import Profiles, read_profiles
 from gpusched.sim.profiles.table import model_key
 from gpusched.traces.trace import Trace
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 AS_RECORDED = 1.0
 
 

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from gpusched.compiled import kept_on_disk
+from gpusched.sched.state import filled
 from gpusched.sim.agent import agent_runner
 from gpusched.sim.engine.build import Options, Outage, World, forecast_for, log_of, result_of, world_of
 from gpusched.sim.engine.generic import new_queue, run_generic
 from gpusched.sim.engine.mapped import MappedRun, is_mapped
 from gpusched.sim.engine.preempt import PREEMPTIVE_CODES, Preemptive, new_plan, rule_of, run_preemptive
 from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, Log, grown
-from gpusched.sim.engine.static import new_fixed, run_merged, run_strict
+from gpusched.sim.engine.static import LAST, Fixed, run_merged, run_strict
 from gpusched.sim.engine.waitlist import new_waitlist
-from gpusched.sim.engine.warm import one_job
 from gpusched.sim.policies import PLACEMENTS, REPLAY_BACKFILLS, ReplayPolicy, policy_by_name
 from gpusched.sim.pool import Pool
 from gpusched.sim.profiles import Profiles
@@ -39,11 +39,8 @@ def replay(trace: Trace, pool: Pool, policy: ReplayPolicy | PolicyFunction | str
     At one instant ends come before node events, those before arrivals, and these before decisions. A partition is
     decided at the instants at which one of its jobs arrives or ends or one of its nodes changes.
 
-    Args:
-        trace: The jobs. Those that can never run are named in the result and kept out.
-        pool: The nodes.
-        policy: A policy, its name, or a function (see `stepper`).
-        **options: See `Options`.
+    Jobs that can never run are named in the result and kept out. The policy may be a function (see `stepper`).
+    ``options``: see `Options`.
 
     Raises:
         UsageError: A placement, policy or node that does not exist; a function that starts what cannot start.
@@ -138,11 +135,21 @@ def _compile_for(world: World) -> None:
     _run(tiny, log_of(tiny), kind)
 
 
+def one_job() -> Trace:
+    """A trace of one job with one GPU for one second: what compiling ahead of a replay needs."""
+    unknown, zero, one = np.full(1, -1, np.int64), np.zeros(1), np.ones(1)
+    return Trace(
+        name="one job", epoch=None, ids=("1",), submit=zero, duration=one, limit=one, gpus=-unknown,
+        gpu_milli=-1000 * unknown, nodes=0 * unknown, cores=unknown, memory_mib=unknown, user=unknown, group=unknown,
+        model=unknown, gpu_type=unknown, depends_on=unknown, status=unknown, wait=zero,
+    )  # fmt: skip
+
+
 def _run(world: World, log: Log, kind: str) -> tuple[Log, tuple[str, ...]]:
     """Runs to the end, giving the log more room where it asks for it; with the run's own notes."""
-    sim, runner = world.sim, _runner(world, kind)
+    runner = _runner(world, kind)
     while runner(log) == GROW:
-        log = grown(log, len(log.events), len(log.cuts) + len(sim.jobs), len(log.cut_nodes) + len(sim.held))
+        log = grown(log, world.sim)
     return log, getattr(runner, "notes", ())
 
 
@@ -162,5 +169,6 @@ def _runner(world: World, kind: str) -> Callable[[Log], int]:
         queue = new_queue(world)
         return lambda log: run_generic(sim, log, passes, queue)
     waitlist = new_waitlist(demand.shape, sim.jobs["rank"], demand.queue, len(sim.dirty), kind == "strict")
-    fixed, run = new_fixed(waitlist, PLACEMENTS[world.rule], REPLAY_BACKFILLS[policy.backfill]), _RUNS[kind]
+    last, run = filled(LAST, 1, head=-1), _RUNS[kind]
+    fixed = Fixed(waitlist, last, PLACEMENTS[world.rule], REPLAY_BACKFILLS[policy.backfill])
     return lambda log: run(sim, log, passes, fixed)

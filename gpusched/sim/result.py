@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from gpusched.sched.state import Floats, Ints
 from gpusched.sim.pool import Pool
 from gpusched.traces.trace import Trace
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 START, END, KILLED, PREEMPTED, NODE_FAIL, NODE_DOWN, NODE_DRAIN, NODE_UP, PAIRED, RESIZED = range(10)
 EVENT_KINDS = (

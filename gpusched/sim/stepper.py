@@ -20,7 +20,7 @@ import numpy as np
 from gpusched.errors import UsageError
 from gpusched.sched.backfill import attempt, give
 from gpusched.sched.place import node_fits
-from gpusched.sched.state import OK, STARTED, Ints, Request, Resources
+from gpusched.sched.state import OK, STARTED, Ints, Request, Resources, copied
 from gpusched.sim.engine.build import Options, log_of, result_of, world_of
 from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.pace import WHOLE, work_left
@@ -43,9 +43,8 @@ class Stepper:
     """
 
     def __init__(self, trace: Trace, pool: Pool, options: Options | None = None) -> None:
-        options = options or Options()
         policy = ReplayPolicy(name="", order="fifo", knows="nothing", source="")
-        self._world = world_of(trace, pool, policy, options)
+        self._world = world_of(trace, pool, policy, options or Options())
         self._log = log_of(self._world)
         self._rule = PLACEMENTS[self._world.rule]
         self._begin = time.perf_counter()
@@ -69,12 +68,10 @@ class Stepper:
         if np.isfinite(until):
             sim.clock[1] = until
         while (code := next_decision(sim, self._log, self._world.passes)) == GROW:
-            log = self._log
-            self._log = grown(log, len(log.events), len(log.cuts) + len(sim.jobs), len(log.cut_nodes) + len(sim.held))
+            self._log = grown(self._log, sim)
         if code == OVER:
             return False
-        for job in sorted(sim.ready[: sim.counter[READY]].tolist()):
-            self._waiting[job] = None
+        self._waiting |= dict.fromkeys(sorted(sim.ready[: sim.counter[READY]].tolist()))
         return True
 
     def waiting(self) -> list[int]:
@@ -109,27 +106,23 @@ class Stepper:
     ) -> tuple[int, ...] | None:
         sim, passes, pace = self._world.sim, self._world.passes, self._world.sim.pace
         rule = self._rule if placement is None else PLACEMENTS[placement]
-        milli = self._milli(job)
+        scratch, milli = passes.scratch, self._milli(job)
         if pace is not None and milli < WHOLE:
             found = place_shared(pace, sim, passes, resources, pace.slots, request, milli, rule)
         else:
-            found = (
-                attempt(resources, passes.jobs.masks, request, 0, rule, False, passes.rng, passes.scratch) == STARTED
-            )
-        return tuple(int(n) for n in passes.scratch.chosen[: request.parts]) if found else None
+            found = attempt(resources, passes.jobs.masks, request, 0, rule, False, passes.rng, scratch) == STARTED
+        return tuple(int(n) for n in scratch.chosen[: request.parts]) if found else None
 
     def _milli(self, job: int) -> int:
         """Thousandths of its one GPU, where GPUs are shared."""
         pace = self._world.sim.pace
-        shared = pace is not None and pace.slots.size > 0
-        return int(pace.milli[self._world.sim.jobs[job]["shape"]]) if pace is not None and shared else WHOLE
+        return WHOLE if pace is None else int(pace.milli[self._world.sim.jobs[job]["shape"]])
 
     def _fit(self, job: int, request: Request, resources: Resources, nodes: Sequence[int]) -> bool:
         """Whether these are distinct nodes of the job's partition, as many as it needs, and each fits a part."""
         sim, passes, pace, milli = self._world.sim, self._world.passes, self._world.sim.pace, self._milli(job)
-        if len(set(nodes)) != request.parts or len(nodes) != request.parts:
-            return False
-        if not all(request.lo <= n < request.hi for n in nodes):
+        distinct = len(set(nodes)) == len(nodes) == request.parts
+        if not distinct or not all(request.lo <= n < request.hi for n in nodes):
             return False
         if pace is not None and milli < WHOLE:
             return bool(part_fits(pace, sim, passes, resources, pace.slots, request, milli, nodes[0]))
@@ -145,10 +138,9 @@ class Stepper:
         if job not in self._waiting or sim.state[job]["status"] != WAITING:
             raise UsageError(f"job {job} cannot start: it does not wait")
         request = shape_request(sim.shapes, sim.jobs[job]["shape"])
+        nodes = self.fits(job) if nodes is None else nodes
         if nodes is None:
-            nodes = self.fits(job)
-            if nodes is None:
-                return False
+            return False
         if not self._fit(job, request, sim.resources, nodes):
             raise UsageError(f"job {job} cannot start on nodes {tuple(nodes)}: not free, or not what it needs")
         sim.chosen[: request.parts] = nodes
@@ -210,7 +202,7 @@ class Stepper:
     def _resources_without(self, job: int) -> Resources:
         """What would be free if a running job gave its nodes back."""
         sim = self._world.sim
-        resources = Resources(*(column.copy() for column in sim.resources))
+        resources = copied(sim.resources)
         request = shape_request(sim.shapes, sim.jobs[job]["shape"])
         for node in self.nodes_of(job):
             if resources.gpus[node] >= 0:

@@ -1,4 +1,4 @@
-"""What no schedule can beat: lower bounds on mean JCT and makespan, and the optimum of small instances.
+"""What no schedule can beat: lower bounds on mean JCT and makespan.
 
 **The relaxation.** A job with g GPUs and run time d is w = g d of work, available from its release r on; a pool is
 M GPUs. Whatever a schedule does, preemptive or not, at every instant the GPUs at work are at most M, and job j gets at
@@ -23,14 +23,12 @@ dependency, the earliest that what it waits for can end. Restarts, failures and 
 
 from __future__ import annotations
 
-import itertools
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from gpusched.compiled import jit
-from gpusched.errors import UsageError
 from gpusched.sched.heaps import Heap, new_heap, pop, push
 from gpusched.sched.state import Floats
 from gpusched.sim.pool import Demand, Pool, demand_of
@@ -38,33 +36,26 @@ from gpusched.traces.trace import Trace
 
 
 class Bounds(NamedTuple):
-    """Lower bounds over the jobs that can run on the pool.
+    """Lower bounds over the jobs that can run on the pool; None where none can, or nothing is proven.
 
     Attributes:
         mean_jct_s: No schedule has a smaller mean of end - submit. makespan_s: Nor a smaller last end - first submit.
         jobs: How many jobs that is over.
     """
 
-    mean_jct_s: float
-    makespan_s: float
-    jobs: int
+    mean_jct_s: float | None = None
+    makespan_s: float | None = None
+    jobs: int = 0
 
 
 def bounds_of(trace: Trace, pool: Pool, *, limits: bool = False) -> Bounds:
-    """The bounds for one trace on one pool; NaN where no job can run.
-
-    Args:
-        trace: The jobs.
-        pool: The nodes.
-        limits: Whether time limits kill, as in `replay`.
-    """
+    """The bounds for one trace on one pool; ``limits``: whether time limits kill, as in `replay`."""
     demand = demand_of(trace, pool)
     duration = np.where((trace.duration > trace.limit) & limits, trace.limit, trace.duration)
-    release = _releases(trace, duration)
-    can_run = _can_run(trace, demand)
+    can_run, release = _released(trace, demand, duration)
     runs = np.flatnonzero(can_run)
     if not len(runs):
-        return Bounds(float("nan"), float("nan"), 0)
+        return Bounds()
     total, end = 0.0, 0.0
     partition = demand.queue[demand.shape[runs]]
     for part in np.unique(partition):
@@ -78,29 +69,14 @@ def bounds_of(trace: Trace, pool: Pool, *, limits: bool = False) -> Bounds:
     return Bounds(total / len(runs), end - float(trace.submit[runs].min()), len(runs))
 
 
-def _can_run(trace: Trace, demand: Demand) -> npt.NDArray[np.bool_]:
-    can_run = demand.shape >= 0
+def _released(trace: Trace, demand: Demand, duration: Floats) -> tuple[npt.NDArray[np.bool_], Floats]:
+    """Which jobs can run, ``bool[jobs]``, and the earliest that each can start, ``float64[jobs]``."""
+    can_run, release = demand.shape >= 0, trace.submit.astype(np.float64, copy=True)
     for job in np.flatnonzero(trace.depends_on >= 0).tolist():
-        before = job
-        while before >= 0 and can_run[job]:
-            can_run[job] &= demand.shape[before] >= 0
-            before = int(trace.depends_on[before])
-    return can_run
-
-
-def _releases(trace: Trace, duration: Floats) -> Floats:
-    """The earliest that each job can start, ``float64[jobs]``."""
-    release = trace.submit.astype(np.float64, copy=True)
-    for job in np.flatnonzero(trace.depends_on >= 0).tolist():
-        chain, before = [job], int(trace.depends_on[job])
-        while before >= 0:
-            chain.append(before)
-            before = int(trace.depends_on[before])
-        end = -np.inf
-        for one in reversed(chain):
-            release[job] = max(float(trace.submit[one]), end)
-            end = release[job] + float(duration[one])
-    return release
+        before = int(trace.depends_on[job])  # an earlier row, so that its own are known
+        can_run[job] &= can_run[before]
+        release[job] = max(release[job], release[before] + float(duration[before]))
+    return can_run, release
 
 
 def _flow(release: Floats, duration: Floats, work: Floats, gpus: float) -> float:
@@ -167,87 +143,3 @@ def smith_busy(release: Floats, size: Floats, heap: Heap) -> float:
         left[job] -= done
         now += done
     return busy
-
-
-class Optimum(NamedTuple):
-    """A best schedule without preemption: mean JCT, seconds, and each job's start."""
-
-    mean_jct_s: float
-    start: tuple[float, ...]
-
-
-_MOST_JOBS = 8
-
-
-def exact_optimum(trace: Trace, pool: Pool) -> Optimum:
-    """The least mean JCT without preemption, by enumeration; waiting though a job fits is among the choices.
-
-    In order of their starts, every job is tried next on every set of nodes, at the earliest time from the last start
-    on at which it fits there: of the best schedules, one is such. Branches that the bound above cuts off are left out.
-
-    Raises:
-        UsageError: More than 8 jobs, a dependency, or a job that can never run.
-    """
-    demand = demand_of(trace, pool)
-    if len(trace) > _MOST_JOBS or (demand.shape < 0).any() or (trace.depends_on >= 0).any():
-        raise UsageError(f"the optimum is found for at most {_MOST_JOBS} jobs that can all run, without dependencies")
-    search = _Search(trace, demand)
-    search.extend([], -np.inf, 0.0)
-    return Optimum(search.best / max(len(trace), 1), tuple(search.start))
-
-
-Placed = tuple[int, float, tuple[int, ...]]
-
-
-class _Search:
-    """Depth first, over who starts next and where."""
-
-    def __init__(self, trace: Trace, demand: Demand) -> None:
-        self.best, self.start = np.inf, [0.0] * len(trace)
-        self._submit, self._duration = trace.submit.tolist(), trace.duration.tolist()
-        requests, shape = demand.requests, demand.shape.tolist()
-        self._needs = [(int(requests.gpus[s]), int(requests.cores[s]), int(requests.memory[s])) for s in shape]
-        self._whole = list(zip(*(c.tolist() for c in demand.resources), strict=True))
-        self._sets = []
-        for s in shape:
-            mask = int(requests.mask[s])
-            rows = [n for n in range(requests.lo[s], requests.hi[s]) if mask < 0 or demand.masks[mask, n]]
-            self._sets.append(list(itertools.combinations(rows, int(requests.parts[s]))))
-
-    def extend(self, placed: list[Placed], last: float, flow: float) -> None:
-        """``placed``: (job, start, nodes) so far; ``last``: the last start; ``flow``: the sum of their JCTs."""
-        todo = [j for j in range(len(self._submit)) if all(j != p[0] for p in placed)]
-        if not todo:
-            if flow < self.best:
-                self.best = flow
-                for job, start, _ in placed:
-                    self.start[job] = start
-            return
-        least = sum(max(self._submit[j], last) + self._duration[j] - self._submit[j] for j in todo)
-        if flow + least >= self.best:
-            return
-        for job in todo:
-            tried = set()
-            for nodes in self._sets[job]:
-                start = self._earliest(job, nodes, placed, last)
-                key = (start, tuple(sorted(self._state(n, placed, start) for n in nodes)))
-                if start < np.inf and key not in tried:
-                    tried.add(key)
-                    jct = start + self._duration[job] - self._submit[job]
-                    self.extend([*placed, (job, start, nodes)], start, flow + jct)
-
-    def _earliest(self, job: int, nodes: tuple[int, ...], placed: list[Placed], last: float) -> float:
-        first = max(self._submit[job], last)
-        ends = sorted(s + self._duration[j] for j, s, _ in placed)
-        for time in [first, *(e for e in ends if e > first)]:
-            if all(self._fits(job, node, placed, time) for node in nodes):
-                return float(time)
-        return np.inf
-
-    def _fits(self, job: int, node: int, placed: list[Placed], time: float) -> bool:
-        held = [self._needs[j] for j, s, nodes in placed if node in nodes and s + self._duration[j] > time]
-        return all(sum(h[kind] for h in held) + self._needs[job][kind] <= self._whole[node][kind] for kind in range(3))
-
-    def _state(self, node: int, placed: list[Placed], time: float) -> tuple[object, ...]:
-        """What tells a node from another from ``time`` on: its size and what still runs on it."""
-        return (self._whole[node], tuple(j for j, s, nodes in placed if node in nodes and s + self._duration[j] > time))

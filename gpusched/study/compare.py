@@ -13,7 +13,7 @@ Floats = npt.NDArray[np.float64]
 DAY_S = 86400.0
 RESAMPLES = 2000
 MIN_DAYS = 5
-FIGURES = {"jct_s": "mean JCT", "wait_s": "mean wait", "bounded_slowdown": "mean bounded slowdown"}
+FIGURES = {"jct_s": "jct", "wait_s": "wait", "bounded_slowdown": "slowdown"}  # -> their columns of `JobTimes`
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,12 +50,6 @@ def compare(base: Result, other: Result, *, seed: int = 0, resamples: int = RESA
     Days (UTC, of submission) are drawn with replacement, since jobs of one day wait for each other and are not
     independent; both replays get the same days (Efron, Tibshirani: An Introduction to the Bootstrap, 1993: paired,
     percentile interval). Equal seeds give equal intervals.
-
-    Args:
-        base: What is compared against.
-        other: The other replay.
-        seed: Of the draws.
-        resamples: How many.
     """
     both = np.flatnonzero(base.ran & other.ran)
     if not len(both):
@@ -88,29 +82,27 @@ def _change(
     count: Floats,
     draws: Floats | None,
 ) -> Change:
-    column = {"jct_s": "jct", "wait_s": "wait", "bounded_slowdown": "slowdown"}[name]
-    a, b = (getattr(t, column)[both] for t in times)
+    a, b = (getattr(t, FIGURES[name])[both] for t in times)
     base, other = float(a.mean()), float(b.mean())
-    bounds: list[float | None] = [None] * 4
+    bounds: list[float | None] = []
     if draws is not None:
         sums = [np.bincount(day, values) for values in (a, b)]
         used = np.bincount(day) > 0
         jobs = draws @ count
         mean_a, mean_b = (draws @ s[used] / jobs for s in sums)
-        bounds = [float(x) for x in np.percentile(mean_b - mean_a, [2.5, 97.5])]
+        bounds += np.percentile(mean_b - mean_a, [2.5, 97.5]).tolist()
         if (mean_a > 0).all():
-            bounds += [float(x) for x in np.percentile(mean_b / mean_a - 1, [2.5, 97.5])]
-        else:
-            bounds += [None, None]
+            bounds += np.percentile(mean_b / mean_a - 1, [2.5, 97.5]).tolist()
+    difference_low, difference_high, low, high = (*bounds, None, None, None, None)[:4]
     return Change(
         figure=name,
         base=base,
         other=other,
         relative=other / base - 1 if base > 0 else None,
         difference=other - base,
-        difference_low=bounds[0],
-        difference_high=bounds[1],
-        low=bounds[2],
-        high=bounds[3],
+        difference_low=difference_low,
+        difference_high=difference_high,
+        low=low,
+        high=high,
         days=len(count) if draws is not None else int(np.count_nonzero(np.bincount(day))),
     )

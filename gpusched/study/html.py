@@ -16,7 +16,7 @@ from gpusched.study.compare import Change
 from gpusched.study.metrics import job_times
 from gpusched.study.study import Outcome
 from gpusched.study.timeline import Parts, binned_mean, parts_of, runs_of
-from gpusched.views import bars
+from gpusched.views import bars, figures
 from gpusched.views import replay as view
 
 Floats = npt.NDArray[np.float64]
@@ -29,10 +29,7 @@ MAX_HOLDERS = 20
 def page(outcomes: Sequence[Outcome], changes: Sequence[tuple[Change, ...]], title: str = "Replay") -> str:
     """The page: no network, no other file; light or dark as the reader's system is.
 
-    Args:
-        outcomes: What was replayed; those of the first outcome's trace share one time axis.
-        changes: As `study.changes` gives them.
-        title: Of the page.
+    ``changes``: as `study.changes` gives them. The outcomes of the first one's trace share one time axis.
     """
     drawn = [o for o in outcomes if o.metrics.jobs]
     data = _data(drawn, outcomes) if drawn else None
@@ -90,11 +87,11 @@ def _figures(outcomes: Sequence[Outcome]) -> str:
         times = (m.mean_jct_s, m.median_jct_s, m.p95_jct_s, m.p99_jct_s, m.mean_wait_s, m.p95_wait_s)
         rows.append([
             view.label(o, outcomes), o.result.knows, f"{m.jobs:,}", *map(view.span, times),
-            bars.quantity(m.mean_bounded_slowdown), view.span(m.makespan_s), _percent(m.utilization),
-            _percent(m.fragmentation), bars.quantity(m.energy_kwh), bars.quantity(m.inefficient_energy_kwh),
+            bars.quantity(m.mean_bounded_slowdown), view.span(m.makespan_s), bars.percent(m.utilization, 1),
+            bars.percent(m.fragmentation, 1), bars.quantity(m.energy_kwh), bars.quantity(m.inefficient_energy_kwh),
             bars.quantity(m.jain),
         ])  # fmt: skip
-    return _table(head, rows)
+    return figures.table(head, rows)
 
 
 def _holders(outcome: Outcome, outcomes: Sequence[Outcome]) -> str:
@@ -109,18 +106,8 @@ def _holders(outcome: Outcome, outcomes: Sequence[Outcome]) -> str:
         more = f" (the first {MAX_HOLDERS} of {len(found)})" if len(found) > MAX_HOLDERS else ""
         title = html.escape(f"{view.label(outcome, outcomes)}: by {what}{more}")
         head = (what, "jobs", "GPU hours", "mean JCT", "mean wait", "slowdown")
-        blocks += f"<details><summary>{title}</summary>{_table(head, rows)}</details>"
+        blocks += f"<details><summary>{title}</summary>{figures.table(head, rows)}</details>"
     return blocks
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = "".join(f"<th>{html.escape(h)}</th>" for h in head)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _percent(fraction: float | None) -> str:
-    return "-" if fraction is None else f"{fraction * 100:.1f}%"
 
 
 # -- data for the script

@@ -130,13 +130,8 @@ def metrics_of(result: Result, power: PowerModel | None = None) -> Metrics:
 
 
 def _spread(name: str, values: Floats) -> dict[str, float | None]:
-    median, p95, p99 = np.percentile(values, [50, 95, 99])
-    return {
-        f"mean_{name}": float(values.mean()),
-        f"median_{name}": float(median),
-        f"p95_{name}": float(p95),
-        f"p99_{name}": float(p99),
-    }
+    found = (values.mean(), *np.percentile(values, [50, 95, 99]))
+    return {f"{what}_{name}": float(value) for what, value in zip(("mean", "median", "p95", "p99"), found, strict=True)}
 
 
 def _use(result: Result, runs: Runs, parts: Parts, power: PowerModel) -> dict[str, float | None]:

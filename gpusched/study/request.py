@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,33 +12,34 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from gpusched.config.policies import names_in
-from gpusched.config.weights import DEFAULT, weights_file
+from gpusched.config.policies import WEIGHTS, names_in
+from gpusched.config.weights import DEFAULT, ModelError, weights_file
 from gpusched.errors import UsageError
+from gpusched.model.policy import PolicySpec
 from gpusched.sim.nodelist import read_node_list
 from gpusched.sim.orders import folders_in_force, meaning_notes
-from gpusched.sim.policies import ReplayPolicy, of_spec
+from gpusched.sim.policies import ReplayPolicy, look_up, of_spec
 from gpusched.sim.power import power_model, read_power
 from gpusched.sim.sharing import share_for
 from gpusched.study.study import (
     FROM_EMPTY,
-    Named,
     Outcome,
     Run,
     Scenario,
     carry_out,
-    policies_named,
     scenario_of,
     workers_for,
 )
 
 if TYPE_CHECKING:
     from gpusched.forecast.predictor import Predictor
-    from gpusched.model.policy import PolicySpec
     from gpusched.model.resources import Inventory
     from gpusched.sim.rates import Rates
     from gpusched.sim.replay import Outage
     from gpusched.traces.trace import Trace
+
+
+Named = dict[str, ReplayPolicy | PolicySpec]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,16 +75,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 def outcomes(request: Request, advance: Callable[[float, int], None] | None = None) -> list[Outcome]:
     """Everything asked for, trace by trace, policy by policy, seed by seed.
 
-    Args:
-        request: What to do.
-        advance: Called with (runs done, runs in all) before the first, after each, and meanwhile with part of one.
+    ``advance`` is called with (runs done, runs in all) before the first, after each, and meanwhile with part of one.
 
     Raises:
         UsageError: Something asked for does not exist or contradicts something else.
         GpuschedError: A trace cannot be read.
     """
     folders = folders_in_force(request.inventory)
-    named = policies_named(request.policies, folders, _registered)
+    named = _policies(request.policies, folders)
     meanings = meaning_notes(set(named) - set(names_in(folders[:-1])))
     predictor = _predictor(request, named)
     rates = _rates(request)
@@ -122,6 +121,23 @@ def outcomes(request: Request, advance: Callable[[float, int], None] | None = No
     workers, watch = workers_for(runs, request.workers), part if advance is not None else None
     with _connected(request.backend) as backend:
         return list(carry_out(runs, workers=workers, backend=backend, done=step, progress=watch))
+
+
+def _policies(names: Sequence[str], folders: tuple[Path, ...]) -> Named:
+    """Each name or file with its policy, of an agent its file's, named alone once; files are looked for in ``folders``.
+
+    Raises:
+        UsageError: None at all, or one that does not exist.
+        ModelError: An agent that was never trained.
+    """
+    if not names:
+        raise UsageError("no policy is named", "say for example --policy fifo --policy easy")
+    found = {name: _registered(name) if "@" in name else look_up(name, folders) for name in names}
+    for name, policy in found.items():
+        if isinstance(policy, PolicySpec) and not any(Path(policy.folder).glob(f"*{WEIGHTS}")):
+            problem = f"{name} is not trained yet: {policy.folder} holds no weights"
+            raise ModelError(problem, f"train it: gpusched train {name}")
+    return found
 
 
 def _registered(text: str) -> ReplayPolicy | PolicySpec:

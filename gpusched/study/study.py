@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from gpusched.config.policies import WEIGHTS
-from gpusched.config.weights import ModelError
 from gpusched.errors import UsageError
-from gpusched.model.policy import PolicySpec
-from gpusched.sim.policies import HALF_LIFE_S, ReplayPolicy, look_up
+from gpusched.sim.policies import HALF_LIFE_S, ReplayPolicy
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import PowerModel
-from gpusched.sim.result import Result
-from gpusched.study.carried import result_without, trace_without
+from gpusched.sim.result import END, KILLED, NODE_FAIL, PAIRED, PREEMPTED, RESIZED, START, CutRuns, Events, Result
+from gpusched.study.bounds import Bounds, bounds_of
 from gpusched.study.compare import Change, compare
 from gpusched.study.metrics import Metrics, metrics_of
 from gpusched.traces.slicing import nodes_for_load, offered_load, scale_arrivals, select, span_s
@@ -34,6 +30,7 @@ if TYPE_CHECKING:
 DEFAULT_LOAD = 0.9
 DEFAULT_GPUS_PER_NODE = 8
 FROM_EMPTY = "each replay begins with empty nodes: jobs submitted before are left out"
+_OF_JOBS = (START, END, KILLED, PREEMPTED, NODE_FAIL, PAIRED, RESIZED)
 PARALLEL_FROM = 400_000  # jobs replayed in all; below it processes take longer to start than they save
 
 
@@ -50,13 +47,6 @@ class Scenario(NamedTuple):
     notes: tuple[str, ...] = ()
     carried: int = 0
     half_life_s: float = HALF_LIFE_S
-
-
-class Bounds(NamedTuple):
-    """What no schedule can beat, seconds; None: not known."""
-
-    mean_jct_s: float | None = None
-    makespan_s: float | None = None
 
 
 class Outcome(NamedTuple):
@@ -139,33 +129,6 @@ def _nodes(count: int) -> str:
     return f"{count} {'node' if count == 1 else 'nodes'}"
 
 
-Named = dict[str, ReplayPolicy | PolicySpec]
-
-
-def policies_named(
-    names: Sequence[str], folders: tuple[Path, ...], registered: Callable[[str], ReplayPolicy | PolicySpec]
-) -> Named:
-    """Each name or file with its policy, of an agent its file's, named alone once.
-
-    Args:
-        names: As given.
-        folders: Where files are looked for by name.
-        registered: Finds ``NAME@VERSION``.
-
-    Raises:
-        UsageError: None at all, or one that does not exist.
-        ModelError: An agent that was never trained.
-    """
-    if not names:
-        raise UsageError("no policy is named", "say for example --policy fifo --policy easy")
-    found = {name: registered(name) if "@" in name else look_up(name, folders) for name in names}
-    for name, policy in found.items():
-        if isinstance(policy, PolicySpec) and not any(Path(policy.folder).glob(f"*{WEIGHTS}")):
-            problem = f"{name} is not trained yet: {policy.folder} holds no weights"
-            raise ModelError(problem, f"train it: gpusched train {name}")
-    return found
-
-
 def workers_for(runs: Sequence[Run], asked: int) -> int:
     """Processes to use: as asked, or (0) as many as are worth starting."""
     if asked > 0:
@@ -187,22 +150,18 @@ def carry_out(
 ) -> Iterator[Outcome]:
     """Every run in its order.
 
-    Args:
-        runs: What to do.
-        workers: Processes on this machine.
-        backend: joblib's name of a cluster's backend (``dask``, ``ray``), which the caller has connected.
-        done: Called after each.
-        progress: Called while one runs in this process, with the part that is done.
+    ``backend``: joblib's name of a cluster's backend (``dask``, ``ray``), which the caller has connected. ``done`` is
+    called after each run, ``progress`` while one runs in this process, with the part that is done.
     """
     bounds: dict[int, Bounds] = {}
     for scenario in {id(run.scenario): run.scenario for run in runs}.values():
         of = [run for run in runs if run.scenario is scenario]
         shared, limits = any(run.share != "no" for run in of), any(run.limits for run in of)
-        bounds[id(scenario)] = Bounds() if shared else bounds_of(scenario, limits=limits, rates=of[0].rates)
+        bounds[id(scenario)] = Bounds() if shared else _bounds(scenario, limits, of[0].rates)
     here = workers <= 1 and backend is None
     results = (_replayed(run, progress) for run in runs) if here else _spread_out(runs, workers, backend)
     for run, (result, metrics) in zip(runs, results, strict=True):
-        counted = trace_without(run.scenario.trace, run.scenario.carried)
+        counted = _trace_without(run.scenario.trace, run.scenario.carried)
         whole = replace(result, trace=counted, pool=run.scenario.pool)
         yield Outcome(whole, metrics, bounds[id(run.scenario)], run.scenario)
         if done is not None:
@@ -232,6 +191,47 @@ def _replayed(run: Run, progress: Callable[[float], None] | None = None) -> tupl
     return result, metrics_of(result, scenario.power)
 
 
+def _trace_without(trace: Trace, first: int) -> Trace:
+    return select(trace, np.arange(first, len(trace), dtype=np.int64)) if first else trace
+
+
+def result_without(result: Result, first: int) -> Result:
+    """The result without the ``first`` jobs of its trace, those that the replay began with."""
+    if not first:
+        return result
+    offset = int(result.part_offsets[first])
+    infeasible = result.infeasible >= first
+    kept = np.isin(result.events.kind, _OF_JOBS, invert=True) | (result.events.subject >= first)
+    subject = result.events.subject - np.where(np.isin(result.events.kind, _OF_JOBS), first, 0)
+    per_job = {
+        name: getattr(result, name)[first:]
+        for name in ("start", "last_start", "end", "part_gpus", "killed", "restarts")
+    }
+    return replace(
+        result,
+        trace=_trace_without(result.trace, first),
+        part_offsets=result.part_offsets[first:] - offset,
+        part_nodes=result.part_nodes[offset:],
+        infeasible=result.infeasible[infeasible] - first,
+        infeasible_why=tuple(w for w, own in zip(result.infeasible_why, infeasible, strict=True) if own),
+        cut=_cuts_without(result.cut, first),
+        events=Events(time=result.events.time[kept], kind=result.events.kind[kept], subject=subject[kept]),
+        **per_job,
+    )
+
+
+def _cuts_without(cut: CutRuns, first: int) -> CutRuns:
+    own = np.flatnonzero(cut.job >= first)
+    spans = [cut.part_nodes[cut.part_offsets[i] : cut.part_offsets[i + 1]] for i in own.tolist()]
+    return CutRuns(
+        job=cut.job[own] - first,
+        start=cut.start[own],
+        end=cut.end[own],
+        part_offsets=np.concatenate(([0], np.cumsum([len(s) for s in spans]))).astype(np.int64),
+        part_nodes=np.concatenate([np.zeros(0, np.int64), *spans]).astype(np.int64),
+    )
+
+
 def _light(run: Run) -> tuple[Result, Metrics]:
     """As `_replayed`, without sending the trace back."""
     result, metrics = _replayed(run)
@@ -247,23 +247,14 @@ def _spread_out(runs: Sequence[Run], workers: int, backend: str | None) -> Itera
         yield from many(joblib.delayed(_light)(run) for run in runs)
 
 
-def bounds_of(scenario: Scenario, *, limits: bool, rates: Rates | None = None) -> Bounds:
-    """Proven lower bounds on mean JCT and makespan of the jobs that can run on these nodes; ``limits`` may kill.
-
-    With ``rates`` every job goes as fast as on the GPUs that suit it best.
-    """
+def _bounds(scenario: Scenario, limits: bool, rates: Rates | None) -> Bounds:
+    """As `bounds.bounds_of`; with ``rates`` every job goes as fast as on the GPUs that suit it best."""
     from gpusched.sim.rates import fastest
-    from gpusched.study import bounds
 
-    trace = trace_without(scenario.trace, scenario.carried)
+    trace = _trace_without(scenario.trace, scenario.carried)
     if rates is not None:
         trace = replace(trace, duration=trace.duration / fastest(rates, trace, scenario.pool))
-    found = bounds.bounds_of(trace, scenario.pool, limits=limits)
-    return Bounds(_known(found.mean_jct_s), _known(found.makespan_s))
-
-
-def _known(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
+    return bounds_of(trace, scenario.pool, limits=limits)
 
 
 def changes(outcomes: Sequence[Outcome]) -> list[tuple[Change, ...]]:

@@ -144,13 +144,8 @@ def run_seconds(result: Result) -> Floats:
 def binned_mean(start: Floats, end: Floats, weight: Floats | Ints, edges: Floats) -> Floats:
     """The mean over each bin of the sum of ``weight`` over intervals [start, end) that are open: ``float64[bins]``.
 
-    Exact: the integral of the step function, differenced at the bins' edges.
-
-    Args:
-        start: ``float64[intervals]``, seconds.
-        end: Likewise.
-        weight: ``[intervals]``.
-        edges: ``float64[bins + 1]``, ascending.
+    Exact: the integral of the step function, differenced at the bins' edges. ``start`` and ``end`` in seconds:
+    ``float64[intervals]``; ``weight``: ``[intervals]``; ``edges``: ``float64[bins + 1]``, ascending.
     """
     at = np.concatenate([start, end])
     step = np.concatenate([weight, -np.asarray(weight)]).astype(np.float64)

@@ -69,11 +69,7 @@ def write(path: Path, trace: Trace) -> None:
 
 
 def read(path: Path, *, strict: bool = False) -> Trace:
-    """Read a trace back.
-
-    Args:
-        path: The file.
-        strict: Changes nothing here: rows were judged when it was imported.
+    """Read a trace back; ``strict`` changes nothing: rows were judged when it was imported.
 
     Raises:
         FileError: Not such a file, of a later version, or damaged.

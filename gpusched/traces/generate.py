@@ -6,12 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.errors import UsageError
-from gpusched.traces.fitting import fit
 from gpusched.traces.readers.draft import assemble
 from gpusched.traces.trace import Floats, Ints, Trace
-from gpusched.traces.workload import Limits, RunTime, Workload, load_workload, workload_text
-
-__all__ = ["Workload", "fit", "generate", "load_workload", "workload_text"]
+from gpusched.traces.workload import Limits, RunTime, Workload
 
 WEEK_S = 7 * 86400
 _HOUR_S = 3600.0
@@ -23,10 +20,6 @@ def generate(workload: Workload, seed: int = 0) -> Trace:
     """A trace of ``workload.jobs`` jobs, the first submitted at or after its start (time 0).
 
     Arrivals are a Poisson process whose rate follows the hours and weekdays; a burst is one arrival of several jobs.
-
-    Args:
-        workload: What to generate.
-        seed: Of the random numbers.
 
     Raises:
         UsageError: It asks for a load, and no job has GPUs.

@@ -9,17 +9,17 @@ from typing import cast
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.traces.trace import Trace
 
-FORMATS: dict[str, str] = {
-    "philly-csv": "gpusched.traces.readers.philly_csv",
-    "philly": "gpusched.traces.readers.philly",
-    "helios": "gpusched.traces.readers.helios",
-    "pai2020": "gpusched.traces.readers.pai2020",
-    "openb": "gpusched.traces.readers.openb",
-    "acme": "gpusched.traces.readers.acme",
-    "swf": "gpusched.traces.readers.swf",
-    "gavel": "gpusched.traces.readers.gavel",
-    "history": "gpusched.traces.readers.history",
-    "gpusched": "gpusched.traces.file",
+FORMATS: dict[str, str] = {  # what reads it
+    "philly-csv": "gpusched.traces.readers.philly_csv.read",
+    "philly": "gpusched.traces.readers.philly.read",
+    "helios": "gpusched.traces.readers.slurm_like.read_helios",
+    "pai2020": "gpusched.traces.readers.pai2020.read",
+    "openb": "gpusched.traces.readers.openb.read",
+    "acme": "gpusched.traces.readers.slurm_like.read_acme",
+    "swf": "gpusched.traces.readers.swf.read",
+    "gavel": "gpusched.traces.readers.gavel.read",
+    "history": "gpusched.traces.readers.history.read",
+    "gpusched": "gpusched.traces.file.read",
 }
 _NOT_KEPT = frozenset({"history", "gpusched"})  # changes all the time; is quick already
 
@@ -35,14 +35,8 @@ def load(
 ) -> Trace:
     """The workload of a file, of a folder (formats of several tables; gpusched's state), compressed or not.
 
-    Args:
-        path: The file or folder.
-        format: A name of `FORMATS`; None guesses it from the content.
-        vc: Only jobs of this group (virtual cluster, partition, queue).
-        since: Only jobs submitted at or after it: seconds of the trace's own time, or text as
-            `gpusched.traces.slicing.moment` takes it.
-        until: Only jobs submitted before it.
-        strict: Refuse the first bad row instead of keeping it out.
+    ``format``: a name of `FORMATS`; None guesses it from the content. ``vc``, ``since``, ``until``: see `slice_trace`.
+    ``strict`` refuses the first bad row instead of keeping it out.
 
     Raises:
         FileError: Not of that format; or strict, and a row is bad (file:line).
@@ -87,8 +81,9 @@ def _load(path: Path, format: str | None, *, strict: bool) -> Trace:
     kept = None if name in _NOT_KEPT else cache.place(_sources(source), name)
     if not strict and (trace := cache.get(kept)) is not None:
         return trace
+    module, _, read = FORMATS[name].rpartition(".")
     try:
-        trace = cast(Trace, importlib.import_module(FORMATS[name]).read(source, strict=strict))
+        trace = cast(Trace, getattr(importlib.import_module(module), read)(source, strict=strict))
     except OSError as error:
         raise GpuschedError(f"{error.filename or source}: {error.strerror or error}") from None
     cache.put(kept, trace)

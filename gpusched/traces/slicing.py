@@ -24,12 +24,9 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ].*)?")
 
 
 def select(trace: Trace, jobs: npt.NDArray[np.bool_] | npt.NDArray[np.int64], note: str | None = None) -> Trace:
-    """Some of a trace's jobs, in their order; a job whose predecessor is not among them waits for nobody.
+    """Some of a trace's jobs (``bool[jobs]``, or ascending indices), in their order; ``note`` is added to its notes.
 
-    Args:
-        trace: The trace.
-        jobs: bool[jobs], or ascending indices.
-        note: Added to the trace's notes.
+    A job whose predecessor is not among them waits for nobody.
     """
     order = np.flatnonzero(jobs) if jobs.dtype == np.bool_ else jobs.astype(np.int64)
     columns = {name: getattr(trace, name)[order] for name in (*FLOATS, *INTS) if name != "depends_on"}
@@ -45,15 +42,10 @@ def slice_trace(
     trace: Trace, *, since: float | str | None = None, until: float | str | None = None, vc: str | None = None,
     user: str | None = None, jobs: int | None = None,
 ) -> Trace:  # fmt: skip
-    """The jobs that satisfy all that is given. Times stay those of the whole trace.
+    """The jobs that satisfy all that is given, of them the first ``jobs``. Times stay those of the whole trace.
 
-    Args:
-        trace: The trace.
-        since: Submitted at or after it: seconds of the trace's time, or text for `moment`.
-        until: Submitted before it.
-        vc: Of this group (virtual cluster, partition, queue).
-        user: Of this user.
-        jobs: Only the first so many of them.
+    Submitted in [since, until): seconds of the trace's time, or text for `moment`. ``vc``: the group (virtual cluster,
+    partition, queue).
 
     Raises:
         UsageError: No job is left; or there is no such group or user.
@@ -140,12 +132,7 @@ def nodes_for_load(trace: Trace, gpus_per_node: int, load: float) -> int:
 def scale_arrivals(trace: Trace, gpus: int, load: float) -> Trace:
     """The same jobs with the times between their submissions stretched or pressed until they offer ``load``.
 
-    Recorded waiting times and the calendar no longer hold and are dropped.
-
-    Args:
-        trace: The trace.
-        gpus: GPUs of the cluster.
-        load: Offered load to reach, for instance 0.9.
+    ``gpus``: of the cluster. Recorded waiting times and the calendar no longer hold and are dropped.
 
     Raises:
         UsageError: The load is not above 0, or all jobs are submitted at once.

@@ -97,9 +97,14 @@ def quantity(value: float | None) -> str:
     return number(value, 0 if size >= 100 else 1 if size >= 10 else 2)
 
 
-def percent(fraction: float | None) -> str:
+def percent(fraction: float | None, digits: int = 0) -> str:
     """0.5 as ``50%``; unknown is ``-``."""
-    return UNKNOWN if fraction is None else f"{fraction * 100:.0f}%"
+    return UNKNOWN if fraction is None else f"{fraction * 100:.{digits}f}%"
+
+
+def change(fraction: float | None) -> str:
+    """0.5 as ``+50.0%``; unknown is ``-``."""
+    return UNKNOWN if fraction is None else f"{fraction:+.1%}"
 
 
 def watts(used: float | None, limit: float | None = None) -> str:
@@ -122,13 +127,3 @@ def gibibytes(used_mib: float | None, total_mib: float | None) -> str:
 def _gib(mib: float) -> str:
     gib = mib / 1024
     return f"{gib:.0f}" if gib >= 10 or gib == int(gib) else f"{gib:.1f}"
-
-
-def age(seconds: float | None) -> str:
-    """``8 s``, ``5 min``, ``3 h``, ``2 d``; unknown is ``-``."""
-    if seconds is None:
-        return UNKNOWN
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "bold yellow"), "fail": ("FAIL", "bold red")}
 
 
-def findings_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """One object per finding."""
-    return [msgspec.to_builtins(finding) for finding in findings]
-
-
 def findings_screen(findings: Sequence[Finding]) -> RenderableType:
     """The findings of one subject below each other, each with what to do."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)

@@ -69,6 +69,16 @@ def energy(joules: float | None) -> str:
     return f"{watt_hours / 1000:.2f} kWh" if watt_hours >= 1000 else f"{watt_hours:.1f} Wh"
 
 
+def age(seconds: float | None) -> str:
+    """``8 s``, ``5 min``, ``3 h``, ``2 d``; unknown is ``-``."""
+    if seconds is None:
+        return UNKNOWN
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def plain_table(*columns: str, right: Iterable[str] = (), wrap: Iterable[str] = ()) -> Table:
     """A table without lines, as ps and squeue print them.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean as mean
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from gpusched.model.papers import DL2
+from gpusched.views.common import plain_table
 
 if TYPE_CHECKING:
     from gpusched.agents.dl2.reproduce import Row
@@ -23,22 +24,15 @@ WORDS = (
 
 def screen(rows: Sequence[Row]) -> RenderableType:
     """One line for a setting and policy."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("SETTING", no_wrap=True)
-    table.add_column("POLICY", no_wrap=True)
-    for head in ("WORKLOADS", "MEAN JCT", "AGAINST DRF", "ABOVE BOUND", "MAKESPAN"):
-        table.add_column(head, no_wrap=True, justify="right")
+    heads = ("SETTING", "POLICY", "WORKLOADS", "MEAN JCT", "AGAINST DRF", "ABOVE BOUND", "MAKESPAN")
+    table = plain_table(*heads, right=heads[2:])
     for setting, policy in dict.fromkeys((row.setting, row.policy) for row in rows):
         mine = [row for row in rows if (row.setting, row.policy) == (setting, policy)]
-        jct = _mean([row.mean_jct_slots for row in mine])
+        jct = mean(row.mean_jct_slots for row in mine)
         drf = [row.mean_jct_slots for row in rows if (row.setting, row.policy) == (setting, "drf")]
-        bound = _mean([row.bound_slots for row in mine])
+        bound = mean(row.bound_slots for row in mine)
         table.add_row(
-            setting, policy, f"{len(mine)}", f"{jct:.2f}", f"{jct / _mean(drf) - 1:+.1%}" if drf else "-",
-            f"{jct / bound - 1:+.1%}", f"{_mean([row.makespan_slots for row in mine]):.1f}",
+            setting, policy, f"{len(mine)}", f"{jct:.2f}", f"{jct / mean(drf) - 1:+.1%}" if drf else "-",
+            f"{jct / bound - 1:+.1%}", f"{mean(row.makespan_slots for row in mine):.1f}",
         )  # fmt: skip
     return Group(table, Text(), Text(WORDS))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

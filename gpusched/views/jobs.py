@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -233,8 +234,8 @@ def status_table(listing: Listing, width: int) -> Table:
     table = common.plain_table(
         *(c for c in COLUMNS if c not in hidden), right=("GPUS", "TIME", "LIMIT"), wrap=("NAME", "NODES/REASON")
     )
-    for jobs in _rows(listing.jobs):
-        cells = _cells(jobs, listing, _BAR_WIDTH if width >= FULL_WIDTH else 0)
+    for _, jobs in groupby(listing.jobs, _row_key):
+        cells = _cells(list(jobs), listing, _BAR_WIDTH if width >= FULL_WIDTH else 0)
         table.add_row(*(cell for column, cell in zip(COLUMNS, cells, strict=True) if column not in hidden))
     return table
 
@@ -258,22 +259,10 @@ def _cells(jobs: list[Job], listing: Listing, bar: int) -> list[Text]:
     ]
 
 
-def _rows(jobs: Iterable[Job]) -> Iterator[list[Job]]:
-    """Jobs that share a row: pending tasks of one array with one reason, next to each other."""
-    row: list[Job] = []
-    for job in jobs:
-        same = row and job.array_id is not None and _row_key(row[0]) == _row_key(job)
-        if row and not same:
-            yield row
-            row = []
-        row.append(job)
-    if row:
-        yield row
-
-
 def _row_key(job: Job) -> tuple[object, ...]:
-    together = job.state is JobState.PENDING
-    return (job.array_id, job.state, job.reason, job.held_by) if together else (job.id,)
+    """The same for jobs that share a row: pending tasks of one array with one reason, next to each other."""
+    together = job.state is JobState.PENDING and job.array_id is not None
+    return (job.array_id, job.reason, job.held_by) if together else (job.id,)
 
 
 def _id_text(jobs: list[Job], prefixes: Mapping[str, int]) -> Text:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,14 @@ from gpusched.views import bars, common
 
 _FINE = frozenset({GpuState.FREE, GpuState.ALLOCATED})
 _SHOWN_SKEW_S = 2.0
+_NODE_COLUMNS = {  # in how wide a terminal each is shown
+    "NODE": 0, "PARTITION": 0, "STATE": 0, "GPUS": 0, "FREE": 0, "UTIL": 0, "GPU MEM": 95, "GPU POWER": 80, "TEMP": 90,
+    "FREE CORES": 130, "FREE MEM": 130, "FIGURES": 0, "HELD BY": 100,
+}  # fmt: skip
+_GPU_COLUMNS = {
+    "NODE": 0, "GPU": 0, "NAME": 130, "STATE": 0, "UTIL": 0, "MEMORY": 0, "POWER": 70, "TEMP": 90, "JOB": 0, "USER": 70,
+    "FIGURES": 0,
+}  # fmt: skip
 
 
 def nodes_json(rows: Sequence[NodeRow]) -> list[dict[str, Any]]:
@@ -28,11 +36,8 @@ def nodes_json(rows: Sequence[NodeRow]) -> list[dict[str, Any]]:
 def nodes_screen(rows: Sequence[NodeRow], width: int, *, detail: bool = False, warning: str = "") -> RenderableType:
     """The table, the legend of its glyphs, and below what is wrong and where.
 
-    Args:
-        rows: The nodes.
-        width: Columns of the terminal; fewer of them show fewer figures.
-        detail: One line per GPU.
-        warning: Why the figures do not move, or "".
+    A terminal of fewer columns (``width``) shows fewer figures. ``detail``: one line per GPU. ``warning``: why the
+    figures do not move, or "".
     """
     parts: list[RenderableType] = [Text(f"warning: {warning}", "bold red"), Text()] if warning else []
     parts.append(_gpu_table(rows, width) if detail else _node_table(rows, width))
@@ -44,13 +49,7 @@ def nodes_screen(rows: Sequence[NodeRow], width: int, *, detail: bool = False, w
 
 
 def _node_table(rows: Sequence[NodeRow], width: int) -> Table:
-    columns = ["NODE", "PARTITION", "STATE", "GPUS", "FREE", "UTIL"]
-    columns += ["GPU MEM"] if width >= 95 else []
-    columns += ["GPU POWER"] if width >= 80 else []
-    columns += ["TEMP"] if width >= 90 else []
-    columns += ["FREE CORES", "FREE MEM"] if width >= 130 else []
-    columns += ["FIGURES"] if _mixed(rows) else []
-    columns += ["HELD BY"] if width >= 100 else []
+    columns = _shown(_NODE_COLUMNS, rows, width)
     table = common.plain_table(*columns, right=("FREE", "GPU MEM", "GPU POWER", "TEMP", "FREE CORES", "FREE MEM"))
     for row in rows:
         cells = _node_cells(row)
@@ -82,9 +81,10 @@ def _node_cells(row: NodeRow) -> dict[str, Text | str]:
     }
 
 
-def _mixed(rows: Sequence[NodeRow]) -> bool:
-    """Whether some figures are not NVML's, so that their source must be shown."""
-    return any(row.source not in ("nvml", "none") for row in rows)
+def _shown(columns: Mapping[str, int], rows: Sequence[NodeRow], width: int) -> list[str]:
+    """The columns that fit; the source of the figures only where some are not NVML's."""
+    mixed = any(row.source not in ("nvml", "none") for row in rows)
+    return [name for name, least in columns.items() if width >= least and (mixed or name != "FIGURES")]
 
 
 def _figures(row: NodeRow) -> Text:
@@ -103,14 +103,7 @@ def _holders(row: NodeRow) -> Text:
 
 
 def _gpu_table(rows: Sequence[NodeRow], width: int) -> Table:
-    columns = ["NODE", "GPU"]
-    columns += ["NAME"] if width >= 130 else []
-    columns += ["STATE", "UTIL", "MEMORY"]
-    columns += ["POWER"] if width >= 70 else []
-    columns += ["TEMP"] if width >= 90 else []
-    columns += ["JOB"]
-    columns += ["USER"] if width >= 70 else []
-    columns += ["FIGURES"] if _mixed(rows) else []
+    columns = _shown(_GPU_COLUMNS, rows, width)
     table = common.plain_table(*columns, right=("GPU", "MEMORY", "POWER", "TEMP"))
     bar_width = 16 if width >= 120 else 8 if width >= 90 else 0
     for row in rows:
@@ -142,7 +135,7 @@ def _notes(row: NodeRow) -> list[tuple[str, Text, str]]:
     notes = []
     silent = row.state in (NodeState.DOWN, NodeState.UNKNOWN)
     if row.reason or silent:
-        seen = f"last seen {bars.age(row.age_s)} ago" if silent and row.age_s is not None else ""
+        seen = f"last seen {common.age(row.age_s)} ago" if silent and row.age_s is not None else ""
         why = "; ".join(part for part in (row.reason.removeprefix(f"{row.name}: "), seen) if part)
         notes.append((row.name, Text(str(row.state), bars.STATE_STYLES[row.state]), why))
     if not silent:
@@ -159,7 +152,7 @@ def _notes(row: NodeRow) -> list[tuple[str, Text, str]]:
         notes.append((row.name, Text("clock", "yellow"), f"{abs(row.clock_skew_s):.1f} s {where} the controller's"))
     if row.stale and not silent:
         notes.append(
-            (row.name, Text("old", "yellow"), f"last seen {bars.age(row.age_s)} ago; the figures are that old")
+            (row.name, Text("old", "yellow"), f"last seen {common.age(row.age_s)} ago; the figures are that old")
         )
     if row.simulated:
         notes.append((row.name, Text("simulated", "bold magenta"), "the GPU figures are made up, not measured"))
@@ -174,11 +167,6 @@ def _note_table(notes: Sequence[tuple[str, Text, str]]) -> Table:
     for node, what, why in notes:
         table.add_row(Text(node, "bold"), what, Text(common.clean(why)))
     return table
-
-
-def flavors_json(rows: Sequence[FlavorRow]) -> list[dict[str, Any]]:
-    """One object per flavor."""
-    return [msgspec.to_builtins(row) for row in rows]
 
 
 def flavors_screen(rows: Sequence[FlavorRow]) -> RenderableType:

@@ -127,7 +127,7 @@ def change_table(rows: Sequence[ChangeRow]) -> Table:
             _moment(row.time), row.partition, row.act, row.user or common.UNKNOWN, before,
             f"{row.name} {row.version}", common.clean(forced + row.reason),
         )  # fmt: skip
-        found.add_row(*(Text(c) for c in cells))
+        found.add_row(*map(Text, cells))
     return found
 
 
@@ -139,16 +139,12 @@ def verdict_table(verdicts: Iterable[Verdict]) -> Table:
         "PARTITION", "JOBS", "DAYS", "POLICY", "MEAN JCT", "CHANGE", "95 % INTERVAL", right=("JOBS", "DAYS")
     )
     for v in verdicts:
-        found.add_row(
-            Text(v.partition), Text(str(v.jobs)), Text(str(v.days)), Text(f"{v.incumbent} {v.incumbent_version}"),
-            Text(_seconds(v.incumbent_mean_jct_s)), Text(""), Text(""),
-        )  # fmt: skip
+        base, other = f"{v.incumbent} {v.incumbent_version}", f"{v.candidate} {v.candidate_version}"
+        cells = (v.partition, str(v.jobs), str(v.days), base, _seconds(v.incumbent_mean_jct_s), "", "")
+        found.add_row(*map(Text, cells))
         interval = common.UNKNOWN if v.low is None or v.high is None else f"{-v.high:+.1%} to {-v.low:+.1%}"
         change = common.UNKNOWN if v.gain is None else f"{-v.gain:+.1%}"
-        found.add_row(
-            Text(""), Text(""), Text(""), Text(f"{v.candidate} {v.candidate_version}"),
-            Text(_seconds(v.candidate_mean_jct_s)), Text(change), Text(interval),
-        )  # fmt: skip
+        found.add_row(*map(Text, ("", "", "", other, _seconds(v.candidate_mean_jct_s), change, interval)))
     return found
 
 

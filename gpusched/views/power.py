@@ -31,10 +31,7 @@ def power_json(report: PowerReport) -> dict[str, Any]:
 def power_screen(report: PowerReport, width: int, warning: str = "") -> RenderableType:
     """What was used, wasted and paid, and who holds GPUs without using them.
 
-    Args:
-        report: The report.
-        width: Columns of the terminal; fewer of them show fewer figures.
-        warning: Why the figures do not move, or "".
+    A terminal of fewer columns (``width``) shows fewer figures. ``warning``: why they do not move, or "".
     """
     parts: list[RenderableType] = [Text(f"warning: {warning}", "bold red")] if warning else []
     parts += [_head(report), Text(), _table(report, width)]
@@ -52,7 +49,7 @@ def _head(report: PowerReport) -> Text:
     span = report.until - report.since
     form = "%Y-%m-%d %H:%M"
     begin, end = (datetime.fromtimestamp(t).strftime(form) for t in (report.since, report.until))
-    return Text.assemble((f"{begin} to {end}", "bold"), f" ({bars.age(span)}), by {report.by}")
+    return Text.assemble((f"{begin} to {end}", "bold"), f" ({common.age(span)}), by {report.by}")
 
 
 def _columns(report: PowerReport, width: int) -> list[str]:
@@ -146,6 +143,6 @@ def _idle_table(held_idle: Sequence[HeldIdle]) -> Table:
             Text(common.compress_names(idle.nodes)),
             str(idle.gpus),
             str(idle.idle_gpus),
-            bars.age(idle.idle_s),
+            common.age(idle.idle_s),
         )
     return table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from gpusched.views import bars, common
@@ -72,18 +72,14 @@ def _cells(outcome: Outcome) -> dict[str, str]:
         "P95 WAIT": span(m.p95_wait_s),
         "SLOWDOWN": bars.quantity(m.mean_bounded_slowdown),
         "MAKESPAN": span(m.makespan_s),
-        "UTIL": _percent(m.utilization),
+        "UTIL": bars.percent(m.utilization, 1),
         "GAP": common.UNKNOWN if gap is None else f"+{gap:.0%}",
-        "FRAG": _percent(m.fragmentation),
+        "FRAG": bars.percent(m.fragmentation, 1),
         "JAIN": bars.quantity(m.jain),
         "KWH": bars.quantity(m.energy_kwh),
         "INEFF. KWH": bars.quantity(m.inefficient_energy_kwh),
         "JOBS/S": f"{outcome.result.jobs_per_s:,.0f}",
     }
-
-
-def _percent(fraction: float | None) -> str:
-    return common.UNKNOWN if fraction is None else f"{fraction * 100:.1f}%"
 
 
 def screen(
@@ -120,16 +116,11 @@ def _holders(outcome: Outcome, by: str) -> RenderableType:
 
 def summary(outcomes: Sequence[Outcome], changes: Sequence[tuple[Change, ...]]) -> list[str]:
     """What changed and by how much, each replay against the first of its trace and seed, in plain words."""
-    lines = []
-    for outcome, change in zip(outcomes, changes, strict=True):
-        if not change:
-            continue
-        base = next(o for o in outcomes if o.scenario is outcome.scenario and o.result.seed == outcome.result.seed)
-        lines.append(_sentence(outcome, base, change, outcomes))
-    return lines
+    return [_sentence(o, change, outcomes) for o, change in zip(outcomes, changes, strict=True) if change]
 
 
-def _sentence(outcome: Outcome, base: Outcome, change: Sequence[Change], outcomes: Sequence[Outcome]) -> str:
+def _sentence(outcome: Outcome, change: Sequence[Change], outcomes: Sequence[Outcome]) -> str:
+    base = next(o for o in outcomes if o.scenario is outcome.scenario and o.result.seed == outcome.result.seed)
     jct = next(c for c in change if c.figure == "jct_s")
     wait = next(c for c in change if c.figure == "wait_s")
     name, other = label(outcome, outcomes), label(base, outcomes)
@@ -138,7 +129,7 @@ def _sentence(outcome: Outcome, base: Outcome, change: Sequence[Change], outcome
     ours, theirs = outcome.metrics, base.metrics
     if ours.utilization is not None and theirs.utilization is not None:
         points = (ours.utilization - theirs.utilization) * 100
-        text += f" Utilization is {_percent(ours.utilization)} ({points:+.1f} points)"
+        text += f" Utilization is {bars.percent(ours.utilization, 1)} ({points:+.1f} points)"
     if ours.energy_kwh is not None and theirs.energy_kwh:
         share = ours.energy_kwh / theirs.energy_kwh - 1
         text += f", energy {bars.quantity(ours.energy_kwh)} kWh ({share:+.1%})"
@@ -165,9 +156,8 @@ def _interval(change: Change) -> str:
 
 def remarks(outcomes: Sequence[Outcome]) -> list[str]:
     """What every policy knows, and what else a reader of the figures must know; each once."""
-    lines = []
-    for policy, knows in dict.fromkeys((o.result.policy, o.result.knows) for o in outcomes):
-        lines.append(f"{policy} knows {_KNOWS[knows]}.")
+    known = dict.fromkeys((o.result.policy, o.result.knows) for o in outcomes)
+    lines = [f"{policy} knows {_KNOWS[knows]}." for policy, knows in known]
     if len({o.result.knows for o in outcomes}) > 1:
         lines.append("Policies that know different things are not on a par.")
     notes = dict.fromkeys(n for o in outcomes for n in (*o.scenario.notes, *o.result.notes))
@@ -197,15 +187,8 @@ def write_schedule(result: Result, file: TextIO) -> None:
     """Every job as ``job,start,end,nodes``: seconds on the trace's clock, node names by spaces; never ran: empty."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(("job", "start", "end", "nodes"))
-    writer.writerows(_schedule_rows(result))
-
-
-def _schedule_rows(result: Result) -> Iterable[tuple[str, str, str, str]]:
     names, offsets, nodes = result.pool.names, result.part_offsets.tolist(), result.part_nodes.tolist()
     columns = zip(result.trace.ids, result.ran.tolist(), result.start.tolist(), result.end.tolist(), strict=True)
     for job, (name, ran, start, end) in enumerate(columns):
-        if not ran:
-            yield name, "", "", ""
-        else:
-            where = " ".join(names[n] for n in nodes[offsets[job] : offsets[job + 1]])
-            yield name, repr(start), repr(end), where
+        where = " ".join(names[n] for n in nodes[offsets[job] : offsets[job + 1]]) if ran else ""
+        writer.writerow((name, repr(start), repr(end), where) if ran else (name, "", "", ""))

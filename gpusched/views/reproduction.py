@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean as mean
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from gpusched.model.papers import GIST
 from gpusched.views import figures as plot
+from gpusched.views.common import plain_table
 
 if TYPE_CHECKING:
     from gpusched.agents.gist.reproduce import Reproduction
@@ -34,24 +35,18 @@ def _words(made: Reproduction) -> str:
         f"The paper's 'more than {claim:g}' {beyond} the optimum of its own stated setting, {once.u_optimum:.4f}. That "
         f"needs no learning: never queueing a job that fits, largest first, reaches {once.u_never_waits_at_worst:.4f} "
         f"even on the worst server each time when all jobs arrive at once, first fit {once.u_first_fit:.4f}, an "
-        f"untrained network with masks {_mean(once.u_untrained):.4f}. When jobs arrive one by one, the only thing that "
+        f"untrained network with masks {mean(once.u_untrained):.4f}. When jobs arrive one by one, the only thing that "
         "helps is to keep a job waiting though it fits, which the published reward punishes with -1; the agent that is "
         "rewarded with the episode's U itself has "
-        + ", ".join(f"{_mean(s.u_agent):.4f} of {s.u_best_online:.4f} at {s.gap_h:g} h"
+        + ", ".join(f"{mean(s.u_agent):.4f} of {s.u_best_online:.4f} at {s.gap_h:g} h"
                     for s in (made.hour_apart, made.day_apart))
         + "."
     )  # fmt: skip
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def screen(made: Reproduction) -> RenderableType:
     """The table, speed and a word on what it means."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("FIGURE", "WHAT", "PAPER", "EXACT", "MEASURED"):
-        table.add_column(head, no_wrap=True)
+    table = plain_table("FIGURE", "WHAT", "PAPER", "EXACT", "MEASURED")
     for row in made.figures:
         table.add_row(row.of, row.what, row.paper, row.exact, row.measured)
     return Group(table, Text(), Text(_subtitle(made)), Text(_words(made)), Text(_speed(made)))
@@ -87,8 +82,7 @@ def _schedule(case: Case, longest_d: float) -> str:
     blocks: list[plot.Block] = []
     for bar in sorted(case.bars, key=lambda b: (b.start_d, b.job)):
         lower = [b for b in blocks if int(b.row) == bar.server - 1 and b.end > bar.start_d and b.begin < bar.end_d]
-        lane = [b.row - (bar.server - 1) + b.height for b in lower]
-        row = bar.server - 1 + (max(lane) if lane else 0.0)
+        row = max((b.row + b.height for b in lower), default=float(bar.server - 1))
         blocks.append(plot.Block(bar.job[:1], row, bar.gpus / 8, bar.start_d, bar.end_d, int(bar.job[0]) - 1))
     paper = "" if case.paper_end_d is None else f"; the paper says {case.paper_end_d:g}"
     caption = f"f runs {case.f_run_d:g} days: all done after {case.end_d:g} days{paper}"
@@ -97,11 +91,11 @@ def _schedule(case: Case, longest_d: float) -> str:
 
 
 def _episodes(made: Reproduction, title: str, what: str, values: Sequence[float], colour: int) -> str:
-    mean = [sum(values[max(0, i - 49) : i + 1]) / len(values[max(0, i - 49) : i + 1]) for i in range(len(values))]
+    smooth = [mean(values[max(0, i - 49) : i + 1]) for i in range(len(values))]
     drawing = plot.lines(
         [
             plot.Line(f"U by episode, {what}", values, colour, faint=True),
-            plot.Line("mean of the last 50", mean, colour),
+            plot.Line("mean of the last 50", smooth, colour),
             plot.Line("optimum", [made.once.u_optimum], 2, dashed=True),
         ],
         title,
@@ -111,7 +105,7 @@ def _episodes(made: Reproduction, title: str, what: str, values: Sequence[float]
 
 def _tests(made: Reproduction, partition: str) -> str:
     played = made.fig6[partition]
-    naive = sum(played["naive"]) / len(played["naive"])
+    naive = mean(played["naive"])
     drawing = plot.lines(
         [
             plot.Line("trained", played["agent"], 0),
@@ -120,8 +114,7 @@ def _tests(made: Reproduction, partition: str) -> str:
         ],
         f"test episodes on {partition}",
     )
-    mean = sum(played["agent"]) / len(played["agent"])
-    caption = f"{len(played['agent'])} random test episodes; trained, mean {mean:.3f}"
+    caption = f"{len(played['agent'])} random test episodes; trained, mean {mean(played['agent']):.3f}"
     return plot.figure(f"Fig. 6: {partition}", caption, drawing)
 
 
@@ -136,7 +129,7 @@ def _apart(made: Reproduction) -> str:
     groups = []
     for setting in (made.once, made.hour_apart, made.day_apart):
         name = f"{setting.gap_h:g} h apart" if setting.gap_h else "at once"
-        agent, published = (sum(v) / len(v) for v in (setting.u_agent, setting.u_published))
+        agent, published = mean(setting.u_agent), mean(setting.u_published)
         groups.append((name, (setting.u_naive, setting.u_first_fit, published, agent, setting.u_best_online)))
     names = ("naive", "first fit", "the paper's reward", "rewarded with U", "best online")
     drawing = plot.bars(groups, names, "mean U", "utilization by arrivals", digits=3)

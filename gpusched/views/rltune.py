@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from gpusched.model.papers import RLTUNE
 from gpusched.views import figures as plot
+from gpusched.views.bars import change, number
+from gpusched.views.common import plain_table
 from gpusched.views.replay import span
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ _PAGE_HEADS = ("Trace", "Base", "It knows", "Jobs", "Utilization", "Mean wait", 
 
 def screen(lines: Sequence[Line]) -> RenderableType:
     """The table and a word on what it means."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in _HEADS:
-        table.add_column(head, no_wrap=True)
+    table = plain_table(*_HEADS)
     for x in lines:
         table.add_row(x.trace, x.base, f"{x.jobs:,}", *_figures(x))
     return Group(table, Text(), Text(WORDS))
@@ -68,8 +67,8 @@ _CHANGES: dict[str, tuple[Callable[[Line], float | None], float]] = {
 
 def _changes(title: str, trace: str, lines: Sequence[Line], of: tuple[Callable[[Line], float | None], float]) -> str:
     """By how many percent the agent's mean is above (or below) each base's."""
-    change, paper = of
-    groups = [(x.base.replace(" (estimate)", ""), (100 * (change(x) or 0.0),)) for x in lines]
+    gain, paper = of
+    groups = [(x.base.replace(" (estimate)", ""), (100 * (gain(x) or 0.0),)) for x in lines]
     groups.append(("paper", (paper,)))
     drawing = plot.bars(groups, ("agent against the base",), "%", f"{title}, {trace}", digits=0)
     return plot.figure(title, f"{trace}: the agent against each base policy; the last is the paper's best", drawing)
@@ -77,18 +76,10 @@ def _changes(title: str, trace: str, lines: Sequence[Line], of: tuple[Callable[[
 
 def _figures(x: Line) -> list[str]:
     return [
-        f"{_share(x.utilization_base)} -> {_share(x.utilization)}", f"{span(x.wait_base_s)} -> {span(x.wait_s)}",
-        _percent(x.wait_change), f"{span(x.jct_base_s)} -> {span(x.jct_s)}", _percent(x.jct_change),
+        f"{number(x.utilization_base, 3)} -> {number(x.utilization, 3)}", f"{span(x.wait_base_s)} -> {span(x.wait_s)}",
+        change(x.wait_change), f"{span(x.jct_base_s)} -> {span(x.jct_s)}", change(x.jct_change),
     ]  # fmt: skip
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.1%}"

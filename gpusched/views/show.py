@@ -44,32 +44,19 @@ def page_dict(page: Page) -> dict[str, Any]:
     """Everything as JSON: the keys of ``status --json``, the request, the allocation, the attempts, the events."""
     job = page.job
     return job_dict(job, page.now, page.energy_j, progress=page.progress) | {
-        "spec": _spec_dict(job),
+        "spec": msgspec.to_builtins(job.spec) | {"begin_time": iso_utc(job.spec.begin_time)},
         "allocation": [
             {"rank": p.rank, "node": p.node, "gpus": list(p.gpus), "cores": p.cores, "memory_mib": p.memory_mib}
             for p in (job.allocation.parts if job.allocation else ())
         ],
         "excluded_nodes": list(job.excluded_nodes),
         "attempts": _attempts(page.events),
-        "events": [_event_dict(e) for e in page.events],
+        "events": [
+            {"time": iso_utc(e.time), "kind": e.kind, "node": e.node, "user": e.user, "data": e.data}
+            for e in page.events
+        ],
         "speeds": {str(gpus): pace for gpus, pace in sorted(page.speeds.items())},
         "tasks": [job_dict(j, page.now) for j in page.tasks],
-    }
-
-
-def _spec_dict(job: Job) -> dict[str, Any]:
-    spec: dict[str, Any] = msgspec.to_builtins(job.spec)
-    spec["begin_time"] = iso_utc(job.spec.begin_time)
-    return spec
-
-
-def _event_dict(event: Event) -> dict[str, Any]:
-    return {
-        "time": iso_utc(event.time),
-        "kind": event.kind,
-        "node": event.node,
-        "user": event.user,
-        "data": event.data,
     }
 
 

@@ -10,6 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gpusched.model.units import format_duration
+from gpusched.views.bars import change, number
+from gpusched.views.common import plain_table
 from gpusched.views.replay import span
 
 if TYPE_CHECKING:
@@ -21,11 +23,8 @@ PROGRESS = "{task.fields[figures]}"
 
 def progress_fields(progress: Progress) -> dict[str, Any]:
     """What the bar shows of a progress."""
-    words = []
-    if progress.reward is not None:
-        words.append(f"reward {progress.reward:.3f}")
-    if progress.utilization is not None:
-        words.append(f"utilization {progress.utilization:.3f}")
+    figures = (("reward", progress.reward), ("utilization", progress.utilization))
+    words = [f"{what} {value:.3f}" for what, value in figures if value is not None]
     if progress.left_s is not None:
         words.append(f"{format_duration(progress.left_s)} left")
     return {
@@ -43,27 +42,22 @@ def _partition(made: Made) -> list[RenderableType]:
     head = f"{made.partition}: {card.agent} trained on {card.trace.jobs:,} jobs of {card.trace.name}"
     head += f" in {format_duration(card.wall_time_s)}, seed {card.seed}"
     parts: list[RenderableType] = [Text(head), Text(f"decides by: {card.decides}")]
-    if card.metrics:
-        parts += [_table(card.metrics)]
-    else:
-        parts += [Text("nothing was held out to judge it by")]
+    parts += [_table(card.metrics) if card.metrics else Text("nothing was held out to judge it by")]
     parts += [Text(f"- {note}") for note in card.notes]
     return [*parts, Text(f"weights: {made.weights}"), Text(f"card: {made.card_file}"), Text()]
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
     jct = rows[0].figure == "mean_jct_s"
     heads = ["POLICY", "KNOWS", "MEAN JCT" if jct else "UTILIZATION", "95 %"]
     heads += ["MEAN WAIT", "UTILIZATION", "AGENT IS", "95 %"] if jct else []
-    for i, head in enumerate(heads):
-        table.add_column(head, justify="left" if i < 2 else "right", no_wrap=True)
+    table = plain_table(*heads, right=heads[2:])
     for row in rows:
         cells = [row.policy, row.knows, _figure(row.value, jct), _between(row.low, row.high, jct)]
         if jct:
-            cells += [span(row.mean_wait_s), _share(row.utilization), _percent(row.change)]
+            cells += [span(row.mean_wait_s), number(row.utilization, 3), change(row.change)]
             known = row.change_low is not None and row.change_high is not None
-            cells.append(f"{_percent(row.change_low)} to {_percent(row.change_high)}" if known else "-")
+            cells.append(f"{change(row.change_low)} to {change(row.change_high)}" if known else "-")
         table.add_row(*cells)
     return table
 
@@ -76,11 +70,3 @@ def _figure(value: float | None, jct: bool) -> str:
 
 def _between(low: float | None, high: float | None, jct: bool) -> str:
     return "-" if low is None or high is None else f"{_figure(low, jct)} to {_figure(high, jct)}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.1%}"

@@ -18,13 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-
-class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One node's answer: whether a part of the job would fit there now, and in words."""
-
-    node: str
-    fits: bool
-    text: str
+    from gpusched.sched.explain import NodeVerdict
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +37,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     message: str
     now: float
-    nodes: tuple[NodeLine, ...] = ()
+    nodes: tuple[NodeVerdict, ...] = ()
     position: int | None = None
     queue_length: int = 0
     next_steps: tuple[str, ...] = ()
@@ -172,7 +166,7 @@ def why_screen(why: Why) -> Group:
     return Group(*parts)
 
 
-def _node_table(nodes: tuple[NodeLine, ...]) -> Table:
+def _node_table(nodes: tuple[NodeVerdict, ...]) -> Table:
     from rich.text import Text
 
     table = common.plain_table("NODE", "FITS", "WHY", wrap=["WHY"])

@@ -75,7 +75,7 @@ def test_policies(site: Site) -> None:
 
 def test_nothing_heavy_is_imported_for_names_of_policies(site: Site) -> None:
     program = (
-        "import sys; from gpusched.client.completions import agents, policies, replays\n"
+        "import sys; from gpusched.cli.complete import agents, policies, replays\n"
         "assert all(offer('') for offer in (agents, policies, replays))\n"
         "print([m for m in ('numpy', 'numba', 'torch', 'paramiko') if m in sys.modules])"
     )

@@ -15,7 +15,7 @@ from gpusched.forecast.predictor import USUAL_NAME, Predictor
 from gpusched.model import ids
 from gpusched.model.jobs import Job, JobState
 from gpusched.model.policy import PolicySpec
-from gpusched.queue.estimates import Estimate
+from gpusched.queue.predictions import Estimate
 from tests.controller.folding import spec
 from tests.controller.imagined import inventory
 from tests.controller.test_cycle import Site

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpusched.config.validate import MAX_COUNT, MAX_DEPENDENCIES, MAX_MEMORY_MIB, MAX_NAMES, validate_spec
 from gpusched.controller import launcher
-from gpusched.controller.isolating import isolated
+from gpusched.controller.planning import isolated
 from gpusched.controller.ranks import Step
 from gpusched.controller.reconcile import reconcile_job
 from gpusched.errors import UsageError

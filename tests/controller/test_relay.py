@@ -42,7 +42,6 @@ from gpusched.model.relay import (
     frame,
     size_frame,
 )
-from gpusched.nodes.local import LocalSession
 from gpusched.nodes.transport import Session
 from gpusched.queue.store import Store
 from tests.cli_nodes.conftest import Cluster, job, spec
@@ -186,7 +185,7 @@ def test_input_a_terminal_and_its_size(call: Callable[..., Caller]) -> None:
 def test_a_terminal_has_its_size_before_its_command_begins(
     call: Callable[..., Caller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LocalSession, "resize", lambda *_: None)
+    monkeypatch.setattr("gpusched.nodes.local._Session.resize", lambda *_: None)
     assert call("stty", "size", terminal=Terminal("vt100", 31, 97)).hear().output == b"31 97\r\n"
 
 
@@ -322,8 +321,8 @@ def test_a_client_that_asks_bit_by_bit_has_no_longer(
     monkeypatch.setattr(relay.time, "monotonic", Clock())
     peer = relay.Peer(theirs)
     ours.sendall(frame(REQUEST, msgspec.json.encode(KeptLog(job=ID, attempt=1, rank=0))))
-    monkeypatch.setattr(relay, "CHUNK", 8)
-    with pytest.raises(relay.Garbled, match="no request"):
+    monkeypatch.setattr(relay.wire, "CHUNK", 8)
+    with pytest.raises(relay.wire.Garbled, match="no request"):
         peer.request()
     # two looks a round, begun at 102 + 10
     assert theirs.asked == [9.0, 7.0, 5.0, 3.0, 1.0, 0.01]
@@ -336,10 +335,10 @@ def test_the_first_frame_is_the_request(ends: tuple[socket.socket, Timed]) -> No
     assert relay.Peer(theirs).request() == asked
     assert theirs.asked[-1] is None, "from then on it takes its time"
     ours.sendall(frame(INPUT, b"x"))
-    with pytest.raises(relay.Garbled, match="no request"):
+    with pytest.raises(relay.wire.Garbled, match="no request"):
         relay.Peer(theirs).request()
     ours.shutdown(socket.SHUT_WR)
-    with pytest.raises(relay.Garbled, match="no request"):
+    with pytest.raises(relay.wire.Garbled, match="no request"):
         relay.Peer(theirs).request()
 
 
@@ -409,7 +408,7 @@ def test_what_a_client_says_is_done_until_it_says_what_has_no_place(
     peer, session = relay.Peer(theirs), Heard()
     said = b"".join([*frames, frame(OUTPUT)])  # of a client there is no output
     ours.sendall(asked + (said if at_once else b""))
-    with contextlib.suppress(relay.Garbled):
+    with contextlib.suppress(relay.wire.Garbled):
         peer.request()
         if not at_once:
             ours.sendall(said)

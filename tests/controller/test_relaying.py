@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import gpusched
-from gpusched.controller import relaying as module
-from gpusched.controller.relaying import RESTART_S, Relaying
+from gpusched.controller import service as module
+from gpusched.controller.service import RELAY_RESTART_S, Relaying
 from gpusched.model.relay import SOCKET
 from tests.testbed.waiting import wait_until
 
@@ -62,7 +62,7 @@ def test_one_that_ended_is_told_of_and_started_again_after_a_while(place: Place)
     assert process is not None
     process.kill()
     process.wait()
-    for place.now, there in ((5.0 + RESTART_S - 0.1, False), (5.0 + RESTART_S, True)):
+    for place.now, there in ((5.0 + RELAY_RESTART_S - 0.1, False), (5.0 + RELAY_RESTART_S, True)):
         place.relaying.watch()
         assert (place.pid() is not None) is there
     assert place.said == ["the relay to running jobs ended (exit code -9); it is started again"]
@@ -72,7 +72,7 @@ def test_one_that_ended_is_told_of_and_started_again_after_a_while(place: Place)
 
 def test_one_that_cannot_be_started_is_tried_again_later(place: Place) -> None:
     place.script.rename(place.script.with_name("away"))
-    for place.now in (5.0, 6.0, 5.0 + RESTART_S):
+    for place.now in (5.0, 6.0, 5.0 + RELAY_RESTART_S):
         place.relaying.watch()
     assert len(place.said) == 2
     assert place.said[0].startswith("the relay to running jobs cannot be started: ")
@@ -88,5 +88,5 @@ def test_its_end_takes_the_socket_away(place: Place) -> None:
         place.relaying.close()
         assert not (place.state / SOCKET).exists()
         assert (process.returncode, place.pid()) == (-9, None)
-        place.now += RESTART_S
+        place.now += RELAY_RESTART_S
     place.relaying.close()

@@ -13,11 +13,12 @@ from gpusched.agents.predictor.train import Evaluation, Judged, Trained
 from gpusched.agents.rltune.reproduce import Line
 from gpusched.nightly.replays import Report, Verdict
 from gpusched.nightly.scoring import Score
-from gpusched.promotion.reports import Judged as JudgedPolicy
+from gpusched.promotion.registry import Judged as JudgedPolicy
 from gpusched.sim.pool import Pool
+from gpusched.study.bounds import Bounds
 from gpusched.study.compare import Change
 from gpusched.study.metrics import Holder, Metrics
-from gpusched.study.study import Bounds, row_of
+from gpusched.study.study import row_of
 from gpusched.traces.readers.draft import assemble
 from gpusched.traces.statistics import trace_stats
 

@@ -10,7 +10,7 @@ import pytest
 
 from gpusched.config.inventory import load_inventory
 from gpusched.config.weights import ModelError, load_file
-from gpusched.doctor import needs
+from gpusched.doctor import files
 from gpusched.doctor.files import examine_policies
 from gpusched.doctor.findings import Finding
 from gpusched.forecast.predictor import USUAL_NAME
@@ -25,7 +25,7 @@ ESTIMATE = PolicySpec(name="short", order="sjf-estimate")
 
 
 def found(policy: PolicySpec, state: Path, of: Inventory | None = None) -> list[tuple[str, str]]:
-    return [(f.check, f.status) for f in needs.examine_needs(of or inventory(), {"p": policy}, state)]
+    return [(f.check, f.status) for f in files.examine_needs(of or inventory(), {"p": policy}, state)]
 
 
 def test_nothing_is_missing(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_nothing_is_missing(tmp_path: Path) -> None:
 
 def test_an_optimiser_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "highspy", None)
-    (finding,) = needs.examine_needs(inventory(), {"p": MILP}, tmp_path)
+    (finding,) = files.examine_needs(inventory(), {"p": MILP}, tmp_path)
     assert finding == Finding(
         "policies", "optimiser", "warn", "p: place: milp needs HiGHS, which is not installed: jobs are placed greedily",
         "pip install 'gpusched-cluster[milp]'",
@@ -47,7 +47,7 @@ def test_an_optimiser_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.
 
 def test_weights_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    (finding,) = needs.examine_needs(inventory(), {"p": AGENT}, tmp_path)
+    (finding,) = files.examine_needs(inventory(), {"p": AGENT}, tmp_path)
     assert (finding.check, finding.status) == ("weights", "fail")
     assert "easy decides" in finding.message
     with pytest.raises(ModelError, match="safetensors, which is not installed"):
@@ -56,7 +56,7 @@ def test_weights_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_nobody_to_train_what_is_to_be_promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(needs, "find_spec", lambda name: None)
+    monkeypatch.setattr(files, "find_spec", lambda name: None)
     assert found(AGENT, tmp_path) == []  # deciding needs no torch
     eager = inventory()
     eager = msgspec.structs.replace(eager, settings=msgspec.structs.replace(eager.settings, auto_promote=True))
@@ -67,7 +67,7 @@ def test_nobody_to_train_what_is_to_be_promoted(tmp_path: Path, monkeypatch: pyt
 def test_estimates_that_nobody_makes(tmp_path: Path) -> None:
     assert found(ESTIMATE, tmp_path) == [("predictor", "warn")]
     assert found(msgspec.structs.replace(AGENT, fallback=ESTIMATE), tmp_path) == [("predictor", "warn")]
-    assert needs.PREDICTOR == USUAL_NAME
+    assert files.PREDICTOR == USUAL_NAME
     (tmp_path / USUAL_NAME).touch()
     assert found(ESTIMATE, tmp_path) == []
 

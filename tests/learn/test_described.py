@@ -11,8 +11,8 @@ import pytest
 from gpusched.agents.base import what_decides
 from gpusched.agents.common.evaluate import before, table
 from gpusched.agents.common.request import UNTRAINED
+from gpusched.agents.gist.networks import STARTS, start
 from gpusched.agents.gist.scale import policy_of
-from gpusched.agents.gist.starts import STARTS, start
 from gpusched.agents.rltune.candidates import arrays_of, odds_of, with_net
 from gpusched.agents.rltune.choosing import DEFAULT, untrained
 from gpusched.agents.rltune.preempting import Rule as Rank

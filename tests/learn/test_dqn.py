@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from gpusched.agents.gist import dqn, expectimax
 from gpusched.agents.gist.clusters import Clusters
 from gpusched.agents.gist.setting import paper
 
-SHORT = dqn.replaced(dqn.Hyper(), episodes=160)
+SHORT = replace(dqn.Hyper(), episodes=160)
 OPTIMUM = 0.7409
 
 
@@ -20,18 +22,18 @@ def test_masked_reaches_99_percent_of_the_optimum_and_the_papers_variant_is_as_g
     masked = dqn.train(paper("A100"), "masked", SHORT, seed)
     assert masked.best.utilization >= 0.99 * OPTIMUM
     assert masked.by_sequence.mean() == pytest.approx(masked.best.utilization)
-    free = dqn.train(paper("A100"), "paper", dqn.replaced(SHORT, episodes=320), seed)
+    free = dqn.train(paper("A100"), "paper", replace(SHORT, episodes=320), seed)
     assert free.course[-1].utilization == pytest.approx(masked.best.utilization, rel=0.02)
 
 
 def test_the_published_reward_reaches_its_own_bound_and_no_more():
     setting = paper("V100", 24)
-    learned = dqn.train(setting, "masked", dqn.replaced(SHORT, episodes=400), 0)
+    learned = dqn.train(setting, "masked", replace(SHORT, episodes=400), 0)
     assert 0.98 * expectimax.never_waits(setting) < learned.best.utilization < expectimax.never_waits(setting) + 1e-9
 
 
 def test_same_seed_same_weights_and_a_resumed_training_is_the_same(tmp_path):
-    hyper = dqn.replaced(dqn.WAIT, episodes=600, clusters=8, every=60, begin=200, batch=64, updates=1, memory=1000)
+    hyper = replace(dqn.WAIT, episodes=600, clusters=8, every=60, begin=200, batch=64, updates=1, memory=1000)
     setting = paper("A100", 24)
     whole = dqn.train(setting, "wait", hyper, 7)
     again = dqn.train(setting, "wait", hyper, 7)
@@ -61,7 +63,7 @@ def test_weights_decide_without_torch_as_they_were_judged():
     """The dueling heads are folded into one layer; the compiled network plays all sequences to the same mean."""
     setting = paper("A100", 1)
     learned = dqn.train(
-        setting, "wait", dqn.replaced(dqn.WAIT, episodes=400, clusters=16, every=100, begin=500, batch=128), 0
+        setting, "wait", replace(dqn.WAIT, episodes=400, clusters=16, every=100, begin=500, batch=128), 0
     )
     clusters = Clusters(setting, "wait", 81, 0, setting.sequences())
     batch = clusters.begin()

@@ -34,7 +34,7 @@ def test_naive_at_once():
     exact = naive.exact(paper("A100"))
     assert exact.utilization == pytest.approx(0.6221, abs=0.0001)
     assert exact.hours == pytest.approx(467.0, abs=0.5)
-    one_pass = naive.exact(paper("V100"), restart=False, newest_first=False)
+    one_pass = naive.exact(paper("V100"), one_pass=True)
     assert one_pass.utilization == pytest.approx(0.6143, abs=0.0001)  # as the replay's placement `naive`
 
 

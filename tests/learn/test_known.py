@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from gpusched.agents.common.checkpoint import Checkpoint
-from gpusched.agents.common.data import Material, materials
-from gpusched.agents.common.known import known_by
+from gpusched.agents.common.data import Material, known_by, materials
 from gpusched.agents.common.request import Report, TrainJob, TrainRequest
 from gpusched.agents.rltune.candidates import learned_odds, odds_of
 from gpusched.agents.rltune.evaluation import windows
@@ -103,7 +102,7 @@ def test_what_is_learned_before_choosing_knows_nothing_of_the_part_that_is_chose
     odds = [learned_odds(job(tmp_path, one)) for one in pair]
     assert np.array_equal(odds[0][0].prior, odds[1][0].prior)
     pool = Pool.uniform(4, 8)
-    early = [windows(Scenario(one, pool, power_model(pool)), Settings(), False)[0] for one in pair]
+    early = [windows(Scenario(one, pool, power_model(pool)), Settings())[0] for one in pair]
     for mine, theirs in zip(*early, strict=True):
         assert np.array_equal(mine.duration, theirs.duration)
 

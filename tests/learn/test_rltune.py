@@ -15,7 +15,7 @@ import pytest
 
 from gpusched.agents.common import torch_
 from gpusched.agents.common.checkpoint import Checkpoint
-from gpusched.agents.common.known import known_by
+from gpusched.agents.common.data import known_by
 from gpusched.agents.common.request import Progress, Report, Trained, TrainJob
 from gpusched.agents.rltune.candidates import Rule, arrays_of, heuristics, odds_of, rules, with_net, without_net
 from gpusched.agents.rltune.choosing import _PRIOR, Option, choose_base, choose_strength
@@ -108,7 +108,7 @@ def test_a_network_that_harms_is_not_believed() -> None:
     harm[0, GPUS] = 50.0  # the largest first
     arrays = {"net.0.weight": harm, "net.0.bias": np.zeros(2, np.float32)}
     bad = with_net(base, arrays, np.zeros(inputs, np.float32), np.ones(inputs, np.float32), 1.0)
-    evaluation = [Evaluation(scenario().trace, scenario().pool, settings, "best-fit")]
+    evaluation = [Evaluation(scenario().trace, scenario().pool, settings)]
     found, words = choose_strength([Option("bad", 1.0, bad)], base, evaluation, evaluation, settings)
     assert found.strength == 0.0
     assert "later" in words[0]
@@ -230,7 +230,7 @@ def attentive(seed: int) -> tuple[Learner, list[Episode]]:
     """A learner with attention that has not learned yet, and what it can learn from."""
     settings = read({**QUICK, "attention": True})
     base = without_net(Rule("sjf", {"estimate": -1.0}, {"one": -1.0}), settings, ODDS)
-    before = Evaluation(scenario().trace, scenario().pool, settings, "best-fit").result(base)
+    before = Evaluation(scenario().trace, scenario().pool, settings).result(base)
     assert before is not None
     torch_.begin(seed)
     return Learner(base, settings, seed), cut(before, settings, 4, np.random.default_rng(0))
@@ -239,14 +239,14 @@ def attentive(seed: int) -> tuple[Learner, list[Episode]]:
 def test_attention_learns_the_same_from_the_same_seed_and_goes_on_where_it_was() -> None:
     def learned(seed: int, pause: bool) -> dict[str, bytes]:
         learner, episodes = attentive(seed)
-        start = learner.arrays()
+        start = learner.net.arrays()
         learner.imitate(episodes, lambda done: None)
         if pause:
             state = learner.state()
             learner = attentive(seed)[0]
             learner.restore(*state)
         learner.improve(episodes, [0.0] * len(episodes))
-        found = learner.arrays()
+        found = learner.net.arrays()
         assert all((found[n] != start[n]).any() for n in start if n.startswith("attention.")), "all parts learn"
         taken = arrays_of(prepare(Model("rltune", arrays_of(learner.policy()), {}, "", "x")))
         assert {n: taken[n].tobytes() for n in found} == {n: a.tobytes() for n, a in found.items()}

@@ -49,8 +49,9 @@ def test_what_is_written_between_the_look_and_the_engines_answer_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """conmon writes `oom` just before the end that podman then tells of: the first look at the folder has missed it."""
-    folder = tmp_path / NAME
-    folder.mkdir()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folder = tmp_path / "gpusched-node" / "c" / "n" / NAME
+    folder.mkdir(parents=True)
     (folder / "meta").write_text("runtime=podman\n")
 
     def podman(cluster_id: str, node: str) -> dict[str, dict[str, Any]]:
@@ -59,7 +60,7 @@ def test_what_is_written_between_the_look_and_the_engines_answer_counts(
         return {NAME: ended | {"started_at": None, "finished_at": None}}
 
     monkeypatch.setitem(attempts.ENGINES, "podman", podman)
-    (attempt,), _, _ = attempts.list_attempts(str(tmp_path), "c", "n", "podman")
+    (attempt,), _, _ = attempts.list_attempts("c", "n", "podman")
     assert (attempt["phase"], attempt["oom_killed"]) == ("exited", True)
 
 

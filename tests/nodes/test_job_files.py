@@ -19,7 +19,8 @@ NOTHING = {"progress": None, "saved": None, "job_file_error": None}
 
 
 def by_python(root: Path) -> dict[str, Any]:
-    ((attempt,), _, _) = attempts.list_attempts(str(root), "c", "n", "process")
+    assert str(root) == attempts.default_root("c", "n")
+    ((attempt,), _, _) = attempts.list_attempts("c", "n", "process")
     return attempt
 
 
@@ -32,9 +33,11 @@ def by_sh(root: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A job's folder, with an attempt of it beside."""
-    own, attempt = tmp_path / "jobs/j", tmp_path / "gpusched-j-1-0"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    root = tmp_path / "gpusched-node/c/n"
+    own, attempt = root / "jobs/j", root / "gpusched-j-1-0"
     own.mkdir(parents=True)
     attempt.mkdir()
     (attempt / "meta").write_text(f"runtime=process\nrank=0\njob_dir={own}\n")

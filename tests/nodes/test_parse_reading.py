@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from gpusched.model.readings import ContainerReading, NodeReading
-from gpusched.nodes.parse_reading import find_answer, parse_reading
-from gpusched.nodes.parse_sections import reading_of_sections, split_sections
+from gpusched.nodes.parse_reading import find_answer, parse_reading, reading_of_sections, split_sections
 
 ANSWER = {
     "cached": True, "boot_id": "b-1", "hostname": "dgx001", "cores": 128, "memory_total_mib": 1031000,

@@ -9,9 +9,8 @@ import pytest
 
 from gpusched.model.jobs import Job, JobSpec, JobState
 from gpusched.queue.store import Run, Store
-from gpusched.sim.engine.warm import one_job
 from gpusched.sim.pool import Pool
-from gpusched.sim.replay import replay
+from gpusched.sim.replay import one_job, replay
 from tests.cli.conftest import Site, site
 
 __all__ = ["site"]

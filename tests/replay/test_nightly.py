@@ -16,8 +16,8 @@ from gpusched.queue.predictions import Prediction
 from gpusched.queue.store import Run, Store
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import Outage, replay
-from gpusched.study.carried import result_without
 from gpusched.study.metrics import job_times, metrics_of
+from gpusched.study.study import result_without
 from tests.sim.worlds import trace_of
 
 NOW = 1_800_000_000.0

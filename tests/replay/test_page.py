@@ -16,9 +16,10 @@ import pytest
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import Draw, power_model
 from gpusched.sim.result import Result
+from gpusched.study.bounds import Bounds
 from gpusched.study.html import page
 from gpusched.study.metrics import metrics_of
-from gpusched.study.study import Bounds, Outcome, Scenario, changes
+from gpusched.study.study import Outcome, Scenario, changes
 from tests.replay.build import Job, result_of
 from tests.replay.png import pixels
 

@@ -23,8 +23,8 @@ LISTER = """
 import json, sys
 sys.path.insert(0, {root!r})
 from gpusched.nodes.payload import attempts
-listed = attempts.list_attempts(None, {cluster!r}, {node!r}, {runtime!r}, {version!r})
-print(json.dumps([listed, {{pid: attempts.attribute(pid) for pid in {pids!r}}}]))
+listed = attempts.list_attempts({cluster!r}, {node!r}, {runtime!r}, {version!r})
+print(json.dumps([listed, {{pid: attempts.attribute(pid, listed[0]) for pid in {pids!r}}}]))
 """
 
 

@@ -10,7 +10,7 @@ from gpusched.agents.common.attention import PARTS, arrays_of, attended, attenti
 from gpusched.agents.common.nets import net_of
 from gpusched.agents.rltune.history import FEATURES
 from gpusched.agents.rltune.live import OUTPUTS, prepare
-from gpusched.agents.rltune.network import Network
+from gpusched.agents.rltune.ppo import Network
 from gpusched.config.weights import Model
 from gpusched.sched.check import check
 from tests.sched import test_agents_gist as gist

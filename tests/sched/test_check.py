@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
-from gpusched.model.jobs import Allocation, JobSpec, NodeAllocation
+from gpusched.model.jobs import Allocation, Elastic, JobSpec, JobState, NodeAllocation, Resizes
 from gpusched.model.plan import CancelJob, Plan, Preempt, Reason, ReasonCode, Resize, Start
 from gpusched.sched.check import check
 from tests.sched.worlds import NOW, node, pending, running, snapshot
@@ -18,7 +20,27 @@ NODES = [
 ]
 MAY = JobSpec(name="r", partition="p", gpus_per_node=2, cores_per_node=78, memory_mib_per_node=1, time_limit_s=60,
               preemptible=True)  # fmt: skip
-BUSY = [msgspec.structs.replace(running("r", {"a": (0, 1)}, NOW + 60, cores=78), spec=MAY)]
+SIZES = Elastic(sizes=(1, 2, 4), base_gpus=2, base_cores=2, base_memory_mib=2048, cooldown_s=600)
+ELASTIC = JobSpec(name="e", partition="p", gpus_per_node=2, cores_per_node=2, memory_mib_per_node=2048,
+                  time_limit_s=60, elastic=SIZES)  # fmt: skip
+
+
+def elastic(name: str, gpu: int, *, ran_s: float = 3600, state: JobState = JobState.RUNNING, **resizes: Any) -> Any:
+    """A running resizable job on two GPUs of node q."""
+    return msgspec.structs.replace(
+        running(name, {"q": (gpu, gpu + 1)}, NOW + 60, cores=2), spec=ELASTIC, start_time=NOW - ran_s, state=state,
+        resizes=Resizes(**resizes) if resizes else None,
+    )  # fmt: skip
+
+
+BUSY = [
+    msgspec.structs.replace(running("r", {"a": (0, 1)}, NOW + 60, cores=78), spec=MAY),
+    elastic("e", 0),
+    elastic("young", 2, ran_s=599),
+    elastic("frozen", 4, frozen="it did not save"),
+    elastic("often", 6, times=(NOW - 3599, NOW - 90, NOW - 60, NOW - 30)),
+    elastic("ending", 6, state=JobState.COMPLETING),
+]
 
 
 def part(where: str, *gpus: int, rank: int = 0, cores: int | None = None, memory: int | None = None) -> NodeAllocation:
@@ -50,6 +72,7 @@ JOBS = [
     pending("wide", 2, cores_per_node=3),
     pending("fat", 1, memory_mib_per_node=600 << 10),
     pending("none", 0, cores_per_node=1, memory_mib_per_node=1),
+    msgspec.structs.replace(pending("sized", 2), spec=ELASTIC),
 ]
 
 CASES = [
@@ -84,9 +107,16 @@ CASES = [
     ([start("wide", part("a", 2, 3, cores=3))], "node a has 2 cores free, not 3"),
     ([start("fat", part("b", 0, memory=600 << 10))], "node b has 512G of memory free, not 600G"),
     ([Preempt("j")], "job j is not running"),
-    ([Resize("j", Allocation("j", (part("a", 2),)))], "job j is not running"),
-    ([Resize("r", Allocation("r", (part("b", 5),)))], "GPU 5 of b cannot be used (BUSY: pid 4711 of alice)"),
-    ([Resize("r", Allocation("r", (part("d", 5),)))], "node d is not available (DRAINED: fan)"),
+    ([Resize("j", 2)], "job j is not running"),
+    ([Resize("r", 4)], "job r does not say that it may be resized (--resizable)"),
+    ([Resize("e", 3)], "job e cannot go from 2 to 3 GPUs"),
+    ([Resize("e", 2)], "job e cannot go from 2 to 2 GPUs"),
+    ([Resize("young", 4)], "job young has run for less than 0:10:00"),
+    ([Resize("frozen", 4)], "job frozen is not resized any more: it did not save"),
+    ([Resize("often", 4)], "job often has been resized 4 times within an hour"),
+    ([Resize("ending", 4)], "job ending is COMPLETING"),
+    ([start("sized", part("a", 2, 3, 4))], "it may not have 3 GPUs on 1 node"),
+    ([start("sized", part("a", 2, cores=7))], "it asks for 1 core and 1G per node, the plan gives 7 and 1G"),
     ([Preempt("r"), start("j", part("a", 0, 1))], "GPU 0 of a is held by job r"),
 ]
 
@@ -107,7 +137,8 @@ def test_sound_actions_pass_in_order() -> None:
         start("g", part("b", 0, 1), part("a", 2, 3, rank=1)),
         start("none", part("b", cores=1, memory=1)),
         CancelJob("held", Reason(code=ReasonCode.POLICY)),
-        Resize("r", Allocation("r", (part("a", 0, 1, 4, cores=1),))),
+        Resize("e", 4),
+        start("sized", part("b", 6)),
         start("t_2", part("b", 7)),
     )
     plan, rejections = check(Plan(actions=actions), snapshot(NODES, JOBS, BUSY))
@@ -117,10 +148,13 @@ def test_sound_actions_pass_in_order() -> None:
     assert not {"g", "none", "held", "t_2"} & plan.reasons.keys()
 
 
-def test_a_refused_resize_leaves_the_job_what_it_had() -> None:
-    actions = (Resize("r", Allocation("r", (part("zz", 1),))), start("j", part("a", 0, 2)))
+def test_what_a_resized_job_holds_is_not_free_before_it_is_gone() -> None:
+    actions = (Resize("e", 1), start("j", part("q", 0, 2)))
     _, rejections = check(Plan(actions=actions), snapshot(NODES, JOBS, BUSY))
-    assert [r.why for r in rejections] == ["there is no node zz", "GPU 0 of a is held by job r"]
+    assert [r.why for r in rejections] == ["node q is of partition q, not p"]
+    here = msgspec.structs.replace(elastic("e", 0), allocation=running("e", {"a": (2, 3)}, NOW + 60).allocation)
+    _, rejections = check(Plan(actions=(Resize("e", 1), start("j", part("a", 2, 4)))), snapshot(NODES, JOBS, [here]))
+    assert [r.why for r in rejections] == ["GPU 2 of a is held by job e"]
 
 
 def test_the_policys_own_reasons_stay() -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusched.errors import UsageError
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import replay
-from gpusched.study.bounds import bounds_of, exact_optimum
+from gpusched.study.bounds import bounds_of
+from tests.sim.optimum import exact_optimum
 from tests.sim.worlds import engine_inputs, trace_of, workloads
 
 tiny = st.lists(
@@ -134,5 +134,5 @@ def test_with_limits_a_job_runs_no_longer_than_its_own():
 
 
 def test_the_optimum_is_for_few():
-    with pytest.raises(UsageError, match="at most 8"):
+    with pytest.raises(ValueError, match="at most 8"):
         exact_optimum(trace_of([0] * 9, [1] * 9, [1] * 9), Pool.uniform(1, 8))

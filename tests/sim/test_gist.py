@@ -8,7 +8,8 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from gpusched.agents.gist.section6 import FLAVORS, gist
+from gpusched.agents.gist.section6 import gist
+from gpusched.agents.gist.setting import paper
 
 FIRST_FIT = {0: 0.729, 1: 0.725, 24: 0.659}
 LARGEST = {0: 0.741, 1: 0.725, 24: 0.660}
@@ -36,7 +37,8 @@ def exact(gap_h, naive):
 
 
 def _sequence(sequence, gap_h, naive):
-    jobs = [(FLAVORS[x][0], FLAVORS[x][3]) for x in sequence]
+    kinds = [paper("A100").kinds["sml".index(x)] for x in sequence]
+    jobs = [(kind.gpus, kind.run_s / 3600) for kind in kinds]
 
     @lru_cache(None)
     def go(now, first, running, waiting, arrived, at):

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from gpusched.errors import FileError, UsageError
 from gpusched.traces import file as tracefile
-from gpusched.traces.generate import fit, generate, load_workload, workload_text
+from gpusched.traces.fitting import fit
+from gpusched.traces.generate import generate
 from gpusched.traces.load import load
 from gpusched.traces.slicing import (
     gpu_seconds,
@@ -27,7 +28,7 @@ from gpusched.traces.slicing import (
     span_s,
 )
 from gpusched.traces.statistics import stats_lines, trace_stats
-from gpusched.traces.workload import Limits, RunTime, Size, Workload
+from gpusched.traces.workload import Limits, RunTime, Size, Workload, load_workload, workload_text
 from tests.traces import samples
 from tests.traces.test_tracefile import assert_same
 

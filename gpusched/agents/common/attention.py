@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
-import numpy.typing as npt
 
-from gpusched.agents.common.nets import Net, Reals, forward, work_for
+from gpusched.agents.common.nets import Net, Reals, check_shapes, forward, work_for
 from gpusched.compiled import jit
+from gpusched.config.weights import Arrays
 
 PARTS = ("query", "key", "value")
 NONE: Reals = np.zeros((3, 0, 0), np.float32)
 
 
-def attention_of(arrays: Mapping[str, npt.NDArray[np.generic]], net: Net) -> Reals:
+def attention_of(arrays: Arrays, net: Net) -> Reals:
     """The matrices of a weights file, ``float32[3, in, out]``: query, key, value; of size 0 where it holds none.
 
     In the file ``attention.query [out, in]`` and so on, as torch's `nn.Linear` has them.
@@ -27,11 +25,7 @@ def attention_of(arrays: Mapping[str, npt.NDArray[np.generic]], net: Net) -> Rea
         return NONE
     if len(net.sizes) < 3:
         raise ValueError("attention needs a hidden layer, and net has none")
-    wanted = (int(net.sizes[-2]),) * 2
-    for name in names:
-        if name not in arrays or arrays[name].shape != wanted:
-            found = "missing" if name not in arrays else f"{arrays[name].shape}"
-            raise ValueError(f"{name} is {found}, expected {wanted}")
+    check_shapes(arrays, dict.fromkeys(names, (int(net.sizes[-2]),) * 2))
     return np.stack([np.asarray(arrays[name], np.float32).T for name in names])
 
 
@@ -47,12 +41,7 @@ def attended(net: Net, attention: Reals, rows: Reals, outputs: Reals) -> None:
     """All jobs of a window through the network, each seeing the others before the last layer.
 
     With H the last hidden vectors: ``H + softmax(Q K' / sqrt(width)) V``, with one head (Vaswani et al., 2017).
-
-    Args:
-        net: Its hidden layers are gone through job by job.
-        attention: ``float32[3, width, width]``.
-        rows: ``float32[jobs, inputs]``.
-        outputs: ``float32[jobs, outputs]``: gets the answers.
+    ``attention: float32[3, width, width]``, ``rows: float32[jobs, inputs]`` to ``outputs: float32[jobs, outputs]``.
     """
     jobs, width, sizes = rows.shape[0], attention.shape[1], net.sizes
     at = net.weights.size - (width + 1) * sizes[-1]

@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from gpusched.agents.common.nets import Reals
 from gpusched.compiled import jit
 from gpusched.sched.heaps import Heap
 from gpusched.sched.place import next_random, node_fits
@@ -23,8 +23,6 @@ from gpusched.sched.state import Flags, Floats, Ints, Request, Resources, Words
 from gpusched.sim.engine.state import ARRIVED, DONE, FUTURE, OVER, RUNNING, WAITING, Log, Sim, shape_request
 from gpusched.sim.engine.step import advance, occupy
 
-Reals = npt.NDArray[np.float32]
-PUBLISHED, UTILIZATION = 0, 1
 STUBBORN = 8  # so often an empty cluster is asked again before a job is started for the agent
 
 
@@ -32,17 +30,16 @@ class Rules(NamedTuple):
     """How episodes go; the same for all clusters.
 
     Attributes:
-        reward: PUBLISHED: the paper's; UTILIZATION: U of the episode at its end, nothing before.
+        waits: Rewarded is U of the episode at its end, nothing before, and observations hold more than the servers'
+            free resources; else the reward is the paper's.
         masked: Whether what is impossible cannot be chosen; else it is punished, and the job waits.
-        full: Whether observations hold more than the servers' free resources.
         again: Whether an episode that ends is followed by another.
         gap_s: From one submission to the next.
         slots: Running jobs of each server that an observation shows.
     """
 
-    reward: int
+    waits: bool
     masked: bool
-    full: bool
     again: bool
     gap_s: float
     slots: int
@@ -197,9 +194,9 @@ def _act(batch: Batch, rules: Rules, c: int, sim: Sim, log: Log, action: int) ->
     if runs and node_fits(sim.resources, batch.masks, request, action % servers):
         sim.chosen[0] = action % servers
         occupy(sim, log, job, request, 0.0)
-        return utilization(sim, batch.kinds.share, batch.kind[c]) if rules.reward == PUBLISHED else 0.0
+        return 0.0 if rules.waits else utilization(sim, batch.kinds.share, batch.kind[c])
     could = runs or _fits_somewhere(sim.resources, batch.masks, request)
-    return -1.0 if rules.reward == PUBLISHED and could else 0.0
+    return -1.0 if could and not rules.waits else 0.0
 
 
 @jit
@@ -292,7 +289,7 @@ def _observe(batch: Batch, rules: Rules, c: int, sim: Sim) -> None:
         mask[kind * servers + n] = 1 if fits or not rules.masked else 0
     if not (rules.masked and can_start and _last_chance(sim, batch.asked[c], job)):
         mask[batch.kinds.run_s.size * servers + kind] = 1
-    if rules.full:
+    if rules.waits:
         _observe_more(sim, rules.slots, batch.kinds, batch.kind[c], batch.asked[c], whole.gpus, seen[3 * servers :])
         seen[seen.size - batch.kinds.run_s.size + kind] = 1.0
 
@@ -347,4 +344,4 @@ def _observe_more(sim: Sim, slots: int, kinds: Kinds, kind: Ints, asked: Ints, w
 
 def inputs_of(servers: int, kinds: int, rules: Rules) -> int:
     """Numbers in one observation."""
-    return 3 * servers + (2 * rules.slots * servers + 3 * kinds + 4 if rules.full else 0)
+    return 3 * servers + (2 * rules.slots * servers + 3 * kinds + 4 if rules.waits else 0)

@@ -48,18 +48,13 @@ class Checkpoint:
     def save(self, arrays: Arrays, state: dict[str, Any]) -> None:
         """Replaces what was saved; a kill at any moment leaves the old file or the new one.
 
-        Args:
-            arrays: Name -> array.
-            state: Whatever JSON can hold; whole numbers may be of any size (random generators have 128 bits).
+        ``state``: whatever JSON can hold; whole numbers may be of any size (random generators have 128 bits).
         """
         from safetensors.numpy import save
 
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        content = save(
-            {name: np.ascontiguousarray(array) for name, array in arrays.items()},
-            {"key": self.key, "state": json.dumps(state)},
-        )
-        write_whole(self.path, content)
+        contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        write_whole(self.path, save(contiguous, {"key": self.key, "state": json.dumps(state)}))
         self._last = time.monotonic()
 
     def remove(self) -> None:

@@ -6,14 +6,14 @@ import time
 from dataclasses import replace
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from gpusched.agents.common.known import Bools, known_by
 from gpusched.agents.common.request import TrainRequest
 from gpusched.config.inventory import load_inventory
 from gpusched.config.weights import DEFAULT
 from gpusched.errors import GpuschedError, NoHistory, UsageError
+from gpusched.forecast.predictor import ends_of
 from gpusched.model.resources import Inventory, Partition
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import parse_time
@@ -28,6 +28,9 @@ HELD_OUT_DRAWS = 5
 """How many other draws of a generated workload the final table is made on."""
 FIRST_SEED, FIRST_HELD_OUT = 0, 1_000_003
 _JOBS_OF_FLAVORS = 2000
+
+
+Bools = npt.NDArray[np.bool_]
 
 
 class Material(NamedTuple):
@@ -91,21 +94,16 @@ def _scenario(request: TrainRequest, trace: Trace, partition: Partition | None, 
     """The trace on its nodes."""
     inventory = None if partition is None else Inventory(path="", partitions=(partition,))
     return scenario_of(
-        trace,
-        nodes=request.nodes,
-        gpus_per_node=request.gpus_per_node,
-        inventory=inventory,
-        load=load,
+        trace, nodes=request.nodes, gpus_per_node=request.gpus_per_node, inventory=inventory, load=load,
         power=lambda pool: power_model(pool, inventory=inventory),
-    )
+    )  # fmt: skip
 
 
 def _trace(request: TrainRequest, partition: Partition | None, partitions: int) -> Trace:
     from gpusched.traces.load import load
 
-    path = request.trace or ""
     vc = request.vc if request.vc is not None or partition is None or partitions == 1 else partition.name
-    return load(path, request.format, vc=vc, since=request.since, until=request.until)
+    return load(request.trace or "", request.format, vc=vc, since=request.since, until=request.until)
 
 
 def _recorded(request: TrainRequest, trace: Trace, partition: Partition | None) -> Material:
@@ -125,7 +123,10 @@ def _recorded(request: TrainRequest, trace: Trace, partition: Partition | None) 
         return Material(name, partition, scenario, (), None)
     held = select(trace, after, "the held-out end of the trace, begun on empty nodes")
     held_out = (scenario._replace(trace=held),) if len(after) else ()
-    return Material(name, partition, _told(scenario, before, ended), held_out, None, ended)
+    running = int((~ended).sum())
+    note = f"{running} jobs still ran at the end of what was learned from: they count with what they had run by then"
+    told = scenario._replace(trace=before, notes=(*scenario.notes, note) if running else scenario.notes)
+    return Material(name, partition, told, held_out, None, ended)
 
 
 def _over_s(request: TrainRequest, trace: Trace) -> float:
@@ -142,11 +143,17 @@ def _over_s(request: TrainRequest, trace: Trace) -> float:
     return max(0.0, until - float(trace.submit[-1]))
 
 
-def _told(scenario: Scenario, trace: Trace, ended: Bools) -> Scenario:
-    """The scenario with a trace as it was known at the cut, and a sentence on what that means."""
-    running = int((~ended).sum())
-    note = f"{running} jobs still ran at the end of what was learned from: they count with what they had run by then"
-    return scenario._replace(trace=trace, notes=(*scenario.notes, note) if running else scenario.notes)
+def known_by(trace: Trace, until: float) -> tuple[Trace, Bools]:
+    """The jobs that had begun by ``until``, as they were known then, and which of them had ended: ``bool[jobs]``.
+
+    A job that still ran has the run time that it had had: more than that nobody could know. One that waited is not
+    there. Where the log has no waiting times a job counts as begun when it was submitted.
+    """
+    end = ends_of(trace)
+    begin, ended = end - trace.duration, end <= until
+    there = np.flatnonzero((trace.submit <= until) & (ended | (begin < until)))
+    ran = np.where(ended, trace.duration, until - begin)
+    return replace(select(trace, there), duration=ran[there]), ended[there]
 
 
 def _generated(request: TrainRequest, workload: Workload, partition: Partition | None) -> Material:
@@ -177,10 +184,10 @@ def _history_or_flavors(request: TrainRequest, partition: Partition | None) -> M
         pass  # the flavors say what may come
     if request.since is not None or request.until is not None:
         raise GpuschedError(f"{partition.name}: no job of that time has run and ended", "leave out --since and --until")
-    return _generated(msgspec.structs.replace(request, generate=None), workload_of(partition), partition)
+    return _generated(request, workload_of(partition), partition)
 
 
-def workload_of(partition: Partition, load: float = DEFAULT_LOAD) -> Workload:
+def workload_of(partition: Partition) -> Workload:
     """Jobs of the partition's flavors, equally often, arriving at random, run times about a third of the limits.
 
     Raises:
@@ -189,21 +196,11 @@ def workload_of(partition: Partition, load: float = DEFAULT_LOAD) -> Workload:
     flavors = [f for f in partition.flavors if f.gpus > 0]
     if not flavors:
         raise UsageError(f"{partition.name} has no flavors to draw jobs from", "name a workload: --trace or --generate")
-    sizes = tuple(
-        Size(
-            gpus=f.gpus,
-            share=1 / len(flavors),
-            run_time=RunTime(parts=((1.0, f.time_limit_s / 3, 0.8),), maximum_s=float(f.time_limit_s)),
-        )
-        for f in sorted(flavors, key=lambda f: f.gpus)
-    )
+    flavors.sort(key=lambda f: f.gpus)
+    run_times = [RunTime(parts=((1.0, f.time_limit_s / 3, 0.8),), maximum_s=float(f.time_limit_s)) for f in flavors]
+    sizes = (Size(gpus=f.gpus, share=1 / len(flavors), run_time=r) for f, r in zip(flavors, run_times, strict=True))
+    limits = Limits(menu_s=tuple(sorted({float(f.time_limit_s) for f in flavors})), over_median=2.0, over_sigma=0.6)
     return Workload(
-        name=f"the flavors of {partition.name}, drawn",
-        jobs=_JOBS_OF_FLAVORS,
-        start=0.0,
-        load=load,
-        load_gpus=sum(n.gpus for n in partition.nodes),
-        sizes=sizes,
-        run_time=sizes[0].run_time or RunTime(parts=((1.0, 3600.0, 1.0),)),
-        limits=Limits(menu_s=tuple(sorted({float(f.time_limit_s) for f in flavors})), over_median=2.0, over_sigma=0.6),
-    )
+        name=f"the flavors of {partition.name}, drawn", jobs=_JOBS_OF_FLAVORS, start=0.0, load=DEFAULT_LOAD,
+        load_gpus=sum(n.gpus for n in partition.nodes), sizes=tuple(sizes), run_time=run_times[0], limits=limits,
+    )  # fmt: skip

@@ -49,38 +49,39 @@ def table(
     """The agent first, then what it was untrained, then the heuristics by mean JCT, then the lower bound.
 
     Over several scenarios (draws of a workload) an interval is Student's, and the change is paired by scenario; over
-    one it is a bootstrap over days, as in ``gpusched replay``.
-
-    Args:
-        agent: The trained policy.
-        scenarios: Held-out workloads on their nodes.
-        advance: Called with (replays done, replays in all).
-        untrained: See `before`.
+    one it is a bootstrap over days, as in ``gpusched replay``. ``advance`` is called with (replays done, in all).
     """
-    first = [agent] if untrained is None else [agent, untrained]
-    policies = [*first, *heuristics(agent.knows)]
+    policies = [agent, *([] if untrained is None else [untrained]), *heuristics(agent.knows)]
     runs = [Run(scenario, policy, None, 0) for policy in policies for scenario in scenarios]
     outcomes: list[list[Outcome]] = [[] for _ in policies]
     for i, outcome in enumerate(carry_out(runs)):
         outcomes[i // len(scenarios)].append(outcome)
         advance(i + 1, len(runs))
-    rows = [_row(policy, mine, outcomes[0]) for policy, mine in zip(policies, outcomes, strict=True)]
-    rows[len(first) :] = sorted(rows[len(first) :], key=lambda row: (row.value is None, row.value))
+    return rows_of([(p.name, mine[0].result.knows) for p, mine in zip(policies, outcomes, strict=True)], outcomes)
+
+
+def rows_of(named: Sequence[tuple[str, str]], outcomes: Sequence[list[Outcome]]) -> tuple[Row, ...]:
+    """The table of policies (``named``: name, and what it knows), in the order of `table`; the agent comes first.
+
+    ``outcomes``: of each policy, over the same scenarios.
+    """
+    first, *rows = (_row(*names, mine, outcomes[0]) for names, mine in zip(named, outcomes, strict=True))
+    rows.sort(key=lambda row: (row.policy != UNTRAINED, row.value is None, row.value))
     bounds = [o.bounds.mean_jct_s for o in outcomes[0]]
-    if all(b is not None for b in bounds) and bounds:
-        low, high = interval([b for b in bounds if b is not None])
-        value = float(np.mean([b for b in bounds if b is not None]))
+    known = [b for b in bounds if b is not None]
+    if known and len(known) == len(bounds):
+        low, high = interval(known)
+        value = _mean(known)
         rows.append(Row(policy="lower bound", figure=FIGURE, value=value, low=low, high=high, mean_jct_s=value))
-    return tuple(rows)
+    return (first, *rows)
 
 
-def _row(policy: ReplayPolicy, mine: list[Outcome], agents: list[Outcome]) -> Row:
-    jct = [o.metrics.mean_jct_s for o in mine]
-    known = [x for x in jct if x is not None]
+def _row(name: str, knows: str, mine: list[Outcome], agents: list[Outcome]) -> Row:
+    known = [o.metrics.mean_jct_s for o in mine if o.metrics.mean_jct_s is not None]
     low, high = interval(known)
     change, change_low, change_high = (None, None, None) if mine is agents else _change(mine, agents)
     return Row(
-        policy=policy.name, knows=mine[0].result.knows, figure=FIGURE, value=_mean(known), low=low, high=high,
+        policy=name, knows=knows, figure=FIGURE, value=_mean(known), low=low, high=high,
         mean_jct_s=_mean(known), mean_wait_s=_mean([o.metrics.mean_wait_s for o in mine]),
         utilization=_mean([o.metrics.utilization for o in mine]), change=change, change_low=change_low,
         change_high=change_high,

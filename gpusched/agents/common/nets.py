@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.compiled import jit
+from gpusched.config.weights import Arrays
 from gpusched.sched.state import Ints
 
 Reals = npt.NDArray[np.float32]
@@ -26,7 +27,19 @@ class Net(NamedTuple):
     sizes: Ints
 
 
-def net_of(arrays: Mapping[str, npt.NDArray[np.generic]], name: str, inputs: int, outputs: int) -> Net:
+def check_shapes(arrays: Arrays, wanted: Mapping[str, tuple[int, ...]]) -> None:
+    """Nothing, if all of these are there.
+
+    Raises:
+        ValueError: One is missing or of another shape.
+    """
+    for name, shape in wanted.items():
+        if name not in arrays or arrays[name].shape != shape:
+            found = "missing" if name not in arrays else f"{arrays[name].shape}"
+            raise ValueError(f"{name} is {found}, expected {shape}")
+
+
+def net_of(arrays: Arrays, name: str, inputs: int, outputs: int) -> Net:
     """The network that a weights file holds as ``NAME.0.weight [out, in]``, ``NAME.0.bias [out]``, and so on.
 
     The matrices are laid out as torch's `nn.Linear` has them.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from dataclasses import fields as fields_of
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -66,7 +65,7 @@ class TrainJob:
         ended: ``bool[jobs]`` of that trace: which had ended by then; what the others ran is only what they had run.
             None: all have.
         held_out: What the final table is made on, one or more; not to be learned from.
-        workload: What ``scenario`` was generated from, if it was; `draw` gives more of it.
+        workload: What ``scenario`` was generated from, if it was; `generate` draws more of it.
         declared: The partition as inventory.yaml has it, if there is one.
         seed: Of everything that draws. The same seed gives the same weights, bit for bit, on a CPU.
         device: ``cpu`` or ``cuda``.
@@ -83,14 +82,6 @@ class TrainJob:
     device: str
     checkpoint: Checkpoint
     ended: npt.NDArray[np.bool_] | None = None
-
-    def draw(self, seed: int) -> Scenario:
-        """A workload to learn from on these nodes: another draw where it is generated, else the trace itself."""
-        if self.workload is None:
-            return self.scenario
-        from gpusched.traces.generate import generate
-
-        return self.scenario._replace(trace=generate(self.workload, seed))
 
 
 class Progress(NamedTuple):
@@ -183,17 +174,14 @@ class Trained:
 
 
 def settings_of(base: _Settings, given: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> _Settings:
-    """Hyper-parameters, those replaced that a policy file's ``train`` section names.
+    """Hyper-parameters (fields: int, float, bool, str), those replaced that a policy file's ``train`` section gives.
 
-    Args:
-        base: A dataclass whose fields are int, float, bool or str.
-        given: Name -> value, as `gpusched.config.policies` reads it.
-        ignore: Names that are somebody else's.
+    ``ignore``: names that are somebody else's.
 
     Raises:
         UsageError: There is no such hyper-parameter, or its value is of another kind.
     """
-    known = {f.name: getattr(base, f.name) for f in fields_of(base) if f.init}  # type: ignore[arg-type]
+    known: dict[str, Any] = asdict(base)  # type: ignore[call-overload]
     values: dict[str, Any] = {}
     for name, value in given.items():
         if name in ignore:

@@ -27,13 +27,12 @@ def need(name: str) -> Any:
         raise GpuschedError(f"training needs {name}, which is not installed", EXTRA) from None
 
 
-def begin(seed: int, device: str = "cpu", threads: int = 1) -> Device:
-    """Torch's own generators seeded, one thread (sums in one order), only deterministic kernels.
+def begin(seed: int, device: str = "cpu") -> Device:
+    """Torch's own generators seeded, one thread, only deterministic kernels.
 
     Args:
         seed: Of `torch.manual_seed`; the trainer's own draws have generators of their own.
         device: ``cpu`` or ``cuda``.
-        threads: Of one operation. More than one changes the order of sums with the machine.
 
     Raises:
         GpuschedError: Torch is not installed, or there is no such device.
@@ -48,7 +47,7 @@ def begin(seed: int, device: str = "cpu", threads: int = 1) -> Device:
             available = torch.cuda.is_available()
         if not available:
             raise GpuschedError("--device cuda: torch finds no GPU here", "leave it out to train on the CPU")
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)  # more would change the order of sums with the machine
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(seed)
     return torch.device(device)  # type: ignore[no-any-return]

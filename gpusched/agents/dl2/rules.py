@@ -201,14 +201,6 @@ def greedy(jobs: Jobs, course: Course, there: Ints, line: Frontier) -> None:
         course.sizes[there[i]] = line.size[there[i], at[i]]
 
 
-def _drf(jobs: Jobs, rng: np.random.Generator) -> Policy:
-    return drf
-
-
-def _optimus(jobs: Jobs, rng: np.random.Generator) -> Policy:
-    return optimus
-
-
 def _optimus_with_error(jobs: Jobs, rng: np.random.Generator) -> Policy:
     judged = jobs._replace(rate=jobs.rate * rng.uniform(1 - _ERROR, 1 + _ERROR, jobs.rate.shape))
     return lambda jobs, course, there: optimus(judged, course, there)
@@ -220,8 +212,8 @@ def _greedy(jobs: Jobs, rng: np.random.Generator) -> Policy:
 
 
 RULES: dict[str, Callable[[Jobs, np.random.Generator], Policy]] = {
-    "drf": _drf,
-    "optimus": _optimus,
+    "drf": lambda jobs, rng: drf,
+    "optimus": lambda jobs, rng: optimus,
     "optimus-5%": _optimus_with_error,
     "greedy-gain": _greedy,
 }

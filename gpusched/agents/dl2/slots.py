@@ -63,11 +63,7 @@ Policy = Callable[[Jobs, Course, Ints], None]
 
 
 def jobs_of(workload: Workload, speeds: Mapping[str, Floats]) -> Jobs:
-    """The arrays of a workload.
-
-    Args:
-        workload: Jobs and nodes.
-        speeds: Model -> steps/s, as `speeds.read_speeds` gives it for ``workload.max_tasks``.
+    """The arrays of a workload; ``speeds``: as `speeds.read_speeds` gives them for ``workload.max_tasks``.
 
     Raises:
         UsageError: A model was not measured.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -65,26 +64,20 @@ def read_workloads(path: Path) -> list[Workload]:
         raise FileError(str(path), None, "", str(error), "a list of workloads of DL2's setting") from None
 
 
-class Kind(NamedTuple):
-    """One of the setting's models: every job of it is alike."""
-
-    model: str
-    epochs: float
-    steps_per_epoch: float
-    worker: tuple[int, int]
-
-
-KINDS = (
-    Kind("resnet-50", 9_000, 115, (2, 4)),
-    Kind("vgg-16", 28_800, 115, (2, 4)),
-    Kind("resnext-110", 1_500, 390, (2, 4)),
-    Kind("inception-bn", 16_200, 120, (2, 4)),
-    Kind("seq2seq", 28_500, 780, (2, 4)),
-    Kind("cnn-text-classification", 13_800, 193, (2, 0)),
-    Kind("dssm", 9_900, 349, (2, 0)),
-    Kind("wlm", 6_900, 165, (2, 4)),
+KINDS: tuple[tuple[str, float, float, tuple[int, int]], ...] = (
+    ("resnet-50", 9_000, 115, (2, 4)),
+    ("vgg-16", 28_800, 115, (2, 4)),
+    ("resnext-110", 1_500, 390, (2, 4)),
+    ("inception-bn", 16_200, 120, (2, 4)),
+    ("seq2seq", 28_500, 780, (2, 4)),
+    ("cnn-text-classification", 13_800, 193, (2, 0)),
+    ("dssm", 9_900, 349, (2, 0)),
+    ("wlm", 6_900, 165, (2, 4)),
 )
-"""From the jobs of dl2_workloads.json; two models train on CPUs. A server is 2 CPU slots."""
+"""Every job of a model is alike: epochs, steps of an epoch, slots of a worker (of a server: 2 CPU slots).
+
+From the jobs of dl2_workloads.json; two models train on CPUs.
+"""
 
 
 class Setting(NamedTuple):
@@ -99,7 +92,7 @@ SETTINGS = {"96 nodes": Setting(96), "24 nodes": Setting(24), "12 nodes": Settin
             "500 nodes": Setting(500, 200, 10)}  # fmt: skip
 
 
-def draw(name: str, seed: int, kinds: Sequence[Kind] = KINDS) -> Workload:
+def draw(name: str, seed: int) -> Workload:
     """One workload of a setting: models at random, and in each slot between half and all of the most that may arrive.
 
     The pattern of arrivals that DL2's code calls by default cannot be run; how many come in a slot is ours.
@@ -110,8 +103,8 @@ def draw(name: str, seed: int, kinds: Sequence[Kind] = KINDS) -> Workload:
     slot = 0
     while len(jobs) < setting.jobs:
         coming = int(rng.integers(-(-setting.arrivals // 2), setting.arrivals + 1))
-        for kind in rng.integers(len(kinds), size=min(coming, setting.jobs - len(jobs))).tolist():
-            model, epochs, steps, worker = kinds[kind]
+        for kind in rng.integers(len(KINDS), size=min(coming, setting.jobs - len(jobs))).tolist():
+            model, epochs, steps, worker = KINDS[kind]
             jobs.append(
                 Job(arrival_slot=slot, model=model, epochs=epochs, steps_per_epoch=steps, worker=worker, server=(2, 0))
             )

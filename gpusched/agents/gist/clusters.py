@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.agents.common.batch import PUBLISHED, UTILIZATION, Batch, Kinds, Rules, begin, inputs_of, step
+from gpusched.agents.common.batch import Batch, Kinds, Rules, begin, inputs_of, step
 from gpusched.agents.gist.setting import Setting
+from gpusched.config.weights import Arrays
 from gpusched.sched.heaps import Heap
 from gpusched.sched.state import Ints, Resources, seed_words
 from gpusched.sim.engine.build import Options, world_of
@@ -29,13 +30,11 @@ class Clusters:
     def __init__(self, setting: Setting, variant: str, clusters: int, seed: int, sequences: Ints | None = None) -> None:
         """With ``sequences`` cluster i plays ``sequences[i]`` once; without, episodes are drawn and go on for ever."""
         assert variant in VARIANTS
-        self.setting, self.variant = setting, variant
         smallest = min(k.gpus for k in setting.kinds)
         slots = min(setting.jobs, max(s.gpus for s in setting.servers) // smallest)
         self.rules = Rules(
-            reward=UTILIZATION if variant == "wait" else PUBLISHED,
+            waits=variant == "wait",
             masked=variant != "paper",
-            full=variant == "wait",
             again=sequences is None,
             gap_s=setting.gap_s,
             slots=slots,
@@ -105,12 +104,12 @@ def _rows(array: npt.NDArray[Any], clusters: int) -> npt.NDArray[Any]:
     return np.repeat(array[np.newaxis], clusters, axis=0)
 
 
-def kept(batch: Batch) -> dict[str, npt.NDArray[np.generic]]:
+def kept(batch: Batch) -> Arrays:
     """Every array of the clusters as bytes, for a checkpoint."""
     return {f"clusters.{i}": array.reshape(-1).view(np.uint8).copy() for i, array in enumerate(_leaves(batch))}
 
 
-def put_back(batch: Batch, arrays: dict[str, npt.NDArray[np.generic]]) -> None:
+def put_back(batch: Batch, arrays: Arrays) -> None:
     """The other way: into the arrays that are there."""
     for i, array in enumerate(_leaves(batch)):
         array.reshape(-1).view(np.uint8)[:] = arrays[f"clusters.{i}"]

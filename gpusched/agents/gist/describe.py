@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.agents.common.describe import NO_NETWORK, count_used, layers_of, network_text, speaks
-from gpusched.agents.gist.networks import QUESTIONS
-from gpusched.agents.gist.starts import STARTS, start
+from gpusched.agents.gist.networks import QUESTIONS, STARTS, start
 from gpusched.config.weights import Arrays, Model
 
 

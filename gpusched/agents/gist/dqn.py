@@ -17,26 +17,23 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gpusched.agents.common import torch_
 from gpusched.agents.common.request import Report
 from gpusched.agents.gist.clusters import Clusters, kept, put_back
 from gpusched.agents.gist.setting import Setting
 from gpusched.config.weights import Arrays
+from gpusched.sched.state import Floats, Ints
 
 if TYPE_CHECKING:
     import torch
 
     from gpusched.agents.common.checkpoint import Checkpoint
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -80,11 +77,6 @@ WAIT = Hyper(
     blend=0.01, explore=0.6, epsilon_end=0.03, scale=10.0, offset=0.7, every=1000, patience=12,
 )  # fmt: skip
 """For the variant that may keep a job waiting: the reward comes once, at the end, and differences are small."""
-
-
-def replaced(hyper: Hyper, **changes: Any) -> Hyper:
-    """With other values of these."""
-    return replace(hyper, **changes)
 
 
 class Point(NamedTuple):
@@ -313,18 +305,10 @@ def train(
     setting: Setting, variant: str, hyper: Hyper, seed: int, *, device: str = "cpu", report: Report | None = None,
     checkpoint: Checkpoint | None = None, until: Callable[[Point], bool] = lambda point: False,
 ) -> Learned:  # fmt: skip
-    """Trains one agent.
+    """Trains one agent, from where ``checkpoint`` left it. Same seed, same weights, bit for bit on a CPU.
 
-    Args:
-        setting: The paper's, or one like it.
-        variant: ``masked``, ``paper`` (what is impossible can be chosen and is punished) or ``wait`` (rewarded with the
-            episode's utilization, free to keep a job waiting).
-        hyper: Hyper-parameters.
-        seed: Same seed, same weights, bit for bit on a CPU.
-        device: cpu or cuda.
-        report: Told how it goes.
-        checkpoint: To go on from, and to keep.
-        until: Called with each evaluation; true ends the training.
+    Variants: ``masked``, ``paper`` (what is impossible can be chosen and is punished), ``wait`` (rewarded with the
+    episode's utilization, free to keep a job waiting). Ends early where ``until`` is true of an evaluation.
     """
     report = report or Report()
     agent = Agent(setting, variant, hyper, seed, device)

@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from gpusched.agents.common import torch_
 from gpusched.agents.gist.clusters import Clusters
-from gpusched.agents.gist.setting import Ints, Setting
+from gpusched.agents.gist.setting import Setting
+from gpusched.sched.state import Floats, Ints
 
 if TYPE_CHECKING:
     import gymnasium
@@ -38,7 +39,7 @@ class ClusterEnv(gymnasium.Env[Seen, np.int64]):
 
     def __init__(self, setting: Setting, variant: str = "masked") -> None:
         """See `Clusters`: what is impossible cannot be chosen (masked, wait) or is punished (paper)."""
-        self.setting, self.variant = setting, variant
+        self.setting = setting
         self._clusters = Clusters(setting, variant, 1, 0, setting.sequences()[:1])
         shape = self._clusters.batch.observation.shape[1:]
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
@@ -70,7 +71,7 @@ class ClusterEnv(gymnasium.Env[Seen, np.int64]):
         return self._seen, float(batch.reward[0]), over, False, info
 
     @property
-    def starts(self) -> tuple[Ints, npt.NDArray[np.float64]]:
+    def starts(self) -> tuple[Ints, Floats]:
         """``int64[jobs]``, ``float64[jobs]``: each job's server and when it started, seconds; NaN: not yet."""
         sim = self._clusters.batch.sim
         return sim.held[0, : self.setting.jobs].copy(), sim.state["start"][0].copy()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from gpusched.config.weights import Arrays
+from gpusched.sched.state import Floats
 
 
 class Evolution:
@@ -95,14 +95,14 @@ class Evolution:
         grown = (float(np.linalg.norm(self._path)) / self._length - 1) * self._path_rate / self._damping
         self._sigma = self._sigma * np.exp(min(grown, 1.0))
 
-    def state(self) -> dict[str, npt.NDArray[np.generic]]:
+    def state(self) -> Arrays:
         """Everything that changes."""
         return {
             "mean": self._mean, "sigma": self._sigma, "covariance": self._covariance, "path": self._path,
             "shape_path": self._shape_path, "generation": self._generation,
         }  # fmt: skip
 
-    def restore(self, state: dict[str, npt.NDArray[np.generic]]) -> None:
+    def restore(self, state: Arrays) -> None:
         """Goes on where `state` was taken."""
         for name in self.state():
             setattr(self, f"_{name}", np.array(state[name]))

@@ -96,10 +96,8 @@ def never_waits_at_worst(setting: Setting) -> float:
 def clairvoyant(setting: Setting, since: str = "start") -> float:
     """Mean over all sequences of the best U: every order of placing the jobs, each on every server, as early as fits.
 
-    Args:
-        setting: Whose.
-        since: Time counts from the first ``start`` (Eq. 3 as printed), which a schedule may put off to its advantage,
-            or from the first ``submission`` (the words above Eq. 3), which it cannot.
+    Time counts ``since`` the first ``start`` (Eq. 3 as printed), which a schedule may put off to its advantage, or the
+    first ``submission`` (the words above Eq. 3), which it cannot.
     """
     sequences = setting.sequences().tolist()
     return sum(_best(setting, sequence, since == "start") for sequence in sequences) / len(sequences)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpusched.agents.gist.decide import agent_pass
-from gpusched.agents.gist.networks import Agent, about, agent_of
+from gpusched.agents.gist.networks import PATIENCE_S, Agent, agent_of
 from gpusched.config.weights import Model
 from gpusched.sched.agent import Context, Unusable
 from gpusched.sched.reasons import Block
@@ -15,12 +15,13 @@ def prepare(model: Model) -> Agent:
     """The model's networks.
 
     Raises:
-        ValueError: They are of another shape than this version's inputs, or of the paper's own setting.
+        ValueError: They are of another shape than this version's inputs, or of the paper's own setting; the patience
+            is no number.
     """
     variant = model.about.get("variant", "scale")
     if variant != "scale":
         raise ValueError(f"these are weights of the {variant} variant, which decides only in the paper's own setting")
-    return agent_of(model.arrays, **about(model.about))
+    return agent_of(model.arrays, float(model.about.get("patience_s", PATIENCE_S)))
 
 
 def decide_queue(prepared: Agent, context: Context) -> tuple[list[int], Block]:

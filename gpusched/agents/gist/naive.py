@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.gist.setting import HOUR_S, Ints, Setting
-from gpusched.sched.state import Floats
+from gpusched.agents.gist.setting import HOUR_S, Episodes, Setting
+from gpusched.sched.state import Ints
 
 Running = tuple[tuple[float, int, int], ...]  # (end, server, job), sorted
 Queue = tuple[int, ...]
@@ -29,23 +29,13 @@ class Exact(NamedTuple):
     hours: float
 
 
-class Played(NamedTuple):
-    """The same of single episodes, ``float64[episodes]``."""
-
-    utilization: Floats
-    hours: Floats
-
-
 @cache
-def exact(setting: Setting, *, restart: bool = True, newest_first: bool = True) -> Exact:
-    """The mean, by recursion over what the draws can give.
+def exact(setting: Setting, *, one_pass: bool = False) -> Exact:
+    """The mean, by recursion over what the draws can give; servers are alike.
 
-    Args:
-        setting: Whose servers are alike.
-        restart: Whether the queue is tried again from its front after a start; else one pass.
-        newest_first: Whether what comes goes before what waits.
+    ``one_pass``: the other reading: what waits goes before what comes, and is not tried again after a start.
     """
-    found = [_Draws(setting, s, restart, newest_first).mean() for s in setting.sequences().tolist()]
+    found = [_Draws(setting, s, one_pass=one_pass).mean() for s in setting.sequences().tolist()]
     return Exact(*(float(np.mean(column)) for column in zip(*found, strict=True)))
 
 
@@ -59,19 +49,13 @@ class _Draws:
     """One sequence."""
 
     def __init__(
-        self,
-        setting: Setting,
-        sequence: list[int],
-        restart: bool = True,
-        newest_first: bool = True,
-        rng: np.random.Generator | None = None,
+        self, setting: Setting, sequence: list[int], *, one_pass: bool = False, rng: np.random.Generator | None = None,
         worst: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """With ``rng`` one course of things is drawn, without it all are gone through: their mean, or the worst."""
         self.jobs = [(setting.kinds[k].gpus, setting.kinds[k].run_s / HOUR_S) for k in sequence]
         self.gap, self.size, self.servers = setting.gap_s / HOUR_S, setting.servers[0].gpus, len(setting.servers)
-        self.restart, self.newest_first, self.worst = restart, newest_first, worst
-        self.rng = rng
+        self.one_pass, self.rng, self.worst = one_pass, rng, worst
         if rng is None:
             self.go = cache(self.go)  # type: ignore[method-assign]
 
@@ -89,7 +73,7 @@ class _Draws:
         for server in drawn:
             if self.size - sum(self.jobs[j][0] for _, s, j in running if s == server) >= gpus:
                 more = tuple(sorted((*running, (now + hours, server, queue[at]))))
-                found.append(self.go(now, more, queue[:at] + queue[at + 1 :], come, 0 if self.restart else at))
+                found.append(self.go(now, more, queue[:at] + queue[at + 1 :], come, at if self.one_pass else 0))
             else:
                 found.append(self.go(now, running, queue, come, at + 1))
         if self.worst:
@@ -106,12 +90,12 @@ class _Draws:
         now = min(times)
         running = tuple(run for run in running if run[0] != now)
         new = tuple(j for j in range(come, len(self.jobs)) if j * self.gap <= now)
-        queue = (*new, *queue) if self.newest_first else (*queue, *new)
+        queue = (*queue, *new) if self.one_pass else (*new, *queue)
         return self.go(now, running, queue, come + len(new), 0)
 
 
-def play(setting: Setting, sequences: Ints, seed: int) -> Played:
-    """Episodes under the naive scheme: ``float64[episodes]`` U and hours of each, in order."""
+def play(setting: Setting, sequences: Ints, seed: int) -> Episodes:
+    """Episodes under the naive scheme, in order."""
     rng = np.random.default_rng([seed, 2])
     found = [_Draws(setting, s, rng=rng).mean() for s in sequences.tolist()]
-    return Played(*(np.array(column) for column in zip(*found, strict=True)))
+    return Episodes(*(np.array(column) for column in zip(*found, strict=True)))

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gpusched.agents.common.nets import Net, Reals, arrays_of, forward, net_of
 from gpusched.compiled import jit
+from gpusched.config.weights import Arrays
 from gpusched.sched.state import Floats, Ints, Jobs, Releases, Request, Requests, Resources
 
 JOB_INPUTS = (
@@ -56,7 +56,7 @@ class Agent(NamedTuple):
     patience_s: float
 
 
-def agent_of(arrays: Mapping[str, npt.NDArray[np.generic]], patience_s: float = PATIENCE_S) -> Agent:
+def agent_of(arrays: Arrays, patience_s: float = PATIENCE_S) -> Agent:
     """The agent that a weights file holds: ``QUESTION.base [inputs]`` and the layers ``QUESTION.0.weight`` and so on.
 
     Raises:
@@ -78,7 +78,7 @@ def heuristic(
     hold: Mapping[str, float] | None = None,
     server: Mapping[str, float] | None = None,
     **job: float,
-) -> dict[str, npt.NDArray[np.generic]]:
+) -> Arrays:
     """The weights' arrays with which the agent is a heuristic: its linear parts are given, its networks answer 0.
 
     Args:
@@ -95,7 +95,7 @@ def heuristic(
         "hold": hold or {"one": -0.5, "late_in_the_way": 1.0},
     }
     rng = np.random.default_rng(seed)
-    arrays: dict[str, npt.NDArray[np.generic]] = {}
+    arrays: Arrays = {}
     for name, inputs in QUESTIONS.items():
         arrays[f"{name}.base"] = np.array([linear[name].get(i, 0.0) for i in inputs], np.float32)
         first = rng.normal(0.0, len(inputs) ** -0.5, (width, len(inputs))).astype(np.float32)
@@ -103,6 +103,31 @@ def heuristic(
         layers = [(first, np.zeros(width, np.float32))] if width else []
         arrays |= arrays_of([*layers, (last, np.zeros(1, np.float32))], name)
     return arrays
+
+
+_BEST_SERVERS = {
+    "gpus_left": -1.0, "cores_left": -1e-2, "memory_left": -1e-4, "empty": -0.12, "filled": 0.15, "drains_in": 0.36,
+    "outlasts": 0.15, "outlasted": -0.03,
+}  # fmt: skip
+_FOUND = {"log_limit": -3.62, "log_gpus": 2.41, "share": -0.85, "share_of_node": 2.57, "server": _BEST_SERVERS}
+_SKIP = {"one": -0.5}
+STARTS: dict[str, dict[str, Any]] = {
+    "wfp3, easy": {"log_age": 3.0, "log_limit": -3.0, "log_gpus": 1.0},
+    "shortest limit, easy": {"log_limit": -1.0},
+    "shortest limit, skip": {"log_limit": -1.0, "hold": _SKIP},
+    "least work, easy": {"log_limit": -1.0, "log_gpus": -1.0},
+    "least work, skip": {"log_limit": -1.0, "log_gpus": -1.0, "hold": _SKIP},
+    "first come, easy": {"log_age": 1.0},
+    "found, small": {"log_age": 3.6, "fits_now": 2.91, **_FOUND},
+    "found, large": {"log_age": 2.2, "fits_now": 4.0, **_FOUND},
+}
+"""What the search may begin with: arguments of `heuristic`. The last two are what earlier searches came to, for eight
+servers and for 32 (docs/concepts/gist-at-scale.md)."""
+
+
+def start(name: str, width: int, seed: int = 0) -> Arrays:
+    """The weights of one of `STARTS`, untrained; networks of ``width`` answer 0 (``seed``: what is drawn of them)."""
+    return heuristic(width, seed, **STARTS[name])
 
 
 @jit
@@ -256,12 +281,3 @@ def see_hold(
     inputs[12] = obs.free
     inputs[13] = np.log1p(float(obs.waiting)) / _FAR
     inputs[14] = 1.0 if breaks else 0.0
-
-
-def about(model_about: Mapping[str, str]) -> dict[str, Any]:
-    """What a weights file says beside its arrays, for `agent_of`.
-
-    Raises:
-        ValueError: It is no number.
-    """
-    return {"patience_s": float(model_about.get("patience_s", PATIENCE_S))}

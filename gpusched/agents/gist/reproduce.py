@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from gpusched.agents.gist import dqn, expectimax, naive
-from gpusched.agents.gist.published import first_fit
 from gpusched.agents.gist.section6 import gist
 from gpusched.agents.gist.setting import RATED_KW, paper
 from gpusched.agents.gist.speed import decisions_per_s
+from gpusched.agents.gist.train import first_fit
 from gpusched.agents.gist.worked_example import Case, cases
 from gpusched.model.papers import GIST
 
@@ -120,9 +121,7 @@ class Task(NamedTuple):
 def reproduce(options: Options, advance: Callable[[int, int], None] = lambda done, total: None) -> Reproduction:
     """Trains every agent, plays every test and brings the figures together.
 
-    Args:
-        options: How much.
-        advance: Called with (trainings done, trainings in all).
+    ``advance`` is called with (trainings done, trainings in all).
     """
     first = {p: Task(p, 0.0, "masked", options.seeds[0] + i) for i, p in enumerate(PARTITIONS)}
     tasks = [first["V100"]]  # of another seed: its shares are those of A100, so the same one would learn the same
@@ -130,14 +129,15 @@ def reproduce(options: Options, advance: Callable[[int, int], None] = lambda don
         tasks += [Task("A100", gap, "wait", seed) for gap in (24.0, 1.0)]
         tasks += [Task("A100", gap, variant, seed) for gap in GAPS.values() for variant in ("masked", "paper")]
     tasks.sort(key=lambda task: task.variant != "wait")  # the long ones first
-    speed = decisions_per_s(paper("A100"), seconds=options.speed_s)  # first: it compiles what workers only load
+    speed, _ = decisions_per_s(paper("A100"), seconds=options.speed_s)  # first: it compiles what workers only load
     learned: dict[Task, dqn.Learned] = {}
     advance(0, len(tasks))
     for task, result in _trained(tasks, options):
         learned[task] = result
         advance(len(learned), len(tasks))
     settings = {name: _setting(gap_h, learned, options) for name, gap_h in GAPS.items()}
-    masked = [learned[Task("A100", 0.0, "masked", seed)] for seed in options.seeds]
+    optimum = settings["once"].u_optimum
+    done = [_at_mark(learned[Task("A100", 0.0, "masked", seed)], optimum) for seed in options.seeds]
     fig6 = {p: _tests(p, learned[first[p]], options.tests) for p in PARTITIONS}
     fig5 = {p: _course(p, learned[first[p]]) for p in PARTITIONS}
     energy = {p: _energy(p, settings["once"]) for p in PARTITIONS}
@@ -146,14 +146,14 @@ def reproduce(options: Options, advance: Callable[[int, int], None] = lambda don
         sequences=len(paper("A100").sequences()),
         mark=MARK,
         inefficient_energy_mwh=energy,
-        train_seconds=[_seconds_to_mark(one, settings["once"].u_optimum) for one in masked],
-        decisions_per_s=speed.per_s,
+        train_seconds=[float("inf") if point is None else point.seconds for point in done],
+        decisions_per_s=speed,
         fig3=cases(),
         fig5=fig5,
         fig6=fig6,
         figures=[],
     )
-    return msgspec.structs.replace(made, figures=list(_figures(made, masked)))
+    return msgspec.structs.replace(made, figures=list(_figures(made, done)))
 
 
 def _trained(tasks: Sequence[Task], options: Options) -> Iterator[tuple[Task, dqn.Learned]]:
@@ -172,7 +172,7 @@ def _trained(tasks: Sequence[Task], options: Options) -> Iterator[tuple[Task, dq
 def _train(task: Task, options: Options) -> dqn.Learned:
     base = dqn.WAIT if task.variant == "wait" else dqn.Hyper()
     episodes = options.wait_episodes if task.variant == "wait" else options.episodes
-    hyper = dqn.replaced(base, episodes=episodes, every=min(base.every, max(1, episodes // 4)))
+    hyper = replace(base, episodes=episodes, every=min(base.every, max(1, episodes // 4)))
     return dqn.train(paper(task.partition, task.gap_h), task.variant, hyper, task.seed)
 
 
@@ -187,7 +187,7 @@ def _setting(gap_h: float, learned: dict[Task, dqn.Learned], options: Options) -
     return Setting(
         gap_h=gap_h,
         u_naive=naive.exact(of).utilization,
-        u_naive_one_pass=naive.exact(of, restart=False, newest_first=False).utilization,
+        u_naive_one_pass=naive.exact(of, one_pass=True).utilization,
         u_first_fit=first_fit(of),
         u_first_fit_fifo=float(gist("fifo-skip", "first-fit", gap_h).utilization.mean()),
         u_never_waits=expectimax.never_waits(of),
@@ -229,15 +229,15 @@ def _energy(partition: str, once: Setting) -> dict[str, float]:
     return {name: kw * GIST.energy_h * (1 - u) / 1000 for name, u in means.items()}
 
 
-def _seconds_to_mark(learned: dqn.Learned, optimum: float) -> float:
-    reached = [point.seconds for point in learned.course if point.utilization >= MARK * optimum]
-    return reached[0] if reached else float("inf")
+def _at_mark(learned: dqn.Learned, optimum: float) -> dqn.Point | None:
+    """The evaluation at which training counts as done, if it ever did."""
+    return next((point for point in learned.course if point.utilization >= MARK * optimum), None)
 
 
 # -- beside the paper's figures
 
 
-def _figures(made: Reproduction, masked: Sequence[dqn.Learned]) -> Iterator[Figure]:
+def _figures(made: Reproduction, done: Sequence[dqn.Point | None]) -> Iterator[Figure]:
     once, above = made.once, f"> {GIST.trained:g}"
     for case in made.fig3:
         claimed = "" if case.paper_end_d is None else f"{case.paper_end_d:g} d"
@@ -247,7 +247,7 @@ def _figures(made: Reproduction, masked: Sequence[dqn.Learned]) -> Iterator[Figu
     yield _line("", "the same network before training", "", "", once.u_untrained)
     yield from _without_learning(once)
     yield _line("", "what is impossible punished, not masked: trained", above, "", once.u_paper)
-    episodes = ", ".join(str(_episodes_to_mark(one, once.u_optimum)) for one in masked)
+    episodes = ", ".join("never" if point is None else str(point.episodes) for point in done)
     what = f"episodes to {MARK:.0%} of the optimum"
     yield Figure(of="", what=what, paper=f"{GIST.episodes}", exact="", measured=episodes)
     yield Figure(of="Fig. 5b", what="mean U, naive", paper=f"{GIST.naive:g}", exact=f"{once.u_naive:.4f}", measured="")
@@ -295,11 +295,6 @@ def _apart(at: Setting) -> Iterator[Figure]:
 
 def _line(of: str, what: str, paper: str, exact: str, values: Sequence[float]) -> Figure:
     return Figure(of=of, what=what, paper=paper, exact=exact, measured=", ".join(f"{v:.4f}" for v in values))
-
-
-def _episodes_to_mark(learned: dqn.Learned, optimum: float) -> int | str:
-    reached = [point.episodes for point in learned.course if point.utilization >= MARK * optimum]
-    return reached[0] if reached else "never"
 
 
 def as_json(made: Reproduction) -> dict[str, Any]:

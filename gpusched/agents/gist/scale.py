@@ -13,12 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.common.request import Report, Trained, TrainJob, settings_of
-from gpusched.agents.gist.evolve import Evolution, Floats
-from gpusched.agents.gist.networks import PATIENCE_S, QUESTIONS
-from gpusched.agents.gist.starts import STARTS, start
+from gpusched.agents.gist.evolve import Evolution
+from gpusched.agents.gist.networks import PATIENCE_S, QUESTIONS, STARTS, start
 from gpusched.config.weights import Arrays, Model
 from gpusched.errors import UsageError
-from gpusched.sched.state import Ints
+from gpusched.sched.state import Floats, Ints
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import replay
@@ -44,7 +43,7 @@ class Settings:
     """Hyper-parameters of the agent at scale: the ``train`` section of its policy file.
 
     Attributes:
-        variant: ``scale``; other variants are the paper's own setting (`gpusched.agents.gist.published`).
+        variant: ``scale``; other variants are the paper's own setting (`gpusched.agents.gist.train`).
         generations, population: Of the search.
         jobs: Per workload to learn from. traces: How many of them a candidate is tried on.
         servers: More sizes to learn on, beside the partition's own, as numbers of servers like its first: ``8 32``.
@@ -102,19 +101,15 @@ def figures(policy: ReplayPolicy | str, trace: Trace, pool: Pool, placement: str
     return Figures(float(np.mean(done.end[ran] - trace.submit[ran])), used / there if there > 0 else 0.0)
 
 
-def train_agent(job: TrainJob, report: Report) -> Trained:
-    """Trains one partition's agent.
+class Search:
+    """One training: where it stands, and what it has found.
 
     Raises:
         UsageError: A hyper-parameter that cannot be, or a workload of no jobs.
     """
-    return Search(job, settings_of(Settings(), job.spec.settings), report).run()
 
-
-class Search:
-    """One training: where it stands, and what it has found."""
-
-    def __init__(self, job: TrainJob, settings: Settings, report: Report) -> None:
+    def __init__(self, job: TrainJob, report: Report) -> None:
+        settings = settings_of(Settings(), job.spec.settings)
         self._job, self._settings, self._report = job, settings, report
         self._patience_s = settings.patience_days * 86400
         self._pools = _pools(job, settings)
@@ -130,7 +125,6 @@ class Search:
         """The search from its start, or from its checkpoint, to its end."""
         settings = self._settings
         name, first, cost = self._best_start()
-        self._first = first
         template = _Template(first, settings.width)
         search = Evolution(template.values, template.steps, settings.population, self._job.seed)
         begun, best, since = cost, template.values, 0
@@ -147,18 +141,15 @@ class Search:
                 kept = {f"search.{n}": a for n, a in search.state().items()}
                 self._job.checkpoint.save({**kept, "best": best}, {"cost": cost, "since": since})
             self._report.step(search.generation, settings.generations, -found)
-        return self._trained(template.arrays(best), cost, f"{name}, at {-begun:.4f}", search.generation)
-
-    def _trained(self, arrays: Arrays, cost: float, start: str, generations: int) -> Trained:
-        """What `train` writes down."""
         note = (
-            f"began as {start}; after {generations} generations it is at {-cost:.4f} on {len(self._validation)} "
-            f"validation workloads (the logarithm of {REFERENCE}'s mean JCT over the agent's, less lost utilization)"
+            f"began as {name}, at {-begun:.4f}; after {search.generation} generations it is at {-cost:.4f} on "
+            f"{len(self._validation)} validation workloads (the logarithm of {REFERENCE}'s mean JCT over the agent's, "
+            "less lost utilization)"
         )
         about = {"knows": "limit", "backfill": "easy", "patience_s": str(self._patience_s), "variant": "scale"}
         return Trained(
-            arrays=arrays, about=about, score=-cost, hyper_parameters=asdict(self._settings), notes=(note,),
-            untrained=self._first,
+            arrays=template.arrays(best), about=about, score=-cost, hyper_parameters=asdict(settings), notes=(note,),
+            untrained=first,
         )  # fmt: skip
 
     def _generation(self, search: Evolution, template: _Template) -> float:

@@ -12,15 +12,22 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gpusched.errors import UsageError
 from gpusched.model.resources import Partition
+from gpusched.sched.state import Floats, Ints
 from gpusched.sim.pool import NodeSpec, Pool
+from gpusched.traces.readers.draft import assemble
 from gpusched.traces.trace import Trace
 
-Ints = npt.NDArray[np.int64]
 HOUR_S = 3600.0
+
+
+class Episodes(NamedTuple):
+    """One figure per episode, ``float64[episodes]``: U when f starts, and hours until then."""
+
+    utilization: Floats
+    hours: Floats
 
 
 class Kind(NamedTuple):
@@ -57,7 +64,7 @@ class Setting:
         return Pool.of(self.servers)
 
     @property
-    def shares(self) -> npt.NDArray[np.float64]:
+    def shares(self) -> Floats:
         """``float64[kinds]``: lambda of Table 2, the dominant share of the partition."""
         whole = [sum(max(getattr(s, c), 0) for s in self.servers) for c in ("gpus", "cores", "memory_mib")]
         return np.array([max(k[1 + i] / whole[i] for i in range(3) if whole[i]) for k in self.kinds])
@@ -70,15 +77,11 @@ class Setting:
         """One episode for the replay engine: jobs of these kinds, ``gap_s`` apart."""
         of = [self.kinds[k] for k in sequence]
         count = len(of)
-        none = np.full(count, -1, np.int64)
-        seconds = np.array([k.run_s for k in of])
-        return Trace(
+        _, gpus, cores, memory, seconds = (np.array(column) for column in zip(*of, strict=True))
+        return assemble(
             name=f"{self.name}: {count} jobs {self.gap_s / HOUR_S:g} h apart", epoch=None,
             ids=tuple(f"{i}{k.name}" for i, k in enumerate(of)), submit=np.arange(count, dtype=np.float64) * self.gap_s,
-            duration=seconds, limit=seconds, gpus=np.array([k.gpus for k in of]), gpu_milli=np.full(count, 1000),
-            nodes=np.zeros(count, np.int64), cores=np.array([k.cores for k in of]),
-            memory_mib=np.array([k.memory_mib for k in of]), user=none, group=none, model=none, gpu_type=none,
-            depends_on=none, status=none, wait=np.full(count, np.nan),
+            duration=seconds, gpus=gpus, names={}, columns={"limit": seconds, "cores": cores, "memory_mib": memory},
         )  # fmt: skip
 
 

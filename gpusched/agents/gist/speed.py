@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,23 +14,13 @@ from gpusched.agents.gist.setting import Setting
 ROUNDS = 10
 
 
-class Speed(NamedTuple):
-    """Decisions per second of wall time, and per second of CPU time of all threads."""
+def decisions_per_s(
+    setting: Setting, variant: str = "masked", clusters: int = 4096, seconds: float = 2.0
+) -> tuple[float, float]:  # fmt: skip
+    """Decisions per second of wall time, and per second of CPU time of all threads, by an untrained network.
 
-    per_s: float
-    per_cpu_s: float
-
-
-def decisions_per_s(setting: Setting, variant: str = "masked", clusters: int = 4096, seconds: float = 2.0) -> Speed:
-    """Steps of all clusters by the greedy actions of an untrained network; compiling left out.
-
-    The best of some rounds counts: what else runs on the machine only ever takes away.
-
-    Args:
-        setting: Whose episodes; they follow one another without end.
-        variant: As in `dqn.train`.
-        clusters: Side by side.
-        seconds: Of all rounds together.
+    Compiling is left out, and the best of some rounds counts (``seconds``: of all of them together): what else runs on
+    the machine only ever takes away.
     """
     torch_.begin(0)
     torch = torch_.need("torch")
@@ -54,4 +43,4 @@ def decisions_per_s(setting: Setting, variant: str = "masked", clusters: int = 4
             step()
             done += clusters
         rounds.append((done / (time.perf_counter() - wall), done / (time.process_time() - cpu)))
-    return Speed(max(wall for wall, _ in rounds), max(cpu for _, cpu in rounds))
+    return max(wall for wall, _ in rounds), max(cpu for _, cpu in rounds)

@@ -38,11 +38,8 @@ def calibrated(trace: Trace, until: float, quantiles: tuple[float, ...], fit: Fi
 
     The median stays as it is: policies go by it, and in a few hundred jobs it moves with the last large burst.
 
-    Args:
-        trace: The jobs.
-        until: Nothing that happened later counts, seconds on the trace's clock.
-        quantiles: Of the forests.
-        fit: A forest that has learned from what had ended at a time; None: that was too little.
+    Nothing counts that happened after ``until`` (the trace's clock). ``fit``: a forest that has learned from what had
+    ended at a time; None: that was too little.
     """
     seen = trace.submit[trace.submit < until]
     edges = [float(seen[int(part * len(seen))]) if part < 1 else until for part in EDGES] if len(seen) else []

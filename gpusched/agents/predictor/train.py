@@ -8,7 +8,6 @@ what was learned.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -29,8 +28,6 @@ QUANTILES = (0.1, 0.5, 0.9)
 MIN_JOBS = 50
 RESAMPLES = 1000
 MIN_DAYS = 5
-
-Report = Callable[[str], None]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,13 +174,10 @@ def forest_of(models: list[Any], used: Ints, typical: float) -> Forest:
 
 
 def evaluate(predictor: Predictor, trace: Trace, chosen: Ints, typical_s: float | None = None) -> Evaluation:
-    """How good it is on some jobs of a trace, besides the usual estimates.
+    """How good it is on jobs ``chosen: int64[n]`` that it has not seen, besides the usual estimates.
 
-    Args:
-        predictor: Has not seen these jobs.
-        trace: With all that was submitted before them, too: their past counts.
-        chosen: ``int64[n]``: the jobs.
-        typical_s: The median run time of what was learned; None: left out.
+    The trace holds all that was submitted before them, too: their past counts. ``typical_s``: the median run time of
+    what was learned; None: left out.
     """
     features = features_of(trace, float(predictor.forest.typical[0]))[chosen]
     seconds, run = predictor.predict(features), trace.duration[chosen]

@@ -6,11 +6,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gpusched.agents.common.attention import arrays_of as attention_arrays
 from gpusched.agents.common.attention import attention_of
-from gpusched.agents.common.known import Bools, known_by
+from gpusched.agents.common.data import Bools, known_by
 from gpusched.agents.common.nets import Net, net_of
 from gpusched.agents.common.request import TrainJob
 from gpusched.agents.rltune.decide import Scorer
@@ -19,7 +18,7 @@ from gpusched.agents.rltune.live import OUTPUTS, Prepared
 from gpusched.agents.rltune.odds import CLASSES, LEVELS, Odds, class_of, reached
 from gpusched.agents.rltune.settings import Settings
 from gpusched.config.weights import Arrays
-from gpusched.sched.state import NONE, SKIP
+from gpusched.sched.state import NONE, SKIP, Floats, Ints
 from gpusched.traces.trace import Trace
 
 LEARNED = 0.7  # the first part of the jobs; the rest is for choosing
@@ -35,7 +34,7 @@ class Rule(NamedTuple):
     hold: Weights
 
 
-_ORDERS: dict[str, Weights] = {
+ORDERS: dict[str, Weights] = {
     "fifo": {"waited": 1.0},
     "smallest": {"gpus": -100.0, "waited": 1.0},
     "sjf": {"estimate": -1.0},
@@ -54,7 +53,7 @@ _BY_LIMIT: dict[str, Weights] = {
     "by limit and size": {"limit": -1.0, "gpus": -0.7},
     "wfp3": {"waited": 3.0, "limit": -3.0, "gpus": 0.7},
 }
-_HOLDS: dict[str, Weights] = {
+HOLDS: dict[str, Weights] = {
     "": {"one": -1.0},
     "hold": {"one": 1.0},
     "hold within the hour": {"one": 8.2, "drain": -1.0},
@@ -73,12 +72,12 @@ def rules(settings: Settings, limits: bool = False) -> list[Rule]:
 
     ``limits``: whether there are jobs with limits.
     """
-    holds = _HOLDS if settings.backfill else {"": _HOLDS[""]}
+    holds = HOLDS if settings.backfill else {"": HOLDS[""]}
     blind, found = settings.knows in ("nothing", "limit"), []
-    for order, weights in (_ORDERS | (_BY_LIMIT if limits and settings.knows != "nothing" else {})).items():
+    for order, weights in (ORDERS | (_BY_LIMIT if limits and settings.knows != "nothing" else {})).items():
         if (settings.knows == "nothing" and order not in _NEED_NO_HISTORY) or (blind and "work" in weights):
             continue
-        mine = {"": _HOLDS[""]} if order in _HOLD_NOTHING else holds
+        mine = {"": HOLDS[""]} if order in _HOLD_NOTHING else holds
         known = _told(weights) if settings.knows == "oracle" else weights
         found += [
             Rule(", ".join(x for x in (order, hold) if x), known, held)
@@ -94,15 +93,11 @@ def heuristics(settings: Settings, limits: bool = False) -> list[Rule]:
     return [rule for rule in rules(settings, limits) if rule.name in names]
 
 
-def log_run_time_weight(weights: Weights) -> float:
-    """What the logarithm of the run time counts in an order, were it known: all that stands for it together."""
-    return weights.get("estimate", 0.0) + weights.get("work", 0.0) - weights.get("worth", 0.0)
-
-
 def _told(weights: Weights) -> Weights:
-    """The same order by an oracle's run times."""
-    others = {name: weight for name, weight in weights.items() if name not in ("estimate", "work", "worth")}
-    return others | {"truth": log_run_time_weight(weights)}
+    """The same order by an oracle's run times, which count as much as all together that stands for their logarithm."""
+    others = dict(weights)
+    estimate, work, worth = (others.pop(name, 0.0) for name in ("estimate", "work", "worth"))
+    return others | {"truth": estimate + work - worth}
 
 
 def linear_of(rule: Rule) -> Reals:
@@ -114,13 +109,10 @@ def linear_of(rule: Rule) -> Reals:
     return linear
 
 
-def odds_of(gpus: npt.NDArray[np.int64], ran_s: npt.NDArray[np.float64], over: Bools | None = None) -> Odds:
+def odds_of(gpus: Ints, ran_s: Floats, over: Bools | None = None) -> Odds:
     """What jobs' run times say of other jobs', by class of sizes: few count little.
 
-    Args:
-        gpus: Of each job.
-        ran_s: How long it ran, or had run when last seen.
-        over: Whether it has ended; None: all have. One that has not counts for the levels that it has outrun.
+    ``over``: whether each has ended (None: all have). One that has not counts for the levels that it has outrun.
     """
     ended, outran = np.zeros((CLASSES, LEVELS)), np.zeros((CLASSES, LEVELS))
     done = [True] * len(gpus) if over is None else over.tolist()
@@ -168,9 +160,7 @@ def with_odds(prepared: Prepared, odds: Odds) -> Prepared:
     return prepared._replace(scorer=prepared.scorer._replace(odds=odds))
 
 
-def with_net(
-    rule: Prepared, arrays: dict[str, npt.NDArray[np.generic]], mean: Reals, scale: Reals, strength: float
-) -> Prepared:
+def with_net(rule: Prepared, arrays: Arrays, mean: Reals, scale: Reals, strength: float) -> Prepared:
     """The rule with a network's answer, times ``strength``, added to its order."""
     net = net_of(arrays, "net", INPUTS, OUTPUTS)
     strengths = np.array([strength, 0.0], np.float32)
@@ -185,10 +175,9 @@ def arrays_of(prepared: Prepared) -> Arrays:
     scorer = prepared.scorer
     found: Arrays = {name: getattr(scorer, name) for name in ("linear", "mean", "scale", "strength", "window")}
     found |= {"prior": scorer.odds.prior, "few": scorer.odds.few}
-    at, sizes = 0, scorer.net.sizes.tolist()
-    for i, (before, after) in enumerate(pairwise(sizes)):
-        found[f"net.{i}.weight"] = scorer.net.weights[at : at + before * after].reshape(before, after).T.copy()
-        at += before * after
-        found[f"net.{i}.bias"] = scorer.net.weights[at : at + after].copy()
-        at += after
+    at = 0
+    for i, (before, after) in enumerate(pairwise(scorer.net.sizes.tolist())):
+        layer = scorer.net.weights[at : at + (before + 1) * after].reshape(before + 1, after).copy()
+        found |= {f"net.{i}.weight": np.ascontiguousarray(layer[:-1].T), f"net.{i}.bias": layer[-1]}
+        at += layer.size
     return found | attention_arrays(scorer.attention)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.rltune.candidates import NO_ODDS, Rule, heuristics, rules, without_net
-from gpusched.agents.rltune.evaluation import Evaluation, Figures
+from gpusched.agents.rltune.evaluation import Evaluation, Figures, mean_cost
 from gpusched.agents.rltune.live import Prepared
 from gpusched.agents.rltune.odds import Odds
 from gpusched.agents.rltune.settings import Settings
@@ -55,23 +55,23 @@ def choose_base(
     best on many clusters together, is taken unless another is clearly better: little data says little. Where jobs have
     limits there is none.
     """
-    limits = any(
-        bool((np.isfinite(evaluation.trace.limit) & (evaluation.trace.limit > 0)).any()) for evaluation in evaluations
-    )
-    tried, first = rules(settings, limits), list(evaluations[:: max(len(evaluations) // 3, 1)])
+
+    def played(rule: Rule, some: Sequence[Evaluation]) -> list[Figures]:
+        return [one.play(without_net(rule, settings, odds)) for one in some]
+
+    limits = any(bool((np.isfinite(one.trace.limit) & (one.trace.limit > 0)).any()) for one in evaluations)
+    tried, first = rules(settings, limits), evaluations[:: max(len(evaluations) // 3, 1)]
     quick = []
     for i, rule in enumerate(tried):
-        quick.append(_cost(first, rule, settings, odds))
+        quick.append(mean_cost(played(rule, first), settings.objective))
         advance(i + 1, len(tried))
     best = [tried[i] for i in np.argsort(quick, kind="stable")[:_KEPT]]
     known = heuristics(settings, limits)
     usual = [rule for rule in tried if rule.name == DEFAULT and not limits]
     finals = list({rule.name: rule for rule in (*best, *known, *usual)}.values())
-    played = {
-        rule.name: [evaluation.play(without_net(rule, settings, odds)) for evaluation in evaluations] for rule in finals
-    }
-    cost = {name: _mean(figures, settings.objective) for name, figures in played.items()}
-    jct = {name: _mean(figures, "jct") for name, figures in played.items()}
+    figures = {rule.name: played(rule, evaluations) for rule in finals}
+    cost = {name: mean_cost(mine, settings.objective) for name, mine in figures.items()}
+    jct = {name: mean_cost(mine, "jct") for name, mine in figures.items()}
     most = min(jct[rule.name] for rule in known) + _SLACK
     allowed = [rule for rule in finals if jct[rule.name] <= most or settings.objective != "slowdown"]
     found = min(allowed, key=lambda rule: cost[rule.name])
@@ -81,38 +81,27 @@ def choose_base(
 
 
 def choose_strength(
-    options: Sequence[Option],
-    base: Prepared,
-    learned: Sequence[Evaluation],
-    later: Sequence[Evaluation],
+    options: Sequence[Option], base: Prepared, learned: Sequence[Evaluation], later: Sequence[Evaluation],
     settings: Settings,
-) -> tuple[Option, list[str]]:
+) -> tuple[Option, list[str]]:  # fmt: skip
     """The network that is best on the later part, if it is surely no worse than none at all, there and before.
 
     "No worse" holds for the objective on both parts and for mean JCT on the later one. Returns what was chosen, with
     the figures as sentences.
     """
-    none = Option("no network", 0.0, base)
-    played = {id(o): ([a.play(o.prepared) for a in later], [a.play(o.prepared) for a in learned])
-              for o in (none, *options)}  # fmt: skip
-    found, least = none, _mean(played[id(none)][0], settings.objective) - _MARGIN
-    words = []
+
+    def costs(prepared: Prepared) -> tuple[float, float, float]:
+        after = [one.play(prepared) for one in later]
+        before = mean_cost([one.play(prepared) for one in learned], settings.objective)
+        return before, mean_cost(after, settings.objective), mean_cost(after, "jct")
+
+    before_none, after_none, jct_none = costs(base)
+    found, least, words = Option("no network", 0.0, base), after_none - _MARGIN, []
     for option in options:
-        (after, before), (after_none, before_none) = played[id(option)], played[id(none)]
-        gain = _mean(after_none, settings.objective) - _mean(after, settings.objective)
-        early = _mean(before_none, settings.objective) - _mean(before, settings.objective)
+        before, after, jct = costs(option.prepared)
+        gain, early = after_none - after, before_none - before
         gains = f"{1 - np.exp(-gain):+.1%} later, {1 - np.exp(-early):+.1%} before"
         words.append(f"{option.name} x {option.strength:g}: {gains}")
-        sound = early >= 0.0 and _mean(after, "jct") <= _mean(after_none, "jct") + _SLACK
-        if sound and _mean(after, settings.objective) < least:
-            found, least = option, _mean(after, settings.objective)
+        if early >= 0.0 and jct <= jct_none + _SLACK and after < least:
+            found, least = option, after
     return found, words
-
-
-def _cost(evaluations: Sequence[Evaluation], rule: Rule, settings: Settings, odds: Odds) -> float:
-    prepared = without_net(rule, settings, odds)
-    return _mean([evaluation.play(prepared) for evaluation in evaluations], settings.objective)
-
-
-def _mean(figures: Sequence[Figures], objective: str) -> float:
-    return float(np.mean([f.cost(objective) for f in figures]))

@@ -12,10 +12,9 @@ from gpusched.agents.common.nets import Net, forward, work_for
 from gpusched.agents.rltune.history import Known, Observation, Reals, Shape, features, left_s, note_running
 from gpusched.agents.rltune.odds import Odds, expected
 from gpusched.compiled import jit
-from gpusched.sched.backfill import take
+from gpusched.sched.backfill import launch, take
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import choose, node_fits
-from gpusched.sched.releases import add
 from gpusched.sched.state import (
     ARRAY_LIMIT,
     FIRST_FIT,
@@ -354,18 +353,9 @@ def gone_by_s(known: Known, odds: Odds, job: int) -> float:
 @jit
 def _start(field: Field, releases: Releases, request: Request, job: int, now: float, outcome: Outcome) -> None:
     outcome.code[job] = STARTED
-    outcome.started[outcome.total[0]] = job
-    outcome.offset[job] = outcome.total[1]
     for part in range(request.parts):
-        node = field.scratch.chosen[part]
-        take(field.resources, request, node)
-        take(field.scratch.late, request, node)
-        add(releases, now + field.jobs.limit[job], node, request, job)
-        outcome.nodes[outcome.total[1] + part] = node
-    outcome.total[0] += 1
-    outcome.total[1] += request.parts
-    if field.jobs.array[job] >= 0:
-        field.jobs.array_room[field.jobs.array[job]] -= 1
+        take(field.scratch.late, request, field.scratch.chosen[part])
+    launch(field.resources, releases, field.jobs, request, job, now, False, False, field.scratch, outcome)
 
 
 @jit

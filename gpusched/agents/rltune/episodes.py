@@ -1,4 +1,9 @@
-"""Sequences of jobs cut from the training part, begun on the cluster as the base policy left it at that moment."""
+"""Sequences of jobs cut from the training part, begun as the base policy left the cluster, and played: compiled.
+
+Picks are drawn from the scores' softmax, and every pick is written down. Scores plus Gumbel noise, sorted, is one draw
+of every pick in turn (Plackett-Luce; Yellott 1977), and among those jobs that fit, too. So the passes decide as in a
+replay, and only the order is drawn.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +11,164 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from gpusched.agents.rltune.evaluation import Figures, figures, fresh, grown_log, shared, world_for
-from gpusched.agents.rltune.history import FEATURES, Known, note_ended
+from gpusched.agents.rltune.decide import Field, arrange, observation_of, scores_of, window_of
+from gpusched.agents.rltune.evaluation import Figures, figures, fresh, shared, world_for
+from gpusched.agents.rltune.history import FEATURES, Known, Reals, note_ended
 from gpusched.agents.rltune.live import Prepared
 from gpusched.agents.rltune.odds import SHORTEST_S
-from gpusched.agents.rltune.replay import Scored, known_of_trace, new_queue
-from gpusched.agents.rltune.rollout import Drawn, Trajectory, new_trajectory, play_sequence
+from gpusched.agents.rltune.replay import Queue, Scored, carry_out, known_of_trace, new_queue, remember
 from gpusched.agents.rltune.settings import Settings
-from gpusched.sched.state import seed_words
+from gpusched.compiled import jit
+from gpusched.sched.fit import request_of
+from gpusched.sched.place import choose, next_random
+from gpusched.sched.state import FIRST_FIT, OK, Flags, Floats, Ints, Words, seed_words
 from gpusched.sim.engine.build import World, log_of
-from gpusched.sim.engine.state import GROW
+from gpusched.sim.engine.loop import looped
+from gpusched.sim.engine.queue import waiting_in
+from gpusched.sim.engine.state import DECIDE, GROW, Log, Passes, Sim, grown
 from gpusched.sim.policies import PLACEMENTS
 from gpusched.sim.pool import Pool
 from gpusched.sim.result import Result
 from gpusched.traces.file import FLOATS, INTS
 from gpusched.traces.slicing import select
 from gpusched.traces.trace import Trace
+
+_WORD = 4294967296.0
+
+
+class Trajectory(NamedTuple):
+    """What was picked; a pick is one job out of those of its window that fitted.
+
+    Attributes:
+        rows: ``float32[rows, FEATURES]``: what the network saw. score: ``float32[rows]``: before the noise.
+        job: ``int64[rows]``: whose row.
+        first, size: ``int64[picks]``: the rows of a pick's window.
+        choice: ``int64[picks]``: the place of the picked job in its window.
+        mask: ``uint8[picks, window]``: who could be picked.
+        used: ``int64[3]``: rows, picks, and jobs started in all.
+    """
+
+    rows: Reals
+    score: Reals
+    job: Ints
+    first: Ints
+    size: Ints
+    choice: Ints
+    mask: Flags
+    used: Ints
+
+
+def new_trajectory(rows: int, picks: int, window: int, features: int) -> Trajectory:
+    """An empty trajectory with room for so many."""
+    job, first, size, choice = (np.zeros(n, np.int64) for n in (rows, picks, picks, picks))
+    return Trajectory(
+        rows=np.zeros((rows, features), np.float32), score=np.zeros(rows, np.float32), job=job, first=first, size=size,
+        choice=choice, mask=np.zeros((picks, window), np.uint8), used=np.zeros(3, np.int64),
+    )  # fmt: skip
+
+
+class Drawn(NamedTuple):
+    """Who decides, with picks drawn at a temperature (0: as a replay; nothing is written but the starts' number)."""
+
+    by: Scored
+    temperature: float
+    rng: Words
+    trajectory: Trajectory
+
+
+@jit
+def decide_drawn(sim: Sim, log: Log, passes: Passes, drawn: Drawn) -> int:
+    """Every partition's pass in which something happened."""
+    queue = drawn.by.queue
+    remember(sim, queue, drawn.by.known)
+    for partition in range(sim.dirty.size):
+        if sim.dirty[partition]:
+            sim.dirty[partition] = 0
+            own = waiting_in(sim, queue.waiting, queue.size, partition)
+            if own.size:
+                _decide(sim, log, passes, drawn, own)
+    return DECIDE
+
+
+play_sequence = looped(decide_drawn)
+
+
+@jit
+def _decide(sim: Sim, log: Log, passes: Passes, drawn: Drawn, own: Ints) -> None:
+    queue, known, scorer = drawn.by.queue, drawn.by.known, drawn.by.scorer
+    shape, now = sim.shapes[sim.jobs[own[0]]["shape"]], sim.clock[0]
+    obs = observation_of(sim.resources, passes.total, shape["lo"], shape["hi"], own.size, now)
+    if obs.free == 0.0 and shape["gpus"] > 0:
+        return
+    field = Field(sim.resources, passes.usable, passes.requests, passes.jobs, passes.scratch)
+    order = window_of(known, own, scorer.window[0], queue.ahead)
+    size = min(own.size, scorer.window[0])
+    window = order[:size].copy()
+    scores = scores_of(known, scorer, obs, field, passes.releases, own, window, queue.ahead, queue.seen)
+    noisy = scores[:, 0].astype(np.float64)
+    if drawn.temperature > 0.0:
+        for i in range(size):
+            uniform = (next_random(drawn.rng, 4294967295) + 0.5) / _WORD
+            noisy[i] -= drawn.temperature * np.log(-np.log(uniform))
+    best = np.argsort(-noisy, kind="mergesort")
+    order[:size] = window[best]
+    hold = np.zeros(own.size, np.uint8)
+    for i in range(size):
+        hold[i] = scores[best[i], 1] > 0.0
+    fits = _fitting(sim, field, own, window)
+    queue.outcome.total[:] = 0
+    rule, backfill, odds = drawn.by.rule, drawn.by.backfill, scorer.odds
+    arrange(known, odds, field, passes.releases, own[order], hold, rule, backfill, now, queue.outcome)
+    drawn.trajectory.used[2] += queue.outcome.total[0]
+    if drawn.temperature > 0.0 and np.sum(fits) > 1:
+        _write(drawn.trajectory, queue, own, window, fits, scores)
+    carry_out(sim, log, queue, known)
+
+
+@jit
+def _fitting(sim: Sim, field: Field, own: Ints, window: Ints) -> Flags:
+    """Which jobs of the window could start now, ``uint8[window]``."""
+    known = np.full(field.jobs.feasibility.size, -1, np.int64)
+    fits = np.zeros(window.size, np.uint8)
+    for i in range(window.size):
+        shape = sim.jobs[own[window[i]]]["shape"]
+        if known[shape] < 0:
+            request = request_of(field.requests, shape)
+            known[shape] = field.jobs.feasibility[shape] == OK and choose(
+                field.resources, field.jobs.masks, request, FIRST_FIT, field.scratch
+            )
+        fits[i] = known[shape]
+    return fits
+
+
+@jit
+def _write(trajectory: Trajectory, queue: Queue, own: Ints, window: Ints, fits: Flags, scores: Reals) -> None:
+    """The window, and every start out of it; who has started cannot be picked again."""
+    first, size = trajectory.used[0], window.size
+    if first + size > trajectory.job.size:
+        return
+    for i in range(size):
+        trajectory.rows[first + i] = queue.seen[i]
+        trajectory.score[first + i] = scores[i, 0]
+        trajectory.job[first + i] = own[window[i]]
+    trajectory.used[0] += size
+    for k in range(queue.outcome.total[0]):
+        pick = trajectory.used[1]
+        if pick == trajectory.choice.size or np.sum(fits) < 2:
+            return
+        at = -1
+        for i in range(size):
+            if own[window[i]] == queue.outcome.started[k]:
+                at = i
+        if at < 0:
+            continue
+        trajectory.first[pick], trajectory.size[pick], trajectory.choice[pick] = first, size, at
+        for i in range(size):
+            trajectory.mask[pick, i] = fits[i]
+        fits[at] = 0
+        trajectory.used[1] += 1
+
 
 _MOST_BEFORE = 2000  # ended jobs that are known to a sequence
 _ROWS_PER_PICK = 24
@@ -36,7 +181,7 @@ class Episode(NamedTuple):
     pool: Pool
     world: World
     known: Known
-    truth: npt.NDArray[np.float64]
+    truth: Floats
 
 
 class Play(NamedTuple):
@@ -61,21 +206,19 @@ def _episode(before: Result, first: int, settings: Settings) -> Episode:
     ended = past[before.end[past] <= time][-_MOST_BEFORE:]
     runs = there[before.start[there] <= time]
     waits = there[~(before.start[there] <= time)][-settings.sequence :]
-    chosen = np.sort(np.concatenate([ended, runs, waits, np.arange(first, min(first + settings.sequence, len(trace)))]))
-    part = select(trace, np.unique(chosen))
-    place = {int(j): i for i, j in enumerate(np.unique(chosen).tolist())}
-    had = np.zeros(len(part))
-    had[[place[int(j)] for j in runs]] = time - before.start[runs]
-    gone = np.array([place[int(j)] for j in ended], np.int64)
-    return _begun(part, before.pool, settings, time, had, gone, before.end[ended])
+    coming = np.arange(first, min(first + settings.sequence, len(trace)))
+    chosen = np.unique(np.concatenate([ended, runs, waits, coming]))
+    had = np.zeros(len(chosen))
+    had[np.searchsorted(chosen, runs)] = time - before.start[runs]
+    gone = np.searchsorted(chosen, ended)
+    return _begun(select(trace, chosen), before.pool, settings, time, had, gone, before.end[ended])
 
 
 def _begun(
-    part: Trace, pool: Pool, settings: Settings, time: float, had: npt.NDArray[np.float64],
-    gone: npt.NDArray[np.int64], end: npt.NDArray[np.float64],
+    part: Trace, pool: Pool, settings: Settings, time: float, had: Floats, gone: Ints, end: Floats
 ) -> Episode:  # fmt: skip
     """The world at ``time``: what ran has the rest of its work left, what has ended is only remembered."""
-    demand = world_for(part, pool, settings, "best-fit").demand
+    demand = world_for(part, pool, settings).demand
     whole = known_of_trace(part, demand, len(pool.partitions), settings.knows)
     if whole.learns[0]:
         for i in np.argsort(end, kind="stable"):
@@ -92,11 +235,11 @@ def _begun(
     now = replace(
         rest, submit=np.maximum(rest.submit, time), duration=np.maximum(rest.duration - facts["had"], 1.0), epoch=None
     )  # fmt: skip
-    world = world_for(now, pool, settings, "best-fit")
+    world = world_for(now, pool, settings)
     return Episode(rest, pool, world, whole._replace(facts=facts, history=history), truth)
 
 
-def _reordered(trace: Trace, order: npt.NDArray[np.int64]) -> Trace:
+def _reordered(trace: Trace, order: Ints) -> Trace:
     """The trace's jobs in another order; nobody waits for another then."""
     columns = {name: getattr(trace, name)[order] for name in (*FLOATS, *INTS) if name != "depends_on"}
     ids = tuple(trace.ids[i] for i in order.tolist())
@@ -112,5 +255,5 @@ def play(episode: Episode, prepared: Prepared, temperature: float, seed: int, pi
     by = Scored(queue, known, prepared.scorer, PLACEMENTS[world.rule], prepared.backfill)
     log, drawn = log_of(world), Drawn(by, temperature, seed_words(seed), trajectory)
     while play_sequence(sim, log, passes, drawn) == GROW:
-        log = grown_log(log, sim)
+        log = grown(log, sim)
     return Play(figures(episode.trace, sim.state["end"], episode.pool.total_gpus), trajectory)

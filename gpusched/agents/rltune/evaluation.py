@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.agents.common.known import known_by
+from gpusched.agents.common.data import known_by
 from gpusched.agents.rltune.candidates import first_of_later
 from gpusched.agents.rltune.live import Prepared
 from gpusched.agents.rltune.replay import UNSOUND, Scored, known_of_trace, new_queue, run_scored
 from gpusched.agents.rltune.settings import Settings
 from gpusched.config.weights import Model
 from gpusched.sim.engine.build import Options, World, log_of, result_of, world_of
-from gpusched.sim.engine.state import GROW, Log, grown
+from gpusched.sim.engine.state import GROW, grown
 from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import Pool
 from gpusched.sim.result import Result
@@ -44,12 +45,12 @@ class Figures(NamedTuple):
         return float(np.log(max(self.wait_s, 1.0) if objective == "wait" else self.jct_s))
 
 
-def world_for(trace: Trace, pool: Pool, settings: Settings, place: str) -> World:
+def world_for(trace: Trace, pool: Pool, settings: Settings) -> World:
     """A replay's world for the agent, before anything has happened."""
     model = Model("rltune", {}, {}, "", "")
     backfill = "skip" if settings.backfill else "none"
     policy = ReplayPolicy(
-        name="rltune", order="rltune", knows="oracle", source="", backfill=backfill, placement=place, model=model
+        name="rltune", order="rltune", knows="oracle", source="", backfill=backfill, placement="best-fit", model=model
     )  # fmt: skip
     return world_of(trace, pool, policy, Options())
 
@@ -67,9 +68,9 @@ def fresh(arrays: Any) -> Any:
 class Evaluation:
     """One trace on its nodes."""
 
-    def __init__(self, trace: Trace, pool: Pool, settings: Settings, place: str) -> None:
+    def __init__(self, trace: Trace, pool: Pool, settings: Settings) -> None:
         self.trace, self.pool = trace, pool
-        self._world = world_for(trace, pool, settings, place)
+        self._world = world_for(trace, pool, settings)
         self._known = known_of_trace(trace, self._world.demand, len(pool.partitions), settings.knows)
 
     def play(self, prepared: Prepared) -> Figures:
@@ -85,11 +86,9 @@ class Evaluation:
         sim, passes = shared(world.sim, world.passes)
         queue, known = new_queue(sim, int(prepared.scorer.window[0])), fresh(self._known)
         by = Scored(queue, known, prepared.scorer, PLACEMENTS[world.rule], prepared.backfill)
-        log, code = log_of(world), GROW
-        while code == GROW:
-            code = run_scored(sim, log, passes, by)
-            if code == GROW:
-                log = grown_log(log, sim)
+        log = log_of(world)
+        while (code := run_scored(sim, log, passes, by)) == GROW:
+            log = grown(log, sim)
         return None if code == UNSOUND else result_of(world._replace(sim=sim, passes=passes), log, 0.0)
 
 
@@ -97,11 +96,6 @@ def shared(sim: Any, passes: Any) -> tuple[Any, Any]:
     """Copies of both, with the one array that they share."""
     sim, passes = fresh(sim), fresh(passes)
     return sim._replace(chosen=passes.scratch.chosen), passes
-
-
-def grown_log(log: Log, sim: Any) -> Log:
-    """More room."""
-    return grown(log, len(log.events), len(log.cuts) + len(sim.jobs), len(log.cut_nodes) + len(sim.held))
 
 
 def figures(trace: Trace, end: npt.NDArray[np.float64], gpus: int) -> Figures:
@@ -114,7 +108,12 @@ def figures(trace: Trace, end: npt.NDArray[np.float64], gpus: int) -> Figures:
     return Figures(float((jct - run).mean()), float(jct.mean()), float(slowdown.mean()), used)
 
 
-def windows(scenario: Scenario, settings: Settings, fixed_nodes: bool) -> tuple[list[Trace], Trace]:
+def mean_cost(figures: Sequence[Figures], objective: str) -> float:
+    """Over several replays."""
+    return float(np.mean([f.cost(objective) for f in figures]))
+
+
+def windows(scenario: Scenario, settings: Settings) -> tuple[list[Trace], Trace]:
     """Two windows of the first part of the training trace to learn by, and its last part to choose by.
 
     The first part is as it was known when the last one began: it knows no run times that came to light later.
@@ -134,10 +133,9 @@ def windows(scenario: Scenario, settings: Settings, fixed_nodes: bool) -> tuple[
 
 def evaluations(trace: Trace, scenario: Scenario, settings: Settings, declared: bool) -> list[Evaluation]:
     """The window on nodes for the scenario's load and for a fifth more; on the declared nodes as they are."""
-    place = "best-fit"
     if declared or span_s(trace) <= 0 or len(trace) < _FEWEST or len(set(scenario.pool.gpus.tolist())) > 1:
-        return [Evaluation(trace, scenario.pool, settings, place)]
+        return [Evaluation(trace, scenario.pool, settings)]
     per_node = int(scenario.pool.gpus[0])
     load = min(max(offered_load(scenario.trace, scenario.pool.total_gpus), 0.5), 1.5)
     counts = dict.fromkeys(nodes_for_load(trace, per_node, load * factor) for factor in LOAD_FACTORS)
-    return [Evaluation(trace, Pool.uniform(n, per_node), settings, place) for n in counts]
+    return [Evaluation(trace, Pool.uniform(n, per_node), settings) for n in counts]

@@ -13,16 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.agents.rltune.odds import (
-    SHORTEST_S,
-    History,
-    Odds,
-    Records,
-    expected,
-    level_of,
-    new_history,
-    note_passed,
-)
+from gpusched.agents.rltune.odds import SHORTEST_S, History, Odds, Records, expected, level_of, new_history, note_passed
 from gpusched.compiled import jit
 from gpusched.sched.state import Flags, Floats, Ints
 
@@ -100,9 +91,7 @@ class Shape(NamedTuple):
 def grouped(submit: Floats, *same: npt.NDArray[Any]) -> tuple[Ints, Ints]:
     """Kinds and bursts of jobs in order of submission: ``int64[jobs]`` each, numbered from 0.
 
-    Args:
-        submit: ``float64[jobs]``, seconds, ascending.
-        *same: Columns that are equal within a kind, ``[jobs]`` each.
+    ``same``: columns that are equal within a kind, ``[jobs]`` each.
     """
     if not len(submit):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)

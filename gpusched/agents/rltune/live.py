@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.common.attention import attention_of
-from gpusched.agents.common.nets import net_of
+from gpusched.agents.common.nets import check_shapes, net_of
 from gpusched.agents.rltune import preempt as rltune_preempt
 from gpusched.agents.rltune.decide import Field, Scorer, arrange, observation_of, ordered
 from gpusched.agents.rltune.history import FEATURES, Known
@@ -50,10 +50,7 @@ def prepare(model: Model) -> Prepared | rltune_preempt.Preempting:
     inputs = len(FEATURES)
     wanted = {"linear": (OUTPUTS, inputs + 1), "mean": (inputs,), "scale": (inputs,), "strength": (OUTPUTS,),
               "window": (1,), "prior": (CLASSES, LEVELS), "few": (3,)}  # fmt: skip
-    for name, shape in wanted.items():
-        if name not in model.arrays or model.arrays[name].shape != shape:
-            found = "missing" if name not in model.arrays else f"{model.arrays[name].shape}"
-            raise ValueError(f"{name} is {found}, expected {shape}")
+    check_shapes(model.arrays, wanted)
     if model.arrays["window"][0] < 1:
         raise ValueError(f"window is {model.arrays['window'][0]}, expected at least 1")
     odds = Odds(*(np.ascontiguousarray(model.arrays[n], np.float64) for n in Odds._fields))

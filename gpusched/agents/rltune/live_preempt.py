@@ -189,19 +189,12 @@ def _order(prepared: Preempting, context: Context, field: Field) -> Ints:
     place = {job.id: i for i, job in enumerate(snapshot.running, start=len(context.waiting.views))}
     rows = [*context.waiting.queues[context.partition], *(place[job.id] for job in field.stoppable)]
     jobs, runs = np.array(rows, np.int64), (np.arange(len(rows)) >= field.waits).astype(np.uint8)
-    by_submit = np.array(sorted(range(len(rows)), key=lambda k: _submitted(field.waiting.views[k])), np.int64)
-    ranks = np.empty(len(rows))
-    sorted_jobs = jobs[by_submit]
-    ranks[by_submit] = ranks_of(
-        history, prepared.ranking, facts, sorted_jobs, had[sorted_jobs], runs[by_submit]
-    )  # fmt: skip
-    tie = np.empty(len(rows), np.int64)
+    submitted = [(view.submit_time, id_key(view.id)) for view in field.waiting.views]
+    by_submit = np.array(sorted(range(len(rows)), key=submitted.__getitem__), np.int64)
+    ranks, tie, sorted_jobs = np.empty(len(rows)), np.empty(len(rows), np.int64), jobs[by_submit]
+    ranks[by_submit] = ranks_of(history, prepared.ranking, facts, sorted_jobs, had[sorted_jobs], runs[by_submit])
     tie[by_submit] = np.arange(len(rows))
     return np.lexsort((tie, runs == 0, ranks, -field.waiting.keys.priority)).astype(np.int64)
-
-
-def _submitted(view: PendingView) -> tuple[float, tuple[str, int]]:
-    return view.submit_time, id_key(view.id)
 
 
 @jit
@@ -251,22 +244,11 @@ def share_out(
     order: Ints, runs: Flags, holders: Holders, first: Ints, requests: Requests, jobs: Jobs, free: Resources,
     idle: Resources, whole: Resources, usable: Resources, rule: int, scratch: Scratch, shares: Shares,
 ) -> None:  # fmt: skip
-    """Gives every job its own nodes, others, or none, as a replay does; who can start on what is free does.
+    """Gives every job in ``order`` its nodes, others or none, as a replay does; who can start on what is free does.
 
-    Args:
-        order: ``int64[jobs]``, first to last.
-        runs: ``uint8[jobs]``.
-        holders: What is being ended, as one that has not kept its nodes; then those that run, in their order.
-        first: Where each one's nodes begin in ``holders.held``.
-        requests: Of ``jobs``.
-        jobs: Of ``order``.
-        free: What is free now; taken from as jobs start.
-        idle: The same; taken from as jobs are given nodes, also such as others have to leave.
-        whole: What can be shared out in all; taken from.
-        usable: See `keeps`.
-        rule: FIRST_FIT, BEST_FIT or SPREAD.
-        scratch: Of these jobs' shapes.
-        shares: Where the answer goes.
+    ``holders``: what is being ended, as one that has not kept its nodes; then those that run, in their order, with
+    nodes from ``first`` on. Taken from are ``free`` as jobs start, ``idle`` (at first the same) as jobs are given
+    nodes, also such as others have to leave, and ``whole``: what can be shared out in all.
     """
     used, at, count = 0, 0, holders.first.size
     for job in order:

@@ -8,19 +8,22 @@ the recorded jobs really ran: imitation of shortest-job-first by an oracle, as f
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gpusched.agents.common.attention import PARTS
 from gpusched.agents.rltune.candidates import INPUTS, with_net
 from gpusched.agents.rltune.episodes import Episode, Play, play
-from gpusched.agents.rltune.history import ESTIMATE, TRUTH, WORK, WORTH, Reals
+from gpusched.agents.rltune.history import ESTIMATE, TRUTH, WORK, WORTH
 from gpusched.agents.rltune.live import OUTPUTS, Prepared
-from gpusched.agents.rltune.network import Network
 from gpusched.agents.rltune.settings import Settings
+from gpusched.config.weights import Arrays
 
 if TYPE_CHECKING:
     import torch
@@ -31,15 +34,67 @@ _SPREAD = 1e-3
 _RAW = np.float32(0.01)  # before the scales are known: so small that nothing is cut off
 
 
-class Scaling(NamedTuple):
-    """``float32[FEATURES]`` each: the network sees ``(x - mean) * scale``."""
+class Network:
+    """What `agents.common.nets` and `agents.common.attention` compute from the same weights, to be learned.
 
-    mean: Reals
-    scale: Reals
+    It answers 0 before it has learned anything. ``attention``: whether jobs of a window see each other.
+    """
+
+    def __init__(self, inputs: int, hidden: int, outputs: int, attention: bool) -> None:
+        import torch
+
+        self._torch = torch
+        linears = [torch.nn.Linear(inputs, hidden), torch.nn.Linear(hidden, hidden), torch.nn.Linear(hidden, outputs)]
+        with torch.no_grad():
+            linears[-1].weight.zero_()
+            linears[-1].bias.zero_()
+        self._parts = {f"net.{i}": layer for i, layer in enumerate(linears)}
+        self.attends = attention
+        if attention:
+            self._parts |= {f"attention.{part}": torch.nn.Linear(hidden, hidden, bias=False) for part in PARTS}
+
+    def __call__(self, rows: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
+        """Answers ``[..., outputs]`` to ``rows: [..., window, inputs]`` (without attention any rows).
+
+        ``present: bool[..., window]``: which rows are jobs. What comes out for others means nothing.
+        """
+        parts = self._parts
+        hidden = parts["net.1"](parts["net.0"](rows).relu()).relu()
+        if self.attends:
+            query, key, value = (parts[f"attention.{part}"](hidden) for part in PARTS)
+            likeness = query @ key.transpose(-1, -2) / math.sqrt(hidden.shape[-1])
+            likeness = likeness.masked_fill(~present[..., None, :], -1e9)
+            hidden = hidden + likeness.softmax(dim=-1) @ value
+        answers: torch.Tensor = parts["net.2"](hidden)
+        return answers
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Of all layers."""
+        for part in self._parts.values():
+            yield from part.parameters()
+
+    def arrays(self) -> Arrays:
+        """The weights as a file holds them."""
+        return {name: array.detach().numpy().copy() for name, array in self._named()}
+
+    def load(self, arrays: Arrays) -> None:
+        """Takes the weights of `arrays`."""
+        with self._torch.no_grad():
+            for name, array in self._named():
+                array.copy_(self._torch.as_tensor(arrays[name]))
+
+    def _named(self) -> Iterator[tuple[str, Any]]:
+        for name, part in self._parts.items():
+            kinds = [("", part.weight)] if part.bias is None else [(".weight", part.weight), (".bias", part.bias)]
+            yield from ((name + kind, array) for kind, array in kinds)
 
 
 class Learner:
-    """The network, its optimiser, and what it learns from."""
+    """The network, its optimiser, and what it learns from.
+
+    Attributes:
+        mean, scale: ``float32[FEATURES]`` each: the network sees ``(x - mean) * scale``.
+    """
 
     def __init__(self, base: Prepared, settings: Settings, seed: int) -> None:
         import torch
@@ -49,27 +104,23 @@ class Learner:
         self._settings, self._base, self._seed = settings, base, seed
         self.net = Network(INPUTS, settings.hidden, OUTPUTS, settings.attention)
         self.optimiser = torch.optim.Adam(self.net.parameters(), lr=settings.learning_rate)
-        self.scaling = Scaling(np.zeros(INPUTS, np.float32), np.full(INPUTS, _RAW, np.float32))
+        self.mean, self.scale = np.zeros(INPUTS, np.float32), np.full(INPUTS, _RAW, np.float32)
         self.steps = self._plays = 0
 
-    def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
-        """The weights as a file holds them."""
-        return self.net.arrays()
+    def policy(self, strength: float = 1.0, arrays: Arrays | None = None) -> Prepared:
+        """The base with the answer of the network added, as it is or as it was (``arrays``)."""
+        return with_net(self._base, arrays or self.net.arrays(), self.mean, self.scale, strength)
 
-    def policy(self, strength: float = 1.0) -> Prepared:
-        """The base with the network's answer added."""
-        return with_net(self._base, self.arrays(), self.scaling.mean, self.scaling.scale, strength)
-
-    def state(self) -> tuple[dict[str, npt.NDArray[np.generic]], dict[str, int]]:
+    def state(self) -> tuple[Arrays, dict[str, int]]:
         """All that is needed to go on: arrays, and whole numbers."""
-        arrays = self.arrays() | {"mean": self.scaling.mean, "scale": self.scaling.scale}
+        arrays = self.net.arrays() | {"mean": self.mean, "scale": self.scale}
         arrays["generator"] = self._generator.get_state().numpy()
         for i, parameter in enumerate(self.net.parameters()):
             for name, value in self.optimiser.state.get(parameter, {}).items():
                 arrays[f"adam.{i}.{name}"] = np.atleast_1d(value.detach().numpy()).copy()
         return arrays, {"steps": self.steps, "plays": self._plays}
 
-    def restore(self, arrays: dict[str, npt.NDArray[np.generic]], numbers: dict[str, int]) -> None:
+    def restore(self, arrays: Arrays, numbers: dict[str, int]) -> None:
         """Goes on from a `state`."""
         torch = self._torch
         self.net.load(arrays)
@@ -80,13 +131,15 @@ class Learner:
                     name: torch.as_tensor(arrays[key].copy()).reshape(() if name == "step" else parameter.shape)
                     for name, key in names.items()
                 }
-        self.scaling = Scaling(arrays["mean"].astype(np.float32), arrays["scale"].astype(np.float32))
+        self.mean, self.scale = (arrays[name].astype(np.float32) for name in ("mean", "scale"))
         self._generator.set_state(torch.as_tensor(arrays["generator"].copy()))
         self.steps, self._plays = numbers["steps"], numbers["plays"]
 
     def plays(self, episodes: list[Episode], rollouts: int) -> list[list[Play]]:
         """Every sequence played ``rollouts`` times, picks drawn."""
-        small, settings = self._base_window(self.policy()), self._settings
+        settings, policy = self._settings, self.policy()
+        window = np.array([settings.train_window], np.int64)
+        small = policy._replace(scorer=policy.scorer._replace(window=window))
         todo = [episode for episode in episodes for _ in range(rollouts)]
         seeds = [self._seed * 1_000_003 + self._plays + i for i in range(1, len(todo) + 1)]
         self._plays += len(todo)
@@ -100,33 +153,27 @@ class Learner:
         self.steps += sum(int(p.trajectory.used[2]) for p in found)
         return [found[i : i + rollouts] for i in range(0, len(found), rollouts)]
 
-    def _base_window(self, prepared: Prepared) -> Prepared:
-        window = np.array([self._settings.train_window], np.int64)
-        return prepared._replace(scorer=prepared.scorer._replace(window=window))
-
     def imitate(self, episodes: list[Episode], advance: Any) -> None:
         """Scales the features by what is seen under the base, and learns how far the estimate is off."""
         torch, settings = self._torch, self._settings
         recorded = self.plays(episodes, 1)
         rows = np.concatenate([p.trajectory.rows[: p.trajectory.used[0]] for mine in recorded for p in mine]) / _RAW
-        truth = np.concatenate(
-            [e.truth[p.trajectory.job[: p.trajectory.used[0]]]
-             for e, mine in zip(episodes, recorded, strict=True) for p in mine]
-        )  # fmt: skip
+        jobs = ((e, p.trajectory) for e, mine in zip(episodes, recorded, strict=True) for p in mine)
+        truth = np.concatenate([e.truth[played.job[: played.used[0]]] for e, played in jobs])
         if not len(rows):
             return
         deviation = rows.std(axis=0)
         scale = np.where(deviation > _SPREAD, 1.0 / np.maximum(deviation, _SPREAD), 0.0).astype(np.float32)
         if settings.knows != "oracle":
             scale[TRUTH] = 0.0
-        self.scaling = Scaling(rows.mean(axis=0).astype(np.float32), scale)
+        self.mean, self.scale = rows.mean(axis=0).astype(np.float32), scale
         if settings.knows in ("nothing", "oracle"):
             return
         order = self._base.scorer.linear[0, :INPUTS].copy()
         if not order[[ESTIMATE, WORK, WORTH]].any():
             order[ESTIMATE] = -1.0
         counts = order[ESTIMATE] + order[WORK] - order[WORTH]
-        inputs = np.clip((rows - self.scaling.mean) * scale, -5, 5)
+        inputs = np.clip((rows - self.mean) * scale, -5, 5)
         predicted = rows[:, (ESTIMATE, WORK, WORTH)] @ order[[ESTIMATE, WORK, WORTH]]
         off = (counts * truth - predicted).clip(-1, 1).astype(np.float32)
         if self.net.attends:

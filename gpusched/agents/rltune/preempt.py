@@ -111,15 +111,9 @@ def rank_of(history: History, ranking: Ranking, facts: Records, job: int, had_s:
 
 @jit
 def ranks_of(history: History, ranking: Ranking, facts: Records, jobs: Ints, had_s: Floats, runs: Flags) -> Floats:
-    """Every job's rank, ``float64[jobs]``, after all of them have been counted for what they have run.
+    """Every job's rank, ``float64[jobs]``, after all of them have been counted for what they have run (``had_s``).
 
-    Args:
-        history: What has ended is in it.
-        ranking: The weights.
-        facts: ``history.FACTS[...]``.
-        jobs: ``int64[jobs]``: rows of ``facts``; in order of submission it is fastest.
-        had_s: ``float64[jobs]``: seconds that each has run.
-        runs: ``uint8[jobs]``: whether it runs now.
+    ``jobs: int64[jobs]`` are rows of ``facts``; in order of submission it is fastest. ``runs``: which run now.
     """
     ranks = np.empty(jobs.size)
     for i in range(jobs.size):

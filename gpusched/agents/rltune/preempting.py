@@ -7,18 +7,18 @@ RLTune agents; to be no worse in mean JCT than the best known policy that also p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from gpusched.agents.common.request import UNTRAINED, Report, Trained, TrainJob, settings_of
 from gpusched.agents.rltune.candidates import NO_ODDS, learned_odds
-from gpusched.agents.rltune.evaluation import Figures, evaluations, figures, windows
+from gpusched.agents.rltune.evaluation import evaluations, figures, mean_cost, windows
 from gpusched.agents.rltune.odds import Counts
 from gpusched.agents.rltune.preempt import PARTS
 from gpusched.agents.rltune.settings import OBJECTIVES, Settings
-from gpusched.agents.rltune.table import table_of
+from gpusched.agents.rltune.table import agent_of_model, table_of
 from gpusched.config.weights import Model
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
@@ -31,7 +31,6 @@ from gpusched.traces.trace import Trace
 KNOWS = ("nothing", "estimate")
 RIVALS = ("las", "drf")
 _SHOWN = ("srtf", "fifo+skip", "fifo+none")
-LEARNED = 0.7  # the first part of the jobs; the rest is for choosing
 _SLACK = 0.005  # of the logarithm of mean JCT, above the best rival
 _MARGIN = 0.002  # by which a change of weights must be better to be taken
 _FINALS = 4
@@ -83,15 +82,11 @@ class Ground(NamedTuple):
 
     def of(self, policy: ReplayPolicy) -> tuple[float, float]:
         """Likewise, of any policy."""
-        played = [self._played(policy, trace, pool) for trace, pool in self.evaluations]
-        return (
-            float(np.mean([f.cost(self.settings.objective) for f in played])),
-            float(np.mean([f.cost("jct") for f in played])),
-        )
-
-    def _played(self, policy: ReplayPolicy, trace: Trace, pool: Pool) -> Figures:
-        result = replay(trace, pool, policy, restart_s=self.spec.preempt.restart_s)
-        return figures(trace, result.end, pool.total_gpus)
+        played = []
+        for trace, pool in self.evaluations:
+            result = replay(trace, pool, policy, restart_s=self.spec.preempt.restart_s)
+            played.append(figures(trace, result.end, pool.total_gpus))
+        return mean_cost(played, self.settings.objective), mean_cost(played, "jct")
 
 
 def read(given: dict[str, object]) -> Preemption:
@@ -216,7 +211,7 @@ def _grounds(job: TrainJob, settings: Preemption) -> tuple[Ground, Ground]:
     """Replays of the earlier part and of the later one; neither is told of run times after the earlier one."""
     scenario, declared = job.scenario, job.declared is not None
     like = Settings(replay_jobs=settings.replay_jobs)
-    early, last = windows(scenario, like, declared)
+    early, last = windows(scenario, like)
     prior = learned_odds(job)[0].prior
 
     def ground(traces: Sequence[Trace]) -> Ground:
@@ -238,8 +233,4 @@ def model_of(rule: Rule, prior: Counts, knows: str) -> Model:
 
 def policy_of(model: Model, name: str, spec: PolicySpec | None = None) -> ReplayPolicy:
     """As the engine runs it; without a file nothing is protected."""
-    knows = "nothing" if model.about["knows"] == "nothing" else "estimate"
-    return ReplayPolicy(
-        name=name, order="rltune", knows=knows, source="rltune agent, preemptive", backfill="skip",  # type: ignore[arg-type]
-        placement="best-fit", model=model, spec=spec,
-    )  # fmt: skip
+    return replace(agent_of_model(name, model), source="rltune agent, preemptive", spec=spec)

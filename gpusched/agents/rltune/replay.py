@@ -29,7 +29,7 @@ from gpusched.sched.state import Ints, Outcome, filled, new_outcome
 from gpusched.sim.engine.build import World
 from gpusched.sim.engine.generic import Queue as PlainQueue
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.mapped import MappedRun, is_mapped
+from gpusched.sim.engine.mapped import MappedRun, Ordering, is_mapped
 from gpusched.sim.engine.queue import apply_outcome, enter, waiting_in
 from gpusched.sim.engine.state import DECIDE, DONE, ENDED, READY, Log, Passes, Sim
 from gpusched.sim.policies import PLACEMENTS
@@ -136,11 +136,16 @@ run_scored = looped(decide_scored)
 @jit
 def remember(sim: Sim, queue: Queue, known: Known) -> None:
     """What ended at this instant, and what came to wait."""
+    _note_stops(sim, known)
+    for i in range(sim.counter[READY]):
+        enter(sim, queue.waiting, queue.size, sim.ready[i])
+
+
+@jit
+def _note_stops(sim: Sim, known: Known) -> None:
     for i in range(sim.counter[ENDED]):
         job = sim.ended[i]
         note_stop(known, job, sim.clock[0], sim.state[job]["status"] == DONE)
-    for i in range(sim.counter[READY]):
-        enter(sim, queue.waiting, queue.size, sim.ready[i])
 
 
 @jit
@@ -169,20 +174,19 @@ def carry_out(sim: Sim, log: Log, queue: Queue, known: Known) -> None:
         note_start(known, outcome.started[i], sim.clock[0])
 
 
-class ScoredOrder:
-    """What orders the queue of one replay; see `gpusched.sim.engine.mapped.Ordering`."""
+class ScoredOrder(Ordering):
+    """What orders the queue of one replay."""
 
     def __init__(self, world: World, prepared: Prepared) -> None:
-        self._world, self._prepared = world, prepared
+        super().__init__(world)
+        self._prepared = prepared
         self._known = known_of_trace(world.trace, world.demand, len(world.pool.partitions), prepared.knows)
         self._ahead = np.zeros(len(world.sim.jobs) + 1, np.int64)
         self._seen = np.zeros((int(prepared.scorer.window[0]), len(FEATURES)), np.float32)
 
     def remember(self) -> None:
         """What ended at this instant."""
-        sim = self._world.sim
-        for job in sim.ended[: sim.counter[ENDED]].tolist():
-            note_stop(self._known, job, float(sim.clock[0]), bool(sim.state[job]["status"] == DONE))
+        _note_stops(self._world.sim, self._known)
 
     def order(self, queue: PlainQueue, partition: int) -> tuple[Ints, Keep | None]:
         """The partition's waiting jobs from first to last, and for whom nodes are held.

@@ -122,10 +122,8 @@ def _material(options: Options, vc: str | None, folder: Path) -> Material:
 def _agent(options: Options, name: str, base: str, of: Material, folder: Path) -> tuple[Model, tuple[str, ...]]:
     """The agent trained against one base, and what its training has to say."""
     spec = PolicySpec(name="rltune", agent="rltune", settings={"base": base, **options.settings})
-    job = TrainJob(
-        spec=spec, partition="default", scenario=of.scenario, held_out=(), workload=None, declared=None,
-        seed=options.seed, device="cpu", checkpoint=Checkpoint(folder / name, ""), ended=of.ended,
-    )  # fmt: skip
+    told = of._replace(held_out=(), workload=None)._asdict()
+    job = TrainJob(spec=spec, seed=options.seed, device="cpu", checkpoint=Checkpoint(folder / name, ""), **told)
     trained = train_agent(job, Report())
     return Model("rltune", dict(trained.arrays), dict(trained.about), "", f"<{name}>"), trained.notes
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpusched.agents.common.evaluate import rows_of
 from gpusched.agents.common.request import UNTRAINED, Report, Row, TrainJob
 from gpusched.agents.rltune.candidates import Rule, arrays_of, without_net
 from gpusched.agents.rltune.choosing import untrained
@@ -14,7 +15,7 @@ from gpusched.agents.rltune.live import Prepared
 from gpusched.agents.rltune.settings import Settings
 from gpusched.config.weights import Model
 from gpusched.sim.policies import ReplayPolicy, composed
-from gpusched.study.compare import Change, compare
+from gpusched.study.compare import compare
 from gpusched.study.study import Outcome, Run, carry_out
 from gpusched.traces.trace import Trace
 
@@ -77,51 +78,25 @@ def table_of(
     for outcome in carry_out(runs):
         outcomes.append(outcome)
         told.step(len(outcomes), len(runs))
-    return _rows(outcomes, policies), slowdowns(outcomes, yardsticks)
+    return rows_of([(p.name, p.knows) for p in policies], [[one] for one in outcomes]), _slowdowns(outcomes, yardsticks)
 
 
-def _rows(outcomes: Sequence[Outcome], policies: Sequence[ReplayPolicy]) -> tuple[Row, ...]:
-    agent, bound = outcomes[0], outcomes[0].bounds.mean_jct_s
-    rows = []
-    for outcome, policy in zip(outcomes, policies, strict=True):
-        change = _change(outcome, agent, "jct_s")
-        metrics = outcome.metrics
-        rows.append(Row(
-            policy=policy.name, knows=policy.knows, figure="mean_jct_s", value=metrics.mean_jct_s,
-            mean_jct_s=metrics.mean_jct_s, mean_wait_s=metrics.mean_wait_s, utilization=metrics.utilization,
-            change=None if change is None else change.relative,
-                change_low=None if change is None else change.low,
-                change_high=None if change is None else change.high,
-        ))  # fmt: skip
-    rows[1:] = sorted(rows[1:], key=lambda row: (row.policy != UNTRAINED, row.value or np.inf))
-    if bound is not None:
-        rows.append(Row(policy="lower bound", figure="mean_jct_s", value=bound, mean_jct_s=bound))
-    return tuple(rows)
-
-
-def slowdowns(outcomes: Sequence[Outcome], yardsticks: Sequence[str] = ()) -> tuple[str, ...]:
+def _slowdowns(outcomes: Sequence[Outcome], yardsticks: Sequence[str]) -> tuple[str, ...]:
     """The agent's mean bounded slowdown against each heuristic's; the share of the gap to the lower bound it closes."""
     agent = outcomes[0]
     lines = []
     for other in outcomes[1:]:
-        change = _change(other, agent, "bounded_slowdown")
+        changes = {change.figure: change for change in compare(other.result, agent.result)}
+        change = changes.get("bounded_slowdown")
         if change is not None and change.relative is not None:
             sure = "" if change.low is None else f" ({change.low:+.0%} to {change.high:+.0%})"
-            lines.append(
-                (change.base, f"{other.result.policy} {change.base:.4g}, the agent {change.relative:+.0%}{sure}")
-            )
-    found = [
-        f"mean bounded slowdown {agent.metrics.mean_bounded_slowdown:.4g}: " + "; ".join(x for _, x in sorted(lines))
-    ]
+            line = f"{other.result.policy} {change.base:.4g}, the agent {change.relative:+.0%}{sure}"
+            lines.append((change.base, line))
+    shown = "; ".join(line for _, line in sorted(lines))
+    found = [f"mean bounded slowdown {agent.metrics.mean_bounded_slowdown:.4g}: {shown}"]
     best = min(o.metrics.mean_jct_s or np.inf for o in outcomes[1:] if o.result.policy not in (*yardsticks, UNTRAINED))
     mine, bound = agent.metrics.mean_jct_s, agent.bounds.mean_jct_s
     if mine and bound and bound < best < np.inf:
         share = f"{(best - mine) / (best - bound):+.0%}"
         found.append(f"of the gap between the best heuristic's mean JCT and the lower bound {share} is closed")
     return tuple(found)
-
-
-def _change(other: Outcome, agent: Outcome, figure: str) -> Change | None:
-    return (
-        None if other is agent else next((c for c in compare(other.result, agent.result) if c.figure == figure), None)
-    )

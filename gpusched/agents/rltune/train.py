@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import NamedTuple
 
 import numpy as np
 
 from gpusched.agents.common import torch_
 from gpusched.agents.common.request import Report, Trained, TrainJob
-from gpusched.agents.rltune.candidates import Rule, arrays_of, learned_odds, with_net, with_odds, without_net
+from gpusched.agents.rltune.candidates import HOLDS, ORDERS, Rule, arrays_of, learned_odds, with_odds, without_net
 from gpusched.agents.rltune.choosing import Option, choose_base, choose_strength
 from gpusched.agents.rltune.episodes import Episode, cut, play
-from gpusched.agents.rltune.evaluation import Evaluation, evaluations, windows
+from gpusched.agents.rltune.evaluation import Evaluation, evaluations, mean_cost, windows
 from gpusched.agents.rltune.live import Prepared
 from gpusched.agents.rltune.odds import Odds
 from gpusched.agents.rltune.ppo import Learner
@@ -27,13 +26,6 @@ STRENGTHS = (1.0, 0.5)
 _SNAPSHOTS = 4  # of the network, that are chosen from
 
 
-class Ground(NamedTuple):
-    """What is learned on: replays of the earlier windows, and of the last one, which chooses."""
-
-    learned: list[Evaluation]
-    later: list[Evaluation]
-
-
 def train_agent(job: TrainJob, report: Report) -> Trained:
     """One agent.
 
@@ -43,43 +35,39 @@ def train_agent(job: TrainJob, report: Report) -> Trained:
     if job.spec.settings.get("preempt", False) is not False:
         return train_preempting(job, report)
     settings = read(job.spec.settings)
-    if len(job.scenario.trace) < 10:
-        raise UsageError(
-            f"{job.scenario.trace.name}: {len(job.scenario.trace)} jobs are too few to learn from", "use more"
-        )
-    torch_.begin(job.seed, "cpu")
-    early, last = windows(job.scenario, settings, job.declared is not None)
-    declared = job.declared is not None
-    ground = Ground(
-        [a for t in early for a in evaluations(t, job.scenario, settings, declared)],
-        evaluations(last, job.scenario, settings, declared),
-    )
+    trace, declared = job.scenario.trace, job.declared is not None
+    if len(trace) < 10:
+        raise UsageError(f"{trace.name}: {len(trace)} jobs are too few to learn from", "use more")
+    torch_.begin(job.seed)
+    early, last = windows(job.scenario, settings)
+    learned = [one for window in early for one in evaluations(window, job.scenario, settings, declared)]
+    later = evaluations(last, job.scenario, settings, declared)  # which chooses
     odds, last_odds = learned_odds(job)
-    choice = choose_base([*ground.learned, *ground.later], settings, odds, report.of("base rule").step)
+    choice = choose_base([*learned, *later], settings, odds, report.of("base rule").step)
     gain = 1 - np.exp(choice.cost - choice.best)
     report.note(f"base rule: {choice.rule.name}, {-gain:+.1%} of cost against {choice.heuristic} on the training part")
     base = without_net(choice.rule, settings, odds)
-    options, pace = _learned(job, settings, ground, base, report)
-    found, words = choose_strength(options, base, ground.learned, ground.later, settings)
+    options, pace = _learned(job, settings, learned, base, report)
+    found, words = choose_strength(options, base, learned, later, settings)
     report.note(f"network: {found.name}" + (f" x {found.strength:g}" if found.strength else ": none was surely better"))
     final = with_odds(found.prepared, last_odds)
     notes = (f"base rule: {choice.rule.name}", f"network: {found.name} x {found.strength:g}", *words, pace)
     about = {"knows": settings.knows, "backfill": "skip" if settings.backfill else "none", "base": choice.rule.name,
              "objective": settings.objective}  # fmt: skip
     rows, gaps = table(final, job, settings, report)
-    scored = -float(np.mean([a.play(found.prepared).cost(settings.objective) for a in ground.later]))
+    cost = mean_cost([one.play(found.prepared) for one in later], settings.objective)
     return Trained(
-        arrays=arrays_of(final), about=about, score=scored, hyper_parameters=asdict(settings),
+        arrays=arrays_of(final), about=about, score=-cost, hyper_parameters=asdict(settings),
         notes=(*notes, *gaps), rows=rows,
     )  # fmt: skip
 
 
 def _learned(
-    job: TrainJob, settings: Settings, ground: Ground, base: Prepared, report: Report
+    job: TrainJob, settings: Settings, replays: list[Evaluation], base: Prepared, report: Report
 ) -> tuple[list[Option], str]:
     """The networks that came out, at several strengths; and how fast that was, as a sentence."""
     learner = Learner(base, settings, job.seed)
-    episodes, costs = _episodes(job, settings, ground, base)
+    episodes, costs = _episodes(job, settings, replays, base)
     told, begin = report.of("network"), time.perf_counter()
     first, kept = 0, []
     if (saved := job.checkpoint.load()) is not None:
@@ -89,12 +77,12 @@ def _learned(
         kept = [_unpacked(arrays, k) for k in range(state["kept"])]
     else:
         learner.imitate(episodes, lambda done: told.step(0, settings.iterations))
-        kept.append(learner.arrays())
+        kept.append(learner.net.arrays())
     every = max(settings.iterations // _SNAPSHOTS, 1)
     for iteration in range(first, settings.iterations):
         reward = learner.improve(episodes, costs)
         if (iteration + 1) % every == 0:
-            kept.append(learner.arrays())
+            kept.append(learner.net.arrays())
         told.step(iteration + 1, settings.iterations, reward=reward)
         if job.checkpoint.due():
             arrays, numbers = learner.state()
@@ -102,9 +90,8 @@ def _learned(
             job.checkpoint.save(arrays | packed, {"numbers": numbers, "done": iteration + 1, "kept": len(kept)})
     seconds = time.perf_counter() - begin
     pace = f"{learner.steps:,} environment steps, learning included, in {seconds:.0f} s"
-    mean, scale = learner.scaling
     options = [
-        Option("imitation" if k == 0 else f"iteration {k * every}", s, with_net(base, arrays, mean, scale, s))
+        Option("imitation" if k == 0 else f"iteration {k * every}", s, learner.policy(s, arrays))
         for k, arrays in enumerate(kept)
         for s in STRENGTHS
     ]
@@ -115,14 +102,16 @@ def _unpacked(arrays: Arrays, k: int) -> Arrays:
     return {name.removeprefix(f"kept{k}."): a for name, a in arrays.items() if name.startswith(f"kept{k}.")}
 
 
-def _episodes(job: TrainJob, settings: Settings, ground: Ground, base: Prepared) -> tuple[list[Episode], list[float]]:
+def _episodes(
+    job: TrainJob, settings: Settings, replays: list[Evaluation], base: Prepared
+) -> tuple[list[Episode], list[float]]:
     """Sequences out of the earlier part's replays, and what the base policy costs on each."""
     rng = np.random.default_rng(job.seed)
     episodes: list[Episode] = []
-    for evaluation in ground.learned:
+    for evaluation in replays:
         before = evaluation.result(base)
         if before is not None:
-            episodes += cut(before, settings, max(settings.sequences // len(ground.learned), 1), rng)
+            episodes += cut(before, settings, max(settings.sequences // len(replays), 1), rng)
     against = _reference(settings, base.scorer.odds)
     return episodes, [
         play(e, against, 0.0, 1, 1, settings.train_window).figures.cost(settings.objective) for e in episodes
@@ -131,8 +120,6 @@ def _episodes(job: TrainJob, settings: Settings, ground: Ground, base: Prepared)
 
 def _reference(settings: Settings, odds: Odds) -> Prepared:
     """The policy that rewards are measured against."""
-    orders = {"fcfs": {"waited": 1.0}, "fifo-skip": {"waited": 1.0}, "smallest": {"gpus": -100.0, "waited": 1.0},
-              "sjf": {"estimate": -1.0}}  # fmt: skip
-    rule = Rule(settings.base, orders[settings.base], {"one": -1.0})
-    prepared = without_net(rule, settings, odds, settings.train_window)
+    order = ORDERS["fifo" if settings.base in ("fcfs", "fifo-skip") else settings.base]
+    prepared = without_net(Rule(settings.base, order, HOLDS[""]), settings, odds, settings.train_window)
     return prepared._replace(backfill=0 if settings.base == "fcfs" else 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from datetime import UTC, datetime
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,6 @@ import yaml
 from gpusched import __version__
 from gpusched.agents.common.request import Row
 from gpusched.config.paths import write_whole
-from gpusched.config.yamlfile import parse_plain
-from gpusched.errors import FileError, GpuschedError
 from gpusched.sim.pool import Pool
 from gpusched.traces.file import FLOATS, INTS
 from gpusched.traces.trace import Trace
@@ -78,29 +76,9 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_card(path: Path, card: Card) -> None:
     """Writes the card, whole or not at all."""
-    content = {k: v for k, v in msgspec.to_builtins(card).items()}
+    content = msgspec.to_builtins(card)
     content["metrics"] = [{k: v for k, v in row.items() if v not in (None, "")} for row in content["metrics"]]
     write_whole(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120).encode())
-
-
-def read_card(path: Path) -> Card:
-    """The card of a file.
-
-    Raises:
-        GpuschedError: It cannot be read, or is no card.
-    """
-    try:
-        content = parse_plain(path)
-        for row in content["metrics"]:
-            row.setdefault("value", None)
-        return msgspec.convert(content, Card, strict=False)
-    except (FileError, msgspec.ValidationError, KeyError, TypeError, AttributeError) as error:
-        raise GpuschedError(f"{path}: this is no training card: {error}", "train it again") from None
-
-
-def now_utc() -> str:
-    """The time, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def code_version() -> str:
@@ -122,12 +100,9 @@ def trace_sha256(trace: Trace) -> str:
 
 def shape_of(pool: Pool) -> tuple[Nodes, ...]:
     """The pool as so many like nodes of each kind, in its order."""
-    kinds: dict[tuple[int, int, int, str], int] = {}
     columns = (pool.gpus.tolist(), pool.cores.tolist(), pool.memory_mib.tolist(), pool.gpu_type.tolist())
-    for gpus, cores, memory, kind in zip(*columns, strict=True):
-        key = gpus, cores, memory, pool.gpu_types[kind]
-        kinds[key] = kinds.get(key, 0) + 1
+    kinds = Counter(zip(*columns, strict=True))
     return tuple(
-        Nodes(count=count, gpus=gpus, cores=cores, memory_mib=memory, gpu_type=kind)
+        Nodes(count=count, gpus=gpus, cores=cores, memory_mib=memory, gpu_type=pool.gpu_types[kind])
         for (gpus, cores, memory, kind), count in kinds.items()
     )

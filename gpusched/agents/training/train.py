@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -18,17 +19,9 @@ from gpusched.agents.common.checkpoint import Checkpoint
 from gpusched.agents.common.data import Material, materials
 from gpusched.agents.common.evaluate import before, table
 from gpusched.agents.common.request import Report, Trained, TrainJob, TrainRequest
-from gpusched.agents.training.card import Card, Data, code_version, now_utc, shape_of, trace_sha256, write_card
+from gpusched.agents.training.card import Card, Data, code_version, shape_of, trace_sha256, write_card
 from gpusched.config.inventory import find_inventory
-from gpusched.config.policies import (
-    BUILT_IN,
-    POLICY,
-    WEIGHTS,
-    load_policy,
-    names_in,
-    policy_file,
-    policy_folders,
-)
+from gpusched.config.policies import BUILT_IN, POLICY, WEIGHTS, load_policy, names_in, policy_file, policy_folders
 from gpusched.config.weights import CARD, Arrays, digest_of, load_file, save_model
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.policy import PolicySpec
@@ -89,12 +82,10 @@ def _check_enough(request: TrainRequest, found: list[Material], report: Report) 
     Raises:
         UsageError: There are fewer than `MIN_JOBS` for a partition, without ``--force``.
     """
-    few = [
-        (m.partition, len(m.scenario.trace)) for m in found if m.workload is None and len(m.scenario.trace) < MIN_JOBS
-    ]
-    if not few:
+    recorded = {m.partition: len(m.scenario.trace) for m in found if m.workload is None}
+    counts = ", ".join(f"{partition}: {jobs}" for partition, jobs in recorded.items() if jobs < MIN_JOBS)
+    if not counts:
         return
-    counts = ", ".join(f"{partition}: {jobs}" for partition, jobs in few)
     problem = f"too few jobs to learn from ({counts}); at least {MIN_JOBS} are needed for figures that mean anything"
     if not request.force:
         hint = "wait for more, say a longer --since, use --trace or --generate, or say --force"
@@ -147,31 +138,21 @@ def _made(
     request: TrainRequest, spec: PolicySpec, material: Material, folder: Path, report: Report
 ) -> tuple[Made, Arrays | None]:
     """Trains every seed, keeps the best, writes its weights; the card has no table yet. And its beginning."""
-    begin = time.monotonic()
-    found: list[tuple[Trained, int]] = []
-    checkpoints = []
+    begin, agent = time.monotonic(), spec.agent or ""
+    trainer: Train = part_of(agent, "train")
+    found: list[tuple[Trained, TrainJob]] = []
     for seed in dict.fromkeys(request.seeds):
         key = _key(spec, material, seed, request.device)
         checkpoint = Checkpoint(folder / f".{material.partition}-seed{seed}.checkpoint", key)
-        checkpoints.append(checkpoint)
-        job = TrainJob(
-            spec=spec, partition=material.partition, scenario=material.scenario, held_out=material.held_out,
-            workload=material.workload, declared=material.declared, seed=seed, device=request.device,
-            checkpoint=checkpoint, ended=material.ended,
-        )  # fmt: skip
-        trainer: Train = part_of(spec.agent or "", "train")
-        found.append((trainer.train_agent(job, report.of(f"{material.partition}, seed {seed}")), seed))
-    best, seed = max(found, key=lambda pair: pair[0].score)
-    weights = folder / f"{material.partition}{WEIGHTS}"
-    save_model(weights, spec.agent or "", best.arrays, best.about)
-    for checkpoint in checkpoints:
-        checkpoint.remove()
-    card = _card(request, spec, material, best, seed)
-    card = msgspec.structs.replace(
-        card, decides=what_decides(load_file(weights, spec.agent or "")),
-        wall_time_s=round(time.monotonic() - begin, 1), weights=digest_of(weights.read_bytes()),
-    )  # fmt: skip
-    card_file = folder / f"{material.partition}{CARD}"
+        job = TrainJob(spec=spec, seed=seed, device=request.device, checkpoint=checkpoint, **material._asdict())
+        found.append((trainer.train_agent(job, report.of(f"{material.partition}, seed {seed}")), job))
+    best, of = max(found, key=lambda pair: pair[0].score)
+    weights, card_file = (folder / f"{material.partition}{kind}" for kind in (WEIGHTS, CARD))
+    save_model(weights, agent, best.arrays, best.about)
+    for _, job in found:
+        job.checkpoint.remove()
+    decides = what_decides(load_file(weights, agent))
+    card = _card(request, of, best, decides, digest_of(weights.read_bytes()), round(time.monotonic() - begin, 1))
     write_card(card_file, card)
     made = Made(partition=material.partition, weights=str(weights), card_file=str(card_file), card=card)
     return made, best.untrained
@@ -188,22 +169,22 @@ def _key(spec: PolicySpec, material: Material, seed: int, device: str) -> str:
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
 
 
-def _card(request: TrainRequest, spec: PolicySpec, material: Material, trained: Trained, seed: int) -> Card:
-    trace = material.scenario.trace
+def _card(
+    request: TrainRequest, job: TrainJob, trained: Trained, decides: str, weights: str, wall_time_s: float
+) -> Card:  # fmt: skip
+    trace = job.scenario.trace
     data = Data(
-        name=trace.name,
-        jobs=len(trace),
-        sha256=trace_sha256(trace),
-        held_out_jobs=sum(len(s.trace) for s in material.held_out),
+        name=trace.name, jobs=len(trace), sha256=trace_sha256(trace),
+        held_out_jobs=sum(len(s.trace) for s in job.held_out),
         last=None if trace.epoch is None else iso_utc(trace.epoch + float(trace.submit[-1])),
-    )
+    )  # fmt: skip
     return Card(
-        policy=spec.name, agent=spec.agent or "", partition=material.partition, trained_at=now_utc(),
-        code_version=code_version(), weights="", device=request.device, seed=seed,
-        seeds=tuple(dict.fromkeys(request.seeds)), wall_time_s=0.0,
-        knows=trained.about.get("knows", "limit"), inventory=shape_of(material.scenario.pool), trace=data,
+        policy=job.spec.name, agent=job.spec.agent or "", partition=job.partition,
+        trained_at=datetime.now(UTC).isoformat(timespec="seconds"), code_version=code_version(), weights=weights,
+        device=job.device, seed=job.seed, seeds=tuple(dict.fromkeys(request.seeds)), wall_time_s=wall_time_s,
+        knows=trained.about.get("knows", "limit"), inventory=shape_of(job.scenario.pool), trace=data,
         hyper_parameters=dict(trained.hyper_parameters), metrics=trained.rows or (),
-        notes=(*trained.notes, *material.scenario.notes),
+        notes=(*trained.notes, *job.scenario.notes), decides=decides,
     )  # fmt: skip
 
 

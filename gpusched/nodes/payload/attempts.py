@@ -9,7 +9,7 @@ import os
 import time
 
 from gpusched.nodes.payload import jobfiles
-from gpusched.nodes.payload.engines import ENDED, ENGINES, LOST, EngineError, last_lines, version
+from gpusched.nodes.payload.engines import ENDED, ENGINES, LOST, EngineError, last_lines, read_text, version
 
 MYPY = False  # as mypy knows it; importing typing costs time on every probe
 if MYPY:
@@ -20,8 +20,6 @@ CLAIM_GRACE_S = 30.0  # between `mkdir` of a folder and the first sign of its la
 _BOOTTIME = 7  # time.CLOCK_BOOTTIME, which Python 3.6 has no name for
 NOT_STARTED = ("created", "configured", "initialized")
 
-_listed = []  # type: list[dict[str, Any]]
-
 
 def default_root(cluster_id: str, node: str) -> str:
     """The folder of one installation's attempts on one node."""
@@ -30,22 +28,15 @@ def default_root(cluster_id: str, node: str) -> str:
 
 
 def list_attempts(
-    root: "str | None", cluster_id: str, node: str, runtime: str, want_version: bool = False
+    cluster_id: str, node: str, runtime: str, want_version: bool = False
 ) -> "tuple[list[dict[str, Any]], str | None, str | None]":
-    """All attempts of one installation on one node.
-
-    Args:
-        root: `default_root`, or None for it.
-        cluster_id: Which installation.
-        node: The node's name in the inventory.
-        runtime: "podman", "docker", "apptainer" or "process".
-        want_version: Ask the engine for its version too, which costs one more call.
+    """All attempts of one installation on one node; with ``want_version`` at the cost of one more call of the engine.
 
     Returns:
         (attempts, error, version): dicts with the fields of ``ContainerReading`` and ``id`` (its container's);
         why the engine could not be asked, or None (then those without a container only); its version or None.
     """
-    folder = root or default_root(cluster_id, node)
+    folder = default_root(cluster_id, node)
     facts = {}
     # Folders first: what is launched in between is then seen in its earlier state, never as lost.
     for name in _names(folder):
@@ -64,19 +55,15 @@ def list_attempts(
             fact["files"].append("oom")
         if fact["meta"].get("rank") == "0" and "job_dir" in fact["meta"]:
             fact["job_files"] = jobfiles.read(fact["meta"]["job_dir"])
-    _listed[:] = merge(facts, containers, cluster_id)
-    for attempt in _listed:
+    attempts = merge(facts, containers, cluster_id)
+    for attempt in attempts:
         if attempt["phase"] == "running":
             attempt["ran_s"] = _ran_s(attempt["pid"])
-    return list(_listed), error, version(runtime) if want_version and error is None else None
+    return attempts, error, version(runtime) if want_version and error is None else None
 
 
-def attribute(pid: "int | None", attempts: "list[dict[str, Any]] | None" = None) -> "str | None":
-    """The name of the attempt that process ``pid`` belongs to, or None for a stranger's.
-
-    ``attempts`` are those of the last `list_attempts` unless given.
-    """
-    attempts = _listed if attempts is None else attempts
+def attribute(pid: "int | None", attempts: "list[dict[str, Any]]") -> "str | None":
+    """The name of the attempt, of those listed, that process ``pid`` belongs to, or None for a stranger's."""
     names = {a["name"] for a in attempts}
     ids = {a["id"]: a["name"] for a in attempts if a.get("id")}  # type: dict[str, str]
     pids = {a["pid"]: a["name"] for a in attempts if a.get("pid")}  # type: dict[int, str]
@@ -88,7 +75,7 @@ def attribute(pid: "int | None", attempts: "list[dict[str, Any]] | None" = None)
         mark = _mark(pid)
         if mark in names:
             return mark
-        cgroup = _text("/proc/%d/cgroup" % pid) or ""
+        cgroup = read_text("/proc/%d/cgroup" % pid) or ""
         for container, name in ids.items():
             if container in cgroup:
                 return name
@@ -106,27 +93,27 @@ def read_folder(path: str) -> "dict[str, Any] | None":
         files = set(os.listdir(path))
     except OSError:
         return None
-    meta = dict(line.split("=", 1) for line in (_text(path + "/meta") or "").splitlines() if "=" in line)
-    same_boot = meta.get("boot") == (_text("/proc/sys/kernel/random/boot_id") or "").strip()
+    meta = dict(line.split("=", 1) for line in (read_text(path + "/meta") or "").splitlines() if "=" in line)
+    same_boot = meta.get("boot") == (read_text("/proc/sys/kernel/random/boot_id") or "").strip()
     fact = {
         "meta": meta,
         "same_boot": same_boot,
         "new": time.time() - modified < CLAIM_GRACE_S,
-        "launcher": same_boot and _group_alive(_text(path + "/launcher.pid")),
+        "launcher": same_boot and _group_alive(read_text(path + "/launcher.pid")),
         "pid": None,
         "pid_alive": False,
         "files": sorted(files),
-        "started": _text(path + "/started"),
-        "exit": _text(path + "/exit"),
-        "failed": _text(path + "/failed"),
+        "started": read_text(path + "/started"),
+        "exit": read_text(path + "/exit"),
+        "failed": read_text(path + "/failed"),
         "error": "",
     }  # type: dict[str, Any]
-    stamp = (_text(path + "/pid") or "").split()
+    stamp = (read_text(path + "/pid") or "").split()
     if len(stamp) == 2:
         fact["pid"] = int(stamp[0])
         fact["pid_alive"] = same_boot and _start_time(fact["pid"]) == stamp[1]
     if fact["failed"] is not None:  # it may have been written since the folder was listed
-        fact["error"] = last_lines(_text(path + "/start.err") or "")
+        fact["error"] = last_lines(read_text(path + "/start.err") or "")
     return fact
 
 
@@ -137,17 +124,9 @@ def _names(folder: str) -> "list[str]":
         return []
 
 
-def _text(path: str) -> "str | None":
-    try:
-        with open(path, "rb") as file:
-            return file.read(1 << 20).decode("utf-8", "replace")
-    except OSError:
-        return None
-
-
 def _stat(pid: int) -> "list[str] | None":
     # The command's name may hold spaces and brackets; the fields after it do not.
-    text = _text("/proc/%d/stat" % pid)
+    text = read_text("/proc/%d/stat" % pid)
     return text.rsplit(")", 1)[-1].split() if text else None
 
 
@@ -170,7 +149,7 @@ def _parent(pid: int) -> "int | None":
 
 
 def _mark(pid: int) -> "str | None":
-    for variable in (_text("/proc/%d/environ" % pid) or "").split("\0"):
+    for variable in (read_text("/proc/%d/environ" % pid) or "").split("\0"):
         if variable.startswith("GPUSCHED_CONTAINER="):
             return variable.split("=", 1)[1]
     return None

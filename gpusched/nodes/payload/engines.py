@@ -91,24 +91,26 @@ def _mark_lost(dead: "list[dict[str, Any]]", cluster_id: str, node: str) -> None
 
 def _lives(pid: int, container: str) -> bool:
     """Whether the process is there, and the container's first one (a number may have been given anew)."""
-    stat = _read("/proc/%d/stat" % pid).rsplit(")", 1)[-1].split()
+    stat = (read_text("/proc/%d/stat" % pid) or "").rsplit(")", 1)[-1].split()
     if not stat or stat[0] in ("Z", "X"):
         return False
-    return container in _read("/proc/%d/cgroup" % pid) or "GPUSCHED_CONTAINER=" in _read("/proc/%d/environ" % pid)
+    cgroup, environment = (read_text("/proc/%d/%s" % (pid, name)) or "" for name in ("cgroup", "environ"))
+    return container in cgroup or "GPUSCHED_CONTAINER=" in environment
 
 
 def _has_conmon(container: str) -> bool:
     pids = [name for name in os.listdir("/proc") if name.isdigit()]
-    conmons = [pid for pid in pids if _read("/proc/%s/comm" % pid).strip() == "conmon"]
-    return any(container in _read("/proc/%s/cmdline" % pid).split("\0") for pid in conmons)
+    conmons = [pid for pid in pids if read_text("/proc/%s/comm" % pid) == "conmon\n"]
+    return any(container in (read_text("/proc/%s/cmdline" % pid) or "").split("\0") for pid in conmons)
 
 
-def _read(path: str) -> str:
+def read_text(path: str) -> "str | None":
+    """A file of at most 1 MiB, or None."""
     try:
         with open(path, "rb") as file:
             return file.read(1 << 20).decode("utf-8", "replace")
     except OSError:
-        return ""
+        return None
 
 
 def _docker(cluster_id: str, node: str) -> "dict[str, dict[str, Any]]":

@@ -59,7 +59,7 @@ def attempts(answer: "dict[str, Any]", request: "dict[str, Any]") -> "list[dict[
 
         engines.ENGINE_TIMEOUT_S = float(request.get("engine_timeout_s", engines.ENGINE_TIMEOUT_S))
         found, error, version = lister.list_attempts(
-            None, request["cluster_id"], request["node"], request["runtime"], request.get("want_links", False)
+            request["cluster_id"], request["node"], request["runtime"], request.get("want_links", False)
         )
     except Exception as trouble:  # whatever is wrong with the runtime, the GPUs must still be told of
         answer.update(runtime_error="%s: %s" % (type(trouble).__name__, trouble), spoilt=True)

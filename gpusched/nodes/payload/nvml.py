@@ -33,12 +33,7 @@ def load() -> "Any":
 
 
 def messages(only: "list[int] | None", want_links: bool) -> "Iterator[dict[str, Any]]":
-    """What NVML says, as it says it: the driver and the count, then each GPU, then the links.
-
-    Args:
-        only: Indices to read; None reads all.
-        want_links: Whether to read the topology.
-    """
+    """What NVML says, as it says it: driver and count, then each GPU (``only`` these), then the links if wanted."""
     try:
         nvml = load()
         nvml.nvmlInit()
@@ -85,11 +80,8 @@ def read_gpu(nvml: "Any", index: int, handles: "dict[int, Any]") -> "dict[str, A
 def read_memory(nvml: "Any", handle: "Any", errors: "list[Any]") -> "Any":
     """Memory without what the driver reserves (v2), else with it; None and the errors where neither is to be had."""
     version = getattr(nvml, "nvmlMemory_v2", None)
-    if version is not None:
-        memory = attempt([], nvml.nvmlDeviceGetMemoryInfo, handle, version)
-        if memory is not None:
-            return memory
-    return attempt(errors, nvml.nvmlDeviceGetMemoryInfo, handle)
+    memory = None if version is None else attempt([], nvml.nvmlDeviceGetMemoryInfo, handle, version)
+    return attempt(errors, nvml.nvmlDeviceGetMemoryInfo, handle) if memory is None else memory
 
 
 def read_figures(nvml: "Any", handle: "Any", gpu: "dict[str, Any]", errors: "list[Any]") -> None:

@@ -16,13 +16,7 @@ ENERGY_FILE = "simulated-energy.json"
 
 
 def read(root: str, request: "dict[str, Any]", containers: "Any") -> "dict[str, Any]":
-    """Figures of the declared GPUs: busy where a running attempt holds them.
-
-    Args:
-        root: The node's folder; the energy counters are kept there.
-        request: The probe's request.
-        containers: The attempts as listed, or None.
-    """
+    """Figures of the declared GPUs: busy where a running attempt holds them. ``root`` keeps the energy counters."""
     now = time.time()
     busy = held(root, containers or [])
     indices = request.get("indices") or []

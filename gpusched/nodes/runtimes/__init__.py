@@ -12,19 +12,15 @@ __all__ = ["EXISTS_EXIT_CODE", "AttemptRef", "LaunchRequest", "Runtime", "runtim
 def runtime_for(name: RuntimeName) -> Runtime:
     """The runtime that a node declares."""
     match name:
-        case RuntimeName.PODMAN:
-            from gpusched.nodes.runtimes.podman import Podman
+        case RuntimeName.PODMAN | RuntimeName.DOCKER:
+            from gpusched.nodes.runtimes.engine import Docker, Podman
 
-            return Podman()
-        case RuntimeName.DOCKER:
-            from gpusched.nodes.runtimes.docker import Docker
-
-            return Docker()
+            return Podman() if name is RuntimeName.PODMAN else Docker()
         case RuntimeName.APPTAINER:
             from gpusched.nodes.runtimes.apptainer import Apptainer
 
             return Apptainer()
         case RuntimeName.PROCESS:
-            from gpusched.nodes.runtimes.process import Process
+            from gpusched.nodes.runtimes.supervised import Process
 
             return Process()

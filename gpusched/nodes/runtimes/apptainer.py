@@ -15,8 +15,6 @@ from gpusched.nodes.runtimes.checks import NO_IMAGE_HINT
 from gpusched.nodes.runtimes.shell import quote_all
 from gpusched.nodes.runtimes.supervised import SupervisedRuntime, in_job
 
-_PREFIX = "APPTAINERENV_"
-
 # Pulled once and kept, as the engines do; the rename makes a half pulled image invisible.
 _IMAGE = """\
 image() { if as_user test -e "$source"; then echo "$source"; else echo "$home/.cache/gpusched/images/$digest.sif"; fi; }
@@ -37,23 +35,12 @@ class Apptainer(SupervisedRuntime):
     """
 
     name = "apptainer"
-    variable_prefix = _PREFIX
-
-    def host_workdir(self, request: LaunchRequest) -> str:
-        """The user's home: the workdir is a path inside the container."""
-        return ""
+    prefix = "APPTAINERENV_"  # and not its --env, which splits at commas and is seen by everybody
+    enters_workdir = False  # it is a path inside the container
 
     def confinement(self, request: LaunchRequest) -> tuple[str, ...]:
         """Less than of others: apptainer may be a setuid program, which itself lets nobody gain privileges inside."""
         return ("--inh-caps", "-all")
-
-    def job_variables(self, env: dict[str, str]) -> dict[str, str]:
-        """As secrets; not by apptainer's --env, which splits at commas and is seen by everybody."""
-        return {_PREFIX + name: value for name, value in env.items()}
-
-    def secret_variables(self, request: LaunchRequest) -> dict[str, str]:
-        """Under the names by which apptainer takes variables in."""
-        return {_PREFIX + name: value for name, value in request.secrets.items()}
 
     def program(self, request: LaunchRequest) -> str:
         """See `SupervisedRuntime.program`."""

@@ -89,34 +89,27 @@ class Runtime(Protocol):
         Raises:
             UsageError: The request holds what cannot be passed on exactly, or safely.
         """
-        ...
 
     def start(self, ref: AttemptRef) -> Script:
         """Start what a launch with ``hold`` made ready. At most once: what ran before is not started again."""
-        ...
 
     def signal(self, ref: AttemptRef, signal: str, note: str | None = None) -> Script:
         """Signal the whole job, after writing ``note`` into its resize.json; KILL reaches all that it ever started."""
-        ...
 
     def remove(self, ref: AttemptRef) -> Script:
         """End and remove everything of the attempt: launcher, processes, container, folder."""
-        ...
 
     def log(self, ref: AttemptRef, follow: bool = False, tail_bytes: int | None = None) -> Script:
         """The output so far, stdout and stderr as one.
 
         With ``follow`` (for `Transport.stream`) it waits for the job's start where needed and ends with the job.
         """
-        ...
 
     def finish_output(self, ref: AttemptRef) -> Script:
         """After the job's end: make sure that the file of ``LaunchRequest.output`` holds the whole output.
 
         Waits a few seconds for the follower that wrote it, and writes the file anew where the follower was lost.
         """
-        ...
 
     def exec_argv(self, ref: AttemptRef, argv: tuple[str, ...], tty: bool) -> tuple[str, ...]:
         """The command that runs ``argv`` beside the running job, in its environment (process runtimes: no secrets)."""
-        ...

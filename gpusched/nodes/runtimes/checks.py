@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gpusched.config.validate import MAX_TOTAL_BYTES, MAX_VALUE_BYTES
+from gpusched.config.validate import MAX_TOTAL_BYTES, MAX_VALUE_BYTES, VARIABLE
 from gpusched.errors import UsageError
 from gpusched.nodes.runtimes.base import AttemptRef, LaunchRequest
 
 NO_IMAGE_HINT = "give --image, or set image in its partition of inventory.yaml"
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SIGNAL = re.compile(r"[A-Z][A-Z0-9]{1,9}|[0-9]{1,2}")
 
@@ -45,7 +44,7 @@ def steers_client(name: str) -> bool:
 
 def secret_name_error(name: str) -> str | None:
     """Why a secret cannot be called ``name``, or None when it can."""
-    if not _NAME.fullmatch(name):
+    if not VARIABLE.fullmatch(name):
         return "is not a name of letters, digits and _"
     upper = name.upper()
     if upper in _STEERING_NAMES or upper.startswith(_STEERING_PREFIXES) or upper.endswith("_PROXY"):
@@ -84,7 +83,7 @@ def check_request(request: LaunchRequest) -> None:
     """
     check_ref(request.ref)
     for name in request.env:
-        if not _NAME.fullmatch(name):
+        if not VARIABLE.fullmatch(name):
             raise UsageError(f"environment variable {name!r} is not a name of letters, digits and _")
     for name in request.secrets:
         if error := secret_name_error(name):
@@ -137,10 +136,9 @@ def _check_paths(request: LaunchRequest) -> None:
             # The engines read --mount as comma-separated values and do not agree on how to quote in them.
             if any(c in path for c in ',"\n\r'):
                 raise UsageError(f"mount path {path!r} holds a comma, a quote or a line break: --mount cannot say that")
-    if request.workdir is not None and not request.workdir.startswith("/"):
-        raise UsageError(f"workdir {request.workdir!r} is not absolute")
-    if request.output is not None and not request.output.startswith("/"):
-        raise UsageError(f"output {request.output!r} is not absolute")
+    for what, place in (("workdir", request.workdir), ("output", request.output)):
+        if place is not None and not place.startswith("/"):
+            raise UsageError(f"{what} {place!r} is not absolute")
     if request.image is not None and (not request.image or request.image.startswith("-")):
         raise UsageError(f"{request.image!r} is not an image")
     if not request.network or request.network.startswith("-"):

@@ -7,13 +7,7 @@ import shlex
 
 from gpusched.errors import UsageError
 from gpusched.nodes.runtimes.base import AttemptRef, LaunchRequest
-from gpusched.nodes.runtimes.checks import (
-    MAX_ENV_FILE_BYTES,
-    NO_IMAGE_HINT,
-    check_request,
-    check_signal,
-    steers_client,
-)
+from gpusched.nodes.runtimes.checks import MAX_ENV_FILE_BYTES, NO_IMAGE_HINT, check_request, check_signal, steers_client
 from gpusched.nodes.runtimes.mounts import PIN, pin_lines, pin_place, unpin_lines
 from gpusched.nodes.runtimes.shell import (
     FUNCTIONS,
@@ -304,6 +298,8 @@ memlock() {{
 """
 
     def _create(self, request: LaunchRequest, inherited: tuple[str, ...]) -> tuple[str, ...]:
+        ref = request.ref
+        labels = [f"gpusched.cluster={ref.cluster_id}", f"gpusched.node={ref.node}", f"gpusched.name={ref.name}"]
         mounts = [_mount(pin_place(request, i), m.target, m.read_only) for i, m in enumerate(request.mounts)]
         user: tuple[str, ...] = ()
         if request.run_as is not None:
@@ -312,7 +308,7 @@ memlock() {{
             user = (*user, "--cap-drop", "ALL", *_repeat("--cap-add", list(request.capabilities)))
         return (
             *("--name", request.name),
-            *_repeat("--label", [f"{key}={value}" for key, value in _labels(request.ref)]),
+            *_repeat("--label", labels),
             "--init",
             *self.create_arguments,
             *("--network", request.network),
@@ -327,6 +323,42 @@ memlock() {{
             *("--env", f"GPUSCHED_CONTAINER={request.name}"),
             *_repeat("--env", list(inherited)),
         )
+
+
+class Podman(EngineRuntime):
+    """`gpusched.nodes.runtimes.base.Runtime` for podman 3.4 and later."""
+
+    binary = "podman"
+    daemon_pid = "echo self"
+    # journald, the default where systemd runs, drops lines of jobs that write fast.
+    create_arguments = ("--pull", "missing", "--log-driver", "k8s-file")
+
+    def gpu_arguments(self, gpus: tuple[int, ...]) -> tuple[str, ...]:
+        """One CDI device per GPU; podman silently ignores --gpus.
+
+        CUDA images ask for all GPUs by a variable that an old NVIDIA hook beside CDI obeys: void turns that off.
+        """
+        devices = (word for gpu in gpus for word in ("--device", f"nvidia.com/gpu={gpu}"))
+        return (*devices, "--env", "NVIDIA_VISIBLE_DEVICES=void")
+
+
+class Docker(EngineRuntime):
+    """`gpusched.nodes.runtimes.base.Runtime` for docker 19.03 and later."""
+
+    binary = "docker"
+    daemon_pid = "cat /run/docker.pid"
+    # `docker logs` cannot read what a daemon-wide driver such as syslog took.
+    create_arguments = ("--log-driver", "json-file")
+
+    def gpu_arguments(self, gpus: tuple[int, ...]) -> tuple[str, ...]:
+        """--gpus with the inner quotes that keep docker from splitting at the comma.
+
+        CUDA images ask for all GPUs by a variable that NVIDIA's runtime, where it is the default, obeys: void turns
+        that off where no GPU was asked for.
+        """
+        if not gpus:
+            return ("--env", "NVIDIA_VISIBLE_DEVICES=void")
+        return ("--gpus", f'"device={",".join(map(str, gpus))}"')
 
 
 def _own_binds(request: LaunchRequest) -> dict[str, str]:
@@ -361,10 +393,6 @@ def _environment(request: LaunchRequest) -> tuple[dict[str, str], dict[str, str]
                 "give it another name",
             )
     return {name: value for name, value in own.items() if name not in written}, written
-
-
-def _labels(ref: AttemptRef) -> tuple[tuple[str, str], ...]:
-    return (("gpusched.cluster", ref.cluster_id), ("gpusched.node", ref.node), ("gpusched.name", ref.name))
 
 
 def _repeat(option: str, values: list[str]) -> list[str]:

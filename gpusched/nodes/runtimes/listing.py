@@ -13,12 +13,7 @@ _VALUES = ("started", "exit", "failed")
 
 
 def parse_listing(text: str, cluster_id: str, runtime: str) -> tuple[list[dict[str, Any]], str | None]:
-    """The attempts on a node, as `gpusched.nodes.payload.attempts.list_attempts` has them.
-
-    Args:
-        text: What attempts.sh printed.
-        cluster_id: Goes into each attempt.
-        runtime: The node's, as attempts.sh was told.
+    """What attempts.sh printed, as `gpusched.nodes.payload.attempts.list_attempts` has it.
 
     Returns:
         (attempts, error): why the engine could not be asked, or None.

@@ -202,12 +202,8 @@ def launch_script(
 ) -> Script:
     """Claim the attempt's folder, write what the launcher needs and detach it.
 
-    Args:
-        request: What is launched.
-        runtime: Recorded in ``meta``.
-        launcher: Text of the ``launch`` file.
-        secrets: Go into the environment of the launcher and of nothing else, for `take_secrets`.
-        files: More files of the attempt's folder: name to text.
+    ``launcher`` is the text of the ``launch`` file; ``files`` are more files of that folder (name to text). The secrets
+    go into the environment of the launcher and of nothing else, for `take_secrets`.
 
     Raises:
         UsageError: The request cannot be passed on.
@@ -221,6 +217,7 @@ def launch_script(
         f"gpus={','.join(map(str, request.gpus))}",
         f"hold={int(request.hold)}",
     ]
+    print_meta = f"printf '%s\\n' {quote_all(meta)}"
     aliased = {f"GPUSCHED_SECRET_{number}": value for number, value in enumerate(secrets.values())}
     written = 'echo "created=$(date +%s)"; echo "boot=$boot"; echo "job_dir=$job_dir"'
     parts = [
@@ -229,7 +226,7 @@ def launch_script(
         _CLAIM.replace("EXISTS", str(EXISTS_EXIT_CODE)),
         _identity(request),
         _JOB_DIR.replace("OPEN", "700" if request.job_dirs else "777"),
-        f'{{ {_print_lines(meta)}; {written}; }} >"$dir/meta" || abandon\n',
+        f'{{ {print_meta}; {written}; }} >"$dir/meta" || abandon\n',
         here(launcher, "launch"),
         here(request.hostfile, "hostfile") if request.hostfile is not None else "",
         *(here(text, name) for name, text in files.items()),
@@ -237,10 +234,6 @@ def launch_script(
         f"echo {LAUNCHED}\n",
     ]
     return script("".join(parts))
-
-
-def _print_lines(lines: list[str]) -> str:
-    return f"printf '%s\\n' {quote_all(lines)}"
 
 
 def launch_header(request: LaunchRequest) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shlex
 
+from gpusched.errors import UsageError
 from gpusched.nodes.runtimes.base import AttemptRef, LaunchRequest
 from gpusched.nodes.runtimes.checks import check_request, check_signal
 from gpusched.nodes.runtimes.shell import (
@@ -153,33 +154,25 @@ class SupervisedRuntime:
         kept = ",".join(("-all", *(f"+{name.lower()}" for name in request.capabilities)))
         return ("--no-new-privs", "--inh-caps", kept, "--ambient-caps", kept, "--bounding-set", kept)
 
-    def job_variables(self, env: dict[str, str]) -> dict[str, str]:
-        """The environment by which the job's variables reach it."""
-        return env
+    prefix = ""
+    """Begins the names by which the job's variables and secrets reach its program."""
 
-    def secret_variables(self, request: LaunchRequest) -> dict[str, str]:
-        """The environment by which secrets reach the job."""
-        return request.secrets
-
-    def host_workdir(self, request: LaunchRequest) -> str:
-        """Where the job's program starts on the node; "" is its user's home."""
-        return request.workdir or ""
-
-    variable_prefix = ""
-    """Of the names of variables that are to reach the job."""
+    enters_workdir = True
+    """Whether the workdir is a folder of the node; else the program starts in its user's home."""
 
     def launch(self, request: LaunchRequest) -> Script:
         """See `Runtime.launch`."""
         check_request(request)
-        settings = f"hold={int(request.hold)}\nworkdir={shlex.quote(self.host_workdir(request))}\n"
-        launcher = _LAUNCHER.replace("PREFIX", self.variable_prefix)
+        workdir = request.workdir if self.enters_workdir else None
+        settings = f"hold={int(request.hold)}\nworkdir={shlex.quote(workdir or '')}\n"
+        launcher = _LAUNCHER.replace("PREFIX", self.prefix)
         launcher = launcher.replace("CONFINEMENT", quote_all(self.confinement(request)))
         # An export would override a secret that came by the environment.
         env = {k: v for k, v in request.env.items() if k not in request.secrets}
-        variables = self.job_variables({**env, "GPUSCHED_CONTAINER": request.name})
+        variables = {self.prefix + k: v for k, v in (env | {"GPUSCHED_CONTAINER": request.name}).items()}
         shells = [f"{name}={variables.pop(name)}" for name in sorted(_SHELLS_OWN & variables.keys())]
         launcher = launcher.replace("SHELLS_OWN", quote_all(shells))
-        secrets = self.secret_variables(request)
+        secrets = {self.prefix + k: v for k, v in request.secrets.items()}
         files = {"env": exports(variables) + take_secrets(secrets)}
         text = launch_header(request) + STRAYS + settings + self.program(request) + launcher
         return launch_script(request, self.name, text, secrets, files)
@@ -214,11 +207,22 @@ class SupervisedRuntime:
 
 
 def in_job(command: str, output: str) -> str:
-    """sh: become the job in its environment and folder, then exec ``command``, with its output in the file ``output``.
-
-    Args:
-        command: sh words.
-        output: A sh word.
-    """
+    """sh: become the job in its environment and folder, then exec ``command``, its output in the file ``output``."""
     # sh by its full path: the job's own PATH counts already.
     return f'as_job /bin/sh -c {shlex.quote(_ENTER)} sh "$workdir" {output} {command}'
+
+
+class Process(SupervisedRuntime):
+    """`gpusched.nodes.runtimes.base.Runtime` without containers: the image is ignored, mounts are refused."""
+
+    name = "process"
+
+    def program(self, request: LaunchRequest) -> str:
+        """See `SupervisedRuntime.program`."""
+        if not request.command:
+            raise UsageError("runtime process needs a command: there is no image whose own could run")
+        if request.mounts:
+            raise UsageError("runtime process cannot mount folders: its jobs see the node's own")
+        job = in_job(quote_all(request.command), '"$output"')
+        other = in_job('"$@"', "''")
+        return f"prepare() {{ :; }}\njob() {{ {job}; }}\nrun() {{ {other}; }}\n"

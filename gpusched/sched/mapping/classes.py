@@ -75,7 +75,8 @@ def simplified(problem: Problem) -> Problem:
 
 def job_classes(problem: Problem) -> list[JobClass]:
     """The jobs that could start at all, by class, in order of their first."""
-    binding = _binding_users(problem)
+    asked = np.bincount(problem.user, problem.parts * problem.need[:, 0], len(problem.cap))
+    binding = set(np.flatnonzero(asked > problem.cap).tolist())  # users whose jobs together ask for more than the cap
     found: dict[tuple[object, ...], JobClass] = {}
     for job in range(len(problem)):
         if np.isnan(problem.gain[job]).all():
@@ -90,12 +91,6 @@ def job_classes(problem: Problem) -> list[JobClass]:
             found[key] = JobClass([], (*part, int(problem.parts[job])), kinds, user)
         found[key].jobs.append(job)
     return list(found.values())
-
-
-def _binding_users(problem: Problem) -> set[int]:
-    """Users whose jobs together ask for more than their cap."""
-    asked = np.bincount(problem.user, problem.parts * problem.need[:, 0], len(problem.cap))
-    return set(np.flatnonzero(asked > problem.cap).tolist())
 
 
 def node_classes(problem: Problem) -> list[NodeClass]:

@@ -50,12 +50,9 @@ class Deadline:
         self._end = clock() + budget_s - min(_TO_TAKE_OVER_S, 0.1 * budget_s)
 
     def __call__(self, problem: Problem, start: Answer, share: float = 1.0) -> Answer:
-        """An answer worth at least as much as ``start``, which it is where no time is left.
+        """An answer worth at least as much as ``start``, which it is where no time is left; see `solve`.
 
-        Args:
-            problem: See `solve`.
-            start: See `solve`.
-            share: Of the time that is left, what it may take.
+        ``share``: of the time that is left, what it may take.
         """
         now = self._clock()
         left = share * (self._end - now)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gpusched.sched.mapping.problem import Answer, Flags, Ints, Nodes, Problem, node_cost, value_of
+from gpusched.sched.mapping.problem import Answer, Flags, Nodes, Problem, node_cost, value_of
+from gpusched.sched.state import Ints
 
 Takes = Callable[[int, Nodes], bool]
 
@@ -14,10 +15,8 @@ Takes = Callable[[int, Nodes], bool]
 def greedy(problem: Problem, *, head_blocks: bool = False, takes: Takes | None = None) -> Answer:
     """Never places a job where that is worth nothing.
 
-    Args:
-        problem: What to answer.
-        head_blocks: The first job that does not start ends it.
-        takes: Asked before a job starts on nodes; where it says no the job is tried on the next GPU type.
+    ``head_blocks``: the first job that does not start ends it; ``takes``: asked before a job starts on nodes; where it
+    says no the job is tried on the next GPU type.
     """
     search = _Search(problem, takes)
     nodes: list[Nodes] = []
@@ -64,13 +63,12 @@ class _Search:
             where = self._fitting(job, of_kind)
             if not where:
                 self._failed.add((request, kind))
-            elif gain + float(p.bonus[job]) - self._cost(job, where) > 0 and self._taken(job, where):
+            elif gain + float(p.bonus[job]) - self._cost(job, where) > 0 and (
+                self._takes is None or self._takes(job, where)
+            ):
                 self._take(job, where, gpus)
                 return where
         return ()
-
-    def _taken(self, job: int, where: Nodes) -> bool:
-        return self._takes is None or self._takes(job, where)
 
     def _fitting(self, job: int, of_kind: Flags) -> Nodes:
         """The nodes on which least is left over (GPUs, then cores, then memory); nothing where there are too few."""

@@ -12,10 +12,9 @@ import numpy as np
 
 from gpusched.sched.backfill import reserve, take
 from gpusched.sched.fit import request_of
-from gpusched.sched.mapping.arrays import PassArrays
 from gpusched.sched.mapping.problem import Nodes, Problem
 from gpusched.sched.releases import add
-from gpusched.sched.state import BEST_FIT, Flags, Floats, Ints, Releases, Request, Resources
+from gpusched.sched.state import BEST_FIT, Flags, Floats, Ints, PassArrays, Releases, Request, Resources, copied
 
 
 def shadow_on(arrays: PassArrays, resources: Resources, releases: Releases, job: int, kind: int) -> float:
@@ -29,15 +28,10 @@ def shadow_on(arrays: PassArrays, resources: Resources, releases: Releases, job:
 
 
 def reserve_head(arrays: PassArrays, job: int, runs_s: Floats) -> float:
-    """Reserves for the first job that does not start where it would end first.
+    """Reserves for the first job that does not start where it would end first; the shadow time.
 
-    Args:
-        arrays: `Scratch.future` and ``chosen`` are set, as by `backfill.reserve`.
-        job: The head.
-        runs_s: ``float64[kinds]``: how long it would run on each GPU type; not finite: it cannot, or nobody knows.
-
-    Returns:
-        The shadow time.
+    Sets what `backfill.reserve` sets. ``runs_s``: ``float64[kinds]``: how long it would run on each GPU type; not
+    finite: it cannot, or nobody knows.
     """
     kinds = np.flatnonzero(np.isfinite(runs_s)).tolist()
     ends = {k: shadow_on(arrays, arrays.resources, arrays.releases, job, k) + float(runs_s[k]) for k in kinds}
@@ -50,13 +44,9 @@ def reserve_head(arrays: PassArrays, job: int, runs_s: Floats) -> float:
 class Prefix:
     """Which of the first jobs start at once; asked in their order, as `greedy` places them.
 
-    Args:
-        arrays: Not changed but for `Scratch`.
-        jobs: ``int64[jobs]``: of the problem.
-        problem: What `greedy` answers.
-        runs_s: ``float64[jobs, kinds]``: how long each would run on each GPU type; not finite: not known.
-        holds_s: Likewise, how long it would keep its nodes at the most.
-        first_node: Row of the problem's first node.
+    Of ``arrays`` only `Scratch` changes. ``runs_s``, ``holds_s``: ``float64[jobs, kinds]``: how long each of the
+    problem's jobs would run on each GPU type (not finite: not known), and keep its nodes at the most; ``first_node``:
+    row of the problem's first node.
     """
 
     def __init__(
@@ -64,12 +54,8 @@ class Prefix:
     ) -> None:
         self._arrays, self._jobs, self._problem, self._lo = arrays, jobs, problem, first_node
         self._runs_s, self._holds_s = runs_s, holds_s
-        resources, ends = arrays.resources, arrays.releases
-        self._resources = Resources(resources.gpus.copy(), resources.cores.copy(), resources.memory.copy())
-        self._releases = Releases(
-            ends.end.copy(), ends.node.copy(), ends.gpus.copy(), ends.cores.copy(), ends.memory.copy(),
-            ends.owner.copy(), ends.order.copy(), ends.used.copy(),
-        )  # fmt: skip
+        self._resources = copied(arrays.resources)
+        self._releases = Releases._make(column.copy() for column in arrays.releases)
 
     def __call__(self, place: int, nodes: Nodes) -> bool:
         """Whether the job starts there; it is taken as started then."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,8 +57,7 @@ class _Found(NamedTuple):
     value: float
 
 
-def _worth(found: _Found) -> float:
-    return found.value
+_worth = attrgetter("value")
 
 
 class Limits(NamedTuple):
@@ -101,11 +101,7 @@ class Search:
 
     One thread may `run` it while another asks for the `best` so far.
 
-    Args:
-        problem: What to answer.
-        start: See `solve`.
-        limits: When it ends.
-        listen: Incumbents count while HiGHS runs, not only when it has ended.
+    ``start``: see `solve`. ``listen``: incumbents count while HiGHS runs, not only when it has ended.
 
     Attributes:
         work_per_s: How fast the program was made, see `Limits`; None: not made, or too small to tell.
@@ -136,8 +132,7 @@ class Search:
             self._improve(program)
         else:
             self._bind(self._start.value)
-            self._note = ""
-        if self._proven():
+        if self._proven() or not program.patterns:
             self._note = ""
 
     def best(self) -> Answer:
@@ -215,17 +210,13 @@ class Search:
     def _solver(self, model: Any, budget_s: float) -> Any:
         """HiGHS on one thread: a decision may not take the login node's cores, and threads cost more than they win."""
         solver = self._module.Highs()
-        options: dict[str, Any] = {
-            "output_flag": False,
-            "threads": 1,
-            "time_limit": budget_s,
-            "mip_rel_gap": GAP,
-            "mip_heuristic_run_feasibility_jump": False,  # it looks at the clock too seldom
-        }
+        solver.setOptionValue("output_flag", False)
+        solver.setOptionValue("threads", 1)
+        solver.setOptionValue("time_limit", budget_s)
+        solver.setOptionValue("mip_rel_gap", GAP)
+        solver.setOptionValue("mip_heuristic_run_feasibility_jump", False)  # it looks at the clock too seldom
         if self._limits.max_nodes is not None:
-            options["mip_max_nodes"] = self._limits.max_nodes
-        for name, value in options.items():
-            solver.setOptionValue(name, value)
+            solver.setOptionValue("mip_max_nodes", self._limits.max_nodes)
         solver.passModel(model)
         return solver
 

@@ -8,8 +8,8 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+from gpusched.sched.state import Floats, Ints
+
 Flags = npt.NDArray[np.bool_]
 
 Nodes = tuple[int, ...]
@@ -61,11 +61,6 @@ class Problem:
     def __len__(self) -> int:
         return len(self.parts)
 
-    @property
-    def kinds(self) -> int:
-        """How many GPU types there are."""
-        return int(self.gain.shape[1])
-
     def usable(self, job: int, nodes: Nodes | slice = slice(None)) -> Flags:
         """``bool[nodes]``: which of these nodes (all) the job may use, full or not."""
         at = nodes if isinstance(nodes, slice) else list(nodes)
@@ -79,7 +74,7 @@ class Problem:
         if self.parts[job] == 1 or np.isnan(self.gain[job]).all():
             return False
         large = self.usable(job) & (self.total >= self.need[job, 0])
-        return bool(np.bincount(self.kind[large], minlength=self.kinds).max(initial=0) < self.parts[job])
+        return bool(np.bincount(self.kind[large]).max(initial=0) < self.parts[job])
 
     def gain_on(self, job: int, nodes: Nodes) -> float:
         """What the start there is worth: of the kind, or of the worst that it may use where it mixes them."""

@@ -27,12 +27,8 @@ _NOTHING = 1e-3  # a reduced cost that small counts as none
 class Program:
     """The variables and rows of one problem.
 
-    Args:
-        problem: What to answer.
-        most: Ways to fill nodes that it may have.
-
     Raises:
-        TooMany: It has more.
+        TooMany: It has more than ``most`` ways to fill nodes.
     """
 
     def __init__(self, problem: Problem, most: int = MAX_PATTERNS) -> None:
@@ -48,20 +44,14 @@ class Program:
         self.e: list[int] = []  # first of each job class
         self.z = 0
         self.u: dict[tuple[int, int], int] = {}
-        self._cost: list[float] = []
-        self._lower: list[float] = []
-        self._upper: list[float] = []
-        self._whole: list[bool] = []
+        self._columns: list[tuple[float, float, float, bool]] = []  # cost, least, most, whether in whole numbers
         self._rows: list[tuple[float, float, dict[int, float]]] = []
         self._variables()
         self._constraints()
 
     def _column(self, cost: float, upper: float, whole: bool, lower: float = 0.0) -> int:
-        self._cost.append(cost)
-        self._lower.append(lower)
-        self._upper.append(upper)
-        self._whole.append(whole)
-        return len(self._cost) - 1
+        self._columns.append((cost, lower, upper, whole))
+        return len(self._columns) - 1
 
     def _variables(self) -> None:
         p = self._problem
@@ -71,10 +61,10 @@ class Program:
                 gain = float(np.nanmin(gains) if kind < 0 else gains[kind])
                 self.k[s, kind] = self._column(gain, len(one.jobs), True)
         for one in self.jobs:
-            self.e.append(len(self._cost))
+            self.e.append(len(self._columns))
             for job in one.jobs:
                 self._column(float(p.bonus[job]), 1.0, False, lower=1.0 if p.must[job] else 0.0)
-        self.z = len(self._cost)
+        self.z = len(self._columns)
         for pattern in self.patterns:
             self._column(-pattern.cost, len(self.nodes[pattern.node_class].nodes), True)
         for pattern in self.patterns:
@@ -123,14 +113,14 @@ class Program:
     def model(self, module: Any) -> Any:
         """As HiGHS takes it, rows one after the other."""
         lp = module.HighsLp()
-        lp.num_col_, lp.num_row_ = len(self._cost), len(self._rows)
+        lp.num_col_, lp.num_row_ = len(self._columns), len(self._rows)
         lp.sense_ = module.ObjSense.kMaximize
-        lp.col_cost_, lp.col_lower_, lp.col_upper_ = map(np.array, (self._cost, self._lower, self._upper))
+        *figures, whole = zip(*self._columns, strict=True)
+        lp.col_cost_, lp.col_lower_, lp.col_upper_ = map(np.array, figures)
         lp.row_lower_ = np.array([row[0] for row in self._rows])
         lp.row_upper_ = np.array([row[1] for row in self._rows])
-        lp.integrality_ = [
-            module.HighsVarType.kInteger if whole else module.HighsVarType.kContinuous for whole in self._whole
-        ]
+        kinds = (module.HighsVarType.kContinuous, module.HighsVarType.kInteger)
+        lp.integrality_ = [kinds[is_whole] for is_whole in whole]
         matrix = lp.a_matrix_
         matrix.format_ = module.MatrixFormat.kRowwise
         matrix.start_ = np.cumsum([0, *(len(row[2]) for row in self._rows)]).astype(np.int32)
@@ -149,7 +139,7 @@ class Program:
         whole = np.floor(np.array(values)[filled] + TOLERANCE)
         useful = np.abs(np.array(duals)[filled]) <= _NOTHING
         free = np.array([any((shape, n) in self.u for shape, n in p.counts.items()) for p in self.patterns], np.bool_)
-        lower, upper = np.array(self._lower), np.array(self._upper)
+        lower, upper = (np.array(bounds) for bounds in list(zip(*self._columns, strict=True))[1:3])
         lower[filled] = np.where(free, 0.0, whole)
         upper[filled] = np.where(useful, upper[filled], whole)
         lp.col_lower_, lp.col_upper_ = lower, upper
@@ -164,7 +154,7 @@ class Program:
 
     def column_of(self, nodes: tuple[Nodes, ...]) -> list[float]:
         """An answer as values of the variables."""
-        column = [0.0] * len(self._cost)
+        column = [0.0] * len(self._columns)
         filled: dict[int, dict[int, int]] = {}
         kinds = self._problem.kind
         for s, one in enumerate(self.jobs):

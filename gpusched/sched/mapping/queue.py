@@ -15,21 +15,11 @@ import numpy.typing as npt
 from gpusched.model.policy import Mapping
 from gpusched.sched.backfill import launch, protect
 from gpusched.sched.fit import request_of
-from gpusched.sched.mapping.arrays import PassArrays
 from gpusched.sched.mapping.greedy import best_imaginable, greedy
 from gpusched.sched.mapping.head import Prefix, reserve_head
 from gpusched.sched.mapping.problem import Answer, Nodes, Problem, value_of
 from gpusched.sched.mapping.summary import Report, say_why
-from gpusched.sched.state import (
-    EASY,
-    OK,
-    PRIORITY,
-    SKIP,
-    STARTED,
-    Floats,
-    Ints,
-    Resources,
-)
+from gpusched.sched.state import EASY, OK, PRIORITY, SKIP, STARTED, Floats, Ints, PassArrays, Resources
 
 Bools = npt.NDArray[np.bool_]
 Solver = Callable[[Problem, Answer, float], Answer]  # the last: of the time left, what it may take
@@ -91,14 +81,9 @@ def map_queue(
     waited for a faster one (`head`). With SKIP, and behind the head with EASY, the mapping chooses among the
     window; of those the greedy one starts, the ones with more priority than others stay.
 
-    Args:
-        arrays: Changed in place, as by `backfill.schedule`.
-        queue: The jobs.
-        facts: What is known of them.
-        mapping: The policy's settings.
-        backfill: NONE, SKIP or EASY.
-        solver: Betters the greedy answer; None: that is the answer.
-        keep: With SKIP: nodes held for a job. Those ahead of it are mapped first, then the others on what is left.
+    ``arrays`` are changed in place, as by `backfill.schedule`. ``solver`` betters the greedy answer; None: that is the
+    answer. ``keep``: with SKIP, nodes held for a job: those ahead of it are mapped first, then the others on what is
+    left.
     """
     window, others = _window(arrays, queue, mapping.window)
     if not len(window):
@@ -212,19 +197,14 @@ class _Task:
     def _runs_s(self, jobs: Ints, problem: Problem) -> Floats:
         """``float64[jobs, kinds]``: how long a job runs by what is expected of it; infinite where it cannot."""
         speed = problem.gain / _gpus_of(problem)[:, None]  # of a problem without a floor
-        if self._facts.lasts is not None:
-            runs = self._facts.lasts(jobs)
-        else:
-            runs = self._arrays.jobs.limit[jobs][:, None] / speed
+        lasts = self._facts.lasts
+        runs = self._arrays.jobs.limit[jobs][:, None] / speed if lasts is None else lasts(jobs)
         return np.where(np.isnan(speed), np.inf, runs)
 
     def choose_among(self, jobs: Ints, late: Bools | None, share: float = 1.0) -> None:
         """Starts of these jobs what is worth most.
 
-        Args:
-            jobs: Which.
-            late: Those of them that outlast the head's wait.
-            share: Of the optimiser's time that is left.
+        ``late``: which outlast the head's wait; ``share``: of the optimiser's time that is left.
         """
         problem = self._problem(jobs, late, self._mapping.floor)
         first = greedy(problem)
@@ -248,16 +228,9 @@ class _Task:
         self.choose_among(jobs[first:], None)
         return rows, had
 
-    def _problem(
-        self,
-        jobs: Ints,
-        late: Bools | None,
-        floor: float,
-        must: Bools | None = None,
-    ) -> Problem:
+    def _problem(self, jobs: Ints, late: Bools | None, floor: float, must: Bools | None = None) -> Problem:
         arrays, mapping, rows = self._arrays, self._mapping, slice(self._lo, self._hi)
-        shape = arrays.jobs.shape[jobs]
-        requests = arrays.requests
+        shape, requests = arrays.jobs.shape[jobs], arrays.requests
         resources = _table(arrays.resources, rows)
         place = np.array([self._place[int(job)] for job in jobs])
         users, user = np.unique(self._facts.user[jobs], return_inverse=True)
@@ -309,14 +282,7 @@ class _Task:
         gains: Floats = gpus[:, None] * (speed / best[:, None] - floor)
         return gains
 
-    def _carry_out(
-        self,
-        jobs: Ints,
-        problem: Problem,
-        first: Answer,
-        late: Bools | None,
-        share: float,
-    ) -> None:
+    def _carry_out(self, jobs: Ints, problem: Problem, first: Answer, late: Bools | None, share: float) -> None:
         """The best answer there is, started."""
         answer = first if self._solver is None else self._solver(problem, first, share)
         arrays, scratch = self._arrays, self._arrays.scratch

@@ -5,9 +5,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gpusched.sched.fit import request_of
-from gpusched.sched.mapping.arrays import PassArrays
 from gpusched.sched.place import choose
-from gpusched.sched.state import ARRAY_LIMIT, BACKFILL, FIRST_FIT, MAPPING, PRIORITY, RESOURCES, SKIP, STARTED, Ints
+from gpusched.sched.state import (
+    ARRAY_LIMIT,
+    BACKFILL,
+    FIRST_FIT,
+    MAPPING,
+    PRIORITY,
+    RESOURCES,
+    SKIP,
+    STARTED,
+    Ints,
+    PassArrays,
+)
 
 
 class Report(NamedTuple):

@@ -14,7 +14,7 @@ from gpusched.forecast.predictor import Predictor
 from gpusched.model.policy import MAPPED
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.heaps import new_heap
-from gpusched.sched.state import Ints, Jobs, Records, Resources, Scratch, filled, new_releases, new_scratch, seed_words
+from gpusched.sched.state import Ints, Jobs, Records, Scratch, copied, filled, new_releases, new_scratch, seed_words
 from gpusched.sim.engine.nodeindex import new_index
 from gpusched.sim.engine.pace import WHOLE
 from gpusched.sim.engine.state import (
@@ -174,21 +174,8 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
         sim = sim._replace(pace=_pace(sim, trace, pool, demand, speeds, options.limits, share))
     passes = _passes(demand, knowledge, scratch, slots, options.seed)
     never = int(mark_never(sim))
-    return World(
-        trace,
-        pool,
-        policy,
-        options,
-        rule,
-        knowledge,
-        demand,
-        sim,
-        passes,
-        never,
-        generic,
-        share,
-        {} if options.elastic else None,
-    )
+    sizes: dict[int, list[tuple[float, int]]] | None = {} if options.elastic else None
+    return World(trace, pool, policy, options, rule, knowledge, demand, sim, passes, never, generic, share, sizes)
 
 
 def _pace(sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, limits: bool, share: Share) -> Pace:
@@ -271,7 +258,7 @@ def _sim(
         clock=np.array([-np.inf, np.inf, half_life_s]),
         counter=np.zeros(COUNTERS, np.int64),
         held=np.full(int(demand.parts.sum()), -1, np.int64),
-        resources=_copied(demand.resources),
+        resources=copied(demand.resources),
         ends=new_heap(runs + 1),
         by_free=new_index(demand.resources, demand.gpus_only),
         ready=np.zeros(len(jobs) + 1, np.int64),
@@ -284,30 +271,19 @@ def _sim(
 
 def _passes(demand: Demand, knowledge: Knowledge, scratch: Scratch, slots: int, seed: int) -> Passes:
     """What the live passes take."""
-    feasibility = np.zeros(len(demand.queue), np.int64)
-    none = np.full(len(demand.shape), -1, np.int64)
+    feasibility, limit = np.zeros(len(demand.queue), np.int64), np.array(knowledge.expected, np.float64)
+    no_array = np.full(len(demand.shape), -1, np.int64)
     passes = Passes(
         requests=demand.requests,
-        jobs=Jobs(
-            demand.shape,
-            np.array(knowledge.expected, np.float64),
-            none,
-            np.zeros(0, np.int64),
-            feasibility,
-            demand.masks,
-        ),
+        jobs=Jobs(demand.shape, limit, no_array, np.zeros(0, np.int64), feasibility, demand.masks),
         releases=new_releases(slots + 1),
         scratch=scratch,
         rng=seed_words(seed),
         total=demand.resources,
-        usable=_copied(demand.resources),
+        usable=copied(demand.resources),
     )
     set_feasibility(passes.total, passes.usable, demand.masks, demand.requests, scratch, feasibility)
     return passes
-
-
-def _copied(resources: Resources) -> Resources:
-    return Resources(*(column.copy() for column in resources))
 
 
 def _slots(demand: Demand) -> int:

@@ -69,9 +69,9 @@ def _profile(resources: Resources, releases: Releases, now: float, waiting: int)
     """What is free from now on, by what running jobs are expected to give back (overdue: soon, not now)."""
     rows, nodes = releases.used[0] + waiting + 2, resources.gpus.size
     size = np.ones(1, np.int64)
-    profile = Profile(
-        np.zeros(rows), np.arange(rows), np.zeros((rows, 3, nodes), np.int64), size, rooms_table(resources)
-    )
+    least = np.zeros((3, nodes), np.int64)
+    least[0], least[1], least[2] = resources
+    profile = Profile(np.zeros(rows), np.arange(rows), np.zeros((rows, 3, nodes), np.int64), size, least)
     soon = np.nextafter(now, np.inf)
     profile.time[0] = now
     profile.free[0] = profile.least
@@ -89,14 +89,6 @@ def _profile(resources: Resources, releases: Releases, now: float, waiting: int)
             profile.free[last, 1, node] += releases.cores[slot]
             profile.free[last, 2, node] += releases.memory[slot]
     return profile
-
-
-@jit
-def rooms_table(resources: Resources) -> Ints:
-    """Resources as one table, ``int64[3, nodes]``."""
-    table = np.zeros((3, resources.gpus.size), np.int64)
-    table[0], table[1], table[2] = resources.gpus, resources.cores, resources.memory
-    return table
 
 
 @jit

@@ -129,29 +129,13 @@ def _decide(sim: Sim, log: Log, passes: Passes, queue: Queue, partition: int) ->
     if queue.backfill == CONSERVATIVE:
         conserve(sim, log, passes, waiting, queue.rule)
     elif not share_gpus(sim.pace, sim, log, passes, waiting, queue.rule, queue.backfill):
-        _schedule(sim, log, passes, queue, waiting)
+        queue.outcome.total[:] = 0
+        schedule(
+            sim.resources, passes.releases, passes.requests, passes.jobs, waiting, queue.rule, queue.backfill,
+            sim.clock[0], passes.rng, passes.scratch, queue.outcome,
+        )  # fmt: skip
+        begin_started(sim, log, queue.outcome)
     forget_started(sim, queue, waiting)
-
-
-@jit
-def _schedule(sim: Sim, log: Log, passes: Passes, queue: Queue, ordered: Ints) -> None:
-    """The live pass, and its starts in the engine's terms."""
-    outcome, now = queue.outcome, sim.clock[0]
-    outcome.total[:] = 0
-    schedule(
-        sim.resources,
-        passes.releases,
-        passes.requests,
-        passes.jobs,
-        ordered,
-        queue.rule,
-        queue.backfill,
-        now,
-        passes.rng,
-        passes.scratch,
-        outcome,
-    )
-    begin_started(sim, log, outcome)
 
 
 @jit

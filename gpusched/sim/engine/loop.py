@@ -22,9 +22,8 @@ Decide = Callable[[Sim, Log, Passes, State], int]
 def looped(decide: Decide[State]) -> Decide[State]:
     """The replay that asks ``decide`` at every instant at which something happened.
 
-    Args:
-        decide: Starts and stops jobs (`step.occupy`, `step.cut`), given what it keeps between decisions; DECIDE to go
-            on, any other number to end the run with.
+    That starts and stops jobs (`step.occupy`, `step.cut`), given what it keeps between decisions, and returns DECIDE to
+    go on, or any other number to end the run with.
 
     Returns:
         What replays to the end: OVER, GROW (call it again with more room in ``log``), or what ``decide`` ended it with.

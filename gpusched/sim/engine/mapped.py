@@ -5,64 +5,45 @@ The optimiser runs in Python, so this is slower than the compiled replays by a f
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
 from gpusched.errors import UsageError
 from gpusched.model.policy import MAPPED, Mapping
-from gpusched.sched.mapping.arrays import PassArrays
 from gpusched.sched.mapping.problem import Answer, Problem
 from gpusched.sched.mapping.queue import JobFacts, Keep, Solver, map_queue, unfit_of
 from gpusched.sched.mapping.summary import Report
 from gpusched.sched.stages import speeds_by_name
-from gpusched.sched.state import EASY, Floats, Ints
+from gpusched.sched.state import EASY, Floats, Ints, PassArrays
 from gpusched.sim.engine.build import World
 from gpusched.sim.engine.generic import Queue, forget_started, new_queue, ordered, remember
 from gpusched.sim.engine.loop import next_decision
-from gpusched.sim.engine.state import DECIDE, READY, Log, shape_request
-from gpusched.sim.engine.step import begin
+from gpusched.sim.engine.queue import begin_started
+from gpusched.sim.engine.state import DECIDE, READY, Log
 from gpusched.sim.policies import REPLAY_BACKFILLS
 
 SEARCH_NODES = 100  # of HiGHS's tree: a bound that does not depend on the machine, so that equal replays are equal
 AMPLE_S = 30.0
 
 
-class Ordering(Protocol):
-    """Who orders the queue."""
+class Ordering:
+    """Who orders the queue: here the policy, by what the queue has."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
 
     def remember(self) -> None:
         """Something happened, and nothing is decided yet; ``sim.ended`` tells who ended."""
 
     def order(self, queue: Queue, partition: int) -> tuple[Ints, Keep | None]:
         """The partition's waiting jobs from first to last, and nodes that are held for one of them."""
+        return ordered(self._world.sim, queue, partition), None
 
     def started(self, jobs: Ints) -> None:
         """These run from now on."""
 
 
-class _Staged:
-    """By the policy's order."""
-
-    def __init__(self, world: World) -> None:
-        self._sim = world.sim
-
-    def remember(self) -> None:
-        """Nothing: the order goes by what the queue has."""
-
-    def order(self, queue: Queue, partition: int) -> tuple[Ints, Keep | None]:
-        return ordered(self._sim, queue, partition), None
-
-    def started(self, jobs: Ints) -> None:
-        """Nothing, likewise."""
-
-
 class MappedRun:
-    """One replay; call it until it says OVER (see `state`).
-
-    Args:
-        world: What to replay.
-        ordering: An agent that orders the queue; None: the policy's order.
+    """One replay; call it until it says OVER (see `state`). Who orders the queue may be an agent (None: the policy).
 
     Raises:
         UsageError: The optimiser is not installed, or the policy cannot be mapped.
@@ -73,7 +54,7 @@ class MappedRun:
         if policy.kind == "preemptive" or policy.backfill not in ("none", "skip", "easy"):
             raise UsageError(f"{policy.name} does not go with --placement {world.rule}", "use another placement")
         self._world = world
-        self._ordering: Ordering = ordering or _Staged(world)
+        self._ordering = ordering or Ordering(world)
         self._queue = new_queue(world)
         if ordering is not None:
             self._queue = self._queue._replace(estimates=False)  # an agent has its own
@@ -130,15 +111,13 @@ class MappedRun:
         )
         done = map_queue(arrays, waiting, facts, self._mapping, self._backfill, self._solver, keep)
         self.reports += done.reports
-        for job in outcome.started[: outcome.total[0]].tolist():
-            request = shape_request(sim.shapes, sim.jobs[job]["shape"])
-            first, at = outcome.offset[job], sim.jobs[job]["offset"]
-            sim.held[at : at + request.parts] = outcome.nodes[first : first + request.parts]
-            if self._by_type:  # when its end is looked for among the releases, it must be the one noted there
-                kinds = world.pool.gpu_type[outcome.nodes[first : first + request.parts]]
-                sim.jobs[job]["expected"] = self._lasts(np.array([job]))[0, kinds].max()
-            begin(sim, log, job, request, 0.0)
-        self._ordering.started(outcome.started[: outcome.total[0]])
+        started = outcome.started[: outcome.total[0]]
+        for job in started.tolist() if self._by_type else ():
+            # when its end is looked for among the releases, it must be the one noted there
+            nodes = outcome.nodes[outcome.offset[job] :][: world.demand.parts[job]]
+            sim.jobs[job]["expected"] = self._lasts(np.array([job]))[0, world.pool.gpu_type[nodes]].max()
+        begin_started(sim, log, outcome)
+        self._ordering.started(started)
         forget_started(sim, queue, waiting)
 
     def _lasts(self, jobs: Ints) -> Floats:

@@ -18,17 +18,8 @@ from gpusched.sched.state import FIRST_FIT, NAIVE, Floats, Ints, Request, Resour
 from gpusched.sim.engine.build import World
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.pace import time_had, work_left
-from gpusched.sim.engine.state import (
-    DECIDE,
-    DECISIONS,
-    READY,
-    RUNNING,
-    WAITING,
-    Log,
-    Passes,
-    Sim,
-    shape_request,
-)
+from gpusched.sim.engine.queue import enter
+from gpusched.sim.engine.state import DECIDE, DECISIONS, READY, RUNNING, WAITING, Log, Passes, Sim, shape_request
 from gpusched.sim.engine.step import cut, occupy
 from gpusched.sim.policies import PLACEMENTS
 from gpusched.sim.result import PREEMPTED
@@ -125,17 +116,10 @@ def refresh_active(sim: Sim, plan: Plan) -> None:
         if sim.state[job]["status"] == RUNNING or sim.state[job]["status"] == WAITING:
             plan.active[kept] = job
             kept += 1
-    for i in range(sim.counter[READY]):
-        job = sim.ready[i]
-        if sim.state[job]["restarts"] > 0:
-            continue
-        at = kept
-        while at > 0 and sim.jobs[plan.active[at - 1]]["rank"] > sim.jobs[job]["rank"]:
-            plan.active[at] = plan.active[at - 1]
-            at -= 1
-        plan.active[at] = job
-        kept += 1
     plan.size[0] = kept
+    for i in range(sim.counter[READY]):
+        if sim.state[sim.ready[i]]["restarts"] == 0:
+            enter(sim, plan.active, plan.size, sim.ready[i])
 
 
 @jit
@@ -182,12 +166,9 @@ def _next_demotion(sim: Sim, jobs: Ints, restart_s: float, thresholds: Floats) -
 def reset(sim: Sim, passes: Passes, plan: Plan) -> None:
     """An empty plan on nodes as they are."""
     plan.size[1] = plan.size[2] = 0
-    plan.whole.gpus[:] = passes.usable.gpus
-    plan.whole.cores[:] = passes.usable.cores
-    plan.whole.memory[:] = passes.usable.memory
-    plan.idle.gpus[:] = sim.resources.gpus
-    plan.idle.cores[:] = sim.resources.cores
-    plan.idle.memory[:] = sim.resources.memory
+    whole, idle = plan.whole, plan.idle
+    whole.gpus[:], whole.cores[:], whole.memory[:] = passes.usable
+    idle.gpus[:], idle.cores[:], idle.memory[:] = sim.resources
 
 
 @jit
@@ -205,12 +186,11 @@ def give_nodes(sim: Sim, passes: Passes, plan: Plan, job: int, rule: int) -> boo
 @jit
 def stays(sim: Sim, passes: Passes, plan: Plan, request: Request, job: int) -> bool:
     """Whether the job runs and keeps its nodes, which those before it have left it."""
-    if sim.state[job]["status"] != RUNNING:
-        return False
-    if not keeps(plan.whole, passes.usable, request, sim.held, sim.jobs[job]["offset"]):
-        return False
-    plan.kept[job] = sim.counter[DECISIONS]
-    return True
+    kept = sim.state[job]["status"] == RUNNING
+    kept = kept and keeps(plan.whole, passes.usable, request, sim.held, sim.jobs[job]["offset"])
+    if kept:
+        plan.kept[job] = sim.counter[DECISIONS]
+    return kept
 
 
 @jit

@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.place import choose, draw_fitting, next_random, sort_key
+from gpusched.sched.place import choose, draw_fitting, next_random, node_fits, sort_key
 from gpusched.sched.state import BEST_FIT, EASY, FIRST_FIT, NAIVE, NONE, OK, Flags, Ints, Records, Request, Resources
 from gpusched.sim.engine.pace import WHOLE, best_slot, with_gpus
 from gpusched.sim.engine.state import Log, Pace, Passes, Sim, shape_request
@@ -109,9 +109,7 @@ def _fitting_slot(
     resources: Resources, slots: Records, masks: Flags, request: Request, milli: int, node: int, first: int, gpus: int
 ) -> int:
     """The shared GPU that a job for part of one would take on ``node``; -1: a free GPU; -2: it does not fit."""
-    if resources.gpus[node] < 0 or resources.cores[node] < request.cores or resources.memory[node] < request.memory:
-        return _NOWHERE
-    if request.mask >= 0 and masks[request.mask, node] == 0:
+    if not node_fits(resources, masks, with_gpus(request, 0), node):
         return _NOWHERE
     slot = best_slot(slots, first, gpus, milli)
     return slot if slot >= 0 or resources.gpus[node] > 0 else _NOWHERE
@@ -156,11 +154,8 @@ def _both(pace: Pace, sim: Sim, passes: Passes, row: int, other: int, request: R
     both, beside, resources = np.inf, pace.runs[other]["row"], sim.resources
     for part in range(request.parts):
         node = sim.held[sim.jobs[other]["offset"] + part]
-        if not request.lo <= node < request.hi or resources.gpus[node] < 0:
-            return 0.0
-        if resources.cores[node] < request.cores or resources.memory[node] < request.memory:
-            return 0.0
-        if request.mask >= 0 and passes.jobs.masks[request.mask, node] == 0:
+        inside = request.lo <= node < request.hi
+        if not inside or not node_fits(resources, passes.jobs.masks, with_gpus(request, 0), node):
             return 0.0
         speed = pace.speed[pace.kind[node]]
         here = speed[row, 1 + beside] / speed[row, 0] + speed[beside, 1 + row] / speed[beside, 0]
@@ -189,8 +184,8 @@ def _reserve(pace: Pace, sim: Sim, passes: Passes, request: Request, milli: int,
     """When the head can start at the latest, by what is expected of running jobs; closes its nodes to late jobs."""
     scratch, now = passes.scratch, sim.clock[0]
     future, late, resources = scratch.future, scratch.late, sim.resources
-    future.gpus[:], future.cores[:], future.memory[:] = resources.gpus, resources.cores, resources.memory
-    late.gpus[:], late.cores[:], late.memory[:] = resources.gpus, resources.cores, resources.memory
+    future.gpus[:], future.cores[:], future.memory[:] = resources
+    late.gpus[:], late.cores[:], late.memory[:] = resources
     running = sim.ends.item[: sim.ends.size[0]].copy()
     slots, gone = _sharers(pace, running), np.zeros(sim.jobs.size, np.uint8)
     end = np.empty(running.size)
@@ -236,8 +231,7 @@ def part_fits(
     if milli < WHOLE:
         gpus = sim.node[node]["total"]
         return int(_fitting_slot(resources, slots, masks, request, milli, node, pace.first[node], gpus) != _NOWHERE)
-    enough = resources.cores[node] >= request.cores and resources.memory[node] >= request.memory
-    return int(enough and resources.gpus[node] >= request.gpus and (request.mask < 0 or masks[request.mask, node] != 0))
+    return int(node_fits(resources, masks, request, node))
 
 
 @jit

@@ -10,12 +10,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gpusched.compiled import jit
 from gpusched.sched.heaps import Heap
 from gpusched.sched.state import (
-    Flags,
     Floats,
     Ints,
     Jobs,
@@ -28,8 +26,6 @@ from gpusched.sched.state import (
     Words,
 )
 from gpusched.sim.engine.nodeindex import NodeIndex
-
-Speeds = npt.NDArray[np.float64]
 
 FUTURE, DEPENDENT, WAITING, RUNNING, DONE, NEVER = range(6)
 OVER, DECIDE, GROW = range(3)
@@ -88,7 +84,7 @@ class Pace(NamedTuple):
     """
 
     runs: Records
-    speed: Speeds
+    speed: Floats
     kind: Ints
     slots: Records
     first: Ints
@@ -159,11 +155,6 @@ class Passes(NamedTuple):
     total: Resources
     usable: Resources
 
-    @property
-    def masks(self) -> Flags:
-        """``uint8[masks, nodes]``."""
-        return self.jobs.masks
-
 
 @jit
 def shape_request(shapes: Records, shape: int) -> Request:
@@ -177,9 +168,10 @@ def new_log(events: int, cuts: int, parts: int) -> Log:
     return Log(np.zeros(events, EVENT), np.zeros(cuts, CUT), np.zeros(parts, np.int64))
 
 
-def grown(log: Log, events: int, cuts: int, parts: int) -> Log:
-    """The same log with that much more room."""
-    more = new_log(len(log.events) + events, len(log.cuts) + cuts, len(log.cut_nodes) + parts)
+def grown(log: Log, sim: Sim) -> Log:
+    """The same log with more room."""
+    cuts, parts = 2 * len(log.cuts) + len(sim.jobs), 2 * len(log.cut_nodes) + len(sim.held)
+    more = new_log(2 * len(log.events), cuts, parts)
     for new, old in zip(more, log, strict=True):
         new[: len(old)] = old
     return more

@@ -16,7 +16,7 @@ from gpusched.sched.backfill import attempt, protect, refresh_late, reserve, tak
 from gpusched.sched.heaps import pop, push
 from gpusched.sched.place import choose
 from gpusched.sched.releases import add
-from gpusched.sched.state import EASY, NONE, OK, RANDOM, STARTED, Records, Request, filled
+from gpusched.sched.state import EASY, NONE, OK, RANDOM, STARTED, Records, Request
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.nodeindex import enough, pick
 from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, WAITING, Log, Passes, Sim, shape_request
@@ -32,17 +32,12 @@ LAST = np.dtype([("head", np.int64), ("reserved", np.int64), ("shadow", np.float
 
 
 class Fixed(NamedTuple):
-    """A static order. ``last``: ``LAST[1]``."""
+    """A static order. ``last``: ``LAST[1]``, ``head`` -1 before the first decision."""
 
     waitlist: Waitlist
     last: Records
     rule: int
     backfill: int
-
-
-def new_fixed(waitlist: Waitlist, rule: int, backfill: int) -> Fixed:
-    """Before the first decision."""
-    return Fixed(waitlist, filled(LAST, 1, head=-1), rule, backfill)
 
 
 @jit

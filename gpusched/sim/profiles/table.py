@@ -13,14 +13,6 @@ _SEPARATORS = re.compile(r"[\s_-]+")
 Spread = Literal["nodes", "apart", "any"]
 
 
-class Point(NamedTuple):
-    """One measurement of one model on one GPU type: ``per_s`` steps or samples per second of the whole job."""
-
-    gpus: int
-    nodes: int
-    per_s: float
-
-
 class Series(NamedTuple):
     """All measurements of one model on one GPU type.
 
@@ -45,8 +37,11 @@ class Series(NamedTuple):
             return self.per_s[gpus, nodes]
         by_gpus = {g: v for (g, n), v in self.per_s.items() if n == nodes}
         by_nodes = {n: v for (g, n), v in self.per_s.items() if g == gpus}
-        found = _between(by_gpus, gpus)
-        return found if found is not None else _between(by_nodes, nodes)
+        for known, at in ((by_gpus, gpus), (by_nodes, nodes)):
+            if found := _around(known, at):
+                low, high, share = found
+                return known[low] * (1 - share) + known[high] * share
+        return None
 
     def closest(self, gpus: int) -> float | None:
         """Work per second on ``gpus`` GPUs over the fewest nodes for which it is known."""
@@ -55,13 +50,13 @@ class Series(NamedTuple):
         return next((value for value in found if value is not None), None)
 
 
-def _between(known: Mapping[int, float], at: int) -> float | None:
+def _around(known: Iterable[int], at: int) -> tuple[int, int, float] | None:
+    """The known numbers next below and above ``at``, and how much of the way it is from one to the other."""
     below, above = [k for k in known if k < at], [k for k in known if k > at]
     if not below or not above:
         return None
     low, high = max(below), min(above)
-    share = (at - low) / (high - low)
-    return known[low] * (1 - share) + known[high] * share
+    return low, high, (at - low) / (high - low)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -125,11 +120,9 @@ class Profiles:
             series.batch for (name, of), series in self.series.items()
             if of == kind and series.batch and split_model(name)[0] == base
         ]  # fmt: skip
-        below, above = [b for b in batches if b < batch], [b for b in batches if b > batch]
-        if not below or not above:
+        if (found := _around(batches, batch)) is None:
             return []
-        low, high = max(below), min(above)
-        share = (batch - low) / (high - low)
+        low, high, share = found
         return [
             (self.series[with_batch(base, low), kind], 1 - share),
             (self.series[with_batch(base, high), kind], share),
@@ -139,12 +132,6 @@ class Profiles:
         """A model's speed beside another on the same GPUs by its speed alone there; None: not measured."""
         kind = self.type_of(gpu_type)
         return None if kind is None else self.beside.get((model_key(model), kind, gpus, model_key(neighbour)))
-
-    def knows(self, model: str) -> bool:
-        """Whether anything was measured of a model."""
-        key = model_key(model)
-        base = split_model(key)[0]
-        return any(name in (key, self.usual.get(key, key)) or split_model(name)[0] == base for name, _ in self.series)
 
 
 def model_key(model: str) -> str:

@@ -77,14 +77,9 @@ def read_csv(
     *,
     header: Sequence[str] | None = None,
 ) -> Table:
-    """The wanted columns of a CSV file.
+    """The required and the optional columns of a CSV file; others are skipped. ``what``: the file is, for errors.
 
-    Args:
-        path: The file.
-        what: What the file is, for errors.
-        required: Columns it must have; all others that are not optional are skipped.
-        optional: Columns that may be missing.
-        header: The columns of a file without a header line (one that is there all the same is skipped).
+    ``header``: the columns of a file without a header line (one that is there all the same is skipped).
 
     Raises:
         FileError: A column is missing, or it is not CSV.

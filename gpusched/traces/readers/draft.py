@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -25,9 +26,7 @@ MAX_WHOLE = 1 << 53  # beyond it a float no longer tells whole numbers apart
 class Draft:
     """Rows on their way into a trace. The first reason against a row is the one that counts.
 
-    Args:
-        table: The rows as text.
-        strict: `trace` refuses the first bad row instead of keeping it out.
+    Where ``strict``, `trace` refuses the first bad row instead of keeping it out.
     """
 
     def __init__(self, table: Table, *, strict: bool) -> None:
@@ -56,6 +55,10 @@ class Draft:
         """A column as it stands in the file; empty texts where the file has no such column."""
         return self._table.columns.get(column) or [""] * len(self)
 
+    def where(self, column: str, holds: Callable[[str], bool]) -> Mask:
+        """The rows for whose text this holds."""
+        return np.fromiter(map(holds, self.text(column)), np.bool_, len(self))
+
     # Keeping rows out
 
     def reject(self, where: Mask, key: str, expected: str, found: Callable[[int], str] | None = None) -> None:
@@ -80,8 +83,7 @@ class Draft:
         """A column as numbers; rows below ``minimum``, or not above ``above``, are rejected. Unknown is NaN."""
         texts = self.text(column)
         values = to_numbers(texts)
-        unknown = ~np.isfinite(values)
-        wrong = unknown if not optional else unknown & ~self._empty(texts, unknown)
+        wrong = self._unreadable(texts, ~np.isfinite(values), optional)
         with np.errstate(invalid="ignore"):
             self.reject(wrong | (values < minimum) | (values <= above), column, expected)
         return values
@@ -99,8 +101,7 @@ class Draft:
         """A column of dates and times as Unix seconds; without a zone the clock's time is kept as if it were UTC."""
         texts = self.text(column)
         values = to_times(texts)
-        unknown = np.isnan(values)
-        wrong = unknown if not optional else unknown & ~self._empty(texts, unknown)
+        wrong = self._unreadable(texts, np.isnan(values), optional)
         self.reject(wrong, column, "a time such as 2017-10-07 01:11:39")
         return values
 
@@ -115,7 +116,7 @@ class Draft:
     def ids(self, column: str) -> tuple[str, ...]:
         """A column of job ids; a second row of the same id is rejected."""
         texts = self.text(column)
-        self.reject(np.fromiter((not t for t in texts), np.bool_, len(texts)), column, "a job id")
+        self.reject(self.where(column, operator.not_), column, "a job id")
         first: dict[str, int] = {}
         again = np.zeros(len(texts), np.bool_)
         for row in np.flatnonzero(self.kept).tolist():
@@ -126,11 +127,12 @@ class Draft:
         )
         return tuple(texts)
 
-    def _empty(self, texts: Sequence[str], where: Mask) -> Mask:
-        empty = np.zeros(len(texts), np.bool_)
-        for row in np.flatnonzero(where).tolist():
-            empty[row] = texts[row].lower() in _NOTHING
-        return empty
+    def _unreadable(self, texts: Sequence[str], unknown: Mask, optional: bool) -> Mask:
+        """The rows with an unknown value, but for those that say nothing where the column is optional."""
+        if optional:
+            for row in np.flatnonzero(unknown).tolist():
+                unknown[row] = texts[row].lower() not in _NOTHING
+        return unknown
 
     # The result
 
@@ -139,20 +141,12 @@ class Draft:
         names: Mapping[str, Names], columns: Mapping[str, Floats | Ints] | None = None, depends_on: Ints | None = None,
         rebase: bool = False, also_rejected: tuple[tuple[int, str], ...] = (),
     ) -> Trace:  # fmt: skip
-        """The kept rows, sorted by (submit, id).
+        """The kept rows, sorted by (submit, id). Columns are as in `Trace`, with one entry per row of the file.
 
-        Args:
-            name: For people.
-            epoch: Unix seconds of the time 0 of ``submit``; None without a calendar.
-            ids: As all the following, one entry per row of the file.
-            submit: As in `Trace`.
-            duration: As in `Trace`.
-            gpus: As in `Trace`.
-            names: ``user``, ``group``, ``model``, ``gpu_type`` and ``status`` as `intern` gives them.
-            columns: More columns of `Trace`; what is left out is unknown.
-            depends_on: Row of the job that must have ended before, or -1.
-            rebase: ``submit`` is Unix time: the first kept submission becomes time 0.
-            also_rejected: Rows of other files that were kept out: (line, why).
+        ``names``: ``user``, ``group``, ``model``, ``gpu_type`` and ``status`` as `intern` gives them; ``columns``: more
+        columns, what is left out is unknown; ``depends_on``: the row of the job that must have ended before, or -1;
+        ``rebase``: ``submit`` is Unix time, the first kept submission becomes time 0; ``also_rejected``: rows of other
+        files that were kept out, (line, why).
 
         Raises:
             FileError: Strict, and a row is bad.

@@ -6,7 +6,6 @@ import csv
 import io
 import re
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 from gpusched.errors import UsageError
@@ -18,7 +17,7 @@ _HEADERS = (  # the first whose columns are all there
     ("philly-csv", {"submit_time", "duration_s", "num_gpus"}),
     ("openb", {"cpu_milli", "num_gpu", "gpu_milli", "creation_time"}),
 )
-_TABLES = {"pai_job_table": "pai2020", "pai_task_table": "pai2020", "pai_instance_table": "pai2020"}
+_PAI_TABLES = ("pai_job_table", "pai_task_table", "pai_instance_table")
 _IN_FOLDERS = (
     ("history", "gpusched.db"), ("pai2020", "pai_job_table*"), ("philly", "cluster_job_log*"),
     ("helios", "cluster_log.csv*"), ("openb", "openb_pod_list*.csv*"), ("acme", "trace_seren.csv*"),
@@ -36,8 +35,8 @@ def guess(path: Path) -> str | None:
         return "gpusched"
     if magic == b"SQLite format 3\0":
         return "history"
-    if name := next((f for start, f in _TABLES.items() if path.name.startswith(start)), None):
-        return name
+    if path.name.startswith(_PAI_TABLES):
+        return "pai2020"
     with open_text(path) as text:
         return _guess_text(text.read(_BYTES_READ))
 
@@ -74,7 +73,7 @@ def _guess_text(text: str) -> str | None:
         return name
     if len(lines[0].split("\t")) in (7, 10) and len(lines[0].split(",")) < 3:
         return "gavel"
-    data = next(islice((line for line in lines if not line.startswith(";")), 1), "")
+    data = next((line for line in lines if not line.startswith(";")), "")
     fields = data.split()
     if len(fields) == 18 and all(_NUMBER.fullmatch(field) for field in fields):
         return "swf"

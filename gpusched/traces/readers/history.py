@@ -18,11 +18,7 @@ def read(path: Path, *, strict: bool) -> Trace:
     """The trace of a state folder (or of its database): the groups are partitions, the epoch is the first submission.
 
     A job's run time is the sum over its attempts. One with a begin time counts as submitted then. Jobs that never ran,
-    and those that have not ended, are left out.
-
-    Args:
-        path: The state folder, or gpusched.db in it.
-        strict: Changes nothing here: the store has no bad rows.
+    and those that have not ended, are left out. ``strict`` changes nothing: the store has no bad rows.
 
     Raises:
         GpuschedError: There is no store, or it has no such job.
@@ -38,13 +34,7 @@ def read(path: Path, *, strict: bool) -> Trace:
 
 
 def trace_of(reader: Reader, *, name: str, since: float | None = None, until: float | None = None) -> Trace:
-    """The trace of an open store.
-
-    Args:
-        reader: The store.
-        name: For people.
-        since: Only jobs submitted at or after it, Unix seconds.
-        until: Only jobs submitted before it.
+    """The trace of an open store: jobs submitted at ``since`` or after, and before ``until``, both Unix seconds.
 
     Raises:
         NoHistory: No such job.
@@ -68,12 +58,6 @@ def window_of(reader: Reader, *, name: str, since: float, until: float) -> tuple
     They are the trace's first rows, in the order in which they began, all submitted when the window begins, with what
     was left of their run times then. One that has not ended is taken to end with the window. Jobs that have waited ever
     since are left out, since nobody knows how long they would run.
-
-    Args:
-        reader: The store.
-        name: For people.
-        since: Begin of the window, Unix seconds.
-        until: Its end.
 
     Raises:
         NoHistory: No job was submitted in the window and has run and ended.
@@ -139,11 +123,7 @@ def _assembled(
 
 
 def as_submitted(jobs: list[Job]) -> Trace:
-    """Jobs at their submission: those that ended ran as long as their last attempt did, the others never end.
-
-    Args:
-        jobs: At least one.
-    """
+    """At least one job at its submission: those that ended ran as long as their last attempt did, others never end."""
     jobs = sorted(jobs, key=lambda job: (_submit(job), job.id))
     start, ran = dict.fromkeys((job.id for job in jobs), np.inf), dict.fromkeys((job.id for job in jobs), 1.0)
     for job in jobs:

@@ -5,6 +5,7 @@ Pods of up to 8 GPUs; a pod of one GPU may ask for a part of it (``gpu_milli``);
 
 from __future__ import annotations
 
+import operator
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,7 @@ def read(path: Path, *, strict: bool) -> Trace:
         FileError: Not such a file; or strict, and a row is bad.
     """
     draft = Draft(read_csv(path, "an openb pod list", COLUMNS, ("gpu_spec", "qos", "pod_phase")), strict=strict)
-    never = np.fromiter((not text for text in draft.text("scheduled_time")), np.bool_, len(draft))
-    draft.leave_out(never, "scheduled_time", "a pod that was scheduled")
+    draft.leave_out(draft.where("scheduled_time", operator.not_), "scheduled_time", "a pod that was scheduled")
     ids = draft.ids("name")
     submit, started, duration = _times(draft)
     gpus, milli = _gpus(draft)

@@ -45,8 +45,7 @@ def read(path: Path, *, strict: bool) -> Trace:
     wanted = [name for name in TASK if name not in ("task_name", "gpu_type")]
     tasks = Draft(read_csv(task_file, "pai_task_table", wanted, header=TASK), strict=strict)
     ids, submit = jobs.ids("job_name"), jobs.numbers("start_time", "a time in seconds")
-    ended = np.fromiter((status in _ENDED for status in jobs.text("status")), np.bool_, len(jobs))
-    jobs.leave_out(~ended, "status", "a job that has ended (Terminated or Failed)")
+    jobs.leave_out(~jobs.where("status", _ENDED.__contains__), "status", "a job that has ended (Terminated or Failed)")
     rows = {name: row for row, name in enumerate(ids)}
     owner = np.fromiter((rows.get(name, -1) for name in tasks.text("job_name")), np.int64, len(tasks))
     gpus, columns = _resources(jobs, tasks, owner)

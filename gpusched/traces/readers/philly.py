@@ -39,10 +39,9 @@ def read(path: Path, *, strict: bool) -> Trace:
     columns: dict[str, Sequence[str]] = {name: [job[name] for job in jobs] for name in _COLUMNS}
     draft = Draft(Table(str(path), lines, columns), strict=strict)
     flaws = draft.text("flaw")
-    unused = np.fromiter((flaw.startswith("never") or flaw.startswith("still") for flaw in flaws), np.bool_, len(jobs))
+    unused = draft.where("flaw", lambda flaw: flaw.startswith(("never", "still")))
     draft.leave_out(unused, "attempts", "a job that has run and ended", lambda row: f"a job that {flaws[row]}")
-    draft.reject(np.array([bool(flaw) for flaw in flaws], np.bool_), "attempts", "a start and an end of each",
-                 lambda row: flaws[row])  # fmt: skip
+    draft.reject(draft.where("flaw", bool), "attempts", "a start and an end of each", lambda row: flaws[row])
     submit, first = draft.times("submitted_time"), draft.numbers("first_start")
     draft.reject(first < submit, "attempts", "a first start not before submitted_time", lambda row: "an earlier one")
     return draft.trace(

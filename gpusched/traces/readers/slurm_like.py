@@ -1,4 +1,8 @@
-"""What the Helios and Acme logs share: one CSV row per Slurm-like job with its submit, start and end time."""
+"""Helios and Acme: one CSV row per Slurm-like job with its submit, start and end time.
+
+SenseTime's Helios, ``cluster_log.csv`` of one of its clusters (Hu et al., SC 2021): S-Lab-System-Group/HeliosData.
+Shanghai AI Lab's Acme, ``trace_seren.csv`` and ``trace_kalos.csv`` (Hu et al., NSDI 2024): InternLM/AcmeTrace.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +10,40 @@ from pathlib import Path
 
 import numpy as np
 
-from gpusched.traces.readers.columns import Table, stem
+from gpusched.traces.readers.columns import read_csv, stem
 from gpusched.traces.readers.draft import Draft
 from gpusched.traces.trace import Floats, Ints, Trace
 
-REQUIRED = ("job_id", "user", "gpu_num", "state", "submit_time", "start_time", "end_time")
-OPTIONAL = ("cpu_num", "node_num", "duration", "queue")
+_REQUIRED = ("job_id", "user", "gpu_num", "state", "submit_time", "start_time", "end_time")
+_OPTIONAL = ("cpu_num", "node_num", "duration", "queue")
 _ACTIVE = frozenset({"PENDING", "RUNNING", "SUSPENDED"})
 
 
-def read_jobs(path: Path, table: Table, group: str, *, strict: bool) -> Trace:
-    """The trace of such a table.
+def read_helios(path: Path, *, strict: bool) -> Trace:
+    """The trace; ``vc`` is the group. Times are the cluster's own clock (no zone is given).
+
+    Raises:
+        FileError: Not such a file; or strict, and a row is bad.
+    """
+    return _read(path, "a Helios cluster_log.csv", "vc", (), strict)
+
+
+def read_acme(path: Path, *, strict: bool) -> Trace:
+    """The trace; the workload ``type`` (Pretrain, Evaluation...) is the group. Kalos gives memory per pod (node).
+
+    Raises:
+        FileError: Not such a file; or strict, and a row is bad.
+    """
+    return _read(path, "an Acme job trace", "type", ("mem_per_pod_GB",), strict)
+
+
+def _read(path: Path, what: str, group: str, more: tuple[str, ...], strict: bool) -> Trace:
+    """The trace, by the column that becomes the jobs' ``group``.
 
     Run time is ``end_time`` - ``start_time`` and waiting ``start_time`` - ``submit_time``: Acme's Kalos log counts the
     waiting into its ``duration``. Jobs that never started, or have not ended, are left out. CPU-only jobs are kept.
-
-    Args:
-        path: For the trace's name.
-        table: The rows.
-        group: The column that becomes the jobs' group.
-        strict: Stop at the first bad row.
     """
-    draft = Draft(table, strict=strict)
+    draft = Draft(read_csv(path, what, _REQUIRED, (*_OPTIONAL, group, *more)), strict=strict)
     ids, submit = draft.ids("job_id"), draft.times("submit_time")
     _leave_out_without_run(draft)
     start, end = draft.times("start_time"), draft.times("end_time")
@@ -51,10 +67,9 @@ def read_jobs(path: Path, table: Table, group: str, *, strict: bool) -> Trace:
 
 
 def _leave_out_without_run(draft: Draft) -> None:
-    states, starts, ends = draft.text("state"), draft.text("start_time"), draft.text("end_time")
-    active = np.fromiter((s.upper() in _ACTIVE for s in states), np.bool_, len(draft))
-    draft.leave_out(active, "state", "a job that has ended")
-    cancelled = np.fromiter((s.upper().startswith("CANCEL") for s in states), np.bool_, len(draft))
+    draft.leave_out(draft.where("state", lambda s: s.upper() in _ACTIVE), "state", "a job that has ended")
+    cancelled = draft.where("state", lambda s: s.upper().startswith("CANCEL"))
+    starts, ends = draft.text("start_time"), draft.text("end_time")
     no_run = np.fromiter((not a or a == b for a, b in zip(starts, ends, strict=True)), np.bool_, len(draft))
     draft.leave_out(cancelled & no_run, "start_time", "a job that ran before it was cancelled")
 

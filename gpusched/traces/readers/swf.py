@@ -38,7 +38,8 @@ def read(path: Path, *, strict: bool) -> Trace:
     status = draft.whole("status", "a status from -1 to 5", minimum=-1)
     draft.reject(status > _CANCELLED, "status", "a status from -1 to 5")
     draft.leave_out(np.isin(status, _PARTIAL), "status", "a whole job, not a part of one")
-    draft.leave_out((status == _CANCELLED) & _is_at_most_zero(draft, "run time"), "run time", "a job that ran")
+    no_run = draft.where("run time", lambda t: t.startswith("-") or t in ("0", "0.0"))
+    draft.leave_out((status == _CANCELLED) & no_run, "run time", "a job that ran")
     ids = draft.ids("job number")
     submit = draft.numbers("submit time", "seconds since the log's start", minimum=0)
     duration = draft.numbers("run time", "a run time of more than 0 s", above=0)
@@ -69,11 +70,6 @@ def _header(path: Path) -> dict[str, int]:
             if match := _HEADER.match(line):
                 found[match[1]] = int(match[2])
     return found
-
-
-def _is_at_most_zero(draft: Draft, field: str) -> np.typing.NDArray[np.bool_]:
-    texts = draft.text(field)
-    return np.fromiter((t.startswith("-") or t in ("0", "0.0") for t in texts), np.bool_, len(texts))
 
 
 def _known(draft: Draft, field: str, *, above: bool) -> Floats:
