@@ -128,6 +128,10 @@ def submit_command(
         comment=comment,
     )
     prepared = prepare(client, request)
+    if resizable and client.inventory.settings.job_dirs is None:
+        output.note(
+            "without settings.job_dirs GPUSCHED_JOB_DIR stays on its node: keep checkpoints where all nodes see them"
+        )
     if dry_run:
         return _show_dry_run(client, prepared.spec)
     job_id = submit(client, prepared)

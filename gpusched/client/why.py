@@ -14,6 +14,7 @@ from gpusched.client.waiting import inbox_jobs
 from gpusched.config.users import user_name
 from gpusched.model import ids
 from gpusched.model.jobs import ENDED, Job, JobSpec, JobState
+from gpusched.views.jobs import resizes_line
 from gpusched.views.why import Why
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ def _message(job: Job) -> str:
         return job.message
     if job.state is JobState.COMPLETED:
         return "it ran to its end"
+    if job.state is JobState.RUNNING and job.resizes is not None:
+        return f"it runs with {job.spec.gpus} GPUs; resized {resizes_line(job)}"
     if job.state is JobState.FAILED and job.exit_code is not None:
         return f"its command exited with code {job.exit_code}"
     return {

@@ -194,8 +194,8 @@ class Cycle:
             operations += self._launcher.launches(self._attended, step.job, step.to_launch)
             events += step.events
             self._store.put_ranks(step.ranks.values())
-            if any(e.kind == "running" for e in step.events):
-                self._store.open_run(self._run_of(step.job))
+            if step.began is not None:
+                self._store.open_run(self._run_of(step.began))
             events += self._judge_launch(step, records, now)
             if step.ended_attempt is not None:
                 end, outcome = step.ended_attempt
@@ -205,9 +205,9 @@ class Cycle:
 
     def _judge_launch(self, step: Step, records: dict[str, NodeRecord], now: float) -> list[Event]:
         """What a launch that failed, or worked, says about the nodes; changes ``records``."""
-        if step.launch_failed is None and not any(e.kind == "running" for e in step.events):
+        if step.launch_failed is None and step.began is None:
             return []
-        job = step.job
+        job = step.began or step.job
         failures: Failures = {name: record.failed_launches for name, record in records.items()}
         one = FailedLaunch(job=job.id, user=job.user, image=image_of(job), gpus=job.spec.gpus_per_node > 0)
         why = ""

@@ -48,6 +48,7 @@ class Step(msgspec.Struct, kw_only=True):
         operations: Things to do on nodes.
         to_launch: Ranks whose launch has not arrived and is to be sent (again).
         launch_failed: (node, error) where it could not be launched, not plainly by its own fault.
+        began: The job as it began to run, where it did in this step; it may have ended in the same one.
         ended_attempt: (when, outcome) when the attempt is over and had begun to run.
     """
 
@@ -57,6 +58,7 @@ class Step(msgspec.Struct, kw_only=True):
     operations: list[Operation] = msgspec.field(default_factory=list)
     to_launch: list[RankRecord] = msgspec.field(default_factory=list)
     launch_failed: tuple[str, str] | None = None
+    began: Job | None = None
     ended_attempt: tuple[float, JobState] | None = None
 
 

@@ -75,6 +75,7 @@ def _began(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
     start = min(max(starts), world.now)
     fields = {"start_time": start, "reason": "", "message": "", "unlaunched_on": ()}
     step.job, event = move(step.job, JobState.RUNNING, world.now, event="running", data={"start": start}, **fields)
+    step.began = step.job
     step.events.append(event)
 
 

@@ -140,6 +140,8 @@ def of_spec(spec: PolicySpec, name: str | None = None, partition: str = DEFAULT)
         return _of_agent(spec, name or spec.name, load_model(Path(spec.folder), partition, spec.agent))
     rule = ORDERS[spec.order]
     source = f"{rule.source}; {name or spec.name}"
+    if spec.sizes != "base":
+        source += " (replays resize no jobs)"
     policy = ReplayPolicy(
         name=name or spec.name, order=spec.order, knows=rule.knows, source=source, placement=spec.place
     )

@@ -25,7 +25,7 @@ from gpusched.config import fields as inventory_fields
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.doctor.findings import Finding
 from gpusched.model.events import Event
-from gpusched.model.jobs import ACTIVE, ENDED, Allocation, Job, JobSpec, JobState, NodeAllocation
+from gpusched.model.jobs import ACTIVE, ENDED, Allocation, Elastic, Job, JobSpec, JobState, NodeAllocation
 from gpusched.model.plan import ReasonCode
 from gpusched.model.readings import GpuProcess, GpuState, NodeState
 from gpusched.model.reports import FlavorRow, GpuRow, HeldIdle, NodeRow, PowerReport, PowerRow
@@ -339,6 +339,7 @@ def sample_job() -> Job:
     spec = JobSpec(
         name="train", partition="A100", nodes=2, gpus_per_node=2, cores_per_node=64, memory_mib_per_node=262144,
         time_limit_s=3600,
+        elastic=Elastic(sizes=(1, 2, 4, 8), base_gpus=4, base_cores=128, base_memory_mib=524288),
     )  # fmt: skip
     return Job(
         id="1qdvhwy21kc_3", array_id="1qdvhwy21kc", array_index=3, user="alice", uid=1000, spec=spec,

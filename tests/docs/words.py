@@ -255,6 +255,7 @@ JSON: dict[str, dict[str, str]] = {
     "status": _JOB,
     "show": {
         "spec": "The request; see below.",
+        "speeds": "GPUs of the whole job -> steps a second, as it told at these sizes.",
         "allocation": "One object per rank: rank, node, gpus (NVML indices), cores, memory_mib.",
         "excluded_nodes": "Nodes on which earlier attempts failed through the node's fault.",
         "attempts": "One object per start; see below.",
@@ -303,6 +304,10 @@ JSON: dict[str, dict[str, str]] = {
         "nodelist": "Only on these nodes.",
         "exclude": "Not on these nodes.",
         "gpu_types": "Only on GPUs of these types.",
+        "elastic": (
+            "Of a resizable job: `sizes` (GPUs that it may have), `base_gpus`, `base_cores`, `base_memory_mib`, "
+            "`batch`, `cooldown_s`; else null. The resources above are those of its present size."
+        ),
         "comment": "Text.",
     },
     "why": {
@@ -552,6 +557,12 @@ JOB_VARIABLES = {
         "A folder of the job's own, which its later attempts find again; see "
         "[progress](../guides/submitting.md#progress). Removed once the job has ended, but for `job_dirs`."
     ),
+    "GPUSCHED_GPUS_TOTAL": "GPUs of the whole job.",
+    "GPUSCHED_GPUS_MIN": "Of [resizable jobs](../guides/resizing.md): the fewest GPUs that it may have.",
+    "GPUSCHED_GPUS_MAX": "Likewise: the most.",
+    "GPUSCHED_GPUS_BASE": "Likewise: what batch and learning rate were tuned for.",
+    "GPUSCHED_BATCH": "Likewise: `fixed` or `scale`, as submitted.",
+    "GPUSCHED_RESIZES": "Likewise: how often it was resized.",
     "GPUSCHED_HOSTFILE": "In gangs: a file with one line per rank, `address slots=GPUS`.",
     "SLURM_JOB_ID": "Job id (not a number).",
     "SLURM_JOB_NAME": "Its name.",

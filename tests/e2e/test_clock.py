@@ -60,7 +60,8 @@ def test_no_limit_comes_early_and_none_is_missed_when_the_clock_is_set(stopped: 
             assert ended is not None
             assert ended.start_time is not None
             assert ended.end_time is not None
-            assert 3.0 <= ended.end_time - ended.start_time < 30.0
+            # By two clocks, whose difference is known to half a round trip to a busy node.
+            assert 2.5 <= ended.end_time - ended.start_time < 30.0
             assert [e.data["seconds"] for e in service.store.events() if e.kind == "clock_stepped"] != []
             assert [line for line in said if "clock was set by -86400 s" in line]
             stopped.cli("cancel", long, "--now")

@@ -119,7 +119,7 @@ def test_what_does_not_come_up_at_a_size_goes_back_and_never_there_again(elastic
     job = resizable(elastic, share, "--sizes", "4,8,16", script='[ "$GPUSCHED_GPUS_TOTAL" != 8 ] || exit 3\n' + TRAIN)
     settled(elastic, job, 16)
     other = crowd(elastic, share)
-    wait_until(lambda: (elastic.json("show", job)["resizes"])["unusable"] == [8], 60, "8 GPUs to be unusable")
+    wait_until(lambda: elastic.json("show", job)["resizes"]["unusable"] == [8], 60, "8 GPUs to be unusable")
     wait_until(lambda: gpus(elastic, job) == 4, 60, "4 GPUs")
     elastic.wait_state(other, "RUNNING")
     told = story(share)
