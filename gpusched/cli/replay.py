@@ -51,6 +51,9 @@ def replay(
     share: Annotated[
         str, typer.Option("--share", help="Shared GPUs: auto (fractions, if jobs ask for them), no, fractions, pairs.")
     ] = "auto",
+    resizable: Annotated[
+        str | None, typer.Option("--resizable", help="GPUs that jobs may be given by policies that choose: 1-8.")
+    ] = None,
     load: Annotated[
         float | None, typer.Option("--load", help="Offered load: chooses the number of nodes; with nodes, the pace.")
     ] = None,
@@ -107,6 +110,7 @@ def replay(
         until=until, limits=limits, restart_s=restart_s, outages=outages, seeds=tuple(seed or (0,)), workers=jobs,
         backend=backend, power=power, strict=strict, estimates=estimates,
         profiles=tuple(profiles or ()), recorded_on=recorded_on, gpu_type=gpu_type, node_list=node_list, share=share,
+        resizable=resizable,
     )  # fmt: skip
     with output.progress("replaying") as advance:
         outcomes = service.outcomes(request, advance)

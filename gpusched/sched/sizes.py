@@ -21,6 +21,7 @@ from gpusched.sched.eligible import ineligible
 
 _SCALING = 0.8  # of a job that told its pace at one size only: twice the GPUs, 2 ** 0.8 times the pace
 _USUAL_LEFT_S = 3600.0  # of a job that does not tell
+_SOON = 10.0  # somebody ends soon: within so many times what a stop costs
 _PATIENCE = 0.25  # GPUs go to jobs with little left first, by the power of it that DL2's setting showed to be best
 
 
@@ -39,6 +40,7 @@ class _One(NamedTuple):
     gpus: int
     speeds: dict[int, float]
     left_s: float
+    cost_s: float  # of one more stop
     held_back: float  # part of its speed that stopping costs it
 
     def speed(self, gpus: int) -> float:
@@ -122,41 +124,66 @@ def _of_partition(snapshot: Snapshot, name: str, policy: PolicySpec) -> tuple[di
     here = {node.name for node in nodes}
     running = [job for job in snapshot.running if any(part.node in here for part in job.allocation.parts)]
     movable = [job for job in running if may_resize(job, policy.resize, snapshot.now) is None]
-    total = sum(len(set(n.gpus) - set(n.blocked)) for n in nodes if n.available)
-    held = sum(len(part.gpus) for job in running for part in job.allocation.parts)
-    free = total - held
-    least = sum(_held(job) - _allowed(job.spec, job.resizes)[0] for job in movable)
-    admitted, sized, needed = _admitted(snapshot, name, policy, nodes, free + least)
     ones = [_running_one(job, snapshot.now) for job in movable]
+    total = sum(len(set(n.gpus) - set(n.blocked)) for n in nodes if n.available)
+    free = total - sum(_held(job) for job in running)
+    spare = sum(one.gpus - one.sizes[0] for one in ones)
+    rigid, sized, needed = _admitted(
+        snapshot, name, policy, nodes, free, spare, _waits_long(running, ones, snapshot.now)
+    )
     waiting = [_waiting_one(job, nodes) for job in sized]
-    given = _greedy([*ones, *waiting], free + sum(_held(job) for job in movable) - needed, total)
-    sizes = {one.id: given[one.id] for one in waiting}
-    after = _settled(ones, given, free - needed - sum(sizes.values()), policy.resize, total)
+    sizes = _greedy(waiting, max(free - needed, 0), total)
+    short = needed + sum(sizes.values()) - free
+    after = _shrunk(ones, short) if short > 0 else _grown(ones, -short, policy.resize, total, _horizon(snapshot, name))
     resizes = []
     for job, one in zip(movable, ones, strict=True):
         if after[one.id] != one.gpus and _fits(snapshot, nodes, running, job, after[one.id]):
-            others = [j for j in (*admitted, *(s.id for s in sized)) if j != one.id]
+            others = [*rigid, *(job.id for job in sized)]
             resizes.append(Resize(one.id, after[one.id], _why(one, after[one.id], others)))
     return sizes, resizes
 
 
+def _waits_long(running: Sequence[RunningView], ones: Sequence[_One], now: float) -> bool:
+    """Whether nobody will end soon, in comparison with what it costs to stop somebody."""
+    soon = min((job.own_end if job.own_end is not None else job.expected_end for job in running), default=now) - now
+    return soon > _SOON * max((one.cost_s for one in ones), default=0.0)
+
+
+def _horizon(snapshot: Snapshot, name: str) -> float:
+    """Seconds for which a larger size can be expected to last: between submissions of late."""
+    times = [job.submit_time for job in snapshot.running if job.submit_time is not None]
+    times += [job.submit_time for job in snapshot.pending if job.spec.partition == name]
+    latest = sorted(times)[-8:]
+    return (snapshot.now - latest[0]) / len(latest) if latest else _USUAL_LEFT_S
+
+
 def _admitted(
-    snapshot: Snapshot, name: str, policy: PolicySpec, nodes: Sequence[NodeView], room: int
+    snapshot: Snapshot, name: str, policy: PolicySpec, nodes: Sequence[NodeView], free: int, spare: int, patient: bool
 ) -> tuple[list[str], list[PendingView], int]:
-    """Who of those that wait is to start, in order: rigid ones by id, resizable ones; GPUs that the rigid ones take."""
+    """Who of those that wait is to start, in order: rigid ones by id, resizable ones; GPUs that the rigid ones take.
+
+    Args:
+        snapshot: What is decided on.
+        name: The partition; ``policy`` and ``nodes``: its own.
+        policy: See there.
+        nodes: See there.
+        free: GPUs free now.
+        spare: GPUs that those that run would give, at their least sizes.
+        patient: Resizable jobs may have those, too; else they wait for somebody's end.
+    """
     rigid: list[str] = []
     sized: list[PendingView] = []
-    needed = 0
+    needed = taken = 0
     queue = [j for j in snapshot.pending if j.spec.partition == name]
     queue = [j for j in queue if ineligible(j, snapshot.now, snapshot.policies) is None]
     for job in sorted(queue, key=lambda j: (j.resume_at is None, -j.priority, j.submit_time, j.id)):
         options = _options(job, nodes) if job.spec.elastic is not None else ()
         least = options[0] if options else job.spec.gpus
-        if least > room:
+        if taken + least > free + (spare if patient or not options or job.resume_at is not None else 0):
             if policy.backfill == "none":
                 break
             continue
-        room -= least
+        taken += least
         if options:
             sized.append(job)
         else:
@@ -190,24 +217,38 @@ def _gain(one: _One, before: int, gpus: int, total: int) -> float:
     return float(gained / ((gpus - before) / total) / max(one.left_s, 1.0) ** _PATIENCE)
 
 
-def _settled(ones: Sequence[_One], given: dict[str, int], free: int, rules: Resizing, total: int) -> dict[str, int]:
-    """Of those that run: who shrinks where others need it, the most above its due first, and who grows."""
+def _shrunk(ones: Sequence[_One], short: int) -> dict[str, int]:
+    """Sizes after so many GPUs are given to others: first by whom a GPU gains least, one size after the other."""
     after = {one.id: one.gpus for one in ones}
-    room = free  # nobody grows into what another only lets go of
-    for one in sorted(ones, key=lambda o: (given[o.id] - o.gpus, o.id)):
-        if free >= 0 or given[one.id] >= one.gpus:
+    while short > 0:
+        steps = [(one, g) for one in ones for g in one.sizes if g < after[one.id]]
+        if not steps:
             break
-        options = [g for g in one.sizes if given[one.id] <= g < one.gpus]
-        after[one.id] = next((g for g in reversed(options) if one.gpus - g >= -free), options[0])
-        free += one.gpus - after[one.id]
-    for one in sorted(ones, key=lambda o: (-_gain(o, o.gpus, max(given[o.id], o.gpus + 1), total), o.id)):
-        options = [g for g in one.sizes if one.gpus < g <= given[one.id] and g - one.gpus <= room]
-        if options and after[one.id] == one.gpus:
-            gpus = options[-1]
-            if one.speed(gpus) * (1.0 - one.held_back) >= one.speed(one.gpus) * (1.0 + rules.gain):
-                after[one.id] = gpus
-                room -= gpus - one.gpus
+        enough = [(one, g) for one, g in steps if after[one.id] - g >= short]
+        one, gpus = min(
+            enough or steps,
+            key=lambda s: ((s[0].speed(after[s[0].id]) - s[0].speed(s[1])) / s[0].left_s ** _PATIENCE, s[0].id),
+        )
+        short -= after[one.id] - gpus
+        after[one.id] = gpus
     return after
+
+
+def _grown(ones: Sequence[_One], room: int, rules: Resizing, total: int, horizon_s: float) -> dict[str, int]:
+    """Sizes after those that gain most have grown into ``room`` GPUs, where that pays before the next one comes."""
+    after = {one.id: one.gpus for one in ones}
+    steps = [(one, g) for one in ones for g in one.sizes if g > one.gpus and _pays(one, g, rules, horizon_s)]
+    for one, gpus in sorted(steps, key=lambda s: (-_gain(s[0], s[0].gpus, s[1], total), s[0].id, -s[1])):
+        if after[one.id] == one.gpus and gpus - one.gpus <= room:
+            after[one.id] = gpus
+            room -= gpus - one.gpus
+    return after
+
+
+def _pays(one: _One, gpus: int, rules: Resizing, horizon_s: float) -> bool:
+    before, then = one.speed(one.gpus), one.speed(gpus)
+    lasts = min(one.left_s, horizon_s)
+    return then * (1.0 - one.held_back) >= before * (1.0 + rules.gain) and (then - before) * lasts > before * one.cost_s
 
 
 def _fits(
@@ -258,14 +299,14 @@ def _running_one(job: RunningView, now: float) -> _One:
     # Sia: what a job gets of its speed where it goes on stopping as often as it did so far.
     part = max(0.0, age - count * cost) / (age + cost) if age + cost > 0 else 1.0
     left = job.own_end - now if job.own_end is not None else job.expected_end - now
-    return _One(job.id, _allowed(job.spec, job.resizes), _held(job), job.speeds, max(left, 1.0), 1.0 - part)
+    return _One(job.id, _allowed(job.spec, job.resizes), _held(job), job.speeds, max(left, 1.0), cost, 1.0 - part)
 
 
 def _waiting_one(job: PendingView, nodes: Sequence[NodeView]) -> _One:
     sizes = _options(job, nodes)
     pace = speed_at(job.speeds, sizes[0]) if job.speeds else None
     left = job.left / pace if job.left is not None and pace else min(_USUAL_LEFT_S, job.expected_s)
-    return _One(job.id, sizes, 0, job.speeds, max(left, 1.0), 0.0)
+    return _One(job.id, sizes, 0, job.speeds, max(left, 1.0), 0.0, 0.0)
 
 
 def _at_size(snapshot: Snapshot, job: PendingView, gpus: int) -> PendingView:

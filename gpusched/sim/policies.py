@@ -76,6 +76,11 @@ class ReplayPolicy:
         return self.kind == "preemptive" or (self.model is not None and self.model.about.get(PREEMPT) == "yes")
 
     @property
+    def chooses_sizes(self) -> bool:
+        """Whether it gives resizable jobs other numbers of GPUs than they asked for."""
+        return self.spec is not None and self.spec.sizes != "base"
+
+    @property
     def restart_s(self) -> float:
         """What a restart costs by its file; 0 where it stops no jobs, or has no file."""
         return self.spec.preempt.restart_s if self.preempts and self.spec is not None else 0.0
@@ -140,11 +145,10 @@ def of_spec(spec: PolicySpec, name: str | None = None, partition: str = DEFAULT)
         return _of_agent(spec, name or spec.name, load_model(Path(spec.folder), partition, spec.agent))
     rule = ORDERS[spec.order]
     source = f"{rule.source}; {name or spec.name}"
-    if spec.sizes != "base":
-        source += " (replays resize no jobs)"
     policy = ReplayPolicy(
-        name=name or spec.name, order=spec.order, knows=rule.knows, source=source, placement=spec.place
-    )
+        name=name or spec.name, order=spec.order, knows=rule.knows, source=source, placement=spec.place,
+        spec=spec if spec.sizes != "base" else None,
+    )  # fmt: skip
     return _with_backfill(policy, spec.backfill)
 
 

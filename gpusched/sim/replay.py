@@ -27,6 +27,7 @@ from gpusched.sim.pool import Pool
 from gpusched.sim.profiles import Profiles
 from gpusched.sim.rates import Rates
 from gpusched.sim.result import Result
+from gpusched.sim.sized import SizedPolicy
 from gpusched.sim.stepper import PolicyFunction, run_function
 from gpusched.traces.trace import Trace
 
@@ -48,7 +49,10 @@ def replay(trace: Trace, pool: Pool, policy: ReplayPolicy | PolicyFunction | str
     if callable(policy):
         return run_function(trace, pool, policy, Options(**options))
     policy = policy_by_name(policy) if isinstance(policy, str) else policy
-    world = world_of(trace, pool, policy, Options(**options))
+    settings = Options(**options)
+    if policy.spec is not None and policy.chooses_sizes and settings.elastic is not None:
+        return run_function(trace, pool, SizedPolicy(policy.spec, policy.source, trace, pool, settings), settings)
+    world = world_of(trace, pool, policy, settings)
     log = log_of(world)
     _compile_for(world)
     begin = time.perf_counter()

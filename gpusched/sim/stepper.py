@@ -95,6 +95,20 @@ class Stepper:
         shape = self._world.sim.shapes[self._world.sim.jobs[job]["shape"]]
         return int(shape["parts"]), int(shape["gpus"])
 
+    def partition(self, job: int) -> int:
+        """Index of the partition that it is in."""
+        return int(self.pool.partition[self._world.sim.shapes[self._world.sim.jobs[job]["shape"]]["lo"]])
+
+    def cores_and_memory(self, job: int) -> tuple[int, int]:
+        """Cores and MiB that it needs on each node."""
+        shape = self._world.sim.shapes[self._world.sim.jobs[job]["shape"]]
+        return int(shape["cores"]), int(shape["memory"])
+
+    def pace_of(self, job: int) -> tuple[float, float, float]:
+        """Of a running job: since when, when it ends as it goes now, and its rate (1: as recorded)."""
+        state, pace = self._world.sim.state[job], self._world.sim.pace
+        return float(state["start"]), float(state["due"]), 1.0 if pace is None else float(pace.runs[job]["rate"])
+
     def fits(self, job: int, placement: str | None = None) -> tuple[int, ...] | None:
         """The nodes that the placement rule would take now, or None (the naive draw may draw another time)."""
         sim = self._world.sim

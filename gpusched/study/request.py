@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ from gpusched.study.study import (
 if TYPE_CHECKING:
     from gpusched.forecast.predictor import Predictor
     from gpusched.model.resources import Inventory
+    from gpusched.sim.engine.build import Elastic
     from gpusched.sim.rates import Rates
     from gpusched.sim.replay import Outage
     from gpusched.traces.trace import Trace
@@ -70,6 +72,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     gpu_type: str | None = None
     node_list: str | None = None
     share: str = "auto"
+    resizable: str | None = None
 
 
 def outcomes(request: Request, advance: Callable[[float, int], None] | None = None) -> list[Outcome]:
@@ -87,6 +90,8 @@ def outcomes(request: Request, advance: Callable[[float, int], None] | None = No
     predictor = _predictor(request, named)
     rates = _rates(request)
     scenarios = [_scenario(request, trace) for trace in _traces(request)]
+    if request.resizable is not None:
+        meanings = (*meanings, f"--resizable {request.resizable}, for policies that choose sizes: {_OF_SPEED}")
     scenarios = [scenario._replace(notes=(*scenario.notes, *meanings)) for scenario in scenarios]
     runs = [
         Run(
@@ -100,6 +105,7 @@ def outcomes(request: Request, advance: Callable[[float, int], None] | None = No
             predictor,
             rates,
             share_for(request.share, scenario.trace),
+            _elastic(request.resizable, scenario.trace) if policy.chooses_sizes else None,
         )
         for scenario, failures in zip(scenarios, (_failures(request, s) for s in scenarios), strict=True)
         for policy in [_bound(text, found, scenario, request.vc) for text, found in named.items()]
@@ -121,6 +127,26 @@ def outcomes(request: Request, advance: Callable[[float, int], None] | None = No
     workers, watch = workers_for(runs, request.workers), part if advance is not None else None
     with _connected(request.backend) as backend:
         return list(carry_out(runs, workers=workers, backend=backend, done=step, progress=watch))
+
+
+_OF_SPEED = "speeds in proportion to the GPUs, but where they are measured (--profiles)"
+
+
+def _elastic(text: str | None, trace: Trace) -> Elastic | None:
+    """That jobs with GPUs may have so many, ``1-8``, or their own number; None: all keep theirs.
+
+    Raises:
+        UsageError: It is no range.
+    """
+    if text is None:
+        return None
+    from gpusched.sim.engine.build import Elastic
+
+    match = re.fullmatch(r"([0-9]{1,6})-([0-9]{1,6})", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise UsageError(f"--resizable: found {text[:40]!r}, expected a range of GPUs such as 1-8")
+    least, most = np.minimum(int(match[1]), trace.gpus), np.maximum(int(match[2]), trace.gpus)
+    return Elastic(least=np.where(trace.gpus > 0, least, 0), most=np.where(trace.gpus > 0, most, 0), linear=True)
 
 
 def _policies(names: Sequence[str], folders: tuple[Path, ...]) -> Named:

@@ -23,6 +23,7 @@ from gpusched.traces.trace import Trace
 if TYPE_CHECKING:
     from gpusched.forecast.predictor import Predictor
     from gpusched.model.resources import Inventory
+    from gpusched.sim.engine.build import Elastic
     from gpusched.sim.rates import Rates
     from gpusched.sim.replay import Outage
     from gpusched.sim.sharing import Share
@@ -71,6 +72,7 @@ class Run(NamedTuple):
     predictor: Predictor | None = None
     rates: Rates | None = None
     share: Share = "no"
+    elastic: Elastic | None = None
 
 
 def scenario_of(
@@ -156,7 +158,7 @@ def carry_out(
     bounds: dict[int, Bounds] = {}
     for scenario in {id(run.scenario): run.scenario for run in runs}.values():
         of = [run for run in runs if run.scenario is scenario]
-        shared, limits = any(run.share != "no" for run in of), any(run.limits for run in of)
+        shared, limits = any(run.share != "no" or run.elastic is not None for run in of), any(run.limits for run in of)
         bounds[id(scenario)] = Bounds() if shared else _bounds(scenario, limits, of[0].rates)
     here = workers <= 1 and backend is None
     results = (_replayed(run, progress) for run in runs) if here else _spread_out(runs, workers, backend)
@@ -185,6 +187,7 @@ def _replayed(run: Run, progress: Callable[[float], None] | None = None) -> tupl
         predictor=run.predictor,
         rates=run.rates,
         share=run.share,
+        elastic=run.elastic,
         progress=progress,
     )
     result = result_without(result, scenario.carried)

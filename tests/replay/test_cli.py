@@ -242,6 +242,20 @@ def test_a_restart_costs_what_is_said(place: Place) -> None:
     assert "--restart 'soon' is not a time" in err
 
 
+def test_jobs_are_resized_by_policies_that_choose_sizes_and_by_no_others(place: Place) -> None:
+    rigid, easy, sized = place.rows(*ONE, "-P", "elastic", "-P", "easy") + place.rows(
+        *ONE, "-P", "elastic", "--resizable", "1-8"
+    )
+    assert rigid["mean_jct_s"] == easy["mean_jct_s"]
+    # The first has all eight GPUs, and is through its 200 GPU seconds after 25 of them.
+    assert sized["mean_jct_s"] < easy["mean_jct_s"]
+    assert sized["lower_bound_mean_jct_s"] is None, "what holds for fixed sizes is no bound here"
+    fixed = place.rows(*ONE, "-P", "easy", "--resizable", "1-8")[0]
+    assert fixed["mean_jct_s"] == easy["mean_jct_s"]
+    out, _ = place.run(*ONE, "-P", "elastic", "--resizable", "1-8")
+    assert "for policies that choose sizes: speeds in proportion to the GPUs" in " ".join(out.split())
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -254,6 +268,11 @@ def test_a_restart_costs_what_is_said(place: Place) -> None:
         ((*ONE, "-P", "fifo", "--backend", "spark"), "neither dask nor ray"),
         ((*ONE, "-P", "fifo", "--placement", "tight"), "no placement is called 'tight'"),
         ((*ONE, "-P", "fifo", "--vc", "nobody"), "nobody"),
+        (
+            (*ONE, "-P", "elastic", "--resizable", "many"),
+            "--resizable: found 'many', expected a range of GPUs such as 1-8",
+        ),
+        ((*ONE, "-P", "elastic", "--resizable", "8-1"), "--resizable: found '8-1'"),
     ],
 )
 def test_wrong_requests_are_one_line(

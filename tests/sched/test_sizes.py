@@ -100,6 +100,30 @@ def test_it_shrinks_for_one_that_waits_by_no_more_than_that_needs() -> None:
     assert found.why == "shrinks from 8 to 4 GPUs for j"
 
 
+def test_it_does_not_shrink_for_a_resizable_one_where_somebody_ends_soon() -> None:
+    costs = Resizes(count=1, costs_s=30.0, measured=1)
+    whole = {"n0": tuple(range(8))}
+    for ends_in, expected in ((299.0, {}), (301.0, {"a": 4})):
+        busy = [runs("a", whole, 1, 2, 4, 8, resizes=costs, own_end=NOW + ends_in)]
+        assert resized(world([waits("b", 4, 8)], busy, nodes=1)) == expected
+    assert resized(world([pending("r", 4)], [runs("a", whole, 4, 8, own_end=NOW + 9.0)], nodes=1)) == {"a": 4}, "rigid"
+
+
+def test_it_does_not_grow_for_a_moment() -> None:
+    costs = Resizes(count=1, costs_s=60.0, measured=1)
+    for gap, expected in ((30.0, {}), (90.0, {"a": 4})):
+        late = [runs(f"r{n}", {"n1": (n,)}, 1, start_time=NOW - 1, submit_time=NOW - gap * (7 - n)) for n in range(7)]
+        grows = runs("a", {"n0": (0, 1)}, 2, 4, resizes=costs, submit_time=NOW - gap * 8)
+        assert resized(world([], [grows, *late])) == expected, gap
+    assert resized(world([], [runs("a", {"n0": (0, 1)}, 2, 4, resizes=costs, own_end=NOW + 50.0)])) == {}, "nearly done"
+
+
+def test_who_gains_least_shrinks_first() -> None:
+    flat = {1: 1.0, 2: 1.9, 4: 1.95}
+    busy = [runs("a", {"n0": (0, 1, 2, 3)}, 1, 2, 4), runs("b", {"n0": (4, 5, 6, 7)}, 1, 2, 4, speeds=flat)]
+    assert resized(world([pending("j", 2)], busy, nodes=1)) == {"b": 2}
+
+
 def test_a_job_that_cannot_use_more_does_not_grow() -> None:
     flat = {1: 1.0, 2: 1.9, 4: 1.95, 8: 1.97}
     assert resized(world([], [runs("a", {"n0": (0, 1)}, 1, 2, 4, 8, speeds=flat)])) == {}
