@@ -1,12 +1,12 @@
 """How many GPUs resizable jobs get: from a snapshot to the sizes of those that wait and the resizes of those that run.
 
 Plain Python, and pure. `sizes_of` looks at the GPUs of a partition as one; whether a size fits on nodes is looked at
-where a job that runs would be stopped for it (`_fits`), for the others by the passes that place.
+where jobs that run would be stopped for it (`_fit`), for the others by the passes that place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from math import log
 from typing import NamedTuple
 
@@ -30,6 +30,15 @@ class Sized(NamedTuple):
 
     snapshot: Snapshot
     resizes: tuple[Resize, ...]
+
+
+class _Here(NamedTuple):
+    """One partition: its name, policy, nodes, and what runs on them."""
+
+    name: str
+    policy: PolicySpec
+    nodes: list[NodeView]
+    running: list[RunningView]
 
 
 class _One(NamedTuple):
@@ -121,26 +130,35 @@ def speed_at(speeds: dict[int, float], gpus: int) -> float:
 
 def _of_partition(snapshot: Snapshot, name: str, policy: PolicySpec) -> tuple[dict[str, int], list[Resize]]:
     nodes = [node for node in snapshot.nodes if node.partition == name]
-    here = {node.name for node in nodes}
-    running = [job for job in snapshot.running if any(part.node in here for part in job.allocation.parts)]
+    names = {node.name for node in nodes}
+    running = [job for job in snapshot.running if any(part.node in names for part in job.allocation.parts)]
+    here = _Here(name, policy, nodes, running)
     movable = [job for job in running if may_resize(job, policy.resize, snapshot.now) is None]
     ones = [_running_one(job, snapshot.now) for job in movable]
     total = sum(len(set(n.gpus) - set(n.blocked)) for n in nodes if n.available)
     free = total - sum(_held(job) for job in running)
     spare = sum(one.gpus - one.sizes[0] for one in ones)
-    rigid, sized, needed = _admitted(
-        snapshot, name, policy, nodes, free, spare, _waits_long(running, ones, snapshot.now)
-    )
-    waiting = [_waiting_one(job, nodes) for job in sized]
-    sizes = _greedy(waiting, max(free - needed, 0), total)
+    rigid, sized = _admitted(snapshot, here, free, spare, _waits_long(running, ones, snapshot.now))
+    needed = sum(job.spec.gpus for job in rigid)
+    sizes = _greedy([_waiting_one(job, nodes) for job in sized], max(free - needed, 0), total)
     short = needed + sum(sizes.values()) - free
-    after = _shrunk(ones, short) if short > 0 else _grown(ones, -short, policy.resize, total, _horizon(snapshot, name))
-    resizes = []
-    for job, one in zip(movable, ones, strict=True):
-        if after[one.id] != one.gpus and _fits(snapshot, nodes, running, job, after[one.id]):
-            others = [*rigid, *(job.id for job in sized)]
-            resizes.append(Resize(one.id, after[one.id], _why(one, after[one.id], others)))
-    return sizes, resizes
+    if short > 0:
+        after = _shrunk(ones, short)
+    else:
+        after = _grown(ones, -short, policy.resize, total, _horizon(snapshot, name))
+    changed = {
+        job.id: shape(job.spec, after[job.id], nodes) for job in movable if job.spec and after[job.id] != _held(job)
+    }
+    if short > 0:  # nobody is stopped for what then still has no place
+        specs = [*changed.values(), *(shape(job.spec, sizes[job.id], nodes) for job in sized), *(j.spec for j in rigid)]
+        if not _fit(here, changed, specs):
+            return sizes, []
+    others = [job.id for job in (*rigid, *sized)]
+    return sizes, [
+        Resize(one.id, after[one.id], _why(one, after[one.id], others))
+        for one in ones
+        if one.id in changed and (short > 0 or _fit(here, (one.id,), [changed[one.id]]))
+    ]
 
 
 def _waits_long(running: Sequence[RunningView], ones: Sequence[_One], now: float) -> bool:
@@ -158,38 +176,32 @@ def _horizon(snapshot: Snapshot, name: str) -> float:
 
 
 def _admitted(
-    snapshot: Snapshot, name: str, policy: PolicySpec, nodes: Sequence[NodeView], free: int, spare: int, patient: bool
-) -> tuple[list[str], list[PendingView], int]:
-    """Who of those that wait is to start, in order: rigid ones by id, resizable ones; GPUs that the rigid ones take.
+    snapshot: Snapshot, here: _Here, free: int, spare: int, patient: bool
+) -> tuple[list[PendingView], list[PendingView]]:
+    """Who of those that wait is to start, in order, rigid ones and resizable ones.
 
     Args:
         snapshot: What is decided on.
-        name: The partition; ``policy`` and ``nodes``: its own.
-        policy: See there.
-        nodes: See there.
+        here: The partition.
         free: GPUs free now.
         spare: GPUs that those that run would give, at their least sizes.
         patient: Resizable jobs may have those, too; else they wait for somebody's end.
     """
-    rigid: list[str] = []
+    rigid: list[PendingView] = []
     sized: list[PendingView] = []
-    needed = taken = 0
-    queue = [j for j in snapshot.pending if j.spec.partition == name]
+    taken = 0
+    queue = [j for j in snapshot.pending if j.spec.partition == here.name]
     queue = [j for j in queue if ineligible(j, snapshot.now, snapshot.policies) is None]
     for job in sorted(queue, key=lambda j: (j.resume_at is None, -j.priority, j.submit_time, j.id)):
-        options = _options(job, nodes) if job.spec.elastic is not None else ()
+        options = _options(job, here.nodes) if job.spec.elastic is not None else ()
         least = options[0] if options else job.spec.gpus
         if taken + least > free + (spare if patient or not options or job.resume_at is not None else 0):
-            if policy.backfill == "none":
+            if here.policy.backfill == "none":
                 break
             continue
         taken += least
-        if options:
-            sized.append(job)
-        else:
-            rigid.append(job.id)
-            needed += job.spec.gpus
-    return rigid, sized, needed
+        (sized if options else rigid).append(job)
+    return rigid, sized
 
 
 def _greedy(ones: Sequence[_One], capacity: int, total: int) -> dict[str, int]:
@@ -251,22 +263,23 @@ def _pays(one: _One, gpus: int, rules: Resizing, horizon_s: float) -> bool:
     return then * (1.0 - one.held_back) >= before * (1.0 + rules.gain) and (then - before) * lasts > before * one.cost_s
 
 
-def _fits(
-    snapshot: Snapshot, nodes: Sequence[NodeView], running: Sequence[RunningView], job: RunningView, gpus: int
-) -> bool:
-    """Whether the nodes as they are now, without this job, have room for it at that size."""
-    assert job.spec is not None
-    found = shape(job.spec, gpus, nodes)
-    if found is None:
-        return False
-    free = {n.name: [len(set(n.gpus) - set(n.blocked)), n.cores, n.memory_mib] for n in nodes if n.available}
-    for other in running:
-        for part in other.allocation.parts if other.id != job.id else ():
-            if part.node in free:
-                for i, taken in enumerate((len(part.gpus), part.cores, part.memory_mib)):
-                    free[part.node][i] -= taken
-    usable = [n for n in nodes if n.name in free and allows(job.spec, n)]
-    return sum(_holds(found, *free[n.name]) for n in usable) >= found.nodes
+def _fit(here: _Here, without: Container[str], specs: Iterable[JobSpec | None]) -> bool:
+    """Whether the nodes, without these jobs, have room for such requests, one after the other, each best fit."""
+    room = {n.name: [len(set(n.gpus) - set(n.blocked)), n.cores, n.memory_mib] for n in here.nodes if n.available}
+    for part in (part for job in here.running if job.id not in without for part in job.allocation.parts):
+        if part.node in room:
+            for i, taken in enumerate((len(part.gpus), part.cores, part.memory_mib)):
+                room[part.node][i] -= taken
+    for spec in specs:
+        if spec is None:
+            return False
+        places = [n.name for n in here.nodes if n.name in room and allows(spec, n) and _holds(spec, *room[n.name])]
+        if len(places) < spec.nodes:
+            return False
+        for name in sorted(places, key=lambda name: (room[name], name))[: spec.nodes]:
+            for i, taken in enumerate((spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node)):
+                room[name][i] -= taken
+    return True
 
 
 def _holds(spec: JobSpec, gpus: int, cores: int, memory_mib: int) -> bool:

@@ -118,6 +118,13 @@ def test_it_does_not_grow_for_a_moment() -> None:
     assert resized(world([], [runs("a", {"n0": (0, 1)}, 2, 4, resizes=costs, own_end=NOW + 50.0)])) == {}, "nearly done"
 
 
+def test_nobody_is_stopped_for_what_then_still_has_no_place() -> None:
+    ends = [running(f"r{n}", {f"n{n}": (7,)}, NOW + 9000) for n in range(2)]
+    busy = [*ends, runs("a", {"n1": tuple(range(7))}, 6, 7)]
+    assert resized(world([pending("j", 8)], busy)) == {}, "eight GPUs in all, but on no node"
+    assert resized(world([pending("j", 4, nodes=2)], [*ends, runs("a", {"n1": tuple(range(7))}, 3, 7)])) == {"a": 3}
+
+
 def test_who_gains_least_shrinks_first() -> None:
     flat = {1: 1.0, 2: 1.9, 4: 1.95}
     busy = [runs("a", {"n0": (0, 1, 2, 3)}, 1, 2, 4), runs("b", {"n0": (4, 5, 6, 7)}, 1, 2, 4, speeds=flat)]
