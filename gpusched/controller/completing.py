@@ -59,7 +59,7 @@ def _own_end(step: Step, seen: list[Seen], world: ReconcileInput) -> Ending | No
         return None
     outcome, reason, message = (JobState.COMPLETED, "", "") if rank.exit_code == 0 else failure_of(step.job, rank)
     own = msgspec.structs.replace(
-        ending, outcome=outcome, reason=reason, message=message, exit_code=rank.exit_code, preemptions=None
+        ending, outcome=outcome, reason=reason, message=message, exit_code=rank.exit_code, preemptions=None, resize=None
     )
     step.job = msgspec.structs.replace(step.job, ending=own, reason=reason, message=message)
     data = {"outcome": outcome, "message": message or "it had ended before it was to be stopped"}
@@ -70,7 +70,7 @@ def _own_end(step: Step, seen: list[Seen], world: ReconcileInput) -> Ending | No
 def _decided(ending: Ending) -> float | None:
     """When a policy decided to stop the job, to have it go on later; None: it did not."""
     if ending.resize is not None:
-        return ending.resize.asked_at
+        return None if ending.resize.back else ending.resize.asked_at
     return ending.preemptions.times[-1] if ending.preemptions is not None else None
 
 
@@ -81,8 +81,6 @@ def _asked_late(step: Step, seen: list[Seen], world: ReconcileInput) -> Ending |
     """
     ending = step.job.ending
     if ending is None or _decided(ending) is None or world.now < ending.kill_at:
-        return None
-    if ending.resize is not None and ending.resize.back:
         return None
     if not any(s.phase == "running" and s.rank.signalled is None and is_idle(s, world) for s in seen):
         return None
@@ -122,16 +120,17 @@ def _close(step: Step, seen: list[Seen], ending: Ending, world: ReconcileInput) 
     if ending.resize is not None:
         requeue_resized(step, seen, ending, end, world)
         return
+    again = {"resizes": job.resizes and msgspec.structs.replace(job.resizes, before=None)}
     if ending.preemptions is not None:
-        fields = back_in_queue(ending.message) | {"preemptions": _stopped(job, ending.preemptions, seen, end)}
+        fields = back_in_queue(ending.message) | again | {"preemptions": _stopped(job, ending.preemptions, seen, end)}
         step.job, event = move(job, JobState.PENDING, now, event="requeued", data={"outcome": "PREEMPTED"}, **fields)
     elif ending.outcome is JobState.PENDING:
-        fields = back_in_queue(ending.message)
+        fields = back_in_queue(ending.message) | again
         step.job, event = move(job, JobState.PENDING, now, event="requeued", retries=0, **fields)
     elif ending.outcome is JobState.NODE_FAIL and job.spec.requeue and job.retries < world.settings.max_retries:
         wait = retry_delay_s(job.retries)
         fields = back_in_queue(f"attempt {job.attempt} failed ({ending.message}); tried again after {wait} s")
-        fields |= {"retries": job.retries + 1, "eligible_time": now + wait}
+        fields |= again | {"retries": job.retries + 1, "eligible_time": now + wait}
         step.job, event = move(job, JobState.PENDING, now, event="requeued", data={"outcome": "NODE_FAIL"}, **fields)
     else:
         codes = [s.rank.exit_code for s in seen if s.rank.exit_code]

@@ -301,7 +301,11 @@ class CommandApplier:
         if job.state in ENDED:
             if job.spec.secret_names and not self._secrets.has(job.id):
                 raise Refused(f"job {job.id}: its secrets were forgotten when it ended; submit it again")
-            fields = back_in_queue(message) | {"retries": 0, "preemptions": None}  # it begins from the beginning
+            fields = back_in_queue(message) | {
+                "retries": 0,
+                "preemptions": None,
+                "resizes": None,
+            }  # it begins from the beginning
             return move(job, JobState.PENDING, now, event="requeued", data={"by": caller.name}, **fields)
         return self._end(job, JobState.PENDING, "Requeued", message, caller, False, now)
 

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from gpusched.model.events import Event
-from gpusched.model.jobs import Ending, Job, Preemptions
+from gpusched.model.jobs import Ending, Job, Preemptions, Resizes
 
 if TYPE_CHECKING:
     from gpusched.queue.store import NodeRecord, Store
 
 T = TypeVar("T", bound=msgspec.Struct)
+S = TypeVar("S", Preemptions, Resizes)
 
 STEP_S = 2.0  # a smaller difference is nobody's affair
 RECENT_S = 3600.0  # what ended that lately is still charged, and counted
@@ -141,19 +142,26 @@ def _job(job: Job, step: float) -> Job:
     date = job.eligible_time is not None and job.eligible_time == job.spec.begin_time
     names = ("submit_time", "start_time", "end_time", *(() if date else ("eligible_time",)))
     changed = _with_moved(job, step, *names)
-    return msgspec.structs.replace(changed, ending=_ending(job.ending, step), preemptions=_stops(job.preemptions, step))
+    return msgspec.structs.replace(
+        changed,
+        ending=_ending(job.ending, step),
+        preemptions=_stops(job.preemptions, step),
+        resizes=_stops(job.resizes, step),
+    )
 
 
 def _ending(ending: Ending | None, step: float) -> Ending | None:
     if ending is None:
         return None
-    return msgspec.structs.replace(_with_moved(ending, step, "kill_at"), preemptions=_stops(ending.preemptions, step))
+    return msgspec.structs.replace(
+        _with_moved(ending, step, "kill_at"),
+        preemptions=_stops(ending.preemptions, step),
+        resize=ending.resize and _with_moved(ending.resize, step, "asked_at"),
+    )
 
 
-def _stops(preemptions: Preemptions | None, step: float) -> Preemptions | None:
-    if preemptions is None:
-        return None
-    return msgspec.structs.replace(preemptions, times=tuple(t + step for t in preemptions.times))
+def _stops(stops: S | None, step: float) -> S | None:
+    return stops and msgspec.structs.replace(stops, times=tuple(t + step for t in stops.times))
 
 
 def _record(record: NodeRecord, step: float) -> NodeRecord:

@@ -101,6 +101,8 @@ def may_resize(job: RunningView, rules: Resizing, now: float) -> str | None:
         return f"job {job.id} is {job.state}"
     if job.resizes is not None and job.resizes.frozen:
         return f"job {job.id} is not resized any more: {job.resizes.frozen}"
+    if job.resizes is not None and job.resizes.before is not None:
+        return f"job {job.id} has not come up yet since it was resized"
     least = max(rules.min_run_s, job.spec.elastic.cooldown_s)
     if now < job.start_time + least:
         return f"job {job.id} has run for less than {format_duration(least)}"

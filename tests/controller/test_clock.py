@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gpusched.controller.cycle import Cycle
 from gpusched.model import ids
 from gpusched.model.commands import Submit
-from gpusched.model.jobs import Ending, Job, JobState, Preemptions
+from gpusched.model.jobs import Ending, Job, JobState, Preemptions, Resizes, ResizeTo
 from gpusched.model.readings import NodeReading
 from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock, now_by, shift_times
 from gpusched.queue.inbox import Inbox
@@ -156,10 +156,14 @@ def test_all_that_is_still_counted_moves_with_the_clock_and_nothing_else(tmp_pat
         site.turn()
         plain = sorted(site.store.jobs(), key=lambda j: j.id)
     stops = Preemptions(count=1, times=(now - 50,))
-    ending = Ending(outcome=JobState.CANCELLED, reason="", kill_at=now + 30, preemptions=stops)
+    resize = ResizeTo(gpus=1, asked_at=now - 20)
+    ending = Ending(outcome=JobState.CANCELLED, reason="", kill_at=now + 30, preemptions=stops, resize=resize)
+    resizes = Resizes(count=1, times=(now - 70,))
     dated = msgspec.structs.replace(plain[1].spec, begin_time=now + 7200)
     jobs = [
-        msgspec.structs.replace(plain[0], state=JobState.PENDING, eligible_time=now + 10, preemptions=stops),
+        msgspec.structs.replace(
+            plain[0], state=JobState.PENDING, eligible_time=now + 10, preemptions=stops, resizes=resizes
+        ),
         msgspec.structs.replace(plain[1], spec=dated, state=JobState.PENDING, eligible_time=now + 7200),
         msgspec.structs.replace(plain[2], state=JobState.COMPLETING, start_time=now - 60, ending=ending),
         msgspec.structs.replace(plain[3], state=JobState.FAILED, start_time=now - 9000, end_time=now - 7200),
@@ -187,6 +191,10 @@ def test_all_that_is_still_counted_moves_with_the_clock_and_nothing_else(tmp_pat
     assert ends.ending is not None
     assert (ends.start_time, ends.ending.kill_at) == (now - 60 + step, now + 30 + step)
     assert ends.ending.preemptions == waits.preemptions
+    assert waits.resizes is not None
+    assert waits.resizes.times == (now - 70 + step,)
+    assert ends.ending.resize is not None
+    assert ends.ending.resize.asked_at == now - 20 + step
     assert ended == jobs[3]
     assert [r.intended_at for r in store.ranks()] == [now - 9 + step]
     record = store.node_records()["n0"]
