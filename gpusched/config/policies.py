@@ -110,6 +110,8 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
     if chosen.get("sizes", "base") != "base" and ("agent" in fields or chosen.get("order", "fifo") != "fifo"):
         raise fields["sizes"].error("this only with order: fifo and without an agent", "it with another")
     if "resize" in fields:
+        if chosen.get("sizes", "base") == "base":
+            raise fields["resize"].error("this only with sizes: greedy-gain", "it without")
         chosen["resize"] = _resizing_of(fields["resize"])
     if "agent" in fields:
         chosen |= _agent_of(fields, trained, (file.parent, *folders))

@@ -229,7 +229,7 @@ ERRORS = [
     (("-p", "bare", "--gpus", "3", "-N", "2", "x"), "cannot be split"),
     (("-p", "bare", "--gpus", "-1", "x"), "--gpus"),
     (("-p", "bare", "--gpus", "1", "-N", "0", "x"), "-N"),
-    (("-p", "bare", "--gpus", "one", "x"), "not a whole number"),
+    (("-p", "bare", "--gpus", "one", "x"), "found 'one', expected a number"),
     (("-p", "bare", "--gpus", "4", "--gpus-per-node", "3", "x"), "multiple"),
     (("-p", "bare", "--gpus", "4", "--gpus-per-node", "2", "-N", "3", "x"), "-N says 3"),
     (("-p", "bare", "--mem", "lots", "x"), "--mem"),

@@ -40,7 +40,8 @@ def elastic(stopped: Cluster) -> Cluster:
         "order: fifo\nplace: best-fit\nbackfill: easy\nsizes: greedy-gain\n"
         "resize: {min_run: 0s, per_hour: 60, start_timeout: 20s}\n"
     )
-    stopped.settings = {**stopped.settings, "job_dirs": str(stopped.folder / "jobs")}  # /tmp is the nodes' shared disk
+    # /tmp is the nodes' shared disk. Most steps of a resize wait for the next tick.
+    stopped.settings = {**stopped.settings, "job_dirs": str(stopped.folder / "jobs"), "tick": "500ms"}
     stopped.write_inventory({"grace": "10s"}, policies={"A100": "quick"})
     stopped.start_controller()
     return stopped

@@ -79,7 +79,9 @@ echo "|$NVIDIA_VISIBLE_DEVICES|$GPUSCHED_GPUS"; until [ -e {share}/go ]; do slee
     ]
     assert not [words for words in left if words[1:] in (["7777"], ["8888"])]
     assert cluster.node("dgx002").run(["docker", "ps", "-aq"]).stdout == ""
-    assert list((cluster.node("dgx004").disk / "home").glob(".local/state/gpusched-node/*/*/*")) == []
+    kept = (cluster.node("dgx004").disk / "home").glob
+    assert [path for path in kept(".local/state/gpusched-node/*/*/*") if path.name != "jobs"] == []
+    wait_until(lambda: not list(kept(".local/state/gpusched-node/*/*/jobs/*")), 30, "the jobs' own folders to be gone")
 
 
 def test_an_image_that_takes_long_delays_nobody_else(house: Cluster, share: Path) -> None:

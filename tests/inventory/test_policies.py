@@ -7,7 +7,7 @@ import pytest
 from gpusched.config.inventory import load_inventory
 from gpusched.config.policies import BUILT_IN, load_policies, load_policy, policy_names
 from gpusched.errors import FileError, UsageError
-from gpusched.model.policy import Preempting
+from gpusched.model.policy import Preempting, Resizing
 
 INVENTORY = (
     "partitions:\n  A:\n    policy: {}\n    nodes: [{{name: n, gpus: 1, cores: 1, memory: 1G, runtime: podman}}]\n"
@@ -21,6 +21,7 @@ STAGES = {
     "fairshare": ("fairshare", "best-fit", "easy"),
     "spread": ("fifo", "spread", "easy"),
     "naive": ("fifo", "naive", "skip"),
+    "elastic": ("fifo", "best-fit", "easy"),
 }
 
 
@@ -90,8 +91,8 @@ def test_an_unknown_policy(site: Path) -> None:
     with pytest.raises(FileError) as caught:
         load_policies(load_inventory("inventory.yaml"))
     assert caught.value.line() == (
-        'inventory.yaml:3: partitions.A.policy: found "eazy", expected one of easy, fairshare, fifo, fifo-skip, gist, '
-        "ljf, naive, rltune, rltune-limit, rltune-nothing, rltune-preempt, sjf, spread "
+        'inventory.yaml:3: partitions.A.policy: found "eazy", expected one of easy, elastic, fairshare, fifo, '
+        "fifo-skip, gist, ljf, naive, rltune, rltune-limit, rltune-nothing, rltune-preempt, sjf, spread "
         f"(of {BUILT_IN}): did you mean easy?"
     )
 
@@ -106,9 +107,20 @@ def test_an_unknown_policy(site: Path) -> None:
         ("place: [spread]\n", ":1: place: found a list, expected one of first-fit, best-fit, spread, naive, "
          "fastest, milp"),
         ("\nbackfil: easy\n", ":2: backfil: found an unknown key, expected one of agent, backfill, description, "
-         "mapping, order, place: did you mean backfill?"),
+         "mapping, order, place, resize, sizes: did you mean backfill?"),
         ("- easy\n", ":1: found a list, expected a mapping with order, place, backfill"),
         ("description: {}\n", ":1: description: found a mapping, expected a sentence"),
+        ("sizes: large\n", ':1: sizes: found "large", expected one of base, greedy-gain'),
+        ("sizes: greedy-gain\norder: sjf\n", ":1: sizes: found it with another, expected this only with order: fifo "
+         "and without an agent"),
+        ("resize: {min_run: 1m}\n", ":1: resize: found it without, expected this only with sizes: greedy-gain"),
+        ("sizes: greedy-gain\nresize: {min_run: soon}\n", ':2: resize.min_run: found "soon", expected a time, such as '
+         "10m; 0s: none"),
+        ("sizes: greedy-gain\nresize: {per_hour: 0}\n", ":2: resize.per_hour: found 0, expected a whole number from "
+         "1 to 3600"),
+        ("sizes: greedy-gain\nresize: {speed: 1}\n", ":2: resize.speed: found an unknown key, expected one of "
+         "gain, min_run, per_hour, "
+         "start_timeout"),
     ],
 )  # fmt: skip
 def test_errors(site: Path, text: str, expected: str) -> None:
@@ -116,6 +128,18 @@ def test_errors(site: Path, text: str, expected: str) -> None:
     with pytest.raises(FileError) as caught:
         load_policy("p.yaml")
     assert caught.value.line() == f"p.yaml{expected}"
+
+
+def test_brakes_on_resizes_are_read_and_count_for_the_version(site: Path) -> None:
+    (site / "p.yaml").write_text(
+        "sizes: greedy-gain\nresize: {min_run: 0s, per_hour: 9, start_timeout: 2m, gain: 0.5}\n"
+    )
+    (site / "q.yaml").write_text("sizes: greedy-gain\n")
+    (site / "r.yaml").write_text("sizes: base\n")
+    p, q, r = (load_policy(site / f"{name}.yaml") for name in "pqr")
+    assert (p.sizes, p.resize) == ("greedy-gain", Resizing(min_run_s=0.0, per_hour=9, start_timeout_s=120.0, gain=0.5))
+    assert len({p.version, q.version, r.version}) == 3
+    assert r.version == load_policy(BUILT_IN / "fifo.yaml").version, "nothing is resized by it"
 
 
 AGENT = "agent: gist\nfallback: sjf\nbudget: 50ms\ntrain:\n  episodes: 12\n  rate: 0.5\n  dueling: true\n"

@@ -121,7 +121,7 @@ if [ "$1" = pull ]; then
 fi
 shift
 while :; do
-    case $1 in --pwd | --mount) shift 2 ;; --*) shift ;; *) break ;; esac
+    case $1 in --pwd | --mount | --bind) shift 2 ;; --*) shift ;; *) break ;; esac
 done
 [ -e "$1" ] || exit 255
 shift
@@ -153,8 +153,9 @@ def test_stand_in_for_apptainer_pulls_once_and_runs(apptainer: World) -> None:
     pull, run, again = apptainer.sh("cat /root/apptainer.calls").splitlines()
     assert pull.endswith("docker://one/image:1")
     assert run.startswith(
-        "exec --no-eval --cleanenv --nv --pwd /w d --mount type=bind,src=/a b,dst=/c,ro /root/.cache/"
+        "exec --no-eval --cleanenv --nv --pwd /w d --mount type=bind,src=/a b,dst=/c,ro --bind /root/.local/state/"
     )
+    assert " /root/.cache/" in run
     assert again.startswith("exec --no-eval --cleanenv")
     assert "hush" not in apptainer.sh("cat /root/apptainer.calls")
     assert apptainer.listed(version=True)[2] == "apptainer version 1.3.0-stand-in"
