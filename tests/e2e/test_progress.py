@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from gpusched.model.progress import JobProgress
 from tests.e2e.conftest import Cluster
 from tests.testbed import wait_until
 
@@ -13,6 +14,13 @@ STEPS = (
     ' echo "{\\"step\\": $i, \\"of\\": 100000, \\"samples_per_s\\": 12.5}" >p && mv p progress.json;'
     ' echo "{\\"step\\": $((i / 10 * 10)), \\"gpus\\": 8}" >s && mv s saved.json; sleep 0.05; done'
 )  # fmt: skip
+
+
+def told(cluster: Cluster, job: str) -> list[JobProgress]:
+    """What its attempts told, as the store has it."""
+    with cluster.reader() as reader:
+        assert reader is not None
+        return reader.progress_of_job(job)
 
 
 def test_progress_is_shown_and_forecasts_go_by_it(house: Cluster) -> None:
@@ -38,8 +46,11 @@ def test_the_folder_survives_attempts_and_goes_with_the_job(house: Cluster) -> N
     job = house.sh(STEPS, "--gpus", "1", "--nodelist", "dgx001")
     before = wait_until(lambda: (house.json("show", job)["progress"] or {}).get("saved_step"), 30, "saved work")
     house.cli("requeue", job)
-    second = wait_until(lambda: (p := house.json("show", job))["attempt"] == 2 and p["progress"], 60, "attempt 2")
-    assert second["step"] >= before
+    second = wait_until(
+        lambda: next((p for p in told(house, job) if p.attempt == 2 and p.first_step), None), 60, "more"
+    )
+    assert second.first_step is not None
+    assert second.first_step >= before
     folders = f"find /root/.local/state/gpusched-node -path '*/jobs/{job}*'"
     assert house.node("dgx001").run(["/bin/sh", "-c", folders]).stdout.count("progress.json") == 1
     house.cli("cancel", job, "--now")

@@ -95,6 +95,26 @@ def test_what_the_engine_cannot_kill_or_remove_is_ended_by_the_kernel(engine: Wo
         engine.node.start_docker()
 
 
+def test_a_removal_that_says_nothing_is_looked_after(engine: World) -> None:
+    """As podman's, while another one of the same container has removed its storage and not its name yet."""
+    assert engine.node is not None
+    ref = engine.launch("true")
+    engine.await_phase(ref, "exited")
+    binary = engine.node.run(["sh", "-c", f"readlink -f $(command -v {engine.name})"]).stdout.strip()
+    (engine.node.disk / "bin" / str(engine.name)).unlink(missing_ok=True)
+    engine.node.install_script(str(engine.name), f'#!/bin/sh\n[ "$1" != rm ] || exit 0\nexec {binary} "$@"\n')
+    result = engine.run(engine.runtime.remove(ref))
+    assert (result.exit_code, result.stderr) == (1, f"{engine.name} did not remove it within 120 s\n".encode())
+    assert engine.read(ref)["phase"] == "exited", "it is still there, and known"
+    once = f'#!/bin/sh\n[ "$1" != rm ] || [ -e /root/once ] || {{ touch /root/once; exit 0; }}\nexec {binary} "$@"\n'
+    engine.node.install_script(str(engine.name), once)
+    engine.do(engine.runtime.remove(ref))
+    assert engine.listed()[0] == {}
+    engine.node.remove_script(str(engine.name))
+    if engine.name is RuntimeName.DOCKER:
+        engine.node.start_docker()
+
+
 def test_the_job_gets_the_gpus_it_was_given(engine: World) -> None:
     _, output = engine.finish(
         "sh", "-c", "env | grep -E '^GPU_|^NVIDIA_VISIBLE' | sort; ls /dev | grep nvidia", gpus=(0, 3)

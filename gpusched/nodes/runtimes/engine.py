@@ -140,10 +140,11 @@ found=$(ours) || exit 1
 for id in $found; do
     bounded 10 "$binary" kill --signal KILL "$id" >/dev/null 2>&1
     for last in '' 1; do
-        error=$(bounded 120 "$binary" rm -f -v "$id" 2>&1 >/dev/null) && break
+        # While another removal of it is under way, podman's says nothing, and that all is well.
+        said=$(bounded 120 "$binary" rm -f -v "$id" 2>&1) && [ -n "$said" ] && break
         left=$(ours) || exit 1
         case $left in *"$id"*) ;; *) break ;; esac
-        [ -z "$last" ] || { printf '%s\\n' "${error:-$binary did not answer within 120 s}" >&2; exit 1; }
+        [ -z "$last" ] || { printf '%s\\n' "${said:-$binary did not remove it within 120 s}" >&2; exit 1; }
         kill_processes
     done
 done
