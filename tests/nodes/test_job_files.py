@@ -122,3 +122,22 @@ def test_folders_of_jobs_without_attempts(folder: Path) -> None:
     out = subprocess.run(["sh", "-s"], input=head + LISTER, text=True, capture_output=True, check=True).stdout
     assert [line for line in out.splitlines() if line.startswith("job_folder")] == ["job_folder a", "job_folder b"]
     assert json.dumps(jobfiles.orphans(str(root / "nowhere"), "no-such", "n", [])) == "[]"
+
+
+@pytest.mark.parametrize("read", [by_python, by_sh])
+def test_a_launcher_that_has_no_group_of_its_own_yet_has_not_died(
+    folder: Path, read: Callable[[Path], dict[str, Any]]
+) -> None:
+    attempt = folder.parents[1] / "gpusched-j-1-0"
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    (attempt / "meta").write_text(f"runtime=process\nrank=0\nboot={boot}")
+    (attempt / "exit").unlink()
+    with subprocess.Popen(["sleep", "100"]) as child:  # in the group of this test
+        try:
+            start = Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+            (attempt / "launcher.pid").write_text(f"{child.pid} {start}\n")
+            assert read(folder.parents[1])["phase"] == "preparing"
+            (attempt / "launcher.pid").write_text(f"{child.pid} {int(start) + 1}\n")
+            assert read(folder.parents[1])["phase"] == "lost", "a number that was used again"
+        finally:
+            child.kill()

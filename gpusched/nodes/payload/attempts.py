@@ -165,8 +165,8 @@ def _group_alive(stamp: "str | None") -> bool:
         return False
     pid = int(parts[0])
     now = _start_time(pid)
-    if now is not None and now != parts[1]:
-        return False
+    if now is not None:  # a launcher is stamped before it has a group of its own
+        return now == parts[1]
     try:
         os.killpg(pid, 0)
     except PermissionError:

@@ -13,7 +13,7 @@ start_time() {
 }
 group_alive() { # PID STARTTIME of a leader, as in payload/attempts.py
     [ "${1:-0}" -gt 1 ] 2>/dev/null || return 1
-    now=$(start_time "$1") && [ "$now" != "$2" ] && return 1
+    now=$(start_time "$1") && { [ "$now" = "$2" ]; return; } # it may have no group of its own yet
     kill -0 "-$1" 2>/dev/null
 }
 job_files() { # FOLDER of an attempt: as in payload/jobfiles.py
