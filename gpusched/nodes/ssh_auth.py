@@ -70,7 +70,7 @@ def _try(connection: paramiko.Transport, user: str, key: paramiko.PKey | None, d
             raise TimeoutError from None
         return "refused"
     except (paramiko.SSHException, EOFError, OSError, ValueError) as error:
-        return f"{error or 'connection lost'}"
+        return str(error) or "connection lost"
     return f"accepted, but the server wants {' or '.join(more)} as well" if more else None
 
 
