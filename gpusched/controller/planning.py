@@ -188,11 +188,10 @@ class Planner:
 
 def _at_size(job: Job, start: Start) -> Job:
     """A resizable job with the request of the size at which it starts."""
-    parts = start.allocation.parts
     if job.spec.elastic is None:
         return job
     resizes = job.resizes and msgspec.structs.replace(job.resizes, resume_at=None)
-    spec = job.spec.at_size(sum(len(part.gpus) for part in parts), len(parts))
+    spec = job.spec.at_size(start.allocation.gpus, len(start.allocation.parts))
     return msgspec.structs.replace(job, spec=spec, resizes=resizes)
 
 

@@ -14,7 +14,7 @@ import msgspec
 from gpusched.controller.fold import back_in_queue
 from gpusched.controller.ranks import ReconcileInput, Seen, Step
 from gpusched.model.events import Event
-from gpusched.model.jobs import HOUR_S, Ending, Job, JobState, Resizes, ResizeTo
+from gpusched.model.jobs import Ending, Job, JobState, Resizes, ResizeTo
 from gpusched.model.plan import Resize
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import NodeReading
@@ -26,12 +26,10 @@ _COMES_UP_S = 30.0  # a job that tells nothing has come up if it runs for that l
 
 def begin_resize(job: Job, action: Resize, policy: PolicySpec, grace_s: float, now: float) -> tuple[Job, Event]:
     """Ask a running job to save and end, to go on with other GPUs."""
-    resizes = job.resizes or Resizes()
     why = f"{action.why} (decided by {policy.name})"
-    resizes = msgspec.structs.replace(
-        resizes, count=resizes.count + 1, times=(*(t for t in resizes.times if now < t + HOUR_S), now), why=why,
-        before=job.spec.gpus, start_timeout_s=policy.resize.start_timeout_s,
-    )  # fmt: skip
+    resizes = (job.resizes or Resizes()).again(
+        now, why=why, before=job.spec.gpus, start_timeout_s=policy.resize.start_timeout_s
+    )
     return _stop(job, ResizeTo(gpus=action.gpus, asked_at=now), resizes, why, now + grace_s, now)
 
 

@@ -48,7 +48,7 @@ def initial_state_of(
     index = {name: i for i, name in enumerate(names)}
     jobs = np.zeros(count + len(running), JOB)
     jobs["user"] = [index[v.user] for v in views] + [index[r.user] for r in running]
-    jobs["gpus"] = [v.spec.gpus for v in views] + [sum(len(p.gpus) for p in r.allocation.parts) for r in running]
+    jobs["gpus"] = [v.spec.gpus for v in views] + [r.allocation.gpus for r in running]
     jobs["array"] = _arrays(views, running, waiting)
     jobs["partition"] = _partitions(views, running, list(snapshot.policies), world)
     jobs["start"], jobs["eligible"] = np.nan, -np.inf

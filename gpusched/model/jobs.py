@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -154,29 +154,42 @@ class Allocation(msgspec.Struct, frozen=True):
     job_id: str
     parts: tuple[NodeAllocation, ...]
 
+    @property
+    def gpus(self) -> int:
+        """GPUs of the whole job."""
+        return sum(len(part.gpus) for part in self.parts)
 
-class Preemptions(msgspec.Struct, frozen=True, kw_only=True):
+
+class Stops(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a policy stopped a job for one purpose, and when: Unix seconds, of the hour before the latest only."""
+
+    count: int = 0
+    times: tuple[float, ...] = ()
+
+    def too_soon(self, now: float, per_hour: int) -> bool:
+        """Whether it has been stopped ``per_hour`` times within the last hour (0: there is no bound)."""
+        return 0 < per_hour <= len(self.times) and now < self.times[-per_hour] + HOUR_S
+
+    def again(self, now: float, **changes: Any) -> Self:
+        """After another one, with what else changes by it."""
+        times = (*(t for t in self.times if now < t + HOUR_S), now)
+        return msgspec.structs.replace(self, count=self.count + 1, times=times, **changes)
+
+
+class Preemptions(Stops, frozen=True, kw_only=True):
     """How often a policy stopped a job for another one, and what the job had run by then.
 
     Attributes:
-        count: In all.
-        times: When, Unix seconds; of the last hour before the latest only.
         policy, policy_version: Which one did it last, and in favour of which job (``for_job``; "": not known).
         kept_s: Seconds that its stopped attempts ran in all: work that it has saved.
         kept_restarts: How many of these attempts went on with earlier work, and so began with loading it.
     """
 
-    count: int = 0
-    times: tuple[float, ...] = ()
     policy: str = ""
     policy_version: str = ""
     for_job: str = ""
     kept_s: float = 0.0
     kept_restarts: int = 0
-
-    def too_soon(self, now: float, per_hour: int) -> bool:
-        """Whether it has been stopped ``per_hour`` times within the last hour (0: there is no bound)."""
-        return 0 < per_hour <= len(self.times) and now < self.times[-per_hour] + HOUR_S
 
     def had_s(self, restart_s: float) -> float:
         """Seconds of saved work, where a restart costs ``restart_s``."""
@@ -184,21 +197,17 @@ class Preemptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def once_more(self, now: float, policy: str, version: str, for_job: str) -> Preemptions:
         """After another one; what the attempt ran is added when it is over (`with_run`)."""
-        times = (*(t for t in self.times if now < t + HOUR_S), now)
-        return msgspec.structs.replace(
-            self, count=self.count + 1, times=times, policy=policy, policy_version=version, for_job=for_job
-        )
+        return self.again(now, policy=policy, policy_version=version, for_job=for_job)
 
     def with_run(self, ran_s: float, restarted: bool) -> Preemptions:
         """With what a stopped attempt ran; ``restarted``: it was not the job's first one."""
         return msgspec.structs.replace(self, kept_s=self.kept_s + ran_s, kept_restarts=self.kept_restarts + restarted)
 
 
-class Resizes(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a job's resizes.
+class Resizes(Stops, frozen=True, kw_only=True):
+    """How often a policy asked a job to go on at another size, and what became of it.
 
     Attributes:
-        count: In all; ``times``: when it was asked, of the last hour before the latest only (Unix seconds).
         before: GPUs of the attempt before the present one, to go back to; None: it came up, or was not resized.
         resume_at: It waits for its start with so many GPUs, or fewer where there are not so many any more.
         start_timeout_s: Within it the job must make a step at a new size.
@@ -209,8 +218,6 @@ class Resizes(msgspec.Struct, frozen=True, kw_only=True):
         frozen: Why it is not resized any more; "": it may be.
     """
 
-    count: int = 0
-    times: tuple[float, ...] = ()
     before: int | None = None
     resume_at: int | None = None
     start_timeout_s: float = 600.0

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from gpusched.model.events import Event
-from gpusched.model.jobs import Ending, Job, Preemptions, Resizes
+from gpusched.model.jobs import Ending, Job, Stops
 
 if TYPE_CHECKING:
     from gpusched.queue.store import NodeRecord, Store
 
 T = TypeVar("T", bound=msgspec.Struct)
-S = TypeVar("S", Preemptions, Resizes)
+S = TypeVar("S", bound=Stops)
 
 STEP_S = 2.0  # a smaller difference is nobody's affair
 RECENT_S = 3600.0  # what ended that lately is still charged, and counted

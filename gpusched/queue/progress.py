@@ -9,9 +9,10 @@ import msgspec
 
 from gpusched.model.jobs import ENDED
 from gpusched.model.progress import JobProgress
+from gpusched.queue.rows import JobReads
 
 
-class ProgressReads:
+class ProgressReads(JobReads):
     """The part of a store's reader that is about progress. A store from before there was such a table has none."""
 
     _db: sqlite3.Connection
@@ -28,12 +29,7 @@ class ProgressReads:
         return self._progress("WHERE job_id = ? ORDER BY attempt", (job_id,))
 
     def _progress(self, rest: str, values: Sequence[object]) -> list[JobProgress]:
-        try:
-            rows = self._db.execute(f"SELECT data FROM progress {rest}", values).fetchall()
-        except sqlite3.OperationalError as error:
-            if "no such table" in str(error):
-                return []
-            raise
+        rows = self._rows(f"SELECT data FROM progress {rest}", values)
         return [msgspec.json.decode(row[0], type=JobProgress) for row in rows]
 
 

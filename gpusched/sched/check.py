@@ -12,8 +12,7 @@ from gpusched.model.plan import Action, Plan, Preempt, Reason, ReasonCode, Rejec
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.model.units import format_memory
-from gpusched.sched.eligible import ARRAY_FULL, ineligible, may_stop
-from gpusched.sched.sizes import may_resize
+from gpusched.sched.eligible import ARRAY_FULL, ineligible, may_resize, may_stop
 from gpusched.sched.text import count_of, gpus_called, listed_types
 
 _NOT_CHOSEN = Reason(code=ReasonCode.POLICY, message="the policy did not choose it")
@@ -132,7 +131,7 @@ class _Ledger:
             return why
         spec = job.spec
         if spec.elastic is not None:
-            gpus, nodes = sum(len(part.gpus) for part in allocation.parts), len(allocation.parts)
+            gpus, nodes = allocation.gpus, len(allocation.parts)
             if gpus not in spec.elastic.sizes or gpus % nodes:
                 return f"it may not have {count_of(gpus, 'GPU')} on {count_of(nodes, 'node')}"
             spec = spec.at_size(gpus, nodes)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gpusched.model.jobs import JobState
 from gpusched.model.plan import Reason, ReasonCode
-from gpusched.model.policy import PolicySpec, Preempting
+from gpusched.model.policy import PolicySpec, Preempting, Resizing
 from gpusched.model.snapshot import PendingView, RunningView
 from gpusched.model.units import format_duration
 
@@ -49,6 +49,24 @@ def may_stop(job: RunningView, rules: Preempting, now: float) -> str | None:
         return f"job {job.id} has run for less than {format_duration(rules.min_run_s)}"
     if job.preemptions is not None and job.preemptions.too_soon(now, rules.per_hour):
         return f"job {job.id} has been stopped {rules.per_hour} times within an hour"
+    return None
+
+
+def may_resize(job: RunningView, rules: Resizing, now: float) -> str | None:
+    """Why a job must not be resized now; None if it may."""
+    if job.spec is None or job.spec.elastic is None:
+        return f"job {job.id} does not say that it may be resized (--resizable)"
+    if job.state is not JobState.RUNNING:
+        return f"job {job.id} is {job.state}"
+    if job.resizes is not None and job.resizes.frozen:
+        return f"job {job.id} is not resized any more: {job.resizes.frozen}"
+    if job.resizes is not None and job.resizes.before is not None:
+        return f"job {job.id} has not come up yet since it was resized"
+    least = max(rules.min_run_s, job.spec.elastic.cooldown_s)
+    if now < job.start_time + least:
+        return f"job {job.id} has run for less than {format_duration(least)}"
+    if job.resizes is not None and job.resizes.too_soon(now, rules.per_hour):
+        return f"job {job.id} has been resized {rules.per_hour} times within an hour"
     return None
 
 

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpusched.model.jobs import JobSpec, JobState, Resizes
+from gpusched.model.jobs import JobSpec, Resizes
 from gpusched.model.plan import Resize
 from gpusched.model.policy import PolicySpec, Resizing
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
-from gpusched.model.units import format_duration
-from gpusched.sched.eligible import ineligible
+from gpusched.sched.eligible import ineligible, may_resize
+from gpusched.sched.tally import counts_of, covers, excluded_by, need
 
 _SCALING = 0.8  # of a job that told its pace at one size only: twice the GPUs, 2 ** 0.8 times the pace
 _USUAL_LEFT_S = 3600.0  # of a job that does not tell
@@ -33,12 +33,13 @@ class Sized(NamedTuple):
 
 
 class _Here(NamedTuple):
-    """One partition: its name, policy, nodes, and what runs on them."""
+    """One partition: its name, policy, nodes, what runs there, and the sizes that equal requests may have."""
 
     name: str
     policy: PolicySpec
     nodes: list[NodeView]
     running: list[RunningView]
+    possible: dict[tuple[object, ...], frozenset[int]]
 
 
 class _One(NamedTuple):
@@ -74,41 +75,12 @@ def sizes_of(snapshot: Snapshot) -> Sized:
 
 def shape(spec: JobSpec, gpus: int, nodes: Iterable[NodeView]) -> JobSpec | None:
     """The request at another size, over the fewest of these nodes that can give it, empty; None: they cannot."""
-    usable = [node for node in nodes if allows(spec, node)]
+    usable = [node for node in nodes if not excluded_by(spec, node)]
     for count in range(1, len(usable) + 1):
         if gpus % count == 0:
             found = spec.at_size(gpus, count)
-            if sum(_holds(found, len(n.gpus), n.cores, n.memory_mib) for n in usable) >= count:
+            if sum(covers((len(n.gpus), n.cores, n.memory_mib), need(found)) for n in usable) >= count:
                 return found
-    return None
-
-
-def allows(spec: JobSpec, node: NodeView) -> bool:
-    """Whether the request's own constraints let it use this node."""
-    return (
-        node.partition == spec.partition
-        and (not spec.nodelist or node.name in spec.nodelist)
-        and node.name not in spec.exclude
-        and (not spec.gpu_types or node.gpu_type in spec.gpu_types)
-    )
-
-
-def may_resize(job: RunningView, rules: Resizing, now: float) -> str | None:
-    """Why a job must not be resized now; None if it may."""
-    if job.spec is None or job.spec.elastic is None:
-        return f"job {job.id} does not say that it may be resized (--resizable)"
-    if job.state is not JobState.RUNNING:
-        return f"job {job.id} is {job.state}"
-    if job.resizes is not None and job.resizes.frozen:
-        return f"job {job.id} is not resized any more: {job.resizes.frozen}"
-    if job.resizes is not None and job.resizes.before is not None:
-        return f"job {job.id} has not come up yet since it was resized"
-    least = max(rules.min_run_s, job.spec.elastic.cooldown_s)
-    if now < job.start_time + least:
-        return f"job {job.id} has run for less than {format_duration(least)}"
-    times = job.resizes.times if job.resizes is not None else ()
-    if len(times) >= rules.per_hour and now < times[-rules.per_hour] + 3600.0:
-        return f"job {job.id} has been resized {rules.per_hour} times within an hour"
     return None
 
 
@@ -134,28 +106,34 @@ def _of_partition(snapshot: Snapshot, name: str, policy: PolicySpec) -> tuple[di
     nodes = [node for node in snapshot.nodes if node.partition == name]
     names = {node.name for node in nodes}
     running = [job for job in snapshot.running if any(part.node in names for part in job.allocation.parts)]
-    here = _Here(name, policy, nodes, running)
+    here = _Here(name, policy, nodes, running, {})
     movable = [job for job in running if may_resize(job, policy.resize, snapshot.now) is None]
     ones = [_running_one(job, snapshot.now) for job in movable]
     total = sum(len(set(n.gpus) - set(n.blocked)) for n in nodes if n.available)
-    free = total - sum(_held(job) for job in running)
+    free = total - sum(job.allocation.gpus for job in running)
     spare = sum(one.gpus - one.sizes[0] for one in ones)
     rigid, sized = _admitted(snapshot, here, free, spare, _waits_long(running, ones, snapshot.now))
     needed = sum(job.spec.gpus for job in rigid)
-    sizes = _greedy([_waiting_one(job, nodes) for job in sized], max(free - needed, 0), total)
+    sizes = _greedy([_waiting_one(job, options) for job, options in sized], max(free - needed, 0), total)
     short = needed + sum(sizes.values()) - free
     if short > 0:
         after = _shrunk(ones, short)
     else:
         after = _grown(ones, -short, policy.resize, total, _horizon(snapshot, name))
     changed = {
-        job.id: shape(job.spec, after[job.id], nodes) for job in movable if job.spec and after[job.id] != _held(job)
+        job.id: shape(job.spec, after[job.id], nodes)
+        for job in movable
+        if job.spec and after[job.id] != job.allocation.gpus
     }
     if short > 0:  # nobody is stopped for what then still has no place
-        specs = [*changed.values(), *(shape(job.spec, sizes[job.id], nodes) for job in sized), *(j.spec for j in rigid)]
+        specs = [
+            *changed.values(),
+            *(shape(job.spec, sizes[job.id], nodes) for job, _ in sized),
+            *(j.spec for j in rigid),
+        ]
         if not _fit(here, changed, specs):
             return sizes, []
-    others = [job.id for job in (*rigid, *sized)]
+    others = [job.id for job in (*rigid, *(job for job, _ in sized))]
     return sizes, [
         Resize(one.id, after[one.id], _why(one, after[one.id], others))
         for one in ones
@@ -179,8 +157,8 @@ def _horizon(snapshot: Snapshot, name: str) -> float:
 
 def _admitted(
     snapshot: Snapshot, here: _Here, free: int, spare: int, patient: bool
-) -> tuple[list[PendingView], list[PendingView]]:
-    """Who of those that wait is to start, in order, rigid ones and resizable ones.
+) -> tuple[list[PendingView], list[tuple[PendingView, tuple[int, ...]]]]:
+    """Who of those that wait is to start, in order: rigid ones, and resizable ones with the sizes that they may have.
 
     Args:
         snapshot: What is decided on.
@@ -190,19 +168,22 @@ def _admitted(
         patient: Resizable jobs may have those, too; else they wait for somebody's end.
     """
     rigid: list[PendingView] = []
-    sized: list[PendingView] = []
+    sized: list[tuple[PendingView, tuple[int, ...]]] = []
     taken = 0
     queue = [j for j in snapshot.pending if j.spec.partition == here.name]
     queue = [j for j in queue if ineligible(j, snapshot.now, snapshot.policies) is None]
     for job in sorted(queue, key=lambda j: (j.resume_at is None, -j.priority, j.submit_time, j.id)):
-        options = _options(job, here.nodes) if job.spec.elastic is not None else ()
+        options = _options(job, here) if job.spec.elastic is not None else ()
         least = options[0] if options else job.spec.gpus
         if taken + least > free + (spare if patient or not options or job.resume_at is not None else 0):
             if here.policy.backfill == "none":
                 break
             continue
         taken += least
-        (sized if options else rigid).append(job)
+        if options:
+            sized.append((job, options))
+        else:
+            rigid.append(job)
     return rigid, sized
 
 
@@ -267,25 +248,20 @@ def _pays(one: _One, gpus: int, rules: Resizing, horizon_s: float) -> bool:
 
 def _fit(here: _Here, without: Container[str], specs: Iterable[JobSpec | None]) -> bool:
     """Whether the nodes, without these jobs, have room for such requests, one after the other, each best fit."""
-    room = {n.name: [len(set(n.gpus) - set(n.blocked)), n.cores, n.memory_mib] for n in here.nodes if n.available}
-    for part in (part for job in here.running if job.id not in without for part in job.allocation.parts):
-        if part.node in room:
-            for i, taken in enumerate((len(part.gpus), part.cores, part.memory_mib)):
-                room[part.node][i] -= taken
+    running = tuple(job for job in here.running if job.id not in without)
+    counts = counts_of(Snapshot(now=0.0, nodes=tuple(here.nodes), running=running, pending=(), policies={}))
+    room = {name: count.free for name, count in counts.items()}
     for spec in specs:
         if spec is None:
             return False
-        places = [n.name for n in here.nodes if n.name in room and allows(spec, n) and _holds(spec, *room[n.name])]
+        needs = need(spec)
+        places = [n.name for n in here.nodes if not excluded_by(spec, n) and covers(room[n.name], needs)]
         if len(places) < spec.nodes:
             return False
         for name in sorted(places, key=lambda name: (room[name], name))[: spec.nodes]:
-            for i, taken in enumerate((spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node)):
-                room[name][i] -= taken
+            gpus, cores, memory = (h - n for h, n in zip(room[name], needs, strict=True))
+            room[name] = gpus, cores, memory
     return True
-
-
-def _holds(spec: JobSpec, gpus: int, cores: int, memory_mib: int) -> bool:
-    return gpus >= spec.gpus_per_node and cores >= spec.cores_per_node and memory_mib >= spec.memory_mib_per_node
 
 
 def _allowed(spec: JobSpec | None, resizes: Resizes | None) -> tuple[int, ...]:
@@ -297,14 +273,20 @@ def _allowed(spec: JobSpec | None, resizes: Resizes | None) -> tuple[int, ...]:
     return tuple(g for g in spec.elastic.sizes if g not in unusable) or (spec.gpus,)
 
 
-def _options(job: PendingView, nodes: Sequence[NodeView]) -> tuple[int, ...]:
+def _options(job: PendingView, here: _Here) -> tuple[int, ...]:
     """Sizes at which it may start here; one that goes on at another size does not take more than that."""
-    sizes = tuple(g for g in _allowed(job.spec, job.resizes) if shape(job.spec, g, nodes) is not None)
+    possible = _possible(job.spec, here)
+    sizes = tuple(g for g in _allowed(job.spec, job.resizes) if g in possible)
     return tuple(g for g in sizes if job.resume_at is None or g <= job.resume_at) or sizes
 
 
-def _held(job: RunningView) -> int:
-    return sum(len(part.gpus) for part in job.allocation.parts)
+def _possible(spec: JobSpec, here: _Here) -> frozenset[int]:
+    """Sizes that some of the nodes can give, empty; looked at once for all that ask for the same."""
+    assert spec.elastic is not None
+    key = spec.elastic, spec.nodelist, spec.exclude, spec.gpu_types
+    if key not in here.possible:
+        here.possible[key] = frozenset(g for g in spec.elastic.sizes if shape(spec, g, here.nodes) is not None)
+    return here.possible[key]
 
 
 def _running_one(job: RunningView, now: float) -> _One:
@@ -314,11 +296,12 @@ def _running_one(job: RunningView, now: float) -> _One:
     # Sia: what a job gets of its speed where it goes on stopping as often as it did so far.
     part = max(0.0, age - count * cost) / (age + cost) if age + cost > 0 else 1.0
     left = job.own_end - now if job.own_end is not None else job.expected_end - now
-    return _One(job.id, _allowed(job.spec, job.resizes), _held(job), job.speeds, max(left, 1.0), cost, 1.0 - part)
+    return _One(
+        job.id, _allowed(job.spec, job.resizes), job.allocation.gpus, job.speeds, max(left, 1.0), cost, 1.0 - part
+    )
 
 
-def _waiting_one(job: PendingView, nodes: Sequence[NodeView]) -> _One:
-    sizes = _options(job, nodes)
+def _waiting_one(job: PendingView, sizes: tuple[int, ...]) -> _One:
     pace = speed_at(job.speeds, sizes[0]) if job.speeds else None
     left = job.left / pace if job.left is not None and pace else min(_USUAL_LEFT_S, job.expected_s)
     return _One(job.id, sizes, 0, job.speeds, max(left, 1.0), 0.0, 0.0)
@@ -327,9 +310,8 @@ def _waiting_one(job: PendingView, nodes: Sequence[NodeView]) -> _One:
 def _at_size(snapshot: Snapshot, job: PendingView, gpus: int) -> PendingView:
     found = shape(job.spec, gpus, snapshot.nodes)
     assert found is not None
-    first = (
-        1 << 31 if job.resume_at is not None else 0
-    )  # what was stopped to be resized goes on before anybody takes its place
+    # What was stopped to be resized goes on before anybody takes its place.
+    first = 1 << 31 if job.resume_at is not None else 0
     return msgspec.structs.replace(job, spec=found, priority=job.priority + first)
 
 

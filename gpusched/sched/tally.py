@@ -75,17 +75,22 @@ def covers(has: tuple[int, int, int], needs: tuple[int, int, int]) -> bool:
     return all(h >= n for h, n in zip(has, needs, strict=True))
 
 
+def excluded_by(spec: JobSpec, node: NodeView) -> str:
+    """Why what was asked for leaves the node out even if it were empty; "" if it does not."""
+    if node.partition != spec.partition:
+        return f"is of partition {node.partition}"
+    if spec.nodelist and node.name not in spec.nodelist:
+        return "not in its nodelist"
+    if node.name in spec.exclude:
+        return "excluded by the job"
+    if spec.gpu_types and node.gpu_type not in spec.gpu_types:
+        return f"has {gpus_called(node.gpu_type)}, not {listed_types(spec.gpu_types)}"
+    return ""
+
+
 def barred(job: PendingView, node: NodeView) -> str:
     """Why the job may not use the node even if it were empty; "" if it may."""
-    if node.partition != job.spec.partition:
-        return f"is of partition {node.partition}"
-    if job.spec.nodelist and node.name not in job.spec.nodelist:
-        return "not in its nodelist"
-    if node.name in job.spec.exclude:
-        return "excluded by the job"
-    if job.spec.gpu_types and node.gpu_type not in job.spec.gpu_types:
-        return f"has {gpus_called(node.gpu_type)}, not {listed_types(job.spec.gpu_types)}"
-    return "an earlier attempt failed here" if node.name in job.excluded_nodes else ""
+    return excluded_by(job.spec, node) or ("an earlier attempt failed here" if node.name in job.excluded_nodes else "")
 
 
 def fits(job: PendingView, counts: Iterable[NodeCount], has: Callable[[NodeCount], tuple[int, int, int]]) -> bool:
@@ -101,7 +106,7 @@ def usage_of(snapshot: Snapshot) -> dict[str, float]:
     """
     usage = dict(snapshot.usage)
     for job in snapshot.running:
-        usage[job.user] = usage.get(job.user, 0.0) + sum(len(part.gpus) for part in job.allocation.parts)
+        usage[job.user] = usage.get(job.user, 0.0) + job.allocation.gpus
     return usage
 
 

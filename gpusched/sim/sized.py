@@ -10,7 +10,7 @@ import math
 
 import msgspec
 
-from gpusched.model.jobs import HOUR_S, Allocation, Elastic, JobSpec, Resizes
+from gpusched.model.jobs import Allocation, Elastic, JobSpec, Resizes
 from gpusched.model.plan import Resize, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
@@ -67,7 +67,7 @@ class SizedPolicy:
                 return
 
     def _start(self, stepper: Stepper, job: int, allocation: Allocation) -> None:
-        gpus = sum(len(part.gpus) for part in allocation.parts)
+        gpus = allocation.gpus
         if self._spec(stepper, job).elastic is not None:
             stepper.resize(job, gpus)
             self._specs[job] = self._spec(stepper, job).at_size(gpus, len(allocation.parts))
@@ -78,11 +78,9 @@ class SizedPolicy:
 
     def _stop(self, stepper: Stepper, job: int, gpus: int) -> None:
         resizes = self._resizes.get(job, Resizes())
-        times = (*(t for t in resizes.times if stepper.now < t + HOUR_S), stepper.now)
-        self._resizes[job] = msgspec.structs.replace(
-            resizes, count=resizes.count + 1, times=times,
-            resume_at=gpus, costs_s=resizes.costs_s + self._restart_s, measured=resizes.measured + 1,
-        )  # fmt: skip
+        self._resizes[job] = resizes.again(
+            stepper.now, resume_at=gpus, costs_s=resizes.costs_s + self._restart_s, measured=resizes.measured + 1
+        )
         stepper.preempt(job)
 
     def _snapshot(self, stepper: Stepper) -> Snapshot:

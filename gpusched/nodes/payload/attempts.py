@@ -39,8 +39,8 @@ def list_attempts(
     folder = default_root(cluster_id, node)
     facts = {}
     # Folders first: what is launched in between is then seen in its earlier state, never as lost.
-    for name in _names(folder):
-        fact = read_folder(os.path.join(folder, name))
+    for name in jobfiles.names(folder):
+        fact = read_folder(os.path.join(folder, name)) if name.startswith("gpusched-") else None
         if fact is not None:
             facts[name] = fact
     containers, error = {}, None  # type: dict[str, dict[str, Any]] | None, str | None
@@ -115,13 +115,6 @@ def read_folder(path: str) -> "dict[str, Any] | None":
     if fact["failed"] is not None:  # it may have been written since the folder was listed
         fact["error"] = last_lines(read_text(path + "/start.err") or "")
     return fact
-
-
-def _names(folder: str) -> "list[str]":
-    try:
-        return sorted(name for name in os.listdir(folder) if name.startswith("gpusched-"))
-    except OSError:
-        return []
 
 
 def _stat(pid: int) -> "list[str] | None":

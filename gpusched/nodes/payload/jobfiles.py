@@ -13,7 +13,6 @@ import time
 
 MYPY = False  # as mypy knows it; importing typing costs time on every probe
 if MYPY:
-    from collections.abc import Iterable
     from typing import Any
 
 
@@ -27,16 +26,19 @@ _NOT_A_FILE = "!it is no regular file"
 _MOST = float(1 << 53)  # up to there a number of steps is exact everywhere
 
 
-def orphans(root: str, cluster_id: str, node: str, attempts: "Iterable[str]") -> "list[str]":
+def orphans(root: str, cluster_id: str, node: str) -> "list[str]":
     """Jobs that have a folder here and no attempt any more, at most twenty; ``root``: where attempts' folders are."""
-    here = {name.split("-")[1] for name in attempts if name.count("-") == 3}
-    found = []  # type: list[str]
-    for folder in (os.path.join(root, "jobs"), "/var/lib/gpusched-node/%s/%s" % (cluster_id, node)):
-        try:
-            found += [name for name in sorted(os.listdir(folder)) if name not in here]
-        except OSError:
-            pass
-    return found[:20]
+    jobs = names(os.path.join(root, "jobs")) + names("/var/lib/gpusched-node/%s/%s" % (cluster_id, node))
+    here = {name.split("-")[1] for name in names(root) if name.count("-") == 3}  # made before the jobs' own
+    return [job for job in jobs if job not in here][:20]
+
+
+def names(folder: str) -> "list[str]":
+    """What is in a folder, sorted; nothing where it is not there."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
 
 
 def read(folder: str) -> "dict[str, tuple[str, float]]":
