@@ -5,12 +5,15 @@
 Needs what the testbed needs (root, podman's packages). Two nodes of eight GPUs, plain processes, a tick of one second.
 Jobs are drawn: one, two or four GPUs as a fixed size, some seconds to half a minute at that size; with g GPUs they make
 g ** 0.9 as many steps a second. ``--load`` is what the fixed sizes would use of the GPUs. Resizable, the same jobs may
-have 1, 2, 4 or 8 GPUs. Printed is the mean time from submission to end, in seconds, and their ratio.
+have 1, 2, 4 or 8 GPUs. Printed are the mean time from submission to end, in seconds, their ratio, and of the
+controller's decisions on resizable jobs how many come out the same again from their snapshots, and in a replay that is
+brought to the same state.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import statistics
 import tempfile
@@ -20,6 +23,7 @@ from typing import NamedTuple
 
 from gpusched.model.jobs import ENDED
 from tests.e2e.conftest import SETTINGS, Cluster
+from tests.e2e.decisions import RECORDER, Agreement, agreement
 from tests.testbed import Testbed, wait_until
 
 GPUS, SCALING, SIZES = 16, 0.9, (1, 2, 4, 8)
@@ -61,15 +65,18 @@ def drawn(seed: int, count: int, load: float) -> list[Draw]:
     return found
 
 
-def mean_completion(testbed: Testbed, folder: Path, jobs: list[Draw], resizable: bool) -> tuple[float, int]:
-    """Mean seconds from submission to end, and how many resizes there were."""
+def mean_completion(
+    testbed: Testbed, folder: Path, jobs: list[Draw], resizable: bool
+) -> tuple[float, int, Agreement | None]:
+    """Mean seconds from submission to end, the number of resizes, and what becomes of the decisions made again."""
     cluster = Cluster(testbed, folder, ("A100",))
     cluster.runtime = "process"
     cluster.settings = {**SETTINGS, "tick": "1s", "grace": "10s", "job_dirs": str(folder / "jobs")}
     (folder / "policies").mkdir(parents=True)
     (folder / "policies" / "sized.yaml").write_text(POLICY)
     cluster.write_inventory(policies={"A100": "sized" if resizable else "easy"})
-    cluster.start_controller()
+    noted = folder / "decisions"
+    cluster.start_controller(program=("-c", RECORDER), DECISIONS=str(noted))
     try:
         began, ids = time.monotonic(), []
         for job in jobs:
@@ -82,7 +89,8 @@ def mean_completion(testbed: Testbed, folder: Path, jobs: list[Draw], resizable:
         found = [one for job_id in ids if (one := cluster.job(job_id)) is not None]
         assert all(one.state == "COMPLETED" for one in found), [one.message for one in found]
         times = [one.end_time - one.submit_time for one in found if one.end_time is not None]
-        return statistics.mean(times), sum(one.resizes.count for one in found if one.resizes is not None)
+        resizes = sum(one.resizes.count for one in found if one.resizes is not None)
+        return statistics.mean(times), resizes, agreement(noted) if resizable else None
     finally:
         cluster.close()
 
@@ -94,15 +102,28 @@ def main() -> None:
     options.add_argument("--load", type=float, default=0.9)
     options.add_argument("--seeds", default="1,2,3")
     args = options.parse_args()
-    ratios = []
+    ratios, decisions, agreed = [], 0, 0
     with tempfile.TemporaryDirectory(dir="/tmp") as where, Testbed(Path(where) / "testbed") as testbed:
         for seed in map(int, args.seeds.split(",")):
             jobs = drawn(seed, args.jobs, args.load)
-            fixed, _ = mean_completion(testbed, Path(where) / f"fixed{seed}", jobs, resizable=False)
-            sized, resizes = mean_completion(testbed, Path(where) / f"sized{seed}", jobs, resizable=True)
+            fixed, _, _ = mean_completion(testbed, Path(where) / f"fixed{seed}", jobs, resizable=False)
+            sized, resizes, found = mean_completion(testbed, Path(where) / f"sized{seed}", jobs, resizable=True)
             ratios.append(sized / fixed)
             print(f"seed {seed}: fixed {fixed:.1f} s, resizable {sized:.1f} s ({resizes} resizes): {ratios[-1]:.2f}")
-    print(f"mean of the ratios: {statistics.mean(ratios):.2f}")
+            assert found is not None
+            print(f"  {found}", *(f"  {line}" for line in found.others), sep="\n", flush=True)
+            decisions, agreed = decisions + found.decisions, agreed + found.replayed
+    print(f"mean of the ratios: {statistics.mean(ratios):.2f} ({interval(ratios)})")
+    print(f"live and replay agree on {agreed} of {decisions} decisions")
+
+
+def interval(ratios: list[float]) -> str:
+    """The 95 % interval of their mean, by Student's t."""
+    if len(ratios) < 2:
+        return "one seed has no interval"
+    t = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)[min(len(ratios) - 2, 8)]
+    half, mean = t * statistics.stdev(ratios) / math.sqrt(len(ratios)), statistics.mean(ratios)
+    return f"95 %: {mean - half:.2f} to {mean + half:.2f}"
 
 
 if __name__ == "__main__":

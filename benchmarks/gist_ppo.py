@@ -18,8 +18,8 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.agent_scale import workload
+from gpusched.agents.common.evolve import Evolution
 from gpusched.agents.gist.decide import by_score, fitting, score_queue, see_queue, walk
-from gpusched.agents.gist.evolve import Evolution
 from gpusched.agents.gist.networks import JOB_INPUTS, Agent, agent_of, heuristic, observation_of
 from gpusched.agents.gist.replay import Queue, new_queue
 from gpusched.agents.gist.scale import figures, policy_of

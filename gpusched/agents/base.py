@@ -9,21 +9,27 @@ module        offers                                                 called by
 ``describe``  `Describe`: what_decides                               `what_decides` below: tables, cards
 ============  =====================================================  ==================================================
 
+An agent that chooses sizes of resizable jobs (`AgentTraits.sizes`) offers `Sizes` in ``live`` instead, live and in
+replays, and no ``replay``: the stages of its policy's file do the rest.
+
 Where the weights stop running jobs (`sched.agent.PREEMPT`), ``live_preempt`` and ``replay_preempt`` decide. What these
 have in common is compiled and has no torch: by custom in ``decide``. A new agent is a folder, an entry each in
 `model.policy.Agent` and `AGENTS`, a policy file in ``data/policies``, and its names in pyproject.toml (layers of the
 agents; who has no torch). Its weights say (``about``) what it ``knows``, its ``backfill``, and ``preempt`` where they
-stop jobs. `tests/docs/test_rooms.py` holds every agent to this table; ``predictor`` and ``dl2`` are none yet.
+stop jobs. `tests/docs/test_rooms.py` holds every agent to this table; ``predictor``, ``dl2`` and ``maifs`` are
+none yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpusched.config.weights import Model
 from gpusched.sched.agent import Context, part_of
 from gpusched.sched.reasons import Block
+from gpusched.sched.sizing.question import Question
+from gpusched.sched.state import Ints
 
 if TYPE_CHECKING:
     from gpusched.agents.common.request import Report, Trained, TrainJob
@@ -43,6 +49,19 @@ class Live(Protocol):
         `sched.agent` says which arrays it writes.
 
         ValueError: it cannot decide (a network's answer is no number); the fallback does then.
+        """
+
+
+class Sizes(Protocol):
+    """Chooses sizes of one partition's resizable jobs, among those that brakes allow."""
+
+    def prepare(self, model: Model) -> Any:
+        """As of `Live`."""
+
+    def choose_sizes(self, prepared: Any, question: Question) -> Sequence[int] | Ints:
+        """A size for every job of the question, ``int64[jobs]``; see `Question` for what is sound.
+
+        ValueError: it cannot choose; the rule of its fallback does then.
         """
 
 

@@ -1,18 +1,20 @@
 """The service behind `gpusched init`: ask hosts what they are, and write the inventory.yaml that says so.
 
-In: hosts' names. Out: inventory.yaml; `demo` is ``make demo``, a cluster on this machine alone. May import: nodes,
-config, model. Begin with `discover.discover`.
+In: hosts' names. Out: inventory.yaml; `demo` is ``make demo``, a cluster on this machine alone. May import: views,
+nodes, config, model. Begin with `discover.discover`.
 """
 
 from gpusched.bootstrap.discover import Discovered, NotDiscovered, discover, parse_hosts
-from gpusched.bootstrap.write import inventory_text, refuse_existing, write_inventory
+from gpusched.bootstrap.write import inventory_text, names_here, refuse_existing, topology_text, write_inventory
 
 __all__ = [
     "Discovered",
     "NotDiscovered",
     "discover",
     "inventory_text",
+    "names_here",
     "parse_hosts",
     "refuse_existing",
+    "topology_text",
     "write_inventory",
 ]

@@ -6,12 +6,15 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from gpusched.bootstrap.discover import Discovered, NotDiscovered, Outcome
 from gpusched.config.inventory import load_inventory
 from gpusched.errors import GpuschedError, UsageError
+from gpusched.model.topology import Topology
+from gpusched.model.units import format_gbps
+from gpusched.views.common import compress_names
 
 _HEAD = """\
 # Written by `gpusched init`: from what the servers report. Look it over, change what you like, then run
@@ -26,10 +29,12 @@ _NULLS = frozenset({"null", "Null", "NULL"})
 _FLAVORS = (("s", 1, 4, 72), ("m", 1, 2, 168), ("l", 1, 1, 336), ("f", 2, 1, 504))  # name, of a node: part, hours
 
 
-def inventory_text(outcomes: Sequence[Outcome], *, user: str | None = None, key: str | None = None) -> str:
+def inventory_text(
+    outcomes: Sequence[Outcome], *, user: str | None = None, key: str | None = None, topology: Topology | None = None
+) -> str:
     """The text of an inventory with all that was discovered; hosts that failed stand in it as comments.
 
-    ``user`` and ``key`` are those that `discover` was given.
+    ``user`` and ``key`` are those that `discover` was given; ``topology`` has the names that the nodes were given.
 
     Raises:
         GpuschedError: No host was discovered.
@@ -48,7 +53,31 @@ def inventory_text(outcomes: Sequence[Outcome], *, user: str | None = None, key:
     for name, members in _partitions(nodes).items():
         lines += _partition(name, members, runtime, user)
     lines += _failed(failures)
+    lines += ["", topology_text(topology)] if topology else []
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def topology_text(topology: Topology) -> str:
+    """The ``topology:`` of an inventory."""
+    lines = ["topology:"]
+    for switch in topology.switches:
+        fields = {
+            "nodes": _scalar(compress_names(switch.nodes)) if switch.nodes else None,
+            "uplink": format_gbps(switch.uplink_gbps) if switch.uplink_gbps is not None else None,
+            "parent": _scalar(switch.parent) if switch.parent is not None else None,
+        }
+        told = ", ".join(f"{key}: {value}" for key, value in fields.items() if value is not None)
+        lines.append(f"  {_scalar(switch.name)}: {{{told}}}")
+    return "\n".join(lines) + "\n"
+
+
+def names_here(outcomes: Sequence[Outcome]) -> Callable[[str], str | None]:
+    """What a host of another program's file is called here: by its name or address, with or without its domain."""
+    known: dict[str, str] = {}
+    for node in (o for o in outcomes if isinstance(o, Discovered)):
+        for name in (node.name, node.host.address, node.host.address.split(".")[0]):
+            known.setdefault(name, node.name)
+    return lambda name: known.get(name) or known.get(name.split(".")[0])
 
 
 def write_inventory(path: Path, text: str, *, force: bool = False) -> None:

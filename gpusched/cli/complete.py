@@ -36,6 +36,12 @@ agents = _lazy("agents")
 gpu_types = _lazy("gpu_types")
 states = _lazy("states")
 
+
+def spreads(incomplete: str) -> list[str]:
+    """Of ``--max-spread``."""
+    return [word for word in ("server", "rack", "any") if word.startswith(incomplete)]
+
+
 PartitionOption = Annotated[
     str | None, typer.Option("-p", "--partition", autocompletion=partitions, help="In this partition.")
 ]

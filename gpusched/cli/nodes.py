@@ -13,7 +13,7 @@ from gpusched.client.context import Client
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from gpusched.model.reports import NodeRow
+    from gpusched.model.reports import NodeRow, TopologyReport
 
 app = typer.Typer()
 
@@ -23,11 +23,14 @@ def nodes(
     names: complete.NodesArgument = None,
     partition: complete.PartitionOption = None,
     gpus: Annotated[bool, typer.Option("-g", "--gpus", help="One line per GPU.")] = False,
+    topology: Annotated[
+        bool, typer.Option("--topology", help="The tree of switches; with -g also where GPUs and NICs sit.")
+    ] = False,
     watch: output.WatchOption = False,
     json: output.JsonOption = False,
 ) -> None:
     """Nodes and their GPUs: what is free, what is used, what is wrong."""
-    from gpusched.client.overview import cluster_rows
+    from gpusched.client.overview import cluster_rows, topology_report
     from gpusched.views.nodes import nodes_json, nodes_screen
 
     client = Client()
@@ -39,4 +42,16 @@ def nodes(
         client.reopen()
         return nodes_screen(rows(), output.console().width, detail=gpus, warning=client.controller_warning())
 
+    def tree() -> TopologyReport:
+        return topology_report(client.reader, client.inventory, names=names or (), partition=partition)
+
+    def tree_screen() -> RenderableType:
+        from gpusched.views.topology import topology_screen
+
+        client.reopen()
+        return topology_screen(tree(), detail=gpus)
+
+    if topology:
+        output.show(tree, tree_screen, watch)
+        return
     output.show(lambda: nodes_json(rows()), screen, watch)

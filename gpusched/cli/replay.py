@@ -41,6 +41,9 @@ def replay(
     node_list: Annotated[
         str | None, typer.Option("--node-list", help="The nodes of this CSV: sn,cpu_milli,memory_mib,gpu,model.")
     ] = None,
+    topology: Annotated[
+        str | None, typer.Option("--topology", help="YAML of switches: links that jobs share slow them down.")
+    ] = None,
     gpu_type: Annotated[str | None, typer.Option("--gpu-type", help="GPU type of these nodes: V100.")] = None,
     profiles: Annotated[
         list[str] | None, typer.Option("--profiles", help="Measured speeds: a file or folder of them.")
@@ -54,6 +57,10 @@ def replay(
     resizable: Annotated[
         str | None, typer.Option("--resizable", help="GPUs that jobs may be given by policies that choose: 1-8.")
     ] = None,
+    cpus: Annotated[
+        str | None, typer.Option("--cpus", help="With --resizable: CPU cores, which else go with the GPUs: 2-12.")
+    ] = None,
+    mem: Annotated[str | None, typer.Option("--mem", help="Likewise memory: 16G-64G.")] = None,
     load: Annotated[
         float | None, typer.Option("--load", help="Offered load: chooses the number of nodes; with nodes, the pace.")
     ] = None,
@@ -65,7 +72,10 @@ def replay(
         str | None, typer.Option("--estimates", help="A trained predictor's file, for policies that go by estimates.")
     ] = None,
     limits: Annotated[bool, typer.Option("--limits", help="Time limits end jobs.")] = False,
-    restart: Annotated[str, typer.Option("--restart", help="What a preempted job's restart costs: 30s, 5m.")] = "0s",
+    restart: Annotated[str, typer.Option("--restart", help="What a job's restart costs: 30s, 5m.")] = "0s",
+    restart_costs: Annotated[
+        str | None, typer.Option("--restart-costs", help="CSV model,restart_s: restarts by model; others as --restart.")
+    ] = None,
     outages: Annotated[str | None, typer.Option("--outages", help="CSV node,start,end,drain of failing nodes.")] = None,
     seed: Annotated[list[int] | None, typer.Option("--seed", help="For what draws; more than one: each.")] = None,
     jobs: Annotated[int, typer.Option("-j", "--jobs", min=0, help="Worker processes; 0: as many as pay.")] = 0,
@@ -110,7 +120,7 @@ def replay(
         until=until, limits=limits, restart_s=restart_s, outages=outages, seeds=tuple(seed or (0,)), workers=jobs,
         backend=backend, power=power, strict=strict, estimates=estimates,
         profiles=tuple(profiles or ()), recorded_on=recorded_on, gpu_type=gpu_type, node_list=node_list, share=share,
-        resizable=resizable,
+        resizable=resizable, cpus=cpus, mem=mem, restart_costs=restart_costs, topology=topology,
     )  # fmt: skip
     with output.progress("replaying") as advance:
         outcomes = service.outcomes(request, advance)

@@ -21,35 +21,100 @@ class Paper(StrEnum):
     GIST = "gist"
     RLTUNE = "rltune"
     DL2 = "dl2"
+    MAIFS = "maifs"
+    TOPOLOGY = "topology"
 
 
 @app.command("reproduce")
 def reproduce(
-    paper: Annotated[Paper, typer.Argument(metavar="PAPER", help="gist, rltune or dl2.")],
+    paper: Annotated[Paper, typer.Argument(metavar="PAPER", help="gist, rltune, dl2, maifs, topology.")],
     quick: Annotated[bool, typer.Option("--quick", help="In seconds: one seed, hardly trained.")] = False,
     seed: Annotated[list[int] | None, typer.Option("--seed", min=0, help="More than one: each; else 0, 1, 2.")] = None,
     jobs: Annotated[int, typer.Option("-j", "--jobs", min=0, help="Processes; 0: one per core.")] = 0,
     trace: Annotated[str | None, typer.Option("--trace", help="rltune: on this log; else on drawn jobs.")] = None,
     format: Annotated[str | None, typer.Option("--format", help="Its format; else guessed.")] = None,
     vc: Annotated[list[str] | None, typer.Option("--vc", help="rltune: only this virtual cluster; may repeat.")] = None,
-    workloads: Annotated[str | None, typer.Option("--workloads", help="dl2: these; else drawn ones.")] = None,
-    policy: Annotated[list[str] | None, typer.Option("--policy", help="dl2: only this one; may repeat.")] = None,
-    speeds: Annotated[str | None, typer.Option("--speeds", help="dl2: its measured speeds, config_speed.txt.")] = None,
+    workloads: Annotated[
+        str | None, typer.Option("--workloads", help="dl2: these; else drawn. maifs: traces' folder.")
+    ] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option("--policy", help="Only this one, not of gist or rltune; may repeat.")
+    ] = None,
+    speeds: Annotated[
+        str | None, typer.Option("--speeds", help="Measured: dl2, config_speed.txt; maifs, a folder.")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option("--weights", help="dl2, maifs, topology: the agent's; else learned, or ours.")
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", help="Learned weights to this file; maifs, topology: learn.")
+    ] = None,
+    restart: Annotated[str, typer.Option("--restart", help="dl2: what another size costs a job, such as 120s.")] = "0s",
+    change: Annotated[
+        list[str] | None, typer.Option("--change", help="dl2: MODEL:SLOT:FACTOR, its speed from then on; may repeat.")
+    ] = None,
+    topology: Annotated[
+        str | None,
+        typer.Option("--topology", help="topology: a cluster of ours, or a YAML of switches; else all ours."),
+    ] = None,
+    table: Annotated[
+        str | None, typer.Option("--table", help="topology: measured pairs, a CSV; jobs are of its kinds.")
+    ] = None,
+    load: Annotated[list[float] | None, typer.Option("--load", help="topology: offered; else 0.7, 0.9, 1.1.")] = None,
+    device: Annotated[str, typer.Option("--device", help="dl2: cpu or cuda, to learn on.")] = "cpu",
     html: Annotated[str | None, typer.Option("--html", help="gist, rltune: write a page with plots.")] = None,
     json: output.JsonOption = False,
 ) -> None:
     """Make a paper's figures again: trained here, beside the paper's own and the exact ones. Takes some minutes.
 
-    Of dl2 the setting and the rules it is compared with, no agent yet; takes seconds.
+    Of dl2 its setting, the rules it is compared with, and its agent: learned here where workloads are drawn; on
+    --workloads with the weights that come with gpusched, in seconds. Of maifs a setting of our own; learned with --out.
+    Of topology a setting of our own, and the rules to beat.
     """
     import msgspec
 
     if paper is Paper.DL2:
+        import os
+
         from gpusched.agents.dl2 import reproduce as dl2
+        from gpusched.errors import UsageError
+        from gpusched.model.units import parse_duration
         from gpusched.views import dl2 as dl2_view
 
-        rows = dl2.reproduce(workloads, speeds, policy or [], seed or [])
+        try:
+            restart_s = float(parse_duration(restart)) if restart not in ("0", "0s") else 0.0
+        except ValueError:
+            raise UsageError(f"--restart {restart!r} is not a time", "say for example 120s") from None
+        asked = dl2.Options(
+            workloads=workloads, speeds=speeds, policies=tuple(policy or ()), seeds=tuple(seed or ()), weights=weights,
+            out=out, restart_s=restart_s, changes=tuple(change or ()), quick=quick,
+            device=device, workers=jobs or os.cpu_count() or 1,
+        )  # fmt: skip
+        with output.progress("training") as advance:
+            rows = dl2.reproduce(asked, lambda text, done: (advance or _unseen)(done, 1))
         return output.show(lambda: rows, lambda: dl2_view.screen(rows))
+    if paper is Paper.MAIFS:
+        from gpusched.agents.maifs import reproduce as maifs
+        from gpusched.views import maifs as maifs_view
+
+        with output.progress("playing") as advance:
+            asked_of = maifs.Options(
+                traces=workloads, profiles=speeds, policies=tuple(policy or ()), seeds=tuple(seed or ()), quick=quick,
+                jobs=jobs, weights=weights, out=out,
+            )  # fmt: skip
+            found = maifs.reproduce(asked_of, advance or _unseen)
+        return output.show(lambda: found, lambda: maifs_view.screen(found))
+    if paper is Paper.TOPOLOGY:
+        from gpusched.agents.topology import reproduce as service_of
+        from gpusched.views import placed as placed_view
+
+        with output.progress("replaying") as advance:
+            wanted_of = service_of.Options(
+                topology=topology, table=table, policies=tuple(policy or ()), seeds=tuple(seed or ()),
+                loads=tuple(load or ()), quick=quick, jobs=jobs, weights=weights, out=out,
+            )  # fmt: skip
+            played = service_of.reproduce(wanted_of, advance or _unseen)
+        return output.show(lambda: played, lambda: placed_view.screen(played))
     from gpusched.agents.common.torch_ import need
 
     need("torch")

@@ -16,28 +16,62 @@ app = typer.Typer()
 
 @app.command("init")
 def init(
-    hosts: Annotated[list[str], typer.Argument(metavar="HOST", help="[user@]host[:port]; ranges such as dgx[1-4].")],
+    hosts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="HOST", help="[user@]host[:port]; ranges such as dgx[1-4].", show_default=False),
+    ] = None,
     path: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("inventory.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite it.")] = False,
     user: Annotated[str | None, typer.Option("--user", help="Who logs in.", show_default=False)] = None,
     port: Annotated[int | None, typer.Option("--port", min=1, max=65535, show_default=False, help="SSH port.")] = None,
     key: Annotated[str | None, typer.Option("--key", help="Private key file.", show_default=False)] = None,
+    topology: Annotated[
+        Path | None,
+        typer.Option(
+            "--topology",
+            metavar="FILE",
+            show_default=False,
+            help="Import switches: what ibnetdiscover prints, Slurm's topology.conf or topology.yaml.",
+        ),
+    ] = None,
     json: output.JsonOption = False,
 ) -> int:
     """Ask servers what they are and write an inventory.yaml to look over. Changes nothing on them.
 
-    Exits 1 when one of them could not be asked; the others are in the file all the same.
+    Exits 1 when one of them could not be asked; the others are in the file all the same. With --topology and without
+    hosts, the section topology: is printed, to be put into an inventory.yaml that is there already.
     """
     from msgspec.structs import replace
 
-    from gpusched.bootstrap import Discovered, discover, inventory_text, parse_hosts, refuse_existing, write_inventory
+    from gpusched.bootstrap import (
+        Discovered,
+        discover,
+        inventory_text,
+        names_here,
+        parse_hosts,
+        refuse_existing,
+        topology_text,
+        write_inventory,
+    )
+    from gpusched.config.fabric import import_topology
     from gpusched.views.check import host_json, host_line
 
-    asked = [replace(host, port=host.port or port) for host in parse_hosts(hosts)]
+    drawn = import_topology(topology) if topology is not None else None  # what is wrong with it is told before all else
+    if drawn is not None and not hosts:
+        if json:
+            output.emit_json(drawn)
+        else:
+            output.print_line(topology_text(drawn).rstrip())
+        return 0
+    asked = [replace(host, port=host.port or port) for host in parse_hosts(hosts or ())]
     if not force:
         refuse_existing(path)
     outcomes = discover(asked, user=user, key=key, on_progress=lambda _, found: output.note(host_line(found)))
-    write_inventory(path, inventory_text(outcomes, user=user, key=key), force=force)
+    if topology is not None and drawn is not None:
+        known = drawn.racks()
+        drawn = import_topology(topology, names_here(outcomes))
+        output.note(f"{topology}: {len(drawn.racks())} of its {len(known)} nodes are among these hosts")
+    write_inventory(path, inventory_text(outcomes, user=user, key=key, topology=drawn), force=force)
     if json:
         output.emit_json({"path": str(path), "hosts": [host_json(outcome) for outcome in outcomes]})
     else:

@@ -29,8 +29,12 @@ def submit_command(
     ] = None,
     gpus_per_node: Annotated[int | None, typer.Option("--gpus-per-node", help="GPUs of each node.")] = None,
     nodes: Annotated[int | None, typer.Option("-N", "--nodes", help="Nodes; default: the fewest.")] = None,
-    cpus: Annotated[int | None, typer.Option("--cpus", help="CPU cores in total.")] = None,
-    mem: Annotated[str | None, typer.Option("--mem", help="Memory in total: 512M, 64G, 1T.")] = None,
+    cpus: Annotated[
+        str | None, typer.Option("--cpus", help="CPU cores in total; with --resizable the least and the most: 2-12.")
+    ] = None,
+    mem: Annotated[
+        str | None, typer.Option("--mem", help="Memory in total: 512M, 64G, 1T; with --resizable 16G-64G.")
+    ] = None,
     time: Annotated[
         str | None, typer.Option("-t", "--time", help="Limit: 90 (minutes), 2h, HH:MM:SS, D-HH:MM:SS.")
     ] = None,
@@ -50,15 +54,23 @@ def submit_command(
         ),
     ] = None,
     resizable: Annotated[
-        bool,
-        typer.Option("--resizable", help="It saves its work when told to end, and goes on with other numbers of GPUs."),
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--resizable/--no-resizable",
+            help="It saves its work when told to, and goes on with other numbers of GPUs. Default: the partition's.",
+        ),
+    ] = None,
     sizes: Annotated[str | None, typer.Option("--sizes", help="GPUs in total that it may have: 1,2,4,8.")] = None,
     base: Annotated[
         int | None, typer.Option("--base", help="GPUs that its batch was tuned for. Default: the fewest it may have.")
     ] = None,
-    batch: Annotated[str, typer.Option("--batch", help="fixed, or scale: told to the job (GPUSCHED_BATCH).")] = "fixed",
-    cooldown: Annotated[str, typer.Option("--cooldown", help="Not resized before it has run so long.")] = "10m",
+    batch: Annotated[
+        str | None,
+        typer.Option("--batch", help="fixed, or scale: told to the job (GPUSCHED_BATCH). Default: the partition's."),
+    ] = None,
+    cooldown: Annotated[
+        str | None, typer.Option("--cooldown", help="Not resized before it has run so long. Default: the partition's.")
+    ] = None,
     signal: Annotated[
         str | None, typer.Option("--signal", help="NAME[@SECONDS]: the grace signal, and how long before the limit.")
     ] = None,
@@ -83,6 +95,19 @@ def submit_command(
         list[str] | None,
         typer.Option("--gpu-type", autocompletion=complete.gpu_types, help="Only on GPUs of these types: A100,V100."),
     ] = None,
+    max_spread: Annotated[
+        str | None,
+        typer.Option(
+            "--max-spread",
+            autocompletion=complete.spreads,
+            help="How far apart its GPUs may be: server, rack, any. Default: the partition's.",
+        ),
+    ] = None,
+    wait_for_placement: Annotated[
+        str | None,
+        typer.Option("--wait-for-placement", help="So long it waits for one rack, 0: not. Default: the policy's."),
+    ] = None,
+    exclusive: Annotated[bool, typer.Option("--exclusive", help="Whole nodes, with nobody else on them.")] = False,
     hold: Annotated[bool, typer.Option("--hold", help="Queue it held.")] = False,
     comment: Annotated[str, typer.Option("--comment", help="For people.")] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with the job's code.")] = False,
@@ -124,11 +149,14 @@ def submit_command(
         nodelist=tuple(nodelist or ()),
         exclude=tuple(exclude or ()),
         gpu_type=tuple(gpu_type or ()),
+        max_spread=max_spread,
+        wait_for_placement=wait_for_placement,
+        exclusive=exclusive,
         hold=hold,
         comment=comment,
     )
     prepared = prepare(client, request)
-    if resizable and client.inventory.settings.job_dirs is None:
+    if prepared.spec.elastic is not None and client.inventory.settings.job_dirs is None:
         output.note(
             "without settings.job_dirs GPUSCHED_JOB_DIR stays on its node: keep checkpoints where all nodes see them"
         )

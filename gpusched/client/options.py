@@ -22,11 +22,6 @@ def duration(option: str, text: str | None) -> int | None:
     return None if text is None else _parsed(option, text, parse_duration)
 
 
-def memory_mib(option: str, text: str | None) -> int | None:
-    """MiB, or None where the option is not given."""
-    return None if text is None else _parsed(option, text, parse_memory_mib)
-
-
 def begin(text: str | None, now: float) -> float | None:
     """Unix seconds, or None where the option is not given."""
     return None if text is None else _parsed("--begin", text, lambda t: parse_time(t, now))
@@ -66,8 +61,6 @@ def sizes(gpus: str | None, listed: str | None, resizable: bool) -> tuple[int, .
     """GPUs that the job may have, ascending, of ``--gpus 4``, ``--gpus 1-8`` and ``--sizes 1,2,4``; none: not said."""
     text, option = (gpus, "--gpus") if listed is None else (listed, "--sizes")
     if text is None:
-        if resizable:
-            raise UsageError("--resizable: say which sizes it may have", "--gpus 1-8, or --sizes 1,2,4,8")
         return ()
     expected = "a number, or with --resizable 1-8" if option == "--gpus" else "numbers such as 1,2,4,8"
     words = text.split(",") if option == "--sizes" else [text]
@@ -89,6 +82,40 @@ def sizes(gpus: str | None, listed: str | None, resizable: bool) -> tuple[int, .
     return tuple(sorted(found))
 
 
+Amount = int | tuple[int, int] | None
+"""A number, or the least and the most."""
+
+
+def cores(text: str | None, resizable: bool) -> Amount:
+    """``12``, or of a resizable job ``2-12``; None where the option is not given."""
+    return _amount("--cpus", text, _whole, resizable)
+
+
+def memory(text: str | None, resizable: bool) -> Amount:
+    """MiB of ``64G``, or of a resizable job of ``16G-64G``; None where the option is not given."""
+    return _amount("--mem", text, parse_memory_mib, resizable)
+
+
+def _amount(option: str, text: str | None, parse: Callable[[str], int], resizable: bool) -> Amount:
+    if text is None:
+        return None
+    least, dash, most = text.strip().partition("-")
+    if not dash or not least:
+        return _parsed(option, text, parse)
+    found = _parsed(option, least, parse), _parsed(option, most, parse)
+    if found[0] > found[1]:
+        raise UsageError(f"{option}: {text[:80]} is no range", "the smaller number first")
+    if not resizable:
+        raise UsageError(f"{option}: a range is for jobs that can be stopped and resumed", "add --resizable")
+    return found
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"-?[0-9]{1,9}", text.strip()):
+        raise ValueError("a number of CPU cores, or with --resizable 2-12")
+    return int(text)
+
+
 def base_size(found: tuple[int, ...], base: int | None) -> int | None:
     """The size that the job was tuned for, of those it may have: as said, else the smallest."""
     if base is not None and base not in found:
@@ -96,8 +123,24 @@ def base_size(found: tuple[int, ...], base: int | None) -> int | None:
     return base if base is not None else found[0] if found else None
 
 
-def batch(text: str) -> Literal["fixed", "scale"]:
-    """Whether a batch stays the same at all sizes."""
+def max_spread(text: str | None) -> Literal["", "server", "rack", "any"]:
+    """How far apart its nodes may be; "" where the option is not given."""
+    if text is None:
+        return ""
+    if text not in ("server", "rack", "any"):
+        raise UsageError(f"--max-spread: found {text[:40]!r}, expected server, rack or any")
+    return text  # type: ignore[return-value]
+
+
+def wait_for_placement(text: str | None) -> int | None:
+    """Seconds, 0 for not at all; None where the option is not given."""
+    return 0 if text in ("0", "0s") else duration("--wait-for-placement", text)
+
+
+def batch(text: str | None) -> Literal["fixed", "scale"] | None:
+    """Whether a batch stays the same at all sizes; None where the option is not given."""
+    if text is None:
+        return None
     if text not in ("fixed", "scale"):
         raise UsageError(f"--batch: found {text[:40]!r}, expected fixed or scale")
     return text  # type: ignore[return-value]

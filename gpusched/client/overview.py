@@ -11,9 +11,10 @@ from gpusched.errors import UsageError
 from gpusched.model.gpustates import GpuStatus, gpu_states
 from gpusched.model.jobs import Job
 from gpusched.model.readings import Gpu, GpuState, NodeState
-from gpusched.model.reports import FlavorRow, GpuRow, NodeRow
+from gpusched.model.reports import FlavorRow, GpuRow, NodeRow, TopologyReport, WiredNode
 from gpusched.model.resources import Flavor, Inventory, Node, Partition
-from gpusched.queue.snapshots import NOT_FOR_NEW_JOBS, held_gpus, lingering_gpus
+from gpusched.model.topology import islands
+from gpusched.queue.snapshots import NOT_FOR_NEW_JOBS, held_gpus, lingering_gpus, topology_of
 from gpusched.queue.store import NodeRecord, Reader
 
 _SILENT = frozenset({NodeState.DOWN, NodeState.UNKNOWN})
@@ -37,6 +38,7 @@ def cluster_rows(
     jobs = {job.id: job for job in (reader.active() if reader else ())}
     held = held_gpus(jobs.values())
     leftovers = lingering_gpus(jobs.values(), reader.ranks() if reader else [])
+    slow = slow_by_node(reader)
     stale_after_s = max(3 * float((reader and reader.meta("tick_s")) or inventory.settings.tick_s), _MIN_STALE_S)
     return tuple(
         _node_row(
@@ -45,10 +47,49 @@ def cluster_rows(
             jobs,
             held.get(node.name, {}),
             leftovers.get(node.name, {}),
+            slow.get(node.name, {}),
             now,
             stale_after_s,
         )
         for node in nodes
+    )
+
+
+def topology_report(
+    reader: Reader | None, inventory: Inventory, *, names: Sequence[str] = (), partition: str | None = None
+) -> TopologyReport:
+    """How the declared nodes hang together: as declared, else as discovered; with what was last read of each.
+
+    Of the switches those stay that lead to the chosen nodes; all, where nothing is chosen.
+
+    Raises:
+        UsageError: There is no such node or partition.
+    """
+    chosen = _chosen(inventory, (), names, partition)
+    records = reader.node_records() if reader else {}
+    topology = topology_of(inventory, records)
+    racks = topology.racks()
+    shown = {name for node in chosen if node.name in racks for name in topology.above(racks[node.name])}
+    return TopologyReport(
+        source="declared" if inventory.topology else "discovered" if topology else "none",
+        switches=tuple(s for s in topology.switches if s.name in shown or len(chosen) == len(inventory.nodes)),
+        nodes=tuple(_wired(node, records.get(node.name), racks.get(node.name)) for node in chosen),
+    )
+
+
+def _wired(node: Node, record: NodeRecord | None, switch: str | None) -> WiredNode:
+    wired = WiredNode(name=node.name, partition=node.partition, switch=switch, gpus_total=node.gpus)
+    if record is None or record.wiring is None:
+        return wired
+    wiring = record.wiring
+    return msgspec.structs.replace(
+        wired,
+        read=True,
+        islands=islands(record.links),
+        domains=wiring.domains(),
+        fabric_gbps=_sum(nic.rate_gbps for nic in wiring.fabric_nics()),
+        gpus=wiring.gpus,
+        nics=wiring.nics,
     )
 
 
@@ -74,6 +115,7 @@ def _node_row(
     jobs: Mapping[str, Job],
     held: Mapping[int, str],
     leftovers: Mapping[int, str],
+    slow: Mapping[int, str],
     now: float,
     stale_after_s: float,
 ) -> NodeRow:
@@ -81,7 +123,9 @@ def _node_row(
     silent = record.state in _SILENT
     found = {gpu.index: gpu for gpu in reading.gpus} if reading else {}
     statuses = gpu_states(node, None if silent else reading, held)
-    gpus = tuple(_gpu_row(s, found.get(s.index), jobs, leftovers.get(s.index), silent) for s in statuses)
+    gpus = tuple(
+        _gpu_row(s, found.get(s.index), jobs, leftovers.get(s.index), slow.get(s.index, ""), silent) for s in statuses
+    )
     parts = [p for job in jobs.values() if job.allocation for p in job.allocation.parts if p.node == node.name]
     age = None if record.last_seen is None else max(0.0, now - record.last_seen)
     in_service = record.state not in NOT_FOR_NEW_JOBS
@@ -112,8 +156,22 @@ def _node_row(
     )
 
 
-def _gpu_row(status: GpuStatus, gpu: Gpu | None, jobs: Mapping[str, Job], leftover: str | None, silent: bool) -> GpuRow:
-    state, reason = status.state, status.reason
+def slow_by_node(reader: Reader | None) -> dict[str, dict[int, str]]:
+    """Node -> GPU index -> by how much it is slower than the like of it, of those that are."""
+    if reader is None or not (paces := reader.paces()):
+        return {}
+    from gpusched.sched.interference.gpus import slow_gpus
+
+    found: dict[str, dict[int, str]] = {}
+    for gpu in slow_gpus(paces):
+        found.setdefault(gpu.node, {})[gpu.index] = gpu.line
+    return found
+
+
+def _gpu_row(
+    status: GpuStatus, gpu: Gpu | None, jobs: Mapping[str, Job], leftover: str | None, slow: str, silent: bool
+) -> GpuRow:
+    state, reason = status.state, status.reason or slow
     if silent:
         reason = "the node does not answer" if gpu is not None else reason
     elif leftover and state is GpuState.FREE:

@@ -1,11 +1,19 @@
-"""``gpusched predict JOB``: how long jobs of this cluster will run."""
+"""``gpusched predict``: how long jobs of this cluster will run, and what is believed of a kind of job."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from gpusched.agents.predictor.request import Told, loaded, tell_one
 from gpusched.client.context import Client
 from gpusched.client.resolve import Resolver
-from gpusched.errors import NoHistory
+from gpusched.config.users import user_name
+from gpusched.errors import NoHistory, UsageError
+from gpusched.model.interference import Cost, KindBelief, KindTold, Link, Shape, kind_of, pattern_of
+from gpusched.model.jobs import Job
 from gpusched.traces.readers.history import trace_of
 
 
@@ -23,3 +31,100 @@ def tell_job(model: str | None, text: str) -> list[Told]:
     except NoHistory:
         past = None
     return [tell_one(predictor, past, job) for job in jobs]
+
+
+def believed(text: str) -> bool:
+    """Whether a text names a kind of job of which something is believed."""
+    reader = Client().reader
+    return reader is not None and bool(_matching(reader.beliefs(), text))
+
+
+def tell_kind(text: str, gpus: int | None, nodes: int | None, racks: int | None, beside: Sequence[str]) -> KindTold:
+    """What is believed of a kind of job, and what more nodes or racks, and these neighbours, would cost it.
+
+    Args:
+        text: A job's name, as in this user's jobs, else in those of the only user with such jobs; or USER/NAME.
+        gpus: Of the whole job; None: as most of its attempts had.
+        nodes: Over how many it would be.
+        racks: In how many these are.
+        beside: Names of kinds, one job of each beside it.
+
+    Raises:
+        UsageError: Nothing is believed of such a kind, or there are several.
+    """
+    from gpusched.sched.interference.beliefs import cost_of_neighbour, told_of
+
+    reader = Client().reader
+    beliefs = reader.beliefs() if reader else {}
+    own = _one(beliefs, text)
+    paces, links = told_of(own)
+    lines: list[str] = []
+    costs: list[Cost | None] = []
+    usual = paces[0].shape if paces else Shape(gpu_type="", unit="", gpus=1, most=1, nodes=1, racks=1)
+    racks = racks or 1
+    asked = msgspec.structs.replace(usual, gpus=gpus or usual.gpus, nodes=nodes or racks, racks=racks)
+    if asked.racks > asked.nodes:
+        raise UsageError(f"--racks {asked.racks} are more than --nodes {asked.nodes}", "a rack gives at least one node")
+    if asked.gpus % asked.nodes:
+        raise UsageError(f"{asked.gpus} GPUs are no equal parts of {asked.nodes} nodes", "say --gpus")
+    if asked.nodes > 1:
+        line, cost = _spread(beliefs, own.kind, asked)
+        lines.append(line)
+        costs.append(cost)
+    link: Link = "nic" if asked.nodes > 1 else "server"
+    for name in beside:
+        other = _one(beliefs, name)
+        cost = cost_of_neighbour(own, other, link)
+        where = "sharing NICs with it" if link == "nic" else "in the same server"
+        lines.append(f"beside {other.kind} ({where}) {cost.line('alone')}")
+        costs.append(cost)
+    return KindTold(kind=own.kind, paces=paces, links=links, lines=tuple(lines), costs=tuple(costs))
+
+
+def spread_cost(beliefs: Mapping[str, KindBelief], job: Job, racks: int) -> str:
+    """What more racks than one would cost a job, as a sentence; "" where nothing says."""
+    own = beliefs.get(kind_of(job.user, job.spec.name))
+    if own is None or not own.shapes or job.spec.nodes < racks or racks < 2:
+        return ""
+    usual = max(own.shapes, key=lambda paces: paces.count).shape
+    line, cost = _spread(
+        beliefs, own.kind, msgspec.structs.replace(usual, gpus=job.spec.gpus, nodes=job.spec.nodes, racks=racks)
+    )
+    return line if cost is not None else ""
+
+
+def _spread(beliefs: Mapping[str, KindBelief], kind: str, asked: Shape) -> tuple[str, Cost | None]:
+    """What it costs to be on several racks, or nodes, and not on one."""
+    from gpusched.sched.interference.beliefs import cost_of_spread
+
+    tight = (asked.nodes, 1) if asked.racks > 1 else (1, 1)
+    wide = _over(asked, asked.nodes, asked.racks)
+    cost = cost_of_spread(beliefs.values(), kind, wide, _over(asked, *tight))
+    what, than = (f"on {asked.racks} racks", "in one") if asked.racks > 1 else (f"on {asked.nodes} nodes", "on one")
+    return f"{what} {cost.line(than) if cost else 'nothing says how fast it is'}", cost
+
+
+def _over(shape: Shape, nodes: int, racks: int) -> Shape:
+    return msgspec.structs.replace(shape, most=shape.gpus // nodes, nodes=nodes, racks=racks)
+
+
+def _matching(beliefs: Mapping[str, KindBelief], text: str) -> list[str]:
+    """The kinds that a text names: one's own before others'."""
+    user, slash, name = text.partition("/")
+    wanted = kind_of(user, name) if slash else kind_of(user_name(os.getuid()), text)
+    if wanted in beliefs or slash:
+        return [wanted] if wanted in beliefs else []
+    return sorted(kind for kind in beliefs if kind.partition("/")[2] == pattern_of(text))
+
+
+def _one(beliefs: Mapping[str, KindBelief], text: str) -> KindBelief:
+    found = _matching(beliefs, text)
+    if len(found) == 1:
+        return beliefs[found[0]]
+    if found:
+        raise UsageError(f"jobs called {text} are several users'", f"say which: {', '.join(found[:5])}")
+    from gpusched.model.suggest import did_you_mean
+
+    near = did_you_mean(text, [kind.partition("/")[2] for kind in beliefs])
+    hint = "jobs tell their pace in progress.json; it is learned from as they end"
+    raise UsageError(f"nothing is known of jobs called {text}{near}", hint)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from gpusched.client.context import Client
 from gpusched.client.resolve import Resolver
-from gpusched.model.jobs import ENDED, JobState
+from gpusched.model.jobs import ENDED, Job, JobState
 from gpusched.model.progress import speeds_of
 from gpusched.views.show import Page
+
+if TYPE_CHECKING:
+    from gpusched.sched.sizing.explain import SizesNow
 
 
 def show(client: Client, text: str) -> Page:
@@ -24,6 +28,7 @@ def show(client: Client, text: str) -> Page:
     reader = client.reader
     energies = reader.energy_of_jobs() if reader and job.state is not JobState.PENDING else {}
     progress = reader.progress_of_job(job.id) if reader else []
+    waits = job.state is JobState.PENDING and job.spec.elastic is not None
     return Page(
         job=job,
         now=time.time(),
@@ -33,4 +38,11 @@ def show(client: Client, text: str) -> Page:
         warning="" if job.state in ENDED else client.controller_warning(),
         progress=progress[-1] if progress else None,
         speeds=speeds_of(progress),
+        sizes=_sizes(client, job) if waits else None,
     )
+
+
+def _sizes(client: Client, job: Job) -> SizesNow | None:
+    from gpusched.client.why import sizes_of_pending
+
+    return sizes_of_pending(client, job)[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal
 
 import msgspec
@@ -22,7 +23,10 @@ from gpusched.model.units import format_memory
 
 
 class ResourceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for; None where it was left out. ``gpus``, ``cores`` and ``memory_mib`` are totals."""
+    """What was asked for; None where it was left out. ``gpus``, ``cores`` and ``memory_mib`` are totals.
+
+    ``core_range`` and ``memory_range``, in their place: the least and the most, for what is left out.
+    """
 
     partition: str | None = None
     flavor: str | None = None
@@ -31,6 +35,8 @@ class ResourceRequest(msgspec.Struct, frozen=True, kw_only=True):
     gpus_per_node: int | None = None
     cores: int | None = None
     memory_mib: int | None = None
+    core_range: tuple[int, int] | None = None
+    memory_range: tuple[int, int] | None = None
     time_limit_s: int | None = None
     nodelist: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -64,7 +70,7 @@ def size(asked: ResourceRequest, inventory: Inventory) -> Size:
     if all(v is None for v in (asked.flavor, asked.gpus, asked.gpus_per_node, asked.cores, asked.memory_mib)):
         names = ", ".join(dict.fromkeys(f.name for p in inventory.partitions for f in p.flavors))
         raise UsageError("say what the job needs: --flavor, or --gpus, --cpus, --mem", f"flavors: {names}")
-    partition = _partition(asked, inventory)
+    partition = partition_of(asked, inventory)
     check_nodes(inventory, partition, (*asked.nodelist, *asked.exclude))
     check_gpu_types(partition, asked.gpu_types)
     for option, value in (("-N", asked.nodes), ("--cpus", asked.cores)):
@@ -78,7 +84,12 @@ def size(asked: ResourceRequest, inventory: Inventory) -> Size:
     return _split(asked, partition, flavor, total)
 
 
-def _partition(asked: ResourceRequest, inventory: Inventory) -> Partition:
+def partition_of(asked: ResourceRequest, inventory: Inventory) -> Partition:
+    """The partition that was asked for, or the only one that it can be.
+
+    Raises:
+        UsageError: There is none, or several.
+    """
     if asked.partition is not None:
         return known_partition(inventory, asked.partition)
     names = [p.name for p in inventory.partitions]
@@ -113,6 +124,11 @@ def _total_of_flavor(asked: ResourceRequest, flavor: Flavor) -> _Total:
     return _Total(flavor.gpus, flavor.cores, flavor.memory_mib)
 
 
+def covers(has: tuple[int, int, int], needs: tuple[int, int, int]) -> bool:
+    """Whether GPUs, cores and MiB are enough."""
+    return all(h >= n for h, n in zip(has, needs, strict=True))
+
+
 def _total_of_parts(asked: ResourceRequest, partition: Partition) -> _Total:
     """GPUs, cores and memory in total; what was left out in proportion to the largest flavor."""
     gpus = _gpus(asked) or 0
@@ -135,7 +151,11 @@ def _total_of_parts(asked: ResourceRequest, partition: Partition) -> _Total:
         memory = max(1, largest.memory_mib * gpus // largest.gpus)
     else:
         memory = max(1, largest.memory_mib * cores // largest.cores)
-    return _Total(gpus, cores, memory)
+    return _Total(gpus, _within(asked.core_range, cores), _within(asked.memory_range, memory))
+
+
+def _within(bounds: tuple[int, int] | None, amount: int) -> int:
+    return amount if bounds is None else min(max(amount, bounds[0]), bounds[1])
 
 
 def _gpus(asked: ResourceRequest) -> int | None:
@@ -168,8 +188,12 @@ def _split(asked: ResourceRequest, partition: Partition, flavor: Flavor | None, 
         raise UsageError(f"{total.gpus} GPUs cannot be split into {count} equal parts", "choose another -N")
     nodes = usable_nodes(partition, asked.nodelist, asked.exclude, asked.gpu_types)
     counts = [count] if count is not None else range(1, len(nodes) + 1)
-    for parts in counts:
-        part = _part(asked, total, parts)
+    lean = total
+    if asked.core_range or asked.memory_range:
+        cores, memory = (asked.core_range or (total.cores,))[0], (asked.memory_range or (total.memory_mib,))[0]
+        lean = _Total(total.gpus, cores, memory)
+    for parts, amounts in ((count, of) for count in counts for of in dict.fromkeys((total, lean))):
+        part = _part(asked, amounts, parts)
         fits = nodes_that_hold(nodes, part.gpus, part.cores, part.memory_mib) >= parts
         if total.gpus % parts == 0 and (fits or count is not None):
             return Size(
@@ -192,9 +216,26 @@ def _split(asked: ResourceRequest, partition: Partition, flavor: Flavor | None, 
 
 def _part(asked: ResourceRequest, total: _Total, parts: int) -> _Total:
     """One of equal parts: what was asked for explicitly is rounded up, what follows from a flavor is not exceeded."""
-    cores = -(-total.cores // parts) if asked.cores is not None else max(1, total.cores // parts)
-    memory = -(-total.memory_mib // parts) if asked.memory_mib is not None else max(1, total.memory_mib // parts)
+    explicit = asked.cores or asked.core_range, asked.memory_mib or asked.memory_range
+    cores = -(-total.cores // parts) if explicit[0] is not None else max(1, total.cores // parts)
+    memory = -(-total.memory_mib // parts) if explicit[1] is not None else max(1, total.memory_mib // parts)
     return _Total(total.gpus // parts, cores, memory)
+
+
+def whole_nodes(sized: Size, asked: ResourceRequest, inventory: Inventory) -> Size:
+    """As many nodes, each whole: of the smallest size of which there are enough.
+
+    Raises:
+        UsageError: There are not so many of any size.
+    """
+    nodes = usable_nodes(known_partition(inventory, sized.partition), asked.nodelist, asked.exclude, asked.gpu_types)
+    needs = (sized.gpus_per_node, sized.cores_per_node, sized.memory_mib_per_node)
+    kinds = Counter((n.gpus, n.cores, n.memory_mib) for n in nodes)
+    enough = [of for of, count in kinds.items() if count >= sized.nodes and covers(of, needs)]
+    if not enough:
+        raise UsageError(f"--exclusive: partition {sized.partition} has no {sized.nodes} nodes of one size for that")
+    gpus, cores, memory = min(enough)
+    return msgspec.structs.replace(sized, gpus_per_node=gpus, cores_per_node=cores, memory_mib_per_node=memory)
 
 
 def _time_limit(asked: ResourceRequest, partition: Partition, flavor: Flavor | None) -> int:
@@ -207,13 +248,17 @@ def _time_limit(asked: ResourceRequest, partition: Partition, flavor: Flavor | N
     return min(limits)
 
 
-def elastic_of(base: Size, sizes: tuple[int, ...], batch: Literal["fixed", "scale"], cooldown_s: int | None) -> Elastic:
+def elastic_of(
+    base: Size, asked: ResourceRequest, sizes: tuple[int, ...], batch: Literal["fixed", "scale"], cooldown_s: int
+) -> Elastic:
     """What a resizable job may have besides its base."""
     return Elastic(
         sizes=sizes,
         base_gpus=base.nodes * base.gpus_per_node,
         base_cores=base.nodes * base.cores_per_node,
         base_memory_mib=base.nodes * base.memory_mib_per_node,
+        cores=asked.core_range,
+        memory_mib=asked.memory_range,
         batch=batch,
-        cooldown_s=cooldown_s or 0,
+        cooldown_s=cooldown_s,
     )

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any, NamedTuple
 
 import msgspec
 
 from gpusched.client import options
 from gpusched.client.context import Client
-from gpusched.client.sizing import ResourceRequest, elastic_of, size
-from gpusched.config.validate import MAX_NAME, validate_spec
+from gpusched.client.sizing import ResourceRequest, Size, elastic_of, partition_of, size, whole_nodes
+from gpusched.config.validate import MAX_NAME, MAX_SIZES, known_partition, shape_on, usable_nodes, validate_spec
 from gpusched.errors import UsageError
 from gpusched.model import ids
 from gpusched.model.commands import Submit
-from gpusched.model.jobs import JobSpec
-from gpusched.model.resources import Partition
+from gpusched.model.jobs import Elastic, JobSpec
+from gpusched.model.resources import Inventory, Partition, ResizeRules
 from gpusched.queue.inbox import MAX_COMMAND_BYTES, deliver_submit
 
 
@@ -29,7 +30,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int | None = None
     gpus: str | None = None
     gpus_per_node: int | None = None
-    cpus: int | None = None
+    cpus: str | None = None
     mem: str | None = None
     time: str | None = None
     image: str | None = None
@@ -38,11 +39,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     begin: str | None = None
     requeue: bool = True
     preemptible: bool | None = None
-    resizable: bool = False
+    resizable: bool | None = None
     sizes: str | None = None
     base: int | None = None
-    batch: str = "fixed"
-    cooldown: str = "10m"
+    batch: str | None = None
+    cooldown: str | None = None
     signal: str | None = None
     priority: int = 0
     nice: int = 0
@@ -54,6 +55,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     nodelist: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     gpu_type: tuple[str, ...] = ()
+    max_spread: str | None = None
+    wait_for_placement: str | None = None
+    exclusive: bool = False
     hold: bool = False
     comment: str = ""
 
@@ -66,9 +70,11 @@ def prepare(client: Client, request: Request) -> Submit:
     """
     now = time.time()
     inventory = client.inventory
-    sizes = options.sizes(request.gpus, request.sizes, request.resizable)
-    gpus = options.base_size(sizes, request.base)
-    sized = size(_resources(request, gpus), inventory)
+    may = _resizing(request, inventory)
+    asked = _resources(request, may)
+    sized = size(asked, inventory)
+    if request.exclusive and not may.resizable:
+        sized = whole_nodes(sized, asked, inventory)
     array, max_running = options.array(request.array)
     signal, signal_before_s = options.signal(request.signal)
     secrets = options.secrets(request.secret, os.environ)
@@ -96,10 +102,11 @@ def prepare(client: Client, request: Request) -> Submit:
         exclude=options.names(request.exclude),
         gpu_types=options.names(request.gpu_type),
         comment=request.comment,
-        elastic=elastic_of(sized, sizes, options.batch(request.batch), options.duration("--cooldown", request.cooldown))
-        if request.resizable
-        else None,
+        elastic=_elastic(request, may, asked, sized) if may.resizable else None,
+        **_placement(request, sized, may.resizable, inventory),
     )
+    if may.filled_in:
+        spec = _without_impossible(spec, known_partition(inventory, spec.partition))
     validate_spec(spec, inventory)
     prepared = Submit(
         time=now, id="0" * ids.ID_LENGTH, spec=spec, array=array, max_running=max_running, secrets=secrets
@@ -120,15 +127,95 @@ def submit(client: Client, prepared: Submit) -> str:
     )
 
 
-def _resources(request: Request, gpus: int | None) -> ResourceRequest:
+class _Resizing(NamedTuple):
+    """GPUs that a job may have, and what it was tuned for; ``filled_in``: its partition says so, not the job."""
+
+    resizable: bool
+    sizes: tuple[int, ...]
+    base: int | None
+    rules: ResizeRules
+    filled_in: bool = False
+
+
+def _resizing(request: Request, inventory: Inventory) -> _Resizing:
+    """As asked; what was left out as the partition says."""
+    try:
+        place = ResourceRequest(
+            partition=request.partition, flavor=request.flavor, nodelist=options.names(request.nodelist)
+        )
+        partition = partition_of(place, inventory)
+    except UsageError:  # `size` says so, after what is more basic
+        partition = None
+    rules = partition.resizable if partition is not None else ResizeRules()
+    shaped = request.flavor is not None or request.nodes is not None or request.gpus_per_node is not None
+    shaped |= request.exclusive or request.max_spread is not None
+    by_default = request.resizable is None and rules.default and not shaped
+    sizes = options.sizes(request.gpus, request.sizes, bool(request.resizable) or by_default)
+    if by_default and len(sizes) < 2 and not (sizes and sizes[0] > 0 and rules.allow(sizes[0])):
+        by_default = False
+    if not request.resizable and not by_default:
+        return _Resizing(False, sizes, options.base_size(sizes, request.base), rules)
+    if len(sizes) > 1 or (sizes and request.resizable):
+        return _Resizing(True, sizes, options.base_size(sizes, request.base), rules)
+    if partition is None or (rules.most is None and not rules.default):
+        raise UsageError("--resizable: say which sizes it may have", "--gpus 1-8, or --sizes 1,2,4,8")
+    largest = partition.largest_flavor
+    has = largest.gpus if largest is not None else sum(node.gpus for node in partition.nodes)
+    most = min(has, has if rules.most is None else rules.most, rules.least + MAX_SIZES - 1)
+    base = request.base if request.base is not None or not sizes else sizes[0]
+    filled = tuple(sorted({*range(rules.least, most + 1), *sizes}))
+    return _Resizing(True, filled, options.base_size(filled, base), rules, filled_in=True)
+
+
+def _elastic(request: Request, may: _Resizing, asked: ResourceRequest, base: Size) -> Elastic:
+    cooldown_s = options.duration("--cooldown", request.cooldown)
+    batch = options.batch(request.batch) or may.rules.batch
+    return elastic_of(base, asked, may.sizes, batch, may.rules.cooldown_s if cooldown_s is None else cooldown_s)
+
+
+def _without_impossible(spec: JobSpec, partition: Partition) -> JobSpec:
+    """Of sizes that nobody named, those that its nodes can give."""
+    assert spec.elastic is not None
+    nodes = usable_nodes(partition, spec.nodelist, spec.exclude, spec.gpu_types)
+    sizes = tuple(g for g in spec.elastic.sizes if g == spec.elastic.base_gpus or shape_on(nodes, spec, g) is not None)
+    return msgspec.structs.replace(spec, elastic=msgspec.structs.replace(spec.elastic, sizes=sizes))
+
+
+def _placement(request: Request, sized: Size, resizable: bool, inventory: Inventory) -> dict[str, Any]:
+    """How far apart its nodes may be, and how long it waits for near ones: as asked, else as the partition says.
+
+    Where the job says how far, and not on how many nodes, it may be spread over more than the fewest.
+    """
+    partition = known_partition(inventory, sized.partition)
+    spread, wait = options.max_spread(request.max_spread), options.wait_for_placement(request.wait_for_placement)
+    gpus, most = sized.nodes * sized.gpus_per_node, None
+    if spread in ("rack", "any") and not (request.nodes or request.gpus_per_node or request.exclusive or resizable):
+        most = min(gpus, len(partition.nodes), MAX_SIZES)
+    return {
+        "max_spread": spread or ("" if resizable else partition.placement.max_spread),
+        "max_nodes": most if most is not None and most > 1 else None,
+        "placement_wait_s": partition.placement.wait_s if wait is None else wait,
+        "exclusive": request.exclusive,
+    }
+
+
+def _resources(request: Request, may: _Resizing) -> ResourceRequest:
+    if request.exclusive and request.flavor is not None:
+        raise UsageError(f"--flavor {request.flavor} is a part of a node, --exclusive whole ones", "use one of the two")
+    cores = options.cores(request.cpus, may.resizable)
+    memory = options.memory(request.mem, may.resizable)
+    if request.exclusive and cores is memory is may.base is request.gpus_per_node is None:
+        cores = memory = request.nodes or 1
     return ResourceRequest(
         partition=request.partition,
         flavor=request.flavor,
         nodes=request.nodes,
-        gpus=gpus,
+        gpus=may.base,
         gpus_per_node=request.gpus_per_node,
-        cores=request.cpus,
-        memory_mib=options.memory_mib("--mem", request.mem),
+        cores=cores if isinstance(cores, int) else None,
+        core_range=cores if isinstance(cores, tuple) else None,
+        memory_mib=memory if isinstance(memory, int) else None,
+        memory_range=memory if isinstance(memory, tuple) else None,
         time_limit_s=options.duration("--time", request.time),
         nodelist=options.names(request.nodelist),
         exclude=options.names(request.exclude),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,7 +19,9 @@ from gpusched.views.jobs import resizes_line
 from gpusched.views.why import Why
 
 if TYPE_CHECKING:
+    from gpusched.config.weights import Model
     from gpusched.model.snapshot import Snapshot
+    from gpusched.sched.sizing.explain import SizesNow
 
 _ENDED_STEPS = {
     JobState.TIMEOUT: "ask for a longer limit with -t, or let the job save its work (--signal USR1@300)",
@@ -101,21 +104,56 @@ def _explain_pending(client: Client, job: Job) -> Why:
     from gpusched.client.forecast import look_ahead
     from gpusched.sched.explain import explain
 
-    snapshot = _snapshot(client, job)
+    snapshot, sizes = sizes_of_pending(client, job)
     explanation = explain(snapshot, job.id)
     expected, sooner, next_steps = look_ahead(client, snapshot, explanation)
+    told = (explanation.reason.message, _cost_of(client, job, explanation.racks), *_cleared_for(client, job))
     return Why(
         job=job,
         reason=str(explanation.reason.code),
-        message="; ".join((explanation.reason.message, *_cleared_for(client, job))),
+        message="; ".join(filter(None, told)),
         nodes=explanation.nodes,
         position=explanation.position,
         queue_length=explanation.queue_length,
         next_steps=next_steps,
         expected=expected,
         sooner=sooner,
+        sizes=sizes,
         now=snapshot.now,
     )
+
+
+def sizes_of_pending(client: Client, job: Job) -> tuple[Snapshot, SizesNow | None]:
+    """The cluster as the store knows it, with this pending job; and where it is resizable what it would get."""
+    snapshot = _snapshot(client, job)
+    if job.spec.elastic is None:
+        return snapshot, None
+    from gpusched.sched.sizing.explain import sizes_now
+
+    return sizes_now(snapshot, job.id, _sizing_agent(client, snapshot, job.spec.partition))
+
+
+def _sizing_agent(client: Client, snapshot: Snapshot, partition: str) -> dict[str, Model]:
+    """The weights by which an agent chooses sizes there now; none where a rule does."""
+    policy = snapshot.policies.get(partition)
+    out = client.reader is None or partition in client.reader.fallbacks()
+    if policy is None or policy.agent is None or not policy.traits.sizes or out:
+        return {}
+    from gpusched.config.weights import ModelError, load_model
+
+    try:
+        return {partition: load_model(Path(policy.folder), partition, policy.agent)}
+    except (ModelError, OSError):
+        return {}
+
+
+def _cost_of(client: Client, job: Job, racks: int | None) -> str:
+    """What it would cost not to wait for one rack, where that is known; or ""."""
+    if client.reader is None or racks is None:
+        return ""
+    from gpusched.client.predict import spread_cost
+
+    return spread_cost(client.reader.beliefs(), job, racks)
 
 
 def _cleared_for(client: Client, job: Job) -> list[str]:

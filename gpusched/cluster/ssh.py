@@ -30,6 +30,7 @@ OPERATION_TIMEOUT_S = 60.0
 REMOVE_TIMEOUT_S = 300.0  # a container may have written many files
 COLLECT_TIMEOUT_S = 600.0
 PROBE_THREADS, SLOW_THREADS = 32, 16
+_REWIRED_S = 3600.0
 OPERATIONS_PER_NODE = 6  # sshd allows 10 sessions on a connection by default (MaxSessions); the probe is another one
 
 
@@ -44,7 +45,7 @@ class SshCluster:
         self._clock = self._dates.boot
         self._nodes = {node.name: node for node in inventory.nodes}
         self._transports: dict[str, tuple[Node, Transport]] = {}
-        self._boots: dict[str, str | None] = {}
+        self._wired: dict[str, tuple[str | None, float]] = {}  # which boot's wiring was read, and when
         self._probes: dict[str, Future[Observation]] = {}
         self._operations: dict[RankKey, Future[Outcome]] = {}
         # Pools of their own: nodes that do not answer, and operations that hang, must not keep the healthy ones' probes
@@ -65,7 +66,7 @@ class SshCluster:
             if self._nodes.get(name) != node:
                 transport.close()
                 del self._transports[name]
-                self._boots.pop(name, None)
+                self._wired.pop(name, None)
 
     def observe(
         self, nodes: Iterable[Node], patience_s: float, known: Container[str] = frozenset()
@@ -101,10 +102,11 @@ class SshCluster:
         began = self._clock()
         try:
             reading = self._read(node)
-            if reading.boot_id != self._boots.get(node.name, ""):
-                # How GPUs are wired cannot change while a machine is up, and asking for it takes longest.
+            boot, read = self._wired.get(node.name, ("", began))
+            if reading.boot_id != boot or began - read >= _REWIRED_S:
+                # How GPUs are wired cannot change while a machine is up, cables seldom; asking for it takes longest.
                 reading = self._read(node, want_links=True)
-                self._boots[node.name] = reading.boot_id
+                self._wired[node.name] = reading.boot_id, began
             return Observation(began=began, result=reading)
         except Exception as error:  # a probe must never end the cycle of the others
             told = error if isinstance(error, TransportError) else TransportError("protocol", f"probe: {error!r}")

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache, cached_property, update_wrapper
+from functools import cache, cached_property, partial, update_wrapper
 from pathlib import Path
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar, cast
@@ -120,6 +120,11 @@ def jit(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return cast(Callable[_P, _R], _Pass(function))
 
 
+def bound(function: Callable[_P, _R], *args: _P.args, **none: _P.kwargs) -> Callable[[], _R]:
+    """A compiled function with its arguments, looked at once: for who calls it with the same ones again and again."""
+    return partial(function.version(args) if isinstance(function, _Pass) else function, *args)
+
+
 class _Pass:
     """A compiled function as Python calls it, and as other compiled functions do.
 
@@ -134,14 +139,17 @@ class _Pass:
         self._function = cast(FunctionType, function)
 
     def __call__(self, *args: Any) -> Any:
+        return self.version(args)(*args)
+
+    def version(self, args: tuple[Any, ...]) -> Callable[..., Any]:
+        """That for such arguments."""
         try:
             kind = kind_of(args)
         except Foreign:
             from gpusched.compiled.compiling import types_of
 
-            return self._version(types_of(args), args, kept=False)(*args)
-        ready = self._ready.get(kind)
-        return ready(*args) if ready is not None else self._version(kind, args)(*args)
+            return self._version(types_of(args), args, kept=False)
+        return self._ready.get(kind) or self._version(kind, args)
 
     def _version(self, kind: object, args: tuple[object, ...], kept: bool = True) -> Callable[..., Any]:
         """That for arguments of these types: at hand, loaded or compiled."""

@@ -25,7 +25,8 @@ try:
     from numba.core.compiler_lock import global_compiler_lock
     from numba.core.compiler_machinery import register_pass
     from numba.core.typed_passes import NativeLowering
-    from numba.extending import models, register_model, typeof_impl
+    from numba.extending import models, overload, register_model, typeof_impl
+    from numba.np import arrayobj
 finally:
     if _without_scipy:
         del sys.modules["scipy"]
@@ -36,6 +37,21 @@ _typeof: Any = typing.typeof
 _environment: Any = environment.lookup_environment
 _result: Any = compile_result
 _registered: Any = register_pass
+
+
+def _unequal(source: Any, target: Any) -> None:
+    """Raises what numba's own does, without the shapes: code that puts numbers into texts takes seconds to compile."""
+
+
+@overload(_unequal)
+def _compiled_unequal(source: Any, target: Any) -> Any:
+    def unequal(source: Any, target: Any) -> None:
+        raise ValueError("cannot assign slice from input of different size")
+
+    return unequal
+
+
+cast(Any, arrayobj).raise_with_shape_context = _unequal
 
 
 class _Locator(_CacheLocator):

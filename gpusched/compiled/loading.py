@@ -29,6 +29,7 @@ import numpy as np
 SUFFIX = ".code"
 _C_ORDER, _FORTRAN, _REST = 0x0001, 0x0002, 0x0100 | 0x0400  # of numpy's flags; the rest: aligned, writeable
 _SCALARS = {float: np.dtype(np.float64), bool: np.dtype(np.bool_), type(None): "none"}  # dtypes claim to equal None
+_OTHER = ("NUMBA_CACHE_DIR", "NUMBA_DISABLE_JIT")  # say where, and whether; no code depends on them
 _INTEGER, _LEAST, _MOST = np.dtype(np.int64), -(2**63), 2**63 - 1
 
 
@@ -122,7 +123,7 @@ def _made_by() -> str:
     import llvmlite
     from llvmlite import binding as llvm
 
-    switches = {k: v for k, v in os.environ.items() if k.startswith("NUMBA_") and k != "NUMBA_CACHE_DIR"}
+    switches = {k: v for k, v in os.environ.items() if k.startswith("NUMBA_") and k not in _OTHER}
     versions = sys.version, np.__version__, llvmlite.__version__, (_numba() / "_version.py").read_text()
     features = llvm.get_host_cpu_features().flatten()
     return repr((versions, sorted(switches.items()), llvm.get_host_cpu_name(), features))

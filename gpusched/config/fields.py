@@ -24,8 +24,10 @@ _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,254}\$?")
 _LINE = re.compile(r"[^\x00-\x1f\x7f]{1,1024}")
 _ABSOLUTE = re.compile(r"/[^\x00-\x1f\x7f]{0,1023}")
 _FOLDER = re.compile(r"/[^\x00-\x1f\x7f,:\"'\\]{1,900}")  # it goes into an engine's --mount
-_RANGE = re.compile(r"([^\[\]]*)\[([0-9,-]+)\]([^\[\]]*)")
+_RANGE = re.compile(r"([^\[\]]*)\[([0-9,-]+)\](.*)")
 _SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+_COMMA = re.compile(r",(?![^\[]*\])")  # not inside of brackets
+_RATE = re.compile(r"(?:([0-9]{1,6})\s*[x*]\s*)?([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([MGTmgt])(?:b(?:it|ps)?(?:/s)?)?")
 _POWER = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([kK]?)[wW]?")
 _SHORT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|s|m|h|d|w)")
 _PRICE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:\s*([A-Za-z€$£¥]{1,8})(?:\s*/\s*kWh)?)?")
@@ -36,6 +38,7 @@ CAPABILITIES = (
     "MAC_OVERRIDE MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE"
 ).split()
 """All that Linux has, as the engines call them: capabilities(7) without CAP_."""
+_GBPS = {"M": 0.001, "G": 1.0, "T": 1000.0}
 _WATTS = {"": 1.0, "k": 1000.0, "K": 1000.0}
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
@@ -107,13 +110,50 @@ def host_range(value: Value) -> list[str]:
     return _expand(value, f"{_NAME_EXPECTED}, or a range such as dgx[1-4]", _NAME)
 
 
+def hosts(value: Value) -> tuple[str, ...]:
+    """Node names of a list of names and ranges, or of one text such as ``dgx1,dgx[3-4]``."""
+    if not value.is_text:
+        return tuple(host for item in value.items("a list of node names and ranges") for host in host_range(item))
+    expected = f"{_NAME_EXPECTED}, or ranges such as dgx[1-4],dgx7"
+    return tuple(_expand(value, expected, _NAME, split_hosts))
+
+
+def split_hosts(text: str) -> list[str]:
+    """All hosts of ranges with commas between them, as Slurm writes them: ``dgx1,dgx[3-4]``.
+
+    Raises:
+        ValueError: Not ranges, or together too many; says what was expected.
+    """
+    found = [host for part in _COMMA.split(text) for host in expand_hosts(part.strip())]
+    if len(found) > MAX_RANGE:
+        raise ValueError(f"ranges of at most {MAX_RANGE} hosts")
+    return found
+
+
+def parse_gbps(text: str) -> float:
+    """Gbit/s of ``100G``, ``4x100G`` or ``400 Gb/s``.
+
+    Raises:
+        ValueError: Not such a rate, or not more than zero.
+    """
+    match = _RATE.fullmatch(text)
+    rate = float(match[1] or 1) * float(match[2]) * _GBPS[match[3].upper()] if match else 0.0
+    if not 0 < rate <= 1e9:
+        raise ValueError(text)
+    return round(rate, 6)
+
+
+def _rate(value: Value) -> float:
+    return value.converted(parse_gbps, "a rate such as 100G, 4x100G or 400Gb/s, greater than zero")
+
+
 def _address_range(value: Value) -> list[str]:
     expected = "a host name, an IP address, an alias of ~/.ssh/config, or a range such as 10.0.0.[1-4]"
     return _expand(value, expected, _ADDRESS)
 
 
 def expand_hosts(text: str) -> list[str]:
-    """All hosts of ``dgx[01-04,7]``; the text itself where there are no brackets.
+    """All hosts of ``dgx[01-04,7]`` or ``r[1-2]n[1-4]``; the text itself where there are no brackets.
 
     Raises:
         ValueError: Not a range; says what was expected.
@@ -131,7 +171,10 @@ def expand_hosts(text: str) -> list[str]:
         numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
     if len(set(numbers)) < len(numbers):
         raise ValueError("every number of the range once")
-    return [before + n + after for n in numbers]
+    ends = expand_hosts(after)
+    if len(numbers) * len(ends) > MAX_RANGE:
+        raise ValueError(f"a range of at most {MAX_RANGE} hosts")
+    return [before + n + end for n in numbers for end in ends]
 
 
 def is_name(text: str) -> bool:
@@ -139,9 +182,11 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def _expand(value: Value, expected: str, pattern: re.Pattern[str]) -> list[str]:
+def _expand(
+    value: Value, expected: str, pattern: re.Pattern[str], expand: Callable[[str], list[str]] = expand_hosts
+) -> list[str]:
     try:
-        found = expand_hosts(value.text(expected))
+        found = expand(value.text(expected))
     except ValueError as error:
         raise value.error(str(error)) from None
     if not all(map(pattern.fullmatch, found)):
@@ -271,7 +316,25 @@ FLAVOR_NEEDS = (
     ("memory", "how much memory a job of this flavor gets in all, such as 256G"),
     ("time", "the time limit, such as 72h"),
 )
-PARTITION = ("auto_promote", "defaults", "flavors", "image", "max_time", "nodes", "policy", "preemptible")
+SWITCH: Fields = {
+    "nodes": ("nodes", hosts),
+    "uplink": ("uplink_gbps", _rate),
+    "uplink_gbps": ("uplink_gbps", _number(0.001, 1e9, "Gbit/s")),
+    "parent": ("parent", name),
+}
+PARTITION = ("auto_promote", "defaults", "flavors", "image", "max_time", "nodes", "placement", "policy",
+             "preemptible", "resizable")  # fmt: skip
+PLACEMENT: Fields = {
+    "max_spread": ("max_spread", lambda value: value.choice(("rack", "any"))),
+    "wait": ("wait_s", _whole_seconds),
+}
+RESIZABLE: Fields = {
+    "min": ("least", _whole(1, 1_000_000, "a number of GPUs")),
+    "max": ("most", _whole(1, 1_000_000, "a number of GPUs")),
+    "cooldown": ("cooldown_s", _whole_seconds),
+    "batch": ("batch", lambda value: value.choice(("fixed", "scale"))),
+    "default": ("default", Value.flag),
+}
 LOGS: Fields = {
     "max_per_job": ("max_mib_per_job", _memory),
     "max_total": ("max_total_mib", _memory),

@@ -14,10 +14,21 @@ from typing import Any
 
 from gpusched.config import fields
 from gpusched.config.paths import config_folder
+from gpusched.config.topology import read_topology
 from gpusched.config.validate import nodes_that_hold
 from gpusched.config.yamlfile import Value, parse_file
 from gpusched.errors import FileError, UsageError
-from gpusched.model.resources import Flavor, Inventory, LogSettings, Node, Partition, Settings
+from gpusched.model.resources import (
+    Flavor,
+    Inventory,
+    LogSettings,
+    Node,
+    Partition,
+    PlacementRules,
+    ResizeRules,
+    Settings,
+)
+from gpusched.model.topology import Topology
 from gpusched.model.units import format_memory
 
 SYSTEM_INVENTORY = Path("/etc/gpusched/inventory.yaml")
@@ -82,6 +93,15 @@ def flavor_nodes(flavor: Flavor, nodes: tuple[Node, ...]) -> int | None:
     return None
 
 
+def _resize_rules(value: Value, nodes: list[Node]) -> ResizeRules:
+    rules = ResizeRules(**fields.read(value, fields.RESIZABLE, "a mapping with min, max, cooldown, batch, default"))
+    if rules.most is not None and rules.most < rules.least:
+        raise value.error("a max that is not below min", f"min {rules.least} and max {rules.most}")
+    if nodes and rules.least > (has := sum(node.gpus for node in nodes)):
+        raise value.error(f"a min of at most the partition's {has} GPUs", str(rules.least))
+    return rules
+
+
 class _Reader:
     """One reading of one file. With ``errors`` given, errors of a part are noted there and the next part is read."""
 
@@ -93,7 +113,7 @@ class _Reader:
 
     def inventory(self) -> Inventory:
         root = parse_file(self._path, "an inventory")
-        known = root.fields("a mapping with partitions", ("settings", "defaults", "partitions"))
+        known = root.fields("a mapping with partitions", ("settings", "defaults", "partitions", "topology"))
         settings, defaults = Settings(), dict[str, Any]()
         with self._noting():
             settings = self._settings(known.get("settings"))
@@ -108,7 +128,11 @@ class _Reader:
         for name, value in found.items():
             with self._noting():
                 partitions.append(self._partition(name, value, defaults))
-        return Inventory(path=str(self._path), partitions=tuple(partitions), settings=settings)
+        topology = Topology()
+        nodes = None if self._errors else self._names  # a node that could not be read is not a node that is not there
+        with self._noting():
+            topology = read_topology(known.get("topology"), nodes, self._noting)
+        return Inventory(path=str(self._path), partitions=tuple(partitions), settings=settings, topology=topology)
 
     def _settings(self, value: Value | None) -> Settings:
         if value is None:
@@ -146,6 +170,10 @@ class _Reader:
             max_time_s=max_time_s,
             auto_promote=known["auto_promote"].flag() if "auto_promote" in known else None,
             preemptible=known["preemptible"].flag() if "preemptible" in known else False,
+            placement=PlacementRules(
+                **fields.read(known.get("placement"), fields.PLACEMENT, "a mapping with max_spread, wait")
+            ),
+            resizable=_resize_rules(known["resizable"], nodes) if "resizable" in known else ResizeRules(),
         )
 
     def _nodes(self, partition: str, entry: Value, defaults: Mapping[str, Any]) -> list[Node]:

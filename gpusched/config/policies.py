@@ -17,8 +17,8 @@ import msgspec
 from gpusched.config.yamlfile import Value, parse_file, suggestion
 from gpusched.errors import FileError, UsageError
 from gpusched.model.policy import (
+    AGENTS,
     MAPPED,
-    Agent,
     Backfill,
     Mapping,
     Order,
@@ -33,7 +33,7 @@ from gpusched.model.units import parse_duration
 
 BUILT_IN = Path(__file__).parents[1] / "data" / "policies"
 POLICY, WEIGHTS = "policy.yaml", ".safetensors"  # of a trained policy's folder
-DEFAULT_FALLBACK = "easy"
+DEFAULT_FALLBACK, SIZING_FALLBACK = "easy", "elastic"  # the latter of agents that choose sizes
 
 
 def policy_folders(inventory_path: Path | str) -> tuple[Path, ...]:
@@ -99,7 +99,7 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
     root = parse_file(file, "a policy")
     expected = "a mapping with order, place, backfill"
     known = (*_AGENT_KEYS, *stages) if "agent" in root.fields(expected) else ("agent", *stages)
-    fields = root.fields(expected, ("description", "mapping", "resize", *known))
+    fields = root.fields(expected, ("description", "mapping", "place_wait", "resize", *known))
     chosen: dict[str, Any] = {key: fields[key].choice(options) for key, options in stages.items() if key in fields}
     if "description" in fields:
         chosen["description"] = fields["description"].text("a sentence")
@@ -107,14 +107,26 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
         if chosen.get("place") not in MAPPED:
             raise fields["mapping"].error(f"this only with place: {' or '.join(MAPPED)}", "it without")
         chosen["mapping"] = _mapping_of(fields["mapping"])
-    if chosen.get("sizes", "base") != "base" and ("agent" in fields or chosen.get("order", "fifo") != "fifo"):
-        raise fields["sizes"].error("this only with order: fifo and without an agent", "it with another")
-    if "resize" in fields:
-        if chosen.get("sizes", "base") == "base":
-            raise fields["resize"].error("this only with sizes: greedy-gain", "it without")
-        chosen["resize"] = _resizing_of(fields["resize"])
+    if "place_wait" in fields:
+        if chosen.get("place") != "rack-wait":
+            raise fields["place_wait"].error("this only with place: rack-wait", "it without")
+        chosen["place_wait_s"] = fields["place_wait"].converted(_seconds_or_none, "a time, such as 24h; 0s: none")
     if "agent" in fields:
         chosen |= _agent_of(fields, trained, (file.parent, *folders))
+    sizing = "agent" in fields and AGENTS[chosen["agent"]].sizes
+    if sizing:  # the agent chooses sizes; the file, or its fallback, says the rest
+        behind = chosen["fallback"]
+        if "sizes" in fields or behind.sizes == "base":
+            told = "sizes" if "sizes" in fields else "fallback"
+            raise fields[told].error(f"a fallback that chooses sizes, such as {SIZING_FALLBACK}")
+        chosen = {k: getattr(behind, k) for k in ("order", "place", "backfill", "sizes", "resize")} | chosen
+    if "sizes" in fields and chosen["sizes"] != "base":
+        if "agent" in fields or chosen.get("order", "fifo") != "fifo":
+            raise fields["sizes"].error("this only with order: fifo and without an agent", "it with another")
+    if "resize" in fields:
+        if chosen.get("sizes", "base") == "base":
+            raise fields["resize"].error("this only with a policy that chooses sizes", "it without")
+        chosen["resize"] = _resizing_of(fields["resize"])
     if chosen.get("order") == "sjf-estimate" and chosen.get("backfill") == "easy":
         # its promise to the head rests on times that are not exceeded: limits, not estimates
         raise fields["backfill"].error("none or skip with order: sjf-estimate")
@@ -126,13 +138,14 @@ _AGENT_KEYS = ("agent", "fallback", "budget", "preempt", "train")
 
 def _agent_of(fields: dict[str, Value], trained: Path, folders: tuple[Path, ...]) -> dict[str, Any]:
     """What a file says of its agent."""
-    found: dict[str, Any] = {"agent": fields["agent"].choice(get_args(Agent)), "folder": str(trained)}
-    name = fields["fallback"].text("a policy's name") if "fallback" in fields else DEFAULT_FALLBACK
+    found: dict[str, Any] = {"agent": fields["agent"].choice(tuple(AGENTS)), "folder": str(trained)}
+    default = SIZING_FALLBACK if AGENTS[found["agent"]].sizes else DEFAULT_FALLBACK
+    name = fields["fallback"].text("a policy's name") if "fallback" in fields else default
     file = policy_file(name, folders)
     # looked at before it is loaded: its own fallback could be this very policy
     if file is None or file.is_dir() or "agent" in parse_file(file, "a policy").fields("a mapping"):
         names = sorted({f.stem for folder in folders for f in folder.glob("*.yaml")} - {"policy", trained.name})
-        expected = f"a policy without an agent, such as {DEFAULT_FALLBACK}{suggestion(name, names)}"
+        expected = f"a policy without an agent, such as {default}{suggestion(name, names)}"
         raise fields["fallback"].error(expected)
     found["fallback"] = load_policy(file)
     if "budget" in fields:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from gpusched.errors import UsageError
 from gpusched.model import ids
@@ -11,6 +13,7 @@ from gpusched.model.images import image_error
 from gpusched.model.jobs import JobSpec
 from gpusched.model.resources import Inventory, Node, Partition, RuntimeName
 from gpusched.model.suggest import did_you_mean
+from gpusched.model.topology import Topology
 from gpusched.model.units import MAX_DURATION_S, MAX_TIMESTAMP, format_duration, format_memory
 
 MAX_VALUE_BYTES = 120_000  # Linux takes 131,072 for one argument or variable (MAX_ARG_STRLEN), its name included
@@ -50,6 +53,8 @@ def validate_spec(spec: JobSpec, inventory: Inventory) -> None:
     check_gpu_types(partition, spec.gpu_types)
     _check_fits(spec, partition)
     _check_elastic(spec, partition)
+    _check_placement(spec, partition)
+    _check_rack(spec, partition, inventory.topology)
 
 
 def known_partition(inventory: Inventory, name: str) -> Partition:
@@ -122,6 +127,18 @@ def usable_nodes(
 def nodes_that_hold(nodes: Iterable[Node], gpus: int, cores: int, memory_mib: int) -> int:
     """How many of the nodes are large enough for one part of a job."""
     return sum(n.gpus >= gpus and n.cores >= cores and n.memory_mib >= memory_mib for n in nodes)
+
+
+def shape_on(nodes: Sequence[Node], spec: JobSpec, gpus: int) -> JobSpec | None:
+    """A resizable job's request with so many GPUs, over the fewest nodes that can give it, empty; None: they cannot.
+
+    Of ranges of cores and memory it has what goes with its GPUs, or the least where no nodes have that.
+    """
+    shapes = (spec.at_size(gpus, n) for n in range(1, len(nodes) + 1) if gpus % n == 0)
+    for found in (amounts for asked in shapes for amounts in (asked, asked.least)):
+        if nodes_that_hold(nodes, found.gpus_per_node, found.cores_per_node, found.memory_mib_per_node) >= found.nodes:
+            return found
+    return None
 
 
 def _check_name(name: str) -> None:
@@ -300,27 +317,90 @@ def _check_elastic(spec: JobSpec, partition: Partition) -> None:
     if elastic.base_gpus not in sizes or elastic.base_gpus != spec.gpus:
         raise UsageError(f"--base {elastic.base_gpus} is none of the sizes that it may have")
     for option, value, most in (
-        ("--cpus", elastic.base_cores, MAX_COUNT),
-        ("--mem (MiB)", elastic.base_memory_mib, MAX_MEMORY_MIB),
+        *(("--cpus", cores, MAX_COUNT) for cores in (elastic.base_cores, *(elastic.cores or ()))),
+        *(("--mem (MiB)", mib, MAX_MEMORY_MIB) for mib in (elastic.base_memory_mib, *(elastic.memory_mib or ()))),
         ("--cooldown (s)", elastic.cooldown_s, MAX_DURATION_S),
     ):
         if not 0 <= value <= most:
             raise UsageError(f"{option} is at most {most}")
+    for option, span in (("--cpus", elastic.cores), ("--mem", elastic.memory_mib)):
+        if span is not None and not 1 <= span[0] <= span[1]:
+            raise UsageError(f"{option} {span[0]}-{span[1]} is no range", "the smaller number first, at least 1")
     if spec.flavor is not None:
         raise UsageError(f"flavor {spec.flavor} is of one size, so --resizable has no place", "say --gpus 1-8")
     nodes = usable_nodes(partition, spec.nodelist, spec.exclude, spec.gpu_types)
+    rules = partition.resizable
+    found = next((gpus for gpus in sizes if not rules.allow(gpus)), None)
+    if found is not None:
+        bounds = f"{rules.least} to {rules.most}" if rules.most is not None else f"{rules.least} or more"
+        raise UsageError(
+            f"--resizable: partition {partition.name} resizes jobs to {bounds} GPUs, not to {found}",
+            "its bounds stand in the inventory: resizable: min, max",
+        )
     for gpus in sizes:
-        shapes = (spec.at_size(gpus, n) for n in range(1, len(nodes) + 1) if gpus % n == 0)
-        if not any(
-            nodes_that_hold(nodes, s.gpus_per_node, s.cores_per_node, s.memory_mib_per_node) >= s.nodes for s in shapes
-        ):
+        if shape_on(nodes, spec, gpus) is None:
             raise UsageError(
                 f"--resizable: {gpus} GPUs fit on no number of equal nodes of partition {partition.name}",
                 "name the sizes that do with --sizes",
             )
     largest = partition.largest_flavor
+    if largest is not None:
+        for option, amounts, has in (
+            ("--cpus", elastic.cores, largest.cores),
+            ("--mem", elastic.memory_mib, largest.memory_mib),
+        ):
+            if amounts is not None and amounts[1] > has:
+                given, bound = (format_memory(n) if option == "--mem" else str(n) for n in (amounts[1], has))
+                raise UsageError(
+                    f"{option} {given} is more than the largest flavor of partition {partition.name} has "
+                    f"({largest.name}: {bound})"
+                )
     if largest is not None and sizes[-1] > largest.gpus:
         raise UsageError(
             f"--gpus {sizes[-1]} is more than the largest flavor of partition {partition.name} has "
             f"({largest.name}: {largest.gpus})"
         )
+
+
+def _check_placement(spec: JobSpec, partition: Partition) -> None:
+    wait, most = spec.placement_wait_s, spec.max_nodes
+    if wait is not None and not 0 <= wait <= MAX_DURATION_S:
+        raise UsageError(f"--wait-for-placement (s) is at most {MAX_DURATION_S}")
+    if most is not None and not 1 <= most <= MAX_SIZES:
+        raise UsageError(f"--max-spread: over at most {MAX_SIZES} nodes")
+    if spec.max_spread == "server" and (spec.nodes > 1 or most is not None):
+        raise UsageError(f"--max-spread server: the job needs {spec.nodes} nodes of partition {partition.name}")
+    if spec.elastic is not None and (spec.max_spread or spec.exclusive or most is not None):
+        option = "--exclusive" if spec.exclusive else "--max-spread"
+        raise UsageError(f"{option} has no place with --resizable, whose nodes its policy chooses", "leave one out")
+    if spec.exclusive:
+        whole = (spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node)
+        nodes = usable_nodes(partition, spec.nodelist, spec.exclude, spec.gpu_types)
+        if most is not None or sum((n.gpus, n.cores, n.memory_mib) == whole for n in nodes) < spec.nodes:
+            raise UsageError(f"--exclusive: there are no {spec.nodes} nodes of exactly that size")
+
+
+def _check_rack(spec: JobSpec, partition: Partition, topology: Topology) -> None:
+    if not topology or spec.max_spread != "rack" or spec.max_nodes is not None:
+        return
+    racks, parts = topology.racks(), (spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node)
+    by_rack: dict[str, list[Node]] = {}
+    for node in usable_nodes(partition, spec.nodelist, spec.exclude, spec.gpu_types):
+        by_rack.setdefault(racks.get(node.name, node.name), []).append(node)
+    most = max((nodes_that_hold(nodes, *parts) for nodes in by_rack.values()), default=0)
+    if most < spec.nodes:
+        raise UsageError(
+            f"--max-spread rack: no rack has {spec.nodes} nodes of partition {partition.name} that are large enough"
+            f" (at most {most})",
+            "fewer nodes with -N, or --max-spread any",
+        )
+
+
+def within_rules(spec: JobSpec, inventory: Inventory) -> JobSpec:
+    """The request of a resizable job with the sizes that its partition now allows; with none it is not resized."""
+    elastic = spec.elastic
+    partition = inventory.partition(spec.partition) if elastic is not None else None
+    if elastic is None or partition is None or all(map(partition.resizable.allow, elastic.sizes)):
+        return spec
+    sizes = tuple(filter(partition.resizable.allow, elastic.sizes))
+    return msgspec.structs.replace(spec, elastic=msgspec.structs.replace(elastic, sizes=sizes) if sizes else None)

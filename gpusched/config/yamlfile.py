@@ -24,6 +24,12 @@ _MAX_DEPTH = 32
 _MAX_NODES = 1_000_000  # once aliases are followed: a few lines of aliases of aliases stand for billions
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+# A range of hosts between braces, as in {nodes: gpu-[01-04]}: YAML takes no bracket there, so it can mean nothing else.
+# What is quoted, and comments, are matched first and stay as they are.
+_RANGE = re.compile(
+    r"""(?<!\w)'(?:[^']|'')*'|"(?:[^"\\]|\\.)*"|(?:^|\s)\#[^\n]*"""
+    r"|(?<=[:,\[{\s])(?P<range>[A-Za-z0-9][\w.-]*\[[0-9,-]+\](?:[\w.-]|\[[0-9,-]+\])*)(?=\s*[,}\]\n])"
+)
 _NUMBER = re.compile(r"[-+]?[0-9]{1,18}(?:\.[0-9]{1,18})?")
 
 
@@ -60,6 +66,11 @@ class Value:
     def is_text(self) -> bool:
         """A scalar that says something."""
         return self._node.kind == "scalar" and not self._node.is_null
+
+    @property
+    def is_list(self) -> bool:
+        """A list."""
+        return self._node.kind == "list"
 
     def error(self, expected: str, found: str | None = None) -> FileError:
         """The error that says so; ``found`` defaults to a description of what stands there."""
@@ -180,7 +191,7 @@ def parse_text(text: str, file: str) -> Value:
         FileError: It is not YAML, or more than plain mappings, lists and scalars.
     """
     try:
-        root = _Composer(text, file).document()
+        root = _root(text, file)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else None
@@ -193,6 +204,20 @@ def parse_text(text: str, file: str) -> Value:
     except yaml.YAMLError as error:
         raise FileError(file, None, "", f"a YAML error ({error})", "valid YAML") from None
     return Value(file, "", root.line, root)
+
+
+def _root(text: str, file: str) -> _Node:
+    try:
+        return _Composer(text, file).document()
+    except yaml.MarkedYAMLError:
+        quoted = _RANGE.sub(lambda found: f'"{found["range"]}"' if found["range"] else found[0], text)
+        if quoted == text:
+            raise
+        try:
+            return _Composer(quoted, file).document()
+        except (yaml.YAMLError, FileError):
+            pass
+        raise
 
 
 def parse_plain(path: Path) -> Any:

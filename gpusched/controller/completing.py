@@ -120,7 +120,8 @@ def _close(step: Step, seen: list[Seen], ending: Ending, world: ReconcileInput) 
     if ending.resize is not None:
         requeue_resized(step, seen, ending, end, world)
         return
-    again = {"resizes": job.resizes and msgspec.structs.replace(job.resizes, before=None)}
+    # A new attempt that is no resize has the whole time limit, as that of every other job.
+    again = {"resizes": job.resizes and msgspec.structs.replace(job.resizes, before=None, had_s=0.0)}
     if ending.preemptions is not None:
         fields = back_in_queue(ending.message) | again | {"preemptions": _stopped(job, ending.preemptions, seen, end)}
         step.job, event = move(job, JobState.PENDING, now, event="requeued", data={"outcome": "PREEMPTED"}, **fields)

@@ -16,6 +16,7 @@ from gpusched.controller.estimating import Estimator
 from gpusched.controller.fold import CommandApplier
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.launchfaults import Failures, image_of, judge_nodes, with_failure, with_success
+from gpusched.controller.learning import learn
 from gpusched.controller.ledger import Ledger
 from gpusched.controller.nodestate import attended, is_dead, is_forgotten, record_of_unknown, update_record
 from gpusched.controller.outputs import Collecting, readers_of
@@ -152,6 +153,8 @@ class Cycle:
         with self._store.transaction():
             operations = self._apply_steps(steps, records, events, now)
             note_progress(self._store, active, observations)
+            over = [job for job, step in zip(active, steps, strict=True) if step.ended_attempt is not None]
+            learn(self._store, self.inventory, over)
             operations += self._tidy(observations, records, now)
             self._store.put_nodes(records.values())
             self._store.append(events)
@@ -199,7 +202,7 @@ class Cycle:
             events += self._judge_launch(step, records, now)
             if step.ended_attempt is not None:
                 end, outcome = step.ended_attempt
-                self._store.close_run(step.job.id, step.job.attempt, end, outcome)
+                self._store.close_run(step.job.id, step.job.attempt, end, outcome, step.worked_until)
         self._store.put_jobs(step.job for step in steps if step.events)
         return operations
 

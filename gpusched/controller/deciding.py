@@ -165,7 +165,9 @@ class Decider:
         """The plan for a snapshot, within the agents' budgets."""
         policies = snapshot.policies
         waiting = {job.spec.partition for job in snapshot.pending}
-        agents = {n: s for n, s in policies.items() if s.agent is not None and n in waiting}
+        running = {job.spec.partition for job in snapshot.running if job.spec is not None}
+        asked_by = {n: waiting | running if s.traits.sizes else waiting for n, s in policies.items()}
+        agents = {n: s for n, s in policies.items() if s.agent is not None and n in asked_by[n]}
         if not agents:
             return self._told(Decision(decide(snapshot), policies))
         asked = {name: self._ask(name, spec, digests, snapshot) for name, spec in agents.items()}

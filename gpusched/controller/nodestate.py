@@ -90,7 +90,11 @@ def _with_news(record: NodeRecord, result: NodeReading | ProbeFailure) -> NodeRe
         reading = record.reading if isinstance(result, ProbeFailure) else result
         return msgspec.structs.replace(record, down_since=since, reading=reading)
     links = {gpu.index: gpu.links for gpu in result.gpus if gpu.links} or record.links
-    return msgspec.structs.replace(record, down_since=None, last_seen=result.time, reading=result, links=links)
+    wired = msgspec.Raw(msgspec.json.encode(result.wiring)) if result.wiring is not None else record.wired
+    result = msgspec.structs.replace(result, wiring=None)  # kept once
+    return msgspec.structs.replace(
+        record, down_since=None, last_seen=result.time, reading=result, links=links, wired=wired
+    )
 
 
 def _state(

@@ -187,12 +187,11 @@ class Planner:
 
 
 def _at_size(job: Job, start: Start) -> Job:
-    """A resizable job with the request of the size at which it starts."""
-    if job.spec.elastic is None:
+    """A job that may be given several sizes with the request of the one at which it starts."""
+    if job.spec.elastic is None and job.spec.max_nodes is None:
         return job
     resizes = job.resizes and msgspec.structs.replace(job.resizes, resume_at=None)
-    spec = job.spec.at_size(start.allocation.gpus, len(start.allocation.parts))
-    return msgspec.structs.replace(job, spec=spec, resizes=resizes)
+    return msgspec.structs.replace(job, spec=job.spec.as_allocated(start.allocation), resizes=resizes)
 
 
 def isolated(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:

@@ -92,6 +92,12 @@ class StartPredictor:
         self._compiler.poll()
         return False
 
+    def close(self) -> None:
+        """Leave no process behind; what it had compiled by then is kept."""
+        if self._compiler is not None:
+            self._compiler.kill()
+            self._compiler.wait()
+
     def _new_batch(self, inventory: Inventory, now: float) -> _Batch | None:
         if now >= self._forget_fruitless:
             self._fruitless, self._forget_fruitless = set(), now + _TRY_AGAIN_S

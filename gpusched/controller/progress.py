@@ -22,11 +22,8 @@ def note_progress(store: Store, active: Iterable[Job], observations: Mapping[str
         for container in reading.containers or ()
         if container.progress or container.saved or container.job_file_error
     ]
-    store.close_progress()
-    if not news:
-        return
     jobs = {(job.id, job.attempt, job.allocation.parts[0].node): job for job in active if job.allocation}
-    known = {job_id: attempts[-1] for job_id, attempts in store.progress_of_unended().items()}
+    known = {job_id: attempts[-1] for job_id, attempts in store.progress_of_unended().items()} if news else {}
     changed = []
     for container, reading in news:
         name = parse_container_name(container.name)
@@ -40,6 +37,7 @@ def note_progress(store: Store, active: Iterable[Job], observations: Mapping[str
         if after != before:
             changed.append(after)
     store.put_progress(changed)
+    store.close_progress()  # not before: a job's last words may come in the cycle in which it ends
 
 
 def progressed(

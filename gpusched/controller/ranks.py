@@ -50,6 +50,7 @@ class Step(msgspec.Struct, kw_only=True):
         launch_failed: (node, error) where it could not be launched, not plainly by its own fault.
         began: The job as it began to run, where it did in this step; it may have ended in the same one.
         ended_attempt: (when, outcome) when the attempt is over and had begun to run.
+        worked_until: Of one that was stopped to be resized, up to when what it did counts; None: to its end.
     """
 
     job: Job
@@ -60,6 +61,7 @@ class Step(msgspec.Struct, kw_only=True):
     launch_failed: tuple[str, str] | None = None
     began: Job | None = None
     ended_attempt: tuple[float, JobState] | None = None
+    worked_until: float | None = None
 
 
 class Seen(msgspec.Struct, frozen=True):

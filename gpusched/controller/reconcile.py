@@ -122,7 +122,7 @@ def _running(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
         _end(step, outcome, reason, message, world, grace=settings.grace_s, exit_code=bad[0].rank.exit_code)
     elif len(finished) == len(seen):
         _end(step, JobState.COMPLETED, "", "", world, grace=0, exit_code=0)
-    elif _ran_s(job, seen, world) >= job.spec.time_limit_s and any(s.phase == "running" for s in seen):
+    elif _ran_s(job, seen, world) >= job.limit_s and any(s.phase == "running" for s in seen):
         # Only what is seen to run has run into it: a job on a node that cannot be asked may have ended in time.
         message = f"ran into its limit of {job.spec.time_limit_s} s"
         _end(step, JobState.TIMEOUT, "TimeLimit", message, world, grace=settings.grace_s)
@@ -143,7 +143,7 @@ def _ran_s(job: Job, seen: list[Seen], world: ReconcileInput) -> float:
 
 def _warn_before_limit(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
     spec = step.job.spec
-    if spec.signal_before_s is not None and _ran_s(step.job, seen, world) >= spec.time_limit_s - spec.signal_before_s:
+    if spec.signal_before_s is not None and _ran_s(step.job, seen, world) >= step.job.limit_s - spec.signal_before_s:
         step.operations += [
             operation_on("signal", s, signal=spec.signal)
             for s in seen

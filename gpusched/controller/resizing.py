@@ -90,12 +90,15 @@ def requeue_resized(step: Step, seen: list[Seen], ending: Ending, end: float, wo
     """All ranks are gone: the job waits for its start at the other size."""
     job, to = step.job, ending.resize
     assert to is not None
-    resizes = msgspec.structs.replace(job.resizes or Resizes(), resume_at=to.gpus)
     data: dict[str, Any] = {"outcome": "RESIZED"}
+    began = job.start_time if job.start_time is not None else end
+    resizes = job.resizes or Resizes()
+    resizes = msgspec.structs.replace(resizes, resume_at=to.gpus, had_s=resizes.had_s + end - began)
+    step.worked_until = began if to.back else to.asked_at
     if not to.back and not to.saved:
-        began = job.start_time if job.start_time is not None else end
         kept = max((at for s in seen if (at := _saved_at(s, world)) is not None), default=began)
-        lost = max(0.0, end - max(kept, began))
+        step.worked_until = min(max(kept, began), end)
+        lost = end - step.worked_until
         resizes = msgspec.structs.replace(resizes, lost_s=resizes.lost_s + lost)
         data["message"] = f"{lost:.0f} s of work are lost"
         if all(s.rank.finished_at is not None for s in seen):  # else its node is to blame

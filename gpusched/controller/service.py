@@ -136,7 +136,7 @@ class Service:
         if not kept_on_disk(schedule):
             announce(self._state, COMPILING)
             self._say("compiling the scheduling passes, this once; it takes some ten seconds")
-        warm_up()
+        warm_up(self.cycle.policies.values())
         self.cycle.warm_up()
         announce(self._state)
 
@@ -166,6 +166,7 @@ class Service:
         except (sqlite3.OperationalError, OSError):
             raise
         except Exception as error:
+            self._predictor.close()
             self._predictor = None
             self._say(f"no more starts are predicted until the next start: {type(error).__name__}: {error}")
             self._event("foretelling_failed", why=f"{type(error).__name__}: {error}")
@@ -229,6 +230,8 @@ class Service:
         """Let go of everything; what runs on the nodes goes on."""
         with contextlib.suppress(sqlite3.OperationalError):  # a full disk must not keep us from ending
             self._event("controller_stopped")
+        if self._predictor is not None:
+            self._predictor.close()
         self.cluster.close()
         self.store.close()
 

@@ -1,7 +1,7 @@
 """The service behind `gpusched check`: everything from the file to the GPUs, each with what is wrong and what to do.
 
-In: the inventory, the state folder, the nodes. Out: findings. May import: nodes, queue, config, model. Begin with
-`examine.examine`.
+In: the inventory, the state folder, the nodes. Out: findings. May import: views, nodes, queue, config, model. Begin
+with `examine.examine`.
 """
 
 from gpusched.doctor.examine import examine

@@ -13,6 +13,7 @@ from gpusched.doctor.files import examine_inventory, examine_policies
 from gpusched.doctor.findings import Finding
 from gpusched.doctor.nodes import examine_node
 from gpusched.doctor.state import examine_state, known_nodes
+from gpusched.doctor.topology import judge_topology
 from gpusched.errors import UsageError
 from gpusched.model.resources import Inventory, Node
 
@@ -34,7 +35,7 @@ def examine(
     ``on_findings`` is told each subject's findings as they come, the nodes' in the order in which they answer.
 
     Returns:
-        The findings: inventory, policies, state, then the nodes in the inventory's order.
+        The findings: inventory, policies, state, the nodes in the inventory's order, then the topology.
 
     Raises:
         UsageError: ``nodes`` names one that the inventory does not have.
@@ -53,15 +54,19 @@ def examine(
     known = known_nodes(state)
     images = {p.name: p.default_image for p in inventory.partitions}
     by_node: dict[str, list[Finding]] = {}
+    wirings = dict(known.wirings)
     with ThreadPoolExecutor(max_workers=min(_THREADS, len(chosen))) as pool:
         asked = {
             pool.submit(examine_node, n, inventory.settings, known, clock, images.get(n.partition)): n.name
             for n in chosen
         }
         for future in as_completed(asked):
-            by_node[asked[future]] = future.result()
+            by_node[asked[future]], wiring = future.result()
+            if wiring is not None:
+                wirings[asked[future]] = wiring
             tell(by_node[asked[future]])
-    return found + here + [f for n in chosen for f in by_node[n.name]]
+    tell(wired := judge_topology(inventory, wirings))
+    return found + here + [f for n in chosen for f in by_node[n.name]] + wired
 
 
 def _chosen(inventory: Inventory | None, names: Collection[str]) -> list[Node]:

@@ -9,7 +9,7 @@ from gpusched.doctor.judge import judge_gpus, judge_host, judge_runtime
 from gpusched.doctor.state import Known
 from gpusched.doctor.trial import try_container
 from gpusched.errors import GpuschedError
-from gpusched.model.readings import NodeReading
+from gpusched.model.readings import NodeReading, Wiring
 from gpusched.model.resources import Node, Settings
 from gpusched.nodes.inspection import RUN_TIMEOUT_S, Inspection, inspection_script, parse_inspection
 from gpusched.nodes.opening import open_transport
@@ -26,15 +26,19 @@ _CHECK_OF_KIND = {
 
 def examine_node(
     node: Node, settings: Settings, known: Known, clock: Callable[[], float], image: str | None = None
-) -> list[Finding]:
-    """Everything about one node (``image``: its partition's); where it cannot be asked, one finding that says why."""
+) -> tuple[list[Finding], Wiring | None]:
+    """Everything about one node (``image``: its partition's), and how it is wired.
+
+    Where it cannot be asked, there is one finding that says why.
+    """
     transport = open_transport(node, settings)
     try:
-        return _service(node, known) + _examine(transport, node, settings, known, clock, image)
+        found, wiring = _examine(transport, node, settings, known, clock, image)
+        return _service(node, known) + found, wiring
     except TransportError as error:
-        return [failed(node.name, _CHECK_OF_KIND.get(error.kind, "ssh"), error)]
+        return [failed(node.name, _CHECK_OF_KIND.get(error.kind, "ssh"), error)], None
     except GpuschedError as error:
-        return [failed(node.name, "probe", error)]
+        return [failed(node.name, "probe", error)], None
     finally:
         transport.close()
 
@@ -62,19 +66,19 @@ def _service(node: Node, known: Known) -> list[Finding]:
 
 def _examine(
     transport: Transport, node: Node, settings: Settings, known: Known, clock: Callable[[], float], image: str | None
-) -> list[Finding]:
+) -> tuple[list[Finding], Wiring | None]:
     from gpusched.nodes.probe import probe
 
     inspection = inspect(transport, node, (node.runtime.value,))
     if inspection is None:
         message = "logged in, but the account's shell does not run `sh`"
         hint = "give the account an ordinary login shell, such as /bin/sh"
-        return [Finding(node.name, "shell", "fail", message, hint)]
+        return [Finding(node.name, "shell", "fail", message, hint)], None
     who = f" as {inspection.user}" if inspection.user else ""
     found = [Finding(node.name, "ssh", "ok", f"logged in{who}" if node.transport == "ssh" else f"this machine{who}")]
     found += judge_host(node, inspection)
     try:
-        reading: NodeReading | None = probe(transport, node, known.cluster_id, settings, clock, want_links=False)
+        reading: NodeReading | None = probe(transport, node, known.cluster_id, settings, clock, want_links=True)
     except TransportError as error:
         reading = None
         found.append(failed(node.name, "probe", error))
@@ -83,4 +87,4 @@ def _examine(
     runtime = judge_runtime(node, inspection, reading)
     if worst(runtime) != "fail":
         runtime += try_container(transport, node, settings, image, reading, known.held.get(node.name, {}))
-    return found + runtime
+    return found + runtime, reading.wiring if reading is not None else None

@@ -14,11 +14,13 @@ from typing import NamedTuple
 
 from gpusched.doctor.findings import Finding, Status
 from gpusched.errors import GpuschedError
+from gpusched.model.readings import Wiring
 from gpusched.model.units import format_memory
 from gpusched.queue.presence import Presence, controller_of
 from gpusched.queue.schema import SCHEMA_VERSION
 from gpusched.queue.snapshots import held_gpus, lingering_gpus
 from gpusched.queue.store import DATABASE, INVENTORY_TROUBLE, Reader
+from gpusched.sched.interference.gpus import slow_gpus
 
 _SUBJECT = "state"
 _QUICK_CHECK_S = 20.0
@@ -32,11 +34,13 @@ class Known(NamedTuple):
         cluster_id: Marks this installation's jobs on the nodes.
         held: Node -> GPU index -> who has it.
         drained: Node -> (reason, by whom), of those out of service.
+        wirings: Node -> how it is wired, as last read.
     """
 
     cluster_id: str = "check"
     held: Mapping[str, Mapping[int, str]] = {}
     drained: Mapping[str, tuple[str, str]] = {}
+    wirings: Mapping[str, Wiring] = {}
 
 
 def known_nodes(state: Path) -> Known:
@@ -53,6 +57,7 @@ def known_nodes(state: Path) -> Known:
                 reader.meta("cluster_id") or "check",
                 {name: {**held.get(name, {}), **lingering.get(name, {})} for name in {*held, *lingering}},
                 {r.name: (r.drain_reason, r.drained_by or "?") for r in records if r.drain_reason is not None},
+                {r.name: r.wiring for r in records if r.wiring is not None},
             )
     except (GpuschedError, sqlite3.Error, OSError):
         return Known()
@@ -161,12 +166,15 @@ def _controller(state: Path, tick_s: float, now: float) -> list[Finding]:
         assert reader is not None
         with closing(reader):
             beat, trouble, left = reader.meta("heartbeat"), reader.meta(INVENTORY_TROUBLE), reader.left_nodes()
+            paces = reader.paces()
     except (GpuschedError, sqlite3.Error) as error:
         return [_finding("controller", "fail", f"its last sign of life cannot be read: {error}", _RESTORE)]
     found = [_heartbeat(controller_of(state), None if beat is None else now - float(beat), max(60.0, 6 * tick_s))]
     if trouble:
         message = f"the controller goes on with the last good one: {trouble}"
         found.append(_finding("inventory", "warn", message, "correct it; a running controller takes it up"))
+    slow = "look on the node: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK; or keep it out with gpu_indices"
+    found += [Finding(gpu.node, f"GPU {gpu.index}", "warn", gpu.line, slow) for gpu in slow_gpus(paces)]
     hint = "put it back, or wait for its jobs; nothing new goes there"
     return found + [_finding("inventory", "warn", f"node {record.name} is {record.reason}", hint) for record in left]
 

@@ -12,6 +12,7 @@ from gpusched.model.jobs import DependencyKind
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.sched.arrays import NodeArrays, Waiting
+from gpusched.sched.eligible import out_of_reach
 from gpusched.sched.state import BACKFILLS, BEST_FIT, PLACES, Ints, Records
 
 
@@ -33,7 +34,10 @@ def staged(policy: PolicySpec) -> PolicySpec:
 
 def may_start(job: PendingView, snapshot: Snapshot) -> bool:
     """Whether the job can start at some time without anybody doing anything."""
-    return not job.held_by and job.spec.partition in snapshot.policies and job.dependency != "never"
+    policy = snapshot.policies.get(job.spec.partition)
+    if policy is None or out_of_reach(job.spec, policy):
+        return False
+    return not job.held_by and job.dependency != "never"
 
 
 def initial_state_of(

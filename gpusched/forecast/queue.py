@@ -60,10 +60,10 @@ class QueueForecast:
         self.first_variant = len(own)
         self.index = {job.id: i for i, job in enumerate(own)}
         self._world = node_arrays_of(snapshot)
-        self._waiting = waiting_of(self.views, self._world, {})
+        self._waiting = waiting_of(self.views, self._world, {}, snapshot)
         self._releases = releases_of(snapshot.running, self._world, self._waiting.parts)
         world, jobs = self._world, self._waiting.jobs
-        self._scratch = new_scratch(len(world.nodes), jobs.feasibility.size)
+        self._scratch = new_scratch(len(world.nodes), jobs.feasibility.size, world.rack)
         set_feasibility(world.total, world.usable, jobs.masks, self._waiting.requests, self._scratch, jobs.feasibility)
         self._initial = initial_state_of(snapshot, self.views, self.first_variant, self._world, self._waiting)
         self._clock = np.array([snapshot.now, half_life_s, tick_s])
@@ -162,5 +162,5 @@ class QueueForecast:
 
     def nodes_of(self, job: int) -> tuple[str, ...]:
         """The nodes that the last run started the job on."""
-        offset, parts = int(self._outcome.offset[job]), self.views[job].spec.nodes
+        offset, parts = int(self._outcome.offset[job]), int(self._waiting.requests.parts[self._outcome.shape[job]])
         return tuple(self._world.nodes[row].name for row in self._outcome.nodes[offset : offset + parts].tolist())

@@ -13,6 +13,7 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.sched.backfill import schedule
+from gpusched.sched.fit import entry
 from gpusched.sched.heaps import Heap, pop, push
 from gpusched.sched.releases import drop
 from gpusched.sched.state import (
@@ -163,7 +164,7 @@ def _happen(line: QueueArrays, passes: Passes, item: int) -> None:
 @jit
 def _give_back(line: QueueArrays, passes: Passes, job: int) -> None:
     """What a job that started on the way held."""
-    shape, offset, requests = passes.jobs.shape[job], passes.outcome.offset[job], passes.requests
+    shape, offset, requests = passes.outcome.shape[job], passes.outcome.offset[job], passes.requests
     for part in range(requests.parts[shape]):
         node = passes.outcome.nodes[offset + part]
         _return(line, passes, node, requests.gpus[shape], requests.cores[shape], requests.memory[shape])
@@ -258,7 +259,7 @@ def _decide(line: QueueArrays, passes: Passes, partition: int) -> None:
     now = line.clock[NOW]
     resources, releases, requests, jobs, rng, scratch, outcome = passes
     rule, backfill = line.queues[partition]["rule"], line.queues[partition]["backfill"]
-    queue = _queue(line, requests.parts, jobs, partition)
+    queue = _queue(line, requests.parts, requests.looser, jobs, partition)
     line.counter[WORK] += queue.size + _PASS_WORK
     if queue.size == 0:
         return
@@ -269,7 +270,7 @@ def _decide(line: QueueArrays, passes: Passes, partition: int) -> None:
         line.jobs[job]["start"] = now
         push(line.heap, now + line.jobs[job]["lasts"], job)
         _hold(line, job, 1)
-        for part in range(requests.parts[jobs.shape[job]]):
+        for part in range(requests.parts[outcome.shape[job]]):
             node = outcome.nodes[outcome.offset[job] + part]
             fit_anew(line.fit, line.fits, resources, requests, jobs.masks, node)
     _close_up(line, outcome.code, partition, rule == NAIVE)
@@ -279,7 +280,7 @@ def _decide(line: QueueArrays, passes: Passes, partition: int) -> None:
 
 
 @jit
-def _queue(line: QueueArrays, parts: Ints, jobs: Jobs, partition: int) -> Ints:
+def _queue(line: QueueArrays, parts: Ints, looser: Ints | None, jobs: Jobs, partition: int) -> Ints:
     """The jobs that the pass can start now, and those that may be the head; nobody where none can start.
 
     What fits nowhere does not start, and counts only as the head: the first job that does not start. Jobs that can
@@ -299,6 +300,8 @@ def _queue(line: QueueArrays, parts: Ints, jobs: Jobs, partition: int) -> Ints:
         shape = shape_of[job]
         if feasibility[shape] != OK:
             continue
+        while fits[shape] < parts[shape] and entry(looser, shape, -1) >= 0:
+            shape = entry(looser, shape, -1)
         if fits[shape] >= parts[shape]:
             hopeful += 1
         elif headed:

@@ -61,6 +61,8 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
         sizes: GPUs of the whole job that it may have, ascending.
         base_gpus: What its batch and learning rate were tuned for; ``base_cores`` and ``base_memory_mib`` of the whole
             job go with it, and with the GPUs at other sizes.
+        cores, memory_mib: The least and the most of the whole job, between which they do so; less than what goes with
+            the GPUs is given where the nodes have no more. None: exactly that.
         batch: Whether its batch stays the same at all sizes or goes with the GPUs; the job is told, no more.
         cooldown_s: It is not resized before its present attempt has run so long.
     """
@@ -69,6 +71,8 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
     base_gpus: int
     base_cores: int
     base_memory_mib: int
+    cores: tuple[int, int] | None = None
+    memory_mib: tuple[int, int] | None = None
     batch: Literal["fixed", "scale"] = "fixed"
     cooldown_s: int = 600
 
@@ -88,6 +92,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             to end, and goes on from there.
         gpu_types: Only nodes with GPUs of one of these types; empty: any.
         elastic: It may be resized; the resources above are those of its present size. None: it may not.
+        max_spread: ``server``, ``rack``: all its nodes in one, where the cluster has racks; ``any``, "": anywhere.
+        max_nodes: Its GPUs may be spread in equal parts over up to so many nodes, the fewest first; the resources above
+            are those of its latest start. None: exactly ``nodes``.
+        placement_wait_s: So long it waits for the fewest nodes, in one rack; None: as its policy says.
+        exclusive: It asks for whole nodes, and goes to none that have more.
     """
 
     name: str
@@ -119,23 +128,59 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     gpu_types: tuple[str, ...] = ()
     comment: str = ""
     elastic: Elastic | None = None
+    max_spread: Literal["", "server", "rack", "any"] = ""
+    max_nodes: int | None = None
+    placement_wait_s: float | None = None
+    exclusive: bool = False
 
     @property
     def gpus(self) -> int:
         """GPUs of the whole job."""
         return self.nodes * self.gpus_per_node
 
-    def at_size(self, gpus: int, nodes: int) -> JobSpec:
-        """A resizable job's request with so many GPUs over so many nodes; cores and memory rounded up."""
+    @property
+    def amounts(self) -> tuple[int, int]:
+        """Cores and MiB of the whole job."""
+        return self.nodes * self.cores_per_node, self.nodes * self.memory_mib_per_node
+
+    def at_size(self, gpus: int, nodes: int, room: tuple[int, int] | None = None) -> JobSpec:
+        """A resizable job's request with so many GPUs over so many nodes; cores and memory rounded up.
+
+        Where these have a range, no more of them than the cores and MiB of each node in ``room``, but never less than
+        the least that it may have.
+        """
         assert self.elastic is not None
-        base, parts = self.elastic, self.elastic.base_gpus * nodes
+        base, has = self.elastic, room or (None, None)
         return msgspec.structs.replace(
             self,
             nodes=nodes,
             gpus_per_node=gpus // nodes,
-            cores_per_node=max(1, -(-base.base_cores * gpus // parts)),
-            memory_mib_per_node=max(1, -(-base.base_memory_mib * gpus // parts)),
+            cores_per_node=_amount(base.base_cores * gpus, base.base_gpus, nodes, base.cores, has[0]),
+            memory_mib_per_node=_amount(base.base_memory_mib * gpus, base.base_gpus, nodes, base.memory_mib, has[1]),
         )
+
+    @property
+    def least(self) -> JobSpec:
+        """The request at its present size with the least cores and memory that it may have."""
+        ranged = self.elastic is not None and (self.elastic.cores or self.elastic.memory_mib)
+        return self.at_size(self.gpus, self.nodes, (0, 0)) if ranged else self
+
+    def as_allocated(self, allocation: Allocation) -> JobSpec:
+        """The request of a job that may be given several sizes, for what it has been given."""
+        part = allocation.parts[0]
+        return msgspec.structs.replace(
+            self, nodes=len(allocation.parts), gpus_per_node=len(part.gpus), cores_per_node=part.cores,
+            memory_mib_per_node=part.memory_mib,
+        )  # fmt: skip
+
+
+def _amount(of: int, base_gpus: int, nodes: int, bounds: tuple[int, int] | None, room: int | None) -> int:
+    """Cores or MiB of one of so many nodes, at least 1."""
+    if bounds is None:
+        return max(1, -(-of // (base_gpus * nodes)))
+    least, most = -(-bounds[0] // nodes), bounds[1] // nodes
+    wished = min(-(-of // (base_gpus * nodes)), most, *([room] if room is not None else []))
+    return max(1, least, wished)
 
 
 class NodeAllocation(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,6 +259,7 @@ class Resizes(Stops, frozen=True, kw_only=True):
         why: What the last one was for.
         costs_s: Seconds from being asked to running again of those that came up, and their number (``measured``).
         lost_s: Seconds of work that had not been saved.
+        had_s: Seconds that attempts before the present one ran, which its time limit counts, too.
         unusable: Sizes at which it did not come up.
         frozen: Why it is not resized any more; "": it may be.
     """
@@ -225,6 +271,7 @@ class Resizes(Stops, frozen=True, kw_only=True):
     costs_s: float = 0.0
     measured: int = 0
     lost_s: float = 0.0
+    had_s: float = 0.0
     unusable: tuple[int, ...] = ()
     frozen: str = ""
 
@@ -315,6 +362,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     policy_version: str | None = None
     preemptions: Preemptions | None = None
     resizes: Resizes | None = None
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds that its present attempt may run: its limit bounds what it runs at all sizes together."""
+        return self.spec.time_limit_s - (self.resizes.had_s if self.resizes is not None else 0.0)
 
 
 def container_name(job_id: str, attempt: int, rank: int) -> str:

@@ -46,4 +46,11 @@ class Dl2(NamedTuple):
     optimus: float = -0.175
 
 
-GIST, RLTUNE, DL2 = Gist(), Rltune(), Dl2()
+class Maifs(NamedTuple):
+    """Li et al. (TPDS 2025), its abstract: the most it gains against others."""
+
+    makespan: float = -0.44
+    jct: float = -0.46
+
+
+GIST, RLTUNE, DL2, MAIFS = Gist(), Rltune(), Dl2(), Maifs()

@@ -9,9 +9,9 @@ import msgspec
 # A new order stands here, in `sched.order` and `sched.tally`, and for replays in `sim.orders` and `sim.knowledge`
 # (of a static one) or `sim.engine.keys` (of one that changes).
 Order = Literal["fifo", "ljf", "sjf", "sjf-estimate", "fairshare"]
-Place = Literal["first-fit", "best-fit", "spread", "naive", "fastest", "milp"]
+Place = Literal["first-fit", "best-fit", "spread", "naive", "fastest", "milp", "rack", "rack-wait"]
 Backfill = Literal["none", "skip", "easy"]
-Agent = Literal["gist", "rltune"]
+Agent = Literal["gist", "rltune", "dl2", "maifs"]
 MAPPED: tuple[Place, ...] = ("fastest", "milp")
 
 
@@ -21,13 +21,16 @@ class AgentTraits(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         remembers: It is told how jobs that ended lately ran.
         holds_back: It may let jobs wait that would fit now.
+        sizes: It chooses sizes of resizable jobs, and nothing else: the stages of its policy's file do the rest.
     """
 
     remembers: bool = False
     holds_back: bool = False
+    sizes: bool = False
 
 
-AGENTS: dict[Agent, AgentTraits] = {"gist": AgentTraits(holds_back=True), "rltune": AgentTraits(remembers=True)}
+AGENTS: dict[Agent, AgentTraits] = {"gist": AgentTraits(holds_back=True), "rltune": AgentTraits(remembers=True),
+                                     "dl2": AgentTraits(sizes=True), "maifs": AgentTraits(sizes=True)}  # fmt: skip
 
 
 class Mapping(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +73,8 @@ class Preempting(msgspec.Struct, frozen=True, kw_only=True):
     restart_s: float = 30.0
 
 
-Sizing = Literal["base", "greedy-gain"]
+# A new rule stands here and in `sched.sizing.rules`.
+Sizing = Literal["base", "greedy-gain", "drf", "optimus", "proportional", "sia"]
 
 
 class Resizing(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +101,8 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
             sjf-estimate (shortest first by a trained predictor), fairshare (least recent GPU hours of the user first).
             An agent that orders the queue itself goes before it.
         place: Where a job goes among nodes that fit. An agent that chooses nodes itself goes before it. ``fastest``: on
-            the GPU type it runs fastest on; ``milp``: the jobs at the head of the order all at once.
+            the GPU type it runs fastest on; ``milp``: the jobs at the head of the order all at once. ``rack``: in one
+            rack if one has room, else in the fewest; ``rack-wait``: waits for one rack.
         backfill: ``none`` the head of the queue blocks; ``skip`` whoever fits goes; ``easy`` whoever fits goes unless
             it would delay the head (Lifka 1995).
         version: Short digest of the file's meaning (and of the weights, with an agent); recorded with every start.
@@ -105,9 +110,12 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
         fallback: The staged policy that decides when the agent cannot.
         folder: Where the agent's weights are.
         budget_s: A decision of the agent that takes longer is the fallback's.
+        place_wait_s: With place rack-wait: so long a job waits for the fewest nodes in one rack, then takes what is
+            free.
         mapping: With place fastest or milp.
         preempt: With an agent that stops running jobs.
-        sizes: Of resizable jobs: ``base``, as submitted; ``greedy-gain``, to whom a GPU gains most.
+        sizes: Of resizable jobs: ``base``, as submitted; else the rule by which they are given GPUs
+            (`sched.sizing.rules`). With an agent that chooses them: of its fallback.
         resize: With sizes that change.
         settings: The file's ``train`` section: the agent's hyper-parameters, as given.
     """
@@ -122,6 +130,7 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
     fallback: PolicySpec | None = None
     folder: str = ""
     budget_s: float = 0.2
+    place_wait_s: float = 86400.0
     mapping: Mapping = Mapping()
     preempt: Preempting = Preempting()
     sizes: Sizing = "base"

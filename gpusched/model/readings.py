@@ -69,6 +69,60 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
+class GpuWiring(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one GPU sits.
+
+    Attributes:
+        pci_path: From the root to the GPU, as sysfs names its bridges: ``pci0000:16``, ``0000:16:02.0``, ...
+        numa: The NUMA node that is nearest.
+        domain: The NVLink domain it belongs to, which may span nodes: NVML's ``clusterUuid.cliqueId``.
+    """
+
+    index: int
+    pci_path: tuple[str, ...] = ()
+    numa: int | None = None
+    domain: str | None = None
+
+
+class Nic(msgspec.Struct, frozen=True, kw_only=True):
+    """One port of a network card, where the kernel has it.
+
+    Attributes:
+        name: ``mlx5_0`` (``mlx5_0/2`` is its second port), or ``eth0`` where there is no RDMA device.
+        interface: The network interface of the same port.
+        up: Whether there is a link; ``rate_gbps`` is its rate then, one direction, in Gbit/s.
+        pci_path, numa: As in `GpuWiring`.
+        switch, switch_port: The neighbour that LLDP tells of: the switch's name, else its id.
+    """
+
+    name: str
+    kind: Literal["infiniband", "roce", "rdma", "ethernet"]
+    interface: str | None = None
+    up: bool | None = None
+    rate_gbps: float | None = None
+    pci_path: tuple[str, ...] = ()
+    numa: int | None = None
+    switch: str | None = None
+    switch_port: str | None = None
+
+
+class Wiring(msgspec.Struct, frozen=True, kw_only=True):
+    """What hardly changes while a machine is up: where GPUs and NICs sit, and what they are connected to."""
+
+    gpus: tuple[GpuWiring, ...] = ()
+    nics: tuple[Nic, ...] = ()
+
+    def fabric_nics(self) -> tuple[Nic, ...]:
+        """Those that carry what jobs on several nodes say to each other: RDMA ones, else the fastest."""
+        up = [nic for nic in self.nics if nic.up and nic.rate_gbps]
+        fastest = max((nic.rate_gbps or 0.0 for nic in up), default=0.0)
+        return tuple(n for n in up if n.kind != "ethernet") or tuple(n for n in up if n.rate_gbps == fastest)
+
+    def domains(self) -> tuple[str, ...]:
+        """The NVLink domains of its GPUs, each once."""
+        return tuple(sorted({gpu.domain for gpu in self.gpus if gpu.domain}))
+
+
 class ProgressReading(msgspec.Struct, frozen=True, kw_only=True):
     """What a job's progress.json says, and how long ago it was written. ``of``: steps in all; None: not said."""
 
@@ -126,6 +180,7 @@ class NodeReading(msgspec.Struct, frozen=True, kw_only=True):
         source: ``nvml``, ``nvidia-smi``, ``none`` (neither is there; ``gpu_error`` says why) or ``simulated``.
         runtime_error: Why the runtime could not be asked (then ``containers`` is not to be trusted and is None).
         job_folders: Ids of jobs that have a folder of their own here and no attempt.
+        wiring: None where it was not asked for, or not to be had.
     """
 
     node: str
@@ -146,6 +201,7 @@ class NodeReading(msgspec.Struct, frozen=True, kw_only=True):
     load1: float | None = None
     disk_free_mib: int | None = None
     job_folders: tuple[str, ...] = ()
+    wiring: Wiring | None = None
 
 
 class ProbeFailure(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from gpusched.model.readings import GpuProcess, GpuState, NodeState
+from gpusched.model.readings import GpuProcess, GpuState, GpuWiring, Nic, NodeState
+from gpusched.model.topology import Switch
 
 By = Literal["partition", "node", "user", "job"]
 
@@ -76,6 +77,38 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     def simulated(self) -> bool:
         """Whether the figures are made up."""
         return self.source == "simulated"
+
+
+class WiredNode(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one node hangs, and what is inside of it.
+
+    Attributes:
+        switch: The one it hangs on; None: none names it.
+        gpus_total: As declared.
+        read: Whether the rest was ever read.
+        islands: GPUs that NVLink connects, by index.
+        domains: NVLink domains of its GPUs, which may span nodes.
+        fabric_gbps: What its NICs carry for jobs on several nodes, together, one direction.
+    """
+
+    name: str
+    partition: str
+    switch: str | None = None
+    gpus_total: int
+    read: bool = False
+    islands: tuple[tuple[int, ...], ...] = ()
+    domains: tuple[str, ...] = ()
+    fabric_gbps: float | None = None
+    gpus: tuple[GpuWiring, ...] = ()
+    nics: tuple[Nic, ...] = ()
+
+
+class TopologyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How the nodes hang together, and who says so; those above come before those below."""
+
+    source: Literal["declared", "discovered", "none"]
+    switches: tuple[Switch, ...]
+    nodes: tuple[WiredNode, ...]
 
 
 class FlavorRow(msgspec.Struct, frozen=True, kw_only=True):

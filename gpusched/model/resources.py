@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from gpusched.model.topology import Topology
+
 
 class RuntimeName(StrEnum):
     """How jobs are run on a node."""
@@ -65,11 +67,38 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         return self.gpu_indices if self.gpu_indices is not None else tuple(range(self.gpus))
 
 
+class ResizeRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What a partition says of resizable jobs.
+
+    Attributes:
+        least, most: GPUs between which they are resized; None: there is no bound.
+        cooldown_s, batch: Of jobs that do not say, as in `gpusched.model.jobs.Elastic`.
+        default: Jobs that say neither --resizable nor --no-resizable are.
+    """
+
+    least: int = 1
+    most: int | None = None
+    cooldown_s: int = 600
+    batch: Literal["fixed", "scale"] = "fixed"
+    default: bool = False
+
+    def allow(self, gpus: int) -> bool:
+        """Whether a resizable job may have so many GPUs."""
+        return self.least <= gpus and (self.most is None or gpus <= self.most)
+
+
+class PlacementRules(msgspec.Struct, frozen=True, kw_only=True):
+    """``max_spread`` and ``placement_wait_s`` of jobs that do not say, as in `gpusched.model.jobs.JobSpec`."""
+
+    max_spread: Literal["", "rack", "any"] = ""
+    wait_s: int | None = None
+
+
 class Partition(msgspec.Struct, frozen=True, kw_only=True):
     """A set of like nodes with its flavors and its own policy.
 
     ``policy`` names a file of policies/ without its suffix. ``auto_promote``: as in `Settings`; None: as it says there.
-    ``preemptible``: of jobs that do not say.
+    ``preemptible``, ``placement``: of jobs that do not say. ``resizable``: of those that can be resized.
     """
 
     name: str
@@ -80,6 +109,8 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     max_time_s: int | None = None
     auto_promote: bool | None = None
     preemptible: bool = False
+    resizable: ResizeRules = ResizeRules()
+    placement: PlacementRules = PlacementRules()
 
     def flavor(self, name: str) -> Flavor | None:
         """The flavor called ``name``, or None."""
@@ -158,6 +189,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     partitions: tuple[Partition, ...]
     settings: Settings = Settings()
+    topology: Topology = Topology()
 
     @property
     def nodes(self) -> tuple[Node, ...]:

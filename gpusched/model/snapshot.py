@@ -6,6 +6,7 @@ import msgspec
 
 from gpusched.model.jobs import Allocation, JobSpec, JobState, Preemptions, Resizes
 from gpusched.model.policy import PolicySpec
+from gpusched.model.topology import Topology
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +112,7 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def expected_s(self) -> float:
         """How long it is expected to run, seconds: as estimated, but no longer than its limit; else that."""
-        limit = float(self.spec.time_limit_s)
+        limit = self.spec.time_limit_s - (self.resizes.had_s if self.resizes is not None else 0.0)
         return limit if self.estimate_s is None else min(self.estimate_s, limit)
 
 
@@ -123,6 +124,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         usage: User -> recent GPU hours, decayed (fair share).
         seed: For policies that draw (the paper's naive one); changes every cycle.
         finished: Jobs that ended lately, for agents that learn from them; empty where no policy asks for them.
+        topology: As declared, else as discovered.
     """
 
     now: float
@@ -133,3 +135,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     usage: dict[str, float] = {}
     seed: int = 0
     finished: tuple[FinishedView, ...] = ()
+    topology: Topology = Topology()

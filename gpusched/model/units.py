@@ -71,6 +71,11 @@ def format_duration(seconds: float | None) -> str:
     return f"{days}-{text:0>8}" if days else text
 
 
+def format_gbps(rate: float | None) -> str:
+    """Gbit/s as ``400G``, from 1000 on ``1.6T``; unknown is ``-``."""
+    return "-" if rate is None else f"{rate / 1000:g}T" if rate >= 1000 else f"{rate:g}G"
+
+
 def format_memory(mib: int | None) -> str:
     """MiB as ``512M``, ``64G``, from 4 TiB on ``6.2T``; unknown is ``-``."""
     if mib is None:
@@ -84,6 +89,12 @@ def format_memory(mib: int | None) -> str:
 def local_time(timestamp: float | None) -> str:
     """Unix seconds as ``2026-11-20 18:00:03`` in the reader's time zone, for people; unknown is ``-``."""
     return "-" if timestamp is None else datetime.fromtimestamp(in_calendar(timestamp)).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def local_clock(timestamp: float, now: float) -> str:
+    """``14:20`` in local time, on another day than ``now`` ``23 Nov 14:20``."""
+    at, today = (datetime.fromtimestamp(in_calendar(time)) for time in (timestamp, now))
+    return f"{at:%H:%M}" if at.date() == today.date() else f"{at.day} {at:%b %H:%M}"
 
 
 def local_time_zone(timestamp: float | None) -> str:

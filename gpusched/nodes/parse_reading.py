@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gpusched.model.readings import ContainerReading, Gpu, NodeReading
+from gpusched.model.readings import ContainerReading, Gpu, NodeReading, Wiring
 from gpusched.nodes.parse_smi import parse_gpus
 
 MARK = b"@gpusched-probe@ "  # as in payload/main.py
@@ -60,10 +60,19 @@ def parse_reading(node: str, answer: dict[str, Any], sent: float, received: floa
             "clock_skew_s": ((began - sent) + (ended - received)) / 2,
             "gpus": msgspec.convert(gpus, tuple[Gpu, ...], strict=False),
             "job_folders": answer.get("job_folders", []),
+            "wiring": _wiring(answer.get("wiring")),
             "containers": msgspec.convert(answer.get("containers"), tuple[ContainerReading, ...] | None, strict=False),
         },
         NodeReading,
     )
+
+
+def _wiring(found: Any) -> Wiring | None:
+    """The wiring in an answer; None where it is none: whatever a node's sysfs holds, its GPUs are read."""
+    try:
+        return msgspec.convert(found, Wiring | None, strict=False)
+    except msgspec.ValidationError:
+        return None
 
 
 def split_sections(text: str) -> dict[str, str] | None:

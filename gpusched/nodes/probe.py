@@ -40,7 +40,7 @@ class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         indices: NVML indices the inventory declares (the simulated ones are made from it).
-        want_links: Whether to read the topology, which changes only with a boot.
+        want_links: Whether to read how GPUs and NICs are wired, which hardly changes while a machine is up.
         deadline_s: After so many seconds GPUs that have not answered are reported as such.
         engine_timeout_s: And so many are given to a call of the container engine: a hung one is to be told of by name.
     """
@@ -90,7 +90,7 @@ def probe(
         cluster_id: Whose attempts to list.
         settings: ``probe_timeout_s`` bounds the whole probe.
         now: The controller's clock, Unix seconds.
-        want_links: Read the GPUs' topology too (static: ask at first contact and after a boot).
+        want_links: Read how GPUs and NICs are wired, too (ask at first contact, after a boot, and once in a while).
 
     Raises:
         TransportError: The node did not answer, or with something else than a reading (kind ``protocol``).

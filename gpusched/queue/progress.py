@@ -19,10 +19,11 @@ class ProgressReads(JobReads):
 
     def progress_of_unended(self) -> dict[str, tuple[JobProgress, ...]]:
         """Job -> progress of its attempts that tell of any, the latest last; of jobs that have not ended."""
-        found: dict[str, tuple[JobProgress, ...]] = {}
-        for one in self._progress("WHERE open = 1 ORDER BY attempt", ()):
-            found[one.job_id] = (*found.get(one.job_id, ()), one)
-        return found
+        return _by_job(self._progress("WHERE open = 1 ORDER BY attempt", ()))
+
+    def progress_of_all(self) -> dict[str, tuple[JobProgress, ...]]:
+        """Job -> progress of its attempts that tell of any, the latest last; of all jobs there ever were."""
+        return _by_job(self._progress("ORDER BY attempt", ()))
 
     def progress_of_job(self, job_id: str) -> list[JobProgress]:
         """Of all its attempts, the latest one last."""
@@ -31,6 +32,13 @@ class ProgressReads(JobReads):
     def _progress(self, rest: str, values: Sequence[object]) -> list[JobProgress]:
         rows = self._rows(f"SELECT data FROM progress {rest}", values)
         return [msgspec.json.decode(row[0], type=JobProgress) for row in rows]
+
+
+def _by_job(found: Iterable[JobProgress]) -> dict[str, tuple[JobProgress, ...]]:
+    by_job: dict[str, tuple[JobProgress, ...]] = {}
+    for one in found:
+        by_job[one.job_id] = (*by_job.get(one.job_id, ()), one)
+    return by_job
 
 
 class ProgressWrites(ProgressReads):

@@ -100,5 +100,17 @@ CREATE TABLE progress (
 ) WITHOUT ROWID;
 CREATE INDEX progress_open ON progress (open) WHERE open = 1;
 """,
+    """
+-- When the work of an attempt ended that was stopped to be resized: when it was asked to save, or, where it did not
+-- save, when it had saved last. NULL: with the attempt, or not known.
+ALTER TABLE runs ADD COLUMN worked_until REAL;
+""",
+    """
+-- What is believed of each kind of job by the paces of ended attempts. data: model.interference.KindBelief as JSON.
+CREATE TABLE beliefs (kind TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
+
+-- Those paces with their GPUs, the latest only. data: model.interference.PaceOn as JSON.
+CREATE TABLE paces (seq INTEGER PRIMARY KEY, data BLOB NOT NULL);
+""",
 )
 SCHEMA_VERSION = 1 + len(MIGRATIONS)

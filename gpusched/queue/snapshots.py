@@ -8,7 +8,7 @@ from functools import cache
 
 import msgspec
 
-from gpusched.config.validate import usable_nodes
+from gpusched.config.validate import shape_on, usable_nodes, within_rules
 from gpusched.model.gpustates import gpu_states
 from gpusched.model.jobs import ENDED, Allocation, Dependency, DependencyKind, Job, JobState
 from gpusched.model.policy import PolicySpec
@@ -16,6 +16,7 @@ from gpusched.model.progress import JobProgress, speeds_of, steps_left
 from gpusched.model.readings import GpuState, NodeState
 from gpusched.model.resources import Inventory, Node
 from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot
+from gpusched.model.topology import Topology, discovered
 from gpusched.queue.store import NodeRecord, RankRecord, Reader
 
 NOT_FOR_NEW_JOBS = frozenset({NodeState.DOWN, NodeState.DRAINED, NodeState.DRAINING, NodeState.UNKNOWN})
@@ -109,7 +110,9 @@ def build_snapshot(
             _node_view(node, records.get(node.name), held.get(node.name, {}), lingering.get(node.name, {}))
             for node in inventory.nodes
         ),
-        running=tuple(view for job in active if (view := _running_view(job, declared, progress)) is not None),
+        running=tuple(
+            view for job in active if (view := _running_view(job, declared, progress, inventory)) is not None
+        ),
         pending=tuple(
             _pending_view(
                 job,
@@ -120,12 +123,21 @@ def build_snapshot(
                 estimates.get(job.id),
                 progress.get(job.id, ()),
             )
-            for job in pending
+            for job in (_at_base(job, inventory, policies) for job in pending)
         ),
         policies=dict(policies),
         usage=usage,
         seed=seed,
+        topology=topology_of(inventory, records),
     )
+
+
+def topology_of(inventory: Inventory, records: Mapping[str, NodeRecord]) -> Topology:
+    """How the nodes hang together: as declared, else as their neighbours tell."""
+    if inventory.topology:
+        return inventory.topology
+    wired = ((node.name, record.wiring) for node in inventory.nodes if (record := records.get(node.name)) is not None)
+    return discovered({name: wiring for name, wiring in wired if wiring is not None})
 
 
 def held_gpus(active: Iterable[Job]) -> dict[str, dict[int, str]]:
@@ -181,7 +193,7 @@ def _unavailable(state: NodeState, record: NodeRecord | None) -> str:
 
 
 def _running_view(
-    job: Job, declared: Container[str], progress: Mapping[str, tuple[JobProgress, ...]]
+    job: Job, declared: Container[str], progress: Mapping[str, tuple[JobProgress, ...]], inventory: Inventory
 ) -> RunningView | None:
     """What a job holds of declared nodes; None: nothing (its node has left the inventory)."""
     parts = tuple(part for part in (job.allocation.parts if job.allocation else ()) if part.node in declared)
@@ -201,7 +213,7 @@ def _running_view(
         state=job.state,
         attempt=job.attempt,
         priority=job.priority,
-        spec=job.spec,
+        spec=within_rules(job.spec, inventory),
         preemptions=job.preemptions,
         resizes=job.resizes,
         speeds=speeds_of(told),
@@ -234,7 +246,7 @@ def expected_end(job: Job, start: float) -> float:
     """When a job that holds resources lets go of them at the latest, by its limit or its ending (Unix seconds)."""
     if job.ending is not None:
         return job.ending.kill_at
-    return start + job.spec.time_limit_s
+    return start + job.limit_s
 
 
 def _dependency(job: Job, lookup: Callable[[str], list[Job]]) -> tuple[str, str]:
@@ -286,7 +298,7 @@ def _pending_view(
     return PendingView(
         id=job.id,
         user=job.user,
-        spec=job.spec,
+        spec=within_rules(job.spec, inventory),
         submit_time=job.submit_time,
         priority=job.priority,
         held_by=job.held_by,
@@ -303,6 +315,25 @@ def _pending_view(
         speeds=speeds_of(told),
         left=steps_left(told),
     )
+
+
+def _at_base(job: Job, inventory: Inventory, policies: Mapping[str, PolicySpec]) -> Job:
+    """A job that waits after it ran at another size, where nobody chooses sizes: it starts at its base size."""
+    elastic, partition, policy = (
+        job.spec.elastic,
+        inventory.partition(job.spec.partition),
+        policies.get(job.spec.partition),
+    )
+    if (
+        elastic is None
+        or elastic.base_gpus == job.spec.gpus
+        or partition is None
+        or policy is None
+        or policy.sizes != "base"
+    ):
+        return job
+    nodes = usable_nodes(partition, job.spec.nodelist, job.spec.exclude, job.spec.gpu_types)
+    return msgspec.structs.replace(job, spec=shape_on(nodes, job.spec, elastic.base_gpus) or job.spec)
 
 
 def _effective_exclusions(job: Job, inventory: Inventory) -> tuple[str, ...]:

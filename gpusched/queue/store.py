@@ -6,6 +6,7 @@ import math
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -14,8 +15,9 @@ from gpusched.errors import GpuschedError
 from gpusched.model import ids
 from gpusched.model.events import Event
 from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
-from gpusched.model.readings import NodeReading, NodeState
+from gpusched.model.readings import NodeReading, NodeState, Wiring
 from gpusched.model.resources import Node
+from gpusched.queue.beliefs import BeliefReads, BeliefWrites
 from gpusched.queue.predictions import PredictionReads, PredictionWrites
 from gpusched.queue.progress import ProgressReads, ProgressWrites
 from gpusched.queue.promotions import PolicyReads, PolicyWrites
@@ -23,6 +25,7 @@ from gpusched.queue.rows import JobWrites
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 
 DATABASE = "gpusched.db"
+WORK_SINCE_VERSION = 7  # of the schema: before it, nobody noted when the work of an attempt ended
 INVENTORY_TROUBLE = "inventory_trouble"  # meta: why inventory.yaml, or a policy, as it is now is not in force; ""
 MAX_IDLE_WAL_BYTES = 16 * 1024 * 1024  # a large transaction's room is given back to the disk after it
 SUSPENDED_BY = "gpusched"
@@ -69,6 +72,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
         declared: As inventory.yaml last had it; None: not known.
         left: inventory.yaml has it no more, and it is looked after for what it still holds of us.
         failed_launches: Launches that failed here, none of the like having worked since.
+        links, wired: As last read; neither is asked for in every probe. ``wired`` is JSON (see `wiring`): to decode it
+            takes longer than all the rest, and it is wanted seldom.
     """
 
     name: str
@@ -80,9 +85,20 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     down_since: float | None = None
     failed_launches: tuple[FailedLaunch, ...] = ()
     links: dict[int, dict[int, int]] = {}
+    wired: msgspec.Raw = msgspec.Raw(b"null")
     reading: NodeReading | None = None
     declared: Node | None = None
     left: bool = False
+
+    @property
+    def wiring(self) -> Wiring | None:
+        """How its GPUs and NICs are wired; None: not known."""
+        return _wiring(bytes(self.wired))
+
+
+@lru_cache(maxsize=8192)
+def _wiring(data: bytes) -> Wiring | None:
+    return msgspec.json.decode(data, type=Wiring | None)
 
 
 class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +145,10 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One started attempt. ``share`` is λ of the paper's Eq. 4: its part of the partition."""
+    """One started attempt. ``share`` is λ of the paper's Eq. 4: its part of the partition.
+
+    ``worked_until``: of one that was stopped to be resized, up to when what it did counts; None: to its end.
+    """
 
     job_id: str
     attempt: int
@@ -142,6 +161,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     end_time: float | None
     outcome: str | None
     nodes: dict[str, int]
+    worked_until: float | None = None
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,7 +192,7 @@ _SUMS = _USAGE[5:]
 _ADDED_UP = f"ON CONFLICT DO UPDATE SET {', '.join(f'{f} = {f} + excluded.{f}' for f in _SUMS)}"
 
 
-class Reader(PolicyReads, PredictionReads, ProgressReads):
+class Reader(BeliefReads, PolicyReads, PredictionReads, ProgressReads):
     """Read-only view of the store."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -324,11 +344,13 @@ class Reader(PolicyReads, PredictionReads, ProgressReads):
     def runs(self, since: float, until: float) -> list[Run]:
         """Started attempts that overlap [since, until), in order of start."""
         columns = "job_id, attempt, user, partition, flavor, share, gpus, start_time, end_time, outcome, allocation"
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        columns += ", worked_until" if version >= WORK_SINCE_VERSION else ", NULL"
         rows = self._overlapping(columns, since, until, "ORDER BY start_time")
         return [
             Run(
                 job_id=r[0], attempt=r[1], user=r[2], partition=r[3], flavor=r[4], share=r[5], gpus=r[6],
-                start_time=r[7], end_time=r[8], outcome=r[9], nodes=msgspec.json.decode(r[10]),
+                start_time=r[7], end_time=r[8], outcome=r[9], nodes=msgspec.json.decode(r[10]), worked_until=r[11],
             )
             for r in rows
         ]  # fmt: skip
@@ -394,7 +416,7 @@ class Reader(PolicyReads, PredictionReads, ProgressReads):
         return dict(rows.fetchall())
 
 
-class Store(Reader, JobWrites, PolicyWrites, PredictionWrites, ProgressWrites):
+class Store(Reader, BeliefWrites, JobWrites, PolicyWrites, PredictionWrites, ProgressWrites):
     """The store as its single writer sees it."""
 
     @classmethod
@@ -490,25 +512,27 @@ class Store(Reader, JobWrites, PolicyWrites, PredictionWrites, ProgressWrites):
     def open_run(self, run: Run) -> None:
         """A started attempt."""
         self._db.execute(
-            "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?)",
+            "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?, NULL)",
             (
                 run.job_id, run.attempt, run.user, run.partition, run.flavor, run.share, run.gpus, run.start_time,
                 msgspec.json.encode(run.nodes),
             ),
         )  # fmt: skip
 
-    def close_run(self, job_id: str, attempt: int, end_time: float, outcome: JobState) -> None:
+    def close_run(
+        self, job_id: str, attempt: int, end_time: float, outcome: JobState, worked_until: float | None = None
+    ) -> None:
         """The attempt is over."""
         self._db.execute(
-            "UPDATE runs SET end_time = max(start_time, ?), outcome = ? WHERE job_id = ? AND attempt = ? "
-            "AND end_time IS NULL",
-            (end_time, outcome, job_id, attempt),
+            "UPDATE runs SET end_time = max(start_time, ?), outcome = ?, worked_until = max(start_time, ?) "
+            "WHERE job_id = ? AND attempt = ? AND end_time IS NULL",
+            (end_time, outcome, worked_until, job_id, attempt),
         )
 
     def shift_rows(self, step: float, since: float) -> None:
         """Move the times of attempts that were not over at ``since``, and of forecasts for waiting jobs."""
         self._db.execute(
-            "UPDATE runs SET start_time = start_time + ?1, end_time = end_time + ?1 "
+            "UPDATE runs SET start_time = start_time + ?1, end_time = end_time + ?1, worked_until = worked_until + ?1 "
             "WHERE end_time IS NULL OR end_time >= ?2",
             (step, since),
         )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from gpusched.model.plan import ReasonCode
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.model.units import format_duration, format_memory
-from gpusched.sched.tally import Has, NodeCount, barred, covers, earliest, need
+from gpusched.sched.tally import Has, NodeCount, asks_of, barred, covers, earliest, fits, need
 from gpusched.sched.text import count_of, listed, listed_types
 
 _MOST_STEPS = 5
@@ -22,13 +22,19 @@ def next_steps(
     steps: Iterable[str]
     match code:
         case ReasonCode.BAD_CONSTRAINTS:
-            steps = [*_fewer(job, own, "total"), *_split(job, own, "total"), *_unbar(job)]
+            steps = [*_anywhere(snapshot, job, own, "total"), *_fewer(job, own, "total")]
+            steps += [*_split(job, own, "total"), *_unbar(job)]
             steps += _elsewhere(job, counts, "total")
         case ReasonCode.REQ_NODE_NOT_AVAIL:
             steps = [*_bring_back(job, own), *_fewer(job, own, "usable"), *_elsewhere(job, counts)]
         case ReasonCode.RESOURCES:
-            steps = [*_wait(snapshot, job, counts, queue), *_fewer(job, own, "free"), *_split(job, own, "free")]
-            steps += [*_elsewhere(job, counts), *_bring_back(job, own)]
+            steps = [*_wait(snapshot, job, counts, queue), *_anywhere(snapshot, job, own, "free")]
+            steps += [
+                *_fewer(job, own, "free"),
+                *_split(job, own, "free"),
+                *_elsewhere(job, counts),
+                *_bring_back(job, own),
+            ]
         case ReasonCode.BACKFILL:
             steps = [*_shorter(snapshot, queue, counts), *_elsewhere(job, counts)]
         case ReasonCode.PRIORITY:
@@ -94,6 +100,14 @@ def _split(job: PendingView, nodes: list[NodeCount], what: Has) -> Iterator[str]
         if gpus % parts == 0 and sum(1 for c in nodes if covers(c.has(what), part)) >= parts:
             yield f"spread it over {parts} nodes, if it can run so (-N {parts} --gpus-per-node {part[0]})"
             return
+
+
+def _anywhere(snapshot: Snapshot, job: PendingView, nodes: list[NodeCount], what: Has) -> Iterator[str]:
+    """Where it asks for one rack, and several would do."""
+    if not asks_of(snapshot, job, nodes)[0].one_rack or not fits(job, nodes, lambda count: count.has(what)):
+        return
+    option = "--max-spread any" if job.spec.max_spread == "rack" else "--wait-for-placement 0"
+    yield f"let it go over several racks ({option})" + (" now" if what == "free" else "")
 
 
 def _unbar(job: PendingView) -> Iterator[str]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
 
+from gpusched.model.jobs import JobSpec
 from gpusched.model.policy import Order
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
+from gpusched.model.topology import Topology
 from gpusched.sched.order import Keys, queue_order
 from gpusched.sched.state import Flags, Ints, Jobs, Releases, Requests, Resources, ints, new_releases
+from gpusched.sched.topology.spread import Ask, asks, racks_for
 
-MaskKey = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]
-ShapeKey = tuple[str, int, int, int, int, int]
+MaskKey = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[int, ...]]
+ShapeKey = tuple[str, int, int, int, int, int, int, int]
 
 
 class NodeArrays(NamedTuple):
@@ -23,6 +27,8 @@ class NodeArrays(NamedTuple):
         nodes: In the snapshot's order, partition by partition; their index is the row of all arrays.
         row: Node name -> row.
         span: Partition -> its rows ``(lo, hi)``.
+        rack: ``int64[nodes]``: number of the node's rack; one that no switch names is a rack by itself. All 0 without a
+            topology (``racked``).
         free: Per row the GPU indices that are free, ascending; taken from as jobs start.
         total: As declared. usable: without unavailable nodes and blocked GPUs, empty. resources: free now.
     """
@@ -30,6 +36,8 @@ class NodeArrays(NamedTuple):
     nodes: list[NodeView]
     row: dict[str, int]
     span: dict[str, tuple[int, int]]
+    rack: Ints
+    racked: bool
     free: list[list[int]]
     total: Resources
     usable: Resources
@@ -60,11 +68,20 @@ def node_arrays_of(snapshot: Snapshot) -> NodeArrays:
         nodes,
         row,
         span,
+        _racks(nodes, snapshot.topology),
+        bool(snapshot.topology),
         free,
         total=Resources(ints([len(n.gpus) for n in nodes]), all_cores, all_memory),
         usable=Resources(np.where(up, ints([len(g) for g in well]), -1), all_cores, all_memory),
         resources=Resources(np.where(up, ints([len(g) for g in free]), -1), ints(cores), ints(memory)),
     )
+
+
+def _racks(nodes: list[NodeView], topology: Topology) -> Ints:
+    if not topology:
+        return np.zeros(len(nodes), np.int64)
+    names, known = topology.racks(), dict[str, int]()
+    return ints([known.setdefault(names.get(node.name) or f" {node.name}", len(known)) for node in nodes])
 
 
 def _by_partition(snapshot: Snapshot) -> list[NodeView]:
@@ -112,7 +129,7 @@ class Waiting(NamedTuple):
     """The eligible jobs of a snapshot as arrays, in the snapshot's order.
 
     Attributes:
-        parts: Nodes asked for by all of them together.
+        parts: Nodes that all of them together could get.
         queues: Partition -> its jobs.
     """
 
@@ -130,16 +147,19 @@ class Waiting(NamedTuple):
         return chosen[queue_order(order, keys, [self.views[i].id for i in self.queues[partition]])]
 
 
-def waiting_of(eligible: list[PendingView], world: NodeArrays, usage: dict[str, float]) -> Waiting:
+def waiting_of(
+    eligible: list[PendingView], world: NodeArrays, usage: dict[str, float], snapshot: Snapshot | None = None
+) -> Waiting:
     """The jobs' arrays; equal requests share a shape. ``usage``: user -> GPU hours.
 
-    All jobs must be of partitions in ``world.span`` or of partitions without nodes (which get an empty span).
+    All jobs must be of partitions in ``world.span`` or of partitions without nodes (which get an empty span). With
+    ``snapshot`` jobs ask for what its policies let them have now (`spread.asks`), else for what their specs say.
     """
     specs = [job.spec for job in eligible]
     masks: dict[MaskKey, int] = {}
     mask = [
-        masks.setdefault((s.nodelist, s.exclude, j.excluded_nodes, s.gpu_types), len(masks))
-        if s.nodelist or s.exclude or j.excluded_nodes or s.gpu_types
+        masks.setdefault((s.nodelist, s.exclude, j.excluded_nodes, s.gpu_types, _whole(s)), len(masks))
+        if s.nodelist or s.exclude or j.excluded_nodes or s.gpu_types or s.exclusive
         else -1
         for s, j in zip(specs, eligible, strict=True)
     ]
@@ -147,7 +167,12 @@ def waiting_of(eligible: list[PendingView], world: NodeArrays, usage: dict[str, 
     parts, gpus = [s.nodes for s in specs], [s.gpus_per_node for s in specs]
     cores, memory = [s.cores_per_node for s in specs], [s.memory_mib_per_node for s in specs]
     shapes: dict[ShapeKey, int] = {}
-    shape = [shapes.setdefault(k, len(shapes)) for k in zip(partition, parts, gpus, cores, memory, mask, strict=True)]
+    columns = zip(partition, parts, gpus, cores, memory, mask, repeat(0), repeat(-1), strict=False)
+    allowed = _masks_of(list(masks), world)
+    if snapshot is not None and (world.racked or any(s.max_nodes is not None for s in specs)):
+        shape, most = _chains(eligible, mask, allowed, world, snapshot, shapes)
+    else:
+        shape, most = [shapes.setdefault(key, len(shapes)) for key in columns], parts
     bounded = {j.array_id or j.id: j.array_room for j in reversed(eligible) if j.array_room is not None}
     place = {name: i for i, name in enumerate(bounded)}
     array = [-1 if j.array_room is None else place[j.array_id or j.id] for j in eligible]
@@ -158,7 +183,7 @@ def waiting_of(eligible: list[PendingView], world: NodeArrays, usage: dict[str, 
         array=ints(array),
         array_room=ints(list(bounded.values())),
         feasibility=np.zeros(len(shapes), np.int64),
-        masks=_masks_of(list(masks), world),
+        masks=allowed,
     )
     many = ints(parts)
     keys = Keys(
@@ -174,12 +199,60 @@ def waiting_of(eligible: list[PendingView], world: NodeArrays, usage: dict[str, 
     queues: dict[str, list[int]] = {}
     for i, name in enumerate(partition):
         queues.setdefault(name, []).append(i)
-    return Waiting(eligible, jobs, _requests_of(list(shapes), world), keys, sum(parts), queues)
+    return Waiting(eligible, jobs, _requests_of(list(shapes), world), keys, sum(most), queues)
+
+
+def _chains(
+    eligible: list[PendingView],
+    mask: list[int],
+    masks: Flags,
+    world: NodeArrays,
+    snapshot: Snapshot,
+    shapes: dict[ShapeKey, int],
+) -> tuple[list[int], list[int]]:
+    """Each job's request with the looser ones behind it, entered into ``shapes``; and the most nodes it could get."""
+    shape, most = [], []
+    known: dict[tuple[object, ...], bool] = {}
+    for job, of in zip(eligible, mask, strict=True):
+        partition = job.spec.partition
+
+        def possible(ask: Ask, partition: str = partition, of: int = of) -> bool:
+            key = (partition, of, ask)
+            if key not in known:
+                known[key] = racks_for_ask(world.usable, world, masks, of, partition, ask) is not None
+            return known[key]
+
+        asked = asks(job, snapshot.policies[partition], snapshot.now, world.racked, possible)
+        looser = -1
+        for ask in reversed(asked):
+            key = (partition, ask.parts, *ask.needs, of, int(ask.one_rack), looser)
+            looser = shapes.setdefault(key, len(shapes))
+        shape.append(looser)
+        most.append(max(ask.parts for ask in asked))
+    return shape, most
+
+
+def racks_for_ask(
+    resources: Resources, world: NodeArrays, masks: Flags, mask: int, partition: str, ask: Ask
+) -> int | None:
+    """The fewest racks in which ``resources`` have what is asked for; None: they have not."""
+    rows = slice(*world.span.get(partition, (0, 0)))
+    fits = (resources.gpus[rows] >= ask.gpus) & (resources.cores[rows] >= ask.cores)
+    fits &= resources.memory[rows] >= ask.memory_mib
+    if mask >= 0:
+        fits &= masks[mask, rows] != 0
+    racks = racks_for(world.rack[rows][fits].tolist(), ask.parts)
+    return racks if racks == 1 or not ask.one_rack else None
+
+
+def _whole(spec: JobSpec) -> tuple[int, ...]:
+    """The size of the nodes that an exclusive job asks for."""
+    return (spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node) if spec.exclusive else ()
 
 
 def _requests_of(shapes: list[ShapeKey], world: NodeArrays) -> Requests:
     spans = [world.span.get(shape[0], (0, 0)) for shape in shapes]
-    columns = list(zip(*shapes, strict=True))[1:] if shapes else [()] * 5
+    columns = list(zip(*shapes, strict=True))[1:] if shapes else [()] * 7
     return Requests(ints([s[0] for s in spans]), ints([s[1] for s in spans]), *(ints(list(c)) for c in columns))
 
 
@@ -187,10 +260,12 @@ def _masks_of(keys: list[MaskKey], world: NodeArrays) -> Flags:
     """Allowed nodes, ``uint8[masks, nodes]``: of the nodelist (all, if empty), not excluded, of the GPU types (any)."""
     masks = np.zeros((len(keys), len(world.nodes)), dtype=np.uint8)
     types = [node.gpu_type for node in world.nodes]
-    for i, (nodelist, exclude, failed, accepted) in enumerate(keys):
+    for i, (nodelist, exclude, failed, accepted, whole) in enumerate(keys):
         masks[i] = not nodelist
         for names, allowed in ((nodelist, 1), (exclude, 0), (failed, 0)):
             masks[i, [world.row[n] for n in names if n in world.row]] = allowed
         if accepted:
             masks[i] &= np.array([name in accepted for name in types], np.uint8)
+        if whole:
+            masks[i] &= np.array([(len(n.gpus), n.cores, n.memory_mib) == whole for n in world.nodes], np.uint8)
     return masks

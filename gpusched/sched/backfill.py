@@ -3,7 +3,8 @@
 EASY: Lifka, "The ANL/IBM SP scheduling system" (JSSPP 1995); Mu'alem and Feitelson, IEEE TPDS 12(6), 2001. Here the
 head's reservation is on concrete nodes. A later job may start if it fits now and ends (by its limit) no later than the
 head's shadow time, or takes only what the head will leave over on its nodes then. So the head starts no later than it
-would with nothing started behind it, provided that running jobs keep to their limits.
+would with nothing started behind it, provided that running jobs keep to their limits. Of a job with several requests
+(`Requests.looser`) the one that fits first is reserved, of several at once the tightest: so this holds for it, too.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.fit import request_of
-from gpusched.sched.place import choose, draw, draw_fitting
+from gpusched.sched.fit import entry, request_of
+from gpusched.sched.place import by_rack, choose, draw, draw_fitting, most_in_rack, one_more
 from gpusched.sched.releases import add, settle
 from gpusched.sched.state import (
     ARRAY_LIMIT,
@@ -74,7 +75,7 @@ def schedule(
     # the loop's own arrays, and its answers before any call: most jobs of a long queue get no further
     code_of, shape_of, limit_of, array_of = outcome.code, jobs.shape, jobs.limit, jobs.array
     feasibility, array_room = jobs.feasibility, jobs.array_room
-    failed, failed_late = scratch.failed, scratch.failed_late
+    failed, failed_late, looser = scratch.failed, scratch.failed_late, requests.looser
     for job in queue:
         shape, array = shape_of[job], array_of[job]
         late = backfill == EASY and now + limit_of[job] > shadow
@@ -84,26 +85,54 @@ def schedule(
             code_of[job] = ARRAY_LIMIT
         elif head >= 0 and backfill == NONE:
             code_of[job] = PRIORITY
-        elif failed[shape] == stamp:
+        elif failed[shape] == stamp and entry(looser, shape, -1) < 0:
             code_of[job] = waits
-        elif late and failed_late[shape] == stamp:
+        elif late and failed_late[shape] == stamp and entry(looser, shape, -1) < 0:
             code_of[job] = BACKFILL
         else:
-            request = request_of(requests, shape)
-            code = attempt(resources, jobs.masks, request, shape, rule, late, rng, scratch)
+            code, given = attempt_any(resources, jobs.masks, requests, shape, rule, late, rng, scratch)
             if code == STARTED:
                 guarded = head >= 0 and backfill == EASY
+                request = request_of(requests, given)
                 launch(resources, releases, jobs, request, job, now, late, guarded, scratch, outcome)
+                outcome.shape[job] = given
             elif head < 0:
                 head = job
                 code = RESOURCES if code == PRIORITY else code
                 if backfill != SKIP:
-                    shadow = reserve(resources, releases, jobs.masks, request, rule, now, scratch)
-                    protect(resources, request, shadow < np.inf, scratch)
+                    shadow, given = reserve_any(resources, releases, jobs.masks, requests, shape, rule, now, scratch)
+                    protect(resources, request_of(requests, given), shadow < np.inf, scratch)
             elif code == PRIORITY:
                 code = waits
             code_of[job] = code
     return head, shadow
+
+
+@jit
+def attempt_any(
+    resources: Resources,
+    masks: Flags,
+    requests: Requests,
+    shape: int,
+    rule: int,
+    late: bool,
+    rng: Words,
+    scratch: Scratch,
+) -> tuple[int, int]:
+    """`attempt` of a request and, where it does not fit, of the looser ones; and which of them it is that fits."""
+    stamp, why, at = scratch.stamp[0], PRIORITY, shape
+    while at >= 0:
+        if scratch.failed[at] == stamp:
+            code = PRIORITY
+        elif late and scratch.failed_late[at] == stamp:
+            code = BACKFILL
+        else:
+            code = attempt(resources, masks, request_of(requests, at), at, rule, late, rng, scratch)
+        if code == STARTED:
+            return code, at
+        why = code if why == PRIORITY else why
+        at = entry(requests.looser, at, -1)
+    return why, shape
 
 
 @jit
@@ -119,14 +148,14 @@ def attempt(
 ) -> int:
     """STARTED with ``scratch.chosen`` set, or why not: PRIORITY (does not fit), BACKFILL, POLICY (unlucky draw)."""
     stamp = scratch.stamp[0]
-    if rule == NAIVE:
+    if rule == NAIVE and request.spread == 0:
         if draw(scratch.late if late else resources, masks, request, rng, scratch):
             return STARTED
         return POLICY if choose(resources, masks, request, FIRST_FIT, scratch) else PRIORITY
-    if rule == RANDOM:
+    if rule == RANDOM and request.spread == 0:
         if draw_fitting(scratch.late if late else resources, masks, request, rng, scratch):
             return STARTED
-    elif choose(scratch.late if late else resources, masks, request, rule, scratch):
+    elif choose(scratch.late if late else resources, masks, request, _undrawn(rule), scratch):
         return STARTED
     if late:
         scratch.failed_late[shape] = stamp
@@ -134,6 +163,12 @@ def attempt(
             return BACKFILL
     scratch.failed[shape] = stamp
     return PRIORITY
+
+
+@jit
+def _undrawn(rule: int) -> int:
+    """The rule; first fit for one that draws."""
+    return FIRST_FIT if rule == NAIVE or rule == RANDOM else rule
 
 
 @jit
@@ -151,7 +186,7 @@ def launch(
 ) -> None:
     """Starts a job on ``scratch.chosen``; ``guarded``: a reservation stands, ``late``: the job outlasts it."""
     outcome.started[outcome.total[0]] = job
-    outcome.offset[job] = outcome.total[1]
+    outcome.offset[job], outcome.shape[job] = outcome.total[1], jobs.shape[job]
     for part in range(request.parts):
         node = scratch.chosen[part]
         take(resources, request, node)
@@ -184,6 +219,29 @@ def give(resources: Resources, request: Request, node: int) -> None:
 
 
 @jit
+def reserve_any(
+    resources: Resources,
+    releases: Releases,
+    masks: Flags,
+    requests: Requests,
+    shape: int,
+    rule: int,
+    now: float,
+    scratch: Scratch,
+) -> tuple[float, int]:
+    """`reserve` for the first of a request and its looser ones that fits, and which one that is."""
+    best, first, at, last = np.inf, shape, shape, shape
+    while at >= 0:
+        shadow = reserve(resources, releases, masks, request_of(requests, at), rule, now, scratch)
+        if shadow < best:
+            best, first = shadow, at
+        at, last = entry(requests.looser, at, -1), at
+    if first != last:
+        reserve(resources, releases, masks, request_of(requests, first), rule, now, scratch)
+    return best, first
+
+
+@jit
 def reserve(
     resources: Resources, releases: Releases, masks: Flags, request: Request, rule: int, now: float, scratch: Scratch
 ) -> float:
@@ -194,10 +252,12 @@ def reserve(
     """
     future = scratch.future
     gpus, cores, memory = future.gpus, future.cores, future.memory  # the loops' own arrays, as in `schedule`
-    fitting = 0
+    fitting, within = 0, by_rack(scratch.racks, FIRST_FIT, request)  # nodes that fit; within: of one rack
     for node in range(request.lo, request.hi):
         gpus[node], cores[node], memory[node] = resources.gpus[node], resources.cores[node], resources.memory[node]
         fitting += _holds(gpus[node], cores[node], memory[node], masks, request, node)
+    if within:
+        fitting = most_in_rack(scratch.racks, resources, masks, request)
     settle(releases)
     time = now
     at, used = 0, releases.used[0]
@@ -215,10 +275,15 @@ def reserve(
             gpus[node] += freed_gpus[slot]
             cores[node] += freed_cores[slot]
             memory[node] += freed_memory[slot]
-            fitting += not before and _holds(gpus[node], cores[node], memory[node], masks, request, node)
+            if before or not _holds(gpus[node], cores[node], memory[node], masks, request, node):
+                continue
+            if within:
+                fitting = max(fitting, one_more(scratch.racks, node))
+            else:
+                fitting += 1
     if fitting < request.parts:
         return np.inf
-    choose(future, masks, request, FIRST_FIT if rule >= NAIVE else rule, scratch)
+    choose(future, masks, request, _undrawn(rule), scratch)
     return time
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from gpusched.model.jobs import Allocation, NodeAllocation
 from gpusched.model.plan import Action, Plan, Preempt, Reason, ReasonCode, Rejection, Resize, Start
 from gpusched.model.policy import PolicySpec
@@ -14,6 +16,7 @@ from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.model.units import format_memory
 from gpusched.sched.eligible import ARRAY_FULL, ineligible, may_resize, may_stop
 from gpusched.sched.text import count_of, gpus_called, listed_types
+from gpusched.sched.topology.spread import splits
 
 _NOT_CHOSEN = Reason(code=ReasonCode.POLICY, message="the policy did not choose it")
 
@@ -58,6 +61,7 @@ class _Ledger:
         self.pending = {job.id: job for job in snapshot.pending}
         self.settled: set[str] = set()  # jobs that an accepted action has already dealt with
         self._snapshot = snapshot
+        self._racks = snapshot.topology.racks()
         self._running = {job.id: job for job in snapshot.running}
         self._nodes = {node.name: node for node in snapshot.nodes}
         self._cores = {node.name: node.cores for node in snapshot.nodes}
@@ -132,9 +136,16 @@ class _Ledger:
         spec = job.spec
         if spec.elastic is not None:
             gpus, nodes = allocation.gpus, len(allocation.parts)
-            if gpus not in spec.elastic.sizes or gpus % nodes:
+            if gpus not in (*spec.elastic.sizes, spec.gpus) or gpus % nodes:
                 return f"it may not have {count_of(gpus, 'GPU')} on {count_of(nodes, 'node')}"
-            spec = spec.at_size(gpus, nodes)
+            part = allocation.parts[0]
+            spec = spec.at_size(gpus, nodes, (part.cores, part.memory_mib))
+        if spec.max_nodes is not None:
+            ask = next((ask for ask in splits(spec) if ask.parts == len(allocation.parts)), None)
+            if ask is None:
+                return f"it may not be on {count_of(len(allocation.parts), 'node')}"
+            names = ("nodes", "gpus_per_node", "cores_per_node", "memory_mib_per_node")
+            spec = replace(spec, **dict(zip(names, (ask.parts, *ask.needs), strict=True)))
         if len(allocation.parts) != spec.nodes:
             return f"it asks for {count_of(spec.nodes, 'node')}, the plan gives {len(allocation.parts)}"
         for part in allocation.parts:
@@ -144,6 +155,9 @@ class _Ledger:
             if (part.cores, part.memory_mib) != (spec.cores_per_node, spec.memory_mib_per_node):
                 asked = f"{count_of(spec.cores_per_node, 'core')} and {format_memory(spec.memory_mib_per_node)}"
                 return f"it asks for {asked} per node, the plan gives {part.cores} and {format_memory(part.memory_mib)}"
+        racks = {self._racks.get(part.node, part.node) for part in allocation.parts}
+        if spec.max_spread == "rack" and self._snapshot.topology and len(racks) > 1:
+            return f"its nodes are on {count_of(len(racks), 'rack')}, it asks for one"
         return None
 
     def _forbidden(self, job: PendingView, part: NodeAllocation) -> str | None:
@@ -158,6 +172,10 @@ class _Ledger:
             return f"node {node.name} is excluded by the job"
         if spec.gpu_types and node.gpu_type not in spec.gpu_types:
             return f"node {node.name} has {gpus_called(node.gpu_type)}, it asks for {listed_types(spec.gpu_types)}"
+        if spec.exclusive and (len(node.gpus), node.cores, node.memory_mib) != (
+            spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node,
+        ):  # fmt: skip
+            return f"node {node.name} is of another size than the whole nodes it asks for"
         if node.name in job.excluded_nodes:
             return f"an earlier attempt failed on node {node.name}"
         return None

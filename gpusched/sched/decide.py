@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from gpusched.config.weights import Model
-from gpusched.model.jobs import Allocation, JobSpec, NodeAllocation
+from gpusched.model.jobs import Allocation, Elastic, JobSpec, NodeAllocation
 from gpusched.model.plan import Action, Plan, Preempt, Reason, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.agent import Context, by_agent
 from gpusched.sched.arrays import NodeArrays, Waiting, node_arrays_of, releases_of, waiting_of
 from gpusched.sched.eligible import ineligible
-from gpusched.sched.fit import set_feasibility
+from gpusched.sched.fit import request_of, set_feasibility
 from gpusched.sched.gpus import Links, links_matrix, nearest_gpus
 from gpusched.sched.reasons import Block, Verdicts
-from gpusched.sched.sizes import sizes_of
+from gpusched.sched.sizing.live import sizes_of
 from gpusched.sched.stages import place_queue
 from gpusched.sched.state import BACKFILLS, PLACES, Outcome, new_outcome, new_scratch, seed_words
 from gpusched.sched.tally import usage_of
@@ -40,20 +40,21 @@ def decide(snapshot: Snapshot, models: Mapping[str, Model] = {}) -> Plan:
     their array block nobody and reserve nothing: they may start late if those parts come back under load, but
     a broken node does not stop a partition.
     """
-    snapshot, resizes = sizes_of(snapshot)
+    world = node_arrays_of(snapshot)
+    sized = sizes_of(snapshot, world, models)
+    snapshot, resizes, troubles = sized.snapshot, sized.resizes, sized.troubles
     reasons: dict[str, Reason] = {}
     eligible: list[PendingView] = []
     for job in snapshot.pending:
-        why = ineligible(job, snapshot.now, snapshot.policies)
+        why = ineligible(job, snapshot.now, snapshot.policies) or sized.waits.get(job.id)
         if why is None:
             eligible.append(job)
         else:
             reasons[job.id] = why
     if not eligible:
-        return Plan(actions=resizes, reasons=reasons)
-    world = node_arrays_of(snapshot)
-    waiting = waiting_of(eligible, world, usage_of(snapshot))
-    effects = _Effects({}, {}, [], {})
+        return Plan(actions=resizes, reasons=reasons, troubles=troubles)
+    waiting = waiting_of(eligible, world, usage_of(snapshot), snapshot)
+    effects = _Effects(troubles, {}, [], {})
     outcome, blocks = _run(snapshot, world, waiting, models, effects)
     verdicts = Verdicts(snapshot, world, waiting, outcome.code.tolist())
     for queue, block in blocks:
@@ -73,8 +74,10 @@ class _Effects(NamedTuple):
     reasons: dict[str, Reason]
 
 
-def warm_up() -> None:
-    """Decide something small with every pass, so that all of them are compiled or loaded."""
+def warm_up(policies: Iterable[PolicySpec] = ()) -> None:
+    """Decide something small with every pass that these policies need, so that all are compiled or loaded."""
+    for policy in [policy for policy in policies if policy.sizes != "base"][:1]:
+        decide(_small_snapshot(policy))
     for backfill in BACKFILLS:
         for place in PLACES:
             decide(_small_snapshot(PolicySpec(name="warm-up", place=place, backfill=backfill)))  # type: ignore[arg-type]
@@ -87,9 +90,11 @@ def warm_up_agent(policy: PolicySpec, model: Model) -> None:
 
 def _small_snapshot(policy: PolicySpec) -> Snapshot:
     def spec(gpus: int) -> JobSpec:
+        elastic = Elastic(sizes=(1, 2), base_gpus=1, base_cores=1, base_memory_mib=1)
         return JobSpec(
-            name="j", partition="p", gpus_per_node=gpus, cores_per_node=1, memory_mib_per_node=1, time_limit_s=60
-        )
+            name="j", partition="p", gpus_per_node=gpus, cores_per_node=1, memory_mib_per_node=1, time_limit_s=60,
+            elastic=elastic if policy.sizes != "base" else None,
+        )  # fmt: skip
 
     held = NodeAllocation(rank=0, node="n", gpus=(0,), cores=1, memory_mib=1)
     return Snapshot(
@@ -97,7 +102,8 @@ def _small_snapshot(policy: PolicySpec) -> Snapshot:
         nodes=(NodeView(name="n", partition="p", gpus=(0, 1), cores=4, memory_mib=4),),
         running=(RunningView(id="r", user="u", allocation=Allocation("r", (held,)), start_time=0.0, expected_end=9.0),),
         pending=tuple(
-            PendingView(id=str(n), user="u", spec=spec(gpus), submit_time=0.0) for n, gpus in enumerate((2, 1, 1))
+            PendingView(id=str(n), user="u", spec=spec(gpus), submit_time=0.0, speeds={1: 1.0}, left=1.0)
+            for n, gpus in enumerate((2, 1, 1))
         ),
         policies={"p": policy},
     )
@@ -107,7 +113,7 @@ def _run(
     snapshot: Snapshot, world: NodeArrays, waiting: Waiting, models: Mapping[str, Model], effects: _Effects
 ) -> tuple[Outcome, list[tuple[list[int], Block]]]:
     """The compiled passes, one per partition that has a queue; with each queue in its order and what blocked it."""
-    scratch = new_scratch(len(world.nodes), waiting.jobs.feasibility.size)
+    scratch = new_scratch(len(world.nodes), waiting.jobs.feasibility.size, world.rack)
     outcome = new_outcome(len(waiting.views), waiting.parts)
     releases = releases_of(snapshot.running, world, waiting.parts)
     set_feasibility(world.total, world.usable, waiting.jobs.masks, waiting.requests, scratch, waiting.jobs.feasibility)
@@ -120,7 +126,7 @@ def _run(
             name, policy, snapshot, world, waiting, releases, rng, scratch, outcome, effects.remarks, effects.stops,
             effects.reasons,
         )  # fmt: skip
-        if policy.agent is not None:
+        if policy.agent is not None and not policy.traits.sizes:
             blocks.append(by_agent(context, models.get(name), _staged, effects.troubles))
         else:
             blocks.append(_staged(context))
@@ -136,19 +142,18 @@ def _staged(context: Context) -> tuple[list[int], Block]:
 def starts(world: NodeArrays, waiting: Waiting, outcome: Outcome) -> list[Start]:
     """The started jobs with the GPUs picked inside each node; takes them off ``world.free``."""
     matrices: dict[int, Links] = {}
-    actions = []
+    actions, requests = [], waiting.requests
     nodes, offset = outcome.nodes.tolist(), outcome.offset.tolist()
     for j in outcome.started[: outcome.total[0]].tolist():
-        job = waiting.views[j]
-        spec = job.spec
-        rows = nodes[offset[j] : offset[j] + spec.nodes]
+        job, given = waiting.views[j], request_of(requests, int(outcome.shape[j]))
+        rows = nodes[offset[j] : offset[j] + given.parts]
         parts = tuple(
             NodeAllocation(
                 rank=rank,
                 node=world.nodes[row].name,
-                gpus=_pick(world, matrices, row, spec.gpus_per_node),
-                cores=spec.cores_per_node,
-                memory_mib=spec.memory_mib_per_node,
+                gpus=_pick(world, matrices, row, int(given.gpus)),
+                cores=int(given.cores),
+                memory_mib=int(given.memory),
             )
             for rank, row in enumerate(rows)
         )

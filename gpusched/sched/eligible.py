@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpusched.model.jobs import JobState
+from gpusched.model.jobs import JobSpec, JobState
 from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.policy import PolicySpec, Preempting, Resizing
 from gpusched.model.snapshot import PendingView, RunningView
 from gpusched.model.units import format_duration
+from gpusched.sched.topology.spread import knows_racks
 
 HELD_BY_USER = Reason(code=ReasonCode.JOB_HELD_USER, message="held by its user")
 HELD_BY_ADMIN = Reason(code=ReasonCode.JOB_HELD_ADMIN, message="held by an administrator")
@@ -28,6 +29,9 @@ def ineligible(job: PendingView, now: float, policies: Mapping[str, PolicySpec])
         return HELD_BY_ADMIN if job.held_by == "admin" else HELD_BY_USER
     if job.spec.partition not in policies:
         return Reason(code=ReasonCode.PARTITION_UNKNOWN, message=f"there is no partition {job.spec.partition}")
+    if out_of_reach(job.spec, policies[job.spec.partition]):
+        message = f"policy {policies[job.spec.partition].name} does not look at racks, as --max-spread rack needs"
+        return Reason(code=ReasonCode.POLICY, message=message)
     if job.dependency == "never":
         message = job.dependency_message or "its dependency can never be met"
         return Reason(code=ReasonCode.DEPENDENCY_NEVER_SATISFIED, message=message)
@@ -37,6 +41,11 @@ def ineligible(job: PendingView, now: float, policies: Mapping[str, PolicySpec])
         wait = format_duration(job.eligible_time - now)
         return Reason(code=ReasonCode.BEGIN_TIME, message=f"may not start before a time set for it, in {wait}")
     return None
+
+
+def out_of_reach(spec: JobSpec, policy: PolicySpec) -> bool:
+    """Whether the job must lie in one rack, and the policy looks at none."""
+    return spec.max_spread == "rack" and (spec.nodes > 1 or spec.max_nodes is not None) and not knows_racks(policy)
 
 
 def may_stop(job: RunningView, rules: Preempting, now: float) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal
 
 import msgspec
@@ -11,7 +12,19 @@ from gpusched.model.policy import MAPPED
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.advice import next_steps
 from gpusched.sched.eligible import ARRAY_FULL, ineligible
-from gpusched.sched.tally import NodeCount, barred, counts_of, covers, earliest, fits, need, queue_of, shortfall_of
+from gpusched.sched.tally import (
+    NodeCount,
+    asks_of,
+    barred,
+    counts_of,
+    covers,
+    earliest,
+    fits,
+    need,
+    queue_of,
+    racks_of,
+    shortfall_of,
+)
 from gpusched.sched.text import (
     ALLOWED,
     CORES,
@@ -21,10 +34,12 @@ from gpusched.sched.text import (
     MEMORY,
     before_it,
     not_available,
+    scattered,
     shortage,
     starts_in,
     would_delay,
 )
+from gpusched.sched.topology.spread import Ask, gives_up, splits, waits_text
 
 Dimension = Literal["", "barred", "unavailable", "gpus", "cores", "memory"]
 
@@ -47,6 +62,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         position: 1 for the first of its partition's queue; None where it is not in it (held, dependent, impossible).
         queue_length: How many jobs of the partition may start and could run.
         next_steps: What would help, most useful first.
+        racks: On how many racks it could start now, where it waits for one.
     """
 
     job_id: str
@@ -55,6 +71,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     position: int | None = None
     queue_length: int = 0
     next_steps: tuple[str, ...] = ()
+    racks: int | None = None
 
 
 def explain(snapshot: Snapshot, job_id: str) -> Explanation:
@@ -81,7 +98,20 @@ def explain(snapshot: Snapshot, job_id: str) -> Explanation:
         position=None if place is None else place + 1,
         queue_length=len(queue),
         next_steps=tuple(next_steps(snapshot, job, reason.code, counts, queue)),
+        racks=_racks_now(job, own) if _waits_for_rack(snapshot, job, own) is not None else None,
     )
+
+
+def _waits_for_rack(snapshot: Snapshot, job: PendingView, nodes: list[NodeCount]) -> float | None:
+    """Until when it waits for better nodes than there are now; None: it does not."""
+    policy = snapshot.policies.get(job.spec.partition)
+    return None if policy is None else gives_up(job, policy, asks_of(snapshot, job, nodes), snapshot.now)
+
+
+def _racks_now(job: PendingView, nodes: list[NodeCount]) -> int | None:
+    """On how many racks it could start now."""
+    found = (racks_of(job, nodes, lambda count: count.free, ask) for ask in splits(job.spec))
+    return next((racks for racks in found if racks is not None), None)
 
 
 def _verdict(job: PendingView, count: NodeCount) -> NodeVerdict:
@@ -105,21 +135,27 @@ def _reason(
     if why := ineligible(job, snapshot.now, snapshot.policies):
         return why
     nodes = [c for c in counts.values() if c.node.partition == job.spec.partition]
-    if not fits(job, nodes, lambda c: c.total):
-        return Reason(code=ReasonCode.BAD_CONSTRAINTS, message=_short(job, nodes, "needs", "there"))
-    if not fits(job, nodes, lambda c: c.usable):
-        message = f"{_short(job, nodes, 'needs', 'usable')}; not available: {not_available(c.node for c in nodes)}"
+    asked = asks_of(snapshot, job, nodes)
+    if not fits(job, nodes, lambda c: c.total, asked):
+        return Reason(code=ReasonCode.BAD_CONSTRAINTS, message=_short(job, nodes, asked[0], "needs", "there"))
+    if not fits(job, nodes, lambda c: c.usable, asked):
+        short = _short(job, nodes, asked[0], "needs", "usable")
+        message = f"{short}; not available: {not_available(c.node for c in nodes)}"
         return Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=message)
     if place is None:
         return ARRAY_FULL
-    if fits(job, nodes, lambda c: c.free):
+    if fits(job, nodes, lambda c: c.free, asked):
         return _fits_now(snapshot, job, counts, queue, place)
     skips = snapshot.policies[job.spec.partition].backfill == "skip"
     if place and not skips:
         return Reason(code=ReasonCode.PRIORITY, message=before_it(place))
     by_limits = earliest(snapshot, job, counts) if not skips else None
     when = starts_in(by_limits[0] - snapshot.now) if by_limits else ""
-    return Reason(code=ReasonCode.RESOURCES, message=_short(job, nodes, "waits for", "free") + when)
+    policy = snapshot.policies[job.spec.partition]
+    if (until := gives_up(job, policy, asked, snapshot.now)) is not None:
+        message = waits_text(until, snapshot.now, policy, job, _racks_now(job, nodes))
+        return Reason(code=ReasonCode.RESOURCES, message=message + when)
+    return Reason(code=ReasonCode.RESOURCES, message=_short(job, nodes, asked[0], "waits for", "free") + when)
 
 
 def _fits_now(
@@ -139,17 +175,19 @@ def _fits_now(
     return Reason(code=ReasonCode.POLICY, message="fits now; the next cycle can start it")
 
 
-def _short(job: PendingView, nodes: list[NodeCount], verb: str, word: str) -> str:
+def _short(job: PendingView, nodes: list[NodeCount], ask: Ask, verb: str, word: str) -> str:
     """The sentence with figures, on what nodes have in all (``there``), when well (``usable``) or now (``free``)."""
-    needs = need(job.spec)
+    needs = ask.needs
     has = [(c, c.total if word == "there" else c.usable if word == "usable" else c.free) for c in nodes]
     having = [(c, h) for c, h in has if not barred(job, c.node) and h[0] >= 0]
     dimension, nearest, most = ALLOWED, "", 0
     for following in (GPUS, CORES, MEMORY):
-        if len(having) < job.spec.nodes:
+        if len(having) < ask.parts:
             break
         dimension = following
         best, figures = max(having, key=lambda ch: ch[1][dimension - 1])
         nearest, most = best.node.name, figures[dimension - 1]
         having = [(c, h) for c, h in having if h[dimension - 1] >= needs[dimension - 1]]
-    return shortage(verb, word, dimension, job.spec.nodes, needs, len(having), nearest, most)
+    if ask.one_rack and len(having) >= ask.parts:
+        return scattered(verb, word, ask.parts, needs, max(Counter(c.rack for c, _ in having).values()))
+    return shortage(verb, word, dimension, ask.parts, needs, len(having), nearest, most)

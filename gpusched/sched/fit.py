@@ -21,6 +21,12 @@ ALLOWED, GPUS, CORES, MEMORY = 0, 1, 2, 3
 
 
 @jit
+def entry(column: Ints | None, shape: int, without: int) -> int:
+    """Of a column that may be None (`Requests`)."""
+    return without if column is None else int(column[shape])
+
+
+@jit
 def request_of(requests: Requests, shape: int) -> Request:
     """The request with index ``shape``."""
     return Request(
@@ -31,6 +37,7 @@ def request_of(requests: Requests, shape: int) -> Request:
         requests.cores[shape],
         requests.memory[shape],
         requests.mask[shape],
+        entry(requests.spread, shape, 0),
     )
 
 
@@ -41,12 +48,15 @@ def set_feasibility(
     """Whether each request can ever run, into ``feasibility: int64[shapes]``.
 
     BAD_CONSTRAINTS: not even on ``total``, the nodes as declared, all of them empty and well. NOT_AVAILABLE: not on
-    ``usable``, without those that are not available and without blocked GPUs, empty of jobs. Else OK.
+    ``usable``, without those that are not available and without blocked GPUs, empty of jobs. Else OK. Of a request with
+    looser ones: whether any of them can.
     """
     for shape in range(feasibility.size):
-        request = request_of(requests, shape)
-        if choose(usable, masks, request, FIRST_FIT, scratch):
+        request, looser = request_of(requests, shape), entry(requests.looser, shape, -1)
+        if (looser >= 0 and feasibility[looser] == OK) or choose(usable, masks, request, FIRST_FIT, scratch):
             feasibility[shape] = OK
+        elif looser >= 0 and feasibility[looser] == NOT_AVAILABLE:
+            feasibility[shape] = NOT_AVAILABLE
         elif choose(total, masks, request, FIRST_FIT, scratch):
             feasibility[shape] = NOT_AVAILABLE
         else:

@@ -1,11 +1,11 @@
-"""Which nodes: first fit, best fit, spread, random fit, and the naive draw of the GIST paper."""
+"""Which nodes: first fit, best fit, spread, by racks, random fit, and the naive draw of the GIST paper."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.state import BEST_FIT, FIRST_FIT, Flags, Request, Resources, Scratch, Words
+from gpusched.sched.state import BEST_FIT, FIRST_FIT, RACK, Flags, Ints, Records, Request, Resources, Scratch, Words
 
 _CORES_BITS, _MEMORY_BITS = 20, 32
 _GPU_SHIFT = _CORES_BITS + _MEMORY_BITS
@@ -27,10 +27,10 @@ def node_fits(resources: Resources, masks: Flags, request: Request, node: int) -
 def sort_key(rule: int, gpus: int, cores: int, memory: int, request: Request) -> int:
     """A node's place in the rule's order, smaller is better, from what it has free (GPUs, cores, MiB).
 
-    BEST_FIT: least left over of GPUs, then of cores, then of memory. SPREAD: most free, in the same order. The three
-    are compared exactly, one after the other, so they need no weights and no common unit.
+    BEST_FIT, RACK: least left over of GPUs, then of cores, then of memory. SPREAD: most free, in the same order. The
+    three are compared exactly, one after the other, so they need no weights and no common unit.
     """
-    if rule == BEST_FIT:
+    if rule == BEST_FIT or rule == RACK:
         left = (gpus - request.gpus) << _GPU_SHIFT
         return left + ((cores - request.cores) << _MEMORY_BITS) + (memory - request.memory)
     return -((gpus << _GPU_SHIFT) + (cores << _MEMORY_BITS) + memory)
@@ -43,6 +43,8 @@ def choose(resources: Resources, masks: Flags, request: Request, rule: int, scra
     Returns:
         Whether there were enough; then ``scratch.chosen[:parts]`` holds them in the rule's order.
     """
+    if by_rack(scratch.racks, rule, request):
+        return _choose_by_rack(scratch.racks, resources, masks, request, rule, scratch)
     count = 0
     for node in range(request.lo, request.hi):
         gpus, cores, memory = resources.gpus[node], resources.cores[node], resources.memory[node]
@@ -61,14 +63,140 @@ def choose(resources: Resources, masks: Flags, request: Request, rule: int, scra
             count += 1
         elif key >= scratch.keys[count - 1]:
             continue
-        at = count - 1
-        while at > 0 and scratch.keys[at - 1] > key:
-            scratch.keys[at] = scratch.keys[at - 1]
-            scratch.chosen[at] = scratch.chosen[at - 1]
-            at -= 1
-        scratch.keys[at] = key
-        scratch.chosen[at] = node
+        _insert(scratch.keys, scratch.chosen, node, key, 0, count - 1)
     return count == request.parts
+
+
+@jit
+def _insert(keys: Ints, chosen: Ints, node: int, key: int, first: int, at: int) -> None:
+    """Puts a node into ``chosen[first : at + 1]`` by its key, in place of what is at ``at``."""
+    while at > first and keys[at - 1] > key:
+        keys[at] = keys[at - 1]
+        chosen[at] = chosen[at - 1]
+        at -= 1
+    keys[at] = key
+    chosen[at] = node
+
+
+# With racks; functions take `Scratch.racks` apart: where it is None, numba compiles only what is left without it.
+
+
+@jit
+def by_rack(racks: Records | None, rule: int, request: Request) -> bool:
+    """Whether it matters which nodes are in one rack."""
+    if racks is None:
+        return False
+    return rule == RACK or request.spread != 0
+
+
+@jit
+def _choose_by_rack(
+    racks: Records | None, resources: Resources, masks: Flags, request: Request, rule: int, scratch: Scratch
+) -> bool:
+    """`choose` in as few racks as can hold the parts, in one if ``request.spread``.
+
+    One rack that holds all parts that are left, and has the fewest GPUs free; where none does, the one that holds most
+    of them. Within a rack in the rule's order; RACK for a single part: the node with least GPUs left over, among equals
+    the one in the rack with the fewest free, then the best fit. Ties go to the lower row.
+    """
+    if racks is None:
+        return False
+    most_in_rack(racks, resources, masks, request)
+    if request.parts == 1 and rule == RACK:
+        return _choose_one(racks, resources, masks, request, scratch)
+    found = 0
+    while found < request.parts:
+        best, left = -1, request.parts - found
+        for node in range(request.lo, request.hi):
+            rack = racks[node]["number"]
+            if racks[rack]["fits"] > 0 and (best < 0 or _nearer(racks, rack, best, left)):
+                best = rack
+        if best < 0 or (request.spread != 0 and racks[best]["fits"] < left):
+            return False
+        found = _fill_from(racks, resources, masks, request, rule, best, found, scratch)
+        racks[best]["fits"] = 0
+    return True
+
+
+@jit
+def most_in_rack(racks: Records | None, resources: Resources, masks: Flags, request: Request) -> int:
+    """The most nodes of one rack that fit; sets ``racks`` of those that nodes of the request's partition are in."""
+    most = 0
+    if racks is None:
+        return most
+    for node in range(request.lo, request.hi):
+        room = racks[racks[node]["number"]]
+        room["fits"] = 0
+        room["free"] = 0
+    for node in range(request.lo, request.hi):
+        racks[racks[node]["number"]]["free"] += max(0, resources.gpus[node])
+        if node_fits(resources, masks, request, node):
+            most = max(most, one_more(racks, node))
+    return most
+
+
+@jit
+def one_more(racks: Records | None, node: int) -> int:
+    """Notes that a node fits; how many of its rack do."""
+    if racks is None:
+        return 0
+    room = racks[racks[node]["number"]]
+    room["fits"] += 1
+    return int(room["fits"])
+
+
+@jit
+def _nearer(racks: Records, one: int, other: int, left: int) -> bool:
+    """Whether a rack is to be taken before another for the ``left`` parts."""
+    holds, other_holds = racks[one]["fits"] >= left, racks[other]["fits"] >= left
+    if holds != other_holds:
+        return bool(holds)
+    if holds:
+        return bool(racks[one]["free"] < racks[other]["free"])
+    return bool(racks[one]["fits"] > racks[other]["fits"])
+
+
+@jit
+def _fill_from(
+    racks: Records,
+    resources: Resources,
+    masks: Flags,
+    request: Request,
+    rule: int,
+    rack: int,
+    found: int,
+    scratch: Scratch,
+) -> int:
+    """Adds nodes of one rack to the ``found`` first of ``scratch.chosen``, in the rule's order; how many there are."""
+    first, count = found, found
+    for node in range(request.lo, request.hi):
+        if racks[node]["number"] != rack or not node_fits(resources, masks, request, node):
+            continue
+        key = node
+        if rule != FIRST_FIT:
+            key = sort_key(rule, resources.gpus[node], resources.cores[node], resources.memory[node], request)
+        if count < request.parts:
+            count += 1
+        elif key >= scratch.keys[count - 1]:
+            continue
+        _insert(scratch.keys, scratch.chosen, node, key, first, count - 1)
+    return count
+
+
+@jit
+def _choose_one(racks: Records, resources: Resources, masks: Flags, request: Request, scratch: Scratch) -> bool:
+    """One node for RACK."""
+    best, least = -1, (0, 0, 0)
+    for node in range(request.lo, request.hi):
+        if not node_fits(resources, masks, request, node):
+            continue
+        gpus = resources.gpus[node]
+        fit = sort_key(RACK, gpus, resources.cores[node], resources.memory[node], request)
+        key = (gpus, racks[racks[node]["number"]]["free"], fit)
+        if best < 0 or key < least:
+            best, least = node, key
+    scratch.chosen[0] = best
+    return best >= 0
 
 
 @jit

@@ -7,9 +7,10 @@ from typing import NamedTuple
 from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
-from gpusched.sched.arrays import NodeArrays, Waiting
+from gpusched.sched.arrays import NodeArrays, Waiting, racks_for_ask
 from gpusched.sched.eligible import ARRAY_FULL
 from gpusched.sched.fit import request_of, shortfall
+from gpusched.sched.place import most_in_rack
 from gpusched.sched.state import (
     ARRAY_LIMIT,
     BACKFILL,
@@ -21,6 +22,7 @@ from gpusched.sched.state import (
     RESOURCES,
     STARTED,
     Resources,
+    new_scratch,
 )
 from gpusched.sched.text import (
     ELSEWHERE,
@@ -28,10 +30,12 @@ from gpusched.sched.text import (
     before_it,
     not_available,
     rounded,
+    scattered,
     shortage,
     starts_in,
     would_delay,
 )
+from gpusched.sched.topology.spread import Ask, gives_up, splits, waits_text
 
 _UNLUCKY = Reason(
     code=ReasonCode.POLICY,
@@ -103,17 +107,40 @@ class Verdicts:
             missing = not_available(self._world.nodes[requests.lo[shape] : requests.hi[shape]])
             reason = Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=f"{message}; not available: {missing}")
         else:
-            message = self._shortage("waits for", "free", self._world.resources, shape)
+            waits = self._waits(shape, job, block)
+            message = waits or self._shortage("waits for", "free", self._world.resources, shape)
             if job == block.head:
                 return Reason(code=ReasonCode.RESOURCES, message=message + starts_in(block.shadow - self._now))
             reason = Reason(code=ReasonCode.RESOURCES, message=message)
+            if waits:  # another one's wait ends at another time
+                return reason
         self._by_shape[code, shape] = reason
         return reason
+
+    def _waits(self, shape: int, job: int, block: Block) -> str:
+        """Of a job that waits for one rack, that it does; else ""."""
+        view, requests, jobs = self._waiting.views[job], self._waiting.requests, self._waiting.jobs
+        request = request_of(requests, shape)
+        ask = Ask(request.parts, request.gpus, request.cores, request.memory, request.spread != 0)
+        asked = (ask,) if requests.looser is None or requests.looser[shape] < 0 else (ask, ask)
+        until = gives_up(view, block.policy, asked, self._now)
+        if until is None:
+            return ""
+        found = (
+            racks_for_ask(self._world.resources, self._world, jobs.masks, request.mask, view.spec.partition, looser)
+            for looser in splits(view.spec)
+        )
+        on = next((racks for racks in found if racks is not None), None)
+        return waits_text(until, self._now, block.policy, view, on)
 
     def _shortage(self, verb: str, free: str, resources: Resources, shape: int) -> str:
         request = request_of(self._waiting.requests, shape)
         dimension, count, nearest = shortfall(resources, self._waiting.jobs.masks, request)
         has = int(resources[dimension - 1][nearest]) if nearest >= 0 else 0  # of GPUs, cores or memory
         needs = (int(request.gpus), int(request.cores), int(request.memory))
+        if dimension < 0:
+            racks = new_scratch(len(self._world.nodes), 0, self._world.rack).racks
+            most = int(most_in_rack(racks, resources, self._waiting.jobs.masks, request))
+            return scattered(verb, free, int(request.parts), needs, most)
         name = self._world.nodes[nearest].name if nearest >= 0 else ""
         return shortage(verb, free, dimension, int(request.parts), needs, int(count), name, has)

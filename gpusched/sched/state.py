@@ -18,10 +18,12 @@ Flags = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
 Records = npt.NDArray[Any]
 
-FIRST_FIT, BEST_FIT, SPREAD, NAIVE, RANDOM, FASTEST, MILP = range(7)  # RANDOM: in replays; the last two: see `mapping`
+# RANDOM: in replays; FASTEST, MILP: see `mapping`
+FIRST_FIT, BEST_FIT, SPREAD, NAIVE, RANDOM, FASTEST, MILP, RACK = range(8)
 NONE, SKIP, EASY, CONSERVATIVE = range(4)  # CONSERVATIVE: in replays
 # What a policy's file may name, and what it means to the passes.
 PLACES = {"first-fit": FIRST_FIT, "best-fit": BEST_FIT, "spread": SPREAD, "naive": NAIVE}
+PLACES |= {"rack": RACK, "rack-wait": RACK}  # that a job waits for its rack is in its requests
 BACKFILLS = {"none": NONE, "skip": SKIP, "easy": EASY}
 
 # What a pass says of a job; 0 .. 2 also say how a request stands towards the whole partition.
@@ -46,7 +48,8 @@ class Resources(NamedTuple):
 class Request(NamedTuple):
     """What one job asks for: ``parts`` distinct nodes of rows ``lo <= node < hi``, each giving the same.
 
-    ``mask`` is a row of the masks (``uint8[masks, nodes]``, 1: allowed), or -1 where any node will do.
+    ``mask`` is a row of the masks (``uint8[masks, nodes]``, 1: allowed), or -1 where any node will do. ``spread``: 1:
+    all nodes in one rack, 0: anywhere.
     """
 
     lo: int
@@ -56,10 +59,16 @@ class Request(NamedTuple):
     cores: int
     memory: int
     mask: int
+    spread: int = 0
 
 
 class Requests(NamedTuple):
-    """Distinct requests ("shapes"), one `Request` per index: ``int64[shapes]`` each."""
+    """Distinct requests ("shapes"), one `Request` per index: ``int64[shapes]`` each.
+
+    ``looser``: the request that a job tries next where this one does not fit, of a lower index; -1: none. Where no
+    request has any, and none is bound to one rack, the last two are None, and nothing of it is compiled: each array
+    that passes hand on costs a replay some percent.
+    """
 
     lo: Ints
     hi: Ints
@@ -68,13 +77,15 @@ class Requests(NamedTuple):
     cores: Ints
     memory: Ints
     mask: Ints
+    spread: Ints | None
+    looser: Ints | None
 
 
 class Jobs(NamedTuple):
     """The queue's jobs.
 
     Attributes:
-        shape: ``int64[jobs]``: index into `Requests`.
+        shape: ``int64[jobs]``: index into `Requests`: of what the job would rather have than any looser one.
         limit: ``float64[jobs]``: time limit in seconds.
         array: ``int64[jobs]``: index into ``array_room``, or -1.
         array_room: ``int64[arrays]``: how many more tasks may start; counted down in place.
@@ -121,6 +132,7 @@ class Scratch(NamedTuple):
         failed, failed_late: ``int64[shapes]``: the last pass (``stamp``) in which the shape did not fit; within a pass
             room only shrinks, so it will not fit later in it either.
         stamp: ``int64[1]``: number of the pass.
+        racks: ``RACK_ROOM[nodes]``, see there. None: all nodes are in one, and nothing that looks at racks is compiled.
     """
 
     chosen: Ints
@@ -131,6 +143,7 @@ class Scratch(NamedTuple):
     failed: Ints
     failed_late: Ints
     stamp: Ints
+    racks: Records | None
 
 
 class Outcome(NamedTuple):
@@ -142,6 +155,7 @@ class Outcome(NamedTuple):
         nodes: ``int64[parts]``: their nodes; those of job j begin at ``offset[j]``; ``total[1]`` in all.
         offset: ``int64[jobs]``.
         total: ``int64[2]``: started jobs, and their parts.
+        shape: ``int64[jobs]``: the request that a started job was given: its own, or a looser one.
     """
 
     code: Ints
@@ -149,6 +163,7 @@ class Outcome(NamedTuple):
     nodes: Ints
     offset: Ints
     total: Ints
+    shape: Ints
 
 
 class PassArrays(NamedTuple):
@@ -170,6 +185,9 @@ class PassArrays(NamedTuple):
 
 
 PLENTY = 1 << 40
+# number: the node's rack, one of the rows. fits, free: of the rack with the row's number, while nodes are chosen: how
+# many of its nodes fit, and the GPUs that all of them have free.
+RACK_ROOM = np.dtype([("number", np.int64), ("fits", np.int64), ("free", np.int64)])
 
 
 def ints(values: Sequence[int]) -> Ints:
@@ -194,18 +212,21 @@ def new_releases(slots: int) -> Releases:
     return Releases(np.zeros(slots), node, gpus, cores, memory, owner, order, np.zeros(2, np.int64))
 
 
-def new_scratch(nodes: int, shapes: int) -> Scratch:
-    """Work space for that many nodes and distinct requests."""
+def new_scratch(nodes: int, shapes: int, rack: Ints | None = None) -> Scratch:
+    """Work space for that many nodes and distinct requests; ``rack: int64[nodes]``: their racks, None: all in one."""
     chosen, keys = (np.zeros(nodes, np.int64) for _ in range(2))
     future, spare, late = (new_resources(nodes) for _ in range(3))
     failed, failed_late = (np.zeros(shapes, np.int64) for _ in range(2))
-    return Scratch(chosen, keys, future, spare, late, failed, failed_late, stamp=np.zeros(1, np.int64))
+    return Scratch(
+        chosen, keys, future, spare, late, failed, failed_late, stamp=np.zeros(1, np.int64),
+        racks=None if rack is None else filled(RACK_ROOM, nodes, number=rack),
+    )  # fmt: skip
 
 
 def new_outcome(jobs: int, parts: int) -> Outcome:
     """An outcome with room for that many jobs with that many parts in all."""
-    code, started, offset = (np.zeros(jobs, np.int64) for _ in range(3))
-    return Outcome(code, started, np.zeros(parts, np.int64), offset, np.zeros(2, np.int64))
+    code, started, offset, shape = (np.zeros(jobs, np.int64) for _ in range(4))
+    return Outcome(code, started, np.zeros(parts, np.int64), offset, np.zeros(2, np.int64), shape)
 
 
 def seed_words(seed: int) -> Words:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Literal, assert_never
 
@@ -13,17 +14,22 @@ from gpusched.model.snapshot import NodeView, PendingView, Snapshot
 from gpusched.model.units import format_memory
 from gpusched.sched.eligible import id_key, ineligible
 from gpusched.sched.text import count_of, gpus_called, listed, listed_types
+from gpusched.sched.topology.spread import Ask, asks, racks_for, splits
 
 Has = Literal["total", "usable", "free"]
 
 
 class NodeCount(msgspec.Struct, kw_only=True):
-    """One node: declared, usable (well and empty) and free GPUs, cores, MiB; changed only while it is being counted."""
+    """One node: declared, usable (well and empty) and free GPUs, cores, MiB; changed only while it is being counted.
+
+    ``rack``: where it is, its own name where no switch names it; "" where there is no topology.
+    """
 
     node: NodeView
     held: set[int]
     cores: int
     memory_mib: int
+    rack: str = ""
 
     @property
     def total(self) -> tuple[int, int, int]:
@@ -54,8 +60,10 @@ class NodeCount(msgspec.Struct, kw_only=True):
 def counts_of(snapshot: Snapshot) -> dict[str, NodeCount]:
     """Node name -> its count."""
     counts: dict[str, NodeCount] = {}
+    racks, racked = snapshot.topology.racks(), bool(snapshot.topology)
     for n in snapshot.nodes:
-        counts.setdefault(n.name, NodeCount(node=n, held=set(), cores=n.cores, memory_mib=n.memory_mib))
+        rack = racks.get(n.name, n.name) if racked else ""
+        counts.setdefault(n.name, NodeCount(node=n, held=set(), cores=n.cores, memory_mib=n.memory_mib, rack=rack))
     for job in snapshot.running:
         for part in job.allocation.parts:
             if count := counts.get(part.node):
@@ -75,6 +83,21 @@ def covers(has: tuple[int, int, int], needs: tuple[int, int, int]) -> bool:
     return all(h >= n for h, n in zip(has, needs, strict=True))
 
 
+def at_size(spec: JobSpec, gpus: int, nodes: int, rooms: Iterable[tuple[int, int, int]]) -> JobSpec | None:
+    """A resizable job's request over so many nodes with these (GPUs, cores, MiB) each; None: they cannot give it.
+
+    Where its cores and memory have ranges, with the most of them that so many nodes have: of cores first.
+    """
+    found = spec.at_size(gpus, nodes)
+    having = [room for room in rooms if covers(room, need(found.least))]
+    if len(having) < nodes:
+        return None
+    cores = sorted(room[1] for room in having)[-nodes]
+    memory = sorted(room[2] for room in having if room[1] >= min(cores, found.cores_per_node))[-nodes]
+    found = spec.at_size(gpus, nodes, (cores, memory))
+    return found if sum(covers(room, need(found)) for room in having) >= nodes else None
+
+
 def excluded_by(spec: JobSpec, node: NodeView) -> str:
     """Why what was asked for leaves the node out even if it were empty; "" if it does not."""
     if node.partition != spec.partition:
@@ -85,6 +108,8 @@ def excluded_by(spec: JobSpec, node: NodeView) -> str:
         return "excluded by the job"
     if spec.gpu_types and node.gpu_type not in spec.gpu_types:
         return f"has {gpus_called(node.gpu_type)}, not {listed_types(spec.gpu_types)}"
+    if spec.exclusive and (len(node.gpus), node.cores, node.memory_mib) != need(spec):
+        return "is of another size than the whole nodes it asks for"
     return ""
 
 
@@ -93,10 +118,31 @@ def barred(job: PendingView, node: NodeView) -> str:
     return excluded_by(job.spec, node) or ("an earlier attempt failed here" if node.name in job.excluded_nodes else "")
 
 
-def fits(job: PendingView, counts: Iterable[NodeCount], has: Callable[[NodeCount], tuple[int, int, int]]) -> bool:
-    """Whether the job's ``spec.nodes`` parts fit on what ``has`` says of each node it may use."""
-    needs = need(job.spec)
-    return sum(1 for c in counts if not barred(job, c.node) and covers(has(c), needs)) >= job.spec.nodes
+HasOf = Callable[[NodeCount], tuple[int, int, int]]
+
+
+def racks_of(job: PendingView, counts: Iterable[NodeCount], has: HasOf, ask: Ask) -> int | None:
+    """The fewest racks in which what ``has`` says of each node that the job may use holds ``ask``; None: none do."""
+    racks = racks_for((c.rack for c in counts if not barred(job, c.node) and covers(has(c), ask.needs)), ask.parts)
+    return racks if racks == 1 or not ask.one_rack else None
+
+
+def asks_of(snapshot: Snapshot, job: PendingView, counts: Iterable[NodeCount]) -> tuple[Ask, ...]:
+    """What the job asks for now (`spread.asks`); ``counts``: of its partition's nodes."""
+    own, policy = list(counts), snapshot.policies.get(job.spec.partition)
+    if policy is None:
+        return splits(job.spec)
+
+    def possible(ask: Ask) -> bool:
+        return racks_of(job, own, lambda count: count.usable, ask) is not None
+
+    return asks(job, policy, snapshot.now, bool(snapshot.topology), possible)
+
+
+def fits(job: PendingView, counts: Iterable[NodeCount], has: HasOf, asked: Iterable[Ask] = ()) -> bool:
+    """Whether one of the requests fits on what ``has`` says of each node the job may use; without any its spec's."""
+    own = list(counts)
+    return any(racks_of(job, own, has, ask) is not None for ask in asked or splits(job.spec))
 
 
 def usage_of(snapshot: Snapshot) -> dict[str, float]:
@@ -142,9 +188,10 @@ def queue_of(snapshot: Snapshot, partition: str, counts: Iterable[NodeCount]) ->
     queue = []
     for job in plain_order(snapshot, partition):
         spec = job.spec
-        shape = (spec.nodes, *need(spec), spec.nodelist, spec.exclude, spec.gpu_types, job.excluded_nodes)
+        nodes_of = (spec.nodelist, spec.exclude, spec.gpu_types, job.excluded_nodes, spec.exclusive)
+        shape = (spec.nodes, spec.max_nodes, spec.max_spread, *need(spec), *nodes_of)
         if shape not in possible:
-            possible[shape] = fits(job, nodes, lambda c: c.usable)
+            possible[shape] = fits(job, nodes, lambda c: c.usable, asks_of(snapshot, job, nodes))
         if possible[shape] and (job.array_room is None or job.array_room > 0):
             queue.append(job)
     return queue
@@ -156,11 +203,19 @@ def earliest(snapshot: Snapshot, job: PendingView, counts: dict[str, NodeCount])
     Returns:
         (Unix seconds, ``job X on dgx001 frees 4 GPUs``), or None if it fits now or never.
     """
-    needs = need(job.spec)
-    has = {name: list(c.free) for name, c in counts.items() if not barred(job, c.node) and c.node.available}
-    fitting = sum(1 for h in has.values() if covers((h[0], h[1], h[2]), needs))
-    if fitting >= job.spec.nodes:
+    own = [c for c in counts.values() if c.node.partition == job.spec.partition]
+    asked = asks_of(snapshot, job, own)
+    if fits(job, own, lambda c: c.free, asked):
         return None
+    found = [when for ask in asked if (when := _earliest(snapshot, job, counts, ask)) is not None]
+    return min(found, key=lambda when: when[0], default=None)
+
+
+def _earliest(snapshot: Snapshot, job: PendingView, counts: dict[str, NodeCount], ask: Ask) -> tuple[float, str] | None:
+    needs, fitting = ask.needs, Counter[str]()  # nodes that fit, by rack where all must be in one
+    has = {name: list(c.free) for name, c in counts.items() if not barred(job, c.node) and c.node.available}
+    for name, h in has.items():
+        fitting[counts[name].rack if ask.one_rack else ""] += covers((h[0], h[1], h[2]), needs)
     for end, _, running in sorted((r.expected_end, i, r) for i, r in enumerate(snapshot.running)):
         for part in running.allocation.parts:
             if part.node not in has:
@@ -169,8 +224,9 @@ def earliest(snapshot: Snapshot, job: PendingView, counts: dict[str, NodeCount])
             before = covers((h[0], h[1], h[2]), needs)
             gpus = sum(1 for g in part.gpus if g not in counts[part.node].node.blocked)
             h[0], h[1], h[2] = h[0] + gpus, h[1] + part.cores, h[2] + part.memory_mib
-            fitting += not before and covers((h[0], h[1], h[2]), needs)
-            if fitting >= job.spec.nodes:
+            rack = counts[part.node].rack if ask.one_rack else ""
+            fitting[rack] += not before and covers((h[0], h[1], h[2]), needs)
+            if fitting[rack] >= ask.parts:
                 return max(end, snapshot.now), f"job {running.id} on {part.node} frees {count_of(gpus, 'GPU')}"
     return None
 

@@ -85,6 +85,12 @@ def shortage(
     return f"{verb} {need}{beside} on one node; most {free} on one node: {best}" + (f" ({nearest})" if nearest else "")
 
 
+def scattered(verb: str, free: str, parts: int, needs: tuple[int, int, int], most: int) -> str:
+    """Where enough nodes are, but not in one rack: ``waits for 2 nodes in one rack, each with 4 GPUs; ...``."""
+    each = amount(GPUS, needs[0]) if needs[0] else amount(CORES, needs[1])
+    return f"{verb} {count_of(parts, 'node')} in one rack, each with {each}; most {free} in one rack: {most}"
+
+
 def before_it(ahead: int) -> str:
     """How many jobs are before it, `rounded`."""
     verb = "job of equal or higher priority is" if ahead == 1 else "jobs of equal or higher priority are"

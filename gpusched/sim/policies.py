@@ -17,7 +17,18 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Settings
 from gpusched.model.suggest import did_you_mean
 from gpusched.sched.agent import PREEMPT
-from gpusched.sched.state import BACKFILLS, BEST_FIT, CONSERVATIVE, FASTEST, FIRST_FIT, MILP, NAIVE, RANDOM, SPREAD
+from gpusched.sched.state import (
+    BACKFILLS,
+    BEST_FIT,
+    CONSERVATIVE,
+    FASTEST,
+    FIRST_FIT,
+    MILP,
+    NAIVE,
+    RACK,
+    RANDOM,
+    SPREAD,
+)
 from gpusched.sim.orders import ALIASES, ORDERS, SUFFIXES, Kind, Knows, known_policies
 
 NO_HISTORY_S = 3600.0  # what is expected of a job of whose user nothing has ended, where it has no limit
@@ -33,6 +44,11 @@ PLACEMENTS = {
     "random": RANDOM,
     "fastest": FASTEST,
     "milp": MILP,
+    "rack": RACK,
+    "rack-wait": RACK,
+    "contention": RACK,  # these three where placement costs something: see `placed`
+    "load-balancing": SPREAD,
+    "tetris": SPREAD,
 }
 REPLAY_BACKFILLS = BACKFILLS | {"conservative": CONSERVATIVE}
 
@@ -61,14 +77,19 @@ class ReplayPolicy:
     spec: PolicySpec | None = None
 
     @property
+    def by_agent(self) -> bool:
+        """Whether an agent orders the queue; one that chooses sizes leaves that to the stages."""
+        return self.model is not None and not (self.spec is not None and self.spec.traits.sizes)
+
+    @property
     def kind(self) -> Kind:
         """Static: places in the order never change; arriving: fixed at submission; changing: asked every time."""
-        return ORDERS[self.order].kind if self.model is None else "agent"
+        return "agent" if self.by_agent else ORDERS[self.order].kind
 
     @property
     def by_estimate(self) -> bool:
         """Whether it goes by estimates made at submission; an agent remembers by itself what has ended."""
-        return self.knows == "estimate" and self.model is None
+        return self.knows == "estimate" and not self.by_agent
 
     @property
     def preempts(self) -> bool:
@@ -86,7 +107,10 @@ class ReplayPolicy:
         return self.spec.preempt.restart_s if self.preempts and self.spec is not None else 0.0
 
 
-def policy_by_name(text: str) -> ReplayPolicy:
+_ALSO = {"fcfs": "fifo", "greedy-gain": "elastic"}  # what policies are called elsewhere
+
+
+def policy_by_name(text: str, sizes: bool = False) -> ReplayPolicy:
     """As `look_up` among the built-in ones, an agent with the weights that serve any partition.
 
     Raises:
@@ -94,15 +118,16 @@ def policy_by_name(text: str) -> ReplayPolicy:
         FileError: The file is wrong.
         ModelError: It is an agent's, whose weights cannot be used.
     """
-    found = look_up(text)
+    found = look_up(text, sizes=sizes)
     return found if isinstance(found, ReplayPolicy) else of_spec(found, text)
 
 
-def look_up(text: str, folders: tuple[Path, ...] = (BUILT_IN,)) -> ReplayPolicy | PolicySpec:
+def look_up(text: str, folders: tuple[Path, ...] = (BUILT_IN,), sizes: bool = False) -> ReplayPolicy | PolicySpec:
     """The policy called ``text``; of an agent its file's, since the weights depend on the partition.
 
     ``text``: a file ``*.yaml`` or a trained policy's folder; the name of one in ``folders`` (`policy_folders` of
-    `gpusched.config.policies`); an order with its backfill (`composed`).
+    `gpusched.config.policies`); an order with its backfill (`composed`). ``sizes``: jobs can be resized; else ``drf``
+    is the order of that name, between users.
 
     Raises:
         UsageError: There is none of that name (with the nearest that there is).
@@ -110,9 +135,11 @@ def look_up(text: str, folders: tuple[Path, ...] = (BUILT_IN,)) -> ReplayPolicy 
     """
     file = Path(text)
     if not text.endswith((".yaml", ".yml")) and not (file / POLICY).is_file():
-        named = policy_file("fifo" if text == "fcfs" else text, folders)
+        named = policy_file(_ALSO.get(text, text), folders)
         if named is None:
             return composed(text, known_policies(folders))
+        if not sizes and text in ORDERS and named.parent == BUILT_IN and load_policy(named, folders).sizes != "base":
+            return composed(text)
         file = named
     spec = load_policy(file, folders)
     return spec if spec.agent is not None else of_spec(spec, text)
@@ -141,13 +168,16 @@ def of_spec(spec: PolicySpec, name: str | None = None, partition: str = DEFAULT)
     Raises:
         ModelError: It is an agent's, and its weights for ``partition`` cannot be used.
     """
-    if spec.agent is not None:
-        return _of_agent(spec, name or spec.name, load_model(Path(spec.folder), partition, spec.agent))
+    model = load_model(Path(spec.folder), partition, spec.agent) if spec.agent is not None else None
+    if model is not None and not spec.traits.sizes:
+        return _of_agent(spec, name or spec.name, model)
     rule = ORDERS[spec.order]
     source = f"{rule.source}; {name or spec.name}"
+    if model is not None:
+        source += f", sizes by {spec.agent} agent, weights {model.digest}"
     policy = ReplayPolicy(
         name=name or spec.name, order=spec.order, knows=rule.knows, source=source, placement=spec.place,
-        spec=spec if spec.sizes != "base" else None,
+        spec=spec if spec.sizes != "base" else None, model=model,
     )  # fmt: skip
     return _with_backfill(policy, spec.backfill)
 

@@ -124,17 +124,18 @@ class Demand(NamedTuple):
     milli: Ints
 
 
-def demand_of(trace: Trace, pool: Pool, *, shares: bool = False) -> Demand:
+def demand_of(trace: Trace, pool: Pool, *, shares: bool = False, in_proportion: bool = False) -> Demand:
     """Splits every job into the fewest equal parts that fit nodes of its partition (and type).
 
     A job's own ``nodes`` is kept where the pool can give it and its GPUs divide by it. Groups name partitions only
     where the pool has several. Cores or memory that are unknown are taken in proportion to GPUs, by the leanest node.
     GPU types bind where the pool knows any type. With ``shares`` a job of one GPU takes the thousandths it asks for.
+    Where no job says how many cores, or how much memory, these bind nothing, but with ``in_proportion``.
     """
     milli = np.where((trace.gpus == 1) & shares, trace.gpu_milli, 1000)
     columns = (trace.gpus, trace.nodes, trace.cores, trace.memory_mib, trace.group, trace.gpu_type, milli)
     distinct, index = np.unique(np.column_stack(columns), axis=0, return_inverse=True)
-    splitter = _Splitter(trace, pool)
+    splitter = _Splitter(trace, pool, in_proportion)
     kinds = [splitter.split(*(int(x) for x in row)) for row in distinct]
     shape_of_kind = ints([k if isinstance(k, int) else -1 for k in kinds])
     shape = shape_of_kind[index.reshape(-1)] if len(kinds) else ints([])
@@ -160,13 +161,13 @@ def _room(declared: Ints, modelled: bool) -> Ints:
 class _Splitter:
     """Distinct demands -> distinct requests."""
 
-    def __init__(self, trace: Trace, pool: Pool) -> None:
+    def __init__(self, trace: Trace, pool: Pool, in_proportion: bool) -> None:
         self._trace, self._pool = trace, pool
         self._shapes: dict[tuple[int, ...], int] = {}
         self._masks: dict[tuple[int, ...], int] = {}
         self.queues: list[int] = []
-        self._cores = bool((pool.cores >= 0).any() and (trace.cores > 0).any())
-        self._memory = bool((pool.memory_mib >= 0).any() and (trace.memory_mib > 0).any())
+        self._cores = bool((pool.cores >= 0).any() and (in_proportion or (trace.cores > 0).any()))
+        self._memory = bool((pool.memory_mib >= 0).any() and (in_proportion or (trace.memory_mib > 0).any()))
 
     def split(self, gpus: int, nodes: int, cores: int, memory: int, group: int, gpu_type: int, milli: int) -> int | str:
         """The index of the request, or why there is none."""
@@ -231,7 +232,8 @@ class _Splitter:
     def requests(self) -> Requests:
         """All distinct requests."""
         columns = list(zip(*self._shapes, strict=True))[:-1] if self._shapes else [()] * 7
-        return Requests(*(ints(list(c)) for c in columns))
+        lo, hi, parts, gpus, cores, memory, mask = (ints(list(c)) for c in columns)
+        return Requests(lo, hi, parts, gpus, cores, memory, mask, spread=None, looser=None)
 
     def milli(self) -> Ints:
         """Thousandths of one GPU, by request."""

@@ -7,8 +7,8 @@ is 1.0, and the result's notes count the jobs that this is so for.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from gpusched.model.suggest import did_you_mean
 from gpusched.sched.state import Floats, Ints
 from gpusched.sim.pool import Demand, Pool, demand_of
 from gpusched.sim.profiles import Profiles, read_profiles
-from gpusched.sim.profiles.table import model_key
+from gpusched.sim.profiles.table import model_key, split_model
 from gpusched.traces.trace import Trace
 
 AS_RECORDED = 1.0
@@ -79,8 +79,9 @@ def speed_of(
 
 
 def _alone(
-    profiles: Profiles, model: str, gpu_type: str, gpus: int, spread: int, recorded_on: str | None, before: int | None
-) -> float | None:
+    profiles: Profiles, model: str, gpu_type: str, gpus: int, spread: int | None, recorded_on: str | None,
+    before: int | None,
+) -> float | None:  # fmt: skip
     reference = recorded_on if recorded_on is not None else _usual_type(profiles, model)
     recorded = profiles.per_s(model, reference, before or gpus, None)
     now = profiles.per_s(model, gpu_type or reference, gpus, spread)
@@ -109,13 +110,17 @@ class Speeds(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """Jobs that go equally fast everywhere: recorded on ``before`` GPUs of type ``on`` (None: the profile's)."""
+    """Jobs that go equally fast everywhere: recorded on ``before`` GPUs of type ``on`` (None: the profile's).
+
+    ``share``: what their CPU cores and memory make of that, by those that they were recorded with.
+    """
 
     model: str
     gpus: int
     nodes: int
     on: str | None
     before: int
+    share: float = 1.0
 
 
 def no_speeds(jobs: int, types: int) -> Speeds:
@@ -170,7 +175,69 @@ def table_of(rates: Rates, kinds: Sequence[Kind], gpu_types: Sequence[str]) -> F
 
 def alone_on(rates: Rates, kind: Kind, gpu_type: str) -> float | None:
     """How fast such a job goes alone on a GPU type; None: not measured."""
-    return _alone(rates.profiles, kind.model, gpu_type, kind.gpus, kind.nodes, kind.on, kind.before)
+    found = _alone(rates.profiles, kind.model, gpu_type, kind.gpus, kind.nodes, kind.on, kind.before)
+    return None if found is None else found * kind.share
+
+
+def resized_on(rates: Rates, kind: Kind, gpu_type: str) -> tuple[float, str]:
+    """How fast a job goes alone at another size than it was recorded at, and how that is known.
+
+    Measured; or, where nothing was measured at that size, as fast as at the next smaller size that was ("nearest");
+    or, where there is none, or its own size was not measured, in proportion to its GPUs ("proportion").
+    """
+    if (exact := alone_on(rates, kind, gpu_type)) is not None:
+        return exact, "measured"
+    for gpus in range(kind.gpus, 0, -1):
+        for nodes in (kind.nodes, None):
+            found = _alone(rates.profiles, kind.model, gpu_type, gpus, nodes, kind.on, kind.before)
+            if found is not None:
+                return found * kind.share, "nearest"
+    return kind.gpus / kind.before * kind.share, "proportion"
+
+
+Held = tuple[int, float | None, float | None]
+"""GPUs, CPU cores and MiB of a whole job; None: plenty."""
+
+
+def share_of(rates: Rates, model: str, now: Held, before: Held) -> float:
+    """What other CPU cores and memory make of a job's speed."""
+    return rates.profiles.share_of(model, *now) / rates.profiles.share_of(model, *before)
+
+
+def draw_models(rates: Rates, trace: Trace, gpu_types: Sequence[str], seed: int) -> Trace:
+    """The trace with a model for each job that has GPUs, drawn evenly.
+
+    From those measured on as many GPUs of all ``gpu_types``, and those of which is known how they depend on cores and
+    memory alone; where there are none, from all.
+    """
+    models, profiles = rates.profiles.models, rates.profiles
+    rng = np.random.default_rng(seed)
+    drawn = np.full(len(trace), -1, np.int64)
+    scaled = {split_model(name)[0] for name, _ in profiles.series}
+    for gpus in np.unique(trace.gpus[trace.gpus > 0]).tolist():
+        known = [
+            i
+            for i, name in enumerate(models)
+            if split_model(name)[0] not in scaled
+            or all(_alone(profiles, name, t, gpus, None, rates.recorded_on, None) is not None for t in gpu_types)
+        ]
+        jobs = np.flatnonzero(trace.gpus == gpus)
+        drawn[jobs] = rng.choice(known or list(range(len(models))), len(jobs))
+    return replace(trace, model=drawn, models=models)
+
+
+def restart_seconds(trace: Trace, costs: Mapping[str, float], else_s: float) -> tuple[Floats, tuple[str, ...]]:
+    """What a restart costs each job, ``float64[jobs]``, by its model where that is known, and what to say of it."""
+    seconds = np.full(len(trace), else_s)
+    if not costs:
+        return seconds, ()
+    keys = [model_key(name) for name in trace.models]
+    by_model = np.array([costs.get(key, costs.get(split_model(key)[0], np.nan)) for key in keys] + [np.nan])
+    own = by_model[trace.model]
+    known = ~np.isnan(own)
+    seconds[known] = own[known]
+    rest = f"; {len(trace) - int(known.sum())} others cost {else_s:g} s" if not known.all() else ""
+    return seconds, (f"restarts of {int(known.sum())} jobs cost what they do for their models{rest}",)
 
 
 def recorded_on(rates: Rates, trace: Trace, model: str, gpu_type: int) -> str | None:

@@ -15,19 +15,23 @@ import numpy as np
 from gpusched.compiled import kept_on_disk
 from gpusched.sched.state import filled
 from gpusched.sim.agent import agent_runner
-from gpusched.sim.engine.build import Options, Outage, World, forecast_for, log_of, result_of, world_of
+from gpusched.sim.engine.build import Elastic, Options, Outage, World, forecast_for, log_of, result_of, world_of
 from gpusched.sim.engine.generic import new_queue, run_generic
 from gpusched.sim.engine.mapped import MappedRun, is_mapped
+from gpusched.sim.engine.placing import Placing, run_placed
 from gpusched.sim.engine.preempt import PREEMPTIVE_CODES, Preemptive, new_plan, rule_of, run_preemptive
+from gpusched.sim.engine.sized import Sizer, run_sized
 from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, Log, grown
 from gpusched.sim.engine.static import LAST, Fixed, run_merged, run_strict
 from gpusched.sim.engine.waitlist import new_waitlist
+from gpusched.sim.placed import is_placed, one_node, with_ways
 from gpusched.sim.policies import PLACEMENTS, REPLAY_BACKFILLS, ReplayPolicy, policy_by_name
 from gpusched.sim.pool import Pool
 from gpusched.sim.profiles import Profiles
 from gpusched.sim.rates import Rates
+from gpusched.sim.resizing import elastic_of
 from gpusched.sim.result import Result
-from gpusched.sim.sized import SizedPolicy
+from gpusched.sim.sized import is_sized, sized_run, with_sizes
 from gpusched.sim.stepper import PolicyFunction, run_function
 from gpusched.traces.trace import Trace
 
@@ -48,18 +52,27 @@ def replay(trace: Trace, pool: Pool, policy: ReplayPolicy | PolicyFunction | str
     """
     if callable(policy):
         return run_function(trace, pool, policy, Options(**options))
-    policy = policy_by_name(policy) if isinstance(policy, str) else policy
     settings = Options(**options)
-    if policy.spec is not None and policy.chooses_sizes and settings.elastic is not None:
-        return run_function(trace, pool, SizedPolicy(policy.spec, policy.source, trace, pool, settings), settings)
+    resizable = settings.elastic is not None or elastic_of(trace) is not None
+    policy = policy_by_name(policy, resizable) if isinstance(policy, str) else policy
+    if policy.chooses_sizes and settings.elastic is None:
+        settings = replace(settings, elastic=elastic_of(trace))
     world = world_of(trace, pool, policy, settings)
-    log = log_of(world)
     _compile_for(world)
+    world, sizer = _made_ready(world)
+    log = log_of(world)
     begin = time.perf_counter()
     with _watched(world):
-        log, notes = _run(world, log, _kind(world))
+        log, notes = _run(world, log, _kind(world), sizer)
     result = result_of(world, log, time.perf_counter() - begin)
     return replace(result, notes=(*result.notes, *notes)) if notes else result
+
+
+def _made_ready(world: World) -> tuple[World, Sizer | Placing | None]:
+    """The world with all that its jobs may have, and what the run keeps."""
+    if is_placed(world):
+        return with_ways(world)
+    return with_sizes(world) if is_sized(world) else (world, None)
 
 
 WATCH_S = 0.25
@@ -95,12 +108,18 @@ _RUNS: dict[str, Callable[..., int]] = {
     "generic": run_generic,
     "strict": run_strict,
     "merged": run_merged,
+    "sized": run_sized,
+    "placed": run_placed,
 }
 _warm: set[str] = set()
 
 
 def _kind(world: World) -> str:
     """Which compiled run fits the policy."""
+    if is_placed(world):
+        return "placed"
+    if is_sized(world):
+        return "sized"
     if world.policy.kind == "agent":
         return "agent"
     if is_mapped(world):
@@ -121,6 +140,7 @@ def _compile_for(world: World) -> None:
     """
     kind = _kind(world)
     known = f"{kind} {world.policy.order} {world.policy.preempts}" if kind == "agent" else kind
+    known += " agent" if kind == "sized" and world.policy.model is not None else ""
     known += " mapped" if kind == "agent" and is_mapped(world) else ""
     known += "" if world.sim.pace is None else " paced"
     known += "" if forecast_for(world) is None else " forecast"
@@ -128,15 +148,20 @@ def _compile_for(world: World) -> None:
         return
     _warm.add(known)
     function = _RUNS.get(kind)
-    versions = 1 if world.sim.pace is None else 2
+    versions = 1 if world.sim.pace is None or kind in ("sized", "placed") else 2
     if function is not None and hasattr(function, "signatures") and not kept_on_disk(function, versions):
         print("gpusched: compiling the simulator, once after installation or upgrade ...", file=sys.stderr, flush=True)
     away = (Outage(0, 2.0, 3.0),) if kind == "merged" else ()
     options = Options(failures=away, placement=world.rule, predictor=world.options.predictor)
-    if world.sim.pace is not None:
+    if kind == "sized":
+        options = replace(options, elastic=Elastic(least=np.ones(1, np.int64), most=np.ones(1, np.int64), linear=True))
+    elif kind == "placed":
+        options = replace(options, network=one_node())
+    elif world.sim.pace is not None:
         options = replace(options, share=world.options.share, rates=Rates(profiles=Profiles(series={})))
     tiny = world_of(one_job(), Pool.uniform(1, 1), world.policy, options)
-    _run(tiny, log_of(tiny), kind)
+    tiny, sizer = _made_ready(tiny)
+    _run(tiny, log_of(tiny), kind, sizer)
 
 
 def one_job() -> Trace:
@@ -149,17 +174,19 @@ def one_job() -> Trace:
     )  # fmt: skip
 
 
-def _run(world: World, log: Log, kind: str) -> tuple[Log, tuple[str, ...]]:
+def _run(world: World, log: Log, kind: str, keeps: Sizer | Placing | None = None) -> tuple[Log, tuple[str, ...]]:
     """Runs to the end, giving the log more room where it asks for it; with the run's own notes."""
-    runner = _runner(world, kind)
+    runner = sized_run(world, keeps) if isinstance(keeps, Sizer) else _runner(world, kind, keeps)
     while runner(log) == GROW:
         log = grown(log, world.sim)
     return log, getattr(runner, "notes", ())
 
 
-def _runner(world: World, kind: str) -> Callable[[Log], int]:
+def _runner(world: World, kind: str, placing: Placing | None = None) -> Callable[[Log], int]:
     """The compiled run that fits the policy."""
     sim, passes, demand, policy, options = world.sim, world.passes, world.demand, world.policy, world.options
+    if placing is not None:
+        return lambda log: run_placed(sim, log, passes, placing)
     if kind == "mapped":
         return MappedRun(world)
     if kind == "agent":
@@ -167,7 +194,7 @@ def _runner(world: World, kind: str) -> Callable[[Log], int]:
     if kind == "preemptive":
         levels = np.array(sorted(options.las_thresholds_gpu_s), np.float64)
         code = PREEMPTIVE_CODES[policy.order]
-        preemptive = Preemptive(new_plan(world), code, rule_of(world), options.restart_s, levels)
+        preemptive = Preemptive(new_plan(world), code, rule_of(world), world.restart_s, levels)
         return lambda log: run_preemptive(sim, log, passes, preemptive)
     if kind == "generic":
         queue = new_queue(world)

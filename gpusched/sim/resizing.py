@@ -1,66 +1,105 @@
-"""Jobs that change size while they run: what they ask for, and how fast they go, at every number of GPUs."""
+"""Jobs that change size while they run: what they ask for, and how fast they go, at every size."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from gpusched.errors import UsageError
 from gpusched.sched.fit import set_feasibility
-from gpusched.sched.state import Requests, filled
-from gpusched.sim.engine.build import World
+from gpusched.sched.sizing.live import pace_of
+from gpusched.sched.state import Floats, filled
+from gpusched.sim.engine.build import Elastic, World
 from gpusched.sim.engine.state import SHAPE, Pace
 from gpusched.sim.pool import demand_of
 from gpusched.sim.profiles import Profiles
-from gpusched.sim.rates import Kind, Rates, alone_on, recorded_on, table_of
+from gpusched.sim.rates import Kind, Rates, alone_on, recorded_on, resized_on, share_of
 from gpusched.traces.slicing import select
+from gpusched.traces.trace import Trace
+
+
+def elastic_of(trace: Trace) -> Elastic | None:
+    """The sizes that the jobs of a trace may have by its source; None: all are rigid."""
+    if trace.told is None or len(trace.told.size_job) == len(trace):
+        return None
+    sizes = [tuple(trace.told.sizes(job)) for job in range(len(trace))]
+    least, most = (np.array([size[i] for size in sizes], np.int64) for i in (0, -1))
+    return Elastic(least=least, most=most, linear=True, sizes=sizes)
+
+
+def own_speed(trace: Trace, job: int, gpus: int) -> float:
+    """How fast a job is with so many GPUs by what it told of itself; 1.0 at the size of its run time."""
+    if trace.told is None or gpus == trace.gpus[job]:
+        return 1.0
+    speeds = trace.told.speeds(job)
+    return pace_of(speeds, gpus) / pace_of(speeds, int(trace.gpus[job]))
+
+
+class Size(NamedTuple):
+    """What a job is to have, in all; None: in proportion to its GPUs, over the fewest nodes."""
+
+    gpus: int
+    cores: int | None = None
+    memory_mib: int | None = None
+    nodes: int | None = None
 
 
 class Sizes:
     """The shapes and speeds of resized jobs, made when they are first asked for."""
 
     def __init__(self) -> None:
-        self._shapes: dict[tuple[int, int], int] = {}
+        self._own: dict[int, tuple[int, int]] = {}
+        self._shapes: dict[tuple[int, Size], int] = {}
         self._rows: dict[Kind, int] = {}
-        self._own_rows: dict[int, int] = {}
+        self._known: dict[int, str] = {}
+        self._notes: dict[str, None] = {}
 
-    def shape(self, world: World, job: int, gpus: int) -> tuple[World, int]:
-        """The world with the shape that ``job`` has with ``gpus`` GPUs, and its index.
+    def shape(self, world: World, job: int, size: Size) -> tuple[World, int]:
+        """The world with the shape that ``job`` has at a size, and its index.
 
         Raises:
-            UsageError: The job may not have that size, can never have it here, or nothing says how fast it goes then.
+            UsageError: The job may not have that size, or can never have it here.
         """
-        elastic, trace = world.options.elastic, world.trace
+        elastic, trace, gpus = world.options.elastic, world.trace, size.gpus
         if elastic is None or not elastic.least[job] <= gpus <= elastic.most[job]:
             allowed = "is rigid" if elastic is None else f"may have {elastic.least[job]} to {elastic.most[job]} GPUs"
             raise UsageError(f"job {trace.ids[job]} cannot be resized to {gpus} GPUs: it {allowed}")
         own = int(world.demand.shape[job])
         if own < 0 or trace.gpus[job] < 1:
             raise UsageError(f"job {trace.ids[job]} cannot be resized: it has no GPUs, or can never run here")
-        if gpus == trace.gpus[job]:
+        base = world.sim.shapes[own]
+        parts, before = int(base["parts"]), int(trace.gpus[job])
+        amounts = [int(base[name]) * parts for name in ("cores", "memory")]
+        # What the nodes or jobs say nothing of is not handed out.
+        cores, memory = (
+            0 if not amount else -(-amount * gpus // before) if asked is None else asked
+            for amount, asked in zip(amounts, (size.cores, size.memory_mib), strict=True)
+        )
+        same = gpus == before and size.nodes in (None, parts)
+        if same and -(-cores // parts) == base["cores"] and -(-memory // parts) == base["memory"]:
             return world, own
-        key = own, gpus
+        key = own, Size(gpus, cores, memory, size.nodes)
         if key not in self._shapes:
-            world = self._with_shape(world, job, own, gpus)
+            world = self._with_shape(world, job, *key)
             self._shapes[key] = len(world.sim.shapes) - 1
         return world, self._shapes[key]
 
-    def _with_shape(self, world: World, job: int, own: int, gpus: int) -> World:
-        """Cores and memory go with the GPUs."""
+    def _with_shape(self, world: World, job: int, own: int, size: Size) -> World:
         sim, passes, trace = world.sim, world.passes, world.trace
-        base, before = sim.shapes[own], int(trace.gpus[job])
-        one = select(trace, np.array([job]))
-        cores, memory = (-(-int(base[name]) * int(base["parts"]) * gpus // before) for name in ("cores", "memory"))
-        one = replace(
-            one, gpus=np.array([gpus]), nodes=np.array([0]), cores=np.array([cores]), memory_mib=np.array([memory])
-        )
+        base = sim.shapes[own]
+        gpus, cores, memory, nodes = (np.array([amount or 0]) for amount in size)
+        one = replace(select(trace, np.array([job])), gpus=gpus, cores=cores, memory_mib=memory, nodes=nodes)
         found = demand_of(one, world.pool)
         if found.shape[0] < 0:
-            raise UsageError(f"job {trace.ids[job]} cannot have {gpus} GPUs: {found.infeasible[0]}")
-        row = {name: int(getattr(found.requests, name)[0]) for name in Requests._fields} | {"mask": int(base["mask"])}
+            raise UsageError(f"job {trace.ids[job]} cannot have {size.gpus} GPUs: {found.infeasible[0]}")
+        row = {name: int(column[0]) for name, column in found.requests._asdict().items() if column is not None}
+        row["mask"] = int(base["mask"])
         shapes = np.append(sim.shapes, filled(SHAPE, 1, **row, queue=int(base["queue"])))
-        requests = Requests(*(np.append(getattr(passes.requests, name), row[name]) for name in Requests._fields))
+        longer = {name: np.append(getattr(passes.requests, name), of) for name, of in row.items()}
+        requests = passes.requests._replace(**longer)
         jobs = passes.jobs._replace(feasibility=np.append(passes.jobs.feasibility, 0))
         passes = passes._replace(requests=requests, jobs=jobs)
         set_feasibility(passes.total, passes.usable, jobs.masks, requests, passes.scratch, jobs.feasibility)
@@ -68,38 +107,69 @@ class Sizes:
         pace = sim.pace._replace(milli=np.append(sim.pace.milli, 1000))
         return world._replace(sim=sim._replace(shapes=shapes, pace=pace), passes=passes)
 
-    def row(self, world: World, job: int, gpus: int, nodes: int) -> tuple[World, int]:
-        """The world with the speeds that ``job`` has with ``gpus`` GPUs over ``nodes`` nodes, and their row.
+    def row(self, world: World, job: int, shape: int) -> tuple[World, int]:
+        """The world with the speeds that ``job`` has in a shape, and their row.
 
         Raises:
             UsageError: Nothing says how fast it goes then.
         """
-        trace, pool, options = world.trace, world.pool, world.options
-        assert world.sim.pace is not None
-        own = self._own_rows.setdefault(job, int(world.sim.pace.runs[job]["row"]))
-        if gpus == trace.gpus[job]:
-            return world, own
+        trace, pool, options, sim = world.trace, world.pool, world.options, world.sim
+        assert sim.pace is not None
+        own = self._own.setdefault(job, (int(sim.jobs[job]["shape"]), int(sim.pace.runs[job]["row"])))
+        if shape == own[0] or (trace.told is not None and own[1] < 0):
+            return world, own[1]  # at its own speed
         rates = options.rates or Rates(profiles=Profiles(series={}))
         name = trace.models[trace.model[job]] if trace.model[job] >= 0 else ""
-        before = int(trace.gpus[job])
-        kind = Kind(name, gpus, nodes, recorded_on(rates, trace, name, int(trace.gpu_type[job])), before)
-        if kind in self._rows:
-            return world, self._rows[kind]
-        known = all(alone_on(rates, kind, t) is not None for t in pool.gpu_types)
-        assert options.elastic is not None
-        if not known and not options.elastic.linear:
-            raise UsageError(
-                f"job {trace.ids[job]} cannot be resized to {gpus} GPUs: nothing measured says how fast"
-                f" {name or 'it'} is there"
-            )
-        pace, self._rows[kind] = _with_row(world.sim.pace, rates, pool.gpu_types, kind, known)
-        return world._replace(sim=world.sim._replace(pace=pace)), self._rows[kind]
+        now, before = sim.shapes[shape], sim.shapes[own[0]]
+        gpus, recorded = int(now["parts"] * now["gpus"]), int(trace.gpus[job])
+        share = share_of(rates, name, (gpus, *_amounts(now)), (recorded, *_amounts(before)))
+        on = recorded_on(rates, trace, name, int(trace.gpu_type[job]))
+        kind = Kind(name, gpus, int(now["parts"]), on, recorded, share)
+        if kind not in self._rows:
+            assert options.elastic is not None
+            if not options.elastic.linear and any(alone_on(rates, kind, t) is None for t in pool.gpu_types):
+                raise UsageError(
+                    f"job {trace.ids[job]} cannot be resized to {gpus} GPUs: nothing measured says how fast"
+                    f" {name or 'it'} is there"
+                )
+            found = [resized_on(rates, kind, t) for t in pool.gpu_types]
+            self._rows[kind] = row = sim.pace.speed.shape[1]
+            self._notes |= dict.fromkeys(rates.profiles.notes_of(name))
+            if options.rates is not None:
+                self._known[row] = max((how for _, how in found), key=_LESS_AND_LESS.index)
+            world = world._replace(sim=sim._replace(pace=_with_row(sim.pace, np.array([s for s, _ in found]))))
+        return world, self._rows[kind]
+
+    def notes(self, rows: Counter[int], what: str) -> tuple[str, ...]:
+        """How many of ``what``, by the row of their speeds, go as measured."""
+        if not self._known:
+            return ()
+        by: Counter[str] = Counter()
+        for row, count in rows.items():
+            by[self._known.get(row, "recorded")] += count
+        words = {
+            "recorded": "as recorded",
+            "measured": "as measured there",
+            "nearest": "as at the nearest size that was measured",
+            "proportion": "in proportion to their GPUs, of which nothing was measured",
+        }
+        told = ", ".join(f"{by[how]} {words[how]}" for how in words if by[how])
+        return (*self._notes, f"of {by.total()} {what}: {told}") if told else ()
 
 
-def _with_row(pace: Pace, rates: Rates, gpu_types: tuple[str, ...], kind: Kind, known: bool) -> tuple[Pace, int]:
-    """One more row of speeds; how it and others slow each other down on shared GPUs is left unknown."""
-    types, row = len(gpu_types), pace.speed.shape[1]
-    speed = np.full((types, row + 1, row + 2), np.nan)
+_LESS_AND_LESS = ("measured", "nearest", "proportion")
+
+
+def _amounts(shape: np.void) -> tuple[int | None, int | None]:
+    """Cores and MiB of the whole job; None: nothing is said of them."""
+    cores, memory = (int(shape[name] * shape["parts"]) for name in ("cores", "memory"))
+    return cores or None, memory or None
+
+
+def _with_row(pace: Pace, alone: Floats) -> Pace:
+    """One more row of speeds by GPU type; how it and others slow each other down on shared GPUs is left unknown."""
+    row = pace.speed.shape[1]
+    speed = np.full((len(alone), row + 1, row + 2), np.nan)
     speed[:, :row, : row + 1] = pace.speed
-    speed[:, row, 0] = table_of(rates, [kind], gpu_types)[:, 0, 0] if known else kind.gpus / kind.before
-    return pace._replace(speed=speed), row
+    speed[:, row, 0] = alone
+    return pace._replace(speed=speed)

@@ -1,137 +1,297 @@
-"""Replays of policies that choose sizes: at every decision a snapshot goes to the live controller's own `decide`.
+"""Replays of policies that choose sizes: every size of every job is made ready, then the live passes decide.
 
-Slower than the compiled runs by far, and the same code as live, from who gets how much to which GPUs. A job tells its
-pace at the sizes it had, and when it will end; restarts cost `Options.restart_s`. Stopping takes no time.
+By a rule all is compiled (`gpusched.sim.engine.sized`). An agent that chooses sizes is asked in Python, at each
+decision; where it cannot choose, its fallback's rule does.
 """
 
 from __future__ import annotations
 
-import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 
-import msgspec
+import numpy as np
 
-from gpusched.model.jobs import Allocation, Elastic, JobSpec, Resizes
-from gpusched.model.plan import Resize, Start
-from gpusched.model.policy import PolicySpec
-from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
-from gpusched.sched.decide import decide
-from gpusched.sim.engine.build import Options
+from gpusched.compiled import bound
+from gpusched.errors import UsageError
+from gpusched.model.jobs import Elastic as JobSizes
+from gpusched.model.jobs import JobSpec
+from gpusched.sched.agent import Unusable, prepared
+from gpusched.sched.sizing.live import UNSOUND as UNSOUND_WISH
+from gpusched.sched.sizing.live import ask_agent
+from gpusched.sched.sizing.question import COUNT, PART, ROW, Menus, Question, Scene, new_claims, question_of
+from gpusched.sched.sizing.rules import RULES
+from gpusched.sched.state import BACKFILLS, Floats, Ints, filled, new_outcome, new_releases
+from gpusched.sched.tally import at_size
+from gpusched.sim.engine.build import Elastic, World
+from gpusched.sim.engine.sized import ANSWER, ASK, AT, OF_JOB, PARTITION, UNSOUND, Sizer, run_sized
+from gpusched.sim.engine.sized import RULES as BY_RULE
+from gpusched.sim.engine.state import Log
 from gpusched.sim.orders import Knows
-from gpusched.sim.pool import Pool
-from gpusched.sim.stepper import Stepper
-from gpusched.traces.trace import Trace
+from gpusched.sim.policies import PLACEMENTS
+from gpusched.sim.resizing import Size, Sizes, own_speed
 
 _PLENTY = 1 << 40  # cores or MiB of a node that does not model them
-_LONGEST_S = 1e9
+KNOWS: Knows = "oracle"  # of jobs that run, as their progress tells; of those that wait what they told, else the limit
 
 
-class SizedPolicy:
-    """A function for `run_function`: decides as the controller does."""
+def is_sized(world: World) -> bool:
+    """Whether the policy gives jobs other sizes than they ask for."""
+    return world.policy.chooses_sizes and world.options.elastic is not None
 
-    knows: Knows = "oracle"  # of jobs that run, as their progress tells
 
-    def __init__(self, spec: PolicySpec, source: str, trace: Trace, pool: Pool, options: Options) -> None:
-        self.__name__, self.source = spec.name, source
-        self._trace, self._restart_s = trace, options.restart_s
-        self._partitions = [name or "p" for name in pool.partitions]
-        self._policies = dict.fromkeys(self._partitions, spec)
-        self._nodes = tuple(
-            NodeView(
-                name=name,
-                partition=self._partitions[pool.partition[n]],
-                gpus=tuple(range(int(pool.gpus[n]))),
-                cores=int(pool.cores[n]) if pool.cores[n] >= 0 else _PLENTY,
-                memory_mib=int(pool.memory_mib[n]) if pool.memory_mib[n] >= 0 else _PLENTY,
-                gpu_type=pool.gpu_types[pool.gpu_type[n]],
-            )
-            for n, name in enumerate(pool.names)
-        )
-        self._index = {name: n for n, name in enumerate(pool.names)}
-        self._elastic = options.elastic
-        self._specs: dict[int, JobSpec] = {}
-        self._held: dict[int, Allocation] = {}
-        self._speeds: dict[int, dict[int, float]] = {}
-        self._resizes: dict[int, Resizes] = {}
+def with_sizes(world: World) -> tuple[World, Sizer]:
+    """The world with the requests and speeds of every size that a job may be given, and what a run of it keeps."""
+    spec, elastic = world.policy.spec, world.options.elastic
+    assert spec is not None
+    assert elastic is not None
+    world, menus, menu = _with_menus(world, elastic)
+    world, rows, kind, notes = _with_rows(world, menus, menu)
+    jobs, most = len(world.trace), menus.sizes.shape[1]
+    parts = np.append(world.sim.shapes["parts"], 0)[menus.shape].max(axis=1)[menu]
+    world.sim.jobs["offset"] = np.cumsum(parts) - parts
+    slots = _slots(world, int(parts.sum()))
+    passes, shapes = world.passes, len(world.sim.shapes)
+    failed, failed_late = (np.zeros(shapes, np.int64) for _ in range(2))
+    passes = passes._replace(
+        jobs=passes.jobs._replace(shape=world.demand.shape.copy()),  # it changes; the demand does not
+        scratch=passes.scratch._replace(failed=failed, failed_late=failed_late),
+        releases=new_releases(slots + 1),
+    )
+    world = world._replace(
+        sim=world.sim._replace(held=np.full(int(parts.sum()), -1, np.int64)),
+        passes=passes,
+        knowledge=world.knowledge._replace(knows=KNOWS, notes=(*world.knowledge.notes, *notes)),
+        policy=replace(world.policy, knows=KNOWS),
+    )
+    scene = Scene(
+        rows=np.zeros(jobs, ROW),
+        parts=np.zeros(slots + 1, PART),
+        unusable=np.zeros((jobs, most), np.uint8),
+        told=np.full((jobs, most), np.nan),
+        menus=menus,
+    )
+    at = np.zeros(AT, np.int64)
+    at[PARTITION] = len(world.sim.dirty)
+    sizer = Sizer(
+        jobs=_jobs(world, menus, menu, kind),
+        rows=rows,
+        own=_own_speeds(world, menus, menu),
+        stopped=np.full((jobs, spec.resize.per_hour), -np.inf),
+        waiting=np.zeros(jobs + 1, np.int64),
+        size=np.zeros(1, np.int64),
+        scene=scene,
+        claims=new_claims(jobs + 1, most),
+        outcome=new_outcome(jobs, int(parts.sum())),
+        at=at,
+        asks=world.policy.model is not None,
+        rule=RULES[spec.sizes],
+        place=PLACEMENTS[world.rule],
+        backfill=BACKFILLS[world.policy.backfill],
+        min_run_s=spec.resize.min_run_s,
+        gain=spec.resize.gain,
+        restart_s=world.restart_s,
+    )
+    return world, sizer
 
-    def __call__(self, stepper: Stepper) -> None:
-        """One decision, and another one where somebody was stopped to go on at another size."""
-        for _ in range(2):
-            plan = decide(self._snapshot(stepper))
-            stopped = [action for action in plan.actions if isinstance(action, Resize)]
-            for action in plan.actions:
-                if isinstance(action, Start):
-                    self._start(stepper, int(action.job_id), action.allocation)
-            for resize in stopped:
-                self._stop(stepper, int(resize.job_id), resize.gpus)
-            if not stopped:
-                return
 
-    def _start(self, stepper: Stepper, job: int, allocation: Allocation) -> None:
-        gpus = allocation.gpus
-        if self._spec(stepper, job).elastic is not None:
-            stepper.resize(job, gpus)
-            self._specs[job] = self._spec(stepper, job).at_size(gpus, len(allocation.parts))
-        stepper.start(job, [self._index[part.node] for part in allocation.parts])
-        self._held[job] = allocation
-        if job in self._resizes:
-            self._resizes[job] = msgspec.structs.replace(self._resizes[job], resume_at=None)
+def _jobs(world: World, menus: Menus, menu: Ints, kind: Ints) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+    """``OF_JOB[jobs]``."""
+    shapes, demand = world.sim.shapes, world.demand
+    of = shapes[np.maximum(demand.shape, 0)] if len(shapes) else np.zeros(len(menu), shapes.dtype)
+    gpus, told = np.maximum(of["parts"] * of["gpus"], 1), world.trace.told
+    return filled(
+        OF_JOB,
+        len(menu),
+        menu=menu,
+        kind=kind,
+        rigid=(menus.sizes[menu] >= 0).sum(axis=1) == 1,
+        base=of["parts"] * of["gpus"],
+        cores=of["cores"] * of["parts"] / gpus,
+        memory=of["memory"] * of["parts"] / gpus,
+        limit=np.where(np.isfinite(world.trace.limit), world.trace.limit, np.inf),
+        tells=True if told is None else np.isfinite(told.steps),
+        cooldown_s=0.0 if told is None else told.cooldown_s,
+    )
 
-    def _stop(self, stepper: Stepper, job: int, gpus: int) -> None:
-        resizes = self._resizes.get(job, Resizes())
-        self._resizes[job] = resizes.again(
-            stepper.now, resume_at=gpus, costs_s=resizes.costs_s + self._restart_s, measured=resizes.measured + 1
-        )
-        stepper.preempt(job)
 
-    def _snapshot(self, stepper: Stepper) -> Snapshot:
-        running = tuple(self._running(stepper, job) for job in stepper.running())
-        pending = tuple(self._pending(stepper, job) for job in stepper.waiting())
-        free = stepper.free_gpus
-        nodes = tuple(
-            node if free[n] >= 0 else msgspec.structs.replace(node, available=False)
-            for n, node in enumerate(self._nodes)
-        )
-        return Snapshot(now=stepper.now, nodes=nodes, running=running, pending=pending, policies=self._policies)
+def _own_speeds(world: World, menus: Menus, menu: Ints) -> Floats:
+    """``float64[jobs, most]``: how fast each job is at each of its sizes by what it told of itself."""
+    speeds = np.ones((len(menu), menus.sizes.shape[1]))
+    if world.trace.told is not None:
+        for job, sizes in enumerate(menus.sizes[menu].tolist()):
+            speeds[job] = [own_speed(world.trace, job, gpus) if gpus > 0 else 1.0 for gpus in sizes]
+    return speeds
 
-    def _running(self, stepper: Stepper, job: int) -> RunningView:
-        start, due, rate = stepper.pace_of(job)
-        spec = self._spec(stepper, job)
-        self._speeds.setdefault(job, {})[spec.gpus] = rate
-        return RunningView(
-            id=str(job), user="", allocation=self._held[job], start_time=start,
-            expected_end=start + spec.time_limit_s, own_end=due, submit_time=float(self._trace.submit[job]),
-            spec=spec, resizes=self._resizes.get(job), speeds=self._speeds[job],
-        )  # fmt: skip
 
-    def _pending(self, stepper: Stepper, job: int) -> PendingView:
-        resizes = self._resizes.get(job)
-        return PendingView(
-            id=str(job), user="", spec=self._spec(stepper, job), submit_time=float(self._trace.submit[job]),
-            resizes=resizes, resume_at=resizes.resume_at if resizes is not None else None,
-            speeds=self._speeds.get(job, {}),
-        )  # fmt: skip
+def _slots(world: World, parts: int) -> int:
+    """The most parts that can run at once: one per GPU, and all those of jobs without GPUs."""
+    requests = world.demand.requests
+    shape = world.demand.shape[world.demand.shape >= 0]
+    gpuless = requests.parts[shape][requests.gpus[shape] == 0].sum() if shape.size else 0
+    return int(min(parts, world.pool.total_gpus + gpuless))
 
-    def _spec(self, stepper: Stepper, job: int) -> JobSpec:
-        """What the job asks for at its present size."""
-        if job not in self._specs:
-            parts, gpus = stepper.parts(job)
-            cores, memory = stepper.cores_and_memory(job)
-            limit = float(self._trace.limit[job])
-            sizes = self._sizes(job, parts * gpus)
-            self._specs[job] = JobSpec(
-                name="", partition=self._partitions[stepper.partition(job)], nodes=parts, gpus_per_node=gpus,
-                cores_per_node=cores, memory_mib_per_node=memory,
-                time_limit_s=int(min(limit, _LONGEST_S)) if math.isfinite(limit) else int(_LONGEST_S),
-                elastic=Elastic(
-                    sizes=sizes, base_gpus=parts * gpus, base_cores=parts * cores, base_memory_mib=parts * memory,
-                    cooldown_s=0,
-                ) if len(sizes) > 1 else None,
-            )  # fmt: skip
-        return self._specs[job]
 
-    def _sizes(self, job: int, own: int) -> tuple[int, ...]:
-        """Its own size, and powers of two that it may have."""
-        if self._elastic is None or own < 1:
-            return (own,)
-        least, most = int(self._elastic.least[job]), int(self._elastic.most[job])
-        return tuple(sorted({own, *(1 << k for k in range(most.bit_length()) if least <= 1 << k <= most)}))
+def _sizes_of(own: int, least: int, most: int) -> tuple[int, ...]:
+    """Its own size, and powers of two that it may have."""
+    if own < 1:
+        return (own,)
+    return tuple(sorted({own, *(1 << k for k in range(most.bit_length()) if least <= 1 << k <= most)}))
+
+
+def _with_menus(world: World, elastic: Elastic) -> tuple[World, Menus, Ints]:
+    """What sizes there are, and the menu of every job; jobs that can never run have one without requests."""
+    trace = world.trace
+    measured = () if elastic.linear else (trace.model, trace.gpu_type)  # else one without figures has all the same
+    given = elastic.sizes or [()] * len(trace)
+    known = {sizes: n for n, sizes in enumerate(dict.fromkeys(given))}
+    listed = [known[sizes] for sizes in given]
+    columns = np.column_stack((world.demand.shape, trace.gpus, elastic.least, elastic.most, listed, *measured))
+    distinct, first, index = np.unique(columns, axis=0, return_index=True, return_inverse=True)
+    made, menus = Sizes(), []
+    for (shape, own, least, most, *_), job in zip(distinct.tolist(), first.tolist(), strict=True):
+        found = {}
+        for gpus in given[job] or _sizes_of(own, least, most) if shape >= 0 else (own,):
+            if gpus == own:
+                found[gpus] = shape
+                continue
+            try:
+                world, found[gpus] = made.shape(world, job, _size(world, elastic, job, gpus))
+            except UsageError:  # no equal parts of it fit the nodes
+                continue
+        menus.append(found)
+    widest = max((len(found) for found in menus), default=1)
+    table = Menus(*(np.full((len(menus), widest), -1, np.int64) for _ in range(2)))
+    for row, found in enumerate(menus):
+        sizes = sorted(found)
+        table.sizes[row, : len(sizes)] = sizes
+        table.shape[row, : len(sizes)] = [found[gpus] for gpus in sizes]
+    return world, table, index.reshape(-1)
+
+
+def _size(world: World, elastic: Elastic, job: int, gpus: int) -> Size:
+    """What a job has with so many GPUs: cores and memory in proportion, or within their ranges what the nodes can give.
+
+    Raises:
+        UsageError: No equal parts of it fit the nodes.
+    """
+    if elastic.cores is None and elastic.memory_mib is None:
+        return Size(gpus)
+    pool, of = world.pool, world.sim.shapes[world.demand.shape[job]]
+    own, parts = int(world.trace.gpus[job]), int(of["parts"])
+    cores, memory = int(of["cores"]) * parts, int(of["memory"]) * parts
+    spec = JobSpec(
+        name="", partition="", nodes=parts, gpus_per_node=own // parts, cores_per_node=1, memory_mib_per_node=1,
+        time_limit_s=1, elastic=JobSizes(
+            sizes=(own,), base_gpus=own, base_cores=cores, base_memory_mib=memory, cores=_span(elastic.cores, cores),
+            memory_mib=_span(elastic.memory_mib, memory),
+        ),
+    )  # fmt: skip
+    rows = np.arange(int(of["lo"]), int(of["hi"]))
+    rows = rows if of["mask"] < 0 else rows[world.demand.masks[of["mask"], rows] != 0]
+    columns = (
+        np.where(column < 0, _PLENTY, column)[rows].tolist() for column in (pool.gpus, pool.cores, pool.memory_mib)
+    )
+    has = list(zip(*columns, strict=True))
+    for count in range(1, len(has) + 1):
+        if gpus % count == 0 and (found := at_size(spec, gpus, count, has)) is not None:
+            return Size(gpus, *found.amounts, count)
+    raise UsageError(f"job {world.trace.ids[job]} cannot have {gpus} GPUs")
+
+
+def _span(asked: tuple[int, int] | None, own: int) -> tuple[int, int] | None:
+    """The least and the most cores or MiB: as asked, or the job's own; None: they go with the GPUs."""
+    return (min(asked[0], own), max(asked[1], own)) if asked is not None and own > 0 else None
+
+
+def _with_rows(world: World, menus: Menus, menu: Ints) -> tuple[World, Ints, Ints, tuple[str, ...]]:
+    """The speeds of every kind of jobs at every size, each job's kind, and notes.
+
+    A size whose speed nobody knows is none.
+    """
+    trace, pace = world.trace, world.sim.pace
+    assert pace is not None
+    columns = np.column_stack((trace.model, trace.gpu_type, trace.gpus, menu, pace.runs["row"]))
+    distinct, first, index = np.unique(columns, axis=0, return_index=True, return_inverse=True)
+    rows, made = np.full((len(distinct), menus.sizes.shape[1]), -1, np.int64), Sizes()
+    for i, job in enumerate(first.tolist()):
+        for k, shape in enumerate(menus.shape[menu[job]].tolist()):
+            if shape < 0:
+                continue
+            try:
+                world, rows[i, k] = made.row(world, job, shape)
+            except UsageError:
+                menus.shape[menu[job], k] = -1
+    index = index.reshape(-1)
+    used: Counter[int] = Counter()
+    for i, count in enumerate(np.bincount(index, minlength=len(distinct)).tolist()):
+        for row in rows[i][menus.sizes[menu[first[i]]] != world.trace.gpus[first[i]]].tolist():
+            used[row] += count if row >= 0 else 0
+    return world, rows, index, made.notes(+used, "sizes beside their own jobs go")
+
+
+class AgentRun:
+    """A replay whose sizes an agent chooses; called as the compiled runs are.
+
+    Attributes:
+        notes: For the result: how often it could not choose, and why.
+    """
+
+    def __init__(self, world: World, sizer: Sizer) -> None:
+        self._world, self._sizer = world, sizer
+        assert world.policy.model is not None
+        self._agent = world.policy.model.agent
+        try:
+            self._weights = prepared(world.policy.model)
+        except ValueError as error:
+            raise UsageError(f"{world.policy.model.path}: {error}", "train it again") from None
+        self._partitions = [name or "p" for name in world.pool.partitions]
+        self._troubles: Counter[str] = Counter()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """One line for each reason."""
+        spec = self._world.policy.spec
+        rule = spec.sizes if spec is not None else ""
+        return tuple(f"{count} times {rule} chose sizes: {why}" for why, count in self._troubles.items())
+
+    def __call__(self, log: Log) -> int:
+        """To the end, or until the log must grow."""
+        sim, passes, sizer = self._world.sim, self._world.passes, self._sizer
+        run = bound(run_sized, sim, log, passes, sizer)
+        while (code := run()) in (ASK, UNSOUND):
+            try:
+                if code == UNSOUND:
+                    raise Unusable(UNSOUND_WISH)
+                answer = ask_agent(self._agent, self._weights, self._question())
+                sizer.claims.jobs["wished"][: len(answer)] = answer
+            except ValueError as error:
+                self._troubles[str(error)] += 1
+                sizer.at[ANSWER] = BY_RULE
+        return code
+
+    def _question(self) -> Question:
+        """What the agent is asked now."""
+        world, claims, trace = self._world, self._sizer.claims, self._world.trace
+        rows = claims.jobs["row"][: claims.number[COUNT]]
+        models = trace.model[self._sizer.scene.rows["job"][rows]].tolist()
+        names = tuple(trace.models[model] if model >= 0 else "" for model in models)
+        partition = self._partitions[self._sizer.at[PARTITION]]
+        return question_of(claims, partition, float(world.sim.clock[0]), names)
+
+
+def sized_run(world: World, sizer: Sizer) -> Callable[[Log], int]:
+    """What replays to the end.
+
+    Raises:
+        UsageError: An agent's weights are of another shape.
+    """
+    if world.policy.model is not None:
+        return AgentRun(world, sizer)
+
+    def run(log: Log) -> int:
+        code = run_sized(world.sim, log, world.passes, sizer)
+        assert code != UNSOUND, f"{world.policy.name} wishes what it may not"
+        return code
+
+    return run

@@ -13,7 +13,9 @@ A policy function is called once per decision with the stepper and starts what i
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,7 +32,7 @@ from gpusched.sim.engine.step import cut, occupy
 from gpusched.sim.orders import Knows
 from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import Pool
-from gpusched.sim.resizing import Sizes
+from gpusched.sim.resizing import Size, Sizes, own_speed
 from gpusched.sim.result import PREEMPTED, RESIZED, Result
 from gpusched.traces.trace import Trace
 
@@ -50,6 +52,7 @@ class Stepper:
         self._begin = time.perf_counter()
         self._waiting: dict[int, None] = {}
         self._sizes = Sizes()
+        self._resized: Counter[int] = Counter()
         self.trace, self.pool = trace, pool
 
     @property
@@ -109,6 +112,10 @@ class Stepper:
         state, pace = self._world.sim.state[job], self._world.sim.pace
         return float(state["start"]), float(state["due"]), 1.0 if pace is None else float(pace.runs[job]["rate"])
 
+    def left_of(self, job: int) -> float:
+        """Of a waiting job: seconds of work that it has to do, at the speed behind its recorded duration."""
+        return float(self._world.sim.state[job]["left"])
+
     def fits(self, job: int, placement: str | None = None) -> tuple[int, ...] | None:
         """The nodes that the placement rule would take now, or None (the naive draw may draw another time)."""
         sim = self._world.sim
@@ -158,7 +165,7 @@ class Stepper:
         if not self._fit(job, request, sim.resources, nodes):
             raise UsageError(f"job {job} cannot start on nodes {tuple(nodes)}: not free, or not what it needs")
         sim.chosen[: request.parts] = nodes
-        overhead = self._world.options.restart_s if sim.state[job]["restarts"] > 0 else 0.0
+        overhead = self.restart_s(job) if sim.state[job]["restarts"] > 0 else 0.0
         occupy(sim, self._log, job, request, overhead)
         del self._waiting[job]
         return True
@@ -172,16 +179,21 @@ class Stepper:
         sim, state = self._world.sim, self._world.sim.state[job]
         if state["status"] != RUNNING or state["start"] == self.now:
             raise UsageError(f"job {job} cannot be preempted: it does not run, or has only just started")
-        overhead = self._world.options.restart_s if state["restarts"] > 0 else 0.0
+        overhead = self.restart_s(job) if state["restarts"] > 0 else 0.0
         cut(sim, self._log, job, PREEMPTED, work_left(sim.pace, sim, job, overhead))
         self._waiting[job] = None
 
-    def resize(self, job: int, gpus: int, nodes: Sequence[int] | None = None) -> bool:
-        """Gives an elastic job another number of GPUs; whether it did (a running job that does not fit goes on as is).
+    def restart_s(self, job: int) -> float:
+        """Seconds that a restart of the job holds its nodes before its work goes on."""
+        return float(self._world.restart_s[job])
 
-        A waiting job will start with them. A running one is stopped and at once started again on ``nodes``, or where
-        the placement rule says; its own nodes count as free for that, its work is kept, and `Options.restart_s` pass
-        before it goes on. Cores and memory go with the GPUs, its speed by what was measured (`Options.rates`).
+    def resize(self, job: int, size: int | Size, nodes: Sequence[int] | None = None) -> bool:
+        """Gives an elastic job another size; whether it did (a running job that does not fit goes on as it is).
+
+        A waiting job will start with it. A running one is stopped and at once started again on ``nodes``, or where
+        the placement rule says; its own nodes count as free for that, its work is kept, and its `restart_s` pass before
+        it goes on. ``size``: its GPUs, with which cores and memory go; or a `Size`. It goes as fast as was measured
+        (`Options.rates`) with so many GPUs over so many nodes, cores and memory.
 
         Raises:
             UsageError: The job may not have that size (`Options.elastic`), nothing says how fast it goes then, it
@@ -191,10 +203,11 @@ class Stepper:
         runs = state["status"] == RUNNING
         if (runs and state["start"] == self.now) or (not runs and job not in self._waiting):
             raise UsageError(f"job {job} cannot be resized: it neither waits nor runs, or has only just started")
-        if self._world.sizes is None:
-            raise UsageError(f"job {job} cannot be resized to {gpus} GPUs: no jobs are elastic", "see Options.elastic")
-        world, shape = self._sizes.shape(self._world, job, gpus)
-        world, row = self._sizes.row(world, job, gpus, int(world.sim.shapes[shape]["parts"]))
+        if self._world.options.elastic is None:
+            raise UsageError(f"job {job} cannot be resized: no jobs are elastic", "see Options.elastic")
+        size = Size(size) if isinstance(size, int) else size
+        world, shape = self._sizes.shape(self._world, job, size)
+        world, row = self._sizes.row(world, job, shape)
         request = shape_request(world.sim.shapes, shape)
         self._world = world
         if not runs:
@@ -206,12 +219,26 @@ class Stepper:
             return False
         if not self._fit(job, request, resources, chosen):
             raise UsageError(f"job {job} cannot go on on nodes {chosen}: not free, or not what it needs")
-        overhead = world.options.restart_s
+        overhead = self.restart_s(job)
         cut(world.sim, self._log, job, RESIZED, work_left(world.sim.pace, world.sim, job, overhead))
         self._set_size(job, shape, row)
         self._world.sim.chosen[: request.parts] = chosen
         occupy(self._world.sim, self._log, job, request, overhead)
         return True
+
+    def rate_at(self, job: int, size: int | Size) -> float:
+        """How fast a job would go at a size, on the slowest GPUs of its partition (1: as recorded).
+
+        For policies that are told speeds, which say so (``knows``).
+
+        Raises:
+            UsageError: As `resize`.
+        """
+        world, shape = self._sizes.shape(self._world, job, Size(size) if isinstance(size, int) else size)
+        self._world, row = self._sizes.row(world, job, shape)
+        pace, at = self._world.sim.pace, self._world.sim.shapes[shape]
+        assert pace is not None
+        return float(pace.speed[np.unique(pace.kind[at["lo"] : at["hi"]]), row, 0].min()) if row >= 0 else 1.0
 
     def _resources_without(self, job: int) -> Resources:
         """What would be free if a running job gave its nodes back."""
@@ -225,23 +252,25 @@ class Stepper:
 
     def _set_size(self, job: int, shape: int, row: int) -> None:
         """Its shape and speed from its next start on, with room for its nodes."""
-        world, sizes = self._world, self._world.sizes
-        sim, parts = world.sim, int(world.sim.shapes[shape]["parts"])
-        assert sizes is not None
+        world, sim = self._world, self._world.sim
+        parts = int(sim.shapes[shape]["parts"])
         assert sim.pace is not None
-        history = sizes.setdefault(job, [(-np.inf, self.parts(job)[1])])
-        history.append((self.now, int(sim.shapes[shape]["gpus"])))
         if parts > self.parts(job)[0]:
             sim.jobs[job]["offset"] = len(sim.held)
             self._world = world._replace(sim=sim._replace(held=np.append(sim.held, np.full(parts, -1))))
+        if shape != sim.jobs[job]["shape"]:
+            self._resized[row] += 1
         sim.jobs[job]["shape"] = shape
         sim.pace.runs[job]["row"] = row
+        sim.pace.runs[job]["own"] = own_speed(world.trace, job, int(sim.shapes[shape]["gpus"]) * parts)
 
     def result(self, name: str, knows: Knows = "nothing", source: str = "") -> Result:
         """What was done so far; ``sim_seconds`` counts the policy's own time too."""
         policy = ReplayPolicy(name=name, order="fifo", knows=knows, source=source)
         world = self._world._replace(policy=policy, knowledge=self._world.knowledge._replace(knows=knows))
-        return result_of(world, self._log, time.perf_counter() - self._begin)
+        result = result_of(world, self._log, time.perf_counter() - self._begin)
+        notes = dict.fromkeys((*result.notes, *self._sizes.notes(self._resized, "changes of size jobs then went")))
+        return replace(result, notes=tuple(notes))
 
 
 PolicyFunction = Callable[[Stepper], None]

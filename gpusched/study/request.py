@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +16,15 @@ from gpusched.config.policies import WEIGHTS, names_in
 from gpusched.config.weights import DEFAULT, ModelError, weights_file
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
+from gpusched.model.units import parse_memory_mib
 from gpusched.sim.nodelist import read_node_list
 from gpusched.sim.orders import folders_in_force, meaning_notes
 from gpusched.sim.policies import ReplayPolicy, look_up, of_spec
+from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.power import power_model, read_power
 from gpusched.sim.sharing import share_for
 from gpusched.study.study import (
+    DEFAULT_GPUS_PER_NODE,
     FROM_EMPTY,
     Outcome,
     Run,
@@ -32,10 +34,14 @@ from gpusched.study.study import (
     workers_for,
 )
 
+MAX_AMOUNT = 1 << 40
+
 if TYPE_CHECKING:
     from gpusched.forecast.predictor import Predictor
     from gpusched.model.resources import Inventory
+    from gpusched.model.topology import Topology
     from gpusched.sim.engine.build import Elastic
+    from gpusched.sim.engine.placing import Network
     from gpusched.sim.rates import Rates
     from gpusched.sim.replay import Outage
     from gpusched.traces.trace import Trace
@@ -73,6 +79,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     node_list: str | None = None
     share: str = "auto"
     resizable: str | None = None
+    cpus: str | None = None
+    mem: str | None = None
+    restart_costs: str | None = None
+    topology: str | None = None
 
 
 def outcomes(request: Request, advance: Callable[[float, int], None] | None = None) -> list[Outcome]:
@@ -85,14 +95,25 @@ def outcomes(request: Request, advance: Callable[[float, int], None] | None = No
         GpuschedError: A trace cannot be read.
     """
     folders = folders_in_force(request.inventory)
-    named = _policies(request.policies, folders)
+    named = _policies(request.policies, folders, request.resizable is not None or not request.traces)
     meanings = meaning_notes(set(named) - set(names_in(folders[:-1])))
+    if (drf := named.get("drf")) is not None and isinstance(drf, ReplayPolicy) and not drf.chooses_sizes:
+        meanings = (*meanings, _DRF)
     predictor = _predictor(request, named)
     rates = _rates(request)
-    scenarios = [_scenario(request, trace) for trace in _traces(request)]
+    costs = _restart_costs(request)
     if request.resizable is not None:
         meanings = (*meanings, f"--resizable {request.resizable}, for policies that choose sizes: {_OF_SPEED}")
-    scenarios = [scenario._replace(notes=(*scenario.notes, *meanings)) for scenario in scenarios]
+    seeds = tuple(dict.fromkeys(request.seeds))
+    topology = _topology(request)
+    found = [_scenario(request, trace, topology) for trace in _traces(request)]
+    scenarios = [drawn for one in found for drawn in _with_models(request, rates, one, seeds)]
+    scenarios = [(one._replace(notes=(*one.notes, *meanings)), of) for one, of in scenarios]
+    networks = [_network(topology, one) for one, _ in scenarios]
+    scenarios = [
+        (one._replace(notes=(*one.notes, *notes)), of)
+        for (one, of), (_, *notes) in zip(scenarios, networks, strict=True)
+    ]
     runs = [
         Run(
             scenario,
@@ -105,11 +126,15 @@ def outcomes(request: Request, advance: Callable[[float, int], None] | None = No
             predictor,
             rates,
             share_for(request.share, scenario.trace),
-            _elastic(request.resizable, scenario.trace) if policy.chooses_sizes else None,
+            elastic_of(scenario.trace, request.resizable, request.cpus, request.mem) if policy.chooses_sizes else None,
+            costs,
+            network,
         )
-        for scenario, failures in zip(scenarios, (_failures(request, s) for s in scenarios), strict=True)
+        for (scenario, of), (network, *_), failures in zip(
+            scenarios, networks, [_failures(request, s) for s, _ in scenarios], strict=True
+        )
         for policy in [_bound(text, found, scenario, request.vc) for text, found in named.items()]
-        for seed in dict.fromkeys(request.seeds)
+        for seed in of
     ]
     done = 0
 
@@ -129,28 +154,77 @@ def outcomes(request: Request, advance: Callable[[float, int], None] | None = No
         return list(carry_out(runs, workers=workers, backend=backend, done=step, progress=watch))
 
 
+_DRF = (
+    "drf shares between users here, and stops jobs; the policy drf gives GPUs to jobs that can be resized (--resizable)"
+)
 _OF_SPEED = "speeds in proportion to the GPUs, but where they are measured (--profiles)"
 
 
-def _elastic(text: str | None, trace: Trace) -> Elastic | None:
+def _with_models(
+    request: Request, rates: Rates | None, scenario: Scenario, seeds: tuple[int, ...]
+) -> list[tuple[Scenario, tuple[int, ...]]]:
+    """The scenario, and the seeds that it is replayed with; where its trace names no models, each seed draws some."""
+    trace = scenario.trace
+    if rates is None or request.resizable is None or (trace.model >= 0).any():
+        return [(scenario, seeds)]
+    from gpusched.sim.rates import draw_models
+
+    found: list[tuple[Scenario, tuple[int, ...]]] = []
+    for seed in seeds:
+        drawn = draw_models(rates, trace, scenario.pool.gpu_types, seed)
+        used = len(np.unique(drawn.model[drawn.model >= 0]))
+        note = f"the trace names no models: each job has one of {used} that are measured, drawn with seed {seed}"
+        found.append((scenario._replace(trace=drawn, notes=(*scenario.notes, note)), (seed,)))
+    return found
+
+
+def _restart_costs(request: Request) -> Mapping[str, float]:
+    if request.restart_costs is None:
+        return {}
+    from gpusched.sim.profiles import read_restarts
+
+    return read_restarts(request.restart_costs)
+
+
+def elastic_of(trace: Trace, resizable: str | None, cpus: str | None = None, mem: str | None = None) -> Elastic | None:
     """That jobs with GPUs may have so many, ``1-8``, or their own number; None: all keep theirs.
 
     Raises:
         UsageError: It is no range.
     """
-    if text is None:
+    cores = _span("--cpus", cpus, int, "of CPU cores such as 2-12")
+    memory = _span("--mem", mem, parse_memory_mib, "of memory such as 16G-64G")
+    gpus = _span("--resizable", resizable, int, "of GPUs such as 1-8")
+    if gpus is None:
+        if cores or memory:
+            raise UsageError("--cpus and --mem are ranges of jobs that are resized", "add --resizable 1-8")
         return None
     from gpusched.sim.engine.build import Elastic
 
-    match = re.fullmatch(r"([0-9]{1,6})-([0-9]{1,6})", text)
-    if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise UsageError(f"--resizable: found {text[:40]!r}, expected a range of GPUs such as 1-8")
-    least, most = np.minimum(int(match[1]), trace.gpus), np.maximum(int(match[2]), trace.gpus)
-    return Elastic(least=np.where(trace.gpus > 0, least, 0), most=np.where(trace.gpus > 0, most, 0), linear=True)
+    least, most = np.minimum(gpus[0], trace.gpus), np.maximum(gpus[1], trace.gpus)
+    has = trace.gpus > 0
+    return Elastic(
+        least=np.where(has, least, 0), most=np.where(has, most, 0), linear=True, cores=cores, memory_mib=memory
+    )
 
 
-def _policies(names: Sequence[str], folders: tuple[Path, ...]) -> Named:
+def _span(option: str, text: str | None, parse: Callable[[str], int], expected: str) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    least, dash, most = text.partition("-")
+    try:
+        found = parse(least), parse(most)
+    except ValueError:
+        found = 0, 0
+    if not dash or not 1 <= found[0] <= found[1] <= MAX_AMOUNT:
+        raise UsageError(f"{option}: found {text[:40]!r}, expected a range {expected}")
+    return found
+
+
+def _policies(names: Sequence[str], folders: tuple[Path, ...], sizes: bool) -> Named:
     """Each name or file with its policy, of an agent its file's, named alone once; files are looked for in ``folders``.
+
+    ``sizes``: jobs can be resized.
 
     Raises:
         UsageError: None at all, or one that does not exist.
@@ -158,7 +232,7 @@ def _policies(names: Sequence[str], folders: tuple[Path, ...]) -> Named:
     """
     if not names:
         raise UsageError("no policy is named", "say for example --policy fifo --policy easy")
-    found = {name: _registered(name) if "@" in name else look_up(name, folders) for name in names}
+    found = {name: _registered(name) if "@" in name else look_up(name, folders, sizes) for name in names}
     for name, policy in found.items():
         if isinstance(policy, PolicySpec) and not any(Path(policy.folder).glob(f"*{WEIGHTS}")):
             problem = f"{name} is not trained yet: {policy.folder} holds no weights"
@@ -237,8 +311,34 @@ def history(since: str, until: str | None = None, *, vc: str | None = None) -> T
     return trace if vc is None else slice_trace(trace, vc=vc)
 
 
-def _scenario(request: Request, trace: Trace) -> Scenario:
+def _topology(request: Request) -> Topology | None:
+    from gpusched.config.topology import load_topology
+
+    return load_topology(request.topology) if request.topology is not None else None
+
+
+def _network(topology: Topology | None, scenario: Scenario) -> tuple[Network | None, *tuple[str, ...]]:
+    """What placement costs there, with a note; None: nothing."""
+    if topology is None:
+        return (None,)
+    from gpusched.sim.network import network_for
+
+    return network_for(topology, scenario.trace, scenario.pool)
+
+
+def _nodes_of(request: Request, topology: Topology) -> Pool:
+    """A topology's nodes, all alike."""
+    size = request.gpus_per_node or DEFAULT_GPUS_PER_NODE
+    return Pool.of([NodeSpec(size, gpu_type=request.gpu_type or "", name=name) for name in topology.racks()])
+
+
+def _scenario(request: Request, trace: Trace, topology: Topology | None = None) -> Scenario:
     inventory = _inventory(request)
+    if topology is not None and inventory is None and request.nodes is None and request.node_list is None:
+        listed: Pool | None = _nodes_of(request, topology)
+        request = msgspec.structs.replace(request, gpus_per_node=None, gpu_type=None)
+    else:
+        listed = read_node_list(Path(request.node_list)) if request.node_list else None
     types, nodes = read_power(Path(request.power)) if request.power else ({}, {})
     return scenario_of(
         trace,
@@ -247,7 +347,7 @@ def _scenario(request: Request, trace: Trace) -> Scenario:
         inventory=inventory,
         load=request.load,
         gpu_type=request.gpu_type,
-        listed=read_node_list(Path(request.node_list)) if request.node_list else None,
+        listed=listed,
         power=lambda pool: power_model(pool, inventory=inventory, types=types, nodes=nodes),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gpusched.forecast.predictor import Predictor
     from gpusched.model.resources import Inventory
     from gpusched.sim.engine.build import Elastic
+    from gpusched.sim.engine.placing import Network
     from gpusched.sim.rates import Rates
     from gpusched.sim.replay import Outage
     from gpusched.sim.sharing import Share
@@ -73,6 +74,8 @@ class Run(NamedTuple):
     rates: Rates | None = None
     share: Share = "no"
     elastic: Elastic | None = None
+    restart_costs: Mapping[str, float] = {}
+    network: Network | None = None
 
 
 def scenario_of(
@@ -158,7 +161,7 @@ def carry_out(
     bounds: dict[int, Bounds] = {}
     for scenario in {id(run.scenario): run.scenario for run in runs}.values():
         of = [run for run in runs if run.scenario is scenario]
-        shared, limits = any(run.share != "no" or run.elastic is not None for run in of), any(run.limits for run in of)
+        shared, limits = any(run.share != "no" or _resizes(run) for run in of), any(run.limits for run in of)
         bounds[id(scenario)] = Bounds() if shared else _bounds(scenario, limits, of[0].rates)
     here = workers <= 1 and backend is None
     results = (_replayed(run, progress) for run in runs) if here else _spread_out(runs, workers, backend)
@@ -168,6 +171,12 @@ def carry_out(
         yield Outcome(whole, metrics, bounds[id(run.scenario)], run.scenario)
         if done is not None:
             done(run)
+
+
+def _resizes(run: Run) -> bool:
+    from gpusched.sim.resizing import elastic_of
+
+    return run.elastic is not None or (run.policy.chooses_sizes and elastic_of(run.scenario.trace) is not None)
 
 
 def _replayed(run: Run, progress: Callable[[float], None] | None = None) -> tuple[Result, Metrics]:
@@ -188,6 +197,8 @@ def _replayed(run: Run, progress: Callable[[float], None] | None = None) -> tupl
         rates=run.rates,
         share=run.share,
         elastic=run.elastic,
+        restart_costs=run.restart_costs,
+        network=run.network,
         progress=progress,
     )
     result = result_without(result, scenario.carried)
@@ -232,6 +243,7 @@ def _cuts_without(cut: CutRuns, first: int) -> CutRuns:
         end=cut.end[own],
         part_offsets=np.concatenate(([0], np.cumsum([len(s) for s in spans]))).astype(np.int64),
         part_nodes=np.concatenate([np.zeros(0, np.int64), *spans]).astype(np.int64),
+        part_gpus=None if cut.part_gpus is None else cut.part_gpus[own],
     )
 
 

@@ -1,8 +1,8 @@
 """Our own file of a trace: a npz of columns, nothing in it ever executed, checked when it is read.
 
 Entries: ``header`` (JSON as bytes: format, version, name, epoch, jobs, notes); one array per column, of the smallest
-whole type that holds it, or of one element where all are equal; every list of texts as ``X.bytes`` (UTF-8, joined) and
-``X.ends`` (the byte offset at which each ends).
+whole type that holds it, or of one element where all are equal; those of `Told` as ``told.X``; every list of texts as
+``X.bytes`` (UTF-8, joined) and ``X.ends`` (the byte offset at which each ends).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import secrets
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusched.errors import FileError, GpuschedError
-from gpusched.traces.trace import Trace
+from gpusched.traces.trace import Told, Trace
 
 SUFFIX = ".gpusched.npz"
 VERSION = 1
@@ -33,6 +34,7 @@ INTS = (
 NAMES = {"user": "users", "group": "groups", "model": "models", "gpu_type": "gpu_types", "status": "statuses"}
 _FORMAT = "gpusched-trace"
 _SMALLEST = {"gpus": 0, "gpu_milli": 1, "nodes": 0}  # all others: -1
+_TOLD_INTS = ("size_job", "size_gpus", "run_job", "run_gpus")
 _Arrays = dict[str, npt.NDArray[Any]]
 
 
@@ -51,6 +53,8 @@ def write(path: Path, trace: Trace) -> None:
         arrays[column] = _compact(getattr(trace, column))
     if trace.preemptible is not None:  # most sources do not say
         arrays["preemptible"] = _compact(trace.preemptible.astype(np.int8))
+    if trace.told is not None:
+        arrays |= {f"told.{f.name}": getattr(trace.told, f.name) for f in fields(Told)}
     for column in ("ids", *NAMES.values()):
         _put_texts(arrays, column, getattr(trace, column))
     arrays["rejected.lines"] = np.array([line for line, _ in trace.rejected], np.int64)
@@ -98,6 +102,8 @@ def _trace(arrays: Mapping[str, npt.NDArray[Any]]) -> Trace:
     columns |= {plural: _texts(arrays, plural) for plural in NAMES.values()}
     if "preemptible" in arrays:
         columns["preemptible"] = _spread(arrays["preemptible"], count, np.int64) != 0
+    if "told.steps" in arrays:
+        columns["told"] = Told(**{f.name: _whole(arrays[f"told.{f.name}"], f.name in _TOLD_INTS) for f in fields(Told)})
     lines = arrays["rejected.lines"].astype(np.int64).tolist()
     epoch = header["epoch"]
     trace = Trace(
@@ -129,6 +135,30 @@ def check(trace: Trace) -> None:
             raise ValueError(f"{column} out of range")
     if np.any(trace.gpu_milli > 1000) or np.any(trace.depends_on >= np.arange(count)):
         raise ValueError("gpu_milli or depends_on out of range")
+    if trace.told is not None:
+        _check_told(trace.told, count)
+
+
+def _check_told(told: Told, count: int) -> None:
+    lengths = {
+        len(told.steps) == len(told.cost_s) == len(told.cooldown_s) == count,
+        len(told.size_job) == len(told.size_gpus) == len(told.steps_per_s),
+        len(told.run_job) == len(told.run_gpus) == len(told.run_after_s) == len(told.run_s),
+    }
+    if lengths != {True}:
+        raise ValueError("told: tables of several lengths")
+    for jobs in (told.size_job, told.run_job):
+        if np.any(np.diff(jobs) < 0) or np.any(jobs < 0) or np.any(jobs >= count):
+            raise ValueError("told: jobs out of order or range")
+    if np.any(told.size_gpus < 0) or np.any(told.steps_per_s <= 0) or np.any(told.cost_s < 0):
+        raise ValueError("told: sizes, speeds or costs out of range")
+    if not np.all(told.cooldown_s >= 0):
+        raise ValueError("told: cool-downs out of range")
+    if len(np.unique(told.size_job)) != count:
+        raise ValueError("told: jobs without a size")
+    again = np.diff(told.size_job) == 0
+    if np.any(np.diff(told.size_gpus)[again] <= 0):
+        raise ValueError("told: sizes out of order")
 
 
 def _compact(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -145,6 +175,12 @@ def _spread(column: npt.NDArray[Any], count: int, dtype: type[np.generic]) -> np
     if column.ndim != 1 or column.dtype.kind not in "if" or len(column) not in (1, count):
         raise ValueError(f"a column of shape {column.shape} for {count} jobs")
     return np.full(count, column[0], dtype) if len(column) != count else column.astype(dtype)
+
+
+def _whole(column: npt.NDArray[Any], ints: bool) -> npt.NDArray[Any]:
+    if column.ndim != 1 or column.dtype.kind not in ("i" if ints else "f"):
+        raise ValueError(f"told: a column of shape {column.shape} and type {column.dtype}")
+    return column.astype(np.int64 if ints else np.float64)
 
 
 def _put_texts(arrays: _Arrays, name: str, texts: Sequence[str]) -> None:

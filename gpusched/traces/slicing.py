@@ -18,7 +18,7 @@ from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import in_calendar, parse_duration
 from gpusched.traces.file import FLOATS, INTS, NAMES
 from gpusched.traces.readers.draft import moved
-from gpusched.traces.trace import Trace
+from gpusched.traces.trace import Ints, Told, Trace
 
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ].*)?")
 
@@ -34,7 +34,21 @@ def select(trace: Trace, jobs: npt.NDArray[np.bool_] | npt.NDArray[np.int64], no
     return replace(
         trace, ids=tuple([trace.ids[i] for i in order.tolist()]), depends_on=moved(trace.depends_on, order),
         preemptible=None if may is None else may[order],
+        told=None if trace.told is None else _told_of(trace.told, order),
         notes=trace.notes + ((note,) if note else ()), **columns,
+    )  # fmt: skip
+
+
+def _told_of(told: Told, order: Ints) -> Told:
+    """Of these jobs, which are then counted from 0."""
+    place = np.full(len(told.steps), -1, np.int64)
+    place[order] = np.arange(len(order))
+    size, run = place[told.size_job], place[told.run_job]
+    return Told(
+        steps=told.steps[order], cost_s=told.cost_s[order], cooldown_s=told.cooldown_s[order],
+        size_job=size[size >= 0], size_gpus=told.size_gpus[size >= 0], steps_per_s=told.steps_per_s[size >= 0],
+        run_job=run[run >= 0], run_gpus=told.run_gpus[run >= 0], run_after_s=told.run_after_s[run >= 0],
+        run_s=told.run_s[run >= 0],
     )  # fmt: skip
 
 

@@ -13,6 +13,44 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Told:
+    """What jobs told of their progress, the sizes they may have, and what they had. Unknown is NaN.
+
+    Three tables: jobs, the sizes of each job, and its attempts, the latter two in the order of the jobs.
+
+    Attributes:
+        steps: ``float64[jobs]``: the step that it told last; NaN: it told none.
+        cost_s: ``float64[jobs]``: mean seconds from being asked to change size to running again.
+        cooldown_s: ``float64[jobs]``: how long it wants to run before it is resized again; 0 for rigid ones.
+        size_job, size_gpus: ``int64[sizes]``: GPUs that each job may have, ascending; one size: it is rigid.
+        steps_per_s: ``float64[sizes]``: how fast it said that it is there.
+        run_job, run_gpus: ``int64[attempts]``: what it had in each attempt, in order.
+        run_after_s, run_s: ``float64[attempts]``: when that began, seconds after its submission, and how long the
+            attempt did work that counts: without saving at its end, and what was not saved.
+    """
+
+    steps: Floats
+    cost_s: Floats
+    cooldown_s: Floats
+    size_job: Ints
+    size_gpus: Ints
+    steps_per_s: Floats
+    run_job: Ints
+    run_gpus: Ints
+    run_after_s: Floats
+    run_s: Floats
+
+    def sizes(self, job: int) -> dict[int, float]:
+        """GPUs that a job may have, ascending -> steps a second there (NaN: not known)."""
+        rows = slice(*np.searchsorted(self.size_job, (job, job + 1)).tolist())
+        return dict(zip(self.size_gpus[rows].tolist(), self.steps_per_s[rows].tolist(), strict=True))
+
+    def speeds(self, job: int) -> dict[int, float]:
+        """GPUs -> steps a second, where it told."""
+        return {gpus: speed for gpus, speed in self.sizes(job).items() if speed > 0}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Trace:
     """Jobs in order of (submit, id); all arrays have one entry per job. Unknown is NaN (floats) or -1 (ints).
 
@@ -21,7 +59,8 @@ class Trace:
         epoch: Unix seconds of time 0, or None where the trace has no calendar.
         ids: Job ids as the source has them, unique.
         submit: Seconds since the epoch of the trace.
-        duration: Real run time in seconds, on what it really ran on (> 0).
+        duration: Real run time in seconds, on what it really ran on (> 0); of one that had several sizes, what all its
+            work would have taken with ``gpus``.
         limit: Requested time in seconds (NaN unknown).
         gpus: GPUs of the whole job (processors of an SWF log count as GPUs).
         gpu_milli: Thousandths of each GPU it uses: 1000 is a whole one (Alibaba v2023 shares GPUs).
@@ -35,6 +74,7 @@ class Trace:
         status: Index into ``statuses`` (how it ended in the source), -1 unknown.
         wait: What it really waited in the source, seconds (NaN unknown).
         preemptible: Which jobs a policy may stop for others; None: any.
+        told: Progress and sizes, where the source has any.
         rejected: Rows kept out: (line number, why).
         notes: What a reader should know of how it came to be: sorted, scaled, what the source could not say.
     """
@@ -63,6 +103,7 @@ class Trace:
     gpu_types: tuple[str, ...] = ()
     statuses: tuple[str, ...] = ()
     preemptible: Flags | None = None
+    told: Told | None = None
     rejected: tuple[tuple[int, str], ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = field(default=(), repr=False)
 

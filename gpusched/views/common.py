@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from statistics import fmean as mean
+from statistics import stdev
 from typing import TYPE_CHECKING
 
 from gpusched.errors import printable
@@ -35,28 +37,30 @@ def shorten(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def ranges(numbers: Iterable[int]) -> str:
-    """``2-5,9`` of 2, 3, 4, 5, 9."""
+def ranges(numbers: Iterable[int], width: int = 0) -> str:
+    """``2-5,9`` of 2, 3, 4, 5, 9; ``02-05,09`` at a width of 2."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return ",".join(f"{a:0{width}}" if a == b else f"{a:0{width}}-{b:0{width}}" for a, b in runs)
 
 
 def compress_names(names: Iterable[str]) -> str:
     """``dgx[1-3],login`` of dgx1, dgx2, dgx3, login (Slurm's host lists)."""
+    parts = [(name, re.fullmatch(r"(.*?)([0-9]{1,9})", name)) for name in dict.fromkeys(names)]
+    padded = {(m[1], len(m[2])) for _, m in parts if m is not None and m[2].startswith("0") and m[2] != "0"}
     groups: dict[tuple[str, int], list[int]] = {}
-    for name in dict.fromkeys(names):
-        match = re.fullmatch(r"(.*?)([0-9]{1,9})", name)
-        if match is None or (match[2] != "0" and match[2].startswith("0")):
+    for name, match in parts:
+        if match is None:
             groups[(name, -1)] = []
         else:
-            groups.setdefault((match[1], 0), []).append(int(match[2]))
+            width = len(match[2]) if (match[1], len(match[2])) in padded else 0
+            groups.setdefault((match[1], width), []).append(int(match[2]))
     return ",".join(
-        name if width < 0 else f"{name}{found[0]}" if len(found) == 1 else f"{name}[{ranges(found)}]"
+        name if width < 0 else f"{name}{found[0]:0{width}}" if len(found) == 1 else f"{name}[{ranges(found, width)}]"
         for (name, width), found in groups.items()
     )
 
@@ -91,3 +95,17 @@ def plain_table(*columns: str, right: Iterable[str] = (), wrap: Iterable[str] = 
     for column in columns:
         table.add_column(column, justify="right" if column in numbers else "left", no_wrap=column not in wrapped)
     return table
+
+
+def against(mine: Sequence[float], base: Sequence[float] | None) -> str:
+    """Change of the mean against ``base``, and how far its 95 % interval by pairs goes; "-": there is none."""
+    if base is None:
+        return "-"
+    ratios, n = [a / b for a, b in zip(mine, base, strict=True)], len(mine)
+    change = f"{mean(mine) / mean(base) - 1:+.1%}"
+    return change if n < 3 or mine == base else f"{change} ± {_t95(n - 1) * stdev(ratios) / n**0.5:.1%}"
+
+
+def _t95(freedom: int) -> float:
+    """Student's 97.5 % quantile, within a hundredth from six degrees of freedom on."""
+    return {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57}.get(freedom, 1.96 + 2.8 / (freedom - 0.3))

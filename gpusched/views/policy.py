@@ -165,6 +165,7 @@ def page_dict(page: PolicyPage) -> dict[str, Any]:
         "order": spec.order,
         "place": spec.place,
         "backfill": spec.backfill,
+        "sizes": spec.sizes,
         "fallback": spec.fallback.name if spec.fallback else None,
         "budget_s": spec.budget_s if spec.agent else None,
         "live": list(page.live),
@@ -205,9 +206,11 @@ def page_screen(page: PolicyPage) -> Group:
     parts: list[Text | Table] = [Text(f"{spec.name} {spec.version}", style="bold")]
     parts += [Text(common.clean(spec.description))] if spec.description else []
     decides = f"order {spec.order}, place {spec.place}, backfill {spec.backfill}"
+    decides += f", sizes {spec.sizes}" if spec.sizes != "base" else ""
     if spec.agent is not None:
         fallback = spec.fallback.name if spec.fallback else "fifo"
-        decides = f"agent {spec.agent}, within {spec.budget_s:g} s, else {fallback}"
+        what = f"{decides}, chosen by " if spec.traits.sizes else ""
+        decides = f"{what}agent {spec.agent}, within {spec.budget_s:g} s, else {fallback}"
     parts += [Text(f"decides by: {decides}")]
     parts += [Text(f"  in {partition}: {common.clean(words)}") for partition, words in page.weights.items()]
     if spec.agent is not None and not page.weights:

@@ -14,6 +14,7 @@ from gpusched.views.replay import span
 if TYPE_CHECKING:
     from gpusched.agents.predictor.request import Told, TraceTold
     from gpusched.agents.predictor.train import Evaluation, Trained
+    from gpusched.model.interference import KindTold
 
 MOST_ROWS = 20
 
@@ -42,6 +43,27 @@ def jobs_table(jobs: Sequence[Told]) -> RenderableType:
     for job in jobs:
         table.add_row(clean(job.id), *(span(s) for s in (job.p10_s, job.p50_s, job.p90_s, job.limit_s, job.run_s)))
     return table
+
+
+def kind_screen(told: KindTold) -> RenderableType:
+    """What is believed of a kind of job."""
+    parts: list[RenderableType] = [Text(clean(line)) for line in told.lines]
+    if told.paces:
+        heads = ("GPUS", "NODES", "RACKS", "TYPE", "PACE", "4 IN 5", "MEASURED")
+        table = plain_table(*heads, right=("GPUS", "NODES", "RACKS", "PACE", "4 IN 5", "MEASURED"))
+        for pace in told.paces[:MOST_ROWS]:
+            shape = pace.shape
+            most = (f"{pace.pace:.4g} {shape.unit}/s", f"{pace.low:.4g} to {pace.high:.4g}", str(pace.measurements))
+            table.add_row(str(shape.gpus), str(shape.nodes), str(shape.racks), clean(shape.gpu_type), *most)
+        parts += [Text(f"{told.kind}, alone:" if not parts else f"\n{told.kind}, alone:"), table]
+    if told.links:
+        columns = ("SHARED", "SENSITIVITY", "80 %", "PRESSURE", "80 %", "MEASURED")
+        table = plain_table(*columns, right=columns[1:])
+        for sway in told.links:
+            cells = (f"{x[1]:.2f}|{x[0]:.2f} to {x[2]:.2f}".split("|") for x in (sway.sensitivity, sway.pressure))
+            table.add_row(sway.link, *(cell for pair in cells for cell in pair), str(sway.measurements))
+        parts += [Text("\nbeside others it takes 1 + sensitivity x their pressure times as long:"), table]
+    return Group(*parts) if parts else Text(f"{told.kind}: nothing was measured yet")
 
 
 def _evaluation(found: Evaluation) -> list[RenderableType]:

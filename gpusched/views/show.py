@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from gpusched.model.events import Event
-from gpusched.model.jobs import Job
+from gpusched.model.jobs import Job, JobSpec
 from gpusched.model.progress import JobProgress
 from gpusched.model.units import format_duration, format_memory, iso_utc, local_time
 from gpusched.views import common
@@ -21,13 +21,17 @@ from gpusched.views.jobs import (
     resources_line,
     stopped_line,
 )
+from gpusched.views.why import sizes_dict
+
+if TYPE_CHECKING:
+    from gpusched.sched.sizing.explain import SizesNow
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """One job with all that is known of it.
 
     ``tasks``: the whole array, where an array was asked for. ``progress``: of its latest attempt that tells of any;
-    ``speeds``: GPUs -> steps a second.
+    ``speeds``: GPUs -> steps a second. ``sizes``: of a waiting resizable one, what its policy would give it.
     """
 
     job: Job
@@ -37,6 +41,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[Job, ...] = ()
     progress: JobProgress | None = None
     speeds: Mapping[int, float] = {}
+    sizes: SizesNow | None = None
     warning: str = ""
 
 
@@ -55,6 +60,7 @@ def page_dict(page: Page) -> dict[str, Any]:
             {"time": iso_utc(e.time), "kind": e.kind, "node": e.node, "user": e.user, "data": e.data}
             for e in page.events
         ],
+        "sizes_now": None if page.sizes is None else sizes_dict(page.sizes),
         "speeds": {str(gpus): pace for gpus, pace in sorted(page.speeds.items())},
         "tasks": [job_dict(j, page.now) for j in page.tasks],
     }
@@ -109,6 +115,11 @@ def _fields(page: Page) -> Iterator[tuple[str, str]]:
     yield "image", spec.image or common.UNKNOWN
     yield "command", _command(spec.command)
     yield from _optional(job)
+    if spec.elastic is not None:
+        now = f"; {page.sizes.message}" if page.sizes is not None else f", now {spec.gpus}"
+        yield "sizes", f"{common.ranges(spec.elastic.sizes)} GPUs{now}{_ranges(spec)}"
+    if line := resizes_line(job):
+        yield "resized", line
     for part in job.allocation.parts if job.allocation else ():
         gpus = common.ranges(part.gpus) or "none"
         yield "on", f"{part.node}: GPUs {gpus}, {part.cores} cores, {format_memory(part.memory_mib)}"
@@ -156,9 +167,9 @@ def _optional(job: Job) -> Iterator[tuple[str, str]]:
             ("priority", str(job.priority) if job.priority else ""),
             ("held by", job.held_by),
             ("preemptible", "yes" if spec.preemptible else ""),
+            ("exclusive", "yes" if spec.exclusive else ""),
+            ("max spread", spec.max_spread + (f", on up to {spec.max_nodes} nodes" if spec.max_nodes else "")),
             ("stopped", stopped_line(job)),
-            ("sizes", f"{common.ranges(spec.elastic.sizes)} GPUs, now {spec.gpus}" if spec.elastic else ""),
-            ("resized", resizes_line(job)),
             ("comment", spec.comment),
         )
         if value
@@ -199,3 +210,14 @@ def _plain(key: str, value: Any) -> Any:
 
 
 _MOMENTS = (1e9, 1e10)  # Unix seconds of the years 2001 to 2286; no count in an event is as large
+
+
+def _ranges(spec: JobSpec) -> str:
+    """What a resizable job may have of cores and memory, and has; "" where they go with its GPUs."""
+    elastic, (cores, memory), text = spec.elastic, spec.amounts, ""
+    if elastic is not None and elastic.cores is not None:
+        text += f"; {elastic.cores[0]}-{elastic.cores[1]} CPU cores, now {cores}"
+    if elastic is not None and elastic.memory_mib is not None:
+        least, most = map(format_memory, elastic.memory_mib)
+        text += f"; {least}-{most} of memory, now {format_memory(memory)}"
+    return text

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from gpusched.sched.explain import NodeVerdict
+    from gpusched.sched.sizing.explain import SizesNow
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +32,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
         next_steps: What would help, most useful first.
         warning: Why nothing moves at all, or "".
         fallback: Why the fallback of its partition's agent decides, or "".
+        sizes: Of a waiting resizable job: what its policy would give it.
     """
 
     job: Job
@@ -45,6 +47,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     sooner: tuple[Sooner, ...] = ()
     warning: str = ""
     fallback: str = ""
+    sizes: SizesNow | None = None
 
     @property
     def stopped(self) -> str:
@@ -69,7 +72,19 @@ def why_dict(why: Why) -> dict[str, Any]:
         "warning": why.warning or None,
         "fallback": why.fallback or None,
         "stopped": why.stopped or None,
+        "sizes_now": None if why.sizes is None else sizes_dict(why.sizes),
         "job": job_dict(why.job, why.now),
+    }
+
+
+def sizes_dict(sizes: SizesNow) -> dict[str, Any]:
+    """What a waiting resizable job would get, as JSON."""
+    return {
+        "fits": list(sizes.fits),
+        "least": sizes.least,
+        "given": sizes.given,
+        "shrinks": [{"id": job, "from": old, "to": new} for job, (old, new) in sizes.shrinks.items()],
+        "message": sizes.message,
     }
 
 
@@ -150,6 +165,8 @@ def why_screen(why: Why) -> Group:
         parts.append(Text(f"nodes: {common.compress_names(nodes)}"))
     if why.stopped:
         parts.append(Text(f"stopped for other jobs: {common.clean(why.stopped)}"))
+    if why.sizes is not None:
+        parts.append(Text(f"sizes: {common.clean(why.sizes.message)}"))
     if why.position is not None:
         parts.append(Text(f"place in the queue: {why.position} of {why.queue_length}"))
     parts += [Text(common.clean(line)) for line in expected_lines(why)]
@@ -190,6 +207,7 @@ def dry_run_lines(why: Why) -> list[str]:
     return [
         f"would ask for: {resources_line(why.job)}, {format_duration(spec.time_limit_s)}, in {spec.partition}{flavor}",
         f"would wait: {why.reason}: {why.message}",
+        *([f"sizes: {why.sizes.message}"] if why.sizes is not None else []),
         *expected_lines(why),
         *(f"  {n.node}: {n.text}" for n in why.nodes),
         *(f"-> {step}" for step in why.next_steps),

@@ -54,6 +54,7 @@ def test_nodes_partitions_flavors_states(site: Site) -> None:
     assert complete(site, "status", "-s", "comp") == ["completing", "completed"]
     assert complete(site, "status", "-s", "RUN") == ["RUNNING"]
     assert complete(site, "completion", "b") == ["bash"]
+    assert complete(site, "submit", "--max-spread", "r") == ["rack"]
 
 
 def test_policies(site: Site) -> None:
@@ -64,7 +65,7 @@ def test_policies(site: Site) -> None:
         assert complete(site, *words, "ou") == ["ours"], words
         assert {"easy", "gist", "ours"} < set(complete(site, *words, ""))
     assert set(complete(site, "train", "")) == {
-        "gist", "learned", "rltune", "rltune-limit", "rltune-nothing", "rltune-preempt",
+        "dl2", "gist", "learned", "maifs", "rltune", "rltune-limit", "rltune-nothing", "rltune-preempt",
     }  # fmt: skip
     assert complete(site, "train", "gist", "--partition", "A") == ["A100"]
     assert {"ours", "sjf", "sjf-oracle", "sjf+easy"} <= set(complete(site, "replay", "--policy", ""))

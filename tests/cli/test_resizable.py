@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
-from gpusched.model.jobs import Elastic
+from gpusched.config.inventory import load_inventory
+from gpusched.config.weights import save_model
+from gpusched.model.jobs import Allocation, Elastic, JobState, NodeAllocation, Resizes
+from gpusched.model.policy import AGENTS, AgentTraits
+from gpusched.queue.snapshots import snapshot_of_store
+from gpusched.queue.store import Store
 from tests.cli.conftest import Site
+from tests.cli.test_ahead import Cluster
+
+RANGE = ("--resizable", "--gpus", "1-8")
 
 
 @pytest.mark.parametrize(
@@ -60,6 +74,22 @@ def test_cores_and_memory_go_with_the_gpus(site: Site) -> None:
         (("--resizable", "--gpus", "1-4", "--batch", "big"), "--batch: found 'big', expected fixed or scale"),
         (("--resizable", "--gpus", "1-4", "--cooldown", "soon"), "--cooldown: found 'soon', expected a time"),
         (("--resizable", "--gpus", "1-17"), "--resizable: 9 GPUs fit on no number of equal nodes of partition A100"),
+        (
+            ("--gpus", "4", "--cpus", "2-12"),
+            "--cpus: a range is for jobs that can be stopped and resumed; add --resizable",
+        ),
+        (
+            ("--gpus", "4", "--mem", "1G-2G"),
+            "--mem: a range is for jobs that can be stopped and resumed; add --resizable",
+        ),
+        ((*RANGE, "--cpus", "12-2"), "--cpus: 12-2 is no range; the smaller number first"),
+        ((*RANGE, "--cpus", "few"), "--cpus: found 'few', expected a number of CPU cores, or with --resizable 2-12"),
+        ((*RANGE, "--cpus", "2-x"), "--cpus: found 'x', expected a number of CPU cores"),
+        ((*RANGE, "--cpus", "0-4"), "--cpus 0-4 is no range; the smaller number first, at least 1"),
+        ((*RANGE, "--mem", "1G-lots"), "--mem: found 'lots', expected"),
+        ((*RANGE, "--cpus", "600-700"), "1 GPUs, 600 cores, 128G of memory fit on no number of equal nodes"),
+        ((*RANGE, "--cpus", "2-600"), "--cpus 600 is more than the largest flavor of partition A100 has (f-A100: 512)"),
+        ((*RANGE, "--mem", "1G-4T"), "--mem 4T is more than the largest flavor of partition A100 has (f-A100: 2048G)"),
         (("--resizable", "--sizes", "0,1"), "--resizable takes 1 to 1000 sizes of at least one GPU, ascending"),
         (("--gpus", "-1"), "--gpus must not be negative, found -1"),
     ],
@@ -86,3 +116,223 @@ def test_why_and_show_and_dry_run_know_sizes(site: Site) -> None:
     page = site.call("show", "--json", job).json
     assert page["resizes"] == {"count": 0, "why": None, "cost_s": None, "lost_s": 0.0, "unusable": [], "frozen": None}
     assert "sizes:        1-2,4,8 GPUs, now 1" in site.call("show", job).out
+
+
+def test_cores_and_memory_have_ranges_of_their_own(site: Site) -> None:
+    options = ("--sizes", "1,2,4,8,16", "--base", "2", "--cpus", "12-150", "--mem", "300G-900G")
+    job = site.submit("-p", "A100", "--image", "x", "--resizable", *options, "--", "r")
+    spec = site.only_submit().spec
+    assert spec.elastic is not None
+    assert (spec.elastic.cores, spec.elastic.memory_mib) == ((12, 150), (300 << 10, 900 << 10))
+    # The partition has 32 cores and 128G for each GPU: 64 and 256G for the base, of which 300G are the least.
+    assert (spec.cores_per_node, spec.memory_mib_per_node) == (64, 300 << 10)
+    amounts = {gpus: spec.at_size(gpus, nodes).amounts for gpus, nodes in ((1, 1), (2, 1), (4, 1), (8, 1), (16, 2))}
+    assert {gpus: cores for gpus, (cores, _) in amounts.items()} == {1: 32, 2: 64, 4: 128, 8: 150, 16: 150}
+    assert {gpus: mib >> 10 for gpus, (_, mib) in amounts.items()} == {1: 300, 2: 300, 4: 600, 8: 900, 16: 900}
+    # No more than the nodes have, and never less than the least.
+    assert spec.at_size(4, 1, (100, 700 << 10)).amounts == (100, 600 << 10)
+    assert spec.at_size(4, 1, (3, 1)).amounts == (12, 300 << 10)
+    page = site.call("show", job).out
+    assert "sizes:        1-2,4,8,16 GPUs, now 2; 12-150 CPU cores, now 64; 300G-900G of memory, now 300G" in page
+
+
+def test_a_base_with_fewer_cores_than_go_with_its_gpus(site: Site) -> None:
+    """On nodes of 80 cores the share of 8 GPUs is 80; the range allows no more than 12."""
+    with_rules(site, "{}")
+    site.submit("-p", "V100", "--resizable", "--gpus", "4-8", "--cpus", "2-12", "--", "r")
+    spec = site.only_submit().spec
+    assert (spec.gpus_per_node, spec.cores_per_node) == (4, 12)
+
+
+def with_rules(site: Site, rules: str) -> None:
+    """Of partition V100, which gets a flavor of all its GPUs."""
+    flavors = "      s-V100:"
+    text = site.inventory.read_text().replace("  V100:\n", f"  V100:\n    resizable: {rules}\n")
+    flavor = "      all: {gpus: 16, cores: 160, memory: 1024G, time: 72h}\n"
+    site.inventory.write_text(text.replace(flavors, flavor + flavors))
+
+
+def test_a_partition_fills_in_what_is_left_out(site: Site) -> None:
+    with_rules(site, "{min: 2, max: 6, cooldown: 20m, batch: scale}")
+    site.submit("-p", "V100", "--resizable", "--", "r")
+    spec = site.only_submit().spec
+    assert spec.elastic is not None
+    assert (spec.gpus, spec.elastic.sizes) == (2, (2, 3, 4, 5, 6))
+    assert (spec.elastic.cooldown_s, spec.elastic.batch) == (1200, "scale")
+
+
+def test_what_is_said_goes_before_what_a_partition_fills_in(site: Site) -> None:
+    with_rules(site, "{min: 2, max: 6, cooldown: 20m, batch: scale, default: yes}")
+    site.submit("-p", "V100", "--resizable", "--sizes", "2,4", "--cooldown", "1m", "--batch", "fixed", "--", "r")
+    elastic = site.only_submit().spec.elastic
+    assert elastic is not None
+    assert (elastic.sizes, elastic.cooldown_s, elastic.batch) == ((2, 4), 60, "fixed")
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes", "base"),
+    [
+        (("--gpus", "4"), (2, 3, 4, 5, 6), 4),
+        (("--gpus", "2-4"), (2, 3, 4), 2),
+        (("--gpus", "4", "--no-resizable"), None, 4),
+        (("--gpus", "8"), None, 8),
+        (("--gpus", "4", "-N", "2"), None, 4),
+        (("-F", "s-V100"), None, 2),
+        (("--cpus", "4"), None, 0),
+    ],
+)
+def test_a_partition_may_make_jobs_resizable(
+    site: Site, options: tuple[str, ...], sizes: tuple[int, ...] | None, base: int
+) -> None:
+    with_rules(site, "{min: 2, max: 6, default: yes}")
+    site.submit("-p", "V100", *options, "--", "r")
+    spec = site.only_submit().spec
+    assert spec.gpus == base
+    assert (spec.elastic and spec.elastic.sizes) == sizes
+
+
+def test_sizes_that_a_partition_fills_in_are_those_its_nodes_can_give(site: Site) -> None:
+    with_rules(site, "{max: 16}")
+    site.submit("-p", "V100", "--resizable", "--", "r")
+    elastic = site.only_submit().spec.elastic
+    assert elastic is not None
+    assert elastic.sizes == (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
+
+
+def test_a_partition_refuses_sizes_out_of_its_bounds(site: Site) -> None:
+    with_rules(site, "{min: 2, max: 6}")
+    for gpus, found in (("1-4", 1), ("2-8", 7)):
+        done = site.call("submit", "-p", "V100", "--resizable", "--gpus", gpus, "--", "r")
+        assert done.code == 2
+        assert (
+            f"--resizable: partition V100 resizes jobs to 2 to 6 GPUs, not to {found}; its bounds stand in" in done.err
+        )
+
+
+def test_jobs_in_the_queue_keep_to_bounds_that_come_later(site: Site) -> None:
+    with_rules(site, "{}")
+    some = site.submit("-p", "V100", "--resizable", "--gpus", "1-8", "--", "r")
+    none = site.submit("-p", "V100", "--resizable", "--gpus", "7-8", "--", "r")
+    site.fold()
+    site.inventory.write_text(site.inventory.read_text().replace("resizable: {}", "resizable: {min: 2, max: 6}"))
+    inventory = load_inventory(site.inventory)
+    store = Store.create_or_open(site.state)
+    specs = {job.id: job.spec for job in snapshot_of_store(store, inventory, {}, 0.0).pending}
+    kept = store.job(some)
+    store.close()
+    assert specs[some].elastic is not None
+    assert specs[some].elastic.sizes == (2, 3, 4, 5, 6)
+    assert (specs[none].elastic, specs[none].gpus) == (None, 7)
+    assert kept is not None
+    assert kept.spec.elastic is not None
+    assert kept.spec.elastic.sizes == tuple(range(1, 9)), "other bounds may come"
+
+
+class Elastics(Cluster):
+    """Two nodes of eight GPUs whose policy chooses sizes; on them jobs that said that they may be resized."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        text = site.inventory.read_text().replace("tick: 5s", "tick: 5s, job_dirs: /shared/jobs")
+        site.inventory.write_text(text.replace("policy: easy", "policy: elastic"))
+
+    def asks(self, *sizes: int) -> tuple[str, ...]:
+        menu = ",".join(map(str, sizes))
+        return ("-p", "A100", "-t", "10h", "--resizable", "--sizes", menu, "--base", str(sizes[-1]), "--", "x")
+
+    def queue(self, *sizes: int) -> str:
+        job = self.site.submit(*self.asks(*sizes))
+        self.site.fold()
+        return job
+
+    def runs(self, job: str, node: str, gpus: int, ran_s: float = 3600.0) -> None:
+        spec = self.site.change(job).spec.at_size(gpus, 1)
+        part = NodeAllocation(
+            rank=0, node=node, gpus=tuple(range(gpus)), cores=spec.cores_per_node, memory_mib=spec.memory_mib_per_node
+        )
+        began, place = time.time() - ran_s, Allocation(job, (part,))
+        self.site.change(job, state=JobState.RUNNING, spec=spec, start_time=began, attempt=1, allocation=place)
+
+
+@pytest.fixture
+def elastics(site: Site) -> Elastics:
+    return Elastics(site)
+
+
+def plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_one_that_waits_is_told_what_its_policy_would_give_it(elastics: Elastics) -> None:
+    site, job = elastics.site, elastics.queue(2, 4, 8, 16)
+    says = "there is room for 2, 4, 8, 16 GPUs; elastic would start it with 16"
+    assert f"sizes: {says}" in plain(site.call("why", job).ok().out)
+    assert f"sizes: 2,4,8,16 GPUs; {says}" in plain(site.call("show", job).ok().out)
+    assert site.call("show", "--json", job).ok().json["sizes_now"] == {
+        "fits": [2, 4, 8, 16], "least": 2, "given": 16, "shrinks": [], "message": says,
+    }  # fmt: skip
+    again = site.call("submit", "--dry-run", *elastics.asks(2, 4)).ok().out
+    assert "sizes: there is room for 2, 4 GPUs; elastic would start it with 4" in again, "they share"
+    rigid = elastics.wait(1)
+    assert site.call("why", "--json", rigid).ok().json["sizes_now"] is None
+
+
+def test_it_is_told_who_shrinks_for_it(elastics: Elastics) -> None:
+    site = elastics.site
+    first, second = elastics.queue(6, 8), elastics.queue(4, 8)
+    elastics.runs(first, "a1", 8)
+    elastics.runs(second, "a2", 8)
+    job = elastics.queue(4, 8)
+    answer = site.call("why", "--json", job).ok().json
+    says = (
+        "there is room for none of 4, 8 GPUs; elastic would give it 4 GPUs, for which others shrink first: "
+        f"job {second} from 8 to 4"
+    )
+    assert answer["sizes_now"] == {
+        "fits": [], "least": 4, "given": 4, "shrinks": [{"id": second, "from": 8, "to": 4}], "message": says,
+    }  # fmt: skip
+    assert answer["message"].startswith("waits for 4 GPUs on one node"), "its least size, not its base"
+    assert plain(f"sizes: {says}") in plain(site.call("why", job).ok().out)
+
+
+def test_it_is_told_what_it_waits_for_where_nobody_shrinks(elastics: Elastics) -> None:
+    site = elastics.site
+    first, second = elastics.queue(4, 8), elastics.queue(8)
+    elastics.runs(second, "a2", 8)
+    elastics.runs(first, "a1", 8, ran_s=10.0)  # less than the least time between two stops
+    job = elastics.queue(4, 8)
+    says = (
+        "there is room for none of 4, 8 GPUs; it waits for 4 GPUs, its least size, and nobody can be made to shrink now"
+    )
+    assert site.call("why", "--json", job).ok().json["sizes_now"]["message"] == says
+    elastics.runs(first, "a1", 8, ran_s=36000.0 - 5.0)  # its limit is near, and it costs 30 s to stop it
+    costs = Resizes(count=1, costs_s=30.0, measured=1)
+    site.change(first, resizes=costs)
+    assert site.call("why", "--json", job).ok().json["sizes_now"]["message"] == (
+        "there is room for none of 4, 8 GPUs; it waits for 4 GPUs, its least size; who could shrink "
+        f"(job {first} from 8 to 4) is not stopped for it now"
+    )
+
+
+def test_where_an_agent_chooses_it_is_told_what_the_agent_would_give(
+    elastics: Elastics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, job = elastics.site, elastics.queue(2, 4, 8, 16)
+    live = SimpleNamespace(prepare=lambda model: model.arrays["sizes"], choose_sizes=lambda weights, question: weights)
+    monkeypatch.setitem(AGENTS, "chooses", AgentTraits(sizes=True))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "gpusched.agents.chooses.live", live)  # type: ignore[arg-type]
+    (tmp_path / "policies").mkdir(exist_ok=True)
+    (tmp_path / "policies" / "mine.yaml").write_text("agent: chooses\nfallback: elastic\n")
+    site.inventory.write_text(site.inventory.read_text().replace("policy: elastic", "policy: mine"))
+    room = "there is room for 2, 4, 8, 16 GPUs;"
+
+    def message() -> str:
+        return str(site.call("why", "--json", job).ok().json["sizes_now"]["message"])
+
+    assert message() == f"{room} elastic would start it with 16", "there are no weights"
+    weights = tmp_path / "policies" / "mine" / "default.safetensors"
+    weights.parent.mkdir()
+    save_model(weights, "chooses", {"sizes": np.array([4])})
+    assert message() == f"{room} mine would start it with 4"
+    save_model(weights, "chooses", {"sizes": np.array([3])})
+    assert message() == f"{room} elastic would start it with 16", "3 is none of its sizes"

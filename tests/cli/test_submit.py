@@ -116,6 +116,70 @@ def test_whether_it_may_be_stopped_is_said_by_the_job_else_by_its_partition(
     assert site.only_submit().spec.preemptible is expected
 
 
+PLACEMENT = [  # options; max_spread, max_nodes, placement_wait_s, exclusive; nodes and GPUs of each
+    (("--gpus", "12"), ("", None, None, False, 2, 6)),
+    (("--gpus", "12", "--max-spread", "any"), ("any", 2, None, False, 2, 6)),
+    (("--gpus", "12", "-N", "2", "--max-spread", "rack"), ("rack", None, None, False, 2, 6)),
+    (("--gpus", "1", "--max-spread", "any"), ("any", None, None, False, 1, 1)),
+    (("--gpus", "8", "--max-spread", "server", "--wait-for-placement", "2h"), ("server", None, 7200, False, 1, 8)),
+    (("--gpus", "2", "--wait-for-placement", "0"), ("", None, 0, False, 1, 2)),
+    (("--exclusive",), ("", None, None, True, 1, 8)),
+    (("--exclusive", "-N", "2"), ("", None, None, True, 2, 8)),
+    (("--exclusive", "--gpus", "9"), None),
+    (("--exclusive", "--gpus", "10"), ("", None, None, True, 2, 8)),
+]
+
+
+def placed(spec: JobSpec) -> tuple[object, ...]:
+    own = (spec.max_spread, spec.max_nodes, spec.placement_wait_s, spec.exclusive)
+    return (*own, spec.nodes, spec.gpus_per_node)
+
+
+@pytest.mark.parametrize(("options", "expected"), PLACEMENT)
+def test_how_far_apart(site: Site, options: tuple[str, ...], expected: tuple[object, ...] | None) -> None:
+    done = site.call("submit", "-p", "A100", "--image", "x", *options, "--", "run")
+    if expected is None:
+        assert "fit on no number of equal nodes" in done.err
+        return
+    spec = site.only_submit().spec
+    assert placed(spec) == expected
+    assert not spec.exclusive or (spec.cores_per_node, spec.memory_mib_per_node) == (256, 1024 << 10)
+
+
+def test_how_far_apart_by_the_partition(site: Site) -> None:
+    text = site.inventory.read_text()
+    site.inventory.write_text(text.replace("  A100:\n", "  A100:\n    placement: {max_spread: rack, wait: 1h}\n"))
+    asked = ("-p", "A100", "--image", "x", "--gpus", "12")
+    site.submit(*asked, "--", "run")
+    site.submit(*asked, "--max-spread", "any", "--wait-for-placement", "2h", "--", "run")
+    first, second = (command.spec for command in site.commands() if isinstance(command, Submit))
+    assert placed(first) == ("rack", None, 3600, False, 2, 6), "never over more nodes unless the job says so"
+    assert placed(second) == ("any", 2, 7200, False, 2, 6)
+    with site.inventory.open("a") as file:
+        file.write("topology: {r1: {nodes: dgx-a100-1}, r2: {nodes: dgx-a100-2}}\n")
+    done = site.call("submit", *asked, "--", "run")
+    assert done.code == 2
+    assert "no rack has 2 nodes of partition A100 that are large enough (at most 1)" in done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--gpus", "12", "--max-spread", "server"), "--max-spread server: the job needs 2 nodes of partition A100"),
+        (("--gpus", "2", "--max-spread", "town"), "--max-spread: found 'town', expected server, rack or any"),
+        (("--gpus", "2", "--wait-for-placement", "soon"), "--wait-for-placement: found 'soon', expected a time"),
+        (("--exclusive", "-N", "9"), "has no 9 nodes of one size"),
+        (("--exclusive", "-F", "s-A100"), "--exclusive whole ones; use one of the two"),
+        (("--exclusive", "--resizable", "--gpus", "2-4"), "--exclusive has no place with --resizable"),
+        (("--max-spread", "any", "--resizable", "--gpus", "2-4"), "--max-spread has no place with --resizable"),
+    ],
+)
+def test_what_no_placement_can_be(site: Site, options: tuple[str, ...], error: str) -> None:
+    done = site.call("submit", "-p", "A100", "--image", "x", *options, "--", "run")
+    assert (done.code, site.commands()) == (2, [])
+    assert error in done.err
+
+
 def test_mounts_mean_nothing_without_containers(site: Site) -> None:
     done = site.call("submit", "-p", "bare", "--gpus", "1", "--mount", "/data", "--", "run")
     assert done.code == 2

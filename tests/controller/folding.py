@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,6 +23,14 @@ from tests.controller.imagined import inventory
 
 ME, ALICE, BOB, ADMIN = os.getuid(), 12301, 12302, 12303
 NOW = 1_800_000_000.0
+
+
+_COUNT = itertools.count()
+
+
+def fresh_id(now: float) -> str:
+    """A job id that no other job of the test has: two that are minted in one millisecond may be the same."""
+    return ids.mint(now)[:8] + f"{next(_COUNT) % 1000:03d}"
 
 
 def spec(**changes: Any) -> JobSpec:
@@ -70,7 +79,7 @@ class Desk:
 
     def submit(self, uid: int = ME, **changes: Any) -> str:
         more = {k: changes.pop(k) for k in ("array", "max_running", "secrets") if k in changes}
-        job_id = ids.mint(self.now)
+        job_id = fresh_id(self.now)
         refused = self.say(Submit(time=self.now, id=job_id, spec=spec(**changes), **more), uid)
         assert not refused, refused
         return job_id

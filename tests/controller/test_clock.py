@@ -14,14 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpusched.controller.cycle import Cycle
-from gpusched.model import ids
 from gpusched.model.commands import Submit
 from gpusched.model.jobs import Ending, Job, JobState, Preemptions, Resizes, ResizeTo
 from gpusched.model.readings import NodeReading
 from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock, now_by, shift_times
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import NodeRecord, RankRecord, Run, Store
-from tests.controller.folding import spec
+from tests.controller.folding import fresh_id, spec
 from tests.controller.imagined import Host, ImaginedCluster, World, inventory
 from tests.controller.test_crash_orders import POLICIES
 
@@ -65,7 +64,7 @@ class Site:
         self._begin()
 
     def submit(self) -> str:
-        command = Submit(time=self.wall(), id=ids.mint(self.wall()), spec=spec(time_limit_s=LIMIT_S))
+        command = Submit(time=self.wall(), id=fresh_id(self.wall()), spec=spec(time_limit_s=LIMIT_S))
         self.inbox.deliver(command)
         return command.id
 

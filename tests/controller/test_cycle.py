@@ -12,7 +12,6 @@ from gpusched.cluster.base import Operation, Outcome
 from gpusched.config.paths import log_path
 from gpusched.controller.cycle import Cycle, share_of
 from gpusched.controller.outputs import LONGEST_PAUSE_S, MAX_FAILURES, readers_of
-from gpusched.model import ids
 from gpusched.model.commands import Cancel, Submit
 from gpusched.model.events import Event
 from gpusched.model.jobs import ENDED, Job, JobState, container_name
@@ -22,7 +21,7 @@ from gpusched.model.resources import Inventory, Partition
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.queue.store import Store
-from tests.controller.folding import spec
+from tests.controller.folding import fresh_id, spec
 from tests.controller.imagined import Host, ImaginedCluster, World, inventory, without
 from tests.controller.test_crash_orders import POLICIES
 
@@ -60,7 +59,7 @@ class Site:
             self.cluster.deliver(lambda _: "ok")
 
     def submit(self, **more: object) -> str:
-        command = Submit(time=self.world.now, id=ids.mint(self.world.now), spec=spec())
+        command = Submit(time=self.world.now, id=fresh_id(self.world.now), spec=spec())
         self.inbox.deliver(msgspec.structs.replace(command, **more))
         return command.id
 

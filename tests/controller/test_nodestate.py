@@ -9,7 +9,7 @@ import pytest
 
 from gpusched.cluster.base import Observation
 from gpusched.controller.nodestate import attended, is_dead, is_forgotten, record_of_unknown, update_record
-from gpusched.model.readings import Gpu, NodeReading, NodeState, ProbeFailure
+from gpusched.model.readings import Gpu, Nic, NodeReading, NodeState, ProbeFailure, Wiring
 from gpusched.model.resources import Settings
 from gpusched.queue.store import NodeRecord
 from tests.controller.imagined import GPUS, inventory
@@ -159,6 +159,15 @@ def test_links_are_kept_where_a_reading_has_none() -> None:
     seen, _ = update(SEEN, reading(gpus=gpus))
     assert seen.links == {0: {1: 5}}
     assert (seen.last_seen, update(seen, reading())[0].links) == (NOW, {0: {1: 5}})
+
+
+def test_wiring_is_kept_where_a_reading_has_none() -> None:
+    wiring = Wiring(nics=(Nic(name="mlx5_0", kind="infiniband"),))
+    seen, _ = update(SEEN, reading(wiring=wiring))
+    assert seen.wiring == update(seen, reading())[0].wiring == wiring
+    assert seen.reading is not None
+    assert seen.reading.wiring is None  # it is stored once
+    assert update(seen, reading(wiring=Wiring()))[0].wiring == Wiring()
 
 
 def test_nodes_that_left_stand_apart_while_something_is_on_them() -> None:

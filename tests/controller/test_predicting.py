@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -157,3 +158,15 @@ def test_a_long_queue_is_left_alone(
     monkeypatch.setattr(predicting, "_MOST_JOBS", most)
     StartPredictor(site.store).step(inventory(), site.world.now, budget_s=60.0)
     assert len(batches) == asked
+
+
+def test_who_compiles_for_it_ends_with_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predicting, "kept_on_disk", lambda _: False)
+    monkeypatch.setattr(predicting, "run_forward", SimpleNamespace(signatures=[]))
+    teller = StartPredictor(site.store)
+    teller.step(inventory(), site.world.now)
+    compiler = teller._compiler
+    assert compiler is not None
+    assert compiler.returncode is None
+    teller.close()
+    assert compiler.returncode is not None

@@ -124,6 +124,17 @@ def test_trouble_is_told_of_until_it_is_over(store: Store) -> None:
         assert store.progress_of_unended()["j"][-1].trouble == (error or "")
 
 
+def test_the_last_words_of_a_job_that_has_just_ended_go_on_with_its_earlier_ones(store: Store) -> None:
+    for step, now in ((5, 50.0), (25, 60.0)):
+        ended = {"state": JobState.COMPLETED, "end_time": now} if now == 60.0 else {}
+        store.put_jobs([msgspec.structs.replace(_job(), **ended)])
+        said = ProgressReading(step=step, age_s=0)
+        note_progress(store, [_job()], _seen("n0", "gpusched-j-1-0", now, progress=said))
+    (found,) = store.progress_of_job("j")
+    assert (found.first_step, found.step, found.steps_per_s) == (5, 25, 2.0)
+    assert store.progress_of_unended() == {}
+
+
 def test_the_store_moves_with_the_clock(store: Store) -> None:
     store.put_jobs([_job()])
     store.put_progress([msgspec.structs.replace(told((1, 10), (2, 20)), saved_at=5.0)])

@@ -71,8 +71,9 @@ def test_one_that_saved_is_killed_at_once_and_one_that_did_not_when_the_grace_is
 def test_once_gone_it_waits_for_its_start_at_the_other_size() -> None:
     step = step_of(asked(), says("exited", exit_code=3, finished_at=NOW - 1, **saved(2.0)), signalled="TERM")
     assert (step.job.state, step.job.allocation, step.job.ending) == (JobState.PENDING, None, None)
-    assert step.job.resizes == Resizes(count=1, times=(ASKED,), before=1, resume_at=2)
+    assert step.job.resizes == Resizes(count=1, times=(ASKED,), before=1, resume_at=2, had_s=99.0)
     assert step.ended_attempt is not None
+    assert step.worked_until == ASKED, "saving is no work"
 
 
 @pytest.mark.parametrize(("kept", "lost"), [({}, 99.0), (saved(40.0), 39.0)])
@@ -80,6 +81,7 @@ def test_what_was_not_saved_is_counted_and_it_is_not_resized_again(kept: dict[st
     step = step_of(asked(), says("exited", exit_code=0, finished_at=NOW - 1, **kept), signalled="TERM")
     assert step.job.resizes is not None
     assert (step.job.resizes.frozen, step.job.resizes.lost_s, step.job.resizes.resume_at) == (NOT_SAVED, lost, 2)
+    assert step.worked_until == NOW - 1 - lost
 
 
 def test_a_node_that_died_is_not_the_jobs_fault() -> None:
@@ -138,6 +140,7 @@ def test_without_a_step_within_the_timeout_it_goes_back_once() -> None:
     gone = reconcile_job(step.job, ranks(signalled="TERM"), world(says("exited", exit_code=0, finished_at=NOW)))
     assert gone.job.resizes is not None
     assert (gone.job.state, gone.job.resizes.frozen, gone.job.resizes.resume_at) == (JobState.PENDING, "", 2)
+    assert gone.worked_until == NOW - 100, "it did nothing there"
 
 
 def test_one_that_fails_before_its_first_step_goes_back_and_one_after_it_has_failed() -> None:
@@ -172,3 +175,23 @@ def test_a_start_and_an_end_in_one_look_leave_both_marks() -> None:
     assert step.began is not None
     assert step.began.allocation is not None
     assert step.ended_attempt is not None
+
+
+def test_its_time_limit_bounds_what_it_runs_at_all_sizes_together() -> None:
+    def ran(had_s: float, limit_s: int) -> Job:
+        found = msgspec.structs.replace(spec(time_limit_s=limit_s), elastic=SIZES)
+        return elastic(JobState.RUNNING, spec=found, resizes=Resizes(count=1, had_s=had_s))
+
+    assert step_of(ran(500.0, 601), says("running")).job.state is JobState.RUNNING
+    step = step_of(ran(500.0, 600), says("running"))
+    assert (step.job.state, step.job.reason) == (JobState.COMPLETING, "TimeLimit")
+    assert ran(500.0, 601).limit_s == 101.0
+    warned = msgspec.structs.replace(ran(500.0, 610).spec, signal_before_s=10, signal="USR1")
+    soon = step_of(msgspec.structs.replace(ran(500.0, 610), spec=warned), says("running"))
+    assert verbs(soon) == [("signal", 0, "USR1")]
+
+
+def test_a_start_that_is_no_resize_has_the_whole_limit() -> None:
+    running = elastic(JobState.RUNNING, resizes=Resizes(count=1, had_s=500.0))
+    gone = reconcile_job(reconcile_job(running, ranks(), world(says(None))).job, ranks(gone=True), world())
+    assert (gone.job.state, gone.job.resizes) == (JobState.PENDING, Resizes(count=1))

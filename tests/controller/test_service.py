@@ -104,6 +104,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installati
     yield site
     monkeypatch.undo()
     for service in site.services:
+        if service._predictor is not None:
+            service._predictor.close()
         service.store.close()
 
 
@@ -253,11 +255,14 @@ def test_a_prediction_that_fails_stops_nothing_but_itself(site: Installation) ->
             self.calls += 1
             raise ZeroDivisionError("oh")
 
+        def close(self) -> None:
+            self.calls += 100
+
     broken = Broken()
     service._predictor = broken  # type: ignore[assignment]
     service.predict_starts()
     service.predict_starts()
-    assert broken.calls == 1
+    assert broken.calls == 101, "asked once, and closed"
     assert site.said[-1] == "no more starts are predicted until the next start: ZeroDivisionError: oh"
     assert site.kinds()[-1] == "foretelling_failed"
 

@@ -27,9 +27,19 @@ from gpusched.doctor.findings import Finding
 from gpusched.model.events import Event
 from gpusched.model.jobs import ACTIVE, ENDED, Allocation, Elastic, Job, JobSpec, JobState, NodeAllocation
 from gpusched.model.plan import ReasonCode
-from gpusched.model.readings import GpuProcess, GpuState, NodeState
-from gpusched.model.reports import FlavorRow, GpuRow, HeldIdle, NodeRow, PowerReport, PowerRow
-from gpusched.model.resources import Inventory, LogSettings, Node, Partition, RuntimeName, Settings
+from gpusched.model.readings import GpuProcess, GpuState, Nic, NodeState
+from gpusched.model.reports import (
+    FlavorRow,
+    GpuRow,
+    HeldIdle,
+    NodeRow,
+    PowerReport,
+    PowerRow,
+    TopologyReport,
+    WiredNode,
+)
+from gpusched.model.resources import Inventory, LogSettings, Node, Partition, ResizeRules, RuntimeName, Settings
+from gpusched.model.topology import Switch
 from gpusched.nightly.proof import Verdict
 from gpusched.queue.lifecycle import TRANSITIONS
 from gpusched.queue.promotions import Shadow
@@ -183,6 +193,16 @@ def _partition() -> str:
     return _keys(inventory_fields.PARTITION, words.PARTITION, {"policy": code("fifo")})
 
 
+def _resizable() -> str:
+    plain = ResizeRules()
+    defaults = {key: _default(getattr(plain, field), field) for key, (field, _) in inventory_fields.RESIZABLE.items()}
+    return _keys(inventory_fields.RESIZABLE, words.RESIZABLE, defaults)
+
+
+def _placement() -> str:
+    return _keys(inventory_fields.PLACEMENT, words.PLACEMENT, {})
+
+
 def _node() -> str:
     defaults = {"transport": code("ssh"), "simulated_gpus": code("false")}
     return _keys(inventory_fields.NODE, words.NODE, defaults)
@@ -256,6 +276,10 @@ def _exit_codes() -> str:
     return table(("the job ended", "exit code"), rows)
 
 
+def _switch() -> str:
+    return _keys(inventory_fields.SWITCH, words.SWITCH, {})
+
+
 # -- JSON
 
 
@@ -291,6 +315,10 @@ def json_keys() -> dict[str, list[str]]:
         "nodes": list(nodes_json([_sample_node()])[0]),
         "gpus": list(GpuRow.__struct_fields__),
         "processes": list(GpuProcess.__struct_fields__),
+        "topology": list(TopologyReport.__struct_fields__),
+        "switch": list(Switch.__struct_fields__),
+        "wired-node": list(WiredNode.__struct_fields__),
+        "nic": list(Nic.__struct_fields__),
         "flavors": list(FlavorRow.__struct_fields__),
         "power": list(power_json(_sample_report())),
         "power-row": list(PowerRow.__struct_fields__),
@@ -379,8 +407,11 @@ PARTS: dict[str, Callable[[], str]] = {
     "settings": _settings,
     "logs": _logs,
     "partition": _partition,
+    "placement": _placement,
+    "resizable": _resizable,
     "node": _node,
     "flavor": _flavor,
+    "switch": _switch,
     "twins": _twins,
     "policies": _policies,
     "job-states": _job_states,

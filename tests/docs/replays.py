@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from gpusched.agents.dl2.reproduce import Row as Dl2Row
+from gpusched.agents.maifs.reproduce import Row as MaifsRow
 from gpusched.agents.predictor.request import Told, TraceTold
 from gpusched.agents.predictor.train import Evaluation, Judged, Trained
 from gpusched.agents.rltune.reproduce import Line
+from gpusched.agents.topology.reproduce import Row as TopologyRow
 from gpusched.nightly.replays import Report, Verdict
 from gpusched.nightly.scoring import Score
 from gpusched.promotion.registry import Judged as JudgedPolicy
@@ -42,6 +44,8 @@ def json_keys() -> dict[str, list[str]]:
         "predict-estimate": list(Judged.__struct_fields__),
         "reproduce-rltune": list(Line.__struct_fields__),
         "reproduce-dl2": list(Dl2Row.__struct_fields__),
+        "reproduce-maifs": list(MaifsRow.__struct_fields__),
+        "reproduce-topology": list(TopologyRow.__struct_fields__),
     }
 
 
@@ -265,5 +269,33 @@ JSON: dict[str, dict[str, str]] = {
         "mean_jct_slots": "Mean JCT in slots of 20 minutes, from the beginning of the slot of arrival.",
         "makespan_slots": "Until the last job ended.",
         "bound_slots": "Mean JCT of jobs that are each alone on all nodes, at their best size.",
+    },
+    "reproduce-maifs": {
+        "trace": "Whose arrivals, durations and GPUs.",
+        "week": "Of the trace, counted from its first job.",
+        "load": "Offered: GPU-seconds as asked for, by those that there are in the week.",
+        "seed": "What the week was drawn with.",
+        "nodes": "How many.",
+        "groups": "Of nodes, that is agents.",
+        "jobs": "How many.",
+        "policy": "Who decided.",
+        "mean_jct_s": "Mean JCT in seconds.",
+        "makespan_s": "From the first arrival until the last job ended.",
+        "restarts": "How often a job that had run began again, elsewhere or at another size.",
+        "bound_s": "Mean JCT of jobs that are each alone on all nodes, at their best size within their bounds.",
+        "bound_makespan_s": "Until the last of these would have ended.",
+    },
+    "reproduce-topology": {
+        "topology": "The cluster: one of ours, or the name of the file.",
+        "load": "Offered: GPU-seconds of jobs alone where they are fastest, by those that there are while they come.",
+        "seed": "What the jobs were drawn with.",
+        "policy": "Who decided.",
+        "mean_jct_h": "Mean JCT in hours.",
+        "p99_jct_h": "The JCT that one job in a hundred exceeds.",
+        "mean_slowdown": "How many times longer jobs ran than alone where they are fastest; the mean over jobs.",
+        "combine": "`formula`; with `--table` how pairs combine: `product` or `sum`.",
+        "mix": "Of sizes: `philly-like`, `large`, `philly`; `table`: those of the table.",
+        "jobs": "How many.",
+        "knows": "What the policy is told of slowdown: `nothing`, or `the true model`.",
     },
 }

@@ -71,6 +71,8 @@ def test_every_agent_s_folder_offers_what_base_says(agent: str) -> None:
     table = (PACKAGE / "agents" / "base.py").read_text("utf-8").split("=\n")[2]
     rows = re.findall(r"^``(\w+)``\s+`\w+`: ([^`]+?)  ", table, re.MULTILINE)
     assert [module for module, _ in rows] == ["live", "replay", "train", "describe"]
+    if AGENTS[agent].sizes:
+        rows = [("live", "prepare, choose_sizes"), *rows[2:]]
     for module, offers in rows:
         part = importlib.import_module(f"gpusched.agents.{agent}.{module}")
         for name in re.findall(r"[a-z]\w+", offers):

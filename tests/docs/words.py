@@ -24,6 +24,7 @@ TWINS = {
     "power_price_per_kwh": "power_price",
     "memory_mib": "memory",
     "rated_power_w": "rated_power",
+    "uplink_gbps": "uplink",
 }
 
 SETTINGS = {
@@ -97,8 +98,25 @@ PARTITION = {
         "`true` or `false`",
         "Whether jobs that say neither `--preemptible` nor `--no-preemptible` may be stopped for others.",
     ),
+    "placement": ("mapping", "How far apart the nodes of jobs may be that do not say; see below."),
+    "resizable": ("mapping", "Bounds and defaults of resizable jobs; see below."),
     "image": ("image", "For jobs that name none."),
     "max_time": (LIMIT, "The longest time limit. Without it the longest flavor's."),
+}
+PLACEMENT = {
+    "max_spread": ("`rack` or `any`", "Of jobs that name no `--max-spread`; it never spreads them over more nodes."),
+    "wait": (DURATION, "Of jobs that name no `--wait-for-placement`. Without it the policy's `place_wait`."),
+}
+RESIZABLE = {
+    "min": ("number of GPUs", "A job that asks to go below is refused."),
+    "max": ("number of GPUs", "A job that asks to go above is refused. Without it only its largest flavor bounds it."),
+    "cooldown": (DURATION, "Of jobs that name no `--cooldown`: not resized before they have run so long."),
+    "batch": ("`fixed` or `scale`", "Of jobs that name no `--batch`."),
+    "default": (
+        "`true` or `false`",
+        "Whether jobs that say neither `--resizable` nor `--no-resizable` are resizable, by the GPUs of these bounds: "
+        "those with `--gpus`, and without `--flavor`, `--nodes` and `--gpus-per-node`.",
+    ),
 }
 NODE = {
     "name": ("name or range", "Required in a node's mapping."),
@@ -125,6 +143,17 @@ FLAVOR = {
     "cores": ("number", "Required. CPU cores of the whole job."),
     "memory": (MEMORY, "Required. Memory of the whole job."),
     "time": (LIMIT, "Required. The default and the longest time limit."),
+}
+SWITCH = {
+    "nodes": (
+        "list of names and ranges, or a text such as `dgx[1-4],dgx7`",
+        "The nodes on it, each on one switch. Those on switches below are not named again.",
+    ),
+    "uplink": (
+        "rate in bits: `100G`, `4x100G`, `1.6T`, `400Gb/s`",
+        "Its way up, all links together, one direction. Without it never the narrowest part.",
+    ),
+    "parent": ("name", "The switch above. One without an entry of its own has nothing above it."),
 }
 
 JOB_STATES = {
@@ -251,10 +280,16 @@ _JOB = {
     ),
     "fallback": "While it waits: why the fallback of its partition's agent decides, or null.",
 }
+_SIZES_NOW = (
+    "Of a resizable job that waits where the policy chooses sizes: `fits` (sizes for which there is room), `least` (it "
+    "waits for that), `given` (what the policy would start it with, or null), `shrinks` (who shrinks first: `id`, "
+    "`from`, `to`), `message`; else null."
+)
 JSON: dict[str, dict[str, str]] = {
     "status": _JOB,
     "show": {
         "spec": "The request; see below.",
+        "sizes_now": _SIZES_NOW,
         "speeds": "GPUs of the whole job -> steps a second, as it told at these sizes.",
         "allocation": "One object per rank: rank, node, gpus (NVML indices), cores, memory_mib.",
         "excluded_nodes": "Nodes on which earlier attempts failed through the node's fault.",
@@ -306,8 +341,13 @@ JSON: dict[str, dict[str, str]] = {
         "gpu_types": "Only on GPUs of these types.",
         "elastic": (
             "Of a resizable job: `sizes` (GPUs that it may have), `base_gpus`, `base_cores`, `base_memory_mib`, "
-            "`batch`, `cooldown_s`; else null. The resources above are those of its present size."
+            "`cores` and `memory_mib` (the least and the most, or null: they go with the GPUs), `batch`, `cooldown_s`; "
+            "else null. The resources above are those of its present size."
         ),
+        "max_spread": "`server`, `rack`: all its nodes in one; `any`, or empty: anywhere.",
+        "max_nodes": "Its GPUs may be spread in equal parts over up to so many nodes; null: exactly `nodes`.",
+        "placement_wait_s": "Seconds that it waits for the fewest nodes, in one rack; null: as its policy says.",
+        "exclusive": "Whether it has asked for whole nodes.",
         "comment": "Text.",
     },
     "why": {
@@ -325,6 +365,7 @@ JSON: dict[str, dict[str, str]] = {
         "warning": "Why nothing moves at all (the controller is not running), or null.",
         "fallback": "Why the fallback of its partition's agent decides, or null.",
         "stopped": "How often a policy stopped it for other jobs, when last, and for which, or null.",
+        "sizes_now": _SIZES_NOW,
         "job": "The job, with the keys of `status`.",
     },
     "dry-run": {
@@ -374,6 +415,40 @@ JSON: dict[str, dict[str, str]] = {
         "ecc_errors": "Volatile uncorrected errors, or null.",
         "mig_mode": "Bool, or null.",
         "processes": "One object per process; see below.",
+    },
+    "topology": {
+        "source": "`declared`, `discovered` (LLDP, NVLink domains) or `none`.",
+        "switches": "Those above before those below; see below. Where nodes were named, those that lead to them.",
+        "nodes": "One object per node; see below.",
+    },
+    "switch": {
+        "name": "Its name.",
+        "nodes": "The nodes on it, without those on switches below it.",
+        "uplink_gbps": "Gbit/s of its way up, all links together, one direction; null where not known.",
+        "parent": "The switch above, or null.",
+    },
+    "wired-node": {
+        "name": "Its name.",
+        "partition": "Its partition.",
+        "switch": "The one it hangs on, or null.",
+        "gpus_total": "GPUs declared.",
+        "read": "Whether what follows was ever read.",
+        "islands": "Lists of GPUs that NVLink connects.",
+        "domains": "NVLink domains of its GPUs, which may span nodes: NVML's clusterUuid.cliqueId.",
+        "fabric_gbps": "Gbit/s of all NICs for jobs on several nodes (RDMA, else the fastest); null where not known.",
+        "gpus": "Per GPU index, pci_path (from the root to it), numa and domain; null where not known.",
+        "nics": "One object per port of a network card; see below.",
+    },
+    "nic": {
+        "name": "`mlx5_0`, `mlx5_0/2` (a second port), or `eth0` where there is no RDMA device.",
+        "kind": "`infiniband`, `roce`, `rdma` (another one) or `ethernet`.",
+        "interface": "Its network interface, or null.",
+        "up": "Whether there is a link; null where not known.",
+        "rate_gbps": "Gbit/s, one direction; null where not known, or without a link.",
+        "pci_path": "PCI addresses from the root to it.",
+        "numa": "The NUMA node that is nearest, or null.",
+        "switch": "The neighbour that LLDP tells of, or null.",
+        "switch_port": "Its port there, or null.",
     },
     "processes": {
         "pid": "As the node counts.",
@@ -475,6 +550,7 @@ JSON: dict[str, dict[str, str]] = {
         "order": "Its stage.",
         "place": "Its stage.",
         "backfill": "Its stage.",
+        "sizes": "How GPUs are given to resizable jobs: `base` (as submitted) or a rule; with an agent its fallback's.",
         "fallback": "Name of the policy that decides when its agent cannot, or null.",
         "budget_s": "Seconds one decision of its agent may take, or null.",
         "live": "Partitions in which exactly this version is in charge.",

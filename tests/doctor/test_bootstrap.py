@@ -7,8 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpusched.bootstrap import Discovered, NotDiscovered, inventory_text, parse_hosts, write_inventory
+from gpusched.bootstrap import Discovered, NotDiscovered, inventory_text, names_here, parse_hosts, write_inventory
 from gpusched.bootstrap.discover import Host, choose_runtime, describe, gpu_type, rated_power
+from gpusched.config.fabric import import_topology
 from gpusched.config.fields import is_name
 from gpusched.config.inventory import load_inventory
 from gpusched.errors import GpuschedError, UsageError
@@ -28,6 +29,26 @@ def server(name: str, **values: object) -> Discovered:
         "rated_power_w": 6500.0,
     }
     return Discovered(host=Host(name, name), name=name, **{**defaults, **values})  # type: ignore[arg-type]
+
+
+def test_an_imported_topology_is_written_with_our_names(tmp_path) -> None:
+    conf = tmp_path / "topology.conf"
+    conf.write_text(
+        "SwitchName=leaf1 Nodes=gpu01.cluster,gpu02,login LinkSpeed=400G\nSwitchName=leaf2 Nodes=10.0.0.3\n"
+        "SwitchName=top Switches=leaf[1-2]\n"
+    )
+    hosts = [server("gpu01"), server("gpu02"), server("gpu03")]
+    hosts[1] = msgspec.structs.replace(hosts[1], host=Host("gpu02.site", "gpu02.site"))
+    hosts[2] = msgspec.structs.replace(hosts[2], host=Host("10.0.0.3", "10.0.0.3"))
+    text = inventory_text(hosts, topology=import_topology(conf, names_here(hosts)))
+    assert text.endswith(
+        "\ntopology:\n  top: {}\n"
+        '  leaf1: {nodes: "gpu[01-02]", uplink: 400G, parent: top}\n  leaf2: {nodes: gpu03, parent: top}\n'
+    )
+    write_inventory(tmp_path / "inventory.yaml", text)
+    racks = load_inventory(tmp_path / "inventory.yaml").topology.racks()
+    assert racks == {"gpu01": "leaf1", "gpu02": "leaf1", "gpu03": "leaf2"}
+    assert "topology" not in inventory_text(hosts, topology=import_topology(conf, lambda name: None))
 
 
 @pytest.mark.parametrize(

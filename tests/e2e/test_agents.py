@@ -60,6 +60,7 @@ def trained(cluster: Cluster) -> Path:
 
 def test_shadow_promote_spoil_heal_and_roll_back(stopped: Cluster) -> None:
     cluster = stopped
+    cluster.write_inventory({"tick": "500ms"})  # some forty of them are waited for
     folder = cluster.folder / "policies"
     folder.mkdir()
     (folder / "gist.yaml").write_text(weights.YAML + weights.QUICK)

@@ -10,7 +10,7 @@ from tests.testbed import wait_until
 
 STEPS = (
     'cd "$GPUSCHED_JOB_DIR"; i=$(cat at 2>/dev/null || echo 0);'
-    ' while [ $i -lt 100000 ]; do i=$((i + 1)); echo $i >at;'
+    ' while [ $i -lt 100000 ]; do i=$((i + 1)); echo $i >a && mv a at;'
     ' echo "{\\"step\\": $i, \\"of\\": 100000, \\"samples_per_s\\": 12.5}" >p && mv p progress.json;'
     ' echo "{\\"step\\": $((i / 10 * 10)), \\"gpus\\": 8}" >s && mv s saved.json; sleep 0.05; done'
 )  # fmt: skip

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from gpusched.agents.dl2.decide import STEP
+from gpusched.agents.dl2.learn import nobody
+from gpusched.agents.dl2.weights import arrays_of
+from gpusched.config.weights import save_model
+from gpusched.model.jobs import ENDED
+from gpusched.traces.readers.history import trace_of
 from tests.e2e.conftest import Cluster
+from tests.e2e.decisions import RECORDER, agreement
 from tests.testbed import wait_until
 
 pytestmark = pytest.mark.slow
@@ -66,10 +75,10 @@ def test_it_starts_on_what_is_free_shrinks_for_others_and_grows_again(elastic: C
     wait_until(lambda: (elastic.json("show", job)["progress"] or {}).get("steps_per_s"), 30, "its pace")
     other = elastic.submit("--gpus", "8", command=("sleep", "2"))
     elastic.wait_state(other, "RUNNING", "COMPLETED", timeout=60)
-    wait_until(lambda: gpus(elastic, job) == 4, 60, "4 GPUs beside the others")
-    wait_until(lambda: gpus(elastic, job) == 8, 60, "8 GPUs again")
+    wait_until(lambda: [line[1] for line in story(share)] == [8, 4, 8], 60, "4 GPUs beside the others, and 8 again")
+    settled(elastic, job, 8)
     (share / "solid").write_text("")
-    wait_until(lambda: gpus(elastic, job) == 16, 60, "all there is")
+    settled(elastic, job, 16)
     told = story(share)
     assert [line[1] for line in told] == [8, 4, 8, 16], elastic.cli("show", job).stdout
     assert all(before[2] < after[2] for before, after in pairwise(told)), told
@@ -82,13 +91,60 @@ def test_it_starts_on_what_is_free_shrinks_for_others_and_grows_again(elastic: C
     elastic.wait_clean()
 
 
+@pytest.mark.one_partition
+def test_a_trained_agent_chooses_on_real_nodes(elastic: Cluster, share: Path) -> None:
+    """DL2's, with weights by which everybody takes what it gains by; without weights its fallback's rule chooses."""
+    folder = elastic.folder / "policies"
+    (folder / "learned.yaml").write_text("agent: dl2\nfallback: quick\n")
+    elastic.write_inventory({"grace": "10s"}, policies={"A100": "learned"})
+    job = resizable(elastic, share, "--sizes", "1,4,8")
+    wait_until(lambda: gpus(elastic, job) == 8, 30, "8 GPUs, by the fallback's rule")
+    assert "no weights" in elastic.cli("status").stdout
+    actor = nobody()
+    actor.linear[STEP.index("gain per slot, over all larger sizes")] = 1.0
+    actor.linear[STEP.index("done")] = -30.0
+    (folder / "learned").mkdir()
+    save_model(folder / "learned" / "default.safetensors", "dl2", arrays_of({"trained": actor}), {"slot_s": "60"})
+    wait_until(lambda: "no weights" not in elastic.cli("status").stdout, 30, "the agent in charge")
+    first = crowd(elastic, share)
+    elastic.wait_state(first, "RUNNING")
+    other = resizable(elastic, share, "--sizes", "1,4", script="sleep 600")
+    elastic.wait_state(other, "RUNNING", timeout=60)
+    wait_until(lambda: gpus(elastic, job) == 4, 60, "it shrinks for another resizable one")
+    assert "fallback" not in elastic.cli("status").stdout
+    elastic.cli("cancel", other)
+    wait_until(lambda: gpus(elastic, job) == 8, 60, "8 GPUs again")
+    (share / "end").write_text("")
+    (share / "crowd").write_text("")
+    elastic.wait_state(job, "COMPLETED")
+
+
 def crowd(cluster: Cluster, share: Path) -> str:
     """A job that takes one of the two nodes, so that a resizable one that holds both has to shrink."""
     return cluster.sh("until [ -e /share/crowd ]; do sleep 0.1; done", "--gpus", "8", "--mount", f"{share}:/share")
 
 
-def settled(cluster: Cluster, job: str, size: int) -> None:
-    wait_until(lambda: gpus(cluster, job) == size, 60, f"{size} GPUs")
+@pytest.mark.one_partition
+def test_it_takes_the_cores_that_are_there_within_its_range(elastic: Cluster, share: Path) -> None:
+    solid = elastic.sh(
+        "until [ -e /share/solid ]; do sleep 0.1; done", "--gpus", "4", "--cpus", "6", "--mount", f"{share}:/share"
+    )
+    elastic.wait_state(solid, "RUNNING")
+    elastic.wait_state(crowd(elastic, share), "RUNNING")
+    script = TRAIN.replace("$GPUSCHED_GPUS_TOTAL $i", "$GPUSCHED_GPUS_TOTAL $SLURM_CPUS_ON_NODE")
+    job = resizable(elastic, share, "--sizes", "1,4,8", "--cpus", "2-4", script=script)
+    settled(elastic, job, 4)
+    (share / "solid").write_text("")
+    settled(elastic, job, 8)
+    assert story(share) == [[1, 4, 2], [2, 8, 4]], "of 8 cores 6 were another's; then the most that it may have"
+    assert "2-4 CPU cores, now 4" in elastic.cli("show", job).stdout
+    (share / "end").write_text("")
+    elastic.wait_state(job, "COMPLETED")
+
+
+def settled(cluster: Cluster, job: str, size: int, who: str = "it") -> None:
+    """Running with so many GPUs, and past its first step: what it says when it begins has been said."""
+    wait_until(lambda: gpus(cluster, job) == size, 60, f"{size} GPUs: {who}")
     wait_until(lambda: (cluster.json("show", job)["progress"] or {}).get("step"), 30, "a step")
 
 
@@ -103,7 +159,7 @@ def test_who_does_not_save_loses_work_once(elastic: Cluster, share: Path, trap: 
     job = resizable(elastic, share, "--sizes", "8,16", script=script)
     settled(elastic, job, 16)
     other = crowd(elastic, share)
-    wait_until(lambda: gpus(elastic, job) == 8, 60, within)
+    settled(elastic, job, 8, within)
     elastic.wait_state(other, "RUNNING")
     assert story(share) == [[1, 16, 0], [2, 8, 0]], "from the last save, which is none"
     found = elastic.json("show", job)["resizes"]
@@ -121,7 +177,7 @@ def test_what_does_not_come_up_at_a_size_goes_back_and_never_there_again(elastic
     settled(elastic, job, 16)
     other = crowd(elastic, share)
     wait_until(lambda: elastic.json("show", job)["resizes"]["unusable"] == [8], 60, "8 GPUs to be unusable")
-    wait_until(lambda: gpus(elastic, job) == 4, 60, "4 GPUs")
+    settled(elastic, job, 4)
     elastic.wait_state(other, "RUNNING")
     told = story(share)
     assert [line[1] for line in told] == [16, 4]
@@ -162,3 +218,186 @@ def test_a_controller_killed_at_any_step_of_a_resize(elastic: Cluster, share: Pa
     assert [line[:2] for line in told] == [[1, 16], [2, 8]], "no two attempts, and none twice"
     assert told[1][2] > 0
     assert told[1][2] >= max(saved)
+
+
+def kinds(cluster: Cluster, job: str) -> list[str]:
+    """Of the job's events since it was asked to change size."""
+    found = [event.kind for event in cluster.events(job)]
+    return found[found.index("resizing") :] if "resizing" in found else []
+
+
+@pytest.mark.one_partition
+@pytest.mark.impatient
+@pytest.mark.parametrize("moment", ["resizing", "signalled", "requeued", "starting", "launched", "resized"])
+def test_a_node_killed_at_any_step_of_a_resize(elastic: Cluster, share: Path, moment: str) -> None:
+    job = resizable(elastic, share, "--sizes", "8,16")
+    settled(elastic, job, 16)
+    crowd(elastic, share)
+    wait_until(lambda: moment in kinds(elastic, job), 60, moment)
+    found = elastic.job(job)
+    parts = found.allocation.parts if found is not None and found.allocation is not None else ()
+    dead = elastic.node(parts[-1].node if parts else "dgx003")
+    dead.power_off()
+    saved = max((int(kept.read_text()) for kept in elastic.folder.glob(f"jobs/*/{job}/at")), default=0)
+    (share / "crowd").write_text("")
+    elastic.wait_node(dead.name, "DOWN")
+    alive = {"dgx001", "dgx003"} - {dead.name}
+
+    def nodes() -> set[str]:
+        now = elastic.job(job)
+        return set() if now is None or now.allocation is None else {part.node for part in now.allocation.parts}
+
+    # Where it had come down to the dead node, it has its 8 GPUs there until that one is given up.
+    wait_until(lambda: nodes() == alive, 60, f"it to be on {alive}")
+    settled(elastic, job, 8)
+    told = story(share)
+    attempts = [line[0] for line in told]
+    assert attempts == sorted(set(attempts)), "no attempt began twice"
+    steps = [line[2] for line in told]
+    assert steps == sorted(steps), "what was saved is not done again"
+    assert steps[-1] >= saved
+    assert nodes() == alive
+    assert elastic.json("show", job)["resizes"]["frozen"] is None, "the node is to blame"
+    dead.power_on()
+    elastic.wait_node(dead.name, "IDLE", "MIXED", "ALLOCATED")
+    (share / "end").write_text("")
+    ended = elastic.wait_state(job)
+    assert ended.state == "COMPLETED"
+    attempts = [line[0] for line in story(share)]
+    assert attempts == sorted(set(attempts))
+    elastic.wait_clean()
+
+
+@pytest.mark.one_partition
+@pytest.mark.parametrize("write", ["echo '{\"step\": 7, ' >p", "dd if=/dev/null of=p bs=1 seek=1073741824 2>/dev/null"])
+def test_garbage_or_a_gigabyte_in_progress_json_keeps_nobody_from_being_resized(
+    elastic: Cluster, share: Path, write: str
+) -> None:
+    begin, end = TRAIN.index('echo "{\\"step\\": $i, \\"of'), TRAIN.index(" && mv p progress.json")
+    job = resizable(elastic, share, "--sizes", "8,16", script=TRAIN[:begin] + write + TRAIN[end:])
+    wait_until(lambda: gpus(elastic, job) == 16, 60, "16 GPUs")
+    wait_until(lambda: "progress.json" in str((elastic.json("show", job)["progress"] or {}).get("error")), 30, "error")
+    other = crowd(elastic, share)
+    wait_until(lambda: gpus(elastic, job) == 8, 60, "8 GPUs")
+    elastic.wait_state(other, "RUNNING")
+    told = wait_until(lambda: len(now := story(share)) > 1 and now, what="its second attempt to begin")
+    assert [line[:2] for line in told] == [[1, 16], [2, 8]]
+    assert told[1][2] > 0, "it saved, and went on from there"
+    assert elastic.json("show", job)["resizes"]["frozen"] is None
+
+
+@pytest.mark.one_partition
+@pytest.mark.parametrize("drained", [("dgx003",), ("dgx001", "dgx003")])
+def test_a_size_that_fits_nowhere_any_more_is_given_up_for_one_that_does(
+    elastic: Cluster, share: Path, drained: tuple[str, ...]
+) -> None:
+    held = elastic.sh("until [ -e /share/held ]; do sleep 0.1; done", "--gpus", "8", "--nodelist", "dgx003",
+                      "--mount", f"{share}:/share")  # fmt: skip
+    elastic.wait_state(held, "RUNNING")
+    script = TRAIN.replace(
+        "save; exit 0", "touch /share/asked; until [ -e /share/saves ]; do sleep 0.1; done; save; exit 0"
+    )
+    job = resizable(elastic, share, "--sizes", "8,16", script=script)
+    settled(elastic, job, 8)
+    (share / "held").write_text("")
+    wait_until(lambda: (share / "asked").exists(), 60, "it to be asked to grow")
+    elastic.cli("drain", *drained, "--reason", "fans")
+    for node in drained:
+        elastic.wait_node(node, "DRAINED", "DRAINING")
+    (share / "saves").write_text("")
+    if len(drained) == 2:
+        wait_until(lambda: "requeued" in kinds(elastic, job), 30, "its end")
+        waits = elastic.wait_state(job, "PENDING")
+        wait_until(
+            lambda: (found := elastic.job(job)) is not None and found.reason == "ReqNodeNotAvail", 30, waits.reason
+        )
+        elastic.cli("resume", "dgx001")
+    settled(elastic, job, 8)
+    told = story(share)
+    assert [line[:2] for line in told] == [[1, 8], [2, 8]]
+    assert told[1][2] > 0
+
+
+# GPUs that it may have, its steps at two a second with one, and seconds until the next one comes.
+CROWD = (
+    ("1,2,4,8", 40, 1),
+    ("2", 24, 1),
+    ("1,2,4,8", 40, 2),
+    ("4,8,16", 90, 1),
+    ("1,2", 10, 2),
+    ("8", 30, 1),
+    ("1,2,4", 20, 0),
+)
+STEPS = """
+cd "$GPUSCHED_JOB_DIR"
+i=$(cat at 2>/dev/null || echo 0)
+save() { echo $i >at.part && mv at.part at; echo "{\\"step\\": $i}" >s && mv s saved.json; }
+trap 'save; exit 0' TERM
+while [ $i -lt WORK ]; do
+    sleep 0.5 & wait $!
+    i=$((i + GPUSCHED_GPUS_TOTAL)); echo "{\\"step\\": $i, \\"of\\": WORK}" >p && mv p progress.json
+done
+"""
+
+
+@pytest.mark.one_partition
+@pytest.mark.processes
+def test_a_replay_decides_as_the_controller_did_each_time(
+    elastic: Cluster, share: Path, record_property: Callable[[str, object], None]
+) -> None:
+    noted = share / "decisions"
+    assert elastic.stop_controller() == 0
+    elastic.start_controller(program=("-c", RECORDER), DECISIONS=str(noted))
+    jobs: list[str] = []
+
+    def decided() -> list[bytes]:
+        return noted.read_bytes().splitlines() if noted.exists() else []
+
+    def over() -> bool:
+        return all(elastic.state_of(job) in ENDED for job in jobs)
+
+    for sizes, work, pause in CROWD:
+        size = ("--resizable", "--cooldown", "1s", "--sizes", sizes) if "," in sizes else ("--gpus", sizes)
+        jobs.append(elastic.sh(STEPS.replace("WORK", str(work)), "-t", "30m", *size))
+        begun = len(decided())
+        wait_until(lambda n=begun + 2 * pause: len(decided()) > n or over(), 60, "more decisions")  # type: ignore[misc]
+    for job in jobs:
+        elastic.wait_state(job, timeout=120)
+    ended = [elastic.job(job) for job in jobs]
+    assert all(job is not None and job.state == "COMPLETED" for job in ended), ended
+    assert any(job is not None and job.resizes is not None for job in ended), "nobody was resized"
+    found = agreement(noted)
+    record_property("figure", f"resizable jobs: {found}")
+    assert found.again == found.decisions, found.others
+    assert found.replayed + found.overdue == found.decisions, found.others
+    assert found.overdue <= 0.05 * found.decisions, found.others
+    history_is_what_was_lived(elastic)
+
+
+def history_is_what_was_lived(cluster: Cluster) -> None:
+    """Of resized jobs: their work at the sizes that they had, and what changing took, are the time that passed."""
+    with cluster.reader() as reader:
+        assert reader is not None
+        trace, jobs = trace_of(reader, name="own"), {job.id: job for job in reader.jobs()}
+    told, checked = trace.told, 0
+    assert told is not None
+    assert np.isfinite(told.steps).all(), "each told its progress"
+    for row, job in enumerate(jobs[name] for name in trace.ids):
+        own = told.run_job == row
+        if job.resizes is not None:
+            assert job.spec.elastic is not None
+            assert (trace.gpus[row], tuple(told.sizes(row))) == (job.spec.elastic.base_gpus, job.spec.elastic.sizes)
+            passed = (job.end_time or 0.0) - job.submit_time - float(told.run_after_s[own][0])
+            lived = float(told.run_s[own].sum())
+            if job.resizes.measured == job.resizes.count:
+                assert lived + told.cost_s[row] * job.resizes.count == pytest.approx(passed, abs=1e-3)
+            else:  # it ended before it told a step at some size, as on a busy machine: nobody knows what that took
+                assert 0.0 < lived <= passed + 1e-3
+            checked += 1
+        else:
+            assert told.run_s[own].sum() == pytest.approx((job.end_time or 0.0) - (job.start_time or 0.0), abs=1e-3)
+    assert checked
+    rows = json.loads(cluster.cli("replay", "--since", "1h", "-P", "easy", "-P", "quick", "--json", timeout=300).stdout)
+    assert [row["jobs"] for row in rows] == [len(trace)] * 2
+    fixed, sized = (row["mean_jct_s"] for row in rows)
+    assert sized < fixed, "own sizes are used"

@@ -15,8 +15,11 @@ PERIOD = "a time with its unit, such as 500ms, 5s or 10m, greater than zero"
 MEMORY = "a memory size such as 512M, 64G or 1T, greater than zero"
 WATTS = "a power greater than zero, such as 6.5kW or 6500 (W)"
 ADDRESS = "a host name, an IP address, an alias of ~/.ssh/config, or a range such as 10.0.0.[1-4]"
+RATE = "a rate such as 100G, 4x100G or 400Gb/s, greater than zero"
 INDICES = "GPU indices such as [0, 1, 3] or 0-3"
-PARTITION_KEYS = "one of auto_promote, defaults, flavors, image, max_time, nodes, policy, preemptible"
+PARTITION_KEYS = (
+    "one of auto_promote, defaults, flavors, image, max_time, nodes, placement, policy, preemptible, resizable"
+)
 
 
 def in_settings(text: str) -> str:
@@ -35,6 +38,13 @@ def with_partition(text: str) -> str:
     return f"partitions:\n  A:\n    nodes: [{{name: n1, {NODE}}}]\n    {text}\n"
 
 
+def with_switch(text: str) -> str:
+    return (
+        f"partitions:\n  A:\n    defaults: {{{NODE}}}\n    nodes: ['n[1-4]']\ntopology:\n"
+        f"  r1: {{nodes: n[1-2], parent: spine}}\n  spine: {{}}\n  r2: {text}\n"
+    )
+
+
 AT = "partitions.A.nodes[1]"
 FL = "partitions.A.flavors.s"
 
@@ -47,7 +57,7 @@ BAD = {
     "partitions a list": ("partitions: [A]\n", ":1: partitions: found a list, expected a mapping: name of partition -> its nodes"),
     "unknown top key": (
         "partition: {}\n",
-        ":1: partition: found an unknown key, expected one of defaults, partitions, settings: did you mean partitions?",
+        ":1: partition: found an unknown key, expected one of defaults, partitions, settings, topology: did you mean partitions?",
     ),
     "broken yaml": (
         "partitions:\n  A: {nodes: [a\n",
@@ -116,6 +126,27 @@ BAD = {
         with_partition("polcy: easy"),
         f":4: partitions.A.polcy: found an unknown key, expected {PARTITION_KEYS}: did you mean policy?",
     ),
+    "placement a word": (with_partition("placement: rack"),
+                         ':4: partitions.A.placement: found "rack", expected a mapping with max_spread, wait'),
+    "placement on one server": (with_partition("placement: {max_spread: server}"),
+                                ':4: partitions.A.placement.max_spread: found "server", expected one of rack, any'),
+    "resizable a word": (with_partition("resizable: yes"), ':4: partitions.A.resizable: found "yes", expected a mapping with'
+                         " min, max, cooldown, batch, default"),
+    "resizable min above max": (with_partition("resizable: {min: 4, max: 2}"),
+                                ":4: partitions.A.resizable: found min 4 and max 2, expected a max that is not below min"),
+    "resizable min of none": (with_partition("resizable: {min: 0}"),
+                              ':4: partitions.A.resizable.min: found 0, expected a number of GPUs from 1 to 1000000'),
+    "resizable min of more than there are": (
+        with_partition("resizable: {min: 999}"),
+        ":4: partitions.A.resizable: found 999, expected a min of at most the partition's 8 GPUs",
+    ),
+    "resizable unknown key": (
+        with_partition("resizable: {maximum: 4}"),
+        ":4: partitions.A.resizable.maximum: found an unknown key, expected one of batch, cooldown, default, max, min: "
+        "did you mean max?",
+    ),
+    "resizable batch": (with_partition("resizable: {batch: large}"),
+                        ':4: partitions.A.resizable.batch: found "large", expected one of fixed, scale'),
     "no nodes key": ("partitions:\n  A: {policy: easy}\n", ":2: partitions.A.nodes: found nothing, expected a list of nodes"),
     "empty nodes": ("partitions:\n  A:\n    nodes: []\n", ":3: partitions.A.nodes: found none, expected at least one node"),
     "nodes commented out": ("partitions:\n  A:\n    nodes:\n    #  - n1\n",
@@ -207,6 +238,28 @@ BAD = {
     ),
     "flavor name": ("partitions:\n  A:\n    nodes: [{name: n1, " + NODE + "}]\n    flavors: {a/b: {}}\n",
                     f':4: partitions.A.flavors.a/b: found the name "a/b", expected {NAME}'),
+    # Switches
+    "switch a word": (with_switch("n3"), ':8: topology.r2: found "n3", expected a mapping: name of switch -> nodes, uplink, parent'),
+    "switch key": (with_switch("{node: n3}"), ":8: topology.r2.node: found an unknown key, expected one of nodes, parent, uplink, "
+                   "uplink_gbps: did you mean nodes?"),
+    "switch name": (with_switch("{}\n  a/b: {}"), f':9: topology.a/b: found the name "a/b", expected {NAME}'),
+    "uplink without unit": (with_switch("{uplink: 100}"), f":8: topology.r2.uplink: found 100, expected {RATE}"),
+    "uplink in bytes": (with_switch("{uplink: 12GB/s}"), f':8: topology.r2.uplink: found "12GB/s", expected {RATE}'),
+    "no uplink": (with_switch("{uplink: 0x100G}"), f':8: topology.r2.uplink: found "0x100G", expected {RATE}'),
+    "two uplinks": (with_switch("{uplink: 1G, uplink_gbps: 1}"),
+                    ":8: topology.r2.uplink_gbps: found uplink_gbps given twice, in two units, expected one of the two"),
+    "unknown node on a switch": (with_switch("{nodes: [n3, n5]}"), ':8: topology.r2.nodes: found the node "n5", expected the '
+                                 "name of a node of this inventory"),
+    "node on two switches": (with_switch("{nodes: n[2-3]}"),
+                             ':8: topology.r2.nodes: found the node "n2" again (first on r1 in line 6), expected every node on one switch'),
+    "node twice on a switch": (with_switch("{nodes: [n3, n3]}"),
+                               ':8: topology.r2.nodes: found the node "n3" again (first on r2 in line 8), expected every node on one switch'),
+    "parent mistyped": (with_switch("{parent: spien}"),
+                        ':8: topology.r2.parent: found the parent "spien", expected a switch that is described here: did you mean spine?'),
+    "its own parent": (with_switch("{parent: r2}"),
+                       ":8: topology.r2.parent: found a circle (r2 -> r2), expected parents that lead to the top"),
+    "parents in a circle": (with_switch("{parent: r3}\n  r3: {parent: r2}"),
+                            ":8: topology.r2.parent: found a circle (r2 -> r3 -> r2), expected parents that lead to the top"),
 }  # fmt: skip
 
 
@@ -234,6 +287,12 @@ def test_all_errors_at_once(tmp_path) -> None:
         (8, "partitions.A.nodes[2].gpus"),
         (10, "partitions.A.flavors.s.cores"),
         (11, "partitions.B.nodes"),
+    ]
+    path.write_text(with_switch("{nodes: [n5], uplink: fast}") + "  r3: {nodes: [n3, n5]}\n  r4: {nodes: [n3]}\n")
+    assert [(e.line_number, e.key) for e in inventory_errors(path)] == [
+        (8, "topology.r2.uplink"),
+        (9, "topology.r3.nodes"),
+        (10, "topology.r4.nodes"),
     ]
 
 

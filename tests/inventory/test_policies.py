@@ -21,7 +21,9 @@ STAGES = {
     "fairshare": ("fairshare", "best-fit", "easy"),
     "spread": ("fifo", "spread", "easy"),
     "naive": ("fifo", "naive", "skip"),
-    "elastic": ("fifo", "best-fit", "easy"),
+    "rack": ("fifo", "rack", "easy"),
+    "rack-wait": ("fifo", "rack-wait", "easy"),
+    **dict.fromkeys(("elastic", "drf", "optimus", "proportional", "sia"), ("fifo", "best-fit", "easy")),
 }
 
 
@@ -37,7 +39,10 @@ def write(site: Path, policy: str) -> None:
 
 
 # and their fallbacks
-AGENTS = dict.fromkeys(("gist", "rltune", "rltune-limit", "rltune-nothing", "rltune-preempt"), "easy")
+AGENTS = dict.fromkeys(("gist", "rltune", "rltune-limit", "rltune-nothing", "rltune-preempt"), "easy") | {
+    "dl2": "elastic",
+    "maifs": "elastic",
+}
 
 
 def test_those_that_come_along(site: Path) -> None:
@@ -91,8 +96,9 @@ def test_an_unknown_policy(site: Path) -> None:
     with pytest.raises(FileError) as caught:
         load_policies(load_inventory("inventory.yaml"))
     assert caught.value.line() == (
-        'inventory.yaml:3: partitions.A.policy: found "eazy", expected one of easy, elastic, fairshare, fifo, '
-        "fifo-skip, gist, ljf, naive, rltune, rltune-limit, rltune-nothing, rltune-preempt, sjf, spread "
+        'inventory.yaml:3: partitions.A.policy: found "eazy", expected one of dl2, drf, easy, elastic, fairshare, '
+        "fifo, fifo-skip, gist, ljf, maifs, naive, optimus, proportional, rack, rack-wait, rltune, rltune-limit, "
+        "rltune-nothing, rltune-preempt, sia, sjf, spread "
         f"(of {BUILT_IN}): did you mean easy?"
     )
 
@@ -105,15 +111,20 @@ def test_an_unknown_policy(site: Path) -> None:
         ("order: sjf-estimate\nbackfill: easy\n", ':2: backfill: found "easy", expected none or skip with order: '
          "sjf-estimate"),
         ("place: [spread]\n", ":1: place: found a list, expected one of first-fit, best-fit, spread, naive, "
-         "fastest, milp"),
+         "fastest, milp, rack, rack-wait"),
+        ("place: rack\nplace_wait: 1h\n", ":2: place_wait: found it without, expected this only with place: rack-wait"),
+        ("place: rack-wait\nplace_wait: long\n", ':2: place_wait: found "long", expected a time, such as 24h; '
+         "0s: none"),
         ("\nbackfil: easy\n", ":2: backfil: found an unknown key, expected one of agent, backfill, description, "
-         "mapping, order, place, resize, sizes: did you mean backfill?"),
+         "mapping, order, place, place_wait, resize, sizes: did you mean backfill?"),
         ("- easy\n", ":1: found a list, expected a mapping with order, place, backfill"),
         ("description: {}\n", ":1: description: found a mapping, expected a sentence"),
-        ("sizes: large\n", ':1: sizes: found "large", expected one of base, greedy-gain'),
+        ("sizes: large\n", ':1: sizes: found "large", expected one of base, greedy-gain, drf, optimus, '
+         "proportional, sia"),
         ("sizes: greedy-gain\norder: sjf\n", ":1: sizes: found it with another, expected this only with order: fifo "
          "and without an agent"),
-        ("resize: {min_run: 1m}\n", ":1: resize: found it without, expected this only with sizes: greedy-gain"),
+        ("resize: {min_run: 1m}\n", ":1: resize: found it without, expected this only with a policy "
+         "that chooses sizes"),
         ("sizes: greedy-gain\nresize: {min_run: soon}\n", ':2: resize.min_run: found "soon", expected a time, such as '
          "10m; 0s: none"),
         ("sizes: greedy-gain\nresize: {per_hour: 0}\n", ":2: resize.per_hour: found 0, expected a whole number from "
@@ -177,7 +188,7 @@ def test_what_an_agent_must_leave_alone(site: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("agent: gits\n", 'agent: found "gits", expected one of gist, rltune: did you mean gist?'),
+        ("agent: gits\n", 'agent: found "gits", expected one of gist, rltune, dl2, maifs: did you mean gist?'),
         ("agent: gist\nfallback: esay\n", "expected a policy without an agent, such as easy: did you mean easy?"),
         ("agent: gist\nbudget: 0ms\n", "budget: found "),
         ("agent: gist\nbudget: fast\n", "expected a time, such as 200ms"),

@@ -1,4 +1,4 @@
-"""The example of a training that changes its size: stopped three times, it ends with the same loss."""
+"""The example of a training that changes its size: grown and shrunk, it ends with the same loss."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def loss_of(run: subprocess.Popen[str]) -> float:
     return float(found[1])
 
 
-def test_three_resizes_change_nothing_but_the_order_of_sums(tmp_path: Path) -> None:
+def test_growing_and_shrinking_change_nothing_but_the_order_of_sums(tmp_path: Path) -> None:
     plain, resized = tmp_path / "plain", tmp_path / "resized"
     plain.mkdir()
     resized.mkdir()
     expected = loss_of(start(plain, 1, 0.0))
     saved = [0.0]
-    for part, processes in enumerate((2, 1, 2), start=1):
+    for part, processes in enumerate((1, 2), start=1):
         run = start(resized, processes, 0.02)
         try:
             wait_until(lambda goal=saved[-1] + 20: said(resized, "progress")["step"] >= goal, 90, f"part {part}")  # type: ignore[misc]
@@ -66,5 +66,5 @@ def test_three_resizes_change_nothing_but_the_order_of_sums(tmp_path: Path) -> N
         saved.append(said(resized, "saved")["step"])
         assert said(resized, "saved")["gpus"] == processes
         assert said(resized, "progress") | {"samples_per_s": 0} == {"step": saved[-1], "of": STEPS, "samples_per_s": 0}
-    assert 0 < saved[1] < saved[2] < saved[3] < STEPS, "each part went on where the one before had saved"
+    assert 0 < saved[1] < saved[2] < STEPS, "each part went on where the one before had saved"
     assert loss_of(start(resized, 1, 0.0)) == pytest.approx(expected, abs=1e-10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpusched.agents.gist.evolve import Evolution
+from gpusched.agents.common.evolve import Evolution
 
 
 def rosenbrock(x: np.ndarray) -> np.ndarray:

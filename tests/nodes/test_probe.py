@@ -139,6 +139,17 @@ def test_links_rank_nvlink_above_pcie(testbed: Testbed) -> None:
     assert min(a100.values()) > max(v100.values())  # all through NVSwitch
 
 
+def test_wiring_is_read_with_the_links(testbed: Testbed) -> None:
+    node = testbed.nodes[0]
+    node.nvml_set({"gpu2.fabric": f"{'0a' * 16},4,3", "gpu3.fabric": f"{'0a' * 16},4,2"})
+    node.install_script("lldpctl", "#!/bin/sh\necho lldp.eth0.chassis.name=leaf1; echo '\\0=='")
+    wiring = read(testbed, node, want_links=True).wiring
+    assert wiring is not None
+    assert [gpu.domain for gpu in wiring.gpus][1:4] == [None, "0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a.4", None]
+    assert [gpu.index for gpu in wiring.gpus] == list(range(8))
+    assert read(testbed, node).wiring is None
+
+
 def test_without_nvml_nvidia_smi_is_asked(testbed: Testbed) -> None:
     node = testbed.nodes[1]
     node.hide_nvml()

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from gpusched.config.policies import BUILT_IN, load_policy
-from gpusched.config.weights import load_model
+from gpusched.config.weights import load_model, save_model
 from gpusched.controller import deciding
 from gpusched.controller.cycle import Cycle
 from gpusched.controller.deciding import REST_S, Decider
 from gpusched.model import ids
 from gpusched.model.commands import Promote, Rollback, ShadowOff, ShadowOn, Submit
 from gpusched.model.jobs import Job, JobSpec
-from gpusched.model.policy import PolicySpec
+from gpusched.model.plan import Resize
+from gpusched.model.policy import AGENTS, AgentTraits, PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, Snapshot
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
@@ -28,6 +32,7 @@ from gpusched.sched.decide import decide
 from tests.controller.folding import spec
 from tests.controller.imagined import Host, ImaginedCluster, World, inventory
 from tests.policy import weights
+from tests.sched.test_sizes import runs, world
 from tests.testbed import wait_until
 
 EASY = load_policy(BUILT_IN / "easy.yaml")
@@ -359,3 +364,24 @@ def test_differences_are_bounded(place: Place) -> None:
     assert len(kept) == KEPT_DIFFERENCES
     assert kept[0].time == 50.0
     assert len(place.store.differences("q", 10)) == 3
+
+
+def test_an_agent_that_chooses_sizes_is_asked_also_where_nobody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = SimpleNamespace(prepare=lambda model: model.arrays["sizes"], choose_sizes=lambda weights, question: weights)
+    monkeypatch.setitem(AGENTS, "chooses", AgentTraits(sizes=True))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "gpusched.agents.chooses.live", live)  # type: ignore[arg-type]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "state").mkdir()
+    save_model(tmp_path / "mine" / "default.safetensors", "chooses", {"sizes": np.array([4])})
+    (tmp_path / "mine.yaml").write_text("agent: chooses\nresize: {min_run: 0s}\nbudget: 60s\n")
+    policy = load_policy(tmp_path / "mine.yaml")
+    decider = Decider(Store.create_or_open(tmp_path / "state"))
+    decider.warm_up({"p": policy}, {})
+    alone = msgspec.structs.replace(world([], [runs("r", {"n0": (0, 1)}, 1, 2, 4, 8)]), policies={"p": policy})
+    decided = decider.decide(alone, {})
+    assert [(a.job_id, a.gpus) for a in decided.plan.actions if isinstance(a, Resize)] == [("r", 4)], "its rule: 8"
+    assert decided.deciders["p"] is policy
+    idle = msgspec.structs.replace(alone, running=())
+    assert decider.decide(idle, {}).plan.actions == ()

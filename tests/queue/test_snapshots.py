@@ -7,7 +7,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpusched.model.jobs import Allocation, Dependency, DependencyKind, Ending, Job, JobState, NodeAllocation
+from gpusched.model.jobs import (
+    Allocation,
+    Dependency,
+    DependencyKind,
+    Elastic,
+    Ending,
+    Job,
+    JobState,
+    NodeAllocation,
+    Resizes,
+)
+from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import NodeReading, NodeState
 from gpusched.model.snapshot import NodeView, PendingView
 from gpusched.queue.snapshots import build_snapshot, lingering_gpus
@@ -39,7 +50,8 @@ def seen(*jobs: Job, others: tuple[Job, ...] = (), asked: list[str] | None = Non
     fields = {"ranks": (), "usage": {}, "array_limits": {}, "now": NOW, "records": {}, "inventory": inventory()}
     pending = [j for j in jobs if j.state is _S.PENDING]
     active = [j for j in jobs if j.state is not _S.PENDING]
-    snapshot = build_snapshot(policies={}, active=active, pending=pending, lookup=lookup, **fields | more)
+    more = {"policies": {}} | more
+    snapshot = build_snapshot(active=active, pending=pending, lookup=lookup, **fields | more)
     views = [*snapshot.pending, *snapshot.running]
     return {view.id: view for view in views} | {node.name: node for node in snapshot.nodes}
 
@@ -197,3 +209,24 @@ def test_nodes_where_it_failed_are_avoided_while_enough_others_are_left(
     declared = msgspec.structs.replace(whole, partitions=(msgspec.structs.replace(part, nodes=nodes),))
     waits = job("w", spec=spec(**asked), excluded_nodes=failed_on)
     assert seen(waits, inventory=declared)["w"].excluded_nodes == avoided
+
+
+def test_a_resizable_job_that_waits_again_starts_at_its_base_size_where_nobody_chooses_sizes() -> None:
+    sizes = Elastic(sizes=(2, 4, 8), base_gpus=2, base_cores=2, base_memory_mib=2048)
+    last = spec(nodes=2, gpus_per_node=4, cores_per_node=4, memory_mib_per_node=4096, elastic=sizes)
+    waits, rigid = job("w", spec=last), job("r", spec=spec(gpus_per_node=4))
+    views = seen(waits, rigid, policies={"p": PolicySpec(name="easy")})
+    found = views["w"].spec
+    assert (found.nodes, found.gpus_per_node, found.cores_per_node, found.memory_mib_per_node) == (1, 2, 2, 2048)
+    assert views["r"].spec.gpus == 4
+    assert seen(waits, policies={"p": PolicySpec(name="elastic", sizes="greedy-gain")})["w"].spec == last
+    wide = job("w", spec=spec(gpus_per_node=4, elastic=msgspec.structs.replace(sizes, sizes=(4, 8), base_gpus=8)))
+    assert seen(wide, policies={"p": PolicySpec(name="easy")})["w"].spec.nodes == 2, "four on each node"
+
+
+def test_what_a_resized_job_ran_before_is_taken_off_its_limit() -> None:
+    resizes = Resizes(count=1, had_s=500.0)
+    runs = job("j", _S.RUNNING, start_time=NOW - 10, allocation=on("j", "n0"), resizes=resizes)
+    view = seen(runs)["j"]
+    assert view.expected_end == NOW - 10 + 100
+    assert seen(job("w", resizes=resizes))["w"].expected_s == 100.0

@@ -336,6 +336,8 @@ def as_version(state: Path, jobs: list[Job], version: int) -> None:
             ],
         )
     db.execute("INSERT INTO meta VALUES ('cluster_id', 'abcdefgh')")
+    columns = "job_id, attempt, user, partition, share, gpus, start_time, end_time, allocation"
+    db.execute(f"INSERT INTO runs ({columns}) VALUES ('old', 1, 'u', 'p', 1, 1, ?, ?, '{{}}')", (NOW - 9, NOW - 5))
     db.execute(f"PRAGMA user_version = {version}")
     db.commit()
     db.close()
@@ -352,7 +354,10 @@ def test_a_store_of_an_earlier_version_is_read_and_taken_over(tmp_path: Path, ve
     reader = Reader.open(tmp_path)
     assert reader is not None
     assert reader.jobs() == jobs, "before the new controller has begun"
+    (old,) = reader.runs(0.0, NOW)
+    assert (old.end_time, old.worked_until) == (NOW - 5, None)
     store = Store.create_or_open(tmp_path)
+    assert store.runs(0.0, NOW) == reader.runs(0.0, NOW) == [old]
     assert store.jobs() == reader.jobs() == jobs
     assert store.waiting_of_users()["älice"][0] == 1
     changed = msgspec.structs.replace(jobs[1], message="waits")
@@ -363,4 +368,19 @@ def test_a_store_of_an_earlier_version_is_read_and_taken_over(tmp_path: Path, ve
         store.close_run(job_id, 1, NOW + 5, JobState.COMPLETED)
     assert reader.past_runs() == [("u", 5.0, 600.0)] * 2
     reader.close()
+    store.close()
+
+
+def test_up_to_when_an_attempt_worked_is_kept_and_goes_with_the_clock(tmp_path: Path) -> None:
+    store = Store.create_or_open(tmp_path)
+    run = Run(
+        job_id=ID, attempt=1, user="u", partition="p", flavor=None, share=1, gpus=1, start_time=NOW, end_time=None,
+        outcome=None, nodes={},
+    )  # fmt: skip
+    for attempt, until in ((1, NOW + 7), (2, NOW - 1), (3, None)):
+        store.open_run(msgspec.structs.replace(run, attempt=attempt))
+        store.close_run(ID, attempt, NOW + 9, JobState.PENDING, until)
+    assert [one.worked_until for one in store.runs(0.0, NOW + 10)] == [NOW + 7, NOW, None], "not before its start"
+    store.shift_rows(100.0, NOW)
+    assert [one.worked_until for one in store.runs(0.0, NOW + 110)] == [NOW + 107, NOW + 100, None]
     store.close()

@@ -6,14 +6,17 @@ import json
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from gpusched.config.inventory import load_inventory
-from gpusched.model.jobs import Job, JobSpec, JobState
+from gpusched.model.jobs import Elastic, Job, JobSpec, JobState
+from gpusched.model.progress import JobProgress
 from gpusched.nightly.replays import Report, nightly
 from gpusched.queue.predictions import Prediction
 from gpusched.queue.store import Run, Store
+from gpusched.sim.engine import build
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import Outage, replay
 from gpusched.study.metrics import job_times, metrics_of
@@ -140,3 +143,33 @@ def test_taking_jobs_out_of_a_result_leaves_the_others_as_they_were() -> None:
     assert metrics_of(rest).jobs == 2
     assert rest.events.subject[rest.events.kind < 3].max() == 1
     assert result_without(whole, 0) is whole
+
+
+def test_resizable_jobs_may_have_their_own_sizes_at_their_own_pace(site: Site) -> None:
+    sizes = Elastic(sizes=(2, 8), base_gpus=2, base_cores=2, base_memory_mib=2)
+    for name, begins, hours in (("before", 26.0, 3.0), ("j", 20.0, 4.0)):  # of the first one an hour is left
+        site.job(name, submit=begins, start=begins, end=begins - hours, gpus=2)
+        found = site.store.job(name)
+        assert found is not None
+        site.store.put_jobs([msgspec.structs.replace(found, spec=msgspec.structs.replace(found.spec, elastic=sizes))])
+        for attempt, gpus, step in ((1, 2, 10.0), (2, 8, 40.0)):  # in ten seconds; once it was tried at 8, too
+            told = JobProgress(job_id=name, attempt=attempt, gpus=gpus)
+            told = told.with_step(10.0 * (attempt - 1), 100, None, NOW - begins * HOUR)
+            site.store.put_progress([told.with_step(step, 100, None, NOW - begins * HOUR + 10)])
+    (part,) = site.report().partitions
+    rows = {row["policy"]: row for row in part.runs}
+    assert rows["easy"]["mean_jct_s"] == pytest.approx(4 * HOUR)
+    assert rows["elastic"]["mean_jct_s"] == pytest.approx(4 * HOUR / 3)
+    assert rows["elastic"]["lower_bound_mean_jct_s"] is None, "the bound is of jobs that keep their size"
+
+
+def test_cut_runs_keep_their_sizes_without_the_jobs_that_a_replay_begins_with() -> None:
+    trace = trace_of([0, 0, 10], [4000, 800, 100], [4, 4, 2], limit=[9000] * 3)
+    elastic = build.Elastic(least=np.ones(3, np.int64), most=np.full(3, 8), linear=True)
+    whole = replay(trace, Pool.uniform(1, 8), "elastic", elastic=elastic)
+    assert whole.cut.part_gpus is not None
+    for first in (1, 2):
+        cut = result_without(whole, first).cut
+        assert cut.part_gpus is not None
+        assert cut.part_gpus.tolist() == whole.cut.part_gpus[whole.cut.job >= first].tolist()
+    assert len(whole.cut.job) > 0

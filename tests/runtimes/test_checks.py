@@ -2,6 +2,7 @@
 
 import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from gpusched.model.jobs import Mount
 from gpusched.model.resources import RuntimeName
 from gpusched.nodes.runtimes import AttemptRef, LaunchRequest, runtime_for, secret_name_error
 from gpusched.nodes.runtimes.listing import parse_listing
-from gpusched.nodes.runtimes.shell import here
+from gpusched.nodes.runtimes.shell import FUNCTIONS, here
 
 EVERY = [runtime_for(name) for name in RuntimeName]
 text = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=60)
@@ -132,3 +133,24 @@ def test_what_would_steer_an_engine_is_one_line_or_refused(name: RuntimeName) ->
         with pytest.raises(UsageError, match="nothing can be mounted at"):
             runtime_for(name).launch(request(run_as=(1, 1), mounts=(Mount("/a", target),)))
         runtime_for(name).launch(request(mounts=(Mount("/a", target),)))
+
+
+def test_a_launcher_that_has_no_group_of_its_own_yet_is_found_and_ended(tmp_path: Path) -> None:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    (tmp_path / "meta").write_text(f"boot={boot}")
+
+    def group_of(pid: int, start: int) -> str:
+        (tmp_path / "launcher.pid").write_text(f"{pid} {start}\n")
+        text = f"dir={tmp_path}\n{FUNCTIONS}group launcher.pid || echo none\n"
+        done = subprocess.run(["sh", "-s"], input=text, cwd=tmp_path, text=True, capture_output=True, check=True)
+        return done.stdout.strip()
+
+    for leads, expected in ((False, ""), (True, "-")):  # in the group of this test; in one of its own
+        with subprocess.Popen(["sleep", "100"], start_new_session=leads) as child:
+            try:
+                start = int(Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
+                assert group_of(child.pid, start) == f"{expected}{child.pid}"
+                assert group_of(child.pid, start + 1) == "none", "a number that was used again"
+            finally:
+                child.kill()
+    assert group_of(child.pid, start) == "none"

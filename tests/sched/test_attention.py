@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from gpusched.agents.common.attention import PARTS, arrays_of, attended, attention_of
+from gpusched.agents.common.attention import NONE, PARTS, arrays_of, attended, attention_of
 from gpusched.agents.common.nets import net_of
 from gpusched.agents.rltune.history import FEATURES
 from gpusched.agents.rltune.live import OUTPUTS, prepare
 from gpusched.agents.rltune.ppo import Network
+from gpusched.compiled.loading import kind_of
 from gpusched.config.weights import Model
 from gpusched.sched.check import check
 from tests.sched import test_agents_gist as gist
@@ -58,6 +59,7 @@ def test_the_weights_survive_being_taken_apart() -> None:
     assert {n: a.tobytes() for n, a in arrays_of(of).items()} == {
         n: a.tobytes() for n, a in MODEL.arrays.items() if n.startswith("attention.")
     }
+    assert kind_of(of) == kind_of(NONE), "one compiled pass for both"
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -107,6 +107,20 @@ def test_what_is_compiled_once_is_loaded_wherever_the_same_code_lies(tmp_path: P
     assert (compiled_first, loaded) == ("True", (answer, "False"))
 
 
+NEXT_LEVEL = ("-c", "from gpusched.agents.rltune.odds import next_level_s; print(next_level_s(40.0))")
+
+
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[str]]:
+    """A folder with a cache that has both functions, and what each answers."""
+    folder = tmp_path_factory.mktemp("compiled")
+    return folder, class_of(folder)[1], python(folder, *NEXT_LEVEL)
+
+
+def copied(folder: Path, to: Path) -> None:
+    shutil.copytree(folder / "cache", to / "cache")
+
+
 def cut(size: int) -> Callable[[Path], object]:
     return lambda file: os.truncate(file, size)
 
@@ -118,8 +132,11 @@ def flipped(file: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [cut(0), cut(20), cut(100), flipped], ids=["empty", "cut", "cut later", "flipped"])
-def test_a_spoilt_file_is_compiled_anew(tmp_path: Path, spoil: Callable[[Path], object]) -> None:
-    right = class_of(tmp_path)[1]
+def test_a_spoilt_file_is_compiled_anew(
+    tmp_path: Path, compiled_once: tuple[Path, str, list[str]], spoil: Callable[[Path], object]
+) -> None:
+    folder, right, _ = compiled_once
+    copied(folder, tmp_path)
     (file,) = kept(tmp_path)
     assert class_of(tmp_path)[1:] == [right, "False"]
     spoil(file)
@@ -129,19 +146,24 @@ def test_a_spoilt_file_is_compiled_anew(tmp_path: Path, spoil: Callable[[Path], 
 
 @pytest.mark.parametrize("size", [0, 100])
 @pytest.mark.parametrize("kind", ["nbi", "nbc"])
-def test_spoilt_parts_of_others_are_compiled_anew(tmp_path: Path, kind: str, size: int) -> None:
+def test_spoilt_parts_of_others_are_compiled_anew(
+    tmp_path: Path, compiled_once: tuple[Path, str, list[str]], kind: str, size: int
+) -> None:
     """Of functions that compiled ones call numba keeps what it compiles others with."""
-    words = ("-c", "from gpusched.agents.rltune.odds import next_level_s; print(next_level_s(40.0))")
-    right = python(tmp_path, *words)
+    folder, _, right = compiled_once
+    copied(folder, tmp_path)
     spoilt = list(tmp_path.rglob(f"*.{kind}"))
     assert spoilt
     for file in [*spoilt, *tmp_path.rglob(f"*{SUFFIX}")]:
         os.truncate(file, size)
-    assert python(tmp_path, *words) == right
+    assert python(tmp_path, *NEXT_LEVEL) == right
 
 
-def test_without_room_on_the_disk_it_is_compiled_every_time(tmp_path: Path) -> None:
-    right = class_of(tmp_path)[1]
+def test_without_room_on_the_disk_it_is_compiled_every_time(
+    tmp_path: Path, compiled_once: tuple[Path, str, list[str]]
+) -> None:
+    folder, right, _ = compiled_once
+    copied(folder, tmp_path)
     for file in kept(tmp_path):
         os.truncate(file, 0)  # nor can that be put right
     for _ in range(2):
@@ -197,6 +219,11 @@ def refuse(value: float) -> float:
     if value < 0:
         raise ValueError("less than nothing", 7)
     return value**0.5
+
+
+@jit
+def assigned(target: npt.NDArray[np.float64], source: npt.NDArray[np.float64]) -> None:
+    target[1:] = source
 
 
 RECORDS = np.array([(1, 2.5), (3, 4.5)], dtype=[("a", "i8"), ("b", "f8")])
@@ -267,6 +294,14 @@ def test_exceptions_come_through_with_what_they_say() -> None:
             refuse(-1.0)
         assert raised.value.args == ("less than nothing", 7)
     assert refuse(4.0) == 2.0
+
+
+def test_what_does_not_fit_a_slice_is_refused() -> None:
+    target = np.zeros(3)
+    assigned(target, np.ones(2))
+    assert target.tolist() == [0.0, 1.0, 1.0]
+    with pytest.raises(ValueError, match="different size"):
+        assigned(target, np.ones(3))
 
 
 def test_threads_that_call_at_once_get_the_same(tmp_path: Path) -> None:

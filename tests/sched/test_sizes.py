@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpusched.config.policies import load_policy
+from gpusched.config.weights import Model
+from gpusched.errors import FileError
 from gpusched.model.jobs import Elastic, JobSpec, JobState, Resizes
-from gpusched.model.plan import Resize, Start
-from gpusched.model.policy import PolicySpec, Resizing
+from gpusched.model.plan import Plan, Resize, Start
+from gpusched.model.policy import AGENTS, AgentTraits, PolicySpec, Resizing
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
+from gpusched.sched.arrays import node_arrays_of
 from gpusched.sched.check import check
-from gpusched.sched.decide import decide
-from gpusched.sched.sizes import shape, sizes_of, speed_at
+from gpusched.sched.decide import decide, warm_up
+from gpusched.sched.sizing.live import Sized, pace_of, sizes_of
+from gpusched.sched.sizing.question import Question
+from gpusched.sched.sizing.rules import RULES, wish
+from gpusched.sched.sizing.settle import gather, settle, speed_at
+from gpusched.sched.sizing.shapes import shape
 from tests.sched.worlds import NOW, node, pending, running
 
 QUICK = Resizing(min_run_s=0.0, per_hour=100, gain=0.05)
@@ -33,7 +44,8 @@ def spec(*sizes: int, base: int | None = None, **more: Any) -> JobSpec:
 
 
 def waits(name: str, *sizes: int, speeds: dict[int, float] | None = None, **more: Any) -> PendingView:
-    return msgspec.structs.replace(pending(name, 1, **more), spec=spec(*sizes), speeds=speeds or {})
+    left = more.pop("left", None)
+    return msgspec.structs.replace(pending(name, 1, **more), spec=spec(*sizes), speeds=speeds or {}, left=left)
 
 
 def runs(name: str, where: dict[str, tuple[int, ...]], *sizes: int, **more: Any) -> RunningView:
@@ -48,6 +60,10 @@ def world(jobs: list[PendingView], busy: list[RunningView], nodes: int = 2, **ru
     policy = msgspec.structs.replace(POLICY, **rules)
     machines = tuple(node(f"n{i}") for i in range(nodes))
     return Snapshot(now=NOW, nodes=machines, running=tuple(busy), pending=tuple(jobs), policies={"p": policy})
+
+
+def sized(snapshot: Snapshot) -> Sized:
+    return sizes_of(snapshot, node_arrays_of(snapshot))
 
 
 def started(snapshot: Snapshot) -> dict[str, int]:
@@ -87,7 +103,7 @@ def test_two_share_and_who_gains_more_gets_more() -> None:
 def test_it_grows_into_what_is_free_and_says_how_much_faster_it_gets() -> None:
     snapshot = world([], [runs("a", {"n0": (0, 1)}, 1, 2, 4, 8)])
     assert resized(snapshot) == {"a": 8}
-    (found,) = sizes_of(snapshot).resizes
+    (found,) = sized(snapshot).resizes
     assert found.why == "grows from 2 to 8 GPUs that are free: 4.00 times as fast as it told"
 
 
@@ -96,7 +112,7 @@ def test_it_shrinks_for_one_that_waits_by_no_more_than_that_needs() -> None:
     assert resized(world([pending("j", 4)], busy)) == {"a": 4}
     assert resized(world([pending("j", 6)], busy)) == {"a": 2}
     assert resized(world([pending("j", 8)], busy)) == {}, "it keeps its least size, so nothing would come of it"
-    (found,) = sizes_of(world([pending("j", 4)], busy)).resizes
+    (found,) = sized(world([pending("j", 4)], busy)).resizes
     assert found.why == "shrinks from 8 to 4 GPUs for j"
 
 
@@ -176,7 +192,7 @@ def test_one_that_was_stopped_to_be_resized_goes_before_all_others() -> None:
 
 def test_other_partitions_and_policies_are_left_alone() -> None:
     base = world([waits("a", 1, 2, 4)], [runs("b", {"n0": (0,)}, 1, 2)], sizes="base")
-    assert sizes_of(base) == (base, ())
+    assert sized(base) == Sized(base)
     assert started(base) == {"a": 1}
 
 
@@ -189,16 +205,16 @@ def test_shapes_are_whole_and_equal() -> None:
 
 
 def test_speeds_between_and_beyond_what_is_known() -> None:
-    assert speed_at({}, 4) == pytest.approx(4**0.8, abs=1e-12)
-    assert speed_at({2: 3.0}, 4) == pytest.approx(3 * 2**0.8, abs=1e-12)
+    assert pace_of({}, 4) == pytest.approx(4**0.8, abs=1e-12)
+    assert pace_of({2: 3.0}, 4) == pytest.approx(3 * 2**0.8, abs=1e-12)
     known = {2: 2.0, 8: 4.0}  # the square root
-    assert [speed_at(known, g) for g in (2, 4, 8, 32)] == pytest.approx([2, 2 * 2**0.5, 4, 8], abs=1e-12)
-    assert speed_at(known, 1) == pytest.approx(2 / 2**0.5, abs=1e-12)
-    assert speed_at({2: 5.0, 8: 4.0}, 32) == 4.0, "one that gets slower is taken not to gain"
-    assert speed_at({1: 1.0, 2: 3.0}, 4) == 6.0, "nor does anything gain more than the GPUs"
+    assert [pace_of(known, g) for g in (2, 4, 8, 32)] == pytest.approx([2, 2 * 2**0.5, 4, 8], abs=1e-12)
+    assert pace_of(known, 1) == pytest.approx(2 / 2**0.5, abs=1e-12)
+    assert pace_of({2: 5.0, 8: 4.0}, 32) == 4.0, "one that gets slower is taken not to gain"
+    assert pace_of({1: 1.0, 2: 3.0}, 4) == 6.0, "nor does anything gain more than the GPUs"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_nothing_is_given_twice_and_the_same_is_decided_again(data: st.DataObject) -> None:
     menu = st.sampled_from([(1, 2, 4, 8), (2, 4), (1, 8, 16), (4,), (3, 6)])
@@ -217,7 +233,7 @@ def test_nothing_is_given_twice_and_the_same_is_decided_again(data: st.DataObjec
         waits(f"w{n}", *data.draw(menu)) if data.draw(st.booleans()) else pending(f"w{n}", data.draw(st.integers(1, 8)))
         for n in range(data.draw(st.integers(0, 6)))
     ]
-    snapshot = world(jobs, busy, nodes=3)
+    snapshot = world(jobs, busy, nodes=3, sizes=data.draw(st.sampled_from(sorted(RULES))))
     plan = decide(snapshot)
     assert decide(snapshot) == plan
     kept, rejections = check(plan, snapshot)
@@ -232,3 +248,201 @@ def test_nothing_is_given_twice_and_the_same_is_decided_again(data: st.DataObjec
         if isinstance(action, Resize):
             sizes = next(r.spec.elastic.sizes for r in busy if r.id == action.job_id and r.spec and r.spec.elastic)
             assert action.gpus in sizes
+
+
+def ranged(view: PendingView, **ranges: tuple[int, int]) -> PendingView:
+    elastic = view.spec.elastic
+    assert elastic is not None
+    return msgspec.structs.replace(
+        view, spec=msgspec.structs.replace(view.spec, elastic=msgspec.structs.replace(elastic, **ranges))
+    )
+
+
+def cores_of(snapshot: Snapshot) -> dict[str, int]:
+    plan, rejections = check(decide(snapshot), snapshot)
+    assert rejections == ()
+    return {a.job_id: sum(p.cores for p in a.allocation.parts) for a in plan.actions if isinstance(a, Start)}
+
+
+def test_cores_go_with_the_gpus_within_their_range() -> None:
+    job = waits("a", 1, 2, 4, 8)
+    assert cores_of(world([job], [], nodes=1)) == {"a": 8}
+    assert cores_of(world([ranged(job, cores=(1, 6))], [], nodes=1)) == {"a": 6}
+    assert cores_of(world([ranged(job, cores=(12, 20))], [], nodes=1)) == {"a": 12}
+
+
+def test_with_fewer_cores_free_it_takes_fewer_down_to_the_least() -> None:
+    """A job of 1 GPU holds all but 3 of the 80 cores; 7 GPUs are free, with which 7 cores would go."""
+    greedy = running("r", {"n0": (0,)}, NOW + 9000, cores=77)
+    job = waits("a", 1, 7)
+    assert cores_of(world([job], [greedy], nodes=1)) == {}, "without a range it waits for what goes with its GPUs"
+    few = world([ranged(job, cores=(2, 7))], [greedy], nodes=1)
+    assert cores_of(few) == {"a": 3}
+    assert started(few) == {"a": 7}
+    none = world([ranged(job, cores=(4, 7))], [greedy], nodes=1)
+    assert cores_of(none) == {}, "never less than the least"
+    assert sizes_of(none, node_arrays_of(none)).snapshot.pending[0].spec.cores_per_node == 4, "for which it waits"
+
+
+def test_one_that_runs_grows_where_the_least_of_its_range_has_room() -> None:
+    """Of 80 cores another job holds 74 and this one 4: of the 7 that go with 7 GPUs, 6 are there."""
+    other = running("r", {"n0": (7,)}, NOW + 9000, cores=74)
+    small = runs("e", {"n0": (0, 1, 2, 3)}, 1, 2, 4, 7)
+    assert resized(world([], [small, other], nodes=1)) == {}, "4 more cores are not there"
+    elastic = small.spec.elastic if small.spec else None
+    assert elastic is not None
+    own = msgspec.structs.replace(small.spec, elastic=msgspec.structs.replace(elastic, cores=(2, 7)))
+    assert resized(world([], [msgspec.structs.replace(small, spec=own), other], nodes=1)) == {"e": 7}
+
+
+def test_a_plan_that_gives_other_cores_than_the_range_allows_is_refused() -> None:
+    job = ranged(waits("a", 1, 2, 4, 8), cores=(4, 6))
+    snapshot = world([job], [], nodes=1)
+    (start,) = (a for a in decide(snapshot).actions if isinstance(a, Start))
+    for cores, right in ((3, False), (4, True), (5, True), (6, True), (7, False)):
+        part = msgspec.structs.replace(start.allocation.parts[0], cores=cores)
+        given_ = Start("a", msgspec.structs.replace(start.allocation, parts=(part,)))
+        _, rejections = check(Plan(actions=(given_,), reasons={}), snapshot)
+        assert (rejections == ()) is right, cores
+
+
+def test_one_whose_size_is_out_of_the_bounds_by_now_may_start_at_it() -> None:
+    """Its partition's bounds came after it; where its policy chooses no sizes it waits at its base."""
+    job = waits("a", 1, 2)
+    job = msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, elastic=msgspec.structs.replace(
+        job.spec.elastic, sizes=(2,))))  # fmt: skip
+    assert started(world([job], [], sizes="base")) == {"a": 1}
+
+
+class Counting:
+    """An agent that gives everybody what its weights say, in order."""
+
+    asked: ClassVar[list[Question]] = []
+
+    @staticmethod
+    def prepare(model: Model) -> Any:
+        return model.arrays["sizes"]
+
+    @classmethod
+    def choose_sizes(cls, prepared: Any, question: Question) -> Any:
+        cls.asked.append(question)
+        if prepared.size == 0:
+            raise ValueError("a score of its network is no number")
+        return prepared[: len(question.claims.jobs)]
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> type[Counting]:
+    monkeypatch.setitem(AGENTS, "counting", AgentTraits(sizes=True))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "gpusched.agents.counting.live", Counting)  # type: ignore[arg-type]
+    Counting.asked.clear()
+    return Counting
+
+
+def says(*sizes: int) -> dict[str, Model]:
+    return {"p": Model("counting", {"sizes": np.array(sizes, np.int64)}, {}, "", f"{sizes}")}
+
+
+def two() -> Snapshot:
+    """One of two GPUs that runs and may grow, and one that waits."""
+    jobs = [waits("w", 1, 2, 4)]
+    return world(jobs, [runs("r", {"n0": (0, 1)}, 1, 2, 4, 8, speeds={2: 3.0})], nodes=1, agent="counting")
+
+
+def test_an_agent_chooses_sizes(counting: type[Counting]) -> None:
+    plan = decide(two(), says(4, 2))
+    assert [(a.job_id, a.gpus) for a in plan.actions if isinstance(a, Resize)] == [("r", 4)]
+    assert [(a.job_id, a.allocation.gpus) for a in plan.actions if isinstance(a, Start)] == [("w", 2)]
+    (question,) = counting.asked
+    jobs, claims = question.claims.jobs, question.claims
+    assert (question.partition, question.now, question.names) == ("p", NOW, ("e", "e"))
+    assert (question.capacity, question.free, question.total, question.others) == (8, 6, 8, 0)
+    assert (jobs["held"].tolist(), jobs["count"].tolist()) == ([2, 0], [4, 3])
+    assert claims.sizes[0].tolist() == [1, 2, 4, 8]
+    assert claims.allowed[0].tolist() == [1, 1, 1, 1]
+    assert claims.told[0].tolist() == [0, 1, 0, 0]
+    assert claims.pace[0] == pytest.approx([3 / 2**0.8, 3, 3 * 2**0.8, 3 * 4**0.8])
+
+
+def test_one_that_it_gives_nothing_waits_and_is_told_so(counting: type[Counting]) -> None:
+    plan = decide(two(), says(2, 0))
+    assert plan.actions == ()
+    assert plan.reasons["w"].message == "the policy gives it no GPUs now"
+
+
+@pytest.mark.parametrize(
+    ("answer", "trouble"),
+    [
+        ((), "a score of its network is no number"),
+        ((8, 4), "it wishes sizes that a job may not have now, or more GPUs than there are"),
+        ((3, 1), "it wishes sizes that a job may not have now, or more GPUs than there are"),
+        ((2, -1), "it wishes sizes that a job may not have now, or more GPUs than there are"),
+        ((2,), "what it wishes is not one whole number of GPUs for each job"),
+    ],
+)
+def test_where_an_agent_cannot_choose_its_fallback_s_rule_does(
+    counting: type[Counting], answer: tuple[int, ...], trouble: str
+) -> None:
+    plan = decide(two(), says(*answer))
+    plain = msgspec.structs.replace(two(), policies={"p": POLICY})
+    assert plan.troubles == {"p": trouble}
+    assert plan.actions == decide(plain).actions
+    assert decide(two()).troubles == {"p": "no weights"}
+
+
+def test_the_file_of_an_agent_that_chooses_sizes(counting: type[Counting], tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("agent: counting\nresize: {min_run: 5m}\n")
+    found = load_policy(tmp_path / "mine.yaml")
+    assert (found.order, found.place, found.backfill, found.sizes) == ("fifo", "best-fit", "easy", "greedy-gain")
+    assert (found.resize.min_run_s, found.fallback and found.fallback.name) == (300.0, "elastic")
+    (tmp_path / "mine.yaml").write_text("agent: counting\nfallback: drf\nbackfill: skip\n")
+    found = load_policy(tmp_path / "mine.yaml")
+    assert (found.sizes, found.backfill) == ("drf", "skip")
+    for text, where in (("fallback: easy", "fallback"), ("sizes: drf", "sizes")):
+        (tmp_path / "mine.yaml").write_text(f"agent: counting\n{text}\n")
+        with pytest.raises(FileError, match=f"{where}: .*expected a fallback that chooses sizes, such as elastic"):
+            load_policy(tmp_path / "mine.yaml")
+
+
+def test_a_controller_that_has_warmed_up_compiles_nothing_more() -> None:
+    warm_up([POLICY])
+    passes = (gather, wish, settle, speed_at)
+    if not hasattr(gather, "signatures"):
+        pytest.skip("nothing is compiled here")
+    before = [len(one.signatures) for one in passes]  # type: ignore[attr-defined]
+    assert all(before)
+    busy = [runs("r", {"n0": (0, 1)}, 1, 2, 4, 8)]
+    decide(world([waits("a", 1, 2, 4, 8, speeds={2: 3.0}, left=5.0), pending("j", 4)], busy))
+    assert [len(one.signatures) for one in passes] == before  # type: ignore[attr-defined]
+
+
+def test_a_rule_moves_gpus_between_jobs_only_where_nobody_ends_soon() -> None:
+    costs = Resizes(count=1, costs_s=30.0, measured=1)
+    rigid = running("r", {"n1": (1, 2, 3, 4, 5, 6, 7)}, NOW + 90000)
+    for ends_in, expected in ((299.0, {}), (6000.0, {"a": 4})):
+        a = runs("a", {"n0": tuple(range(8))}, 1, 2, 4, 8, resizes=costs, own_end=NOW + ends_in)
+        b = runs("b", {"n1": (0,)}, 1, 2, 4, 8, resizes=costs)
+        snapshot = world([], [a, b, rigid], sizes="drf")
+        assert resized(snapshot) == expected, "b grows when that is free"
+    after = runs("a", {"n0": (0, 1, 2, 3)}, 1, 2, 4, 8, start_time=NOW)
+    assert resized(world([], [after, b, rigid], sizes="drf", resize=Resizing(min_run_s=60.0))) == {"b": 4}
+
+
+def test_nobody_grows_where_no_node_has_room_for_it() -> None:
+    ends = [running(f"r{n}", {f"n{n}": (7,)}, NOW + 9000) for n in range(2)]
+    assert resized(world([], [*ends, runs("a", {"n0": (0, 1)}, 2, 8)])) == {}
+    assert resized(world([], [*ends, runs("a", {"n0": (0, 1)}, 2, 7)])) == {"a": 7}
+
+
+def test_tasks_beyond_their_array_s_bound_take_no_gpus() -> None:
+    tasks = [waits(f"a_{n}", 1, 2, 4, 8, array_id="a", array_room=1) for n in range(2)]
+    assert started(world(tasks, [], nodes=1)) == {"a_0": 8}
+
+
+def test_who_would_give_nothing_back_is_left_alone() -> None:
+    a, b = (runs(name, {where: tuple(range(8))}, 4, 8) for name, where in (("a", "n1"), ("b", "n0")))
+    snapshot = world([pending("j", 4)], [a, b])
+    assert resized(snapshot) == {"a": 4}
+    for broken in ({"available": False}, {"blocked": {7: "LOST"}}):
+        nodes = (node("n0"), node("n1", **broken))
+        assert resized(msgspec.structs.replace(snapshot, nodes=nodes)) == {"b": 4}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpusched.model.jobs import Allocation, JobSpec, NodeAllocation
 from gpusched.model.plan import Plan, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
+from gpusched.model.topology import Switch, Topology
 
 NOW = 1000.0
 
@@ -110,20 +112,24 @@ LIMITS = st.sampled_from([600, 1200, 3600, 7200, 36000])
 
 
 @st.composite
-def snapshots(draw: st.DrawFn, simple: bool = False) -> Snapshot:
+def snapshots(draw: st.DrawFn, simple: bool = False, racked: bool = False) -> Snapshot:
     """Random clusters of one or two partitions, partly busy, partly broken, with queues of all kinds of jobs.
 
-    ``simple``: one partition, all well, no holds, arrays or constraints.
+    ``simple``: one partition, all well, no holds, arrays or constraints. ``racked``: nodes in racks, and jobs that say
+    how far they may be spread and how long they wait.
     """
     partitions = ["p"] if simple else draw(st.sampled_from([["p"], ["p", "q"]]))
     nodes = [_node(draw, f"n{i}", draw(st.sampled_from(partitions)), simple) for i in range(draw(st.integers(1, 5)))]
     busy = [r for i, n in enumerate(nodes) for r in _running_on(draw, i, n)]
     jobs = [_pending(draw, i, partitions, nodes, simple) for i in range(draw(st.integers(0, 12)))]
+    if racked:
+        jobs = [_spread(draw, job) for job in jobs]
+    places = ["first-fit", "best-fit", "spread", *([] if simple else ["naive"])]
     policies = {
         name: PolicySpec(
             name="t",
             order=draw(st.sampled_from(["fifo", "ljf", "sjf", "sjf-estimate", "fairshare"])),
-            place=draw(st.sampled_from(["first-fit", "best-fit", "spread", *([] if simple else ["naive"])])),
+            place=draw(st.sampled_from([*places, *(["rack", "rack-wait"] * 3 if racked else [])])),
             backfill=draw(st.sampled_from(["none", "skip", "easy"])),
         )
         for name in partitions
@@ -136,7 +142,28 @@ def snapshots(draw: st.DrawFn, simple: bool = False) -> Snapshot:
         policies=policies,
         usage={"alice": 3.0, "bob": 1.0},
         seed=draw(st.integers(0, 2**63)),
+        topology=topology(*(draw(st.sampled_from(["", "r1", "r1", "r2"])) for _ in nodes)) if racked else Topology(),
     )
+
+
+def topology(*racks: str) -> Topology:
+    """The nodes n0, n1, ... in these racks; "": in none."""
+    names = dict.fromkeys(racks)
+    return Topology(
+        switches=tuple(
+            Switch(name=name, nodes=tuple(f"n{i}" for i, own in enumerate(racks) if own == name))
+            for name in names
+            if name
+        )
+    )
+
+
+def _spread(draw: st.DrawFn, job: PendingView) -> PendingView:
+    waits = draw(st.sampled_from([None, None, 0.0, 1e4]))
+    most = draw(st.sampled_from([None, None, 8])) if job.spec.gpus > 1 else None
+    asked = draw(st.sampled_from(["", "", "rack", "any"]))
+    spec = replace(job.spec, max_spread=asked, placement_wait_s=waits, max_nodes=most if asked else None)
+    return replace(job, spec=spec)
 
 
 def _node(draw: st.DrawFn, name: str, partition: str, simple: bool) -> NodeView:

@@ -8,11 +8,11 @@ from tests.sim.reference_rates import PacedReference
 
 
 class Srtf(PacedReference):
-    """Least work left first; whoever is in the way is stopped, keeps its work, and pays ``restart_s`` later."""
+    """Least work left first; who is in the way is stopped, keeps its work, and pays what its restart costs later."""
 
-    def __init__(self, *args, restart_s=0.0, **options):
+    def __init__(self, *args, restart_s=0.0, by_model=None, **options):
         super().__init__(*args, **options)
-        self.restart_s = restart_s
+        self.restart_s, self.by_model = restart_s, by_model or {}
         for job in self.jobs:
             job.restarts = 0
 
@@ -50,7 +50,7 @@ class Srtf(PacedReference):
                 job.restarts += 1
         for job, nodes in plan:
             self.begin(job, nodes)
-            job.resumes = self.now + (self.restart_s if job.restarts else 0.0)
+            job.resumes = self.now + (self.by_model.get(job.model, self.restart_s) if job.restarts else 0.0)
 
     def take(self, resources, job, nodes):
         for n in nodes:

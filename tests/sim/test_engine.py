@@ -270,6 +270,9 @@ def test_every_policy_says_what_it_knows_and_where_it_is_from():
         spec = load_policy(BUILT_IN / f"{name}.yaml")
         named = policy_by_name(name)
         assert (named.order, named.backfill, named.placement) == (spec.order, spec.backfill, spec.place)
+    assert policy_by_name("greedy-gain").spec == load_policy(BUILT_IN / "elastic.yaml")
+    assert policy_by_name("drf").kind == "preemptive", "between users, where nothing can be resized"
+    assert policy_by_name("drf", sizes=True).spec == load_policy(BUILT_IN / "drf.yaml")
     with pytest.raises(UsageError, match="did you mean 'fifo'"):
         policy_by_name("fifoo")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpusched.sim.replay import replay
 from tests.sim.reference_orders import Changing, Conservative, Srtf
 from tests.sim.reference_rates import Speeds
-from tests.sim.test_rates_reference import inputs, paced_worlds
+from tests.sim.test_rates_reference import MODELS, inputs, paced_worlds
 from tests.sim.worlds import assert_as_reference
 
 PLACES = st.sampled_from(["first-fit", "best-fit", "worst-fit"])
@@ -30,10 +30,11 @@ def compare(kind, world, name, at_rates, place, replayed=None, **reference_optio
 
 
 @pytest.mark.parametrize("at_rates", [False, True])
-@given(paced_worlds(), PLACES, st.sampled_from([0.0, 0.5, 2.0]))
+@given(paced_worlds(), PLACES, st.sampled_from([0.0, 0.5, 2.0]), st.sampled_from([{}, {0: 1.0, 2: 0.25}]))
 @settings(max_examples=25, deadline=None)
-def test_srtf_stops_and_resumes_as_the_reference(at_rates, world, place, restart_s):
-    result, reference = compare(Srtf, world, "srtf", at_rates, place, {"restart_s": restart_s}, restart_s=restart_s)
+def test_srtf_stops_and_resumes_as_the_reference(at_rates, world, place, restart_s, by_model):
+    replayed = {"restart_s": restart_s, "restart_costs": {MODELS[m]: cost for m, cost in by_model.items()}}
+    result, reference = compare(Srtf, world, "srtf", at_rates, place, replayed, restart_s=restart_s, by_model=by_model)
     assert result.restarts.tolist() == [j.restarts for j in reference.jobs]
 
 

@@ -12,7 +12,8 @@ import pytest
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.sim.nodelist import read_node_list
 from gpusched.sim.pool import NodeSpec, Pool
-from gpusched.sim.profiles import read_profiles
+from gpusched.sim.profiles import read_profiles, read_restarts
+from gpusched.sim.profiles.dl2 import read_speeds
 from gpusched.sim.rates import read_rates, speed_of
 from gpusched.sim.replay import replay
 from gpusched.traces.load import load
@@ -53,12 +54,69 @@ def test_sias_figures():
     assert profiles.per_s("bert", "T4", 1) == profiles.per_s("bert (batch size 12)", "T4", 1)
 
 
-def test_dl2s_figures():
+def test_dl2s_figures_at_the_best_number_of_servers():
     profiles = read_profiles([profiles_of("dl2_speed.txt.gz")])
-    assert profiles.per_s("resnet-50", "", 1) == profiles.per_s("ResNet-50", "H100", 1, 1) == 15.783
-    assert profiles.per_s("resnet-50", "", 2) == pytest.approx(13.634 + 13.651)
-    assert profiles.per_s("vgg-16", "", 1) is not None
+    speeds = read_speeds(profiles_of("dl2_speed.txt.gz"), 16)
+    for model, table in speeds.items():
+        for workers in (1, 2, 5, 16):
+            assert profiles.per_s(model, "", workers) == pytest.approx(table[:, workers].max(), rel=1e-12)
+    # The best sizes lie off the diagonal: one worker with 14 servers is faster than 16 with 16.
+    assert round(profiles.per_s("VGG-16", "H100", 1, 1), 1) == 28.4
+    assert round(profiles.per_s("vgg-16", "", 16), 1) == 12.9
     assert profiles.per_s("vgg-19", "", 1) is None
+    # Servers take cores: 2 for the worker, 2 for each server.
+    few = profiles.share_of("vgg-16", 1, 8, None)
+    assert few == pytest.approx(speeds["vgg-16"][1:4, 1].max() / speeds["vgg-16"][:, 1].max())
+    one = profiles.share_of("vgg-16", 1, 2, None)
+    assert one == pytest.approx(speeds["vgg-16"][1, 1] / speeds["vgg-16"][:, 1].max())
+    assert profiles.share_of("vgg-16", 1, None, None) == profiles.share_of("vgg-16", 1, 400, None) == 1.0
+
+
+def test_synergys_figures():
+    profiles = read_profiles([profiles_of("synergy_sensitivity.json")])
+    gb = 1000**3 / 2**20
+    assert profiles.share_of("alexnet", 1, 3, 62.5 * gb) == 1.0
+    assert profiles.share_of("alexnet", 1, 12, 125 * gb) == pytest.approx(2.94)
+    assert profiles.share_of("alexnet", 1, 12, 62.5 * gb) == pytest.approx(2.0)
+    # Bilinear: half way between 9 and 12 cores, and between 62.5 and 125 GB.
+    assert profiles.share_of("alexnet", 1, 10.5, 93.75 * gb) == pytest.approx((2 + 2 + 2 + 2.94) / 4)
+    # 0.1 at 20.83 GB is no figure: as at the nearest; outside likewise; nothing said of an amount: plenty of it.
+    assert profiles.share_of("alexnet", 1, 3, 20.83 * gb) == 1.0
+    assert profiles.share_of("alexnet", 1, 100, 999 * gb) == profiles.share_of("alexnet", 1, None, None) == 2.94
+    assert profiles.share_of("alexnet", 1, 0.5, None) == 0.3
+    # Amounts are for each GPU; two GPUs have a table of their own, what that lacks is of one.
+    assert profiles.share_of("alexnet", 2, 18, None) == 2.33
+    assert profiles.share_of("alexnet", 2, 24, None) == 2.94
+    assert profiles.share_of("alexnet", 8, 24, None) == 1.0
+    assert profiles.share_of("m5", 1, 6, 125 * gb) == 2.0
+    assert profiles.share_of("unheard of", 1, 1, 1) == 1.0
+    assert "alexnet" in profiles.models
+
+
+def test_a_folder_with_everything_in_it_is_read():
+    profiles = read_profiles([profiles_of("restart_seconds.csv").parent])
+    assert {"alexnet", "bert", "vgg-16", RESNET.lower()} <= set(profiles.models)
+    # A model that two sources know: scaling from one, sensitivity from the other.
+    assert profiles.per_s("bert", "A100", 8) > profiles.per_s("bert", "A100", 1)
+    # DL2's servers are not looked for in Gavel's jobs.
+    assert profiles.share_of("ResNet-50 (batch size 16)", 1, 2, None) == 1.0
+    assert profiles.share_of("resnet-50", 1, 2, None) < 1.0
+
+
+def test_restart_costs_by_model(tmp_path: Path):
+    assert read_restarts(profiles_of("restart_seconds.csv"))["imagenet"] == 250.0
+    for text, words in (
+        ("model\nm\n", "no column restart_s"),
+        ("model,restart_s\nm,soon\n", "costs.csv:2: restart_s: found 'soon', expected seconds, 0 or more"),
+        ("model,restart_s\nm,1\nM,2\n", "costs.csv:3: model: found 'M', expected a model's name, once"),
+        ("model,restart_s\n", "found no model"),
+    ):
+        (tmp_path / "costs.csv").write_text(text)
+        with pytest.raises(GpuschedError) as caught:
+            read_restarts(tmp_path / "costs.csv")
+        assert words in caught.value.line()
+    with pytest.raises(GpuschedError, match="No such file"):
+        read_restarts(tmp_path / "away.csv")
 
 
 def test_speed_of_is_relative_to_what_was_recorded():
@@ -88,7 +146,12 @@ def test_speed_of_is_relative_to_what_was_recorded():
         ("m-scalability-dgx.csv", "local_bsz,step_time,num_nodes,num_replicas\n4,1,1\n", ":2: found 3 fields"),
         ("speed.txt", "('m', 's', 1, 1, 1, [1.0], [0])", "speed.txt:1: found"),
         ("speed.txt", "__import__('os').getcwd()", "expected (model, mode"),
-        ("speed.txt", "\n", "no speed with as many servers as workers"),
+        ("speed.txt", "\n", "found nothing, expected measured speeds"),
+        ("speed.txt", "('m', 's', 1, 1, 1, [0.0], [0], [0])", "no speed above 0"),
+        ("s.json", '{"alexnet_1": {"tput": [[1]]}}', "alexnet_1.tput"),
+        ("s.json", json.dumps({"alexnet": {"tput": []}}), "found 'alexnet', expected Synergy's"),
+        ("s.json", json.dumps({"a_1": {"tput": [[1, 1, 1, "x", 1]] * 9}}), "found 'x', expected a relative throughput"),
+        ("s.json", json.dumps({"a_1": {"tput": [[0, 0.1, 0, 0]] * 9}}), "no figure above 0.1"),
         ("notes.md", "x", "not known as a file of measurements"),
     ],
 )

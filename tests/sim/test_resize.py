@@ -14,6 +14,7 @@ from gpusched.sim.engine.build import Elastic, Options, Outage
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.profiles import Profiles, Series
 from gpusched.sim.rates import Rates
+from gpusched.sim.resizing import Size
 from gpusched.sim.result import EVENT_KINDS, RESIZED
 from gpusched.sim.stepper import Stepper
 from gpusched.study.metrics import metrics_of
@@ -115,6 +116,101 @@ def test_without_figures_only_whoever_says_so_goes_in_proportion():
     stepper.advance()
     with pytest.raises(UsageError, match="nothing measured"):
         stepper.resize(0, 8)
+
+
+def alone(trace, pool, size, **options):
+    """When the one job of a trace ends that is resized before it starts, and what the result says of it."""
+    elastic = Elastic(least=np.array([1]), most=np.array([64]), linear=True)
+    stepper = Stepper(trace, pool, Options(elastic=elastic, **options))
+    stepper.advance()
+    assert stepper.resize(0, size)
+    assert stepper.start(0)
+    stepper.advance()
+    return stepper.now, stepper.result("x").notes[-1]
+
+
+class Thirsty:
+    """As fast as it has cores, up to 4 for each GPU; twice as fast with 100 MiB for each GPU."""
+
+    def at(self, gpus, cores, memory_mib):
+        return min(4.0, (cores or 1e9) / gpus) * (2.0 if (memory_mib or 0) >= 100 * gpus else 1.0)
+
+
+def test_it_goes_by_its_cores_and_memory():
+    trace = replace(elastic_trace([0], [40], [2]), cores=np.array([4]), memory_mib=np.array([100]))
+    pool = Pool.of([NodeSpec(8, 32, 1600, "A")] * 2)
+    rates = replace(RATES, profiles=replace(RATES.profiles, sensitivity={"m": Thirsty()}))
+    as_recorded, note = alone(trace, pool, Size(2, 4, 100), rates=rates)
+    assert as_recorded == 40.0
+    assert "changes of size" not in note, "at its own size it goes as recorded"
+    assert alone(trace, pool, Size(2, 8, 100), rates=rates)[0] == 20.0
+    assert alone(trace, pool, Size(2, 8, 200), rates=rates)[0] == 10.0
+    assert alone(trace, pool, Size(2, 2, 100), rates=rates)[0] == 80.0
+    # Eight GPUs on one node are twice as fast as two, with four times the cores and memory in proportion.
+    assert alone(trace, pool, 8, rates=rates)[0] == 20.0
+    assert alone(trace, pool, Size(8, 32), rates=rates)[0] == 10.0
+    # Spread over two nodes it is half as fast.
+    end, note = alone(trace, pool, Size(8, 16, 400, 2), rates=rates)
+    assert end == 40.0
+    assert note == "of 1 changes of size jobs then went: 1 as measured there"
+
+
+def test_where_no_trace_says_how_many_cores_they_are_in_proportion_to_the_nodes():
+    trace, pool = elastic_trace([0], [40], [2]), Pool.of([NodeSpec(8, 16, 1600, "A")])
+    rates = replace(RATES, profiles=replace(RATES.profiles, sensitivity={"m": Thirsty()}))
+    assert alone(trace, pool, Size(2, 2), rates=rates)[0] == 80.0
+    assert alone(trace, pool, Size(2, 8), rates=rates)[0] == 20.0
+    assert alone(trace, Pool.uniform(1, 8, gpu_type="A"), Size(2, 2), rates=rates)[0] == 40.0, "these have no cores"
+
+
+def test_sizes_that_were_not_measured_go_as_the_nearest_or_in_proportion():
+    trace, pool = elastic_trace([0], [40], [2]), Pool.uniform(8, 8, gpu_type="A")
+    assert alone(trace, pool, 16, rates=RATES) == (
+        40.0, "of 1 changes of size jobs then went: 1 as at the nearest size that was measured",
+    )  # fmt: skip
+    unknown = replace(trace, models=("unheard of",))
+    assert alone(unknown, pool, 16, rates=RATES) == (
+        5.0, "of 1 changes of size jobs then went: 1 in proportion to their GPUs, of which nothing was measured",
+    )  # fmt: skip
+
+
+def test_a_job_that_asked_for_more_nodes_may_go_on_on_fewer():
+    trace = replace(elastic_trace([0], [40], [4]), nodes=np.array([2]))
+    stepper = stepper_of(trace, Pool.uniform(2, 8, gpu_type="A"))
+    stepper.advance()
+    assert stepper.resize(0, Size(4, nodes=1))
+    assert stepper.start(0, [1])
+    assert stepper.parts(0) == (1, 4)
+
+
+def test_whoever_is_told_speeds_is_told_those_of_the_slowest_gpus():
+    stepper = stepper_of(elastic_trace([0], [40], [1]), Pool.of([NodeSpec(8, gpu_type=t) for t in "AB"]))
+    stepper.advance()
+    assert [stepper.rate_at(0, gpus) for gpus in (1, 2, 8)] == [0.5, 1.0, 2.0]
+    assert stepper.rate_at(0, Size(2, nodes=2)) == 0.5
+    assert stepper.start(0, [0])
+    assert stepper.pace_of(0)[2] == 1.0, "it has not been resized by being asked for"
+    with pytest.raises(UsageError, match="may have 1 to 8 GPUs"):
+        stepper.rate_at(0, 9)
+
+
+def test_a_restart_costs_what_it_does_for_the_model():
+    trace = elastic_trace([0, 0], [40, 40], [1, 1])
+    trace = replace(trace, model=np.array([0, 1]), models=("M (batch size 8)", "other"))
+    stepper = stepper_of(trace, Pool.uniform(1, 8, gpu_type="A"), restart_s=3.0, restart_costs={"m": 7.0})
+    stepper.advance()
+    assert stepper.start(0)
+    assert stepper.start(1)
+    stepper.advance(until=10.0)
+    stepper.preempt(0)
+    stepper.preempt(1)
+    assert stepper.start(0)
+    assert stepper.start(1)
+    while stepper.advance():
+        pass
+    result = stepper.result("x")
+    assert result.end.tolist() == [47.0, 43.0]
+    assert "restarts of 1 jobs cost what they do for their models; 1 others cost 3 s" in result.notes
 
 
 @given(st.data())

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from dataclasses import replace
+from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 
-from gpusched.model.plan import Plan, Resize, Start
-from gpusched.model.snapshot import Snapshot
+from gpusched.config.policies import BUILT_IN, load_policy
+from gpusched.config.weights import Model
+from gpusched.model.plan import Resize
+from gpusched.model.policy import AGENTS, AgentTraits, PolicySpec, Resizing
 from gpusched.sched.check import check
-from gpusched.sched.decide import decide
-from gpusched.sim import sized
-from gpusched.sim.engine.build import Elastic
+from gpusched.sched.sizing.question import Claims, Question
+from gpusched.sim.engine.build import Elastic, Options, Outage
+from gpusched.sim.policies import of_spec
 from gpusched.sim.pool import NodeSpec, Pool
+from gpusched.sim.profiles import Profiles, Series
+from gpusched.sim.rates import Rates
 from gpusched.sim.replay import replay
+from gpusched.sim.resizing import elastic_of
 from gpusched.sim.result import PREEMPTED
 from gpusched.study.timeline import parts_of
-from gpusched.traces.trace import Trace
+from gpusched.traces.trace import Told, Trace
+from tests.sim.reference_sized import SizedPolicy
 from tests.sim.worlds import trace_of
 
 
@@ -61,40 +70,194 @@ def test_without_elastic_jobs_it_is_easy() -> None:
     assert plain.end.tolist() == same.end.tolist()
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_every_decision_passes_the_live_gate_and_no_work_is_lost(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[Snapshot, Plan]] = []
-
-    def watched(snapshot: Snapshot) -> Plan:
-        plan = decide(snapshot)
-        seen.append((snapshot, plan))
-        return plan
-
-    monkeypatch.setattr(sized, "decide", watched)
+def mixed(seed: int, jobs: int = 60) -> Trace:
+    """Jobs of all sizes, some after others, some at one instant; cores and memory bind."""
     rng = np.random.default_rng(seed)
+    sizes, lasts = rng.choice([1, 2, 4, 6, 16], jobs), np.round(rng.lognormal(6, 1, jobs), 1)
+    submit = np.sort(np.round(rng.uniform(0, 40 * jobs, jobs), -1))
+    after = np.where(rng.random(jobs) < 0.1, np.arange(jobs) - 1, -1)
+    return trace_of(
+        submit, lasts, sizes, limit=np.ceil(lasts * 3), cores=sizes * rng.choice([2, 6], jobs), memory=sizes * 1000,
+        depends_on=after,
+    )  # fmt: skip
+
+
+POOL = Pool.of(
+    [NodeSpec(8, 64, 1 << 16, "A", "p"), NodeSpec(8, 40, 1 << 15, "A", "p"), NodeSpec(4, 32, 1 << 15, "A", "p")]
+)
+AWAY = (Outage(1, 500.0, 900.0), Outage(0, 1000.0, 1400.0, drain=True))
+
+
+def some_sizes(trace: Trace, seed: int) -> Elastic:
+    """A quarter of the jobs are rigid."""
+    rigid = np.random.default_rng(seed).random(len(trace)) < 0.25
+    least, most = np.where(trace.gpus == 6, 2, 1), np.maximum(trace.gpus, 8)
+    return Elastic(least=np.where(rigid, trace.gpus, least), most=np.where(rigid, trace.gpus, most), linear=True)
+
+
+def both(
+    spec: PolicySpec, trace: Trace, seed: int, model: Model | None = None, pool: Pool = POOL
+) -> tuple[Any, Any, Any]:
+    """The fast replay, the one by snapshots, and the policy of that with all that it saw."""
+    options: dict[str, Any] = {"elastic": some_sizes(trace, seed), "restart_s": 20.0, "failures": AWAY}
+    slow = SizedPolicy(spec, trace, pool, Options(**options), model)
+    policy = replace(of_spec(msgspec.structs.replace(spec, agent=None)), model=model, spec=spec)
+    return replay(trace, pool, policy, **options), replay(trace, pool, slow, placement=spec.place, **options), slow
+
+
+def assert_same(fast: Any, slow: Any) -> None:
+    assert fast.events.time.tolist() == slow.events.time.tolist()
+    assert fast.events.kind.tolist() == slow.events.kind.tolist()
+    assert fast.events.subject.tolist() == slow.events.subject.tolist()
+    for name in ("start", "end", "restarts", "part_nodes", "part_gpus"):
+        np.testing.assert_array_equal(getattr(fast, name), getattr(slow, name), name)
+    for name in ("job", "start", "end", "part_nodes", "part_gpus"):
+        np.testing.assert_array_equal(getattr(fast.cut, name), getattr(slow.cut, name), name)
+
+
+SPECS = {name: load_policy(BUILT_IN / f"{name}.yaml") for name in ("elastic", "drf", "optimus", "proportional", "sia")}
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("name", SPECS)
+def test_the_fast_replay_decides_as_the_controller_does_on_snapshots(name: str, seed: int) -> None:
+    spec = SPECS[name]
+    if seed == 3:
+        spec = msgspec.structs.replace(
+            spec, backfill="none", place="spread", resize=Resizing(min_run_s=5.0, per_hour=2)
+        )
+    trace = mixed(seed)
+    fast, slow, policy = both(spec, trace, seed)
+    assert_same(fast, slow)
+    assert sum(isinstance(a, Resize) for _, plan in policy.seen for a in plan.actions) > 10
+    for snapshot, plan in policy.seen:
+        assert check(plan, snapshot)[1] == ()
+
+
+class Moody:
+    """An agent: sizes by the jobs' names and what they told; now and then it cannot choose, or wishes too much."""
+
+    @staticmethod
+    def prepare(model: Model) -> Any:
+        return model.arrays["mood"]
+
+    @staticmethod
+    def choose_sizes(prepared: Any, question: Question) -> Any:
+        if question.others == 2:
+            raise ValueError("a score of its network is no number")
+        claims = question.claims
+        mood = int(prepared[0]) + sum(len(name) for name in question.names) + int(claims.told.sum())
+        sizes = [int(row[allowed != 0][0]) for row, allowed in zip(claims.sizes, claims.allowed, strict=True)]
+        for j in range(mood % len(sizes), len(sizes)):
+            more = int(claims.sizes[j][claims.allowed[j] != 0][-1])
+            left = question.capacity - sum(sizes) + sizes[j]
+            sizes[j] = more if more <= left or mood % 11 == 0 else sizes[j]
+            if mood % 5 == 0 and claims.jobs["held"][j] == 0 and question.free < question.total // 2:
+                sizes[j] = 0
+        return np.array(sizes)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_an_agent_chooses_in_replays_as_it_does_live(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(AGENTS, "moody", AgentTraits(sizes=True))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "gpusched.agents.moody.live", Moody)  # type: ignore[arg-type]
+    model = Model("moody", {"mood": np.array([seed])}, {}, "", f"moody {seed}")
+    spec = msgspec.structs.replace(SPECS["drf"], agent="moody")
+    fast, slow, policy = both(spec, mixed(seed), seed, model)
+    assert_same(fast, slow)
+    troubles = [trouble for _, plan in policy.seen for trouble in plan.troubles.values()]
+    assert len(set(troubles)) == 2
+    assert len(troubles) < len(policy.seen) // 2
+    expected = {f"{troubles.count(why)} times drf chose sizes: {why}" for why in troubles}
+    assert expected <= set(fast.notes)
+
+
+class Listening(Moody):
+    """An agent that notes what it is told, and leaves the sizes as they are."""
+
+    heard: ClassVar[list[tuple[float, Claims]]] = []
+
+    @classmethod
+    def choose_sizes(cls, prepared: Any, question: Question) -> Any:
+        claims = question.claims
+        cls.heard.append((question.now, claims._replace(told=claims.told.copy(), pace=claims.pace.copy())))
+        return np.where(claims.jobs["held"] > 0, claims.jobs["held"], claims.sizes[:, 1])
+
+
+def test_a_policy_knows_a_job_s_pace_only_at_the_sizes_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(AGENTS, "listening", AgentTraits(sizes=True))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "gpusched.agents.listening.live", Listening)  # type: ignore[arg-type]
+    trace = replace(
+        trace_of([0, 100], [9000, 50], [1, 1], limit=[9999, 99]), model=np.zeros(2, np.int64), models=("m",)
+    )
+    per_s = {(1, 1): 5.0, (2, 1): 6.0, (4, 1): 50.0, (8, 1): 51.0}
+    rates = Rates(profiles=Profiles(series={("m", ""): Series(per_s, "any")}))
+    policy = replace(of_spec(SPECS["drf"]), spec=msgspec.structs.replace(SPECS["drf"], agent="listening"))
+    policy = replace(policy, model=Model("listening", {"mood": np.zeros(1)}, {}, "", "listening"))
+    Listening.heard.clear()
+    result = replay(trace, Pool.uniform(1, 8), policy, elastic=any_size(trace), rates=rates)
+    first = [(at, claims.told[0].tolist(), claims.pace[0]) for at, claims in Listening.heard]
+    assert [(at, told) for at, told, _ in first[:2]] == [(0.0, [0, 0, 0, 0]), (100.0, [0, 1, 0, 0])]
+    assert first[0][2] == pytest.approx([1.0, 2**0.8, 4**0.8, 8**0.8])
+    assert first[1][2] == pytest.approx([1.2 / 2**0.8, 1.2, 1.2 * 2**0.8, 1.2 * 4**0.8]), "the profile has 0.2, 1.2, 10"
+    assert result.knows == "oracle"
+    assert result.end[0] == pytest.approx(9000 / 1.2)
+
+
+def test_partitions_are_sized_each_for_itself() -> None:
+    pool = Pool.of([NodeSpec(8, 64, 1 << 16, "A", name) for name in ("p", "q")])
+    trace = mixed(4)
+    trace = replace(trace, gpus=np.minimum(trace.gpus, 8), group=np.arange(len(trace)) % 2, groups=("p", "q"))
+    spec = SPECS["drf"]
+    fast, slow, _ = both(spec, trace, 4, pool=pool)
+    for name in ("start", "end", "restarts"):
+        np.testing.assert_array_equal(getattr(fast, name), getattr(slow, name), name)
+    assert np.isfinite(fast.end).sum() > 40
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_no_work_is_lost_and_none_is_made(name: str) -> None:
+    rng = np.random.default_rng(1)
     sizes, lasts = rng.choice([1, 2, 4, 6, 16], 120), rng.lognormal(6, 1, 120)
     trace = trace_of(np.sort(rng.uniform(0, 9000, 120)), lasts, sizes, limit=lasts * 3)
-    pool = Pool.of(
-        [NodeSpec(8, 64, 1 << 20, "A", "p"), NodeSpec(8, 64, 1 << 20, "A", "p"), NodeSpec(4, 32, 1 << 19, "A", "p")]
-    )
-    result = elastic(trace, pool, restart_s=20.0)
+    result = replay(trace, POOL, name, elastic=any_size(trace), restart_s=20.0)
     assert not np.isnan(result.end).any()
-    assert sum(isinstance(a, Resize) for _, plan in seen for a in plan.actions) > 20
-    for snapshot, plan in seen:
-        assert check(plan, snapshot)[1] == ()
     # At the most speed that it may ever have, and without any wait, a job takes this long; nothing ends sooner.
     fastest = trace.duration * trace.gpus / np.maximum(trace.gpus, 8)
     assert (result.end - trace.submit >= fastest - 1e-6).all()
     parts = parts_of(result)
     held = float(((parts.end - parts.start) * parts.gpus).sum())
-    assert held == pytest.approx((trace.duration * trace.gpus).sum() + 20.0 * _restarted_gpus(seen), rel=1e-9)
+    again = float((parts.gpus[parts.start > result.start[parts.job]]).sum())
+    assert result.restarts.sum() > 20
+    assert held == pytest.approx((trace.duration * trace.gpus).sum() + 20.0 * again, rel=1e-9)
 
 
-def _restarted_gpus(seen: list[tuple[Snapshot, Plan]]) -> int:
-    """GPUs, summed over all starts but each job's first."""
-    begun: set[str] = set()
-    total = 0
-    for start in (action for _, plan in seen for action in plan.actions if isinstance(action, Start)):
-        total += sum(len(part.gpus) for part in start.allocation.parts) if start.job_id in begun else 0
-        begun.add(start.job_id)
-    return total
+def with_told(trace: Trace, seed: int) -> Trace:
+    """As own history has it: sizes of each job, its pace at some, what a stop takes it, its cool-down."""
+    rng, jobs = np.random.default_rng(seed), len(trace)
+    sizes = [(int(own),) if rng.random() < 0.3 else tuple(sorted({int(own), 1, 3, 8})) for own in trace.gpus]
+    tells = rng.random(jobs) < 0.7
+    return replace(
+        trace,
+        told=Told(
+            steps=np.where(tells, 100.0, np.nan),
+            cost_s=np.where(rng.random(jobs) < 0.5, rng.integers(5, 60, jobs), np.nan),
+            cooldown_s=rng.choice([0.0, 100.0], jobs),
+            size_job=np.array([job for job, own in enumerate(sizes) for _ in own]),
+            size_gpus=np.array([gpus for own in sizes for gpus in own]),
+            steps_per_s=np.array([
+                gpus ** rng.uniform(0.3, 1.0) if tells[job] and rng.random() < 0.6 else np.nan
+                for job, own in enumerate(sizes) for gpus in own
+            ]),
+            run_job=np.zeros(0, np.int64), run_gpus=np.zeros(0, np.int64), run_after_s=np.zeros(0), run_s=np.zeros(0),
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_so_it_does_where_jobs_told_of_their_sizes_and_pace(seed: int) -> None:
+    trace, options = with_told(mixed(seed), seed), {"restart_s": 20.0, "failures": AWAY}
+    slow = SizedPolicy(SPECS["elastic"], trace, POOL, Options(elastic=elastic_of(trace), **options))
+    fast = replay(trace, POOL, "elastic", **options)
+    assert_same(fast, replay(trace, POOL, slow, elastic=elastic_of(trace), **options))
+    assert sum(isinstance(a, Resize) for _, plan in slow.seen for a in plan.actions) > 5

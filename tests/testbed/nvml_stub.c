@@ -23,6 +23,7 @@
  *     procs, graphics_procs       pid:bytes,pid:bytes
  *     nvlinks=N, nvlinkL=0        number of links; a link that is down
  *     nvlinkL.peer, nvlinkL.peer_type                    PCI address at the far end; 0 GPU, 2 switch
+ *     fabric=UUID,CLIQUE,STATE    NVLink domain: 32 hexadecimal digits; state 3 has joined
  *     error=N                     every call on this GPU fails with N (15: GPU is lost)
  *     delay_ms=N                  every call on this GPU takes this long
  *   topo, topo.I.J (I < J)        nearest common ancestor of two GPUs: 0 10 20 30 40 50
@@ -396,6 +397,23 @@ int nvmlDeviceGetNvLinkRemoteDeviceType(Gpu *gpu, u32 link, u32 *out) {
     char key[48];
     int result = link_key(gpu, link, ".peer_type", key, sizeof key);
     return result ? result : gpu_u32(gpu, key, out);
+}
+
+typedef struct { u32 version; unsigned char uuid[16]; u32 status, clique, state, health; } Fabric;
+
+int nvmlDeviceGetGpuFabricInfoV(Gpu *gpu, Fabric *out) {
+    char text[TEXT], digits[33];
+    int result = gpu_raw(gpu, "fabric", text, sizeof text);
+    if (result) return result;
+    if (out->version != 0x02000024) return ARGUMENT_VERSION_MISMATCH;
+    if (sscanf(text, "%32[0-9a-f],%u,%u", digits, &out->clique, &out->state) != 3) return UNKNOWN;
+    for (int i = 0; i < 16; i++) {
+        u32 byte;
+        sscanf(digits + 2 * i, "%2x", &byte);
+        out->uuid[i] = (unsigned char)byte;
+    }
+    out->status = SUCCESS;
+    return SUCCESS;
 }
 
 int nvmlDeviceGetTopologyCommonAncestor(Gpu *a, Gpu *b, u32 *out) {

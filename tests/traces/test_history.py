@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
-from gpusched.errors import GpuschedError, NoHistory
-from gpusched.model.jobs import Dependency, DependencyKind, Job, JobSpec, JobState
+from gpusched.errors import FileError, GpuschedError, NoHistory
+from gpusched.model.jobs import Dependency, DependencyKind, Elastic, Job, JobSpec, JobState, Resizes
+from gpusched.model.progress import JobProgress
 from gpusched.queue.store import Run, Store
+from gpusched.sim.engine.build import Options
+from gpusched.sim.pool import Pool
+from gpusched.sim.replay import replay
+from gpusched.sim.resizing import elastic_of
+from gpusched.sim.stepper import Stepper
+from gpusched.traces import file as tracefile
 from gpusched.traces.load import load
 from gpusched.traces.readers.history import as_submitted, trace_of, window_of
+from gpusched.traces.slicing import select
+from gpusched.traces.trace import Told
 
 START = 1_790_000_000.0
 
@@ -146,3 +156,161 @@ def test_no_store_and_no_jobs(tmp_path: Path) -> None:
     Store.create_or_open(tmp_path / "empty").close()
     with pytest.raises(GpuschedError, match="no job in it has run and ended"):
         load(tmp_path / "empty")
+
+
+# What jobs told, and the sizes that they had
+
+SIZES = Elastic(sizes=(2, 4, 8), base_gpus=2, base_cores=4, base_memory_mib=512)
+
+
+def resized(
+    store: Store, job_id: str, *attempts: tuple[int, float, float, float | None], pace: dict[int, float]
+) -> Job:
+    """A job that was submitted at 0: its attempts (GPUs, start, end, when work ended), and its pace at each size."""
+    step, last, cost, ran = 0.0, len(attempts), 0.0, 0.0
+    for n, (gpus, start, end, until) in enumerate(attempts, 1):
+        outcome = JobState.COMPLETED if n == last else JobState.PENDING
+        store.open_run(
+            Run(job_id=job_id, attempt=n, user="u", partition="A100", flavor=None, share=0.5, gpus=gpus,
+                start_time=START + start, end_time=None, outcome=None, nodes={"n1": gpus})
+        )  # fmt: skip
+        store.close_run(job_id, n, START + end, outcome, None if until is None else START + until)
+        told = JobProgress(job_id=job_id, attempt=n, gpus=gpus)
+        if pace:
+            told = told.with_step(step, 1000.0, None, START + start + 1)
+            step += pace[gpus] * ((end if until is None else until) - start)
+            told = told.with_step(step, 1000.0, None, told.first_at + (step - told.first_step) / pace[gpus])  # type: ignore[operator]
+            store.put_progress([told])
+        if n < last:
+            cost, ran = cost + attempts[n][1] - (end if until is None else until), ran + end - start
+    resizes = Resizes(count=last - 1, costs_s=cost, measured=last - 1, had_s=ran) if last > 1 else None
+    found = msgspec.structs.replace(
+        job(job_id, 0, JobState.COMPLETED, attempts[-1][2], nodes=1, gpus_per_node=attempts[-1][0], elastic=SIZES),
+        start_time=START + attempts[-1][1], resizes=resizes,
+    )  # fmt: skip
+    store.put_jobs([found])
+    return found
+
+
+PACE = {2: 1.0, 4: 1.5, 8: 1.8}
+LIFE = ((2, 10.0, 110.0, 104.0), (8, 120.0, 180.0, 176.0), (4, 190.0, 250.0, None))
+
+
+def test_a_job_that_had_several_sizes_has_its_work_at_its_base_size_by_its_own_pace(tmp_path: Path) -> None:
+    store = Store.create_or_open(tmp_path)
+    resized(store, "r", *LIFE, pace=PACE)
+    resized(store, "s", (4, 20.0, 80.0, None), pace={})
+    store.put_jobs([job("x", 1, JobState.COMPLETED, 101)])
+    run(store, "x", 1, 1, 101, JobState.COMPLETED)
+    trace = trace_of(store, name="w")
+    store.close()
+    assert trace.ids == ("r", "s", "x")
+    assert trace.gpus.tolist() == [2, 2, 8]
+    assert (trace.cores.tolist(), trace.memory_mib.tolist(), trace.nodes.tolist()) == (
+        [4, 4, 16],
+        [512, 512, 2048],
+        [0, 0, 2],
+    )
+    work = 94 + 56 * 1.8 + 60 * 1.5
+    assert trace.duration.tolist() == pytest.approx([work, 60 * 2**0.8, 100.0], rel=1e-12)
+    told = trace.told
+    assert told is not None
+    np.testing.assert_allclose(told.steps, [work, np.nan, np.nan])
+    np.testing.assert_array_equal(told.cost_s, [(16 + 14) / 2, np.nan, np.nan])
+    assert told.cooldown_s.tolist() == [600.0, 600.0, 0.0]
+    assert told.sizes(0) == pytest.approx(PACE)
+    assert list(told.sizes(1)) == [2, 4, 8]
+    assert (told.speeds(1), list(told.sizes(2))) == ({}, [8])
+    assert (told.run_job.tolist(), told.run_gpus.tolist()) == ([0, 0, 0, 1, 2], [2, 8, 4, 4, 8])
+    assert told.run_after_s.tolist() == [10.0, 120.0, 190.0, 20.0, 0.0]
+    assert told.run_s.tolist() == [94.0, 56.0, 60.0, 60.0, 100.0]
+    assert "1 jobs told their progress; 2 are resizable" in trace.notes[-1]
+
+
+def test_work_that_was_not_saved_or_was_made_twice_counts_once(tmp_path: Path) -> None:
+    store = Store.create_or_open(tmp_path)
+    store.put_jobs([job("n", 0, JobState.COMPLETED, 300, nodes=1, gpus_per_node=4), job("o", 0, JobState.TIMEOUT, 300)])
+    for name in "no":
+        run(store, name, 1, 0, 100, JobState.NODE_FAIL)
+        run(store, name, 2, 110, 300, JobState.COMPLETED)
+    first = (
+        JobProgress(job_id="n", attempt=1, gpus=4).with_step(0, 280, None, START).with_step(100, 280, None, START + 100)
+    )
+    again = JobProgress(job_id="n", attempt=2, gpus=4).with_step(90, 280, None, START + 110)
+    store.put_progress([first, again.with_step(280, 280, None, START + 300)])
+    trace = trace_of(store, name="w")
+    store.close()
+    assert trace.duration.tolist() == [280.0, 290.0], "what tells nothing has all that it ran"
+
+
+def test_a_window_takes_what_is_left_of_the_work(tmp_path: Path) -> None:
+    store = Store.create_or_open(tmp_path)
+    resized(store, "r", *LIFE, pace=PACE)
+    store.put_jobs([job("x", 201, JobState.COMPLETED, 260)])
+    run(store, "x", 1, 210, 260, JobState.COMPLETED)
+    trace, before = window_of(store, name="w", since=START + 200, until=START + 1000)
+    store.close()
+    assert (trace.ids, before) == (("r", "x"), 1)
+    assert trace.duration.tolist() == pytest.approx([50 * 1.5, 50.0])
+    assert trace.limit.tolist() == [600.0 - 100 - 60 - 10, 600.0]
+    assert trace.told is not None
+    assert list(trace.told.sizes(0)) == [2, 4, 8]
+
+
+def test_what_was_told_goes_with_its_job_and_into_files(tmp_path: Path) -> None:
+    store = Store.create_or_open(tmp_path / "state")
+    resized(store, "r", *LIFE, pace=PACE)
+    store.put_jobs([job("x", 1, JobState.COMPLETED, 101)])
+    run(store, "x", 1, 1, 101, JobState.COMPLETED)
+    store.close()
+    trace = load(tmp_path / "state")
+    only = select(trace, np.array([False, True]))
+    assert only.told is not None
+    assert (only.told.sizes(0).keys(), only.told.run_job.tolist()) == ({8}, [0])
+    tracefile.write(tmp_path / "t.gpusched.npz", trace)
+    kept = load(tmp_path / "t.gpusched.npz")
+    assert trace.told is not None
+    assert kept.told is not None
+    for field in fields(Told):
+        np.testing.assert_array_equal(getattr(kept.told, field.name), getattr(trace.told, field.name))
+    for change in (
+        {"size_job": trace.told.size_job[::-1]},
+        {"steps_per_s": trace.told.steps_per_s * 0},
+        {"steps": trace.told.steps[:1]},
+    ):
+        tracefile.write(tmp_path / "b.npz", replace(trace, told=replace(trace.told, **change)))
+        with pytest.raises(FileError, match="told"):
+            tracefile.read(tmp_path / "b.npz")
+
+
+def test_a_replay_at_the_recorded_sizes_takes_what_was_recorded(tmp_path: Path) -> None:
+    store = Store.create_or_open(tmp_path)
+    resized(store, "r", *LIFE, pace=PACE)
+    store.close()
+    trace = load(tmp_path)
+    pool = Pool.uniform(1, 8)
+    stepper = Stepper(trace, pool, Options(elastic=elastic_of(trace)))
+    stepper.advance()
+    told = trace.told
+    assert told is not None
+    for gpus, seconds in zip(told.run_gpus.tolist(), told.run_s.tolist(), strict=True):
+        if stepper.waiting():
+            stepper.start(0)
+        else:
+            stepper.resize(0, gpus)
+            seconds += told.cost_s[0]
+        if gpus != 4:
+            assert stepper.advance(stepper.now + seconds)
+    while stepper.advance():
+        pass
+    assert stepper.result("as recorded").end.tolist() == [pytest.approx(250.0 - 10, abs=1e-9)]
+
+
+def test_replays_under_a_policy_that_chooses_sizes_go_by_it_and_others_by_the_base_size(tmp_path: Path) -> None:
+    store = Store.create_or_open(tmp_path)
+    resized(store, "r", *LIFE, pace=PACE)
+    store.close()
+    trace, pool = load(tmp_path), Pool.uniform(1, 8)
+    assert replay(trace, pool, "easy").end.tolist() == trace.duration.tolist()
+    assert replay(trace, pool, "elastic").end.tolist() == [pytest.approx(trace.duration[0] / 1.8)]
+    assert replay(trace, Pool.uniform(1, 4), "elastic").end.tolist() == [pytest.approx(trace.duration[0] / 1.5)]

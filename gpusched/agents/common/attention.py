@@ -26,7 +26,7 @@ def attention_of(arrays: Arrays, net: Net) -> Reals:
     if len(net.sizes) < 3:
         raise ValueError("attention needs a hidden layer, and net has none")
     check_shapes(arrays, dict.fromkeys(names, (int(net.sizes[-2]),) * 2))
-    return np.stack([np.asarray(arrays[name], np.float32).T for name in names])
+    return np.array([arrays[name].T for name in names], np.float32, order="C")  # as `NONE` is: one pass for both
 
 
 def arrays_of(attention: Reals) -> dict[str, Reals]:

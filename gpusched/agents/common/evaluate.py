@@ -10,9 +10,11 @@ import numpy as np
 
 from gpusched.agents.common.request import UNTRAINED, Row
 from gpusched.config.weights import Arrays
+from gpusched.sched.sizing.rules import RULES
 from gpusched.sim.orders import ORDERS
-from gpusched.sim.policies import ReplayPolicy, composed
+from gpusched.sim.policies import ReplayPolicy, composed, policy_by_name
 from gpusched.study.compare import compare
+from gpusched.study.request import elastic_of
 from gpusched.study.study import Outcome, Run, Scenario, carry_out
 
 FIGURE = "mean_jct_s"
@@ -34,6 +36,16 @@ def heuristics(knows: str) -> list[ReplayPolicy]:
     return found
 
 
+def rules(agent: ReplayPolicy) -> list[ReplayPolicy]:
+    """What an agent is compared with: heuristics that know as much; of one that chooses sizes the rules for sizes."""
+    if not agent.chooses_sizes:
+        return heuristics(agent.knows)
+    return [
+        policy_by_name(name, sizes=True)
+        for name in ("easy", "elastic", *(rule for rule in RULES if rule != "greedy-gain"))
+    ]
+
+
 def before(agent: ReplayPolicy, untrained: Arrays | None) -> ReplayPolicy | None:
     """The agent as it was before it learned anything."""
     if agent.model is None or untrained is None:
@@ -51,8 +63,15 @@ def table(
     Over several scenarios (draws of a workload) an interval is Student's, and the change is paired by scenario; over
     one it is a bootstrap over days, as in ``gpusched replay``. ``advance`` is called with (replays done, in all).
     """
-    policies = [agent, *([] if untrained is None else [untrained]), *heuristics(agent.knows)]
-    runs = [Run(scenario, policy, None, 0) for policy in policies for scenario in scenarios]
+    policies = [agent, *([] if untrained is None else [untrained]), *rules(agent)]
+    about = agent.model.about if agent.model is not None and agent.chooses_sizes else {}
+    restart_s = float(about.get("restart_s", 0.0))
+    runs = [
+        Run(scenario, policy, None, 0, restart_s=restart_s, elastic=elastic_of(scenario.trace, sizes))
+        for policy in policies
+        for sizes in [about.get("sizes") if policy.chooses_sizes else None]
+        for scenario in scenarios
+    ]
     outcomes: list[list[Outcome]] = [[] for _ in policies]
     for i, outcome in enumerate(carry_out(runs)):
         outcomes[i // len(scenarios)].append(outcome)

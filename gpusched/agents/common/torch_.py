@@ -7,6 +7,7 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from gpusched.config.weights import Arrays
 from gpusched.errors import GpuschedError, UsageError
 
 if TYPE_CHECKING:
@@ -51,3 +52,23 @@ def begin(seed: int, device: str = "cpu") -> Device:
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(seed)
     return torch.device(device)  # type: ignore[no-any-return]
+
+
+def optimizer_arrays(optimizer: Any) -> Arrays:
+    """What an optimiser keeps of each parameter, for a checkpoint: ``adam.<parameter>.<name>``."""
+    return {
+        f"adam.{i}.{name}": value.cpu().numpy()
+        for i, moments in optimizer.state_dict()["state"].items()
+        for name, value in moments.items()
+    }
+
+
+def restore_optimizer(optimizer: Any, arrays: Arrays) -> None:
+    """The other way; rates and the like stay as they are."""
+    torch: Any = need("torch")
+    moments: dict[int, dict[str, Any]] = {}
+    for name, value in arrays.items():
+        if name.startswith("adam."):
+            _, index, key = name.split(".")
+            moments.setdefault(int(index), {})[key] = torch.from_numpy(value.copy())
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpusched.agents.dl2.decide import PATIENCE
 from gpusched.agents.dl2.slots import Course, Jobs, Policy
 from gpusched.agents.dl2.workloads import SLOTS
 from gpusched.compiled import jit
@@ -14,7 +15,6 @@ from gpusched.sched.heaps import Heap, new_heap, pop, push
 from gpusched.sched.state import Floats, Ints
 
 _ERROR = 0.05
-_TIME_LEFT = 0.25
 
 
 class Cluster(NamedTuple):
@@ -183,7 +183,7 @@ def greedy(jobs: Jobs, course: Course, there: Ints, line: Frontier) -> None:
     weight = np.zeros(len(there))
     for i in range(len(there)):
         job = there[i]
-        weight[i] = ((jobs.epochs[job] - course.done[job]) / line.best[job]) ** -_TIME_LEFT
+        weight[i] = ((jobs.epochs[job] - course.done[job]) / line.best[job]) ** -PATIENCE
         gain, to[i] = _next(line, job, 0, free)
         if to[i] >= 0:
             push(waiting, -gain * weight[i], i)

@@ -6,7 +6,7 @@ ends within its last slot, at the fraction that it needs, and holds what it has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,8 @@ from gpusched.agents.dl2.workloads import SLOTS, Workload
 from gpusched.compiled import jit
 from gpusched.errors import UsageError
 from gpusched.sched.state import Floats, Ints
+
+_PATIENCE = 20  # slots in which nothing is trained
 
 
 class Jobs(NamedTuple):
@@ -44,11 +46,15 @@ class Course(NamedTuple):
         done: ``float64[jobs]``: epochs.
         end: ``float64[jobs]``: slot and fraction; NaN before.
         sizes: ``int64[jobs, 2]``: servers and workers in this slot.
+        before: ``int64[jobs, 2]``: in the last one.
+        speed: ``float64[jobs]``: what it told of its speed in the last slot, in epochs a slot; NaN: it did not run.
     """
 
     done: Floats
     end: Floats
     sizes: Ints
+    before: Ints
+    speed: Floats
 
 
 class Played(NamedTuple):
@@ -62,6 +68,12 @@ Policy = Callable[[Jobs, Course, Ints], None]
 """Writes ``course.sizes`` for the jobs that are there (``int64[...]``, by arrival); those of all others are 0."""
 
 
+def kinds_in(workload: Workload) -> list[tuple[str, float]]:
+    """Its kinds of jobs, by model and steps of an epoch, in the order in which they arrive."""
+    ordered = sorted(workload.jobs, key=lambda job: job.arrival_slot)
+    return list(dict.fromkeys((job.model, job.steps_per_epoch) for job in ordered))
+
+
 def jobs_of(workload: Workload, speeds: Mapping[str, Floats]) -> Jobs:
     """The arrays of a workload; ``speeds``: as `speeds.read_speeds` gives them for ``workload.max_tasks``.
 
@@ -69,7 +81,7 @@ def jobs_of(workload: Workload, speeds: Mapping[str, Floats]) -> Jobs:
         UsageError: A model was not measured.
     """
     ordered = sorted(workload.jobs, key=lambda job: job.arrival_slot)
-    kinds = list(dict.fromkeys((job.model, job.steps_per_epoch) for job in ordered))
+    kinds = kinds_in(workload)
     if unknown := {model for model, _ in kinds} - set(speeds):
         raise UsageError(f"nothing measured says how fast {', '.join(sorted(unknown))} is", "see --speeds")
     number = {kind: row for row, kind in enumerate(kinds)}
@@ -84,37 +96,73 @@ def jobs_of(workload: Workload, speeds: Mapping[str, Floats]) -> Jobs:
     )
 
 
-def play(jobs: Jobs, policy: Policy) -> Played:
+class Change(NamedTuple):
+    """From a slot on, a kind of job goes at another speed."""
+
+    slot: int
+    kind: int
+    factor: float
+
+
+def play(jobs: Jobs, policy: Policy, restart: float = 0.0, changes: Sequence[Change] = ()) -> Played:
     """All slots until the last job has ended.
+
+    Args:
+        jobs: The workload.
+        policy: Who gets how much.
+        restart: What a job loses that goes on with another size than it had, in slots. The public setting has none.
+        changes: Of speed, on the way. The public setting has none.
 
     Raises:
         UsageError: The policy leaves jobs that never end.
     """
-    count, slot = len(jobs.kind), int(jobs.arrival[0])
-    course = Course(np.zeros(count), np.full(count, np.nan), np.zeros((count, 2), np.int64))
+    course, slot, idle = begin(jobs), int(jobs.arrival[0]), 0
+    if changes:
+        jobs = jobs._replace(rate=jobs.rate.copy())
     while np.isnan(course.end).any():
-        there = np.flatnonzero(np.isnan(course.end) & (jobs.arrival <= slot))
-        course.sizes[:] = 0
+        for change in changes:
+            if change.slot == slot:
+                jobs.rate[change.kind] *= change.factor
+        there = here(jobs, course, slot)
         policy(jobs, course, there)
-        if not advance(jobs, course, there, slot) and jobs.arrival[-1] <= slot:
+        idle = 0 if advance(jobs, course, there, slot, restart) or jobs.arrival[-1] > slot else idle + 1
+        if idle > _PATIENCE:
             raise UsageError(f"{len(there)} jobs are left that nothing runs on {jobs.nodes} nodes")
         slot += 1
     return Played(course.end - jobs.arrival, float(course.end.max()))
 
 
+def begin(jobs: Jobs) -> Course:
+    """Before the first slot."""
+    count = len(jobs.kind)
+    sizes, before = np.zeros((count, 2), np.int64), np.zeros((count, 2), np.int64)
+    return Course(np.zeros(count), np.full(count, np.nan), sizes, before, np.full(count, np.nan))
+
+
+def here(jobs: Jobs, course: Course, slot: int) -> Ints:
+    """The jobs of this slot, by arrival; sizes become those of the last slot, and are nothing now."""
+    course.before[:] = course.sizes
+    course.sizes[:] = 0
+    return np.flatnonzero(np.isnan(course.end) & (jobs.arrival <= slot))
+
+
 @jit
-def advance(jobs: Jobs, course: Course, there: Ints, slot: int) -> bool:
-    """One slot of training; whether anything was trained."""
+def advance(jobs: Jobs, course: Course, there: Ints, slot: int, restart: float) -> bool:
+    """One slot of training; whether anything was trained. ``restart``: slots lost by going on with another size."""
     any_trained = False
     for job in there:
-        rate = jobs.rate[jobs.kind[job], course.sizes[job, 0], course.sizes[job, 1]]
+        size, before = course.sizes[job], course.before[job]
+        rate = jobs.rate[jobs.kind[job], size[0], size[1]]
+        course.speed[job] = rate if size[0] > 0 and size[1] > 0 else np.nan
         if rate <= 0.0:
             continue
         any_trained = True
         left = jobs.epochs[job] - course.done[job]
-        course.done[job] += rate
+        stopped = course.done[job] > 0.0 and (size[0] != before[0] or size[1] != before[1])
+        lost = restart if stopped else 0.0
+        course.done[job] += rate * (1.0 - lost)
         if course.done[job] >= jobs.epochs[job]:
-            course.end[job] = slot + left / rate
+            course.end[job] = slot + lost + left / rate
     return any_trained
 
 

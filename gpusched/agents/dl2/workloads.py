@@ -92,12 +92,12 @@ SETTINGS = {"96 nodes": Setting(96), "24 nodes": Setting(24), "12 nodes": Settin
             "500 nodes": Setting(500, 200, 10)}  # fmt: skip
 
 
-def draw(name: str, seed: int) -> Workload:
+def draw(name: str | Setting, seed: int) -> Workload:
     """One workload of a setting: models at random, and in each slot between half and all of the most that may arrive.
 
     The pattern of arrivals that DL2's code calls by default cannot be run; how many come in a slot is ours.
     """
-    setting = SETTINGS[name]
+    setting = SETTINGS[name] if isinstance(name, str) else name
     rng = np.random.default_rng(seed)
     jobs: list[Job] = []
     slot = 0
@@ -109,4 +109,5 @@ def draw(name: str, seed: int) -> Workload:
                 Job(arrival_slot=slot, model=model, epochs=epochs, steps_per_epoch=steps, worker=worker, server=(2, 0))
             )
         slot += 1
-    return Workload(setting=name, nodes=setting.nodes, seed=seed, jobs=tuple(jobs))
+    label = name if isinstance(name, str) else f"{name.nodes} nodes"
+    return Workload(setting=label, nodes=setting.nodes, seed=seed, jobs=tuple(jobs))

@@ -264,8 +264,7 @@ class Agent:
         arrays["by_sequence"] = self.by_sequence
         for name, net in (("online", self.online), ("target", self.target)):
             arrays |= {f"{name}.{key}": value.cpu().numpy() for key, value in net.state_dict().items()}
-        for i, moments in self.optimizer.state_dict()["state"].items():
-            arrays |= {f"adam.{i}.{key}": value.cpu().numpy() for key, value in moments.items()}
+        arrays |= torch_.optimizer_arrays(self.optimizer)
         arrays |= {f"best.{key}": value for key, value in self.best_arrays.items()}
         rates = [group["lr"] for group in self.optimizer.param_groups]
         return arrays, {
@@ -290,12 +289,7 @@ class Agent:
 
         for name, net in (("online.", self.online), ("target.", self.target)):
             net.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in below(name).items()})
-        moments: dict[int, dict[str, Any]] = {}
-        for name, value in below("adam.").items():
-            index, _, key = name.partition(".")
-            moments.setdefault(int(index), {})[key] = torch.from_numpy(value.copy())
-        whole = self.optimizer.state_dict()
-        self.optimizer.load_state_dict({**whole, "state": moments})
+        torch_.restore_optimizer(self.optimizer, arrays)
         for group, rate in zip(self.optimizer.param_groups, state["rates"], strict=True):
             group["lr"] = rate
         self.best_arrays = below("best.")

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpusched.agents.common.evolve import Evolution
 from gpusched.agents.common.request import Report, Trained, TrainJob, settings_of
-from gpusched.agents.gist.evolve import Evolution
 from gpusched.agents.gist.networks import PATIENCE_S, QUESTIONS, STARTS, start
 from gpusched.config.weights import Arrays, Model
 from gpusched.errors import UsageError

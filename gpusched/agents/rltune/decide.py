@@ -280,8 +280,7 @@ def await_room(
         time = due[slot]
     if fitting < request.parts:
         return np.inf
-    choose(future, field.jobs.masks, request, FIRST_FIT, field.scratch)
-    return time
+    return time if choose(future, field.jobs.masks, request, FIRST_FIT, field.scratch) else np.inf
 
 
 @jit

@@ -94,7 +94,7 @@ def decide_queue(prepared: Preempting, context: Context) -> tuple[list[int], Blo
     field = _field(context)
     order = _order(prepared, context, field)
     runs = (np.arange(len(order)) >= field.waits).astype(np.uint8)
-    scratch = new_scratch(len(world.nodes), field.waiting.jobs.feasibility.size)
+    scratch = new_scratch(len(world.nodes), field.waiting.jobs.feasibility.size, world.rack)
     jobs, requests = field.waiting.jobs, field.waiting.requests
     set_feasibility(world.total, world.usable, jobs.masks, requests, scratch, jobs.feasibility)
     shares = Shares(
@@ -225,7 +225,7 @@ def _holders(world: NodeArrays, field: Field, order: Ints) -> Holders:
     holders = new_holders(len(parts) + len(field.stoppable), held, len(world.nodes))
     for k, (row, part) in enumerate(parts):
         gpus = sum(gpu not in world.nodes[row].blocked for gpu in part.gpus)
-        hold(holders, k, len(field.held) + k, Request(0, 0, 1, gpus, part.cores, part.memory_mib, -1))
+        hold(holders, k, len(field.held) + k, Request(0, 0, 1, gpus, part.cores, part.memory_mib, -1, 0))
     at = len(parts)
     for j in order.tolist():
         if j >= field.waits:
@@ -305,6 +305,7 @@ def _note_starts(context: Context, own: list[int], order: Ints, field: Field, sh
             continue
         at, first = int(outcome.total[1]), int(shares.offset[j])
         outcome.started[outcome.total[0]], outcome.offset[job] = job, at
+        outcome.shape[job] = field.waiting.jobs.shape[j]
         outcome.nodes[at : at + parts[j]] = shares.nodes[first : first + parts[j]]
         outcome.total[0] += 1
         outcome.total[1] += parts[j]

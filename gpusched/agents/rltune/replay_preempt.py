@@ -88,7 +88,7 @@ def runner(world: World, prepared: Preempting) -> Callable[[Log], int]:
     known = known_of_trace(world.trace, world.demand, len(world.pool.partitions), prepared.knows)
     ranked = Ranked(
         plan=new_plan(world), guard=guard_of(world), history=known.history, facts=known.facts, ranking=prepared.ranking,
-        full=np.zeros(len(sim.shapes), np.int64), rule=rule_of(world), restart_s=world.options.restart_s,
+        full=np.zeros(len(sim.shapes), np.int64), rule=rule_of(world), restart_s=world.restart_s,
     )  # fmt: skip
     return lambda log: run_ranked(sim, log, passes, ranked)
 
@@ -98,7 +98,7 @@ class Ranked(NamedTuple):
 
     Attributes:
         full: ``int64[shapes]``: the last decision in which one of the shape got no nodes.
-        rule, restart_s: How jobs are placed, and what a restart costs.
+        rule, restart_s: How jobs are placed, and what a restart costs (``float64[jobs]``).
     """
 
     plan: Plan
@@ -108,7 +108,7 @@ class Ranked(NamedTuple):
     ranking: Ranking
     full: Ints
     rule: int
-    restart_s: float
+    restart_s: Floats
 
 
 @jit
@@ -200,17 +200,17 @@ def _remember(sim: Sim, plan: Plan, guard: Guard, jobs: Ints) -> None:
 
 
 @jit
-def _ranks(sim: Sim, history: History, facts: Records, ranking: Ranking, jobs: Ints, restart_s: float) -> Floats:
+def _ranks(sim: Sim, history: History, facts: Records, ranking: Ranking, jobs: Ints, restart_s: Floats) -> Floats:
     """Every job's rank, ``float64[jobs]``, after all that run have been counted."""
     had, runs = np.empty(jobs.size), np.empty(jobs.size, np.uint8)
     for i in range(jobs.size):
-        had[i] = time_had(sim.pace, sim, jobs[i], restart_s)
+        had[i] = time_had(sim.pace, sim, jobs[i], restart_s[jobs[i]])
         runs[i] = sim.state[jobs[i]]["status"] == RUNNING
     return ranks_of(history, ranking, facts, jobs, had, runs)
 
 
 @jit
-def _next_change(sim: Sim, guard: Guard, facts: Records, ranking: Ranking, jobs: Ints, restart_s: float) -> float:
+def _next_change(sim: Sim, guard: Guard, facts: Records, ranking: Ranking, jobs: Ints, restart_s: Floats) -> float:
     """When a running job may next be stopped that was protected, or its rank changes by itself."""
     soonest = np.inf
     for job in jobs:
@@ -220,8 +220,8 @@ def _next_change(sim: Sim, guard: Guard, facts: Records, ranking: Ranking, jobs:
             if until > sim.clock[0]:
                 soonest = min(soonest, until)
                 continue  # until then nothing comes of its rank
-            overhead = restart_s if state["restarts"] > 0 else 0.0
+            overhead = restart_s[job] if state["restarts"] > 0 else 0.0
             resumes = max(sim.clock[0], state["start"] + overhead)
-            had = time_had(sim.pace, sim, job, restart_s)
+            had = time_had(sim.pace, sim, job, restart_s[job])
             soonest = min(soonest, resumes + changes_after_s(ranking, facts[job]["gpus"], had))
     return float(soonest)

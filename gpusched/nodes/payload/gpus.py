@@ -82,6 +82,7 @@ class Reading:
         self.budget = float(request.get("deadline_s", 12.0))
         self.until = time.monotonic() + self.budget
         self.found = {}  # type: dict[int, dict[str, Any]]
+        self.places = []  # type: list[dict[str, Any]]
         self.answer = {"source": "nvml", "gpu_error": None, "driver_version": None}  # type: dict[str, Any]
         self.todo = None  # type: list[int] | None
         self.child = Child(None, bool(request.get("want_links")))
@@ -141,6 +142,7 @@ class Reading:
                 message = self.child.next(min(self.until, time.monotonic() + GPU_LIMIT_S)) or {}
             except EOFError:
                 message = {}
+            self.places = message.get("places", [])
             for index, near in message.get("links", {}).items():
                 self.found[int(index)]["links"] = near
             self.child.kill()

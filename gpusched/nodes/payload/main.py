@@ -44,10 +44,23 @@ def run(request: "dict[str, Any]") -> None:
         from gpusched.nodes.payload.attempts import default_root
 
         answer.update(simulation.read(default_root(request["cluster_id"], request["node"]), request, found))
+    if request.get("want_links"):
+        answer["wiring"] = wiring([] if reading is None else reading.places, request)
     answer["clock"] = [began, time.time()]
     sys.stdout.write("\n" + MARK + json.dumps(answer, separators=(",", ":")) + "\n")
     sys.stdout.flush()
     os._exit(0)  # a child stuck in the driver must not keep this process
+
+
+def wiring(places: "list[dict[str, Any]]", request: "dict[str, Any]") -> "dict[str, Any] | None":
+    """The node's wiring, or None: nothing that is odd about it may cost the rest of the answer."""
+    try:
+        from gpusched.nodes.payload import wiring as reader
+
+        reader.LLDP_LIMIT_S = min(reader.LLDP_LIMIT_S, float(request.get("engine_timeout_s", 8.0)) / 4)
+        return reader.read(places)
+    except Exception:
+        return None
 
 
 def attempts(answer: "dict[str, Any]", request: "dict[str, Any]") -> "list[dict[str, Any]]":

@@ -17,6 +17,7 @@ ECC_LOCATIONS = (0, 1, 2, 3, 4, 5, 6, 7)
 LINKS_MAX = 36
 GPU_PEER, SWITCH_PEER = 0, 2
 NVLINK_SCORE = 100
+FABRIC_JOINED = 3
 # nvmlGpuTopologyLevel_t: internal 0, single switch 10, several 20, host bridge 30, NUMA node 40, system 50
 LEVEL_SCORE = {0: 60, 10: 50, 20: 40, 30: 30, 40: 20, 50: 10}
 
@@ -47,7 +48,7 @@ def messages(only: "list[int] | None", want_links: bool) -> "Iterator[dict[str, 
     for index in range(count) if only is None else only:
         yield {"gpu": read_gpu(nvml, index, handles)}
     if want_links:
-        yield {"links": links(nvml, handles)}
+        yield {"links": links(nvml, handles), "places": places(nvml, handles)}
     yield {"done": True}
 
 
@@ -144,6 +145,40 @@ def links(nvml: "Any", handles: "dict[int, Any]") -> "dict[int, dict[int, int]]"
             level = attempt([], nvml.nvmlDeviceGetTopologyCommonAncestor, handles[i], handles[j])
             result[i][j] = NVLINK_SCORE * count + LEVEL_SCORE.get(-1 if level is None else level, 0)
     return result
+
+
+def places(nvml: "Any", handles: "dict[int, Any]") -> "list[dict[str, Any]]":
+    """Bus address and NVLink domain of every GPU."""
+    found = []
+    for index, handle in handles.items():
+        pci = attempt([], nvml.nvmlDeviceGetPciInfo, handle)
+        bus = None if pci is None else "%08x:%02x:%02x.0" % (pci.domain, pci.bus, pci.device)
+        found.append({"index": index, "bus": bus, "domain": attempt([], fabric, nvml, handle)})
+    return found
+
+
+def fabric(nvml: "Any", handle: "Any") -> "str | None":
+    """``clusterUuid.cliqueId`` of the NVLink domain a GPU has joined; None: of none that goes beyond its server."""
+    import ctypes  # as pynvml has done
+
+    errors = []  # type: list[Any]
+    info = None
+    for call, kind in (("V", "nvmlGpuFabricInfo_v2_t"), ("", "nvmlGpuFabricInfo_t")):
+        if not hasattr(nvml, "c_" + kind) or not hasattr(nvml, "nvmlDeviceGetGpuFabricInfo" + call):
+            continue
+        info = getattr(nvml, "c_" + kind)()
+        errors = []
+        attempt(errors, getattr(nvml, "nvmlDeviceGetGpuFabricInfo" + call), handle, ctypes.byref(info))
+        if not errors:
+            break
+    if info is None or errors or info.state != FABRIC_JOINED or info.status != 0:
+        return None
+    raw = ctypes.string_at(ctypes.addressof(info) + type(info).clusterUuid.offset, 16)  # may hold zeros: not a C string
+    if not any(raw):
+        return None
+    digits = "".join("%02x" % byte for byte in bytearray(raw))
+    uuid = "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+    return "%s.%d" % (uuid, info.cliqueId)
 
 
 def read_nvlinks(nvml: "Any", handle: "Any") -> "tuple[list[tuple[int, int, int]], int]":

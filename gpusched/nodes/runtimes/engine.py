@@ -80,7 +80,7 @@ finish)
         sleep 0.2
     done
     [ ! -e "$dir/output.done" ] || exit 0
-    follower=$(group "$dir/output.pid") && kill -KILL "-$follower"
+    follower=$(group "$dir/output.pid") && kill -KILL "$follower"
     engine logs "$name" 2>&1 | as_user sh -c 'exec cat >"$1"' sh "$output" || exit 1
     : >"$dir/output.done"
     ;;
@@ -135,7 +135,7 @@ exit 0
 
 # kill before rm: podman's `rm -f` waits ten seconds for a container that ignores TERM.
 _REMOVE = """\
-launcher=$(group "$dir/launcher.pid") && kill -KILL "-$launcher"
+launcher=$(group "$dir/launcher.pid") && kill -KILL "$launcher"
 found=$(ours) || exit 1
 for id in $found; do
     bounded 10 "$binary" kill --signal KILL "$id" >/dev/null 2>&1
@@ -148,7 +148,7 @@ for id in $found; do
         kill_processes
     done
 done
-follower=$(group "$dir/output.pid") && kill -KILL "-$follower"
+follower=$(group "$dir/output.pid") && kill -KILL "$follower"
 unpin
 rm -rf -- "$dir"
 """

@@ -30,14 +30,13 @@ claim() { # PID FILE: as stamp, for the first who comes; whether that was this o
     return "$1"
 }
 same_boot() { grep -qx "boot=$(cat /proc/sys/kernel/random/boot_id)" "$dir/meta" 2>/dev/null; }
-group() { # FILE: the process group whose leader is stamped there, if any of it is alive
+group() { # FILE: what to kill of the process group whose leader is stamped there, if any of it is alive
     [ -r "$1" ] && same_boot || return 1
     read -r leader since <"$1" || return 1
     [ "${leader:-0}" -gt 1 ] || return 1
-    if [ -d "/proc/$leader" ]; then
-        now=$(starttime "$leader") && [ "$now" != "$since" ] && return 1
-    fi
-    kill -0 "-$leader" 2>/dev/null && echo "$leader"
+    now=$(starttime "$leader") && [ "$now" != "$since" ] && return 1
+    kill -0 "-$leader" 2>/dev/null && echo "-$leader" && return
+    [ -n "$now" ] && echo "$leader" # a launcher is stamped before it has a group of its own
 }
 alive() { # FILE: whether the stamped process itself is
     [ -r "$1" ] && same_boot && read -r leader since <"$1" && [ "$(starttime "$leader")" = "$since" ]

@@ -96,14 +96,14 @@ _START = """\
 """
 
 _SIGNAL = """\
-group=$(group "$dir/pid") && kill "-$signal" "-$group" 2>/dev/null
+group=$(group "$dir/pid") && kill "-$signal" "$group" 2>/dev/null
 [ "$signal" != KILL ] || kill_strays
 exit 0
 """
 
 _REMOVE = """\
 for file in launcher.pid pid; do
-    group=$(group "$dir/$file") && kill -KILL "-$group" 2>/dev/null
+    group=$(group "$dir/$file") && kill -KILL "$group" 2>/dev/null
 done
 kill_strays
 rm -rf -- "$dir"

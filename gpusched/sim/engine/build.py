@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +14,21 @@ from gpusched.forecast.predictor import Predictor
 from gpusched.model.policy import MAPPED
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.heaps import new_heap
-from gpusched.sched.state import Ints, Jobs, Records, Scratch, copied, filled, new_releases, new_scratch, seed_words
+from gpusched.sched.state import (
+    Floats,
+    Ints,
+    Jobs,
+    Records,
+    Scratch,
+    copied,
+    filled,
+    new_releases,
+    new_scratch,
+    seed_words,
+)
 from gpusched.sim.engine.nodeindex import new_index
 from gpusched.sim.engine.pace import WHOLE
+from gpusched.sim.engine.placing import Network
 from gpusched.sim.engine.state import (
     CHANGE,
     COUNTERS,
@@ -46,7 +58,7 @@ from gpusched.sim.engine.step import mark_never
 from gpusched.sim.knowledge import Knowledge, knowledge_of, static_ranks
 from gpusched.sim.policies import HALF_LIFE_S, PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import Demand, Pool, demand_of
-from gpusched.sim.rates import Rates, Speeds, no_speeds, speeds_of
+from gpusched.sim.rates import Rates, Speeds, no_speeds, restart_seconds, speeds_of
 from gpusched.sim.result import CutRuns, Events, Result
 from gpusched.sim.sharing import Share, sharing_of
 from gpusched.traces.trace import Trace
@@ -70,12 +82,19 @@ class Elastic:
 
     Attributes:
         least, most: ``int64[jobs]``: GPUs between which a job may be; its own number where it is rigid.
-        linear: Whether a job without figures for a size goes in proportion to its GPUs; else it cannot have that size.
+        linear: Whether a job without figures for a size goes as at the nearest that has some, or in proportion to its
+            GPUs (`gpusched.sim.rates.resized_on`); else it cannot have that size.
+        cores, memory_mib: Between which amounts in all its cores and MiB go with its GPUs; None: in proportion.
+            One of a trace with `Trace.told` goes by that.
+        sizes: What each job may have, ascending; None: its own number, and powers of two.
     """
 
     least: Ints
     most: Ints
     linear: bool = False
+    cores: tuple[int, int] | None = None
+    memory_mib: tuple[int, int] | None = None
+    sizes: Sequence[tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +109,7 @@ class Options:
         generic: Only the passes of the live controller, without indices: slower, the same result.
         restart_s: Seconds that a preempted job's restart holds its nodes before its work goes on (at any restart of a
             preemptive policy).
+        restart_costs: The same by model, where that is known (`gpusched.sim.profiles.read_restarts`).
         las_thresholds_gpu_s: Attained service that parts the queues of LAS, ascending (default: two queues, one GPU
             hour; Tiresias leaves the thresholds to the operator).
         half_life_s: How fast what users had is forgotten, in seconds (``settings.fairshare_half_life``).
@@ -98,6 +118,8 @@ class Options:
         share: Whether jobs share GPUs: "no"; "fractions" (jobs of one GPU by the thousandths they ask for); "pairs"
             (besides, two jobs of equal GPUs share them where that was measured to do more than taking turns).
         elastic: Which jobs a `Stepper` may resize; None: none.
+        network: What placement and neighbours cost jobs; None: nothing. Jobs are laid out as `engine.placing` says, by
+            the placement; those that name a number of nodes keep it.
         progress: Told, some times a second and on a thread of its own, which part of the jobs has ended.
     """
 
@@ -107,12 +129,14 @@ class Options:
     failures: Sequence[Outage] = ()
     generic: bool = False
     restart_s: float = 0.0
+    restart_costs: Mapping[str, float] = field(default_factory=dict)
     las_thresholds_gpu_s: Sequence[float] = (3600.0,)
     half_life_s: float = HALF_LIFE_S
     rates: Rates | None = None
     predictor: Predictor | None = None
     share: Share = "no"
     elastic: Elastic | None = None
+    network: Network | None = None
     progress: Callable[[float], None] | None = None
 
 
@@ -121,8 +145,7 @@ class World(NamedTuple):
 
     Attributes:
         rule: The placement's name. never: How many jobs can never run. generic: Whether the fast runs cannot be used.
-        shared: How GPUs are shared. sizes: Where jobs are elastic, of those that were resized: (since when, GPUs on
-            each node) of every size in order.
+        restart_s: ``float64[jobs]``: what a restart costs. shared: How GPUs are shared.
     """
 
     trace: Trace
@@ -136,8 +159,8 @@ class World(NamedTuple):
     passes: Passes
     never: int
     generic: bool
+    restart_s: Floats
     shared: Share = "no"
-    sizes: dict[int, list[tuple[float, int]]] | None = None
 
     @property
     def users(self) -> int:
@@ -155,27 +178,32 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     if rule not in PLACEMENTS:
         raise UsageError(f"no placement is called {rule!r}; one of {', '.join(PLACEMENTS)}")
     share, notes = sharing_of(options.share, trace, policy, rule)
-    demand = demand_of(trace, pool, shares=share != "no")
     rates = options.rates
+    by_cores = options.elastic is not None and rates is not None and bool(rates.profiles.sensitivity)
+    demand = demand_of(trace, pool, shares=share != "no", in_proportion=by_cores)
+    restart_s, of_restarts = restart_seconds(trace, options.restart_costs, options.restart_s)
+    if options.elastic is not None and trace.told is not None:  # as measured of each job
+        restart_s = np.where(np.isnan(trace.told.cost_s), restart_s, trace.told.cost_s)
     speeds = speeds_of(rates, trace, pool, demand) if rates else no_speeds(len(trace), len(pool.gpu_types))
     # Who is told run times is told those on the slowest GPUs that the job may get.
     timed = trace if rates is None else replace(trace, duration=trace.duration / speeds.slowest)
     knowledge = knowledge_of(timed, policy)
-    knowledge = knowledge._replace(notes=(*knowledge.notes, *notes, *speeds.notes))
+    knowledge = knowledge._replace(notes=(*knowledge.notes, *notes, *speeds.notes, *of_restarts))
     changing = policy.kind in ("arriving", "changing", "agent") or policy.backfill == "conservative"
-    generic = options.generic or changing or rule in ("naive", *MAPPED) or share != "no"
+    sized = policy.chooses_sizes and options.elastic is not None
+    generic = options.generic or changing or sized or rule in ("naive", *MAPPED) or share != "no"
+    generic = generic or options.network is not None
     if generic:
         demand = demand._replace(gpus_only=False)
     slots = int(demand.parts.sum()) if share != "no" else _slots(demand)
     jobs = _jobs(timed, policy, knowledge, demand, options.limits)
     scratch = new_scratch(len(pool), len(demand.queue))
     sim = _sim(jobs, pool, demand, _changes(options.failures, len(pool)), scratch, slots, options.half_life_s)
-    if rates is not None or share != "no" or options.elastic is not None:
+    if rates is not None or share != "no" or options.elastic is not None or options.network is not None:
         sim = sim._replace(pace=_pace(sim, trace, pool, demand, speeds, options.limits, share))
     passes = _passes(demand, knowledge, scratch, slots, options.seed)
     never = int(mark_never(sim))
-    sizes: dict[int, list[tuple[float, int]]] | None = {} if options.elastic else None
-    return World(trace, pool, policy, options, rule, knowledge, demand, sim, passes, never, generic, share, sizes)
+    return World(trace, pool, policy, options, rule, knowledge, demand, sim, passes, never, generic, restart_s, share)
 
 
 def _pace(sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, limits: bool, share: Share) -> Pace:
@@ -185,13 +213,14 @@ def _pace(sim: Sim, trace: Trace, pool: Pool, demand: Demand, speeds: Speeds, li
     sim.jobs["duration"], sim.jobs["overlong"] = trace.duration, 0
     sim.state["left"] = trace.duration
     return Pace(
-        runs=filled(RUN, len(trace), rate=1.0, limit=limit, row=speeds.row, slot=-1, next=-1, mate=-1),
+        runs=filled(RUN, len(trace), rate=1.0, own=1.0, limit=limit, row=speeds.row, slot=-1, next=-1, mate=-1),
         speed=speeds.table,
         kind=pool.gpu_type,
         slots=filled(SLOT, pool.total_gpus if share != "no" else 0, room=WHOLE, jobs=-1),
         first=np.cumsum(pool.gpus) - pool.gpus,
         milli=demand.milli,
         pairs=share == "pairs",
+        links=None,
     )
 
 
@@ -249,9 +278,12 @@ def _sim(
     jobs: Records, pool: Pool, demand: Demand, changes: Records, scratch: Scratch, slots: int, half_life_s: float
 ) -> Sim:
     nodes, gpus, runs = len(pool), demand.resources.gpus, min(len(jobs), slots)
+    columns = {
+        name: c for name, c in demand.requests._asdict().items() if name in (SHAPE.names or ()) and c is not None
+    }
     return Sim(
         jobs=jobs,
-        shapes=filled(SHAPE, len(demand.queue), **demand.requests._asdict(), queue=demand.queue),
+        shapes=filled(SHAPE, len(demand.queue), **columns, queue=demand.queue),
         changes=changes,
         state=filled(STATE, len(jobs), first=np.nan, start=np.nan, end=np.nan, left=jobs["duration"]),
         node=filled(NODE, nodes, free=gpus, total=gpus, up=1, queue=pool.partition),
@@ -337,7 +369,7 @@ def result_of(world: World, log: Log, seconds: float) -> Result:
             end=log.cuts["end"][:cuts].copy(),
             part_offsets=np.concatenate(([0], log.cuts["stop"][:cuts])),
             part_nodes=log.cut_nodes[:cut_parts].copy(),
-            part_gpus=_cut_gpus(world, log, part_gpus),
+            part_gpus=log.cuts["gpus"][:cuts].copy() if world.options.elastic is not None else None,
         ),
         events=Events(
             time=log.events["time"][:logged].copy(),
@@ -354,23 +386,12 @@ def result_of(world: World, log: Log, seconds: float) -> Result:
 def _held(world: World) -> tuple[Ints, Ints, Ints]:
     """Nodes of each job's last run, GPUs on each, and which they are, job by job."""
     sim, demand = world.sim, world.demand
-    shape = demand.shape if world.sizes is None else np.where(demand.shape >= 0, sim.jobs["shape"], -1)
+    changed = world.options.elastic is not None or world.options.network is not None
+    shape = np.where(demand.shape >= 0, sim.jobs["shape"], -1) if changed else demand.shape
     runs = shape >= 0
     parts, part_gpus = np.zeros(len(shape), np.int64), np.zeros(len(shape), np.int64)
     parts[runs], part_gpus[runs] = sim.shapes["parts"][shape[runs]], sim.shapes["gpus"][shape[runs]]
-    if world.sizes is None:
+    if not changed:
         return parts, part_gpus, sim.held
     within = np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)
     return parts, part_gpus, sim.held[np.repeat(sim.jobs["offset"], parts) + within]
-
-
-def _cut_gpus(world: World, log: Log, part_gpus: Ints) -> Ints | None:
-    """GPUs on each node of the cut runs, where jobs may have had other sizes then."""
-    if world.sizes is None:
-        return None
-    cuts = log.cuts[: int(world.sim.counter[CUTS])]
-    gpus: Ints = part_gpus[cuts["job"]]
-    for i, (job, start) in enumerate(zip(cuts["job"].tolist(), cuts["start"].tolist(), strict=True)):
-        for since, size in world.sizes.get(job, ()):
-            gpus[i] = size if since <= start else gpus[i]
-    return gpus

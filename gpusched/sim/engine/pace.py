@@ -1,4 +1,4 @@
-"""How fast jobs go: by the GPU type of their nodes and by who shares their GPUs; and who shares which GPU.
+"""How fast jobs go: by the GPU type of their nodes, by who shares their GPUs and their links; and who shares which GPU.
 
 A job's work is its recorded duration; it is done at its rate, 1 being the speed under which that was recorded. A job
 over several nodes goes as fast as the slowest of them lets it. With several others on its GPU the worst pair counts,
@@ -15,7 +15,9 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.heaps import push, remove
 from gpusched.sched.state import Records, Request
-from gpusched.sim.engine.state import IN_SYSTEM, RUNNING, UNMEASURED, Pace, Sim
+from gpusched.sched.topology.load import speed_of
+from gpusched.sim.engine.links import join_links, quit_links, speed_on_links
+from gpusched.sim.engine.state import IN_SYSTEM, RUNNING, UNMEASURED, Links, Pace, Sim
 from gpusched.sim.result import NODE_FAIL
 
 WHOLE = 1000
@@ -29,7 +31,9 @@ def set_out(pace: Pace | None, sim: Sim, job: int, since: float) -> None:
     if pace is None:
         sim.state[job]["due"] = since + sim.state[job]["left"]
         return
+    beside = join_links(pace.links, sim, job)
     _set_rate(pace, sim, job, since)
+    _repace_beside(pace.links, pace, sim, beside)
     run = pace.runs[job]
     if run["mate"] >= 0:
         _repace(pace, sim, run["mate"])
@@ -73,6 +77,7 @@ def release(pace: Pace | None, sim: Sim, job: int, request: Request) -> Request:
     """The request with the whole GPUs that a stopped job gives back."""
     if pace is None:
         return request
+    _repace_beside(pace.links, pace, sim, quit_links(pace.links, job))
     if pace.runs[job]["mate"] >= 0:
         return _leave_mate(pace, sim, job, request)
     if pace.runs[job]["slot"] >= 0:
@@ -124,13 +129,13 @@ def more_events(pace: Pace | None, sim: Sim, future: int) -> int:
 @jit
 def _speed(pace: Pace, sim: Sim, job: int) -> float:
     """The rate of a running job now."""
-    row = pace.runs[job]["row"]
+    row, shared = pace.runs[job]["row"], speed_on_links(pace.links, job)
     if row < 0:
-        return 1.0
+        return float(pace.runs[job]["own"] * shared)
     offset, rate = sim.jobs[job]["offset"], np.inf
     for part in range(sim.shapes[sim.jobs[job]["shape"]]["parts"]):
         rate = min(rate, _speed_beside(pace, job, row, pace.kind[sim.held[offset + part]]))
-    return float(rate)
+    return float(rate * shared)
 
 
 @jit
@@ -179,6 +184,17 @@ def _repace(pace: Pace, sim: Sim, job: int) -> None:
     remove(sim.ends, job)
     _set_rate(pace, sim, job, pace.runs[job]["since"])
     push(sim.ends, sim.state[job]["due"], job)
+
+
+@jit
+def _repace_beside(links: Links | None, pace: Pace, sim: Sim, count: int) -> None:
+    """New rates for the first ``count`` jobs of ``links.found``."""
+    if links is None:
+        return
+    for i in range(count):
+        other = links.found[i]
+        links.load.jobs[other]["speed"] = speed_of(links.model, links.load, other)
+        _repace(pace, sim, other)
 
 
 # Shared GPUs
@@ -263,4 +279,6 @@ def _measured(pace: Pace, sim: Sim, job: int, other: int) -> bool:
 @jit
 def with_gpus(request: Request, gpus: int) -> Request:
     """The same request for another number of GPUs."""
-    return Request(request.lo, request.hi, request.parts, gpus, request.cores, request.memory, request.mask)
+    return Request(
+        request.lo, request.hi, request.parts, gpus, request.cores, request.memory, request.mask, request.spread
+    )

@@ -3,7 +3,7 @@
 At every decision all jobs in the system, running or waiting, are taken in the policy's order, and each is given nodes
 out of the whole pool: a running job keeps its own where those before it left them; another gets nodes that nobody
 runs on, else nodes of jobs that come after it. Running jobs that got none are stopped. What was done is kept
-(checkpoint); every restart holds its nodes for ``restart_s`` before its work goes on.
+(checkpoint); every restart holds its nodes for the job's ``restart_s`` before its work goes on.
 """
 
 from __future__ import annotations
@@ -75,13 +75,14 @@ class Preemptive(NamedTuple):
     """A policy that stops running jobs: SRTF, LAS or DRF; how it places, and what a restart costs.
 
     Attributes:
+        restart_s: ``float64[jobs]``.
         thresholds: GPU seconds that part LAS's queues, ascending.
     """
 
     plan: Plan
     policy: int
     rule: int
-    restart_s: float
+    restart_s: Floats
     thresholds: Floats
 
 
@@ -130,30 +131,30 @@ def _attained(sim: Sim, job: int, restart_s: float) -> float:
 
 
 @jit
-def _keys(sim: Sim, jobs: Ints, policy: int, restart_s: float, thresholds: Floats) -> Floats:
+def _keys(sim: Sim, jobs: Ints, policy: int, restart_s: Floats, thresholds: Floats) -> Floats:
     """SRTF: work left; LAS: the queue it is in by attained service (in it by rank). Smaller first."""
     keys = np.empty(jobs.size)
     for i in range(jobs.size):
         if policy == SRTF:
-            keys[i] = work_left(sim.pace, sim, jobs[i], restart_s)
+            keys[i] = work_left(sim.pace, sim, jobs[i], restart_s[jobs[i]])
         else:
-            attained = _attained(sim, jobs[i], restart_s)
+            attained = _attained(sim, jobs[i], restart_s[jobs[i]])
             keys[i] = np.sum(thresholds <= attained + _SLACK_GPU_S)
     return keys
 
 
 @jit
-def _next_demotion(sim: Sim, jobs: Ints, restart_s: float, thresholds: Floats) -> float:
+def _next_demotion(sim: Sim, jobs: Ints, restart_s: Floats, thresholds: Floats) -> float:
     """When the next running job will have had so much that it falls to the next queue."""
     soonest = np.inf
     for job in jobs:
         state = sim.state[job]
         if state["status"] != RUNNING:
             continue
-        attained = _attained(sim, job, restart_s)
+        attained = _attained(sim, job, restart_s[job])
         shape = sim.shapes[sim.jobs[job]["shape"]]
         gpus = shape["parts"] * shape["gpus"]
-        overhead = restart_s if state["restarts"] > 0 else 0.0
+        overhead = restart_s[job] if state["restarts"] > 0 else 0.0
         resumes = max(sim.clock[0], state["start"] + overhead)
         for threshold in thresholds:
             if gpus > 0 and threshold > attained + _SLACK_GPU_S:
@@ -242,12 +243,12 @@ def _positive(column: Ints) -> float:
 
 
 @jit
-def apply_plan(sim: Sim, log: Log, plan: Plan, restart_s: float) -> None:
+def apply_plan(sim: Sim, log: Log, plan: Plan, restart_s: Floats) -> None:
     """Stops running jobs that got no nodes or others, then starts."""
     for i in range(plan.size[0]):
         job = plan.active[i]
         if sim.state[job]["status"] == RUNNING and plan.kept[job] != sim.counter[DECISIONS]:
-            cut(sim, log, job, PREEMPTED, work_left(sim.pace, sim, job, restart_s))
+            cut(sim, log, job, PREEMPTED, work_left(sim.pace, sim, job, restart_s[job]))
     at = 0
     for i in range(plan.size[1]):
         job = plan.order[i]
@@ -255,4 +256,4 @@ def apply_plan(sim: Sim, log: Log, plan: Plan, restart_s: float) -> None:
         for part in range(request.parts):
             sim.chosen[part] = plan.nodes[at]
             at += 1
-        occupy(sim, log, job, request, restart_s if sim.state[job]["restarts"] > 0 else 0.0)
+        occupy(sim, log, job, request, restart_s[job] if sim.state[job]["restarts"] > 0 else 0.0)

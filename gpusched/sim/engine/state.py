@@ -25,6 +25,9 @@ from gpusched.sched.state import (
     Scratch,
     Words,
 )
+from gpusched.sched.topology.load import Load
+from gpusched.sched.topology.slowdown import Model
+from gpusched.sched.topology.tree import Tree, Use
 from gpusched.sim.engine.nodeindex import NodeIndex
 
 FUTURE, DEPENDENT, WAITING, RUNNING, DONE, NEVER = range(6)
@@ -51,15 +54,15 @@ STATE = np.dtype(
     [("status", _I8), ("first", _F8), ("start", _F8), ("end", _F8), ("due", _F8), ("left", _F8), ("restarts", _I8)]
 )
 # A `Request` and the partition that it queues in.
-SHAPE = np.dtype([(name, _I8) for name in ("lo", "hi", "parts", "gpus", "cores", "memory", "mask", "queue")])
+SHAPE = np.dtype([(name, _I8) for name in (*Requests._fields[:-1], "queue")])
 # free: GPUs not held, available or not. total: GPUs it has. queue: partition.
 NODE = np.dtype([("free", _I8), ("up", _I8), ("total", _I8), ("queue", _I8)])
 # How fast a running job goes: at ``rate`` from ``since`` on, when it had `STATE.left` to do. had: seconds it had run by
 # then. limit: seconds it may run in all. late: that will kill it before it is done. row: in `Pace.speed`, -1: without
-# figures, at its recorded speed. slot: the shared GPU it is on, next: the next job there; mate: the job it shares all
-# its GPUs with; or -1.
+# figures, at its ``own`` speed, 1 at its recorded size. slot: the shared GPU it is on, next: the next job there; mate:
+# the job it shares all its GPUs with; or -1.
 RUN = np.dtype(
-    [(name, _F8) for name in ("rate", "since", "had", "limit")]
+    [(name, _F8) for name in ("rate", "since", "had", "limit", "own")]
     + [(name, _I8) for name in ("late", "row", "slot", "next", "mate")]
 )
 # A GPU that jobs may share. room: thousandths left; jobs: the first of those on it, -1: none, then it is a free GPU of
@@ -67,11 +70,26 @@ RUN = np.dtype(
 SLOT = np.dtype([("room", _I8), ("jobs", _I8)])
 CHANGE = np.dtype([("time", _F8), ("kind", _I8), ("node", _I8)])
 EVENT = np.dtype([("time", _F8), ("kind", np.int32), ("subject", np.int32)])
-CUT = np.dtype([("job", _I8), ("start", _F8), ("end", _F8), ("stop", _I8)])
+CUT = np.dtype([("job", _I8), ("start", _F8), ("end", _F8), ("stop", _I8), ("gpus", _I8)])
+
+
+class Links(NamedTuple):
+    """What running jobs share beside GPUs.
+
+    Attributes:
+        use, needs: Room for the links of one job. found: ``int64[jobs]``: room for its neighbours.
+    """
+
+    tree: Tree
+    model: Model
+    load: Load
+    use: Use
+    needs: Floats
+    found: Ints
 
 
 class Pace(NamedTuple):
-    """How fast jobs go, and who shares GPUs.
+    """How fast jobs go, and who shares GPUs and links.
 
     Attributes:
         runs: ``RUN[jobs]``.
@@ -81,6 +99,7 @@ class Pace(NamedTuple):
         slots: ``SLOT[GPUs]``; empty where GPUs are not shared. first: ``int64[nodes]``: a node's first slot.
         milli: ``int64[shapes]``: thousandths of its one GPU; 1000: whole GPUs.
         pairs: Whether two jobs may take the same GPUs.
+        links: None where placement and neighbours cost nothing: then nothing of it is compiled.
     """
 
     runs: Records
@@ -90,6 +109,7 @@ class Pace(NamedTuple):
     first: Ints
     milli: Ints
     pairs: bool
+    links: Links | None
 
 
 class Sim(NamedTuple):
@@ -132,7 +152,8 @@ class Log(NamedTuple):
     """The event log and the cut runs, with room to spare; `Sim.counter` says how much is used.
 
     Attributes:
-        events: ``EVENT[...]``. cuts: ``CUT[...]``; ``stop``: where the run's nodes end in ``cut_nodes``.
+        events: ``EVENT[...]``. cuts: ``CUT[...]``; ``stop``: where the run's nodes end in ``cut_nodes``; ``gpus``: on
+            each of them.
     """
 
     events: Records
@@ -160,7 +181,7 @@ class Passes(NamedTuple):
 def shape_request(shapes: Records, shape: int) -> Request:
     """The request with index ``shape``."""
     of = shapes[shape]
-    return Request(of["lo"], of["hi"], of["parts"], of["gpus"], of["cores"], of["memory"], of["mask"])
+    return Request(of["lo"], of["hi"], of["parts"], of["gpus"], of["cores"], of["memory"], of["mask"], of["spread"])
 
 
 def new_log(events: int, cuts: int, parts: int) -> Log:

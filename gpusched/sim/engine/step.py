@@ -201,6 +201,7 @@ def cut(sim: Sim, log: Log, job: int, kind: int, left: float) -> None:
     run["start"] = sim.state[job]["start"]
     run["end"] = sim.clock[0]
     run["stop"] = counter[CUT_PARTS]
+    run["gpus"] = sim.shapes[sim.jobs[job]["shape"]]["gpus"]
     counter[CUTS] += 1
     remove(sim.ends, job)
     note(sim, log, kind, job)

@@ -7,31 +7,24 @@ whole job. ``TYPE_unconsolidated`` is the same over several servers. 0 says that
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gpusched.errors import FileError
 from gpusched.sim.profiles.table import Profiles, Series, model_key, type_key
-from gpusched.traces.readers.columns import open_text
 
 _APART = "_unconsolidated"
 _RECORDED_ON = "V100"  # of its types the fastest, and what `gpusched.traces.readers.gavel` takes run times from
 _EXPECTED = "Gavel's throughputs: GPU type -> ('model', GPUs) -> null or ('other', GPUs) -> steps per second"
 
 
-def read(path: Path) -> Profiles:
-    """The table of one file.
+def tables_of(path: Path, root: Any) -> Profiles:
+    """The table in a file.
 
     Raises:
         FileError: It is something else.
     """
-    try:
-        with open_text(path) as text:
-            root = json.load(text)
-    except json.JSONDecodeError as error:
-        raise FileError(str(path), error.lineno, "", f"a JSON error ({error.msg})", "valid JSON") from None
     per_s: dict[tuple[str, str], dict[tuple[int, int], float]] = {}
     beside: dict[tuple[str, str, int, str], float] = {}
     for kind, jobs in _entries(path, "", root):

@@ -12,8 +12,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from gpusched.errors import FileError
+from gpusched.sched.interference.placement import Placed, StepTimes
 from gpusched.sim.profiles.table import Profiles, Series, split_model, type_key, with_batch
 from gpusched.traces.readers.columns import Table, read_csv, stem
 
@@ -22,6 +26,8 @@ CLUSTERS = {"aws": "T4", "dgx": "A100", "dgx-ext": "A100", "rtx": "RTX2080Ti", "
 """GPU types of Sia's clusters, from its sia-simulator/simulator_config.py: AWS g4dn.12xlarge (of 4 T4), DGX-A100 with
 few (dgx) and with more (dgx-ext) batch sizes, 8 RTX 2080Ti, 4 Quadro RTX 6000. Others go by their own name."""
 _RECORDED_ON = "A100"
+
+_WITHOUT_BUS = ("dgx",)  # NVSwitch: GPUs of one server do not share one
 
 _Samples = dict[tuple[str, str, int], dict[tuple[int, int], list[tuple[bool, float]]]]
 
@@ -45,8 +51,9 @@ def read(paths: Sequence[Path]) -> list[Profiles]:
         assert match is not None
         kind = type_key(CLUSTERS.get(match["cluster"], match["cluster"]))
         new: _Samples = defaultdict(lambda: defaultdict(list))
-        for batch, at, even, per_s in _rows(path, match["kind"]):
-            new[match["model"].lower(), kind, batch][at].append((even, per_s))
+        for row in _rows(path, match["kind"]):
+            at = row.gpus, row.nodes
+            new[match["model"].lower(), kind, row.batch][at].append((row.even, row.gpus * row.batch / row.step_s))
         for key, points in new.items():
             for at, values in points.items():
                 if at not in found[key] or "-scalability-" not in path.name:
@@ -60,6 +67,33 @@ def read(paths: Sequence[Path]) -> list[Profiles]:
     recorded_on = dict.fromkeys([*usual, *(name for name, _ in series)], _RECORDED_ON)
     sources = tuple((path.name, _models(path, list(recorded_on))) for path in paths)
     return [Profiles(series=series, usual=usual, recorded_on=recorded_on, sources=sources, notes=notes)]
+
+
+class Measured(NamedTuple):
+    """Steps of a model on a machine as they were measured; ``bus``: whether GPUs of a server share one."""
+
+    model: str
+    machine: str
+    times: StepTimes
+    bus: bool
+
+
+def read_steps(path: Path) -> Measured:
+    """The steps of one file. Sia's servers hang on one switch: they are of one rack.
+
+    Raises:
+        FileError: It holds something else.
+    """
+    match = _NAME.fullmatch(stem(path))
+    if match is None:
+        raise FileError(
+            str(path), None, "", "another name", "MODEL-placements-CLUSTER.csv or MODEL-scalability-CLUSTER.csv"
+        )
+    rows = list(_rows(path, match["kind"]))
+    most, gpus, nodes = (np.array(c, np.int64) for c in zip(*((r.most, r.gpus, r.nodes) for r in rows), strict=True))
+    placed = Placed(most, gpus, nodes, np.ones_like(nodes))
+    times = StepTimes(placed, np.array([float(r.batch) for r in rows]), np.array([r.step_s for r in rows]))
+    return Measured(match["model"].lower(), match["cluster"], times, not match["cluster"].startswith(_WITHOUT_BUS))
 
 
 def _models(path: Path, keys: list[str]) -> frozenset[str]:
@@ -89,8 +123,18 @@ def _usual(found: _Samples) -> dict[str, str]:
     return usual
 
 
-def _rows(path: Path, kind: str) -> Iterator[tuple[int, tuple[int, int], bool, float]]:
-    """Samples per GPU, (GPUs, nodes), whether they are spread evenly, samples per second."""
+class _Row(NamedTuple):
+    """Samples per GPU, GPUs in all and on the fullest node, nodes, whether they are spread evenly, seconds."""
+
+    batch: int
+    gpus: int
+    most: int
+    nodes: int
+    even: bool
+    step_s: float
+
+
+def _rows(path: Path, kind: str) -> Iterator[_Row]:
     columns = ("placement",) if kind == "placements" else ("num_nodes", "num_replicas")
     table = read_csv(path, f"a file of {kind}", ("local_bsz", "step_time", *columns))
     if table.ragged:
@@ -101,11 +145,11 @@ def _rows(path: Path, kind: str) -> Iterator[tuple[int, tuple[int, int], bool, f
         step_s = _positive(path, table, row, "step_time")
         if kind == "placements":
             digits = [int(d) for d in str(_whole(path, table, row, "placement")) if d != "0"]
-            gpus, nodes, even = sum(digits), len(digits), len(set(digits)) == 1
+            gpus, most, nodes, even = sum(digits), max(digits), len(digits), len(set(digits)) == 1
         else:
             nodes, gpus = _whole(path, table, row, "num_nodes"), _whole(path, table, row, "num_replicas")
-            even = gpus % nodes == 0
-        yield batch, (gpus, nodes), even, gpus * batch / step_s
+            most, even = -(-gpus // nodes), gpus % nodes == 0
+        yield _Row(batch, gpus, most, nodes, even, step_s)
 
 
 def _whole(path: Path, table: Table, row: int, column: str) -> int:

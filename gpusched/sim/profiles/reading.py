@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpusched.errors import GpuschedError, UsageError
-from gpusched.sim.profiles import dl2, gavel, placement
-from gpusched.sim.profiles.table import Profiles, merged
-from gpusched.traces.readers.columns import stem
+from gpusched.errors import FileError, GpuschedError, UsageError
+from gpusched.sim.profiles import dl2, gavel, placement, synergy
+from gpusched.sim.profiles.table import Profiles, merged, model_key
+from gpusched.traces.readers.columns import open_text, read_csv, stem
 
-EXPECTED = "Gavel's *.json, Sia's MODEL-placements-CLUSTER.csv and MODEL-scalability-CLUSTER.csv, DL2's *speed*.txt"
+EXPECTED = (
+    "Gavel's and Synergy's *.json, Sia's MODEL-placements-CLUSTER.csv and MODEL-scalability-CLUSTER.csv,"
+    " DL2's *speed*.txt"
+)
 
 
 def read_profiles(paths: Sequence[Path | str]) -> Profiles:
@@ -24,12 +28,55 @@ def read_profiles(paths: Sequence[Path | str]) -> Profiles:
     files = [file for path in paths for file in _files(Path(path))]
     placements = [file for file in files if placement.is_one(stem(file))]
     try:
-        parts = [gavel.read(file) for file in files if stem(file).endswith(".json")]
+        parts = [_of_json(file) for file in files if stem(file).endswith(".json")]
         parts += placement.read(placements)
         parts += [dl2.read(file) for file in files if stem(file).endswith(".txt")]
     except OSError as error:
         raise GpuschedError(f"{error.filename}: {error.strerror or error}") from None
     return merged(parts)
+
+
+def read_restarts(path: Path | str) -> dict[str, float]:
+    """What stopping a job and starting it again costs, in seconds, by model: a CSV with ``model,restart_s``.
+
+    Sia's simulator has such constants (siasosp23/artifacts).
+
+    Raises:
+        FileError: It is something else.
+        GpuschedError: It cannot be read.
+    """
+    expected = "a file of restart costs"
+    try:
+        table = read_csv(Path(path), expected, ("model", "restart_s"))
+    except OSError as error:
+        raise GpuschedError(f"{error.filename}: {error.strerror or error}") from None
+    if table.ragged:
+        line, has, wanted = table.ragged[0]
+        raise FileError(str(path), line, "", f"{has} fields", f"{wanted} fields")
+    found: dict[str, float] = {}
+    for row, (name, text) in enumerate(zip(table.columns["model"], table.columns["restart_s"], strict=True)):
+        line = int(table.lines[row])
+        if not (model := model_key(name)) or model in found:
+            raise FileError(str(path), line, "model", repr(name), "a model's name, once")
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = -1.0
+        if not 0 <= seconds < float("inf"):
+            raise FileError(str(path), line, "restart_s", repr(text), "seconds, 0 or more")
+        found[model] = seconds
+    if not found:
+        raise FileError(str(path), None, "", "no model", "model,restart_s and one line for each model")
+    return found
+
+
+def _of_json(path: Path) -> Profiles:
+    try:
+        with open_text(path) as text:
+            root = json.load(text)
+    except json.JSONDecodeError as error:
+        raise FileError(str(path), error.lineno, "", f"a JSON error ({error.msg})", "valid JSON") from None
+    return synergy.tables_of(path, root) if synergy.is_one(root) else gavel.tables_of(path, root)
 
 
 def _files(path: Path) -> list[Path]:

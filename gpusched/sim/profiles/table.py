@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 _BATCH = re.compile(r"(?P<model>.+) \(batch size (?P<batch>[0-9]{1,9})\)")
 _SEPARATORS = re.compile(r"[\s_-]+")
 
 Spread = Literal["nodes", "apart", "any"]
+
+
+class Sensitivity(Protocol):
+    """How a model's speed depends on CPU cores and memory."""
+
+    def at(self, gpus: int, cores: float | None, memory_mib: float | None) -> float:
+        """Speed with so many cores and MiB in all (None: plenty), in a unit of the model's own; above 0."""
 
 
 class Series(NamedTuple):
@@ -70,6 +77,7 @@ class Profiles:
             its speed alone there.
         recorded_on: Model -> the type that its run times are from where nobody says.
         usual: Model without a batch size -> the key of the batch size that it is taken at.
+        sensitivity: Model -> how its speed depends on CPU cores and memory.
         sources: Names of the files, each with the models in it. notes: What was chosen on the way, likewise.
     """
 
@@ -77,6 +85,7 @@ class Profiles:
     beside: Mapping[tuple[str, str, int, str], float] = field(default_factory=dict)
     recorded_on: Mapping[str, str] = field(default_factory=dict)
     usual: Mapping[str, str] = field(default_factory=dict)
+    sensitivity: Mapping[str, Sensitivity] = field(default_factory=dict)
     sources: tuple[tuple[str, frozenset[str]], ...] = ()
     notes: tuple[tuple[str, frozenset[str]], ...] = ()
 
@@ -84,6 +93,12 @@ class Profiles:
     def types(self) -> tuple[str, ...]:
         """The GPU types that something was measured on, longest names first."""
         return tuple(sorted({t for _, t in self.series}, key=lambda t: (-len(t), t)))
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models that something is known of, sorted; one that has a usual batch size without the others."""
+        named = {name for name, _ in self.series if split_model(name)[0] not in self.usual}
+        return tuple(sorted(named | self.usual.keys() | self.sensitivity.keys()))
 
     def type_of(self, gpu_type: str) -> str | None:
         """The measured type that a node's GPU type is: of the same name, or the longest that its name contains."""
@@ -128,6 +143,20 @@ class Profiles:
             (self.series[with_batch(base, high), kind], share),
         ]
 
+    def share_of(self, model: str, gpus: int, cores: float | None, memory_mib: float | None) -> float:
+        """As `Sensitivity.at`; 1.0 for a model of which nothing is known."""
+        key = model_key(model)
+        base = split_model(key)[0]
+        if key not in self.sensitivity and not any(name == base for name, _ in self.series):
+            key = base
+        found = self.sensitivity.get(key)
+        return 1.0 if found is None else found.at(gpus, cores, memory_mib)
+
+    def notes_of(self, model: str) -> tuple[str, ...]:
+        """What was chosen on the way to a model's figures."""
+        names = {model_key(model), split_model(model_key(model))[0]}
+        return tuple(note for note, of in self.notes if names & of)
+
     def slowed(self, model: str, gpu_type: str, gpus: int, neighbour: str) -> float | None:
         """A model's speed beside another on the same GPUs by its speed alone there; None: not measured."""
         kind = self.type_of(gpu_type)
@@ -161,6 +190,7 @@ def merged(parts: Iterable[Profiles]) -> Profiles:
     beside: dict[tuple[str, str, int, str], float] = {}
     recorded_on: dict[str, str] = {}
     usual: dict[str, str] = {}
+    sensitivity: dict[str, Sensitivity] = {}
     sources: list[tuple[str, frozenset[str]]] = []
     notes: list[tuple[str, frozenset[str]]] = []
     for part in parts:
@@ -171,9 +201,10 @@ def merged(parts: Iterable[Profiles]) -> Profiles:
         beside |= part.beside
         recorded_on = {**part.recorded_on, **recorded_on}
         usual |= part.usual
+        sensitivity |= part.sensitivity
         sources += part.sources
         notes += part.notes
     return Profiles(
-        series=series, beside=beside, recorded_on=recorded_on, usual=usual, sources=tuple(sources),
-        notes=tuple(dict.fromkeys(notes)),
+        series=series, beside=beside, recorded_on=recorded_on, usual=usual, sensitivity=sensitivity,
+        sources=tuple(sources), notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip

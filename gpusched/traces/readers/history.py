@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from gpusched.errors import GpuschedError, NoHistory
 from gpusched.model.jobs import ENDED, DependencyKind, Job
-from gpusched.queue.store import DATABASE, Reader
+from gpusched.model.progress import JobProgress, speeds_of
+from gpusched.queue.store import DATABASE, Reader, Run
+from gpusched.sched.sizing.live import pace_of
 from gpusched.traces.readers.draft import assemble, intern
-from gpusched.traces.trace import Ints, Trace
+from gpusched.traces.trace import Ints, Told, Trace
 
 
 def read(path: Path, *, strict: bool) -> Trace:
     """The trace of a state folder (or of its database): the groups are partitions, the epoch is the first submission.
 
-    A job's run time is the sum over its attempts. One with a begin time counts as submitted then. Jobs that never ran,
-    and those that have not ended, are left out. ``strict`` changes nothing: the store has no bad rows.
+    A job's run time is the sum over its attempts; of a resizable one, what all its work takes at its base size, by its
+    own pace at each (see `_scale`), without the times of stopping. Steps that a job told to have made twice count once.
+    One with a begin time counts as submitted then. Jobs that never ran, and those that have not ended, are left out.
+    ``strict`` changes nothing: the store has no bad rows.
 
     Raises:
         GpuschedError: There is no store, or it has no such job.
@@ -39,17 +45,21 @@ def trace_of(reader: Reader, *, name: str, since: float | None = None, until: fl
     Raises:
         NoHistory: No such job.
     """
-    ran, first_start = _runs(reader)
+    past = _Past.of(reader)
     jobs = [j for j in reader.jobs(states=ENDED) if (since is None or _submit(j) >= since)
             and (until is None or _submit(j) < until)]  # fmt: skip
-    kept = [j for j in jobs if ran.get(j.id, 0.0) > 0]
+    ran = {job.id: past.work_s(job) for job in jobs}
+    kept = [j for j in jobs if ran[j.id] > 0]
     if not kept:
         raise NoHistory(f"{name}: no job in it has run and ended")
     kept.sort(key=lambda job: (_submit(job), job.id))
     notes = []
     if left_out := len(jobs) - len(kept):
         notes.append(f"{left_out} {LEFT_OUT}")
-    return _assembled(name, kept, [_submit(job) for job in kept], [ran[job.id] for job in kept], first_start, notes)
+    trace = _assembled(
+        name, kept, [_submit(job) for job in kept], [ran[job.id] for job in kept], past.first_start, notes
+    )
+    return past.told(trace, kept)
 
 
 def window_of(reader: Reader, *, name: str, since: float, until: float) -> tuple[Trace, int]:
@@ -63,22 +73,20 @@ def window_of(reader: Reader, *, name: str, since: float, until: float) -> tuple
         NoHistory: No job was submitted in the window and has run and ended.
     """
     new = trace_of(reader, name=name, since=since, until=until)
-    left: dict[str, float] = {}
-    for run in reader.runs(since, until):
-        end = until if run.end_time is None else min(run.end_time, until)
-        left[run.job_id] = left.get(run.job_id, 0.0) + max(0.0, end - max(run.start_time, since))
-    ran, first_start = _runs(reader)
-    before = [job for job in reader.jobs(since=since) if _submit(job) < since and left.get(job.id, 0.0) > 0]
-    before.sort(key=lambda job: (first_start[job.id], job.id))
+    past = _Past.of(reader, until)
+    before = [job for job in reader.jobs(since=since) if _submit(job) < since and job.id in past.runs]
+    left = {job.id: past.work_s(job, since) for job in before}
+    before = [job for job in before if left[job.id] > 0]
+    before.sort(key=lambda job: (past.first_start[job.id], job.id))
     known = set(new.ids)
     after = {job.id: job for job in reader.jobs(states=ENDED) if job.id in known}
     jobs = [*before, *(after[job_id] for job_id in new.ids)]
     submits = [since] * len(before) + [_submit(after[job_id]) for job_id in new.ids]
-    durations = [left[job.id] for job in before] + [ran[job_id] for job_id in new.ids]
+    durations = [left[job.id] for job in before] + new.duration.tolist()
     notes = [note for note in new.notes if note.endswith(LEFT_OUT)]
-    trace = _assembled(name, jobs, submits, durations, first_start, notes)
+    trace = past.told(_assembled(name, jobs, submits, durations, past.first_start, notes), jobs)
     limit = trace.limit.copy()  # of the limit, too, what was left when the window began
-    limit[: len(before)] -= [max(0.0, since - job.start_time) if job.start_time else 0.0 for job in before]
+    limit[: len(before)] -= [past.had_s(job, since) for job in before]
     return replace(trace, limit=np.maximum(limit, 1.0)), len(before)
 
 
@@ -102,7 +110,7 @@ def _assembled(
         ids=tuple(job.id for job in jobs),
         submit=submit - submit[0],
         duration=np.array(durations),
-        gpus=whole([job.spec.gpus for job in jobs]),
+        gpus=whole([_size(job) for job in jobs]),
         names={
             "user": intern([job.user for job in jobs]),
             "group": intern([job.spec.partition for job in jobs]),
@@ -111,9 +119,10 @@ def _assembled(
         },
         columns={
             "limit": np.array([float(job.spec.time_limit_s) for job in jobs]),
-            "nodes": whole([job.spec.nodes for job in jobs]),
-            "cores": whole([job.spec.nodes * job.spec.cores_per_node for job in jobs]),
-            "memory_mib": whole([job.spec.nodes * job.spec.memory_mib_per_node for job in jobs]),
+            # At which number of nodes a resizable job had its base size is forgotten: the fewest, as it is started.
+            "nodes": whole([job.spec.nodes if job.spec.elastic is None else 0 for job in jobs]),
+            "cores": whole([_of_all(job, job.spec.cores_per_node, "base_cores") for job in jobs]),
+            "memory_mib": whole([_of_all(job, job.spec.memory_mib_per_node, "base_memory_mib") for job in jobs]),
             "depends_on": np.where(depends_on < np.arange(len(depends_on)), depends_on, -1),
             "wait": np.maximum(0.0, np.array([first_start[job.id] for job in jobs]) - submit),
         },
@@ -123,28 +132,138 @@ def _assembled(
 
 
 def as_submitted(jobs: list[Job]) -> Trace:
-    """At least one job at its submission: those that ended ran as long as their last attempt did, others never end."""
+    """At least one job at its submission: those that ended ran as long as their last attempt did, others never end.
+
+    Of a resized one all attempts count that its time limit counted.
+    """
     jobs = sorted(jobs, key=lambda job: (_submit(job), job.id))
     start, ran = dict.fromkeys((job.id for job in jobs), np.inf), dict.fromkeys((job.id for job in jobs), 1.0)
     for job in jobs:
         if job.state in ENDED and job.start_time is not None and job.end_time is not None:
             start[job.id], ran[job.id] = job.start_time, max(job.end_time - job.start_time, 1e-3)
+            ran[job.id] += job.resizes.had_s if job.resizes is not None else 0.0
     return _assembled("queue", jobs, [_submit(job) for job in jobs], list(ran.values()), start, [])
+
+
+def _of_all(job: Job, per_node: int, base: str) -> int:
+    return job.spec.nodes * per_node if job.spec.elastic is None else int(getattr(job.spec.elastic, base))
 
 
 def _submit(job: Job) -> float:
     return max(job.submit_time, job.spec.begin_time or 0.0)
 
 
-def _runs(reader: Reader) -> tuple[dict[str, float], dict[str, float]]:
-    """Run time summed over ended attempts, and the first start, by job."""
-    ran: dict[str, float] = {}
-    first: dict[str, float] = {}
-    for run in reader.runs(0.0, np.inf):
-        first.setdefault(run.job_id, run.start_time)
-        if run.end_time is not None:
-            ran[run.job_id] = ran.get(run.job_id, 0.0) + run.end_time - run.start_time
-    return ran, first
+class _Past(NamedTuple):
+    """The attempts and the progress of all jobs; ``until``: what has not ended is taken to end then."""
+
+    runs: dict[str, list[Run]]
+    first_start: dict[str, float]
+    progress: dict[str, tuple[JobProgress, ...]]
+    until: float | None
+
+    @classmethod
+    def of(cls, reader: Reader, until: float | None = None) -> _Past:
+        runs: dict[str, list[Run]] = {}
+        first: dict[str, float] = {}
+        for run in reader.runs(0.0, np.inf if until is None else until):
+            first.setdefault(run.job_id, run.start_time)
+            runs.setdefault(run.job_id, []).append(run)
+        return cls(runs, first, reader.progress_of_all(), until)
+
+    def work_s(self, job: Job, since: float = 0.0) -> float:
+        """Seconds that what a job did after ``since`` takes at its `_size`."""
+        scale = _scale(job, self.progress.get(job.id, ()))
+        return sum((run.work_s * scale(run.gpus) for run in self.attempts(job, since)), 0.0)
+
+    def attempts(self, job: Job, since: float = 0.0) -> list[_Attempt]:
+        """What of its attempts counts as work, after ``since``."""
+        told = {one.attempt: one for one in self.progress.get(job.id, ())}
+        found = []
+        for run in self.runs.get(job.id, ()):
+            end = self._end(run)
+            if end is None:
+                continue
+            if run.worked_until is not None:
+                end = min(end, run.worked_until)
+            else:
+                end -= _made_again_s(told.get(run.attempt), told.get(run.attempt + 1))
+            begin = max(run.start_time, since)
+            found.append(_Attempt(run.gpus, begin, max(0.0, end - begin)))
+        return found
+
+    def had_s(self, job: Job, before: float) -> float:
+        """Seconds of a job's limit that were over then."""
+        if job.resizes is None:
+            return max(0.0, before - job.start_time) if job.start_time else 0.0
+        ran = ((run, self._end(run)) for run in self.runs[job.id])
+        return sum(max(0.0, min(before, end) - run.start_time) for run, end in ran if end is not None)
+
+    def _end(self, run: Run) -> float | None:
+        if self.until is None:
+            return run.end_time
+        return self.until if run.end_time is None else min(run.end_time, self.until)
+
+    def told(self, trace: Trace, jobs: Sequence[Job]) -> Trace:
+        """The trace of these jobs with what they told; as it is where they told nothing, and none is resizable."""
+        if not any(job.id in self.progress or job.spec.elastic is not None for job in jobs):
+            return trace
+        sizes: list[tuple[int, int, float]] = []
+        runs: list[tuple[int, int, float, float]] = []
+        for row, job in enumerate(jobs):
+            speeds = speeds_of(self.progress.get(job.id, ()))
+            sizes += [(row, gpus, speeds.get(gpus, np.nan)) for gpus in _sizes(job)]
+            runs += [(row, r.gpus, r.begin - _submit(job), r.work_s) for r in self.attempts(job)]
+        size, run = np.array(sizes, np.float64).reshape(-1, 3), np.array(runs, np.float64).reshape(-1, 4)
+        last = [self.progress.get(job.id, ())[-1:] for job in jobs]
+        costs = [job.resizes.cost_s if job.resizes is not None else None for job in jobs]
+        told = Told(
+            steps=np.array([one[0].step if one else None for one in last], np.float64),
+            cost_s=np.array(costs, np.float64),
+            cooldown_s=np.array([job.spec.elastic.cooldown_s if job.spec.elastic else 0 for job in jobs], np.float64),
+            size_job=size[:, 0].astype(np.int64), size_gpus=size[:, 1].astype(np.int64), steps_per_s=size[:, 2],
+            run_job=run[:, 0].astype(np.int64), run_gpus=run[:, 1].astype(np.int64), run_after_s=run[:, 2],
+            run_s=run[:, 3],
+        )  # fmt: skip
+        resizable = sum(job.spec.elastic is not None for job in jobs)
+        telling = int(np.isfinite(told.steps).sum())
+        note = f"{telling} jobs told their progress; {resizable} are resizable: {OWN_PACE}"
+        return replace(trace, told=told, notes=(*trace.notes, note))
+
+
+class _Attempt(NamedTuple):
+    """What counts of an attempt: its GPUs, when that began (Unix seconds), and seconds of work."""
+
+    gpus: int
+    begin: float
+    work_s: float
+
+
+OWN_PACE = "they go by their own pace at each size, as a power between sizes, and by GPUs ** 0.8 where they told none"
+
+
+def _size(job: Job) -> int:
+    """GPUs of the job that its run time is of."""
+    return job.spec.gpus if job.spec.elastic is None else job.spec.elastic.base_gpus
+
+
+def _sizes(job: Job) -> tuple[int, ...]:
+    return (job.spec.gpus,) if job.spec.elastic is None else job.spec.elastic.sizes
+
+
+def _scale(job: Job, told: Sequence[JobProgress]) -> Callable[[int], float]:
+    """How fast a job is with so many GPUs, its speed at its `_size` being 1: as policies that choose sizes see it."""
+    speeds, own = speeds_of(told), _size(job)
+    if job.spec.elastic is None or own < 1:
+        return lambda gpus: 1.0
+    return lambda gpus: 1.0 if gpus == own else pace_of(speeds, gpus) / pace_of(speeds, own)
+
+
+def _made_again_s(one: JobProgress | None, after: JobProgress | None) -> float:
+    """Seconds of an attempt whose steps the next one made again: it began before where this one had come to."""
+    if one is None or after is None or one.step is None or one.first_step is None or after.first_step is None:
+        return 0.0
+    (pace,) = speeds_of([one]).values() or (0.0,)
+    return max(0.0, one.step - max(after.first_step, one.first_step)) / pace if pace > 0 else 0.0
 
 
 def _dependencies(jobs: list[Job]) -> tuple[Ints, list[str]]:

@@ -1,0 +1,107 @@
+"""A partition's own agent: the linear rule of a job's inputs, found by CMA-ES on recorded jobs made resizable.
+
+Live there are no groups: neither prices nor the graph decide anything, and only the rule is searched for.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from gpusched.agents.common.evolve import Evolution
+from gpusched.agents.common.request import Report, Trained, TrainJob, settings_of
+from gpusched.agents.common.resized import Log, Range, Workload, by_drf, log_of, run
+from gpusched.agents.common.vector import rounded
+from gpusched.agents.maifs.live import choose_sizes
+from gpusched.agents.maifs.network import JOB, Agent, agent_of, arrays_of, untrained
+from gpusched.errors import UsageError
+from gpusched.sched.sizing.question import Claims, question_of
+from gpusched.sched.state import Floats, Ints
+
+_RULE = slice(0, 2 * JOB)  # of the numbers: ``job.skip``, which comes first
+_STEP = 0.3
+
+
+@dataclass(frozen=True)
+class Hyper(Range):
+    """The ``train`` section of its policy's file.
+
+    Attributes:
+        generations, population: Of the search. tries: Workloads of a generation.
+        choose_every: Generations between looks at the workloads drawn for the choice of weights.
+    """
+
+    generations: int = 40
+    population: int = 12
+    tries: int = 6
+    choose_every: int = 5
+
+
+def train(job: TrainJob, report: Report) -> Trained:
+    """One partition's agent; goes on after a kill.
+
+    Raises:
+        UsageError: A hyper-parameter that cannot be, or too few jobs.
+    """
+    hyper = settings_of(Hyper(), job.spec.settings)
+    if min(hyper.generations, hyper.population - 3, hyper.tries, hyper.choose_every) < 1:
+        raise UsageError(f"train: {asdict(hyper)} is no recipe", "a population of 4, all else at least 1")
+    log, about = log_of(job, hyper)
+    start = untrained(job.seed)
+    search = Evolution(start[_RULE].copy(), np.full(2 * JOB, _STEP), hyper.population, job.seed)
+    choice = _with_drf(log, log.choice())
+    begun = _cost(start, choice, log.restart)
+    best, least = start[_RULE].copy(), begun
+    if (saved := job.checkpoint.load()) is not None:
+        arrays, state = saved
+        search.restore({n.removeprefix("search."): a for n, a in arrays.items() if n.startswith("search.")})
+        best, least = np.asarray(arrays["best"], np.float64), state["least"]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        while search.generation < hyper.generations:
+            rng = np.random.default_rng((job.seed, search.generation))
+            tries = _with_drf(log, [log.draw(rng) for _ in range(hyper.tries)])
+            candidates = [_with_rule(start, rule) for rule in search.ask()]
+            search.tell(np.array(list(pool.map(lambda c: _cost(c, tries, log.restart), candidates))))  # noqa: B023
+            if search.generation % hyper.choose_every == 0 or search.generation == hyper.generations:
+                now = _cost(_with_rule(start, search.mean), choice, log.restart)
+                best, least = (search.mean.copy(), now) if now < least else (best, least)
+            if job.checkpoint.due():
+                kept = {f"search.{n}": a for n, a in search.state().items()}
+                job.checkpoint.save({**kept, "best": best}, {"least": least})
+            report.step(search.generation, hyper.generations, -least)
+    note = (
+        f"mean JCT on {len(choice)} workloads drawn for the choice of weights, against DRF: {begun - 1:+.1%} at the "
+        f"start, {least - 1:+.1%} at the end; how speed goes with GPUs was drawn there, for the log does not tell"
+    )
+    return Trained(
+        arrays=arrays_of(_with_rule(start, best)), about=about, score=-least, hyper_parameters=asdict(hyper),
+        notes=(note,), untrained=arrays_of(start),
+    )  # fmt: skip
+
+
+def _with_rule(start: Floats, rule: Floats) -> Floats:
+    """All numbers: nothing but the rule speaks. As a weights file has them."""
+    numbers = start.copy()
+    numbers[_RULE] = rule
+    return rounded(numbers)
+
+
+def _with_drf(log: Log, workloads: list[Workload]) -> list[tuple[Workload, float]]:
+    return [(one, _jct(one, run(one, by_drf, log.restart))) for one in workloads]
+
+
+def _jct(one: Workload, end: Floats) -> float:
+    return float((end - one.submit).mean())
+
+
+def _cost(numbers: Floats, tries: list[tuple[Workload, float]], restart: float) -> float:
+    """Mean over workloads of mean JCT by DRF's."""
+    agent: Agent = agent_of(numbers)
+
+    def policy(claims: Claims, coming: int) -> Ints:
+        return choose_sizes(agent, question_of(claims, "", 0.0, ()))
+
+    return float(np.mean([_jct(one, run(one, policy, restart)) / drf for one, drf in tries]))

@@ -1,0 +1,378 @@
+"""The one step: which jobs run where, on how many GPUs, cores and GB, all chosen anew from an empty cluster.
+
+Every agent (a group of nodes) bids for jobs and for more of what its jobs could use, by what is gained for what it
+costs it. Two agents that bid for the same job are joined by an edge of the coordination graph; messages along the edges
+(max-plus: Kok and Vlassis, JMLR 7, 2006) settle who takes which. That goes on until nobody gains anything.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.agents.maifs.world import Bools, Course, Known, World
+from gpusched.compiled import jit
+from gpusched.sched.heaps import Heap, new_heap, pop, push
+from gpusched.sched.state import Floats, Ints
+
+ALONE, UNCOORDINATED, GRAPH = 0, 1, 2
+"""Who chooses: one for all groups, the best bid first; every agent its best bid; agents joined by the graph."""
+BIDS = 3
+"""Bids that an agent considers at once."""
+ROUNDS = 4
+"""Of messages."""
+PATIENCE = 0.5
+"""A bid that brings less than this part of the best one waits: who has little to gain must not take from others."""
+_EPS = 1e-6
+_new_heap = jit(new_heap)
+
+
+class Plan(NamedTuple):
+    """What is decided, of the ``n`` jobs that are there.
+
+    Attributes:
+        job: ``int64[n]``: number of each, by arrival.
+        point: ``int64[n]``: what it gets; -1: nothing. node: ``int64[n, 2]``. group: ``int64[n]``.
+        worth: ``float64[n]``: relative speed with that, less what a restart costs.
+        weight: ``float64[n, groups]``: of its relative speed in each.
+        keep: ``float64[n]``: what a restart leaves of its speed, 0 to 1.
+        best: ``float64[n]``: steps/s at its best point.
+        price: ``float64[groups, 3]``: of all GPUs, cores and GB.
+        free, held: ``float64[nodes, 3]``: not given yet; of that, what jobs have that nothing was decided for yet.
+    """
+
+    job: Ints
+    point: Ints
+    node: Ints
+    group: Ints
+    worth: Floats
+    weight: Floats
+    keep: Floats
+    best: Floats
+    price: Floats
+    free: Floats
+    held: Floats
+
+
+@jit
+def new_plan(world: World, course: Course, known: Known, job: Ints) -> Plan:
+    """Nothing is decided; all weights and prices are 1."""
+    n, groups = len(job), len(world.jobs.group) - 1
+    best = np.zeros(n)
+    for i in range(n):
+        kind = world.jobs.kind[job[i]]
+        for c in range(known.choices[kind]):
+            point = known.choice[kind, c]
+            if world.jobs.least[job[i]] <= world.gpus[point] <= world.jobs.most[job[i]]:
+                best[i] = max(best[i], known.speed[kind, point])
+    held = np.zeros_like(world.jobs.node)
+    for i in range(n):
+        _hold(world, course, held, job[i], 1.0)
+    return Plan(
+        job, np.full(n, -1), np.full((n, 2), -1), np.full(n, -1), np.zeros(n), np.ones((n, groups)), np.ones(n), best,
+        np.ones((groups, 3)), world.jobs.node.copy(), held,
+    )  # fmt: skip
+
+
+@jit
+def _hold(world: World, course: Course, held: Floats, job: int, sign: float) -> None:
+    point = course.point[job]
+    if point >= 0:
+        for s in range(world.spread[point]):
+            held[course.node[job, s]] += sign * world.need[point]
+
+
+@jit
+def _rank(world: World, course: Course, plan: Plan, i: int, node: int, point: int) -> float:
+    """How well a node suits a job, small is good, infinite: it does not fit."""
+    have = plan.point[i]
+    mine = have >= 0 and (plan.node[i, 0] == node or plan.node[i, 1] == node)
+    was = course.node[plan.job[i], 0] == node or course.node[plan.job[i], 1] == node
+    rank, taken = 0.0, False
+    for r in range(3):
+        left = plan.free[node, r] - world.need[point, r]
+        if mine:
+            left += world.need[have, r]
+        if left < -_EPS:
+            return np.inf
+        taken |= left < plan.held[node, r] - _EPS
+        rank += left / world.jobs.node[node, r]
+    if mine or was:
+        return rank - 100.0
+    return rank + 50.0 if taken else rank
+
+
+@jit
+def find(world: World, course: Course, plan: Plan, i: int, group: int, point: int) -> tuple[int, int]:
+    """The nodes of a group that suit a point best; -1: there are none."""
+    first, second = -1, -1
+    low, next_low = np.inf, np.inf
+    for node in range(world.jobs.group[group], world.jobs.group[group + 1]):
+        rank = _rank(world, course, plan, i, node, point)
+        if rank < low:
+            second, next_low = first, low
+            first, low = node, rank
+        elif rank < next_low:
+            second, next_low = node, rank
+    if world.spread[point] == 1:
+        return first, -1
+    return (first, second) if second >= 0 else (-1, -1)
+
+
+@jit
+def may_stay(world: World, course: Course, plan: Plan, i: int) -> bool:
+    """Whether what a job has is still free for it."""
+    point = course.point[plan.job[i]]
+    if point < 0:
+        return False
+    for s in range(world.spread[point]):
+        node = course.node[plan.job[i], s]
+        for r in range(3):
+            if plan.free[node, r] < world.need[point, r] - _EPS:
+                return False
+    return True
+
+
+@jit
+def put(world: World, course: Course, plan: Plan, i: int, point: int, first: int, second: int) -> None:
+    """Decides for a job, instead of what was decided before."""
+    have = plan.point[i]
+    if have >= 0:
+        for s in range(world.spread[have]):
+            plan.free[plan.node[i, s]] += world.need[have]
+    else:
+        _hold(world, course, plan.held, plan.job[i], -1.0)
+    plan.point[i] = point
+    plan.node[i, 0], plan.node[i, 1] = first, second
+    plan.group[i] = world.group_of[first]
+    for s in range(world.spread[point]):
+        plan.free[plan.node[i, s]] -= world.need[point]
+
+
+class Bid(NamedTuple):
+    """What an agent would do next for a job; score 0: nothing. worth: The job's relative speed then."""
+
+    score: float
+    point: int
+    first: int
+    second: int
+    worth: float
+
+
+@jit
+def bid(world: World, course: Course, known: Known, plan: Plan, i: int, group: int, dominant: bool) -> Bid:
+    """The step with the largest weighed gain in relative speed for its price; ``dominant``: by dominant share."""
+    job = plan.job[i]
+    if plan.weight[i, group] <= 0.0:
+        return Bid(0.0, -1, -1, -1, 0.0)
+    kind, have = world.jobs.kind[job], plan.point[i]
+    speed, price, now = known.speed[kind], plan.price[group], course.point[job]
+    score, at, first, second, worth = 0.0, -1, -1, -1, 0.0
+    if have < 0 and now >= 0 and world.group_of[course.node[job, 0]] == group and may_stay(world, course, plan, i):
+        worth = speed[now] / plan.best[i]
+        score = worth / plan.keep[i] / _cost(world, price, now, -1, dominant)
+        at, first, second = now, course.node[job, 0], course.node[job, 1]
+    keep = plan.keep[i] if now >= 0 else 1.0
+    low, high = world.jobs.least[job], world.jobs.most[job]
+    for c in range(known.choices[kind]):
+        point = known.choice[kind, c]
+        if not low <= world.gpus[point] <= high:
+            continue
+        value = (1.0 if point == now else keep) * speed[point] / plan.best[i]
+        gain = value - plan.worth[i]
+        if gain <= 0.0:
+            continue
+        cost = _cost(world, price, point, have, dominant)
+        if gain / cost > score:
+            a, b = find(world, course, plan, i, group, point)
+            if a >= 0 and point == now and not same_nodes(course.node[job], a, b):
+                value *= keep
+                gain = value - plan.worth[i]
+            if a >= 0 and gain / cost > score:
+                score, at, first, second, worth = gain / cost, point, a, b, value
+    return Bid(score * plan.weight[i, group], at, first, second, worth)
+
+
+@jit
+def same_nodes(node: Ints, first: int, second: int) -> bool:
+    """Whether a job's nodes are these, in any order."""
+    return bool((node[0] == first and node[1] == second) or (node[0] == second and node[1] == first))
+
+
+@jit
+def _cost(world: World, price: Floats, point: int, have: int, dominant: bool) -> float:
+    """What a point takes more than another."""
+    cost, top, before = 0.0, 0.0, 0.0
+    for r in range(3):
+        more = price[r] * world.whole[point, r]
+        top = max(top, more)
+        if have >= 0:
+            less = price[r] * world.whole[have, r]
+            before = max(before, less)
+            more -= less
+        cost += more
+    return max(top - before if dominant else cost, 1e-5)
+
+
+@jit
+def fill(world: World, course: Course, known: Known, plan: Plan, mode: int, dominant: bool) -> None:
+    """Decides for all jobs."""
+    if mode == ALONE:
+        _one_for_all(world, course, known, plan, dominant)
+    else:
+        _agents(world, course, known, plan, mode, dominant)
+
+
+@jit
+def _one_for_all(world: World, course: Course, known: Known, plan: Plan, dominant: bool) -> None:
+    groups, n = len(world.jobs.group) - 1, len(plan.job)
+    heap = _new_heap(n * groups)
+    for i in range(n):
+        for group in range(groups):
+            score = bid(world, course, known, plan, i, group, dominant).score
+            if score > 0.0:
+                push(heap, -score, i * groups + group)
+    while heap.size[0] > 0:
+        item = pop(heap)
+        i, group = item // groups, item % groups
+        if plan.group[i] >= 0 and plan.group[i] != group:
+            continue
+        best = bid(world, course, known, plan, i, group, dominant)
+        if best.score <= 0.0:
+            continue
+        if heap.size[0] > 0 and -best.score > heap.key[0]:
+            push(heap, -best.score, item)  # others have taken what it was to have
+            continue
+        put(world, course, plan, i, best.point, best.first, best.second)
+        plan.worth[i] = best.worth
+        score = bid(world, course, known, plan, i, group, dominant).score
+        if score > 0.0:
+            push(heap, -score, item)
+
+
+@jit
+def _agents(world: World, course: Course, known: Known, plan: Plan, mode: int, dominant: bool) -> None:
+    groups, n = len(world.jobs.group) - 1, len(plan.job)
+    keys, items, sizes = np.zeros((groups, n)), np.zeros((groups, n), np.int64), np.zeros(groups, np.int64)
+    for group in range(groups):
+        heap = Heap(keys[group], items[group], sizes[group : group + 1])
+        for i in range(n):
+            first = bid(world, course, known, plan, i, group, dominant).score
+            if first > 0.0:
+                push(heap, -first, i)
+    score, who = np.zeros((groups, BIDS + 1)), np.full((groups, BIDS + 1), -1)
+    chosen = np.zeros(groups, np.int64)
+    while True:
+        any_bid = False
+        for group in range(groups):
+            heap = Heap(keys[group], items[group], sizes[group : group + 1])
+            who[group] = -1
+            score[group] = 0.0
+            found = 0
+            while heap.size[0] > 0 and found < BIDS:
+                i = pop(heap)
+                if plan.group[i] >= 0 and plan.group[i] != group:
+                    continue
+                now = bid(world, course, known, plan, i, group, dominant).score
+                if now <= 0.0:
+                    continue
+                if heap.size[0] > 0 and -now > heap.key[0]:
+                    push(heap, -now, i)
+                    continue
+                score[group, found], who[group, found] = now, i
+                found += 1
+            any_bid |= found > 0
+        if not any_bid:
+            return
+        chosen[:] = 0
+        if mode == GRAPH:
+            agree(score, who, chosen)
+        if not _commit(world, course, known, plan, dominant, score, who, chosen):
+            chosen[:] = 0  # all left it to each other: messages need not settle where the graph has circles
+            _commit(world, course, known, plan, dominant, score, who, chosen)
+        for group in range(groups):
+            heap = Heap(keys[group], items[group], sizes[group : group + 1])
+            for b in range(BIDS):
+                i = who[group, b]
+                if i >= 0:
+                    now = score[group, b]
+                    if plan.group[i] == group:
+                        now = bid(world, course, known, plan, i, group, dominant).score
+                    if now > 0.0:
+                        push(heap, -now, i)
+
+
+@jit
+def _commit(
+    world: World, course: Course, known: Known, plan: Plan, dominant: bool, score: Floats, who: Ints, chosen: Ints
+) -> bool:
+    """Every agent's chosen bid, the best first; whether any came about."""
+    groups = len(chosen)
+    best_first = np.zeros(groups)
+    for group in range(groups):
+        best_first[group] = -score[group, chosen[group]]
+    done = False
+    for group in np.argsort(best_first):
+        if best_first[group] > PATIENCE * best_first.min():
+            break
+        i = who[group, chosen[group]]
+        if i >= 0 and (plan.group[i] < 0 or plan.group[i] == group):
+            best = bid(world, course, known, plan, i, group, dominant)
+            if best.score > 0.0:
+                put(world, course, plan, i, best.point, best.first, best.second)
+                plan.worth[i] = best.worth
+                done = True
+    return done
+
+
+@jit
+def agree(score: Floats, who: Ints, chosen: Ints) -> None:
+    """Max-plus over the graph whose edges join agents that bid for the same job.
+
+    Args:
+        score: ``float64[agents, bids]``: what each bid brings; the last is none and brings 0.
+        who: ``int64[agents, bids]``: the job; -1: no bid.
+        chosen: ``int64[agents]``: written: the bid that each makes.
+
+    A job that two agents take brings only the larger of the two.
+    """
+    agents, bids = score.shape
+    edge = np.zeros((agents, agents), np.bool_)
+    for k in range(agents):
+        for other in range(k):
+            for a in range(bids):
+                for b in range(bids):
+                    if who[k, a] >= 0 and who[k, a] == who[other, b]:
+                        edge[k, other] = edge[other, k] = True
+    message, told = np.zeros((agents, agents, bids)), np.zeros((agents, bids))
+    for _ in range(ROUNDS):
+        for k in range(agents):
+            _hear(score, edge, message, told, k)
+            for other in range(agents):
+                if not edge[k, other]:
+                    continue
+                mean = 0.0
+                for b in range(bids):
+                    top = -np.inf
+                    for a in range(bids):
+                        value = told[k, a] - message[other, k, a]
+                        if who[k, a] >= 0 and who[k, a] == who[other, b]:
+                            value -= min(score[k, a], score[other, b])
+                        top = max(top, value)
+                    message[k, other, b] = top
+                    mean += top / bids
+                for b in range(bids):
+                    message[k, other, b] -= mean
+    for k in range(agents):
+        _hear(score, edge, message, told, k)
+        chosen[k] = np.argmax(told[k])
+
+
+@jit
+def _hear(score: Floats, edge: Bools, message: Floats, told: Floats, k: int) -> None:
+    for a in range(score.shape[1]):
+        told[k, a] = score[k, a]
+        for other in range(score.shape[0]):
+            if edge[other, k]:
+                told[k, a] += message[other, k, a]

@@ -1,0 +1,148 @@
+"""How fast each kind of job is by GPUs, nodes, CPU cores and memory: measured, and the world's secret."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpusched.errors import FileError, UsageError
+from gpusched.sched.state import Floats, Ints
+from gpusched.sim.profiles import Profiles, read_profiles
+from gpusched.traces.readers.columns import open_text
+
+SHAPES = ((1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (16, 2))
+"""(GPUs, nodes); the GPUs are spread evenly."""
+CORES = (1, 2, 3, 4, 5, 6, 9, 12)
+"""CPU cores for each GPU. Synergy's 24 are no faster than its 12 for any model."""
+MEMORY_GB = (20.83, 62.5, 125.0, 187.5, 250.0)
+"""GB for each GPU."""
+SERVER = (8, 24, 500.0)
+"""GPUs, cores and GB of a node, as Synergy's; so in proportion a GPU has 3 cores and 62.5 GB."""
+POINTS = len(SHAPES) * len(CORES) * len(MEMORY_GB)
+PROPORTIONAL = CORES.index(3) * len(MEMORY_GB) + MEMORY_GB.index(62.5)
+"""Offset of the proportional cores and memory among the points of a shape."""
+SCALES = {
+    "alexnet": "yolov3", "bert": "bert", "deepspeech": "deepspeech2", "gnmt": "deepspeech2", "lstm": "ncf",
+    "m5": "cifar10", "mobilenet": "cifar10", "res18": "imagenet", "res50": "imagenet", "shufflenet": "cifar10",
+    "transformer": "bert", "vae": "ncf",
+}  # fmt: skip
+"""Synergy's model -> the model of the placement tables whose scaling it is given. Ours; no table has both."""
+ABSENT = ("m5", "transformer")
+"""In evaluation, never in training: the one whose memory matters most, and one to which neither memory nor cores do."""
+_GPU_TYPE = "RTX2080TI"  # the measured nodes of 8 GPUs, with the widest spread between models
+_PLACEHOLDER = 0.1
+_SOURCE = "synergy_sensitivity.json (from github.com/msr-fiddle/synergy)"
+
+
+class Kinds(NamedTuple):
+    """Kinds of jobs. A point is a shape, cores and memory: ``(shape * len(CORES) + cores) * len(MEMORY_GB) + memory``.
+
+    Attributes:
+        names: Of the models.
+        speed: ``float64[kinds, points]``: steps/s; 0: not measured, not possible on a node, or below its memory.
+        restart_s: ``float64[kinds]``.
+    """
+
+    names: tuple[str, ...]
+    speed: Floats
+    restart_s: Floats
+
+
+def needs() -> Floats:
+    """``float64[points, 3]``: GPUs, cores and GB that a point takes of each of its nodes."""
+    shape, cores, memory = parts()
+    gpus = np.array([g / n for g, n in SHAPES])[shape]
+    return np.stack((gpus, gpus * np.array(CORES)[cores], gpus * np.array(MEMORY_GB)[memory]), 1)
+
+
+def parts() -> tuple[Ints, Ints, Ints]:
+    """The shape, cores and memory of every point, as indices."""
+    shape, rest = np.divmod(np.arange(POINTS), len(CORES) * len(MEMORY_GB))
+    cores, memory = np.divmod(rest, len(MEMORY_GB))
+    return shape, cores, memory
+
+
+def read_kinds(folder: Path) -> Kinds:
+    """All kinds from a folder with Synergy's sensitivities, ``placement/`` and restart_seconds.csv.
+
+    Speed is the product of two measurements: by GPUs and nodes (with proportional cores and memory), and by cores and
+    memory for each GPU (at 1, 2, or 4 and more GPUs).
+
+    Raises:
+        FileError: A file is something else.
+        UsageError: A file is missing.
+    """
+    file = folder / "synergy_sensitivity.json"
+    for path in (file, folder / "placement", folder / "restart_seconds.csv"):
+        if not path.exists():
+            raise UsageError(f"{path}: there is no such file or folder of measurements", f"--speeds: {_SOURCE}")
+    with open_text(file) as text:
+        try:
+            raw: dict[str, Any] = json.load(text)
+        except json.JSONDecodeError as error:
+            raise FileError(str(file), error.lineno, "", f"a JSON error ({error.msg})", "valid JSON") from None
+    profiles = read_profiles([folder / "placement"])
+    restart = _restart_s(folder / "restart_seconds.csv")
+    fits = (needs() <= np.array(SERVER)).all(1)
+    speed = np.zeros((len(SCALES), POINTS))
+    for row, (name, scale) in enumerate(SCALES.items()):
+        by_shape = _by_shape(profiles, scale)
+        by_rest = np.stack([_sensitivity(file, raw, name, gpus) for gpus, _ in SHAPES])
+        whole = by_shape[:, None, None] * by_rest / _iter_time(file, raw, name)
+        speed[row] = np.where(fits, whole.reshape(-1), 0.0)
+    return Kinds(tuple(SCALES), speed, np.array([restart[scale] for scale in SCALES.values()]))
+
+
+def _by_shape(profiles: Profiles, model: str) -> Floats:
+    """``float64[shapes]``: speed by that on one GPU; 0: not measured."""
+    found = [profiles.per_s(model, _GPU_TYPE, gpus, nodes) or 0.0 for gpus, nodes in SHAPES]
+    if found[0] <= 0:
+        raise UsageError(f"the placement tables do not say how fast {model} is on one {_GPU_TYPE}")
+    return np.array(found) / found[0]
+
+
+def _sensitivity(file: Path, raw: dict[str, Any], name: str, gpus: int) -> Floats:
+    """``float64[cores, memory]`` by what is proportional; 0 where the table has a placeholder for too little memory.
+
+    With 2 and 4 GPUs there is no column for 20.83 GB: only models to which memory does not matter take that little.
+    Rows of zeros (more cores than the server had for so many GPUs) are no slower than those above them.
+    """
+    alone = _table(file, raw, f"models/{name}_1")
+    least = alone[:, 1:] if gpus == 1 else _table(file, raw, f"models/{name}_{2 if gpus == 2 else 4}", alone)
+    little = alone[:, :1] if (alone[:, 0] > _PLACEHOLDER).all() else np.zeros((len(alone), 1))
+    whole = np.concatenate((little, np.maximum.accumulate(least, 0)), 1)[: len(CORES)]
+    return np.maximum.accumulate(whole, 1)
+
+
+def _table(file: Path, raw: dict[str, Any], key: str, default: Floats | None = None) -> Floats:
+    if key not in raw and default is not None:
+        return default[:, 1:]
+    try:
+        table = np.array(raw[key]["tput"], np.float64)
+        if table.shape == (9, 5 if default is None else 4) and (table >= 0).all():
+            return table
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise FileError(str(file), None, key, "something else", "Synergy's table of throughput by 9 cores and memory")
+
+
+def _iter_time(file: Path, raw: dict[str, Any], name: str) -> float:
+    seconds = raw[f"models/{name}_1"].get("iter_time")
+    if not isinstance(seconds, int | float) or not 0 < seconds < 1e6:
+        raise FileError(str(file), None, f"models/{name}_1.iter_time", repr(seconds), "seconds, more than 0")
+    return float(seconds)
+
+
+def _restart_s(path: Path) -> dict[str, float]:
+    try:
+        with open_text(path) as text:
+            rows = [line.strip().split(",") for line in text if line.strip()][1:]
+        found = {model: float(seconds) for model, seconds in rows}
+    except ValueError:
+        raise FileError(str(path), None, "", "something else", "model,restart_s") from None
+    if missing := set(SCALES.values()) - set(found):
+        raise FileError(str(path), None, "", f"nothing of {', '.join(sorted(missing))}", "seconds for each model")
+    return found

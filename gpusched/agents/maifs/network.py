@@ -1,0 +1,217 @@
+"""What the agents learn: how much each job's speed is worth to each of them, what a restart costs, and their prices.
+
+One small network looks at every job, another at every agent (a group of nodes). Agents attend to each other: each
+sees a mixture of what the others have, and that sets its prices of GPUs, cores and memory, and what it thinks of jobs.
+All agents share their weights, so their number does not matter.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.agents.common.vector import joined, named, parts_of, size_of
+from gpusched.agents.maifs.joint import Plan
+from gpusched.agents.maifs.world import Course, Known, World
+from gpusched.compiled import jit
+from gpusched.config.weights import Arrays
+from gpusched.sched.state import Floats
+
+JOB, GROUP, HIDDEN, WIDTH = 10, 9, 12, 4
+"""Inputs of a job and of a group, hidden units, and the width of attention."""
+SHAPES = {
+    "job.skip": (JOB, 2), "job.in": (JOB, HIDDEN), "job.out": (HIDDEN, 2 + WIDTH),
+    "group.skip": (GROUP, 3), "group.in": (GROUP, WIDTH), "attention": (3, WIDTH, WIDTH),
+    "group.out": (WIDTH, 3), "bold": (1,),
+}  # fmt: skip
+"""Name -> shape of what is learned. ``bold``: see `beliefs.new_beliefs`."""
+HORIZON_S = 120.0
+WINDOW = 128
+"""Waiting jobs that are looked at, those of the largest weight: who waits behind so many gets nothing anyway."""
+_TINY = 1e-9
+
+
+class Agent(NamedTuple):
+    """The weights, by the names of `SHAPES`; float64."""
+
+    job_skip: Floats
+    job_in: Floats
+    job_out: Floats
+    group_skip: Floats
+    group_in: Floats
+    attention: Floats
+    group_out: Floats
+    bold: Floats
+
+
+def size() -> int:
+    """How many numbers are learned."""
+    return size_of(SHAPES)
+
+
+def agent_of(numbers: Floats) -> Agent:
+    """``float64[size()]`` as weights."""
+    return Agent(*parts_of(numbers, SHAPES))
+
+
+def arrays_of(numbers: Floats) -> Arrays:
+    """What a weights file holds."""
+    return named(numbers, SHAPES)
+
+
+def numbers_of(arrays: Arrays) -> Floats:
+    """The other way.
+
+    Raises:
+        ValueError: An array is missing or of another shape.
+    """
+    return joined(arrays, SHAPES)
+
+
+def untrained(seed: int) -> Floats:
+    """The start, ``float64[size()]``: random hidden layers, and nothing that hears them.
+
+    All jobs then weigh alike, all prices are 1 and a restart counts over `HORIZON_S`: what is left is the greedy joint
+    step by speeds that are learned by watching.
+    """
+    rng = np.random.default_rng(seed)
+    parts = []
+    for name, shape in SHAPES.items():
+        drawn = rng.normal(0, 1 / np.sqrt(shape[-2] if len(shape) > 1 else 1), shape)
+        parts.append(drawn.ravel() * (name in ("job.in", "group.in", "attention")))
+    return np.concatenate(parts)
+
+
+@jit
+def judge(world: World, course: Course, known: Known, plan: Plan, agent: Agent, now: float, attends: bool) -> None:
+    """Writes the weights, prices and the cost of restarts of a plan in which nothing is decided yet."""
+    n, groups = len(plan.job), len(world.jobs.group) - 1
+    asked = 0.0
+    for i in range(n):
+        asked += world.jobs.least[plan.job[i]]
+    pressure = np.log((1.0 + asked) / world.jobs.node[:, 0].sum())
+    context = _groups(world, course, plan, agent, pressure, attends)
+    inputs, hidden = np.zeros(JOB), np.zeros(HIDDEN)
+    for i in range(n):
+        job = plan.job[i]
+        kind = world.jobs.kind[job]
+        left = max(world.jobs.steps[job] - course.done[job], _TINY) / max(plan.best[i], _TINY)
+        inputs[0] = 1.0
+        inputs[1] = np.log(left / 600.0 + 1e-3) / 3.0
+        inputs[2] = np.log1p((now - world.jobs.arrival[job]) / 600.0) / 3.0
+        inputs[3] = 1.0 if course.point[job] >= 0 else 0.0
+        inputs[4] = np.log2(world.jobs.least[job] * world.jobs.most[job]) / 4.0
+        inputs[5] = np.log(world.restart_s[kind] / 60.0)
+        inputs[6] = known.unsure[kind]
+        inputs[7] = pressure
+        inputs[8] = course.done[job] / world.jobs.steps[job]
+        inputs[9] = np.log1p(course.restarts[job])
+        weight, horizon = look(agent, inputs, hidden)
+        for group in range(groups):
+            mine = weight
+            for w in range(WIDTH):
+                liking = 0.0
+                for h in range(HIDDEN):
+                    liking += hidden[h] * agent.job_out[h, 2 + w]
+                mine += liking * context[group, w]
+            plan.weight[i, group] = np.exp(min(max(mine, -20.0), 20.0))
+        plan.keep[i] = kept(left, horizon, world.restart_s[kind])
+    waiting = np.zeros(n)
+    for i in range(n):
+        waiting[i] = plan.weight[i].max() if course.point[plan.job[i]] < 0 else 0.0
+    if (waiting > 0.0).sum() > WINDOW:
+        least = np.sort(waiting)[n - WINDOW]
+        for i in range(n):
+            if 0.0 < waiting[i] < least:
+                plan.weight[i] = 0.0
+
+
+@jit
+def look(agent: Agent, inputs: Floats, hidden: Floats) -> tuple[float, float]:
+    """Logs of a job's weight and horizon (by `HORIZON_S`), before what each agent thinks of it; fills ``hidden``."""
+    weight, horizon = 0.0, 0.0
+    for d in range(JOB):
+        weight += inputs[d] * agent.job_skip[d, 0]
+        horizon += inputs[d] * agent.job_skip[d, 1]
+    for h in range(HIDDEN):
+        total = 0.0
+        for d in range(JOB):
+            total += inputs[d] * agent.job_in[d, h]
+        hidden[h] = np.tanh(total)
+        weight += hidden[h] * agent.job_out[h, 0]
+        horizon += hidden[h] * agent.job_out[h, 1]
+    return weight, horizon
+
+
+@jit
+def kept(left: float, horizon: float, restart_s: float) -> float:
+    """What a restart leaves of a job's speed over its horizon, or over what is left of it (seconds)."""
+    span = min(left, HORIZON_S * np.exp(min(max(horizon, -4.0), 4.0)))
+    return float(span / (span + restart_s))
+
+
+@jit
+def _groups(world: World, course: Course, plan: Plan, agent: Agent, pressure: float, attends: bool) -> Floats:
+    """What each agent hears, ``float64[groups, WIDTH]``; writes the prices."""
+    groups = len(world.jobs.group) - 1
+    inputs, context = np.zeros((groups, GROUP)), np.zeros((groups, WIDTH))
+    for group in range(groups):
+        first, end = world.jobs.group[group], world.jobs.group[group + 1]
+        inputs[group, 0] = 1.0
+        for r in range(3):
+            all_of = world.jobs.node[first:end, r].sum()
+            inputs[group, 1 + r] = plan.held[first:end, r].sum() / all_of
+        inputs[group, 4] = pressure
+        inputs[group, 8] = (end - first) / 4.0
+    for i in range(len(plan.job)):
+        job = plan.job[i]
+        if course.point[job] >= 0:
+            group = world.group_of[course.node[job, 0]]
+            left = max(world.jobs.steps[job] - course.done[job], _TINY) / max(plan.best[i], _TINY)
+            gpus = world.jobs.node[:, 0].sum() / groups
+            inputs[group, 5] += 4.0 / gpus
+            inputs[group, 6] += np.log(left / 600.0 + 1e-3) / gpus
+            inputs[group, 7] += world.gpus[course.point[job]] * world.restart_s[world.jobs.kind[job]] / 100.0 / gpus
+    heads = np.zeros((3, groups, WIDTH))
+    for group in range(groups):
+        for w in range(WIDTH):
+            total = 0.0
+            for d in range(GROUP):
+                total += inputs[group, d] * agent.group_in[d, w]
+            context[group, w] = np.tanh(total)
+    for head in range(3):
+        for group in range(groups):
+            for w in range(WIDTH):
+                for v in range(WIDTH):
+                    heads[head, group, w] += context[group, v] * agent.attention[head, v, w]
+    if attends:
+        for group in range(groups):
+            _attend(heads, group, context[group])
+    for group in range(groups):
+        for r in range(3):
+            total = 0.0
+            for d in range(GROUP):
+                total += inputs[group, d] * agent.group_skip[d, r]
+            for w in range(WIDTH):
+                total += context[group, w] * agent.group_out[w, r]
+            plan.price[group, r] = np.exp(min(max(total, -4.0), 4.0))
+    return context
+
+
+@jit
+def _attend(heads: Floats, group: int, context: Floats) -> None:
+    """Adds to what a group sees a mixture of what the others do, by the likeness of its query to their keys."""
+    groups = heads.shape[1]
+    weight, top = np.zeros(groups), -np.inf
+    for other in range(groups):
+        for w in range(WIDTH):
+            weight[other] += heads[0, group, w] * heads[1, other, w] / np.sqrt(WIDTH)
+        top = max(top, weight[other])
+    total = 0.0
+    for other in range(groups):
+        weight[other] = np.exp(weight[other] - top)
+        total += weight[other]
+    for other in range(groups):
+        for w in range(WIDTH):
+            context[w] += weight[other] / total * heads[2, other, w]

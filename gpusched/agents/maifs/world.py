@@ -1,0 +1,126 @@
+"""The setting as arrays: nodes in groups, jobs with bounds, their true speeds, and how far each has come."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusched.agents.maifs.kinds import CORES, MEMORY_GB, SHAPES, Kinds, needs, parts
+from gpusched.agents.maifs.workloads import Jobs
+from gpusched.compiled import jit
+from gpusched.sched.state import Floats, Ints
+
+Bools = npt.NDArray[np.bool_]
+GAIN = 1.02
+"""A point that is not this much faster than one with fewer cores or less memory is none to choose."""
+
+
+class World(NamedTuple):
+    """What does not change in a run.
+
+    Attributes:
+        jobs: The workload.
+        need: ``float64[points, 3]``: GPUs, cores and GB on each node. spread: ``int64[points]``: nodes.
+        whole: ``float64[points, 3]``: of the whole job, as shares of the cluster. gpus: ``int64[points]``.
+        truth: ``float64[kinds, points]``: steps/s. restart_s: ``float64[kinds]``.
+        group_of: ``int64[nodes]``.
+    """
+
+    jobs: Jobs
+    need: Floats
+    spread: Ints
+    whole: Floats
+    gpus: Ints
+    truth: Floats
+    restart_s: Floats
+    group_of: Ints
+
+
+class Course(NamedTuple):
+    """What became of the jobs so far, ``[jobs]``.
+
+    Attributes:
+        done: Steps. end: Seconds; NaN before. point: What it has; -1: nothing. node: ``int64[jobs, 2]``, -1: none.
+        ready: When its restart is over. since: When it began with what it has. served: GPU-seconds.
+        restarts: How many. told: Whether it has told its speed with what it has.
+    """
+
+    done: Floats
+    end: Floats
+    point: Ints
+    node: Ints
+    ready: Floats
+    since: Floats
+    served: Floats
+    restarts: Ints
+    told: Bools
+
+
+class Known(NamedTuple):
+    """What a policy goes by.
+
+    Attributes:
+        speed: ``float64[kinds, points]``: steps/s. unsure: ``float64[kinds]``: of it, as a standard deviation of logs.
+        choice: ``int64[kinds, points]``: the points worth choosing, ``choices[kind]`` of them.
+        choices: ``int64[kinds]``.
+    """
+
+    speed: Floats
+    unsure: Floats
+    choice: Ints
+    choices: Ints
+
+
+def world_of(jobs: Jobs, kinds: Kinds) -> World:
+    """The arrays of a workload."""
+    need = needs()
+    spread: Ints = np.array([n for _, n in SHAPES])[parts()[0]]
+    starts, ends = jobs.group[:-1], jobs.group[1:]
+    return World(
+        jobs=jobs, need=need, spread=spread, whole=need * spread[:, None] / jobs.node.sum(0),
+        gpus=np.round(need[:, 0] * spread).astype(np.int64), truth=kinds.speed, restart_s=kinds.restart_s,
+        group_of=np.repeat(np.arange(len(starts)), ends - starts),
+    )  # fmt: skip
+
+
+def new_course(count: int) -> Course:
+    """Nothing has happened."""
+    return Course(
+        np.zeros(count), np.full(count, np.nan), np.full(count, -1), np.full((count, 2), -1), np.zeros(count),
+        np.zeros(count), np.zeros(count), np.zeros(count, np.int64), np.zeros(count, np.bool_),
+    )  # fmt: skip
+
+
+def told(truth: Floats) -> Known:
+    """What a policy goes by that is told every speed."""
+    kinds, points = truth.shape
+    known = Known(truth.copy(), np.zeros(kinds), np.zeros((kinds, points), np.int64), np.zeros(kinds, np.int64))
+    for kind in range(kinds):
+        choose(known, kind)
+    return known
+
+
+_CORES, _MEMORY, _SHAPES = len(CORES), len(MEMORY_GB), len(SHAPES)
+
+
+@jit
+def choose(known: Known, kind: int) -> None:
+    """Finds the points of a kind that are faster than all those of the same shape with fewer cores and less memory."""
+    speed, count = known.speed[kind], 0
+    best = np.zeros((_CORES, _MEMORY))
+    for shape in range(_SHAPES):
+        for cores in range(_CORES):
+            for memory in range(_MEMORY):
+                point = (shape * _CORES + cores) * _MEMORY + memory
+                below = 0.0
+                if cores > 0:
+                    below = best[cores - 1, memory]
+                if memory > 0:
+                    below = max(below, best[cores, memory - 1])
+                best[cores, memory] = max(below, speed[point])
+                if speed[point] > GAIN * below:
+                    known.choice[kind, count] = point
+                    count += 1
+    known.choices[kind] = count

@@ -1,0 +1,259 @@
+"""A graph network over a cluster: from the links inside servers up to racks and the whole, and down to a choice.
+
+What runs on a server's bus and NIC is summed up there, servers in their racks, racks in the part of the cluster that a
+scheduler has. A place for a job is valued by its servers, their racks and the whole, beside what it costs by the model
+of contention; so are waiting, and handing the job to another scheduler. All parts share the weights, whatever they hang
+together like.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.agents.common.vector import joined, named, parts_of, size_of
+from gpusched.compiled import jit
+from gpusched.config.weights import Arrays
+from gpusched.sched.state import Floats, Ints, Resources
+from gpusched.sched.topology.load import ONE, Load
+from gpusched.sched.topology.tree import Tree
+
+WIDTH, HIDDEN = 4, 6
+PLACE, WAIT, HAND = 10, 9, 5
+"""Inputs of a place, of waiting, and of another scheduler, beside what the graph says."""
+_ON, _SERVER, _RACK, _WHOLE = 4, 3, 3, 3  # inputs of a job on a link, of a server, of a rack, and of a part
+SHAPES = {
+    "on.bus": (_ON, WIDTH), "on.nic": (_ON, WIDTH),
+    "server": (_SERVER + 2 * WIDTH, WIDTH), "rack": (_RACK + WIDTH, WIDTH), "whole": (_WHOLE + WIDTH, WIDTH),
+    "place.in": (PLACE + 3 * WIDTH, HIDDEN), "wait.in": (WAIT + WIDTH, HIDDEN), "hand.in": (HAND + 2 * WIDTH, HIDDEN),
+    "place.skip": (PLACE,), "place.out": (HIDDEN,), "wait.skip": (WAIT,), "wait.out": (HIDDEN,),
+    "hand.skip": (HAND,), "hand.out": (HIDDEN,),
+}  # fmt: skip
+"""Name -> shape of what is learned."""
+_HEARD = ("skip", "out")  # what is 0 at the start
+_MOST = 3.0
+
+
+class Agent(NamedTuple):
+    """The weights, by the names of `SHAPES`; float64."""
+
+    on_bus: Floats
+    on_nic: Floats
+    server: Floats
+    rack: Floats
+    whole: Floats
+    place_in: Floats
+    wait_in: Floats
+    hand_in: Floats
+    place_skip: Floats
+    place_out: Floats
+    wait_skip: Floats
+    wait_out: Floats
+    hand_skip: Floats
+    hand_out: Floats
+
+
+def size() -> int:
+    """How many numbers are learned."""
+    return size_of(SHAPES)
+
+
+def agent_of(numbers: Floats) -> Agent:
+    """``float64[size()]`` as weights."""
+    return Agent(*parts_of(numbers, SHAPES))
+
+
+def arrays_of(numbers: Floats) -> Arrays:
+    """What a weights file holds."""
+    return named(numbers, SHAPES)
+
+
+def numbers_of(arrays: Arrays) -> Floats:
+    """The other way.
+
+    Raises:
+        ValueError: An array is missing or of another shape.
+    """
+    return joined(arrays, SHAPES)
+
+
+def untrained(seed: int) -> Floats:
+    """The start, ``float64[size()]``: random graph layers, and nothing that hears them: what is left is the rule."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for name, shape in SHAPES.items():
+        drawn = rng.normal(0, 1 / np.sqrt(shape[0]), shape)
+        parts.append(drawn.ravel() * (name.rpartition(".")[2] not in _HEARD))
+    return np.concatenate(parts)
+
+
+class Graph(NamedTuple):
+    """What the graph says, and room to work in.
+
+    Attributes:
+        server: ``float64[nodes, WIDTH]``. rack: ``float64[racks, WIDTH]``. whole: ``float64[parts, WIDTH]``.
+        of: ``int64[nodes]``: a node's rack, as `Scratch.rack`. part: ``int64[racks]``: that the rack is in.
+        total: ``float64[nodes]``: GPUs. up: ``int64[racks]``: its way up, a link; -1: none.
+        free, most, has: ``float64[racks]``: free GPUs, the most on one node, GPUs.
+        waiting: ``float64[parts]``: GPUs that jobs ask for that wait there, by those that the part has.
+        large: ``int64[parts]``: GPUs of the job that waits most there, by its size and age.
+        blocked: ``float64[parts]``: how much it waits.
+        place, wait, hand: Inputs.
+    """
+
+    server: Floats
+    rack: Floats
+    whole: Floats
+    of: Ints
+    part: Ints
+    total: Floats
+    up: Ints
+    free: Floats
+    most: Floats
+    has: Floats
+    waiting: Floats
+    large: Ints
+    blocked: Floats
+    place: Floats
+    wait: Floats
+    hand: Floats
+
+
+def new_graph(tree: Tree, racks: Ints, total: Ints, part: Ints, parts: int) -> Graph:
+    """For a cluster.
+
+    Args:
+        tree: Its links.
+        racks: ``int64[nodes]``: as `Scratch.rack`.
+        total: ``int64[nodes]``: GPUs.
+        part: ``int64[nodes]``: the scheduler that has it; a rack's is that of its first node.
+        parts: Schedulers.
+    """
+    count, nodes = int(racks.max(initial=-1)) + 1, len(racks)
+    first = np.array([int(np.flatnonzero(racks == r)[0]) for r in range(count)], np.int64)
+    up = np.where(tree.rack[first] >= 0, 2 * nodes + tree.rack[first], -1)
+    return Graph(
+        np.zeros((nodes, WIDTH)), np.zeros((count, WIDTH)), np.zeros((parts, WIDTH)), racks, part[first],
+        total.astype(np.float64), up, np.zeros(count), np.zeros(count),
+        np.bincount(racks, weights=total, minlength=count).astype(np.float64), np.zeros(parts),
+        np.zeros(parts, np.int64), np.zeros(parts), np.zeros(PLACE + 3 * WIDTH), np.zeros(WAIT + WIDTH),
+        np.zeros(HAND + 2 * WIDTH),
+    )  # fmt: skip
+
+
+@jit
+def pass_messages(agent: Agent, tree: Tree, load: Load, resources: Resources, graph: Graph) -> None:
+    """From the links inside servers to servers, racks and parts."""
+    nodes = graph.of.size
+    graph.free[:] = 0.0
+    graph.most[:] = 0.0
+    graph.rack[:] = 0.0
+    graph.whole[:] = 0.0
+    heard = np.zeros(_SERVER + 2 * WIDTH)
+    for node in range(nodes):
+        rack, total = graph.of[node], max(graph.total[node], 1.0)
+        free = max(0, resources.gpus[node])
+        graph.free[rack] += free
+        graph.most[rack] = max(graph.most[rack], free / total)
+        heard[0] = free / total
+        heard[1] = min(load.pressure[node] / ONE, _MOST)
+        heard[2] = min(load.pressure[nodes + node] / ONE, _MOST)
+        heard[_SERVER:] = 0.0
+        _hear(agent.on_bus, load, node, total, heard[_SERVER : _SERVER + WIDTH])
+        _hear(agent.on_nic, load, nodes + node, total, heard[_SERVER + WIDTH :])
+        for k in range(WIDTH):
+            said = 0.0
+            for i in range(heard.size):
+                said += agent.server[i, k] * heard[i]
+            graph.server[node, k] = max(said, 0.0)
+            graph.rack[rack, k] += graph.server[node, k] * total / max(graph.has[rack], 1.0)
+    _up(agent, load, graph)
+
+
+@jit
+def _hear(weights: Floats, load: Load, link: int, total: float, said: Floats) -> None:
+    """What the jobs on a link say, into ``said``."""
+    at = load.on[link]
+    while at >= 0:
+        one = load.uses[at]
+        job = load.jobs[one["job"]]
+        part, share, speed = one["part"] / ONE, min(job["gpus"] / total, _MOST) / _MOST, job["speed"]
+        for k in range(said.size):
+            said[k] += max(0.0, weights[0, k] + weights[1, k] * part + weights[2, k] * share + weights[3, k] * speed)
+        at = one["next"]
+
+
+@jit
+def _up(agent: Agent, load: Load, graph: Graph) -> None:
+    """From racks, which hold the means of their servers, to parts."""
+    racks, parts = graph.up.size, graph.whole.shape[0]
+    free, has = np.zeros(parts), np.zeros(parts)
+    for rack in range(racks):
+        free[graph.part[rack]] += graph.free[rack]
+        has[graph.part[rack]] += graph.has[rack]
+    heard = np.zeros(_RACK + WIDTH)
+    for rack in range(racks):
+        heard[0] = graph.free[rack] / max(graph.has[rack], 1.0)
+        heard[1] = graph.most[rack]
+        heard[2] = min(load.pressure[graph.up[rack]] / ONE, _MOST) if graph.up[rack] >= 0 else 0.0
+        heard[_RACK:] = graph.rack[rack]
+        part = graph.part[rack]
+        for k in range(WIDTH):
+            said = 0.0
+            for i in range(heard.size):
+                said += agent.rack[i, k] * heard[i]
+            graph.rack[rack, k] = max(said, 0.0)
+            graph.whole[part, k] += graph.rack[rack, k] * graph.has[rack] / max(has[part], 1.0)
+    summed = np.zeros(_WHOLE + WIDTH)
+    for part in range(parts):
+        summed[0] = free[part] / max(has[part], 1.0)
+        summed[1] = min(graph.waiting[part], _MOST)
+        summed[2] = graph.blocked[part]
+        summed[_WHOLE:] = graph.whole[part]
+        for k in range(WIDTH):
+            said = 0.0
+            for i in range(summed.size):
+                said += agent.whole[i, k] * summed[i]
+            graph.whole[part, k] = max(said, 0.0)
+
+
+@jit
+def value_of_place(agent: Agent, graph: Graph, part: int, nodes: Ints, parts: int) -> float:
+    """What a place is worth beside the rule; ``graph.place[:PLACE]`` says the rest."""
+    inputs = graph.place
+    inputs[PLACE : PLACE + 2 * WIDTH] = 0.0
+    for i in range(parts):
+        for k in range(WIDTH):
+            inputs[PLACE + k] += graph.server[nodes[i], k] / parts
+            inputs[PLACE + WIDTH + k] += graph.rack[graph.of[nodes[i]], k] / parts
+    inputs[PLACE + 2 * WIDTH :] = graph.whole[part]
+    return _valued(agent.place_in, agent.place_skip, agent.place_out, inputs)
+
+
+@jit
+def value_of_waiting(agent: Agent, graph: Graph, part: int) -> float:
+    """What waiting is worth beside the rule; ``graph.wait[:WAIT]`` says the rest."""
+    graph.wait[WAIT:] = graph.whole[part]
+    return _valued(agent.wait_in, agent.wait_skip, agent.wait_out, graph.wait)
+
+
+@jit
+def value_of_handing(agent: Agent, graph: Graph, part: int, to: int) -> float:
+    """What handing a job to another part is worth beside the rule; ``graph.hand[:HAND]`` says the rest."""
+    graph.hand[HAND : HAND + WIDTH] = graph.whole[part]
+    graph.hand[HAND + WIDTH :] = graph.whole[to]
+    return _valued(agent.hand_in, agent.hand_skip, agent.hand_out, graph.hand)
+
+
+@jit
+def _valued(into: Floats, skip: Floats, out: Floats, inputs: Floats) -> float:
+    value = 0.0
+    for i in range(skip.size):
+        value += skip[i] * inputs[i]
+    for k in range(out.size):
+        said = 0.0
+        for i in range(inputs.size):
+            said += into[i, k] * inputs[i]
+        value += out[k] * max(said, 0.0)
+    return float(value)

@@ -1,0 +1,199 @@
+"""What is believed of kinds of jobs: their pace by placement, and what they cost each other; and of slow GPUs."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+
+Link = Literal["server", "nic", "uplink"]
+"""What two jobs share: a server, one of them staying in it; its NICs, both having parts elsewhere; a rack's uplink."""
+
+_NUMBERS = re.compile(r"\d+")
+
+
+def pattern_of(name: str) -> str:
+    """A job's name with numbers that count as the same: ``train-17`` and ``train-18`` are two runs of one thing."""
+    return _NUMBERS.sub("#", name)
+
+
+def kind_of(user: str, name: str) -> str:
+    """What jobs are like each other: those of one user by the same pattern of names."""
+    return f"{user}/{pattern_of(name)}"
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a job ran.
+
+    Attributes:
+        unit: What its pace counts, "samples" or "steps".
+        gpus, nodes, racks: In all. most: GPUs on the node that gives most.
+    """
+
+    gpu_type: str
+    unit: str
+    gpus: int
+    most: int
+    nodes: int
+    racks: int
+
+
+class Paces(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind's pace at one shape.
+
+    Attributes:
+        logs: (logarithm of the pace per second as it would have been alone, weight), the latest last; an attempt
+            that was alone weighs 1.
+        count: How many there ever were. best: The highest logarithm as it was told.
+    """
+
+    shape: Shape
+    logs: tuple[tuple[float, float], ...]
+    count: int
+    best: float
+
+
+class Sway(msgspec.Struct, frozen=True, kw_only=True):
+    """Logarithms of a kind's sensitivity and pressure over one link, and their variances and covariance."""
+
+    link: Link
+    sensitivity: float
+    pressure: float
+    cov: tuple[float, float, float]
+    count: int = 0
+
+
+class Beside(msgspec.Struct, frozen=True, kw_only=True):
+    """What was left of a kind's speed beside one job of another kind (logarithms, the latest last)."""
+
+    link: Link
+    kind: str
+    logs: tuple[float, ...]
+    count: int
+
+
+class KindBelief(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is believed of one kind."""
+
+    kind: str
+    shapes: tuple[Paces, ...] = ()
+    links: tuple[Sway, ...] = ()
+    beside: tuple[Beside, ...] = ()
+
+
+class Neighbour(msgspec.Struct, frozen=True):
+    """A job of another kind (or the same) that shared a link, and for which part of the time (0 to 1)."""
+
+    kind: str
+    link: Link
+    share: float
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What an attempt told of its pace: per second, over ``seconds``, and who was beside it."""
+
+    kind: str
+    shape: Shape
+    pace: float
+    seconds: float
+    neighbours: tuple[Neighbour, ...] = ()
+
+
+class PaceOn(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt's pace as it would have been alone (logarithm), and on which GPUs it was: (node, index)."""
+
+    job_id: str
+    kind: str
+    shape: Shape
+    log_pace: float
+    gpus: tuple[tuple[str, int], ...]
+
+
+class SlowGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU on which steps take longer than on the like of it.
+
+    Attributes:
+        slower: By which part: 0.12: a step takes 1.12 times as long. low, high: Bounds that hold in 95 %.
+        jobs: On how many attempts' paces that rests.
+        among: GPUs from which it cannot be told, since all its jobs had these too: it may be only one of them.
+    """
+
+    node: str
+    index: int
+    slower: float
+    low: float
+    high: float
+    jobs: int
+    among: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def line(self) -> str:
+        """As a person reads it."""
+        text = f"{self.slower:.0%} slower than its like ({self.low:.0%} to {self.high:.0%}, {self.jobs} jobs)"
+        return text + (f"; it, or others that its jobs had too ({len(self.among)})" if self.among else "")
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """How much longer a step is expected to take than otherwise.
+
+    Attributes:
+        slower: By which part (0.18: 1.18 times as long); negative: it is faster. low, high: Bounds that are to hold in
+            80 %.
+        measurements: Attempts that say so.
+        source: "measured" (of this kind, so); "formula" (by what was measured of this kind); "others" (of other kinds).
+        note: What to bear in mind, or "".
+    """
+
+    slower: float
+    low: float
+    high: float
+    measurements: int
+    source: Literal["measured", "formula", "others"]
+    note: str = ""
+
+    def line(self, than: str = "") -> str:
+        """As a person reads it: "about 18 % slower than in one (12 to 25 %, 40 measurements)"."""
+        what = "about as fast as" if abs(self.slower) < 0.005 else (
+            f"about {100 * abs(self.slower):.0f} % {'slower' if self.slower > 0 else 'faster'} than"
+        )  # fmt: skip
+        sign = -1 if self.slower <= -0.005 else 1
+        low, high = sorted((100 * sign * self.low, 100 * sign * self.high))
+        by = {"measured": "", "formula": "by the formula, ", "others": "as other kinds of jobs, "}[self.source]
+        count = f"{self.measurements} measurement{'s' * (self.measurements != 1)}"
+        return f"{what} {than} ({low:.0f} to {high:.0f} %, {by}{count})" + (f"; {self.note}" if self.note else "")
+
+
+class KindTold(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``gpusched predict NAME`` says of a kind of job.
+
+    Attributes:
+        paces: At each shape, the most measured first. links: Its sensitivity and pressure.
+        lines: What was asked for, as a person reads it. costs: The same as figures, in the same order; None: nothing
+            says.
+    """
+
+    kind: str
+    paces: tuple[PaceTold, ...]
+    links: tuple[SwayTold, ...]
+    lines: tuple[str, ...] = ()
+    costs: tuple[Cost | None, ...] = ()
+
+
+class PaceTold(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind's pace a second at a shape, alone; ``low`` to ``high``: where four in five attempts lie."""
+
+    shape: Shape
+    pace: float
+    low: float
+    high: float
+    measurements: int
+
+
+class SwayTold(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind's sensitivity and pressure over a link, each with bounds that hold in 80 %: (low, middle, high)."""
+
+    link: Link
+    sensitivity: tuple[float, float, float]
+    pressure: tuple[float, float, float]
+    measurements: int

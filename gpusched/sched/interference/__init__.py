@@ -1,0 +1,8 @@
+"""What a placement and the neighbours cost a job, and which GPUs are slow: fits of measurements, beliefs from jobs.
+
+In: measured tables as arrays, or what ended attempts told of their pace. Out: step times and ratios of speed, with
+intervals. Pure. Begin with `placement` (one job alone) and `pairs` (beside others); `beliefs` is the same, learned
+while the cluster runs, `gpus` who is slower than the like of it.
+
+A step takes T = C + max over links l of S_l (1 + sum over neighbours j of d_jl), with S = a + b 2(K-1)/K for K GPUs.
+"""

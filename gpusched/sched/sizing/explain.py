@@ -1,0 +1,96 @@
+"""What a policy that chooses sizes would give a job that waits: for people, from any snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from gpusched.config.weights import Model
+from gpusched.model.snapshot import PendingView, Snapshot
+from gpusched.sched.arrays import node_arrays_of
+from gpusched.sched.sizing.live import Sized, sizes_of
+from gpusched.sched.sizing.shapes import shape
+from gpusched.sched.tally import counts_of, fits
+from gpusched.sched.text import count_of, listed
+
+
+class SizesNow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a waiting resizable job would get.
+
+    Attributes:
+        fits: Its sizes for which there is room now.
+        least: The least that the nodes, empty, can give: for that it waits. None: there is none.
+        given: GPUs that the policy would start it with, now or once others have shrunk; None: it waits.
+        shrinks: Who is to shrink for those that wait: job -> (from, to).
+        message: All of it as a sentence.
+    """
+
+    fits: tuple[int, ...] = ()
+    least: int | None = None
+    given: int | None = None
+    shrinks: dict[str, tuple[int, int]] = {}
+    message: str = ""
+
+
+def sizes_now(snapshot: Snapshot, job_id: str, models: Mapping[str, Model] = {}) -> tuple[Snapshot, SizesNow | None]:
+    """The snapshot with jobs at the sizes that they wait for, and what there is to say of this one's.
+
+    None where the job is rigid, or its policy does not choose sizes. An agent without weights in ``models`` (by
+    partition) has its fallback's rule in its place, as in the controller.
+    """
+    job = next(j for j in snapshot.pending if j.id == job_id)
+    policy = snapshot.policies.get(job.spec.partition)
+    if job.spec.elastic is None or policy is None or policy.sizes == "base":
+        return snapshot, None
+    sized = sizes_of(snapshot, node_arrays_of(snapshot), models)
+    possible = _possible(snapshot, job)
+    counts = [count for count in counts_of(snapshot).values() if count.node.partition == job.spec.partition]
+    fitting = tuple(gpus for gpus, view in possible.items() if fits(view, counts, lambda count: count.free))
+    given = sized.given.get(job_id)
+    before = {view.id: view.allocation.gpus for view in snapshot.running}
+    shrinks = {r.job_id: (before[r.job_id], r.gpus) for r in sized.resizes if r.gpus < before[r.job_id]}
+    answer = SizesNow(
+        fits=fitting,
+        least=min(possible, default=None),
+        given=given,
+        shrinks=shrinks if given is not None and given not in fitting else {},
+    )
+    by_rule = policy.fallback is not None and (job.spec.partition not in models or job.spec.partition in sized.troubles)
+    by = policy.fallback.name if policy.fallback is not None and by_rule else policy.name
+    message = _message(job.spec.elastic.sizes, by, answer, sized)
+    return sized.snapshot, msgspec.structs.replace(answer, message=message)
+
+
+def _possible(snapshot: Snapshot, job: PendingView) -> dict[int, PendingView]:
+    """Its sizes that the nodes can give, but for those at which it did not come up; with the request."""
+    assert job.spec.elastic is not None
+    nodes = [node for node in snapshot.nodes if node.partition == job.spec.partition]
+    bad = job.resizes.unusable if job.resizes is not None else ()
+    asked = {gpus: shape(job.spec, gpus, nodes) for gpus in job.spec.elastic.sizes if gpus not in bad}
+    return {gpus: msgspec.structs.replace(job, spec=spec.least) for gpus, spec in asked.items() if spec is not None}
+
+
+def _message(sizes: tuple[int, ...], policy: str, answer: SizesNow, sized: Sized) -> str:
+    """What it would get; or what it waits for, and who could shrink for it."""
+    room = f"there is room for {_gpus(answer.fits)}" if answer.fits else f"there is room for none of {_gpus(sizes)}"
+    if answer.given is not None and answer.shrinks:
+        who = listed([f"job {job} from {old} to {new}" for job, (old, new) in answer.shrinks.items()])
+        return f"{room}; {policy} would give it {count_of(answer.given, 'GPU')}, for which others shrink first: {who}"
+    if answer.given is not None and answer.given in answer.fits:
+        return f"{room}; {policy} would start it with {answer.given}"
+    if answer.given is not None:
+        return f"{room}; {policy} would give it {answer.given}, which are not free together on nodes yet"
+    if answer.least is None:
+        return f"no nodes can give any of {_gpus(sizes)}"
+    waits = f"{room}; it waits for {count_of(answer.least, 'GPU')}, its least size"
+    if answer.fits:
+        return f"{waits}, as others are before it"
+    if not sized.spare:
+        return f"{waits}, and nobody can be made to shrink now"
+    who = listed([f"job {job} from {old} to {least}" for job, (old, least) in sized.spare.items()])
+    return f"{waits}; who could shrink ({who}) is not stopped for it now"
+
+
+def _gpus(sizes: tuple[int, ...]) -> str:
+    return f"{', '.join(map(str, sizes))} GPUs" if sizes != (1,) else "1 GPU"

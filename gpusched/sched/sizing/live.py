@@ -1,0 +1,346 @@
+"""From a snapshot to the sizes of the jobs that wait and the resizes of those that run; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import nan
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gpusched.config.weights import Model
+from gpusched.model.jobs import JobSpec, Resizes
+from gpusched.model.plan import Reason, ReasonCode, Resize
+from gpusched.model.policy import PolicySpec
+from gpusched.model.snapshot import PendingView, RunningView, Snapshot
+from gpusched.sched.agent import Unusable, part_of, prepared
+from gpusched.sched.arrays import NodeArrays, waiting_of
+from gpusched.sched.eligible import ineligible, may_resize
+from gpusched.sched.fit import set_feasibility
+from gpusched.sched.sizing.question import COUNT, PART, ROW, Claims, Menus, Question, Scene, new_claims, question_of
+from gpusched.sched.sizing.rules import RULES, wish
+from gpusched.sched.sizing.settle import Rules, gather, settle, speed_at
+from gpusched.sched.sizing.shapes import shape, within_free
+from gpusched.sched.state import Ints, ints, new_scratch
+from gpusched.sched.tally import barred
+
+USUAL_LEFT_S = 3600.0  # of a job that does not tell
+LATEST = 8  # submissions by which is judged how long a size lasts
+UNSOUND = "it wishes sizes that a job may not have now, or more GPUs than there are"
+WAITS = Reason(code=ReasonCode.POLICY, message="the policy gives it no GPUs now")
+
+
+class Sized(msgspec.Struct, frozen=True):
+    """The snapshot with the jobs that wait at the sizes they would start with, and resizes of such that run.
+
+    Attributes:
+        waits: Jobs that get no GPUs now, with the reason.
+        troubles: Partition -> why its agent did not choose.
+        given: Resizable jobs that wait and are to start -> GPUs; where others must shrink for them first, then.
+        spare: Running jobs that could shrink now -> (GPUs, their least size).
+    """
+
+    snapshot: Snapshot
+    resizes: tuple[Resize, ...] = ()
+    waits: dict[str, Reason] = {}
+    troubles: dict[str, str] = {}
+    given: dict[str, int] = {}
+    spare: dict[str, tuple[int, int]] = {}
+
+
+def sizes_of(snapshot: Snapshot, world: NodeArrays, models: Mapping[str, Model] = {}) -> Sized:
+    """Sizes for all partitions whose policy chooses them; the same arguments always give the same answer.
+
+    Args:
+        snapshot: What is decided on.
+        world: Its nodes.
+        models: Partition -> an agent's weights, where an agent chooses.
+    """
+    specs: dict[str, JobSpec] = {}
+    found = Sized(snapshot)
+    for name, policy in snapshot.policies.items():
+        if policy.sizes != "base" and name in world.span:
+            resizes = _Partition(snapshot, world, name, policy).decided(models.get(name), specs, found)
+            found = msgspec.structs.replace(found, resizes=found.resizes + resizes)
+    if not specs:
+        return found
+    pending = tuple(_with_spec(job, specs[job.id]) if job.id in specs else job for job in snapshot.pending)
+    changed = msgspec.structs.replace(snapshot, pending=pending)
+    return msgspec.structs.replace(found, snapshot=changed)
+
+
+def _with_spec(job: PendingView, spec: JobSpec) -> PendingView:
+    # What was stopped to be resized goes on before anybody takes its place.
+    first = 1 << 31 if job.resume_at is not None else 0
+    return msgspec.structs.replace(job, spec=spec, priority=job.priority + first)
+
+
+def pace_of(speeds: dict[int, float], gpus: int) -> float:
+    """Steps a second with so many GPUs, by those told at other sizes; see `settle.speed_at`."""
+    sizes = ints(sorted(speeds))
+    told = np.array([speeds[size] for size in sorted(speeds)], np.float64)
+    return speed_at(sizes, told, np.arange(sizes.size), gpus)
+
+
+class _Partition:
+    """One partition's decision."""
+
+    def __init__(self, snapshot: Snapshot, world: NodeArrays, name: str, policy: PolicySpec) -> None:
+        self.snapshot, self.world, self.name, self.policy = snapshot, world, name, policy
+        self.lo, self.hi = world.span[name]
+        self.nodes = world.nodes[self.lo : self.hi]
+        names = {node.name for node in self.nodes}
+        self.all_running = [j for j in snapshot.running if any(part.node in names for part in j.allocation.parts)]
+        resizable = (j for j in self.all_running if j.spec is not None and j.spec.elastic is not None)
+        self.running = sorted(resizable, key=lambda j: j.id)
+        self.waiting = self._queue()
+        self.scratch = new_scratch(len(world.nodes), 0, world.rack)
+        self._views: list[PendingView] = []
+        self._menus: dict[tuple[object, ...], int] = {}
+        self._sizes: list[tuple[int, ...]] = []
+        self._shapes: list[list[int]] = []
+        self._asked: list[dict[int, JobSpec]] = []  # of a menu: GPUs -> the request
+
+    def decided(self, model: Model | None, specs: dict[str, JobSpec], found: Sized) -> tuple[Resize, ...]:
+        """The resizes; what waiting jobs ask for goes to ``specs``, what else there is to say to ``found``."""
+        scene = self._scene()
+        asked = waiting_of(self._views, self.world, {})
+        requests, masks, feasibility = asked.requests, asked.jobs.masks, asked.jobs.feasibility
+        shape_of = asked.jobs.shape  # of views; menus name views until now
+        scene.menus.shape[:] = np.where(scene.menus.shape >= 0, np.append(shape_of, -1)[scene.menus.shape], -1)
+        set_feasibility(self.world.total, self.world.usable, masks, requests, self.scratch, feasibility)
+        claims = new_claims(len(scene.rows) + 1, scene.menus.sizes.shape[1])
+        gather(scene, self._rules(), self.world.resources, self.world.usable, feasibility, claims)
+        where = (scene, claims, self.world.resources, requests, masks, self.scratch)
+        try:
+            done = self._by_agent(claims, model) and settle(*where)
+        except ValueError as error:
+            done, found.troubles[self.name] = False, str(error)
+        if not done:
+            if self.policy.traits.sizes and claims.number[COUNT] > 0:
+                found.troubles.setdefault(self.name, UNSOUND)
+            wish(RULES[self.policy.sizes], claims)
+            sound = settle(*where)
+            assert sound, f"{self.policy.sizes} wishes what it may not"
+        return self._answer(scene, claims, specs, found)
+
+    def _by_agent(self, claims: Claims, model: Model | None) -> bool:
+        """The agent's wishes; False: no agent chooses.
+
+        Raises:
+            ValueError: It cannot choose.
+        """
+        policy = self.policy
+        if not policy.traits.sizes or policy.agent is None or claims.number[COUNT] == 0:
+            return False
+        if model is None:
+            raise Unusable("no weights")
+        answer = ask_agent(policy.agent, prepared(model), self._question(claims))
+        claims.jobs["wished"][: len(answer)] = answer
+        return True
+
+    def _question(self, claims: Claims) -> Question:
+        rows = claims.jobs["row"][: claims.number[COUNT]].tolist()
+        return question_of(claims, self.name, self.snapshot.now, tuple(self._name(row) for row in rows))
+
+    def _view(self, row: int) -> RunningView | PendingView:
+        return self.running[row] if row < len(self.running) else self.waiting[row - len(self.running)]
+
+    def _name(self, row: int) -> str:
+        spec = self._view(row).spec
+        return spec.name if spec is not None else ""
+
+    def _queue(self) -> list[PendingView]:
+        """Who may start, in order: what was stopped to be resized first; not the tasks of an array at its bound."""
+        now, policies = self.snapshot.now, self.snapshot.policies
+        jobs = [j for j in self.snapshot.pending if j.spec.partition == self.name]
+        jobs = [j for j in jobs if ineligible(j, now, policies) is None]
+        room: dict[str, int] = {}
+        queue = []
+        for job in sorted(jobs, key=lambda j: (j.resume_at is None, -j.priority, j.submit_time, j.id)):
+            if job.array_room is not None:
+                left = room.setdefault(job.array_id or job.id, job.array_room)
+                room[job.array_id or job.id] = left - 1
+                if left <= 0:
+                    continue
+            queue.append(job)
+        return queue
+
+    def _rules(self) -> Rules:
+        now, running = self.snapshot.now, self.all_running
+        soon = min((j.own_end if j.own_end is not None else j.expected_end for j in running), default=now) - now
+        times = [j.submit_time for j in running if j.submit_time is not None]
+        times += [j.submit_time for j in self.snapshot.pending if j.spec.partition == self.name]
+        latest = sorted(times)[-LATEST:]
+        horizon = (now - latest[0]) / len(latest) if latest else USUAL_LEFT_S
+        blocks = self.policy.backfill == "none"
+        return Rules(soon, horizon, self.policy.resize.gain, blocks, self.lo, self.hi)
+
+    def _scene(self) -> Scene:
+        count = len(self.running) + len(self.waiting)
+        rows = np.zeros(count, ROW)
+        rows["job"] = np.arange(count)
+        totals = [
+            float(np.maximum(column[self.lo : self.hi][self.world.usable.gpus[self.lo : self.hi] >= 0], 0).sum())
+            for column in self.world.usable
+        ]
+        parts: list[tuple[int, int, int, int]] = []
+        for row, job in zip(rows, self.running, strict=False):
+            assert job.spec is not None
+            row["menu"], row["first"] = self._menu(job.spec, ()), len(parts)
+            parts += self._parts(job)
+            row["last"] = len(parts)
+            self._of_running(row, job)
+            row["share"] = _share(job.spec, totals)
+        for row, waits in zip(rows[len(self.running) :], self.waiting, strict=True):
+            row["menu"] = self._menu(waits.spec, waits.excluded_nodes)
+            self._of_waiting(row, waits)
+            row["share"] = _share(waits.spec, totals)
+        most = max((len(sizes) for sizes in self._sizes), default=1)
+        menus = Menus(*(np.full((len(self._sizes), most), -1, np.int64) for _ in range(2)))
+        for menu, (sizes, shapes) in enumerate(zip(self._sizes, self._shapes, strict=True)):
+            menus.sizes[menu, : len(sizes)] = sizes
+            menus.shape[menu, : len(shapes)] = shapes
+        unusable, told = np.zeros((count, most), np.uint8), np.full((count, most), nan)
+        for i in range(count):
+            job_view = self._view(i)
+            bad = job_view.resizes.unusable if job_view.resizes is not None else ()
+            for k, gpus in enumerate(self._sizes[rows[i]["menu"]]):
+                unusable[i, k] = gpus in bad
+                told[i, k] = job_view.speeds.get(gpus, nan)
+            if unusable[i].sum() >= len(self._sizes[rows[i]["menu"]]):  # then the size it was submitted with, again
+                unusable[i] = [gpus != self._base(i) for gpus in menus.sizes[rows[i]["menu"]]]
+        return Scene(rows, np.array(parts, PART), unusable, told, menus)
+
+    def _base(self, row: int) -> int:
+        spec = self._view(row).spec
+        assert spec is not None
+        return spec.gpus
+
+    def _parts(self, job: RunningView) -> list[tuple[int, int, int, int]]:
+        """What it gives back, node by node; blocked GPUs come back to nobody."""
+        found = []
+        for part in job.allocation.parts:
+            at = self.world.row.get(part.node, -1)
+            if at >= 0:
+                well = sum(g not in self.world.nodes[at].blocked for g in part.gpus)
+                found.append((at, well, part.cores, part.memory_mib))
+        return found
+
+    def _of_running(self, row: Any, job: RunningView) -> None:
+        assert job.spec is not None
+        assert job.spec.elastic is not None
+        now, resizes = self.snapshot.now, job.resizes or Resizes()
+        row["held"], row["base"] = job.allocation.gpus, job.spec.elastic.base_gpus
+        row["may"] = may_resize(job, self.policy.resize, now) is None
+        row["restarts"], row["cost_s"] = resizes.count, resizes.cost_s or 0.0
+        row["age_s"] = max(0.0, now - (job.submit_time if job.submit_time is not None else job.start_time))
+        row["left_s"] = max(1.0, (job.own_end if job.own_end is not None else job.expected_end) - now)
+
+    def _of_waiting(self, row: Any, job: PendingView) -> None:
+        resizes, elastic = job.resizes or Resizes(), job.spec.elastic
+        row["rigid"], row["resume"] = elastic is None, job.resume_at or 0
+        row["base"] = elastic.base_gpus if elastic is not None else job.spec.gpus
+        row["restarts"], row["cost_s"] = resizes.count, resizes.cost_s or 0.0
+        row["age_s"] = max(0.0, self.snapshot.now - job.submit_time)
+        left = min(USUAL_LEFT_S, job.expected_s)
+        if elastic is not None and job.left is not None and job.speeds:
+            left = job.left / pace_of(job.speeds, elastic.sizes[0])
+        row["left_s"] = max(1.0, left)
+
+    def _menu(self, spec: JobSpec, excluded: tuple[str, ...]) -> int:
+        """Its row of the menus; equal requests share one, and which sizes are possible is asked once for them."""
+        own = (spec.nodes, spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node)
+        key = (spec.elastic or own, spec.nodelist, spec.exclude, spec.gpu_types, excluded)
+        if key not in self._menus:
+            self._menus[key] = len(self._menus)
+            sizes = spec.elastic.sizes if spec.elastic is not None else (spec.gpus,)
+            found, requests = [], {}
+            for gpus in sizes:
+                asked = shape(spec, gpus, self.nodes) if spec.elastic is not None else spec
+                found.append(len(self._views) if asked is not None else -1)
+                if asked is not None:
+                    requests[gpus] = asked
+                    self._views.append(
+                        PendingView(id="", user="", spec=asked.least, submit_time=0, excluded_nodes=excluded)
+                    )
+            self._sizes.append(sizes)
+            self._shapes.append(found)
+            self._asked.append(requests)
+        return self._menus[key]
+
+    def _answer(self, scene: Scene, claims: Claims, specs: dict[str, JobSpec], found: Sized) -> tuple[Resize, ...]:
+        first = len(self.running)
+        rows = scene.rows
+        wished = {int(job["row"]): j for j, job in enumerate(claims.jobs[: claims.number[COUNT]])}
+        admitted = [self.waiting[i - first].id for i in range(first, len(rows)) if rows[i]["admitted"]]
+        for i, job in enumerate(self.waiting, first):
+            if job.spec.elastic is None or rows[i]["least"] == 0:
+                continue
+            gpus = int(claims.jobs[wished[i]]["wished"]) if rows[i]["admitted"] else int(rows[i]["least"])
+            if rows[i]["admitted"] and gpus > 0:
+                found.given[job.id] = gpus
+            if gpus == 0:
+                found.waits[job.id] = WAITS
+                gpus = int(rows[i]["least"])
+            asked = _as(job.spec, self._asked[rows[i]["menu"]][gpus])
+            specs[job.id] = within_free(asked, self._free(job)) if asked.least != asked else asked
+        resizes = []
+        for i, runs in enumerate(self.running):
+            gpus = int(claims.jobs[wished[i]]["wished"])
+            if rows[i]["may"] and (least := int(claims.sizes[wished[i], 0])) < runs.allocation.gpus:
+                found.spare[runs.id] = runs.allocation.gpus, least
+            if gpus != runs.allocation.gpus:
+                resizes.append(Resize(runs.id, gpus, _why(claims, wished[i], admitted)))
+        return tuple(resizes)
+
+    def _free(self, job: PendingView) -> list[tuple[int, int, int]]:
+        """GPUs, cores and MiB that are free on the nodes that a job may use."""
+        columns = (column[self.lo : self.hi].tolist() for column in self.world.resources)
+        rooms = zip(self.nodes, zip(*columns, strict=True), strict=True)
+        return [(room[0], room[1], room[2]) for node, room in rooms if not barred(job, node)]
+
+
+def _as(spec: JobSpec, asked: JobSpec) -> JobSpec:
+    """A job's request, shaped as an equal one."""
+    return msgspec.structs.replace(
+        spec, nodes=asked.nodes, gpus_per_node=asked.gpus_per_node, cores_per_node=asked.cores_per_node,
+        memory_mib_per_node=asked.memory_mib_per_node,
+    )  # fmt: skip
+
+
+def ask_agent(agent: str, weights: object, question: Question) -> Ints:
+    """An agent's sizes, ``int64[jobs]``.
+
+    Raises:
+        ValueError: It cannot choose, or what it says is no sizes.
+    """
+    answer = np.asarray(part_of(agent, "live").choose_sizes(weights, question))
+    if answer.shape != question.claims.jobs.shape or answer.dtype.kind not in "iu":
+        raise Unusable("what it wishes is not one whole number of GPUs for each job")
+    return answer
+
+
+def _share(spec: JobSpec, totals: list[float]) -> float:
+    """Its dominant share of one GPU: GPUs, cores and memory of the partition."""
+    base = spec.elastic
+    gpus, cores, memory = (
+        (base.base_gpus, base.base_cores, base.base_memory_mib)
+        if base is not None
+        else (spec.gpus, spec.nodes * spec.cores_per_node, spec.nodes * spec.memory_mib_per_node)
+    )
+    asked = (1.0, cores / max(gpus, 1), memory / max(gpus, 1))
+    return max(need / total for need, total in zip(asked, totals, strict=True) if total > 0) if any(totals) else 1.0
+
+
+def _why(claims: Claims, j: int, others: list[str]) -> str:
+    held, gpus = int(claims.jobs[j]["held"]), int(claims.jobs[j]["wished"])
+    if gpus < held:
+        whom = f" for {', '.join(others[:3])}{' and others' if len(others) > 3 else ''}" if others else ""
+        return f"shrinks from {held} to {gpus} GPUs{whom}"
+    sizes = claims.sizes[j].tolist()
+    before, then = sizes.index(held), sizes.index(gpus)
+    faster = claims.pace[j, then] / claims.pace[j, before]
+    known = "as it told" if claims.told[j, before] and claims.told[j, then] else "by what is expected of it"
+    return f"grows from {held} to {gpus} GPUs that are free: {faster:.2f} times as fast {known}"

@@ -1,0 +1,132 @@
+"""What is asked of whoever chooses sizes, and what the question is made of: arrays, the same live and in replays.
+
+An agent that chooses sizes has in its module ``live``, beside ``prepare``::
+
+    choose_sizes(prepared, question: Question) -> Sequence[int]     # GPUs by job of the question; 0: it waits
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.sched.state import Flags, Floats, Ints, Records
+
+_I8, _F8 = np.int64, np.float64
+
+# A job of a partition: the resizable ones that run, then all that wait, in the queue's order. held: its GPUs; 0: it
+# waits. menu: row of `Menus`. rigid: it has one size. may: it runs, and no brake forbids to resize it. resume: it was
+# stopped to go on with so many GPUs; 0: it was not. restarts: how often it was resized. base: GPUs that it was tuned
+# for. first, last: its `PART`s. admitted, least: set by `settle.gather`: it is to start; its least size here. left_s,
+# age_s, cost_s, share: as in `Claims`. job: its
+# row in what is kept of all jobs.
+ROW = np.dtype(
+    [(name, _I8) for name in ("held", "menu", "rigid", "may", "resume", "restarts", "base", "first", "last")]
+    + [(name, _I8) for name in ("admitted", "least", "job")]
+    + [(name, _F8) for name in ("left_s", "age_s", "cost_s", "share")]
+)
+# What a running job gives back on one node (row of the nodes' arrays).
+PART = np.dtype([(name, _I8) for name in ("node", "gpus", "cores", "memory")])
+CLAIM = np.dtype(
+    [(name, _I8) for name in ("row", "held", "count", "base", "restarts", "wished")]
+    + [(name, _F8) for name in ("left_s", "age_s", "cost_s", "share")]
+)
+
+COUNT, CAPACITY, FREE, TOTAL, OTHERS, NUMBERS = range(6)  # positions in `Claims.number`
+
+
+class Menus(NamedTuple):
+    """The sizes of kinds of requests: ``int64[menus, most]`` each.
+
+    Attributes:
+        sizes: GPUs, ascending; -1 beyond the last.
+        shape: Index of the request at that size; -1: no nodes can give it.
+    """
+
+    sizes: Ints
+    shape: Ints
+
+
+class Scene(NamedTuple):
+    """One partition, as a snapshot or a replay fills it in.
+
+    Attributes:
+        rows: ``ROW[jobs]``. parts: ``PART[...]``.
+        unusable: ``uint8[jobs, most]``: sizes of its menu at which the job did not come up; here and below by ``job``.
+        told: ``float64[jobs, most]``: steps a second that it told at a size; NaN: it never had that, or told nothing.
+        menus: What sizes there are.
+    """
+
+    rows: Records
+    parts: Records
+    unusable: Flags
+    told: Floats
+    menus: Menus
+
+
+class Claims(NamedTuple):
+    """Jobs that GPUs are given to: the resizable ones that run or are to start.
+
+    Attributes:
+        jobs: ``CLAIM[n]``: ``held``: GPUs now (0: it waits); ``count``: how many sizes it has; ``base``: GPUs it was
+            tuned for; ``restarts``: how often it was resized; ``left_s``: seconds to go at its present size (of one
+            that waits at its least one), as it tells, else what is left of its limit, or an hour; ``age_s``: since its
+            submission; ``cost_s``: of one more stop, by its own so far; ``share``: its dominant share of one GPU
+            (``gpus * share`` is its share of what the partition has most scarcely for it); ``wished``: the answer.
+        sizes: ``int64[n, most]``: GPUs that it could have, ascending; ``count`` of them, here and below 0 beyond.
+        shape: ``int64[n, most]``: index of the request at that size.
+        allowed: ``uint8[n, most]``: whether the brakes allow that size now; always its present one, or one that waits
+            any of its sizes.
+        pace: ``float64[n, most]``: steps a second at that size: as told, else by what it told at others; of one that
+            never told ``gpus ** 0.8``.
+        told: ``uint8[n, most]``: whether it told that itself.
+        number: ``int64[NUMBERS]``: ``n``; ``CAPACITY``: GPUs that all of them may have together; ``FREE``: of these
+            free now, negative where rigid jobs that are to start need more than is free; ``TOTAL``: of the
+            partition; ``OTHERS``: jobs that wait and are none of these.
+    """
+
+    jobs: Records
+    sizes: Ints
+    shape: Ints
+    allowed: Flags
+    pace: Floats
+    told: Flags
+    number: Ints
+
+
+class Question(NamedTuple):
+    """One partition's resizable jobs, for an agent; arrays are cut to the jobs that there are.
+
+    Everybody may have the least size: ``capacity`` is enough for that. An answer is one size a job, an allowed one, and
+    no more than ``capacity`` in all; 0 lets one wait that waits, and means its least allowed size for one that runs.
+
+    Attributes:
+        partition, now: Whose, and when (seconds).
+        claims: The jobs.
+        names: The jobs' names (their kind, where a trace has models); "" where not known.
+        capacity, free, total, others: As in ``claims.number``.
+    """
+
+    partition: str
+    now: float
+    claims: Claims
+    names: tuple[str, ...]
+    capacity: int
+    free: int
+    total: int
+    others: int
+
+
+def new_claims(jobs: int, most: int) -> Claims:
+    """Room for that many jobs of that many sizes."""
+    sizes, shape = (np.zeros((jobs, most), _I8) for _ in range(2))
+    allowed, told = (np.zeros((jobs, most), np.uint8) for _ in range(2))
+    return Claims(np.zeros(jobs, CLAIM), sizes, shape, allowed, np.zeros((jobs, most)), told, np.zeros(NUMBERS, _I8))
+
+
+def question_of(claims: Claims, partition: str, now: float, names: tuple[str, ...]) -> Question:
+    """What an agent is asked; ``names``: of the jobs there are."""
+    count, capacity, free, total, others = claims.number.tolist()
+    cut = Claims._make(array if array is claims.number else array[:count] for array in claims)
+    return Question(partition, now, cut, names, capacity, free, total, others)

@@ -1,0 +1,244 @@
+"""Rules that choose sizes: each writes the wished size of every claim, all of them within the capacity.
+
+Everybody has the least size that it may have first; rules differ in who gets the next step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpusched.compiled import jit
+from gpusched.sched.sizing.question import CAPACITY, COUNT, FREE, TOTAL, Claims
+from gpusched.sched.state import Floats, Ints
+
+GREEDY_GAIN, DRF, OPTIMUS, PROPORTIONAL, SIA = range(5)
+RULES = {"greedy-gain": GREEDY_GAIN, "drf": DRF, "optimus": OPTIMUS, "proportional": PROPORTIONAL, "sia": SIA}
+
+_PATIENCE = 0.25  # GPUs go to jobs with little left first, by the power of it that DL2's setting showed to be best
+_FAIRNESS = -0.5  # Sia's p
+
+
+@jit
+def wish(rule: int, claims: Claims) -> None:
+    """The wishes of one rule, into ``claims.jobs["wished"]``."""
+    if rule == GREEDY_GAIN:
+        _greedy_gain(claims)
+    elif rule == OPTIMUS:
+        _optimus(claims)
+    elif rule == SIA:
+        _sia(claims)
+    else:
+        _fill(claims, rule == PROPORTIONAL)
+
+
+@jit
+def _at_least(claims: Claims) -> int:
+    """Everyone's least allowed size; the GPUs that are left."""
+    left = claims.number[CAPACITY]
+    for j in range(claims.number[COUNT]):
+        claims.jobs[j]["wished"] = claims.sizes[j, _next(claims, j, 0)]
+        left -= claims.jobs[j]["wished"]
+    return int(left)
+
+
+@jit
+def _next(claims: Claims, j: int, gpus: int) -> int:
+    """The index of a claim's least allowed size above so many GPUs; -1: there is none."""
+    for k in range(claims.jobs[j]["count"]):
+        if claims.allowed[j, k] and claims.sizes[j, k] > gpus:
+            return k
+    return -1
+
+
+@jit
+def _index(claims: Claims, j: int, gpus: int) -> int:
+    """The index of a claim's size."""
+    k = 0
+    while claims.sizes[j, k] < gpus:
+        k += 1
+    return k
+
+
+@jit
+def _fill(claims: Claims, by_base: bool) -> None:
+    """Progressive filling, a step to whoever has least so far; one whose next step does not fit gets no more.
+
+    ``drf`` (Ghodsi et al., NSDI 2011, between jobs): least dominant share. ``proportional``: fewest GPUs for those that
+    it was tuned for.
+    """
+    left, count = _at_least(claims), claims.number[COUNT]
+    full = np.zeros(count, np.uint8)
+    while True:
+        best, least = -1, np.inf
+        for j in range(count):
+            job = claims.jobs[j]
+            has = job["wished"] / job["base"] if by_base else job["wished"] * job["share"]
+            if not full[j] and has < least:
+                best, least = j, has
+        if best < 0:
+            return
+        k = _next(claims, best, claims.jobs[best]["wished"])
+        if k < 0 or claims.sizes[best, k] - claims.jobs[best]["wished"] > left:
+            full[best] = 1
+            continue
+        left -= claims.sizes[best, k] - claims.jobs[best]["wished"]
+        claims.jobs[best]["wished"] = claims.sizes[best, k]
+
+
+@jit
+def _optimus(claims: Claims) -> None:
+    """Optimus (Peng et al., EuroSys 2018): the step that saves most of the time left, for the share that it takes."""
+    left, count = _at_least(claims), claims.number[COUNT]
+    while True:
+        best, to, most = -1, -1, 0.0
+        for j in range(count):
+            k = _next(claims, j, claims.jobs[j]["wished"])
+            if k >= 0 and claims.sizes[j, k] - claims.jobs[j]["wished"] <= left:
+                saves = _saving(claims, j, k)
+                if saves > most:
+                    best, to, most = j, k, saves
+        if best < 0:
+            return
+        left -= claims.sizes[best, to] - claims.jobs[best]["wished"]
+        claims.jobs[best]["wished"] = claims.sizes[best, to]
+
+
+@jit
+def _saving(claims: Claims, j: int, k: int) -> float:
+    """Seconds that a step to size ``k`` saves, for the dominant share that it takes."""
+    job = claims.jobs[j]
+    at = _index(claims, j, job["wished"])
+    now = _index(claims, j, job["held"]) if job["held"] > 0 else 0
+    work = job["left_s"] * claims.pace[j, now]
+    saved = work / claims.pace[j, at] - work / claims.pace[j, k]
+    return float(saved / ((claims.sizes[j, k] - job["wished"]) * job["share"]))
+
+
+@jit
+def _greedy_gain(claims: Claims) -> None:
+    """Who waits gets what is free by what it gains; then those that run give what is short, or take what is left."""
+    jobs, count = claims.jobs, claims.number[COUNT]
+    free = claims.number[FREE]
+    left = max(free, 0)
+    for j in range(count):
+        jobs[j]["wished"] = jobs[j]["held"] if jobs[j]["held"] > 0 else claims.sizes[j, 0]
+        left -= jobs[j]["wished"] if jobs[j]["held"] == 0 else 0
+    while True:
+        j, k, most = -1, -1, 0.0
+        for i in range(count):
+            for at in range(jobs[i]["count"] if jobs[i]["held"] == 0 else 0):
+                if 0 < claims.sizes[i, at] - jobs[i]["wished"] <= left:
+                    gain = _gain(claims, i, at)
+                    if gain > most:
+                        j, k, most = i, at, gain
+        if j < 0:
+            break
+        left -= claims.sizes[j, k] - jobs[j]["wished"]
+        jobs[j]["wished"] = claims.sizes[j, k]
+    room = free
+    for j in range(count):
+        room -= jobs[j]["wished"] if jobs[j]["held"] == 0 else 0
+    if room < 0:
+        _shrink(claims, -room)
+    else:
+        _grow(claims, room)
+
+
+@jit
+def _relative(claims: Claims, j: int, gpus: int) -> float:
+    """Pace relative to the largest size."""
+    if gpus == 0:
+        return 0.0
+    return float(claims.pace[j, _index(claims, j, gpus)] / claims.pace[j, claims.jobs[j]["count"] - 1])
+
+
+@jit
+def _gain(claims: Claims, j: int, k: int) -> float:
+    """Relative pace gained, for the share of all GPUs that it takes; more for jobs with little left."""
+    job = claims.jobs[j]
+    gained = _relative(claims, j, claims.sizes[j, k]) - _relative(claims, j, job["wished"])
+    share = (claims.sizes[j, k] - job["wished"]) / claims.number[TOTAL]
+    return float(gained / share / max(job["left_s"], 1.0) ** _PATIENCE)
+
+
+@jit
+def _shrink(claims: Claims, short: int) -> None:
+    """So many GPUs are given to others: first by whom they are missed least, in one step where one has enough."""
+    jobs = claims.jobs
+    while short > 0:
+        j, size, enough, least = -1, 0, False, np.inf
+        for i in range(claims.number[COUNT]):
+            for k in range(jobs[i]["count"] if jobs[i]["held"] > 0 else 0):
+                gives = jobs[i]["wished"] - claims.sizes[i, k]
+                if gives <= 0 or not claims.allowed[i, k] or (enough and gives < short):
+                    continue
+                lost = _relative(claims, i, jobs[i]["wished"]) - _relative(claims, i, claims.sizes[i, k])
+                lost /= jobs[i]["left_s"] ** _PATIENCE
+                if lost < least or (gives >= short and not enough):
+                    j, size, enough, least = i, claims.sizes[i, k], gives >= short, lost
+        if j < 0:
+            return
+        short -= jobs[j]["wished"] - size
+        jobs[j]["wished"] = size
+
+
+@jit
+def _grow(claims: Claims, room: int) -> None:
+    """Those that gain most grow into so many GPUs, each once."""
+    jobs = claims.jobs
+    while True:
+        j, k, most = -1, -1, -np.inf
+        for i in range(claims.number[COUNT]):
+            held = jobs[i]["held"]
+            for at in range(jobs[i]["count"] if held > 0 and jobs[i]["wished"] == held else 0):
+                if claims.allowed[i, at] and 0 < claims.sizes[i, at] - held <= room:
+                    gain = _gain(claims, i, at)
+                    if gain > most or (gain == most and j == i):
+                        j, k, most = i, at, gain
+        if j < 0:
+            return
+        room -= claims.sizes[j, k] - jobs[j]["held"]
+        jobs[j]["wished"] = claims.sizes[j, k]
+
+
+@jit
+def _sia(claims: Claims) -> None:
+    """Sia's choice (Jayaram Subramanya et al., SOSP 2023): the best p-mean of restart factor times normalised goodput.
+
+    For p = -0.5 that is the least sum of ``(restart factor * goodput) ** p``: one size a job, so many GPUs in all, a
+    multiple-choice knapsack, exact by dynamic programming over GPUs. Goodput is the pace relative to that of its least
+    size; changing the size of one that runs costs it the factor ``(age - restarts * cost) / (age + cost)``.
+    """
+    count, capacity = claims.number[COUNT], claims.number[CAPACITY]
+    cost = np.full(capacity + 1, 0.0)  # of the jobs so far, with so many GPUs at most
+    choice = np.zeros((count, capacity + 1), np.int64)
+    for j in range(count):
+        value: Floats = np.full(claims.jobs[j]["count"], np.inf)
+        for k in range(value.size):
+            if claims.allowed[j, k]:
+                value[k] = _misery(claims, j, k)
+        after = np.full(capacity + 1, np.inf)
+        for gpus in range(capacity + 1):
+            for k in range(value.size):
+                if claims.sizes[j, k] <= gpus and cost[gpus - claims.sizes[j, k]] + value[k] < after[gpus]:
+                    after[gpus] = cost[gpus - claims.sizes[j, k]] + value[k]
+                    choice[j, gpus] = k
+        cost = after
+    _trace_back(claims, choice, capacity)
+
+
+@jit
+def _misery(claims: Claims, j: int, k: int) -> float:
+    """A job's part of Sia's sum at a size; less is better."""
+    job = claims.jobs[j]
+    factor = 1.0
+    if job["held"] > 0 and claims.sizes[j, k] != job["held"] and job["age_s"] + job["cost_s"] > 0.0:
+        factor = max(job["age_s"] - job["restarts"] * job["cost_s"], 0.0) / (job["age_s"] + job["cost_s"])
+    return float(max(factor * claims.pace[j, k] / claims.pace[j, 0], 1e-9) ** _FAIRNESS)
+
+
+@jit
+def _trace_back(claims: Claims, choice: Ints, gpus: int) -> None:
+    for j in range(claims.number[COUNT] - 1, -1, -1):
+        claims.jobs[j]["wished"] = claims.sizes[j, choice[j, gpus]]
+        gpus -= claims.jobs[j]["wished"]

@@ -1,0 +1,358 @@
+"""What is common to all who choose sizes: who is admitted, what the brakes allow, and what of a wish is done."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.compiled import jit
+from gpusched.sched.backfill import take
+from gpusched.sched.fit import request_of
+from gpusched.sched.place import choose
+from gpusched.sched.sizing.question import CAPACITY, COUNT, FREE, OTHERS, TOTAL, Claims, Scene
+from gpusched.sched.state import BEST_FIT, OK, Flags, Floats, Ints, Requests, Resources, Scratch
+
+_SCALING = 0.8  # of a job that told its pace at one size only: twice the GPUs, 2 ** 0.8 times the pace
+_SOON = 10.0  # somebody ends soon: within so many times what a stop costs
+
+KEPT, WANTED, REFUSED = range(3)
+
+
+class Rules(NamedTuple):
+    """What decides beside the scene.
+
+    Attributes:
+        soon_s: Seconds until somebody's end. horizon_s: for which a larger size can be expected to last.
+        gain: One grows only where it is faster by this part.
+        blocks: The first that is not admitted blocks all behind it (backfill none).
+        lo, hi: The partition's nodes.
+    """
+
+    soon_s: float
+    horizon_s: float
+    gain: float
+    blocks: bool
+    lo: int
+    hi: int
+
+
+@jit
+def gather(
+    scene: Scene, rules: Rules, resources: Resources, usable: Resources, feasibility: Ints, claims: Claims
+) -> None:
+    """Who is to have GPUs, and which sizes; sets ``claims`` and what of ``scene.rows`` is admitted.
+
+    A rigid job may have what is free, and what those that run would give down to their least sizes. So may a resizable
+    one where nobody ends soon, in comparison with what it costs to stop somebody; else it starts on what is free.
+    """
+    rows, count = scene.rows, 0
+    free, total, spare, dearest = 0, 0, 0, 0.0
+    known = np.empty(scene.menus.sizes.shape[1], np.int64)
+    for node in range(rules.lo, rules.hi):
+        free += max(0, resources.gpus[node])
+        total += max(0, usable.gpus[node])
+    for i in range(rows.size):
+        if rows[i]["held"] == 0:
+            break
+        rows[i]["may"] = rows[i]["may"] and _gives_back_all(scene, usable, i)
+        _claim(scene, claims, feasibility, i, count, known)
+        if rows[i]["may"]:
+            dearest = max(dearest, rows[i]["cost_s"])
+            spare += rows[i]["held"] - claims.sizes[count, 0]
+        count += 1
+    running = count
+    patient = rules.soon_s > _SOON * dearest
+    taken, rigid, others, blocked = 0, 0, 0, False
+    for i in range(running, rows.size):
+        row = rows[i]
+        row["admitted"], row["least"] = 0, 0
+        if not _claim(scene, claims, feasibility, i, count, known):
+            continue  # it could not run here now: it blocks nobody
+        least = claims.sizes[count, 0]
+        row["least"] = least
+        may_have = free + (spare if patient or row["rigid"] or row["resume"] else 0)
+        others += 1
+        blocked = blocked or (rules.blocks and taken + least > may_have)
+        if blocked or taken + least > may_have:
+            continue
+        taken += least
+        row["admitted"] = 1
+        if row["rigid"]:
+            rigid += least
+        else:
+            count += 1
+            others -= 1
+    number = claims.number
+    number[COUNT], number[FREE], number[TOTAL], number[OTHERS] = count, free - rigid, total, others
+    number[CAPACITY] = free - rigid
+    for j in range(running):
+        number[CAPACITY] += claims.jobs[j]["held"]
+        _brake(claims, j, rows[claims.jobs[j]["row"]]["may"], patient or taken > free, rules)
+
+
+@jit
+def _gives_back_all(scene: Scene, usable: Resources, i: int) -> bool:
+    """Whether others could have what a running job has: its nodes are available, and none of its GPUs is blocked."""
+    gpus = 0
+    for at in range(scene.rows[i]["first"], scene.rows[i]["last"]):
+        if usable.gpus[scene.parts[at]["node"]] < 0:
+            return False
+        gpus += scene.parts[at]["gpus"]
+    return bool(gpus == scene.rows[i]["held"])
+
+
+@jit
+def _claim(scene: Scene, claims: Claims, feasibility: Ints, i: int, j: int, known: Ints) -> bool:
+    """Row ``i`` as claim ``j``, with the sizes that it can have; whether there are any.
+
+    These are sizes that some of the nodes, empty, could give, and at which it came up if it had them. One that was
+    stopped to go on at another size does not take more than that, where it can have as little. ``known``: room.
+    """
+    row, job = scene.rows[i], claims.jobs[j]
+    held, at, resume = row["held"], row["job"], row["resume"]
+    told, unusable = scene.told[at], scene.unusable[at]
+    menu, shapes = scene.menus.sizes[row["menu"]], scene.menus.shape[row["menu"]]
+    sizes, shape, allowed = claims.sizes[j], claims.shape[j], claims.allowed[j]
+    pace, is_told, most = claims.pace[j], claims.told[j], menu.size
+    tells = 0
+    for k in range(most):
+        if not np.isnan(told[k]):
+            known[tells] = k
+            tells += 1
+    count = 0
+    for capped in (True, False):
+        for k in range(most if count == 0 else 0):
+            gpus = menu[k]
+            possible = shapes[k] >= 0 and feasibility[shapes[k]] == OK and not unusable[k] and (held == 0 or row["may"])
+            if gpus < 0 or not (gpus == held > 0 or possible) or (capped and 0 < resume < gpus):
+                continue
+            tells_it = not np.isnan(told[k])
+            sizes[count], shape[count], allowed[count], is_told[count] = gpus, shapes[k], 1, tells_it
+            pace[count] = told[k] if tells_it else speed_at(menu, told, known[:tells], gpus)
+            count += 1
+    for k in range(count, most):
+        sizes[k] = shape[k] = allowed[k] = is_told[k] = 0
+        pace[k] = 0.0
+    job["row"], job["held"], job["count"], job["base"] = i, held, count, row["base"]
+    job["restarts"], job["wished"] = row["restarts"], 0
+    job["left_s"], job["age_s"], job["cost_s"], job["share"] = row["left_s"], row["age_s"], row["cost_s"], row["share"]
+    return count > 0
+
+
+@jit
+def speed_at(sizes: Ints, told: Floats, known: Ints, gpus: int) -> float:
+    """Steps a second with so many GPUs, as a power of the size between and beyond those at which it is known.
+
+    ``sizes``: ``int64[most]``, ascending; ``told``: ``float64[most]``, the pace at these; ``known``: ``int64[n]``, the
+    indices at which it is known.
+    """
+    if known.size == 0:
+        return float(gpus**_SCALING)
+    if known.size == 1:
+        if sizes[known[0]] == gpus:
+            return float(told[known[0]])
+        return float(told[known[0]] * (gpus / sizes[known[0]]) ** _SCALING)
+    above = 0
+    while above < known.size - 1 and sizes[known[above]] <= gpus:
+        above += 1
+    low, high = known[max(0, above - 1)], known[max(1, above)]
+    for k in (low, high):
+        if sizes[k] == gpus:
+            return float(told[k])
+    slope = np.log(told[high] / told[low]) / np.log(sizes[high] / sizes[low])
+    if sizes[low] < gpus < sizes[high]:
+        return float(told[low] * (gpus / sizes[low]) ** slope)
+    nearest = low if gpus < sizes[low] else high
+    return float(told[nearest] * (gpus / sizes[nearest]) ** min(1.0, max(0.0, slope)))
+
+
+@jit
+def _brake(claims: Claims, j: int, may: bool, shrinks: bool, rules: Rules) -> None:
+    """Which sizes a running job may go to now: larger ones that pay, smaller ones where it may stop for others."""
+    held = claims.jobs[j]["held"]
+    for k in range(claims.jobs[j]["count"]):
+        gpus = claims.sizes[j, k]
+        claims.allowed[j, k] = gpus == held or (may and (shrinks if gpus < held else _pays(claims, j, k, rules)))
+
+
+@jit
+def _pays(claims: Claims, j: int, k: int, rules: Rules) -> bool:
+    """Whether growing pays, by the job's own pace and cost, before it may have to shrink again."""
+    job, at = claims.jobs[j], 0
+    while claims.sizes[j, at] < job["held"]:
+        at += 1
+    before, then = claims.pace[j, at], claims.pace[j, k]
+    part, lasts = 1.0, min(job["left_s"], rules.horizon_s)
+    if job["age_s"] + job["cost_s"] > 0.0:
+        # Sia: what a job gets of its speed where it goes on stopping as often as it did so far.
+        part = max(0.0, job["age_s"] - job["restarts"] * job["cost_s"]) / (job["age_s"] + job["cost_s"])
+    return bool(then * part >= before * (1.0 + rules.gain) and (then - before) * lasts > before * job["cost_s"])
+
+
+@jit
+def settle(
+    scene: Scene, claims: Claims, resources: Resources, requests: Requests, masks: Flags, scratch: Scratch
+) -> bool:
+    """What of the wishes is done, in ``wished``: sizes to start with, and sizes of those that run; if they are sound.
+
+    Somebody shrinks only as far as somebody takes it, and only where all that it is for then has a place; nobody grows
+    into what another only lets go of: that comes at the next decision, when it is free.
+
+    Returns:
+        False, and nothing is done, where a size is not allowed, or all of them are more than the capacity.
+    """
+    if not _is_sound(claims):
+        return False
+    jobs, number = claims.jobs, claims.number
+    for growing in (True, False):  # where not all of it has a place, at least what is for those that wait
+        if not growing:
+            for j in range(number[COUNT]):
+                jobs[j]["wished"] = min(jobs[j]["wished"], jobs[j]["held"]) if jobs[j]["held"] else jobs[j]["wished"]
+        _spare_needless(claims)
+        if not _any_shrinks(claims):
+            _keep_growth_that_fits(scene, claims, resources, requests, masks, scratch)
+            return True
+        if _all_fit(scene, claims, resources, requests, masks, scratch):
+            _put_off_growth(claims)
+            return True
+    for j in range(number[COUNT]):
+        if jobs[j]["held"] > 0:
+            jobs[j]["wished"] = jobs[j]["held"]
+    return True
+
+
+@jit
+def _is_sound(claims: Claims) -> bool:
+    """Whether all wishes are allowed and within the capacity; 0 of one that runs becomes its least size."""
+    jobs, left = claims.jobs, claims.number[CAPACITY]
+    for j in range(claims.number[COUNT]):
+        sound = jobs[j]["wished"] == 0 and jobs[j]["held"] == 0
+        for k in range(jobs[j]["count"]):
+            if jobs[j]["wished"] == 0 and jobs[j]["held"] > 0 and claims.allowed[j, k]:
+                jobs[j]["wished"] = claims.sizes[j, k]
+            sound = sound or (claims.allowed[j, k] != 0 and claims.sizes[j, k] == jobs[j]["wished"])
+        if not sound:
+            return False
+        left -= jobs[j]["wished"]
+    return bool(left >= 0)
+
+
+@jit
+def _spare_needless(claims: Claims) -> None:
+    """Takes back shrinking that nobody has any use of, the largest first."""
+    jobs, surplus = claims.jobs, claims.number[CAPACITY]
+    for j in range(claims.number[COUNT]):
+        surplus -= jobs[j]["wished"]
+    while True:
+        best, most = -1, 0
+        for j in range(claims.number[COUNT]):
+            gives = jobs[j]["held"] - jobs[j]["wished"] if jobs[j]["held"] > 0 else 0
+            if most < gives <= surplus:
+                best, most = j, gives
+        if best < 0:
+            return
+        jobs[best]["wished"] = jobs[best]["held"]
+        surplus -= most
+
+
+@jit
+def _any_shrinks(claims: Claims) -> bool:
+    for j in range(claims.number[COUNT]):
+        if claims.jobs[j]["wished"] < claims.jobs[j]["held"]:
+            return True
+    return False
+
+
+@jit
+def _copy(scratch: Scratch, resources: Resources) -> Resources:
+    """Room to try in."""
+    trial = scratch.future
+    trial.gpus[:], trial.cores[:], trial.memory[:] = resources
+    return trial
+
+
+@jit
+def _give_back(scene: Scene, row: int, trial: Resources, sign: int) -> None:
+    """What a running job holds comes back (1), or is taken again (-1)."""
+    for at in range(scene.rows[row]["first"], scene.rows[row]["last"]):
+        part = scene.parts[at]
+        if trial.gpus[part["node"]] >= 0:
+            trial.gpus[part["node"]] += sign * part["gpus"]
+        trial.cores[part["node"]] += sign * part["cores"]
+        trial.memory[part["node"]] += sign * part["memory"]
+
+
+@jit
+def _place(shape: int, requests: Requests, masks: Flags, trial: Resources, scratch: Scratch) -> bool:
+    """Takes the best fitting nodes for a request; whether there were any."""
+    request = request_of(requests, shape)
+    if not choose(trial, masks, request, BEST_FIT, scratch):
+        return False
+    for part in range(request.parts):
+        take(trial, request, scratch.chosen[part])
+    return True
+
+
+@jit
+def _shape(claims: Claims, j: int) -> int:
+    """Index of the request of a claim at the size that it is to have."""
+    k = 0
+    while claims.sizes[j, k] < claims.jobs[j]["wished"]:
+        k += 1
+    return int(claims.shape[j, k])
+
+
+@jit
+def _all_fit(
+    scene: Scene, claims: Claims, resources: Resources, requests: Requests, masks: Flags, scratch: Scratch
+) -> bool:
+    """Whether all that change and all that are to start have a place together."""
+    trial, jobs, rows = _copy(scratch, resources), claims.jobs, scene.rows
+    for j in range(claims.number[COUNT]):
+        if jobs[j]["held"] > 0 and jobs[j]["wished"] != jobs[j]["held"]:
+            _give_back(scene, jobs[j]["row"], trial, 1)
+    for j in range(claims.number[COUNT]):
+        stays = jobs[j]["wished"] == jobs[j]["held"]  # also one that is to wait
+        if not stays and not _place(_shape(claims, j), requests, masks, trial, scratch):
+            return False
+    for i in range(rows.size):
+        rigid = rows[i]["held"] == 0 and rows[i]["rigid"] and rows[i]["admitted"]
+        if rigid and not _place(scene.menus.shape[rows[i]["menu"], 0], requests, masks, trial, scratch):
+            return False
+    return True
+
+
+@jit
+def _keep_growth_that_fits(
+    scene: Scene, claims: Claims, resources: Resources, requests: Requests, masks: Flags, scratch: Scratch
+) -> None:
+    """Those grow for whom there is a place beside those that start, one after the other."""
+    trial, jobs, rows = _copy(scratch, resources), claims.jobs, scene.rows
+    for i in range(rows.size):
+        if rows[i]["held"] == 0 and rows[i]["rigid"] and rows[i]["admitted"]:
+            _place(scene.menus.shape[rows[i]["menu"], 0], requests, masks, trial, scratch)
+    for j in range(claims.number[COUNT]):
+        if jobs[j]["held"] == 0 and jobs[j]["wished"] > 0:
+            _place(_shape(claims, j), requests, masks, trial, scratch)
+    for j in range(claims.number[COUNT]):
+        if jobs[j]["wished"] > jobs[j]["held"] > 0:
+            _give_back(scene, jobs[j]["row"], trial, 1)
+            if not _place(_shape(claims, j), requests, masks, trial, scratch):
+                _give_back(scene, jobs[j]["row"], trial, -1)
+                jobs[j]["wished"] = jobs[j]["held"]
+
+
+@jit
+def _put_off_growth(claims: Claims) -> None:
+    """Who would grow into what others let go of stays as it is until that is free."""
+    jobs, room = claims.jobs, claims.number[FREE]
+    for j in range(claims.number[COUNT]):
+        room -= jobs[j]["wished"] if jobs[j]["held"] == 0 else 0
+    for j in range(claims.number[COUNT]):
+        more = jobs[j]["wished"] - jobs[j]["held"] if jobs[j]["held"] > 0 else 0
+        if more > 0:
+            if more <= room:
+                room -= more
+            else:
+                jobs[j]["wished"] = jobs[j]["held"]

@@ -1,0 +1,254 @@
+"""The placement that costs least by the model: what the job loses there, and what its neighbours lose by it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.compiled import jit
+from gpusched.sched.fit import request_of
+from gpusched.sched.place import node_fits
+from gpusched.sched.state import Flags, Floats, Ints, Request, Requests, Resources
+from gpusched.sched.topology.load import LEAST, ONE, Load, new_look, part_of, speed_of
+from gpusched.sched.topology.slowdown import Model, beside, needs_of
+from gpusched.sched.topology.tree import Tree, Use, links_of, new_use
+
+LEFT_OVER = 0.1
+"""What breaking up an empty node counts for, against slowdown: of two that cost the same, the tighter."""
+CHEAP = 0.02
+"""A placement that costs no more is not searched further for."""
+
+
+class Ways(NamedTuple):
+    """How jobs may be laid out, by class (request and kind), the fewest nodes first.
+
+    Attributes:
+        first: ``int64[classes + 1]``: a class's ways are ``first[c] <= i < first[c + 1]``.
+        shape: ``int64[ways]``: index into `Requests`.
+        excess: ``float64[ways]``: how much longer a step takes so, alone in one rack, than where it is shortest; 0.5:
+            half as long again.
+        kind: ``int64[classes]``. best: ``float64[classes]``: seconds of a step where it is shortest.
+    """
+
+    first: Ints
+    shape: Ints
+    excess: Floats
+    kind: Ints
+    best: Floats
+
+
+class Search(NamedTuple):
+    """Room to search in.
+
+    Attributes:
+        use, needs: Links of a candidate. key: ``float64[nodes]``. fits: ``int64[switches]``: nodes that fit, by rack.
+        trial: ``int64[nodes]``: a candidate; keys: ``float64[nodes]``: its nodes' keys. best: the one to be taken;
+            cost: ``float64[1]``: what it costs.
+    """
+
+    use: Use
+    needs: Floats
+    key: Floats
+    fits: Ints
+    trial: Ints
+    keys: Floats
+    best: Ints
+    cost: Floats
+
+
+def new_search(tree: Tree) -> Search:
+    """Room for a tree."""
+    nodes = len(tree.rack)
+    return Search(
+        new_use(tree), np.zeros(len(tree.weight)), np.zeros(nodes), np.zeros(len(tree.parent) + 1, np.int64),
+        np.zeros(nodes, np.int64), np.zeros(nodes), np.zeros(nodes, np.int64), np.zeros(1),
+    )  # fmt: skip
+
+
+@jit
+def cheapest(
+    tree: Tree, model: Model, load: Load, resources: Resources, masks: Flags, requests: Requests, ways: Ways,
+    of: int, most: float, search: Search,
+) -> tuple[float, int]:  # fmt: skip
+    """What the cheapest placement of one of class ``of`` costs now, and its way; nodes in ``search.best``.
+
+    The cost is the part by which its steps are longer than where they are shortest, and those of its neighbours than
+    before, weighed by their GPUs against its own. Ways that cost more than ``most`` alone are left out; -1: none is
+    left that fits.
+
+    Candidates: for every way the quietest and the tightest nodes of each rack, and of all racks, those with the most
+    room first, or those with the quietest ways up.
+    """
+    best, chosen = np.inf, -1
+    for way in range(ways.first[of], ways.first[of + 1]):
+        if ways.excess[way] > most or ways.excess[way] >= best:
+            continue
+        request = request_of(requests, ways.shape[way])
+        fitting = set_keys(tree, model, load, resources, masks, request, ways.kind[of], search)
+        if fitting < request.parts:
+            continue
+        cost = _in_one_way(tree, model, load, ways, of, resources, request, search, best)
+        if cost < best:
+            best, chosen = cost, way
+        if best <= CHEAP:
+            break
+    return search.cost[0], chosen
+
+
+@jit
+def set_keys(
+    tree: Tree, model: Model, load: Load, resources: Resources, masks: Flags, request: Request, kind: int,
+    search: Search,
+) -> int:  # fmt: skip
+    """How loud each node is for the request, infinite where it does not fit; how many fit, in all and by rack."""
+    count, nodes = 0, tree.rack.size
+    search.fits[:] = 0
+    for node in range(nodes):
+        search.key[node] = np.inf
+        if not (request.lo <= node < request.hi) or not node_fits(resources, masks, request, node):
+            continue
+        count += 1
+        search.fits[tree.rack[node]] += 1
+        loud = 0.0
+        if request.gpus > 1:
+            loud += load.pressure[node] / ONE
+        if request.parts > 1:
+            loud += load.pressure[nodes + node] / ONE
+            if model.ratio.size > 0:
+                loud += _lost_on(model, load, nodes + node, kind)
+        search.key[node] = loud
+    return count
+
+
+@jit
+def _lost_on(model: Model, load: Load, link: int, kind: int) -> float:
+    """What one of ``kind`` and those on a link would take from each other."""
+    lost, at = 0.0, load.on[link]
+    while at >= 0:
+        other = load.jobs[load.uses[at]["job"]]["kind"]
+        lost += 2.0 - model.ratio[kind, other] - model.ratio[other, kind]
+        at = load.uses[at]["next"]
+    return lost
+
+
+@jit
+def _in_one_way(
+    tree: Tree, model: Model, load: Load, ways: Ways, of: int, resources: Resources, request: Request, search: Search,
+    least: float,
+) -> float:  # fmt: skip
+    """The cheapest of one way's candidates, where cheaper than ``least``: its cost, its nodes in ``search.best``."""
+    parts = request.parts
+    one_rack = False
+    for switch in range(-1, tree.parent.size):  # -1: nodes on no switch, each a rack of its own but for the key
+        if search.fits[switch] < parts:
+            continue
+        one_rack = True
+        for tight in range(1 if parts == 1 and request.gpus == 1 else 0, 2):
+            pick(tree, resources, request, search, switch, tight == 1)
+            least = _look(tree, model, load, ways, of, resources, request, search, least)
+    if parts == 1 or tree.parent.size == 0 or (one_rack and least <= CHEAP):
+        return least
+    for quiet in range(2):
+        pick_across(tree, load, resources, request, search, quiet == 1)
+        least = _look(tree, model, load, ways, of, resources, request, search, least)
+    return least
+
+
+@jit
+def pick(tree: Tree, resources: Resources, request: Request, search: Search, switch: int, tight: bool) -> None:
+    """The nodes of a rack with the least left over, or the quietest, into ``search.trial``."""
+    count = 0
+    begin = tree.begin[switch] if switch >= 0 else 0
+    for i in range(begin, tree.begin[switch + 1]):
+        node = tree.nodes[i]
+        if search.key[node] < np.inf:
+            left = resources.gpus[node] - request.gpus
+            count = _keep(search, count, request.parts, node, left if tight else search.key[node] + LEFT_OVER * left)
+
+
+@jit
+def pick_across(tree: Tree, load: Load, resources: Resources, request: Request, search: Search, quiet: bool) -> None:
+    """Nodes of the racks with the most room for it, or with the quietest ways up, into ``search.trial``."""
+    count, far = 0, 2.0 * tree.rack.size
+    for node in range(tree.rack.size):
+        if search.key[node] == np.inf:
+            continue
+        rack = tree.rack[node]
+        key = float(tree.rack.size - search.fits[rack])
+        if quiet and rack >= 0:
+            key += far * load.pressure[2 * tree.rack.size + rack] / ONE
+        left = resources.gpus[node] - request.gpus
+        count = _keep(search, count, request.parts, node, key * 1e6 + rack * 1e3 + search.key[node] + LEFT_OVER * left)
+
+
+@jit
+def _keep(search: Search, count: int, parts: int, node: int, key: float) -> int:
+    """Keeps the ``parts`` nodes with the smallest keys, equal ones by row; how many there are now."""
+    if count == parts and key >= search.keys[count - 1]:
+        return count
+    count = min(count + 1, parts)
+    at = count - 1
+    while at > 0 and search.keys[at - 1] > key:
+        search.keys[at], search.trial[at] = search.keys[at - 1], search.trial[at - 1]
+        at -= 1
+    search.keys[at], search.trial[at] = key, node
+    return count
+
+
+@jit
+def _look(
+    tree: Tree, model: Model, load: Load, ways: Ways, of: int, resources: Resources, request: Request, search: Search,
+    least: float,
+) -> float:  # fmt: skip
+    """Keeps ``search.trial`` where its cost, and what it leaves over, is less than ``least``; the less of both."""
+    own, harm = cost_of(tree, model, load, ways, of, search.trial, request.parts, request.gpus, search)
+    worth = own + harm + left_over(resources, request, search.trial)
+    if worth < least:
+        search.cost[0] = own + harm
+        search.best[: request.parts] = search.trial[: request.parts]
+        return worth
+    return least
+
+
+@jit
+def left_over(resources: Resources, request: Request, nodes: Ints) -> float:
+    """What breaking up nodes counts for."""
+    left = 0
+    for i in range(request.parts):
+        left += resources.gpus[nodes[i]] - request.gpus
+    return LEFT_OVER * left / max(1, request.parts * request.gpus)
+
+
+@jit
+def cost_of(
+    tree: Tree, model: Model, load: Load, ways: Ways, of: int, nodes: Ints, parts: int, gpus: int, search: Search
+) -> tuple[float, float]:  # fmt: skip
+    """What a placement costs the job, and its neighbours, see `cheapest`."""
+    use, needs, kind = search.use, search.needs, ways.kind[of]
+    count = links_of(tree, nodes, parts, gpus, use)
+    alone = needs_of(tree, model, kind, use, count, needs)
+    by_table, own, harm, look = model.ratio.size > 0, 1.0, 0.0, new_look(load)
+    if not by_table:
+        worst = 0.0
+        for i in range(count):
+            worst = max(worst, needs[i] * (1.0 + load.pressure[use.link[i]] / ONE))
+            load.more[use.link[i]] = part_of(needs[i], alone)
+        own = ways.best[of] / (model.kinds[kind]["compute"] + worst)
+    for i in range(count):
+        at = load.on[use.link[i]]
+        while at >= 0:
+            job = load.uses[at]["job"]
+            at, other = load.uses[at]["next"], load.jobs[job]
+            if other["seen"] == look:
+                continue
+            other["seen"] = look
+            if by_table:
+                own = beside(model, own, kind, other["kind"])
+                then = max(beside(model, other["speed"], other["kind"], kind), LEAST)
+            else:
+                then = speed_of(model, load, job)
+            harm += other["gpus"] * (1.0 / then - 1.0 / other["speed"])
+    for i in range(count):
+        load.more[use.link[i]] = 0
+    return float(1.0 / max(own, LEAST) - 1.0), float(harm / max(1, parts * gpus))

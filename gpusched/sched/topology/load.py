@@ -1,0 +1,157 @@
+"""Who uses which link now, and how fast each job goes there."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.compiled import jit
+from gpusched.sched.state import Floats, Ints, Records
+from gpusched.sched.topology.slowdown import Model, beside
+from gpusched.sched.topology.tree import Tree, Use
+
+# One job on one link. next: the next on that link, more: the next link of that job; -1: none. need: seconds S_l.
+# part: of its step alone that it occupies the link, in units of 1 / ONE: whole numbers add up the same in any order.
+USE = np.dtype([(name, np.int64) for name in ("job", "link", "next", "more", "part")] + [("need", np.float64)])
+# first: its first use; -1: none. best: seconds of a step alone where that is least. seen: number of the last look.
+# alone: seconds of a step where it is, without neighbours; 0: it does not run. gpus: of the job. speed: 1: as where it
+# is fastest; kept by whoever runs the jobs.
+JOB = np.dtype([(name, np.int64) for name in ("first", "kind", "gpus", "seen")]
+               + [(name, np.float64) for name in ("best", "alone", "speed")])  # fmt: skip
+ONE = 1 << 32
+LEAST = 0.05
+"""What is left of a job's speed at the least where what neighbours take adds up."""
+
+
+class Load(NamedTuple):
+    """What runs.
+
+    Attributes:
+        jobs: ``JOB[jobs]``. uses: ``USE[most]``.
+        on: ``int64[links]``: the first use of a link. pressure: ``int64[links]``: the parts of all on it.
+        more: ``int64[links]``: what a placement that is looked at would add; zeros between calls.
+        at: ``int64[2]``: the first of the unused uses, chained by ``next``; number of the last look.
+    """
+
+    jobs: Records
+    uses: Records
+    on: Ints
+    pressure: Ints
+    more: Ints
+    at: Ints
+
+
+def new_load(tree: Tree, kind: Ints, gpus: Ints, best: Floats, most: int) -> Load:
+    """Nothing runs; ``most`` uses at once."""
+    jobs, uses = np.zeros(len(kind), JOB), np.zeros(most + 1, USE)
+    jobs["first"], jobs["kind"], jobs["gpus"], jobs["best"] = -1, kind, gpus, best
+    uses["next"] = np.append(np.arange(1, most + 1), -1)
+    links = len(tree.weight)
+    return Load(
+        jobs, uses, np.full(links, -1), np.zeros(links, np.int64), np.zeros(links, np.int64), np.zeros(2, np.int64)
+    )
+
+
+@jit
+def enter(load: Load, job: int, use: Use, needs: Floats, count: int, alone: float) -> None:
+    """``job`` runs, on the first ``count`` links of ``use``."""
+    of = load.jobs[job]
+    of["alone"] = alone
+    for i in range(count):
+        at, link = load.at[0], use.link[i]
+        one = load.uses[at]
+        load.at[0] = one["next"]
+        one["job"], one["link"], one["need"], one["part"] = job, link, needs[i], part_of(needs[i], alone)
+        one["next"], one["more"] = load.on[link], of["first"]
+        load.on[link] = of["first"] = at
+        load.pressure[link] += one["part"]
+
+
+@jit
+def leave(load: Load, job: int) -> None:
+    """``job`` runs no more."""
+    of = load.jobs[job]
+    at = of["first"]
+    while at >= 0:
+        one = load.uses[at]
+        link, more = one["link"], one["more"]
+        load.pressure[link] -= one["part"]
+        before = load.on[link]
+        if before == at:
+            load.on[link] = one["next"]
+        else:
+            while load.uses[before]["next"] != at:
+                before = load.uses[before]["next"]
+            load.uses[before]["next"] = one["next"]
+        one["next"] = load.at[0]
+        load.at[0] = at
+        at = more
+    of["first"], of["alone"] = -1, 0.0
+
+
+@jit
+def part_of(need: float, alone: float) -> int:
+    """The part of a step that a link is occupied, in units of 1 / ONE."""
+    return int(need / alone * ONE)
+
+
+@jit
+def speed_of(model: Model, load: Load, job: int) -> float:
+    """How fast a running job goes, with `Load.more` on the links; 1: alone where it is fastest."""
+    of = load.jobs[job]
+    if model.ratio.size > 0:
+        return _speed_by_table(model, load, job)
+    if of["alone"] == 0.0:
+        return 1.0
+    worst, at = 0.0, of["first"]
+    while at >= 0:
+        one = load.uses[at]
+        others = load.pressure[one["link"]] - one["part"] + load.more[one["link"]]
+        worst = max(worst, one["need"] * (1.0 + others / ONE))
+        at = one["more"]
+    return float(of["best"] / (model.kinds[of["kind"]]["compute"] + worst))
+
+
+@jit
+def _speed_by_table(model: Model, load: Load, job: int) -> float:
+    """By who shares a node with it, each counted once."""
+    look, left, kind = new_look(load), 1.0, load.jobs[job]["kind"]
+    load.jobs[job]["seen"] = look
+    at = load.jobs[job]["first"]
+    while at >= 0:
+        other = load.on[load.uses[at]["link"]]
+        while other >= 0:
+            there = load.jobs[load.uses[other]["job"]]
+            if there["seen"] != look:
+                there["seen"] = look
+                left = beside(model, left, kind, there["kind"])
+            other = load.uses[other]["next"]
+        at = load.uses[at]["more"]
+    return max(left, LEAST) if model.by_sum else left
+
+
+@jit
+def new_look(load: Load) -> int:
+    """A number that marks whom one has seen."""
+    load.at[1] += 1
+    return int(load.at[1])
+
+
+@jit
+def neighbours(load: Load, job: int, found: Ints) -> int:
+    """Whoever shares a link with a running job, into ``found``, each once; how many."""
+    look, count = new_look(load), 0
+    load.jobs[job]["seen"] = look
+    at = load.jobs[job]["first"]
+    while at >= 0:
+        other = load.on[load.uses[at]["link"]]
+        while other >= 0:
+            name = load.uses[other]["job"]
+            if load.jobs[name]["seen"] != look:
+                load.jobs[name]["seen"] = look
+                found[count] = name
+                count += 1
+            other = load.uses[other]["next"]
+        at = load.uses[at]["more"]
+    return count

@@ -1,0 +1,115 @@
+"""What a job asks for, from what it would rather have to what it takes: over how many nodes, in one rack or anywhere.
+
+Fewest nodes first, those in one rack before others: most of what placement gains is had by that, and by waiting for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import NamedTuple
+
+import msgspec
+
+from gpusched.model.jobs import JobSpec
+from gpusched.model.policy import MAPPED, PolicySpec
+from gpusched.model.snapshot import PendingView
+from gpusched.model.units import local_clock
+from gpusched.sched.text import count_of
+
+
+class Ask(NamedTuple):
+    """So many nodes, each with so many GPUs, cores and MiB; ``one_rack``: all in one."""
+
+    parts: int
+    gpus: int
+    cores: int
+    memory_mib: int
+    one_rack: bool = False
+
+    @property
+    def needs(self) -> tuple[int, int, int]:
+        """GPUs, cores and MiB of each node."""
+        return self.gpus, self.cores, self.memory_mib
+
+
+def splits(spec: JobSpec) -> tuple[Ask, ...]:
+    """Over how many nodes the job may be spread, the fewest first; cores and memory rounded up."""
+    if spec.max_nodes is None:
+        return (Ask(spec.nodes, spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node),)
+    cores, memory = spec.amounts
+    counts = _divisors(spec.gpus, spec.max_nodes)
+    return tuple(Ask(n, spec.gpus // n, -(-cores // n), -(-memory // n)) for n in counts)
+
+
+@cache
+def _divisors(gpus: int, most: int) -> tuple[int, ...]:
+    return tuple(n for n in range(1, most + 1) if gpus % n == 0)
+
+
+def knows_racks(policy: PolicySpec) -> bool:
+    """Whether it can keep a job's nodes in one rack: all stages can but those that map jobs to nodes; agents do not."""
+    return policy.place not in MAPPED and (policy.agent is None or policy.traits.sizes)
+
+
+def waits_until(job: PendingView, policy: PolicySpec) -> float:
+    """Until when it waits for the fewest nodes, in one rack (Unix seconds), from its submission or begin time on."""
+    wait = job.spec.placement_wait_s
+    if wait is None:
+        wait = policy.place_wait_s if policy.place == "rack-wait" else 0.0
+    return max(job.submit_time, job.eligible_time or 0.0) + wait
+
+
+def asks(
+    job: PendingView, policy: PolicySpec, now: float, racked: bool, possible: Callable[[Ask], bool]
+) -> tuple[Ask, ...]:
+    """What the job asks for now, first to last.
+
+    Args:
+        job: It may start.
+        policy: Its partition's.
+        now: Unix seconds.
+        racked: Whether there is a topology.
+        possible: Whether the nodes that are well could give it, were they empty of jobs.
+    """
+    spec = job.spec
+    if not knows_racks(policy):
+        return splits(msgspec.structs.replace(spec, max_nodes=None))
+    found = splits(spec)
+    if len(found) == 1 and not (racked and spec.nodes > 1):
+        return found
+    inside = tuple(ask._replace(one_rack=racked and ask.parts > 1) for ask in found)
+    chain = inside if spec.max_spread == "rack" else found
+    if now < waits_until(job, policy):
+        at = next((i for i, ask in enumerate(chain) if possible(ask)), None)
+        if at is not None and possible(inside[at]):
+            return (inside[at],)
+    if len(chain) == 1:
+        return chain
+    return tuple(filter(possible, chain)) or tuple(ask for ask in chain if ask.parts >= spec.nodes)
+
+
+def gives_up(job: PendingView, policy: PolicySpec, asked: tuple[Ask, ...], now: float) -> float | None:
+    """When a job that waits for better nodes takes what is free (Unix seconds); None: it does not wait for any."""
+    bound = job.spec.max_spread == "rack" and job.spec.max_nodes is None
+    waits = not bound and knows_racks(policy) and now < waits_until(job, policy) and len(asked) == 1
+    return waits_until(job, policy) if waits and (asked[0].one_rack or job.spec.max_nodes is not None) else None
+
+
+def racks_for(racks: Iterable[object], parts: int) -> int | None:
+    """The fewest racks that hold so many nodes; ``racks``: of each node that fits. None: too few fit."""
+    count = 0
+    for count, (_, nodes) in enumerate(Counter(racks).most_common(), 1):
+        parts -= nodes
+        if parts <= 0:
+            return count
+    return None
+
+
+def waits_text(until: float, now: float, policy: PolicySpec, job: PendingView, on: int | None) -> str:
+    """``waits for one rack until 14:20 at the latest (rack-wait); it could start now on 2 racks``."""
+    who = "--wait-for-placement" if job.spec.placement_wait_s is not None else policy.name
+    what = "one rack" if job.spec.max_nodes is None else "fewer nodes in one rack"
+    text = f"waits for {what} until {local_clock(until, now)} at the latest ({who})"
+    return f"{text}; it could start now on {count_of(on, 'rack')}" if on is not None else text

@@ -1,0 +1,134 @@
+"""How nodes hang together, as arrays: racks and the switches above them, and how wide each link is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.compiled import jit
+from gpusched.model.topology import Topology
+from gpusched.sched.state import Floats, Ints
+
+NIC_GBPS = 100.0
+"""Of a node's NICs together, where nothing says how fast they are."""
+
+
+class Tree(NamedTuple):
+    """Nodes, switches and links.
+
+    Link ``node`` is a node's bus, ``nodes + node`` its NIC, ``2 * nodes + switch`` a switch's way up.
+
+    Attributes:
+        rack: ``int64[nodes]``: the switch that a node hangs on; -1: on none.
+        parent: ``int64[switches]``: the switch above; -1: none.
+        weight: ``float64[links]``: how much longer the same takes there than where it was measured; 0: no time at all.
+        nodes: ``int64[nodes]``: by the switch that they hang on, those on none first; switch s's are
+            ``begin[s] <= i < begin[s + 1]``.
+        below, meet: ``int64[switches + 1]``: room to work in, zeros between calls.
+    """
+
+    rack: Ints
+    parent: Ints
+    weight: Floats
+    nodes: Ints
+    begin: Ints
+    below: Ints
+    meet: Ints
+
+
+class Use(NamedTuple):
+    """Room for the links that a placement uses: ``int64[most]`` and, on each, how many parts meet there."""
+
+    link: Ints
+    meet: Ints
+
+
+def tree_of(
+    topology: Topology, names: Sequence[str], *, nvswitch: bool = False, nic_gbps: float = NIC_GBPS,
+    measured_gbps: float = NIC_GBPS,
+) -> Tree:  # fmt: skip
+    """The arrays of a topology.
+
+    Args:
+        topology: Declared or found; nodes that it does not name hang on no switch.
+        names: Of the nodes, by row.
+        nvswitch: Whether GPUs of a node reach each other without sharing anything.
+        nic_gbps: Of every node.
+        measured_gbps: Of the nodes on which the kinds of jobs were measured.
+    """
+    number = {switch.name: i for i, switch in enumerate(topology.switches)}
+    racks, nodes = topology.racks(), len(names)
+    weight = np.zeros(2 * nodes + len(number))
+    weight[:nodes] = 0.0 if nvswitch else 1.0
+    weight[nodes : 2 * nodes] = measured_gbps / nic_gbps
+    for i, switch in enumerate(topology.switches):
+        weight[2 * nodes + i] = measured_gbps / switch.uplink_gbps if switch.uplink_gbps else 0.0
+    rack = np.array([number[racks[name]] if name in racks else -1 for name in names], np.int64)
+    by_rack = np.argsort(rack, kind="stable").astype(np.int64)
+    return Tree(
+        rack=rack,
+        parent=np.array([number.get(switch.parent or "", -1) for switch in topology.switches], np.int64),
+        weight=weight,
+        nodes=by_rack,
+        begin=np.searchsorted(rack[by_rack], np.arange(len(number) + 1)).astype(np.int64),
+        below=np.zeros(len(number) + 1, np.int64),
+        meet=np.zeros(len(number) + 1, np.int64),
+    )
+
+
+def new_use(tree: Tree) -> Use:
+    """Room for the links of a job on every node."""
+    return Use(np.zeros(len(tree.weight), np.int64), np.zeros(len(tree.weight), np.int64))
+
+
+@jit
+def links_of(tree: Tree, nodes: Ints, parts: int, gpus: int, use: Use) -> int:
+    """The links that a job over ``nodes[:parts]`` with ``gpus`` on each uses, into ``use``; how many there are.
+
+    What meets on a bus are the GPUs there, on a NIC the nodes, on a way up those switches (and nodes) directly below
+    the next that have parts. Links that take no time are left out. A job without GPUs uses none.
+    """
+    count, size, switches = 0, tree.rack.size, tree.parent.size
+    if gpus < 1:
+        return 0
+    for i in range(parts):
+        node = nodes[i]
+        if gpus > 1 and tree.weight[node] > 0.0:
+            use.link[count], use.meet[count] = node, gpus
+            count += 1
+        if parts > 1 and tree.weight[size + node] > 0.0:
+            use.link[count], use.meet[count] = size + node, parts
+            count += 1
+    if parts < 2 or switches == 0:
+        return count
+    below, meet = tree.below, tree.meet
+    for i in range(parts):
+        at = tree.rack[nodes[i]]
+        meet[at] += 1  # -1, the last: above all switches
+        new = True
+        while at >= 0:
+            above = tree.parent[at]
+            if new and below[at] == 0:
+                meet[above] += 1
+            else:
+                new = False
+            below[at] += 1
+            at = above
+    for i in range(parts):
+        at = tree.rack[nodes[i]]
+        while at >= 0:
+            above = tree.parent[at]
+            if 0 < below[at] < parts and tree.weight[2 * size + at] > 0.0:
+                use.link[count], use.meet[count] = 2 * size + at, meet[above]
+                count += 1
+            below[at] = 0
+            at = above
+    for i in range(parts):
+        at = tree.rack[nodes[i]]
+        meet[at] = 0
+        while at >= 0:
+            at = tree.parent[at]
+            meet[at] = 0
+    return count

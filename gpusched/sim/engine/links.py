@@ -1,0 +1,41 @@
+"""Who shares links with whom while jobs run; nothing where `Pace.links` is None."""
+
+from __future__ import annotations
+
+from gpusched.compiled import jit
+from gpusched.sched.topology.load import enter, leave, neighbours, speed_of
+from gpusched.sched.topology.slowdown import needs_of
+from gpusched.sched.topology.tree import links_of
+from gpusched.sim.engine.state import Links, Sim
+
+
+@jit
+def join_links(links: Links | None, sim: Sim, job: int) -> int:
+    """A job runs on ``sim.held``; how many others, in ``links.found``, may go at another speed by it."""
+    if links is None:
+        return 0
+    load, shape, offset = links.load, sim.shapes[sim.jobs[job]["shape"]], sim.jobs[job]["offset"]
+    nodes = sim.held[offset : offset + shape["parts"]]
+    count = links_of(links.tree, nodes, shape["parts"], shape["gpus"], links.use)
+    alone = needs_of(links.tree, links.model, load.jobs[job]["kind"], links.use, count, links.needs)
+    enter(load, job, links.use, links.needs, count, alone)
+    load.jobs[job]["speed"] = speed_of(links.model, load, job)
+    return neighbours(load, job, links.found)
+
+
+@jit
+def quit_links(links: Links | None, job: int) -> int:
+    """A job stops; how many others, in ``links.found``, may go at another speed by it."""
+    if links is None:
+        return 0
+    count = neighbours(links.load, job, links.found)
+    leave(links.load, job)
+    return count
+
+
+@jit
+def speed_on_links(links: Links | None, job: int) -> float:
+    """How fast a running job goes where it is, beside its neighbours; 1: alone where it is fastest."""
+    if links is None:
+        return 1.0
+    return float(links.load.jobs[job]["speed"])

@@ -1,0 +1,269 @@
+"""Replays in which it matters where a job runs: jobs that may be laid out in several ways, and may wait for a better.
+
+Jobs of one class ask for the same and are of one kind; they wait in their order. At every instant the first of each
+class is looked at, in order: whoever fits goes. Where the first of a class does not start, none behind it of that class
+would. One that has been the first of all for ``hold_s`` and fits nowhere holds up all behind it, so that nobody
+starves.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.compiled import jit
+from gpusched.sched.heaps import Heap, pop, push
+from gpusched.sched.place import choose, draw_fitting, next_random
+from gpusched.sched.state import BEST_FIT, FIRST_FIT, RACK, SPREAD, Floats, Ints
+from gpusched.sched.topology.contention import Search, Ways, cheapest
+from gpusched.sched.topology.slowdown import Model
+from gpusched.sched.topology.tree import Tree
+from gpusched.sim.engine.loop import looped
+from gpusched.sim.engine.state import CHANGED, DECIDE, ENDED, READY, Log, Passes, Sim, shape_request
+from gpusched.sim.engine.step import occupy
+
+WAIT_S, PATIENCE_S, HOLD_S = 86_400.0, 1_555_200.0, 604_800.0
+DRAWN, BALANCED, ALIGNED, FEWEST, ONE_RACK, RACK_WAIT, CHEAPEST = range(7)
+_TRY = (FIRST_FIT, SPREAD, SPREAD, BEST_FIT, RACK, RACK, BEST_FIT)
+# position in Placing.at: node events so far
+EVENTS = 0
+_HARMLESS = 0.05  # what costs no more is taken at once
+
+
+class Network(NamedTuple):
+    """What a replay is told of links, and how long jobs wait for a better place.
+
+    Attributes:
+        tree: Of the pool's nodes. model: Of kinds of jobs. kind: ``int64[jobs]``: row of ``model.kinds``.
+        wait_s, patience_s, hold_s: See `Placing`.
+    """
+
+    tree: Tree
+    model: Model
+    kind: Ints
+    wait_s: float = WAIT_S
+    patience_s: float = PATIENCE_S
+    hold_s: float = HOLD_S
+
+
+class Placing(NamedTuple):
+    """What is kept between decisions.
+
+    Attributes:
+        rule: DRAWN: a way and nodes are drawn; BALANCED: the most nodes, those with the most free GPUs; ALIGNED: the
+            largest job first, on the nodes with the most free GPUs; FEWEST: the fewest nodes, best fit; ONE_RACK: the
+            fewest nodes, in one rack if one has room; RACK_WAIT: the same, and waits for its first way; CHEAPEST: by
+            the model, see `sched.topology.contention`, and waits where that costs less than it does.
+        wait_s: RACK_WAIT: a job waits for its first way no longer.
+        patience_s: CHEAPEST: a place that makes a job twice as long is taken after it has waited so long; one that
+            costs half of that after a quarter of the time; any by the first of all after ``hold_s``.
+        hold_s: See above.
+        ways: The ways of each class in the rule's order. of: ``int64[jobs]``: class. queue: ``int64[classes]``: the
+            partition it waits in. size: ``int64[classes]``: GPUs of a job.
+        head, tail: ``int64[classes]``: the first and last job that waits, -1: none. next: ``int64[jobs]``.
+        tried: ``int64[classes]``: its head has been looked at and nothing has changed for it since.
+        held: ``int64[queues]``: place in the order of the job that holds up those behind it.
+        oldest: ``int64[queues]``: place of the first of all that wait; since: ``float64[queues]``: since when it is.
+        wake: ``float64[1]``: when to look again. at: ``int64[1]``.
+        order: Room for classes in order. fits: ``int64[ways]``: room.
+    """
+
+    rule: int
+    wait_s: float
+    patience_s: float
+    hold_s: float
+    ways: Ways
+    of: Ints
+    queue: Ints
+    size: Ints
+    head: Ints
+    tail: Ints
+    next: Ints
+    tried: Ints
+    held: Ints
+    oldest: Ints
+    since: Floats
+    wake: Floats
+    at: Ints
+    order: Heap
+    fits: Ints
+    search: Search
+
+
+@jit
+def decide_placed(sim: Sim, log: Log, passes: Passes, of: Placing) -> int:
+    """Starts whoever may start."""
+    now = sim.clock[0]
+    for i in range(sim.counter[READY]):
+        append(sim, of, sim.ready[i])
+    look_again(sim, of)
+    order = of.order
+    order.size[0] = 0
+    for c in range(of.head.size):
+        if of.head[c] >= 0 and of.tried[c] == 0:
+            push(order, _key(sim, of, c), c)
+    free = 0
+    for node in range(sim.node.size if order.size[0] > 0 else 0):
+        free += max(0, sim.resources.gpus[node])
+    while order.size[0] > 0:
+        c = pop(order)
+        job = of.head[c]
+        rank = sim.jobs[job]["rank"]
+        if rank > of.held[of.queue[c]]:
+            continue
+        if of.size[c] <= free and _start(sim, log, passes, of, c, job, now):
+            free -= of.size[c]
+            of.head[c] = of.next[job]
+            if of.head[c] >= 0:
+                push(order, _key(sim, of, c), c)
+            else:
+                of.tail[c] = -1
+            continue
+        of.tried[c] = 1
+        if holds(sim, of, c, job, now):
+            of.held[of.queue[c]] = rank
+    wait_on(sim, of)
+    return DECIDE
+
+
+run_placed = looped(decide_placed)
+
+
+@jit
+def look_again(sim: Sim, of: Placing) -> None:
+    """Where something changed for those that were looked at before, or it is time, all are looked at again."""
+    if sim.counter[ENDED] > 0 or sim.counter[CHANGED] != of.at[EVENTS] or of.wake[0] <= sim.clock[0]:
+        of.tried[:] = 0
+        of.held[:] = sim.jobs.size
+        of.wake[0] = np.inf
+    of.at[EVENTS] = sim.counter[CHANGED]
+
+
+@jit
+def wait_on(sim: Sim, of: Placing) -> None:
+    """Nobody else starts now: who is the first of all, and when to look again."""
+    _note_oldest(sim, of, sim.clock[0])
+    sim.clock[1] = of.wake[0]
+    sim.dirty[:] = 0
+
+
+@jit
+def _key(sim: Sim, of: Placing, c: int) -> float:
+    """A class's place among those that are looked at."""
+    rank = sim.jobs[of.head[c]]["rank"]
+    return float(rank - of.size[c] * sim.jobs.size if of.rule == ALIGNED else rank)
+
+
+@jit
+def holds(sim: Sim, of: Placing, c: int, job: int, now: float) -> bool:
+    """Whether a job has been the first of all for so long that it must start before those behind it."""
+    queue = of.queue[c]
+    return bool(sim.jobs[job]["rank"] == of.oldest[queue] and now >= of.since[queue] + of.hold_s)
+
+
+@jit
+def _note_oldest(sim: Sim, of: Placing, now: float) -> None:
+    """Who is the first of all from now on."""
+    for queue in range(of.oldest.size):
+        oldest = sim.jobs.size
+        for c in range(of.head.size):
+            if of.head[c] >= 0 and of.queue[c] == queue:
+                oldest = min(oldest, sim.jobs[of.head[c]]["rank"])
+        if oldest != of.oldest[queue]:
+            of.oldest[queue], of.since[queue] = oldest, now
+        if oldest < sim.jobs.size and now < of.since[queue] + of.hold_s:
+            of.wake[0] = min(of.wake[0], of.since[queue] + of.hold_s)
+
+
+@jit
+def append(sim: Sim, of: Placing, job: int) -> None:
+    """A job comes to wait, at its place by rank, also where it waits again."""
+    c, rank = of.of[job], sim.jobs[job]["rank"]
+    of.next[job] = -1
+    if of.head[c] < 0 or sim.jobs[of.head[c]]["rank"] > rank:
+        of.next[job] = of.head[c]
+        of.head[c] = job
+        of.tried[c] = 0
+    else:
+        before = of.tail[c]
+        if sim.jobs[before]["rank"] > rank:
+            before = of.head[c]
+            while of.next[before] >= 0 and sim.jobs[of.next[before]]["rank"] < rank:
+                before = of.next[before]
+        of.next[job] = of.next[before]
+        of.next[before] = job
+    if of.next[job] < 0:
+        of.tail[c] = job
+
+
+@jit
+def _start(sim: Sim, log: Log, passes: Passes, of: Placing, c: int, job: int, now: float) -> bool:
+    """Starts a job where its rule puts it; whether it does."""
+    way = _chosen_way(sim, passes, of, c, job, now)
+    if way < 0:
+        return False
+    shape = of.ways.shape[way]
+    sim.jobs[job]["shape"] = shape
+    passes.jobs.shape[job] = shape
+    occupy(sim, log, job, shape_request(sim.shapes, shape), 0.0)
+    return True
+
+
+@jit
+def _chosen_way(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float) -> int:
+    """The way in which a job starts, with its nodes in ``sim.chosen``; -1: it waits."""
+    first, last = of.ways.first[c], of.ways.first[c + 1]
+    until = sim.jobs[job]["submit"] + of.wait_s
+    if of.rule == CHEAPEST:
+        return _cheapest_way(sim, passes, of, c, job, now)
+    if of.rule == DRAWN:
+        return _drawn_way(sim, passes, of, first, last)
+    if of.rule == RACK_WAIT and now < until and last > first:
+        last = first + 1
+        of.wake[0] = min(of.wake[0], until)
+    for way in range(first, last):
+        request = shape_request(sim.shapes, of.ways.shape[way])
+        if choose(sim.resources, passes.jobs.masks, request, _TRY[of.rule], passes.scratch):
+            return way
+    return -1
+
+
+@jit
+def _drawn_way(sim: Sim, passes: Passes, of: Placing, first: int, last: int) -> int:
+    """One of the ways that fit, each as likely, and nodes that fit."""
+    count = 0
+    for way in range(first, last):
+        request = shape_request(sim.shapes, of.ways.shape[way])
+        if choose(sim.resources, passes.jobs.masks, request, FIRST_FIT, passes.scratch):
+            of.fits[count] = way
+            count += 1
+    if count == 0:
+        return -1
+    way = of.fits[next_random(passes.rng, count)]
+    draw_fitting(
+        sim.resources, passes.jobs.masks, shape_request(sim.shapes, of.ways.shape[way]), passes.rng, passes.scratch
+    )
+    return int(way)
+
+
+@jit
+def _cheapest_way(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float) -> int:
+    """The cheapest way, once the job has waited as long as it is worth."""
+    pace = sim.pace
+    assert pace is not None
+    links = pace.links
+    assert links is not None
+    cost, way = cheapest(
+        links.tree, links.model, links.load, sim.resources, passes.jobs.masks, passes.requests, of.ways, c, np.inf,
+        of.search,
+    )  # fmt: skip
+    if way < 0:
+        return -1
+    then = sim.jobs[job]["submit"] + cost * cost * of.patience_s
+    if now < then and cost > _HARMLESS and not holds(sim, of, c, job, now):
+        of.wake[0] = min(of.wake[0], then)
+        return -1
+    parts = sim.shapes[of.ways.shape[way]]["parts"]
+    sim.chosen[:parts] = of.search.best[:parts]
+    return way

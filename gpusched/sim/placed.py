@@ -1,0 +1,239 @@
+"""Replays in which it matters where jobs run: the ways to lay out each job are made ready, then `engine.placing`."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from gpusched.compiled import jit
+from gpusched.errors import UsageError
+from gpusched.model.topology import Topology
+from gpusched.sched.fit import set_feasibility
+from gpusched.sched.heaps import new_heap
+from gpusched.sched.place import choose
+from gpusched.sched.state import (
+    OK,
+    RACK,
+    RACK_ROOM,
+    Flags,
+    Floats,
+    Ints,
+    Request,
+    Requests,
+    Resources,
+    Scratch,
+    filled,
+    ints,
+)
+from gpusched.sched.topology.contention import Ways, new_search
+from gpusched.sched.topology.load import new_load
+from gpusched.sched.topology.slowdown import KIND, Model, needs_of
+from gpusched.sched.topology.tree import Tree, Use, links_of, new_use, tree_of
+from gpusched.sim.engine.build import World
+from gpusched.sim.engine.placing import (
+    ALIGNED,
+    BALANCED,
+    CHEAPEST,
+    DRAWN,
+    FEWEST,
+    ONE_RACK,
+    RACK_WAIT,
+    Network,
+    Placing,
+)
+from gpusched.sim.engine.state import SHAPE, Links, shape_request
+
+RULES = {
+    "random": DRAWN,
+    "load-balancing": BALANCED,
+    "tetris": ALIGNED,
+    "best-fit": FEWEST,
+    "rack": ONE_RACK,
+    "rack-wait": RACK_WAIT,
+    "contention": CHEAPEST,
+}
+"""Placement -> how jobs are laid out, where that matters."""
+
+
+def is_placed(world: World) -> bool:
+    """Whether placement and neighbours cost jobs something."""
+    return world.options.network is not None
+
+
+def one_node() -> Network:
+    """For a pool of one node and one job: what compiling ahead of a replay needs."""
+    model = Model(np.zeros(1, KIND), np.zeros((0, 0)), False)
+    model.kinds["compute"] = 1.0
+    return Network(tree_of(Topology(), ("n",)), model, np.zeros(1, np.int64))
+
+
+def with_ways(world: World, parts: int = 1) -> tuple[World, Placing]:
+    """The world with the requests of every way in which its jobs may be laid out, and what a run of it keeps.
+
+    With several ``parts`` each has its share of every partition's nodes, one after the other, and classes of its own:
+    class number ``i * parts + part``. Jobs go round; one that fits on no part it would come to goes to the next, and
+    one that needs half a part or more is the first's, on all nodes.
+
+    Raises:
+        UsageError: The policy's order, backfill or placement means nothing here.
+    """
+    network, rule = world.options.network, RULES.get(world.rule)
+    assert network is not None
+    if rule is None or world.policy.kind != "static" or world.policy.backfill != "skip" or world.policy.chooses_sizes:
+        raise UsageError(
+            f"{world.policy.name} (placement {world.rule}) cannot be replayed where placement costs something",
+            f"an order that does not change, with backfill skip, and one of {', '.join(RULES)}: "
+            "say --policy fifo-skip --placement rack-wait",
+        )
+    options = world.options
+    if options.rates is not None or world.shared != "no" or options.elastic is not None:
+        raise UsageError("what placement costs goes with no other speeds", "leave out --profiles, --share, --resizable")
+    demand, trace, tree = world.demand, world.trace, network.tree
+    racks = filled(RACK_ROOM, len(tree.rack), number=_racks(tree))
+    world = world._replace(passes=world.passes._replace(scratch=world.passes.scratch._replace(racks=racks)))
+    runs = np.flatnonzero(demand.shape >= 0)
+    columns = np.column_stack((demand.shape, network.kind, trace.nodes > 0))[runs]
+    found, index = np.unique(columns, axis=0, return_inverse=True)
+    distinct: Ints = found.astype(np.int64)
+    of = np.full(len(trace), -1, np.int64)
+    of[runs] = index.reshape(-1) * parts + runs % parts
+    distinct = np.column_stack((np.repeat(distinct, parts, axis=0), np.tile(np.arange(parts), len(distinct))))
+    world, laid_out = _with_shapes(world, distinct, rule, parts)
+    for _ in range(parts - 1):  # on to where it can run
+        none = np.array([not found for found in laid_out] + [False])[of]
+        of[none] += np.where(of[none] % parts == parts - 1, 1 - parts, 1)
+    ways, best = _ways(world, distinct, laid_out)
+    shapes, classes = world.sim.shapes, len(distinct)
+    most = np.array([max((int(shapes["parts"][s]) for s in found), default=0) for found in laid_out], np.int64)
+    most = np.append(np.repeat(most.reshape(-1, parts).max(1, initial=0), parts), 0)[of]  # it may go to another part
+    world.sim.jobs["offset"] = np.cumsum(most) - most
+    gpus = np.where(of >= 0, trace.gpus, 0)
+    pace = world.sim.pace
+    assert pace is not None
+    load = new_load(tree, network.kind, gpus, np.append(best, 1.0)[of], _uses(world, tree))
+    links = Links(tree, network.model, load, new_use(tree), np.zeros(len(tree.weight)), np.zeros(len(trace), np.int64))
+    passes = world.passes
+    world = world._replace(
+        sim=world.sim._replace(held=np.full(int(most.sum()), -1, np.int64), pace=pace._replace(links=links)),
+        passes=passes._replace(jobs=passes.jobs._replace(shape=demand.shape.copy())),
+    )
+    empty = np.full(classes, -1, np.int64)
+    queues = len(world.sim.dirty) * parts
+    return world, Placing(
+        rule=rule, wait_s=network.wait_s, patience_s=network.patience_s, hold_s=network.hold_s, ways=ways, of=of,
+        queue=world.sim.shapes["queue"][distinct[:, 0]] * parts + distinct[:, 3] if classes else empty,
+        size=np.array([_gpus_of(world, shape) for shape in distinct[:, 0].tolist()], np.int64),
+        head=empty, tail=empty.copy(), next=np.full(len(trace), -1, np.int64), tried=np.zeros(classes, np.int64),
+        held=np.full(queues, len(trace), np.int64), oldest=np.full(queues, len(trace), np.int64),
+        since=np.zeros(queues), wake=np.full(1, np.inf), at=np.zeros(1, np.int64),
+        order=new_heap(classes + 1), fits=np.zeros(len(ways.shape) + 1, np.int64), search=new_search(tree),
+    )  # fmt: skip
+
+
+def _racks(tree: Tree) -> Ints:
+    """``int64[nodes]``: as in `RACK_ROOM`. A node on no switch is a rack by itself; without switches all are in one."""
+    nodes = len(tree.rack)
+    alone = np.cumsum(tree.rack < 0) - 1 + int(tree.rack.max(initial=-1)) + 1
+    _, rack = np.unique(np.where(tree.rack < 0, alone, tree.rack), return_inverse=True)
+    return rack.reshape(-1).astype(np.int64) if len(tree.parent) else np.zeros(nodes, np.int64)
+
+
+def _gpus_of(world: World, shape: int) -> int:
+    return int(world.sim.shapes["parts"][shape] * world.sim.shapes["gpus"][shape])
+
+
+def _uses(world: World, tree: Tree) -> int:
+    """The most uses of links at once: a bus, a NIC and all ways up for every GPU."""
+    depth, at = 0, tree.rack.copy()
+    while (at >= 0).any():
+        depth, at = depth + 1, np.where(at >= 0, np.append(tree.parent, -1)[at], -1)
+    return int(world.pool.total_gpus * (2 + depth))
+
+
+def _with_shapes(world: World, distinct: Ints, rule: int, shares: int) -> tuple[World, list[list[int]]]:
+    """The world with every request that a class may have, and which those are, in the rule's order."""
+    sim, passes, pool = world.sim, world.passes, world.pool
+    rows = [{name: int(row[name]) for name in SHAPE.names or ()} for row in sim.shapes]
+    known = {tuple(row.values()): i for i, row in enumerate(rows)}
+    laid_out: list[list[int]] = []
+    for shape, _, fixed, share in distinct.tolist():
+        base = rows[shape]
+        parts, gpus = base["parts"], base["parts"] * base["gpus"]
+        bounds = [base["lo"] + k * (base["hi"] - base["lo"]) // shares for k in range(shares + 1)]
+        counts = []
+        for lo, hi in pairwise(bounds):
+            nodes = np.arange(lo, hi)
+            has = pool.gpus[nodes if base["mask"] < 0 else nodes[world.demand.masks[base["mask"], nodes] != 0]]
+            counts.append(_divisions(gpus, has, parts, bool(fixed), rule == BALANCED))
+        within = bounds[share : share + 2]
+        large = 2 * shares * gpus >= int(pool.gpus[bounds[0] : bounds[-1]].sum())
+        if shares > 1 and (large or not any(counts)):  # it would wait for long: the first decides, on all nodes
+            within = [bounds[0], bounds[-1]] if share == 0 else [bounds[0], bounds[0]]
+            counts[0] = _divisions(gpus, pool.gpus[bounds[0] : bounds[-1]], parts, bool(fixed), rule == BALANCED)
+        base = base | {"lo": within[0], "hi": within[1]}
+        found: list[int] = []
+        for count in counts[share]:
+            for spread in (1, 0) if rule in (ONE_RACK, RACK_WAIT) else (0,):
+                row = base | {"parts": count, "gpus": gpus // count, "spread": spread}
+                row |= {name: -(-base[name] * parts // count) for name in ("cores", "memory")}
+                if tuple(row.values()) not in known:
+                    known[tuple(row.values())] = len(rows)
+                    rows.append(row)
+                found.append(known[tuple(row.values())])
+        laid_out.append(found)
+    columns = {name: ints([row[name] for row in rows]) for name in SHAPE.names or ()}
+    requests = Requests(**{name: columns.get(name) for name in Requests._fields})  # type: ignore[arg-type]
+    feasibility, failed, failed_late = (np.zeros(len(rows), np.int64) for _ in range(3))
+    passes = passes._replace(
+        requests=requests, jobs=passes.jobs._replace(feasibility=feasibility),
+        scratch=passes.scratch._replace(failed=failed, failed_late=failed_late),
+    )  # fmt: skip
+    set_feasibility(passes.total, passes.usable, passes.jobs.masks, requests, passes.scratch, feasibility)
+    laid_out = [[shape for shape in found if feasibility[shape] == OK] for found in laid_out]
+    pace = sim.pace
+    assert pace is not None
+    pace = pace._replace(milli=np.full(len(rows), 1000, np.int64))
+    sim = sim._replace(shapes=filled(SHAPE, len(rows), **columns), pace=pace)
+    return world._replace(sim=sim, passes=passes), laid_out
+
+
+def _divisions(gpus: int, has: Ints, fewest: int, fixed: bool, most_first: bool) -> list[int]:
+    """Over how many nodes of ``has`` GPUs so many GPUs may be divided equally."""
+    most = fewest if fixed or gpus < 1 else min(gpus, len(has))
+    counts = [n for n in range(fewest, most + 1) if gpus % n == 0]
+    found = [n for n in counts if (has >= gpus // n).sum() >= n]
+    return found[::-1] if most_first else found
+
+
+def _ways(world: World, distinct: Ints, laid_out: list[list[int]]) -> tuple[Ways, Floats]:
+    """The ways of every class, and the seconds of a step where that is shortest."""
+    network, passes = world.options.network, world.passes
+    assert network is not None
+    tree = network.tree
+    room = new_use(tree), np.zeros(len(tree.weight))
+    kinds = distinct[:, 1].astype(np.int64)
+    best = np.ones(len(distinct))
+    excess: list[float] = []
+    for i, found in enumerate(laid_out):
+        alone = [
+            _alone(tree, network.model, passes.usable, passes.jobs.masks, shape_request(world.sim.shapes, shape),
+                   int(kinds[i]), passes.scratch, *room)
+            for shape in found
+        ]  # fmt: skip
+        best[i] = min(alone, default=1.0)
+        excess += [seconds / best[i] - 1.0 for seconds in alone]
+    first = np.cumsum([0, *(len(found) for found in laid_out)]).astype(np.int64)
+    assert all(a <= b for a, b in pairwise(first))
+    return Ways(first, ints([s for found in laid_out for s in found]), np.array(excess, np.float64), kinds, best), best
+
+
+@jit
+def _alone(
+    tree: Tree, model: Model, resources: Resources, masks: Flags, request: Request, kind: int, scratch: Scratch,
+    use: Use, needs: Floats,
+) -> float:  # fmt: skip
+    """Seconds of a step on an empty pool, in as few racks as can be."""
+    choose(resources, masks, request, RACK, scratch)
+    count = links_of(tree, scratch.chosen, request.parts, request.gpus, use)
+    return needs_of(tree, model, kind, use, count, needs)

@@ -1,0 +1,182 @@
+"""Measured contention: what is left of jobs' speed beside others, and how much GPUs of one cluster differ.
+
+`read_pairs` knows by their columns: DeepShare's pairs of jobs that share a network (gajagajago/deepshare, Apache-2.0;
+model, gpus, nodes, beside_model, beside_gpus, beside_nodes, ratio), PAL's jobs on the same GPUs (hal-uw/blox-pal, MIT;
+model1, speed1, pipeline_strategy, model2, speed2..., speeds by that of the fastest plan alone) and HiEST's inside one
+server (HiEST/gpu-topo-aware, Apache-2.0; seconds alone and beside). `pairs_of` has Gavel's, which share a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.errors import FileError, GpuschedError
+from gpusched.sched.interference.pairs import Pairs
+from gpusched.sched.state import Floats
+from gpusched.sim.profiles.table import Profiles, split_model, type_key
+from gpusched.traces.readers.columns import Table, open_text, read_csv
+
+_DEEPSHARE = ("model", "gpus", "nodes", "beside_model", "beside_gpus", "beside_nodes", "ratio")
+_PAL = (
+    "model1", "gpu_num1", "batch_size1", "speed1", "pipeline_strategy", "model2", "gpu_num2", "batch_size2", "speed2",
+)  # fmt: skip
+_HIEST = ("model", "batch", "gpus", "placement", "beside_model", "beside_batch", "beside_gpus", "seconds")
+_ALONE = ("", "Empty")
+
+_Row = tuple[tuple[str, str], tuple[str, str], float]
+"""What a job is and its model, the same of its neighbour, and what is left of its speed."""
+
+
+def read_pairs(path: Path | str) -> Pairs:
+    """The pairs of one file. Speeds of 0 (it did not run) are no figures; a ratio above 1 counts as 1.
+
+    Raises:
+        FileError: It holds something else.
+        GpuschedError: It cannot be read.
+    """
+    path = Path(path)
+    try:
+        head = _header(path)
+        found = next((how for columns, how in _READERS.items() if set(columns) <= set(head)), None)
+        if found is None:
+            raise FileError(str(path), 1, "", "other columns", " or ".join(", ".join(columns) for columns in _READERS))
+        pairs = _assembled(found(path))
+        if not pairs.kinds:
+            raise FileError(str(path), None, "", "no pair", "at least one pair with speeds above 0")
+        return pairs
+    except OSError as error:
+        raise GpuschedError(f"{error.filename}: {error.strerror or error}") from None
+
+
+def pairs_of(profiles: Profiles, gpu_type: str, gpus: int = 1) -> Pairs:
+    """The pairs of a table that were measured on so many GPUs of a type, each job on all of them."""
+    return _assembled(
+        ((job, split_model(job)[0]), (other, split_model(other)[0]), ratio)
+        for (job, kind, on, other), ratio in profiles.beside.items()
+        if kind == type_key(gpu_type) and on == gpus
+    )
+
+
+class Variability(NamedTuple):
+    """How slow single GPUs are: ``times: float64[gpus, classes]``, run times by the cluster's median, of PAL."""
+
+    gpus: tuple[str, ...]
+    nodes: tuple[str, ...]
+    classes: tuple[str, ...]
+    times: Floats
+
+
+def read_variability(path: Path | str) -> Variability:
+    """PAL's table: gpu, node, and a column ``PerfVar_CLASS`` for each class of jobs.
+
+    Raises:
+        FileError: It holds something else.
+        GpuschedError: It cannot be read.
+    """
+    path = Path(path)
+    try:
+        head = _header(path)
+        classes = tuple(name for name in head if name.startswith("PerfVar_"))
+        table = _table(path, ("gpu", "node", *(classes or ("PerfVar_classA",))))
+    except OSError as error:
+        raise GpuschedError(f"{error.filename}: {error.strerror or error}") from None
+    times = np.array([[_above_0(path, table, row, name) for name in classes] for row in range(len(table))])
+    names = tuple(name.removeprefix("PerfVar_") for name in classes)
+    return Variability(tuple(table.columns["gpu"]), tuple(table.columns["node"]), names, times)
+
+
+def _assembled(rows: Iterable[_Row]) -> Pairs:
+    kept = [(job, other, min(ratio, 1.0)) for job, other, ratio in rows if ratio > 0]
+    kinds = sorted({kind for job, other, _ in kept for kind in (job, other)})
+    number = {kind: place for place, kind in enumerate(kinds)}
+    return Pairs(
+        kinds=tuple(name for name, _ in kinds),
+        families=tuple(family for _, family in kinds),
+        job=np.array([number[job] for job, _, _ in kept], np.int64),
+        beside=np.array([number[other] for _, other, _ in kept], np.int64),
+        ratio=np.array([ratio for _, _, ratio in kept], np.float64),
+    )
+
+
+def _deepshare(path: Path) -> Iterable[_Row]:
+    table = _table(path, _DEEPSHARE)
+    for row in range(len(table)):
+        model, gpus, nodes, other, its_gpus, its_nodes = (table.columns[name][row] for name in _DEEPSHARE[:-1])
+        ratio = _above_0(path, table, row, "ratio")
+        yield (f"{model} {gpus} on {nodes}", model), (f"{other} {its_gpus} on {its_nodes}", other), ratio
+
+
+def _pal(path: Path) -> Iterable[_Row]:
+    table = _table(path, _PAL)
+    alone: dict[str, float] = {}
+    rows = []
+    for row in range(len(table)):
+        model, gpus, batch, _, plan, other, its_gpus, its_batch, _ = (table.columns[name][row] for name in _PAL)
+        mine = _number(path, table, row, "speed1")
+        job = f"{model} {gpus}x{batch}" + (f" {plan}" if plan != "NA" else "")
+        if other in _ALONE:
+            alone[job] = mine
+        else:
+            its = _number(path, table, row, "speed2")
+            rows.append(((job, model), (f"{other} {its_gpus}x{its_batch}", other), mine, its))
+    for one, two, mine, its in rows:  # what has no row alone is measured by its speed alone already
+        if alone.get(one[0], 1.0) > 0:
+            yield one, two, mine / alone.get(one[0], 1.0)
+        if one != two:
+            yield two, one, its
+
+
+def _hiest(path: Path) -> Iterable[_Row]:
+    table = _table(path, _HIEST)
+    alone: dict[tuple[str, ...], float] = {}
+    rows = []
+    for row in range(len(table)):
+        *job, other, its_batch, its_gpus, _ = (table.columns[name][row] for name in _HIEST)
+        seconds = _above_0(path, table, row, "seconds")
+        if other in _ALONE:
+            alone[tuple(job)] = seconds
+        else:
+            rows.append((tuple(job), (other, its_batch, its_gpus), seconds))
+    for own, (other, its_batch, its_gpus), seconds in rows:
+        if own in alone:
+            model, batch, gpus, _ = own
+            beside = f"{other} {its_gpus}x{its_batch}", other
+            yield (f"{model} {gpus}x{batch}", model), beside, alone[own] / seconds
+
+
+_READERS = {_DEEPSHARE: _deepshare, _PAL: _pal, _HIEST: _hiest}
+
+
+def _header(path: Path) -> list[str]:
+    with open_text(path) as text:
+        return [name.strip() for name in text.readline().split(",")]
+
+
+def _table(path: Path, columns: tuple[str, ...]) -> Table:
+    table = read_csv(path, "a file of measured contention", columns)
+    if table.ragged:
+        line, has, expected = table.ragged[0]
+        raise FileError(str(path), line, "", f"{has} fields", f"{expected} fields")
+    return table
+
+
+def _above_0(path: Path, table: Table, row: int, column: str) -> float:
+    value = _number(path, table, row, column)
+    if value <= 0:
+        raise FileError(str(path), int(table.lines[row]), column, repr(table.columns[column][row]), "more than 0")
+    return value
+
+
+def _number(path: Path, table: Table, row: int, column: str) -> float:
+    text = table.columns[column][row]
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise FileError(str(path), int(table.lines[row]), column, repr(text), "a number, 0 or more")
+    return value

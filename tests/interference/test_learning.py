@@ -1,0 +1,286 @@
+"""From attempts that end to beliefs in the store, and what ``predict``, ``nodes`` and ``check`` say of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpusched.config.users import user_name
+from gpusched.controller.learning import MOST_AT_ONCE, learn, shared_link
+from gpusched.doctor.state import examine_state
+from gpusched.errors import UsageError
+from gpusched.model.interference import PaceOn
+from gpusched.model.jobs import Allocation, Job, JobState, NodeAllocation
+from gpusched.model.progress import JobProgress
+from gpusched.model.readings import Gpu, NodeReading, NodeState
+from gpusched.model.topology import Switch, Topology
+from gpusched.queue.beliefs import LATEST_PACES
+from gpusched.queue.store import NodeRecord, Run, Store
+from gpusched.sched.interference.gpus import slow_gpus
+from tests.controller.folding import spec
+from tests.controller.imagined import GPUS, inventory
+from tests.controller.test_cycle import Site
+from tests.interference.test_beliefs import paces_on, shape
+
+TOPOLOGY = Topology(switches=(Switch(name="r0", nodes=("n0", "n1")), Switch(name="r1", nodes=("n2", "n3"))))
+DECLARED = msgspec.structs.replace(inventory(4), topology=TOPOLOGY)
+ME = user_name(os.getuid())
+SLOW = [pace for pace in paces_on(3, {("n3", 5): 0.5}, jobs=900) if len(pace.gpus) < 8]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store.create_or_open(tmp_path)
+    yield opened
+    opened.close()
+
+
+def ran(
+    store: Store, job_id: str, name: str, nodes: tuple[str, ...], *, begin: float = 0.0, end: float | None = 1000.0,
+    pace: float | None = None, samples: float | None = None, user: str = ME, gpus: int = 4,
+) -> Job:  # fmt: skip
+    """A job in the store with its run; with a pace it told that many steps a second 100 to 700 s after its begin."""
+    part = NodeAllocation(rank=0, node="", gpus=tuple(range(gpus)), cores=1, memory_mib=1)
+    parts = tuple(msgspec.structs.replace(part, rank=rank, node=node) for rank, node in enumerate(nodes))
+    job = Job(
+        id=job_id, user=user, uid=1, spec=spec(name=name, nodes=len(nodes), gpus_per_node=gpus),
+        state=JobState.RUNNING, submit_time=0.0, start_time=begin, attempt=1, allocation=Allocation(job_id, parts),
+    )  # fmt: skip
+    run = Run(
+        job_id=job_id, attempt=1, user=user, partition="p", flavor=None, share=0.0, gpus=job.spec.gpus,
+        start_time=begin, end_time=end, outcome=None, nodes=dict.fromkeys(nodes, gpus),
+    )  # fmt: skip
+    store.put_jobs([job])
+    store.open_run(run)
+    if end is not None:
+        store.close_run(job_id, 1, end, JobState.COMPLETED)
+    if pace is not None or samples is not None:
+        told = JobProgress(job_id=job_id, attempt=1, gpus=job.spec.gpus)
+        for at in (100.0, 700.0):
+            told = told.with_step((pace or 1.0) * at, None, samples, begin + at)
+        store.put_progress([told])
+    return job
+
+
+def test_an_attempt_tells_of_its_kind_and_of_those_beside_it(store: Store):
+    job = ran(store, "a1", "train-17", ("n0", "n2"), pace=2.0)
+    ran(store, "a2", "train-18", ("n0", "n1"), begin=400.0)  # shares n0's NIC for half of the time
+    ran(store, "b", "other", ("n1", "n3"), user="bob")  # the uplinks of both racks
+    ran(store, "c", "small", ("n2",), end=None)  # n2, and goes on
+    ran(store, "d", "apart", ("n1",))
+    ran(store, "e", "long ago", ("n0", "n2"), end=99.0)
+    learn(store, DECLARED, [job])
+    learn(store, DECLARED, [job])
+    (kind,) = {kind for kind, belief in store.beliefs().items() if belief.shapes}
+    assert kind == f"{ME}/train-#"
+    (paces,) = store.belief(kind).shapes
+    assert paces.shape == shape(2, 2, 8, unit="steps", gpu_type="")
+    assert paces.count == 2
+    assert paces.logs[0][1] < 0.5  # it was never alone: it weighs less
+    seen = {(belief.kind, sway.link): sway.count for belief in store.beliefs().values() for sway in belief.links}
+    assert seen == {(kind, "nic"): 1, (kind, "uplink"): 1, (kind, "server"): 1, ("bob/other", "uplink"): 1,
+                    (f"{ME}/small", "server"): 1}  # fmt: skip
+    (first, _) = store.paces()
+    assert first.gpus == tuple((node, index) for node in ("n0", "n2") for index in range(4))
+
+
+def test_neighbours_count_for_the_time_that_they_were_there(store: Store, monkeypatch: pytest.MonkeyPatch):
+    job = ran(store, "a", "a", ("n0", "n1"), pace=2.0)  # told of [100, 700]
+    ran(store, "b", "b", ("n0", "n2"), begin=400.0)
+    ran(store, "c", "c", ("n1", "n2"), end=250.0)
+    ran(store, "d", "d", ("n1",), begin=699.0)
+    ran(store, "e", "e", ("n1",), begin=600.0, end=None)
+    seen = []
+    monkeypatch.setattr("gpusched.controller.learning.learned", lambda known, one: (seen.append(one), ((), None))[1])
+    learn(store, DECLARED, [job])
+    beside = {(n.kind.partition("/")[2], n.link, round(n.share, 3)) for n in seen[0].neighbours}
+    assert beside == {("b", "nic", 0.5), ("c", "nic", 0.25), ("e", "server", 0.167)}
+    assert seen[0].seconds == 600.0
+
+
+def test_jobs_that_told_nothing_or_nonsense_leave_no_trace(store: Store):
+    jobs = [
+        ran(store, "a", "silent", ("n0",)),
+        ran(store, "b", "none", ("n0",), samples=0.0),
+        ran(store, "c", "minus", ("n0",), samples=-3.0),
+        ran(store, "d", "huge", ("n0",), samples=1e300),
+        ran(store, "e", "no-gpu", ("n0",), pace=1.0, gpus=0),
+        msgspec.structs.replace(ran(store, "f", "gone", ("n0",), pace=1.0), allocation=None),
+        msgspec.structs.replace(ran(store, "g", "earlier", ("n0",), pace=1.0), attempt=2),
+    ]
+    learn(store, DECLARED, jobs)
+    assert (store.beliefs(), store.paces()) == ({}, [])
+
+
+def test_samples_go_before_steps_and_very_many_at_once_are_cut(store: Store):
+    with store.transaction():
+        jobs = [ran(store, f"j{i}", "j", ("n0",), pace=1.0, samples=640.0) for i in range(MOST_AT_ONCE + 9)]
+    learn(store, DECLARED, jobs[:1])
+    (paces,) = store.belief(f"{ME}/j").shapes
+    assert (paces.shape.unit, round(paces.best, 3)) == ("samples", 6.461)
+    learn(store, DECLARED, jobs)
+    assert store.belief(f"{ME}/j").shapes[0].count == 1 + MOST_AT_ONCE
+
+
+@pytest.mark.parametrize(
+    ("mine", "its", "link"),
+    [
+        ("n0", "n0", "server"), ("n0 n1", "n0", "server"), ("n0 n1", "n1 n2", "nic"), ("n0", "n1", None),
+        ("n0 n2", "n1 n3", "uplink"), ("n0 n1", "n2 n3", None), ("n0 n1", "n2", None), ("n0 n9", "n1 n8", None),
+    ],
+)  # fmt: skip
+def test_what_two_jobs_share(mine: str, its: str, link: str | None):
+    assert shared_link(set(mine.split()), set(its.split()), TOPOLOGY.racks()) == link
+
+
+def test_only_the_latest_paces_are_kept(store: Store):
+    (pace,) = paces_on(0, {}, jobs=1)
+    with store.transaction():
+        for number in range(LATEST_PACES + 3):
+            store.add_pace(msgspec.structs.replace(pace, job_id=str(number)))
+    kept = store.paces()
+    assert (len(kept), kept[0].job_id, kept[-1].job_id) == (LATEST_PACES, "3", str(LATEST_PACES + 2))
+
+
+def test_a_controller_that_is_killed_has_learned_once_or_not_at_all(tmp_path: Path):
+    site = Site(tmp_path)
+    job_id = site.submit(spec=spec(name="train-1", gpus_per_node=GPUS))
+    site.turn(3)
+    now = site.world.now
+    told = JobProgress(job_id=job_id, attempt=1, gpus=GPUS)
+    site.store.put_progress([told.with_step(0, None, 50.0, now - 100).with_step(10, None, 50.0, now)])
+    site.turn(2)
+    assert site.store.beliefs() == {}  # it goes on
+    ((_, box),) = site.world.running()
+    site.world.end(box, 0)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    site.cycle._ledger.charge = killed  # type: ignore[method-assign]
+    for _ in range(2):  # what of it is collected and removed first
+        with pytest.raises(KeyboardInterrupt):
+            site.turn(1)
+    assert site.store.beliefs() == {}
+    site.restart()
+    site.turn(4)
+    assert site.state_of(job_id) == JobState.COMPLETED
+    (belief,) = site.store.beliefs().values()
+    assert [(p.shape.gpus, p.count) for p in belief.shapes] == [(GPUS, 1)]
+    assert len(site.store.paces()) == 1
+    site.store.close()
+
+
+@pytest.fixture
+def knowing(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A state that has seen a kind in one rack and over two, alone and beside another."""
+    monkeypatch.setenv("GPUSCHED_STATE", str(tmp_path))
+    monkeypatch.setenv("GPUSCHED_INVENTORY", str(tmp_path / "inventory.yaml"))
+    nodes = "".join(f"{{name: n{i}, address: 127.0.0.{i + 1}, port: 9}}, " for i in range(8))
+    (tmp_path / "inventory.yaml").write_text(
+        f"partitions: {{p: {{defaults: {{gpus: 8, cores: 8, memory: 8G, runtime: process}}, nodes: [{nodes}]}}}}\n"
+    )
+    jobs = []
+    for i, by in enumerate((0.98, 0.99, 1.0, 1.01, 1.02)):
+        jobs.append(ran(store, f"a{i}", f"gpt-{i}", ("n0", "n1"), begin=1e4 * i, end=1e4 * i + 800, pace=10 * by))
+        jobs.append(ran(store, f"b{i}", f"gpt-{i}", ("n1", "n2"), begin=1e4 * i + 900, end=1e4 * i + 1800, pace=8 * by))
+    with store.transaction():
+        for job in jobs:
+            learn(store, DECLARED, [job])
+        for pace in SLOW:
+            store.add_pace(pace)
+        reading = NodeReading(node="n3", time=1e9, source="nvml", gpus=tuple(Gpu(index=i) for i in range(8)))
+        store.put_nodes([NodeRecord(name="n3", state=NodeState.IDLE, last_seen=1e9, reading=reading)])
+    return tmp_path
+
+
+def run(*argv: str, code: int = 0) -> str:
+    done = subprocess.run([sys.executable, "-m", "gpusched", *argv], text=True, capture_output=True, check=False)
+    assert done.returncode == code, done
+    return done.stdout + done.stderr
+
+
+def test_predict_says_what_racks_and_neighbours_cost(knowing: Path):
+    from gpusched.client.predict import believed, tell_kind
+
+    told = tell_kind("gpt-7", None, 2, 2, ["gpt-1"])
+    assert told.kind == f"{ME}/gpt-#"
+    assert (told.costs[0].source, told.costs[0].measurements) == ("measured", 10)
+    assert told.costs[0].slower == pytest.approx(0.25, abs=0.01)
+    assert told.lines[0].startswith("on 2 racks about 25 % slower than in one (")
+    assert told.lines[0].endswith(" %, 10 measurements)")
+    assert told.costs[0].low < 0.25 < told.costs[0].high
+    assert "sharing NICs with it" in told.lines[1]
+    assert tell_kind("gpt-7", None, 4, 4, []).lines == ("on 4 racks nothing says how fast it is",)
+    assert believed("gpt-99")
+    assert not believed("nothing")
+    text = run("predict", "gpt-7", "--nodes", "2", "--racks", "2", "--beside", "gpt-1")
+    assert "on 2 racks about 25 % slower than in one (" in text
+    assert json.loads(run("predict", "gpt-7", "--json"))["paces"][0]["measurements"] == 5
+
+
+def test_predict_says_what_is_wrong_with_a_question(knowing: Path):
+    from gpusched.client.predict import tell_kind
+
+    for argv, says in (
+        (("gtp-7", None, None, None, []), "nothing is known of jobs called gtp-7"),
+        (("gpt-7", None, None, None, ["alice/x"]), "nothing is known of jobs called alice/x"),
+        (("gpt-7", None, 1, 2, []), "--racks 2 are more than --nodes 1"),
+        (("gpt-7", 7, 2, None, []), "7 GPUs are no equal parts of 2 nodes"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            tell_kind(*argv)  # type: ignore[arg-type]
+    assert "go with a name of jobs" in run("predict", "--racks", "2", code=2)
+
+
+def test_slow_gpus_are_shown_by_nodes_and_check(knowing: Path):
+    rows = {row["name"]: row["gpus"] for row in json.loads(run("nodes", "--json"))}
+    assert "slower than its like (" in rows["n3"][5]["reason"]
+    assert not any(
+        "slower" in gpu["reason"] for name in rows for gpu in rows[name] if (name, gpu["index"]) != ("n3", 5)
+    )
+    (found,) = [f for f in examine_state(knowing, 5.0, 0.0) if f.subject == "n3"]
+    assert (found.check, found.status) == ("GPU 5", "warn")
+    assert "nvidia-smi" in found.hint
+    assert [(gpu.node, gpu.index) for gpu in slow_gpus(SLOW)] == [("n3", 5)]
+
+
+def test_a_store_of_before_has_no_beliefs(tmp_path: Path, store: Store):
+    store._db.executescript("DROP TABLE beliefs; DROP TABLE paces")
+    assert (store.beliefs(), store.belief("x"), store.paces()) == ({}, None, [])
+    assert msgspec.json.decode(msgspec.json.encode(paces_on(0, {}, jobs=1)[0]), type=PaceOn)
+
+
+def test_why_says_what_it_would_cost_not_to_wait_for_one_rack(knowing: Path, store: Store):
+    racks = "topology: {r0: {nodes: 'n[0-1]'}, r1: {nodes: 'n[2-3]'}}\n"
+    declared = knowing / "inventory.yaml"
+    declared.write_text(
+        racks + declared.read_text().replace("partitions: {p: {", "partitions: {p: {policy: rack-wait, ")
+    )
+    reading = NodeReading(node="", time=time.time(), source="nvml", gpus=tuple(Gpu(index=i) for i in range(8)))
+    with store.transaction():
+        store.put_jobs([msgspec.structs.replace(job, state=JobState.COMPLETED) for job in store.active()])
+        store.put_nodes(
+            NodeRecord(name=name, state=NodeState.IDLE, last_seen=time.time(), reading=reading)
+            for name in ("n0", "n1", "n2", "n3")
+        )
+        for name in ("n0", "n2"):
+            ran(store, f"x{name}", "other", (name,), begin=time.time(), end=None, gpus=8)
+
+    def dry_run(name: str) -> str:
+        wanted = ("-N", "2", "--gpus", "8", "-t", "1h", "--job-name", name)
+        return " ".join(run("submit", "--dry-run", *wanted, "--", "true").split())
+
+    said = dry_run("gpt-9")
+    assert "waits for one rack until" in said
+    assert "it could start now on 2 racks" in said
+    assert "; on 2 racks about 25 % slower than in one (" in said
+    assert "slower than in one" not in dry_run("never-seen")

@@ -1,0 +1,346 @@
+"""MAIFS' setting of our own: what is measured, what is told, the joint step, and what the agents are worth."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpusched.agents.maifs import engine, live, rules
+from gpusched.agents.maifs.beliefs import learn, new_beliefs, refresh, watch
+from gpusched.agents.maifs.engine import alone, apply, play
+from gpusched.agents.maifs.joint import ALONE, GRAPH, UNCOORDINATED, agree, fill, new_plan
+from gpusched.agents.maifs.kinds import ABSENT, CORES, MEMORY_GB, PROPORTIONAL, SERVER, SHAPES, Kinds, read_kinds
+from gpusched.agents.maifs.network import agent_of, arrays_of, judge, numbers_of, size, untrained
+from gpusched.agents.maifs.reproduce import POLICIES, QUICK, weights_of
+from gpusched.agents.maifs.rules import Rule, decide
+from gpusched.agents.maifs.train import train
+from gpusched.agents.maifs.workloads import FILES, LOADS, WEEK_S, WEEKS, Jobs, draw, read_arrivals
+from gpusched.agents.maifs.world import World, new_course, told, world_of
+from gpusched.config.weights import Model
+from gpusched.sched.sizing.question import Question, new_claims, question_of
+from tests.traces.samples import real
+
+GPUSCHED = str(Path(sys.executable).parent / "gpusched")
+
+PER = len(CORES) * len(MEMORY_GB)
+"""Points of a shape."""
+
+
+def measured() -> Kinds:
+    return read_kinds(real("../profiles/synergy_sensitivity.json").parent)
+
+
+def day(trace: str, seed: int, load: float = 0.9, purpose: str = "train", density: float = 0.2) -> World:
+    kinds = measured()
+    arrivals = read_arrivals(real(FILES[trace]).parent, trace)
+    return world_of(
+        draw(arrivals, trace, kinds, kinds.names, WEEKS[trace][purpose][-1], load, seed, density, 2.0), kinds
+    )
+
+
+def point(shape: int, cores: int, memory: int) -> int:
+    return (shape * len(CORES) + cores) * len(MEMORY_GB) + memory
+
+
+def tiny(*jobs: tuple[float, int, float], nodes: int = 2, groups: int = 1) -> World:
+    """Jobs (arrival, shape asked for, seconds in proportion) of alexnet; a restart takes 80 s."""
+    kinds = measured()
+    speed = kinds.speed[kinds.names.index("alexnet")][None]
+    asked = np.array([shape for _, shape, _ in jobs])
+    gpus = np.array([SHAPES[shape][0] for shape in asked])
+    work = Jobs(
+        np.array([at for at, _, _ in jobs]), np.zeros(len(jobs), np.int64),
+        np.array([seconds for _, _, seconds in jobs]) * speed[0, asked * PER + PROPORTIONAL], asked,
+        gpus, gpus, np.ones(len(jobs)), np.tile(np.array(SERVER, np.float64), (nodes, 1)),
+        np.arange(groups + 1) * nodes // groups,
+    )  # fmt: skip
+    return world_of(work, Kinds(("alexnet",), speed, np.array([80.0])))
+
+
+def test_speeds_are_the_measured_ones_and_placeholders_are_none() -> None:
+    kinds = measured()
+    at = {
+        name: row.reshape(len(SHAPES), len(CORES), len(MEMORY_GB))
+        for name, row in zip(kinds.names, kinds.speed, strict=True)
+    }
+    alexnet, m5, bert = at["alexnet"], at["m5"], at["bert"]
+    usual = alexnet[0, 2, 1]
+    assert usual == pytest.approx(1 / 0.6)
+    assert alexnet[0, 7, 2] / usual == pytest.approx(2.94)  # 12 cores and 125 GB
+    assert alexnet[0, 7, 1] / usual == pytest.approx(2.0)
+    assert not alexnet[:, :, 0].any()  # 0.1 with 20.83 GB: a placeholder
+    # With 2 GPUs the table ends at 9 cores: 12 are no slower.
+    assert alexnet[1, 7, 1] == alexnet[1, 6, 1] == pytest.approx(alexnet[1, 2, 1] * 2.33)
+    assert [m5[0, 5, m] / m5[0, 2, 1] for m in (1, 2, 3)] == pytest.approx([1.5, 2.0, 2.5])
+    assert bert[0, 0, 0] == bert[0, 7, 4] > 0
+    assert bert[3, 2, 1] / bert[0, 2, 1] == pytest.approx(4.24, abs=0.01)
+    # On a node of 8 GPUs, 24 cores, 500 GB there is no more for eight GPUs than their part.
+    assert not bert[3, 3:].any()
+    assert not bert[3, :, 2:].any()
+    assert bert[5, 5, 2] > 0  # two by two nodes: 4 GPUs, 24 cores and 500 GB
+
+
+@pytest.mark.parametrize("trace", FILES)
+def test_workloads_have_their_load_and_keep_weeks_and_models_apart(trace: str) -> None:
+    kinds, arrivals = measured(), read_arrivals(real(FILES[trace]).parent, trace)
+    weeks = [week for some in WEEKS[trace].values() for week in some]
+    assert len(set(weeks)) == len(weeks)
+    known = tuple(name for name in kinds.names if name not in ABSENT)
+    for load in LOADS:
+        jobs = draw(arrivals, trace, kinds, known, WEEKS[trace]["test"][0], load, 3)
+        usual = kinds.speed[jobs.kind, jobs.asked * PER + PROPORTIONAL]
+        gpus = np.array([g for g, _ in SHAPES])[jobs.asked]
+        offered = (jobs.steps / usual * gpus).sum() / (len(jobs.node) * 8 * WEEK_S)
+        assert offered == pytest.approx(load, rel=0.06)
+        assert not {kinds.names[kind] for kind in jobs.kind} & set(ABSENT)
+        assert (np.diff(jobs.arrival) >= 0).all()
+        assert (jobs.least <= gpus).all()
+        assert (gpus <= jobs.most).all()
+    again, other = (draw(arrivals, trace, kinds, known, weeks[-1], 0.9, seed) for seed in (3, 4))
+    assert not np.array_equal(again.kind[:100], other.kind[:100])
+    first = draw(arrivals, trace, kinds, known, weeks[-1], 0.9, 3)
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_first_come_first_served_is_exact() -> None:
+    # 8 GPUs each on two nodes, the third waits for the first that ends; decisions are a minute apart.
+    played = play(
+        w := tiny((0.0, 3, 1000.0), (10.0, 3, 500.0), (20.0, 3, 100.0)), told(w.truth), Rule(rules.PROPORTIONAL_RULE)
+    )
+    assert played.jct == pytest.approx([1000.0, 550.0, 640.0])
+    assert played.makespan == pytest.approx(1000.0)
+    assert played.restarts == 0
+
+
+def test_a_job_that_is_moved_or_resized_pays_for_its_restart() -> None:
+    world = tiny((0.0, 0, 1000.0))
+    course, known = new_course(1), told(world.truth)
+    plan = decide(world, course, known, np.array([0]), Rule(rules.PROPORTIONAL_RULE))
+    apply(world, course, plan, 0.0)
+    assert course.ready[0] == 0.0
+    course.done[0] = 1.0
+    apply(world, course, plan, 50.0)  # nothing changed
+    assert (course.ready[0], course.restarts[0]) == (0.0, 0)
+    plan.node[0, 0] = 1 - plan.node[0, 0]
+    apply(world, course, plan, 60.0)
+    assert (course.ready[0], course.restarts[0]) == (140.0, 1)
+    engine.work(world, course, 0, 60.0, 200.0)  # of which it starts for 80
+    assert course.done[0] == pytest.approx(1.0 + 60.0 * world.truth[0, course.point[0]])
+
+
+@pytest.mark.parametrize("name", ["las", "synergy", "greedy", "alone", "uncoordinated", "graph"])
+def test_nobody_gets_more_than_there_is_or_than_its_bounds(name: str) -> None:
+    world, full = day("philly", 1, 1.1), 0
+    course, known = new_course(len(world.jobs.arrival)), told(world.truth)
+    agent = agent_of(untrained(0) + np.random.default_rng(0).normal(0, 0.1, size()))
+    beliefs = new_beliefs(world.truth, 0.0)
+    mode = {"alone": ALONE, "uncoordinated": UNCOORDINATED, "graph": GRAPH}.get(name)
+    rule = {"las": rules.LAS, "synergy": rules.SYNERGY, "greedy": rules.GREEDY}.get(name, 0)
+    clock = engine.new_clock(world)
+    while engine.until_decision(world, course, clock):
+        there = clock.there[: clock.counts[0]]
+        if mode is None:
+            plan = decide(world, course, known, there, Rule(rule))
+        else:
+            watch(world, course, beliefs, there, clock.time[0], 0.0)
+            plan = new_plan(world, course, beliefs.known, there)
+            judge(world, course, beliefs.known, plan, agent, clock.time[0], True)
+            fill(world, course, beliefs.known, plan, mode, True)
+        used = np.zeros_like(world.jobs.node)
+        for i in np.flatnonzero(plan.point >= 0):
+            nodes = plan.node[i][plan.node[i] >= 0]
+            assert len(set(nodes)) == world.spread[plan.point[i]]
+            assert len(set(world.group_of[nodes])) == 1
+            used[nodes] += world.need[plan.point[i]]
+            assert world.truth[world.jobs.kind[there[i]], plan.point[i]] > 0
+            job = there[i]
+            assert world.jobs.least[job] <= world.gpus[plan.point[i]] <= world.jobs.most[job]
+        assert (used <= world.jobs.node + 1e-6).all()
+        assert plan.free == pytest.approx(world.jobs.node - used)
+        full += bool(used[:, 0].sum() >= 0.9 * world.jobs.node[:, 0].sum())
+        apply(world, course, plan, clock.time[0])
+    assert full > 50
+    assert (course.end - world.jobs.arrival >= alone(world) * (1 - 1e-6)).all()
+
+
+def test_messages_find_the_best_joint_choice_of_two_agents_and_of_a_chain() -> None:
+    rng = np.random.default_rng(0)
+    better = 0
+    for agents, _ in itertools.product((2, 3), range(200)):
+        score = np.concatenate((np.sort(rng.uniform(1, 10, (agents, 3)))[:, ::-1], np.zeros((agents, 1))), 1)
+        who = np.full((agents, 4), -1)
+        for k in range(agents):  # neighbours share jobs: 0 and 1, 1 and 2
+            who[k, :3] = rng.permutation([10 * k, 10 * k + 10, 10 * k + 5])
+        chosen = np.zeros(agents, np.int64)
+        agree(np.ascontiguousarray(score), who, chosen)
+        assert worth(score, who, chosen) == pytest.approx(
+            max(worth(score, who, c) for c in itertools.product(range(4), repeat=agents))
+        )
+        better += worth(score, who, chosen) > worth(score, who, [0] * agents) + 1e-9
+    assert better > 40  # often, to take one's own best is not best for all
+
+
+def worth(score: Any, who: Any, chosen: Any) -> float:
+    """What a joint choice brings: of bids for the same job the larger."""
+    best: dict[int, float] = {}
+    for k, c in enumerate(chosen):
+        best[who[k, c]] = max(best.get(who[k, c], 0.0), float(score[k, c]))
+    return sum(best.values())
+
+
+def test_beliefs_come_from_what_jobs_told_and_from_nothing_else() -> None:
+    truth = measured().speed
+    beliefs = new_beliefs(truth, 0.0)
+    other = new_beliefs(np.where(truth > 0, np.random.default_rng(0).uniform(1, 9, truth.shape), 0.0), 0.0)
+    assert np.array_equal(beliefs.known.speed, other.known.speed)  # only what is possible is told
+    before = beliefs.known.speed.copy()
+    row, here, more, far = truth[0], point(0, 2, 1), point(0, 3, 1), point(1, 2, 1)
+    assert learn(beliefs, 0, here, float(np.log(row[here])))
+    refresh(beliefs, 0, 0.0)
+    speed = beliefs.known.speed
+    assert speed[0, here] == pytest.approx(row[here])
+    assert speed[0, far] == pytest.approx(row[here] * 2**0.8, rel=0.05)  # by the prior, from what is known now
+    assert np.array_equal(speed[1:], before[1:])  # other models tell nothing of it
+    learn(beliefs, 0, more, float(np.log(row[more])))
+    refresh(beliefs, 0, 0.0)
+    assert speed[0, more] == pytest.approx(row[more])
+    # What was learned of cores on one GPU holds on two.
+    assert speed[0, point(1, 3, 1)] / speed[0, far] == pytest.approx(row[more] / row[here], rel=0.1)
+    assert beliefs.known.unsure[0] < beliefs.known.unsure[1]
+
+
+def test_a_running_job_tells_its_speed_once_for_what_it_has() -> None:
+    world = tiny((0.0, 0, 1000.0))
+    course, beliefs, there = new_course(1), new_beliefs(world.truth, 0.0), np.array([0])
+    plan = decide(world, course, told(world.truth), there, Rule(rules.PROPORTIONAL_RULE))
+    apply(world, course, plan, 0.0)
+    for now in (0.0, 60.0, 120.0):
+        watch(world, course, beliefs, there, now, 0.0)
+    assert beliefs.times.sum() == 1
+    assert beliefs.known.speed[0, plan.point[0]] == pytest.approx(world.truth[0, plan.point[0]])
+
+
+def test_weights_are_kept_whole() -> None:
+    numbers = weights_of()
+    assert np.array_equal(numbers_of(arrays_of(numbers)), numbers)
+    with pytest.raises(ValueError, match="attention is missing"):
+        numbers_of({k: v for k, v in arrays_of(numbers).items() if k != "attention"})
+
+
+def test_training_is_the_same_every_time_and_never_keeps_what_is_worse_than_the_start() -> None:
+    kinds = measured()
+    arrivals = {trace: read_arrivals(real(FILES[trace]).parent, trace) for trace in FILES}
+    one, two = (train(arrivals, kinds, QUICK, 3, threads, lambda done, total: None) for threads in (1, 2))
+    assert np.array_equal(one.numbers, two.numbers)
+    assert one.course == two.course
+    assert min(cost for _, cost in one.course) <= one.course[0][1]
+
+
+@pytest.mark.parametrize("trace", FILES)
+def test_the_trained_agents_are_nearly_as_good_as_if_they_were_told_every_speed(trace: str) -> None:
+    jct: dict[str, list[float]] = {}
+    for seed in (901, 902, 903):
+        world = day(trace, seed, purpose="test", density=0.3)
+        kinds = Kinds((), world.truth, world.restart_s)
+        for name in ("proportional", "greedy-true", "maifs-untrained", "maifs"):
+            jct.setdefault(name, []).append(float(POLICIES[name](world, kinds, weights_of()).jct.mean()))
+    mean = {name: float(np.mean(found)) for name, found in jct.items()}
+    assert mean["maifs"] < mean["maifs-untrained"]
+    assert mean["proportional"] - mean["maifs"] >= 0.9 * (mean["proportional"] - mean["greedy-true"])
+    assert all(mine < base for mine, base in zip(jct["maifs"], jct["proportional"], strict=True))
+
+
+def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [GPUSCHED, "reproduce", "maifs", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=cwd)
+
+
+def test_the_table(tmp_path: Path) -> None:
+    words = (
+        "--quick",
+        "--workloads",
+        str(real(FILES["philly"]).parent),
+        "--policy",
+        "proportional",
+        "--policy",
+        "maifs",
+    )
+    done = run(*words, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert len(rows) == 2 * sum(len(weeks["test"]) for weeks in WEEKS.values()) * len(LOADS)
+    for row in rows:
+        assert row["bound_s"] < row["mean_jct_s"] < row["makespan_s"]
+        assert row["makespan_s"] >= row["bound_makespan_s"] * (1 - 1e-6)
+    shown = run(*words, cwd=tmp_path).stdout
+    assert [line.split()[:3] for line in shown.splitlines()[1:3]] == [
+        ["philly", "0.7", "proportional"],
+        ["philly", "0.7", "maifs"],
+    ]
+    assert "no reproduction" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "traces/philly_2017.csv.gz: there is no such trace"),
+        (("--policy", "sjf"), "no policy of this setting is called 'sjf'; known: proportional, las"),
+        (("--speeds", "nowhere"), "nowhere/synergy_sensitivity.json: there is no such file or folder of measurements"),
+        (("--speeds", "bad"), "bad/synergy_sensitivity.json:1: found a JSON error"),
+        (("--speeds", "empty"), "empty/synergy_sensitivity.json: models/alexnet_1: found something else"),
+    ],
+)
+def test_bad_input_is_told_in_a_line(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    source = real("../profiles/synergy_sensitivity.json").parent
+    for folder, content in (
+        ("bad", "{"),
+        ("empty", "{}"),
+        ("profiles", (source / "synergy_sensitivity.json").read_text()),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "synergy_sensitivity.json").write_text(content)
+        (tmp_path / folder / "restart_seconds.csv").write_text((source / "restart_seconds.csv").read_text())
+        (tmp_path / folder / "placement").symlink_to(source / "placement")
+    done = run(*words, cwd=tmp_path)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def question(jobs: list[tuple[int, float, float]], capacity: int, allowed: list[list[int]] | None = None) -> Question:
+    """Jobs (GPUs held, seconds left, exponent of the GPUs in the pace) of 1, 2, 4 or 8 GPUs, of 16 in all."""
+    claims = new_claims(len(jobs), 4)
+    claims.sizes[:] = (1, 2, 4, 8)
+    claims.allowed[:] = 1 if allowed is None else np.array(allowed)
+    for j, (held, left_s, power) in enumerate(jobs):
+        claims.jobs["held"][j], claims.jobs["left_s"][j], claims.jobs["share"][j] = held, left_s, 1 / 16
+        claims.jobs["count"][j], claims.jobs["cost_s"][j] = 4, 30.0
+        claims.pace[j] = np.array((1, 2, 4, 8)) ** power
+    claims.number[:] = (len(jobs), capacity, capacity, 16, 0, *claims.number[5:])
+    return question_of(claims, "A", 0.0, ("",) * len(jobs))
+
+
+def test_sizes_live_are_allowed_within_capacity_and_for_those_who_gain() -> None:
+    agent = live.prepare(Model("maifs", arrays_of(weights_of()), {}, "", ""))
+    few = live.choose_sizes(agent, question([(0, 600.0, 1.0), (0, 600.0, 0.1)], 9))
+    assert few.tolist() == [8, 1]  # the first is faster with every GPU, the second is not
+    assert live.choose_sizes(agent, question([(0, 600.0, 1.0)] * 3, 3)).tolist() == [1, 1, 1]
+    braked = live.choose_sizes(agent, question([(2, 600.0, 1.0), (0, 600.0, 0.5)], 16, [[0, 1, 0, 0], [1, 1, 1, 1]]))
+    assert braked.tolist() == [2, 8]
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        jobs = [(int(rng.choice((0, 1, 2))), float(rng.uniform(60, 9000)), float(rng.uniform(0, 1))) for _ in range(6)]
+        assert live.choose_sizes(agent, question(jobs, 16)).sum() <= 16
+
+
+def test_sizes_live_stay_where_a_restart_costs_more_than_it_brings() -> None:
+    agent = live.prepare(Model("maifs", arrays_of(weights_of()), {}, "", ""))
+    assert live.choose_sizes(agent, question([(4, 20.0, 0.2)], 16)).tolist() == [4]
+    assert live.choose_sizes(agent, question([(4, 9000.0, 1.0)], 16)).tolist() == [8]

@@ -1,0 +1,199 @@
+"""Agents that place jobs: what their network computes, what they may do, and what learning brings."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpusched.agents.topology import engine, network
+from gpusched.agents.topology.network import HAND, PLACE, SHAPES, WAIT, WIDTH, agent_of, untrained
+from gpusched.agents.topology.reproduce import WEIGHTS, run_of
+from gpusched.agents.topology.workloads import SETTINGS, draw
+from gpusched.sched.state import Resources
+from gpusched.sched.topology.load import ONE, enter, new_load
+from gpusched.sched.topology.slowdown import needs_of
+from gpusched.sched.topology.tree import links_of, new_use
+from gpusched.sim.engine.build import log_of
+from gpusched.sim.engine.placing import Network
+from gpusched.sim.engine.state import GROW, grown
+from gpusched.sim.network import MACHINES
+
+RACKS = SETTINGS["16x4-racks"]
+
+
+def drawn(seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {name: rng.normal(0, 0.5, shape) for name, shape in SHAPES.items()}
+
+
+def busy(seed: int) -> tuple[Any, Any, Resources]:
+    """Links with some jobs on them, and what is free."""
+    rng, tree = np.random.default_rng(seed), RACKS.tree
+    model = MACHINES["aws"].model()
+    load = new_load(tree, rng.integers(0, 6, 12), np.full(12, 4), np.ones(12), 400)
+    free, use, needs = np.full(16, 4), new_use(tree), np.zeros(len(tree.weight))
+    for job in range(12):
+        parts = int(rng.choice([1, 2, 4]))
+        nodes = rng.choice(np.flatnonzero(free >= 1), parts, replace=False)
+        count = links_of(tree, nodes, parts, 2, use)
+        alone = needs_of(tree, model, int(load.jobs[job]["kind"]), use, count, needs)
+        enter(load, job, use, needs, count, alone)
+        load.jobs[job]["speed"] = rng.uniform(0.2, 1.0)
+        free[nodes] -= 1
+    return tree, load, Resources(free, np.zeros(16, np.int64), np.zeros(16, np.int64))
+
+
+def relu(values: np.ndarray) -> np.ndarray:
+    return np.maximum(values, 0.0)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_messages_are_as_written_down_in_plain_numpy(parts: int) -> None:
+    weights, (tree, load, resources) = drawn(3), busy(4)
+    agent = agent_of(np.concatenate([weights[name].ravel() for name in SHAPES]))
+    racks, part = np.arange(16) // 4, np.arange(16) * parts // 16
+    graph = network.new_graph(tree, racks, np.full(16, 4), part, parts)
+    graph.waiting[:], graph.blocked[:] = 0.7, 0.3
+    network.pass_messages(agent, tree, load, resources, graph)
+
+    def said(name: str, link: int) -> np.ndarray:
+        total = np.zeros(WIDTH)
+        for use in load.uses[:-1]:
+            job = load.jobs[use["job"]]
+            if use["link"] == link and use["part"] > 0 and job["first"] >= 0:
+                seen = [1.0, use["part"] / ONE, min(job["gpus"] / 4, 3.0) / 3.0, job["speed"]]
+                total += relu(np.array(seen) @ weights[name])
+        return total
+
+    pressure = np.minimum(load.pressure / ONE, 3.0)
+    server = np.array([
+        relu(np.concatenate([[resources.gpus[n] / 4, pressure[n], pressure[16 + n]], said("on.bus", n),
+                             said("on.nic", 16 + n)]) @ weights["server"])
+        for n in range(16)
+    ])  # fmt: skip
+    assert graph.server == pytest.approx(server)
+    rack = np.array([
+        relu(np.concatenate([[resources.gpus[4 * r : 4 * r + 4].sum() / 16, resources.gpus[4 * r : 4 * r + 4].max() / 4,
+                              pressure[32 + tree.rack[4 * r]]], server[4 * r : 4 * r + 4].mean(0)]) @ weights["rack"])
+        for r in range(4)
+    ])  # fmt: skip
+    assert graph.rack == pytest.approx(rack)
+    of = 4 // parts
+    whole = np.array([
+        relu(np.concatenate([[resources.gpus[16 // parts * p : 16 // parts * (p + 1)].sum() * parts / 64, 0.7, 0.3],
+                             rack[of * p : of * (p + 1)].mean(0)]) @ weights["whole"])
+        for p in range(parts)
+    ])  # fmt: skip
+    assert graph.whole == pytest.approx(whole)
+
+    def value(name: str, inputs: np.ndarray) -> float:
+        skip = weights[f"{name}.skip"]
+        return float(inputs[: len(skip)] @ skip + relu(inputs @ weights[f"{name}.in"]) @ weights[f"{name}.out"])
+
+    nodes, rng = np.array([1, 6, 7]), np.random.default_rng(1)
+    graph.place[:PLACE], graph.wait[:WAIT], graph.hand[:HAND] = rng.random(PLACE), rng.random(WAIT), rng.random(HAND)
+    own, waits, hand = graph.place[:PLACE].copy(), graph.wait[:WAIT].copy(), graph.hand[:HAND].copy()
+    assert network.value_of_place(agent, graph, 0, nodes, 3) == pytest.approx(
+        value("place", np.concatenate([own, server[nodes].mean(0), rack[nodes // 4].mean(0), whole[0]]))
+    )
+    assert network.value_of_waiting(agent, graph, 0) == pytest.approx(value("wait", np.concatenate([waits, whole[0]])))
+    to = parts - 1
+    assert network.value_of_handing(agent, graph, 0, to) == pytest.approx(
+        value("hand", np.concatenate([hand, whole[0], whole[to]]))
+    )
+
+
+def test_weights_of_another_shape_are_told() -> None:
+    arrays = network.arrays_of(untrained(0))
+    assert np.allclose(network.numbers_of(arrays), untrained(0), atol=1e-6)
+    with pytest.raises(ValueError, match=r"wait\.in is missing or not of shape"):
+        network.numbers_of({**arrays, "wait.in": arrays["wait.in"][:-1]})
+
+
+@given(st.integers(0, 999), st.sampled_from([1, 2, 4]), st.sampled_from(["16x4-racks", "8x8-racks", "16x4"]))
+@settings(max_examples=25, deadline=None)
+def test_whatever_the_weights_every_job_runs_once_within_what_there_is(seed: int, parts: int, name: str) -> None:
+    setting, rng = SETTINGS[name], np.random.default_rng(seed)
+    trace, kind = draw(setting, 1.0, seed, 60)
+    model, pool = MACHINES[setting.machine].model(), setting.pool
+    wild = agent_of(rng.normal(0, 1.0, network.size()))
+    result = engine.replayed(trace, pool, Network(setting.tree, model, kind), wild, parts)
+    assert not np.isnan(result.end).any()
+    assert (result.start >= trace.submit).all()
+    assert (result.end - result.start >= trace.duration * (1 - 1e-9)).all(), "nobody is faster than alone at its best"
+    nodes = [result.nodes_of(job) for job in range(len(trace))]
+    assert [len(of) * gpus for of, gpus in zip(nodes, result.part_gpus, strict=True)] == trace.gpus.tolist()
+    size = len(pool) // parts
+    for job in range(len(trace)):
+        assert len(set(nodes[job])) == len(nodes[job])
+        if 2 * trace.gpus[job] < size * setting.gpus:
+            assert len({node // size for node in nodes[job].tolist()}) == 1, "on one scheduler's nodes"
+    for at in result.start:
+        held = np.zeros(len(pool))
+        for job in np.flatnonzero((result.start <= at) & (result.end > at)):
+            held[nodes[job]] += result.part_gpus[job]
+        assert (held <= setting.gpus).all()
+
+
+def test_four_schedulers_hand_jobs_on_to_who_has_room() -> None:
+    handed, jct = agent_of(untrained(0)), []
+    never = handed._replace(hand_skip=np.array([-100.0, *handed.hand_skip[1:]]))
+    for seed in range(4):
+        trace, kind = draw(RACKS, 0.9, seed, 600)
+        here = Network(RACKS.tree, MACHINES["aws"].model(), kind)
+        jct.append([
+            float((engine.replayed(trace, RACKS.pool, here, agent, 4).end - trace.submit).mean())
+            for agent in (handed, never)
+        ])  # fmt: skip
+    with_it, without = np.mean(jct, axis=0)
+    assert with_it < 0.93 * without
+
+
+def test_who_was_handed_on_waits_where_it_is() -> None:
+    trace, kind = draw(RACKS, 1.1, 3, 300)
+    network_of = Network(RACKS.tree, MACHINES["aws"].model(), kind)
+    world, acting = engine.begun(trace, RACKS.pool, network_of, agent_of(untrained(0)), 4)
+    log = log_of(world)
+    while engine.run_agents(world.sim, log, world.passes, acting) == GROW:
+        log = grown(log, world.sim)
+    assert 0 < acting.hands.max() <= engine.HANDS
+    assert acting.graph.waiting == pytest.approx(np.zeros(4), abs=1e-9), "nobody waits in the end"
+
+
+def test_what_the_network_adds_nothing_to_is_about_the_rule() -> None:
+    jct = {}
+    for name in ("untrained", "contention"):
+        drawn_jobs = [draw(RACKS, 0.9, seed, 1500) for seed in range(4)]
+        jct[name] = np.mean([(run_of(RACKS, of, 0, name).end - of[0].submit).mean() for of in drawn_jobs])
+    assert jct["untrained"] == pytest.approx(jct["contention"], rel=0.1)
+
+
+def test_weights_are_learned_written_and_taken(tmp_path: Path) -> None:
+    words = ("reproduce", "topology", "--topology", "16x4", "--load", "0.9", "--quick", "--json")
+
+    def gpusched(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "gpusched", *words, *more], capture_output=True, text=True, cwd=tmp_path, check=False
+        )
+
+    wanted = ("--policy", "agents-4", "--policy", "untrained-4")
+    if not WEIGHTS.is_file():
+        refused = gpusched(*wanted)
+        assert refused.returncode == 2
+        assert "agents-4: no trained weights come along; --out FILE learns them" in refused.stdout
+    learned = gpusched("--out", "w.safetensors", *wanted)
+    assert learned.returncode == 0, learned.stderr
+    again = gpusched("--weights", "w.safetensors", *wanted)
+    assert again.stdout == learned.stdout
+    found = {row["policy"]: row for row in json.loads(again.stdout)}
+    assert set(found) == {"agents-4", "untrained-4"}
+    (tmp_path / "w.safetensors").write_bytes(b"no weights")
+    assert gpusched("--weights", "w.safetensors", *wanted).stdout.count("\n") == 1

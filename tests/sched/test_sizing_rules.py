@@ -1,0 +1,181 @@
+"""The rules that choose sizes, against brute force on small cases."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpusched.sched.sizing.question import CAPACITY, COUNT, FREE, OTHERS, TOTAL, Claims, new_claims
+from gpusched.sched.sizing.rules import RULES, wish
+
+
+class One(NamedTuple):
+    """A claim: its sizes with their paces, which of them the brakes allow (None: all), and what it has."""
+
+    paces: dict[int, float]
+    held: int = 0
+    allowed: tuple[int, ...] | None = None
+    base: int = 1
+    share: float = 1.0
+    left_s: float = 100.0
+    age_s: float = 1000.0
+    cost_s: float = 0.0
+    restarts: int = 0
+
+    @property
+    def may(self) -> list[int]:
+        return [g for g in self.paces if self.allowed is None or g in self.allowed or g == self.held]
+
+
+def claims_of(ones: list[One], capacity: int) -> Claims:
+    claims = new_claims(len(ones), max(len(one.paces) for one in ones))
+    for j, one in enumerate(ones):
+        job = claims.jobs[j]
+        for name in ("held", "base", "share", "left_s", "age_s", "cost_s", "restarts"):
+            job[name] = getattr(one, name)
+        job["count"] = len(one.paces)
+        for k, (gpus, pace) in enumerate(one.paces.items()):
+            claims.sizes[j, k], claims.pace[j, k], claims.allowed[j, k] = gpus, pace, gpus in one.may
+    held = sum(one.held for one in ones)
+    number = claims.number
+    number[[COUNT, CAPACITY, FREE, TOTAL, OTHERS]] = len(ones), capacity, capacity - held, max(capacity, 1), 0
+    return claims
+
+
+def wished(rule: str, ones: list[One], capacity: int) -> list[int]:
+    claims = claims_of(ones, capacity)
+    wish(RULES[rule], claims)
+    found: list[int] = claims.jobs["wished"][: len(ones)].tolist()
+    return found
+
+
+def power(*sizes: int, by: float = 1.0) -> dict[int, float]:
+    return {g: g**by for g in sizes}
+
+
+@st.composite
+def cases(draw: st.DrawFn, most: int = 4) -> tuple[list[One], int]:
+    """Claims, and a capacity that is enough for everybody's least size."""
+    menus = st.sampled_from([(1, 2, 4, 8), (2, 4), (1, 3, 5), (4,), (1, 2, 3, 4)])
+    ones = []
+    for _ in range(draw(st.integers(1, most))):
+        sizes = draw(menus)
+        paces = np.cumsum([draw(st.floats(0.1, 5.0)) for _ in sizes]).tolist()
+        held = draw(st.sampled_from((0, *sizes)))
+        allowed = draw(st.one_of(st.none(), st.sets(st.sampled_from(sizes)).map(tuple))) if held else None
+        ones.append(
+            One(
+                dict(zip(sizes, paces, strict=True)), held, allowed, draw(st.integers(1, 4)),
+                draw(st.sampled_from([0.5, 1.0, 2.0])), draw(st.floats(1.0, 1e4)), draw(st.floats(0.0, 1e4)),
+                draw(st.floats(0.0, 500.0)), draw(st.integers(0, 5)),
+            )
+        )  # fmt: skip
+    return ones, sum(one.may[0] for one in ones) + draw(st.integers(0, 12))
+
+
+@settings(max_examples=300, deadline=None)
+@given(cases(), st.sampled_from(sorted(RULES)))
+def test_no_rule_wishes_what_is_not_allowed_or_more_than_there_is(case: tuple[list[One], int], rule: str) -> None:
+    ones, capacity = case
+    found = wished(rule, ones, capacity)
+    assert all(gpus in one.may for gpus, one in zip(found, ones, strict=True))
+    assert sum(found) <= capacity
+
+
+def next_of(one: One, gpus: int) -> int | None:
+    return min((g for g in one.may if g > gpus), default=None)
+
+
+@settings(max_examples=300, deadline=None)
+@given(cases())
+def test_drf_raises_the_smallest_share(case: tuple[list[One], int]) -> None:
+    ones, capacity = case
+    found = wished("drf", ones, capacity)
+    left = capacity - sum(found)
+    shares = [gpus * one.share for gpus, one in zip(found, ones, strict=True)]
+    for gpus, one in zip(found, ones, strict=True):
+        more = next_of(one, gpus)
+        assert more is None or more - gpus > left, "what is left is enough for nobody's next step"
+        below = [g for g in one.may if g < gpus]
+        for other, (has, two) in enumerate(zip(found, ones, strict=True)):
+            step = next_of(two, has)
+            # It was raised while another had less: only one that could not be raised any more may be behind.
+            behind = below and below[-1] * one.share > shares[other] + 1e-9
+            assert not behind or step is None or step - has > left
+
+
+def test_drf_gives_equal_shares_and_heavy_jobs_fewer_gpus() -> None:
+    ones = [One(power(1, 2, 3, 4, 5, 6, 7, 8)) for _ in range(3)]
+    assert wished("drf", ones, 12) == [4, 4, 4]
+    heavy = ones[0]._replace(share=2.0)  # as it takes twice the memory for each GPU
+    assert wished("drf", [heavy, *ones[1:]], 10) == [2, 4, 4]
+
+
+def test_proportional_is_in_proportion_to_the_base() -> None:
+    sizes = power(*range(1, 33))
+    ones = [One(sizes, base=1), One(sizes, base=2), One(sizes, base=5)]
+    assert wished("proportional", ones, 8) == [1, 2, 5]
+    assert wished("proportional", ones, 24) == [3, 6, 15]
+    assert wished("proportional", [one._replace(paces=power(1, 2, 4, 8)) for one in ones], 12) == [2, 2, 8]
+
+
+def steps(ones: list[One], capacity: int) -> list[int]:
+    """Optimus by its definition, in plain Python."""
+    has = [one.may[0] for one in ones]
+    while True:
+        rated = []
+        for j, one in enumerate(ones):
+            more = next_of(one, has[j])
+            if more is not None and sum(has) + more - has[j] <= capacity:
+                work = one.left_s * one.paces[one.held or min(one.paces)]
+                saved = work / one.paces[has[j]] - work / one.paces[more]
+                rated.append((saved / ((more - has[j]) * one.share), -j, more))
+        best = max(rated, default=None)
+        if best is None or best[0] <= 0:
+            return has
+        has[-best[1]] = best[2]
+
+
+@settings(max_examples=300, deadline=None)
+@given(cases())
+def test_optimus_takes_the_step_that_saves_most(case: tuple[list[One], int]) -> None:
+    assert wished("optimus", *case) == steps(*case)
+
+
+def test_optimus_prefers_who_has_much_left_and_scales() -> None:
+    even = [One(power(1, 2, 4), left_s=100.0), One(power(1, 2, 4), left_s=1000.0)]
+    assert wished("optimus", even, 5) == [1, 4]
+    flat = even[1]._replace(paces={1: 1.0, 2: 1.01, 4: 1.02})
+    assert wished("optimus", [even[0], flat], 5) == [4, 1]
+
+
+def misery(ones: list[One], sizes: tuple[int, ...]) -> float:
+    """Sia's sum, as its paper has it for p = -0.5."""
+    total = 0.0
+    for one, gpus in zip(ones, sizes, strict=True):
+        moved = one.held and gpus != one.held
+        spent = (one.age_s - one.restarts * one.cost_s) / (one.age_s + one.cost_s) if moved else 1.0
+        total += max(max(spent, 0.0) * one.paces[gpus] / one.paces[min(one.paces)], 1e-9) ** -0.5
+    return total
+
+
+@settings(max_examples=300, deadline=None)
+@given(cases())
+def test_sia_s_choice_is_the_best_of_all(case: tuple[list[One], int]) -> None:
+    ones, capacity = case
+    ones = [one._replace(age_s=one.age_s + 1.0) for one in ones]
+    best = min(misery(ones, sizes) for sizes in product(*(one.may for one in ones)) if sum(sizes) <= capacity)
+    assert misery(ones, tuple(wished("sia", ones, capacity))) == pytest.approx(best, rel=1e-9)
+
+
+def test_sia_weighs_what_a_restart_costs() -> None:
+    def grows(**more: Any) -> list[int]:
+        return wished("sia", [One({2: 2.0, 4: 3.0}, held=2, **more)], 4)
+
+    assert grows(age_s=1000.0, cost_s=10.0, restarts=1) == [4]
+    assert grows(age_s=1000.0, cost_s=300.0, restarts=1) == [2], "1.5 times as fast, of which 700 / 1300 are left"

@@ -1,0 +1,142 @@
+"""Replays of policies that choose sizes, the slow way: every decision is the controller's `decide` on a snapshot."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from gpusched.config.weights import Model
+from gpusched.model.jobs import Allocation, Elastic, JobSpec, Resizes
+from gpusched.model.plan import Plan, Resize, Start
+from gpusched.model.policy import PolicySpec
+from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
+from gpusched.sched.decide import decide
+from gpusched.sim.engine.build import Options
+from gpusched.sim.pool import Pool
+from gpusched.sim.stepper import Stepper
+from gpusched.traces.trace import Trace
+
+_PLENTY = 1 << 40  # cores or MiB of a node that does not model them
+_LONGEST_S = 1e9
+
+
+class SizedPolicy:
+    """A function for `replay`: decides as the controller does. ``seen``: what it was shown, and what it decided."""
+
+    def __init__(
+        self, spec: PolicySpec, trace: Trace, pool: Pool, options: Options, model: Model | None = None
+    ) -> None:
+        self.__name__ = spec.name
+        self.seen: list[tuple[Snapshot, Plan]] = []
+        self._trace = trace
+        self._partitions = [name or "p" for name in pool.partitions]
+        self._policies = dict.fromkeys(self._partitions, spec)
+        self._models = dict.fromkeys(self._partitions, model) if model is not None else {}
+        self._nodes = tuple(
+            NodeView(
+                name=name,
+                partition=self._partitions[pool.partition[n]],
+                gpus=tuple(range(int(pool.gpus[n]))),
+                cores=int(pool.cores[n]) if pool.cores[n] >= 0 else _PLENTY,
+                memory_mib=int(pool.memory_mib[n]) if pool.memory_mib[n] >= 0 else _PLENTY,
+                gpu_type=pool.gpu_types[pool.gpu_type[n]],
+            )
+            for n, name in enumerate(pool.names)
+        )
+        self._index = {name: n for n, name in enumerate(pool.names)}
+        self._elastic = options.elastic
+        self._specs: dict[int, JobSpec] = {}
+        self._held: dict[int, Allocation] = {}
+        self._speeds: dict[int, dict[int, float]] = {}
+        self._resizes: dict[int, Resizes] = {}
+
+    def __call__(self, stepper: Stepper) -> None:
+        """Decisions, until nobody is stopped to go on at another size."""
+        while True:
+            snapshot = self._snapshot(stepper)
+            plan = decide(snapshot, self._models)
+            self.seen.append((snapshot, plan))
+            stopped = [action for action in plan.actions if isinstance(action, Resize)]
+            for action in plan.actions:
+                if isinstance(action, Start):
+                    self._start(stepper, int(action.job_id), action.allocation)
+            for resize in stopped:
+                self._stop(stepper, int(resize.job_id), resize.gpus)
+            if not stopped:
+                return
+
+    def _start(self, stepper: Stepper, job: int, allocation: Allocation) -> None:
+        gpus = allocation.gpus
+        if self._spec(stepper, job).elastic is not None:
+            stepper.resize(job, gpus)
+            self._specs[job] = self._spec(stepper, job).at_size(gpus, len(allocation.parts))
+        stepper.start(job, [self._index[part.node] for part in allocation.parts])
+        self._held[job] = allocation
+        if job in self._resizes:
+            self._resizes[job] = msgspec.structs.replace(self._resizes[job], resume_at=None)
+
+    def _stop(self, stepper: Stepper, job: int, gpus: int) -> None:
+        resizes = self._resizes.get(job, Resizes())
+        self._resizes[job] = resizes.again(
+            stepper.now, resume_at=gpus, costs_s=resizes.costs_s + stepper.restart_s(job), measured=resizes.measured + 1
+        )
+        stepper.preempt(job)
+
+    def _snapshot(self, stepper: Stepper) -> Snapshot:
+        running = tuple(self._running(stepper, job) for job in stepper.running())
+        pending = tuple(self._pending(stepper, job) for job in sorted(stepper._waiting))
+        free = stepper.free_gpus
+        nodes = tuple(
+            node if free[n] >= 0 else msgspec.structs.replace(node, available=False)
+            for n, node in enumerate(self._nodes)
+        )
+        return Snapshot(now=stepper.now, nodes=nodes, running=running, pending=pending, policies=self._policies)
+
+    def _running(self, stepper: Stepper, job: int) -> RunningView:
+        start, due, rate = stepper.pace_of(job)
+        spec = self._spec(stepper, job)
+        tells = self._trace.told is None or not math.isnan(self._trace.told.steps[job])
+        speeds = self._speeds.setdefault(job, {})
+        if tells:
+            speeds[spec.gpus] = rate
+        return RunningView(
+            id=f"{job:06}", user="", allocation=self._held[job], start_time=start,
+            expected_end=start + spec.time_limit_s, own_end=due if tells else None,
+            submit_time=float(self._trace.submit[job]), spec=spec, resizes=self._resizes.get(job), speeds=speeds,
+        )  # fmt: skip
+
+    def _pending(self, stepper: Stepper, job: int) -> PendingView:
+        resizes = self._resizes.get(job)
+        return PendingView(
+            id=f"{job:06}", user="", spec=self._spec(stepper, job), submit_time=float(self._trace.submit[job]),
+            resizes=resizes, resume_at=resizes.resume_at if resizes is not None else None,
+            speeds=self._speeds.get(job, {}), left=stepper.left_of(job),
+        )  # fmt: skip
+
+    def _spec(self, stepper: Stepper, job: int) -> JobSpec:
+        """What the job asks for at its present size."""
+        if job not in self._specs:
+            parts, gpus = stepper.parts(job)
+            cores, memory = stepper.cores_and_memory(job)
+            limit = float(self._trace.limit[job])
+            sizes = self._sizes(job, parts * gpus)
+            self._specs[job] = JobSpec(
+                name="", partition=self._partitions[stepper.partition(job)], nodes=parts, gpus_per_node=gpus,
+                cores_per_node=cores, memory_mib_per_node=memory,
+                time_limit_s=int(min(limit, _LONGEST_S)) if math.isfinite(limit) else int(_LONGEST_S),
+                elastic=Elastic(
+                    sizes=sizes, base_gpus=parts * gpus, base_cores=parts * cores, base_memory_mib=parts * memory,
+                    cooldown_s=0 if self._trace.told is None else int(self._trace.told.cooldown_s[job]),
+                ) if len(sizes) > 1 else None,
+            )  # fmt: skip
+        return self._specs[job]
+
+    def _sizes(self, job: int, own: int) -> tuple[int, ...]:
+        """Its own size, and powers of two that it may have."""
+        if self._elastic is None or own < 1:
+            return (own,)
+        if self._elastic.sizes is not None:
+            return self._elastic.sizes[job]
+        least, most = int(self._elastic.least[job]), int(self._elastic.most[job])
+        return tuple(sorted({own, *(1 << k for k in range(most.bit_length()) if least <= 1 << k <= most)}))

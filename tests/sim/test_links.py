@@ -1,0 +1,181 @@
+"""Where jobs run costs something: rates against a reference in plain Python, and who starts where by the rules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gpusched.model.topology import Switch, Topology
+from gpusched.sched.topology.slowdown import KIND, Model
+from gpusched.sched.topology.tree import tree_of
+from gpusched.sim.engine.placing import Network
+from gpusched.sim.policies import ReplayPolicy
+from gpusched.sim.pool import NodeSpec, Pool
+from gpusched.sim.replay import replay
+from tests.sim.reference_links import Cluster, Decider, Kinds, ends, overlaps
+from tests.sim.worlds import trace_of
+
+WAIT, HOLD = 12.0, 9.0
+BLIND = ("load-balancing", "tetris", "best-fit", "rack", "rack-wait")
+
+
+class World:
+    """A small cluster with racks, some kinds of jobs, and jobs; drawn with a seed."""
+
+    def __init__(self, seed: int, table: bool = False, count: int = 40) -> None:
+        rng = np.random.default_rng(seed)
+        nodes = int(rng.integers(3, 9))
+        self.gpus = rng.choice([2, 4, 4], nodes).tolist()
+        racks = int(rng.integers(0, 4))
+        two = racks > 1 and rng.random() < 0.5  # two levels of switches
+        rack = [int(rng.integers(-1 if two else 0, racks)) if racks else -1 for _ in range(nodes)]
+        uplink = {r: float(rng.choice([50.0, 100.0, 400.0])) for r in range(racks)}
+        names = [f"n{i}" for i in range(nodes)]
+        above = {r: f"a{r % 2}" if two else "spine" for r in range(racks)}
+        switches = [Switch(name="spine")] if racks else []
+        switches += [Switch(name=f"a{i}", uplink_gbps=100.0, parent="spine") for i in range(2 if two else 0)]
+        switches += [
+            Switch(name=f"r{r}", nodes=tuple(n for n, at in zip(names, rack, strict=True) if at == r),
+                   uplink_gbps=uplink[r], parent=above[r])
+            for r in range(racks)
+        ]  # fmt: skip
+        number = {switch.name: i for i, switch in enumerate(switches)}
+        self.cluster = Cluster(
+            self.gpus, [number[f"r{r}"] if r >= 0 else -1 for r in rack],
+            {number[s.name]: number[s.parent] if s.parent else -1 for s in switches},
+            {number[s.name]: 100.0 / s.uplink_gbps for s in switches if s.uplink_gbps and not table},
+            nvswitch=table or rng.random() < 0.3,
+        )  # fmt: skip
+        of = [(1.0, *(float(x) for x in rng.choice([0.0, 0.1, 0.4, 1.0], 4))) for _ in range(3)]
+        ratio = rng.uniform(0.3, 1.0, (3, 3)) if table else np.zeros((0, 0))
+        self.kinds = Kinds(of, ratio.tolist() if table else None, bool(rng.random() < 0.5))
+        tree = tree_of(Topology(switches=tuple(switches)), names, nvswitch=self.cluster.nvswitch)
+        if table:
+            tree.weight[2 * nodes :] = 0.0
+        kinds = np.array(of).view(KIND).reshape(-1)
+        kind = rng.integers(0, 3, count)
+        self.network = Network(tree, Model(kinds, ratio, self.kinds.by_sum), kind, WAIT, 20.0, HOLD)
+        total = sum(self.gpus)
+        gpus = np.array([g for g in rng.choice([1, 2, 4, 6, 8, 8], 400) if g <= total // 2])[:count]
+        submit = np.sort(rng.uniform(0.0, 60.0, count)).round(1)
+        self.trace = trace_of(submit, rng.uniform(1.0, 20.0, count), gpus)
+        self.pool = Pool.of([NodeSpec(g, name=n) for g, n in zip(self.gpus, names, strict=True)])
+
+    def play(self, rule: str, network: Network | None = None):
+        policy = ReplayPolicy(name=rule, order="fifo", knows="nothing", source="", backfill="skip", placement=rule)
+        result = replay(self.trace, self.pool, policy, network=network or self.network, seed=1)
+        o, kind = result.part_offsets, self.network.kind
+        places = [
+            (int(kind[j]), result.part_nodes[o[j] : o[j + 1]].tolist(), int(result.part_gpus[j]))
+            for j in range(len(kind))
+        ]
+        return result, places
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_rates_are_those_of_the_reference_and_nothing_is_given_twice(seed):
+    world = World(seed, table=seed % 3 == 0)
+    rule = (*BLIND, "random", "contention")[seed % 7]
+    result, places = world.play(rule)
+    fits = np.isfinite(result.end)
+    assert fits.any()
+    ran = np.flatnonzero(fits).tolist()
+    best = [Decider(world.cluster, "rack", 0, 0).best(world.kinds, int(world.trace.gpus[j]), places[j][0]) for j in ran]
+    expected = ends(
+        world.cluster, world.kinds, result.start[ran].tolist(), [places[j] for j in ran],
+        world.trace.duration[ran].tolist(), best,
+    )  # fmt: skip
+    np.testing.assert_allclose(result.end[ran], expected, rtol=1e-6)
+    assert not overlaps(result.start[ran], result.end[ran], [places[j] for j in ran], world.gpus)
+    for j in ran:
+        assert len(places[j][1]) * places[j][2] == world.trace.gpus[j]
+        assert len(set(places[j][1])) == len(places[j][1])
+
+
+@pytest.mark.parametrize("seed", range(30, 50))
+def test_blind_rules_start_whom_the_reference_starts_where_it_does(seed):
+    world = World(seed, table=seed % 4 == 0)
+    rule = BLIND[seed % len(BLIND)]
+    result, places = world.play(rule)
+    jobs = list(zip(world.trace.submit.tolist(), world.trace.duration.tolist(), world.trace.gpus.tolist(),
+                    world.network.kind.tolist(), strict=True))  # fmt: skip
+    start, nodes, end = Decider(world.cluster, rule, WAIT, HOLD).run(world.kinds, jobs)
+    np.testing.assert_allclose(result.start, start, rtol=1e-6)
+    np.testing.assert_allclose(result.end, end, rtol=1e-6)
+    assert [sorted(place[1]) for place in places] == [sorted(n) for n in nodes]
+
+
+def test_with_links_that_take_no_time_nobody_is_slower_and_the_rules_that_pack_are_the_ideal():
+    world = World(4)
+    tree = world.network.tree
+    free = world.network._replace(tree=tree._replace(weight=np.zeros_like(tree.weight)))
+    found = {rule: world.play(rule, free)[0] for rule in (*BLIND, "random", "contention")}
+    for result in found.values():
+        np.testing.assert_allclose(result.end - result.start, world.trace.duration)
+    for rule in ("rack", "contention"):
+        np.testing.assert_array_equal(found["best-fit"].start, found[rule].start)
+
+
+def test_contention_waits_for_a_better_place_and_goes_at_the_bound():
+    """Two nodes of 4 with 3 taken on each until 50 and 60: a job of 2 over both would go at half speed."""
+    names = ("a", "b")
+    tree = tree_of(Topology(), names, nvswitch=True)
+    kinds = np.zeros(2, KIND)
+    kinds["compute"], kinds["net_a"][1] = 1.0, 1.0
+    trace = trace_of([0.0, 0.0, 1.0], [50.0, 60.0, 10.0], [3, 3, 2])
+    pool = Pool.of([NodeSpec(4, name=n) for n in names])
+    policy = ReplayPolicy(name="c", order="fifo", knows="nothing", source="", backfill="skip", placement="contention")
+    kind = np.array([0, 0, 1])
+    for patience, hold, expected in (
+        (1000.0, 1000.0, 50.0),
+        (1000.0, 40.0, 41.0),
+        (30.0, 1000.0, 31.3),
+        (0.0, 1000.0, 1.0),
+    ):
+        network = Network(tree, Model(kinds, np.zeros((0, 0)), False), kind, 0.0, patience, hold)
+        result = replay(trace, pool, policy, network=network)
+        ran = 10.0 if expected == 50.0 else 20.0
+        assert (result.start[2], result.end[2] - result.start[2]) == pytest.approx((expected, ran), abs=0.5)
+
+
+@pytest.mark.parametrize(("rule", "node"), [("best-fit", 0), ("contention", 1)])
+def test_contention_goes_where_job_and_neighbours_lose_least(rule, node):
+    """Two nodes of 4: the bus of the first is in use for half of each step, so the tighter node is the slower one."""
+    names = ("a", "b")
+    kinds = np.zeros(1, KIND)
+    kinds["compute"], kinds["bus_a"], kinds["net_a"] = 1.0, 1.0, 5.0
+    kind = np.zeros(2, np.int64)
+    network = Network(tree_of(Topology(), names), Model(kinds, np.zeros((0, 0)), False), kind)
+    policy = ReplayPolicy(name=rule, order="fifo", knows="nothing", source="", backfill="skip", placement=rule)
+    pool = Pool.of([NodeSpec(4, name=n) for n in names])
+    result = replay(trace_of([0.0, 1.0], [30.0, 30.0], [2, 2]), pool, policy, network=network)
+    assert result.part_nodes.tolist() == [0, node]
+    # Beside each other each occupies half of its step alone on the bus, so that a step takes 1 + 1.5 seconds, not 2.
+    assert result.end[1] - result.start[1] == pytest.approx(30.0 if node else 29.0 * 1.25 + 1.0)
+
+
+@pytest.mark.parametrize(("rule", "nodes"), [("best-fit", [0, 1]), ("contention", [2, 3])])
+def test_contention_minds_what_neighbours_lose(rule, nodes):
+    """By a table by which only the first of two jobs over two nodes is slowed by the other."""
+    names = ("a", "b", "c", "d")
+    tree = tree_of(Topology(), names, nvswitch=True)
+    ratio = np.array([[1.0, 0.2], [1.0, 1.0]])
+    network = Network(tree, Model(np.zeros(2, KIND), ratio, False), np.arange(2))
+    trace = replace(trace_of([0.0, 1.0], [30.0, 30.0], [2, 2]), nodes=np.full(2, 2))
+    policy = ReplayPolicy(name=rule, order="fifo", knows="nothing", source="", backfill="skip", placement=rule)
+    result = replay(trace, Pool.of([NodeSpec(2, name=n) for n in names]), policy, network=network)
+    assert result.part_nodes.tolist() == [0, 1, *nodes]
+    assert result.end.tolist() == ([30.0, 31.0] if rule == "contention" else [54.0, 31.0])
+
+
+def test_jobs_without_gpus_use_no_links():
+    """However many: there is room for a use by each GPU."""
+    names = ("a", "b")
+    pool = Pool.of([NodeSpec(1, 64, name=n) for n in names])
+    trace = replace(trace_of(np.zeros(20), np.ones(20), np.zeros(20), cores=np.full(20, 2)), nodes=np.full(20, 2))
+    kinds = np.ones(1, KIND)
+    network = Network(tree_of(Topology(), names), Model(kinds, np.zeros((0, 0)), False), np.zeros(20, np.int64))
+    policy = ReplayPolicy(name="c", order="fifo", knows="nothing", source="", backfill="skip", placement="contention")
+    np.testing.assert_allclose(replay(trace, pool, policy, network=network).end, 1.0)
