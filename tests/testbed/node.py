@@ -56,6 +56,7 @@ class TestNode:
         self._cache = cache
         self._process: subprocess.Popen[bytes] | None = None
         self._frozen = False
+        self._was_off = False
 
     def __repr__(self) -> str:
         return f"TestNode({self.name!r}, {self.address})"
@@ -116,6 +117,7 @@ class TestNode:
                 processes.send(pid, signal.SIGKILL)
         self.forget()
         self._frozen = False
+        self._was_off = True
         cgroups.remove(cgroups.container_ids(self.disk))
 
     def power_on(self) -> None:
@@ -345,7 +347,10 @@ class TestNode:
         for script in (self.disk / "bin").iterdir():
             script.unlink()
         self._remove_containers()
-        self._kill_leftovers()
+        # A removal that was killed between podman's storage and its database leaves what only the latter knows.
+        if "podman" in self._kill_leftovers() or self._was_off:
+            self._podman_remove()
+            self._was_off = False
         for command in self._hidden - set(files.HIDDEN_AT_FIRST):
             self.unhide(command)
         for command in set(files.HIDDEN_AT_FIRST) - self._hidden:
@@ -364,18 +369,25 @@ class TestNode:
     def _remove_containers(self) -> None:
         store = next(self.disk.glob("containers/storage/*-containers/containers.json"), None)
         if store is not None and store.read_text().strip() not in ("", "[]", "null"):
-            self.run(["/usr/bin/podman", "rm", "--all", "--force", "--time", "0"], check=False, timeout=60)
+            self._podman_remove()
         docker.remove_containers(self)
 
-    def _kill_leftovers(self) -> None:
-        """Kill all but PID 1 and its sleeper, the node's sshd and its connections, and dockerd with what it runs."""
+    def _podman_remove(self) -> None:
+        self.run(["/usr/bin/podman", "rm", "--all", "--force", "--time", "0"], check=False, timeout=60)
+
+    def _kill_leftovers(self) -> set[str]:
+        """Kill all but PID 1 and its sleeper, the node's sshd and its connections, and dockerd with what it runs.
+
+        Returns the names of the killed commands.
+        """
         keep = {self.init_pid, *docker.pids(self)}
-        killed = []
+        killed = {}
         for pid in self.pids():
             words = processes.command_line(pid)
             title = " ".join(words)
             ours = title.startswith("sshd:") and not sshd.is_foreign(self, pid)
             if pid not in keep and words != ["sleep", "infinity"] and not ours:
                 processes.send(pid, signal.SIGKILL)
-                killed.append(pid)
+                killed[pid] = Path(words[0]).name if words else ""
         wait_until(lambda: all(processes.state(p) in ("Z", "X", "") for p in killed), what=f"leftovers on {self.name}")
+        return set(killed.values())

@@ -189,6 +189,29 @@ def test_a_detached_container_survives_its_connection_and_not_the_reset(testbed:
     assert "sleep 1000" not in ssh(node, "ps ax").stdout
 
 
+def half_removed(node: TestNode, name: str) -> None:
+    """A container as a `podman rm` leaves it that was killed when its storage was gone and its name was not."""
+    node.run(["podman", "create", "--name", name, "--network", "host", IMAGE, "true"])
+    store = next(node.disk.glob("containers/storage/*-containers/containers.json"))
+    store.write_text("[]")
+    known = node.run(["podman", "inspect", name], check=False)
+    assert "container not known" in known.stderr
+    assert name in node.run(["podman", "ps", "-a", "--format", "{{.Names}}"]).stdout.split()
+
+
+def test_what_a_killed_removal_left_does_not_survive_the_reset(testbed: Testbed, ssh: Ssh) -> None:
+    node = testbed.nodes[1]
+    half_removed(node, "gpusched-w")
+    ssh(node, "setsid bash -c 'exec -a podman sleep 1004' >/dev/null 2>&1 </dev/null &")
+    wait_until(lambda: "podman 1004" in node.run(["ps", "ax"]).stdout, what="a podman that hangs")
+    node.reset()
+    assert node.run(["podman", "ps", "-aq"]).stdout == ""
+    half_removed(node, "gpusched-w")
+    node.power_off()
+    node.reset()
+    assert node.run(["podman", "ps", "-aq"]).stdout == ""
+
+
 @pytest.mark.skipif(why_no_docker() is not None, reason=str(why_no_docker()))
 def test_docker_gives_a_container_the_gpus_it_asked_for(testbed: Testbed, ssh: Ssh) -> None:
     node = testbed.nodes[0]
