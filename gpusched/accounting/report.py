@@ -7,6 +7,7 @@ Utilization is Eq. 4 of the GIST paper (Narantuya et al., CMC 2022), ``U = sum(l
   [max(since, first start ever), until]. A partition that never started a job has no U; its energy is told all the same.
 - A node's lambda is the run's share of the partition times the part of the run that is on the node, over the node's
   part of the partition; so the partition's U is the mean of its nodes', weighted by their GPUs.
+- While two jobs share a GPU each has half of that time: of GPU hours, of energy, and lambda with them.
 - A user's or job's figure is its part of the sum, and so is the total's: partitions weighted by GPUs times T.
 
 Inefficient energy is capacity in kW times hours times (1 - U): what the rated power of the unused part amounts to. For
@@ -30,6 +31,7 @@ from gpusched.errors import UsageError
 from gpusched.model.reports import By, PowerReport, PowerRow
 from gpusched.model.resources import Inventory, Node, Partition
 from gpusched.model.units import parse_duration, parse_time
+from gpusched.queue.shared import Held, together
 from gpusched.queue.store import Reader, Run, UsageRow
 
 _J_PER_KWH = 3.6e6
@@ -216,7 +218,7 @@ def _node_weight(name: str, nodes: tuple[Node, ...]) -> float:
 def _sums(frame: _Frame, ran_s: list[tuple[Run, float]], usage: list[UsageRow], by: By) -> dict[str, _Sums]:
     sums: dict[str, _Sums] = defaultdict(_Sums)
     nodes = {p.name: p.nodes for p in frame.partitions}
-    for run, seconds in ran_s:
+    for run, seconds in _less_shared(frame, ran_s):
         parts = _on_nodes(run, nodes.get(run.partition, ())) if by == "node" else [("", run.gpus, 1.0, run.share)]
         for node, gpus, part, share in parts:
             row = sums[{"partition": run.partition, "node": node, "user": run.user, "job": run.job_id}[by]]
@@ -233,6 +235,22 @@ def _sums(frame: _Frame, ran_s: list[tuple[Run, float]], usage: list[UsageRow], 
                 row.held_known_s += u.util_known_s
                 row.held_idle_s += u.idle_s
     return sums
+
+
+def _less_shared(frame: _Frame, ran_s: list[tuple[Run, float]]) -> Iterator[tuple[Run, float]]:
+    """The runs with the seconds for which their GPUs were theirs: half of those that another had, too."""
+    held = {}
+    for number, (run, _) in enumerate(ran_s):
+        window = frame.windows.get(run.partition)
+        if run.shareable and window is not None:
+            end = window.end if run.end_time is None else min(run.end_time, window.end)
+            held[number] = Held(run.shareable, max(run.start_time, window.start), end)
+    less: dict[int, float] = defaultdict(float)
+    for a, b, gpus, begin, end in together(held):
+        for number in (a, b):
+            less[number] += gpus * (end - begin) / 2
+    for number, (run, seconds) in enumerate(ran_s):
+        yield run, seconds - less[number] / run.gpus if number in less else seconds
 
 
 def _rows(frame: _Frame, sums: dict[str, _Sums], by: By) -> list[PowerRow]:

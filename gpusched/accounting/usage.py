@@ -1,8 +1,9 @@
 """From two readings of a node to the usage rows between them: GPU seconds, joules, utilization, by holder.
 
-A job is charged its own GPUs, never the whole host. Energy is the difference of NVML's counters; where a GPU has no
-counter (or the counter went back: the driver was reloaded) power is integrated by the trapezoid rule; where neither is
-known, the GPU seconds count as unknown, never as zero joules.
+A job is charged its own GPUs, never the whole host; while two share a GPU each is charged half of all that it does.
+Energy is the difference of NVML's counters; where a GPU has no counter (or the counter went back: the driver was
+reloaded) power is integrated by the trapezoid rule; where neither is known, the GPU seconds count as unknown, never as
+zero joules.
 """
 
 from __future__ import annotations
@@ -23,24 +24,26 @@ MAX_POWER_GAP_S = 60.0  # two power readings further apart say nothing of the ti
 
 
 class Holding(msgspec.Struct, frozen=True):
-    """A GPU of a node held by a job until ``end`` (Unix seconds)."""
+    """A GPU of a node held by a job until ``end`` (Unix seconds); ``shares``: another may have it, too."""
 
     job_id: str
     user: str
     end: float
+    shares: bool = False
 
 
 def holdings(node: str, jobs: Iterable[Job], now: float) -> dict[int, list[Holding]]:
     """GPU index -> who held it, the first to let go first.
 
     A job holds its GPUs from its allocation on, the pulling of its image included. Allocations are made right after a
-    reading, so between two readings a holder begins where the one before it ends, or with the span.
+    reading, so between two readings a holder begins where the one before it ends, or with the span; of jobs that share
+    two at a time.
 
     ``jobs``: those that hold something, or have let go since the last reading (``end_time`` says when).
     """
     held: dict[int, list[Holding]] = {}
     for job in jobs:
-        holding = Holding(job.id, job.user, now if job.end_time is None else job.end_time)
+        holding = Holding(job.id, job.user, now if job.end_time is None else job.end_time, bool(job.spec.share))
         for part in job.allocation.parts if job.allocation else ():
             if part.node == node:
                 for gpu in part.gpus:
@@ -95,19 +98,19 @@ def usage_between(
         span = after.time - before.time
         joules = _energy_j(was, gpu, span, same_boot)
         use = _utilization(was, gpu) if span <= MAX_POWER_GAP_S else None
-        for bucket, holder, seconds in _split(before.time, after.time, held.get(gpu.index, [])):
+        for bucket, holder, part, seconds in _split(before.time, after.time, held.get(gpu.index, [])):
             row = UsageRow(
                 bucket=bucket,
                 node=node.name,
                 partition=node.partition,
                 job_id=holder.job_id if holder else "",
                 user=holder.user if holder else "",
-                gpu_s=seconds,
-                energy_j=0.0 if joules is None else joules * seconds / span,
-                energy_unknown_s=seconds if joules is None else 0.0,
-                util_s=0.0 if use is None else use * seconds,
-                util_known_s=0.0 if use is None else seconds,
-                idle_s=seconds if use is not None and use < IDLE_UTILIZATION else 0.0,
+                gpu_s=part * seconds,
+                energy_j=0.0 if joules is None else part * (joules * seconds / span),
+                energy_unknown_s=part * seconds if joules is None else 0.0,
+                util_s=0.0 if use is None else part * (use * seconds),
+                util_known_s=0.0 if use is None else part * seconds,
+                idle_s=part * seconds if use is not None and use < IDLE_UTILIZATION else 0.0,
             )
             key = (bucket, row.job_id)
             sums[key] = added(sums[key], row) if key in sums else row
@@ -129,8 +132,8 @@ def _utilization(was: Gpu | None, gpu: Gpu) -> float | None:
     return sum(known) / len(known) / 100 if known else None
 
 
-def _split(begin: float, end: float, held: list[Holding]) -> list[tuple[int, Holding | None, float]]:
-    """[begin, end) cut at bucket borders and where holders change: (bucket, holder or None, seconds)."""
+def _split(begin: float, end: float, held: list[Holding]) -> list[tuple[int, Holding | None, float, float]]:
+    """[begin, end) cut at bucket borders and where holders change: (bucket, holder or None, its part, seconds)."""
     cuts = {begin, end}
     cuts.update(float(b) for b in range(int(begin // BUCKET_S + 1) * BUCKET_S, int(end) + 1, BUCKET_S) if b < end)
     for holding in held:
@@ -139,8 +142,9 @@ def _split(begin: float, end: float, held: list[Holding]) -> list[tuple[int, Hol
     parts = []
     for left, right in pairwise(sorted(cuts)):
         middle = (left + right) / 2
-        holder = next((h for h in held if middle < h.end), None)
-        parts.append((int(left // BUCKET_S) * BUCKET_S, holder, right - left))
+        first, second = (*(h for h in held if middle < h.end), None, None)[:2]
+        both = (first, second) if first and second and first.shares and second.shares else (first,)
+        parts += [(int(left // BUCKET_S) * BUCKET_S, one, 1 / len(both), right - left) for one in both]
     return parts
 
 

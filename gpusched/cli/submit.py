@@ -9,6 +9,7 @@ import typer
 from gpusched.cli import complete, output
 from gpusched.client.context import Client
 from gpusched.client.submit import Request, prepare, submit
+from gpusched.config.validate import known_partition, may_share
 from gpusched.model.jobs import JobSpec
 
 app = typer.Typer()
@@ -108,6 +109,12 @@ def submit_command(
         typer.Option("--wait-for-placement", help="So long it waits for one rack, 0: not. Default: the policy's."),
     ] = None,
     exclusive: Annotated[bool, typer.Option("--exclusive", help="Whole nodes, with nobody else on them.")] = False,
+    share: Annotated[
+        str | None, typer.Option("--share", help="pairs: its GPUs may be one other job's, too. Needs --gpu-mem.")
+    ] = None,
+    gpu_mem: Annotated[
+        str | None, typer.Option("--gpu-mem", help="With --share: the most that it takes of each GPU's memory: 20G.")
+    ] = None,
     hold: Annotated[bool, typer.Option("--hold", help="Queue it held.")] = False,
     comment: Annotated[str, typer.Option("--comment", help="For people.")] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with the job's code.")] = False,
@@ -152,6 +159,8 @@ def submit_command(
         max_spread=max_spread,
         wait_for_placement=wait_for_placement,
         exclusive=exclusive,
+        share=share,
+        gpu_mem=gpu_mem,
         hold=hold,
         comment=comment,
     )
@@ -160,6 +169,8 @@ def submit_command(
         output.note(
             "without settings.job_dirs GPUSCHED_JOB_DIR stays on its node: keep checkpoints where all nodes see them"
         )
+    if prepared.spec.share and not may_share(prepared.spec, known_partition(client.inventory, prepared.spec.partition)):
+        output.note("no node that it may use lets jobs share GPUs (sharing: in the inventory), so it has them alone")
     if dry_run:
         return _show_dry_run(client, prepared.spec)
     job_id = submit(client, prepared)

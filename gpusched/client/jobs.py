@@ -59,6 +59,7 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
         jobs=tuple(jobs),
         energies=reader.energy_of_jobs() if reader else {},
         progress=_progress(reader, jobs),
+        partners=_partners(reader, jobs),
         fallbacks={name: f.line for name, f in reader.fallbacks().items()} if reader else {},
     )
     if not for_people:
@@ -77,6 +78,15 @@ def _progress(reader: Reader | None, jobs: Iterable[Job]) -> dict[str, JobProgre
     """Of jobs whose present attempt tells of any."""
     found = reader.progress_of_unended() if reader else {}
     return {job.id: told for job in jobs for told in found.get(job.id, ())[-1:] if told.attempt == job.attempt}
+
+
+def _partners(reader: Reader | None, jobs: Iterable[Job]) -> dict[str, str]:
+    """Of jobs that share GPUs, with whom."""
+    if reader is None or not any(job.spec.share for job in jobs):
+        return {}
+    from gpusched.queue.snapshots import partners_of
+
+    return partners_of(reader.active())
 
 
 def _suspended(client: Client) -> str:

@@ -132,6 +132,18 @@ def max_spread(text: str | None) -> Literal["", "server", "rack", "any"]:
     return text  # type: ignore[return-value]
 
 
+def share(text: str | None) -> Literal["", "pairs"]:
+    """With how many others it may share its GPUs; "" where the option is not given."""
+    if text not in (None, "pairs"):
+        raise UsageError(f"--share: found {text[:40]!r}, expected pairs (with one other job)")
+    return "pairs" if text else ""
+
+
+def gpu_memory(text: str | None) -> int | None:
+    """MiB of each GPU; None where the option is not given."""
+    return None if text is None else _parsed("--gpu-mem", text, parse_memory_mib)
+
+
 def wait_for_placement(text: str | None) -> int | None:
     """Seconds, 0 for not at all; None where the option is not given."""
     return 0 if text in ("0", "0s") else duration("--wait-for-placement", text)

@@ -113,7 +113,7 @@ def _node_row(
     node: Node,
     record: NodeRecord,
     jobs: Mapping[str, Job],
-    held: Mapping[int, str],
+    held: Mapping[int, tuple[str, ...]],
     leftovers: Mapping[int, str],
     slow: Mapping[int, str],
     now: float,
@@ -176,7 +176,7 @@ def _gpu_row(
         reason = "the node does not answer" if gpu is not None else reason
     elif leftover and state is GpuState.FREE:
         state, reason = GpuState.BUSY, leftover
-    job = jobs.get(status.job_id) if status.job_id else None
+    job, partner = (jobs.get(name) if name else None for name in (status.job_id, status.partner_id))
     row = GpuRow(
         index=status.index,
         uuid=gpu.uuid if gpu else None,
@@ -185,6 +185,8 @@ def _gpu_row(
         reason=reason,
         job=status.job_id,
         user=job.user if job else None,
+        shared_with=status.partner_id,
+        shared_user=partner.user if partner else None,
         memory_total_mib=gpu.memory_total_mib if gpu else None,
     )
     if gpu is None or silent:

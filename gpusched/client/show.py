@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpusched.client.context import Client
 from gpusched.client.resolve import Resolver
+from gpusched.client.sharing import sharing_of
 from gpusched.model.jobs import ENDED, Job, JobState
 from gpusched.model.progress import speeds_of
 from gpusched.views.show import Page
@@ -28,6 +29,7 @@ def show(client: Client, text: str) -> Page:
     reader = client.reader
     energies = reader.energy_of_jobs() if reader and job.state is not JobState.PENDING else {}
     progress = reader.progress_of_job(job.id) if reader else []
+    partner, shared = sharing_of(client, job)
     waits = job.state is JobState.PENDING and job.spec.elastic is not None
     return Page(
         job=job,
@@ -39,6 +41,8 @@ def show(client: Client, text: str) -> Page:
         progress=progress[-1] if progress else None,
         speeds=speeds_of(progress),
         sizes=_sizes(client, job) if waits else None,
+        partner=partner,
+        shared=shared,
     )
 
 

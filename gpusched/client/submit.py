@@ -58,6 +58,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     max_spread: str | None = None
     wait_for_placement: str | None = None
     exclusive: bool = False
+    share: str | None = None
+    gpu_mem: str | None = None
     hold: bool = False
     comment: str = ""
 
@@ -104,6 +106,8 @@ def prepare(client: Client, request: Request) -> Submit:
         comment=request.comment,
         elastic=_elastic(request, may, asked, sized) if may.resizable else None,
         **_placement(request, sized, may.resizable, inventory),
+        share=options.share(request.share),
+        gpu_memory_mib=options.gpu_memory(request.gpu_mem),
     )
     if may.filled_in:
         spec = _without_impossible(spec, known_partition(inventory, spec.partition))
@@ -148,7 +152,7 @@ def _resizing(request: Request, inventory: Inventory) -> _Resizing:
         partition = None
     rules = partition.resizable if partition is not None else ResizeRules()
     shaped = request.flavor is not None or request.nodes is not None or request.gpus_per_node is not None
-    shaped |= request.exclusive or request.max_spread is not None
+    shaped |= request.exclusive or request.max_spread is not None or request.share is not None
     by_default = request.resizable is None and rules.default and not shaped
     sizes = options.sizes(request.gpus, request.sizes, bool(request.resizable) or by_default)
     if by_default and len(sizes) < 2 and not (sizes and sizes[0] > 0 and rules.allow(sizes[0])):

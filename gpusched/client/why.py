@@ -11,6 +11,7 @@ import msgspec
 
 from gpusched.client.context import Client
 from gpusched.client.resolve import Resolver, stored_jobs
+from gpusched.client.sharing import sharing_of
 from gpusched.client.waiting import inbox_jobs
 from gpusched.config.users import user_name
 from gpusched.model import ids
@@ -48,10 +49,12 @@ def why(client: Client, text: str) -> Why:
         return msgspec.structs.replace(
             _explain_pending(client, job), warning=warning, fallback=out.line if out is not None else ""
         )
+    partner, shared = sharing_of(client, job)
     return Why(
         job=job,
         reason=job.reason,
-        message=_message(job),
+        message="; shares ".join(filter(None, (_message(job), shared))),
+        partner=partner,
         next_steps=_steps(job),
         warning="" if job.state in ENDED else warning,
         now=time.time(),
@@ -107,7 +110,10 @@ def _explain_pending(client: Client, job: Job) -> Why:
     snapshot, sizes = sizes_of_pending(client, job)
     explanation = explain(snapshot, job.id)
     expected, sooner, next_steps = look_ahead(client, snapshot, explanation)
-    told = (explanation.reason.message, _cost_of(client, job, explanation.racks), *_cleared_for(client, job))
+    told = (
+        explanation.reason.message, _cost_of(client, job, explanation.racks), *_cleared_for(client, job),
+        _sharing_of(client, snapshot, job),
+    )  # fmt: skip
     return Why(
         job=job,
         reason=str(explanation.reason.code),
@@ -121,6 +127,16 @@ def _explain_pending(client: Client, job: Job) -> Why:
         sizes=sizes,
         now=snapshot.now,
     )
+
+
+def _sharing_of(client: Client, snapshot: Snapshot, job: Job) -> str:
+    """With whom a waiting job could share GPUs now, or why with nobody; "" where it does not ask to."""
+    if not job.spec.share:
+        return ""
+    from gpusched.sched.sharing.pairs import sharing_now
+
+    reader = client.reader
+    return sharing_now(snapshot, job.id, reader.belief if reader is not None else lambda kind: None)
 
 
 def sizes_of_pending(client: Client, job: Job) -> tuple[Snapshot, SizesNow | None]:

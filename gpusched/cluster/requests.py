@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from gpusched.errors import UsageError
 from gpusched.model.images import image_error
 from gpusched.model.jobs import Job, NodeAllocation, container_name
-from gpusched.model.resources import Inventory, Node, RuntimeName
+from gpusched.model.resources import Inventory, Node, RuntimeName, Sharing
 from gpusched.nodes.runtimes.base import LaunchRequest
 
 MASTER_PORTS = range(20000, 30000)
@@ -40,6 +40,7 @@ def launch_request(
         raise UsageError(error)
     partition = inventory.partition(spec.partition)
     gang = len(job.allocation.parts) > 1
+    mps = _mps(job, node)
     return LaunchRequest(
         name=container_name(job.id, job.attempt, part.rank),
         cluster_id=cluster_id,
@@ -64,6 +65,7 @@ def launch_request(
         capabilities=settings.capabilities,
         mounts_beneath=None if mount_anything else settings.allowed_mounts,
         job_dirs=settings.job_dirs,
+        mps_pipe=mps.pipe if mps is not None else None,
     )
 
 
@@ -114,11 +116,21 @@ def environment(job: Job, part: NodeAllocation, inventory: Inventory) -> dict[st
             "GPUSCHED_BATCH": spec.elastic.batch,
             "GPUSCHED_RESIZES": str(job.resizes.count if job.resizes is not None else 0),
         }
+    if mps := _mps(job, node):
+        # Devices as the job sees them: CUDA numbers those that it has from 0.
+        limits = (f"{device}={spec.gpu_memory_mib}M" for device in range(len(part.gpus)))
+        fixed |= {"CUDA_MPS_PIPE_DIRECTORY": mps.pipe, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": ",".join(limits)}
     if job.array_id is not None:
         index = str(job.array_index)
         fixed |= {"GPUSCHED_ARRAY_ID": job.array_id, "GPUSCHED_ARRAY_INDEX": index}
         fixed |= {"SLURM_ARRAY_JOB_ID": job.array_id, "SLURM_ARRAY_TASK_ID": index}
     return defaults | dict(spec.env) | fixed
+
+
+def _mps(job: Job, node: Node) -> Sharing | None:
+    """Of a job that shares its GPUs by MPS, or may come to; it is a client from its start."""
+    sharing = node.sharing if job.spec.share else None
+    return sharing if sharing is not None and sharing.mode == "mps" else None
 
 
 def hostfile(job: Job, inventory: Inventory) -> str:

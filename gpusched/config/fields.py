@@ -9,7 +9,7 @@ from typing import Any
 from gpusched.config.validate import IMAGE
 from gpusched.config.yamlfile import Value
 from gpusched.model.images import TRANSPORTS
-from gpusched.model.resources import Node, RuntimeName
+from gpusched.model.resources import Node, RuntimeName, Sharing
 from gpusched.model.units import format_memory, parse_duration, parse_memory_mib
 
 Reader = Callable[[Value], Any]
@@ -273,8 +273,20 @@ def _number(minimum: float, maximum: float, what: str) -> Reader:
     return lambda value: value.number(minimum, maximum, what)
 
 
+def _sharing(value: Value) -> Sharing | None:
+    values = read(value, SHARING, "a mapping with mode, slowdown, pipe")
+    if "mode" not in values:
+        raise value.missing("mode", "mps, time-slicing or none")
+    return None if values["mode"] == "none" else Sharing(**values)
+
+
 # The keys
 
+SHARING: Fields = {
+    "mode": ("mode", lambda value: value.choice(("mps", "time-slicing", "none"))),
+    "slowdown": ("slowdown", _number(0, 100, "the part by which a job may be slower")),
+    "pipe": ("pipe", _text("an absolute path without quotes, commas and colons", _FOLDER)),
+}
 DEFAULTS: Fields = {
     "transport": ("transport", lambda value: value.choice(("ssh", "local"))),
     "user": ("user", _text("a user name", _USER)),
@@ -290,6 +302,7 @@ DEFAULTS: Fields = {
     "rated_power_w": ("rated_power_w", _number(1, 1e6, "watts")),
     "runtime": ("runtime", lambda value: RuntimeName(value.choice([r.value for r in RuntimeName]))),
     "simulated_gpus": ("simulated_gpus", Value.flag),
+    "sharing": ("sharing", _sharing),
 }
 NODE: Fields = {
     **DEFAULTS,

@@ -54,6 +54,7 @@ def validate_spec(spec: JobSpec, inventory: Inventory) -> None:
     _check_fits(spec, partition)
     _check_elastic(spec, partition)
     _check_placement(spec, partition)
+    _check_share(spec)
     _check_rack(spec, partition, inventory.topology)
 
 
@@ -378,6 +379,32 @@ def _check_placement(spec: JobSpec, partition: Partition) -> None:
         nodes = usable_nodes(partition, spec.nodelist, spec.exclude, spec.gpu_types)
         if most is not None or sum((n.gpus, n.cores, n.memory_mib) == whole for n in nodes) < spec.nodes:
             raise UsageError(f"--exclusive: there are no {spec.nodes} nodes of exactly that size")
+
+
+def _check_share(spec: JobSpec) -> None:
+    memory_mib = spec.gpu_memory_mib
+    if not spec.share:
+        if memory_mib is not None:
+            raise UsageError("--gpu-mem is for jobs that may share a GPU", "add --share pairs, or leave it out")
+        return
+    if memory_mib is None:
+        hint = "--gpu-mem 20G: the most that it takes of each GPU"
+        raise UsageError("--share: say how much GPU memory the job needs, so that both fit", hint)
+    if not 1 <= memory_mib <= MAX_MEMORY_MIB:
+        raise UsageError(f"--gpu-mem (MiB) is 1 to {MAX_MEMORY_MIB}")
+    if spec.exclusive:
+        raise UsageError("--exclusive asks for nodes of its own, so --share has no place", "use one of the two")
+    if spec.elastic is not None:
+        raise UsageError("--resizable has no place with --share: a shared GPU is not free to grow on", "leave one out")
+    if spec.nodes != 1 or spec.max_nodes is not None:
+        raise UsageError("--share is for jobs on one node", "-N 1, or leave --share out")
+    if not spec.gpus_per_node:
+        raise UsageError("--share: the job asks for no GPU", "say --gpus")
+
+
+def may_share(spec: JobSpec, partition: Partition) -> bool:
+    """Whether a node that the job may use lets two jobs share a GPU."""
+    return any(node.sharing for node in usable_nodes(partition, spec.nodelist, spec.exclude, spec.gpu_types))
 
 
 def _check_rack(spec: JobSpec, partition: Partition, topology: Topology) -> None:

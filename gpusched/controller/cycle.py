@@ -243,6 +243,7 @@ class Cycle:
             end_time=None,
             outcome=None,
             nodes={p.node: len(p.gpus) for p in job.allocation.parts},
+            shareable={p.node: p.gpus for p in job.allocation.parts} if job.spec.share else {},
         )
 
     def _forget_secrets(self) -> None:

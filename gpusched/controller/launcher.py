@@ -100,6 +100,7 @@ def _rank_record(inventory: Inventory, job: Job, part: NodeAllocation, now: floa
         gpus=part.gpus,
         intended_at=now,
         output=expand_output(job, part.rank, part.node),
+        sharing=node.sharing.mode if job.spec.share and node.sharing is not None else "",
     )
 
 

@@ -87,8 +87,9 @@ class _Scene(NamedTuple):
         for run in self.runs:
             end = until if run.end_time is None else min(run.end_time, until)
             share = (end - max(run.start_time, since)) / (until - since)
+            link: Link | None
             if share > _LEAST_SHARE and run.job_id != job.id:
-                link = shared_link(nodes, set(run.nodes), self.racks)
+                link = "gpu" if _same_gpus(job, run) else shared_link(nodes, set(run.nodes), self.racks)
                 found += [(share, link, run)] if link is not None else []
         found.sort(key=lambda one: (-one[0], one[2].job_id, one[2].attempt))
         return tuple(
@@ -101,6 +102,11 @@ class _Scene(NamedTuple):
             job = self.store.job(job_id)
             self.names[job_id] = job.spec.name if job is not None else "?"
         return self.names[job_id]
+
+
+def _same_gpus(job: Job, run: Run) -> bool:
+    parts = job.allocation.parts if job.allocation is not None else ()
+    return any(set(part.gpus) & set(run.shareable.get(part.node, ())) for part in parts)
 
 
 def shared_link(mine: set[str], its: set[str], racks: Mapping[str, str]) -> Link | None:

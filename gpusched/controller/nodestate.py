@@ -50,7 +50,7 @@ def update_record(
     record: NodeRecord,
     node: Node,
     observation: Observation | None,
-    held: Mapping[int, str],
+    held: Mapping[int, tuple[str, ...]],
     has_jobs: bool,
     settings: Settings,
     now: float,
@@ -63,7 +63,7 @@ def update_record(
         record: As it was.
         node: As declared; as it was, where it is ``left``: inventory.yaml has it no more.
         observation: The news, or None where the node has not answered yet (and not failed yet either).
-        held: GPU index -> job id.
+        held: GPU index -> ids of its jobs.
         has_jobs: Whether any job holds something of the node.
         settings: For how long silence makes a node DOWN.
         now: Unix seconds.
@@ -101,7 +101,7 @@ def _state(
     record: NodeRecord,
     node: Node,
     observation: Observation | None,
-    held: Mapping[int, str],
+    held: Mapping[int, tuple[str, ...]],
     has_jobs: bool,
     settings: Settings,
     now: float,
@@ -140,7 +140,9 @@ def _silent(
     return NodeState.UNKNOWN, f"not answering for {seconds:.0f} s: {reason}"
 
 
-def _events(before: NodeRecord, after: NodeRecord, node: Node, held: Mapping[int, str], now: float) -> list[Event]:
+def _events(
+    before: NodeRecord, after: NodeRecord, node: Node, held: Mapping[int, tuple[str, ...]], now: float
+) -> list[Event]:
     events = []
     if (after.state is NodeState.DOWN) != (before.state is NodeState.DOWN):
         kind = "node_down" if after.state is NodeState.DOWN else "node_up"

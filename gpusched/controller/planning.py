@@ -16,7 +16,7 @@ from gpusched.controller.promoting import LivePolicies
 from gpusched.controller.resizing import begin_resize
 from gpusched.model.events import Event
 from gpusched.model.jobs import ACTIVE, Ending, Job, JobState, Preemptions
-from gpusched.model.plan import CancelJob, Plan, Preempt, ReasonCode, Resize, Start
+from gpusched.model.plan import CancelJob, Plan, Preempt, ReasonCode, Rejection, Resize, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 from gpusched.model.snapshot import Snapshot
@@ -25,13 +25,17 @@ from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.queue.store import RankRecord, Store
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
+from gpusched.sched.sharing.pairs import with_shared
 
 T = TypeVar("T")
 MESSAGE_REFRESH_S = 30.0  # waiting messages hold durations; writing them all in every cycle would help nobody
 
 
 class Decided(NamedTuple):
-    """What a decision leaves: the launches, what it was made from, and nodes that must be read before it can hold."""
+    """What a decision leaves: the launches, what it was made from, and nodes that must be read before it can hold.
+
+    ``plan``: the policies' own, without the starts of jobs that share GPUs.
+    """
 
     operations: list[Operation]
     snapshot: Snapshot
@@ -78,7 +82,7 @@ class Planner:
                     self._store, inventory, charge.policies, now, active=active, pending=pending
                 )
                 # Jobs that wait are looked at by a policy that needs no weights, one that runs by any.
-                check(decide(snapshot), snapshot)
+                self._shared(check(decide(snapshot), snapshot)[0], snapshot)
             except OUR_DISK:
                 raise
             except Exception as error:
@@ -115,10 +119,12 @@ class Planner:
             self._store, inventory, charge.policies, now, active=active, pending=pending, seed=int(now * 1000)
         )
         wanted, deciders = self._decider.decide(snapshot, charge.digests)
-        plan, rejections = check(wanted, snapshot)
+        by_policy, rejections = check(wanted, snapshot)
+        plan, refused = self._shared(by_policy, snapshot)
+        rejections += refused
         starts = [action for action in plan.actions if isinstance(action, Start)]
         if needed := unread & {part.node for start in starts for part in start.allocation.parts}:
-            return Decided([], snapshot, plan, needed)
+            return Decided([], snapshot, by_policy, needed)
         launches: list[tuple[Job, list[RankRecord]]] = []
         with self._store.transaction():
             for rejection in rejections:
@@ -137,7 +143,12 @@ class Planner:
                     self._end_by_policy(action, deciders, inventory.settings.grace_s, now)
             self._write_reasons(waiting.values(), plan, now)
         operations = [one for job, ranks in launches for one in self._launcher.launches(inventory, job, ranks)]
-        return Decided(operations, snapshot, plan)
+        return Decided(operations, snapshot, by_policy)
+
+    def _shared(self, plan: Plan, snapshot: Snapshot) -> tuple[Plan, tuple[Rejection, ...]]:
+        """With jobs on GPUs that others have, too, by the same check; the plan itself where there are none."""
+        wider = with_shared(plan, snapshot, self._store.belief)
+        return (plan, ()) if wider is plan else check(wider, snapshot)
 
     def _end_by_policy(
         self, action: Preempt | CancelJob, deciders: Mapping[str, PolicySpec], grace_s: float, now: float

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from gpusched.doctor.findings import Finding, Status
+from gpusched.model.gpustates import foreign_processes
 from gpusched.model.readings import Gpu, NodeReading
 from gpusched.model.resources import Node, RuntimeName
 from gpusched.model.units import format_memory
@@ -20,8 +21,8 @@ _TOOLKIT_HINT = "install nvidia-container-toolkit on the node, then: nvidia-ctk 
 
 
 def judge_host(node: Node, seen: Inspection) -> list[Finding]:
-    """Shell, python3, home, disk, and who ends processes at logout."""
-    return [*_shell(node, seen), *_home(node, seen), *_logout(node, seen)]
+    """Shell, python3, home, disk, who ends processes at logout, and MPS where GPUs are shared by it."""
+    return [*_shell(node, seen), *_home(node, seen), *_logout(node, seen), *_mps(node, seen)]
 
 
 def judge_gpus(node: Node, reading: NodeReading, seen: Inspection) -> list[Finding]:
@@ -104,6 +105,18 @@ def _size(node: Node, reading: NodeReading) -> Iterator[Finding]:
         yield _finding(node, "memory", status, message, f"write memory: {total >> 10 or 1}G in the inventory")
 
 
+def _mps(node: Node, seen: Inspection) -> Iterator[Finding]:
+    if node.sharing is None or node.sharing.mode != "mps":
+        return
+    pipe = node.sharing.pipe
+    if seen.mps:
+        yield _finding(node, "mps", "ok", f"the control daemon's pipe is in {pipe}")
+    else:
+        message = f"GPUs are to be shared by MPS, and there is no control daemon's pipe in {pipe}"
+        hint = f"on the node: CUDA_MPS_PIPE_DIRECTORY={pipe} nvidia-cuda-mps-control -d, or sharing: mode: time-slicing"
+        yield _finding(node, "mps", "fail", message, hint)
+
+
 # The GPUs
 
 
@@ -162,7 +175,7 @@ def _one_gpu(node: Node, gpu: Gpu) -> Iterator[Finding]:
     if gpu.ecc_errors:
         hint = f"reset it when idle (nvidia-smi -r -i {gpu.index}); if they come back, have it replaced"
         yield _finding(node, "ecc", "fail", f"GPU {gpu.index} has {gpu.ecc_errors} uncorrected memory errors", hint)
-    foreign = [p for p in gpu.processes if p.container is None]
+    foreign = foreign_processes(gpu, node.sharing is not None and node.sharing.mode == "mps")
     if foreign:
         process = foreign[0]
         message = f"GPU {gpu.index} is held by pid {process.pid} of {process.user or 'an unknown user'}, not by a job"

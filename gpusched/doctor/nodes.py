@@ -43,13 +43,15 @@ def examine_node(
         transport.close()
 
 
-def inspect(transport: Transport, node: Node, runtimes: tuple[str, ...]) -> Inspection | None:
+def inspect(transport: Transport, node: Node, runtimes: tuple[str, ...], mps_pipe: str = "") -> Inspection | None:
     """What the inspection script says about a node; None where the account's shell would not run it.
+
+    ``mps_pipe``: the folder in which a control daemon of MPS should have its pipe; "": nobody asks.
 
     Raises:
         TransportError: The node could not be asked.
     """
-    result = transport.run(inspection_script(runtimes), RUN_TIMEOUT_S)
+    result = transport.run(inspection_script(runtimes, mps_pipe), RUN_TIMEOUT_S)
     return parse_inspection(result.stdout)
 
 
@@ -69,7 +71,8 @@ def _examine(
 ) -> tuple[list[Finding], Wiring | None]:
     from gpusched.nodes.probe import probe
 
-    inspection = inspect(transport, node, (node.runtime.value,))
+    pipe = node.sharing.pipe if node.sharing is not None and node.sharing.mode == "mps" else ""
+    inspection = inspect(transport, node, (node.runtime.value,), pipe)
     if inspection is None:
         message = "logged in, but the account's shell does not run `sh`"
         hint = "give the account an ordinary login shell, such as /bin/sh"

@@ -32,13 +32,13 @@ class Known(NamedTuple):
 
     Attributes:
         cluster_id: Marks this installation's jobs on the nodes.
-        held: Node -> GPU index -> who has it.
+        held: Node -> GPU index -> who have it.
         drained: Node -> (reason, by whom), of those out of service.
         wirings: Node -> how it is wired, as last read.
     """
 
     cluster_id: str = "check"
-    held: Mapping[str, Mapping[int, str]] = {}
+    held: Mapping[str, Mapping[int, tuple[str, ...]]] = {}
     drained: Mapping[str, tuple[str, str]] = {}
     wirings: Mapping[str, Wiring] = {}
 
@@ -55,7 +55,10 @@ def known_nodes(state: Path) -> Known:
             records = reader.node_records().values()
             return Known(
                 reader.meta("cluster_id") or "check",
-                {name: {**held.get(name, {}), **lingering.get(name, {})} for name in {*held, *lingering}},
+                {
+                    name: {**held.get(name, {}), **{gpu: (why,) for gpu, why in lingering.get(name, {}).items()}}
+                    for name in {*held, *lingering}
+                },
                 {r.name: (r.drain_reason, r.drained_by or "?") for r in records if r.drain_reason is not None},
                 {r.name: r.wiring for r in records if r.wiring is not None},
             )

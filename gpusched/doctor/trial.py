@@ -29,7 +29,7 @@ def try_container(
     settings: Settings,
     image: str | None,
     reading: NodeReading | None,
-    held: Mapping[int, str],
+    held: Mapping[int, tuple[str, ...]],
 ) -> list[Finding]:
     """Start a container with one GPU that is free, as a job's, and remove it. Nothing is pulled.
 

@@ -13,7 +13,11 @@ from gpusched.model.resources import Node
 UNSEEN_MEMORY_MIB = 2048
 """More than a driver keeps for itself: somebody is there, though NVML shows no process (another PID namespace)."""
 
+DRIVER_MEMORY_MIB = 1024
+"""That the driver, and the server of MPS, may keep for themselves of a GPU that two jobs share."""
+
 _COMMAND_CHARS = 60
+_MPS_SERVER = "nvidia-cuda-mps-server"
 
 
 class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,22 +29,24 @@ class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         index: NVML index.
         reason: Why it is not FREE, or what is odd about it; "" when nothing is.
-        job_id: The job of ours that holds it, or None.
+        job_id: The job of ours that holds it, or None; ``partner_id``: the other one, where two share it.
     """
 
     index: int
     state: GpuState
     reason: str = ""
     job_id: str | None = None
+    partner_id: str | None = None
 
 
-def gpu_states(node: Node, reading: NodeReading | None, held: Mapping[int, str]) -> tuple[GpuStatus, ...]:
+def gpu_states(node: Node, reading: NodeReading | None, held: Mapping[int, tuple[str, ...]]) -> tuple[GpuStatus, ...]:
     """The state of every GPU that ``node`` declares, in the order of `Node.indices`.
 
     A GPU with volatile uncorrected (double-bit) ECC errors is UNUSABLE, as DCGM's health check calls it a failure: a
     page waits for its retirement and the next job may die of it. It stays so until the GPU is reset.
 
-    ``reading``: None when there is none, or none to be believed. ``held``: GPU index -> id of the job that holds it.
+    ``reading``: None when there is none, or none to be believed. ``held``: GPU index -> ids of the jobs that hold
+    it: one, or two that share it. The server of MPS is no stranger where the GPUs are shared by it.
     """
     if reading is None:
         return _all(node, held, "the node has not been read")
@@ -48,18 +54,31 @@ def gpu_states(node: Node, reading: NodeReading | None, held: Mapping[int, str])
         return _all(node, held, reading.gpu_error or "neither NVML nor nvidia-smi answers on the node")
     found = {gpu.index: gpu for gpu in reading.gpus}
     lister = "nvidia-smi" if reading.source == "nvidia-smi" else "NVML"
-    return tuple(_status(index, found.get(index), held.get(index), lister) for index in node.indices())
+    mps = node.sharing is not None and node.sharing.mode == "mps"
+    return tuple(_status(index, found.get(index), held.get(index, ()), lister, mps) for index in node.indices())
 
 
-def _all(node: Node, held: Mapping[int, str], reason: str) -> tuple[GpuStatus, ...]:
-    return tuple(GpuStatus(index=i, state=GpuState.UNKNOWN, reason=reason, job_id=held.get(i)) for i in node.indices())
+def foreign_processes(gpu: Gpu, mps: bool) -> list[GpuProcess]:
+    """Those that are of no job of ours. ``mps``: the GPU is shared by MPS, whose server is of all."""
+    found = [p for p in gpu.processes if p.container is None]
+    return [p for p in found if not (p.command or "").split(" ")[0].endswith(_MPS_SERVER)] if mps else found
 
 
-def _status(index: int, gpu: Gpu | None, job_id: str | None, lister: str) -> GpuStatus:
+def _all(node: Node, held: Mapping[int, tuple[str, ...]], reason: str) -> tuple[GpuStatus, ...]:
+    return tuple(_held_by(index, GpuState.UNKNOWN, reason, held.get(index, ())) for index in node.indices())
+
+
+def _held_by(index: int, state: GpuState, reason: str, jobs: tuple[str, ...]) -> GpuStatus:
+    job, partner = (*jobs, None, None)[:2]
+    return GpuStatus(index=index, state=state, reason=reason, job_id=job, partner_id=partner)
+
+
+def _status(index: int, gpu: Gpu | None, jobs: tuple[str, ...], lister: str, mps: bool) -> GpuStatus:
     state, reason = _hardware(index, gpu, lister)
     if gpu is not None and state is GpuState.FREE:
-        state, reason = _allocated(gpu, job_id) if job_id is not None else _unheld(gpu)
-    return GpuStatus(index=index, state=state, reason=reason, job_id=job_id)
+        foreign = foreign_processes(gpu, mps)
+        state, reason = _allocated(gpu, jobs, foreign) if jobs else _unheld(gpu, foreign)
+    return _held_by(index, state, reason, jobs)
 
 
 def _hardware(index: int, gpu: Gpu | None, lister: str) -> tuple[GpuState, str]:
@@ -76,20 +95,18 @@ def _hardware(index: int, gpu: Gpu | None, lister: str) -> tuple[GpuState, str]:
     return GpuState.FREE, ""
 
 
-def _unheld(gpu: Gpu) -> tuple[GpuState, str]:
-    foreign = [p for p in gpu.processes if p.container is None]
+def _unheld(gpu: Gpu, foreign: list[GpuProcess]) -> tuple[GpuState, str]:
     if foreign:
         return GpuState.BUSY, _describe(foreign)
-    if gpu.processes:
-        return GpuState.BUSY, f"still being cleaned up: {_names(gpu.processes)}"
+    if ours := [p for p in gpu.processes if p.container is not None]:
+        return GpuState.BUSY, f"still being cleaned up: {_names(ours)}"
     if (gpu.memory_used_mib or 0) > UNSEEN_MEMORY_MIB:
         return GpuState.BUSY, f"memory in use by a process NVML does not show ({gpu.memory_used_mib} MiB)"
     return GpuState.FREE, ""
 
 
-def _allocated(gpu: Gpu, job_id: str) -> tuple[GpuState, str]:
-    foreign = [p for p in gpu.processes if p.container is None]
-    others = [p for p in gpu.processes if p.container is not None and _job_of(p.container) != job_id]
+def _allocated(gpu: Gpu, jobs: tuple[str, ...], foreign: list[GpuProcess]) -> tuple[GpuState, str]:
+    others = [p for p in gpu.processes if p.container is not None and _job_of(p.container) not in jobs]
     notes = [_describe(foreign)] if foreign else []
     if others:
         notes.append(f"still being cleaned up: {_names(others)}")

@@ -7,8 +7,9 @@ from typing import Literal
 
 import msgspec
 
-Link = Literal["server", "nic", "uplink"]
-"""What two jobs share: a server, one of them staying in it; its NICs, both having parts elsewhere; a rack's uplink."""
+Link = Literal["server", "nic", "uplink", "gpu"]
+"""What two jobs share: a server, one of them staying in it; its NICs, both having parts elsewhere; a rack's uplink;
+GPUs (and then no more is said of the rest)."""
 
 _NUMBERS = re.compile(r"\d+")
 

@@ -97,6 +97,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             are those of its latest start. None: exactly ``nodes``.
         placement_wait_s: So long it waits for the fewest nodes, in one rack; None: as its policy says.
         exclusive: It asks for whole nodes, and goes to none that have more.
+        share: ``pairs``: its GPUs may be one other job's, too, where the node's are shared; "": they are its own.
+        gpu_memory_mib: Of each GPU, what a job that may share takes at the most; None: nothing was said.
     """
 
     name: str
@@ -132,6 +134,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_nodes: int | None = None
     placement_wait_s: float | None = None
     exclusive: bool = False
+    share: Literal["", "pairs"] = ""
+    gpu_memory_mib: int | None = None
 
     @property
     def gpus(self) -> int:

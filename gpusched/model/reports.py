@@ -15,7 +15,8 @@ By = Literal["partition", "node", "user", "job"]
 class GpuRow(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU of a node; unknown figures are None.
 
-    ``job`` and ``user`` are the holder's; ``energy_j`` is NVML's counter since the driver was loaded.
+    ``job`` and ``user`` are the holder's, ``shared_with`` and ``shared_user`` the other one's where two jobs share it;
+    ``energy_j`` is NVML's counter since the driver was loaded.
     """
 
     index: int
@@ -25,6 +26,8 @@ class GpuRow(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     job: str | None = None
     user: str | None = None
+    shared_with: str | None = None
+    shared_user: str | None = None
     memory_total_mib: int | None = None
     memory_used_mib: int | None = None
     utilization_pct: float | None = None

@@ -33,6 +33,20 @@ class Flavor(msgspec.Struct, frozen=True, kw_only=True):
     time_limit_s: int
 
 
+class Sharing(msgspec.Struct, frozen=True, kw_only=True):
+    """That two jobs may have the same GPUs of a node, where both ask for it.
+
+    Attributes:
+        mode: Who shares them out: CUDA's Multi-Process Service, or the driver, which lets them run in turns.
+        slowdown: By which part either of the two may be slower than alone, as predicted.
+        pipe: Folder of the MPS control daemon's pipes on the node.
+    """
+
+    mode: Literal["mps", "time-slicing"]
+    slowdown: float = 0.3
+    pipe: str = "/tmp/nvidia-mps"
+
+
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """One server as declared in inventory.yaml.
 
@@ -43,6 +57,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         rated_power_w: The server's rated power, for inefficient energy (kW x h x (1 - U)).
         fabric_address: What MASTER_ADDR says when the training network is not the SSH one.
         simulated_gpus: Readings are made up by the probe and marked as simulated (demo only).
+        sharing: None: each GPU is one job's.
     """
 
     name: str
@@ -61,6 +76,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     runtime: RuntimeName
     fabric_address: str | None = None
     simulated_gpus: bool = False
+    sharing: Sharing | None = None
 
     def indices(self) -> tuple[int, ...]:
         """NVML indices of the GPUs this node hands out, ascending."""

@@ -6,6 +6,7 @@ import msgspec
 
 from gpusched.model.jobs import Allocation, JobSpec, JobState, Preemptions, Resizes
 from gpusched.model.policy import PolicySpec
+from gpusched.model.resources import Sharing
 from gpusched.model.topology import Topology
 
 
@@ -18,6 +19,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         available: False when DOWN, DRAINED, DRAINING or never read; ``unavailable_reason`` says why.
         links: GPU index -> GPU index -> closeness (larger is nearer), as in `Gpu.links`.
         failed_recently: Attempts failed here; the job it concerns carries the exclusion itself.
+        sharing: As declared. shareable: GPU index -> its memory in MiB, of those that two jobs may have: it is known,
+            and no stranger is on them. Empty without ``sharing``.
     """
 
     name: str
@@ -30,6 +33,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     available: bool = True
     unavailable_reason: str = ""
     links: dict[int, dict[int, int]] = {}
+    sharing: Sharing | None = None
+    shareable: dict[int, int] = {}
 
 
 class RunningView(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +48,9 @@ class RunningView(msgspec.Struct, frozen=True, kw_only=True):
         state: STARTING, RUNNING or COMPLETING.
         attempt: 1 for the first. spec: None: unknown, then nobody may stop it.
         speeds: GPUs of the whole job -> steps a second, as it told at these sizes. left: steps that it has to go.
+        shares: GPUs of its node that it may have together with another job: it asked for that, and was launched so.
+        partner: The job that has some of them, too; "": none. Of such GPUs ``allocation`` has those that come free
+            when it ends: the one of the two that ends last has them. Nobody may stop it meanwhile.
     """
 
     id: str
@@ -61,6 +69,19 @@ class RunningView(msgspec.Struct, frozen=True, kw_only=True):
     resizes: Resizes | None = None
     speeds: dict[int, float] = {}
     left: float | None = None
+    shares: tuple[int, ...] = ()
+    partner: str = ""
+
+
+def held_once(one: RunningView, other: RunningView) -> tuple[RunningView, RunningView]:
+    """Two jobs of one node with each GPU that both have at the one that ends last: it comes free when both are gone."""
+    first = (one.expected_end, one.id) < (other.expected_end, other.id)
+    early, late = (one, other) if first else (other, one)
+    kept = set(late.allocation.parts[0].gpus)
+    part = early.allocation.parts[0]
+    part = msgspec.structs.replace(part, gpus=tuple(gpu for gpu in part.gpus if gpu not in kept))
+    early = msgspec.structs.replace(early, allocation=Allocation(early.id, (part, *early.allocation.parts[1:])))
+    return (early, late) if first else (late, early)
 
 
 class FinishedView(msgspec.Struct, frozen=True, kw_only=True):

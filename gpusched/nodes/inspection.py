@@ -6,6 +6,7 @@ before the first mark comes from the account's own start-up files.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 import msgspec
@@ -45,6 +46,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         product: The machine's name in its firmware, such as ``DGXA100 920-23687-2530-000``.
         kill_user_processes: systemd-logind ends a user's processes at logout.
         linger: The user's services outlive the logout.
+        mps: The control daemon of MPS has its pipe in the folder asked for.
         runtimes: Those that are installed, of those asked for.
     """
 
@@ -59,6 +61,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     product: str = ""
     kill_user_processes: bool | None = None
     linger: bool | None = None
+    mps: bool = False
     runtimes: tuple[RuntimeFacts, ...] = ()
 
     def runtime(self, name: str) -> RuntimeFacts | None:
@@ -66,9 +69,10 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         return next((r for r in self.runtimes if r.name == name), None)
 
 
-def inspection_script(runtimes: Sequence[str]) -> Script:
-    """The script that looks at a node and at these container runtimes on it."""
-    return Script(("sh", "-s", "--", *runtimes), f"echo {_BEGIN}\n{_SCRIPT}echo {_END}\n".encode())
+def inspection_script(runtimes: Sequence[str], mps_pipe: str = "") -> Script:
+    """The script that looks at a node, at these container runtimes on it, and at this folder of MPS pipes."""
+    head = f"echo {_BEGIN}\nmps={shlex.quote(mps_pipe)}\n"
+    return Script(("sh", "-s", "--", *runtimes), f"{head}{_SCRIPT}echo {_END}\n".encode())
 
 
 def parse_inspection(output: bytes) -> Inspection | None:
@@ -92,6 +96,7 @@ def parse_inspection(output: bytes) -> Inspection | None:
         product=facts.get("product", ""),
         kill_user_processes=_flag(facts.get("kill_user_processes")),
         linger=_flag(facts.get("linger")),
+        mps=facts.get("mps") == "yes",
         runtimes=tuple(_runtime(name, facts) for name in facts.get("runtimes", "").split()),
     )
 
@@ -149,6 +154,7 @@ if [ -d /run/systemd/seats ]; then
     /org/freedesktop/login1 org.freedesktop.login1.Manager KillUserProcesses 2>/dev/null | awk '{ print $2 }')"
 fi
 
+[ -z "$mps" ] || [ ! -e "$mps/control" ] || echo mps=yes
 found=
 for r in "$@"; do
   has "$r" || continue

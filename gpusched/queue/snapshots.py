@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from functools import cache
+from itertools import combinations
 
 import msgspec
 
 from gpusched.config.validate import shape_on, usable_nodes, within_rules
-from gpusched.model.gpustates import gpu_states
+from gpusched.model.gpustates import DRIVER_MEMORY_MIB, foreign_processes, gpu_states
 from gpusched.model.jobs import ENDED, Allocation, Dependency, DependencyKind, Job, JobState
 from gpusched.model.policy import PolicySpec
 from gpusched.model.progress import JobProgress, speeds_of, steps_left
-from gpusched.model.readings import GpuState, NodeState
-from gpusched.model.resources import Inventory, Node
-from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot
+from gpusched.model.readings import GpuState, NodeReading, NodeState
+from gpusched.model.resources import Inventory, Node, Sharing
+from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot, held_once
 from gpusched.model.topology import Topology, discovered
 from gpusched.queue.store import NodeRecord, RankRecord, Reader
 
@@ -101,6 +102,7 @@ def build_snapshot(
     active = list(active)
     declared = {node.name for node in inventory.nodes}
     held = held_gpus(active)
+    ranks = list(ranks)
     lingering = lingering_gpus(active, ranks)
     running_tasks = Counter(job.array_id for job in active if job.array_id)
     looked_up = cache(lookup)  # each other job once
@@ -110,8 +112,10 @@ def build_snapshot(
             _node_view(node, records.get(node.name), held.get(node.name, {}), lingering.get(node.name, {}))
             for node in inventory.nodes
         ),
-        running=tuple(
-            view for job in active if (view := _running_view(job, declared, progress, inventory)) is not None
+        running=sharing_views(
+            [view for job in active if (view := _running_view(job, declared, progress, inventory)) is not None],
+            inventory,
+            ranks,
         ),
         pending=tuple(
             _pending_view(
@@ -140,13 +144,20 @@ def topology_of(inventory: Inventory, records: Mapping[str, NodeRecord]) -> Topo
     return discovered({name: wiring for name, wiring in wired if wiring is not None})
 
 
-def held_gpus(active: Iterable[Job]) -> dict[str, dict[int, str]]:
-    """Node -> GPU index -> id of the job that holds it."""
-    held: dict[str, dict[int, str]] = {}
+def held_gpus(active: Iterable[Job]) -> dict[str, dict[int, tuple[str, ...]]]:
+    """Node -> GPU index -> ids of the jobs that hold it: one, or two that share it."""
+    held: dict[str, dict[int, tuple[str, ...]]] = {}
     for job in active:
         for part in job.allocation.parts if job.allocation else ():
-            held.setdefault(part.node, {}).update(dict.fromkeys(part.gpus, job.id))
+            on = held.setdefault(part.node, {})
+            on.update((gpu, (*on.get(gpu, ()), job.id)) for gpu in part.gpus)
     return held
+
+
+def partners_of(active: Iterable[Job]) -> dict[str, str]:
+    """Job -> the other one that has GPUs of it, too."""
+    pairs = {jobs for on in held_gpus(active).values() for jobs in on.values() if len(jobs) > 1}
+    return {job: other for a, b, *_ in pairs for job, other in ((a, b), (b, a))}
 
 
 def lingering_gpus(active: Iterable[Job], ranks: Iterable[RankRecord]) -> dict[str, dict[int, str]]:
@@ -163,7 +174,9 @@ def lingering_gpus(active: Iterable[Job], ranks: Iterable[RankRecord]) -> dict[s
     return lingering
 
 
-def _node_view(node: Node, record: NodeRecord | None, held: dict[int, str], lingering: dict[int, str]) -> NodeView:
+def _node_view(
+    node: Node, record: NodeRecord | None, held: dict[int, tuple[str, ...]], lingering: dict[int, str]
+) -> NodeView:
     reading = record.reading if record else None
     blocked = {index: f"{GpuState.BUSY}: {why}" for index, why in lingering.items()}
     for status in gpu_states(node, reading, held):
@@ -181,7 +194,20 @@ def _node_view(node: Node, record: NodeRecord | None, held: dict[int, str], ling
         available=state not in NOT_FOR_NEW_JOBS,
         unavailable_reason=_unavailable(state, record),
         links=record.links if record else {},
+        sharing=node.sharing,
+        shareable=_shareable(node.sharing, reading, blocked) if node.sharing is not None else {},
     )
+
+
+def _shareable(sharing: Sharing, reading: NodeReading | None, blocked: Container[int]) -> dict[int, int]:
+    """GPU index -> MiB that two jobs on it may take together, of those that two jobs may have."""
+    return {
+        gpu.index: max(0, gpu.memory_total_mib - DRIVER_MEMORY_MIB)
+        for gpu in (reading.gpus if reading is not None else ())
+        if gpu.memory_total_mib is not None
+        and gpu.index not in blocked
+        and not foreign_processes(gpu, sharing.mode == "mps")
+    }
 
 
 def _unavailable(state: NodeState, record: NodeRecord | None) -> str:
@@ -219,6 +245,32 @@ def _running_view(
         speeds=speeds_of(told),
         left=steps_left(told),
     )
+
+
+def sharing_views(
+    views: list[RunningView], inventory: Inventory, ranks: Iterable[RankRecord]
+) -> tuple[RunningView, ...]:
+    """With what jobs share, and with whom; each GPU that two hold at one of them (`held_once`)."""
+    found = {view.id: view for view in views}
+    if not any(view.spec is not None and view.spec.share for view in views):
+        return tuple(views)
+    modes = {node.name: node.sharing.mode for node in inventory.nodes if node.sharing is not None}
+    ready = {(rank.job_id, rank.attempt, rank.node) for rank in ranks if rank.sharing == modes.get(rank.node, "off")}
+    by_gpu: dict[tuple[str, int], list[str]] = {}
+    for view in views:
+        part = view.allocation.parts[0]
+        if view.spec is None or not view.spec.share:
+            continue
+        if (view.id, view.attempt, part.node) in ready:
+            found[view.id] = msgspec.structs.replace(view, shares=part.gpus)
+        for gpu in part.gpus:
+            by_gpu.setdefault((part.node, gpu), []).append(view.id)
+    for pair in {(job, other) for holders in by_gpu.values() for job, other in combinations(holders, 2)}:
+        for job, view, partner in zip(pair, held_once(found[pair[0]], found[pair[1]]), reversed(pair), strict=True):
+            assert view.spec is not None
+            spec = msgspec.structs.replace(view.spec, preemptible=False)
+            found[job] = msgspec.structs.replace(view, spec=spec, partner=partner)
+    return tuple(found[view.id] for view in views)
 
 
 def finished_lately(reader: Reader, policies: Mapping[str, PolicySpec]) -> tuple[FinishedView, ...]:

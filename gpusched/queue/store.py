@@ -23,6 +23,7 @@ from gpusched.queue.progress import ProgressReads, ProgressWrites
 from gpusched.queue.promotions import PolicyReads, PolicyWrites
 from gpusched.queue.rows import JobWrites
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
+from gpusched.queue.shared import Held, together
 
 DATABASE = "gpusched.db"
 WORK_SINCE_VERSION = 7  # of the schema: before it, nobody noted when the work of an attempt ended
@@ -119,6 +120,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
         trouble: The node's error when a work on it failed last.
         refusals: How often the node answered that it cannot give the output.
         stuck: It cannot be ended: its GPUs are not handed out until it is gone.
+        sharing: How it was made ready to share its GPUs with one other job ("mps", "time-slicing"); "": not at all.
     """
 
     job_id: str
@@ -142,12 +144,14 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = ""
     refusals: int = 0
     stuck: bool = False
+    sharing: str = ""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One started attempt. ``share`` is λ of the paper's Eq. 4: its part of the partition.
 
     ``worked_until``: of one that was stopped to be resized, up to when what it did counts; None: to its end.
+    ``shareable``: of one that may share its GPUs, which they are, by node.
     """
 
     job_id: str
@@ -162,6 +166,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str | None
     nodes: dict[str, int]
     worked_until: float | None = None
+    shareable: dict[str, tuple[int, ...]] = {}
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -350,9 +355,10 @@ class Reader(BeliefReads, PolicyReads, PredictionReads, ProgressReads):
         return [
             Run(
                 job_id=r[0], attempt=r[1], user=r[2], partition=r[3], flavor=r[4], share=r[5], gpus=r[6],
-                start_time=r[7], end_time=r[8], outcome=r[9], nodes=msgspec.json.decode(r[10]), worked_until=r[11],
+                start_time=r[7], end_time=r[8], outcome=r[9], nodes=nodes, worked_until=r[11], shareable=shareable,
             )
             for r in rows
+            for nodes, shareable in (_allocation(r[10]),)
         ]  # fmt: skip
 
     def _overlapping(self, columns: str, since: float, until: float, rest: str = "") -> sqlite3.Cursor:
@@ -394,15 +400,26 @@ class Reader(BeliefReads, PolicyReads, PredictionReads, ProgressReads):
     def gpu_seconds_by_user(self, since: float, half_life_s: float, now: float) -> dict[str, float]:
         """GPU seconds of started attempts by user, each weighed by half for every half-life since it was used.
 
-        The integral is exact: an attempt's GPU seconds between two times decay continuously.
+        The integral is exact: an attempt's GPU seconds between two times decay continuously. Of a GPU that two
+        attempts had each has half.
         """
         sums: dict[str, float] = {}
         rate = math.log(2) / half_life_s
-        for user, gpus, start_time, end_time in self._overlapping("user, gpus, start_time, end_time", since, now):
+        sharing: dict[tuple[int, str], Held] = {}
+
+        def weight(begin: float, end: float) -> float:
+            return max(0.0, (math.exp(-rate * (now - end)) - math.exp(-rate * (now - begin))) / rate)
+
+        columns = "user, gpus, start_time, end_time, allocation"
+        for user, gpus, start_time, end_time, allocation in self._overlapping(columns, since, now):
             end = now if end_time is None else min(end_time, now)
             begin = max(start_time, since)
-            weight = (math.exp(-rate * (now - end)) - math.exp(-rate * (now - begin))) / rate
-            sums[user] = sums.get(user, 0.0) + gpus * max(0.0, weight)
+            sums[user] = sums.get(user, 0.0) + gpus * weight(begin, end)
+            if b"[" in allocation:
+                sharing[len(sharing), user] = Held(_allocation(allocation)[1], begin, end)
+        for (_, a), (_, b), gpus, begin, end in together(sharing):
+            for user in (a, b):
+                sums[user] -= gpus * weight(begin, end) / 2
         return sums
 
     def energy_of_jobs(self) -> dict[str, float]:
@@ -515,7 +532,7 @@ class Store(Reader, BeliefWrites, JobWrites, PolicyWrites, PredictionWrites, Pro
             "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?, NULL)",
             (
                 run.job_id, run.attempt, run.user, run.partition, run.flavor, run.share, run.gpus, run.start_time,
-                msgspec.json.encode(run.nodes),
+                msgspec.json.encode(run.nodes | run.shareable),
             ),
         )  # fmt: skip
 
@@ -578,6 +595,13 @@ class Store(Reader, BeliefWrites, JobWrites, PolicyWrites, PredictionWrites, Pro
             "SELECT sum(energy_j), sum(gpu_s - energy_unknown_s) FROM usage WHERE job_id = ?", (job_id,)
         ).fetchone()
         return row[0] if row[1] else None
+
+
+def _allocation(data: bytes) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
+    """Node -> number of GPUs, and which they are where that was written down."""
+    found: dict[str, int | list[int]] = msgspec.json.decode(data)
+    which = {node: tuple(gpus) for node, gpus in found.items() if isinstance(gpus, list)}
+    return {node: len(gpus) if isinstance(gpus, list) else gpus for node, gpus in found.items()}, which
 
 
 def _connect_read_only(path: Path) -> sqlite3.Connection:

@@ -15,6 +15,7 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.model.units import format_memory
 from gpusched.sched.eligible import ARRAY_FULL, ineligible, may_resize, may_stop
+from gpusched.sched.sharing.rules import Sharer, cannot_share, sharer_of_running, sharer_of_start
 from gpusched.sched.text import count_of, gpus_called, listed_types
 from gpusched.sched.topology.spread import splits
 
@@ -27,8 +28,9 @@ def check(plan: Plan, snapshot: Snapshot) -> tuple[Plan, tuple[Rejection, ...]]:
     Actions are tried in order against the snapshot's nodes, each on what those before it left. A start must be of a
     pending job that may start, whole (one part per rank on distinct nodes, each exactly as asked), on available nodes
     of the job's partition that it may use, with declared GPUs that nobody holds and nothing blocks, and within cores
-    and memory. What a preempted job holds is not free before it is gone, so not within the same plan. Preempted may be
-    what runs, says that it may be, and is not protected by its partition's policy (`may_stop`).
+    and memory. GPUs may be one other job's where both asked to share (`sharing.rules`). What a preempted job holds is
+    not free before it is gone, so not within the same plan. Preempted may be what runs, says that it may be, and is not
+    protected by its partition's policy (`may_stop`).
 
     Returns:
         The plan with sound actions only, and a reason for every pending job that stays: REJECTED where its start was
@@ -68,6 +70,7 @@ class _Ledger:
         self._memory = {node.name: node.memory_mib for node in snapshot.nodes}
         self._holder: dict[tuple[str, int], str] = {}
         self._array_room: dict[str, int] = {}
+        self._sharers = {job.id: one for job in snapshot.running if (one := sharer_of_running(job)) is not None}
         for job in snapshot.running:
             self._hold(job.allocation.parts, job.id)
 
@@ -95,10 +98,13 @@ class _Ledger:
         reason = ineligible(job, self._snapshot.now, self._snapshot.policies) or self._array_full(job)
         if reason is not None:
             return reason.message
+        own = sharer_of_start(job.id, job.user, job.spec, action.allocation.parts)
         why = self._misshapen(job, action.allocation) or next(
-            (w for part in action.allocation.parts if (w := self._forbidden(job, part) or self._short(part))), None
+            (w for part in action.allocation.parts if (w := self._forbidden(job, part) or self._short(part, own))), None
         )
         if why is None:
+            if own is not None:
+                self._share(own)
             self._hold(action.allocation.parts, job.id)
             self._count_task(job)
         return why
@@ -188,9 +194,9 @@ class _Ledger:
             return f"node {node.name} is not available ({node.unavailable_reason or 'no reason given'})"
         return None
 
-    def _short(self, part: NodeAllocation) -> str | None:
+    def _short(self, part: NodeAllocation, own: Sharer | None) -> str | None:
         node = self._nodes[part.node]
-        if why := self._gpu_taken(node, part.gpus):
+        if why := self._gpu_taken(node, part.gpus, own):
             return why
         if part.cores < 0 or part.memory_mib < 0:
             return f"negative cores or memory on {node.name}"
@@ -201,15 +207,32 @@ class _Ledger:
             return f"node {node.name} has {free} of memory free, not {asked}"
         return None
 
-    def _gpu_taken(self, node: NodeView, gpus: tuple[int, ...]) -> str | None:
+    def _gpu_taken(self, node: NodeView, gpus: tuple[int, ...], own: Sharer | None) -> str | None:
         for gpu in gpus:
             if gpu not in node.gpus:
                 return f"node {node.name} has no GPU {gpu}"
             if gpu in node.blocked:
                 return f"GPU {gpu} of {node.name} cannot be used ({node.blocked[gpu]})"
-            if (node.name, gpu) in self._holder:
-                return f"GPU {gpu} of {node.name} is held by job {self._holder[node.name, gpu]}"
+            holder = self._holder.get((node.name, gpu))
+            if holder is not None and (why := self._not_to_share(node, own, holder)) is not None:
+                return f"GPU {gpu} of {node.name} is held by job {holder}{why}"
         return f"a GPU of {node.name} is given twice" if len(set(gpus)) != len(gpus) else None
+
+    def _not_to_share(self, node: NodeView, own: Sharer | None, holder: str) -> str | None:
+        """Why the job cannot have that one's GPUs with it: nothing more to be said where one of them shares none."""
+        if own is None:
+            return ""
+        other = self._sharers.get(holder)
+        why = cannot_share(node, own, other) if other is not None else "which does not share its GPUs"
+        return None if why is None else f": {why}"
+
+    def _share(self, own: Sharer) -> None:
+        """Note what a started job shares, and with whom."""
+        other = self._sharers.get(self._holder.get((own.node, own.gpus[0]), ""))
+        if other is not None:
+            self._sharers[other.id] = other._replace(partner=own.id)
+            own = own._replace(partner=other.id)
+        self._sharers[own.id] = own
 
     def _array_full(self, job: PendingView) -> Reason | None:
         if job.array_room is None:

@@ -34,6 +34,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         jobs: In order of display.
         energies: Joules so far of active jobs, where measured.
         progress: Of active jobs, where they tell of it.
+        partners: Job -> the one with which it shares GPUs.
         counts: State -> number of all jobs; empty in JSON mode.
         preempted: How many waiting jobs were stopped for others.
         prefixes: Id (an array's own for its tasks) -> how many of its characters name it uniquely.
@@ -46,6 +47,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[Job, ...]
     energies: Mapping[str, float] = {}
     progress: Mapping[str, JobProgress] = {}
+    partners: Mapping[str, str] = {}
     counts: Mapping[str, int] = {}
     preempted: int = 0
     prefixes: Mapping[str, int] = {}
@@ -72,6 +74,7 @@ def job_dict(
     energy_j: float | None = None,
     fallbacks: Mapping[str, str] = {},
     progress: JobProgress | None = None,
+    partner: str | None = None,
 ) -> dict[str, Any]:
     """A job as all ``--json`` screens give it. Times are UTC ISO-8601, durations seconds, unknown is None."""
     spec = job.spec
@@ -106,6 +109,7 @@ def job_dict(
         "policy_version": job.policy_version,
         "fallback": fallbacks.get(spec.partition) if job.state is JobState.PENDING else None,
         "progress": None if progress is None else _progress_dict(progress, now),
+        "shared_with": partner,
     }
 
 
@@ -252,11 +256,20 @@ def _cells(jobs: list[Job], listing: Listing, bar: int) -> list[Text]:
         Text(job.spec.flavor or common.UNKNOWN),
         Text(job.state, style=common.state_style(job.state)),
         Text(str(job.spec.gpus)),
-        Text(where_or_why(job)),
+        Text(where_or_why(job) + _beside(job, listing)),
         Text(format_duration(elapsed_s(job, listing.now))),
         Text(format_duration(job.spec.time_limit_s)),
         progress_text(listing.progress.get(job.id), listing.now, bar),
     ]
+
+
+def _beside(job: Job, listing: Listing) -> str:
+    """With whom it shares its GPUs, by as much of the id as names it; or ""."""
+    partner = listing.partners.get(job.id)
+    if partner is None:
+        return ""
+    base, at, index = partner.partition("_")
+    return f" shared with {base[: listing.prefixes.get(base, len(base))]}{at}{index}"
 
 
 def _row_key(job: Job) -> tuple[object, ...]:

@@ -95,6 +95,7 @@ def _figures(row: NodeRow) -> Text:
 
 def _holders(row: NodeRow) -> Text:
     held = Counter(gpu.user or gpu.job for gpu in row.gpus if gpu.job)
+    held.update(gpu.shared_user or gpu.shared_with for gpu in row.gpus if gpu.shared_with)
     line = Text(no_wrap=True, overflow="ellipsis")
     for user, count in held.most_common():
         line.append(f"{', ' if line else ''}{common.clean(user or '')} ")
@@ -115,6 +116,7 @@ def _gpu_table(rows: Sequence[NodeRow], width: int) -> Table:
 
 def _gpu_cells(row: NodeRow, gpu: GpuRow, bar_width: int) -> dict[str, Text | str]:
     use = None if gpu.utilization_pct is None else gpu.utilization_pct / 100
+    both = " + ".join(filter(None, (gpu.job, gpu.shared_with)))
     return {
         "NODE": Text(row.name, "bold"),
         "GPU": str(gpu.index),
@@ -124,8 +126,8 @@ def _gpu_cells(row: NodeRow, gpu: GpuRow, bar_width: int) -> dict[str, Text | st
         "MEMORY": bars.gibibytes(gpu.memory_used_mib, gpu.memory_total_mib),
         "POWER": bars.watts(gpu.power_w, gpu.power_limit_w),
         "TEMP": common.UNKNOWN if gpu.temperature_c is None else f"{gpu.temperature_c}°C",
-        "JOB": Text(gpu.job or ("" if gpu.state is GpuState.FREE else common.UNKNOWN)),
-        "USER": Text(common.clean(gpu.user or "")),
+        "JOB": Text(both or ("" if gpu.state is GpuState.FREE else common.UNKNOWN)),
+        "USER": Text(common.clean(" + ".join(dict.fromkeys(filter(None, (gpu.user, gpu.shared_user)))))),
         "FIGURES": _figures(row),
     }
 

@@ -32,6 +32,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
     ``tasks``: the whole array, where an array was asked for. ``progress``: of its latest attempt that tells of any;
     ``speeds``: GPUs -> steps a second. ``sizes``: of a waiting resizable one, what its policy would give it.
+    ``partner``: the job that has some of its GPUs, too, and ``shared``: which these are and what that costs, as a line.
     """
 
     job: Job
@@ -42,13 +43,15 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     progress: JobProgress | None = None
     speeds: Mapping[int, float] = {}
     sizes: SizesNow | None = None
+    partner: str | None = None
+    shared: str = ""
     warning: str = ""
 
 
 def page_dict(page: Page) -> dict[str, Any]:
     """Everything as JSON: the keys of ``status --json``, the request, the allocation, the attempts, the events."""
     job = page.job
-    return job_dict(job, page.now, page.energy_j, progress=page.progress) | {
+    return job_dict(job, page.now, page.energy_j, progress=page.progress, partner=page.partner) | {
         "spec": msgspec.to_builtins(job.spec) | {"begin_time": iso_utc(job.spec.begin_time)},
         "allocation": [
             {"rank": p.rank, "node": p.node, "gpus": list(p.gpus), "cores": p.cores, "memory_mib": p.memory_mib}
@@ -123,6 +126,8 @@ def _fields(page: Page) -> Iterator[tuple[str, str]]:
     for part in job.allocation.parts if job.allocation else ():
         gpus = common.ranges(part.gpus) or "none"
         yield "on", f"{part.node}: GPUs {gpus}, {part.cores} cores, {format_memory(part.memory_mib)}"
+    if page.shared:
+        yield "shared", page.shared
     yield "submitted", local_time(job.submit_time)
     yield "started", local_time(job.start_time) + (f" (attempt {job.attempt})" if job.attempt > 1 else "")
     yield "ended", local_time(job.end_time)
@@ -168,6 +173,7 @@ def _optional(job: Job) -> Iterator[tuple[str, str]]:
             ("held by", job.held_by),
             ("preemptible", "yes" if spec.preemptible else ""),
             ("exclusive", "yes" if spec.exclusive else ""),
+            ("may share", f"{spec.share}, {format_memory(spec.gpu_memory_mib or 0)} of each GPU" if spec.share else ""),
             ("max spread", spec.max_spread + (f", on up to {spec.max_nodes} nodes" if spec.max_nodes else "")),
             ("stopped", stopped_line(job)),
             ("comment", spec.comment),

@@ -32,6 +32,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
         next_steps: What would help, most useful first.
         warning: Why nothing moves at all, or "".
         fallback: Why the fallback of its partition's agent decides, or "".
+        partner: The job with which it shares GPUs.
         sizes: Of a waiting resizable job: what its policy would give it.
     """
 
@@ -47,6 +48,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     sooner: tuple[Sooner, ...] = ()
     warning: str = ""
     fallback: str = ""
+    partner: str | None = None
     sizes: SizesNow | None = None
 
     @property
@@ -73,7 +75,7 @@ def why_dict(why: Why) -> dict[str, Any]:
         "fallback": why.fallback or None,
         "stopped": why.stopped or None,
         "sizes_now": None if why.sizes is None else sizes_dict(why.sizes),
-        "job": job_dict(why.job, why.now),
+        "job": job_dict(why.job, why.now, partner=why.partner),
     }
 
 

@@ -30,7 +30,7 @@ def failure(kind: str = "timeout", at: float = NOW) -> ProbeFailure:
 
 def update(
     record: NodeRecord, result: NodeReading | ProbeFailure | None, now: float = NOW, has_jobs: bool = False,
-    held: dict[int, str] | None = None,
+    held: dict[int, tuple[str, ...]] | None = None,
 ) -> tuple[NodeRecord, list[str]]:  # fmt: skip
     observation = Observation(began=now - 1, result=result) if result is not None else None
     changed, events = update_record(record, NODE, observation, held or {}, has_jobs, SETTINGS, now)
@@ -76,7 +76,7 @@ def test_a_runtime_that_does_not_answer_takes_the_node_down_but_its_figures_coun
 
 
 def test_states_of_a_node_in_use() -> None:
-    some, whole = {0: "j"}, {i: "j" for i in range(GPUS)}
+    some, whole = {0: ("j",)}, {i: ("j",) for i in range(GPUS)}
     assert update(SEEN, reading(), has_jobs=True, held=some)[0].state == NodeState.MIXED
     assert update(SEEN, reading(), has_jobs=True, held=whole)[0].state == NodeState.ALLOCATED
     drained = msgspec.structs.replace(SEEN, drain_reason="fan", drained_by="root")
@@ -147,7 +147,7 @@ def test_faults_are_counted_and_all_held_gpus_make_a_node_full() -> None:
     assert events == ["gpu_lost", "gpu_lost"]
     assert record.reason.startswith("2 GPUs: GPU 1 LOST: ")
     assert record.reason.endswith(", ...")
-    almost = {i: "j" for i in range(GPUS - 1)}
+    almost = {i: ("j",) for i in range(GPUS - 1)}
     assert update(SEEN, reading(), has_jobs=True, held=almost)[0].state == NodeState.MIXED
     cpu = msgspec.structs.replace(NODE, gpus=0)
     observation = Observation(began=NOW - 1, result=reading(gpus=()))

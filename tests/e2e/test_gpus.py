@@ -116,6 +116,56 @@ def test_a_job_is_charged_its_own_gpus_energy_and_no_others(cluster: Cluster, sh
     assert job in cluster.cli("power", "--by", "job").stdout
 
 
+def test_two_jobs_share_gpus_and_the_end_of_one_leaves_the_other_alone(stopped: Cluster, share: Path) -> None:
+    pipe = share / "mps"
+    sharing = {"mode": "mps", "slowdown": 0.9, "pipe": str(pipe)}
+    stopped.write_inventory(nodes={"dgx001": {"sharing": sharing}})
+    pipe.mkdir()
+    stopped.start_controller()
+    node = stopped.node("dgx001")
+    asked = ("--nodelist", "dgx001", "--cpus", "2", "--mem", "256M", "--share", "pairs", "--gpu-mem", "20G",
+             "--mount", f"{share}:/share")  # fmt: skip
+    first = stopped.sh(f"trap 'exit 3' TERM; {WAIT}", *asked, "--gpus", "8", "-J", "first")
+    held = stopped.wait_state(first, "RUNNING").allocation
+    second = stopped.sh(f"env >/share/env; {WAIT}", *asked, "--gpus", "2", "-J", "second")
+    alone = stopped.sh(WAIT, "--gpus", "1", "--nodelist", "dgx001", "--mount", f"{share}:/share")
+    beside = stopped.wait_state(second, "RUNNING").allocation
+    assert held is not None
+    assert beside is not None
+    assert (held.parts[0].gpus, beside.parts[0].gpus) == (tuple(range(8)), (0, 1))
+    env = dict(line.split("=", 1) for line in wait_until(lambda: (share / "env").read_text(), 20, "env").splitlines())
+    assert env["CUDA_MPS_PIPE_DIRECTORY"] == str(pipe)
+    assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=20480M,1=20480M"
+    assert stopped.wait_state(alone, "PENDING").allocation is None
+
+    form = ["/usr/bin/podman", "inspect", "--format", "{{.State.Pid}}"]
+    pids = [int(node.run([*form, f"gpusched-{job}-1-0"]).stdout) for job in (first, second)]
+    node.nvml_set({"gpu1.procs": ",".join(f"{pid}:{1 << 30}" for pid in pids)})
+    wait_until(lambda: len(gpu(stopped, "dgx001", 1)["processes"]) == 2, 20, "both processes to be seen")
+    both = gpu(stopped, "dgx001", 1)
+    assert (both["state"], both["reason"], {both["job"], both["shared_with"]}) == ("ALLOCATED", "", {first, second})
+    assert gpu(stopped, "dgx001", 2)["shared_with"] is None
+    assert stopped.json("status", first)[0]["shared_with"] == second
+    assert f"GPUs 0-1 of dgx001 with job {first} (first of root)" in stopped.cli("show", second).stdout
+    stopped.kill_controller()
+    stopped.start_controller()
+    assert [stopped.state_of(job) for job in (first, second, alone)] == ["RUNNING", "RUNNING", "PENDING"]
+    before = gpu(stopped, "dgx001", 1)["energy_j"]
+    node.nvml_set({"gpu1.energy_mj": int(1000 * before) + 8_000_000})
+    wait_until(lambda: gpu(stopped, "dgx001", 1)["energy_j"] == before + 8000, 20, "the counter to be read")
+
+    node.run(["/usr/bin/podman", "kill", f"gpusched-{second}-1-0"])
+    stopped.wait_state(second, "FAILED")
+    assert stopped.state_of(first) == "RUNNING"
+    assert gpu(stopped, "dgx001", 1)["shared_with"] is None
+    energies = [stopped.json("show", job)["energy_j"] for job in (first, second)]
+    assert energies[1] == pytest.approx(4000)
+    assert sum(energies) == pytest.approx(8000)
+    (share / "go").touch()
+    for job in (first, alone):
+        stopped.wait_state(job, "COMPLETED")
+
+
 def test_a_gang_starts_together_meets_and_ends_together(house: Cluster, share: Path) -> None:
     gate = share / "gate"
     slow = f'if [ "$1" = create ]; then until [ -e {gate} ]; do sleep 0.05; done; fi'

@@ -160,7 +160,7 @@ BAD = {
     "name in defaults": (
         "defaults: {name: n}\npartitions: {}\n",
         ":1: defaults.name: found an unknown key, expected one of cores, gpu_indices, gpu_type, gpus, key, memory, memory_mib, "
-        "port, rated_power, rated_power_w, runtime, simulated_gpus, transport, user",
+        "port, rated_power, rated_power_w, runtime, sharing, simulated_gpus, transport, user",
     ),
     # Nodes
     "node a number list": (with_node("[1]"), f":6: {AT}: found a list, expected a node: a host name, or a mapping with a name"),
@@ -180,7 +180,7 @@ BAD = {
     "unknown node key": (with_node("{name: n2, gpu: 4}"),
                          f":6: {AT}.gpu: found an unknown key, expected one of address, cores, fabric_address, "
                          "gpu_indices, gpu_type, gpus, key, memory, memory_mib, name, port, rated_power, rated_power_w, "
-                         "runtime, simulated_gpus, transport, user: did you mean gpus?"),
+                         "runtime, sharing, simulated_gpus, transport, user: did you mean gpus?"),
     "negative gpus": (with_node("{name: n2, gpus: -1}"), f":6: {AT}.gpus: found -1, expected a number of GPUs from 0 to 64"),
     "gpus quoted": (with_node("{name: n2, gpus: '8'}"), f':6: {AT}.gpus: found "8", expected a number of GPUs from 0 to 64'),
     "gpus nothing": (with_node("{name: n2, gpus: }"), f":6: {AT}.gpus: found nothing, expected a number of GPUs from 0 to 64"),

@@ -29,7 +29,7 @@ def reading(*gpus: Gpu, **fields: Any) -> NodeReading:
 
 
 def one(gpu: Gpu, holder: str | None = None) -> tuple[GpuState, str, str | None]:
-    (status,) = gpu_states(node(), reading(gpu), {0: holder} if holder else {})
+    (status,) = gpu_states(node(), reading(gpu), {0: (holder,)} if holder else {})
     return status.state, status.reason, status.job_id
 
 
@@ -115,7 +115,7 @@ def test_memory_without_a_process_is_busy() -> None:
     ],
 )
 def test_without_figures_everything_is_unknown_with_a_reason(read: NodeReading | None) -> None:
-    for status in gpu_states(node(2), read, {1: JOB}):
+    for status in gpu_states(node(2), read, {1: (JOB,)}):
         assert status.state is GpuState.UNKNOWN
         assert status.reason
         assert status.job_id == (JOB if status.index == 1 else None)
@@ -142,8 +142,10 @@ gpus = st.builds(
 )
 
 
-@given(st.lists(gpus, max_size=8, unique_by=lambda g: g.index), st.dictionaries(st.integers(0, 7), st.just(JOB)))
-def test_every_declared_gpu_once_and_free_only_when_truly_quiet(found: list[Gpu], held: dict[int, str]) -> None:
+@given(st.lists(gpus, max_size=8, unique_by=lambda g: g.index), st.dictionaries(st.integers(0, 7), st.just((JOB,))))
+def test_every_declared_gpu_once_and_free_only_when_truly_quiet(
+    found: list[Gpu], held: dict[int, tuple[str, ...]]
+) -> None:
     states = gpu_states(node(8), reading(*found), held)
     assert [s.index for s in states] == list(range(8))
     by_index = {g.index: g for g in found}

@@ -51,6 +51,8 @@ class Apptainer(SupervisedRuntime):
         # --no-eval keeps $() in variables what it is.
         options = ["--no-eval", "--cleanenv", *(["--nv"] if request.gpus else [])]
         options += ["--pwd", request.workdir] if request.workdir is not None else []
+        if request.mps_pipe is not None:
+            options += ["--mount", f"type=bind,src={request.mps_pipe},dst={request.mps_pipe}"]
         for mount in request.mounts:
             read_only = ",ro" if mount.read_only else ""
             options += ["--mount", f"type=bind,src={mount.source},dst={mount.target}{read_only}"]

@@ -42,6 +42,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
         mounts_beneath: Folders of the node beneath which the mounts' sources must lie when they are mounted, wherever
             links lead by then; None where the submitter may mount anything.
         job_dirs: Beneath which folder, on a disk that all nodes share, jobs have their own ones; None: on each node.
+        mps_pipe: Folder of the MPS control daemon's pipes, which the job must reach; None: it has its GPUs otherwise.
     """
 
     name: str
@@ -67,6 +68,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: tuple[str, ...] = ()
     mounts_beneath: tuple[str, ...] | None = None
     job_dirs: str | None = None
+    mps_pipe: str | None = None
 
     @property
     def ref(self) -> AttemptRef:

@@ -314,9 +314,7 @@ memlock() {{
             *self.create_arguments,
             *("--network", request.network),
             *("--cpus", str(request.cores), "--memory", f"{request.memory_mib}m"),
-            # PyTorch's loaders and NCCL want a big /dev/shm. Its own one, bounded by the job's memory (its pages count
-            # there anyway), goes away with the container; with --ipc host a killed job's segments would stay.
-            *("--shm-size", f"{request.memory_mib}m"),
+            *_shared_memory(request),
             *self.gpu_arguments(request.gpus),
             *user,
             *(("--workdir", request.workdir) if request.workdir is not None else ()),
@@ -360,6 +358,15 @@ class Docker(EngineRuntime):
         if not gpus:
             return ("--env", "NVIDIA_VISIBLE_DEVICES=void")
         return ("--gpus", f'"device={",".join(map(str, gpus))}"')
+
+
+def _shared_memory(request: LaunchRequest) -> tuple[str, ...]:
+    # PyTorch's loaders and NCCL want a big /dev/shm. Its own one, bounded by the job's memory (its pages count
+    # there anyway), goes away with the container; with --ipc host a killed job's segments would stay. MPS needs that:
+    # its server and its clients talk by segments of the node.
+    if request.mps_pipe is None:
+        return ("--shm-size", f"{request.memory_mib}m")
+    return ("--ipc", "host", "--mount", _mount(request.mps_pipe, request.mps_pipe, False))
 
 
 def _own_binds(request: LaunchRequest) -> dict[str, str]:

@@ -40,9 +40,11 @@ _SPREAD = 0.1  # of paces of equal jobs, in logarithms, until there are a few
 _LEAST_SPREAD = 0.02
 _FEW = 4
 _OF_FORMULA = 0.15  # how far the formula is off where it cannot say itself; on measured tables four in five are within
-PRIORS: Mapping[Link, tuple[float, float]] = {"server": (-1.7, 0.7), "nic": (-0.95, 1.0), "uplink": (-0.95, 1.0)}
+PRIORS: Mapping[Link, tuple[float, float]] = {
+    "server": (-1.7, 0.7), "nic": (-0.95, 1.0), "uplink": (-0.95, 1.0), "gpu": (-0.25, 0.7)
+}  # fmt: skip
 """Mean and variance of the logarithms of sensitivity and pressure: as fitted to HiEST's and DeepShare's tables. Uplinks
-were never measured publicly: as NICs."""
+were never measured publicly: as NICs. GPUs: as Gavel's P100 and V100, where jobs lose more than in PAL's table."""
 
 
 class Alone(NamedTuple):

@@ -1,0 +1,257 @@
+"""After the policies: jobs that wait and may share are put beside one that runs, where neither loses too much.
+
+A job is started so only if
+
+- it waits for want of room, and both have asked for it (`rules.cannot_share`),
+- each of the two is predicted to be slower by no more than its node says: as measured of their kinds, else by the
+  formula, else as jobs of public tables (`beliefs.cost_of_neighbour`),
+- the first job of its partition's queue fits no later by it, by the limits of what runs.
+
+Queues are gone through in their order; of several jobs to share with it is the one with which the slower of the two
+loses least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from gpusched.model.interference import Cost, KindBelief, kind_of
+from gpusched.model.jobs import Allocation, JobState, NodeAllocation
+from gpusched.model.plan import Plan, ReasonCode, Start
+from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot, held_once
+from gpusched.model.units import format_memory
+from gpusched.sched.gpus import links_matrix, nearest_gpus
+from gpusched.sched.interference.beliefs import cost_of_neighbour
+from gpusched.sched.sharing.rules import Sharer, cannot_share, sharer_of_running, sharer_of_start
+from gpusched.sched.tally import barred, counts_of, earliest, fits, need, plain_order
+from gpusched.sched.text import count_of
+
+Believed = Callable[[str], KindBelief | None]
+"""Kind -> what is believed of it; None: nothing."""
+
+MOST_LOOKED_AT = 64  # different jobs in a decision; each costs a look at all that share, and maybe at all nodes
+_WAITS_FOR_ROOM = frozenset({ReasonCode.RESOURCES, ReasonCode.PRIORITY, ReasonCode.BACKFILL})
+
+
+class Beside(NamedTuple):
+    """A place beside another job.
+
+    Attributes:
+        own, others: How much slower the job and the other one are expected to be.
+    """
+
+    other: Sharer
+    part: NodeAllocation
+    own: Cost
+    others: Cost
+
+    @property
+    def worst(self) -> float:
+        """By which part the slower of the two is slower."""
+        return max(self.own.slower, self.others.slower)
+
+    @property
+    def line(self) -> str:
+        """As a person reads it."""
+        gpus = f"GPU {', '.join(map(str, self.part.gpus))} of {self.part.node}"
+        return f"{gpus} with job {self.other.id}: {self.own.line('alone')}; that one {self.others.line('alone')}"
+
+
+def with_shared(plan: Plan, snapshot: Snapshot, believed: Believed) -> Plan:
+    """The plan with the starts of jobs that share; the plan itself where there are none."""
+    if not any(node.shareable for node in snapshot.nodes) or not any(job.spec.share for job in snapshot.pending):
+        return plan
+    room = _Room(plan, snapshot, believed)
+    reasons = dict(plan.reasons)
+    in_vain: set[tuple[object, ...]] = set()  # what is left only shrinks
+    for partition in {node.partition: None for node in snapshot.nodes if node.shareable}:
+        for job in plain_order(snapshot, partition):
+            reason = reasons.get(job.id)
+            if not job.spec.share or reason is None or reason.code not in _WAITS_FOR_ROOM or room.array_full(job):
+                continue
+            alike = _alike(job)
+            if alike in in_vain or len(in_vain) + len(room.starts) >= MOST_LOOKED_AT:
+                continue
+            found, _ = room.best(job)
+            if found is None or room.delays(job, found) is not None:
+                in_vain.add(alike)
+                continue
+            room.start(job, found)
+            del reasons[job.id]
+    return replace(plan, actions=(*plan.actions, *room.starts), reasons=reasons) if room.starts else plan
+
+
+def sharing_now(snapshot: Snapshot, job_id: str, believed: Believed) -> str:
+    """Whether a waiting job could share GPUs now, and with whom, or why not, in a sentence; "": it does not ask to."""
+    job = next((job for job in snapshot.pending if job.id == job_id), None)
+    own = [node for node in snapshot.nodes if job is not None and node.partition == job.spec.partition]
+    if job is None or not job.spec.share or not any(node.sharing for node in own):
+        return ""
+    room = _Room(Plan(), snapshot, believed)
+    found, why = room.best(job)
+    if found is None:
+        return f"it cannot share GPUs now: {why}"
+    if head := room.delays(job, found):
+        return f"it does not share {found.line}: job {head} before it would start later"
+    return f"it may share {found.line}"
+
+
+class _Room:
+    """What is left, as jobs are started."""
+
+    def __init__(self, plan: Plan, snapshot: Snapshot, believed: Believed) -> None:
+        self.starts: list[Start] = []
+        self._believed = believed
+        self._kinds: dict[str, KindBelief] = {}
+        self._costs: dict[tuple[str, str], Cost] = {}
+        self._nodes = {node.name: node for node in snapshot.nodes}
+        self._pending = {job.id: job for job in snapshot.pending}
+        self._array_room = {j.array_id or j.id: j.array_room for j in snapshot.pending if j.array_room is not None}
+        self._snapshot = snapshot
+        leaving = {action.job_id for action in plan.actions if not isinstance(action, Start)}
+        stays = (JobState.STARTING, JobState.RUNNING)
+        running = (job for job in snapshot.running if job.state in stays and job.id not in leaving)
+        self._sharers = {one.id: one for job in running if (one := sharer_of_running(job)) is not None}
+        for action in plan.actions:
+            if isinstance(action, Start):
+                self._take(self._pending[action.job_id], action.allocation)
+        self._counts = counts_of(self._snapshot)
+
+    def _take(self, job: PendingView, allocation: Allocation) -> None:
+        """Note a start of this decision."""
+        left = tuple(other for other in self._snapshot.pending if other.id != job.id)
+        self._snapshot = replace(
+            self._snapshot, pending=left, running=(*self._snapshot.running, self._view(job, allocation))
+        )
+        if job.array_room is not None:
+            self._array_room[job.array_id or job.id] = (self._array_room[job.array_id or job.id] or 0) - 1
+        one = sharer_of_start(job.id, job.user, job.spec, allocation.parts)
+        if one is not None and self._nodes[one.node].sharing is not None:
+            self._sharers[job.id] = one
+
+    def _view(self, job: PendingView, allocation: Allocation) -> RunningView:
+        now = self._snapshot.now
+        return RunningView(
+            id=job.id, user=job.user, allocation=allocation, start_time=now, expected_end=now + job.spec.time_limit_s,
+            array_id=job.array_id, state=JobState.STARTING, spec=job.spec,
+        )  # fmt: skip
+
+    def array_full(self, job: PendingView) -> bool:
+        """Whether no more tasks of its array may start."""
+        room = self._array_room.get(job.array_id or job.id)
+        return room is not None and room <= 0
+
+    def best(self, job: PendingView) -> tuple[Beside | None, str]:
+        """The place where the slower of the two loses least; or why there is none, the nearest miss."""
+        found: Beside | None = None
+        misses: list[tuple[int, float, str]] = []
+        for other in self._sharers.values():
+            one = self._beside(job, other)
+            if not isinstance(one, Beside):
+                misses.append(one)
+            elif found is None or (one.worst, other.id) < (found.worst, found.other.id):
+                found = one
+        if found is not None:
+            return found, ""
+        return None, min(misses)[2] if misses else "no job runs that shares its GPUs"
+
+    def _beside(self, job: PendingView, other: Sharer) -> Beside | tuple[int, float, str]:
+        """Its place beside the other, or why there is none, with how far from possible that is."""
+        node, count, spec = self._nodes[other.node], self._counts[other.node], job.spec
+        why: str | None = barred(job, node) or ("" if node.available else "takes no jobs now")
+        if why:
+            return 5, 0.0, f"node {node.name} {why}"
+        if spec.gpus_per_node > len(other.gpus):
+            return 4, 0.0, f"job {other.id} has {count_of(len(other.gpus), 'GPU')}, it asks for {spec.gpus_per_node}"
+        gpus = _chosen(node, other.gpus, spec.gpus_per_node)
+        part = NodeAllocation(
+            rank=0, node=node.name, gpus=gpus, cores=spec.cores_per_node, memory_mib=spec.memory_mib_per_node
+        )
+        own = sharer_of_start(job.id, job.user, spec, (part,))
+        assert own is not None
+        if why := cannot_share(node, own, other):
+            return 3, 0.0, why
+        if any(gpu in node.blocked for gpu in gpus):
+            return 3, 0.0, f"GPUs of {node.name} cannot be used now"
+        if count.cores < spec.cores_per_node or count.memory_mib < spec.memory_mib_per_node:
+            free = f"{count_of(max(0, count.cores), 'core')} and {format_memory(max(0, count.memory_mib))} of memory"
+            return 2, 0.0, f"node {node.name} of job {other.id} has {free} free"
+        assert node.sharing is not None
+        mine, its = kind_of(job.user, spec.name), kind_of(other.user, other.name)
+        found = Beside(other, part, self._cost(mine, its), self._cost(its, mine))
+        if found.worst <= node.sharing.slowdown:
+            return found
+        text = f"{found.line}; {node.name} allows {100 * node.sharing.slowdown:.0f} %"
+        return 1, found.worst, text
+
+    def _cost(self, kind: str, beside: str) -> Cost:
+        if (kind, beside) not in self._costs:
+            for one in (kind, beside):
+                if one not in self._kinds:
+                    self._kinds[one] = self._believed(one) or KindBelief(kind=one)
+            self._costs[kind, beside] = cost_of_neighbour(self._kinds[kind], self._kinds[beside], "gpu")
+        return self._costs[kind, beside]
+
+    def delays(self, job: PendingView, found: Beside) -> str | None:
+        """The first job of its queue, if that fits later by it, by the limits of what runs."""
+        head = self._head(job)
+        if head is None:
+            return None
+        before = self._fits_at(head, self._snapshot)
+        return head.id if self._fits_at(head, self._with(job, found)) > before else None
+
+    def _head(self, job: PendingView) -> PendingView | None:
+        own = [count for count in self._counts.values() if count.node.partition == job.spec.partition]
+        for other in plain_order(self._snapshot, job.spec.partition):
+            if other.id == job.id:
+                return None
+            if not self.array_full(other) and fits(other, own, lambda count: count.usable):
+                return other
+        return None
+
+    def _fits_at(self, job: PendingView, snapshot: Snapshot) -> float:
+        """When it fits at the latest, alone in the queue (Unix seconds)."""
+        counts = counts_of(snapshot)
+        found = earliest(snapshot, job, counts)
+        if found is not None:
+            return found[0]
+        own = [count for count in counts.values() if count.node.partition == job.spec.partition]
+        return snapshot.now if fits(job, own, lambda count: count.free) else float("inf")
+
+    def _with(self, job: PendingView, found: Beside) -> Snapshot:
+        """The snapshot with the job there."""
+        mine = self._view(job, Allocation(job.id, (found.part,)))
+        running = list(self._snapshot.running)
+        at = next(i for i, view in enumerate(running) if view.id == found.other.id)
+        running[at], mine = held_once(running[at], mine)
+        left = tuple(other for other in self._snapshot.pending if other.id != job.id)
+        return replace(self._snapshot, pending=left, running=(*running, mine))
+
+    def start(self, job: PendingView, found: Beside) -> None:
+        """Start it there."""
+        self._snapshot = self._with(job, found)
+        self._counts = counts_of(self._snapshot)
+        if job.array_room is not None:
+            self._array_room[job.array_id or job.id] = (self._array_room[job.array_id or job.id] or 0) - 1
+        self._sharers[found.other.id] = found.other._replace(partner=job.id)
+        self.starts.append(Start(job.id, Allocation(job.id, (found.part,))))
+
+
+def _alike(job: PendingView) -> tuple[object, ...]:
+    """The same for jobs that can share in the same places, and cost the same there."""
+    spec = job.spec
+    asked = (*need(spec), spec.gpu_memory_mib, spec.time_limit_s)
+    where = (spec.nodelist, spec.exclude, spec.gpu_types, job.excluded_nodes)
+    return spec.partition, kind_of(job.user, spec.name), asked, where
+
+
+def _chosen(node: NodeView, gpus: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """So many of these GPUs, the nearest to each other."""
+    if count >= len(gpus) or not node.links:
+        return tuple(sorted(gpus))[:count]
+    known = sorted(node.gpus)
+    at = tuple(sorted(known.index(gpu) for gpu in gpus))
+    return tuple(known[i] for i in nearest_gpus(links_matrix(known, node.links), at, count))
