@@ -38,7 +38,16 @@ from gpusched.model.reports import (
     TopologyReport,
     WiredNode,
 )
-from gpusched.model.resources import Inventory, LogSettings, Node, Partition, ResizeRules, RuntimeName, Settings
+from gpusched.model.resources import (
+    Inventory,
+    LogSettings,
+    Node,
+    Partition,
+    ResizeRules,
+    RuntimeName,
+    Settings,
+    Sharing,
+)
 from gpusched.model.topology import Switch
 from gpusched.nightly.proof import Verdict
 from gpusched.queue.lifecycle import TRANSITIONS
@@ -206,6 +215,12 @@ def _placement() -> str:
 def _node() -> str:
     defaults = {"transport": code("ssh"), "simulated_gpus": code("false")}
     return _keys(inventory_fields.NODE, words.NODE, defaults)
+
+
+def _sharing() -> str:
+    plain = Sharing(mode="mps")
+    defaults = {key: _default(getattr(plain, key), key) for key in ("slowdown", "pipe")}
+    return _keys(inventory_fields.SHARING, words.SHARING, defaults)
 
 
 def _flavor() -> str:
@@ -390,6 +405,8 @@ def job_variables() -> dict[str, str]:
         "GPUSCHED_CONTAINER": "gpusched-1qdvhwy21kc_3-1-1",
         "GPUSCHED_HOSTFILE": "/etc/gpusched-hostfile",
         "GPUSCHED_JOB_DIR": "/gpusched",
+        "CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=20480M",
     }
 
 
@@ -410,6 +427,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "placement": _placement,
     "resizable": _resizable,
     "node": _node,
+    "sharing": _sharing,
     "flavor": _flavor,
     "switch": _switch,
     "twins": _twins,

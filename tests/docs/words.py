@@ -137,6 +137,16 @@ NODE = {
     ),
     "runtime": ("`podman`, `docker`, `apptainer` or `process`", "Required. How jobs are run."),
     "simulated_gpus": ("`true` or `false`", "GPU figures are made up and marked so. For demonstrations only."),
+    "sharing": ("mapping", "Whether two jobs that ask for it may have the same GPUs; see below. Without it they may not."),
+}
+SHARING = {
+    "mode": (
+        "`mps`, `time-slicing` or `none`",
+        "Required. `mps`: by a control daemon of CUDA's Multi-Process Service that runs there, for jobs of one user. "
+        "`time-slicing`: in turns, as the driver does it. `none`: as without `sharing`, against `defaults`.",
+    ),
+    "slowdown": ("0 to 100", "By which part either of the two may be slower than alone, as predicted: `0.3` is 30 %."),
+    "pipe": ("absolute path", "Of `mps`: the folder of the daemon's pipes."),
 }
 FLAVOR = {
     "gpus": ("number", "Required. GPUs of the whole job."),
@@ -279,6 +289,7 @@ _JOB = {
         "late), `saved_step`, `saved_time`, `error`; or null."
     ),
     "fallback": "While it waits: why the fallback of its partition's agent decides, or null.",
+    "shared_with": "Id of the job that has some of its GPUs, too, or null.",
 }
 _SIZES_NOW = (
     "Of a resizable job that waits where the policy chooses sizes: `fits` (sizes for which there is room), `least` (it "
@@ -348,6 +359,8 @@ JSON: dict[str, dict[str, str]] = {
         "max_nodes": "Its GPUs may be spread in equal parts over up to so many nodes; null: exactly `nodes`.",
         "placement_wait_s": "Seconds that it waits for the fewest nodes, in one rack; null: as its policy says.",
         "exclusive": "Whether it has asked for whole nodes.",
+        "share": "`pairs`: its GPUs may be one other job's, too; empty: not.",
+        "gpu_memory_mib": "Of a job that may share: MiB that it takes of each GPU at the most; else null.",
         "comment": "Text.",
     },
     "why": {
@@ -405,6 +418,8 @@ JSON: dict[str, dict[str, str]] = {
         "reason": "Why it is not FREE, or what is odd about it.",
         "job": "The job that holds it, or null.",
         "user": "That job's user, or null.",
+        "shared_with": "The other job that has it, too, or null.",
+        "shared_user": "That one's user, or null.",
         "memory_total_mib": "MiB, or null.",
         "memory_used_mib": "MiB, or null.",
         "utilization_pct": "0 to 100, or null.",
@@ -617,6 +632,8 @@ JOB_VARIABLES = {
     "NODE_RANK": "The same.",
     "LOCAL_RANK": "Always 0: gpusched starts one process per node.",
     "OMP_NUM_THREADS": "Cores per GPU on this node. `--env` may set another.",
+    "CUDA_MPS_PIPE_DIRECTORY": "Of jobs with `--share` on nodes whose GPUs are shared by MPS: where its daemon listens.",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "Likewise: `--gpu-mem` for each of the job's GPUs, which CUDA keeps.",
     "GPUSCHED_JOB_ID": "Job id.",
     "GPUSCHED_JOB_NAME": "Its name.",
     "GPUSCHED_ATTEMPT": "1 for the first start.",
