@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from gpusched.cluster.base import Observation, Operation, Outcome, RankKey
 from gpusched.model.jobs import container_name
 from gpusched.model.readings import ContainerReading, Gpu, NodeReading, ProbeFailure
-from gpusched.model.resources import Flavor, Inventory, Node, Partition, RuntimeName, Settings
+from gpusched.model.resources import Flavor, Inventory, Node, Partition, RuntimeName, Settings, Sharing
 from gpusched.queue.clock import Clock
 
-GPUS = 4
+GPUS, GPU_MIB = 4, 41 << 10
 
 
 @dataclass
@@ -199,7 +199,9 @@ def reading_of(host: Host, now: float) -> NodeReading:
         boot_id=f"{host.name}-{host.boot}",
         clock_skew_s=host.ahead,
         source="nvml",
-        gpus=tuple(Gpu(index=i, uuid=f"GPU-{host.name}-{i}", energy_j=now * 100) for i in range(GPUS)),
+        gpus=tuple(
+            Gpu(index=i, uuid=f"GPU-{host.name}-{i}", energy_j=now * 100, memory_total_mib=GPU_MIB) for i in range(GPUS)
+        ),
         containers=None
         if boxes is None
         else tuple(
@@ -217,11 +219,11 @@ def reading_of(host: Host, now: float) -> NodeReading:
     )
 
 
-def inventory(nodes: int = 3) -> Inventory:
+def inventory(nodes: int = 3, sharing: Sharing | None = None) -> Inventory:
     declared = tuple(
         Node(
             name=f"n{i}", partition="p", address=f"n{i}", gpus=GPUS, cores=16, memory_mib=65536,
-            rated_power_w=1000.0, runtime=RuntimeName.PODMAN,
+            rated_power_w=1000.0, runtime=RuntimeName.PODMAN, sharing=sharing,
         )
         for i in range(nodes)
     )  # fmt: skip
@@ -231,9 +233,9 @@ def inventory(nodes: int = 3) -> Inventory:
     return Inventory(path="inventory.yaml", partitions=(partition,), settings=settings)
 
 
-def without(names: Collection[str]) -> Inventory:
+def without(names: Collection[str], sharing: Sharing | None = None) -> Inventory:
     """`inventory` after an edit that lost some nodes."""
-    whole = inventory()
+    whole = inventory(sharing=sharing)
     (partition,) = whole.partitions
     left = tuple(node for node in partition.nodes if node.name not in names)
     return msgspec.structs.replace(whole, partitions=(msgspec.structs.replace(partition, nodes=left),))

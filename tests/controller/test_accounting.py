@@ -60,6 +60,27 @@ def test_two_jobs_within_one_span() -> None:
     assert {k: r.energy_j for k, r in rows.items()} == pytest.approx({"a": 300.0, "b": 450.0, "": 750.0})
 
 
+def test_two_jobs_on_one_gpu_have_half_each_while_both_are_there() -> None:
+    """10 s, 1000 J; both for 4 s, then one alone."""
+    rows = between(
+        reading(T, energy_j=5000.0, utilization_pct=0.0), reading(T + 10, energy_j=6000.0, utilization_pct=100.0),
+        Holding("b", "bob", T + 4, shares=True), Holding("a", "alice", T + 10, shares=True),
+    )  # fmt: skip
+    assert {k: (r.gpu_s, r.energy_j, r.util_s) for k, r in rows.items()} == {
+        "b": (2.0, pytest.approx(200.0), 1.0), "a": (8.0, pytest.approx(800.0), 4.0),
+    }  # fmt: skip
+
+
+def test_one_after_the_other_shares_nothing() -> None:
+    """Where one of two did not agree they were never there together."""
+    for shares in ((True, False), (False, True)):
+        rows = between(
+            reading(T, power_w=100.0), reading(T + 10, power_w=100.0),
+            Holding("a", "alice", T + 4, shares=shares[0]), Holding("b", "bob", T + 10, shares=shares[1]),
+        )  # fmt: skip
+        assert {k: r.gpu_s for k, r in rows.items()} == {"a": 4.0, "b": 6.0}
+
+
 def test_a_span_over_a_buckets_border_is_split_there() -> None:
     rows = usage_between(
         NODE, reading(T + BUCKET_S - 3, energy_j=0.0), reading(T + BUCKET_S + 1, energy_j=40.0), {}
@@ -180,6 +201,39 @@ def test_holdings_of_jobs_that_wait_run_and_have_ended() -> None:
     assert held[1] == [Holding("a", "u", T + 5)]
     assert held[2] == [Holding("c", "u", T + 5)], "pulling an image holds the GPU too"
     assert holdings("n1", [job("a", (0,), T, None)], T) == {}
+
+
+def test_whose_request_agreed_shares() -> None:
+    part = NodeAllocation(rank=0, node="n0", gpus=(0,), cores=1, memory_mib=1)
+    pair = [
+        Job(
+            id=name, user="u", uid=1, spec=spec(share="pairs", gpu_memory_mib=1), state=JobState.RUNNING,
+            submit_time=T, allocation=Allocation(name, (part,)),
+        )
+        for name in ("a", "b")
+    ]  # fmt: skip
+    assert [holding.shares for holding in holdings("n0", pair, T)[0]] == [True, True]
+
+
+@given(
+    ends=st.lists(st.tuples(st.integers(0, 700), st.booleans()), max_size=5), joules=st.integers(0, 10**6),
+    use=st.integers(0, 100),
+)  # fmt: skip
+def test_what_a_gpu_did_is_charged_once_whoever_shared_it(ends: list[tuple[int, bool]], joules: int, use: int) -> None:
+    held = [Holding(f"j{i}", "u", T + end, shares) for i, (end, shares) in enumerate(sorted(ends))]
+    before = reading(T, energy_j=0.0, utilization_pct=float(use))
+    rows = usage_between(NODE, before, reading(T + 600, energy_j=float(joules), utilization_pct=float(use)), {0: held})
+    assert sum(r.energy_j for r in rows) == pytest.approx(joules)
+    assert sum(r.gpu_s for r in rows) == pytest.approx(600)
+    most = {h.job_id: max(0.0, min(h.end, T + 600) - T) for h in held}
+    for name, seconds in most.items():
+        mine = sum(r.gpu_s for r in rows if r.job_id == name)
+        assert mine <= seconds + 1e-9
+        assert sum(r.energy_j for r in rows if r.job_id == name) == pytest.approx(joules * mine / 600)
+    agreed = [h for h in held if h.shares]
+    if len(agreed) == len(held) == 2:
+        both, longer = (most[h.job_id] for h in held)
+        assert sum(r.gpu_s for r in rows if r.job_id == held[1].job_id) == pytest.approx(longer - both / 2)
 
 
 MOMENTS = st.floats(0, 2000, allow_nan=False).map(lambda s: T + round(s, 3))

@@ -6,7 +6,9 @@ import shutil
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -16,6 +18,7 @@ from gpusched.model import ids
 from gpusched.model.commands import Cancel, Requeue, Submit
 from gpusched.model.jobs import ENDED, JobSpec, JobState, parse_container_name
 from gpusched.model.policy import PolicySpec
+from gpusched.model.resources import Inventory, Sharing
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
 from tests.controller.imagined import Host, ImaginedCluster, World, inventory, without
@@ -28,6 +31,7 @@ class CrashOrders(RuleBasedStateMachine):
     """Submissions, failures and restarts in any order; then peace, in which everything must come to its end."""
 
     preemptible = False
+    sharing: Sharing | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,8 +51,11 @@ class CrashOrders(RuleBasedStateMachine):
         self.store = Store.create_or_open(self.state)
         self.cluster = ImaginedCluster(self.world)
         self.cycle = Cycle(
-            self.store, self.state, without(self.left), POLICIES, self.cluster, clock=lambda: self.world.now
+            self.store, self.state, self._inventory(), POLICIES, self.cluster, clock=lambda: self.world.now
         )
+
+    def _inventory(self) -> Inventory:
+        return without(self.left, self.sharing)
 
     # -- what people do
 
@@ -56,7 +63,7 @@ class CrashOrders(RuleBasedStateMachine):
     def edit_the_inventory(self, node: str) -> None:
         """A node is lost from it, or back in it: no job's affair. (One: where two are left every request fits.)"""
         self.left = {node} - self.left
-        self.cycle.inventory = without(self.left)
+        self.cycle.inventory = self._inventory()
 
     @rule(gpus=st.integers(0, 4), nodes=st.integers(1, 2), limit=st.sampled_from([20, 3600]), requeue=st.booleans())
     def submit(self, gpus: int, nodes: int, limit: int, requeue: bool) -> None:
@@ -64,10 +71,15 @@ class CrashOrders(RuleBasedStateMachine):
             name="j", partition="p", nodes=nodes, gpus_per_node=gpus, cores_per_node=1, memory_mib_per_node=1024,
             time_limit_s=limit, image="i", requeue=requeue, preemptible=self.preemptible,
         )  # fmt: skip
+        spec = msgspec.structs.replace(spec, **self._share(gpus, nodes))
         self.world.now += 0.002  # ids are minted by the millisecond
         job_id = ids.mint(self.world.now)[:8] + f"{len(self.jobs):03d}"  # hypothesis wants the same ones every time
         Inbox(self.state).deliver(Submit(time=self.world.now, id=job_id, spec=spec))
         self.jobs.append(job_id)
+
+    def _share(self, gpus: int, nodes: int) -> dict[str, Any]:
+        """What a job says otherwise."""
+        return {}
 
     @rule(data=st.data(), again=st.booleans(), now=st.booleans())
     def cancel_or_requeue(self, data: st.DataObject, again: bool, now: bool) -> None:
@@ -146,10 +158,15 @@ class CrashOrders(RuleBasedStateMachine):
 
     @invariant()
     def no_gpu_twice(self) -> None:
-        used: Counter[tuple[str, int]] = Counter()
+        used: dict[tuple[str, int], list[str]] = {}
         for host, box in self.world.running():
-            used.update((host.name, gpu) for gpu in box.gpus)
-        assert not [gpu for gpu, n in used.items() if n > 1]
+            for gpu in box.gpus:
+                used.setdefault((host.name, gpu), []).append(box.name.split("-")[1])
+        assert not [gpu for gpu, jobs in used.items() if len(jobs) > 1 and not self._may_share(jobs)]
+
+    def _may_share(self, jobs: list[str]) -> bool:
+        """Whether these may have the same GPU."""
+        return False
 
     @invariant()
     def nothing_runs_twice(self) -> None:
@@ -170,17 +187,19 @@ class CrashOrders(RuleBasedStateMachine):
 
     @invariant()
     def no_allocation_overlaps(self) -> None:
-        held: Counter[tuple[str, int]] = Counter()
+        held: dict[tuple[str, int], list[str]] = {}
         for job in self.store.active():
             assert job.allocation is not None
-            held.update((p.node, g) for p in job.allocation.parts for g in p.gpus)
-        assert not [gpu for gpu, n in held.items() if n > 1]
+            for part in job.allocation.parts:
+                for gpu in part.gpus:
+                    held.setdefault((part.node, gpu), []).append(job.id)
+        assert not [gpu for gpu, jobs in held.items() if len(jobs) > 1 and not self._may_share(jobs)]
 
     def teardown(self) -> None:
         """Peace: all nodes up, all replies arrive, jobs end by themselves. Then nothing may be left anywhere."""
         for host in self.world.hosts.values():
             host.up = True
-        self.cycle.inventory = inventory()
+        self.cycle.inventory = inventory(sharing=self.sharing)
         for _ in range(60):
             self.world.now += 30
             self.world.progress()

@@ -137,7 +137,10 @@ NODE = {
     ),
     "runtime": ("`podman`, `docker`, `apptainer` or `process`", "Required. How jobs are run."),
     "simulated_gpus": ("`true` or `false`", "GPU figures are made up and marked so. For demonstrations only."),
-    "sharing": ("mapping", "Whether two jobs that ask for it may have the same GPUs; see below. Without it they may not."),
+    "sharing": (
+        "mapping",
+        "Whether two jobs that ask for it may have the same GPUs; see below. Without it they may not.",
+    ),
 }
 SHARING = {
     "mode": (
@@ -632,7 +635,7 @@ JOB_VARIABLES = {
     "NODE_RANK": "The same.",
     "LOCAL_RANK": "Always 0: gpusched starts one process per node.",
     "OMP_NUM_THREADS": "Cores per GPU on this node. `--env` may set another.",
-    "CUDA_MPS_PIPE_DIRECTORY": "Of jobs with `--share` on nodes whose GPUs are shared by MPS: where its daemon listens.",
+    "CUDA_MPS_PIPE_DIRECTORY": "Of jobs with `--share`, where GPUs are shared by MPS: where its daemon listens.",
     "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "Likewise: `--gpu-mem` for each of the job's GPUs, which CUDA keeps.",
     "GPUSCHED_JOB_ID": "Job id.",
     "GPUSCHED_JOB_NAME": "Its name.",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpusched.model.gpustates import gpu_states
 from gpusched.model.readings import Gpu, GpuProcess, GpuState, NodeReading
-from gpusched.model.resources import Node, RuntimeName
+from gpusched.model.resources import Node, RuntimeName, Sharing
 
 JOB = "3k9x2m7p0ab"
 FOREIGN = GpuProcess(pid=4711, user="alice", command="python train.py")
@@ -43,6 +43,24 @@ def test_a_gpu_of_which_nothing_is_known_but_that_it_is_there_is_free() -> None:
 
 def test_held() -> None:
     assert one(Gpu(index=0, processes=(OWN,), memory_used_mib=70000), JOB) == (GpuState.ALLOCATED, "", JOB)
+
+
+def test_a_partners_process_is_no_strangers() -> None:
+    theirs = GpuProcess(pid=2, container="gpusched-other-1-0")
+    (status,) = gpu_states(node(), reading(Gpu(index=0, processes=(OWN, theirs))), {0: (JOB, "other")})
+    assert (status.state, status.reason, status.job_id, status.partner_id) == (GpuState.ALLOCATED, "", JOB, "other")
+    (status,) = gpu_states(node(), reading(Gpu(index=0, processes=(OWN, theirs))), {0: (JOB,)})
+    assert status.reason == "still being cleaned up: gpusched-other-1-0"
+
+
+def test_the_server_of_mps_is_no_stranger_where_gpus_are_shared_by_it() -> None:
+    server = GpuProcess(pid=3, user="root", command="/usr/bin/nvidia-cuda-mps-server -force-tegra")
+    busy = reading(Gpu(index=0, processes=(server,), memory_used_mib=418))
+    for mode, state in (("mps", GpuState.FREE), ("time-slicing", GpuState.BUSY)):
+        sharing = Sharing(mode=mode)  # type: ignore[arg-type]
+        assert gpu_states(node(sharing=sharing), busy, {})[0].state is state
+    both = reading(Gpu(index=0, processes=(server, FOREIGN)))
+    assert gpu_states(node(sharing=Sharing(mode="mps")), both, {})[0].state is GpuState.BUSY
 
 
 def test_missing_index_is_lost_and_the_others_stay() -> None:

@@ -276,6 +276,29 @@ def workloads(draw: st.DrawFn) -> tuple[list[Run], list[UsageRow]]:
     return [r for r in runs if r.start_time < 100 * HOUR and (r.end_time is None or r.end_time > 0)], usage
 
 
+@pytest.mark.parametrize("by", ["partition", "node", "user", "job"])
+def test_of_gpus_that_two_jobs_had_each_has_half(by: By) -> None:
+    """Job a has GPUs 0 to 3 of dgx1 for 10 h, job b GPUs 2 and 3 for 4 of these: 2 x 4 h count for both."""
+    runs = [
+        run("a", {"dgx1": 4}, 0, 10 * HOUR, user="ann", shareable={"dgx1": (0, 1, 2, 3)}),
+        run("b", {"dgx1": 2}, 3 * HOUR, 7 * HOUR, user="bob", shareable={"dgx1": (2, 3)}),
+        run("c", {"dgx2": 2}, 0, 10 * HOUR, user="cal", shareable={"dgx2": (2, 3)}),
+        run("d", {"dgx1": 2}, 10 * HOUR, 20 * HOUR, user="dan", shareable={"dgx1": (2, 3)}),
+    ]
+    made = report(runs, [], by, until=100 * HOUR)
+    assert made.total.gpu_hours == pytest.approx(40 + 20 + 20)
+    if by in ("user", "job"):
+        wanted = {"a": 36.0, "b": 4.0, "c": 20.0, "d": 20.0}
+        users = {"a": "ann", "b": "bob", "c": "cal", "d": "dan"}
+        found = {one.name: one.gpu_hours for one in made.rows}
+        assert found == pytest.approx({users[job] if by == "user" else job: hours for job, hours in wanted.items()})
+        part = row(made, "bob" if by == "user" else "b").utilization
+        alone = report(runs[1:2], [], by, until=100 * HOUR, firsts={"A100": 0.0})
+        assert part == pytest.approx((row(alone, "bob" if by == "user" else "b").utilization or 0) / 2)
+    early = report(runs, [], by, until=5 * HOUR)  # both still run: 2 GPUs for 2 h are both's
+    assert early.total.gpu_hours == pytest.approx(20 + 10)
+
+
 def total_of(rows: tuple[PowerRow, ...], field: str) -> float:
     return sum(getattr(r, field) or 0.0 for r in rows)
 

@@ -1,0 +1,421 @@
+"""Two jobs on the same GPUs: the check and the pass against a plain count of who has what, and what `why` says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from math import exp, inf
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpusched.model.interference import KindBelief, Sway
+from gpusched.model.jobs import Allocation, JobSpec, JobState, NodeAllocation
+from gpusched.model.plan import Plan, Preempt, ReasonCode, Start
+from gpusched.model.resources import Inventory, Node, Partition, RuntimeName, Sharing
+from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
+from gpusched.queue.snapshots import sharing_views
+from gpusched.queue.store import RankRecord
+from gpusched.sched.check import check
+from gpusched.sched.decide import decide
+from gpusched.sched.sharing.pairs import sharing_now, with_shared
+from tests.sched.worlds import NOW, snapshot, started
+
+GPUS, CORES, MIB = 3, 6, 40
+KINDS = {"calm": (-2.0, -2.0), "busy": (-0.2, -0.2), "rude": (-2.5, -0.1)}
+"""Logarithms of sensitivity and pressure: what one loses beside another is their product, 2 to 90 %."""
+
+
+@dataclass
+class Has:
+    """A job as it truly is; ``memory_mib`` None: it does not share."""
+
+    id: str
+    user: str
+    name: str
+    memory_mib: int | None
+    gpus: tuple[int, ...] = ()
+    node: str = ""
+    cores: int = 1
+    end: float = inf
+    ready: bool = True  # launched so that it can share
+    limit: int = 100
+
+    @property
+    def spec(self) -> JobSpec:
+        return JobSpec(
+            name=self.name, partition="p", gpus_per_node=len(self.gpus), cores_per_node=self.cores,
+            memory_mib_per_node=1, time_limit_s=self.limit, preemptible=True,
+            share="pairs" if self.memory_mib is not None else "", gpu_memory_mib=self.memory_mib,
+        )  # fmt: skip
+
+
+def believed(kind: str) -> KindBelief | None:
+    known = KINDS.get(kind.partition("/")[2])
+    if known is None:
+        return None
+    sway = Sway(link="gpu", sensitivity=known[0], pressure=known[1], cov=(0, 0, 0), count=9)
+    return KindBelief(kind=kind, links=(sway,))
+
+
+def slower(one: str, other: str) -> float:
+    return exp(KINDS[one][0] + KINDS[other][1])
+
+
+def nodes_of(modes: dict[str, Sharing | None]) -> tuple[list[NodeView], Inventory]:
+    views = [
+        NodeView(name=name, partition="p", gpus=tuple(range(GPUS)), cores=CORES, memory_mib=99, sharing=sharing,
+                 shareable=dict.fromkeys(range(GPUS), MIB) if sharing else {})
+        for name, sharing in modes.items()
+    ]  # fmt: skip
+    nodes = tuple(
+        Node(name=name, partition="p", address=name, gpus=GPUS, cores=CORES, memory_mib=99, runtime=RuntimeName.PODMAN,
+             sharing=sharing)
+        for name, sharing in modes.items()
+    )  # fmt: skip
+    return views, Inventory(path="", partitions=(Partition(name="p", nodes=nodes, flavors=()),))
+
+
+def snapshot_of(modes: dict[str, Sharing | None], has: list[Has], waits: list[Has]) -> Snapshot:
+    views, inventory = nodes_of(modes)
+    busy, ranks = [], []
+    for one in has:
+        part = NodeAllocation(rank=0, node=one.node, gpus=one.gpus, cores=one.cores, memory_mib=1)
+        busy.append(RunningView(id=one.id, user=one.user, allocation=Allocation(one.id, (part,)), start_time=0.0,
+                                expected_end=one.end, spec=one.spec))  # fmt: skip
+        sharing = modes[one.node]
+        mode = sharing.mode if sharing and one.ready and one.memory_mib is not None else ""
+        ranks.append(RankRecord(job_id=one.id, attempt=1, rank=0, node=one.node, runtime="podman", sharing=mode))
+    jobs = [
+        PendingView(id=one.id, user=one.user, spec=one.spec, submit_time=float(i)) for i, one in enumerate(waits)
+    ]  # fmt: skip
+    return snapshot(views, jobs, list(sharing_views(busy, inventory, ranks)))
+
+
+# -- the plain count
+
+
+def holders(has: list[Has], node: str, gpu: int) -> list[Has]:
+    return [one for one in has if one.node == node and gpu in one.gpus]
+
+
+def partner(has: list[Has], one: Has) -> Has | None:
+    found = [o for g in one.gpus for o in holders(has, one.node, g) if o is not one]
+    return found[0] if found else None
+
+
+def may_be(modes: dict[str, Sharing | None], has: list[Has], job: Has, node: str, gpus: tuple[int, ...]) -> bool:
+    """Whether a waiting job may have these GPUs."""
+    on = [holders(has, node, gpu) for gpu in gpus]
+    if job.cores > CORES - sum(one.cores for one in has if one.node == node):
+        return False
+    if not any(on):
+        return True
+    sharing = modes[node]
+    if sharing is None or job.memory_mib is None or any(len(some) != 1 for some in on):
+        return False
+    other = on[0][0]
+    if any(some[0] is not other for some in on) or other.memory_mib is None or not other.ready:
+        return False
+    if sharing.mode == "mps" and other.user != job.user:
+        return False
+    return partner(has, other) is None and job.memory_mib + other.memory_mib <= MIB
+
+
+def fits_at(has: list[Has], job: Has, nodes: list[str]) -> float:
+    """When so many GPUs of one node have no holder, and the cores are there, at the latest."""
+    for when in sorted({NOW, *(one.end for one in has)}):
+        left = [one for one in has if one.end > when]
+        for node in nodes:
+            free = sum(not holders(left, node, gpu) for gpu in range(GPUS))
+            cores = CORES - sum(one.cores for one in left if one.node == node)
+            if free >= len(job.gpus) and cores >= job.cores:
+                return max(when, NOW)
+    return inf
+
+
+# -- worlds
+
+
+def sharings() -> st.SearchStrategy[Sharing | None]:
+    kinds = st.builds(Sharing, mode=st.sampled_from(["mps", "time-slicing"]), slowdown=st.sampled_from([0.01, 0.1, 1]))
+    return st.none() | kinds | kinds
+
+
+@st.composite
+def jobs(draw: st.DrawFn, name: str) -> Has:
+    return Has(
+        name, draw(st.sampled_from(["ann", "bob"])), draw(st.sampled_from(list(KINDS))),
+        draw(st.sampled_from([None, 10, 20, 20, 30])), tuple(range(draw(st.integers(1, GPUS)))),
+        cores=draw(st.integers(1, 3)), end=NOW + draw(st.integers(1, 9)) * 20, ready=draw(st.integers(0, 4)) > 0,
+        limit=draw(st.sampled_from([30, 90, 150])),
+    )  # fmt: skip
+
+
+@st.composite
+def worlds(draw: st.DrawFn, waits: int = 4) -> tuple[dict[str, Sharing | None], list[Has], list[Has]]:
+    """Nodes, who runs there (only as may be), and who waits."""
+    modes = {name: draw(sharings()) for name in ("a", "b")[: draw(st.integers(1, 2))]}
+    has: list[Has] = []
+    for number in range(draw(st.integers(0, 5))):
+        job = draw(jobs(f"r{number}"))
+        node = draw(st.sampled_from(list(modes)))
+        places = [g for g in combinations(range(GPUS), len(job.gpus)) if may_be(modes, has, job, node, g)]
+        if places:
+            job.node, job.gpus = node, draw(st.sampled_from(places))
+            if all(len(holders(has, node, g)) for g in job.gpus) and not job.ready:
+                continue  # it was put beside the other one, so it can share
+            has.append(job)
+    return modes, has, [draw(jobs(f"w{number}")) for number in range(draw(st.integers(1, waits)))]
+
+
+@settings(max_examples=300, deadline=None)
+@given(worlds(), st.data())
+def test_the_check_is_the_plain_count(
+    world: tuple[dict[str, Sharing | None], list[Has], list[Has]], data: st.DataObject
+) -> None:
+    modes, has, waits = world
+    actions, expected = [], []
+    truth = list(has)
+    for job in waits:
+        node = data.draw(st.sampled_from(list(modes)))
+        gpus = data.draw(st.sampled_from(list(combinations(range(GPUS), len(job.gpus)))))
+        part = NodeAllocation(rank=0, node=node, gpus=gpus, cores=job.cores, memory_mib=1)
+        actions.append(Start(job.id, Allocation(job.id, (part,))))
+        if may_be(modes, truth, job, node, gpus):
+            expected.append(job.id)
+            truth.append(at_work(job, node, gpus))
+    plan, rejected = check(Plan(actions=tuple(actions)), snapshot_of(modes, has, waits))
+    assert [action.job_id for action in plan.actions] == expected, [one.why for one in rejected]
+
+
+def at_work(job: Has, node: str, gpus: tuple[int, ...]) -> Has:
+    """The job where it has been started."""
+    return Has(job.id, job.user, job.name, job.memory_mib, gpus, node, job.cores, NOW + job.limit, True, job.limit)
+
+
+def placed(waits: list[Has], plan: Plan) -> list[Has]:
+    by_id = {job.id: job for job in waits}
+    starts = (action for action in plan.actions if isinstance(action, Start))
+    return [at_work(by_id[a.job_id], p.node, p.gpus) for a in starts for p in a.allocation.parts]
+
+
+@settings(max_examples=300, deadline=None)
+@given(worlds())
+def test_who_shares_may_loses_little_and_holds_up_nobody(
+    world: tuple[dict[str, Sharing | None], list[Has], list[Has]],
+) -> None:
+    modes, has, waits = world
+    snap = snapshot_of(modes, has, waits)
+    plan, _ = check(decide(snap), snap)
+    wider = with_shared(plan, snap, believed)
+    sound, rejected = check(wider, snap)
+    assert not rejected
+    assert sound.actions[: len(plan.actions)] == plan.actions
+    truth = has + placed(waits, plan)
+    first = next((job for job in waits if job.id in plan.reasons and len(job.gpus) <= GPUS), None)
+    before = fits_at(truth, first, list(modes)) if first is not None else 0.0
+    for job in placed(waits, Plan(actions=sound.actions[len(plan.actions) :])):
+        assert may_be(modes, truth, job, job.node, job.gpus)
+        (other,) = {one.id: one for gpu in job.gpus for one in holders(truth, job.node, gpu)}.values()
+        sharing = modes[job.node]
+        assert sharing is not None
+        assert max(slower(job.name, other.name), slower(other.name, job.name)) <= sharing.slowdown + 1e-9
+        truth.append(job)
+    if first is not None and first.id not in {job.id for job in truth}:
+        assert fits_at(truth, first, list(modes)) <= before
+
+
+@settings(max_examples=300, deadline=None)
+@given(worlds(waits=1))
+def test_one_that_waits_alone_shares_wherever_that_may_be(
+    world: tuple[dict[str, Sharing | None], list[Has], list[Has]],
+) -> None:
+    modes, has, waits = world
+    (job,) = waits
+    snap = snapshot_of(modes, has, waits)
+    plan, _ = check(decide(snap), snap)
+    free = [
+        (node, gpus)
+        for node in modes
+        for gpus in combinations(range(GPUS), len(job.gpus))
+        if may_be(modes, has, job, node, gpus) and not any(holders(has, node, gpu) for gpu in gpus)
+    ]
+    assert bool(plan.actions) == bool(free)  # of its own before any other
+    beside = {
+        other.id: worst
+        for node, sharing in modes.items()
+        for gpus in combinations(range(GPUS), len(job.gpus))
+        if sharing and may_be(modes, has, job, node, gpus) and (some := holders(has, node, gpus[0]))
+        for other in some[:1]
+        if (worst := max(slower(job.name, other.name), slower(other.name, job.name))) <= sharing.slowdown
+    }
+    wider = with_shared(plan, snap, believed)
+    if free or not beside:
+        assert wider is plan
+        assert free or not job.spec.share or not sharing_now(snap, job.id, believed).startswith("it may")
+        return
+    (start,) = started(wider).items()
+    ((node, gpus),) = start[1]
+    (other,) = holders(has, node, gpus[0])
+    assert beside[other.id] == min(beside.values())
+    assert f"job {other.id}" in sharing_now(snap, job.id, believed)
+
+
+# -- by example
+
+OFF, TURNS = None, Sharing(mode="time-slicing", slowdown=0.3)
+RUNS = Has("r", "ann", "calm", 20, (0, 1, 2), "a", end=NOW + 100)
+
+
+def one_waits(job: Has, *, has: list[Has] | None = None, mode: Sharing | None = TURNS) -> tuple[Snapshot, Plan]:
+    snap = snapshot_of({"a": mode}, [RUNS] if has is None else has, [job])
+    return snap, check(decide(snap), snap)[0]
+
+
+def test_a_gpu_that_two_have_counts_once_and_comes_free_with_the_last() -> None:
+    late = Has("late", "ann", "calm", 20, (0,), "a", end=NOW + 500)
+    snap = snapshot_of({"a": TURNS}, [RUNS, late], [])
+    first, second = snap.running
+    assert [view.allocation.parts[0].gpus for view in (first, second)] == [(1, 2), (0,)]
+    assert [(view.shares, view.partner) for view in (first, second)] == [((0, 1, 2), "late"), ((0,), "r")]
+    assert not first.spec or not first.spec.preemptible  # what it has would not come free
+    assert sum(len(view.allocation.parts[0].gpus) for view in snap.running) == GPUS
+
+
+@pytest.mark.parametrize("change", [{"ready": False}, {"memory_mib": None}])
+def test_who_did_not_agree_or_was_launched_otherwise_is_alone(change: dict[str, object]) -> None:
+    alone = Has(**{**vars(RUNS), **change})  # type: ignore[arg-type]
+    snap, plan = one_waits(Has("w", "ann", "calm", 10, (0,)), has=[alone])
+    assert with_shared(plan, snap, believed) is plan
+    assert sharing_now(snap, "w", believed) == "it cannot share GPUs now: no job runs that shares its GPUs"
+
+
+@pytest.mark.parametrize(
+    ("job", "why"),
+    [
+        (Has("w", "ann", "busy", 10, (0,)), "; a allows 5 %"),
+        (Has("w", "ann", "calm", 30, (0,)), "with job r it takes 50M of a GPU's memory, GPU 0 of a has 40M for both"),
+        (Has("w", "ann", "calm", 10, (0,), cores=6), "node a of job r has 5 cores and 98M of memory free"),
+        (
+            Has("w", "ann", "strange", 10, (0,)),
+            "about 11 % slower than alone (0 to 28 %, by the formula, 0 measurements)",
+        ),
+    ],
+)
+def test_why_it_does_not_share(job: Has, why: str) -> None:
+    tight = Sharing(mode="time-slicing", slowdown=0.05)
+    snap, plan = one_waits(job, mode=tight)
+    assert with_shared(plan, snap, believed) is plan
+    said = sharing_now(snap, "w", believed)
+    assert said.startswith("it cannot share GPUs now: ")
+    assert why in said
+
+
+def test_two_on_a_gpu_and_one_partner_for_each() -> None:
+    jobs = [Has(name, "ann", "calm", 10, (0,)) for name in ("x", "y", "z")]
+    snap = snapshot_of({"a": TURNS}, [RUNS], jobs)
+
+    def start(job: str, gpu: int) -> Start:
+        part = NodeAllocation(rank=0, node="a", gpus=(gpu,), cores=1, memory_mib=1)
+        return Start(job, Allocation(job, (part,)))
+
+    _, (third, other) = check(Plan(actions=(start("x", 0), start("y", 0), start("z", 1))), snap)
+    assert third.why == "GPU 0 of a is held by job x: job x shares its GPUs with job r already"
+    assert other.why == "GPU 1 of a is held by job r: job r shares its GPUs with job x already"
+    alone = snapshot_of({"a": TURNS}, [Has("r", "ann", "calm", None, (0,), "a", end=NOW + 9)], jobs)
+    _, (refused,) = check(Plan(actions=(start("x", 0),)), alone)
+    assert refused.why == "GPU 0 of a is held by job r: which does not share its GPUs"
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores", "shares"), [(90, 1, True), (110, 1, False), (90, 4, True), (90, 5, True), (110, 0, False)]
+)
+def test_the_first_of_the_queue_is_not_held_up(limit: int, cores: int, shares: bool) -> None:
+    """It needs all GPUs, which r gives back at 100 s; whoever goes beside r has let go of them by then."""
+    first = Has("first", "bob", "calm", None, (0, 1, 2))
+    job = Has("w", "ann", "calm", 10, (0,), cores=cores, limit=limit)
+    snap = snapshot_of({"a": TURNS}, [RUNS], [first, job])
+    plan, _ = check(decide(snap), snap)
+    assert bool(started(with_shared(plan, snap, believed))) == shares
+    said = sharing_now(snap, "w", believed)
+    assert said.startswith("it may share" if shares else "it does not share")
+    assert shares or said.endswith("job first before it would start later")
+
+
+def test_cores_that_the_first_of_the_queue_will_need_are_kept_for_it() -> None:
+    """It starts when x goes, with the cores that are free now; r stays for longer."""
+    has = [
+        Has("x", "bob", "calm", None, (0,), "a", end=NOW + 50),
+        Has("r", "ann", "calm", 20, (1, 2), "a", end=NOW + 900),
+    ]
+    first = Has("first", "bob", "calm", None, (0,), cores=5)
+    for cores, shares in ((1, False), (0, True)):
+        snap = snapshot_of({"a": TURNS}, has, [first, Has("w", "ann", "calm", 10, (1,), cores=cores)])
+        plan, _ = check(decide(snap), snap)
+        assert bool(started(with_shared(plan, snap, believed))) == shares
+
+
+def test_the_first_of_the_queue_holds_up_nobody_by_sharing() -> None:
+    jobs = [Has("w", "ann", "calm", 10, (0,), limit=500), Has("second", "bob", "calm", None, (0, 1, 2))]
+    snap = snapshot_of({"a": TURNS}, [RUNS], jobs)
+    plan, _ = check(decide(snap), snap)
+    assert started(with_shared(plan, snap, believed)) == {"w": [("a", (0,))]}
+
+
+def test_nobody_is_put_beside_one_that_is_being_ended_or_stopped() -> None:
+    snap, plan = one_waits(Has("w", "ann", "calm", 10, (0,)))
+    assert started(with_shared(plan, snap, believed)) == {"w": [("a", (0,))]}
+    ending = msgspec.structs.replace(snap.running[0], state=JobState.COMPLETING)
+    assert with_shared(plan, msgspec.structs.replace(snap, running=(ending,)), believed) is plan
+    stopped = msgspec.structs.replace(plan, actions=(Preempt("r"),))
+    assert with_shared(stopped, snap, believed) is stopped
+
+
+def test_jobs_that_neither_policy_nor_hold_let_start_do_not_share() -> None:
+    snap, plan = one_waits(Has("w", "ann", "calm", 10, (0,)))
+    for code in (ReasonCode.POLICY, ReasonCode.REJECTED, ReasonCode.REQ_NODE_NOT_AVAIL):
+        reason = msgspec.structs.replace(plan.reasons["w"], code=code)
+        other = msgspec.structs.replace(plan, reasons={"w": reason})
+        assert with_shared(other, snap, believed) is other
+    held = msgspec.structs.replace(snap, pending=(msgspec.structs.replace(snap.pending[0], held_by="user"),))
+    assert with_shared(plan, held, believed) is plan
+
+
+def test_tasks_of_an_array_share_within_its_bound() -> None:
+    jobs = [Has(f"t_{i}", "ann", "calm", 10, (0,)) for i in range(3)]
+    twice = [Has(f"r{g}", "ann", "calm", 20, (g,), "a", end=NOW + 100) for g in range(3)]
+    snap = snapshot_of({"a": TURNS}, twice, jobs)
+    bound = [msgspec.structs.replace(view, array_id="t", array_room=2) for view in snap.pending]
+    snap = msgspec.structs.replace(snap, pending=tuple(bound))
+    plan, _ = check(decide(snap), snap)
+    wider, rejected = check(with_shared(plan, snap, believed), snap)
+    assert not rejected
+    assert started(wider) == {"t_0": [("a", (0,))], "t_1": [("a", (1,))]}
+
+
+def test_it_may_share_with_one_that_starts_in_the_same_decision() -> None:
+    jobs = [Has("one", "ann", "calm", 10, (0, 1, 2)), Has("two", "ann", "calm", 10, (0, 1))]
+    snap = snapshot_of({"a": TURNS}, [], jobs)
+    plan, _ = check(decide(snap), snap)
+    wider, rejected = check(with_shared(plan, snap, believed), snap)
+    assert not rejected
+    assert started(wider) == {"one": [("a", (0, 1, 2))], "two": [("a", (0, 1))]}
+
+
+def test_without_sharing_in_the_inventory_nothing_is_asked() -> None:
+    def never(kind: str) -> KindBelief | None:
+        raise AssertionError(kind)
+
+    snap, plan = one_waits(Has("w", "ann", "calm", 10, (0,)), mode=OFF)
+    assert with_shared(plan, snap, never) is plan
+    assert sharing_now(snap, "w", never) == ""
+
+
+def test_jobs_of_which_nothing_is_known_share_only_where_a_site_allows_much() -> None:
+    for slowdown, starts in ((0.3, 0), (0.6, 0), (0.65, 1)):
+        job, other = Has("w", "ann", "x", 10, (0,)), Has("r", "ann", "y", 10, (0, 1, 2), "a", end=NOW + 100)
+        snap, plan = one_waits(job, has=[other], mode=Sharing(mode="time-slicing", slowdown=slowdown))
+        assert len(with_shared(plan, snap, lambda kind: None).actions) == starts
