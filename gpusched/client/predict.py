@@ -54,8 +54,8 @@ def tell_kind(text: str, gpus: int | None, nodes: int | None, racks: int | None,
     """
     from gpusched.sched.interference.beliefs import cost_of_neighbour, told_of
 
-    reader = Client().reader
-    beliefs = reader.beliefs() if reader else {}
+    client = Client()
+    beliefs = client.reader.beliefs() if client.reader else {}
     own = _one(beliefs, text)
     paces, links = told_of(own)
     lines: list[str] = []
@@ -71,13 +71,15 @@ def tell_kind(text: str, gpus: int | None, nodes: int | None, racks: int | None,
         line, cost = _spread(beliefs, own.kind, asked)
         lines.append(line)
         costs.append(cost)
-    link: Link = "nic" if asked.nodes > 1 else "server"
+    places: dict[Link, str] = {"nic": "sharing NICs with it"} if asked.nodes > 1 else {"server": "in the same server"}
+    if asked.nodes == 1 and any(node.sharing for node in client.inventory.nodes):
+        places["gpu"] = "on the same GPUs"
     for name in beside:
         other = _one(beliefs, name)
-        cost = cost_of_neighbour(own, other, link)
-        where = "sharing NICs with it" if link == "nic" else "in the same server"
-        lines.append(f"beside {other.kind} ({where}) {cost.line('alone')}")
-        costs.append(cost)
+        for link, where in places.items():
+            cost = cost_of_neighbour(own, other, link)
+            lines.append(f"beside {other.kind} ({where}) {cost.line('alone')}")
+            costs.append(cost)
     return KindTold(kind=own.kind, paces=paces, links=links, lines=tuple(lines), costs=tuple(costs))
 
 

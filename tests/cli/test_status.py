@@ -258,6 +258,35 @@ def test_show(site: Site) -> None:
         assert part in text
 
 
+def test_who_shares_gpus_with_whom_is_told(site: Site) -> None:
+    asked = ("-p", "V100", "--gpus", "2", "--share", "pairs", "--gpu-mem", "8G", "-J")
+    jobs = [site.submit(*asked, name, "--", "x") for name in ("first", "second", "third")]
+    site.fold()
+    for job_id in jobs[:2]:
+        site.start(job_id)
+    site.start(jobs[2], "dgx-1v-2")
+    listed = {job["id"]: job["shared_with"] for job in site.call("status", "--json").ok().json}
+    assert listed == {jobs[0]: jobs[1], jobs[1]: jobs[0], jobs[2]: None}
+    assert "shared with" in site.call("status", jobs[0]).out
+    assert "shared with" not in site.call("status", jobs[2]).out
+    page = site.call("show", "--json", jobs[0]).ok().json
+    assert (page["shared_with"], page["spec"]["share"], page["spec"]["gpu_memory_mib"]) == (jobs[1], "pairs", 8192)
+    line = f"GPUs 0-1 of dgx-1v-1 with job {jobs[1]} (second of "
+    told = "expected to be about 61 % slower than alone ("
+    text = " ".join(site.call("show", jobs[0]).ok().out.split())
+    assert line in text
+    assert told in text
+    assert "may share: pairs, 8G of each GPU" in text
+    assert f"it runs; shares {line}" in " ".join(site.call("why", jobs[0]).ok().out.split())
+    assert site.call("why", "--json", jobs[0]).ok().json["job"]["shared_with"] == jobs[1]
+    assert site.call("why", "--json", jobs[2]).ok().json["message"] == "it runs"
+    gpus = {gpu["index"]: gpu for node in site.call("nodes", "--json").ok().json for gpu in node["gpus"]
+            if node["name"] == "dgx-1v-1"}  # fmt: skip
+    assert {gpus[0]["job"], gpus[0]["shared_with"]} == set(jobs[:2])
+    assert gpus[0]["user"] == gpus[0]["shared_user"] is not None
+    assert (gpus[2]["job"], gpus[2]["shared_with"]) == (None, None)
+
+
 def test_a_story_is_told_in_local_time_and_round_memory(site: Site) -> None:
     job_id = site.submit()
     site.fold()

@@ -180,6 +180,44 @@ def test_what_no_placement_can_be(site: Site, options: tuple[str, ...], error: s
     assert error in done.err
 
 
+SHARING = "    defaults: {gpus: 8, cores: 256, memory: 1024G, rated_power: 6.5kW, sharing: {mode: mps}}\n"
+ALONE = "no node that it may use lets jobs share GPUs (sharing: in the inventory), so it has them alone"
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--gpus", "1", "--share", "pairs"), "--share: say how much GPU memory the job needs, so that both fit"),
+        (("--gpus", "1", "--share", "all", "--gpu-mem", "2G"), "--share: found 'all', expected pairs (with one other"),
+        (("--gpus", "1", "--share", "pairs", "--gpu-mem", "2 gigs"), "--gpu-mem: found '2 gigs', expected"),
+        (("--gpus", "1", "--gpu-mem", "2G"), "--gpu-mem is for jobs that may share a GPU; add --share pairs"),
+        (("--gpus", "0", "--cpus", "1", "--share", "pairs", "--gpu-mem", "2G"), "--share: the job asks for no GPU"),
+        (("--gpus", "12", "--share", "pairs", "--gpu-mem", "2G"), "--share is for jobs on one node"),
+        (("--gpus", "2", "--max-spread", "any", "--share", "pairs", "--gpu-mem", "2G"), "--share is for jobs on one"),
+        (("--exclusive", "--share", "pairs", "--gpu-mem", "2G"), "--exclusive asks for nodes of its own, so --share"),
+        (("--resizable", "--gpus", "1-2", "--share", "pairs", "--gpu-mem", "2G"), "--resizable has no place with --sh"),
+    ],
+)
+def test_what_cannot_share(site: Site, options: tuple[str, ...], error: str) -> None:
+    done = site.call("submit", "-p", "A100", "--image", "x", *options, "--", "run")
+    assert (done.code, site.commands()) == (2, [])
+    assert error in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_job_that_may_share_and_a_site_that_lets_none(site: Site) -> None:
+    asked = ("submit", "-p", "A100", "--image", "x", "--gpus", "1", "--share", "pairs", "--gpu-mem", "20G", "--", "run")
+    done = site.call(*asked)
+    assert (done.code, ALONE in done.err) == (0, True)
+    text = site.inventory.read_text()
+    site.inventory.write_text(text.replace("    defaults: {gpus: 8, cores: 256, memory: 1024G, rated_power: 6.5kW}\n",
+                                           f"    resizable: {{max: 8, default: true}}\n{SHARING}"))  # fmt: skip
+    assert ALONE not in site.call(*asked).err
+    for command in site.commands():
+        assert isinstance(command, Submit)
+        assert (command.spec.share, command.spec.gpu_memory_mib, command.spec.elastic) == ("pairs", 20480, None)
+
+
 def test_mounts_mean_nothing_without_containers(site: Site) -> None:
     done = site.call("submit", "-p", "bare", "--gpus", "1", "--mount", "/data", "--", "run")
     assert done.code == 2

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -17,6 +18,9 @@ from gpusched.model.interference import kind_of
 from gpusched.model.jobs import Allocation, Job, JobState, NodeAllocation
 from gpusched.model.progress import JobProgress
 from gpusched.model.resources import Inventory, Sharing
+from gpusched.nodes.runtimes.apptainer import Apptainer
+from gpusched.nodes.runtimes.base import LaunchRequest
+from gpusched.nodes.runtimes.engine import Docker, Podman
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import Store
 from tests.controller.folding import spec
@@ -173,6 +177,22 @@ def test_mps_is_told_to_jobs_that_may_share_and_no_others() -> None:
         mps = {name: value for name, value in env.items() if name.startswith("CUDA_MPS")}
         limits = {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=20480M,1=20480M"}
         assert mps == (limits if told else {})
+
+
+@pytest.mark.parametrize("runtime", [Podman(), Docker(), Apptainer()])
+def test_a_container_reaches_the_daemon_of_mps(runtime: Podman | Docker | Apptainer) -> None:
+    request = LaunchRequest(
+        name="gpusched-j-1-0", cluster_id="c", node="n", job_id="j", attempt=1, rank=0, image="i", command=("x",),
+        gpus=(0,), cores=1, memory_mib=64,
+    )  # fmt: skip
+    plain, mps = (
+        runtime.launch(msgspec.structs.replace(request, mps_pipe=pipe)).stdin.decode() for pipe in (None, "/run/mps")
+    )
+    assert "/run/mps" not in plain
+    assert "type=bind,src=/run/mps,dst=/run/mps" in mps
+    if not isinstance(runtime, Apptainer):  # which has the node's /dev/shm anyway
+        assert ("--ipc host" in plain, "--shm-size" in plain) == (False, True)
+        assert ("--ipc host" in mps, "--shm-size" in mps) == (True, False)
 
 
 class SharingOrders(CrashOrders):

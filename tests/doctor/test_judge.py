@@ -1,12 +1,15 @@
 """What the examination thinks of what a node said, without a node."""
 
+import subprocess
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from gpusched.doctor.findings import Finding
 from gpusched.doctor.judge import judge_gpus, judge_host, judge_runtime
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading
-from gpusched.model.resources import Node, RuntimeName
+from gpusched.model.resources import Node, RuntimeName, Sharing
 from gpusched.nodes.inspection import Inspection, RuntimeFacts, inspection_script, parse_inspection
 
 NODE = Node(name="n", partition="p", address="n", gpus=2, cores=8, memory_mib=8192, runtime=RuntimeName.PODMAN)
@@ -47,10 +50,19 @@ def test_all_is_well() -> None:
 
 
 FAKE = {"python3": None}
+SERVER = "nvidia-cuda-mps-server"
 DOCKER = RuntimeFacts(name="docker", version="20.10.24", toolkit=False)
 CASES = [
     (NODE, seen(noise="hi"), READING, "shell", "warn", "hi"),
     (NODE, seen(**FAKE), READING, "python3", "warn", "nvidia-smi"),
+    (
+        node(sharing=Sharing(mode="mps", pipe="/run/mps")),
+        SEEN,
+        READING,
+        "mps",
+        "fail",
+        "no control daemon's pipe in /run/mps",
+    ),
     (NODE, seen(home_error="Read-only file system"), READING, "home", "fail", "Read-only"),
     (NODE, seen(home_free_mib=4000), READING, "disk", "warn", "4000M"),
     (NODE, seen(home_free_mib=10), READING, "disk", "fail", "10M"),
@@ -105,10 +117,23 @@ def test_one_thing_is_wrong(n: Node, s: Inspection, r: NodeReading, check: str, 
         (node(gpus=1, gpu_indices=(1,)), reading(gpus=(msgspec.structs.replace(GPUS[0], error="lost"), GPUS[1]))),
         (node(gpu_type="A100-80GB"), READING),
         (NODE, with_gpu(processes=(GpuProcess(pid=7, container="gpusched-0-1-0"),))),
+        (node(sharing=Sharing(mode="mps")), with_gpu(processes=(GpuProcess(pid=7, command=SERVER),))),
+        (node(sharing=Sharing(mode="time-slicing")), READING),
     ],
 )
 def test_nothing_is_wrong(n: Node, r: NodeReading) -> None:
-    assert [f for f in judge(n, SEEN, r) if f.status != "ok"] == []
+    assert [f for f in judge(n, seen(mps=n.sharing is not None), r) if f.status != "ok"] == []
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_pipe_of_mps_is_looked_for(tmp_path: Path, there: bool) -> None:
+    if there:
+        (tmp_path / "control").touch()
+    asked = inspection_script((), str(tmp_path))
+    done = subprocess.run(asked.argv, input=asked.stdin, capture_output=True, check=True)
+    found = parse_inspection(done.stdout)
+    assert found is not None
+    assert found.mps is there
 
 
 def test_inspection_is_parsed() -> None:

@@ -238,6 +238,15 @@ BAD = {
     ),
     "flavor name": ("partitions:\n  A:\n    nodes: [{name: n1, " + NODE + "}]\n    flavors: {a/b: {}}\n",
                     f':4: partitions.A.flavors.a/b: found the name "a/b", expected {NAME}'),
+    # Sharing
+    "sharing a word": (with_node("{name: n2, sharing: mps}"), ':6: partitions.A.nodes[1].sharing: found "mps", expected a mapping with mode, slowdown, pipe'),
+    "no mode": (with_node("{name: n2, sharing: {slowdown: 1}}"), ":6: partitions.A.nodes[1].sharing.mode: found nothing, expected mps, time-slicing or none"),
+    "mode mistyped": (with_node("{name: n2, sharing: {mode: mp}}"),
+                      ':6: partitions.A.nodes[1].sharing.mode: found "mp", expected one of mps, time-slicing, none: did you mean mps?'),
+    "slowdown in percent": (with_node("{name: n2, sharing: {mode: mps, slowdown: 30%}}"),
+                            ':6: partitions.A.nodes[1].sharing.slowdown: found "30%", expected the part by which a job may be slower from 0 to 100'),
+    "relative pipe": (with_node("{name: n2, sharing: {mode: mps, pipe: mps}}"),
+                      ':6: partitions.A.nodes[1].sharing.pipe: found "mps", expected an absolute path without quotes, commas and colons'),
     # Switches
     "switch a word": (with_switch("n3"), ':8: topology.r2: found "n3", expected a mapping: name of switch -> nodes, uplink, parent'),
     "switch key": (with_switch("{node: n3}"), ":8: topology.r2.node: found an unknown key, expected one of nodes, parent, uplink, "

@@ -6,7 +6,7 @@ import pytest
 
 from gpusched.config.inventory import find_inventory, flavor_nodes, load_inventory
 from gpusched.errors import UsageError
-from gpusched.model.resources import Flavor, Inventory, LogSettings, Node, RuntimeName, Settings
+from gpusched.model.resources import Flavor, Inventory, LogSettings, Node, RuntimeName, Settings, Sharing
 
 
 def load(tmp_path: Path, text: str) -> Inventory:
@@ -141,6 +141,20 @@ partitions:
     assert [(n.gpus, n.indices(), n.user) for n in a.nodes][-2:] == [(4, (0, 1, 2, 5), "gpu")] * 2
     assert {(n.gpus, n.cores, n.user) for n in a.nodes[:4]} == {(8, 64, "root")}
     assert [(n.name, n.gpus, n.cores) for n in b.nodes] == [("y8", 4, 64), ("y9", 4, 64), ("y10", 4, 64)]
+
+
+def test_gpus_are_shared_as_a_node_says_else_as_its_partition_does(tmp_path: Path) -> None:
+    text = """\
+partitions:
+  A:
+    defaults: {gpus: 1, cores: 1, memory: 1G, runtime: podman, sharing: {mode: mps, slowdown: 0.5}}
+    nodes: [a, {name: b, sharing: {mode: none}}, {name: "c[1-2]", sharing: {mode: time-slicing, pipe: /run/mps}}]
+  B: {nodes: [{name: d, gpus: 1, cores: 1, memory: 1G, runtime: podman}]}
+"""
+    found = {node.name: node.sharing for node in load(tmp_path, text).nodes}
+    turns = Sharing(mode="time-slicing", slowdown=0.3, pipe="/run/mps")
+    mps = Sharing(mode="mps", slowdown=0.5, pipe="/tmp/nvidia-mps")
+    assert found == {"a": mps, "b": None, "c1": turns, "c2": turns, "d": None}
 
 
 def test_words_are_not_yaml_1_1(tmp_path: Path) -> None:

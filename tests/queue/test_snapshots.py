@@ -19,7 +19,8 @@ from gpusched.model.jobs import (
     Resizes,
 )
 from gpusched.model.policy import PolicySpec
-from gpusched.model.readings import NodeReading, NodeState
+from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
+from gpusched.model.resources import Sharing
 from gpusched.model.snapshot import NodeView, PendingView
 from gpusched.queue.snapshots import build_snapshot, lingering_gpus
 from gpusched.queue.store import NodeRecord, RankRecord
@@ -129,6 +130,30 @@ def test_gpus_of_earlier_attempts_stay_taken_until_they_are_known_to_be_gone() -
     told = left(stuck=True, trouble="busy")["n0"][1]
     assert told == "attempt 1 of job a cannot be ended (busy); end it there, or reboot"
     assert left(stuck=True)["n0"][2] == "attempt 1 of job a cannot be ended; end it there, or reboot"
+
+
+def test_which_gpus_two_jobs_may_share() -> None:
+    """Whose memory is known, on which no stranger is, and of which nothing of an earlier attempt is left."""
+    server = GpuProcess(pid=1, command="nvidia-cuda-mps-server")
+    gpus = (
+        Gpu(index=0, memory_total_mib=81920),
+        Gpu(index=1, memory_total_mib=81920, processes=(GpuProcess(pid=9, command="x"),)),
+        Gpu(index=2),
+        Gpu(index=3, memory_total_mib=81920, processes=(server,)),
+    )
+    reading = msgspec.structs.replace(reading_of(Host("n0"), NOW), gpus=gpus)
+    records = {"n0": NodeRecord(name="n0", state=NodeState.MIXED, reading=reading)}
+    holds = job("a", _S.RUNNING, allocation=on("a", "n0", gpus=(0, 1, 2, 3)), start_time=NOW)
+    left = RankRecord(job_id="old", attempt=1, rank=0, node="n0", runtime="podman", gpus=(0,))
+
+    def shareable(mode: str, *ranks: RankRecord) -> dict[int, int]:
+        declared = inventory(sharing=Sharing(mode=mode))  # type: ignore[arg-type]
+        return dict(seen(holds, records=records, inventory=declared, ranks=ranks)["n0"].shareable)
+
+    assert shareable("mps") == {0: 79 << 10, 3: 79 << 10}, "1 GiB is the driver's"
+    assert shareable("time-slicing") == {0: 79 << 10}
+    assert shareable("mps", left) == {3: 79 << 10}
+    assert dict(seen(holds, records=records)["n0"].shareable) == {}
 
 
 def test_which_nodes_and_gpus_new_jobs_may_have() -> None:

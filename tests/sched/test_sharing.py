@@ -358,6 +358,30 @@ def test_cores_that_the_first_of_the_queue_will_need_are_kept_for_it() -> None:
         assert bool(started(with_shared(plan, snap, believed))) == shares
 
 
+def test_one_that_would_hold_up_the_first_goes_elsewhere() -> None:
+    """Beside short it would lose less; but the first of the queue waits for what short gives back."""
+    has = [
+        Has("short", "ann", "calm", 20, (0, 1, 2), "a", end=NOW + 100),
+        Has("long", "ann", "rude", 20, (0, 1, 2), "b", end=NOW + 900),
+    ]
+    waits = [Has("first", "bob", "calm", None, (0, 1, 2)), Has("w", "ann", "calm", 10, (0,), limit=500)]
+    snap = snapshot_of({"a": TURNS, "b": TURNS}, has, waits)
+    plan, _ = check(decide(snap), snap)
+    assert started(with_shared(plan, snap, believed)) == {"w": [("b", (0,))]}
+
+
+def test_of_a_jobs_gpus_it_shares_those_that_are_well() -> None:
+    snap, plan = one_waits(Has("w", "ann", "calm", 10, (0,)))
+    (where,) = snap.nodes
+    bad = msgspec.structs.replace(where, blocked={0: "BUSY: x"}, shareable={0: MIB, 2: MIB})
+    snap = msgspec.structs.replace(snap, nodes=(bad,))
+    assert started(with_shared(plan, snap, believed)) == {"w": [("a", (2,))]}
+    none = msgspec.structs.replace(bad, shareable={0: MIB})
+    snap = msgspec.structs.replace(snap, nodes=(none,))
+    assert with_shared(plan, snap, believed) is plan
+    assert sharing_now(snap, "w", believed).endswith("job r has 0 GPUs to share, it asks for 1")
+
+
 def test_the_first_of_the_queue_holds_up_nobody_by_sharing() -> None:
     jobs = [Has("w", "ann", "calm", 10, (0,), limit=500), Has("second", "bob", "calm", None, (0, 1, 2))]
     snap = snapshot_of({"a": TURNS}, [RUNS], jobs)

@@ -26,14 +26,19 @@ from gpusched.model.units import format_memory
 from gpusched.sched.gpus import links_matrix, nearest_gpus
 from gpusched.sched.interference.beliefs import cost_of_neighbour
 from gpusched.sched.sharing.rules import Sharer, cannot_share, sharer_of_running, sharer_of_start
-from gpusched.sched.tally import barred, counts_of, earliest, fits, need, plain_order
+from gpusched.sched.tally import NodeCount, barred, counts_of, earliest, fits, need, plain_order
 from gpusched.sched.text import count_of
 
 Believed = Callable[[str], KindBelief | None]
 """Kind -> what is believed of it; None: nothing."""
 
-MOST_LOOKED_AT = 64  # different jobs in a decision; each costs a look at all that share, and maybe at all nodes
+MOST_IN_VAIN, MOST_STARTED = 16, 16  # different jobs, and starts, of a decision: each costs a look at all nodes
+MOST_PLACES = 4  # that are tried for a job
 _WAITS_FOR_ROOM = frozenset({ReasonCode.RESOURCES, ReasonCode.PRIORITY, ReasonCode.BACKFILL})
+
+
+Miss = tuple[int, float, Callable[[], str]]
+"""A place where a job cannot be: how far from possible that is (steps, then by how much), and why."""
 
 
 class Beside(NamedTuple):
@@ -73,10 +78,10 @@ def with_shared(plan: Plan, snapshot: Snapshot, believed: Believed) -> Plan:
             if not job.spec.share or reason is None or reason.code not in _WAITS_FOR_ROOM or room.array_full(job):
                 continue
             alike = _alike(job)
-            if alike in in_vain or len(in_vain) + len(room.starts) >= MOST_LOOKED_AT:
+            if alike in in_vain or len(in_vain) == MOST_IN_VAIN or len(room.starts) == MOST_STARTED:
                 continue
-            found, _ = room.best(job)
-            if found is None or room.delays(job, found) is not None:
+            found = next((one for one in room.places(job)[0][:MOST_PLACES] if room.delays(job, one) is None), None)
+            if found is None:
                 in_vain.add(alike)
                 continue
             room.start(job, found)
@@ -91,12 +96,15 @@ def sharing_now(snapshot: Snapshot, job_id: str, believed: Believed) -> str:
     if job is None or not job.spec.share or not any(node.sharing for node in own):
         return ""
     room = _Room(Plan(), snapshot, believed)
-    found, why = room.best(job)
-    if found is None:
+    places, misses = room.places(job)
+    if not places:
+        nearest = min(misses, key=lambda miss: miss[:2], default=None)
+        why = nearest[2]() if nearest is not None else "no job runs that shares its GPUs"
         return f"it cannot share GPUs now: {why}"
-    if head := room.delays(job, found):
-        return f"it does not share {found.line}: job {head} before it would start later"
-    return f"it may share {found.line}"
+    for found in places[:MOST_PLACES]:
+        if room.delays(job, found) is None:
+            return f"it may share {found.line}"
+    return f"it does not share {places[0].line}: job {room.delays(job, places[0])} before it would start later"
 
 
 class _Room:
@@ -107,6 +115,9 @@ class _Room:
         self._believed = believed
         self._kinds: dict[str, KindBelief] = {}
         self._costs: dict[tuple[str, str], Cost] = {}
+        self._orders: dict[str, list[PendingView]] = {}
+        self._may: dict[str, bool] = {}  # job -> whether it would fit if the nodes were empty
+        self._fits: dict[str, float] = {}  # job -> when it fits at the latest, with all that has been started
         self._nodes = {node.name: node for node in snapshot.nodes}
         self._pending = {job.id: job for job in snapshot.pending}
         self._array_room = {j.array_id or j.id: j.array_room for j in snapshot.pending if j.array_room is not None}
@@ -144,48 +155,46 @@ class _Room:
         room = self._array_room.get(job.array_id or job.id)
         return room is not None and room <= 0
 
-    def best(self, job: PendingView) -> tuple[Beside | None, str]:
-        """The place where the slower of the two loses least; or why there is none, the nearest miss."""
-        found: Beside | None = None
-        misses: list[tuple[int, float, str]] = []
-        for other in self._sharers.values():
-            one = self._beside(job, other)
-            if not isinstance(one, Beside):
-                misses.append(one)
-            elif found is None or (one.worst, other.id) < (found.worst, found.other.id):
-                found = one
-        if found is not None:
-            return found, ""
-        return None, min(misses)[2] if misses else "no job runs that shares its GPUs"
+    def places(self, job: PendingView) -> tuple[list[Beside], list[Miss]]:
+        """Where it could share, first where the slower of the two loses least; and where it could not."""
+        tried = [self._beside(job, other) for other in self._sharers.values()]
+        found = [one for one in tried if isinstance(one, Beside)]
+        found.sort(key=lambda one: (one.worst, one.other.id))
+        return found, [one for one in tried if not isinstance(one, Beside)]
 
-    def _beside(self, job: PendingView, other: Sharer) -> Beside | tuple[int, float, str]:
-        """Its place beside the other, or why there is none, with how far from possible that is."""
+    def _beside(self, job: PendingView, other: Sharer) -> Beside | Miss:
         node, count, spec = self._nodes[other.node], self._counts[other.node], job.spec
+        if other.partner:
+            return 4, 0.0, lambda: f"job {other.id} shares its GPUs with job {other.partner} already"
         why: str | None = barred(job, node) or ("" if node.available else "takes no jobs now")
         if why:
-            return 5, 0.0, f"node {node.name} {why}"
-        if spec.gpus_per_node > len(other.gpus):
-            return 4, 0.0, f"job {other.id} has {count_of(len(other.gpus), 'GPU')}, it asks for {spec.gpus_per_node}"
-        gpus = _chosen(node, other.gpus, spec.gpus_per_node)
+            return 6, 0.0, lambda: f"node {node.name} {why}"
+        well = [gpu for gpu in other.gpus if gpu in node.shareable and gpu not in node.blocked]
+        if spec.gpus_per_node > len(well):
+            return (
+                5,
+                0.0,
+                lambda: f"job {other.id} has {count_of(len(well), 'GPU')} to share, it asks for {spec.gpus_per_node}",
+            )
+        if count.cores < spec.cores_per_node or count.memory_mib < spec.memory_mib_per_node:
+            cores, memory = count_of(max(0, count.cores), "core"), max(0, count.memory_mib)
+            free = f"{cores} and {format_memory(memory)} of memory"
+            return 2, 0.0, lambda: f"node {node.name} of job {other.id} has {free} free"
+        gpus = _chosen(node, well, spec.gpus_per_node)
         part = NodeAllocation(
             rank=0, node=node.name, gpus=gpus, cores=spec.cores_per_node, memory_mib=spec.memory_mib_per_node
         )
         own = sharer_of_start(job.id, job.user, spec, (part,))
         assert own is not None
-        if why := cannot_share(node, own, other):
-            return 3, 0.0, why
-        if any(gpu in node.blocked for gpu in gpus):
-            return 3, 0.0, f"GPUs of {node.name} cannot be used now"
-        if count.cores < spec.cores_per_node or count.memory_mib < spec.memory_mib_per_node:
-            free = f"{count_of(max(0, count.cores), 'core')} and {format_memory(max(0, count.memory_mib))} of memory"
-            return 2, 0.0, f"node {node.name} of job {other.id} has {free} free"
+        if refused := cannot_share(node, own, other):
+            return 3, 0.0, lambda: refused
         assert node.sharing is not None
         mine, its = kind_of(job.user, spec.name), kind_of(other.user, other.name)
         found = Beside(other, part, self._cost(mine, its), self._cost(its, mine))
         if found.worst <= node.sharing.slowdown:
             return found
-        text = f"{found.line}; {node.name} allows {100 * node.sharing.slowdown:.0f} %"
-        return 1, found.worst, text
+        bound = 100 * node.sharing.slowdown
+        return 1, found.worst, lambda: f"{found.line}; {node.name} allows {bound:.0f} %"
 
     def _cost(self, kind: str, beside: str) -> Cost:
         if (kind, beside) not in self._costs:
@@ -200,17 +209,27 @@ class _Room:
         head = self._head(job)
         if head is None:
             return None
-        before = self._fits_at(head, self._snapshot)
-        return head.id if self._fits_at(head, self._with(job, found)) > before else None
+        if head.id not in self._fits:
+            self._fits[head.id] = self._fits_at(head, self._snapshot)
+        return head.id if self._fits_at(head, self._with(job, found)) > self._fits[head.id] else None
 
     def _head(self, job: PendingView) -> PendingView | None:
-        own = [count for count in self._counts.values() if count.node.partition == job.spec.partition]
-        for other in plain_order(self._snapshot, job.spec.partition):
+        partition = job.spec.partition
+        own = [count for count in self._counts.values() if count.node.partition == partition]
+        if partition not in self._orders:
+            self._orders[partition] = plain_order(self._snapshot, partition)
+        started = {start.job_id for start in self.starts}
+        for other in self._orders[partition]:
             if other.id == job.id:
                 return None
-            if not self.array_full(other) and fits(other, own, lambda count: count.usable):
+            if other.id not in started and not self.array_full(other) and self._possible(other, own):
                 return other
         return None
+
+    def _possible(self, job: PendingView, own: list[NodeCount]) -> bool:
+        if job.id not in self._may:
+            self._may[job.id] = fits(job, own, lambda count: count.usable)
+        return self._may[job.id]
 
     def _fits_at(self, job: PendingView, snapshot: Snapshot) -> float:
         """When it fits at the latest, alone in the queue (Unix seconds)."""
@@ -233,7 +252,10 @@ class _Room:
     def start(self, job: PendingView, found: Beside) -> None:
         """Start it there."""
         self._snapshot = self._with(job, found)
-        self._counts = counts_of(self._snapshot)
+        self._fits.clear()
+        count = self._counts[found.part.node]
+        count.cores -= found.part.cores
+        count.memory_mib -= found.part.memory_mib
         if job.array_room is not None:
             self._array_room[job.array_id or job.id] = (self._array_room[job.array_id or job.id] or 0) - 1
         self._sharers[found.other.id] = found.other._replace(partner=job.id)
@@ -248,7 +270,7 @@ def _alike(job: PendingView) -> tuple[object, ...]:
     return spec.partition, kind_of(job.user, spec.name), asked, where
 
 
-def _chosen(node: NodeView, gpus: tuple[int, ...], count: int) -> tuple[int, ...]:
+def _chosen(node: NodeView, gpus: list[int], count: int) -> tuple[int, ...]:
     """So many of these GPUs, the nearest to each other."""
     if count >= len(gpus) or not node.links:
         return tuple(sorted(gpus))[:count]
