@@ -227,6 +227,17 @@ def test_predict_says_what_racks_and_neighbours_cost(knowing: Path):
     assert json.loads(run("predict", "gpt-7", "--json"))["paces"][0]["measurements"] == 5
 
 
+def test_where_gpus_are_shared_predict_says_what_that_costs(knowing: Path):
+    from gpusched.client.predict import tell_kind
+
+    assert len(tell_kind("gpt-7", None, 1, None, ["gpt-1"]).lines) == 1
+    declared = knowing / "inventory.yaml"
+    declared.write_text(declared.read_text().replace("gpus: 8,", "gpus: 8, sharing: {mode: time-slicing},"))
+    told = tell_kind("gpt-7", None, 1, None, ["gpt-1"])
+    assert told.lines[1].startswith(f"beside {ME}/gpt-# (on the same GPUs) about 61 % slower than alone (")
+    assert len(told.costs) == len(told.lines) == 2
+
+
 def test_predict_says_what_is_wrong_with_a_question(knowing: Path):
     from gpusched.client.predict import tell_kind
 
