@@ -95,7 +95,7 @@ def _figures(row: NodeRow) -> Text:
 
 def _holders(row: NodeRow) -> Text:
     held = Counter(gpu.user or gpu.job for gpu in row.gpus if gpu.job)
-    held.update(gpu.shared_user or gpu.shared_with for gpu in row.gpus if gpu.shared_with)
+    held.update(g.shared_user or g.shared_with for g in row.gpus if g.shared_with and g.shared_user != g.user)
     line = Text(no_wrap=True, overflow="ellipsis")
     for user, count in held.most_common():
         line.append(f"{', ' if line else ''}{common.clean(user or '')} ")

@@ -296,12 +296,12 @@ def test_who_did_not_agree_or_was_launched_otherwise_is_alone(change: dict[str, 
 @pytest.mark.parametrize(
     ("job", "why"),
     [
-        (Has("w", "ann", "busy", 10, (0,)), "; a allows 5 %"),
+        (Has("w", "ann", "busy", 10, (0,)), ", a allows 5 %"),
         (Has("w", "ann", "calm", 30, (0,)), "with job r it takes 50M of a GPU's memory, GPU 0 of a has 40M for both"),
         (Has("w", "ann", "calm", 10, (0,), cores=6), "node a of job r has 5 cores and 98M of memory free"),
         (
             Has("w", "ann", "strange", 10, (0,)),
-            "about 11 % slower than alone (0 to 28 %, by the formula, 0 measurements)",
+            "GPU 0 of a with job r (about 11 % slower, that one 11 %; by the formula), a allows 5 %",
         ),
     ],
 )

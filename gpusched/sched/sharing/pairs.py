@@ -61,8 +61,11 @@ class Beside(NamedTuple):
     @property
     def line(self) -> str:
         """As a person reads it."""
-        gpus = f"GPU {', '.join(map(str, self.part.gpus))} of {self.part.node}"
-        return f"{gpus} with job {self.other.id}: {self.own.line('alone')}; that one {self.others.line('alone')}"
+        gpus = f"{'GPU' if len(self.part.gpus) == 1 else 'GPUs'} {', '.join(map(str, self.part.gpus))}"
+        own, others = (f"{100 * cost.slower:.0f} %" for cost in (self.own, self.others))
+        measured = self.own.source == self.others.source == "measured"
+        by = self.own.note or self.others.note or ("as measured" if measured else "by the formula")
+        return f"{gpus} of {self.part.node} with job {self.other.id} (about {own} slower, that one {others}; {by})"
 
 
 def with_shared(plan: Plan, snapshot: Snapshot, believed: Believed) -> Plan:
@@ -194,7 +197,7 @@ class _Room:
         if found.worst <= node.sharing.slowdown:
             return found
         bound = 100 * node.sharing.slowdown
-        return 1, found.worst, lambda: f"{found.line}; {node.name} allows {bound:.0f} %"
+        return 1, found.worst, lambda: f"{found.line}, {node.name} allows {bound:.0f} %"
 
     def _cost(self, kind: str, beside: str) -> Cost:
         if (kind, beside) not in self._costs:
