@@ -358,6 +358,13 @@ def test_cores_that_the_first_of_the_queue_will_need_are_kept_for_it() -> None:
         assert bool(started(with_shared(plan, snap, believed))) == shares
 
 
+def test_it_goes_where_the_slower_of_the_two_loses_least() -> None:
+    kinds = enumerate(("rude", "calm", "rude"))
+    has = [Has(f"r{gpu}", "ann", kind, 20, (gpu,), "a", end=NOW + 100) for gpu, kind in kinds]
+    snap, plan = one_waits(Has("w", "ann", "calm", 10, (0,)), has=has)
+    assert started(with_shared(plan, snap, believed)) == {"w": [("a", (1,))]}
+
+
 def test_one_that_would_hold_up_the_first_goes_elsewhere() -> None:
     """Beside short it would lose less; but the first of the queue waits for what short gives back."""
     has = [

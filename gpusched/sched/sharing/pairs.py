@@ -167,8 +167,6 @@ class _Room:
 
     def _beside(self, job: PendingView, other: Sharer) -> Beside | Miss:
         node, count, spec = self._nodes[other.node], self._counts[other.node], job.spec
-        if other.partner:
-            return 4, 0.0, lambda: f"job {other.id} shares its GPUs with job {other.partner} already"
         why: str | None = barred(job, node) or ("" if node.available else "takes no jobs now")
         if why:
             return 6, 0.0, lambda: f"node {node.name} {why}"
