@@ -74,8 +74,8 @@ def with_shared(plan: Plan, snapshot: Snapshot, believed: Believed) -> Plan:
         return plan
     room = _Room(plan, snapshot, believed)
     reasons = dict(plan.reasons)
-    in_vain: set[tuple[object, ...]] = set()  # what is left only shrinks
     for partition in {node.partition: None for node in snapshot.nodes if node.shareable}:
+        in_vain: set[tuple[object, ...]] = set()  # what is left only shrinks
         for job in plain_order(snapshot, partition):
             reason = reasons.get(job.id)
             if not job.spec.share or reason is None or reason.code not in _WAITS_FOR_ROOM or room.array_full(job):
