@@ -21,7 +21,7 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 from gpusched.model.snapshot import Snapshot
 from gpusched.queue.lifecycle import move, set_aside
-from gpusched.queue.snapshots import snapshot_of_store
+from gpusched.queue.snapshots import partners_of, snapshot_of_store
 from gpusched.queue.store import RankRecord, Store
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
@@ -141,6 +141,7 @@ class Planner:
                 elif isinstance(action, (Preempt, CancelJob)):
                     waiting.pop(action.job_id, None)
                     self._end_by_policy(action, deciders, inventory.settings.grace_s, now)
+            self._note_partners(active, [job for job, _ in launches], now)
             self._write_reasons(waiting.values(), plan, now)
         operations = [one for job, ranks in launches for one in self._launcher.launches(inventory, job, ranks)]
         return Decided(operations, snapshot, by_policy)
@@ -149,6 +150,15 @@ class Planner:
         """With jobs on GPUs that others have, too, by the same check; the plan itself where there are none."""
         wider = with_shared(plan, snapshot, self._store.belief)
         return (plan, ()) if wider is plan else check(wider, snapshot)
+
+    def _note_partners(self, active: Sequence[Job], started: Sequence[Job], now: float) -> None:
+        """Into the stories of both: who shares GPUs with whom from now on."""
+        if not any(job.spec.share for job in started):
+            return
+        partners = partners_of([*active, *started])
+        told = {job.id: partners[job.id] for job in started if job.id in partners}
+        told |= {partner: job for job, partner in told.items()}
+        self._store.append(Event(time=now, kind="sharing", job_id=a, data={"with": b}) for a, b in told.items())
 
     def _end_by_policy(
         self, action: Preempt | CancelJob, deciders: Mapping[str, PolicySpec], grace_s: float, now: float

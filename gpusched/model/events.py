@@ -10,8 +10,9 @@ import msgspec
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One fact. ``kind`` names it; ``data`` is plain JSON.
 
-    Job kinds: submitted, held, released, priority, starting, launched, running, preempted, ending, ended, requeued,
-    signalled, refused (a command on it, with the reason), work_failed, fenced, stuck (of an attempt, with the node).
+    Job kinds: submitted, held, released, priority, starting, sharing, launched, running, preempted, ending, ended,
+    requeued, signalled, refused (a command on it, with the reason), work_failed, fenced, stuck (of an attempt, with the
+    node).
     Node kinds: node_up, node_down, drained, resumed, gpu_lost, gpu_back, reaped, left_inventory, back_in_inventory.
     Others: refused_command, controller_started, controller_stopped, inventory_refused, inventory_reloaded,
     clock_stepped, plan_rejected, policy_changed, agent_out, agent_back.

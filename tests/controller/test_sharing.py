@@ -94,6 +94,11 @@ def test_one_shares_pays_half_and_its_end_leaves_the_other_alone(site: Site) -> 
     site.turn(3)
     assert [site.job(job).state for job in (first, second)] == [JobState.RUNNING, JobState.COMPLETED]
     assert site.gpus(third) == (0,), "and now it may have another"
+    stories = {
+        job: [e.data["with"] for e in site.store.events(job_id=job) if e.kind == "sharing"]
+        for job in (first, second, third)
+    }
+    assert stories == {first: [second, third], second: [first], third: [first]}
     site.turn(5)
     for job in (first, third):
         site.end(job)

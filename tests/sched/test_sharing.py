@@ -358,6 +358,16 @@ def test_cores_that_the_first_of_the_queue_will_need_are_kept_for_it() -> None:
         assert bool(started(with_shared(plan, snap, believed))) == shares
 
 
+def test_what_starts_takes_cores_from_those_behind_it() -> None:
+    has = [Has(f"r{gpu}", "ann", "calm", 20, (gpu,), "a", end=NOW + 100) for gpu in range(3)]
+    jobs = [Has(f"w{n}", "ann", "calm", 10, (0,), cores=cores) for n, cores in enumerate((2, 2, 1))]
+    snap = snapshot_of({"a": TURNS}, has, jobs)
+    plan, _ = check(decide(snap), snap)
+    wider, rejected = check(with_shared(plan, snap, believed), snap)
+    assert not rejected
+    assert started(wider) == {"w0": [("a", (0,))], "w2": [("a", (1,))]}
+
+
 def test_it_goes_where_the_slower_of_the_two_loses_least() -> None:
     kinds = enumerate(("rude", "calm", "rude"))
     has = [Has(f"r{gpu}", "ann", kind, 20, (gpu,), "a", end=NOW + 100) for gpu, kind in kinds]

@@ -120,7 +120,7 @@ class _Room:
         self._costs: dict[tuple[str, str], Cost] = {}
         self._orders: dict[str, list[PendingView]] = {}
         self._may: dict[str, bool] = {}  # job -> whether it would fit if the nodes were empty
-        self._fits: dict[str, float] = {}  # job -> when it fits at the latest, with all that has been started
+        self._fits: dict[str, float] = {}  # job -> when it fits at the latest, as first asked
         self._nodes = {node.name: node for node in snapshot.nodes}
         self._pending = {job.id: job for job in snapshot.pending}
         self._array_room = {j.array_id or j.id: j.array_room for j in snapshot.pending if j.array_room is not None}
@@ -253,7 +253,6 @@ class _Room:
     def start(self, job: PendingView, found: Beside) -> None:
         """Start it there."""
         self._snapshot = self._with(job, found)
-        self._fits.clear()
         count = self._counts[found.part.node]
         count.cores -= found.part.cores
         count.memory_mib -= found.part.memory_mib
