@@ -368,6 +368,14 @@ def test_what_starts_takes_cores_from_those_behind_it() -> None:
     assert started(wider) == {"w0": [("a", (0,))], "w2": [("a", (1,))]}
 
 
+def test_who_has_started_is_no_longer_the_first_of_the_queue() -> None:
+    has = [Has(f"r{gpu}", "ann", "calm", 20, (gpu,), "a", end=NOW + 100) for gpu in range(3)]
+    jobs = [Has(f"w{n}", "ann", "calm", 10, (0,), limit=limit) for n, limit in enumerate((500, 150, 150))]
+    snap = snapshot_of({"a": TURNS}, has, jobs)
+    plan, _ = check(decide(snap), snap)
+    assert list(started(with_shared(plan, snap, believed))) == ["w0", "w1", "w2"]
+
+
 def test_it_goes_where_the_slower_of_the_two_loses_least() -> None:
     kinds = enumerate(("rude", "calm", "rude"))
     has = [Has(f"r{gpu}", "ann", kind, 20, (gpu,), "a", end=NOW + 100) for gpu, kind in kinds]
