@@ -358,6 +358,18 @@ def test_cores_that_the_first_of_the_queue_will_need_are_kept_for_it() -> None:
         assert bool(started(with_shared(plan, snap, believed))) == shares
 
 
+def test_it_shares_on_no_node_that_it_may_not_use() -> None:
+    snap, plan = one_waits(Has("w", "ann", "calm", 10, (0,)))
+    (job,) = snap.pending
+    for more in ({"exclude": ("a",)}, {"nodelist": ("b",)}, {"gpu_types": ("V100",)}):
+        other = msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, **more))
+        asked = msgspec.structs.replace(snap, pending=(other,))
+        assert with_shared(plan, asked, believed) is plan
+    failed = msgspec.structs.replace(snap, pending=(msgspec.structs.replace(job, excluded_nodes=("a",)),))
+    assert with_shared(plan, failed, believed) is plan
+    assert sharing_now(failed, "w", believed).endswith("node a: an earlier attempt failed here")
+
+
 def test_what_starts_takes_cores_from_those_behind_it() -> None:
     has = [Has(f"r{gpu}", "ann", "calm", 20, (gpu,), "a", end=NOW + 100) for gpu in range(3)]
     jobs = [Has(f"w{n}", "ann", "calm", 10, (0,), cores=cores) for n, cores in enumerate((2, 2, 1))]

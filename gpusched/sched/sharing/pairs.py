@@ -69,15 +69,14 @@ class Beside(NamedTuple):
 
 
 def with_shared(plan: Plan, snapshot: Snapshot, believed: Believed) -> Plan:
-    """The plan with the starts of jobs that share; the plan itself where there are none."""
+    """The plan with the starts of jobs that share, to be checked anew; the plan itself where there are none."""
     if not any(node.shareable for node in snapshot.nodes) or not any(job.spec.share for job in snapshot.pending):
         return plan
     room = _Room(plan, snapshot, believed)
-    reasons = dict(plan.reasons)
     for partition in {node.partition: None for node in snapshot.nodes if node.shareable}:
         in_vain: set[tuple[object, ...]] = set()  # what is left only shrinks
         for job in plain_order(snapshot, partition):
-            reason = reasons.get(job.id)
+            reason = plan.reasons.get(job.id)
             if not job.spec.share or reason is None or reason.code not in _WAITS_FOR_ROOM or room.array_full(job):
                 continue
             alike = _alike(job)
@@ -88,8 +87,7 @@ def with_shared(plan: Plan, snapshot: Snapshot, believed: Believed) -> Plan:
                 in_vain.add(alike)
                 continue
             room.start(job, found)
-            del reasons[job.id]
-    return replace(plan, actions=(*plan.actions, *room.starts), reasons=reasons) if room.starts else plan
+    return replace(plan, actions=(*plan.actions, *room.starts)) if room.starts else plan
 
 
 def sharing_now(snapshot: Snapshot, job_id: str, believed: Believed) -> str:
@@ -169,7 +167,7 @@ class _Room:
         node, count, spec = self._nodes[other.node], self._counts[other.node], job.spec
         why: str | None = barred(job, node) or ("" if node.available else "takes no jobs now")
         if why:
-            return 6, 0.0, lambda: f"node {node.name} {why}"
+            return 6, 0.0, lambda: f"node {node.name}: {why}"
         well = [gpu for gpu in other.gpus if gpu in node.shareable and gpu not in node.blocked]
         if spec.gpus_per_node > len(well):
             return (
