@@ -325,6 +325,11 @@ def test_two_on_a_gpu_and_one_partner_for_each() -> None:
     _, (third, other) = check(Plan(actions=(start("x", 0), start("y", 0), start("z", 1))), snap)
     assert third.why == "GPU 0 of a is held by job x: job x shares its GPUs with job r already"
     assert other.why == "GPU 1 of a is held by job r: job r shares its GPUs with job x already"
+    (where,) = snap.nodes
+    unknown = msgspec.structs.replace(snap, nodes=(msgspec.structs.replace(where, shareable={1: MIB}),))
+    sound, (refused,) = check(Plan(actions=(start("x", 0), start("y", 1))), unknown)
+    assert refused.why.endswith("GPU 0 of a cannot be shared now: its memory is not known, or a stranger is on it")
+    assert list(started(sound)) == ["y"]
     alone = snapshot_of({"a": TURNS}, [Has("r", "ann", "calm", None, (0,), "a", end=NOW + 9)], jobs)
     _, (refused,) = check(Plan(actions=(start("x", 0),)), alone)
     assert refused.why == "GPU 0 of a is held by job r: which does not share its GPUs"
