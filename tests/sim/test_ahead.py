@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpusched.client.alternatives import spreads_of
 from gpusched.forecast.limit_use import LimitUse
 from gpusched.forecast.queue import QueueForecast, RunTimes
 from gpusched.forecast.start_times import StartForecast
@@ -232,6 +233,26 @@ def test_who_gives_up_waiting_for_a_rack_starts_ahead_when_and_where_it_does_liv
         until = {j.id: waits_until(j, snap.policies["p"]) for j in snap.pending}
         gave_up += sum(start == until[job] > NOW for job, start in found.items())
     assert gave_up > 60
+
+
+def test_bound_to_a_spread_a_job_starts_when_it_would_if_it_had_asked_for_that() -> None:
+    differ = 0
+    for seed in range(120):
+        snap = racked(seed)
+        for job in [j for j in snap.pending if j.spec.nodes > 1 or j.spec.max_nodes][:2]:
+            views = [bound.view for bound in spreads_of(snap, job)]
+            ahead = ahead_of(snap, *views)
+            found = []
+            for i, view in enumerate(views, ahead.first_variant):
+                fate = ahead.run(ahead.by_limits, target=i, without=[ahead.index[job.id]])
+                asked = tuple(view if j.id == job.id else j for j in snap.pending)
+                lasts = {j.id: float(j.spec.time_limit_s) for j in asked}
+                ends = {j.id: j.expected_end for j in snap.running}
+                plain = Plain(msgspec.structs.replace(snap, pending=asked), lasts, ends)
+                found.append(plain.run().get(job.id, np.inf))
+                assert fate.start[i] == pytest.approx(found[-1]), (seed, job.id, i)
+            differ += len(set(found)) > 1
+    assert differ > 40
 
 
 JOBS = st.lists(
