@@ -128,8 +128,9 @@ def with_ways(world: World, parts: int = 1) -> tuple[World, Placing]:
     )
     empty = np.full(classes, -1, np.int64)
     queues = len(world.sim.dirty) * parts
+    wait_s = network.wait_s if world.policy.place_wait_s is None else world.policy.place_wait_s
     return world, Placing(
-        rule=rule, wait_s=network.wait_s, patience_s=network.patience_s, hold_s=network.hold_s, ways=ways, of=of,
+        rule=rule, wait_s=wait_s, patience_s=network.patience_s, hold_s=network.hold_s, ways=ways, of=of,
         queue=world.sim.shapes["queue"][distinct[:, 0]] * parts + distinct[:, 3] if classes else empty,
         size=np.array([_gpus_of(world, shape) for shape in distinct[:, 0].tolist()], np.int64),
         head=empty, tail=empty.copy(), next=np.full(len(trace), -1, np.int64), tried=np.zeros(classes, np.int64),
