@@ -57,6 +57,13 @@ def reproduce(
         str | None,
         typer.Option("--topology", help="topology: a cluster of ours, or a YAML of switches; else all ours."),
     ] = None,
+    gpus_per_node: Annotated[
+        int | None,
+        typer.Option("--gpus-per-node", help="topology: of the nodes of a file; else 8, or its inventory's."),
+    ] = None,
+    nic: Annotated[
+        str | None, typer.Option("--nic", help="topology: what the NICs of a file's nodes carry; else 100G.")
+    ] = None,
     table: Annotated[
         str | None, typer.Option("--table", help="topology: measured pairs, a CSV; jobs are of its kinds.")
     ] = None,
@@ -110,7 +117,8 @@ def reproduce(
 
         with output.progress("replaying") as advance:
             wanted_of = service_of.Options(
-                topology=topology, table=table, policies=tuple(policy or ()), seeds=tuple(seed or ()),
+                topology=topology, gpus_per_node=gpus_per_node, nic=nic, table=table,
+                policies=tuple(policy or ()), seeds=tuple(seed or ()),
                 loads=tuple(load or ()), quick=quick, jobs=jobs, weights=weights, out=out,
             )  # fmt: skip
             played = service_of.reproduce(wanted_of, advance or _unseen)

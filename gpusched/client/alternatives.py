@@ -9,12 +9,14 @@ import msgspec
 from gpusched.client.sizing import ResourceRequest, size
 from gpusched.config.validate import validate_spec
 from gpusched.errors import UsageError
-from gpusched.forecast.start_times import Alternative
+from gpusched.forecast.start_times import Alternative, SpreadView
+from gpusched.model.forecast import Spread
 from gpusched.model.jobs import JobSpec
 from gpusched.model.resources import Inventory, Partition
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.model.units import format_duration, format_memory
 from gpusched.sched.tally import counts_of, covers, earliest, queue_of
+from gpusched.sched.topology.spread import knows_racks, splits
 
 _SHORTER_S = (*(3600 * h for h in (72, 24, 12, 6, 3, 1)), 1800, 600)
 _MOST_LIMITS = 4
@@ -43,6 +45,30 @@ def alternatives_of(inventory: Inventory, snapshot: Snapshot, job: PendingView) 
                 continue
             found.append(Alternative(what if kind == "partition" else kind, what, how, _as(job, spec)))
     return found
+
+
+def spreads_of(snapshot: Snapshot, job: PendingView) -> list[SpreadView]:
+    """The job bound to one server, to one rack, and to neither, where it may be on several nodes; the nearest first."""
+    spec, policy = job.spec, snapshot.policies.get(job.spec.partition)
+    several = spec.max_nodes is not None or (spec.nodes > 1 and bool(snapshot.topology))
+    if not several or policy is None or not knows_racks(policy):
+        return []
+    at_once = msgspec.structs.replace(spec, placement_wait_s=0.0)
+    found = [SpreadView("any", "--max-spread any --wait-for-placement 0", _as(job, _bound(at_once, "any")))]
+    if snapshot.topology:
+        found.insert(0, SpreadView("rack", "--max-spread rack", _as(job, _bound(at_once, "rack"))))
+    if spec.max_nodes is not None:
+        least = splits(spec)[0]
+        whole = msgspec.structs.replace(
+            at_once, max_nodes=None, nodes=1, gpus_per_node=least.gpus, cores_per_node=least.cores,
+            memory_mib_per_node=least.memory_mib,
+        )  # fmt: skip
+        found.insert(0, SpreadView("server", "--max-spread server", _as(job, _bound(whole, "server"))))
+    return found
+
+
+def _bound(spec: JobSpec, spread: Spread) -> JobSpec:
+    return msgspec.structs.replace(spec, max_spread=spread)
 
 
 def _as(job: PendingView, spec: JobSpec) -> PendingView:

@@ -3,45 +3,77 @@
 from __future__ import annotations
 
 import sys
+from typing import NamedTuple
 
 import msgspec
 
 from gpusched.client.context import Client
-from gpusched.model.forecast import ExpectedStart, Sooner
+from gpusched.model.forecast import ExpectedStart, Sooner, SpreadStart
+from gpusched.model.jobs import Job
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.advice import refuted
 from gpusched.sched.explain import Explanation
 
 
-def look_ahead(
-    client: Client, snapshot: Snapshot, explanation: Explanation
-) -> tuple[ExpectedStart, tuple[Sooner, ...], tuple[str, ...]]:
-    """The forecast, what would start the job sooner, and the explanation's next steps that the forecast bears out.
+class Ahead(NamedTuple):
+    """The forecast, when the job would start nearer together or further apart, and what would start it sooner.
 
-    Runs the queue forward; the first time after an installation or upgrade this compiles for some seconds.
+    ``next_steps``: of the explanation's those that the forecast bears out.
+    """
+
+    expected: ExpectedStart
+    spreads: tuple[SpreadStart, ...]
+    sooner: tuple[Sooner, ...]
+    next_steps: tuple[str, ...]
+
+
+def look_ahead(client: Client, snapshot: Snapshot, job: Job, explanation: Explanation) -> Ahead:
+    """What the queue run forward says of a waiting job.
+
+    The first time after an installation or upgrade this compiles for some seconds.
     """
     _say_if_slow()
-    from gpusched.client.alternatives import alternatives_of
+    from gpusched.client.alternatives import alternatives_of, spreads_of
     from gpusched.forecast.assumptions import assumptions, why_never
     from gpusched.forecast.limit_use import LimitUse
     from gpusched.forecast.start_times import StartForecast
 
-    job = next(j for j in snapshot.pending if j.id == explanation.job_id)
+    view = next(j for j in snapshot.pending if j.id == explanation.job_id)
     habits = LimitUse(client.reader.past_runs() if client.reader else [])
-    alternatives = alternatives_of(client.inventory, snapshot, job)
+    alternatives = alternatives_of(client.inventory, snapshot, view)
     settings = client.inventory.settings
     foresight = StartForecast(
-        snapshot, job, habits, alternatives, half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s
-    )
+        snapshot, view, habits, alternatives, spreads_of(snapshot, view),
+        half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s,
+    )  # fmt: skip
     expected = foresight.expected()
     if expected.median is None and expected.by_limits is None:
-        expected = msgspec.structs.replace(expected, never=why_never(snapshot, job, explanation.reason))
+        expected = msgspec.structs.replace(expected, never=why_never(snapshot, view, explanation.reason))
     expected = msgspec.structs.replace(
-        expected, assumptions=assumptions(snapshot, job, habits.count, habits.known(job.user))
+        expected, assumptions=assumptions(snapshot, view, habits.count, habits.known(job.user))
     )
+    spreads = _with_costs(client, snapshot, job, foresight.by_spread())
     sooner = foresight.sooner()
     now = {s.what for s in sooner if s.now}  # a step may claim a start at once only where the run ahead has one
-    return expected, sooner, tuple(step for step in explanation.next_steps if not refuted(step, now))
+    steps = tuple(step for step in explanation.next_steps if not refuted(step, now))
+    return Ahead(expected, spreads, sooner, steps)
+
+
+def _with_costs(
+    client: Client, snapshot: Snapshot, job: Job, spreads: tuple[SpreadStart, ...]
+) -> tuple[SpreadStart, ...]:
+    """With the racks, and what is believed that they and more nodes cost the job."""
+    if not spreads:
+        return ()
+    from gpusched.client.predict import cost_at
+
+    beliefs, names, found = client.reader.beliefs() if client.reader else {}, snapshot.topology.racks(), []
+    for start in spreads:
+        racks = len({names.get(node, f" {node}") for node in start.nodes}) if names else 0
+        nearer = racks > 1 or job.spec.max_nodes is not None  # on one node or in one rack, where it may be
+        message, cost = cost_at(beliefs, job, len(start.nodes), racks) if nearer else ("", None)
+        found.append(msgspec.structs.replace(start, racks=racks, cost=cost, message=message))
+    return tuple(found)
 
 
 def _say_if_slow() -> None:

@@ -85,14 +85,18 @@ def tell_kind(text: str, gpus: int | None, nodes: int | None, racks: int | None,
 
 def spread_cost(beliefs: Mapping[str, KindBelief], job: Job, racks: int) -> str:
     """What more racks than one would cost a job, as a sentence; "" where nothing says."""
+    return cost_at(beliefs, job, job.spec.nodes, racks)[0] if 1 < racks <= job.spec.nodes else ""
+
+
+def cost_at(beliefs: Mapping[str, KindBelief], job: Job, nodes: int, racks: int) -> tuple[str, Cost | None]:
+    """What so many racks would cost a job against one, or so many nodes of one rack against one; "": nothing says."""
     own = beliefs.get(kind_of(job.user, job.spec.name))
-    if own is None or not own.shapes or job.spec.nodes < racks or racks < 2:
-        return ""
+    if own is None or not own.shapes or nodes < 2:
+        return "", None
     usual = max(own.shapes, key=lambda paces: paces.count).shape
-    line, cost = _spread(
-        beliefs, own.kind, msgspec.structs.replace(usual, gpus=job.spec.gpus, nodes=job.spec.nodes, racks=racks)
-    )
-    return line if cost is not None else ""
+    asked = msgspec.structs.replace(usual, gpus=job.spec.gpus, nodes=nodes, racks=max(racks, 1))
+    line, cost = _spread(beliefs, own.kind, asked)
+    return (line, cost) if cost is not None else ("", None)
 
 
 def _spread(beliefs: Mapping[str, KindBelief], kind: str, asked: Shape) -> tuple[str, Cost | None]:

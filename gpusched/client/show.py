@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpusched.client.context import Client
 from gpusched.client.resolve import Resolver
 from gpusched.client.sharing import sharing_of
+from gpusched.model.forecast import SpreadStart
 from gpusched.model.jobs import ENDED, Job, JobState
 from gpusched.model.progress import speeds_of
 from gpusched.views.show import Page
@@ -31,9 +32,10 @@ def show(client: Client, text: str) -> Page:
     progress = reader.progress_of_job(job.id) if reader else []
     partner, shared = sharing_of(client, job)
     waits = job.state is JobState.PENDING and job.spec.elastic is not None
+    spreads = _spreads(client, job) if job.state is JobState.PENDING else ()
     return Page(
         job=job,
-        now=time.time(),
+        now=time.time(),  # after what is forecast, so that what begins at once does not begin later
         tasks=jobs if len(jobs) > 1 or target.id != job.id else (),
         events=tuple(reader.events(job_id=job.id)) if reader else (),
         energy_j=energies.get(job.id),
@@ -43,7 +45,17 @@ def show(client: Client, text: str) -> Page:
         sizes=_sizes(client, job) if waits else None,
         partner=partner,
         shared=shared,
+        spreads=spreads,
     )
+
+
+def _spreads(client: Client, job: Job) -> tuple[SpreadStart, ...]:
+    """As `why` has them; of a job that can only be on one node nothing is run ahead."""
+    if job.spec.nodes == 1 and job.spec.max_nodes is None:
+        return ()
+    from gpusched.client.why import explain_pending
+
+    return explain_pending(client, job).spreads
 
 
 def _sizes(client: Client, job: Job) -> SizesNow | None:

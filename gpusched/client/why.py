@@ -47,7 +47,7 @@ def why(client: Client, text: str) -> Why:
     if job.state is JobState.PENDING:
         out = client.reader.fallbacks().get(job.spec.partition) if client.reader else None
         return msgspec.structs.replace(
-            _explain_pending(client, job), warning=warning, fallback=out.line if out is not None else ""
+            explain_pending(client, job), warning=warning, fallback=out.line if out is not None else ""
         )
     partner, shared = sharing_of(client, job)
     return Why(
@@ -99,17 +99,17 @@ def dry_run(client: Client, spec: JobSpec) -> Why:
         eligible_time=spec.begin_time,
         held_by="user" if spec.hold else "",
     )
-    return _explain_pending(client, job)
+    return explain_pending(client, job)
 
 
-def _explain_pending(client: Client, job: Job) -> Why:
+def explain_pending(client: Client, job: Job) -> Why:
     """The explanation of a pending job, which may be in the inbox or nowhere yet."""
     from gpusched.client.forecast import look_ahead
     from gpusched.sched.explain import explain
 
     snapshot, sizes = sizes_of_pending(client, job)
     explanation = explain(snapshot, job.id)
-    expected, sooner, next_steps = look_ahead(client, snapshot, explanation)
+    ahead = look_ahead(client, snapshot, job, explanation)
     told = (
         explanation.reason.message, _cost_of(client, job, explanation.racks), *_cleared_for(client, job),
         _sharing_of(client, snapshot, job),
@@ -121,9 +121,10 @@ def _explain_pending(client: Client, job: Job) -> Why:
         nodes=explanation.nodes,
         position=explanation.position,
         queue_length=explanation.queue_length,
-        next_steps=next_steps,
-        expected=expected,
-        sooner=sooner,
+        next_steps=ahead.next_steps,
+        expected=ahead.expected,
+        spreads=ahead.spreads,
+        sooner=ahead.sooner,
         sizes=sizes,
         now=snapshot.now,
     )

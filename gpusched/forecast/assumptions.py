@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 from gpusched.model.jobs import DependencyKind
 from gpusched.model.plan import Reason, ReasonCode
-from gpusched.model.policy import MAPPED, PolicySpec
+from gpusched.model.policy import MAPPED
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.model.units import format_duration
 from gpusched.sched.text import count_of, listed
-from gpusched.sched.topology.spread import knows_racks, waits_until
 
 _NEVER = {
     ReasonCode.PARTITION_UNKNOWN: "never",
@@ -79,21 +78,13 @@ def _of_nodes(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
 
 def _of_policy(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
     policy = snapshot.policies.get(job.spec.partition)
-    queue = [other for other in snapshot.pending if other.spec.partition == job.spec.partition]
     if policy is not None and policy.agent:
         by = policy.fallback.name if policy.fallback else "its stages"
         yield f"the trained policy {policy.name} is not run ahead; {by} stands in for it"
     if policy is not None and policy.place in MAPPED:
         yield f"the placement {policy.place} is not run ahead; best-fit stands in for it"
-    if policy is not None and any(_waits(snapshot, other, policy) for other in queue):
-        yield "who waits for one rack waits until it gets one"
     if policy is not None and policy.place == "naive":
         yield "the naive placement draws nodes by chance"
-
-
-def _waits(snapshot: Snapshot, job: PendingView, policy: PolicySpec) -> bool:
-    many = job.spec.nodes > 1 or job.spec.max_nodes is not None
-    return bool(snapshot.topology) and many and knows_racks(policy) and snapshot.now < waits_until(job, policy)
 
 
 def _of_progress(snapshot: Snapshot) -> Iterator[str]:

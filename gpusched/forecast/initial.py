@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from gpusched.forecast.run import JOB, PART, QUEUE, USER
 from gpusched.model.jobs import DependencyKind
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
-from gpusched.sched.arrays import NodeArrays, Waiting
+from gpusched.sched.arrays import NodeArrays, Waiting, waiting_of
 from gpusched.sched.eligible import out_of_reach
-from gpusched.sched.state import BACKFILLS, BEST_FIT, PLACES, Ints, Records
+from gpusched.sched.state import BACKFILLS, BEST_FIT, PLACES, Floats, Ints, Records
+from gpusched.sched.topology.spread import knows_racks, waits_until
 
 
 class InitialState(NamedTuple):
@@ -38,6 +40,37 @@ def may_start(job: PendingView, snapshot: Snapshot) -> bool:
     if policy is None or out_of_reach(job.spec, policy):
         return False
     return not job.held_by and job.dependency != "never"
+
+
+def waiting_and_settling(
+    views: list[PendingView], world: NodeArrays, snapshot: Snapshot
+) -> tuple[Waiting, dict[str, Ints | Floats]]:
+    """The jobs' arrays, and of each what it asks for once it has waited for better nodes: see `run.JOB`.
+
+    Until when a job waits, and what it asks for then, hang on the time alone: that is known when the run begins.
+    """
+    until = [
+        waits_until(job, policy) if knows_racks(policy := snapshot.policies[job.spec.partition]) else -np.inf
+        for job in views
+    ]
+    later = [i for i, time in enumerate(until) if time > snapshot.now]
+    settled = [
+        replace(views[i], spec=replace(views[i].spec, placement_wait_s=0.0), submit_time=-np.inf, eligible_time=None)
+        for i in later
+    ]
+    waiting = waiting_of([*views, *settled], world, {}, snapshot)
+    own = np.arange(len(views))
+    jobs, shape = waiting.jobs, waiting.jobs.shape
+    settles, gives_up = shape[: len(views)].copy(), np.full(len(views), np.inf)
+    settles[later] = shape[len(views) :]
+    differs = settles != shape[: len(views)]
+    gives_up[differs] = np.array(until)[differs]
+    return waiting._replace(
+        views=views,
+        jobs=jobs._replace(shape=jobs.shape[own], limit=jobs.limit[own], array=jobs.array[own]),
+        keys=waiting.keys.of(own),
+        queues={name: [i for i in rows if i < len(views)] for name, rows in waiting.queues.items()},
+    ), {"settles": settles, "gives_up": gives_up}
 
 
 def initial_state_of(

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.forecast.initial import initial_state_of, may_start
+from gpusched.forecast.initial import initial_state_of, may_start, waiting_and_settling
 from gpusched.forecast.run import ALLOWED, COUNTERS, JOBS, LEVELS, WORK, Passes, QueueArrays, fit_anew, run_forward
 from gpusched.model.snapshot import PendingView, Snapshot
-from gpusched.sched.arrays import node_arrays_of, releases_of, waiting_of
+from gpusched.sched.arrays import node_arrays_of, releases_of
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.heaps import new_heap
-from gpusched.sched.state import Floats, Jobs, Outcome, Releases, Resources, new_outcome, new_scratch, seed_words
+from gpusched.sched.state import Floats, Outcome, Releases, Resources, new_outcome, new_scratch, seed_words
 
 ENOUGH_WORK = 40_000_000  # queue entries of one run: some tenths of a second
 
@@ -60,12 +60,14 @@ class QueueForecast:
         self.first_variant = len(own)
         self.index = {job.id: i for i, job in enumerate(own)}
         self._world = node_arrays_of(snapshot)
-        self._waiting = waiting_of(self.views, self._world, {}, snapshot)
+        self._waiting, settling = waiting_and_settling(self.views, self._world, snapshot)
         self._releases = releases_of(snapshot.running, self._world, self._waiting.parts)
         world, jobs = self._world, self._waiting.jobs
         self._scratch = new_scratch(len(world.nodes), jobs.feasibility.size, world.rack)
         set_feasibility(world.total, world.usable, jobs.masks, self._waiting.requests, self._scratch, jobs.feasibility)
         self._initial = initial_state_of(snapshot, self.views, self.first_variant, self._world, self._waiting)
+        for name in ("settles", "gives_up"):
+            self._initial.jobs[name][: len(self.views)] = settling[name]
         self._clock = np.array([snapshot.now, half_life_s, tick_s])
         self._entering = np.argsort(self._initial.jobs["rank"][: len(self.views)], kind="stable")
         self._buffers()
@@ -75,7 +77,9 @@ class QueueForecast:
         jobs, initial, shapes = len(self.views), self._initial, self._waiting.jobs.feasibility.size
         self._resources = Resources(*(array.copy() for array in self._world.resources))
         self._freed = Releases(*(array.copy() for array in self._releases))  # type: ignore[arg-type]
-        self._room_of_arrays = self._waiting.jobs.array_room.copy()
+        self._jobs = self._waiting.jobs._replace(
+            array_room=self._waiting.jobs.array_room.copy(), shape=self._waiting.jobs.shape.copy()
+        )
         self._outcome: Outcome = new_outcome(jobs, self._waiting.parts)
         self._line = QueueArrays(
             jobs=initial.jobs.copy(),
@@ -90,7 +94,7 @@ class QueueForecast:
             fits=np.zeros(shapes, np.int64),
             clock=self._clock.copy(),
             counter=np.zeros(COUNTERS, np.int64),
-            heap=new_heap(len(initial.jobs) + jobs + 2),
+            heap=new_heap(len(initial.jobs) + 2 * jobs + 2),
         )
         line, waiting = self._line, self._waiting
         for node in range(len(self._world.nodes)):
@@ -134,9 +138,8 @@ class QueueForecast:
         needs[list(without)] = -1
         if target >= self.first_variant:
             needs[target] = self._initial.jobs["needs"][target]
-        jobs: Jobs = self._waiting.jobs._replace(array_room=self._room_of_arrays)
         requests, rng = self._waiting.requests, seed_words(seed)
-        passes = Passes(self._resources, self._freed, requests, jobs, rng, self._scratch, self._outcome)
+        passes = Passes(self._resources, self._freed, requests, self._jobs, rng, self._scratch, self._outcome)
         whole = run_forward(line, passes, target, until)
         start = line.jobs["start"][: len(self.views)].copy()
         start[np.isnan(start)] = np.inf
@@ -148,7 +151,7 @@ class QueueForecast:
             (*self._resources, *self._freed), (*self._world.resources, *self._releases), strict=True
         ):
             held[:] = fresh
-        self._room_of_arrays[:] = self._waiting.jobs.array_room
+        self._jobs.array_room[:], self._jobs.shape[:] = self._waiting.jobs.array_room, self._waiting.jobs.shape
         self._outcome.total[:] = 0
         line.jobs[:], line.queues[:], line.users[:] = initial.jobs, initial.queues, initial.users
         line.jobs["lasts"][:jobs], line.sorted[:] = times.lasts, self._entering

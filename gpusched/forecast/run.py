@@ -39,12 +39,13 @@ _I8, _F8 = np.int64, np.float64
 # Waiting jobs, then running ones. partition: index into QUEUE. rank: place in its order. level: class of its priority,
 # 0 the highest. array: index into `Jobs.array_room`, or -1. user: index into USER. gpus: of the whole job. needs: jobs
 # it still waits for; negative: takes no part. part, part_stop: what a running job holds, rows of PART. child,
-# child_begun, child_stop: those that wait for its end, and for its start, in ``QueueArrays.child``. eligible: not
-# before it. lasts: how long it runs. start: NaN until then.
+# child_begun, child_stop: those that wait for its end, and for its start, in ``QueueArrays.child``. settles: what it
+# asks for (index into `Requests`) once it has waited for better nodes long enough, from ``gives_up`` on; infinite: it
+# waits for none. eligible: not before it. lasts: how long it runs. start: NaN until then.
 JOB = np.dtype(
     [(n, _I8) for n in ("partition", "rank", "level", "array", "user", "gpus", "needs", "part", "part_stop")]
-    + [(n, _I8) for n in ("child", "child_begun", "child_stop")]
-    + [(n, _F8) for n in ("eligible", "lasts", "start")]
+    + [(n, _I8) for n in ("child", "child_begun", "child_stop", "settles")]
+    + [(n, _F8) for n in ("gives_up", "eligible", "lasts", "start")]
 )
 PART = np.dtype([(n, _I8) for n in ("node", "gpus", "cores", "memory")])
 # low: where its part of the line begins. fair: ordered by users' usage. dirty: something has happened.
@@ -70,7 +71,8 @@ class QueueArrays(NamedTuple):
         clock: ``float64[CLOCKS]``: now; half-life of usage; pause between decisions; seconds.
         counter: ``int64[COUNTERS]``: J; classes of priority; queue entries looked at, and how many are allowed; whether
             an unlucky draw is to be drawn again.
-        heap: What will happen: k an end, J+R+j job j becomes eligible, J+R+J an unlucky draw is drawn again.
+        heap: What will happen: k an end, J+R+j job j becomes eligible, J+R+J an unlucky draw is drawn again, the
+            next J: job j gives up waiting for better nodes.
     """
 
     jobs: Records
@@ -113,6 +115,8 @@ def run_forward(line: QueueArrays, passes: Passes, target: int, until: float) ->
     for job in line.sorted[: counter[JOBS]]:  # by place in the order: each enters at the end of its line
         if jobs[job]["needs"] == 0:
             _enter_when_due(line, job)
+        if jobs[job]["needs"] >= 0 and jobs[job]["gives_up"] < np.inf:
+            push(heap, jobs[job]["gives_up"], jobs.size + counter[JOBS] + 1 + job)
     for partition in range(queues.size):
         queues[partition]["dirty"] = 1
     while True:
@@ -135,11 +139,14 @@ def run_forward(line: QueueArrays, passes: Passes, target: int, until: float) ->
 
 @jit
 def _happen(line: QueueArrays, passes: Passes, item: int) -> None:
-    """An end, a job that becomes eligible, or another draw."""
+    """An end, a job that becomes eligible or gives up waiting, or another draw."""
     first = line.jobs.size
     if item >= first:
         if item < first + line.counter[JOBS]:
             _enter(line, item - first)
+            return
+        if item > first + line.counter[JOBS]:
+            _give_up(line, passes.jobs, item - first - line.counter[JOBS] - 1)
             return
         line.counter[AWAKE] = 0
         for partition in range(line.queues.size):
@@ -159,6 +166,15 @@ def _happen(line: QueueArrays, passes: Passes, item: int) -> None:
     _hold(line, item, -1)
     _stir(line, job["partition"])
     _tell(line, job["child"], job["child_begun"])
+
+
+@jit
+def _give_up(line: QueueArrays, jobs: Jobs, job: int) -> None:
+    """From now on it takes what there is."""
+    of = line.jobs[job]
+    jobs.shape[job] = of["settles"]
+    if np.isnan(of["start"]) and of["needs"] == 0 and of["eligible"] <= line.clock[NOW]:
+        _stir(line, of["partition"])
 
 
 @jit

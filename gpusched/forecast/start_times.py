@@ -10,7 +10,7 @@ import numpy as np
 
 from gpusched.forecast.limit_use import LimitUse
 from gpusched.forecast.queue import ENOUGH_WORK, QueueForecast, RunTimes
-from gpusched.model.forecast import ExpectedStart, Sooner
+from gpusched.model.forecast import ExpectedStart, Sooner, Spread, SpreadStart
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.state import Floats
@@ -38,6 +38,14 @@ class Alternative(NamedTuple):
     view: PendingView
 
 
+class SpreadView(NamedTuple):
+    """The job bound to one spread: the options that ask for it, and as it would stand in the queue."""
+
+    spread: Spread
+    how: str
+    view: PendingView
+
+
 class StartForecast:
     """One snapshot run forward for one job and its alternatives. The same snapshot gives the same answer."""
 
@@ -47,14 +55,14 @@ class StartForecast:
         job: PendingView,
         habits: LimitUse,
         alternatives: Sequence[Alternative] = (),
+        spreads: Sequence[SpreadView] = (),
         *,
         half_life_s: float,
         tick_s: float,
     ) -> None:
-        self._snapshot, self._job, self._alternatives = snapshot, job, alternatives
-        self.ahead = QueueForecast(
-            snapshot, half_life_s=half_life_s, tick_s=tick_s, variants=[a.view for a in alternatives]
-        )
+        self._snapshot, self._job, self._alternatives, self._spreads = snapshot, job, alternatives, spreads
+        variants = [*(a.view for a in alternatives), *(s.view for s in spreads)]
+        self.ahead = QueueForecast(snapshot, half_life_s=half_life_s, tick_s=tick_s, variants=variants)
         self._target = self.ahead.index.get(job.id, -1)
         self._own_nodes = {n.name for n in snapshot.nodes if n.partition == job.spec.partition}
         self._draws = draws_of(self.ahead, habits, draws_for(self.ahead))
@@ -69,16 +77,7 @@ class StartForecast:
         if self._target < 0:
             return ExpectedStart()
         by_limits = self._start(self.ahead.by_limits, self._target)
-        places: Counter[tuple[str, ...]] = Counter()
-        starts = []
-        for i, times in enumerate(self._draws):
-            start = self._start(times, self._target, seed=i)
-            if self._cut:
-                break  # the next would not come further
-            starts.append(start)
-            if np.isfinite(start):
-                places[self.ahead.nodes_of(self._target)] += 1
-        nodes, often = places.most_common(1)[0] if places else ((), 0)
+        starts, nodes, often = self._drawn(self._target, len(self._draws))
         self._starts = np.array(starts or [np.inf])
         low, median, high = quantiles(self._starts)
         return ExpectedStart(
@@ -86,10 +85,40 @@ class StartForecast:
             low=low,
             high=high,
             by_limits=_known(by_limits),
-            nodes=tuple(sorted(nodes)),
+            nodes=nodes,
             certain=often / len(self._starts),
             runs=len(starts),
         )
+
+    def by_spread(self) -> tuple[SpreadStart, ...]:
+        """When it would start bound to each of the spreads, for which it can be; call it after `expected`.
+
+        By the same draws, so that of two spreads the sooner is sooner for no other reason.
+        """
+        found = []
+        for i, (spread, how, _) in enumerate(self._spreads if self._target >= 0 else ()):
+            place = self.ahead.first_variant + len(self._alternatives) + i
+            if not np.isfinite(self._start(self.ahead.by_limits, place)):
+                continue
+            starts, nodes, _ = self._drawn(place, len(self._starts))
+            if starts:
+                low, median, high = quantiles(np.array(starts))
+                found.append(SpreadStart(spread=spread, how=how, median=median, low=low, high=high, nodes=nodes))
+        return tuple(found)
+
+    def _drawn(self, target: int, most: int) -> tuple[list[float], tuple[str, ...], int]:
+        """When it starts by so many draws, as far as work allows; on which nodes in most, and how many these are."""
+        places: Counter[tuple[str, ...]] = Counter()
+        starts = []
+        for i, times in enumerate(self._draws[:most]):
+            start = self._start(times, target, seed=i)
+            if self._cut:
+                break  # the next would not come further
+            starts.append(start)
+            if np.isfinite(start):
+                places[self.ahead.nodes_of(target)] += 1
+        nodes, often = places.most_common(1)[0] if places else ((), 0)
+        return starts, tuple(sorted(nodes)), often
 
     def _start(self, times: RunTimes, target: int, until: float = np.inf, seed: int = 0) -> float:
         """When ``target`` starts; infinite where it does not, or where the work allowed was used up (``_cut``)."""

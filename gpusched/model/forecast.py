@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+from gpusched.model.interference import Cost
+
+Spread = Literal["server", "rack", "any"]
 
 
 class ExpectedStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +32,29 @@ class ExpectedStart(msgspec.Struct, frozen=True, kw_only=True):
     runs: int = 0
     never: str = ""
     assumptions: tuple[str, ...] = ()
+
+
+class SpreadStart(msgspec.Struct, frozen=True, kw_only=True):
+    """When a job would start if it took nodes so near each other and no others; by the runs of `ExpectedStart`.
+
+    Attributes:
+        spread: All in one server, in one rack, or wherever there is room first.
+        how: Options of ``submit`` that ask for it.
+        median, low, high: As there.
+        nodes: Where most runs start it. racks: In how many racks these are; 0: there are none.
+        cost: How much slower it is there than nearer; None: nothing says, or it is as near as can be.
+        message: That as a sentence, or "".
+    """
+
+    spread: Spread
+    how: str
+    median: float | None = None
+    low: float | None = None
+    high: float | None = None
+    nodes: tuple[str, ...] = ()
+    racks: int = 0
+    cost: Cost | None = None
+    message: str = ""
 
 
 class Sooner(msgspec.Struct, frozen=True, kw_only=True):

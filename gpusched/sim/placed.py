@@ -19,12 +19,14 @@ from gpusched.sched.state import (
     Flags,
     Floats,
     Ints,
+    Releases,
     Request,
     Requests,
     Resources,
     Scratch,
     filled,
     ints,
+    new_releases,
 )
 from gpusched.sched.topology.contention import Ways, new_search
 from gpusched.sched.topology.load import new_load
@@ -56,6 +58,9 @@ RULES = {
 """Placement -> how jobs are laid out, where that matters."""
 
 
+BACKFILLS = ("skip", "easy")
+
+
 def is_placed(world: World) -> bool:
     """Whether placement and neighbours cost jobs something."""
     return world.options.network is not None
@@ -80,10 +85,11 @@ def with_ways(world: World, parts: int = 1) -> tuple[World, Placing]:
     """
     network, rule = world.options.network, RULES.get(world.rule)
     assert network is not None
-    if rule is None or world.policy.kind != "static" or world.policy.backfill != "skip" or world.policy.chooses_sizes:
+    backfill = world.policy.backfill
+    if rule is None or world.policy.kind != "static" or backfill not in BACKFILLS or world.policy.chooses_sizes:
         raise UsageError(
             f"{world.policy.name} (placement {world.rule}) cannot be replayed where placement costs something",
-            f"an order that does not change, with backfill skip, and one of {', '.join(RULES)}: "
+            f"an order that does not change, with backfill skip or easy, and one of {', '.join(RULES)}: "
             "say --policy fifo-skip --placement rack-wait",
         )
     options = world.options
@@ -116,12 +122,15 @@ def with_ways(world: World, parts: int = 1) -> tuple[World, Placing]:
     passes = world.passes
     world = world._replace(
         sim=world.sim._replace(held=np.full(int(most.sum()), -1, np.int64), pace=pace._replace(links=links)),
-        passes=passes._replace(jobs=passes.jobs._replace(shape=demand.shape.copy())),
+        passes=passes._replace(
+            jobs=passes.jobs._replace(shape=demand.shape.copy()), releases=_releases(world, most) or passes.releases
+        ),
     )
     empty = np.full(classes, -1, np.int64)
     queues = len(world.sim.dirty) * parts
+    wait_s = network.wait_s if world.policy.place_wait_s is None else world.policy.place_wait_s
     return world, Placing(
-        rule=rule, wait_s=network.wait_s, patience_s=network.patience_s, hold_s=network.hold_s, ways=ways, of=of,
+        rule=rule, wait_s=wait_s, patience_s=network.patience_s, hold_s=network.hold_s, ways=ways, of=of,
         queue=world.sim.shapes["queue"][distinct[:, 0]] * parts + distinct[:, 3] if classes else empty,
         size=np.array([_gpus_of(world, shape) for shape in distinct[:, 0].tolist()], np.int64),
         head=empty, tail=empty.copy(), next=np.full(len(trace), -1, np.int64), tried=np.zeros(classes, np.int64),
@@ -141,6 +150,14 @@ def _racks(tree: Tree) -> Ints:
 
 def _gpus_of(world: World, shape: int) -> int:
     return int(world.sim.shapes["parts"][shape] * world.sim.shapes["gpus"][shape])
+
+
+def _releases(world: World, most: Ints) -> Releases | None:
+    """Room for all parts that can run at once; ``most: int64[jobs]``: of each. None: nobody asks when they end."""
+    if world.policy.backfill != "easy":
+        return None
+    gpuless = int(most[world.trace.gpus == 0].sum())
+    return new_releases(min(int(most.sum()), int(world.pool.total_gpus) + gpuless) + 1)
 
 
 def _uses(world: World, tree: Tree) -> int:

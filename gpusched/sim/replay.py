@@ -19,6 +19,7 @@ from gpusched.sim.engine.build import Elastic, Options, Outage, World, forecast_
 from gpusched.sim.engine.generic import new_queue, run_generic
 from gpusched.sim.engine.mapped import MappedRun, is_mapped
 from gpusched.sim.engine.placing import Placing, run_placed
+from gpusched.sim.engine.placing_easy import run_placed_easy, with_backfill
 from gpusched.sim.engine.preempt import PREEMPTIVE_CODES, Preemptive, new_plan, rule_of, run_preemptive
 from gpusched.sim.engine.sized import Sizer, run_sized
 from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, Log, grown
@@ -110,6 +111,7 @@ _RUNS: dict[str, Callable[..., int]] = {
     "merged": run_merged,
     "sized": run_sized,
     "placed": run_placed,
+    "placed+easy": run_placed_easy,
 }
 _warm: set[str] = set()
 
@@ -117,7 +119,7 @@ _warm: set[str] = set()
 def _kind(world: World) -> str:
     """Which compiled run fits the policy."""
     if is_placed(world):
-        return "placed"
+        return "placed+easy" if world.policy.backfill == "easy" else "placed"
     if is_sized(world):
         return "sized"
     if world.policy.kind == "agent":
@@ -148,14 +150,14 @@ def _compile_for(world: World) -> None:
         return
     _warm.add(known)
     function = _RUNS.get(kind)
-    versions = 1 if world.sim.pace is None or kind in ("sized", "placed") else 2
+    versions = 1 if world.sim.pace is None or kind in ("sized", "placed", "placed+easy") else 2
     if function is not None and hasattr(function, "signatures") and not kept_on_disk(function, versions):
         print("gpusched: compiling the simulator, once after installation or upgrade ...", file=sys.stderr, flush=True)
     away = (Outage(0, 2.0, 3.0),) if kind == "merged" else ()
     options = Options(failures=away, placement=world.rule, predictor=world.options.predictor)
     if kind == "sized":
         options = replace(options, elastic=Elastic(least=np.ones(1, np.int64), most=np.ones(1, np.int64), linear=True))
-    elif kind == "placed":
+    elif is_placed(world):
         options = replace(options, network=one_node())
     elif world.sim.pace is not None:
         options = replace(options, share=world.options.share, rates=Rates(profiles=Profiles(series={})))
@@ -185,6 +187,9 @@ def _run(world: World, log: Log, kind: str, keeps: Sizer | Placing | None = None
 def _runner(world: World, kind: str, placing: Placing | None = None) -> Callable[[Log], int]:
     """The compiled run that fits the policy."""
     sim, passes, demand, policy, options = world.sim, world.passes, world.demand, world.policy, world.options
+    if placing is not None and kind == "placed+easy":
+        easy = with_backfill(placing)
+        return lambda log: run_placed_easy(sim, log, passes, easy)
     if placing is not None:
         return lambda log: run_placed(sim, log, passes, placing)
     if kind == "mapped":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpusched.model.events import Event
+from gpusched.model.forecast import SpreadStart
 from gpusched.model.jobs import Job, JobSpec
 from gpusched.model.progress import JobProgress
 from gpusched.model.units import format_duration, format_memory, iso_utc, local_time
@@ -21,7 +22,7 @@ from gpusched.views.jobs import (
     resources_line,
     stopped_line,
 )
-from gpusched.views.why import sizes_dict
+from gpusched.views.why import sizes_dict, spread_dict, spread_lines
 
 if TYPE_CHECKING:
     from gpusched.sched.sizing.explain import SizesNow
@@ -33,6 +34,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     ``tasks``: the whole array, where an array was asked for. ``progress``: of its latest attempt that tells of any;
     ``speeds``: GPUs -> steps a second. ``sizes``: of a waiting resizable one, what its policy would give it.
     ``partner``: the job that has some of its GPUs, too, and ``shared``: which these are and what that costs, as a line.
+    ``spreads``: when a waiting one would start nearer together or further apart.
     """
 
     job: Job
@@ -45,6 +47,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     sizes: SizesNow | None = None
     partner: str | None = None
     shared: str = ""
+    spreads: tuple[SpreadStart, ...] = ()
     warning: str = ""
 
 
@@ -64,6 +67,7 @@ def page_dict(page: Page) -> dict[str, Any]:
             for e in page.events
         ],
         "sizes_now": None if page.sizes is None else sizes_dict(page.sizes),
+        "spreads": [spread_dict(start) for start in page.spreads],
         "speeds": {str(gpus): pace for gpus, pace in sorted(page.speeds.items())},
         "tasks": [job_dict(j, page.now) for j in page.tasks],
     }
@@ -123,6 +127,8 @@ def _fields(page: Page) -> Iterator[tuple[str, str]]:
         yield "sizes", f"{common.ranges(spec.elastic.sizes)} GPUs{now}{_ranges(spec)}"
     if line := resizes_line(job):
         yield "resized", line
+    for line in spread_lines(page.spreads, page.now):
+        yield "placement", line
     for part in job.allocation.parts if job.allocation else ():
         gpus = common.ranges(part.gpus) or "none"
         yield "on", f"{part.node}: GPUs {gpus}, {part.cores} cores, {format_memory(part.memory_mib)}"

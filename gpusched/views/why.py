@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpusched.model.forecast import ExpectedStart, Sooner
+from gpusched.model.forecast import ExpectedStart, Sooner, SpreadStart
 from gpusched.model.jobs import Job
 from gpusched.model.units import format_duration, in_calendar, iso_utc
 from gpusched.views import common
@@ -33,6 +34,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
         warning: Why nothing moves at all, or "".
         fallback: Why the fallback of its partition's agent decides, or "".
         partner: The job with which it shares GPUs.
+        spreads: When it would start nearer together or further apart, the nearest first.
         sizes: Of a waiting resizable job: what its policy would give it.
     """
 
@@ -45,6 +47,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     queue_length: int = 0
     next_steps: tuple[str, ...] = ()
     expected: ExpectedStart | None = None
+    spreads: tuple[SpreadStart, ...] = ()
     sooner: tuple[Sooner, ...] = ()
     warning: str = ""
     fallback: str = ""
@@ -70,6 +73,7 @@ def why_dict(why: Why) -> dict[str, Any]:
         "nodes": [{"name": n.node, "fits": n.fits, "message": n.text} for n in why.nodes],
         "next_steps": list(why.next_steps),
         "expected_start": None if why.expected is None else _expected_dict(why.expected),
+        "spreads": [spread_dict(s) for s in why.spreads],
         "sooner": [_sooner_dict(s) for s in why.sooner],
         "warning": why.warning or None,
         "fallback": why.fallback or None,
@@ -104,6 +108,21 @@ def _expected_dict(expected: ExpectedStart) -> dict[str, Any]:
     }
 
 
+def spread_dict(start: SpreadStart) -> dict[str, Any]:
+    """When a job would start so near or far apart, as JSON."""
+    return {
+        "spread": start.spread,
+        "how": start.how,
+        "start": iso_utc(start.median),
+        "low": iso_utc(start.low),
+        "high": iso_utc(start.high),
+        "nodes": list(start.nodes),
+        "racks": start.racks or None,
+        "cost": None if start.cost is None else msgspec.to_builtins(start.cost),
+        "message": start.message or None,
+    }
+
+
 def _sooner_dict(sooner: Sooner) -> dict[str, Any]:
     return {
         "what": sooner.what,
@@ -118,7 +137,40 @@ def expected_lines(why: Why) -> list[str]:
     """When it starts, and what would start it sooner, for people."""
     if why.expected is None:
         return []
-    return [_expected_line(why.expected, why.now), *(_sooner_line(s, why.now) for s in why.sooner)]
+    spread, sooner = spread_lines(why.spreads, why.now), [_sooner_line(s, why.now) for s in why.sooner]
+    return [_expected_line(why.expected, why.now), *spread, *sooner]
+
+
+def spread_lines(spreads: Sequence[SpreadStart], now: float) -> list[str]:
+    """``in one rack from 14:20``, ``on 2 racks at once, about 18 % slower than in one (...)``: what one can choose.
+
+    Further apart only where that is sooner; nothing where the nearest place is to be had at once.
+    """
+    lines: list[str] = []
+    least = float("inf")
+    for start in spreads:
+        begins = float("inf") if start.median is None else max(start.median, now)
+        if begins < least or not lines:
+            least = min(least, begins)
+            lines.append(_spread_line(start, now))
+    return lines if least > now or len(lines) > 1 else []
+
+
+def _spread_line(start: SpreadStart, now: float) -> str:
+    counted = f"on {start.racks} racks" if start.racks > 1 else f"on {len(start.nodes)} nodes"
+    if start.spread != "any":
+        where = f"in one {start.spread}"
+    elif not start.nodes:
+        where = "anywhere"
+    else:
+        where = counted if len(start.nodes) > 1 else "in one server"
+    when = f"from {_clock(start.median, now)}"
+    if start.median is None:
+        when = "later than can be predicted"
+    elif start.median <= now:
+        when = "at once"
+    cost = start.message.removeprefix(f"{where} ")
+    return f"{where} {when}" + (f", {cost}" if cost else "") + f" ({start.how})"
 
 
 def _expected_line(expected: ExpectedStart, now: float) -> str:

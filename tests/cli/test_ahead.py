@@ -221,3 +221,72 @@ def test_a_job_that_does_not_wait_has_no_forecast(cluster: Cluster) -> None:
     answer = cluster.why(cluster.run("a1", 8, 1.0, "3h"))
     assert answer["expected_start"] is None
     assert answer["sooner"] == []
+
+
+RACKS = """\
+settings: {tick: 5s}
+defaults: {runtime: process, gpus: 8, cores: 64, memory: 512G}
+topology: {r1: {nodes: [a1, a2]}, r2: {nodes: [a3, a4]}}
+partitions:
+  A100: {policy: rack-wait, nodes: [a1, a2, a3, a4], flavors: {all: {gpus: 32, cores: 256, memory: 2048G, time: 72h}}}
+"""
+
+
+@pytest.fixture
+def racks(cluster: Cluster) -> Cluster:
+    cluster.site.inventory.write_text(RACKS)
+    cluster.well()
+    return cluster
+
+
+def spreads_of(answer: dict[str, Any]) -> dict[str, float]:
+    """Spread -> hours from now."""
+    return {start["spread"]: round(hours_from_now(start["start"]), 1) for start in answer["spreads"]}
+
+
+def test_when_in_one_rack_and_when_further_apart(racks: Cluster) -> None:
+    racks.run("a1", 8, 1.0, "3h")
+    racks.run("a3", 8, 1.0, "6h")
+    job = racks.wait(16, "1h", "--wait-for-placement", "3h")
+    answer = racks.why(job)
+    assert spreads_of(answer) == {"rack": 2.0, "any": 0.0}
+    near, far = answer["spreads"]
+    assert (near["nodes"], near["racks"], far["nodes"], far["racks"]) == (["a1", "a2"], 1, ["a2", "a4"], 2)
+    expected = answer["expected_start"]
+    assert (expected["nodes"], expected["median"]) == (["a1", "a2"], near["start"]), "two hours are within its wait"
+    lines = racks.site.call("why", job).ok().out.splitlines()
+    clock = datetime.fromisoformat(near["start"]).astimezone().strftime("%H:%M")
+    assert any(re.fullmatch(rf"in one rack from (\S+ )?{clock} \(--max-spread rack\)", line) for line in lines), lines
+    assert "on 2 racks at once (--max-spread any --wait-for-placement 0)" in lines
+    shown = racks.site.call("show", job).ok().out
+    assert [line.split(maxsplit=1)[1] for line in shown.splitlines() if line.startswith("placement:")] == [
+        line for line in lines if "--max-spread" in line
+    ]
+    page = racks.site.call("show", "--json", job).ok().json["spreads"]
+    assert [(s["spread"], s["nodes"], s["racks"]) for s in page] == [
+        (s["spread"], s["nodes"], s["racks"]) for s in answer["spreads"]
+    ]
+
+
+def test_the_forecast_gives_up_waiting_when_the_job_does(racks: Cluster) -> None:
+    racks.run("a1", 8, 1.0, "3h")
+    racks.run("a3", 8, 1.0, "6h")
+    expected = racks.why(racks.wait(16, "1h", "--wait-for-placement", "1h"))["expected_start"]
+    assert (round(hours_from_now(expected["median"]), 1), expected["nodes"]) == (1.0, ["a2", "a4"])
+    assert not any("rack" in assumed for assumed in expected["assumptions"])
+
+
+def test_a_job_that_may_be_spread_is_told_of_one_server_too(racks: Cluster) -> None:
+    for node, gpus, limit in (("a1", 8, "3h"), ("a2", 4, "9h"), ("a3", 4, "6h"), ("a4", 8, "6h")):
+        racks.run(node, gpus, 1.0, limit)
+    answer = racks.why(racks.wait(8, "1h", "--max-spread", "any", "--wait-for-placement", "0"))
+    assert spreads_of(answer) == {"server": 2.0, "rack": 2.0, "any": 0.0}
+    racks.run("a2", 4, 1.0, "4h")
+    job = racks.wait(8, "1h", "--max-spread", "rack")
+    assert spreads_of(racks.why(job)) == {"server": 3.0, "rack": 3.0, "any": 3.0}
+    told = [line for line in racks.site.call("why", job).ok().out.splitlines() if "--max-spread" in line]
+    assert len(told) == 1, "further apart only where that is sooner"
+    assert told[0].startswith("in one server from ")
+    assert racks.why(racks.wait(8))["spreads"] == []
+    held = racks.why(racks.wait(16, "1h", "--hold"))
+    assert held["spreads"] == []

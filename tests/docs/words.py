@@ -299,11 +299,16 @@ _SIZES_NOW = (
     "waits for that), `given` (what the policy would start it with, or null), `shrinks` (who shrinks first: `id`, "
     "`from`, `to`), `message`; else null."
 )
+_SPREADS = (
+    "When a waiting job that may be on several nodes would start in one server, in one rack, and anywhere, as far as "
+    "it can; see [`why`](#why). Else empty."
+)
 JSON: dict[str, dict[str, str]] = {
     "status": _JOB,
     "show": {
         "spec": "The request; see below.",
         "sizes_now": _SIZES_NOW,
+        "spreads": _SPREADS,
         "speeds": "GPUs of the whole job -> steps a second, as it told at these sizes.",
         "allocation": "One object per rank: rank, node, gpus (NVML indices), cores, memory_mib.",
         "excluded_nodes": "Nodes on which earlier attempts failed through the node's fault.",
@@ -377,6 +382,7 @@ JSON: dict[str, dict[str, str]] = {
         "nodes": "One object per node of the partition: name, fits (bool), message.",
         "next_steps": "What would help, most useful first.",
         "expected_start": "When it is expected to start, see below; null for a job that does not wait.",
+        "spreads": _SPREADS,
         "sooner": "What would start it sooner, each tried by the same runs; see below.",
         "warning": "Why nothing moves at all (the controller is not running), or null.",
         "fallback": "Why the fallback of its partition's agent decides, or null.",

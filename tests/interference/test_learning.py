@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -294,4 +295,14 @@ def test_why_says_what_it_would_cost_not_to_wait_for_one_rack(knowing: Path, sto
     assert "waits for one rack until" in said
     assert "it could start now on 2 racks" in said
     assert "; on 2 racks about 25 % slower than in one (" in said
+    near, far = re.findall(r"in one rack from \S+|on 2 racks at once, about 25 % slower than in one \([^)]*\)", said)
+    assert near.startswith("in one rack from ")
+    assert far.endswith(" %, 10 measurements)")
+    told = json.loads(
+        run("submit", "--dry-run", "--json", "-N", "2", "--gpus", "8", "-t", "1h", "--job-name", "gpt-9", "--", "true")
+    )["spreads"]
+    assert [(s["spread"], s["racks"], len(s["nodes"])) for s in told] == [("rack", 1, 2), ("any", 2, 2)]
+    assert (told[0]["cost"], told[0]["message"]) == (None, None)
+    assert told[1]["cost"]["slower"] == pytest.approx(0.25, abs=0.01)
+    assert far == f"on 2 racks at once, {told[1]['message'].removeprefix('on 2 racks ')}"
     assert "slower than in one" not in dry_run("never-seen")

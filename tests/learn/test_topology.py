@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.topology import clos
 from gpusched.agents.topology.reproduce import POLICIES, WEIGHTS, Row, learns, played, settings_of
 from gpusched.agents.topology.workloads import SETTINGS, draw
+from gpusched.sched.topology.tree import links_of, new_use
 from gpusched.sim.network import read_pairs
 from tests.traces.samples import real
 
@@ -80,6 +82,55 @@ def test_a_cluster_from_a_file_as_json(tmp_path):
     assert [line.split()[3] for line in screen.stdout.splitlines()[1 : len(shown) + 1]] == shown
 
 
+def test_a_clos_of_three_tiers_and_hundreds_of_hosts(tmp_path):
+    (tmp_path / "clos.yaml").write_text(clos(847))
+    done = run("--topology", "clos.yaml", "--load", "1.1", "--quick", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = {row["policy"]: row for row in json.loads(done.stdout)}
+    assert [name for name in POLICIES if WEIGHTS.is_file() or not learns(name)] == list(rows)
+    assert rows["ideal"]["mean_slowdown"] == pytest.approx(1.0)
+    assert rows["random"]["mean_slowdown"] > rows["best-fit"]["mean_slowdown"] >= rows["contention"]["mean_slowdown"]
+    (setting,) = settings_of(str(tmp_path / "clos.yaml"), None)
+    assert (len(setting.nodes), setting.pool.total_gpus) == (847, 6776)
+
+
+def test_every_tier_costs_a_job_that_goes_over_it(tmp_path):
+    """Two hosts in one rack, in two racks of a pod, in two pods; and one whose own way up is narrower than all."""
+    (tmp_path / "tiers.yaml").write_text(
+        "spine: {}\np1: {uplink: 25G, parent: spine}\np2: {uplink: 25G, parent: spine}\n"
+        "r1: {nodes: [a, b], uplink: 50G, parent: p1}\nr2: {nodes: [c], uplink: 50G, parent: p1}\n"
+        "r3: {nodes: [d], uplink: 50G, parent: p2}\nown: {nodes: [e], uplink: 10G, parent: r1}\n"
+    )
+    (setting,) = settings_of(str(tmp_path / "tiers.yaml"), None, None, "100G")
+    tree, room = setting.tree, new_use(setting.tree)
+
+    def slowest(*hosts: str) -> float:
+        rows = np.array([setting.nodes.index(host) for host in hosts], np.int64)
+        count = links_of(tree, rows, len(rows), 1, room)
+        return max(tree.weight[room.link[:count]])
+
+    assert [slowest("a", "b"), slowest("a", "c"), slowest("a", "d"), slowest("a", "e")] == [1.0, 2.0, 4.0, 10.0]
+
+
+def test_what_nodes_have_is_said_by_options_or_an_inventory(tmp_path):
+    ours = tmp_path / "ours.yaml"
+    ours.write_text(CLUSTER)
+    (setting,) = settings_of(str(ours), None, 4, "2x200G")
+    assert (setting.pool.gpus.tolist(), setting.machine) == ([4] * 8, "aws")
+    assert setting.tree.weight[8:16].tolist() == [0.25] * 8
+    assert len(draw(setting, 0.9, 1)[0]) == 50 * 32
+    site = tmp_path / "inventory.yaml"
+    site.write_text(
+        "topology: {r1: {nodes: [a]}, r2: {nodes: [b]}}\ndefaults: {runtime: process, cores: 8, memory: 8G}\n"
+        "partitions:\n  p: {nodes: [{name: a, gpus: 8}, {name: b, gpus: 6}, {name: c, gpus: 4}, {name: d, gpus: 0}],"
+        " flavors: {one: {gpus: 1, cores: 1, memory: 1G, time: 1h}}}\n"
+    )
+    (setting,) = settings_of(str(site), None)
+    assert (setting.nodes, setting.pool.gpus.tolist(), setting.machine) == (("a", "b", "c"), [8, 6, 4], "rtx")
+    assert setting.tree.rack.tolist() == [0, 1, -1]
+    assert len(draw(setting, 0.9, 1)[0]) == 50 * 18
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -88,6 +139,10 @@ def test_a_cluster_from_a_file_as_json(tmp_path):
         (("--topology", "none.yaml"), "none.yaml"),
         (("--topology", "empty.yaml"), "empty: no switch has nodes"),
         (("--topology", "tiny.yaml", "--quick"), "no job of 16 GPUs"),
+        (("--gpus-per-node", "4"), "--gpus-per-node is of the nodes of a file; --topology FILE"),
+        (("--topology", "16x4", "--nic", "400G"), "--nic is of the nodes of a file"),
+        (("--topology", "tiny.yaml", "--nic", "fast"), "--nic: found 'fast', expected a rate; such as 100G"),
+        (("--topology", "tiny.yaml", "--gpus-per-node", "0"), "--gpus-per-node must be at least 1, found 0"),
         (("--table", "none.csv"), "none.csv: found"),
         (("--table", "wrong.csv"), "wrong.csv:2: found"),
         (("--table", "half.csv"), "half.csv: found no ('b', 2, 2) beside ('a', 2, 2)"),

@@ -31,10 +31,27 @@ def test_a_job_over_two_nodes_is_slower_and_one_that_waits_for_one_is_not(place:
     assert said in str(spread["notes"])
 
 
+def test_live_policies_are_replayed_with_their_backfill_and_their_wait(place: Place) -> None:
+    """Two jobs hold 2 of 3 GPUs of each node, one for 4000 s and one for 5000; one of 2 waits for one node."""
+    words = ("log.swf", "--gpus-per-node", "3", "--topology", "racks.yaml")
+    (waits,) = place.rows(*words, "-P", "rack-wait")
+    assert waits["mean_jct_s"] == pytest.approx((4000 + 5000 + 3999 + 800) / 3)
+    (place.trace.parent / "short.yaml").write_text("order: fifo\nplace: rack-wait\nplace_wait: 1000s\nbackfill: easy\n")
+    (gives_up,) = place.rows(*words, "-P", "short.yaml")
+    (at_once,) = place.rows(*words, "-P", "rack")
+    assert at_once["mean_jct_s"] < gives_up["mean_jct_s"] < waits["mean_jct_s"]
+    place.trace.write_text(LOG + JOB.format(4, 2, 500).replace(" 2 -1 -1 2 ", " 1 -1 -1 1 ").replace("9000", "600"))
+    (short,) = place.rows(*words, "-P", "rack-wait")
+    assert short["mean_jct_s"] == pytest.approx((4000 + 5000 + 3999 + 800 + 500) / 4), "it ends before the rack is free"
+    (cheap,) = place.rows(*words, "-P", "easy", "--placement", "contention")
+    assert cheap["placement"] == "contention"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("--placement", "first-fit"), "fifo-skip (placement first-fit) cannot be replayed where placement costs"),
+        (("--placement", "rack", "-P", "fifo"), "fifo (placement rack) cannot be replayed where placement costs"),
         (("--placement", "rack", "-N", "2"), "the topology names none of the nodes"),
         (("--placement", "rack", "--share", "pairs"), "what placement costs goes with no other speeds"),
     ],

@@ -159,7 +159,7 @@ def topology(*racks: str) -> Topology:
 
 
 def _spread(draw: st.DrawFn, job: PendingView) -> PendingView:
-    waits = draw(st.sampled_from([None, None, 0.0, 1e4]))
+    waits = draw(st.sampled_from([None, None, 0.0, 1500.0, 1e4]))
     most = draw(st.sampled_from([None, None, 8])) if job.spec.gpus > 1 else None
     asked = draw(st.sampled_from(["", "", "rack", "any"]))
     spec = replace(job.spec, max_spread=asked, placement_wait_s=waits, max_nodes=most if asked else None)

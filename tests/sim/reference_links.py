@@ -105,8 +105,11 @@ def ends(cluster: Cluster, kinds: Kinds, starts, places, work, best) -> list[flo
 class Decider:
     """Who starts where, by rules that know nothing of slowdown: jobs of G GPUs in equal parts, whoever fits goes."""
 
-    def __init__(self, cluster: Cluster, rule: str, wait: float, hold: float) -> None:
+    def __init__(
+        self, cluster: Cluster, rule: str, wait: float, hold: float, limits: list[float] | None = None
+    ) -> None:
         self.cluster, self.rule, self.wait, self.hold = cluster, rule, wait, hold
+        self.limits = limits  # by job: EASY backfill; None: whoever fits goes
 
     def ways(self, gpus: int) -> list[tuple[int, bool]]:
         """(nodes, whether in one rack), as they are tried; those that do not fit the empty cluster are none."""
@@ -151,14 +154,16 @@ class Decider:
         best = [self.best(kinds, gpus, kind) for _, _, gpus, kind in jobs]
         self.first, self.since = len(jobs), now
         while True:
-            self.decide(jobs, now, free, start, place)
+            (self.decide if self.limits is None else self.backfill)(jobs, now, free, start, place, end)
             on = [j for j in range(len(jobs)) if start[j] <= now and math.isnan(end[j])]
             rate = {j: speed(kinds, self.cluster, place[j], [place[o] for o in on if o != j], best[j]) for j in on}
             times = [now + left[j] / rate[j] for j in on] + [job[0] for job in jobs if job[0] > now]
             waiting = [j for j in range(len(jobs)) if jobs[j][0] <= now and math.isnan(start[j])]
             if min(waiting, default=len(jobs)) != self.first:
                 self.first, self.since = min(waiting, default=len(jobs)), now
-            waits = [jobs[j][0] + self.wait for j in waiting] + [self.since + self.hold for _ in waiting[:1]]
+            waits = [jobs[j][0] + self.wait for j in waiting if self.rule == "rack-wait"] + [
+                self.since + self.hold for _ in waiting[:1]
+            ]
             times += [t for t in waits if t > now]
             if not times:
                 return start, [p[1] for p in place], end
@@ -171,16 +176,56 @@ class Decider:
                         free[n] += place[j][2]
             now = then
 
-    def decide(self, jobs, now, free, start, place) -> None:
+    def queue(self, jobs, now, start) -> list[int]:
         key = (lambda j: (-jobs[j][2], j)) if self.rule == "tetris" else (lambda j: j)
+        return sorted((j for j in range(len(jobs)) if jobs[j][0] <= now and math.isnan(start[j])), key=key)
+
+    def ways_now(self, job, now) -> list[tuple[int, bool]]:
+        ways = self.ways(job[2])
+        return ways[:1] if self.rule == "rack-wait" and now < job[0] + self.wait else ways
+
+    def backfill(self, jobs, now, free, start, place, end) -> None:
+        """The first that cannot start has nodes from ``shadow`` on; of these, who ends later gets what it leaves."""
+        first, shadow, spare = None, math.inf, {}
+        for j in self.queue(jobs, now, start):
+            late = now + self.limits[j] > shadow
+            room = [min(f, spare.get(n, f)) for n, f in enumerate(free)] if late else free
+            ways = self.ways_now(jobs[j], now)
+            found = next(((w, n) for w in ways if (n := self.nodes(jobs[j][2], w, room)) is not None), None)
+            if found is not None:
+                (count, _), nodes = found
+                part = jobs[j][2] // count
+                start[j], place[j] = now, (jobs[j][3], nodes, part)
+                for n in nodes:
+                    free[n] -= part
+                    if late and n in spare:
+                        spare[n] -= part
+            elif first is None:
+                first = j
+                shadow, (count, _), nodes, future = min(
+                    (self.earliest(jobs, j, way, now, free, start, place, end) for way in ways), key=lambda f: f[0]
+                )
+                spare = {n: future[n] - jobs[j][2] // count for n in nodes}
+
+    def earliest(self, jobs, j, way, now, free, start, place, end):
+        """When a job fits so, by limits; on which nodes, and what these have free then."""
+        running = [o for o in range(len(jobs)) if not math.isnan(start[o]) and math.isnan(end[o])]
+        over = {o: max(now, start[o] + self.limits[o]) for o in running}
+        for time in sorted({now, *over.values()}):
+            future = list(free)
+            for o in (o for o in running if over[o] <= time):
+                for n in place[o][1]:
+                    future[n] += place[o][2]
+            if (nodes := self.nodes(jobs[j][2], way, future)) is not None:
+                return time, way, nodes, future
+        raise AssertionError("it fits the empty cluster")
+
+    def decide(self, jobs, now, free, start, place, end) -> None:
         holds = len(jobs)
-        for j in sorted((j for j in range(len(jobs)) if jobs[j][0] <= now and math.isnan(start[j])), key=key):
+        for j in self.queue(jobs, now, start):
             if j > holds:
                 continue
-            ways = self.ways(jobs[j][2])
-            if self.rule == "rack-wait" and now < jobs[j][0] + self.wait:
-                ways = ways[:1]
-            for way in ways:
+            for way in self.ways_now(jobs[j], now):
                 nodes = self.nodes(jobs[j][2], way, free)
                 if nodes is not None:
                     start[j], place[j] = now, (jobs[j][3], nodes, jobs[j][2] // way[0])

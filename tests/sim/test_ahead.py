@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpusched.client.alternatives import spreads_of
 from gpusched.forecast.limit_use import LimitUse
 from gpusched.forecast.queue import QueueForecast, RunTimes
 from gpusched.forecast.start_times import StartForecast
@@ -18,9 +19,12 @@ from gpusched.model.jobs import Dependency, DependencyKind
 from gpusched.model.plan import Start
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.sched.decide import decide
+from gpusched.sched.eligible import ineligible
+from gpusched.sched.tally import asks_of, counts_of
+from gpusched.sched.topology.spread import waits_until
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import replay
-from tests.sched.worlds import NOW, node, pending, running, snapshot, snapshots
+from tests.sched.worlds import NOW, node, pending, running, snapshot, snapshots, topology
 from tests.sim.worlds import trace_of
 
 HALF_LIFE_S = 7 * 86400.0
@@ -43,6 +47,7 @@ class Plain:
         self.snap, self.lasts, self.ends = snap, lasts, ends
         self.used = {u: 3600 * h for u, h in snap.usage.items()}
         self.starts: dict[str, float] = {}
+        self.nodes: dict[str, tuple[str, ...]] = {}
         self.partition = {n.name: n.partition for n in snap.nodes}
         self.fair = {name for name, p in snap.policies.items() if p.order == "fairshare"}
 
@@ -51,14 +56,28 @@ class Plain:
         touched |= self.end_jobs()
         while True:
             self.begin(touched)
+            given_up = {j.id: t for j in self.snap.pending if (t := self.gives_up(j)) is not None}
             times = [*self.ends.values(), *(j.eligible_time for j in self.snap.pending if j.eligible_time)]
-            later = [t for t in times if t > self.snap.now]
+            later = [t for t in (*times, *given_up.values()) if t > self.snap.now]
             if not later:
                 return self.starts
             self.move_to(min(later))
-            touched = self.end_jobs()
+            touched = {
+                j.spec.partition
+                for j in self.snap.pending
+                if given_up.get(j.id) == self.snap.now and ineligible(j, self.snap.now, self.snap.policies) is None
+            }
+            touched |= self.end_jobs()
             touched |= {j.spec.partition for j in self.snap.pending if j.eligible_time == self.snap.now}
             touched |= self.fair if touched else set()
+
+    def gives_up(self, job: PendingView) -> float | None:
+        """When it asks for something else than now."""
+        until = waits_until(job, self.snap.policies[job.spec.partition])
+        counts = [c for c in counts_of(self.snap).values() if c.node.partition == job.spec.partition]
+        then = msgspec.structs.replace(self.snap, now=until)
+        same = until <= self.snap.now or asks_of(self.snap, job, counts) == asks_of(then, job, counts)
+        return None if same else until
 
     def move_to(self, time: float) -> None:
         rate = math.log(2) / HALF_LIFE_S
@@ -108,6 +127,7 @@ class Plain:
                 continue
             now = self.snap.now
             self.starts[job.id] = now
+            self.nodes[job.id] = tuple(part.node for part in action.allocation.parts)
             self.ends[job.id] = now + self.lasts[job.id]
             view = RunningView(
                 id=job.id, user=job.user, allocation=action.allocation, start_time=now,
@@ -139,9 +159,9 @@ def staged(snap: Snapshot) -> bool:
     return all(p.place != "naive" for p in snap.policies.values())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
-    snap=snapshots().filter(staged),
+    snap=st.one_of(snapshots(), snapshots(racked=True), snapshots(simple=True, racked=True)).filter(staged),
     shares=st.lists(st.sampled_from([0.01, 0.3, 0.5, 0.77, 1.0]), min_size=1),
     chain=st.booleans(),
 )
@@ -163,6 +183,76 @@ def test_running_ahead_is_deciding_instant_by_instant(snap: Snapshot, shares: li
     ).run()
     assert starts(ahead, RunTimes(lasts, ends)) == pytest.approx(expected)
     assert starts(ahead, RunTimes(lasts, ends)) == pytest.approx(expected), "a second run begins where the first did"
+
+
+def racked(seed: int) -> Snapshot:
+    """Nodes of 4 in two or three racks, mostly busy, and jobs over several nodes that wait for one rack for a while."""
+    rng = np.random.default_rng(seed)
+    nodes = [node(f"n{i}", 4, cores=99) for i in range(int(rng.integers(4, 7)))]
+    racks = rng.choice(["r1", "r2", "r3", ""], len(nodes), p=[0.4, 0.4, 0.15, 0.05])
+    busy = [
+        running(f"r{i}", {n.name: tuple(range(int(rng.integers(2, 5))))}, NOW + float(rng.integers(1, 90)))
+        for i, n in enumerate(nodes)
+        if rng.random() < 0.7
+    ]
+    jobs = []
+    for i in range(int(rng.integers(2, 10))):
+        parts, most = int(rng.choice([1, 2, 2, 3])), None
+        gpus = int(rng.choice([1, 2, 4]))
+        spread = str(rng.choice(["", "any", "rack"], p=[0.6, 0.3, 0.1]))
+        if spread and rng.random() < 0.5:
+            parts, gpus, most = 1, 4, 4
+        job = pending(f"j{i}", gpus, nodes=parts, limit=int(rng.integers(5, 60)), submit=float(rng.integers(970, 1000)))
+        wait = rng.choice([np.nan, 0.0, 30.0, 45.0, 60.0, 100.0])
+        job = msgspec.structs.replace(job, eligible_time=NOW + 20.0 if rng.random() < 0.1 else None)
+        fields = {"max_spread": spread, "max_nodes": most, "placement_wait_s": None if np.isnan(wait) else float(wait)}
+        jobs.append(msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, **fields)))
+    place, backfill = rng.choice(["rack", "rack-wait", "best-fit"]), rng.choice(["none", "skip", "easy"])
+    order = rng.choice(["fifo", "sjf", "fairshare"])
+    snap = snapshot(
+        nodes, jobs, busy, order=str(order), place=str(place), backfill=str(backfill), topology=topology(*racks)
+    )
+    policy = msgspec.structs.replace(snap.policies["p"], place_wait_s=50.0)
+    return msgspec.structs.replace(snap, policies={"p": policy})
+
+
+def test_who_gives_up_waiting_for_a_rack_starts_ahead_when_and_where_it_does_live() -> None:
+    gave_up = 0
+    for seed in range(250):
+        snap = racked(seed)
+        ahead = ahead_of(snap)
+        limits = ahead.by_limits
+        rng = np.random.default_rng(seed)
+        times = RunTimes(limits.lasts * rng.choice([0.3, 0.7, 1.0], len(limits.lasts)), limits.ends)
+        lasts = {job.id: float(t) for job, t in zip(ahead.views, times.lasts, strict=True)}
+        plain = Plain(snap, lasts, {job.id: float(t) for job, t in zip(snap.running, times.ends, strict=True)})
+        expected = plain.run()
+        found = starts(ahead, times)
+        assert found == pytest.approx(expected), seed
+        assert {job: ahead.nodes_of(ahead.index[job]) for job in found} == plain.nodes, seed
+        until = {j.id: waits_until(j, snap.policies["p"]) for j in snap.pending}
+        gave_up += sum(start == until[job] > NOW for job, start in found.items())
+    assert gave_up > 60
+
+
+def test_bound_to_a_spread_a_job_starts_when_it_would_if_it_had_asked_for_that() -> None:
+    differ = 0
+    for seed in range(120):
+        snap = racked(seed)
+        for job in [j for j in snap.pending if j.spec.nodes > 1 or j.spec.max_nodes][:2]:
+            views = [bound.view for bound in spreads_of(snap, job)]
+            ahead = ahead_of(snap, *views)
+            found = []
+            for i, view in enumerate(views, ahead.first_variant):
+                fate = ahead.run(ahead.by_limits, target=i, without=[ahead.index[job.id]])
+                asked = tuple(view if j.id == job.id else j for j in snap.pending)
+                lasts = {j.id: float(j.spec.time_limit_s) for j in asked}
+                ends = {j.id: j.expected_end for j in snap.running}
+                plain = Plain(msgspec.structs.replace(snap, pending=asked), lasts, ends)
+                found.append(plain.run().get(job.id, np.inf))
+                assert fate.start[i] == pytest.approx(found[-1]), (seed, job.id, i)
+            differ += len(set(found)) > 1
+    assert differ > 40
 
 
 JOBS = st.lists(

@@ -13,7 +13,7 @@ from gpusched.sched.topology.tree import tree_of
 from gpusched.sim.engine.placing import Network
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import NodeSpec, Pool
-from gpusched.sim.replay import replay
+from gpusched.sim.replay import Outage, replay
 from tests.sim.reference_links import Cluster, Decider, Kinds, ends, overlaps
 from tests.sim.worlds import trace_of
 
@@ -61,10 +61,13 @@ class World:
         gpus = np.array([g for g in rng.choice([1, 2, 4, 6, 8, 8], 400) if g <= total // 2])[:count]
         submit = np.sort(rng.uniform(0.0, 60.0, count)).round(1)
         self.trace = trace_of(submit, rng.uniform(1.0, 20.0, count), gpus)
+        limit = self.trace.duration * rng.choice([1.0, 1.0, 1.3, 3.0], count)  # slowed jobs outlast the short ones
+        self.trace = replace(self.trace, limit=limit)
         self.pool = Pool.of([NodeSpec(g, name=n) for g, n in zip(self.gpus, names, strict=True)])
 
-    def play(self, rule: str, network: Network | None = None):
-        policy = ReplayPolicy(name=rule, order="fifo", knows="nothing", source="", backfill="skip", placement=rule)
+    def play(self, rule: str, network: Network | None = None, backfill: str = "skip"):
+        knows = "limit" if backfill == "easy" else "nothing"
+        policy = ReplayPolicy(name=rule, order="fifo", knows=knows, source="", backfill=backfill, placement=rule)
         result = replay(self.trace, self.pool, policy, network=network or self.network, seed=1)
         o, kind = result.part_offsets, self.network.kind
         places = [
@@ -74,11 +77,11 @@ class World:
         return result, places
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(28))
 def test_rates_are_those_of_the_reference_and_nothing_is_given_twice(seed):
     world = World(seed, table=seed % 3 == 0)
     rule = (*BLIND, "random", "contention")[seed % 7]
-    result, places = world.play(rule)
+    result, places = world.play(rule, backfill="easy" if seed % 2 else "skip")
     fits = np.isfinite(result.end)
     assert fits.any()
     ran = np.flatnonzero(fits).tolist()
@@ -102,6 +105,20 @@ def test_blind_rules_start_whom_the_reference_starts_where_it_does(seed):
     jobs = list(zip(world.trace.submit.tolist(), world.trace.duration.tolist(), world.trace.gpus.tolist(),
                     world.network.kind.tolist(), strict=True))  # fmt: skip
     start, nodes, end = Decider(world.cluster, rule, WAIT, HOLD).run(world.kinds, jobs)
+    np.testing.assert_allclose(result.start, start, rtol=1e-6)
+    np.testing.assert_allclose(result.end, end, rtol=1e-6)
+    assert [sorted(place[1]) for place in places] == [sorted(n) for n in nodes]
+
+
+@pytest.mark.parametrize("seed", range(60, 100))
+def test_with_backfill_the_blind_rules_start_whom_the_reference_starts_where_it_does(seed):
+    world = World(seed, table=seed % 4 == 0)
+    rule = BLIND[seed % len(BLIND)]
+    result, places = world.play(rule, backfill="easy")
+    jobs = list(zip(world.trace.submit.tolist(), world.trace.duration.tolist(), world.trace.gpus.tolist(),
+                    world.network.kind.tolist(), strict=True))  # fmt: skip
+    decider = Decider(world.cluster, rule, WAIT, HOLD, world.trace.limit.tolist())
+    start, nodes, end = decider.run(world.kinds, jobs)
     np.testing.assert_allclose(result.start, start, rtol=1e-6)
     np.testing.assert_allclose(result.end, end, rtol=1e-6)
     assert [sorted(place[1]) for place in places] == [sorted(n) for n in nodes]
@@ -138,6 +155,36 @@ def test_contention_waits_for_a_better_place_and_goes_at_the_bound():
         result = replay(trace, pool, policy, network=network)
         ran = 10.0 if expected == 50.0 else 20.0
         assert (result.start[2], result.end[2] - result.start[2]) == pytest.approx((expected, ran), abs=0.5)
+
+
+@pytest.mark.parametrize(("backfill", "waits", "short", "long"), [("skip", 50.0, 2.0, 3.0), ("easy", 31.0, 2.0, 50.0)])
+def test_who_waits_for_a_better_place_has_his_nodes_kept_by_easy(backfill, waits, short, long):
+    """As above, with patience until 31; behind it a job of 1 GPU that has ended by then, and one that has not."""
+    names = ("a", "b")
+    kinds = np.zeros(2, KIND)
+    kinds["compute"], kinds["net_a"][1] = 1.0, 1.0
+    trace = trace_of([0.0, 0.0, 1.0, 2.0, 3.0], [50.0, 60.0, 10.0, 10.0, 90.0], [3, 3, 2, 1, 1])
+    trace = replace(trace, limit=trace.duration)
+    model = Model(kinds, np.zeros((0, 0)), False)
+    tree = tree_of(Topology(), names, nvswitch=True)
+    network = Network(tree, model, np.array([0, 0, 1, 0, 0]), 0.0, 30.0, 1000.0)
+    policy = ReplayPolicy(name="c", order="fifo", knows="limit", source="", backfill=backfill, placement="contention")
+    result = replay(trace, Pool.of([NodeSpec(4, name=n) for n in names]), policy, network=network)
+    assert result.start[2:].tolist() == pytest.approx([waits, short, long])
+
+
+def test_with_easy_a_job_that_needs_a_node_that_is_away_blocks_nobody_and_the_next_has_its_nodes_kept():
+    names = ("a", "b")
+    kinds = np.zeros(1, KIND)
+    kinds["compute"] = 1.0
+    trace = trace_of([0.0, 2.0, 3.0, 4.0, 5.0], [50.0, 10.0, 10.0, 90.0, 20.0], [3, 8, 4, 1, 1])
+    trace = replace(trace, limit=trace.duration)
+    network = Network(tree_of(Topology(), names), Model(kinds, np.zeros((0, 0)), False), np.zeros(5, np.int64))
+    pool = Pool.of([NodeSpec(4, name=n) for n in names])
+    for rule in ("best-fit", "contention"):
+        policy = ReplayPolicy(name=rule, order="fifo", knows="limit", source="", backfill="easy", placement=rule)
+        result = replay(trace, pool, policy, network=network, failures=(Outage(1, 1.0, 200.0),))
+        assert result.start.tolist() == pytest.approx([0.0, 200.0, 50.0, 60.0, 5.0])
 
 
 @pytest.mark.parametrize(("rule", "node"), [("best-fit", 0), ("contention", 1)])

@@ -20,7 +20,7 @@ from gpusched.agents.topology.workloads import LOADS, SETTINGS, Setting, draw, s
 from gpusched.config.weights import save_model
 from gpusched.errors import UsageError
 from gpusched.sched.state import Floats, Ints
-from gpusched.sched.topology.tree import Tree
+from gpusched.sched.topology.tree import NIC_GBPS, Tree
 from gpusched.sim.engine.placing import Network
 from gpusched.sim.network import read_pairs
 from gpusched.sim.replay import replay
@@ -31,6 +31,7 @@ SEEDS = range(5, 15)
 """Not those with which the patience of `contention` was chosen, 0 to 4."""
 QUICK_JOBS = 300
 IDEAL = "ideal"
+DEFAULT_GPUS = 8
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +104,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What to make.
 
     Attributes:
-        topology: One of `SETTINGS`, or a file; none: all of those.
+        topology: One of `SETTINGS`, or a file, also an inventory with its nodes' GPUs; none: all of those.
+        gpus_per_node: Of the nodes of a file that does not say it; none: 8. nic: Of each of its nodes, as `100G`.
         table: A measured table of pairs: all jobs are of its kinds, combined both ways.
         policies: Names; none: all of `POLICIES`.
         seeds: What is drawn with; none: ten. loads: None: three.
@@ -114,6 +116,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     topology: str | None = None
+    gpus_per_node: int | None = None
+    nic: str | None = None
     table: str | None = None
     policies: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
@@ -142,7 +146,7 @@ def reproduce(options: Options, advance: Callable[[int, int], None]) -> list[Row
     seeds = tuple(dict.fromkeys(options.seeds)) or tuple(SEEDS[:1] if options.quick else SEEDS)
     drawn = [
         (setting, load, seed)
-        for setting in settings_of(options.topology, options.table)
+        for setting in settings_of(options.topology, options.table, options.gpus_per_node, options.nic)
         for load in tuple(dict.fromkeys(options.loads)) or LOADS
         for seed in seeds
     ]
@@ -171,16 +175,21 @@ def _trained(options: Options, advance: Callable[[int, int], None]) -> Floats:
     return learned.numbers
 
 
-def settings_of(topology: str | None, table: str | None) -> list[Setting]:
+def settings_of(
+    topology: str | None, table: str | None, gpus_per_node: int | None = None, nic: str | None = None
+) -> list[Setting]:
     """The settings that are asked for.
 
     Raises:
+        UsageError: What nodes have is said where it is known.
         GpuschedError: A file is not what it should be.
     """
-    if topology is not None and topology not in SETTINGS:
-        from gpusched.config.topology import load_topology
-
-        found = [setting_of(Path(topology).stem, load_topology(topology))]
+    of_file = topology is not None and topology not in SETTINGS
+    if not of_file and (gpus_per_node, nic) != (None, None):
+        option = "--nic" if gpus_per_node is None else "--gpus-per-node"
+        raise UsageError(f"{option} is of the nodes of a file", "--topology FILE")
+    if topology is not None and of_file:
+        found = [_of_file(Path(topology), gpus_per_node, nic)]
     elif topology is not None:
         found = [SETTINGS[topology]]
     elif table is not None:
@@ -191,6 +200,27 @@ def settings_of(topology: str | None, table: str | None) -> list[Setting]:
         return found
     pairs = read_pairs(table)
     return [one._replace(pairs=pairs, combine=by, mix="table") for one in found for by in ("product", "sum")]
+
+
+def _of_file(path: Path, gpus_per_node: int | None, nic: str | None) -> Setting:
+    """The nodes of a file, which may be an inventory."""
+    from gpusched.config.fields import parse_gbps
+    from gpusched.config.inventory import load_inventory
+    from gpusched.config.topology import load_topology
+    from gpusched.config.yamlfile import parse_file
+
+    topology, sizes = load_topology(path), None
+    if "partitions" in parse_file(path, "a topology").fields("a mapping"):
+        sizes = {node.name: node.gpus for node in load_inventory(path).nodes}
+    if sizes is not None and gpus_per_node is not None:
+        raise UsageError(f"{path}: an inventory says how many GPUs its nodes have", "leave out --gpus-per-node")
+    if gpus_per_node is not None and gpus_per_node < 1:
+        raise UsageError(f"--gpus-per-node must be at least 1, found {gpus_per_node}")
+    try:
+        nic_gbps = NIC_GBPS if nic is None else parse_gbps(nic)
+    except ValueError:
+        raise UsageError(f"--nic: found {nic!r}, expected a rate", "such as 100G, or 2x200G") from None
+    return setting_of(path.stem, topology, gpus_per_node or DEFAULT_GPUS, nic_gbps, sizes)
 
 
 def played(setting: Setting, load: float, seed: int, name: str, jobs: int = 0, numbers: Floats | None = None) -> Row:

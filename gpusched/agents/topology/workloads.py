@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +35,8 @@ class Setting(NamedTuple):
     """One cluster and the jobs that come.
 
     Attributes:
-        name: As rows say. topology: Switches. nodes: Names. gpus: Of each node.
+        name: As rows say. topology: Switches. nodes: Names. gpus: Of each node; sizes: where they differ, by node.
+        nic_gbps: Of each node.
         machine: Key of `MACHINES`. mix: Key of `MIXES`. pairs: Jobs are of the kinds of a table, in its sizes.
         combine: "formula"; with pairs "product" or "sum".
     """
@@ -47,16 +49,20 @@ class Setting(NamedTuple):
     mix: str = "philly-like"
     pairs: Pairs | None = None
     combine: str = "formula"
+    sizes: tuple[int, ...] = ()
+    nic_gbps: float = NIC_GBPS
 
     @property
     def pool(self) -> Pool:
         """The nodes."""
-        return Pool.of([NodeSpec(self.gpus, name=name) for name in self.nodes])
+        sizes = self.sizes or (self.gpus,) * len(self.nodes)
+        return Pool.of([NodeSpec(gpus, name=name) for name, gpus in zip(self.nodes, sizes, strict=True)])
 
     @property
     def tree(self) -> Tree:
         """The links. By a table only nodes' NICs are any."""
-        tree = tree_of(self.topology, self.nodes, nvswitch=MACHINES[self.machine].nvswitch)
+        nvswitch = MACHINES[self.machine].nvswitch
+        tree = tree_of(self.topology, self.nodes, nvswitch=nvswitch, nic_gbps=self.nic_gbps)
         if self.pairs is not None:
             tree.weight[:] = 0.0
             tree.weight[len(self.nodes) : 2 * len(self.nodes)] = 1.0
@@ -98,16 +104,31 @@ SETTINGS = _settings()
 and 8 DGX nodes with Philly's own mix of sizes."""
 
 
-def setting_of(name: str, topology: Topology) -> Setting:
-    """A cluster of nodes with 8 GPUs and 100 Gbit/s that hang as in ``topology``.
+def setting_of(
+    name: str, topology: Topology, gpus: int = 8, nic_gbps: float = NIC_GBPS, sizes: Mapping[str, int] | None = None
+) -> Setting:
+    """A cluster of nodes that hang as in ``topology``, with such GPUs and NICs.
+
+    Jobs are of the kinds that were measured on the most alike: AWS where no node has more than 4 GPUs, else RTX.
+
+    Args:
+        name: As rows say.
+        topology: Switches.
+        gpus: Of each node that ``sizes`` does not name.
+        nic_gbps: Of each node.
+        sizes: Node -> its GPUs, those on no switch with them; nodes without GPUs are left out.
 
     Raises:
         UsageError: It names no nodes.
     """
-    nodes = tuple(topology.racks())
-    if not nodes:
+    of = dict.fromkeys(topology.racks(), gpus) | dict(sizes or {})
+    nodes = {node: count for node, count in of.items() if count > 0}
+    if not topology.racks() or not nodes:
         raise UsageError(f"{name}: no switch has nodes", "name some: r1: {nodes: gpu-[01-04], uplink: 100G}")
-    return Setting(name, topology, nodes, 8, machine="rtx")
+    most = max(nodes.values())
+    machine = "aws" if most <= MACHINES["aws"].gpus else "rtx"
+    differ = tuple(nodes.values()) if min(nodes.values()) < most else ()
+    return Setting(name, topology, tuple(nodes), most, machine, sizes=differ, nic_gbps=nic_gbps)
 
 
 def draw(setting: Setting, load: float, seed: int, jobs: int = 0) -> tuple[Trace, Ints]:
@@ -116,7 +137,7 @@ def draw(setting: Setting, load: float, seed: int, jobs: int = 0) -> tuple[Trace
     Load is what they offer: GPU-seconds alone where they are fastest, by the GPU-seconds that there are while they
     come.
     """
-    total = len(setting.nodes) * setting.gpus
+    total = sum(setting.sizes) or len(setting.nodes) * setting.gpus
     count = jobs or min(JOBS_PER_GPU * total, MOST_JOBS)
     rng = np.random.default_rng((seed, round(load * 100), len(setting.nodes)))
     nodes: Ints = np.zeros(count, np.int64)

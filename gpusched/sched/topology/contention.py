@@ -88,7 +88,7 @@ def cheapest(
         fitting = set_keys(tree, model, load, resources, masks, request, ways.kind[of], search)
         if fitting < request.parts:
             continue
-        cost = _in_one_way(tree, model, load, ways, of, resources, request, search, best)
+        cost = _in_one_way(tree, model, load, ways, of, way, resources, request, search, best)
         if cost < best:
             best, chosen = cost, way
         if best <= CHEAP:
@@ -134,8 +134,8 @@ def _lost_on(model: Model, load: Load, link: int, kind: int) -> float:
 
 @jit
 def _in_one_way(
-    tree: Tree, model: Model, load: Load, ways: Ways, of: int, resources: Resources, request: Request, search: Search,
-    least: float,
+    tree: Tree, model: Model, load: Load, ways: Ways, of: int, way: int, resources: Resources, request: Request,
+    search: Search, least: float,
 ) -> float:  # fmt: skip
     """The cheapest of one way's candidates, where cheaper than ``least``: its cost, its nodes in ``search.best``."""
     parts = request.parts
@@ -144,6 +144,8 @@ def _in_one_way(
         if search.fits[switch] < parts:
             continue
         one_rack = True
+        if switch >= 0 and _is_no_less(tree, model, resources, request, search, switch, ways.excess[way], least):
+            continue
         for tight in range(1 if parts == 1 and request.gpus == 1 else 0, 2):
             pick(tree, resources, request, search, switch, tight == 1)
             least = _look(tree, model, load, ways, of, resources, request, search, least)
@@ -153,6 +155,25 @@ def _in_one_way(
         pick_across(tree, load, resources, request, search, quiet == 1)
         least = _look(tree, model, load, ways, of, resources, request, search, least)
     return least
+
+
+@jit
+def _is_no_less(
+    tree: Tree, model: Model, resources: Resources, request: Request, search: Search, switch: int, alone: float,
+    least: float,
+) -> bool:  # fmt: skip
+    """Whether no nodes of a rack can cost less than ``least``: even without neighbours, where the least is left over.
+
+    By a table neighbours may be worth something, so there it is not known.
+    """
+    if model.ratio.size > 0:
+        return False
+    left = 1 << 40
+    for i in range(tree.begin[switch], tree.begin[switch + 1]):
+        node = tree.nodes[i]
+        if search.key[node] < np.inf:
+            left = min(left, resources.gpus[node] - request.gpus)
+    return bool(alone + LEFT_OVER * left / max(1, request.gpus) - 1e-9 >= least)
 
 
 @jit

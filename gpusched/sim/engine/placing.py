@@ -15,7 +15,7 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.sched.heaps import Heap, pop, push
 from gpusched.sched.place import choose, draw_fitting, next_random
-from gpusched.sched.state import BEST_FIT, FIRST_FIT, RACK, SPREAD, Floats, Ints
+from gpusched.sched.state import BEST_FIT, FIRST_FIT, RACK, SPREAD, Floats, Ints, Resources
 from gpusched.sched.topology.contention import Search, Ways, cheapest
 from gpusched.sched.topology.slowdown import Model
 from gpusched.sched.topology.tree import Tree
@@ -25,10 +25,10 @@ from gpusched.sim.engine.step import occupy
 
 WAIT_S, PATIENCE_S, HOLD_S = 86_400.0, 1_555_200.0, 604_800.0
 DRAWN, BALANCED, ALIGNED, FEWEST, ONE_RACK, RACK_WAIT, CHEAPEST = range(7)
-_TRY = (FIRST_FIT, SPREAD, SPREAD, BEST_FIT, RACK, RACK, BEST_FIT)
+TRY = (FIRST_FIT, SPREAD, SPREAD, BEST_FIT, RACK, RACK, BEST_FIT)
 # position in Placing.at: node events so far
 EVENTS = 0
-_HARMLESS = 0.05  # what costs no more is taken at once
+HARMLESS = 0.05  # what costs no more is taken at once
 
 
 class Network(NamedTuple):
@@ -102,21 +102,21 @@ def decide_placed(sim: Sim, log: Log, passes: Passes, of: Placing) -> int:
     order.size[0] = 0
     for c in range(of.head.size):
         if of.head[c] >= 0 and of.tried[c] == 0:
-            push(order, _key(sim, of, c), c)
-    free = 0
-    for node in range(sim.node.size if order.size[0] > 0 else 0):
-        free += max(0, sim.resources.gpus[node])
+            push(order, key_of(sim, of, c, of.head[c]), c)
+    free = free_gpus(sim) if order.size[0] > 0 else 0
     while order.size[0] > 0:
         c = pop(order)
         job = of.head[c]
         rank = sim.jobs[job]["rank"]
         if rank > of.held[of.queue[c]]:
             continue
-        if of.size[c] <= free and _start(sim, log, passes, of, c, job, now):
+        way = _chosen_way(sim, passes, of, c, job, now) if of.size[c] <= free else -1
+        if way >= 0:
+            start(sim, log, passes, of, job, way)
             free -= of.size[c]
             of.head[c] = of.next[job]
             if of.head[c] >= 0:
-                push(order, _key(sim, of, c), c)
+                push(order, key_of(sim, of, c, of.head[c]), c)
             else:
                 of.tail[c] = -1
             continue
@@ -149,9 +149,18 @@ def wait_on(sim: Sim, of: Placing) -> None:
 
 
 @jit
-def _key(sim: Sim, of: Placing, c: int) -> float:
-    """A class's place among those that are looked at."""
-    rank = sim.jobs[of.head[c]]["rank"]
+def free_gpus(sim: Sim) -> int:
+    """On all nodes that are available."""
+    free = 0
+    for node in range(sim.node.size):
+        free += max(0, sim.resources.gpus[node])
+    return free
+
+
+@jit
+def key_of(sim: Sim, of: Placing, c: int, job: int) -> float:
+    """The place of a class's job among those that are looked at."""
+    rank = sim.jobs[job]["rank"]
     return float(rank - of.size[c] * sim.jobs.size if of.rule == ALIGNED else rank)
 
 
@@ -198,72 +207,81 @@ def append(sim: Sim, of: Placing, job: int) -> None:
 
 
 @jit
-def _start(sim: Sim, log: Log, passes: Passes, of: Placing, c: int, job: int, now: float) -> bool:
-    """Starts a job where its rule puts it; whether it does."""
-    way = _chosen_way(sim, passes, of, c, job, now)
-    if way < 0:
-        return False
+def start(sim: Sim, log: Log, passes: Passes, of: Placing, job: int, way: int) -> None:
+    """Starts a job so on ``sim.chosen``."""
     shape = of.ways.shape[way]
     sim.jobs[job]["shape"] = shape
     passes.jobs.shape[job] = shape
     occupy(sim, log, job, shape_request(sim.shapes, shape), 0.0)
-    return True
 
 
 @jit
 def _chosen_way(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float) -> int:
     """The way in which a job starts, with its nodes in ``sim.chosen``; -1: it waits."""
-    first, last = of.ways.first[c], of.ways.first[c + 1]
-    until = sim.jobs[job]["submit"] + of.wait_s
     if of.rule == CHEAPEST:
-        return _cheapest_way(sim, passes, of, c, job, now)
+        way, then = cheapest_way(sim, passes, of, sim.resources, c, job, now)
+        return way if then <= now else -1
+    first, last = ways_now(sim, of, c, job, now)
     if of.rule == DRAWN:
-        return _drawn_way(sim, passes, of, first, last)
-    if of.rule == RACK_WAIT and now < until and last > first:
-        last = first + 1
-        of.wake[0] = min(of.wake[0], until)
+        return drawn_way(sim, passes, of, sim.resources, first, last)
     for way in range(first, last):
         request = shape_request(sim.shapes, of.ways.shape[way])
-        if choose(sim.resources, passes.jobs.masks, request, _TRY[of.rule], passes.scratch):
+        if choose(sim.resources, passes.jobs.masks, request, TRY[of.rule], passes.scratch):
             return way
     return -1
 
 
 @jit
-def _drawn_way(sim: Sim, passes: Passes, of: Placing, first: int, last: int) -> int:
+def ways_now(sim: Sim, of: Placing, c: int, job: int, now: float) -> tuple[int, int]:
+    """The first of the ways that a job takes now, and the one behind the last; notes when it takes more."""
+    first, last = of.ways.first[c], of.ways.first[c + 1]
+    until = sim.jobs[job]["submit"] + of.wait_s
+    if of.rule == RACK_WAIT and now < until and last > first:
+        last = first + 1
+        of.wake[0] = min(of.wake[0], until)
+    return first, last
+
+
+@jit
+def drawn_way(sim: Sim, passes: Passes, of: Placing, resources: Resources, first: int, last: int) -> int:
     """One of the ways that fit, each as likely, and nodes that fit."""
     count = 0
     for way in range(first, last):
         request = shape_request(sim.shapes, of.ways.shape[way])
-        if choose(sim.resources, passes.jobs.masks, request, FIRST_FIT, passes.scratch):
+        if choose(resources, passes.jobs.masks, request, FIRST_FIT, passes.scratch):
             of.fits[count] = way
             count += 1
     if count == 0:
         return -1
     way = of.fits[next_random(passes.rng, count)]
     draw_fitting(
-        sim.resources, passes.jobs.masks, shape_request(sim.shapes, of.ways.shape[way]), passes.rng, passes.scratch
+        resources, passes.jobs.masks, shape_request(sim.shapes, of.ways.shape[way]), passes.rng, passes.scratch
     )
     return int(way)
 
 
 @jit
-def _cheapest_way(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float) -> int:
-    """The cheapest way, once the job has waited as long as it is worth."""
+def cheapest_way(
+    sim: Sim, passes: Passes, of: Placing, resources: Resources, c: int, job: int, now: float
+) -> tuple[int, float]:
+    """The cheapest way in which it fits (-1: none), with its nodes in ``sim.chosen``; and until when it waits for less.
+
+    That is noted. As long as it is worth it, and not later than now where it starts.
+    """
     pace = sim.pace
     assert pace is not None
     links = pace.links
     assert links is not None
     cost, way = cheapest(
-        links.tree, links.model, links.load, sim.resources, passes.jobs.masks, passes.requests, of.ways, c, np.inf,
+        links.tree, links.model, links.load, resources, passes.jobs.masks, passes.requests, of.ways, c, np.inf,
         of.search,
     )  # fmt: skip
     if way < 0:
-        return -1
-    then = sim.jobs[job]["submit"] + cost * cost * of.patience_s
-    if now < then and cost > _HARMLESS and not holds(sim, of, c, job, now):
-        of.wake[0] = min(of.wake[0], then)
-        return -1
+        return -1, now
     parts = sim.shapes[of.ways.shape[way]]["parts"]
     sim.chosen[:parts] = of.search.best[:parts]
-    return way
+    then = sim.jobs[job]["submit"] + cost * cost * of.patience_s
+    if now < then and cost > HARMLESS and not holds(sim, of, c, job, now):
+        of.wake[0] = min(of.wake[0], then)
+        return way, then
+    return way, now

@@ -157,7 +157,7 @@ def _decide(sim: Sim, log: Log, passes: Passes, fixed: Fixed) -> None:
             set_leaf(waitlist, shape, job, np.inf)
             occupy(sim, log, job, request, 0.0)
             if backfill == EASY:
-                _note_release(sim, passes, request, job, now + expected, reserved, late)
+                note_release(sim, passes, request, job, now + expected, reserved, late)
             _next(sim, waitlist, shape, job, now, _ANY)
             continue
         if not seen:
@@ -188,7 +188,7 @@ def _gather(sim: Sim, passes: Passes, waitlist: Waitlist, queue: int) -> int:
 
 
 @jit
-def _note_release(sim: Sim, passes: Passes, request: Request, job: int, end: float, guarded: bool, late: bool) -> None:
+def note_release(sim: Sim, passes: Passes, request: Request, job: int, end: float, guarded: bool, late: bool) -> None:
     """Notes what a started job will give back, and what late jobs may still take beside it."""
     for part in range(request.parts):
         node = sim.chosen[part]
