@@ -8,6 +8,10 @@ import pytest
 
 from tests.testbed import Testbed, why_unavailable
 
+# Many tests have a cache folder of their own, in which nothing is compiled yet: that would take half a minute each time.
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+os.environ.setdefault("NUMBA_CACHE_DIR", str(_CACHE / "gpusched" / "numba"))
+
 LONGEST = (
     "e2e/test_resizing.py", "sim/test_orders_reference.py", "e2e/test_failures_nodes.py", "traces/test_history.py",
     "e2e/test_failures_crash.py", "learn/test_rltune.py", "e2e/test_queue.py", "sched/test_attention.py",
