@@ -8,7 +8,7 @@ import pytest
 
 from tests.testbed import Testbed, why_unavailable
 
-# Many tests have a cache folder of their own, in which nothing is compiled yet: that would take half a minute each time.
+# Many tests have a cache folder of their own. Nothing is compiled in there yet, which would take half a minute.
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 os.environ.setdefault("NUMBA_CACHE_DIR", str(_CACHE / "gpusched" / "numba"))
 
