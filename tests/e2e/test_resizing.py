@@ -65,15 +65,8 @@ def elastic(stopped: Cluster) -> Cluster:
     return stopped
 
 
-def shared(cluster: Cluster, share: Path, script: str, *options: str) -> str:
-    """Submit a script that knows the folder as /share: plain processes see it where it is."""
-    if cluster.runtime == "process":
-        return cluster.sh(script.replace("/share", str(share)), *options)
-    return cluster.sh(script, "--mount", f"{share}:/share", *options)
-
-
 def resizable(cluster: Cluster, share: Path, *options: str, script: str = TRAIN) -> str:
-    return shared(cluster, share, script, "--resizable", "--cooldown", "1s", *options)
+    return cluster.shared(script, share, "--resizable", "--cooldown", "1s", *options)
 
 
 def gpus(cluster: Cluster, job: str) -> int:
@@ -137,13 +130,13 @@ def test_a_trained_agent_chooses_on_real_nodes(elastic: Cluster, share: Path) ->
 
 def crowd(cluster: Cluster, share: Path) -> str:
     """A job that takes one of the two nodes, so that a resizable one that holds both has to shrink."""
-    return shared(cluster, share, "until [ -e /share/crowd ]; do sleep 0.1; done", "--gpus", "8")
+    return cluster.shared("until [ -e /share/crowd ]; do sleep 0.1; done", share, "--gpus", "8")
 
 
 @pytest.mark.one_partition
 @pytest.mark.processes
 def test_it_takes_the_cores_that_are_there_within_its_range(elastic: Cluster, share: Path) -> None:
-    solid = shared(elastic, share, "until [ -e /share/solid ]; do sleep 0.1; done", "--gpus", "4", "--cpus", "6")
+    solid = elastic.shared("until [ -e /share/solid ]; do sleep 0.1; done", share, "--gpus", "4", "--cpus", "6")
     elastic.wait_state(solid, "RUNNING")
     elastic.wait_state(crowd(elastic, share), "RUNNING")
     script = TRAIN.replace("$GPUSCHED_GPUS_TOTAL $i", "$GPUSCHED_GPUS_TOTAL $SLURM_CPUS_ON_NODE")
@@ -317,7 +310,7 @@ def test_a_size_that_fits_nowhere_any_more_is_given_up_for_one_that_does(
     elastic: Cluster, share: Path, drained: tuple[str, ...]
 ) -> None:
     wait = "until [ -e /share/held ]; do sleep 0.1; done"
-    held = shared(elastic, share, wait, "--gpus", "8", "--nodelist", "dgx003")
+    held = elastic.shared(wait, share, "--gpus", "8", "--nodelist", "dgx003")
     elastic.wait_state(held, "RUNNING")
     script = TRAIN.replace(
         "save; exit 0", "touch /share/asked; until [ -e /share/saves ]; do sleep 0.1; done; save; exit 0"
