@@ -8,21 +8,25 @@ import pytest
 
 from tests.testbed import Testbed, why_unavailable
 
+# Many tests have a cache folder of their own. Nothing is compiled in there yet, which would take half a minute.
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+os.environ.setdefault("NUMBA_CACHE_DIR", str(_CACHE / "gpusched" / "numba"))
+
 LONGEST = (
-    "e2e/test_resizing.py", "sim/test_orders_reference.py", "e2e/test_failures_nodes.py", "traces/test_history.py",
-    "e2e/test_failures_crash.py", "learn/test_rltune.py", "e2e/test_queue.py", "sched/test_attention.py",
-    "e2e/test_site.py", "learn/test_elastic_example.py", "e2e/test_agents.py", "learn/test_dqn.py",
-    "runtimes/test_engines.py", "sched/test_compiled.py", "e2e/test_failures_jobs.py", "learn/test_sizing_agents.py",
-    "runtimes/test_contract.py", "sim/test_engine.py", "e2e/test_gpus.py", "sim/test_rates_reference.py",
-    "e2e/test_preempting.py", "learn/test_predict.py", "e2e/test_jobs.py", "learn/test_train_cli.py",
-    "e2e/test_failures_engine.py", "sched/test_agents_gist.py", "e2e/test_live_vs_simulated.py",
-    "sched/test_properties.py", "controller/test_relay.py", "learn/test_dl2_agent.py",
+    "e2e/test_resizing.py", "sim/test_orders_reference.py", "e2e/test_failures_nodes.py", "learn/test_rltune.py",
+    "runtimes/test_contract.py", "learn/test_maifs.py", "e2e/test_site.py", "learn/test_dl2_agent.py",
+    "runtimes/test_engines.py", "learn/test_dqn.py", "e2e/test_failures_crash.py", "sim/test_engine.py",
+    "e2e/test_queue.py", "sched/test_attention.py", "learn/test_elastic_example.py", "e2e/test_agents.py",
+    "sched/test_compiled.py", "e2e/test_failures_jobs.py", "learn/test_sizing_agents.py", "e2e/test_gpus.py",
+    "sim/test_rates_reference.py", "e2e/test_preempting.py", "learn/test_predict.py", "e2e/test_jobs.py",
+    "learn/test_train_cli.py", "e2e/test_failures_engine.py", "sched/test_agents_gist.py",
+    "e2e/test_live_vs_simulated.py", "sched/test_properties.py", "controller/test_relay.py",
     "e2e/test_failures_controller.py", "replay/test_cli.py", "doctor/test_testbed.py", "learn/test_calibrating.py",
     "e2e/test_progress.py", "sim/test_sized.py", "nodes/test_probe.py", "policy/test_night.py",
-    "runtimes/test_confinement.py", "learn/test_maifs.py", "testbed_selftest/test_testbed.py",
-    "learn/test_reproduce_cli.py", "nodes/test_ssh.py", "controller/test_clock.py", "mapping/test_heterogeneous.py",
-    "mapping/test_milp.py", "sched/test_agents_rltune.py", "sched/test_agents_rltune_preempt.py",
-    "learn/test_rltune_preempt.py", "mapping/test_rltune.py", "controller/test_sharing.py",
+    "runtimes/test_confinement.py", "testbed_selftest/test_testbed.py", "learn/test_reproduce_cli.py",
+    "nodes/test_ssh.py", "controller/test_clock.py", "mapping/test_heterogeneous.py", "mapping/test_milp.py",
+    "sched/test_agents_rltune.py", "sched/test_agents_rltune_preempt.py", "learn/test_rltune_preempt.py",
+    "mapping/test_rltune.py", "controller/test_sharing.py",
 )  # fmt: skip
 """Files that take longest, in seconds or in waiting, by turns: those that wait for nodes and those that compute."""
 

@@ -101,11 +101,13 @@ class SshCluster:
     def _probe(self, node: Node) -> Observation:
         began = self._clock()
         try:
-            reading = self._read(node)
-            boot, read = self._wired.get(node.name, ("", began))
-            if reading.boot_id != boot or began - read >= _REWIRED_S:
-                # How GPUs are wired cannot change while a machine is up, cables seldom; asking for it takes longest.
-                reading = self._read(node, want_links=True)
+            # How GPUs are wired cannot change while a machine is up, cables seldom; asking for it takes longest.
+            boot, read = self._wired.get(node.name, ("", float("-inf")))
+            wanted = began - read >= _REWIRED_S
+            reading = self._read(node, want_links=wanted)
+            if reading.boot_id != boot and not wanted:
+                reading, wanted = self._read(node, want_links=True), True
+            if wanted:
                 self._wired[node.name] = reading.boot_id, began
             return Observation(began=began, result=reading)
         except Exception as error:  # a probe must never end the cycle of the others

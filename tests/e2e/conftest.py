@@ -216,6 +216,12 @@ class Cluster:
         """`submit` of ``sh -c SCRIPT``."""
         return self.submit(*options, command=("sh", "-c", script), **more)
 
+    def shared(self, script: str, folder: Path, *options: str, **more: Any) -> str:
+        """`sh` of a script that knows the folder as /share; plain processes see it where it is."""
+        if self.runtime == "process":
+            return self.sh(script.replace("/share", str(folder)), *options, **more)
+        return self.sh(script, "--mount", f"{folder}:/share", *options, **more)
+
     # ---- what became of it ----------------------------------------------------------------------------------
 
     def reader(self) -> _Reading:
@@ -293,7 +299,7 @@ class Cluster:
     def wait_clean(self, timeout: float = 20) -> None:
         """Wait until nothing of any job is left on the nodes; a record goes only after its container."""
         wait_until(lambda: not self._ranks(), timeout, "the nodes to be tidied up")
-        left = self.containers(running=False)
+        left = self.containers(running=False) if self.runtime != "process" else []
         states = [
             self.node(node).run(["/usr/bin/podman", "inspect", "--format", "{{json .State}}", name], check=False)
             for node, name in left
@@ -366,9 +372,13 @@ def cluster(stopped: Cluster) -> Cluster:
 
 
 @pytest.fixture(scope="module")
-def house_of_module(testbed_session: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def house_of_module(
+    testbed_session: Testbed, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Cluster]:
     """See `house`."""
     cluster = Cluster(testbed_session, tmp_path_factory.mktemp("house"))
+    if request.node.get_closest_marker("processes"):
+        cluster.runtime = "process"
     cluster.write_inventory()
     cluster.start_controller()
     yield cluster
@@ -378,7 +388,7 @@ def house_of_module(testbed_session: Testbed, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def house(house_of_module: Cluster) -> Iterator[Cluster]:
-    """One running cluster for all tests of a file, empty at the beginning of each."""
+    """One running cluster for all tests of a file (the file's mark ``processes`` counts), empty before each."""
     yield house_of_module
     for node in house_of_module.testbed.nodes:
         for script in (node.disk / "bin").iterdir():

@@ -20,10 +20,9 @@ class Traces:
     def submit(self, script: str = "true", *options: str, **more: Any) -> str:
         """Submit a job that leaves its trace, then runs ``script`` with the folder at /share."""
         mark = 'echo "$GPUSCHED_JOB_ID $RANK $GPUSCHED_ATTEMPT $GPUSCHED_NODE" >>/share/starts'
-        mount = ("--mount", f"{self.folder}:/share")
         if not {"--gpus", "-F", "--cpus"} & set(options):
             options = ("--gpus", "2", *options)
-        return self.cluster.sh(f"{mark}; {script}", *mount, *options, **more)
+        return self.cluster.shared(f"{mark}; {script}", self.folder, *options, **more)
 
     def until(self, name: str, *options: str) -> str:
         """Submit a job that runs until `let_go` (name)."""

@@ -40,6 +40,7 @@ def partner(node: str) -> str:
     return {"dgx001": "dgx003", "dgx003": "dgx001", "dgx002": "dgx004", "dgx004": "dgx002"}[node]
 
 
+@pytest.mark.processes
 def test_a_frozen_node_holds_up_no_other_and_keeps_its_job(patient: Cluster) -> None:
     traces = Traces(patient)
     job = traces.until("go", "--nodelist", "dgx001", "--gpus", "2")
@@ -79,7 +80,7 @@ def test_beyond_node_fail_after_jobs_go_elsewhere_and_old_attempts_are_fenced(cl
     waiting = cluster.job(job)
     assert waiting is not None
     assert f"node {old} is down" in waiting.message
-    cluster.write_inventory({"tick": "200ms"})  # a reload in the middle changes nothing
+    cluster.write_inventory({"tick": "1s"})  # a reload in the middle changes nothing
     again = cluster.wait_state(job, "RUNNING")
     assert (again.attempt, placed(cluster, job)) == (first.attempt + 1, partner(old))
     assert [line[2:] for line in traces.starts(job)] == [["1", old], ["2", partner(old)]]
@@ -164,6 +165,7 @@ def test_a_reboot_ends_the_attempt_and_the_job_is_tried_elsewhere(patient: Clust
 
 
 @pytest.mark.one_partition
+@pytest.mark.processes
 def test_when_retries_are_used_up_it_is_a_node_failure(stopped: Cluster) -> None:
     stopped.write_inventory({"max_retries": 0})
     stopped.start_controller()
@@ -178,6 +180,7 @@ def test_when_retries_are_used_up_it_is_a_node_failure(stopped: Cluster) -> None
 
 
 @pytest.mark.one_partition
+@pytest.mark.processes
 def test_cancelled_while_its_node_is_silent(patient: Cluster) -> None:
     traces = Traces(patient)
     job = traces.until("never", "--nodelist", "dgx001")
@@ -192,6 +195,7 @@ def test_cancelled_while_its_node_is_silent(patient: Cluster) -> None:
 
 
 @pytest.mark.one_partition
+@pytest.mark.processes
 def test_a_changed_host_key_is_refused_loudly(patient: Cluster) -> None:
     node = patient.node("dgx003")
     node.stop_sshd(sessions=True)
@@ -209,6 +213,7 @@ def test_a_changed_host_key_is_refused_loudly(patient: Cluster) -> None:
     assert "dgx003" in checked.stdout + checked.stderr
 
 
+@pytest.mark.processes
 def test_an_unknown_host_key_is_refused_with_its_fingerprint(stopped: Cluster, tmp_path: Path) -> None:
     known = [
         line for line in stopped.testbed.known_hosts.read_text().splitlines() if not line.startswith("dgx004")
@@ -226,6 +231,7 @@ def test_an_unknown_host_key_is_refused_with_its_fingerprint(stopped: Cluster, t
 
 
 @pytest.mark.one_partition
+@pytest.mark.processes
 def test_a_node_that_vanishes_from_the_inventory_keeps_its_job_to_the_end(cluster: Cluster) -> None:
     """Longer than node_fail_after, and past a controller that starts beside a garbled file."""
     traces = Traces(cluster)

@@ -289,3 +289,56 @@ def test_ids_can_be_cut_short_and_unknown_ones_are_refused(house: Cluster) -> No
 
 def _ids(cluster: Cluster, prefix: str) -> list[str]:
     return [j["id"] for j in cluster.json("status", "--all") if j["id"].startswith(prefix)]
+
+
+def test_a_time_limit_warns_then_asks_then_kills(house: Cluster, share: Path) -> None:
+    mount = ("--gpus", "1", "--mount", f"{share}:/share")
+    # Saves its work in the grace; ends by itself.
+    good = "trap 'echo saved >/share/good; exit 0' TERM; while :; do sleep 0.05; done"
+    # Warned early, then ignores what follows: the grace (2 s) ends it.
+    deaf = "trap 'echo warned >>/share/deaf' USR1; trap 'echo asked >>/share/deaf' TERM; while :; do sleep 0.05; done"
+    a = house.sh(good, "-t", "2s", *mount)
+    b = house.sh(deaf, "-t", "4s", "--signal", "USR1@3", *mount)
+    for job in (a, b):
+        ended = house.wait_state(job, "TIMEOUT")
+        assert ended.reason == "TimeLimit"
+    assert (share / "good").read_text() == "saved\n"
+    assert (share / "deaf").read_text() == "warned\nasked\n"
+    assert ended.end_time is not None
+    assert ended.start_time is not None
+    assert 6 - 1 <= ended.end_time - ended.start_time < 15  # limit and grace; started_at has whole seconds
+    assert house.cli("wait", a, check=False).returncode == 124
+    house.wait_clean()
+
+
+def test_cancel_whatever_the_job_is_doing(house: Cluster, share: Path) -> None:
+    gate = share / "gate"
+    slow = f'if [ "$1" = create ]; then until [ -e {gate} ]; do sleep 0.05; done; fi'
+    wrapper = f'#!/bin/sh\n{slow}\nexec /usr/bin/podman "$@"\n'
+    house.node("dgx002").install_script("podman", wrapper)
+    starting = house.submit("-p", "V100", "--gpus", "1", "--nodelist", "dgx002")
+    pending = house.submit("--gpus", "1", "--hold")
+    polite = house.sh(
+        f"trap 'echo asked >/share/asked; exit 9' TERM; echo >/share/ready; {WAIT}", "--gpus", "1", "--mount",
+        f"{share}:/share",
+    )  # fmt: skip
+    deaf = house.sh(f"trap '' TERM; echo >/share/deaf; {WAIT}", "--gpus", "1", "--mount", f"{share}:/share")
+    wait_until(lambda: (share / "ready").exists() and (share / "deaf").exists(), 20, "the traps")
+    house.wait_state(deaf, "RUNNING")
+    house.wait_state(polite, "RUNNING")
+    house.wait_state(starting, "STARTING")
+    asked = house.json("cancel", starting, pending, polite)
+    assert asked == {"requested": "cancel", "ids": [starting, pending, polite]}
+    house.cli("cancel", deaf, "--now")
+    for job in (starting, pending, polite, deaf):
+        ended = house.wait_state(job, "CANCELLED")
+        assert (ended.reason, ended.message) == ("Cancelled", "cancelled by root")
+    assert (share / "asked").exists()
+    assert house.cli("wait", polite, check=False).returncode == 143
+    gate.touch()
+    house.wait_clean()
+    began = house.json("show", starting)
+    assert began["start_time"] is None
+    assert house.cli("cancel", "--user", "root", "--state", "PENDING", "-y").returncode == 0
+    done = house.cli("cancel", "--user", "root", "--state", "RUNNING", check=False)
+    assert (done.returncode, "no such jobs" in done.stdout) == (0, True)

@@ -1,4 +1,4 @@
-"""The queue: arrays, dependencies, limits, holds, priorities, cancelling, requeueing, draining, backfill."""
+"""The queue: arrays, dependencies, holds, priorities, requeueing, draining, backfill."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from tests.e2e.conftest import WAIT, Cluster
 from tests.testbed import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 
 def held(cluster: Cluster, share: Path, *options: str, name: str = "holder") -> str:
     """A running job that ends when /share/go is there."""
-    job = cluster.sh(WAIT, "-J", name, "--mount", f"{share}:/share", *options)
+    job = cluster.shared(WAIT, share, "-J", name, *options)
     cluster.wait_state(job, "RUNNING")
     return job
 
@@ -29,7 +29,7 @@ def test_an_array_runs_each_index_once_and_no_more_at_once_than_asked(house: Clu
     script = 'echo "$SLURM_ARRAY_TASK_ID $GPUSCHED_ARRAY_ID $SLURM_ARRAY_JOB_ID" >>/share/ran; '
     script += "mkdir /share/$GPUSCHED_ARRAY_INDEX; "
     script += 'until [ -e "/share/go$SLURM_ARRAY_TASK_ID" ]; do sleep 0.05; done; [ "$SLURM_ARRAY_TASK_ID" != 7 ]'
-    array = house.sh(script, "--gpus", "1", "--array", "1,3-7:2%2", "--mount", f"{share}:/share")
+    array = house.shared(script, share, "--gpus", "1", "--array", "1,3-7:2%2")
     indices = (1, 3, 5, 7)
 
     def begun() -> set[str]:
@@ -55,9 +55,8 @@ def test_an_array_runs_each_index_once_and_no_more_at_once_than_asked(house: Clu
 def test_dependencies(house: Cluster, share: Path) -> None:
     first = held(house, share, "--gpus", "1")
     bad = house.sh("exit 1", "--gpus", "1", "--dependency", f"afterany:{first}")
-    mount = ("--gpus", "1", "--mount", f"{share}:/share")
     jobs = {
-        kind: house.sh(f"echo {kind} >>/share/order", *mount, "--dependency", dependency)
+        kind: house.shared(f"echo {kind} >>/share/order", share, "--gpus", "1", "--dependency", dependency)
         for kind, dependency in {
             "after": f"after:{first}", "ok": f"afterok:{first}", "any": f"afterany:{bad}", "notok": f"afternotok:{bad}",
             "both": f"afterok:{first},afternotok:{bad}", "never": f"afterok:{bad}", "never2": f"afternotok:{first}",
@@ -81,65 +80,9 @@ def test_dependencies(house: Cluster, share: Path) -> None:
     house.wait_clean()
 
 
-def test_a_time_limit_warns_then_asks_then_kills(house: Cluster, share: Path) -> None:
-    mount = ("--gpus", "1", "--mount", f"{share}:/share")
-    # Saves its work in the grace; ends by itself.
-    good = "trap 'echo saved >/share/good; exit 0' TERM; while :; do sleep 0.05; done"
-    # Warned early, then ignores what follows: the grace (2 s) ends it.
-    deaf = "trap 'echo warned >>/share/deaf' USR1; trap 'echo asked >>/share/deaf' TERM; while :; do sleep 0.05; done"
-    a = house.sh(good, "-t", "2s", *mount)
-    b = house.sh(deaf, "-t", "4s", "--signal", "USR1@3", *mount)
-    for job in (a, b):
-        ended = house.wait_state(job, "TIMEOUT")
-        assert ended.reason == "TimeLimit"
-    assert (share / "good").read_text() == "saved\n"
-    assert (share / "deaf").read_text() == "warned\nasked\n"
-    assert ended.end_time is not None
-    assert ended.start_time is not None
-    assert 6 - 1 <= ended.end_time - ended.start_time < 15  # limit and grace; started_at has whole seconds
-    assert house.cli("wait", a, check=False).returncode == 124
-    house.wait_clean()
-
-
-def test_cancel_whatever_the_job_is_doing(house: Cluster, share: Path) -> None:
-    gate = share / "gate"
-    slow = f'if [ "$1" = create ]; then until [ -e {gate} ]; do sleep 0.05; done; fi'
-    wrapper = f'#!/bin/sh\n{slow}\nexec /usr/bin/podman "$@"\n'
-    house.node("dgx002").install_script("podman", wrapper)
-    starting = house.submit("-p", "V100", "--gpus", "1", "--nodelist", "dgx002")
-    pending = house.submit("--gpus", "1", "--hold")
-    polite = house.sh(
-        f"trap 'echo asked >/share/asked; exit 9' TERM; echo >/share/ready; {WAIT}", "--gpus", "1", "--mount",
-        f"{share}:/share",
-    )  # fmt: skip
-    deaf = house.sh(f"trap '' TERM; echo >/share/deaf; {WAIT}", "--gpus", "1", "--mount", f"{share}:/share")
-    wait_until(lambda: (share / "ready").exists() and (share / "deaf").exists(), 20, "the traps")
-    house.wait_state(deaf, "RUNNING")
-    house.wait_state(polite, "RUNNING")
-    house.wait_state(starting, "STARTING")
-    asked = house.json("cancel", starting, pending, polite)
-    assert asked == {"requested": "cancel", "ids": [starting, pending, polite]}
-    house.cli("cancel", deaf, "--now")
-    for job in (starting, pending, polite, deaf):
-        ended = house.wait_state(job, "CANCELLED")
-        assert (ended.reason, ended.message) == ("Cancelled", "cancelled by root")
-    assert (share / "asked").exists()
-    assert house.cli("wait", polite, check=False).returncode == 143
-    gate.touch()
-    house.wait_clean()
-    began = house.json("show", starting)
-    assert began["start_time"] is None
-    assert house.cli("cancel", "--user", "root", "--state", "PENDING", "-y").returncode == 0
-    done = house.cli("cancel", "--user", "root", "--state", "RUNNING", check=False)
-    assert (done.returncode, "no such jobs" in done.stdout) == (0, True)
-
-
 def test_hold_and_release_requeue_and_the_log_of_each_attempt(house: Cluster, share: Path) -> None:
-    job = house.sh(
-        f"echo attempt $GPUSCHED_ATTEMPT; echo >/share/began$GPUSCHED_ATTEMPT; {WAIT}", "--gpus", "1", "--hold",
-        "--mount",
-        f"{share}:/share",
-    )  # fmt: skip
+    script = f"echo attempt $GPUSCHED_ATTEMPT; echo >/share/began$GPUSCHED_ATTEMPT; {WAIT}"
+    job = house.shared(script, share, "--gpus", "1", "--hold")
     wait_until(lambda: reason(house, job) == "JobHeldUser", what="the hold to be seen")
     assert any("release" in step for step in house.json("why", job)["next_steps"])
     house.cli("release", job)
@@ -165,11 +108,11 @@ def test_hold_and_release_requeue_and_the_log_of_each_attempt(house: Cluster, sh
 
 def test_priority_and_nice_decide_who_goes_first(house: Cluster, share: Path) -> None:
     blockers = [held(house, share, "-p", "V100", "--gpus", "8", "--nodelist", n) for n in ("dgx002", "dgx004")]
-    option = ("-p", "V100", "--gpus", "8", "--nodelist", "dgx002", "--mount", f"{share}:/share")
-    nice = house.sh("echo nice >>/share/order", *option, "--nice", "10")
-    plain = house.sh("echo plain >>/share/order", *option)
-    urgent = house.sh("echo urgent >>/share/order", *option, "--priority", "5")
-    last = house.sh("echo last >>/share/order", *option)
+    option = (share, "-p", "V100", "--gpus", "8", "--nodelist", "dgx002")
+    nice = house.shared("echo nice >>/share/order", *option, "--nice", "10")
+    plain = house.shared("echo plain >>/share/order", *option)
+    urgent = house.shared("echo urgent >>/share/order", *option, "--priority", "5")
+    last = house.shared("echo last >>/share/order", *option)
     house.cli("priority", last, "-20")
     wait_until(lambda: (j := house.job(last)) is not None and j.priority == -20, what="the priority")
     assert [house.json("why", j)["position"] for j in (urgent, plain, nice, last)] == [1, 2, 3, 4]

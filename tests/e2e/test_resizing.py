@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,6 +36,14 @@ done
 """
 
 
+CONTAINERS_AT = ("signalled", "launched")
+"""When there is a container that ends, or one that has begun: at other moments containers are as processes are."""
+
+
+def moments(*names: str) -> list[Any]:
+    return [name if name in CONTAINERS_AT else pytest.param(name, marks=pytest.mark.processes) for name in names]
+
+
 def story(share: Path) -> list[list[int]]:
     """Attempt, GPUs and the step it began at."""
     path = share / "story"
@@ -57,8 +66,7 @@ def elastic(stopped: Cluster) -> Cluster:
 
 
 def resizable(cluster: Cluster, share: Path, *options: str, script: str = TRAIN) -> str:
-    mount = ("--mount", f"{share}:/share")
-    return cluster.sh(script, "--resizable", "--cooldown", "1s", *mount, *(options or ("--sizes", "1,2,4,8")))
+    return cluster.shared(script, share, "--resizable", "--cooldown", "1s", *options)
 
 
 def gpus(cluster: Cluster, job: str) -> int:
@@ -92,6 +100,7 @@ def test_it_starts_on_what_is_free_shrinks_for_others_and_grows_again(elastic: C
 
 
 @pytest.mark.one_partition
+@pytest.mark.processes
 def test_a_trained_agent_chooses_on_real_nodes(elastic: Cluster, share: Path) -> None:
     """DL2's, with weights by which everybody takes what it gains by; without weights its fallback's rule chooses."""
     folder = elastic.folder / "policies"
@@ -121,14 +130,13 @@ def test_a_trained_agent_chooses_on_real_nodes(elastic: Cluster, share: Path) ->
 
 def crowd(cluster: Cluster, share: Path) -> str:
     """A job that takes one of the two nodes, so that a resizable one that holds both has to shrink."""
-    return cluster.sh("until [ -e /share/crowd ]; do sleep 0.1; done", "--gpus", "8", "--mount", f"{share}:/share")
+    return cluster.shared("until [ -e /share/crowd ]; do sleep 0.1; done", share, "--gpus", "8")
 
 
 @pytest.mark.one_partition
+@pytest.mark.processes
 def test_it_takes_the_cores_that_are_there_within_its_range(elastic: Cluster, share: Path) -> None:
-    solid = elastic.sh(
-        "until [ -e /share/solid ]; do sleep 0.1; done", "--gpus", "4", "--cpus", "6", "--mount", f"{share}:/share"
-    )
+    solid = elastic.shared("until [ -e /share/solid ]; do sleep 0.1; done", share, "--gpus", "4", "--cpus", "6")
     elastic.wait_state(solid, "RUNNING")
     elastic.wait_state(crowd(elastic, share), "RUNNING")
     script = TRAIN.replace("$GPUSCHED_GPUS_TOTAL $i", "$GPUSCHED_GPUS_TOTAL $SLURM_CPUS_ON_NODE")
@@ -145,7 +153,14 @@ def test_it_takes_the_cores_that_are_there_within_its_range(elastic: Cluster, sh
 def settled(cluster: Cluster, job: str, size: int, who: str = "it") -> None:
     """Running with so many GPUs, and past its first step: what it says when it begins has been said."""
     wait_until(lambda: gpus(cluster, job) == size, 60, f"{size} GPUs: {who}")
-    wait_until(lambda: (cluster.json("show", job)["progress"] or {}).get("step"), 30, "a step")
+
+    def steps() -> bool:  # of its present attempt
+        now = cluster.job(job)
+        with cluster.reader() as reader:
+            told = reader.progress_of_job(job) if reader is not None else []
+        return bool(now is not None and told and told[-1].attempt == now.attempt and told[-1].step)
+
+    wait_until(steps, 30, "a step")
 
 
 @pytest.mark.one_partition
@@ -187,6 +202,7 @@ def test_what_does_not_come_up_at_a_size_goes_back_and_never_there_again(elastic
 
 
 @pytest.mark.one_partition
+@pytest.mark.processes
 def test_one_that_is_cancelled_in_the_middle_of_a_resize_is_over(elastic: Cluster, share: Path) -> None:
     script = TRAIN.replace("save; exit 0", "touch /share/asked; sleep 5; save; exit 0")
     job = resizable(elastic, share, "--sizes", "8,16", script=script)
@@ -199,7 +215,7 @@ def test_one_that_is_cancelled_in_the_middle_of_a_resize_is_over(elastic: Cluste
 
 
 @pytest.mark.one_partition
-@pytest.mark.parametrize("moment", ["resizing", "signalled", "requeued", "starting", "launched"])
+@pytest.mark.parametrize("moment", moments("resizing", "signalled", "requeued", "starting", "launched"))
 def test_a_controller_killed_at_any_step_of_a_resize(elastic: Cluster, share: Path, moment: str) -> None:
     job = resizable(elastic, share, "--sizes", "8,16")
     settled(elastic, job, 16)
@@ -228,7 +244,7 @@ def kinds(cluster: Cluster, job: str) -> list[str]:
 
 @pytest.mark.one_partition
 @pytest.mark.impatient
-@pytest.mark.parametrize("moment", ["resizing", "signalled", "requeued", "starting", "launched", "resized"])
+@pytest.mark.parametrize("moment", moments("resizing", "signalled", "requeued", "starting", "launched", "resized"))
 def test_a_node_killed_at_any_step_of_a_resize(elastic: Cluster, share: Path, moment: str) -> None:
     job = resizable(elastic, share, "--sizes", "8,16")
     settled(elastic, job, 16)
@@ -269,6 +285,7 @@ def test_a_node_killed_at_any_step_of_a_resize(elastic: Cluster, share: Path, mo
 
 
 @pytest.mark.one_partition
+@pytest.mark.processes
 @pytest.mark.parametrize("write", ["echo '{\"step\": 7, ' >p", "dd if=/dev/null of=p bs=1 seek=1073741824 2>/dev/null"])
 def test_garbage_or_a_gigabyte_in_progress_json_keeps_nobody_from_being_resized(
     elastic: Cluster, share: Path, write: str
@@ -287,12 +304,13 @@ def test_garbage_or_a_gigabyte_in_progress_json_keeps_nobody_from_being_resized(
 
 
 @pytest.mark.one_partition
+@pytest.mark.processes
 @pytest.mark.parametrize("drained", [("dgx003",), ("dgx001", "dgx003")])
 def test_a_size_that_fits_nowhere_any_more_is_given_up_for_one_that_does(
     elastic: Cluster, share: Path, drained: tuple[str, ...]
 ) -> None:
-    held = elastic.sh("until [ -e /share/held ]; do sleep 0.1; done", "--gpus", "8", "--nodelist", "dgx003",
-                      "--mount", f"{share}:/share")  # fmt: skip
+    wait = "until [ -e /share/held ]; do sleep 0.1; done"
+    held = elastic.shared(wait, share, "--gpus", "8", "--nodelist", "dgx003")
     elastic.wait_state(held, "RUNNING")
     script = TRAIN.replace(
         "save; exit 0", "touch /share/asked; until [ -e /share/saves ]; do sleep 0.1; done; save; exit 0"

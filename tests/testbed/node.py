@@ -210,8 +210,9 @@ class TestNode:
         self.run(["rm", "-f", f"{files.library_folder()}/{LIBRARY}"])
 
     def show_nvml(self) -> None:
-        """Put libnvidia-ml.so.1 back."""
-        self.run(["cp", self._cache.library, f"{files.library_folder()}/{LIBRARY}"])
+        """Put libnvidia-ml.so.1 back where it is not there."""
+        if not Path(f"/proc/{self.init_pid}/root{files.library_folder()}/{LIBRARY}").exists():
+            self.run(["cp", self._cache.library, f"{files.library_folder()}/{LIBRARY}"])
 
     # ---- faults ---------------------------------------------------------------------------------------------
 

@@ -1,11 +1,9 @@
 """What container engines say of gpusched's containers. Runs on the node: stdlib, Python 3.6+."""
 # ruff: noqa: UP031, B904
 
-import calendar
 import json
 import os
 import signal
-import subprocess
 import time
 
 MYPY = False  # as mypy knows it; importing typing costs time on every probe
@@ -34,6 +32,8 @@ def run_engine(argv: "list[str]", allow_failure: bool = False) -> str:
     Raises:
         EngineError: It is missing, failed, or did not answer in time.
     """
+    import subprocess  # nodes without an engine are spared it
+
     try:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -178,6 +178,8 @@ def _json_list(text: str, engine: str) -> "list[Any]":
 def _epoch(value: "Any") -> "float | None":
     """Unix seconds of podman's number or docker's text; both write the year 1 for never."""
     if isinstance(value, str):
+        import calendar  # docker's only; loading it takes a tenth of a probe
+
         try:
             whole = calendar.timegm(time.strptime(value[:19], "%Y-%m-%dT%H:%M:%S"))
         except ValueError:

@@ -95,8 +95,8 @@ sh "$dir/launch" start </dev/null || exit
 
 # By label, so that a stranger's container of the same name is left alone.
 _OURS = """\
-ours() {
-    engine ps -a -q --no-trunc --filter "label=gpusched.name=$name" --filter "label=gpusched.cluster=$cluster" \
+ours() { # [OPTION]: by default their ids
+    engine ps -a "${1:--q}" --no-trunc --filter "label=gpusched.name=$name" --filter "label=gpusched.cluster=$cluster" \
         --filter "label=gpusched.node=$node"
 }
 """
@@ -133,12 +133,12 @@ done
 exit 0
 """
 
-# kill before rm: podman's `rm -f` waits ten seconds for a container that ignores TERM.
+# kill before rm: podman's `rm -f` waits ten seconds for a container that ignores TERM. Most have ended, and need none.
 _REMOVE = """\
 launcher=$(group "$dir/launcher.pid") && kill -KILL "$launcher"
-found=$(ours) || exit 1
-for id in $found; do
-    bounded 10 "$binary" kill --signal KILL "$id" >/dev/null 2>&1
+found=$(ours '--format={{.ID}} {{.Status}}') || exit 1
+for id in $(printf '%s\\n' "$found" | cut -d ' ' -f 1); do
+    case $found in *"$id Exited"*) ;; *) bounded 10 "$binary" kill --signal KILL "$id" >/dev/null 2>&1 ;; esac
     for last in '' 1; do
         # While another removal of it is under way, podman's says nothing, and that all is well.
         said=$(bounded 120 "$binary" rm -f -v "$id" 2>&1) && [ -n "$said" ] && break
