@@ -283,7 +283,7 @@ def test_nobody_waits_for_what_only_public_tables_say() -> None:
 
 
 def test_who_waits_keeps_its_room_under_easy_and_no_more() -> None:
-    """The head could start on n1 and n3: a job that outlasts its wait may not have these, but n4 is free for it."""
+    """The head could start on n1 and n3: who outlasts its wait may not have both and n4, who ends before may."""
     own = {"limit": 90_000, "user": "alice"}
     jobs = [pending("head", 8, nodes=2, submit=NOW - 9, name="calm", user="alice"),
             pending("long", 8, submit=NOW - 8, **own), pending("more", 8, submit=NOW - 7, **own)]  # fmt: skip
@@ -296,8 +296,11 @@ def test_who_waits_keeps_its_room_under_easy_and_no_more() -> None:
     assert len(plan.actions) == 1
     (why,) = (plan.reasons[name] for name in ("long", "more") if name in plan.reasons)
     assert why.code is ReasonCode.BACKFILL
-    assert why.message == "fits now, but on room that is kept for job head, which waits for a better place"
+    assert why.message == "fits now, but would outlast the wait of job head for a better place, for which room is kept"
     assert explain(after(snap, plan), "more").reason == why
+    short = [replace(job, spec=replace(job.spec, time_limit_s=80_000)) for job in jobs[1:]]
+    assert len(decide(replace(snap, pending=(jobs[0], *short))).actions) == 2
+    assert explain(replace(snap, pending=(jobs[0], *short)), "more").reason.code is ReasonCode.POLICY
 
 
 @QUICK
