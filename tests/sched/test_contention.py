@@ -336,3 +336,14 @@ def test_who_starts_first_counts_for_those_behind_it() -> None:
     assert not {n for n, _ in found["j0"]} & {n for n, _ in found["j1"]}
     few = replace(snap, nodes=tuple(nodes[:2]), topology=topology("r1", "r1"))
     assert list(decide(few).reasons) == ["j1"]
+
+
+def test_who_must_be_in_one_rack_is() -> None:
+    """Nodes on no switch are each a rack of their own."""
+    job = pending("j", 8, nodes=2, submit=NOW - 90_000, name="calm", user="alice")
+    job = replace(job, spec=replace(job.spec, max_spread="rack"))
+    for racks in (TWO_RACKS, topology("r1", "r1", "", "")):
+        busy = HALF if racks is TWO_RACKS else HALF[:1]
+        snap = snapshot(FOUR, [job], busy, place="contention", topology=racks, beliefs=beliefs(0.02, 0.02, 1.0))
+        assert decide(snap).reasons["j"].code is ReasonCode.RESOURCES
+        assert len(decide(replace(snap, running=())).actions) == 1
