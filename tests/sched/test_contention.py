@@ -347,3 +347,19 @@ def test_who_must_be_in_one_rack_is() -> None:
         snap = snapshot(FOUR, [job], busy, place="contention", topology=racks, beliefs=beliefs(0.02, 0.02, 1.0))
         assert decide(snap).reasons["j"].code is ReasonCode.RESOURCES
         assert len(decide(replace(snap, running=())).actions) == 1
+
+
+def test_of_more_nodes_and_declared_ways_up_counts_what_was_measured() -> None:
+    """Nobody waits for fewer nodes where nothing says what more cost; narrow ways up are in what was measured."""
+    job = pending("j", 8, submit=NOW, name="new", user="alice")
+    job = replace(job, spec=replace(job.spec, max_nodes=2))
+    half = [running(f"r{i}", {f"n{i}": (0, 1, 2, 3)}, NOW + 900) for i in range(4)]
+    snap = snapshot(FOUR, [job], half, place="contention", beliefs=beliefs(0.02, 0.02, 1.18), topology=TWO_RACKS)
+    assert len(started(decide(snap))["j"]) == 2
+    narrow = replace(TWO_RACKS, switches=tuple(replace(s, uplink_gbps=10.0) for s in TWO_RACKS.switches))
+    calm = pending("k", 8, nodes=2, submit=NOW, name="calm", user="alice")
+    snap = replace(snap, pending=(calm,), running=tuple(HALF), topology=narrow)
+    assert "there now it would run 18 % slower;" in decide(snap).reasons["k"].message
+    wide, thin = narrow.switches
+    snap = replace(snap, topology=replace(narrow, switches=(wide, replace(thin, uplink_gbps=5.0))))
+    assert decide(snap).reasons["k"].message != decide(replace(snap, topology=narrow)).reasons["k"].message
