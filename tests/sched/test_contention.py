@@ -363,3 +363,21 @@ def test_of_more_nodes_and_declared_ways_up_counts_what_was_measured() -> None:
     wide, thin = narrow.switches
     snap = replace(snap, topology=replace(narrow, switches=(wide, replace(thin, uplink_gbps=5.0))))
     assert decide(snap).reasons["k"].message != decide(replace(snap, topology=narrow)).reasons["k"].message
+
+
+@QUICK
+@given(snapshots(racked=True), st.sampled_from([1.0, 1.3]), st.sampled_from([0.02, 0.6]))
+def test_any_cluster_gets_a_sound_plan_that_why_agrees_with(snap: Snapshot, spread: float, strong: float) -> None:
+    known = beliefs(strong, strong, spread)
+    known["alice/t"] = replace(known["alice/calm"], kind="alice/t")
+    snap = replace(with_place(snap, "contention"), beliefs=known)
+    plan = decide(snap)
+    assert check(plan, snap) == (plan, ())
+    left = after(snap, plan)
+    again = decide(left)
+    if again.actions:
+        return
+    for job_id, reason in again.reasons.items():
+        why = explain(left, job_id).reason
+        if ReasonCode.BACKFILL not in (reason.code, why.code):
+            assert (why.code, why.message) == (reason.code, reason.message), job_id
