@@ -316,7 +316,8 @@ def test_nobody_waits_where_a_good_place_is_free(snap: Snapshot) -> None:
     for job in left.running:
         for part in job.allocation.parts:
             free[part.node] -= len(part.gpus)
-    plain = Plain(left)
+    specs = {job.id: job.spec for job in snap.pending}
+    plain = Plain(replace(left, running=tuple(replace(job, spec=job.spec or specs[job.id]) for job in left.running)))
     for job in left.pending:
         gpus = job.spec.gpus_per_node
         rooms = [n for n in free if free[n] >= gpus] if job.spec.nodes == 1 else []
