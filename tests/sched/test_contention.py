@@ -382,3 +382,13 @@ def test_any_cluster_gets_a_sound_plan_that_why_agrees_with(snap: Snapshot, spre
         why = explain(left, job_id).reason
         if ReasonCode.BACKFILL not in (reason.code, why.code):
             assert (why.code, why.message) == (reason.code, reason.message), job_id
+
+
+def test_a_job_rather_takes_what_only_public_tables_mind_than_waiting() -> None:
+    """By all that is believed n0 is cheaper, but what it costs is measured, and worth a wait."""
+    busy = [named(running("l", {"n0": (0, 1, 2, 3)}, NOW + 900), "loud"),
+            named(running("o", {"n1": (0, 1, 2, 3)}, NOW + 900), "other")]  # fmt: skip
+    job = pending("j", 2, submit=NOW, name="new", user="alice")
+    snap = snapshot(FOUR[:2], [job], busy, place="contention", beliefs=beliefs(0.02, 0.3, 1.0))
+    assert [n for n, _ in started(decide(snap))["j"]] == ["n1"]
+    assert [n for n, _ in started(decide(replace(snap, beliefs=beliefs(0.02, 0.2, 1.0))))["j"]] == ["n0"]
