@@ -58,6 +58,7 @@ def status(
                 found.fallbacks,
                 found.progress.get(j.id),
                 found.partners.get(j.id),
+                found.slower.get(j.id),
             )
             for j in found.jobs
         ]

@@ -83,20 +83,20 @@ def tell_kind(text: str, gpus: int | None, nodes: int | None, racks: int | None,
     return KindTold(kind=own.kind, paces=paces, links=links, lines=tuple(lines), costs=tuple(costs))
 
 
-def spread_cost(beliefs: Mapping[str, KindBelief], job: Job, racks: int) -> str:
-    """What more racks than one would cost a job, as a sentence; "" where nothing says."""
-    return cost_at(beliefs, job, job.spec.nodes, racks)[0] if 1 < racks <= job.spec.nodes else ""
+def spread_cost(beliefs: Mapping[str, KindBelief], job: Job, racks: int) -> tuple[str, Cost] | None:
+    """What more racks than one cost a job, also as a sentence; None where nothing says."""
+    return cost_at(beliefs, job, job.spec.nodes, racks) if 1 < racks <= job.spec.nodes else None
 
 
-def cost_at(beliefs: Mapping[str, KindBelief], job: Job, nodes: int, racks: int) -> tuple[str, Cost | None]:
-    """What so many racks would cost a job against one, or so many nodes of one rack against one; "": nothing says."""
+def cost_at(beliefs: Mapping[str, KindBelief], job: Job, nodes: int, racks: int) -> tuple[str, Cost] | None:
+    """What so many racks cost a job against one, or so many nodes of one rack against one; None: nothing says."""
     own = beliefs.get(kind_of(job.user, job.spec.name))
     if own is None or not own.shapes or nodes < 2:
-        return "", None
+        return None
     usual = max(own.shapes, key=lambda paces: paces.count).shape
     asked = msgspec.structs.replace(usual, gpus=job.spec.gpus, nodes=nodes, racks=max(racks, 1))
     line, cost = _spread(beliefs, own.kind, asked)
-    return (line, cost) if cost is not None else ("", None)
+    return (line, cost) if cost is not None else None
 
 
 def _spread(beliefs: Mapping[str, KindBelief], kind: str, asked: Shape) -> tuple[str, Cost | None]:

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gpusched.client.context import Client
+from gpusched.client.costs import place_costs
 from gpusched.client.resolve import Resolver
 from gpusched.client.sharing import sharing_of
 from gpusched.model.forecast import SpreadStart
@@ -33,6 +34,7 @@ def show(client: Client, text: str) -> Page:
     partner, shared = sharing_of(client, job)
     waits = job.state is JobState.PENDING and job.spec.elastic is not None
     spreads = _spreads(client, job) if job.state is JobState.PENDING else ()
+    costs = place_costs(reader, client.inventory, (job,))
     return Page(
         job=job,
         now=time.time(),  # after what is forecast, so that what begins at once does not begin later
@@ -46,6 +48,7 @@ def show(client: Client, text: str) -> Page:
         partner=partner,
         shared=shared,
         spreads=spreads,
+        place_cost=costs.get(job.id),
     )
 
 

@@ -83,6 +83,8 @@ def _of_policy(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
         yield f"the trained policy {policy.name} is not run ahead; {by} stands in for it"
     if policy is not None and policy.place in MAPPED:
         yield f"the placement {policy.place} is not run ahead; best-fit stands in for it"
+    if policy is not None and policy.place == "contention" and snapshot.beliefs:
+        yield "who waits for a better place waits for one rack, or as long as it may; costs are not run ahead"
     if policy is not None and policy.place == "naive":
         yield "the naive placement draws nodes by chance"
 

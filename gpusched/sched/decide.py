@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from gpusched.config.weights import Model
+from gpusched.model.interference import KindBelief
 from gpusched.model.jobs import Allocation, Elastic, JobSpec, NodeAllocation
 from gpusched.model.plan import Action, Plan, Preempt, Reason, Start
 from gpusched.model.policy import PolicySpec
@@ -13,6 +16,7 @@ from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.agent import Context, by_agent
 from gpusched.sched.arrays import NodeArrays, Waiting, node_arrays_of, releases_of, waiting_of
 from gpusched.sched.eligible import ineligible
+from gpusched.sched.explain import waits_for_better
 from gpusched.sched.fit import request_of, set_feasibility
 from gpusched.sched.gpus import Links, links_matrix, nearest_gpus
 from gpusched.sched.reasons import Block, Verdicts
@@ -20,6 +24,7 @@ from gpusched.sched.sizing.live import sizes_of
 from gpusched.sched.stages import place_queue
 from gpusched.sched.state import BACKFILLS, PLACES, Outcome, new_outcome, new_scratch, seed_words
 from gpusched.sched.tally import usage_of
+from gpusched.sched.topology.live import costs_of
 
 __all__ = ["decide", "starts", "warm_up", "warm_up_agent"]
 
@@ -76,11 +81,17 @@ class _Effects(NamedTuple):
 
 def warm_up(policies: Iterable[PolicySpec] = ()) -> None:
     """Decide something small with every pass that these policies need, so that all are compiled or loaded."""
-    for policy in [policy for policy in policies if policy.sizes != "base"][:1]:
+    asked = list(policies)
+    for policy in [policy for policy in asked if policy.sizes != "base"][:1]:
         decide(_small_snapshot(policy))
     for backfill in BACKFILLS:
         for place in PLACES:
             decide(_small_snapshot(PolicySpec(name="warm-up", place=place, backfill=backfill)))  # type: ignore[arg-type]
+    if any(policy.by_beliefs for policy in asked):
+        learned = {"u/j": KindBelief(kind="u/j")}
+        small = replace(_small_snapshot(PolicySpec(name="warm-up", place="contention")), beliefs=learned)
+        decide(small)
+        waits_for_better(small, small.pending[0])
 
 
 def warm_up_agent(policy: PolicySpec, model: Model) -> None:
@@ -117,6 +128,7 @@ def _run(
     outcome = new_outcome(len(waiting.views), waiting.parts)
     releases = releases_of(snapshot.running, world, waiting.parts)
     set_feasibility(world.total, world.usable, waiting.jobs.masks, waiting.requests, scratch, waiting.jobs.feasibility)
+    costs = costs_of(snapshot, world, waiting, scratch)
     rng = seed_words(snapshot.seed)
     blocks = []
     for name, policy in snapshot.policies.items():
@@ -124,7 +136,7 @@ def _run(
             continue
         context = Context(
             name, policy, snapshot, world, waiting, releases, rng, scratch, outcome, effects.remarks, effects.stops,
-            effects.reasons,
+            effects.reasons, costs,
         )  # fmt: skip
         if policy.agent is not None and not policy.traits.sizes:
             blocks.append(by_agent(context, models.get(name), _staged, effects.troubles))

@@ -9,6 +9,7 @@ import msgspec
 
 from gpusched.model.events import Event
 from gpusched.model.forecast import SpreadStart
+from gpusched.model.interference import PlaceCost
 from gpusched.model.jobs import Job, JobSpec
 from gpusched.model.progress import JobProgress
 from gpusched.model.units import format_duration, format_memory, iso_utc, local_time
@@ -35,6 +36,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     ``speeds``: GPUs -> steps a second. ``sizes``: of a waiting resizable one, what its policy would give it.
     ``partner``: the job that has some of its GPUs, too, and ``shared``: which these are and what that costs, as a line.
     ``spreads``: when a waiting one would start nearer together or further apart.
+    ``place_cost``: what its place costs it, where that is known.
     """
 
     job: Job
@@ -48,13 +50,16 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     partner: str | None = None
     shared: str = ""
     spreads: tuple[SpreadStart, ...] = ()
+    place_cost: PlaceCost | None = None
     warning: str = ""
 
 
 def page_dict(page: Page) -> dict[str, Any]:
     """Everything as JSON: the keys of ``status --json``, the request, the allocation, the attempts, the events."""
     job = page.job
-    return job_dict(job, page.now, page.energy_j, progress=page.progress, partner=page.partner) | {
+    slower = None if page.place_cost is None else page.place_cost.slower
+    told = job_dict(job, page.now, page.energy_j, progress=page.progress, partner=page.partner, slower=slower)
+    return told | {
         "spec": msgspec.to_builtins(job.spec) | {"begin_time": iso_utc(job.spec.begin_time)},
         "allocation": [
             {"rank": p.rank, "node": p.node, "gpus": list(p.gpus), "cores": p.cores, "memory_mib": p.memory_mib}
@@ -66,6 +71,7 @@ def page_dict(page: Page) -> dict[str, Any]:
             {"time": iso_utc(e.time), "kind": e.kind, "node": e.node, "user": e.user, "data": e.data}
             for e in page.events
         ],
+        "place_costs": [msgspec.to_builtins(cost) for cost in (page.place_cost.costs if page.place_cost else ())],
         "sizes_now": None if page.sizes is None else sizes_dict(page.sizes),
         "spreads": [spread_dict(start) for start in page.spreads],
         "speeds": {str(gpus): pace for gpus, pace in sorted(page.speeds.items())},
@@ -134,6 +140,8 @@ def _fields(page: Page) -> Iterator[tuple[str, str]]:
         yield "on", f"{part.node}: GPUs {gpus}, {part.cores} cores, {format_memory(part.memory_mib)}"
     if page.shared:
         yield "shared", page.shared
+    if page.place_cost is not None and page.place_cost.lines:
+        yield "place", "; ".join(page.place_cost.lines)
     yield "submitted", local_time(job.submit_time)
     yield "started", local_time(job.start_time) + (f" (attempt {job.attempt})" if job.attempt > 1 else "")
     yield "ended", local_time(job.end_time)

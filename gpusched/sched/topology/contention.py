@@ -8,10 +8,21 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.sched.fit import request_of
-from gpusched.sched.place import node_fits
-from gpusched.sched.state import Flags, Floats, Ints, Request, Requests, Resources
+from gpusched.sched.place import choose, node_fits
+from gpusched.sched.state import RACK, Flags, Floats, Ints, Request, Requests, Resources, Scratch
 from gpusched.sched.topology.load import LEAST, ONE, Load, new_look, part_of, speed_of
-from gpusched.sched.topology.slowdown import Model, beside, needs_of
+from gpusched.sched.topology.slowdown import (
+    BUS,
+    NARROWEST,
+    NIC,
+    Model,
+    beside,
+    learned,
+    link_kind,
+    lost_beside,
+    needs_of,
+    sure_only,
+)
 from gpusched.sched.topology.tree import Tree, Use, links_of, new_use
 
 LEFT_OVER = 0.1
@@ -44,7 +55,7 @@ class Search(NamedTuple):
     Attributes:
         use, needs: Links of a candidate. key: ``float64[nodes]``. fits: ``int64[switches]``: nodes that fit, by rack.
         trial: ``int64[nodes]``: a candidate; keys: ``float64[nodes]``: its nodes' keys. best: the one to be taken;
-            cost: ``float64[1]``: what it costs.
+            cost: ``float64[1]``: what it costs. tight: ``float64[1]``: 0: breaking up nodes counts for nothing, else 1.
     """
 
     use: Use
@@ -55,6 +66,7 @@ class Search(NamedTuple):
     keys: Floats
     best: Ints
     cost: Floats
+    tight: Floats
 
 
 def new_search(tree: Tree) -> Search:
@@ -62,7 +74,7 @@ def new_search(tree: Tree) -> Search:
     nodes = len(tree.rack)
     return Search(
         new_use(tree), np.zeros(len(tree.weight)), np.zeros(nodes), np.zeros(len(tree.parent) + 1, np.int64),
-        np.zeros(nodes, np.int64), np.zeros(nodes), np.zeros(nodes, np.int64), np.zeros(1),
+        np.zeros(nodes, np.int64), np.zeros(nodes), np.zeros(nodes, np.int64), np.zeros(1), np.ones(1),
     )  # fmt: skip
 
 
@@ -111,14 +123,33 @@ def set_keys(
         count += 1
         search.fits[tree.rack[node]] += 1
         loud = 0.0
-        if request.gpus > 1:
+        if sure_only(model.believed):
+            loud = _lost_at(tree, model, load, request, kind, node)
+        elif request.gpus > 1:
             loud += load.pressure[node] / ONE
-        if request.parts > 1:
+        if request.parts > 1 and not sure_only(model.believed):
             loud += load.pressure[nodes + node] / ONE
             if model.ratio.size > 0:
                 loud += _lost_on(model, load, nodes + node, kind)
         search.key[node] = loud
     return count
+
+
+@jit
+def _lost_at(tree: Tree, model: Model, load: Load, request: Request, kind: int, node: int) -> float:
+    """What one of ``kind`` and those on a node would take from each other by what was measured."""
+    lost, gpus = 0.0, max(1, request.parts * request.gpus)
+    for link in (BUS, NIC):
+        if (link == BUS and request.gpus < 2) or (link == NIC and request.parts < 2):
+            continue
+        at = load.on[link * tree.rack.size + node]
+        while at >= 0:
+            other = load.jobs[load.uses[at]["job"]]
+            at = load.uses[at]["next"]
+            more = lost_beside(model.believed, link, other["kind"], kind)
+            lost += lost_beside(model.believed, link, kind, other["kind"])
+            lost += other["gpus"] * more * other["alone"] / other["best"] / gpus
+    return lost
 
 
 @jit
@@ -141,7 +172,7 @@ def _in_one_way(
     parts = request.parts
     one_rack = False
     for switch in range(-1, tree.parent.size):  # -1: nodes on no switch, each a rack of its own but for the key
-        if search.fits[switch] < parts:
+        if search.fits[switch] < parts or (switch < 0 and parts > 1 and request.spread != 0):
             continue
         one_rack = True
         if switch >= 0 and _is_no_less(tree, model, resources, request, search, switch, ways.excess[way], least):
@@ -149,7 +180,7 @@ def _in_one_way(
         for tight in range(1 if parts == 1 and request.gpus == 1 else 0, 2):
             pick(tree, resources, request, search, switch, tight == 1)
             least = _look(tree, model, load, ways, of, resources, request, search, least)
-    if parts == 1 or tree.parent.size == 0 or (one_rack and least <= CHEAP):
+    if parts == 1 or tree.parent.size == 0 or request.spread != 0 or (one_rack and least <= CHEAP):
         return least
     for quiet in range(2):
         pick_across(tree, load, resources, request, search, quiet == 1)
@@ -164,28 +195,28 @@ def _is_no_less(
 ) -> bool:  # fmt: skip
     """Whether no nodes of a rack can cost less than ``least``: even without neighbours, where the least is left over.
 
-    By a table neighbours may be worth something, so there it is not known.
+    By a table, or by what was learned, neighbours may be worth something, so there it is not known.
     """
-    if model.ratio.size > 0:
+    if model.ratio.size > 0 or learned(model.believed):
         return False
     left = 1 << 40
     for i in range(tree.begin[switch], tree.begin[switch + 1]):
         node = tree.nodes[i]
         if search.key[node] < np.inf:
             left = min(left, resources.gpus[node] - request.gpus)
-    return bool(alone + LEFT_OVER * left / max(1, request.gpus) - 1e-9 >= least)
+    return bool(alone + search.tight[0] * LEFT_OVER * left / max(1, request.gpus) - 1e-9 >= least)
 
 
 @jit
 def pick(tree: Tree, resources: Resources, request: Request, search: Search, switch: int, tight: bool) -> None:
     """The nodes of a rack with the least left over, or the quietest, into ``search.trial``."""
-    count = 0
+    count, broken = 0, search.tight[0] * LEFT_OVER
     begin = tree.begin[switch] if switch >= 0 else 0
     for i in range(begin, tree.begin[switch + 1]):
         node = tree.nodes[i]
         if search.key[node] < np.inf:
             left = resources.gpus[node] - request.gpus
-            count = _keep(search, count, request.parts, node, left if tight else search.key[node] + LEFT_OVER * left)
+            count = _keep(search, count, request.parts, node, left if tight else search.key[node] + broken * left)
 
 
 @jit
@@ -224,11 +255,11 @@ def _look(
 ) -> float:  # fmt: skip
     """Keeps ``search.trial`` where its cost, and what it leaves over, is less than ``least``; the less of both."""
     own, harm = cost_of(tree, model, load, ways, of, search.trial, request.parts, request.gpus, search)
-    worth = own + harm + left_over(resources, request, search.trial)
+    worth = own + harm + search.tight[0] * left_over(resources, request, search.trial)
     if worth < least:
         search.cost[0] = own + harm
         search.best[: request.parts] = search.trial[: request.parts]
-        return worth
+        return float(worth)
     return least
 
 
@@ -249,6 +280,9 @@ def cost_of(
     use, needs, kind = search.use, search.needs, ways.kind[of]
     count = links_of(tree, nodes, parts, gpus, use)
     alone = needs_of(tree, model, kind, use, count, needs)
+    if learned(model.believed):
+        lost, harm = _lost_beside_all(tree, model, load, kind, use, count)
+        return float(alone / ways.best[of] * (1.0 + lost) - 1.0), float(harm / max(1, parts * gpus))
     by_table, own, harm, look = model.ratio.size > 0, 1.0, 0.0, new_look(load)
     if not by_table:
         worst = 0.0
@@ -273,3 +307,35 @@ def cost_of(
     for i in range(count):
         load.more[use.link[i]] = 0
     return float(1.0 / max(own, LEAST) - 1.0), float(harm / max(1, parts * gpus))
+
+
+@jit
+def _lost_beside_all(tree: Tree, model: Model, load: Load, kind: int, use: Use, count: int) -> tuple[float, float]:
+    """What all neighbours take by what was learned, each over the narrowest link that is shared; and what they lose."""
+    look, lost, harm = new_look(load), 0.0, 0.0
+    for link in NARROWEST:
+        for i in range(count):
+            if link_kind(tree.rack.size, use.link[i]) != link:
+                continue
+            at = load.on[use.link[i]]
+            while at >= 0:
+                other = load.jobs[load.uses[at]["job"]]
+                at = load.uses[at]["next"]
+                if other["seen"] != look:
+                    other["seen"] = look
+                    lost += lost_beside(model.believed, link, kind, other["kind"])
+                    more = lost_beside(model.believed, link, other["kind"], kind)
+                    harm += other["gpus"] * more * other["alone"] / other["best"]
+    return lost, harm
+
+
+@jit
+def alone_on(
+    tree: Tree, model: Model, resources: Resources, masks: Flags, request: Request, kind: int, scratch: Scratch,
+    use: Use, needs: Floats,
+) -> float:  # fmt: skip
+    """Seconds of a step alone on these resources, in as few racks as can be; -1: it fits nowhere."""
+    if not choose(resources, masks, request, RACK, scratch):
+        return -1.0
+    count = links_of(tree, scratch.chosen, request.parts, request.gpus, use)
+    return needs_of(tree, model, kind, use, count, needs)
