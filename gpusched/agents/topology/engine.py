@@ -14,7 +14,7 @@ from gpusched.agents.topology.network import Agent, Graph, new_graph, pass_messa
 from gpusched.agents.topology.places import MOST, best_place, worth_of_handing, worth_of_waiting
 from gpusched.compiled import jit
 from gpusched.sched.heaps import pop, push
-from gpusched.sched.state import Flags, Floats, Ints, Request, Resources
+from gpusched.sched.state import Flags, Floats, Ints
 from gpusched.sim.engine.build import Options, World, log_of, result_of, world_of
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.placing import Network, Placing, append, holds, look_again, wait_on
