@@ -9,7 +9,7 @@ import msgspec
 # A new order stands here, in `sched.order` and `sched.tally`, and for replays in `sim.orders` and `sim.knowledge`
 # (of a static one) or `sim.engine.keys` (of one that changes).
 Order = Literal["fifo", "ljf", "sjf", "sjf-estimate", "fairshare"]
-Place = Literal["first-fit", "best-fit", "spread", "naive", "fastest", "milp", "rack", "rack-wait"]
+Place = Literal["first-fit", "best-fit", "spread", "naive", "fastest", "milp", "rack", "rack-wait", "contention"]
 Backfill = Literal["none", "skip", "easy"]
 Agent = Literal["gist", "rltune", "dl2", "maifs"]
 MAPPED: tuple[Place, ...] = ("fastest", "milp")
@@ -102,7 +102,8 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
             An agent that orders the queue itself goes before it.
         place: Where a job goes among nodes that fit. An agent that chooses nodes itself goes before it. ``fastest``: on
             the GPU type it runs fastest on; ``milp``: the jobs at the head of the order all at once. ``rack``: in one
-            rack if one has room, else in the fewest; ``rack-wait``: waits for one rack.
+            rack if one has room, else in the fewest; ``rack-wait``: waits for one rack. ``contention``: where it and
+            its neighbours lose least by what was learned of them; waits where that pays.
         backfill: ``none`` the head of the queue blocks; ``skip`` whoever fits goes; ``easy`` whoever fits goes unless
             it would delay the head (Lifka 1995).
         version: Short digest of the file's meaning (and of the weights, with an agent); recorded with every start.
@@ -110,7 +111,7 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
         fallback: The staged policy that decides when the agent cannot.
         folder: Where the agent's weights are.
         budget_s: A decision of the agent that takes longer is the fallback's.
-        place_wait_s: With place rack-wait: so long a job waits for the fewest nodes in one rack, then takes what is
+        place_wait_s: With place rack-wait, or contention: so long a job waits for a good place, then takes what is
             free.
         mapping: With place fastest or milp.
         preempt: With an agent that stops running jobs.
@@ -141,6 +142,11 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
     def traits(self) -> AgentTraits:
         """What others must know of its agent; of a staged policy there is nothing to know."""
         return AGENTS[self.agent] if self.agent is not None else AgentTraits()
+
+    @property
+    def by_beliefs(self) -> bool:
+        """Whether it, or the fallback of its agent, goes by what was learned of jobs and their neighbours."""
+        return any(spec is not None and spec.place == "contention" for spec in (self, self.fallback))
 
     @property
     def by_estimate(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gpusched.model.interference import KindBelief
 from gpusched.model.jobs import Allocation, JobSpec, JobState, Preemptions, Resizes
 from gpusched.model.policy import PolicySpec
 from gpusched.model.topology import Topology
@@ -125,6 +126,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         seed: For policies that draw (the paper's naive one); changes every cycle.
         finished: Jobs that ended lately, for agents that learn from them; empty where no policy asks for them.
         topology: As declared, else as discovered.
+        beliefs: Kind of job -> what was learned of it; empty where no policy asks for it.
     """
 
     now: float
@@ -136,3 +138,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     finished: tuple[FinishedView, ...] = ()
     topology: Topology = Topology()
+    beliefs: dict[str, KindBelief] = {}

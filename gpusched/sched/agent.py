@@ -26,6 +26,7 @@ from gpusched.model.snapshot import Snapshot
 from gpusched.sched.arrays import NodeArrays, Waiting
 from gpusched.sched.reasons import Block
 from gpusched.sched.state import Outcome, Releases, Scratch, Words
+from gpusched.sched.topology.live import Costs
 
 PREEMPT = "preempt"  # of the weights' metadata: "yes" where the agent stops running jobs
 
@@ -39,6 +40,7 @@ class Unusable(ValueError):
 class Context(NamedTuple):
     """One partition's decision: whose it is, the snapshot, and the arrays that the passes work on.
 
+    ``costs``: what places cost, where the policy goes by it and anything was learned (`topology.live`).
     ``remarks``: partition -> what the plan is to say of its mapping. ``stops``: running jobs to be stopped. ``own``:
     job -> a reason that goes before that of its code in ``outcome``.
     """
@@ -55,6 +57,7 @@ class Context(NamedTuple):
     remarks: dict[str, str]
     stops: list[Preempt]
     own: dict[str, Reason]
+    costs: Costs | None = None
 
 
 def by_agent(

@@ -20,6 +20,7 @@ from gpusched.sched.sizing.live import sizes_of
 from gpusched.sched.stages import place_queue
 from gpusched.sched.state import BACKFILLS, PLACES, Outcome, new_outcome, new_scratch, seed_words
 from gpusched.sched.tally import usage_of
+from gpusched.sched.topology.live import costs_of
 
 __all__ = ["decide", "starts", "warm_up", "warm_up_agent"]
 
@@ -117,6 +118,7 @@ def _run(
     outcome = new_outcome(len(waiting.views), waiting.parts)
     releases = releases_of(snapshot.running, world, waiting.parts)
     set_feasibility(world.total, world.usable, waiting.jobs.masks, waiting.requests, scratch, waiting.jobs.feasibility)
+    costs = costs_of(snapshot, world, waiting, scratch)
     rng = seed_words(snapshot.seed)
     blocks = []
     for name, policy in snapshot.policies.items():
@@ -124,7 +126,7 @@ def _run(
             continue
         context = Context(
             name, policy, snapshot, world, waiting, releases, rng, scratch, outcome, effects.remarks, effects.stops,
-            effects.reasons,
+            effects.reasons, costs,
         )  # fmt: skip
         if policy.agent is not None and not policy.traits.sizes:
             blocks.append(by_agent(context, models.get(name), _staged, effects.troubles))

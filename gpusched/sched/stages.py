@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 import numpy as np
 
 from gpusched.errors import UsageError
+from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.policy import MAPPED, Mapping
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.agent import Context
@@ -15,7 +16,10 @@ from gpusched.sched.backfill import schedule
 from gpusched.sched.mapping.queue import JobFacts, Keep, Solver, map_queue, unfit_of
 from gpusched.sched.mapping.summary import summary
 from gpusched.sched.reasons import Block
-from gpusched.sched.state import BACKFILLS, PLACES, Floats, Ints, PassArrays
+from gpusched.sched.state import BACKFILLS, PLACES, POLICY, Floats, Ints, PassArrays
+from gpusched.sched.topology.live import Costs
+from gpusched.sched.topology.queue import schedule_by_cost
+from gpusched.sched.topology.spread import waits_for_better
 
 
 def place_queue(context: Context, queue: Ints, keep: Keep | None = None) -> Block:
@@ -26,10 +30,29 @@ def place_queue(context: Context, queue: Ints, keep: Keep | None = None) -> Bloc
     policy, waiting = context.policy, context.waiting
     if policy.place in MAPPED:
         return _mapped(context, queue, keep)
+    if policy.place == "contention":
+        if context.costs is not None:
+            return by_cost(context, queue, context.costs)
+        context.remarks[context.partition] = "no job has told yet what places cost: placed as by rack"
     head, shadow = schedule(
         context.world.resources, context.releases, waiting.requests, waiting.jobs, queue, PLACES[policy.place],
         BACKFILLS[policy.backfill], context.snapshot.now, context.rng, context.scratch, context.outcome,
     )  # fmt: skip
+    return Block(policy, int(head), float(shadow))
+
+
+def by_cost(context: Context, queue: Ints, costs: Costs) -> Block:
+    """By what places cost, with the reason of each job that waits for a better one."""
+    policy, waiting = context.policy, context.waiting
+    head, shadow = schedule_by_cost(
+        context.world.resources, context.releases, waiting.requests, waiting.jobs, queue, BACKFILLS[policy.backfill],
+        context.snapshot.now, costs, context.scratch, context.outcome,
+    )  # fmt: skip
+    for job in queue[context.outcome.code[queue] == POLICY].tolist():
+        own, harm = costs.told[job].tolist()
+        until = costs.until(job, own + harm)
+        message = waits_for_better(own, harm, until, context.snapshot.now)
+        context.own[waiting.views[job].id] = Reason(code=ReasonCode.POLICY, message=message)
     return Block(policy, int(head), float(shadow))
 
 

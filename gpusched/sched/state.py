@@ -24,6 +24,7 @@ NONE, SKIP, EASY, CONSERVATIVE = range(4)  # CONSERVATIVE: in replays
 # What a policy's file may name, and what it means to the passes.
 PLACES = {"first-fit": FIRST_FIT, "best-fit": BEST_FIT, "spread": SPREAD, "naive": NAIVE}
 PLACES |= {"rack": RACK, "rack-wait": RACK}  # that a job waits for its rack is in its requests
+PLACES |= {"contention": RACK}  # where nothing was learned; else see `topology.queue`
 BACKFILLS = {"none": NONE, "skip": SKIP, "easy": EASY}
 
 # What a pass says of a job; 0 .. 2 also say how a request stands towards the whole partition.

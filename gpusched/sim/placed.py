@@ -6,30 +6,23 @@ from itertools import pairwise
 
 import numpy as np
 
-from gpusched.compiled import jit
 from gpusched.errors import UsageError
 from gpusched.model.topology import Topology
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.heaps import new_heap
-from gpusched.sched.place import choose
 from gpusched.sched.state import (
     OK,
-    RACK,
     RACK_ROOM,
-    Flags,
     Floats,
     Ints,
-    Request,
     Requests,
-    Resources,
-    Scratch,
     filled,
     ints,
 )
-from gpusched.sched.topology.contention import Ways, new_search
+from gpusched.sched.topology.contention import Ways, alone_on, new_search
 from gpusched.sched.topology.load import new_load
-from gpusched.sched.topology.slowdown import KIND, Model, needs_of
-from gpusched.sched.topology.tree import Tree, Use, links_of, new_use, tree_of
+from gpusched.sched.topology.slowdown import KIND, Model
+from gpusched.sched.topology.tree import Tree, new_use, tree_of
 from gpusched.sim.engine.build import World
 from gpusched.sim.engine.placing import (
     ALIGNED,
@@ -217,7 +210,7 @@ def _ways(world: World, distinct: Ints, laid_out: list[list[int]]) -> tuple[Ways
     excess: list[float] = []
     for i, found in enumerate(laid_out):
         alone = [
-            _alone(tree, network.model, passes.usable, passes.jobs.masks, shape_request(world.sim.shapes, shape),
+            alone_on(tree, network.model, passes.usable, passes.jobs.masks, shape_request(world.sim.shapes, shape),
                    int(kinds[i]), passes.scratch, *room)
             for shape in found
         ]  # fmt: skip
@@ -226,14 +219,3 @@ def _ways(world: World, distinct: Ints, laid_out: list[list[int]]) -> tuple[Ways
     first = np.cumsum([0, *(len(found) for found in laid_out)]).astype(np.int64)
     assert all(a <= b for a, b in pairwise(first))
     return Ways(first, ints([s for found in laid_out for s in found]), np.array(excess, np.float64), kinds, best), best
-
-
-@jit
-def _alone(
-    tree: Tree, model: Model, resources: Resources, masks: Flags, request: Request, kind: int, scratch: Scratch,
-    use: Use, needs: Floats,
-) -> float:  # fmt: skip
-    """Seconds of a step on an empty pool, in as few racks as can be."""
-    choose(resources, masks, request, RACK, scratch)
-    count = links_of(tree, scratch.chosen, request.parts, request.gpus, use)
-    return needs_of(tree, model, kind, use, count, needs)

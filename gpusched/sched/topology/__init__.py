@@ -1,6 +1,6 @@
 """What a placement costs: links that jobs share, and the choice of nodes by it.
 
 In: how nodes hang together (`tree.Tree`), what kinds of jobs send over links (`slowdown.Model`), who runs where
-(`load.Load`). Out: how much slower a job is somewhere, and where it would be least. May import: compiled, model, and
-the arrays of `sched`. Begin with `slowdown`.
+(`load.Load`). Out: how much slower a job is somewhere, and where it would be least. May import: compiled, model, the
+arrays of `sched`, interference. Begin with `slowdown`; `live` makes all of it from a snapshot, `queue` decides by it.
 """

@@ -8,10 +8,10 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.sched.fit import request_of
-from gpusched.sched.place import node_fits
-from gpusched.sched.state import Flags, Floats, Ints, Request, Requests, Resources
+from gpusched.sched.place import choose, node_fits
+from gpusched.sched.state import RACK, Flags, Floats, Ints, Request, Requests, Resources, Scratch
 from gpusched.sched.topology.load import LEAST, ONE, Load, new_look, part_of, speed_of
-from gpusched.sched.topology.slowdown import Model, beside, needs_of
+from gpusched.sched.topology.slowdown import NARROWEST, Model, beside, learned, link_kind, lost_beside, needs_of
 from gpusched.sched.topology.tree import Tree, Use, links_of, new_use
 
 LEFT_OVER = 0.1
@@ -141,13 +141,13 @@ def _in_one_way(
     parts = request.parts
     one_rack = False
     for switch in range(-1, tree.parent.size):  # -1: nodes on no switch, each a rack of its own but for the key
-        if search.fits[switch] < parts:
+        if search.fits[switch] < parts or (switch < 0 and parts > 1 and request.spread != 0):
             continue
         one_rack = True
         for tight in range(1 if parts == 1 and request.gpus == 1 else 0, 2):
             pick(tree, resources, request, search, switch, tight == 1)
             least = _look(tree, model, load, ways, of, resources, request, search, least)
-    if parts == 1 or tree.parent.size == 0 or (one_rack and least <= CHEAP):
+    if parts == 1 or tree.parent.size == 0 or request.spread != 0 or (one_rack and least <= CHEAP):
         return least
     for quiet in range(2):
         pick_across(tree, load, resources, request, search, quiet == 1)
@@ -228,6 +228,9 @@ def cost_of(
     use, needs, kind = search.use, search.needs, ways.kind[of]
     count = links_of(tree, nodes, parts, gpus, use)
     alone = needs_of(tree, model, kind, use, count, needs)
+    if learned(model.believed):
+        lost, harm = _lost_beside_all(tree, model, load, kind, use, count)
+        return float(alone / ways.best[of] * (1.0 + lost) - 1.0), float(harm / max(1, parts * gpus))
     by_table, own, harm, look = model.ratio.size > 0, 1.0, 0.0, new_look(load)
     if not by_table:
         worst = 0.0
@@ -252,3 +255,35 @@ def cost_of(
     for i in range(count):
         load.more[use.link[i]] = 0
     return float(1.0 / max(own, LEAST) - 1.0), float(harm / max(1, parts * gpus))
+
+
+@jit
+def _lost_beside_all(tree: Tree, model: Model, load: Load, kind: int, use: Use, count: int) -> tuple[float, float]:
+    """What all neighbours take by what was learned, each over the narrowest link that is shared; and what they lose."""
+    look, lost, harm = new_look(load), 0.0, 0.0
+    for link in NARROWEST:
+        for i in range(count):
+            if link_kind(tree.rack.size, use.link[i]) != link:
+                continue
+            at = load.on[use.link[i]]
+            while at >= 0:
+                other = load.jobs[load.uses[at]["job"]]
+                at = load.uses[at]["next"]
+                if other["seen"] != look:
+                    other["seen"] = look
+                    lost += lost_beside(model.believed, link, kind, other["kind"])
+                    more = lost_beside(model.believed, link, other["kind"], kind)
+                    harm += other["gpus"] * more * other["alone"] / other["best"]
+    return lost, harm
+
+
+@jit
+def alone_on(
+    tree: Tree, model: Model, resources: Resources, masks: Flags, request: Request, kind: int, scratch: Scratch,
+    use: Use, needs: Floats,
+) -> float:  # fmt: skip
+    """Seconds of a step alone on these resources, in as few racks as can be; -1: it fits nowhere."""
+    if not choose(resources, masks, request, RACK, scratch):
+        return -1.0
+    count = links_of(tree, scratch.chosen, request.parts, request.gpus, use)
+    return needs_of(tree, model, kind, use, count, needs)

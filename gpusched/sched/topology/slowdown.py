@@ -4,7 +4,9 @@ T = C + max over links l of S_l x (1 + sum over neighbours j of d_jl), S_l = w_l
 computing, S_l of sending over link l, K what meets there (of a ring all-reduce each sends 2 (K - 1) / K of the volume),
 w_l how much narrower it is than where a and b were measured; d_jl the part of its own step that a neighbour occupies l,
 alone. Fitted on the placement tables (see docs/concepts/topology.md). Or a table of what two jobs leave each other that
-share a node.
+share a node. Or what is believed of the cluster's own jobs: there a step is (C + max S_l) x (1 + sum over neighbours of
+sensitivity x pressure over the one link that is shared, as measured of the pair where it was), see
+docs/concepts/interference.md.
 """
 
 from __future__ import annotations
@@ -14,11 +16,41 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.sched.state import Floats, Records
+from gpusched.sched.state import Flags, Floats, Ints, Records
 from gpusched.sched.topology.tree import Tree, Use
 
 # seconds of a step: computing; sending between the GPUs of a node, and between nodes
 KIND = np.dtype([(name, np.float64) for name in ("compute", "bus_a", "bus_b", "net_a", "net_b")])
+
+BUS, NIC, WAY_UP = range(3)  # kinds of links
+NARROWEST = (NIC, BUS, WAY_UP)  # of several links that two jobs share the first counts
+
+
+class Believed(NamedTuple):
+    """What the cluster's own jobs taught of kinds of jobs and their neighbours.
+
+    Attributes:
+        nodes: Of the tree. unknown: Whether what neither job of a pair was measured for counts as in public tables;
+            else it costs nothing.
+        up: ``float64[kinds]``: seconds of sending over a way up of weight 1. name: ``int64[kinds]``: whose: jobs of one
+            name at several sizes are kinds of their own, and sway each other alike.
+        sway: ``float64[names, 3, 2]``: sensitivity and pressure over `BUS`, `NIC`, `WAY_UP`. told:
+            ``uint8[names, 3]``: whether any attempt says so.
+        first: ``int64[names + 1]``: the pairs that were measured of a name: ``first[n] <= i < first[n + 1]``. other,
+            link: ``int64[pairs]``. lost: ``float64[pairs]``: how much longer its step is beside one of the other, by
+            its step.
+    """
+
+    nodes: int
+    unknown: bool
+    up: Floats
+    name: Ints
+    sway: Floats
+    told: Flags
+    first: Ints
+    other: Ints
+    link: Ints
+    lost: Floats
 
 
 class Model(NamedTuple):
@@ -29,11 +61,13 @@ class Model(NamedTuple):
         ratio: ``float64[kinds, kinds]``: the part of its speed that is left of one over several nodes beside another
             that shares a node with it; empty: by the formula.
         by_sum: Whether what several take adds up; else what each leaves is multiplied.
+        believed: Of neighbours, and ways up, learned; None: by the formula, or the table.
     """
 
     kinds: Records
     ratio: Floats
     by_sum: bool
+    believed: Believed | None = None
 
 
 @jit
@@ -47,6 +81,8 @@ def needs_of(tree: Tree, model: Model, kind: int, use: Use, count: int, needs: F
         link, meet = use.link[i], use.meet[i]
         a, b = (of["bus_a"], of["bus_b"]) if link < nodes else (of["net_a"], of["net_b"])
         needs[i] = tree.weight[link] * (a + b * 2.0 * (meet - 1) / meet)
+        if link >= 2 * nodes:
+            needs[i] = _up(model.believed, kind, tree.weight[link], needs[i])
         worst = max(worst, needs[i])
     return float(of["compute"] + worst)
 
@@ -56,3 +92,44 @@ def beside(model: Model, left: float, kind: int, other: int) -> float:
     """What is ``left`` of the speed of one of ``kind`` with one neighbour more, by the table."""
     ratio = model.ratio[kind, other]
     return float(left - (1.0 - ratio) if model.by_sum else left * ratio)
+
+
+@jit
+def _up(believed: Believed | None, kind: int, weight: float, formula: float) -> float:
+    """Seconds over a way up."""
+    return formula if believed is None else float(weight * believed.up[kind])
+
+
+@jit
+def learned(believed: Believed | None) -> bool:
+    """Whether neighbours count as was learned."""
+    return believed is not None
+
+
+@jit
+def press(believed: Believed | None, kind: int, use: Use, count: int, needs: Floats, alone: float) -> None:
+    """Makes ``needs``, for `load.enter`, what one of the kind is believed to press on others, by its step alone."""
+    if believed is None:
+        return
+    for i in range(count):
+        needs[i] = believed.sway[believed.name[kind], link_kind(believed.nodes, use.link[i]), 1] * alone
+
+
+@jit
+def link_kind(nodes: int, link: int) -> int:
+    """`BUS`, `NIC` or `WAY_UP`."""
+    return min(link // nodes, WAY_UP)
+
+
+@jit
+def lost_beside(believed: Believed | None, link: int, kind: int, other: int) -> float:
+    """By how much a step of one kind is longer beside one job of another that shares such a link, by its step."""
+    if believed is None:
+        return 0.0
+    mine, its = believed.name[kind], believed.name[other]
+    if not believed.unknown and believed.told[mine, link] == 0 and believed.told[its, link] == 0:
+        return 0.0
+    for i in range(believed.first[mine], believed.first[mine + 1]):
+        if believed.other[i] == its and believed.link[i] == link:
+            return float(believed.lost[i])
+    return float(believed.sway[mine, link, 0] * believed.sway[its, link, 1])

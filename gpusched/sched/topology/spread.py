@@ -113,3 +113,18 @@ def waits_text(until: float, now: float, policy: PolicySpec, job: PendingView, o
     what = "one rack" if job.spec.max_nodes is None else "fewer nodes in one rack"
     text = f"waits for {what} until {local_clock(until, now)} at the latest ({who})"
     return f"{text}; it could start now on {count_of(on, 'rack')}" if on is not None else text
+
+
+def waits_for_better(own: float, harm: float, until: float, now: float) -> str:
+    """``waits for a better place: there now it would run 18 % slower; at most until 14:20``.
+
+    Args:
+        own: By which part its steps would be longer.
+        harm: The same of its neighbours', weighed by their GPUs.
+        until: Unix seconds.
+        now: Unix seconds.
+    """
+    would = [f"run {100 * own:.0f} % slower"] if own >= 0.005 else []
+    would += ["slow down its neighbours"] if harm >= 0.005 or not would else []
+    what = " and ".join(would)
+    return f"waits for a better place: there now it would {what}; at most until {local_clock(until, now)}"

@@ -1,0 +1,389 @@
+"""What places cost the jobs of a snapshot, by what was learned of their kinds: the arrays of `contention`, live.
+
+`costs_of` makes them. ``Costs.tree``, ``model``, ``load`` (with all that runs on its links) and ``ways`` are those of a
+replay, so `contention.cheapest` and whoever is built on it can be called with them. No seconds here: a
+step takes 1 where a job of the kind is fastest among the places that it asks for.
+
+What is known goes in this order: as measured of the kind, by the formula, as other kinds, as jobs of public tables
+(`interference.beliefs`). The last of these counts where a place is chosen, but nobody waits for it: ``sure`` leaves it
+out. Jobs with one GPU on a node share nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from math import exp
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from gpusched.compiled import jit
+from gpusched.model.interference import KindBelief, Link, Shape, kind_of
+from gpusched.model.snapshot import PendingView, RunningView, Snapshot
+from gpusched.sched.fit import entry, request_of
+from gpusched.sched.interference.beliefs import PRIORS, cost_of_neighbour, cost_of_spread
+from gpusched.sched.state import Flags, Floats, Ints, Requests, Resources, Scratch, ints
+from gpusched.sched.topology.contention import Search, Ways, alone_on, new_search
+from gpusched.sched.topology.load import Load, enter, new_load
+from gpusched.sched.topology.slowdown import KIND, Believed, Model, needs_of, press
+from gpusched.sched.topology.tree import Tree, links_of, tree_of
+
+if TYPE_CHECKING:
+    from gpusched.sched.arrays import NodeArrays, Waiting
+
+PATIENCE_S = 1_555_200.0
+"""So long a job waits that would be twice as long where it could go now, a quarter of it if half of that, and so on."""
+HARMLESS = 0.05  # what costs no more is taken at once
+_LINKS: tuple[Link, ...] = ("server", "nic", "uplink")  # as `slowdown.BUS`, `NIC`, `WAY_UP`
+_MOST = 0.9  # of a step that is exchange
+
+
+class Costs(NamedTuple):
+    """What places cost the waiting jobs of the partitions whose policy goes by it.
+
+    Attributes:
+        tree: Of all nodes, by row (`arrays.NodeArrays`).
+        model: All that is believed. sure: without what only public tables say.
+        load: Slot j is waiting job j, which does not run yet; slot J + i is running job i.
+        ways: Of each class of jobs (request and kind), one for every request of the chain (`Requests.looser`) that fits
+            on the well nodes. sure_ways: the same, with what is shortest by ``sure``.
+        of: ``int64[J]``: class; -1: of another partition.
+        since, wait_s: ``float64[J]``: since when a job waits for a good place, and how long it does at most.
+        looked: ``int64[2, classes]``: the pass in which a class was looked at, in all, and in what the head leaves.
+        seen: ``float64[2, classes, 2]``: what its place costs it and its neighbours by ``sure``.
+        told: ``float64[J, 2]``: what the place of a job that waits for a better one would cost it, and its neighbours.
+        search: Room.
+    """
+
+    tree: Tree
+    model: Model
+    sure: Model
+    load: Load
+    ways: Ways
+    sure_ways: Ways
+    of: Ints
+    since: Floats
+    wait_s: Floats
+    looked: Ints
+    seen: Floats
+    told: Floats
+    search: Search
+
+    def until(self, job: int, cost: float) -> float:
+        """When a waiting job takes a place that costs so much (Unix seconds)."""
+        return float(self.since[job] + min(cost * cost * PATIENCE_S, self.wait_s[job]))
+
+
+def costs_of(snapshot: Snapshot, world: NodeArrays, waiting: Waiting, scratch: Scratch) -> Costs | None:
+    """What places cost; None: no policy asks for it, or nothing was ever learned.
+
+    Args:
+        snapshot: With what is believed (``beliefs``).
+        world: Its nodes as arrays.
+        waiting: Its jobs as arrays.
+        scratch: Room to work in, of these.
+    """
+    asking = {name for name, policy in snapshot.policies.items() if policy.place == "contention"}
+    asked = [j for name in asking for j in waiting.queues.get(name, ())]
+    if not snapshot.beliefs or not asked:
+        return None
+    asked.sort()
+    table = _Table(snapshot.beliefs)
+    jobs = len(waiting.views)
+    kind_of_running = [_running_kind(table, job)
+                       for job in snapshot.running]  # fmt: skip
+    counts = _node_counts(waiting.requests)
+    shapes = waiting.jobs.shape[asked].tolist()
+    kinds = [_waiting_kind(table, waiting.views[j], counts[s]) for j, s in zip(asked, shapes, strict=True)]
+    classes = {of: i for i, of in enumerate(sorted(set(zip(shapes, kinds, strict=True))))}
+    of = np.full(jobs, -1, np.int64)
+    of[asked] = [classes[key] for key in zip(shapes, kinds, strict=True)]
+    tree = _tree(snapshot, [node.name for node in world.nodes], table)
+    model, sure = (table.model(len(world.nodes), unknown) for unknown in (True, False))
+    search = new_search(tree)
+    ways, sure_ways = _ways_of(tree, model, sure, classes, waiting, world.usable, scratch, search)
+    parts = [[(world.row[p.node], len(p.gpus)) for p in job.allocation.parts if p.node in world.row]
+             for job in snapshot.running]  # fmt: skip
+    load = new_load(
+        tree, ints([*([0] * jobs), *kind_of_running]), ints([*([0] * jobs), *(sum(g for _, g in p) for p in parts)]),
+        np.ones(jobs + len(parts)), (sum(map(len, parts)) + waiting.parts) * (2 + _depth(tree)),
+    )  # fmt: skip
+    load.jobs["kind"][asked], load.jobs["gpus"][asked] = kinds, waiting.keys.gpus[asked]
+    load.jobs["best"][asked] = ways.best[of[asked]]
+    first = np.cumsum([0, *map(len, parts)])
+    nodes, gpus = (ints([part[i] for part in chain.from_iterable(parts)]) for i in (0, 1))
+    _enter_running(tree, model, load, jobs, first, nodes, gpus, search)
+    return Costs(
+        tree, model, sure, load, ways, sure_ways, of,
+        since=np.array([max(v.submit_time, v.eligible_time or 0.0) for v in waiting.views], np.float64),
+        wait_s=np.array([_wait_s(v, snapshot) for v in waiting.views], np.float64),
+        looked=np.full((2, len(classes)), -1), seen=np.zeros((2, len(classes), 2)), told=np.zeros((jobs, 2)),
+        search=search,
+    )  # fmt: skip
+
+
+def _wait_s(job: PendingView, snapshot: Snapshot) -> float:
+    """How long it waits for a better place at most."""
+    policy = snapshot.policies.get(job.spec.partition)
+    if job.spec.placement_wait_s is not None:
+        return job.spec.placement_wait_s
+    return policy.place_wait_s if policy is not None else 0.0
+
+
+def _node_counts(requests: Requests) -> list[tuple[int, ...]]:
+    """Over how many nodes each request, or those behind it, may be, the fewest first."""
+    found: list[tuple[int, ...]] = []
+    for shape, parts in enumerate(requests.parts.tolist()):  # looser ones have lower indices
+        looser = entry(requests.looser, shape, -1)
+        found.append(tuple(sorted({parts, *(found[looser] if looser >= 0 else ())})))
+    return found
+
+
+def _waiting_kind(table: _Table, job: PendingView, counts: tuple[int, ...]) -> int:
+    return table.row(kind_of(job.user, job.spec.name), job.spec.gpus, counts)
+
+
+def _running_kind(table: _Table, job: RunningView) -> int:
+    kind = kind_of(job.user, job.spec.name) if job.spec is not None else ""
+    return table.row(kind, job.allocation.gpus, (len(job.allocation.parts),))
+
+
+def _tree(snapshot: Snapshot, names: Sequence[str], table: _Table) -> Tree:
+    """The topology; ways up whose width nobody declares count as usual ones where something was learned of any.
+
+    The usual one weighs 1: kinds' figures of ways up are of that.
+    """
+    tree = tree_of(snapshot.topology, names)
+    ups = tree.weight[2 * len(names) :]
+    declared = ups[ups > 0]
+    usual = float(np.median(declared)) if len(declared) else 1.0
+    table.usual_width = usual
+    ups[:] = np.where(ups > 0, ups / usual, 1.0 if table.of_racks else 0.0)
+    return tree
+
+
+def _depth(tree: Tree) -> int:
+    """Most switches above one another."""
+    depth, at = 0, np.arange(len(tree.parent))
+    while len(at):
+        depth, at = depth + 1, tree.parent[at]
+        at = at[at >= 0]
+        if depth > len(tree.parent):
+            break
+    return depth
+
+
+class _Table:
+    """Rows of the model as jobs need them."""
+
+    def __init__(self, beliefs: Mapping[str, KindBelief]) -> None:
+        self._beliefs, self._kept = beliefs, _kept_for(beliefs)
+        self._rows: dict[tuple[str, int, tuple[int, ...]], int] = {}
+        self.usual_width = 1.0
+
+    @property
+    def of_racks(self) -> bool:
+        """Whether anything was learned of ways up."""
+        return any(
+            any(p.shape.racks > 1 for p in b.shapes) or any(s.link == "uplink" for s in b.links)
+            for b in self._beliefs.values()
+        )
+
+    def row(self, kind: str, gpus: int, counts: tuple[int, ...]) -> int:
+        """The row of a kind of job at a size, over so many nodes."""
+        key = (kind if kind in self._beliefs else "", gpus, counts)
+        return self._rows.setdefault(key, len(self._rows))
+
+    def model(self, nodes: int, unknown: bool) -> Model:
+        """All rows so far."""
+        rows = [self._figures(key) for key in self._rows]
+        names = {name: i for i, name in enumerate(dict.fromkeys(kind for kind, _, _ in self._rows))}
+        known = [self._beliefs.get(name) or KindBelief(kind=name) for name in names]
+        kinds = np.zeros(len(rows), KIND)
+        for field in ("compute", "bus_a", "net_a", "net_b"):
+            kinds[field] = [getattr(row, field) for row in rows]
+        up = np.array([row.up if row.up is not None else row.net_a + row.net_b for row in rows], np.float64)
+        told_up = np.array([row.up is not None for row in rows], np.bool_)
+        if not unknown:
+            up[~told_up] = 0.0
+            guessed = np.array([not row.told for row in rows], np.bool_)
+            kinds[guessed] = (1.0, 0.0, 0.0, 0.0, 0.0)  # as long over any number of nodes
+        else:
+            up[~told_up] *= self.usual_width
+        pairs = [self._pairs(belief, names) for belief in known]
+        sway = np.array([[_sway(belief, link) for link in _LINKS] for belief in known], np.float64)
+        measured = {(i, s.link) for i, belief in enumerate(known) for s in belief.links if s.count}
+        believed = Believed(
+            nodes=nodes, unknown=unknown, up=up, name=ints([names[kind] for kind, _, _ in self._rows]),
+            sway=sway.reshape(len(known), 3, 2),
+            told=np.array([[(i, link) in measured for link in _LINKS] for i in range(len(known))], np.uint8),
+            first=np.cumsum([0, *map(len, pairs)]), other=ints([p[0] for p in chain.from_iterable(pairs)]),
+            link=ints([p[1] for p in chain.from_iterable(pairs)]),
+            lost=np.array([p[2] for p in chain.from_iterable(pairs)], np.float64),
+        )  # fmt: skip
+        return Model(kinds, np.zeros((0, 0)), False, believed)
+
+    def _pairs(self, own: KindBelief, names: Mapping[str, int]) -> list[tuple[int, int, float]]:
+        """Of those that are there, by number, what was measured beside them: (name, link, part of a step)."""
+        found = []
+        for beside in own.beside:
+            if beside.kind in names and beside.kind in self._beliefs:
+                key = (own.kind, beside.kind, beside.link)
+                if key not in self._kept.lost:
+                    self._kept.lost[key] = cost_of_neighbour(own, self._beliefs[beside.kind], beside.link).slower
+                found.append((names[beside.kind], _LINKS.index(beside.link), self._kept.lost[key]))
+        return found
+
+    def _figures(self, key: tuple[str, int, tuple[int, ...]]) -> _Figures:
+        if key not in self._kept.rows:
+            self._kept.rows[key] = _figures(self._beliefs, *key)
+        return self._kept.rows[key]
+
+
+class _Figures(NamedTuple):
+    """A kind's step at a size, 1 over the fewest nodes; ``up``: None where nothing says. ``told``: of more nodes."""
+
+    compute: float
+    bus_a: float
+    net_a: float
+    net_b: float
+    up: float | None
+    told: bool
+
+
+def _figures(beliefs: Mapping[str, KindBelief], kind: str, gpus: int, counts: tuple[int, ...]) -> _Figures:
+    own = beliefs.get(kind) or KindBelief(kind=kind)
+    usual = max(own.shapes, key=lambda paces: paces.count).shape if own.shapes else None
+
+    def longer(wide: tuple[int, int], tight: tuple[int, int]) -> float | None:
+        """By which factor a step is over (nodes, racks) than over others."""
+        shapes = (Shape(gpu_type=usual.gpu_type if usual else "", unit=usual.unit if usual else "", gpus=gpus,
+                        most=gpus // nodes, nodes=nodes, racks=racks) for nodes, racks in (wide, tight))  # fmt: skip
+        cost = cost_of_spread(beliefs.values(), kind, *shapes)
+        return None if cost is None else max(1.0 + cost.slower, 1.0)
+
+    bus, nic, _ = (min(_sway(own, link)[0], _MOST) for link in _LINKS)
+    several = [n for n in counts if n > 1]
+    if not several:
+        bus = bus if gpus > 1 else 0.0
+        return _Figures(1.0 - bus, bus, 0.0, 0.0, None, True)
+    fewest, told = counts[0], True
+    compute = 1.0 - (nic if fewest > 1 else bus)
+    steps = []
+    for nodes in several:
+        found = 1.0 if nodes == fewest else longer((nodes, 1), (fewest, 1))
+        told = told and found is not None
+        steps.append(found if found is not None else max(1.0, compute / (1.0 - nic)))
+    a, b = _through([2.0 * (n - 1) / n for n in several], [max(step - compute, 0.0) for step in steps])
+    racks = longer((several[0], 2), (several[0], 1))
+    return _Figures(
+        compute, min(bus, 1.0 - compute) if gpus > fewest else 0.0, a, b,
+        None if racks is None else steps[0] * racks - compute, told,
+    )  # fmt: skip
+
+
+def _through(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """A and b, neither negative, of a line a + b x through the first and the last; one alone is all a."""
+    if len(x) < 2 or y[-1] <= y[0]:
+        return y[0], 0.0
+    b = (y[-1] - y[0]) / (x[-1] - x[0])
+    return (y[0] - b * x[0], b) if y[0] >= b * x[0] else (0.0, y[-1] / x[-1])
+
+
+def _sway(belief: KindBelief, link: Link) -> tuple[float, float]:
+    """Sensitivity and pressure; as jobs of public tables where nothing was learned."""
+    found = next((s for s in belief.links if s.link == link), None)
+    mine, its = (PRIORS[link][0],) * 2 if found is None else (found.sensitivity, found.pressure)
+    return exp(min(mine, 3.0)), exp(min(its, 3.0))
+
+
+class _Kept(NamedTuple):
+    """What was made of beliefs."""
+
+    beliefs: Mapping[str, KindBelief]
+    rows: dict[tuple[str, int, tuple[int, ...]], _Figures]
+    lost: dict[tuple[str, str, Link], float]
+
+
+_last: list[_Kept] = []
+
+
+def _kept_for(beliefs: Mapping[str, KindBelief]) -> _Kept:
+    """What was made of the very same beliefs before: they change when attempts end, decisions are made every cycle."""
+    kept = _last[0] if _last else None
+    if kept is None or kept.beliefs is not beliefs:
+        kept = _Kept(beliefs, {}, {})
+        _last[:] = [kept]
+    return kept
+
+
+def _ways_of(
+    tree: Tree, model: Model, sure: Model, classes: Iterable[tuple[int, int]], waiting: Waiting, usable: Resources,
+    scratch: Scratch, search: Search,
+) -> tuple[Ways, Ways]:  # fmt: skip
+    """The ways of every class, with what is shortest by all that is believed, and by what is sure."""
+    heads = ints([shape for shape, _ in classes])
+    kinds = ints([kind for _, kind in classes])
+    requests = waiting.requests
+    lengths = np.ones(len(requests.lo), np.int64)
+    for at in range(len(lengths)):  # looser ones have lower indices
+        lengths[at] += lengths[looser] if (looser := entry(requests.looser, at, -1)) >= 0 else 0
+    room = int(lengths[heads].sum())
+    first, shapes = np.zeros(len(heads) + 1, np.int64), np.zeros(room, np.int64)
+    step, best = np.zeros((2, room)), np.ones((2, len(heads)))
+    for i, of in enumerate((model, sure)):
+        _lay_out(tree, of, usable, waiting.jobs.masks, requests, heads, kinds, scratch, search, first, shapes,
+                 step[i], best[i])  # fmt: skip
+    of_class, used = np.repeat(np.arange(len(heads)), np.diff(first)), int(first[-1])
+    both = [Ways(first, shapes[:used], step[i, :used] / best[i, of_class] - 1.0, kinds, best[i]) for i in range(2)]
+    return both[0], both[1]
+
+
+@jit
+def _lay_out(
+    tree: Tree, model: Model, usable: Resources, masks: Flags, requests: Requests, heads: Ints, kinds: Ints,
+    scratch: Scratch, search: Search, first: Ints, shape: Ints, step: Floats, best: Floats,
+) -> None:  # fmt: skip
+    """Every class's requests that fit on the well nodes into ``shape`` and ``step``; the shortest into ``best``."""
+    count = 0
+    for c in range(heads.size):
+        first[c] = count
+        least, at = np.inf, heads[c]
+        while at >= 0:
+            alone = alone_on(
+                tree, model, usable, masks, request_of(requests, at), kinds[c], scratch, search.use, search.needs
+            )
+            if alone > 0.0:
+                shape[count], step[count] = at, alone
+                least = min(least, alone)
+                count += 1
+            at = entry(requests.looser, at, -1)
+        if least < np.inf:
+            best[c] = least
+    first[heads.size] = count
+
+
+@jit
+def _enter_running(
+    tree: Tree, model: Model, load: Load, slot: int, first: Ints, nodes: Ints, gpus: Ints, search: Search
+) -> None:
+    """Running jobs onto their links, from ``slot`` on; job i is on ``nodes[first[i] : first[i + 1]]``."""
+    for i in range(first.size - 1):
+        parts, most = first[i + 1] - first[i], 0
+        for at in range(first[i], first[i + 1]):
+            search.trial[at - first[i]] = nodes[at]
+            most = max(most, gpus[at])
+        enter_links(tree, model, load, slot + i, search.trial, parts, most, search)
+
+
+@jit
+def enter_links(
+    tree: Tree, model: Model, load: Load, slot: int, nodes: Ints, parts: int, gpus: int, search: Search
+) -> None:
+    """A job runs on ``nodes[:parts]`` with ``gpus`` on each."""
+    kind = load.jobs[slot]["kind"]
+    count = links_of(tree, nodes, parts, gpus, search.use)
+    alone = needs_of(tree, model, kind, search.use, count, search.needs)
+    press(model.believed, kind, search.use, count, search.needs, alone)
+    enter(load, slot, search.use, search.needs, count, alone)

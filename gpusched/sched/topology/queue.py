@@ -1,0 +1,138 @@
+"""One pass over a partition's queue by what places cost: who starts where, who waits for a better place.
+
+As `backfill.schedule`, but a job goes to the cheapest place, and a place that is too dear for how long the job has
+waited counts as none. The head of the queue has its reservation where it could start by room alone: when its wait is
+over that is free, so it starts no later than its policy lets it wait.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpusched.compiled import jit
+from gpusched.sched.backfill import launch, protect, reserve_any
+from gpusched.sched.fit import entry, request_of
+from gpusched.sched.place import choose
+from gpusched.sched.state import (
+    ARRAY_LIMIT,
+    BACKFILL,
+    EASY,
+    FIRST_FIT,
+    NONE,
+    OK,
+    POLICY,
+    PRIORITY,
+    RACK,
+    RESOURCES,
+    SKIP,
+    STARTED,
+    Ints,
+    Jobs,
+    Outcome,
+    Releases,
+    Requests,
+    Resources,
+    Scratch,
+)
+from gpusched.sched.topology.contention import cheapest, cost_of
+from gpusched.sched.topology.live import HARMLESS, PATIENCE_S, Costs, enter_links
+
+
+@jit
+def schedule_by_cost(
+    resources: Resources, releases: Releases, requests: Requests, jobs: Jobs, queue: Ints, backfill: int, now: float,
+    costs: Costs, scratch: Scratch, outcome: Outcome,
+) -> tuple[int, float]:  # fmt: skip
+    """Decides for ``queue: int64[waiting]``; see `backfill.schedule`, also for what comes back.
+
+    Who waits for a better place has POLICY, with what the place that it could have costs in ``costs.told``; the first
+    such job is the head, as one that has no room.
+    """
+    head, shadow = -1, np.inf
+    scratch.stamp[0] += 1
+    waits = RESOURCES if backfill == SKIP else PRIORITY
+    for job in queue:
+        shape, array = jobs.shape[job], jobs.array[job]
+        late = backfill == EASY and now + jobs.limit[job] > shadow
+        if jobs.feasibility[shape] != OK:
+            outcome.code[job] = jobs.feasibility[shape]
+        elif array >= 0 and jobs.array_room[array] <= 0:
+            outcome.code[job] = ARRAY_LIMIT
+        elif head >= 0 and backfill == NONE:
+            outcome.code[job] = PRIORITY
+        else:
+            code, given = _attempt(resources, requests, jobs, job, now, late, costs, scratch)
+            if code == STARTED:
+                request, guarded = request_of(requests, given), head >= 0 and backfill == EASY
+                launch(resources, releases, jobs, request, job, now, late, guarded, scratch, outcome)
+                outcome.shape[job] = given
+                enter_links(
+                    costs.tree, costs.model, costs.load, job, scratch.chosen, request.parts, request.gpus, costs.search
+                )
+            elif head < 0:
+                head = job
+                code = RESOURCES if code == PRIORITY else code
+                if backfill != SKIP:
+                    shadow, given = reserve_any(resources, releases, jobs.masks, requests, shape, RACK, now, scratch)
+                    protect(resources, request_of(requests, given), shadow < np.inf, scratch)
+            elif code == PRIORITY:
+                code = waits
+            outcome.code[job] = code
+    return head, shadow
+
+
+@jit
+def _attempt(
+    resources: Resources, requests: Requests, jobs: Jobs, job: int, now: float, late: bool, costs: Costs,
+    scratch: Scratch,
+) -> tuple[int, int]:  # fmt: skip
+    """STARTED with ``scratch.chosen`` set, and the request given; or why not: PRIORITY, BACKFILL, POLICY (it waits)."""
+    shape, c, stamp = jobs.shape[job], costs.of[job], scratch.stamp[0]
+    if scratch.failed[shape] == stamp:
+        return PRIORITY, shape
+    if late and scratch.failed_late[shape] == stamp:
+        return BACKFILL, shape
+    # within a pass there is ever less room, and more neighbours: what was too dear for one of the class stays so
+    again = 1 if late else 0
+    if costs.looked[again, c] == stamp and _waits(costs, job, costs.seen[again, c, 0] + costs.seen[again, c, 1], now):
+        costs.told[job] = costs.seen[again, c]
+        return POLICY, shape
+    room = scratch.late if late else resources
+    _, way = cheapest(
+        costs.tree, costs.model, costs.load, room, jobs.masks, requests, costs.ways, c, np.inf, costs.search
+    )
+    if way < 0:
+        return _no_room(resources, requests, jobs, shape, late, scratch), shape
+    given = costs.ways.shape[way]
+    parts, gpus = requests.parts[given], requests.gpus[given]
+    own, harm = cost_of(
+        costs.tree, costs.sure, costs.load, costs.sure_ways, c, costs.search.best, parts, gpus, costs.search
+    )
+    costs.looked[again, c] = stamp
+    costs.seen[again, c, 0], costs.seen[again, c, 1] = own, harm
+    if _waits(costs, job, own + harm, now):
+        costs.told[job] = costs.seen[again, c]
+        return POLICY, shape
+    for part in range(parts):
+        scratch.chosen[part] = costs.search.best[part]
+    return STARTED, given
+
+
+@jit
+def _waits(costs: Costs, job: int, cost: float, now: float) -> bool:
+    """Whether a job rather waits than taking a place that costs so much."""
+    return bool(cost > HARMLESS and now < costs.since[job] + min(cost * cost * PATIENCE_S, costs.wait_s[job]))
+
+
+@jit
+def _no_room(resources: Resources, requests: Requests, jobs: Jobs, shape: int, late: bool, scratch: Scratch) -> int:
+    """PRIORITY where no request fits; BACKFILL where one does, but would be in the head's way."""
+    if late:
+        scratch.failed_late[shape] = scratch.stamp[0]
+        at = shape
+        while at >= 0:
+            if choose(resources, jobs.masks, request_of(requests, at), FIRST_FIT, scratch):
+                return BACKFILL
+            at = entry(requests.looser, at, -1)
+    scratch.failed[shape] = scratch.stamp[0]
+    return PRIORITY
