@@ -1,17 +1,29 @@
-"""How fast replays are in which placement and neighbours cost jobs something.
+"""How fast replays are in which placement and neighbours cost jobs something, and live decisions.
 
     .venv/bin/python -m benchmarks.topology [--jobs 20000] [--load 0.9] [--seed 0] [--topology 16x4-racks] [--repeat 3]
+    .venv/bin/python -m benchmarks.topology --live [--nodes 1000] [--waiting 1000] [--repeat 7]
 
 The setting of `gpusched reproduce topology`. A line a policy: jobs a second (the best of ``--repeat`` runs, compiled
-before) and mean JCT.
+before) and mean JCT. ``--live``: CPU time of one decision with EASY backfill on nodes of 8 GPUs in four racks, nearly
+full and empty, jobs of 40 kinds of which half have told of their pace; `anew`: the first after something was learned.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
+from collections.abc import Iterator
 
+from msgspec.structs import replace
+
+from benchmarks.decide import build, median_ms
 from gpusched.agents.topology.reproduce import POLICIES, run_of, settings_of
 from gpusched.agents.topology.workloads import draw
+from gpusched.model.interference import KindBelief, Link, Paces, Shape, Sway
+from gpusched.model.policy import PolicySpec
+from gpusched.model.snapshot import Snapshot
+from gpusched.model.topology import Switch, Topology
+from gpusched.sched.decide import decide
 
 
 def main() -> None:
@@ -22,7 +34,13 @@ def main() -> None:
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--topology", default="16x4-racks")
     options.add_argument("--repeat", type=int, default=3)
+    options.add_argument("--live", action="store_true")
+    options.add_argument("--nodes", type=int, default=1_000)
+    options.add_argument("--waiting", type=int, default=1_000)
     args = options.parse_args()
+    if args.live:
+        live(args.nodes, args.waiting, args.repeat)
+        return
     setting = settings_of(args.topology, None)[0]
     drawn = draw(setting, args.load, args.seed, args.jobs)
     for name in POLICIES:
@@ -31,6 +49,63 @@ def main() -> None:
         jct = float((run.end - run.trace.submit).mean()) / 3600
         print(f"{name:>15}: {run.jobs_per_s:9,.0f} jobs/s; mean JCT {jct:6.2f} h", flush=True)
 
+
+def live(nodes: int, waiting: int, repeat: int) -> None:
+    """One decision, by placement."""
+    for name, full in (("full", 0.97), ("empty", 0.0)):
+        for place, racks, snapshot in decisions(nodes, waiting, full):
+            plan = decide(snapshot)
+            ms = median_ms(repeat, lambda s=snapshot: decide(s))  # type: ignore[misc]
+            anew = median_ms(repeat, lambda s=snapshot: decide(replace(s, beliefs=dict(s.beliefs))))  # type: ignore[misc]
+            more = f", anew {anew:.1f} ms" if snapshot.beliefs else ""
+            print(f"{name:>6} {place:>11} {racks:>8}: {ms:6.1f} ms{more}; {len(plan.actions)} start", flush=True)
+
+
+def decisions(nodes: int, waiting: int, full: float) -> Iterator[tuple[str, str, Snapshot]]:
+    """Placement, racks, snapshot."""
+    rng = random.Random(1)
+    flat = build(nodes, waiting, full, PolicySpec(name="b"), links=False)
+    flat = replace(
+        flat,
+        running=tuple(
+            replace(job, spec=replace(flat.pending[0].spec, name=kind(rng)), start_time=-1e5) for job in flat.running
+        ),
+        pending=tuple(replace(job, user="u", spec=replace(job.spec, name=kind(rng))) for job in flat.pending),
+    )
+    names = [node.name for node in flat.nodes]
+    in_racks = Topology(
+        switches=tuple(Switch(name=f"r{i}", nodes=tuple(names[i::4]), uplink_gbps=800.0) for i in range(4))
+    )
+    for place in ("best-fit", "rack", "rack-wait", "contention"):
+        for racks in (Topology(), in_racks):
+            policies = {"p": PolicySpec(name="b", place=place, backfill="easy")}  # type: ignore[arg-type]
+            snapshot = replace(flat, policies=policies, topology=racks)
+            if place == "contention":
+                snapshot = replace(snapshot, beliefs=dict(believed(rng) for _ in range(60)))
+            yield place, "4 racks" if racks else "no racks", snapshot
+
+
+def kind(rng: random.Random) -> str:
+    """A job's name; half of those that there are have told of their pace."""
+    return f"train-{'abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMN'[rng.randrange(40)]}"
+
+
+def believed(rng: random.Random) -> tuple[str, KindBelief]:
+    """What jobs of a kind may have taught."""
+    name = f"u/train-{'abcdefghijklmnopqrst'[rng.randrange(20)]}"
+    shapes = []
+    for gpus, racks in ((16, 1), (16, 2), (32, 1), (32, 2)):
+        shape = Shape(gpu_type="", unit="steps", gpus=gpus, most=8, nodes=gpus // 8, racks=racks)
+        pace = rng.gauss(2.0 - 0.2 * (racks > 1), 0.02)
+        shapes.append(Paces(shape=shape, logs=((pace, 1.0),) * 5, count=5, best=pace))
+    links = tuple(
+        Sway(link=link, sensitivity=rng.gauss(-1.5, 0.5), pressure=rng.gauss(-1.5, 0.5), cov=(0.1, 0.1, 0.0), count=5)
+        for link in LINKS
+    )
+    return name, KindBelief(kind=name, shapes=tuple(shapes), links=links)
+
+
+LINKS: tuple[Link, ...] = ("server", "nic", "uplink")
 
 if __name__ == "__main__":
     main()

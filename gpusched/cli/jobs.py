@@ -51,7 +51,14 @@ def status(
     def data() -> list[dict[str, Any]]:
         found = listing(client, query, for_people=False)
         return [
-            job_dict(j, found.now, found.energies.get(j.id), found.fallbacks, found.progress.get(j.id))
+            job_dict(
+                j,
+                found.now,
+                found.energies.get(j.id),
+                found.fallbacks,
+                found.progress.get(j.id),
+                found.slower.get(j.id),
+            )
             for j in found.jobs
         ]
 

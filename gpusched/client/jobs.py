@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from gpusched.client.context import Client
+from gpusched.client.costs import place_costs
 from gpusched.client.resolve import Resolver
 from gpusched.client.waiting import inbox_jobs
 from gpusched.errors import UsageError
@@ -59,6 +60,7 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
         jobs=tuple(jobs),
         energies=reader.energy_of_jobs() if reader else {},
         progress=_progress(reader, jobs),
+        slower={name: cost.slower for name, cost in place_costs(reader, client.inventory, jobs).items()},
         fallbacks={name: f.line for name, f in reader.fallbacks().items()} if reader else {},
     )
     if not for_people:

@@ -81,16 +81,16 @@ def tell_kind(text: str, gpus: int | None, nodes: int | None, racks: int | None,
     return KindTold(kind=own.kind, paces=paces, links=links, lines=tuple(lines), costs=tuple(costs))
 
 
-def spread_cost(beliefs: Mapping[str, KindBelief], job: Job, racks: int) -> str:
-    """What more racks than one would cost a job, as a sentence; "" where nothing says."""
+def spread_cost(beliefs: Mapping[str, KindBelief], job: Job, racks: int) -> tuple[str, Cost] | None:
+    """What more racks than one cost a job, also as a sentence; None where nothing says."""
     own = beliefs.get(kind_of(job.user, job.spec.name))
     if own is None or not own.shapes or job.spec.nodes < racks or racks < 2:
-        return ""
+        return None
     usual = max(own.shapes, key=lambda paces: paces.count).shape
     line, cost = _spread(
         beliefs, own.kind, msgspec.structs.replace(usual, gpus=job.spec.gpus, nodes=job.spec.nodes, racks=racks)
     )
-    return line if cost is not None else ""
+    return (line, cost) if cost is not None else None
 
 
 def _spread(beliefs: Mapping[str, KindBelief], kind: str, asked: Shape) -> tuple[str, Cost | None]:

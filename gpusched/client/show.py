@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gpusched.client.context import Client
+from gpusched.client.costs import place_costs
 from gpusched.client.resolve import Resolver
 from gpusched.model.jobs import ENDED, Job, JobState
 from gpusched.model.progress import speeds_of
@@ -29,6 +30,7 @@ def show(client: Client, text: str) -> Page:
     energies = reader.energy_of_jobs() if reader and job.state is not JobState.PENDING else {}
     progress = reader.progress_of_job(job.id) if reader else []
     waits = job.state is JobState.PENDING and job.spec.elastic is not None
+    costs = place_costs(reader, client.inventory, (job,))
     return Page(
         job=job,
         now=time.time(),
@@ -39,6 +41,7 @@ def show(client: Client, text: str) -> Page:
         progress=progress[-1] if progress else None,
         speeds=speeds_of(progress),
         sizes=_sizes(client, job) if waits else None,
+        place_cost=costs.get(job.id),
     )
 
 

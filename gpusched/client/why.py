@@ -153,7 +153,8 @@ def _cost_of(client: Client, job: Job, racks: int | None) -> str:
         return ""
     from gpusched.client.predict import spread_cost
 
-    return spread_cost(client.reader.beliefs(), job, racks)
+    found = spread_cost(client.reader.beliefs(), job, racks)
+    return found[0] if found is not None else ""
 
 
 def _cleared_for(client: Client, job: Job) -> list[str]:
@@ -166,7 +167,7 @@ def _cleared_for(client: Client, job: Job) -> list[str]:
 def _snapshot(client: Client, job: Job) -> Snapshot:
     """The cluster as the store knows it, with this job (and what waits in the inbox) in its queue."""
     from gpusched.promotion.live import live_policies
-    from gpusched.queue.snapshots import build_snapshot, recent_usage
+    from gpusched.queue.snapshots import beliefs_for, build_snapshot, recent_usage
 
     inventory, reader = client.inventory, client.reader
     policies = live_policies(inventory, reader)
@@ -180,7 +181,7 @@ def _snapshot(client: Client, job: Job) -> Snapshot:
             return jobs
         return [j for j in queued if job_id in (j.id, j.array_id)]
 
-    return build_snapshot(
+    snapshot = build_snapshot(
         inventory,
         policies,
         reader.node_records() if reader else {},
@@ -194,3 +195,5 @@ def _snapshot(client: Client, job: Job) -> Snapshot:
         progress=reader.progress_of_unended() if reader else {},
         now=now,
     )
+    beliefs = beliefs_for(reader, policies) if reader else {}
+    return msgspec.structs.replace(snapshot, beliefs=beliefs) if beliefs else snapshot

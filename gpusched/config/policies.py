@@ -108,8 +108,8 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
             raise fields["mapping"].error(f"this only with place: {' or '.join(MAPPED)}", "it without")
         chosen["mapping"] = _mapping_of(fields["mapping"])
     if "place_wait" in fields:
-        if chosen.get("place") != "rack-wait":
-            raise fields["place_wait"].error("this only with place: rack-wait", "it without")
+        if chosen.get("place") not in ("rack-wait", "contention"):
+            raise fields["place_wait"].error("this only with place: rack-wait or contention", "it without")
         chosen["place_wait_s"] = fields["place_wait"].converted(_seconds_or_none, "a time, such as 24h; 0s: none")
     if "agent" in fields:
         chosen |= _agent_of(fields, trained, (file.parent, *folders))
@@ -235,6 +235,8 @@ def _with_version(spec: PolicySpec) -> PolicySpec:
     meaning: dict[str, Any] = {"order": spec.order, "place": spec.place, "backfill": spec.backfill}
     if spec.sizes != "base":
         meaning |= {"sizes": spec.sizes, "resize": msgspec.to_builtins(spec.resize)}
+    if spec.place == "contention":
+        meaning["place_wait_s"] = spec.place_wait_s
     if spec.place in MAPPED:
         meaning["mapping"] = msgspec.to_builtins(spec.mapping)
     if spec.agent is not None:

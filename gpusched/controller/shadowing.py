@@ -9,7 +9,7 @@ from gpusched.model.plan import Plan, Preempt, Start
 from gpusched.model.resources import Inventory
 from gpusched.model.snapshot import Snapshot
 from gpusched.queue.promotions import Difference, Shadow
-from gpusched.queue.snapshots import finished_lately, recent_usage
+from gpusched.queue.snapshots import beliefs_for, finished_lately, recent_usage
 from gpusched.queue.store import Store
 from gpusched.sched.check import check
 
@@ -43,7 +43,8 @@ class Shadowing:
         policies = {shadow.partition: shadow.spec}
         usage = snapshot.usage or recent_usage(self._store, inventory, policies, snapshot.now)
         finished = snapshot.finished or finished_lately(self._store, policies)
-        return msgspec.structs.replace(snapshot, usage=usage, finished=finished)
+        beliefs = snapshot.beliefs or beliefs_for(self._store, policies)
+        return msgspec.structs.replace(snapshot, usage=usage, finished=finished, beliefs=beliefs)
 
     def _ask(self, shadow: Shadow, snapshot: Snapshot) -> Asked | str:
         """Begin to ask, or why that is of no use."""

@@ -87,6 +87,8 @@ def _of_policy(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
         yield f"the placement {policy.place} is not run ahead; best-fit stands in for it"
     if policy is not None and any(_waits(snapshot, other, policy) for other in queue):
         yield "who waits for one rack waits until it gets one"
+    if policy is not None and policy.place == "contention" and snapshot.beliefs:
+        yield "who waits for a better place waits for one rack, or as long as it may; costs are not run ahead"
     if policy is not None and policy.place == "naive":
         yield "the naive placement draws nodes by chance"
 

@@ -10,14 +10,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from gpusched.forecast.initial import initial_state_of, may_start
 from gpusched.forecast.run import ALLOWED, COUNTERS, JOBS, LEVELS, WORK, Passes, QueueArrays, fit_anew, run_forward
 from gpusched.model.snapshot import PendingView, Snapshot
-from gpusched.sched.arrays import node_arrays_of, releases_of, waiting_of
+from gpusched.sched.arrays import NodeArrays, node_arrays_of, racks_for_ask, releases_of, waiting_of
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.heaps import new_heap
 from gpusched.sched.state import Floats, Jobs, Outcome, Releases, Resources, new_outcome, new_scratch, seed_words
+from gpusched.sched.topology.live import costs_of
+from gpusched.sched.topology.queue import waits_now
+from gpusched.sched.topology.spread import splits
 
 ENOUGH_WORK = 40_000_000  # queue entries of one run: some tenths of a second
 
@@ -60,12 +64,16 @@ class QueueForecast:
         self.first_variant = len(own)
         self.index = {job.id: i for i, job in enumerate(own)}
         self._world = node_arrays_of(snapshot)
+        self.views, later = _who_wait(snapshot, self.views, self._world)
         self._waiting = waiting_of(self.views, self._world, {}, snapshot)
         self._releases = releases_of(snapshot.running, self._world, self._waiting.parts)
         world, jobs = self._world, self._waiting.jobs
         self._scratch = new_scratch(len(world.nodes), jobs.feasibility.size, world.rack)
         set_feasibility(world.total, world.usable, jobs.masks, self._waiting.requests, self._scratch, jobs.feasibility)
         self._initial = initial_state_of(snapshot, self.views, self.first_variant, self._world, self._waiting)
+        eligible = self._initial.jobs["eligible"]
+        for job, until in later.items():
+            eligible[job] = max(eligible[job], until)
         self._clock = np.array([snapshot.now, half_life_s, tick_s])
         self._entering = np.argsort(self._initial.jobs["rank"][: len(self.views)], kind="stable")
         self._buffers()
@@ -164,3 +172,30 @@ class QueueForecast:
         """The nodes that the last run started the job on."""
         offset, parts = int(self._outcome.offset[job]), int(self._waiting.requests.parts[self._outcome.shape[job]])
         return tuple(self._world.nodes[row].name for row in self._outcome.nodes[offset : offset + parts].tolist())
+
+
+def _who_wait(
+    snapshot: Snapshot, views: list[PendingView], world: NodeArrays
+) -> tuple[list[PendingView], dict[int, float]]:
+    """The jobs, with those that wait for a better place as runs ahead can have them wait.
+
+    Who would be on several racks now asks for one, as long as it waits; who has one, but neighbours there, does not
+    start before its wait is over (Unix seconds, by job): nobody knows when they go.
+    """
+    if not snapshot.beliefs:
+        return views, {}
+    waiting = waiting_of(views, world, {}, snapshot)
+    costs = costs_of(snapshot, world, waiting, new_scratch(len(world.nodes), 0, world.rack))
+    if costs is None:
+        return views, {}
+    found, later = list(views), dict[int, float]()
+    for job, until in waits_now(costs, world.resources, waiting.requests, waiting.jobs, snapshot.now).items():
+        spec = views[job].spec
+        rack = splits(spec)[0]._replace(one_rack=True)
+        room = racks_for_ask(world.resources, world, waiting.jobs.masks, -1, spec.partition, rack)
+        if world.racked and rack.parts > 1 and room is None:
+            wait_s = until - float(costs.since[job])
+            found[job] = replace(views[job], spec=replace(spec, placement_wait_s=wait_s))
+        else:
+            later[job] = until
+    return found, later

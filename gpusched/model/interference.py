@@ -164,6 +164,20 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
         return f"{what} {than} ({low:.0f} to {high:.0f} %, {by}{count})" + (f"; {self.note}" if self.note else "")
 
 
+class PlaceCost(msgspec.Struct, frozen=True, kw_only=True):
+    """How much longer a job's steps are expected to be where it runs.
+
+    Attributes:
+        slower: By which part, by all that is known: 0.18: 1.18 times as long as alone in one rack.
+        lines: What that is made of, as a person reads it: racks (or nodes), then the neighbours that cost most.
+        costs: The same as figures.
+    """
+
+    slower: float
+    lines: tuple[str, ...] = ()
+    costs: tuple[Cost, ...] = ()
+
+
 class KindTold(msgspec.Struct, frozen=True, kw_only=True):
     """What ``gpusched predict NAME`` says of a kind of job.
 

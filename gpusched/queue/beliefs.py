@@ -17,10 +17,17 @@ class BeliefReads(JobReads):
     """The part of a store's reader that is about beliefs. A store from before there were such tables has none."""
 
     _db: sqlite3.Connection
+    _told: tuple[dict[str, bytes], dict[str, KindBelief]] = ({}, {})
 
     def beliefs(self) -> dict[str, KindBelief]:
-        """Kind -> what is believed of it."""
-        return {kind: _decoded(data) for kind, data in self._rows("SELECT kind, data FROM beliefs")}
+        """Kind -> what is believed of it; the very same as before where nothing has changed, not to be written to."""
+        rows: dict[str, bytes] = dict(self._rows("SELECT kind, data FROM beliefs"))
+        before, known = self._told
+        if rows != before:
+            same = {kind for kind, data in rows.items() if before.get(kind) == data}
+            known = {kind: known[kind] if kind in same else _decoded(data) for kind, data in rows.items()}
+            self._told = rows, known
+        return known
 
     def belief(self, kind: str) -> KindBelief | None:
         """What is believed of one kind; None: nothing is."""

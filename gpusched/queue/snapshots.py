@@ -10,6 +10,7 @@ import msgspec
 
 from gpusched.config.validate import shape_on, usable_nodes, within_rules
 from gpusched.model.gpustates import gpu_states
+from gpusched.model.interference import KindBelief
 from gpusched.model.jobs import ENDED, Allocation, Dependency, DependencyKind, Job, JobState
 from gpusched.model.policy import PolicySpec
 from gpusched.model.progress import JobProgress, speeds_of, steps_left
@@ -49,7 +50,15 @@ def snapshot_of_store(
         seed=seed,
     )
     finished = finished_lately(reader, policies)
-    return msgspec.structs.replace(snapshot, finished=finished) if finished else snapshot
+    beliefs = beliefs_for(reader, policies)
+    if not finished and not beliefs:
+        return snapshot
+    return msgspec.structs.replace(snapshot, finished=finished, beliefs=beliefs)
+
+
+def beliefs_for(reader: Reader, policies: Mapping[str, PolicySpec]) -> dict[str, KindBelief]:
+    """What was learned of kinds of jobs; empty where no partition's policy goes by it."""
+    return reader.beliefs() if any(policy.by_beliefs for policy in policies.values()) else {}
 
 
 def recent_usage(

@@ -14,7 +14,7 @@ from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.model.topology import Topology
 from gpusched.sched.order import Keys, queue_order
 from gpusched.sched.state import Flags, Ints, Jobs, Releases, Requests, Resources, ints, new_releases
-from gpusched.sched.topology.spread import Ask, asks, racks_for
+from gpusched.sched.topology.spread import Ask, asks, waits_until
 
 MaskKey = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[int, ...]]
 ShapeKey = tuple[str, int, int, int, int, int, int, int]
@@ -213,8 +213,20 @@ def _chains(
     """Each job's request with the looser ones behind it, entered into ``shapes``; and the most nodes it could get."""
     shape, most = [], []
     known: dict[tuple[object, ...], bool] = {}
+    chains: dict[tuple[object, ...], tuple[int, int]] = {}  # most jobs ask for what another one asks for
     for job, of in zip(eligible, mask, strict=True):
-        partition = job.spec.partition
+        spec, partition = job.spec, job.spec.partition
+        needs = (spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node)
+        if spec.nodes == 1 and spec.max_nodes is None:
+            shape.append(shapes.setdefault((partition, 1, *needs, of, 0, -1), len(shapes)))
+            most.append(1)
+            continue
+        patient = snapshot.now < waits_until(job, snapshot.policies[partition])
+        chain = (partition, of, spec.nodes, needs, spec.max_nodes, spec.max_spread, patient)
+        if chain in chains:
+            shape.append(chains[chain][0])
+            most.append(chains[chain][1])
+            continue
 
         def possible(ask: Ask, partition: str = partition, of: int = of) -> bool:
             key = (partition, of, ask)
@@ -229,6 +241,7 @@ def _chains(
             looser = shapes.setdefault(key, len(shapes))
         shape.append(looser)
         most.append(max(ask.parts for ask in asked))
+        chains[chain] = shape[-1], most[-1]
     return shape, most
 
 
@@ -241,7 +254,8 @@ def racks_for_ask(
     fits &= resources.memory[rows] >= ask.memory_mib
     if mask >= 0:
         fits &= masks[mask, rows] != 0
-    racks = racks_for(world.rack[rows][fits].tolist(), ask.parts)
+    held = np.cumsum(np.sort(np.bincount(world.rack[rows][fits]))[::-1])  # by so many racks
+    racks = int(np.searchsorted(held, ask.parts)) + 1 if len(held) and held[-1] >= ask.parts else None
     return racks if racks == 1 or not ask.one_rack else None
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from gpusched.config.weights import Model
+from gpusched.model.interference import KindBelief
 from gpusched.model.jobs import Allocation, Elastic, JobSpec, NodeAllocation
 from gpusched.model.plan import Action, Plan, Preempt, Reason, Start
 from gpusched.model.policy import PolicySpec
@@ -77,11 +80,15 @@ class _Effects(NamedTuple):
 
 def warm_up(policies: Iterable[PolicySpec] = ()) -> None:
     """Decide something small with every pass that these policies need, so that all are compiled or loaded."""
-    for policy in [policy for policy in policies if policy.sizes != "base"][:1]:
+    asked = list(policies)
+    for policy in [policy for policy in asked if policy.sizes != "base"][:1]:
         decide(_small_snapshot(policy))
     for backfill in BACKFILLS:
         for place in PLACES:
             decide(_small_snapshot(PolicySpec(name="warm-up", place=place, backfill=backfill)))  # type: ignore[arg-type]
+    if any(policy.by_beliefs for policy in asked):
+        learned = {"u/j": KindBelief(kind="u/j")}
+        decide(replace(_small_snapshot(PolicySpec(name="warm-up", place="contention")), beliefs=learned))
 
 
 def warm_up_agent(policy: PolicySpec, model: Model) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.policy import MAPPED
@@ -33,6 +34,7 @@ from gpusched.sched.text import (
     HELD_BACK,
     MEMORY,
     before_it,
+    keeps_room,
     not_available,
     scattered,
     shortage,
@@ -62,7 +64,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         position: 1 for the first of its partition's queue; None where it is not in it (held, dependent, impossible).
         queue_length: How many jobs of the partition may start and could run.
         next_steps: What would help, most useful first.
-        racks: On how many racks it could start now, where it waits for one.
+        racks: On how many racks it could start now, where it waits for one, or for a better place.
     """
 
     job_id: str
@@ -91,14 +93,17 @@ def explain(snapshot: Snapshot, job_id: str) -> Explanation:
     queue = queue_of(snapshot, job.spec.partition, own)
     place = next((i for i, j in enumerate(queue) if j.id == job_id), None)
     reason = _reason(snapshot, job, counts, queue, place)
+    better = reason.code is ReasonCode.POLICY and reason == waits_for_better(snapshot, job)
+    waits = better or _waits_for_rack(snapshot, job, own) is not None
+    steps = ["let it take what is free (--wait-for-placement 0) now"] if better else []
     return Explanation(
         job_id=job_id,
         reason=reason,
         nodes=tuple(_verdict(job, count) for count in own),
         position=None if place is None else place + 1,
         queue_length=len(queue),
-        next_steps=tuple(next_steps(snapshot, job, reason.code, counts, queue)),
-        racks=_racks_now(job, own) if _waits_for_rack(snapshot, job, own) is not None else None,
+        next_steps=(*steps, *next_steps(snapshot, job, reason.code, counts, queue)),
+        racks=_racks_now(job, own) if waits else None,
     )
 
 
@@ -112,6 +117,16 @@ def _racks_now(job: PendingView, nodes: list[NodeCount]) -> int | None:
     """On how many racks it could start now."""
     found = (racks_of(job, nodes, lambda count: count.free, ask) for ask in splits(job.spec))
     return next((racks for racks in found if racks is not None), None)
+
+
+def waits_for_better(snapshot: Snapshot, job: PendingView) -> Reason | None:
+    """Why a job that fits waits for a better place, were it alone in the queue; None: it would start."""
+    if snapshot.policies[job.spec.partition].place != "contention" or not snapshot.beliefs:
+        return None
+    from gpusched.sched.decide import decide
+
+    reason = decide(replace(snapshot, pending=(job,))).reasons.get(job.id)
+    return reason if reason is not None and reason.code is ReasonCode.POLICY else None
 
 
 def _verdict(job: PendingView, count: NodeCount) -> NodeVerdict:
@@ -166,10 +181,15 @@ def _fits_now(
         return HELD_BACK
     if place and policy.backfill == "none":
         return Reason(code=ReasonCode.PRIORITY, message=before_it(place))
-    if place and policy.backfill == "easy" and (by_limits := earliest(snapshot, queue[0], counts)):
-        wait = by_limits[0] - snapshot.now
-        if job.spec.time_limit_s > wait:
-            return Reason(code=ReasonCode.BACKFILL, message=would_delay(queue[0].id, wait))
+    if place and policy.backfill == "easy":
+        if by_limits := earliest(snapshot, queue[0], counts):
+            wait = by_limits[0] - snapshot.now
+            if job.spec.time_limit_s > wait:
+                return Reason(code=ReasonCode.BACKFILL, message=would_delay(queue[0].id, wait))
+        elif waits_for_better(snapshot, queue[0]) is not None:
+            return Reason(code=ReasonCode.BACKFILL, message=keeps_room(queue[0].id))
+    if (why := waits_for_better(snapshot, job)) is not None:
+        return why
     if policy.place in MAPPED:
         return ELSEWHERE
     return Reason(code=ReasonCode.POLICY, message="fits now; the next cycle can start it")

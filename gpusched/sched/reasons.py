@@ -28,6 +28,7 @@ from gpusched.sched.text import (
     ELSEWHERE,
     HELD_BACK,
     before_it,
+    keeps_room,
     not_available,
     rounded,
     scattered,
@@ -88,6 +89,8 @@ class Verdicts:
         if block.head < 0 or block.shadow == float("inf"):
             return Reason(code=ReasonCode.BACKFILL)
         head = self._waiting.views[block.head].id
+        if self._codes[block.head] == POLICY and block.policy.place == "contention":
+            return Reason(code=ReasonCode.BACKFILL, message=keeps_room(head))
         return Reason(code=ReasonCode.BACKFILL, message=would_delay(head, block.shadow - self._now))
 
     def _before(self, ahead: int) -> Reason:

@@ -110,6 +110,11 @@ def starts_in(seconds: float) -> str:
     return f"; by the time limits it can start in {format_duration(seconds)}" if seconds != float("inf") else ""
 
 
+def keeps_room(head: str) -> str:
+    """Why a job that fits is held back where the head could start, too, but waits for a better place."""
+    return f"fits now, but on room that is kept for job {head}, which waits for a better place"
+
+
 def would_delay(head: str, seconds: float) -> str:
     """Why a job that fits is held back."""
     return f"fits now, but would delay job {head}, which is to start in {format_duration(seconds)}"

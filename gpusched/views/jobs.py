@@ -20,10 +20,24 @@ if TYPE_CHECKING:
 
 NAME_WIDTH = 24
 REASON_WIDTH = 60
-COLUMNS = ("ID", "NAME", "USER", "PARTITION", "FLAVOR", "STATE", "GPUS", "NODES/REASON", "TIME", "LIMIT", "PROGRESS")
+COLUMNS = (
+    "ID",
+    "NAME",
+    "USER",
+    "PARTITION",
+    "FLAVOR",
+    "STATE",
+    "GPUS",
+    "NODES/REASON",
+    "TIME",
+    "LIMIT",
+    "PROGRESS",
+    "SLOWER",
+)
 LESS_NEEDED = ("FLAVOR", "LIMIT")
 FULL_WIDTH = 110
 _BAR_WIDTH = 8
+_WORTH_A_COLUMN = 0.01
 _QUIET_S = 300.0  # without a step for that long: the reader is told
 
 
@@ -34,6 +48,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         jobs: In order of display.
         energies: Joules so far of active jobs, where measured.
         progress: Of active jobs, where they tell of it.
+        slower: By which part their steps are longer where they run, of active jobs of which that is known.
         counts: State -> number of all jobs; empty in JSON mode.
         preempted: How many waiting jobs were stopped for others.
         prefixes: Id (an array's own for its tasks) -> how many of its characters name it uniquely.
@@ -46,6 +61,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[Job, ...]
     energies: Mapping[str, float] = {}
     progress: Mapping[str, JobProgress] = {}
+    slower: Mapping[str, float] = {}
     counts: Mapping[str, int] = {}
     preempted: int = 0
     prefixes: Mapping[str, int] = {}
@@ -72,6 +88,7 @@ def job_dict(
     energy_j: float | None = None,
     fallbacks: Mapping[str, str] = {},
     progress: JobProgress | None = None,
+    slower: float | None = None,
 ) -> dict[str, Any]:
     """A job as all ``--json`` screens give it. Times are UTC ISO-8601, durations seconds, unknown is None."""
     spec = job.spec
@@ -106,6 +123,7 @@ def job_dict(
         "policy_version": job.policy_version,
         "fallback": fallbacks.get(spec.partition) if job.state is JobState.PENDING else None,
         "progress": None if progress is None else _progress_dict(progress, now),
+        "slower": slower,
     }
 
 
@@ -231,8 +249,12 @@ def status_table(listing: Listing, width: int) -> Table:
     hidden = LESS_NEEDED if width < FULL_WIDTH else ()
     if not any(job.id in listing.progress for job in listing.jobs):
         hidden = (*hidden, "PROGRESS")
+    if not any(listing.slower.get(job.id, 0.0) >= _WORTH_A_COLUMN for job in listing.jobs):
+        hidden = (*hidden, "SLOWER")
     table = common.plain_table(
-        *(c for c in COLUMNS if c not in hidden), right=("GPUS", "TIME", "LIMIT"), wrap=("NAME", "NODES/REASON")
+        *(c for c in COLUMNS if c not in hidden),
+        right=("GPUS", "TIME", "LIMIT", "SLOWER"),
+        wrap=("NAME", "NODES/REASON"),
     )
     for _, jobs in groupby(listing.jobs, _row_key):
         cells = _cells(list(jobs), listing, _BAR_WIDTH if width >= FULL_WIDTH else 0)
@@ -256,6 +278,7 @@ def _cells(jobs: list[Job], listing: Listing, bar: int) -> list[Text]:
         Text(format_duration(elapsed_s(job, listing.now))),
         Text(format_duration(job.spec.time_limit_s)),
         progress_text(listing.progress.get(job.id), listing.now, bar),
+        Text(f"{slower:.0%}" if (slower := listing.slower.get(job.id, 0.0)) >= _WORTH_A_COLUMN else ""),
     ]
 
 

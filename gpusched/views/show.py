@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpusched.model.events import Event
+from gpusched.model.interference import PlaceCost
 from gpusched.model.jobs import Job, JobSpec
 from gpusched.model.progress import JobProgress
 from gpusched.model.units import format_duration, format_memory, iso_utc, local_time
@@ -32,6 +33,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
     ``tasks``: the whole array, where an array was asked for. ``progress``: of its latest attempt that tells of any;
     ``speeds``: GPUs -> steps a second. ``sizes``: of a waiting resizable one, what its policy would give it.
+    ``place_cost``: what its place costs it, where that is known.
     """
 
     job: Job
@@ -42,13 +44,15 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     progress: JobProgress | None = None
     speeds: Mapping[int, float] = {}
     sizes: SizesNow | None = None
+    place_cost: PlaceCost | None = None
     warning: str = ""
 
 
 def page_dict(page: Page) -> dict[str, Any]:
     """Everything as JSON: the keys of ``status --json``, the request, the allocation, the attempts, the events."""
     job = page.job
-    return job_dict(job, page.now, page.energy_j, progress=page.progress) | {
+    slower = None if page.place_cost is None else page.place_cost.slower
+    return job_dict(job, page.now, page.energy_j, progress=page.progress, slower=slower) | {
         "spec": msgspec.to_builtins(job.spec) | {"begin_time": iso_utc(job.spec.begin_time)},
         "allocation": [
             {"rank": p.rank, "node": p.node, "gpus": list(p.gpus), "cores": p.cores, "memory_mib": p.memory_mib}
@@ -60,6 +64,7 @@ def page_dict(page: Page) -> dict[str, Any]:
             {"time": iso_utc(e.time), "kind": e.kind, "node": e.node, "user": e.user, "data": e.data}
             for e in page.events
         ],
+        "place_costs": [msgspec.to_builtins(cost) for cost in (page.place_cost.costs if page.place_cost else ())],
         "sizes_now": None if page.sizes is None else sizes_dict(page.sizes),
         "speeds": {str(gpus): pace for gpus, pace in sorted(page.speeds.items())},
         "tasks": [job_dict(j, page.now) for j in page.tasks],
@@ -123,6 +128,8 @@ def _fields(page: Page) -> Iterator[tuple[str, str]]:
     for part in job.allocation.parts if job.allocation else ():
         gpus = common.ranges(part.gpus) or "none"
         yield "on", f"{part.node}: GPUs {gpus}, {part.cores} cores, {format_memory(part.memory_mib)}"
+    if page.place_cost is not None and page.place_cost.lines:
+        yield "place", "; ".join(page.place_cost.lines)
     yield "submitted", local_time(job.submit_time)
     yield "started", local_time(job.start_time) + (f" (attempt {job.attempt})" if job.attempt > 1 else "")
     yield "ended", local_time(job.end_time)

@@ -278,6 +278,10 @@ _JOB = {
         "What the job tells of itself: `step`, `of`, `steps_per_s`, `samples_per_s`, `time`, `left_s` (at its pace of "
         "late), `saved_step`, `saved_time`, `error`; or null."
     ),
+    "slower": (
+        "By which part its steps are longer than alone in one rack, by what was learned of it and of those beside it; "
+        "null: it does not run, or nothing says."
+    ),
     "fallback": "While it waits: why the fallback of its partition's agent decides, or null.",
 }
 _SIZES_NOW = (
@@ -291,6 +295,10 @@ JSON: dict[str, dict[str, str]] = {
         "spec": "The request; see below.",
         "sizes_now": _SIZES_NOW,
         "speeds": "GPUs of the whole job -> steps a second, as it told at these sizes.",
+        "place_costs": (
+            "What `slower` is made of, racks first: `slower`, bounds `low` and `high`, `measurements`, `source` "
+            "(`measured`, `formula`, `others`), `note`."
+        ),
         "allocation": "One object per rank: rank, node, gpus (NVML indices), cores, memory_mib.",
         "excluded_nodes": "Nodes on which earlier attempts failed through the node's fault.",
         "attempts": "One object per start; see below.",

@@ -17,7 +17,7 @@ from gpusched.config.users import user_name
 from gpusched.controller.learning import MOST_AT_ONCE, learn, shared_link
 from gpusched.doctor.state import examine_state
 from gpusched.errors import UsageError
-from gpusched.model.interference import PaceOn
+from gpusched.model.interference import KindBelief, PaceOn, Sway
 from gpusched.model.jobs import Allocation, Job, JobState, NodeAllocation
 from gpusched.model.progress import JobProgress
 from gpusched.model.readings import Gpu, NodeReading, NodeState
@@ -284,3 +284,71 @@ def test_why_says_what_it_would_cost_not_to_wait_for_one_rack(knowing: Path, sto
     assert "it could start now on 2 racks" in said
     assert "; on 2 racks about 25 % slower than in one (" in said
     assert "slower than in one" not in dry_run("never-seen")
+
+
+def in_racks(knowing: Path, policy: str) -> None:
+    declared = knowing / "inventory.yaml"
+    declared.write_text(
+        "topology: {r0: {nodes: 'n[0-1]'}, r1: {nodes: 'n[2-3]'}}\n"
+        + declared.read_text().replace("partitions: {p: {", f"partitions: {{p: {{policy: {policy}, ")
+    )
+
+
+def test_show_and_status_say_what_a_place_costs(knowing: Path, store: Store):
+    in_racks(knowing, "contention")
+    with store.transaction():
+        store.put_jobs([msgspec.structs.replace(job, state=JobState.COMPLETED) for job in store.active()])
+        ran(store, "g1", "gpt-9", ("n1", "n2"), begin=time.time(), end=None)
+    row = json.loads(run("status", "--json"))[0]
+    assert (row["id"], row["slower"]) == ("g1", pytest.approx(0.25, abs=0.01))
+    assert "SLOWER" in run("status")
+    page = " ".join(run("show", "g1").split())
+    assert "place: on 2 racks about 25 % slower than in one (" in page
+    assert "10 measurements)" in page
+    (cost,) = json.loads(run("show", "g1", "--json"))["place_costs"]
+    assert (cost["source"], cost["measurements"]) == ("measured", 10)
+    with store.transaction():
+        ran(store, "g2", "loader", ("n2", "n3"), begin=time.time(), end=None)
+    assert "beside loader" not in run("show", "g1"), "of neither anything was measured beside others"
+    with store.transaction():
+        loud = Sway(link="nic", sensitivity=-3.0, pressure=-1.0, cov=(0.1, 0.1, 0.0), count=4)
+        store.put_beliefs([KindBelief(kind=f"{ME}/loader", links=(loud,))])
+    page = " ".join(run("show", "g1").split())
+    assert "; beside loader (g2) about " in page
+    rows = {row["id"]: row["slower"] for row in json.loads(run("status", "--json"))}
+    assert rows["g1"] > 1.25 * 1.1 - 1
+    assert 0 < rows["g2"] < 0.1, "it minds less than it presses"
+    with store.transaction():
+        store.put_jobs([msgspec.structs.replace(job, state=JobState.COMPLETED) for job in store.active()])
+        ran(store, "h1", "never-seen", ("n0", "n3"), begin=time.time(), end=None)
+    row = next(row for row in json.loads(run("status", "--json")) if row["id"] == "h1")
+    assert row["slower"] is None
+    assert "SLOWER" not in run("status")
+
+
+def test_why_tells_of_the_better_place_that_a_job_waits_for(knowing: Path, store: Store):
+    in_racks(knowing, "contention")
+    reading = NodeReading(node="", time=time.time(), source="nvml", gpus=tuple(Gpu(index=i) for i in range(8)))
+    with store.transaction():
+        store.put_jobs([msgspec.structs.replace(job, state=JobState.COMPLETED) for job in store.active()])
+        store.put_nodes(
+            NodeRecord(name=name, state=NodeState.IDLE, last_seen=time.time(), reading=reading)
+            for name in ("n0", "n1", "n2", "n3")
+        )
+        for name in ("n0", "n2"):
+            ran(store, f"x{name}", "other", (name,), begin=time.time(), end=None, gpus=8)
+
+    wanted = ("-N", "2", "--gpus", "8", "-t", "1h", "--job-name")
+
+    def dry_run(*more: str) -> str:
+        return " ".join(run("submit", "--dry-run", *wanted, *more, "--", "true").split())
+
+    said = dry_run("gpt-9")
+    assert "waits for a better place: there now it would run 25 % slower; at most until " in said
+    assert "; on 2 racks about 25 % slower than in one (" in said
+    assert "let it take what is free (--wait-for-placement 0) now" in said
+    told = json.loads(run("submit", "--dry-run", "--json", *wanted, "gpt-9", "--", "true"))
+    assert "who waits for a better place waits for one rack, or as long" in str(told["expected_start"]["assumptions"])
+    assert told["expected_start"]["nodes"] == ["n0", "n1"], "when the first job ends, not when its patience does"
+    assert "waits for a better place: " not in dry_run("never-seen")
+    assert "waits for a better place: " not in dry_run("gpt-9", "--wait-for-placement", "0")

@@ -23,6 +23,7 @@ STAGES = {
     "naive": ("fifo", "naive", "skip"),
     "rack": ("fifo", "rack", "easy"),
     "rack-wait": ("fifo", "rack-wait", "easy"),
+    "contention": ("fifo", "contention", "easy"),
     **dict.fromkeys(("elastic", "drf", "optimus", "proportional", "sia"), ("fifo", "best-fit", "easy")),
 }
 
@@ -96,9 +97,9 @@ def test_an_unknown_policy(site: Path) -> None:
     with pytest.raises(FileError) as caught:
         load_policies(load_inventory("inventory.yaml"))
     assert caught.value.line() == (
-        'inventory.yaml:3: partitions.A.policy: found "eazy", expected one of dl2, drf, easy, elastic, fairshare, '
-        "fifo, fifo-skip, gist, ljf, maifs, naive, optimus, proportional, rack, rack-wait, rltune, rltune-limit, "
-        "rltune-nothing, rltune-preempt, sia, sjf, spread "
+        'inventory.yaml:3: partitions.A.policy: found "eazy", expected one of contention, dl2, drf, easy, elastic, '
+        "fairshare, fifo, fifo-skip, gist, ljf, maifs, naive, optimus, proportional, rack, rack-wait, rltune, "
+        "rltune-limit, rltune-nothing, rltune-preempt, sia, sjf, spread "
         f"(of {BUILT_IN}): did you mean easy?"
     )
 
@@ -111,8 +112,9 @@ def test_an_unknown_policy(site: Path) -> None:
         ("order: sjf-estimate\nbackfill: easy\n", ':2: backfill: found "easy", expected none or skip with order: '
          "sjf-estimate"),
         ("place: [spread]\n", ":1: place: found a list, expected one of first-fit, best-fit, spread, naive, "
-         "fastest, milp, rack, rack-wait"),
-        ("place: rack\nplace_wait: 1h\n", ":2: place_wait: found it without, expected this only with place: rack-wait"),
+         "fastest, milp, rack, rack-wait, contention"),
+        ("place: rack\nplace_wait: 1h\n", ":2: place_wait: found it without, expected this only with place: "
+         "rack-wait or contention"),
         ("place: rack-wait\nplace_wait: long\n", ':2: place_wait: found "long", expected a time, such as 24h; '
          "0s: none"),
         ("\nbackfil: easy\n", ":2: backfil: found an unknown key, expected one of agent, backfill, description, "

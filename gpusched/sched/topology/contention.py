@@ -44,7 +44,7 @@ class Search(NamedTuple):
     Attributes:
         use, needs: Links of a candidate. key: ``float64[nodes]``. fits: ``int64[switches]``: nodes that fit, by rack.
         trial: ``int64[nodes]``: a candidate; keys: ``float64[nodes]``: its nodes' keys. best: the one to be taken;
-            cost: ``float64[1]``: what it costs.
+            cost: ``float64[1]``: what it costs. tight: ``float64[1]``: 0: breaking up nodes counts for nothing, else 1.
     """
 
     use: Use
@@ -55,6 +55,7 @@ class Search(NamedTuple):
     keys: Floats
     best: Ints
     cost: Floats
+    tight: Floats
 
 
 def new_search(tree: Tree) -> Search:
@@ -62,7 +63,7 @@ def new_search(tree: Tree) -> Search:
     nodes = len(tree.rack)
     return Search(
         new_use(tree), np.zeros(len(tree.weight)), np.zeros(nodes), np.zeros(len(tree.parent) + 1, np.int64),
-        np.zeros(nodes, np.int64), np.zeros(nodes), np.zeros(nodes, np.int64), np.zeros(1),
+        np.zeros(nodes, np.int64), np.zeros(nodes), np.zeros(nodes, np.int64), np.zeros(1), np.ones(1),
     )  # fmt: skip
 
 
@@ -158,13 +159,13 @@ def _in_one_way(
 @jit
 def pick(tree: Tree, resources: Resources, request: Request, search: Search, switch: int, tight: bool) -> None:
     """The nodes of a rack with the least left over, or the quietest, into ``search.trial``."""
-    count = 0
+    count, broken = 0, search.tight[0] * LEFT_OVER
     begin = tree.begin[switch] if switch >= 0 else 0
     for i in range(begin, tree.begin[switch + 1]):
         node = tree.nodes[i]
         if search.key[node] < np.inf:
             left = resources.gpus[node] - request.gpus
-            count = _keep(search, count, request.parts, node, left if tight else search.key[node] + LEFT_OVER * left)
+            count = _keep(search, count, request.parts, node, left if tight else search.key[node] + broken * left)
 
 
 @jit
@@ -203,11 +204,11 @@ def _look(
 ) -> float:  # fmt: skip
     """Keeps ``search.trial`` where its cost, and what it leaves over, is less than ``least``; the less of both."""
     own, harm = cost_of(tree, model, load, ways, of, search.trial, request.parts, request.gpus, search)
-    worth = own + harm + left_over(resources, request, search.trial)
+    worth = own + harm + search.tight[0] * left_over(resources, request, search.trial)
     if worth < least:
         search.cost[0] = own + harm
         search.best[: request.parts] = search.trial[: request.parts]
-        return worth
+        return float(worth)
     return least
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.model.interference import KindBelief, Link, Shape, kind_of
+from gpusched.model.interference import Cost, KindBelief, Link, Shape, kind_of
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.sched.fit import entry, request_of
 from gpusched.sched.interference.beliefs import PRIORS, cost_of_neighbour, cost_of_spread
@@ -229,20 +229,22 @@ class _Table:
         found = []
         for beside in own.beside:
             if beside.kind in names and beside.kind in self._beliefs:
-                key = (own.kind, beside.kind, beside.link)
-                if key not in self._kept.lost:
-                    self._kept.lost[key] = cost_of_neighbour(own, self._beliefs[beside.kind], beside.link).slower
-                found.append((names[beside.kind], _LINKS.index(beside.link), self._kept.lost[key]))
+                lost = self._kept.lost_beside(own, self._beliefs[beside.kind], beside.link)
+                found.append((names[beside.kind], _LINKS.index(beside.link), lost))
         return found
 
     def _figures(self, key: tuple[str, int, tuple[int, ...]]) -> _Figures:
         if key not in self._kept.rows:
-            self._kept.rows[key] = _figures(self._beliefs, *key)
+            self._kept.rows[key] = _figures(self._kept, *key)
         return self._kept.rows[key]
 
 
 class _Figures(NamedTuple):
-    """A kind's step at a size, 1 over the fewest nodes; ``up``: None where nothing says. ``told``: of more nodes."""
+    """A kind's step at a size, 1 over the fewest nodes.
+
+    ``up``: None where nothing says. ``told``: whether anything says of more nodes. ``alone``: nothing but the
+    kind's own belief went into it.
+    """
 
     compute: float
     bus_a: float
@@ -250,17 +252,21 @@ class _Figures(NamedTuple):
     net_b: float
     up: float | None
     told: bool
+    alone: bool = True
 
 
-def _figures(beliefs: Mapping[str, KindBelief], kind: str, gpus: int, counts: tuple[int, ...]) -> _Figures:
-    own = beliefs.get(kind) or KindBelief(kind=kind)
+def _figures(kept: _Kept, kind: str, gpus: int, counts: tuple[int, ...]) -> _Figures:
+    own = kept.beliefs.get(kind) or KindBelief(kind=kind)
     usual = max(own.shapes, key=lambda paces: paces.count).shape if own.shapes else None
+    alone = True
 
     def longer(wide: tuple[int, int], tight: tuple[int, int]) -> float | None:
-        """By which factor a step is over (nodes, racks) than over others."""
+        """By which factor a step is longer over (nodes, racks) than over others."""
+        nonlocal alone
         shapes = (Shape(gpu_type=usual.gpu_type if usual else "", unit=usual.unit if usual else "", gpus=gpus,
                         most=gpus // nodes, nodes=nodes, racks=racks) for nodes, racks in (wide, tight))  # fmt: skip
-        cost = cost_of_spread(beliefs.values(), kind, *shapes)
+        cost = kept.of_others(wide, tight) if usual is None else cost_of_spread(kept.beliefs.values(), kind, *shapes)
+        alone = alone and cost is not None and cost.source != "others"
         return None if cost is None else max(1.0 + cost.slower, 1.0)
 
     bus, nic, _ = (min(_sway(own, link)[0], _MOST) for link in _LINKS)
@@ -279,7 +285,7 @@ def _figures(beliefs: Mapping[str, KindBelief], kind: str, gpus: int, counts: tu
     racks = longer((several[0], 2), (several[0], 1))
     return _Figures(
         compute, min(bus, 1.0 - compute) if gpus > fewest else 0.0, a, b,
-        None if racks is None else steps[0] * racks - compute, told,
+        None if racks is None else steps[0] * racks - compute, told, alone,
     )  # fmt: skip
 
 
@@ -298,24 +304,45 @@ def _sway(belief: KindBelief, link: Link) -> tuple[float, float]:
     return exp(min(mine, 3.0)), exp(min(its, 3.0))
 
 
-class _Kept(NamedTuple):
-    """What was made of beliefs."""
+class _Kept:
+    """What was made of beliefs; they change when attempts end, and decisions are made every cycle."""
 
-    beliefs: Mapping[str, KindBelief]
-    rows: dict[tuple[str, int, tuple[int, ...]], _Figures]
-    lost: dict[tuple[str, str, Link], float]
+    def __init__(self, beliefs: Mapping[str, KindBelief], before: _Kept | None) -> None:
+        """What other beliefs went into is made anew."""
+        self.beliefs = beliefs
+        self.rows: dict[tuple[str, int, tuple[int, ...]], _Figures] = {}
+        self._lost: dict[tuple[str, str, Link], float] = {}
+        self._others: dict[tuple[tuple[int, int], tuple[int, int]], Cost | None] = {}
+        if before is not None:
+            same = {kind for kind, belief in beliefs.items() if before.beliefs.get(kind) is belief}
+            self.rows = {key: row for key, row in before.rows.items() if key[0] in same and row.alone}
+            self._lost = {key: lost for key, lost in before._lost.items() if same.issuperset(key[:2])}
+
+    def lost_beside(self, own: KindBelief, other: KindBelief, link: Link) -> float:
+        """By how much a step is longer beside one whose pair was measured."""
+        key = (own.kind, other.kind, link)
+        if key not in self._lost:
+            self._lost[key] = cost_of_neighbour(own, other, link).slower
+        return self._lost[key]
+
+    def of_others(self, wide: tuple[int, int], tight: tuple[int, int]) -> Cost | None:
+        """What (nodes, racks) cost against others, of a kind whose pace nobody told."""
+        if (wide, tight) not in self._others:
+            shapes = (Shape(gpu_type="", unit="", gpus=0, most=0, nodes=n, racks=r) for n, r in (wide, tight))
+            self._others[wide, tight] = cost_of_spread(self.beliefs.values(), "", *shapes)
+        return self._others[wide, tight]
 
 
 _last: list[_Kept] = []
 
 
 def _kept_for(beliefs: Mapping[str, KindBelief]) -> _Kept:
-    """What was made of the very same beliefs before: they change when attempts end, decisions are made every cycle."""
-    kept = _last[0] if _last else None
-    if kept is None or kept.beliefs is not beliefs:
-        kept = _Kept(beliefs, {}, {})
-        _last[:] = [kept]
-    return kept
+    """What was made of these beliefs, and of what of them was there before."""
+    before = _last[0] if _last else None
+    if before is None or before.beliefs is not beliefs:
+        before = _Kept(beliefs, before)
+        _last[:] = [before]
+    return before
 
 
 def _ways_of(

@@ -26,6 +26,7 @@ from gpusched.sched.state import (
     RESOURCES,
     SKIP,
     STARTED,
+    Floats,
     Ints,
     Jobs,
     Outcome,
@@ -97,25 +98,63 @@ def _attempt(
     if costs.looked[again, c] == stamp and _waits(costs, job, costs.seen[again, c, 0] + costs.seen[again, c, 1], now):
         costs.told[job] = costs.seen[again, c]
         return POLICY, shape
-    room = scratch.late if late else resources
-    _, way = cheapest(
-        costs.tree, costs.model, costs.load, room, jobs.masks, requests, costs.ways, c, np.inf, costs.search
-    )
+    room, price = scratch.late if late else resources, costs.seen[again, c]
+    way = _price(costs, room, requests, jobs, c, price)
     if way < 0:
         return _no_room(resources, requests, jobs, shape, late, scratch), shape
+    if _waits(costs, job, price[0] + price[1], now):  # rather than wait it breaks up a node
+        way = _lowest(costs, room, requests, jobs, c, price)
+        costs.looked[again, c] = stamp
+        if _waits(costs, job, price[0] + price[1], now):
+            costs.told[job] = price
+            return POLICY, shape
     given = costs.ways.shape[way]
-    parts, gpus = requests.parts[given], requests.gpus[given]
-    own, harm = cost_of(
-        costs.tree, costs.sure, costs.load, costs.sure_ways, c, costs.search.best, parts, gpus, costs.search
-    )
-    costs.looked[again, c] = stamp
-    costs.seen[again, c, 0], costs.seen[again, c, 1] = own, harm
-    if _waits(costs, job, own + harm, now):
-        costs.told[job] = costs.seen[again, c]
-        return POLICY, shape
-    for part in range(parts):
+    for part in range(requests.parts[given]):
         scratch.chosen[part] = costs.search.best[part]
     return STARTED, given
+
+
+def waits_now(costs: Costs, resources: Resources, requests: Requests, jobs: Jobs, now: float) -> dict[int, float]:
+    """Waiting job -> until when it waits for a better place than the best that it could have now, were it first."""
+    dear = np.zeros((len(costs.ways.first) - 1, 2))
+    _look_at_all(costs, resources, requests, jobs, dear)
+    found = {}
+    for job in np.flatnonzero(costs.of >= 0).tolist():
+        cost = float(dear[costs.of[job]].sum())
+        if cost > HARMLESS and (until := costs.until(job, cost)) > now:
+            found[job] = until
+            costs.told[job] = dear[costs.of[job]]
+    return found
+
+
+@jit
+def _look_at_all(costs: Costs, resources: Resources, requests: Requests, jobs: Jobs, dear: Floats) -> None:
+    """What the place of each class costs now, into ``dear: float64[classes, 2]``."""
+    for c in range(dear.shape[0]):
+        _lowest(costs, resources, requests, jobs, c, dear[c])
+
+
+@jit
+def _price(costs: Costs, room: Resources, requests: Requests, jobs: Jobs, c: int, price: Floats) -> int:
+    """What the cheapest place of a class costs it and its neighbours, as far as is sure; its way, -1: it has none."""
+    tree, search = costs.tree, costs.search
+    _, way = cheapest(tree, costs.model, costs.load, room, jobs.masks, requests, costs.ways, c, np.inf, search)
+    if way >= 0:
+        given = costs.ways.shape[way]
+        price[0], price[1] = cost_of(
+            tree, costs.sure, costs.load, costs.sure_ways, c, search.best, requests.parts[given], requests.gpus[given],
+            search,
+        )  # fmt: skip
+    return way
+
+
+@jit
+def _lowest(costs: Costs, room: Resources, requests: Requests, jobs: Jobs, c: int, price: Floats) -> int:
+    """`_price` where breaking up nodes counts for nothing."""
+    costs.search.tight[0] = 0.0
+    way = _price(costs, room, requests, jobs, c, price)
+    costs.search.tight[0] = 1.0
+    return way
 
 
 @jit

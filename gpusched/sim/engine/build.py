@@ -168,6 +168,11 @@ class World(NamedTuple):
         return int(self.sim.jobs["user"].max(initial=-1)) + 1
 
 
+_BLIND = (
+    "contention: a replay without --topology tells nobody what places cost, so jobs are placed as by rack (best fit)"
+)
+
+
 def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -> World:
     """The world before anything has happened.
 
@@ -178,6 +183,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     if rule not in PLACEMENTS:
         raise UsageError(f"no placement is called {rule!r}; one of {', '.join(PLACEMENTS)}")
     share, notes = sharing_of(options.share, trace, policy, rule)
+    blind = (_BLIND,) if rule == "contention" and options.network is None else ()
     rates = options.rates
     by_cores = options.elastic is not None and rates is not None and bool(rates.profiles.sensitivity)
     demand = demand_of(trace, pool, shares=share != "no", in_proportion=by_cores)
@@ -188,7 +194,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     # Who is told run times is told those on the slowest GPUs that the job may get.
     timed = trace if rates is None else replace(trace, duration=trace.duration / speeds.slowest)
     knowledge = knowledge_of(timed, policy)
-    knowledge = knowledge._replace(notes=(*knowledge.notes, *notes, *speeds.notes, *of_restarts))
+    knowledge = knowledge._replace(notes=(*knowledge.notes, *notes, *speeds.notes, *of_restarts, *blind))
     changing = policy.kind in ("arriving", "changing", "agent") or policy.backfill == "conservative"
     sized = policy.chooses_sizes and options.elastic is not None
     generic = options.generic or changing or sized or rule in ("naive", *MAPPED) or share != "no"

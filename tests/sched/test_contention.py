@@ -1,0 +1,321 @@
+"""Placing by what was learned of jobs and their neighbours, against the same said in plain Python; and what is told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations
+from math import exp
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.json import encode
+from msgspec.structs import replace
+
+from gpusched.controller.learning import shared_link
+from gpusched.model.interference import Beside, KindBelief, Paces, Shape, Sway
+from gpusched.model.plan import ReasonCode
+from gpusched.model.snapshot import RunningView, Snapshot
+from gpusched.model.units import local_clock
+from gpusched.sched.arrays import node_arrays_of, waiting_of
+from gpusched.sched.check import check
+from gpusched.sched.decide import decide
+from gpusched.sched.explain import explain
+from gpusched.sched.interference.beliefs import cost_of_neighbour
+from gpusched.sched.state import new_scratch
+from gpusched.sched.tally import usage_of
+from gpusched.sched.topology.contention import cost_of
+from gpusched.sched.topology.live import HARMLESS, PATIENCE_S, costs_of
+from tests.sched.test_racks import FOUR, HALF, TWO_RACKS, with_place
+from tests.sched.worlds import NOW, after, node, pending, running, snapshot, snapshots, started, topology
+
+QUICK = settings(max_examples=60, deadline=None)
+NAMES = ("calm", "loud", "new")
+LATE = 1e6  # so that jobs can have waited for days
+LINKS = ("server", "nic", "uplink")
+
+
+def paces(nodes: int, racks: int, pace: float, gpus: int = 16) -> Paces:
+    shape = Shape(gpu_type="", unit="steps", gpus=gpus, most=gpus // nodes, nodes=nodes, racks=racks)
+    return Paces(shape=shape, logs=((float(np.log(pace)), 1.0),) * 5, count=5, best=float(np.log(pace)))
+
+
+def sway(link: str, sensitivity: float, pressure: float, count: int = 5) -> Sway:
+    mine, its = float(np.log(sensitivity)), float(np.log(pressure))
+    return Sway(link=link, sensitivity=mine, pressure=its, cov=(0.01, 0.01, 0.0), count=count)  # type: ignore[arg-type]
+
+
+def beliefs(calm: float, loud: float, spread: float, pair: float | None = None) -> dict[str, KindBelief]:
+    """Two kinds of alice's: one that minds others, one that presses on them; over two racks both are slower."""
+    shapes = tuple(paces(nodes, racks, 10.0 / (spread if racks > 1 else 1.0), gpus)
+                   for gpus, nodes in ((16, 2), (8, 2), (4, 2), (2, 2)) for racks in (1, 2))  # fmt: skip
+    beside = (Beside(link="nic", kind="alice/loud", logs=(-pair,) * 5, count=5),) if pair is not None else ()
+    return {
+        "alice/calm": KindBelief(kind="alice/calm", shapes=shapes, beside=beside,
+                                 links=tuple(sway(link, calm, 0.01) for link in LINKS)),
+        "alice/loud": KindBelief(kind="alice/loud", shapes=shapes, links=tuple(sway(n, 0.01, loud) for n in LINKS)),
+    }  # fmt: skip
+
+
+def named(job: RunningView, name: str) -> RunningView:
+    spec = replace(pending("x", 1).spec, name=name)
+    return replace(job, user="alice", spec=spec)
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Snapshot:
+    """Up to six nodes of 8 GPUs in up to three racks, or in none; some jobs run, others wait, over one node or two."""
+    count = draw(st.integers(1, 6))
+    nodes = [node(f"n{i}") for i in range(count)]
+    racks = draw(st.one_of(st.just([]), st.lists(st.sampled_from(["r1", "r2", "r3"]), min_size=count, max_size=count)))
+    free = {n.name: list(range(8)) for n in nodes}
+    busy = []
+    for i in range(draw(st.integers(0, 5))):
+        parts, gpus = draw(st.integers(1, min(2, count))), draw(st.sampled_from([1, 2, 4]))
+        where = draw(st.permutations(sorted(free)))[:parts]
+        if all(len(free[n]) >= gpus for n in where):
+            held = {n: tuple(free[n].pop(0) for _ in range(gpus)) for n in where}
+            job = running(f"r{i}", held, LATE + draw(st.sampled_from([60.0, 7200.0])))
+            busy.append(named(job, draw(st.sampled_from(NAMES))))
+    jobs = [
+        pending(f"j{i}", draw(st.sampled_from([1, 2, 4, 8])), nodes=draw(st.integers(1, 2)), limit=600,
+                submit=LATE - draw(st.sampled_from([0.0, 3600.0, 86_000.0, 200_000.0])), user="alice",
+                name=draw(st.sampled_from(NAMES)))
+        for i in range(draw(st.integers(1, 5)))
+    ]  # fmt: skip
+    strong = st.sampled_from([0.02, 0.3, 1.0])
+    known = beliefs(draw(strong), draw(strong), draw(st.sampled_from([1.0, 1.1, 1.6])), draw(st.none() | strong))
+    return snapshot(
+        nodes, jobs, busy, place="contention", now=LATE, backfill=draw(st.sampled_from(["none", "skip", "easy"])),
+        topology=topology(*racks) if racks else topology(), beliefs=known,
+    )  # fmt: skip
+
+
+class Plain:
+    """What a place costs, one job and one neighbour after the other."""
+
+    def __init__(self, snap: Snapshot) -> None:
+        self.beliefs, self.racks = snap.beliefs, snap.topology.racks()
+        self.running = [(job.spec.name if job.spec else "", {p.node: len(p.gpus) for p in job.allocation.parts})
+                        for job in snap.running]  # fmt: skip
+
+    def slower(self, name: str, parts: dict[str, int]) -> float:
+        """By which factor a step is longer here than in one rack, alone."""
+        racks = {self.racks.get(n, n) for n in parts} if self.racks else {""}
+        own = self.beliefs.get(f"alice/{name}")
+        if len(racks) < 2 or own is None:
+            return 1.0
+        by_racks = {p.shape.racks: p.logs[0][0] for p in own.shapes if p.shape.gpus == sum(parts.values())}
+        return exp(by_racks[1] - by_racks[2]) if by_racks else 1.0
+
+    def lost(self, mine: tuple[str, dict[str, int]], its: tuple[str, dict[str, int]]) -> float:
+        """By how much a step of one is longer beside another, where they share a link and either was measured."""
+        link = shared_link(set(mine[1]), set(its[1]), self.racks)
+        kinds = [self.beliefs.get(f"alice/{name}") for name in (mine[0], its[0])]
+        if link is None or kinds == [None, None]:
+            return 0.0
+        if link == "server" and 1 in (next(iter(mine[1].values())), next(iter(its[1].values()))):
+            return 0.0  # jobs with one GPU on a node share nothing
+        own, other = (kind or KindBelief(kind="") for kind in kinds)
+        if any((b.link, b.kind) == (link, other.kind) for b in own.beside):
+            return cost_of_neighbour(own, other, link).slower
+        bare = replace(own, beside=())
+        return cost_of_neighbour(bare, other, link).slower
+
+    def cost(self, name: str, parts: dict[str, int]) -> tuple[float, float]:
+        mine = (name, parts)
+        own = self.slower(name, parts) * (1 + sum(self.lost(mine, its) for its in self.running)) - 1
+        harm = sum(self.lost(its, mine) * self.slower(*its) * sum(its[1].values()) for its in self.running)
+        return own, harm / sum(parts.values())
+
+
+def arrays(snap: Snapshot) -> tuple:
+    world = node_arrays_of(snap)
+    waiting = waiting_of(list(snap.pending), world, usage_of(snap), snap)
+    scratch = new_scratch(len(world.nodes), waiting.jobs.feasibility.size, world.rack)
+    return world, waiting, costs_of(snap, world, waiting, scratch)
+
+
+@QUICK
+@given(clusters())
+def test_a_place_costs_what_was_learned(snap: Snapshot) -> None:
+    world, _, costs = arrays(snap)
+    assert costs is not None
+    plain = Plain(snap)
+    for j, job in enumerate(snap.pending):
+        for nodes in combinations(range(len(world.nodes)), job.spec.nodes):
+            c, parts = int(costs.of[j]), dict.fromkeys((world.nodes[n].name for n in nodes), job.spec.gpus_per_node)
+            if costs.sure_ways.first[c] == costs.sure_ways.first[c + 1]:
+                continue
+            rows = np.zeros(len(world.nodes), np.int64)
+            rows[: len(nodes)] = nodes
+            found = cost_of(costs.tree, costs.sure, costs.load, costs.sure_ways, c, rows, job.spec.nodes,
+                            job.spec.gpus_per_node, costs.search)  # fmt: skip
+            own, harm = plain.cost(job.spec.name, parts)
+            assert found[1] == pytest.approx(harm, abs=1e-9)
+            least = min(plain.slower(job.spec.name, dict.fromkeys((world.nodes[n].name for n in other), 1))
+                        for other in combinations(range(len(world.nodes)), job.spec.nodes))  # fmt: skip
+            least = plain.slower(job.spec.name, parts) if least == 1.0 and own < 0 else least
+            if least == 1.0:  # else no rack could hold it, and the fewest that could are the best
+                assert found[0] == pytest.approx(own, abs=1e-6)
+
+
+@QUICK
+@given(clusters())
+def test_who_starts_has_a_place_worth_its_wait_and_who_waits_has_none(snap: Snapshot) -> None:
+    plan = decide(snap)
+    assert check(plan, snap) == (plan, ())
+    left = after(snap, plan)
+    waits = {j.id: j for j in snap.pending if j.id in plan.reasons and plan.reasons[j.id].code is ReasonCode.POLICY}
+    for job in waits.values():
+        assert LATE - job.submit_time < 86_400
+        assert plan.reasons[job.id].message.startswith("waits for a better place: there now it would ")
+    one_rack = Counter(snap.topology.racks().get(n.name, n.name) for n in snap.nodes)
+    for action, job in ((a, j) for a in plan.actions for j in snap.pending if a.job_id == j.id):
+        parts = {p.node: len(p.gpus) for p in action.allocation.parts}
+        others = [r for r in left.running if r.id in {x.id for x in snap.running}]
+        own, harm = Plain(replace(snap, running=tuple(others))).cost(job.spec.name, parts)
+        if len(parts) > 1 and max(one_rack.values()) < 2 and snap.topology:
+            continue  # no rack could hold it: the cost counts from the fewest that could
+        cost = own + harm  # without those that started with it, which only add to it
+        assert cost <= HARMLESS + 1e-6 or LATE - job.submit_time >= min(86_400, cost**2 * PATIENCE_S) - 1e-3
+
+
+@QUICK
+@given(clusters())
+def test_the_head_can_start_when_its_wait_is_over(snap: Snapshot) -> None:
+    """Whoever is started behind it: at the end of its wait it starts at once, by the time limits of all that runs."""
+    policies = {name: replace(policy, backfill="easy") for name, policy in snap.policies.items()}
+    snap = replace(snap, policies=policies)
+    plan = decide(snap)
+    waits = [j for j in snap.pending if j.id in plan.reasons and plan.reasons[j.id].code is ReasonCode.POLICY]
+    if not waits:
+        return
+    head = min((j for j in snap.pending if j.id in plan.reasons), key=lambda j: (j.submit_time, j.id))
+    if head not in waits:
+        return
+    over = head.submit_time + 86_400
+    left = after(snap, plan)
+    runs = tuple(r for r in left.running if r.expected_end > over)
+    later = decide(replace(left, now=over, running=runs))
+    assert head.id in started(later)
+
+
+@QUICK
+@given(snapshots(racked=True))
+def test_as_long_as_nothing_was_learned_it_is_rack(snap: Snapshot) -> None:
+    mine, rack = decide(with_place(snap, "contention")), decide(with_place(snap, "rack"))
+    assert encode(replace(mine, remarks={})) == encode(rack)
+    bare = replace(snap, topology=topology())
+    mine, best = decide(with_place(bare, "contention")), decide(with_place(bare, "best-fit"))
+    assert encode(replace(mine, remarks={})) == encode(best)
+
+
+@QUICK
+@given(clusters())
+def test_why_says_what_the_plan_says(snap: Snapshot) -> None:
+    left = after(snap, decide(snap))
+    again = decide(left)
+    if again.actions:
+        return
+    for job_id, reason in again.reasons.items():
+        why = explain(left, job_id).reason
+        if ReasonCode.BACKFILL not in (reason.code, why.code):
+            assert (why.code, why.message) == (reason.code, reason.message), job_id
+
+
+def test_a_job_waits_for_its_rack_as_long_as_that_pays_and_says_so() -> None:
+    job = pending("j", 8, nodes=2, submit=NOW, name="calm")
+    known = beliefs(0.02, 0.02, 1.18)
+    snap = snapshot(FOUR, [job], HALF, place="contention", backfill="easy", topology=TWO_RACKS, beliefs=known)
+    plan = decide(snap)
+    until = NOW + 0.18**2 * PATIENCE_S
+    message = f"waits for a better place: there now it would run 18 % slower; at most until {local_clock(until, NOW)}"
+    assert (plan.actions, plan.reasons["j"].message) == ((), message)
+    told = explain(snap, "j")
+    assert told.reason == plan.reasons["j"]
+    assert told.racks == 2
+    assert told.next_steps[0] == "let it take what is free (--wait-for-placement 0) now"
+    assert [n for n, _ in started(decide(replace(snap, running=(HALF[1],))))["j"]] == ["n0", "n1"]
+    assert [n for n, _ in started(decide(replace(snap, now=until + 1)))["j"]] == ["n1", "n3"]
+    capped = with_place(snap, "contention", place_wait_s=3600.0)
+    assert [n for n, _ in started(decide(replace(capped, now=NOW + 3601)))["j"]] == ["n1", "n3"]
+    own = replace(job, spec=replace(job.spec, placement_wait_s=0.0))
+    assert decide(replace(snap, pending=(own,))).actions, "its own word goes before the policy's"
+    assert decide(replace(snap, beliefs=beliefs(0.02, 0.02, 1.04))).actions, "4 % is not worth waiting"
+
+
+def test_neighbours_are_kept_apart_and_waited_for() -> None:
+    """Two loud jobs over both nodes of a rack each: a calm one goes where none is, or waits."""
+    nodes = [node(f"n{i}") for i in range(6)]
+    loud = [named(running(f"l{i}", {f"n{2 * i}": (0, 1), f"n{2 * i + 1}": (0, 1)}, NOW + 900), "loud")
+            for i in range(3)]  # fmt: skip
+    job = pending("j", 2, nodes=2, submit=NOW, name="calm", user="alice")
+    racks = topology("r1", "r1", "r2", "r2", "r3", "r3")
+    snap = snapshot(nodes, [job], loud[:2], place="contention", topology=racks, beliefs=beliefs(1.0, 0.5, 1.0))
+    assert {n for n, _ in started(decide(snap))["j"]} == {"n4", "n5"}
+    full = replace(snap, running=tuple(loud))
+    assert (
+        decide(full)
+        .reasons["j"]
+        .message.startswith("waits for a better place: there now it would run 50 % slower; at most until")
+    )
+    measured = replace(full, beliefs=beliefs(1.0, 0.5, 1.0, pair=0.1))
+    cost = cost_of_neighbour(*measured.beliefs.values(), "nic")
+    assert 0.1 < cost.slower < 0.25
+    assert f"run {100 * cost.slower:.0f} % slower; at most" in decide(measured).reasons["j"].message, "measured first"
+    harmed = replace(full, pending=(pending("k", 2, nodes=2, submit=NOW, name="loud", user="alice"),),
+                     running=tuple(named(job, "calm") for job in loud))  # fmt: skip
+    assert "there now it would slow down its neighbours; at most" in decide(harmed).reasons["k"].message
+
+
+def test_nobody_waits_for_what_only_public_tables_say() -> None:
+    unknown = [named(running("l", {"n0": (0, 1), "n1": (0, 1)}, NOW + 900), "other")]
+    job = pending("j", 6, nodes=2, submit=NOW, name="new", user="alice")
+    racks = topology("r1", "r1")
+    snap = snapshot(FOUR[:2], [job], unknown, place="contention", topology=racks, beliefs=beliefs(1.0, 1.0, 2.0))
+    assert decide(snap).actions
+    nodes = [*FOUR[:2], node("n2"), node("n3")]
+    free = replace(snap, nodes=tuple(nodes), topology=topology("r1", "r1", "r2", "r2"),
+                   pending=(pending("k", 4, nodes=2, submit=NOW, name="new", user="alice"),))  # fmt: skip
+    assert {n for n, _ in started(decide(free))["k"]} == {"n2", "n3"}, "but it keeps away where it can"
+
+
+def test_who_waits_keeps_its_room_under_easy_and_no_more() -> None:
+    """The head could start on n1 and n3: a job that outlasts its wait may not have these, but n4 is free for it."""
+    own = {"limit": 90_000, "user": "alice"}
+    jobs = [pending("head", 8, nodes=2, submit=NOW - 9, name="calm", user="alice"),
+            pending("long", 8, submit=NOW - 8, **own), pending("more", 8, submit=NOW - 7, **own)]  # fmt: skip
+    nodes = [*FOUR, node("n4")]
+    racks = topology("r1", "r1", "r2", "r2", "r3")
+    snap = snapshot(nodes, jobs, HALF, place="contention", backfill="easy", topology=racks,
+                    beliefs=beliefs(0.02, 0.02, 1.6))  # fmt: skip
+    plan = decide(snap)
+    assert plan.reasons["head"].code is ReasonCode.POLICY
+    assert len(plan.actions) == 1
+    (why,) = (plan.reasons[name] for name in ("long", "more") if name in plan.reasons)
+    assert why.code is ReasonCode.BACKFILL
+    assert why.message == "fits now, but on room that is kept for job head, which waits for a better place"
+    assert explain(after(snap, plan), "more").reason == why
+
+
+@QUICK
+@given(clusters())
+def test_nobody_waits_where_a_good_place_is_free(snap: Snapshot) -> None:
+    """Of jobs over one node every place is looked at here; those over several, and EASY's kept room, are left out."""
+    policies = {name: replace(policy, backfill="skip") for name, policy in snap.policies.items()}
+    plan = decide(replace(snap, policies=policies))
+    left = after(snap, plan)
+    free = {n.name: 8 for n in snap.nodes}
+    for job in left.running:
+        for part in job.allocation.parts:
+            free[part.node] -= len(part.gpus)
+    plain = Plain(left)
+    for job in left.pending:
+        gpus = job.spec.gpus_per_node
+        rooms = [n for n in free if free[n] >= gpus] if job.spec.nodes == 1 else []
+        costs = [sum(plain.cost(job.spec.name, {n: gpus})) for n in rooms]
+        if costs:
+            assert plan.reasons[job.id].code is ReasonCode.POLICY
+            assert min(costs) > HARMLESS
