@@ -41,7 +41,7 @@ from gpusched.sched.text import (
     starts_in,
     would_delay,
 )
-from gpusched.sched.topology.spread import Ask, gives_up, splits, waits_text
+from gpusched.sched.topology.spread import Ask, better_text, gives_up, splits, waits_text
 
 Dimension = Literal["", "barred", "unavailable", "gpus", "cores", "memory"]
 
@@ -93,7 +93,7 @@ def explain(snapshot: Snapshot, job_id: str) -> Explanation:
     queue = queue_of(snapshot, job.spec.partition, own)
     place = next((i for i, j in enumerate(queue) if j.id == job_id), None)
     reason = _reason(snapshot, job, counts, queue, place)
-    better = reason.code is ReasonCode.POLICY and reason == waits_for_better(snapshot, job)
+    better = reason.code is ReasonCode.POLICY and waits_for_better(snapshot, job) is not None
     waits = better or _waits_for_rack(snapshot, job, own) is not None
     steps = ["let it take what is free (--wait-for-placement 0) now"] if better else []
     return Explanation(
@@ -119,14 +119,26 @@ def _racks_now(job: PendingView, nodes: list[NodeCount]) -> int | None:
     return next((racks for racks in found if racks is not None), None)
 
 
-def waits_for_better(snapshot: Snapshot, job: PendingView) -> Reason | None:
-    """Why a job that fits waits for a better place, were it alone in the queue; None: it would start."""
+def waits_for_better(snapshot: Snapshot, job: PendingView) -> tuple[Reason, float] | None:
+    """Why, and until when, a job that fits waits for a better place, were it alone; None: it would start."""
     if snapshot.policies[job.spec.partition].place != "contention" or not snapshot.beliefs:
         return None
-    from gpusched.sched.decide import decide
+    from gpusched.sched.arrays import node_arrays_of, waiting_of
+    from gpusched.sched.state import new_scratch
+    from gpusched.sched.topology.live import costs_of
+    from gpusched.sched.topology.queue import waits_now
 
-    reason = decide(replace(snapshot, pending=(job,))).reasons.get(job.id)
-    return reason if reason is not None and reason.code is ReasonCode.POLICY else None
+    alone = replace(snapshot, pending=(job,))
+    world = node_arrays_of(alone)
+    waiting = waiting_of([job], world, {}, alone)
+    costs = costs_of(alone, world, waiting, new_scratch(len(world.nodes), 0, world.rack))
+    if costs is None:
+        return None
+    until = waits_now(costs, world.resources, waiting.requests, waiting.jobs, alone.now).get(0)
+    if until is None:
+        return None
+    own, harm = costs.told[0].tolist()
+    return Reason(code=ReasonCode.POLICY, message=better_text(own, harm, until, alone.now)), until
 
 
 def _verdict(job: PendingView, count: NodeCount) -> NodeVerdict:
@@ -186,10 +198,10 @@ def _fits_now(
             wait = by_limits[0] - snapshot.now
             if job.spec.time_limit_s > wait:
                 return Reason(code=ReasonCode.BACKFILL, message=would_delay(queue[0].id, wait))
-        elif waits_for_better(snapshot, queue[0]) is not None:
+        elif (waits := waits_for_better(snapshot, queue[0])) and job.spec.time_limit_s > waits[1] - snapshot.now:
             return Reason(code=ReasonCode.BACKFILL, message=keeps_room(queue[0].id))
     if (why := waits_for_better(snapshot, job)) is not None:
-        return why
+        return why[0]
     if policy.place in MAPPED:
         return ELSEWHERE
     return Reason(code=ReasonCode.POLICY, message="fits now; the next cycle can start it")

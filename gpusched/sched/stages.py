@@ -19,7 +19,7 @@ from gpusched.sched.reasons import Block
 from gpusched.sched.state import BACKFILLS, PLACES, POLICY, Floats, Ints, PassArrays
 from gpusched.sched.topology.live import Costs
 from gpusched.sched.topology.queue import schedule_by_cost
-from gpusched.sched.topology.spread import waits_for_better
+from gpusched.sched.topology.spread import better_text
 
 
 def place_queue(context: Context, queue: Ints, keep: Keep | None = None) -> Block:
@@ -51,7 +51,7 @@ def by_cost(context: Context, queue: Ints, costs: Costs) -> Block:
     for job in queue[context.outcome.code[queue] == POLICY].tolist():
         own, harm = costs.told[job].tolist()
         until = costs.until(job, own + harm)
-        message = waits_for_better(own, harm, until, context.snapshot.now)
+        message = better_text(own, harm, until, context.snapshot.now)
         context.own[waiting.views[job].id] = Reason(code=ReasonCode.POLICY, message=message)
     return Block(policy, int(head), float(shadow))
 

@@ -111,8 +111,8 @@ def starts_in(seconds: float) -> str:
 
 
 def keeps_room(head: str) -> str:
-    """Why a job that fits is held back where the head could start, too, but waits for a better place."""
-    return f"fits now, but on room that is kept for job {head}, which waits for a better place"
+    """Why a job that fits is held back where the head could start, too, but waits for a better place for a while."""
+    return f"fits now, but would outlast the wait of job {head} for a better place, for which room is kept"
 
 
 def would_delay(head: str, seconds: float) -> str:

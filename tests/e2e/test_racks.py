@@ -1,21 +1,25 @@
-"""A job of two nodes waits for its rack, and gets it; another gives up waiting and takes two racks."""
+"""A job of two nodes waits for its rack, and gets it; another gives up and takes two racks. Then by what that costs."""
 
 from __future__ import annotations
 
 import json
+import os
+from math import log
 
 import pytest
 
+from gpusched.config.users import user_name
+from gpusched.model.interference import KindBelief, Paces, Shape, kind_of
+from gpusched.queue.store import Store
 from tests.e2e.conftest import Cluster
 from tests.testbed import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 
-@pytest.fixture
-def racks(stopped: Cluster) -> Cluster:
+def in_racks(stopped: Cluster, policy: str) -> Cluster:
     """One partition of four nodes in two racks."""
-    stopped.write_inventory(policies={"A100": "rack-wait"})
+    stopped.write_inventory(policies={"A100": policy})
     declared = json.loads(stopped.inventory.read_text())
     first, second = (declared["partitions"].pop(name) for name in ("A100", "V100"))
     first["nodes"] += second["nodes"]
@@ -24,6 +28,12 @@ def racks(stopped: Cluster) -> Cluster:
     stopped.inventory.write_text(json.dumps(declared))
     stopped.start_controller()
     return stopped
+
+
+@pytest.fixture
+def racks(stopped: Cluster) -> Cluster:
+    """Waiting for one rack."""
+    return in_racks(stopped, "rack-wait")
 
 
 def nodes_of(cluster: Cluster, job: str) -> set[str]:
@@ -73,3 +83,33 @@ def test_a_job_waits_for_one_rack_and_another_gives_up(racks: Cluster) -> None:
     spread = racks.wait_state(racks.sh(ranks, "--gpus", "8", "--max-spread", "any", "--wait-for-placement", "0"))
     assert (spread.state, spread.spec.nodes, spread.spec.gpus_per_node) == ("COMPLETED", 2, 4)
     assert racks.logs(spread.id, "--rank", "0").strip() == "2 nodes, 8 GPUs"
+
+
+def test_a_job_waits_for_the_place_that_costs_least_and_tells_what_its_own_costs(stopped: Cluster) -> None:
+    def paces(gpus: int, racks: int, pace: float) -> Paces:
+        shape = Shape(gpu_type="A100", unit="steps", gpus=gpus, most=gpus // 2, nodes=2, racks=racks)
+        return Paces(shape=shape, logs=((log(pace), 1.0),) * 5, count=5, best=log(pace))
+
+    kind = kind_of(user_name(os.getuid()), "train-1")
+    known = KindBelief(kind=kind, shapes=tuple(paces(16, racks, pace) for racks, pace in ((1, 10.0), (2, 8.0))))
+    store = Store.create_or_open(stopped.state)
+    with store.transaction():
+        store.put_beliefs([known])
+    store.close()
+    in_racks(stopped, "contention")
+    for node in ("dgx001", "dgx003"):
+        stopped.wait_state(stopped.sh("sleep 300", "--gpus", "8", "--nodelist", node), "RUNNING")
+    new = stopped.sh("sleep 300", "--gpus", "16", "--job-name", "unheard-of")
+    assert nodes_of(stopped, new) == {"dgx002", "dgx004"}, "nothing says that it would lose by that"
+    stopped.cli("cancel", new, "--now")
+    slow = stopped.sh("sleep 300", "--gpus", "16", "--job-name", "train-8")
+    wait_until(
+        lambda: "waits for a better place" in (((j := stopped.job(slow)) and j.message) or ""), what="its reason"
+    )
+    why = stopped.json("why", slow)
+    assert why["reason"] == "Policy"
+    assert why["message"].startswith("waits for a better place: there now it would run 25 % slower; at most until ")
+    hasty = stopped.sh("sleep 300", "--gpus", "16", "--job-name", "train-9", "--wait-for-placement", "0", "-t", "10m")
+    assert nodes_of(stopped, hasty) == {"dgx002", "dgx004"}
+    assert "on 2 racks about 25 % slower than in one" in stopped.cli("show", hasty).stdout
+    assert "SLOWER" in stopped.cli("status").stdout

@@ -30,7 +30,7 @@ from gpusched.sched.topology.live import HARMLESS, PATIENCE_S, costs_of
 from tests.sched.test_racks import FOUR, HALF, TWO_RACKS, with_place
 from tests.sched.worlds import NOW, after, node, pending, running, snapshot, snapshots, started, topology
 
-QUICK = settings(max_examples=60, deadline=None)
+QUICK = settings(max_examples=150, deadline=None)
 NAMES = ("calm", "loud", "new")
 LATE = 1e6  # so that jobs can have waited for days
 LINKS = ("server", "nic", "uplink")
@@ -79,11 +79,13 @@ def clusters(draw: st.DrawFn) -> Snapshot:
             job = running(f"r{i}", held, LATE + draw(st.sampled_from([60.0, 7200.0])))
             busy.append(named(job, draw(st.sampled_from(NAMES))))
     jobs = [
-        pending(f"j{i}", draw(st.sampled_from([1, 2, 4, 8])), nodes=draw(st.integers(1, 2)), limit=600,
+        pending(f"j{i}", draw(st.sampled_from([1, 2, 4, 8])), nodes=draw(st.integers(1, 2)),
+                limit=draw(st.sampled_from([600, 300_000])),
                 submit=LATE - draw(st.sampled_from([0.0, 3600.0, 86_000.0, 200_000.0])), user="alice",
                 name=draw(st.sampled_from(NAMES)))
         for i in range(draw(st.integers(1, 5)))
     ]  # fmt: skip
+    jobs = [replace(job, spec=replace(job.spec, max_spread=draw(st.sampled_from(["", "rack"])))) for job in jobs]
     strong = st.sampled_from([0.02, 0.3, 1.0])
     known = beliefs(draw(strong), draw(strong), draw(st.sampled_from([1.0, 1.1, 1.6])), draw(st.none() | strong))
     return snapshot(
@@ -283,7 +285,7 @@ def test_nobody_waits_for_what_only_public_tables_say() -> None:
 
 
 def test_who_waits_keeps_its_room_under_easy_and_no_more() -> None:
-    """The head could start on n1 and n3: a job that outlasts its wait may not have these, but n4 is free for it."""
+    """The head could start on n1 and n3: who outlasts its wait may not have both and n4, who ends before may."""
     own = {"limit": 90_000, "user": "alice"}
     jobs = [pending("head", 8, nodes=2, submit=NOW - 9, name="calm", user="alice"),
             pending("long", 8, submit=NOW - 8, **own), pending("more", 8, submit=NOW - 7, **own)]  # fmt: skip
@@ -296,8 +298,11 @@ def test_who_waits_keeps_its_room_under_easy_and_no_more() -> None:
     assert len(plan.actions) == 1
     (why,) = (plan.reasons[name] for name in ("long", "more") if name in plan.reasons)
     assert why.code is ReasonCode.BACKFILL
-    assert why.message == "fits now, but on room that is kept for job head, which waits for a better place"
+    assert why.message == "fits now, but would outlast the wait of job head for a better place, for which room is kept"
     assert explain(after(snap, plan), "more").reason == why
+    short = [replace(job, spec=replace(job.spec, time_limit_s=80_000)) for job in jobs[1:]]
+    assert len(decide(replace(snap, pending=(jobs[0], *short))).actions) == 2
+    assert explain(replace(snap, pending=(jobs[0], *short)), "more").reason.code is ReasonCode.POLICY
 
 
 @QUICK
@@ -319,3 +324,15 @@ def test_nobody_waits_where_a_good_place_is_free(snap: Snapshot) -> None:
         if costs:
             assert plan.reasons[job.id].code is ReasonCode.POLICY
             assert min(costs) > HARMLESS
+
+
+def test_who_starts_first_counts_for_those_behind_it() -> None:
+    """The second would be beside the first, were that not on its links yet."""
+    two = [replace(pending(name, 2, nodes=2, submit=NOW, name=name, user="alice"), id=f"j{i}")
+           for i, name in enumerate(("loud", "calm"))]  # fmt: skip
+    nodes = [node(f"n{i}") for i in range(4)]
+    snap = snapshot(nodes, two, place="contention", topology=TWO_RACKS, beliefs=beliefs(1.0, 0.5, 1.0))
+    found = started(decide(snap))
+    assert not {n for n, _ in found["j0"]} & {n for n, _ in found["j1"]}
+    few = replace(snap, nodes=tuple(nodes[:2]), topology=topology("r1", "r1"))
+    assert list(decide(few).reasons) == ["j1"]

@@ -1,8 +1,8 @@
 """One pass over a partition's queue by what places cost: who starts where, who waits for a better place.
 
 As `backfill.schedule`, but a job goes to the cheapest place, and a place that is too dear for how long the job has
-waited counts as none. The head of the queue has its reservation where it could start by room alone: when its wait is
-over that is free, so it starts no later than its policy lets it wait.
+waited counts as none. A head that waits so has its reservation for the end of its wait, where it could start by room
+alone: it starts no later than its policy lets it wait, and who ends before that may use the room meanwhile.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def schedule_by_cost(
                 head = job
                 code = RESOURCES if code == PRIORITY else code
                 if backfill != SKIP:
-                    shadow, given = reserve_any(resources, releases, jobs.masks, requests, shape, RACK, now, scratch)
+                    over = _until(costs, job, costs.told[job, 0] + costs.told[job, 1]) if code == POLICY else now
+                    shadow, given = reserve_any(resources, releases, jobs.masks, requests, shape, RACK, over, scratch)
                     protect(resources, request_of(requests, given), shadow < np.inf, scratch)
             elif code == PRIORITY:
                 code = waits
@@ -98,16 +99,14 @@ def _attempt(
     if costs.looked[again, c] == stamp and _waits(costs, job, costs.seen[again, c, 0] + costs.seen[again, c, 1], now):
         costs.told[job] = costs.seen[again, c]
         return POLICY, shape
-    room, price = scratch.late if late else resources, costs.seen[again, c]
-    way = _price(costs, room, requests, jobs, c, price)
+    price = costs.seen[again, c]
+    way = _offer(costs, scratch.late if late else resources, requests, jobs, c, price)
     if way < 0:
         return _no_room(resources, requests, jobs, shape, late, scratch), shape
-    if _waits(costs, job, price[0] + price[1], now):  # rather than wait it breaks up a node
-        way = _lowest(costs, room, requests, jobs, c, price)
-        costs.looked[again, c] = stamp
-        if _waits(costs, job, price[0] + price[1], now):
-            costs.told[job] = price
-            return POLICY, shape
+    costs.looked[again, c] = stamp
+    if _waits(costs, job, price[0] + price[1], now):
+        costs.told[job] = price
+        return POLICY, shape
     given = costs.ways.shape[way]
     for part in range(requests.parts[given]):
         scratch.chosen[part] = costs.search.best[part]
@@ -131,12 +130,26 @@ def waits_now(costs: Costs, resources: Resources, requests: Requests, jobs: Jobs
 def _look_at_all(costs: Costs, resources: Resources, requests: Requests, jobs: Jobs, dear: Floats) -> None:
     """What the place of each class costs now, into ``dear: float64[classes, 2]``."""
     for c in range(dear.shape[0]):
-        _lowest(costs, resources, requests, jobs, c, dear[c])
+        _offer(costs, resources, requests, jobs, c, dear[c])
+
+
+@jit
+def _offer(costs: Costs, room: Resources, requests: Requests, jobs: Jobs, c: int, price: Floats) -> int:
+    """The cheapest place of a class, its nodes in ``search.best``; it breaks nodes up where it would else have to wait.
+
+    ``price``: what it costs the job and its neighbours, as far as is sure. -1: it has none, else its way.
+    """
+    way = _price(costs, room, requests, jobs, c, price)
+    if way >= 0 and price[0] + price[1] > HARMLESS:
+        costs.search.tight[0] = 0.0
+        way = _price(costs, room, requests, jobs, c, price)
+        costs.search.tight[0] = 1.0
+    return way
 
 
 @jit
 def _price(costs: Costs, room: Resources, requests: Requests, jobs: Jobs, c: int, price: Floats) -> int:
-    """What the cheapest place of a class costs it and its neighbours, as far as is sure; its way, -1: it has none."""
+    """`contention.cheapest`, and its ``price``."""
     tree, search = costs.tree, costs.search
     _, way = cheapest(tree, costs.model, costs.load, room, jobs.masks, requests, costs.ways, c, np.inf, search)
     if way >= 0:
@@ -149,18 +162,15 @@ def _price(costs: Costs, room: Resources, requests: Requests, jobs: Jobs, c: int
 
 
 @jit
-def _lowest(costs: Costs, room: Resources, requests: Requests, jobs: Jobs, c: int, price: Floats) -> int:
-    """`_price` where breaking up nodes counts for nothing."""
-    costs.search.tight[0] = 0.0
-    way = _price(costs, room, requests, jobs, c, price)
-    costs.search.tight[0] = 1.0
-    return way
+def _until(costs: Costs, job: int, cost: float) -> float:
+    """When a job takes a place that costs so much."""
+    return float(costs.since[job] + min(cost * cost * PATIENCE_S, costs.wait_s[job]))
 
 
 @jit
 def _waits(costs: Costs, job: int, cost: float, now: float) -> bool:
     """Whether a job rather waits than taking a place that costs so much."""
-    return bool(cost > HARMLESS and now < costs.since[job] + min(cost * cost * PATIENCE_S, costs.wait_s[job]))
+    return bool(cost > HARMLESS and now < _until(costs, job, cost))
 
 
 @jit

@@ -115,7 +115,7 @@ def waits_text(until: float, now: float, policy: PolicySpec, job: PendingView, o
     return f"{text}; it could start now on {count_of(on, 'rack')}" if on is not None else text
 
 
-def waits_for_better(own: float, harm: float, until: float, now: float) -> str:
+def better_text(own: float, harm: float, until: float, now: float) -> str:
     """``waits for a better place: there now it would run 18 % slower; at most until 14:20``.
 
     Args:
