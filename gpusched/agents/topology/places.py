@@ -48,14 +48,14 @@ def best_place(
         if fitting < request.parts:
             continue
         for switch in range(-1, tree.parent.size):
-            if search.fits[switch] < request.parts:
+            if search.fits[switch] < request.parts or (switch < 0 and request.parts > 1 and request.spread != 0):
                 continue
             for tight in range(1 if request.parts == 1 and request.gpus == 1 else 0, 2):
                 pick(tree, resources, request, search, switch, tight == 1)
                 best = _better(
                     agent, graph, part, tree, model, load, resources, ways, c, way, request, waited, search, best
                 )
-        if request.parts > 1 and tree.parent.size > 0:
+        if request.parts > 1 and tree.parent.size > 0 and request.spread == 0:
             for quiet in range(2):
                 pick_across(tree, load, resources, request, search, quiet == 1)
                 best = _better(
@@ -84,10 +84,11 @@ def _better(
     place[6], place[7], place[8] = min(ways.excess[way], MOST), waited, min(left / LEFT_OVER, MOST)
     place[9] = _blocked(graph, part, request.parts * request.gpus)
     value = value_of_place(agent, graph, part, nodes, request.parts) - own - harm
-    if value - left <= best.rank:
+    rank = value - search.tight[0] * left
+    if rank <= best.rank:
         return best
     search.best[: request.parts] = nodes[: request.parts]
-    return Choice(value - left, value, way, own, harm)
+    return Choice(rank, value, way, own, harm)
 
 
 @jit
