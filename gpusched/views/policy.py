@@ -168,6 +168,7 @@ def page_dict(page: PolicyPage) -> dict[str, Any]:
         "sizes": spec.sizes,
         "fallback": spec.fallback.name if spec.fallback else None,
         "budget_s": spec.budget_s if spec.agent else None,
+        "schedulers": spec.schedulers if spec.traits.places else None,
         "live": list(page.live),
         "weights": dict(page.weights),
         "cards": dict(page.cards),

@@ -22,7 +22,8 @@ from gpusched.sched.decide import decide
 from gpusched.sched.state import Floats
 from gpusched.sched.topology.live import HARMLESS, PATIENCE_S
 from gpusched.sched.topology.tree import tree_of
-from tests.sched.test_contention import LATE, Plain, beliefs, clusters
+from tests.sched.test_contention import LATE, Plain, beliefs, clusters, named
+from tests.sched.test_racks import FOUR, HALF, TWO_RACKS
 from tests.sched.worlds import NOW, after, node, pending, running, snapshot, started, topology
 
 QUICK = settings(max_examples=60, deadline=None)
@@ -184,6 +185,29 @@ def test_no_number_is_the_fallback_s_decision_and_leaves_no_trace(snap: Snapshot
     assert rule.troubles == {"p": "no weights"}
     assert plan.troubles == {"p": NO_NUMBER}
     assert (plan.actions, plan.reasons) == (rule.actions, rule.reasons)
+
+
+def test_a_job_bound_to_one_rack_does_not_lie_in_two() -> None:
+    """Nor on nodes that hang on no switch, each of which is a rack by itself."""
+    job = pending("j", 8, nodes=2, name="calm")
+    job = replace(job, spec=replace(job.spec, max_spread="rack", placement_wait_s=0.0))
+    snap = snapshot(FOUR, [job], HALF, beliefs=beliefs(0.01, 0.01, 1.0))
+    for racks in (TWO_RACKS, topology("r1", "", "r1", "")):
+        busy = [running(f"r{i}", {n: (0,)}, NOW + 900) for i, n in enumerate(("n0", "n2"))]
+        held = replace(snap, topology=racks, running=tuple(busy))
+        assert planned(held).actions == ()
+        anywhere = replace(job, spec=replace(job.spec, max_spread="any"))
+        assert {n for n, _ in started(planned(replace(held, pending=(anywhere,))))["j"]} == {"n1", "n3"}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_rather_than_wait_a_job_breaks_up_a_node(count: int) -> None:
+    """Two GPUs are left beside a loud job, which costs a quarter; an empty node counts for more than that."""
+    loud = named(running("r", {"n0": tuple(range(6))}, NOW + 900), "loud")
+    jobs = [pending("j", 2, submit=NOW, name="calm")]
+    snap = snapshot([node("n0"), node("n1")], jobs, [loud], beliefs=beliefs(0.5, 0.5, 1.0))
+    plan = planned(snap, count)
+    assert [n for n, _ in started(plan)["j"]] == ["n1"]
 
 
 def test_what_it_learned_counts() -> None:
