@@ -1,5 +1,6 @@
 """Compile what most tests use before the test processes start: each would compile the same at the same time."""
 
+from gpusched.model.policy import PolicySpec
 from gpusched.sched.decide import warm_up
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import one_job, replay
@@ -7,4 +8,4 @@ from gpusched.sim.replay import one_job, replay
 if __name__ == "__main__":
     for policy in ("fifo", "fifo+easy"):
         replay(one_job(), Pool.uniform(1, 1), policy)
-    warm_up()
+    warm_up([PolicySpec(name="by cost", place="contention")])

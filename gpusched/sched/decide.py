@@ -16,6 +16,7 @@ from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.agent import Context, by_agent
 from gpusched.sched.arrays import NodeArrays, Waiting, node_arrays_of, releases_of, waiting_of
 from gpusched.sched.eligible import ineligible
+from gpusched.sched.explain import waits_for_better
 from gpusched.sched.fit import request_of, set_feasibility
 from gpusched.sched.gpus import Links, links_matrix, nearest_gpus
 from gpusched.sched.reasons import Block, Verdicts
@@ -87,7 +88,9 @@ def warm_up(policies: Iterable[PolicySpec] = ()) -> None:
         for place in PLACES:
             decide(_small_snapshot(PolicySpec(name="warm-up", place=place, backfill=backfill)))  # type: ignore[arg-type]
     if any(policy.by_beliefs for policy in asked):
-        decide(_with_beliefs(_small_snapshot(PolicySpec(name="warm-up", place="contention"))))
+        small = _with_beliefs(_small_snapshot(PolicySpec(name="warm-up", place="contention")))
+        decide(small)
+        waits_for_better(small, small.pending[0])
 
 
 def warm_up_agent(policy: PolicySpec, model: Model) -> None:

@@ -292,4 +292,4 @@ def test_an_agent_that_chooses_nodes_is_shown_and_says_how_it_is_trained(site: S
     assert "untrained: the rule of contention" in site.call("policy", "show", "racks").ok().out
     edit(site, "  V100:\n", "  V100:\n    policy: racks\n")
     words = ("submit", "--dry-run", "--flavor", "s-V100", "--", "x")
-    assert "expected start: " in done(site.call(*words)).out
+    assert "would wait: ReqNodeNotAvail: " in done(site.call(*words)).out, "no controller has seen the nodes"

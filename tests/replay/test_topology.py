@@ -31,6 +31,15 @@ def test_a_job_over_two_nodes_is_slower_and_one_that_waits_for_one_is_not(place:
     assert said in str(spread["notes"])
 
 
+def test_contention_says_where_it_can_only_be_blind(place: Place) -> None:
+    words = ("log.swf", "--gpus-per-node", "3", "-P")
+    (blind,), (rack,) = (place.rows(*words, policy) for policy in ("contention", "rack"))
+    assert blind["mean_jct_s"] == rack["mean_jct_s"]
+    assert "contention: a replay without --topology tells nobody what places cost" in str(blind["notes"])
+    (told,) = place.rows(*WORDS, "--topology", "racks.yaml", "--placement", "contention")
+    assert "contention: a replay" not in str(told["notes"])
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

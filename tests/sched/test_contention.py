@@ -316,7 +316,8 @@ def test_nobody_waits_where_a_good_place_is_free(snap: Snapshot) -> None:
     for job in left.running:
         for part in job.allocation.parts:
             free[part.node] -= len(part.gpus)
-    plain = Plain(left)
+    specs = {job.id: job.spec for job in snap.pending}
+    plain = Plain(replace(left, running=tuple(replace(job, spec=job.spec or specs[job.id]) for job in left.running)))
     for job in left.pending:
         gpus = job.spec.gpus_per_node
         rooms = [n for n in free if free[n] >= gpus] if job.spec.nodes == 1 else []
@@ -336,3 +337,48 @@ def test_who_starts_first_counts_for_those_behind_it() -> None:
     assert not {n for n, _ in found["j0"]} & {n for n, _ in found["j1"]}
     few = replace(snap, nodes=tuple(nodes[:2]), topology=topology("r1", "r1"))
     assert list(decide(few).reasons) == ["j1"]
+
+
+def test_who_must_be_in_one_rack_is() -> None:
+    """Nodes on no switch are each a rack of their own."""
+    job = pending("j", 8, nodes=2, submit=NOW - 90_000, name="calm", user="alice")
+    job = replace(job, spec=replace(job.spec, max_spread="rack"))
+    for racks in (TWO_RACKS, topology("r1", "r1", "", "")):
+        busy = HALF if racks is TWO_RACKS else HALF[:1]
+        snap = snapshot(FOUR, [job], busy, place="contention", topology=racks, beliefs=beliefs(0.02, 0.02, 1.0))
+        assert decide(snap).reasons["j"].code is ReasonCode.RESOURCES
+        assert len(decide(replace(snap, running=())).actions) == 1
+
+
+def test_of_more_nodes_and_declared_ways_up_counts_what_was_measured() -> None:
+    """Nobody waits for fewer nodes where nothing says what more cost; narrow ways up are in what was measured."""
+    job = pending("j", 8, submit=NOW, name="new", user="alice")
+    job = replace(job, spec=replace(job.spec, max_nodes=2))
+    half = [running(f"r{i}", {f"n{i}": (0, 1, 2, 3)}, NOW + 900) for i in range(4)]
+    snap = snapshot(FOUR, [job], half, place="contention", beliefs=beliefs(0.02, 0.02, 1.18), topology=TWO_RACKS)
+    assert len(started(decide(snap))["j"]) == 2
+    narrow = replace(TWO_RACKS, switches=tuple(replace(s, uplink_gbps=10.0) for s in TWO_RACKS.switches))
+    calm = pending("k", 8, nodes=2, submit=NOW, name="calm", user="alice")
+    snap = replace(snap, pending=(calm,), running=tuple(HALF), topology=narrow)
+    assert "there now it would run 18 % slower;" in decide(snap).reasons["k"].message
+    wide, thin = narrow.switches
+    snap = replace(snap, topology=replace(narrow, switches=(wide, replace(thin, uplink_gbps=5.0))))
+    assert decide(snap).reasons["k"].message != decide(replace(snap, topology=narrow)).reasons["k"].message
+
+
+@QUICK
+@given(snapshots(racked=True), st.sampled_from([1.0, 1.3]), st.sampled_from([0.02, 0.6]))
+def test_any_cluster_gets_a_sound_plan_that_why_agrees_with(snap: Snapshot, spread: float, strong: float) -> None:
+    known = beliefs(strong, strong, spread)
+    known["alice/t"] = replace(known["alice/calm"], kind="alice/t")
+    snap = replace(with_place(snap, "contention"), beliefs=known)
+    plan = decide(snap)
+    assert check(plan, snap) == (plan, ())
+    left = after(snap, plan)
+    again = decide(left)
+    if again.actions:
+        return
+    for job_id, reason in again.reasons.items():
+        why = explain(left, job_id).reason
+        if ReasonCode.BACKFILL not in (reason.code, why.code):
+            assert (why.code, why.message) == (reason.code, reason.message), job_id

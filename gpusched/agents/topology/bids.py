@@ -76,7 +76,7 @@ class Deal(NamedTuple):
         whole: ``uint8[jobs]``: it is too large for a part: the first's, on all nodes.
         requests: Of the snapshot, once for each scheduler, on its nodes, and once on all: shape s is
             ``number * shapes + s``. masks: ``uint8[masks, nodes]``: theirs.
-        ways: Likewise: class c is ``number * classes + c``.
+        ways, sure_ways: Likewise: class c is ``number * classes + c``.
         shapes, classes: ``int64``: how many there are once.
         graph: For settling.
         again: ``int64[1]``: how many offers were made again.
@@ -89,6 +89,7 @@ class Deal(NamedTuple):
     requests: Requests
     masks: Flags
     ways: Ways
+    sure_ways: Ways
     shapes: int
     classes: int
     graph: Graph
@@ -131,26 +132,29 @@ def offer(
 
 @jit
 def _look(deal: Deal, number: int, graph: Graph, costs: Costs, room: Resources, job: int, now: float) -> None:
-    """A scheduler's best place for a job, among its offers; it breaks up nodes where the job would else wait."""
+    """A scheduler's best place for a job, among its offers; before the job waits nothing counts but what is sure."""
     offers, waited = deal.offers, now - costs.since[job]
-    _try(deal, number, graph, costs, room, job, waited)
+    _try(deal, number, graph, costs, costs.model, deal.ways, room, job, waited)
     if offers.way[number, job] >= 0 and not _takes(costs, offers, number, number, job, now):
         costs.search.tight[0] = 0.0
-        _try(deal, number, graph, costs, room, job, waited)
+        _try(deal, number, graph, costs, costs.sure, deal.sure_ways, room, job, waited)
         costs.search.tight[0] = 1.0
 
 
 @jit
-def _try(deal: Deal, number: int, graph: Graph, costs: Costs, room: Resources, job: int, waited: float) -> None:
+def _try(
+    deal: Deal, number: int, graph: Graph, costs: Costs, model: Model, ways: Ways, room: Resources, job: int,
+    waited: float,
+) -> None:  # fmt: skip
     offers, agent, c, search = deal.offers, deal.agent, costs.of[job], costs.search
     aged, whose = min(waited / DAY_S, MOST), offers.rank.shape[0] if deal.whole[job] != 0 else number
     best = best_place(
-        agent, graph, number, costs.tree, costs.model, costs.load, room, deal.masks, deal.requests, deal.ways,
+        agent, graph, number, costs.tree, model, costs.load, room, deal.masks, deal.requests, ways,
         whose * deal.classes + c, aged, search,
     )  # fmt: skip
     gpus = costs.load.jobs[job]["gpus"]
     if best.way >= 0:
-        request, first = request_of(deal.requests, deal.ways.shape[best.way]), offers.offset[job]
+        request, first = request_of(deal.requests, ways.shape[best.way]), offers.offset[job]
         for part in range(request.parts):
             offers.nodes[number, first + part] = search.best[part]
         own, harm = cost_of(

@@ -111,6 +111,7 @@ def new_deal(agent: Agent, context: Context, costs: Costs, queue: Ints) -> Deal:
     deal = Deal(
         agent=agent, offers=offers, home=home, whole=np.zeros(jobs, np.uint8),
         requests=bound, masks=masks, ways=_ways_of_all(costs.ways, len(requests.lo), count + 1),
+        sure_ways=_ways_of_all(costs.sure_ways, len(requests.lo), count + 1),
         shapes=len(requests.lo), classes=len(costs.ways.best), graph=graph,
         again=np.zeros(1, np.int64),
     )  # fmt: skip

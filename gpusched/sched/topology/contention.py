@@ -11,7 +11,18 @@ from gpusched.sched.fit import request_of
 from gpusched.sched.place import choose, node_fits
 from gpusched.sched.state import RACK, Flags, Floats, Ints, Request, Requests, Resources, Scratch
 from gpusched.sched.topology.load import LEAST, ONE, Load, new_look, part_of, speed_of
-from gpusched.sched.topology.slowdown import NARROWEST, Model, beside, learned, link_kind, lost_beside, needs_of
+from gpusched.sched.topology.slowdown import (
+    BUS,
+    NARROWEST,
+    NIC,
+    Model,
+    beside,
+    learned,
+    link_kind,
+    lost_beside,
+    needs_of,
+    sure_only,
+)
 from gpusched.sched.topology.tree import Tree, Use, links_of, new_use
 
 LEFT_OVER = 0.1
@@ -112,14 +123,33 @@ def set_keys(
         count += 1
         search.fits[tree.rack[node]] += 1
         loud = 0.0
-        if request.gpus > 1:
+        if sure_only(model.believed):
+            loud = _lost_at(tree, model, load, request, kind, node)
+        elif request.gpus > 1:
             loud += load.pressure[node] / ONE
-        if request.parts > 1:
+        if request.parts > 1 and not sure_only(model.believed):
             loud += load.pressure[nodes + node] / ONE
             if model.ratio.size > 0:
                 loud += _lost_on(model, load, nodes + node, kind)
         search.key[node] = loud
     return count
+
+
+@jit
+def _lost_at(tree: Tree, model: Model, load: Load, request: Request, kind: int, node: int) -> float:
+    """What one of ``kind`` and those on a node would take from each other by what was measured."""
+    lost, gpus = 0.0, max(1, request.parts * request.gpus)
+    for link in (BUS, NIC):
+        if (link == BUS and request.gpus < 2) or (link == NIC and request.parts < 2):
+            continue
+        at = load.on[link * tree.rack.size + node]
+        while at >= 0:
+            other = load.jobs[load.uses[at]["job"]]
+            at = load.uses[at]["next"]
+            more = lost_beside(model.believed, link, other["kind"], kind)
+            lost += lost_beside(model.believed, link, kind, other["kind"])
+            lost += other["gpus"] * more * other["alone"] / other["best"] / gpus
+    return lost
 
 
 @jit

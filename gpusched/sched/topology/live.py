@@ -84,7 +84,7 @@ def costs_of(snapshot: Snapshot, world: NodeArrays, waiting: Waiting, scratch: S
         waiting: Its jobs as arrays.
         scratch: Room to work in, of these.
     """
-    asking = {name for name, policy in snapshot.policies.items() if policy.place == "contention"}
+    asking = {name for name, policy in snapshot.policies.items() if policy.by_beliefs}
     asked = [j for name in asking for j in waiting.queues.get(name, ())]
     if not snapshot.beliefs or not asked:
         return None

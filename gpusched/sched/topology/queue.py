@@ -38,8 +38,9 @@ from gpusched.sched.state import (
     Resources,
     Scratch,
 )
-from gpusched.sched.topology.contention import cheapest, cost_of
+from gpusched.sched.topology.contention import Ways, cheapest, cost_of
 from gpusched.sched.topology.live import HARMLESS, PATIENCE_S, Costs, enter_links
+from gpusched.sched.topology.slowdown import Model
 
 More = TypeVar("More")
 Attempt = Callable[[Resources, Requests, Jobs, int, float, bool, bool, Costs, More, Scratch], tuple[int, int]]
@@ -158,25 +159,27 @@ def _look_at_all(costs: Costs, resources: Resources, requests: Requests, jobs: J
 
 @jit
 def _offer(costs: Costs, room: Resources, requests: Requests, jobs: Jobs, c: int, price: Floats) -> int:
-    """The cheapest place of a class, its nodes in ``search.best``; it breaks nodes up where it would else have to wait.
+    """The cheapest place of a class, its nodes in ``search.best``; before it waits nothing counts but what is sure.
 
     ``price``: what it costs the job and its neighbours, as far as is sure. -1: it has none, else its way.
     """
-    way = _price(costs, room, requests, jobs, c, price)
+    way = _price(costs, costs.model, costs.ways, room, requests, jobs, c, price)
     if way >= 0 and price[0] + price[1] > HARMLESS:
         costs.search.tight[0] = 0.0
-        way = _price(costs, room, requests, jobs, c, price)
+        way = _price(costs, costs.sure, costs.sure_ways, room, requests, jobs, c, price)
         costs.search.tight[0] = 1.0
     return way
 
 
 @jit
-def _price(costs: Costs, room: Resources, requests: Requests, jobs: Jobs, c: int, price: Floats) -> int:
+def _price(
+    costs: Costs, model: Model, ways: Ways, room: Resources, requests: Requests, jobs: Jobs, c: int, price: Floats
+) -> int:
     """`contention.cheapest`, and its ``price``."""
     tree, search = costs.tree, costs.search
-    _, way = cheapest(tree, costs.model, costs.load, room, jobs.masks, requests, costs.ways, c, np.inf, search)
+    _, way = cheapest(tree, model, costs.load, room, jobs.masks, requests, ways, c, np.inf, search)
     if way >= 0:
-        given = costs.ways.shape[way]
+        given = ways.shape[way]
         price[0], price[1] = cost_of(
             tree, costs.sure, costs.load, costs.sure_ways, c, search.best, requests.parts[given], requests.gpus[given],
             search,

@@ -107,6 +107,14 @@ def learned(believed: Believed | None) -> bool:
 
 
 @jit
+def sure_only(believed: Believed | None) -> bool:
+    """Whether nothing counts but what was measured."""
+    if believed is None:
+        return False
+    return not believed.unknown
+
+
+@jit
 def press(believed: Believed | None, kind: int, use: Use, count: int, needs: Floats, alone: float) -> None:
     """Makes ``needs``, for `load.enter`, what one of the kind is believed to press on others, by its step alone."""
     if believed is None:
