@@ -22,7 +22,7 @@ LONGEST = (
     "runtimes/test_confinement.py", "learn/test_maifs.py", "testbed_selftest/test_testbed.py",
     "learn/test_reproduce_cli.py", "nodes/test_ssh.py", "controller/test_clock.py", "mapping/test_heterogeneous.py",
     "mapping/test_milp.py", "sched/test_agents_rltune.py", "sched/test_agents_rltune_preempt.py",
-    "learn/test_rltune_preempt.py", "mapping/test_rltune.py",
+    "learn/test_rltune_preempt.py", "mapping/test_rltune.py", "sched/test_agents_topology.py",
 )  # fmt: skip
 """Files that take longest, in seconds or in waiting, by turns: those that wait for nodes and those that compute."""
 
