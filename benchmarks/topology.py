@@ -2,20 +2,26 @@
 
     .venv/bin/python -m benchmarks.topology [--jobs 20000] [--load 0.9] [--seed 0] [--topology 16x4-racks] [--repeat 3]
         [--policy contention] [--hosts 847]
-    .venv/bin/python -m benchmarks.topology --live [--nodes 1000] [--waiting 1000] [--repeat 7]
+    .venv/bin/python -m benchmarks.topology --live [--agents] [--nodes 1000] [--waiting 1000] [--repeat 7]
 
 The setting of `gpusched reproduce topology`. A line a policy: jobs a second (the best of ``--repeat`` runs, compiled
 before) and mean JCT. Placements once more with EASY backfill, by limits of one to five times the run time alone.
 ``--live``: CPU time of one decision with EASY backfill on nodes of 8 GPUs in four racks, nearly full and empty, jobs of
 40 kinds of which half have told of their pace; `anew`: the first after something was learned.
+``--agents``: the same in racks of neighbouring nodes by untrained topology agents, CPU time: what one scheduler takes
+for dealing out and settling; of four also the longest of their offers, as on four cores; and all of the decision's
+elapsed time here.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import statistics
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,14 +29,19 @@ import numpy as np
 from msgspec.structs import replace as with_changes
 
 from benchmarks.decide import build, median_ms
+from gpusched.agents.topology import live as agents
 from gpusched.agents.topology.engine import placed_by
+from gpusched.agents.topology.network import Agent, arrays_of, untrained
 from gpusched.agents.topology.reproduce import POLICIES, WEIGHTS, learns, run_of, settings_of
 from gpusched.agents.topology.workloads import draw
+from gpusched.config.weights import Model
 from gpusched.model.interference import KindBelief, Link, Paces, Shape, Sway
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
 from gpusched.model.topology import Switch, Topology
+from gpusched.sched.agent import Context
 from gpusched.sched.decide import decide
+from gpusched.sched.reasons import Block
 from gpusched.sim.engine.placing import Network
 from gpusched.sim.placed import RULES
 from gpusched.sim.replay import replay
@@ -63,9 +74,13 @@ def main() -> None:
     options.add_argument("--policy", action="append")
     options.add_argument("--hosts", type=int, help="a Clos of three tiers with so many, in place of --topology")
     options.add_argument("--live", action="store_true")
+    options.add_argument("--agents", action="store_true")
     options.add_argument("--nodes", type=int, default=1_000)
     options.add_argument("--waiting", type=int, default=1_000)
     args = options.parse_args()
+    if args.agents:
+        by_agents(args.nodes, args.waiting, args.repeat)
+        return
     if args.live:
         live(args.nodes, args.waiting, args.repeat)
         return
@@ -101,6 +116,62 @@ def live(nodes: int, waiting: int, repeat: int) -> None:
             anew = median_ms(repeat, lambda s=snapshot: decide(with_changes(s, beliefs=dict(s.beliefs))))  # type: ignore[misc]
             more = f", anew {anew:.1f} ms" if snapshot.beliefs else ""
             print(f"{name:>6} {place:>11} {racks:>8}: {ms:6.1f} ms{more}; {len(plan.actions)} start", flush=True)
+
+
+def by_agents(nodes: int, waiting: int, repeat: int) -> None:
+    """One decision, by one scheduler and by four."""
+    model = Model("topology", arrays_of(untrained(0)), {}, "", "")
+    for name, full in (("full", 0.97), ("empty", 0.0)):
+        *_, (_, _, snapshot) = decisions(nodes, waiting, full)
+        names = [node.name for node in snapshot.nodes]
+        racks = [names[i * nodes // 4 : (i + 1) * nodes // 4] for i in range(4)]
+        switches = tuple(Switch(name=f"r{i}", nodes=tuple(own), uplink_gbps=800.0) for i, own in enumerate(racks))
+        for schedulers in (1, 4):
+            policy = PolicySpec(
+                name="b", agent="topology", place="contention", backfill="easy", schedulers=schedulers,
+                fallback=snapshot.policies["p"],
+            )  # fmt: skip
+            asked = with_changes(snapshot, policies={"p": policy}, topology=Topology(switches=switches))
+            times = []
+            for _ in range(repeat + 1):
+                begun = time.perf_counter()
+                plan = decide(asked, {"p": model})
+                times.append(1000 * (time.perf_counter() - begun))
+            runs = [parts_ms(asked, model) for _ in range(repeat + 1)][1:]
+            deal, offers, settled = (statistics.median(run[i] for run in runs) for i in range(3))
+            print(
+                f"{name:>6} {schedulers} schedulers: deal {deal:.1f} ms, offers {offers:.1f} ms (the longest), "
+                f"settle {settled:.1f} ms, in all {deal + offers + settled:.1f} ms; "
+                f"decision {statistics.median(times[1:]):.1f} ms elapsed; {len(plan.actions)} start",
+                flush=True,
+            )
+
+
+def parts_ms(snapshot: Snapshot, model: Model) -> tuple[float, float, float]:
+    """CPU milliseconds: dealing out, the longest of the schedulers' offers, settling."""
+    found: list[tuple[float, float, float]] = []
+
+    def timed(agent: Agent, context: Context) -> tuple[list[int], Block]:
+        assert context.costs is not None
+        marks = [time.thread_time()]
+        queue = context.waiting.ordered(context.partition, context.policy.order)
+        costs = agents.own_room(context.costs)
+        deal = agents.new_deal(agent, context, costs, queue)
+        marks.append(time.thread_time())
+        for number in range(context.policy.schedulers if context.policy.schedulers > 1 else 0):
+            agents.offers_of(deal, number, context, costs, queue)
+            marks.append(time.thread_time())
+        block = agents.settled(deal, context, costs, queue)
+        steps = [1000 * (b - a) for a, b in pairwise([*marks, time.thread_time()])]
+        found.append((steps[0], max(steps[1:-1], default=0.0), steps[-1]))
+        return queue.tolist(), block
+
+    before, agents.decide_queue = agents.decide_queue, timed
+    try:
+        decide(snapshot, {"p": model})
+    finally:
+        agents.decide_queue = before
+    return found[0]
 
 
 def decisions(nodes: int, waiting: int, full: float) -> Iterator[tuple[str, str, Snapshot]]:

@@ -26,7 +26,7 @@ LONGEST = (
     "runtimes/test_confinement.py", "testbed_selftest/test_testbed.py", "learn/test_reproduce_cli.py",
     "nodes/test_ssh.py", "controller/test_clock.py", "mapping/test_heterogeneous.py", "mapping/test_milp.py",
     "sched/test_agents_rltune.py", "sched/test_agents_rltune_preempt.py", "learn/test_rltune_preempt.py",
-    "mapping/test_rltune.py", "controller/test_sharing.py",
+    "mapping/test_rltune.py", "controller/test_sharing.py", "sched/test_agents_topology.py",
 )  # fmt: skip
 """Files that take longest, in seconds or in waiting, by turns: those that wait for nodes and those that compute."""
 

@@ -10,14 +10,14 @@ module        offers                                                 called by
 ============  =====================================================  ==================================================
 
 An agent that chooses sizes of resizable jobs (`AgentTraits.sizes`) offers `Sizes` in ``live`` instead, live and in
-replays, and no ``replay``: the stages of its policy's file do the rest.
+replays, and no ``replay``: the stages of its policy's file do the rest. One that chooses nodes by what they cost
+(`AgentTraits.places`) learns elsewhere: no ``train``.
 
 Where the weights stop running jobs (`sched.agent.PREEMPT`), ``live_preempt`` and ``replay_preempt`` decide. What these
 have in common is compiled and has no torch: by custom in ``decide``. A new agent is a folder, an entry each in
 `model.policy.Agent` and `AGENTS`, a policy file in ``data/policies``, and its names in pyproject.toml (layers of the
 agents; who has no torch). Its weights say (``about``) what it ``knows``, its ``backfill``, and ``preempt`` where they
-stop jobs. `tests/docs/test_rooms.py` holds every agent to this table; ``predictor``, ``dl2`` and ``maifs`` are
-none yet.
+stop jobs. `tests/docs/test_rooms.py` holds every agent to this table; ``predictor`` is none yet.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def _with_costs(
     for start in spreads:
         racks = len({names.get(node, f" {node}") for node in start.nodes}) if names else 0
         nearer = racks > 1 or job.spec.max_nodes is not None  # on one node or in one rack, where it may be
-        message, cost = cost_at(beliefs, job, len(start.nodes), racks) if nearer else ("", None)
+        message, cost = (nearer and cost_at(beliefs, job, len(start.nodes), racks)) or ("", None)
         found.append(msgspec.structs.replace(start, racks=racks, cost=cost, message=message))
     return tuple(found)
 

@@ -74,7 +74,8 @@ def _candidates(client: Client, live: dict[str, PolicySpec]) -> list[PolicyRow]:
         if known.origin == "frozen" or (spec.agent is None and any(same(spec, s) for s in live.values())):
             continue
         trained = trained_for(spec) if spec.agent is not None else []
-        note = "not trained yet: gpusched train" if spec.agent is not None and not trained else known.origin
+        how = f"reproduce {spec.agent} --out" if spec.traits.places else "train"
+        note = f"not trained yet: gpusched {how}" if spec.agent is not None and not trained else known.origin
         for name in trained or [DEFAULT]:
             partition = None if name == DEFAULT else name
             verdict = night.get((name, spec.name, spec.version))

@@ -33,7 +33,12 @@ from gpusched.model.units import parse_duration
 
 BUILT_IN = Path(__file__).parents[1] / "data" / "policies"
 POLICY, WEIGHTS = "policy.yaml", ".safetensors"  # of a trained policy's folder
-DEFAULT_FALLBACK, SIZING_FALLBACK = "easy", "elastic"  # the latter of agents that choose sizes
+DEFAULT_FALLBACK, SIZING_FALLBACK, PLACING_FALLBACK = (
+    "easy",
+    "elastic",
+    "contention",
+)  # of agents that choose sizes, nodes
+MOST_SCHEDULERS = 16
 
 
 def policy_folders(inventory_path: Path | str) -> tuple[Path, ...]:
@@ -120,6 +125,12 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
             told = "sizes" if "sizes" in fields else "fallback"
             raise fields[told].error(f"a fallback that chooses sizes, such as {SIZING_FALLBACK}")
         chosen = {k: getattr(behind, k) for k in ("order", "place", "backfill", "sizes", "resize")} | chosen
+    if "agent" in fields and AGENTS[chosen["agent"]].places:
+        if chosen.get("place", "contention") != "contention":
+            raise fields["place"].error("contention, by which this agent goes")
+        behind = chosen["fallback"]
+        chosen = {k: getattr(behind, k) for k in ("order", "backfill", "place_wait_s")} | chosen
+        chosen["place"] = "contention"
     if "sizes" in fields and chosen["sizes"] != "base":
         if "agent" in fields or chosen.get("order", "fifo") != "fifo":
             raise fields["sizes"].error("this only with order: fifo and without an agent", "it with another")
@@ -133,13 +144,14 @@ def load_policy(path: Path | str, folders: tuple[Path, ...] = (BUILT_IN,)) -> Po
     return _with_version(PolicySpec(name=trained.name, **chosen))
 
 
-_AGENT_KEYS = ("agent", "fallback", "budget", "preempt", "train")
+_AGENT_KEYS = ("agent", "fallback", "budget", "preempt", "schedulers", "train")
 
 
 def _agent_of(fields: dict[str, Value], trained: Path, folders: tuple[Path, ...]) -> dict[str, Any]:
     """What a file says of its agent."""
     found: dict[str, Any] = {"agent": fields["agent"].choice(tuple(AGENTS)), "folder": str(trained)}
-    default = SIZING_FALLBACK if AGENTS[found["agent"]].sizes else DEFAULT_FALLBACK
+    traits = AGENTS[found["agent"]]
+    default = SIZING_FALLBACK if traits.sizes else PLACING_FALLBACK if traits.places else DEFAULT_FALLBACK
     name = fields["fallback"].text("a policy's name") if "fallback" in fields else default
     file = policy_file(name, folders)
     # looked at before it is loaded: its own fallback could be this very policy
@@ -150,6 +162,10 @@ def _agent_of(fields: dict[str, Value], trained: Path, folders: tuple[Path, ...]
     found["fallback"] = load_policy(file)
     if "budget" in fields:
         found["budget_s"] = fields["budget"].converted(_seconds, "a time, such as 200ms")
+    if "schedulers" in fields:
+        if not traits.places:
+            raise fields["schedulers"].error("this only with an agent that chooses nodes: topology", "it with another")
+        found["schedulers"] = fields["schedulers"].whole(1, MOST_SCHEDULERS)
     if "preempt" in fields:
         found["preempt"] = _preempting_of(fields["preempt"])
     if "train" in fields:
@@ -244,6 +260,8 @@ def _with_version(spec: PolicySpec) -> PolicySpec:
         weights = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
         meaning |= {"agent": spec.agent, "fallback": spec.fallback and spec.fallback.version, "weights": weights}
         meaning |= {"budget_s": spec.budget_s, "train": spec.settings}
+        if AGENTS[spec.agent].places:
+            meaning["schedulers"] = spec.schedulers
         if spec.preempt != Preempting():  # left out where it is the default, so that other policies keep their versions
             meaning["preempt"] = msgspec.to_builtins(spec.preempt)
     version = hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:12]

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from gpusched.config.paths import write_whole
 from gpusched.config.policies import WEIGHTS
 from gpusched.errors import GpuschedError
+from gpusched.model.policy import AGENTS
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 CARD = ".card.yaml"
@@ -64,8 +65,15 @@ def load_model(folder: Path, partition: str, agent: str) -> Model:
     """
     path = weights_file(folder, partition)
     if not path.is_file():
-        raise ModelError(f"{path}: there are no weights for {partition}", "train them: gpusched train")
+        how = f"gpusched reproduce {agent} --out {path}" if _drawn(agent) else "gpusched train"
+        told = f": '{how}' learns some" if _drawn(agent) else ""
+        raise ModelError(f"{path}: there are no weights for {partition}{told}", f"train them: {how}")
     return load_file(path, agent)
+
+
+def _drawn(agent: str) -> bool:
+    """Whether it learns from drawn clusters."""
+    return any(name == agent and traits.places for name, traits in AGENTS.items())
 
 
 def load_file(path: Path, agent: str) -> Model:

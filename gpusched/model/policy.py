@@ -11,7 +11,7 @@ import msgspec
 Order = Literal["fifo", "ljf", "sjf", "sjf-estimate", "fairshare"]
 Place = Literal["first-fit", "best-fit", "spread", "naive", "fastest", "milp", "rack", "rack-wait", "contention"]
 Backfill = Literal["none", "skip", "easy"]
-Agent = Literal["gist", "rltune", "dl2", "maifs"]
+Agent = Literal["gist", "rltune", "dl2", "maifs", "topology"]
 MAPPED: tuple[Place, ...] = ("fastest", "milp")
 
 
@@ -22,15 +22,19 @@ class AgentTraits(msgspec.Struct, frozen=True, kw_only=True):
         remembers: It is told how jobs that ended lately ran.
         holds_back: It may let jobs wait that would fit now.
         sizes: It chooses sizes of resizable jobs, and nothing else: the stages of its policy's file do the rest.
+        places: It chooses nodes by what places cost, and who waits for better ones: order and backfill are its policy's
+            or its fallback's. It learns from drawn clusters (`gpusched reproduce`), not from a partition's jobs.
     """
 
     remembers: bool = False
     holds_back: bool = False
     sizes: bool = False
+    places: bool = False
 
 
 AGENTS: dict[Agent, AgentTraits] = {"gist": AgentTraits(holds_back=True), "rltune": AgentTraits(remembers=True),
-                                     "dl2": AgentTraits(sizes=True), "maifs": AgentTraits(sizes=True)}  # fmt: skip
+                                     "dl2": AgentTraits(sizes=True), "maifs": AgentTraits(sizes=True),
+                                     "topology": AgentTraits(places=True)}  # fmt: skip
 
 
 class Mapping(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +115,7 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
         fallback: The staged policy that decides when the agent cannot.
         folder: Where the agent's weights are.
         budget_s: A decision of the agent that takes longer is the fallback's.
+        schedulers: Of an agent that chooses nodes: so many have a part of the partition's nodes each.
         place_wait_s: With place rack-wait, or contention: so long a job waits for a good place, then takes what is
             free.
         mapping: With place fastest or milp.
@@ -131,6 +136,7 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
     fallback: PolicySpec | None = None
     folder: str = ""
     budget_s: float = 0.2
+    schedulers: int = 1
     place_wait_s: float = 86400.0
     mapping: Mapping = Mapping()
     preempt: Preempting = Preempting()

@@ -88,15 +88,18 @@ def warm_up(policies: Iterable[PolicySpec] = ()) -> None:
         for place in PLACES:
             decide(_small_snapshot(PolicySpec(name="warm-up", place=place, backfill=backfill)))  # type: ignore[arg-type]
     if any(policy.by_beliefs for policy in asked):
-        learned = {"u/j": KindBelief(kind="u/j")}
-        small = replace(_small_snapshot(PolicySpec(name="warm-up", place="contention")), beliefs=learned)
+        small = _with_beliefs(_small_snapshot(PolicySpec(name="warm-up", place="contention")))
         decide(small)
         waits_for_better(small, small.pending[0])
 
 
 def warm_up_agent(policy: PolicySpec, model: Model) -> None:
     """Likewise for an agent's passes; weights that cannot decide such a thing leave it undone."""
-    decide(_small_snapshot(policy), {"p": model})
+    decide(_with_beliefs(_small_snapshot(policy)) if policy.by_beliefs else _small_snapshot(policy), {"p": model})
+
+
+def _with_beliefs(snapshot: Snapshot) -> Snapshot:
+    return replace(snapshot, beliefs={"u/j": KindBelief(kind="u/j")})
 
 
 def _small_snapshot(policy: PolicySpec) -> Snapshot:

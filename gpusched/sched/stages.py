@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping as Map
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -46,14 +47,25 @@ def by_cost(context: Context, queue: Ints, costs: Costs) -> Block:
     policy, waiting = context.policy, context.waiting
     head, shadow = schedule_by_cost(
         context.world.resources, context.releases, waiting.requests, waiting.jobs, queue, BACKFILLS[policy.backfill],
-        context.snapshot.now, costs, context.scratch, context.outcome,
+        context.snapshot.now, costs, 0, context.scratch, context.outcome,
     )  # fmt: skip
-    for job in queue[context.outcome.code[queue] == POLICY].tolist():
-        own, harm = costs.told[job].tolist()
-        until = costs.until(job, own + harm)
-        message = better_text(own, harm, until, context.snapshot.now)
-        context.own[waiting.views[job].id] = Reason(code=ReasonCode.POLICY, message=message)
+    waits = {job: costs.until(job, float(costs.told[job].sum())) for job in held_back(context, queue)}
+    say_who_waits(context, costs, waits)
     return Block(policy, int(head), float(shadow))
+
+
+def held_back(context: Context, queue: Ints) -> list[int]:
+    """Who of the queue could start and does not."""
+    found: list[int] = queue[context.outcome.code[queue] == POLICY].tolist()
+    return found
+
+
+def say_who_waits(context: Context, costs: Costs, waits: Map[int, float]) -> None:
+    """The reasons of jobs that wait for a better place: job -> until when at most."""
+    for job, until in waits.items():
+        own, harm = costs.told[job].tolist()
+        message = better_text(own, harm, until, context.snapshot.now)
+        context.own[context.waiting.views[job].id] = Reason(code=ReasonCode.POLICY, message=message)
 
 
 def _mapped(context: Context, queue: Ints, keep: Keep | None) -> Block:

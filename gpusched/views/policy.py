@@ -168,6 +168,7 @@ def page_dict(page: PolicyPage) -> dict[str, Any]:
         "sizes": spec.sizes,
         "fallback": spec.fallback.name if spec.fallback else None,
         "budget_s": spec.budget_s if spec.agent else None,
+        "schedulers": spec.schedulers if spec.traits.places else None,
         "live": list(page.live),
         "weights": dict(page.weights),
         "cards": dict(page.cards),
@@ -210,6 +211,9 @@ def page_screen(page: PolicyPage) -> Group:
     if spec.agent is not None:
         fallback = spec.fallback.name if spec.fallback else "fifo"
         what = f"{decides}, chosen by " if spec.traits.sizes else ""
+        if spec.traits.places:
+            of = f" of {spec.schedulers} schedulers" if spec.schedulers > 1 else ""
+            what = f"order {spec.order}, backfill {spec.backfill}, nodes{of} chosen by "
         decides = f"{what}agent {spec.agent}, within {spec.budget_s:g} s, else {fallback}"
     parts += [Text(f"decides by: {decides}")]
     parts += [Text(f"  in {partition}: {common.clean(words)}") for partition, words in page.weights.items()]

@@ -585,6 +585,7 @@ JSON: dict[str, dict[str, str]] = {
         "sizes": "How GPUs are given to resizable jobs: `base` (as submitted) or a rule; with an agent its fallback's.",
         "fallback": "Name of the policy that decides when its agent cannot, or null.",
         "budget_s": "Seconds one decision of its agent may take, or null.",
+        "schedulers": "Schedulers of an agent that chooses nodes, each with a part of them; else null.",
         "live": "Partitions in which exactly this version is in charge.",
         "weights": "Partition: what decides in its weights, in words, read off them; or why they cannot be used.",
         "cards": "Partition: its training card, as in the file.",

@@ -6,6 +6,7 @@ import pytest
 
 from gpusched.config.inventory import load_inventory
 from gpusched.config.policies import BUILT_IN, load_policies, load_policy, policy_names
+from gpusched.config.weights import ModelError, load_model
 from gpusched.errors import FileError, UsageError
 from gpusched.model.policy import Preempting, Resizing
 
@@ -177,6 +178,23 @@ def test_an_agent_s_file_and_its_folder(site: Path) -> None:
     assert (moved.name, moved.version, moved.folder) == ("moved", trained.version, "moved")
 
 
+def test_an_agent_that_chooses_nodes(site: Path) -> None:
+    (site / "one.yaml").write_text("agent: topology\n")
+    (site / "four.yaml").write_text("agent: topology\nschedulers: 4\nfallback: rack-wait\nbackfill: skip\n")
+    one, four = (load_policy(f"{name}.yaml") for name in ("one", "four"))
+    assert one.fallback is not None
+    assert (one.schedulers, one.fallback.name, one.order, one.place) == (1, "contention", "fifo", "contention")
+    assert (one.backfill, one.place_wait_s, one.by_beliefs) == ("easy", 86400.0, True)
+    assert four.fallback is not None
+    assert (four.schedulers, four.fallback.name, four.place, four.backfill) == (4, "rack-wait", "contention", "skip")
+    (site / "two.yaml").write_text("agent: topology\nschedulers: 2\n")
+    assert len({one.version, load_policy("two.yaml").version, four.version}) == 3
+    with pytest.raises(ModelError) as caught:
+        load_model(Path(one.folder), "A", "topology")
+    hint = "gpusched reproduce topology --out one/default.safetensors"
+    assert caught.value.message == f"one/default.safetensors: there are no weights for A: '{hint}' learns some"
+
+
 def test_what_an_agent_must_leave_alone(site: Path) -> None:
     (site / "p.yaml").write_text("agent: rltune\n")
     plain = load_policy("p.yaml")
@@ -190,7 +208,10 @@ def test_what_an_agent_must_leave_alone(site: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("agent: gits\n", 'agent: found "gits", expected one of gist, rltune, dl2, maifs: did you mean gist?'),
+        (
+            "agent: gits\n",
+            'agent: found "gits", expected one of gist, rltune, dl2, maifs, topology: did you mean gist?',
+        ),
         ("agent: gist\nfallback: esay\n", "expected a policy without an agent, such as easy: did you mean easy?"),
         ("agent: gist\nbudget: 0ms\n", "budget: found "),
         ("agent: gist\nbudget: fast\n", "expected a time, such as 200ms"),
@@ -202,6 +223,13 @@ def test_what_an_agent_must_leave_alone(site: Path) -> None:
         ("agent: rltune\npreempt: {restart: -1s}\n", "expected a time"),
         ("agent: rltune\npreempt: {per_hour: 0.5}\n", "expected a whole number from 0 to 3600"),
         ("order: fifo\npreempt: {per_hour: 1}\n", "found an unknown key"),
+        (
+            "agent: gist\nschedulers: 2\n",
+            "schedulers: found it with another, expected this only with an agent that chooses nodes: topology",
+        ),
+        ("agent: topology\nschedulers: 17\n", "schedulers: found 17, expected a whole number from 1 to 16"),
+        ("schedulers: 2\n", "found an unknown key"),
+        ("agent: topology\nplace: spread\n", 'place: found "spread", expected contention, by which this agent goes'),
     ],
 )
 def test_wrong_agents(site: Path, text: str, expected: str) -> None:

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from gpusched.agents.topology.network import arrays_of, untrained
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.config.weights import load_model, save_model
 from gpusched.controller import deciding
@@ -21,6 +22,7 @@ from gpusched.controller.cycle import Cycle
 from gpusched.controller.deciding import REST_S, Decider
 from gpusched.model import ids
 from gpusched.model.commands import Promote, Rollback, ShadowOff, ShadowOn, Submit
+from gpusched.model.interference import KindBelief
 from gpusched.model.jobs import Job, JobSpec
 from gpusched.model.plan import Resize
 from gpusched.model.policy import AGENTS, AgentTraits, PolicySpec
@@ -385,3 +387,21 @@ def test_an_agent_that_chooses_sizes_is_asked_also_where_nobody_waits(
     assert decided.deciders["p"] is policy
     idle = msgspec.structs.replace(alone, running=())
     assert decider.decide(idle, {}).plan.actions == ()
+
+
+def test_topology_agents_leave_it_to_contention_until_anything_was_learned(place: Place) -> None:
+    """And then four of them decide on three nodes."""
+    folder = place.folder / "policies"
+    (folder / "racks.yaml").write_text("agent: topology\nschedulers: 4\nbudget: 60s\n")
+    (folder / "racks").mkdir()
+    save_model(folder / "racks/default.safetensors", "topology", arrays_of(untrained(0)))
+    place.open(load_policy(folder / "racks.yaml"))
+    assert place.decided_by() == "contention"
+    assert "no job has told yet what places cost" in place.store.fallbacks()["p"].line
+    with place.store.transaction():
+        place.store.put_beliefs([KindBelief(kind="u/j")])
+    assert place.decided_by() == "racks"
+    assert place.store.fallbacks() == {}
+    (folder / "racks/default.safetensors").unlink()
+    assert place.decided_by() == "contention"
+    assert "'gpusched reproduce topology --out" in place.store.fallbacks()["p"].line

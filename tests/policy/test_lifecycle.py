@@ -7,8 +7,10 @@ import shutil
 
 import pytest
 
+from gpusched.agents.topology.network import arrays_of, untrained
 from gpusched.config.inventory import load_inventory
 from gpusched.config.policies import load_policies
+from gpusched.config.weights import save_model
 from gpusched.controller.promoting import take_up
 from gpusched.doctor.files import examine_policies
 from gpusched.model.commands import Promote
@@ -272,3 +274,22 @@ def test_a_store_of_the_version_before_is_taken_along(site: Site) -> None:
     assert store.meta("cluster_id") == "abcd1234"
     assert len(store.policy_changes()) == 3
     store.close()
+
+
+def test_an_agent_that_chooses_nodes_is_shown_and_says_how_it_is_trained(site: Site) -> None:
+    folder = site.inventory.parent / "policies"
+    (folder / "racks").mkdir(parents=True)
+    (folder / "racks.yaml").write_text("agent: topology\nschedulers: 4\n")
+    row = next(r for r in site.call("policy", "list", "--json").json if r["name"] == "racks")
+    assert (row["agent"], row["note"]) == ("topology", "not trained yet: gpusched reproduce topology --out")
+    said = site.call("policy", "show", "racks").ok().out
+    assert "nodes of 4 schedulers chosen by agent topology, within 0.2 s, else contention" in said
+    assert site.call("policy", "show", "racks", "--json").json["schedulers"] == 4
+    refused = site.call("train", "racks", "--force")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert f"gpusched reproduce topology --out {folder / 'racks/default.safetensors'}" in refused.err
+    save_model(folder / "racks/default.safetensors", "topology", arrays_of(untrained(0)))
+    assert "untrained: the rule of contention" in site.call("policy", "show", "racks").ok().out
+    edit(site, "  V100:\n", "  V100:\n    policy: racks\n")
+    words = ("submit", "--dry-run", "--flavor", "s-V100", "--", "x")
+    assert "would wait: ReqNodeNotAvail: " in done(site.call(*words)).out, "no controller has seen the nodes"

@@ -131,7 +131,7 @@ def new_graph(tree: Tree, racks: Ints, total: Ints, part: Ints, parts: int) -> G
         parts: Schedulers.
     """
     count, nodes = int(racks.max(initial=-1)) + 1, len(racks)
-    first = np.array([int(np.flatnonzero(racks == r)[0]) for r in range(count)], np.int64)
+    first = np.unique(racks, return_index=True)[1]
     up = np.where(tree.rack[first] >= 0, 2 * nodes + tree.rack[first], -1)
     return Graph(
         np.zeros((nodes, WIDTH)), np.zeros((count, WIDTH)), np.zeros((parts, WIDTH)), racks, part[first],

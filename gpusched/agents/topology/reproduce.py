@@ -18,7 +18,7 @@ from gpusched.agents.topology.learn import QUICK_RECIPE, Recipe, learn
 from gpusched.agents.topology.network import SHAPES, agent_of, arrays_of, untrained
 from gpusched.agents.topology.workloads import LOADS, SETTINGS, Setting, draw, setting_of
 from gpusched.config.weights import save_model
-from gpusched.errors import UsageError
+from gpusched.errors import GpuschedError, UsageError
 from gpusched.sched.state import Floats, Ints
 from gpusched.sched.topology.tree import NIC_GBPS, Tree
 from gpusched.sim.engine.placing import Network
@@ -165,13 +165,22 @@ def reproduce(options: Options, advance: Callable[[int, int], None]) -> list[Row
 
 
 def _trained(options: Options, advance: Callable[[int, int], None]) -> Floats:
-    """Learns, and writes what came of it."""
+    """Learns, and writes what came of it.
+
+    Raises:
+        GpuschedError: It could not be written there.
+    """
+    out = Path(options.out or "")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise GpuschedError(f"{out.parent}: weights cannot be written there: {error.strerror}") from None
     pairs = read_pairs(options.table) if options.table is not None else None
     recipe = QUICK_RECIPE if options.quick else Recipe()
     learned = learn(recipe, pairs, (options.seeds or (0,))[0], options.jobs, advance)
     begun, least = learned.course[0][1], min(cost for _, cost in learned.course)
     about = {"recipe": json.dumps(recipe._asdict()), "cost": f"{begun:+.4f} at the start, {least:+.4f} at the end"}
-    save_model(Path(options.out or ""), "topology", arrays_of(learned.numbers), about)
+    save_model(out, "topology", arrays_of(learned.numbers), about)
     return learned.numbers
 
 

@@ -73,6 +73,9 @@ def _policy(request: TrainRequest) -> tuple[PolicySpec, Path]:
     spec = load_policy(path, folders)
     if spec.agent is None:
         raise UsageError(f"{path}: this policy has no agent to train", "name one with 'agent:', such as gist")
+    if spec.traits.places:
+        hint = f"gpusched reproduce {spec.agent} --out {Path(spec.folder) / f'default{WEIGHTS}'}"
+        raise UsageError(f"{path}: this agent learns from drawn clusters, not from a partition's jobs", hint)
     return spec, path / POLICY if path.is_dir() else path
 
 

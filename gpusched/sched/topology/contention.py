@@ -116,9 +116,9 @@ def set_keys(
     """How loud each node is for the request, infinite where it does not fit; how many fit, in all and by rack."""
     count, nodes = 0, tree.rack.size
     search.fits[:] = 0
-    for node in range(nodes):
-        search.key[node] = np.inf
-        if not (request.lo <= node < request.hi) or not node_fits(resources, masks, request, node):
+    search.key[:] = np.inf
+    for node in range(request.lo, request.hi):
+        if not node_fits(resources, masks, request, node):
             continue
         count += 1
         search.fits[tree.rack[node]] += 1
@@ -223,7 +223,7 @@ def pick(tree: Tree, resources: Resources, request: Request, search: Search, swi
 def pick_across(tree: Tree, load: Load, resources: Resources, request: Request, search: Search, quiet: bool) -> None:
     """Nodes of the racks with the most room for it, or with the quietest ways up, into ``search.trial``."""
     count, far = 0, 2.0 * tree.rack.size
-    for node in range(tree.rack.size):
+    for node in range(request.lo, request.hi):
         if search.key[node] == np.inf:
             continue
         rack = tree.rack[node]

@@ -7,6 +7,9 @@ alone: it starts no later than its policy lets it wait, and who ends before that
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import numpy as np
 
 from gpusched.compiled import jit
@@ -39,55 +42,72 @@ from gpusched.sched.topology.contention import Ways, cheapest, cost_of
 from gpusched.sched.topology.live import HARMLESS, PATIENCE_S, Costs, enter_links
 from gpusched.sched.topology.slowdown import Model
 
+More = TypeVar("More")
+Attempt = Callable[[Resources, Requests, Jobs, int, float, bool, bool, Costs, More, Scratch], tuple[int, int]]
+Run = Callable[
+    [Resources, Releases, Requests, Jobs, Ints, int, float, Costs, More, Scratch, Outcome], tuple[int, float]
+]
 
-@jit
-def schedule_by_cost(
-    resources: Resources, releases: Releases, requests: Requests, jobs: Jobs, queue: Ints, backfill: int, now: float,
-    costs: Costs, scratch: Scratch, outcome: Outcome,
-) -> tuple[int, float]:  # fmt: skip
-    """Decides for ``queue: int64[waiting]``; see `backfill.schedule`, also for what comes back.
 
-    Who waits for a better place has POLICY, with what the place that it could have costs in ``costs.told``; the first
-    such job is the head, as one that has no room.
+def scheduled(attempt: Attempt[More]) -> Run[More]:
+    """The pass over a queue in which ``attempt`` says where a job goes, or why it does not.
+
+    ``attempt`` is told whether the job would outlast the head's reservation (``late``), and whether no job before it
+    waits (``first``); it answers as `_attempt` does. ``more``: what it needs beside costs. The pass is as
+    `backfill.schedule`, also what comes back: who waits for a better place has POLICY, with what the place that it
+    could have costs in ``costs.told``; the first such job is the head, as one that has no room.
     """
-    head, shadow = -1, np.inf
-    scratch.stamp[0] += 1
-    waits = RESOURCES if backfill == SKIP else PRIORITY
-    for job in queue:
-        shape, array = jobs.shape[job], jobs.array[job]
-        late = backfill == EASY and now + jobs.limit[job] > shadow
-        if jobs.feasibility[shape] != OK:
-            outcome.code[job] = jobs.feasibility[shape]
-        elif array >= 0 and jobs.array_room[array] <= 0:
-            outcome.code[job] = ARRAY_LIMIT
-        elif head >= 0 and backfill == NONE:
-            outcome.code[job] = PRIORITY
-        else:
-            code, given = _attempt(resources, requests, jobs, job, now, late, costs, scratch)
-            if code == STARTED:
-                request, guarded = request_of(requests, given), head >= 0 and backfill == EASY
-                launch(resources, releases, jobs, request, job, now, late, guarded, scratch, outcome)
-                outcome.shape[job] = given
-                enter_links(
-                    costs.tree, costs.model, costs.load, job, scratch.chosen, request.parts, request.gpus, costs.search
-                )
-            elif head < 0:
-                head = job
-                code = RESOURCES if code == PRIORITY else code
-                if backfill != SKIP:
-                    over = _until(costs, job, costs.told[job, 0] + costs.told[job, 1]) if code == POLICY else now
-                    shadow, given = reserve_any(resources, releases, jobs.masks, requests, shape, RACK, over, scratch)
-                    protect(resources, request_of(requests, given), shadow < np.inf, scratch)
-            elif code == PRIORITY:
-                code = waits
-            outcome.code[job] = code
-    return head, shadow
+
+    def run(
+        resources: Resources, releases: Releases, requests: Requests, jobs: Jobs, queue: Ints, backfill: int,
+        now: float, costs: Costs, more: More, scratch: Scratch, outcome: Outcome,
+    ) -> tuple[int, float]:  # fmt: skip
+        head, shadow = -1, np.inf
+        scratch.stamp[0] += 1
+        waits = RESOURCES if backfill == SKIP else PRIORITY
+        for job in queue:
+            shape, array = jobs.shape[job], jobs.array[job]
+            late = backfill == EASY and now + jobs.limit[job] > shadow
+            if jobs.feasibility[shape] != OK:
+                outcome.code[job] = jobs.feasibility[shape]
+            elif array >= 0 and jobs.array_room[array] <= 0:
+                outcome.code[job] = ARRAY_LIMIT
+            elif head >= 0 and backfill == NONE:
+                outcome.code[job] = PRIORITY
+            else:
+                code, given = attempt(resources, requests, jobs, job, now, late, head < 0, costs, more, scratch)
+                if code == STARTED:
+                    request, guarded = request_of(requests, given), head >= 0 and backfill == EASY
+                    launch(resources, releases, jobs, request, job, now, late, guarded, scratch, outcome)
+                    outcome.shape[job] = given
+                    enter_links(
+                        costs.tree, costs.model, costs.load, job, scratch.chosen, request.parts, request.gpus,
+                        costs.search,
+                    )  # fmt: skip
+                elif head < 0:
+                    head = job
+                    code = RESOURCES if code == PRIORITY else code
+                    if backfill != SKIP:
+                        over = _until(costs, job, costs.told[job, 0] + costs.told[job, 1]) if code == POLICY else now
+                        shadow, given = reserve_any(
+                            resources, releases, jobs.masks, requests, shape, RACK, over, scratch
+                        )
+                        protect(resources, request_of(requests, given), shadow < np.inf, scratch)
+                elif code == PRIORITY:
+                    code = waits
+                outcome.code[job] = code
+        return head, shadow
+
+    # It is kept on disk as a part of the module that says where jobs go: what changes there changes it.
+    run.__module__, run.__name__ = attempt.__module__, f"{attempt.__name__}.run"
+    run.__qualname__ = run.__name__
+    return jit(run)
 
 
 @jit
 def _attempt(
-    resources: Resources, requests: Requests, jobs: Jobs, job: int, now: float, late: bool, costs: Costs,
-    scratch: Scratch,
+    resources: Resources, requests: Requests, jobs: Jobs, job: int, now: float, late: bool, first: bool, costs: Costs,
+    more: int, scratch: Scratch,
 ) -> tuple[int, int]:  # fmt: skip
     """STARTED with ``scratch.chosen`` set, and the request given; or why not: PRIORITY, BACKFILL, POLICY (it waits)."""
     shape, c, stamp = jobs.shape[job], costs.of[job], scratch.stamp[0]
@@ -103,7 +123,7 @@ def _attempt(
     price = costs.seen[again, c]
     way = _offer(costs, scratch.late if late else resources, requests, jobs, c, price)
     if way < 0:
-        return _no_room(resources, requests, jobs, shape, late, scratch), shape
+        return no_room(resources, requests, jobs, shape, late, scratch), shape
     costs.looked[again, c] = stamp
     if _waits(costs, job, price[0] + price[1], now):
         costs.told[job] = price
@@ -112,6 +132,9 @@ def _attempt(
     for part in range(requests.parts[given]):
         scratch.chosen[part] = costs.search.best[part]
     return STARTED, given
+
+
+schedule_by_cost = scheduled(_attempt)
 
 
 def waits_now(costs: Costs, resources: Resources, requests: Requests, jobs: Jobs, now: float) -> dict[int, float]:
@@ -177,7 +200,7 @@ def _waits(costs: Costs, job: int, cost: float, now: float) -> bool:
 
 
 @jit
-def _no_room(resources: Resources, requests: Requests, jobs: Jobs, shape: int, late: bool, scratch: Scratch) -> int:
+def no_room(resources: Resources, requests: Requests, jobs: Jobs, shape: int, late: bool, scratch: Scratch) -> int:
     """PRIORITY where no request fits; BACKFILL where one does, but would be in the head's way."""
     if late:
         scratch.failed_late[shape] = scratch.stamp[0]

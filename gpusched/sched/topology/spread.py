@@ -49,8 +49,9 @@ def _divisors(gpus: int, most: int) -> tuple[int, ...]:
 
 
 def knows_racks(policy: PolicySpec) -> bool:
-    """Whether it can keep a job's nodes in one rack: all stages can but those that map jobs to nodes; agents do not."""
-    return policy.place not in MAPPED and (policy.agent is None or policy.traits.sizes)
+    """Whether it can keep a job's nodes in one rack: all stages can but those that map jobs to nodes; few agents do."""
+    traits = policy.traits
+    return policy.place not in MAPPED and (policy.agent is None or traits.sizes or traits.places)
 
 
 def waits_until(job: PendingView, policy: PolicySpec) -> float:

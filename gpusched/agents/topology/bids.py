@@ -1,0 +1,325 @@
+"""What several schedulers offer the jobs of a queue, each on nodes of its own, and who of them gets which job.
+
+`offer` is one scheduler alone: it looks at all that wait, in their order, takes what it would start itself for gone,
+and asks nobody; several run side by side. `settle` then goes through the queue once. Of a job's offers the one that
+ranks highest counts, as in replays (`engine`): if its place is gone meanwhile, that scheduler makes another on what is
+there now.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.agents.topology.network import Agent, Graph
+from gpusched.agents.topology.places import MOST, Choice, best_place, worth_of_handing, worth_of_waiting
+from gpusched.compiled import jit
+from gpusched.sched.backfill import take
+from gpusched.sched.fit import request_of
+from gpusched.sched.place import node_fits
+from gpusched.sched.state import (
+    BACKFILL,
+    OK,
+    POLICY,
+    PRIORITY,
+    STARTED,
+    Flags,
+    Floats,
+    Ints,
+    Jobs,
+    Requests,
+    Resources,
+    Scratch,
+)
+from gpusched.sched.topology.contention import Ways, cost_of
+from gpusched.sched.topology.live import PATIENCE_S, Costs, enter_links
+from gpusched.sched.topology.load import Load, new_look
+from gpusched.sched.topology.queue import no_room, scheduled
+from gpusched.sched.topology.slowdown import NARROWEST, Model, link_kind, lost_beside
+
+DAY_S = 86_400.0
+"""In whose parts the network hears of a wait: as in training."""
+_HAND = 1e-6  # of two places that are worth the same, its own scheduler's
+UNASKED = -2
+
+
+class Offers(NamedTuple):
+    """Of each scheduler to each job, ``[schedulers, jobs]``.
+
+    Attributes:
+        rank: Among places. value: Against waiting, by what is sure. waits: What waiting is worth to it.
+        own, harm: What the place costs the job and its neighbours, as far as is sure.
+        way: Of `Deal.ways`; -1: it has no place; UNASKED: it is to look when it is the job's turn.
+        nodes: ``int64[schedulers, parts]``: a job's are ``nodes[:, offset[job]:]``. offset: ``int64[jobs]``.
+        sound: ``uint8[schedulers]``: 0: some value was no number.
+    """
+
+    rank: Floats
+    value: Floats
+    waits: Floats
+    own: Floats
+    harm: Floats
+    way: Ints
+    nodes: Ints
+    offset: Ints
+    sound: Flags
+
+
+class Deal(NamedTuple):
+    """A decision of several schedulers.
+
+    Attributes:
+        agent: The weights, of all.
+        offers: See there.
+        home: ``int64[jobs]``: the scheduler that a job is of.
+        whole: ``uint8[jobs]``: it is too large for a part: the first's, on all nodes.
+        requests: Of the snapshot, once for each scheduler, on its nodes, and once on all: shape s is
+            ``number * shapes + s``. masks: ``uint8[masks, nodes]``: theirs.
+        ways, sure_ways: Likewise: class c is ``number * classes + c``.
+        shapes, classes: ``int64``: how many there are once.
+        graph: For settling.
+        again: ``int64[1]``: how many offers were made again.
+    """
+
+    agent: Agent
+    offers: Offers
+    home: Ints
+    whole: Flags
+    requests: Requests
+    masks: Flags
+    ways: Ways
+    sure_ways: Ways
+    shapes: int
+    classes: int
+    graph: Graph
+    again: Ints
+
+
+@jit
+def offer(
+    deal: Deal, number: int, jobs: Jobs, queue: Ints, now: float, graph: Graph, costs: Costs, resources: Resources,
+    array_room: Ints, full: Flags,
+) -> None:  # fmt: skip
+    """What one scheduler offers every job of a queue, on nodes of its own.
+
+    ``graph``, ``costs``, ``resources`` and ``array_room`` are its own, changed as if it started the jobs that are its;
+    ``full: uint8[shapes]``: what has no room there, at first nothing.
+    """
+    offers = deal.offers
+    for job in queue:
+        shape, array = jobs.shape[job], jobs.array[job]
+        if jobs.feasibility[shape] != OK or full[shape] != 0 or (array >= 0 and array_room[array] <= 0):
+            continue
+        if deal.whole[job] != 0 and number != 0:
+            continue
+        _look(deal, number, graph, costs, resources, job, now)
+        way = offers.way[number, job]
+        if way < 0:
+            full[shape] = 1
+        elif deal.home[job] == number and _takes(costs, offers, number, number, job, now):
+            request, first = request_of(deal.requests, deal.ways.shape[way]), offers.offset[job]
+            nodes = offers.nodes[number]
+            for part in range(request.parts):
+                costs.search.trial[part] = nodes[first + part]
+                take(resources, request, nodes[first + part])
+            enter_links(
+                costs.tree, costs.model, costs.load, job, costs.search.trial, request.parts, request.gpus, costs.search
+            )
+            if array >= 0:
+                array_room[array] -= 1
+
+
+@jit
+def _look(deal: Deal, number: int, graph: Graph, costs: Costs, room: Resources, job: int, now: float) -> None:
+    """A scheduler's best place for a job, among its offers; before the job waits nothing counts but what is sure."""
+    offers, waited = deal.offers, now - costs.since[job]
+    _try(deal, number, graph, costs, costs.model, deal.ways, room, job, waited)
+    if offers.way[number, job] >= 0 and not _takes(costs, offers, number, number, job, now):
+        costs.search.tight[0] = 0.0
+        _try(deal, number, graph, costs, costs.sure, deal.sure_ways, room, job, waited)
+        costs.search.tight[0] = 1.0
+
+
+@jit
+def _try(
+    deal: Deal, number: int, graph: Graph, costs: Costs, model: Model, ways: Ways, room: Resources, job: int,
+    waited: float,
+) -> None:  # fmt: skip
+    offers, agent, c, search = deal.offers, deal.agent, costs.of[job], costs.search
+    aged, whose = min(waited / DAY_S, MOST), offers.rank.shape[0] if deal.whole[job] != 0 else number
+    best = best_place(
+        agent, graph, number, costs.tree, model, costs.load, room, deal.masks, deal.requests, ways,
+        whose * deal.classes + c, aged, search,
+    )  # fmt: skip
+    gpus = costs.load.jobs[job]["gpus"]
+    if best.way >= 0:
+        request, first = request_of(deal.requests, ways.shape[best.way]), offers.offset[job]
+        for part in range(request.parts):
+            offers.nodes[number, first + part] = search.best[part]
+        own, harm = cost_of(
+            costs.tree, costs.sure, costs.load, costs.sure_ways, c, search.best, request.parts, request.gpus, search
+        )
+        best = Choice(best.rank, best.value + best.own + best.harm - own - harm, best.way, own, harm)
+        if not (np.isfinite(best.rank) and np.isfinite(best.value)):
+            offers.sound[number] = 0
+    waits = worth_of_waiting(agent, graph, number, gpus, aged, waited / PATIENCE_S, best)
+    if not np.isfinite(waits):
+        offers.sound[number] = 0
+    offers.rank[number, job], offers.value[number, job], offers.waits[number, job] = best.rank, best.value, waits
+    offers.own[number, job], offers.harm[number, job], offers.way[number, job] = best.own, best.harm, best.way
+
+
+@jit
+def _takes(costs: Costs, offers: Offers, number: int, judge: int, job: int, now: float) -> bool:
+    """Whether a job takes an offer rather than waiting, as scheduler ``judge`` sees it; in the end any."""
+    over = now >= costs.since[job] + costs.wait_s[job]
+    return bool(over or offers.value[number, job] >= offers.waits[judge, job])
+
+
+@jit
+def _attempt(
+    resources: Resources, requests: Requests, jobs: Jobs, job: int, now: float, late: bool, first: bool, costs: Costs,
+    more: Deal, scratch: Scratch,
+) -> tuple[int, int]:  # fmt: skip
+    """As `queue.scheduled` asks."""
+    shape, stamp, offers = jobs.shape[job], scratch.stamp[0], more.offers
+    if scratch.failed[shape] == stamp:
+        return PRIORITY, shape
+    if late and scratch.failed_late[shape] == stamp:
+        return BACKFILL, shape
+    room, home = scratch.late if late else resources, more.home[job]
+    if offers.way[home, job] == UNASKED:
+        _offer_again(more, costs, room, home, job, now)
+    number = _highest(more, costs, room, job, now, False)
+    waits = number >= 0 and number != home and not _takes(costs, offers, number, home, job, now)
+    if waits:
+        own = _highest(more, costs, room, job, now, True)
+        number, waits = own if own >= 0 else number, own < 0
+    if number < 0 and first and more.whole[job] == 0 and offers.rank.shape[0] > 1:
+        more.whole[job], number = 1, 0  # on all nodes: that nobody has room must not keep the head for ever
+        _offer_again(more, costs, room, 0, job, now)
+        number = 0 if offers.way[0, job] >= 0 else -1
+    if number < 0:
+        return no_room(resources, requests, jobs, shape, late, scratch), shape
+    if waits or not _takes(costs, offers, number, number, job, now):
+        costs.told[job, 0], costs.told[job, 1] = offers.own[number, job], offers.harm[number, job]
+        return POLICY, shape
+    given = more.ways.shape[offers.way[number, job]] % more.shapes
+    for part in range(requests.parts[given]):
+        scratch.chosen[part] = offers.nodes[number, offers.offset[job] + part]
+    return STARTED, given
+
+
+settle = scheduled(_attempt)
+
+
+@jit
+def _highest(deal: Deal, costs: Costs, room: Resources, job: int, now: float, home_only: bool) -> int:
+    """Whose offer to a job ranks highest, of those that hold; one that holds no more is made again. -1: nobody's."""
+    offers, home = deal.offers, deal.home[job]
+    aged, gpus = min((now - costs.since[job]) / DAY_S, MOST), costs.load.jobs[job]["gpus"]
+    while True:
+        best, most = -1, -np.inf
+        for number in range(offers.rank.shape[0]):
+            if offers.way[number, job] < 0 or (home_only and number != home):
+                continue
+            rank = offers.rank[number, job]
+            if number != home:
+                rank += worth_of_handing(deal.agent, deal.graph, home, number, gpus, aged) - _HAND
+            if not np.isfinite(rank):
+                offers.sound[number] = 0
+            if rank > most:
+                best, most = number, rank
+        if best < 0 or _holds(deal, room, best, job):
+            return best
+        _offer_again(deal, costs, room, best, job, now)
+
+
+@jit
+def _holds(deal: Deal, room: Resources, number: int, job: int) -> bool:
+    """Whether there is room where a scheduler offers it."""
+    offers = deal.offers
+    request, first = request_of(deal.requests, deal.ways.shape[offers.way[number, job]]), offers.offset[job]
+    for part in range(request.parts):
+        if not node_fits(room, deal.masks, request, offers.nodes[number, first + part]):
+            return False
+    return True
+
+
+@jit
+def _offer_again(deal: Deal, costs: Costs, room: Resources, number: int, job: int, now: float) -> None:
+    deal.again[0] += 1
+    _look(deal, number, deal.graph, costs, room, job, now)
+
+
+@jit
+def set_speeds(model: Model, load: Load, nodes: int) -> None:
+    """How fast each job that runs goes, for the network: 1 as where it is fastest, alone."""
+    for job in range(load.jobs.size):
+        own = load.jobs[job]
+        own["speed"] = 1.0
+        if own["alone"] <= 0.0:
+            continue
+        look, lost = new_look(load), 0.0
+        own["seen"] = look
+        for link in NARROWEST:
+            use = own["first"]
+            while use >= 0:
+                one = load.uses[use]
+                use, at = one["more"], load.on[one["link"]] if link_kind(nodes, one["link"]) == link else -1
+                while at >= 0:
+                    other = load.jobs[load.uses[at]["job"]]
+                    at = load.uses[at]["next"]
+                    if other["seen"] != look:
+                        other["seen"] = look
+                        lost += lost_beside(model.believed, link, own["kind"], other["kind"])
+        own["speed"] = min(1.0, own["best"] / (own["alone"] * (1.0 + lost)))
+
+
+@jit
+def set_waiting(
+    graph: Graph, home: Ints, jobs: Jobs, queue: Ints, gpus: Ints, since: Floats, capacity: Ints, now: float
+) -> None:
+    """Who waits in each part, as `engine` has it."""
+    for job in queue:
+        if jobs.feasibility[jobs.shape[job]] != OK:
+            continue
+        part, has = home[job], max(capacity[home[job]], 1)
+        graph.waiting[part] += gpus[job] / has
+        blocked = np.sqrt(max(0.0, min((now - since[job]) / DAY_S, MOST))) * gpus[job] / has
+        if blocked > graph.blocked[part]:
+            graph.blocked[part], graph.large[part] = blocked, gpus[job]
+
+
+@jit
+def set_homes(deal: Deal, usable: Resources, racks: Ints, of: Ints, queue: Ints, large: Flags) -> None:
+    """Jobs on to a scheduler on whose nodes, empty, they fit; ``large`` ones, and others, to the first, on all."""
+    count = deal.offers.rank.shape[0]
+    fits = np.full((count, deal.classes), -1)
+    in_rack = np.zeros(racks.size, np.int64)
+    for job in queue:
+        c, at = of[job], 0
+        while at < count:
+            number = (deal.home[job] + at) % count
+            if large[job] == 0 and fits[number, c] < 0:
+                fits[number, c] = 1 if _ever_fits(deal, usable, racks, number * deal.classes + c, in_rack) else 0
+            if large[job] == 0 and fits[number, c] == 1:
+                break
+            at += 1
+        deal.whole[job] = 1 if at == count else 0
+        deal.home[job] = 0 if at == count else (deal.home[job] + at) % count
+
+
+@jit
+def _ever_fits(deal: Deal, usable: Resources, racks: Ints, c: int, in_rack: Ints) -> bool:
+    for way in range(deal.ways.first[c], deal.ways.first[c + 1]):
+        request, found = request_of(deal.requests, deal.ways.shape[way]), 0
+        in_rack[:] = 0
+        for node in range(request.lo, request.hi):
+            if node_fits(usable, deal.masks, request, node):
+                found += 1
+                in_rack[racks[node]] += 1
+                if in_rack[racks[node]] >= request.parts or (request.spread == 0 and found >= request.parts):
+                    return True
+    return False

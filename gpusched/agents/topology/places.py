@@ -1,0 +1,124 @@
+"""What an agent thinks of places for a job, of waiting for a better one, and of handing it on: rule and network."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.agents.topology.network import Agent, Graph, value_of_handing, value_of_place, value_of_waiting
+from gpusched.compiled import jit
+from gpusched.sched.fit import request_of
+from gpusched.sched.state import Flags, Request, Requests, Resources
+from gpusched.sched.topology.contention import LEFT_OVER, Search, Ways, cost_of, left_over, pick, pick_across, set_keys
+from gpusched.sched.topology.load import Load
+from gpusched.sched.topology.slowdown import Model
+from gpusched.sched.topology.tree import Tree
+
+HARMLESS = 0.05
+"""What costs no more is taken at once."""
+MOST = 3.0
+"""No input of the network is larger."""
+
+
+class Choice(NamedTuple):
+    """The best place found: its rank among places, its value against waiting, its way (-1: none), and what it costs."""
+
+    rank: float
+    value: float
+    way: int
+    own: float
+    harm: float
+
+
+@jit
+def best_place(
+    agent: Agent, graph: Graph, part: int, tree: Tree, model: Model, load: Load, resources: Resources, masks: Flags,
+    requests: Requests, ways: Ways, c: int, waited: float, search: Search,
+) -> Choice:  # fmt: skip
+    """The place that is worth most, its nodes in ``search.best``: of those that `contention.cheapest` looks at.
+
+    ``part`` is the scheduler that looks, ``c`` the job's class in ``ways``, on that scheduler's nodes; ``waited`` is no
+    more than `MOST`.
+    """
+    best = Choice(-np.inf, -np.inf, -1, MOST, MOST)
+    for way in range(ways.first[c], ways.first[c + 1]):
+        request = request_of(requests, ways.shape[way])
+        fitting = set_keys(tree, model, load, resources, masks, request, ways.kind[c], search)
+        if fitting < request.parts:
+            continue
+        for switch in range(-1, tree.parent.size):
+            if search.fits[switch] < request.parts or (switch < 0 and request.parts > 1 and request.spread != 0):
+                continue
+            for tight in range(1 if request.parts == 1 and request.gpus == 1 else 0, 2):
+                pick(tree, resources, request, search, switch, tight == 1)
+                best = _better(
+                    agent, graph, part, tree, model, load, resources, ways, c, way, request, waited, search, best
+                )
+        if request.parts > 1 and tree.parent.size > 0 and request.spread == 0:
+            for quiet in range(2):
+                pick_across(tree, load, resources, request, search, quiet == 1)
+                best = _better(
+                    agent, graph, part, tree, model, load, resources, ways, c, way, request, waited, search, best
+                )
+    return best
+
+
+@jit
+def _better(
+    agent: Agent, graph: Graph, part: int, tree: Tree, model: Model, load: Load, resources: Resources, ways: Ways,
+    c: int, way: int, request: Request, waited: float, search: Search, best: Choice,
+) -> Choice:  # fmt: skip
+    """The better of ``best`` and the nodes in ``search.trial``."""
+    place, nodes, racks = graph.place, search.trial, 0
+    own, harm = cost_of(tree, model, load, ways, c, nodes, request.parts, request.gpus, search)
+    left = left_over(resources, request, nodes)
+    for i in range(request.parts):
+        new = 1
+        for j in range(i):
+            if graph.of[nodes[j]] == graph.of[nodes[i]]:
+                new = 0
+        racks += new
+    place[0], place[1], place[2] = 1.0, _size(request.parts * request.gpus), request.parts / 8.0
+    place[3], place[4], place[5] = racks / 4.0, min(own, MOST), min(harm, MOST)
+    place[6], place[7], place[8] = min(ways.excess[way], MOST), waited, min(left / LEFT_OVER, MOST)
+    place[9] = _blocked(graph, part, request.parts * request.gpus)
+    value = value_of_place(agent, graph, part, nodes, request.parts) - own - harm
+    rank = value - search.tight[0] * left
+    if rank <= best.rank:
+        return best
+    search.best[: request.parts] = nodes[: request.parts]
+    return Choice(rank, value, way, own, harm)
+
+
+@jit
+def worth_of_waiting(
+    agent: Agent, graph: Graph, part: int, gpus: int, waited: float, patience: float, best: Choice
+) -> float:
+    """A place that is worth less is not taken yet; ``patience``: how much of it the job has waited."""
+    wait = graph.wait
+    wait[0], wait[1], wait[2], wait[3] = 1.0, _size(gpus), waited, np.sqrt(waited)
+    wait[4], wait[5] = min(best.own, MOST), min(best.harm, MOST)
+    wait[6], wait[7] = min(graph.waiting[part], MOST), 1.0 / (1.0 + best.own + best.harm)
+    wait[8] = _blocked(graph, part, gpus)
+    return float(value_of_waiting(agent, graph, part) - max(HARMLESS, np.sqrt(patience)))
+
+
+@jit
+def worth_of_handing(agent: Agent, graph: Graph, part: int, to: int, gpus: int, waited: float) -> float:
+    """What is added to the worth of a place that another scheduler has."""
+    hand, less = graph.hand, graph.waiting[part] - graph.waiting[to]
+    hand[0], hand[1], hand[2], hand[3] = 1.0, _size(gpus), min(max(less, -MOST), MOST), waited
+    hand[4] = _blocked(graph, part, gpus) - _blocked(graph, to, gpus)
+    return value_of_handing(agent, graph, part, to)
+
+
+@jit
+def _size(gpus: int) -> float:
+    return float(np.log2(max(gpus, 1)) / 4.0)
+
+
+@jit
+def _blocked(graph: Graph, part: int, gpus: int) -> float:
+    """How much a larger job than this waits in a part."""
+    return float(graph.blocked[part] if graph.large[part] > gpus else 0.0)

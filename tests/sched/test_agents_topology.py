@@ -1,0 +1,232 @@
+"""The topology agents live: one scheduler keeps to the rule, several share a partition, and what they cannot decide."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from gpusched.agents.topology.live import NO_NUMBER, NOTHING_LEARNED, parts_of, prepare
+from gpusched.agents.topology.network import agent_of, arrays_of, size, untrained
+from gpusched.config.weights import Model
+from gpusched.model.plan import Plan, ReasonCode
+from gpusched.model.policy import PolicySpec
+from gpusched.model.snapshot import Snapshot
+from gpusched.sched.arrays import node_arrays_of
+from gpusched.sched.check import check
+from gpusched.sched.decide import decide
+from gpusched.sched.state import Floats
+from gpusched.sched.topology.live import HARMLESS, PATIENCE_S
+from gpusched.sched.topology.tree import tree_of
+from tests.sched.test_contention import LATE, Plain, beliefs, clusters, named
+from tests.sched.test_racks import FOUR, HALF, TWO_RACKS
+from tests.sched.worlds import NOW, after, node, pending, running, snapshot, started, topology
+
+QUICK = settings(max_examples=60, deadline=None)
+DAY_S = 86_400.0
+
+
+def weights(numbers: Floats | None = None) -> Model:
+    return Model("topology", arrays_of(untrained(0) if numbers is None else numbers), {}, "", f"w{id(numbers)}")
+
+
+RULE = weights()
+
+
+def by_agents(snap: Snapshot, schedulers: int = 1, backfill: str | None = None) -> Snapshot:
+    """The same, decided by so many schedulers."""
+    behind = next(iter(snap.policies.values()))
+    behind = replace(behind, place="contention", backfill=backfill or behind.backfill)
+    policy = PolicySpec(
+        name="agents", agent="topology", fallback=behind, place="contention", backfill=behind.backfill,
+        order=behind.order, schedulers=schedulers,
+    )  # fmt: skip
+    return replace(snap, policies=dict.fromkeys(snap.policies, policy))
+
+
+def planned(snap: Snapshot, schedulers: int = 1, model: Model = RULE) -> Plan:
+    asked = by_agents(snap, schedulers)
+    return decide(asked, dict.fromkeys(asked.policies, model))
+
+
+def shares(snap: Snapshot, count: int) -> dict[str, int]:
+    """Node -> the scheduler that has it."""
+    world = node_arrays_of(snap)
+    tree = tree_of(snap.topology, [n.name for n in world.nodes])
+    found = parts_of(world, tree, 0, len(world.nodes), count)
+    return {n.name: int(part) for n, part in zip(world.nodes, found, strict=True)}
+
+
+@QUICK
+@given(clusters())
+def test_one_scheduler_that_learned_nothing_keeps_to_the_rule(snap: Snapshot) -> None:
+    """What starts is worth its wait; of those over one node nobody waits who has a good place, none was ever unsure."""
+    plan = planned(snap)
+    assert plan.troubles == {}
+    assert check(plan, by_agents(snap)) == (replace(plan, remarks={}), ())
+    left, plain = after(snap, plan), Plain(snap)
+    one_rack = max(Counter(snap.topology.racks().get(n.name, n.name) for n in snap.nodes).values())
+    for action, job in ((a, j) for a in plan.actions for j in snap.pending if a.job_id == j.id):
+        parts = {p.node: len(p.gpus) for p in action.allocation.parts}
+        if len(parts) > 1 and one_rack < 2 and snap.topology:
+            continue  # no rack could hold it: the cost counts from the fewest that could
+        cost = sum(plain.cost(job.spec.name, parts))  # who started with it only adds to it
+        assert cost <= HARMLESS + 1e-6 or LATE - job.submit_time >= min(DAY_S, cost**2 * PATIENCE_S) - 1e-3
+    free = {n.name: 8 for n in snap.nodes}
+    for run in left.running:
+        for part in run.allocation.parts:
+            free[part.node] -= len(part.gpus)
+    now = Plain(left)
+    skips = next(iter(snap.policies.values())).backfill == "skip"
+    for job in left.pending if skips else ():
+        gpus = job.spec.gpus_per_node
+        costs = [sum(now.cost(job.spec.name, {n: gpus})) for n in free if free[n] >= gpus and job.spec.nodes == 1]
+        if costs:
+            assert plan.reasons[job.id].code is ReasonCode.POLICY
+            assert min(costs) > HARMLESS
+
+
+@QUICK
+@given(clusters(), st.sampled_from([2, 4]), st.lists(st.sampled_from(["", "rack"]), min_size=5, max_size=5))
+def test_several_schedulers_keep_to_their_own_nodes_and_every_plan_is_sound(
+    snap: Snapshot, count: int, spread: list[str]
+) -> None:
+    """But for jobs too large for a part, those that fit on none, and the first that waits for room."""
+    snap = replace(snap, pending=tuple(replace(j, spec=replace(j.spec, max_spread=s))
+                                       for j, s in zip(snap.pending, spread, strict=False)))  # fmt: skip
+    plan = planned(snap, count)
+    assert plan.troubles == {}
+    assert check(plan, by_agents(snap, count)) == (replace(plan, remarks={}), ())
+    mine, racks, total = shares(snap, count), snap.topology.racks(), 8 * len(snap.nodes)
+    queue = sorted(snap.pending, key=lambda j: (j.submit_time, j.id))
+    waits = [j.id for j in queue if j.id in plan.reasons]
+    for name, nodes in started(plan).items():
+        job = next(j for j in snap.pending if j.id == name)
+        on = {mine[n] for n, _ in nodes}
+        if job.spec.max_spread == "rack" and racks:
+            assert len({racks.get(n, n) for n, _ in nodes}) == 1
+        if len(on) > 1:
+            fits = max(Counter(mine.values()).values()) >= job.spec.nodes
+            before = [j.id for j in queue[: queue.index(job)]]
+            assert 2 * count * job.spec.gpus >= total or not fits or not set(before) & set(waits)
+
+
+def test_nodes_are_shared_out_by_whole_racks_where_there_are_enough() -> None:
+    nodes = [node(f"n{i}") for i in range(8)]
+    flat = snapshot(nodes, [])
+    assert list(shares(flat, 4).values()) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert list(shares(flat, 3).values()) == [0, 0, 0, 1, 1, 2, 2, 2]
+    crossed = replace(flat, topology=topology(*("r1", "r2", "r3", "r4") * 2))
+    assert list(shares(crossed, 4).values()) == [0, 1, 2, 3] * 2
+    assert list(shares(crossed, 2).values()) == [0, 0, 1, 1] * 2
+    uneven = replace(flat, topology=topology(*("r1",) * 5, "r2", "r3", "r4"))
+    assert list(shares(uneven, 4).values()) == [0, 0, 0, 0, 0, 1, 2, 3]
+    two = replace(flat, topology=topology("r1", "r2", "r2", "r1", "r1", "r2", "r2", "r1"))
+    assert sorted(Counter(shares(two, 4).values()).items()) == [(0, 2), (1, 2), (2, 2), (3, 2)]
+    assert list(shares(snapshot(nodes[:1], []), 4).values()) == [0]
+
+
+@pytest.mark.parametrize("backfill", ["none", "skip", "easy"])
+def test_who_is_first_in_the_queue_gets_a_place_that_two_want(backfill: str) -> None:
+    """Whichever schedulers the two are of: only one node of the four has room for either."""
+    nodes = [node(f"n{i}") for i in range(4)]
+    busy = [running(f"r{i}", {f"n{i}": tuple(range(8))}, NOW + 900) for i in range(4) if i != 2]
+    for k in range(16):
+        first, second = f"z{k}", f"a{k}"  # their ids would sort the other way
+        jobs = [pending(second, 8, submit=5.0), pending(first, 8, submit=1.0)]
+        snap = snapshot(nodes, jobs, busy, backfill=backfill, beliefs=beliefs(1.0, 1.0, 1.0))
+        plan = planned(snap, 4)
+        assert list(started(plan)) == [first]
+        assert check(plan, by_agents(snap, 4))[1] == ()
+        assert second in plan.reasons
+
+
+def test_many_equal_jobs_fill_the_partition_and_no_gpu_is_given_twice() -> None:
+    nodes = [node(f"n{i}") for i in range(8)]
+    jobs = [pending(f"j{i:02}", 2, submit=float(i), name="calm") for i in range(40)]
+    snap = snapshot(nodes, jobs, backfill="skip", beliefs=beliefs(0.01, 0.01, 1.0),
+                    topology=topology(*("r1", "r2", "r3", "r4") * 2))  # fmt: skip
+    plan = planned(snap, 4)
+    held = [(n, g) for nodes_of in started(plan).values() for n, gpus in nodes_of for g in gpus]
+    assert len(held) == len(set(held)) == 64
+    assert set(started(plan)) == {f"j{i:02}" for i in range(32)}
+
+
+def test_a_head_that_no_scheduler_has_room_for_starts_on_all_nodes() -> None:
+    """One node is free in each part of two: a job over two would else never start."""
+    nodes = [node(f"n{i}") for i in range(8)]
+    busy = [running(f"r{i}", {f"n{i}": tuple(range(8))}, NOW + 900) for i in range(8) if i % 4]
+    jobs = [pending("wide", 4, nodes=2, submit=1.0), pending("next", 4, nodes=2, submit=2.0)]
+    snap = snapshot(nodes, jobs, busy, backfill="skip", beliefs=beliefs(0.01, 0.01, 1.0))
+    assert shares(snap, 2) == {f"n{i}": i // 4 for i in range(8)}
+    assert [n for n, _ in started(planned(snap, 2))["wide"]] == ["n0", "n4"]
+
+
+@QUICK
+@given(clusters(), st.sampled_from([1, 4]))
+def test_as_long_as_nothing_was_learned_contention_decides_and_that_is_told(snap: Snapshot, count: int) -> None:
+    bare = replace(snap, beliefs={})
+    plan, rule = planned(bare, count), decide(replace(bare, policies={"p": by_agents(bare).policies["p"].fallback}))
+    assert plan.troubles == {"p": NOTHING_LEARNED}
+    assert (plan.actions, plan.reasons) == (rule.actions, rule.reasons)
+
+
+@QUICK
+@given(clusters(), st.sampled_from([1, 4]))
+def test_no_number_is_the_fallback_s_decision_and_leaves_no_trace(snap: Snapshot, count: int) -> None:
+    of = agent_of(untrained(0))
+    of.wait_out[:] = np.nan
+    plan = planned(snap, count, weights(np.concatenate([part.ravel() for part in of])))
+    rule = decide(by_agents(replace(snap)), {})
+    assert rule.troubles == {"p": "no weights"}
+    assert plan.troubles == {"p": NO_NUMBER}
+    assert (plan.actions, plan.reasons) == (rule.actions, rule.reasons)
+
+
+def test_a_job_bound_to_one_rack_does_not_lie_in_two() -> None:
+    """Nor on nodes that hang on no switch, each of which is a rack by itself."""
+    job = pending("j", 8, nodes=2, name="calm")
+    job = replace(job, spec=replace(job.spec, max_spread="rack", placement_wait_s=0.0))
+    snap = snapshot(FOUR, [job], HALF, beliefs=beliefs(0.01, 0.01, 1.0))
+    for racks in (TWO_RACKS, topology("r1", "", "r1", "")):
+        busy = [running(f"r{i}", {n: (0,)}, NOW + 900) for i, n in enumerate(("n0", "n2"))]
+        held = replace(snap, topology=racks, running=tuple(busy))
+        assert planned(held).actions == ()
+        anywhere = replace(job, spec=replace(job.spec, max_spread="any"))
+        assert {n for n, _ in started(planned(replace(held, pending=(anywhere,))))["j"]} == {"n1", "n3"}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_rather_than_wait_a_job_breaks_up_a_node(count: int) -> None:
+    """Two GPUs are left beside a loud job, which costs a quarter; an empty node counts for more than that."""
+    loud = named(running("r", {"n0": tuple(range(6))}, NOW + 900), "loud")
+    jobs = [pending("j", 2, submit=NOW, name="calm")]
+    snap = snapshot([node("n0"), node("n1")], jobs, [loud], beliefs=beliefs(0.5, 0.5, 1.0))
+    plan = planned(snap, count)
+    assert [n for n, _ in started(plan)["j"]] == ["n1"]
+
+
+def test_what_it_learned_counts() -> None:
+    """Weights for which waiting is worth much hold a job back on free nodes, and not for longer than its wait."""
+    numbers = agent_of(untrained(0))
+    numbers.wait_skip[0] = 10.0
+    patient = weights(np.concatenate([part.ravel() for part in numbers]))
+    snap = snapshot([node("n0")], [pending("j", 2, submit=NOW - 5)], beliefs=beliefs(1.0, 1.0, 1.0))
+    assert planned(snap).actions
+    plan = planned(snap, model=patient)
+    assert (plan.actions, plan.reasons["j"].code) == ((), ReasonCode.POLICY)
+    assert planned(replace(snap, now=NOW + DAY_S), model=patient).actions, "but a day is the most"
+    hasty = replace(snap, pending=(replace(snap.pending[0], spec=replace(snap.pending[0].spec, placement_wait_s=0.0)),))
+    assert planned(hasty, model=patient).actions, "and its own word goes before the policy's"
+
+
+def test_weights_of_another_shape_are_refused() -> None:
+    arrays = arrays_of(untrained(0))
+    assert sum(part.size for part in prepare(Model("topology", arrays, {}, "", ""))) == size()
+    arrays["rack"] = arrays["rack"][:2]
+    with pytest.raises(ValueError, match="rack is missing or not of shape"):
+        prepare(Model("topology", arrays, {}, "", ""))
