@@ -155,9 +155,9 @@ def _act(
             agent, graph, other, links.tree, links.model, links.load, resources, masks, passes.requests, of.ways,
             first + other, aged, of.search,
         )  # fmt: skip
-        rank = bid.rank - _HAND + worth_of_handing(agent, graph, part, other, size, aged)
-        if bid.way >= 0 and rank > most:
-            to, most, there = first + other, rank, bid.value
+        hand = worth_of_handing(agent, graph, part, other, size, aged) - _HAND
+        if bid.way >= 0 and bid.rank + hand > most:
+            to, most, there = first + other, bid.rank + hand, bid.value + hand
     best = best_place(
         agent, graph, part, links.tree, links.model, links.load, resources, masks, passes.requests, of.ways, c, aged,
         of.search,
