@@ -21,7 +21,6 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -158,12 +157,18 @@ def parts_ms(snapshot: Snapshot, model: Model) -> tuple[float, float, float]:
         costs = agents.own_room(context.costs)
         deal = agents.new_deal(agent, context, costs, queue)
         marks.append(time.thread_time())
-        for number in range(context.policy.schedulers if context.policy.schedulers > 1 else 0):
-            agents.offers_of(deal, number, context, costs, queue)
-            marks.append(time.thread_time())
+        count, longest = context.policy.schedulers, 0.0
+        desks = [agents.desk_of(deal, context, costs) for _ in range(count)] if count > 1 else []
+        for others in (False, True):
+            took = []
+            for number, desk in enumerate(desks):
+                begin = time.thread_time()
+                agents.offers_of(deal, number, others, desk, context, queue)
+                took.append(time.thread_time() - begin)
+            longest += max(took, default=0.0)
+        marks.append(time.thread_time())
         block = agents.settled(deal, context, costs, queue)
-        steps = [1000 * (b - a) for a, b in pairwise([*marks, time.thread_time()])]
-        found.append((steps[0], max(steps[1:-1], default=0.0), steps[-1]))
+        found.append((1000 * (marks[1] - marks[0]), 1000 * longest, 1000 * (time.thread_time() - marks[2])))
         return queue.tolist(), block
 
     before, agents.decide_queue = agents.decide_queue, timed

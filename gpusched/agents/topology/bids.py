@@ -1,7 +1,8 @@
 """What several schedulers offer the jobs of a queue, each on nodes of its own, and who of them gets which job.
 
-`offer` is one scheduler alone: it looks at all that wait, in their order, takes what it would start itself for gone,
-and asks nobody; several run side by side. `settle` then goes through the queue once. Of a job's offers the one that
+`offer` is one scheduler alone: it looks at the jobs that are its, in their order, and takes what it would start for
+gone; then at those that others have no good place for. Several run side by side. `settle` then goes through the queue
+once. Of a job's offers the one that
 ranks highest counts, as in replays (`engine`): if its place is gone meanwhile, that scheduler makes another on what is
 there now.
 """
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.topology.network import Agent, Graph
-from gpusched.agents.topology.places import MOST, Choice, best_place, worth_of_handing, worth_of_waiting
+from gpusched.agents.topology.places import GOOD, MOST, Choice, best_place, worth_of_handing, worth_of_waiting
 from gpusched.compiled import jit
 from gpusched.sched.backfill import take
 from gpusched.sched.fit import request_of
@@ -74,6 +75,7 @@ class Deal(NamedTuple):
         offers: See there.
         home: ``int64[jobs]``: the scheduler that a job is of.
         whole: ``uint8[jobs]``: it is too large for a part: the first's, on all nodes.
+        asks: ``uint8[jobs]``: the others are asked, too; each of them looks once its own have told that.
         requests: Of the snapshot, once for each scheduler, on its nodes, and once on all: shape s is
             ``number * shapes + s``. masks: ``uint8[masks, nodes]``: theirs.
         ways, sure_ways: Likewise: class c is ``number * classes + c``.
@@ -86,6 +88,7 @@ class Deal(NamedTuple):
     offers: Offers
     home: Ints
     whole: Flags
+    asks: Flags
     requests: Requests
     masks: Flags
     ways: Ways
@@ -96,19 +99,30 @@ class Deal(NamedTuple):
     again: Ints
 
 
+class Desk(NamedTuple):
+    """What a scheduler changes as if it started the jobs that are its, all its own.
+
+    ``full``: ``uint8[shapes]``: what has no room there, at first nothing.
+    """
+
+    graph: Graph
+    costs: Costs
+    resources: Resources
+    array_room: Ints
+    full: Flags
+
+
 @jit
 def offer(
-    deal: Deal, number: int, jobs: Jobs, queue: Ints, now: float, graph: Graph, costs: Costs, resources: Resources,
-    array_room: Ints, full: Flags,
+    deal: Deal, number: int, others: bool, jobs: Jobs, queue: Ints, now: float, desk: Desk
 ) -> None:  # fmt: skip
-    """What one scheduler offers every job of a queue, on nodes of its own.
-
-    ``graph``, ``costs``, ``resources`` and ``array_room`` are its own, changed as if it started the jobs that are its;
-    ``full: uint8[shapes]``: what has no room there, at first nothing.
-    """
-    offers = deal.offers
+    """What one scheduler offers the jobs that are its, or those of ``others`` that ask, on nodes of its own."""
+    offers, graph, costs, resources = deal.offers, desk.graph, desk.costs, desk.resources
+    array_room, full = desk.array_room, desk.full
     for job in queue:
-        shape, array = jobs.shape[job], jobs.array[job]
+        shape, array, own = jobs.shape[job], jobs.array[job], deal.home[job] == number
+        if own == others or (others and deal.asks[job] == 0):
+            continue
         if jobs.feasibility[shape] != OK or full[shape] != 0 or (array >= 0 and array_room[array] <= 0):
             continue
         if deal.whole[job] != 0 and number != 0:
@@ -117,7 +131,13 @@ def offer(
         way = offers.way[number, job]
         if way < 0:
             full[shape] = 1
-        elif deal.home[job] == number and _takes(costs, offers, number, number, job, now):
+            continue
+        if not own:
+            continue
+        takes = _takes(costs, offers, number, number, job, now)
+        if takes and offers.rank[number, job] >= -GOOD:
+            deal.asks[job] = 0
+        if takes:
             request, first = request_of(deal.requests, deal.ways.shape[way]), offers.offset[job]
             nodes = offers.nodes[number]
             for part in range(request.parts):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.topology.network import Agent, Graph, new_graph, pass_messages
-from gpusched.agents.topology.places import MOST, best_place, worth_of_handing, worth_of_waiting
+from gpusched.agents.topology.places import GOOD, MOST, best_place, worth_of_handing, worth_of_waiting
 from gpusched.compiled import jit
 from gpusched.sched.heaps import pop, push
 from gpusched.sched.state import Flags, Floats, Ints
@@ -147,8 +147,15 @@ def _act(
     waited = now - sim.jobs[job]["submit"]
     aged, size = min(waited / of.wait_s, MOST), of.size[c]
     masks, resources, first = passes.jobs.masks, sim.resources, c - part
+    best = best_place(
+        agent, graph, part, links.tree, links.model, links.load, resources, masks, passes.requests, of.ways, c, aged,
+        of.search,
+    )  # fmt: skip
+    waits = worth_of_waiting(agent, graph, part, size, aged, waited / of.patience_s, best)
+    held = holds(sim, of, c, job, now)
+    good = best.way >= 0 and best.value >= waits and best.rank >= -GOOD
     to, most, there = -1, -np.inf, -np.inf
-    for other in range(graph.whole.shape[0] if acting.handed[job] != now else 0):
+    for other in range(graph.whole.shape[0] if acting.handed[job] != now and not good else 0):
         if other == part or of.ways.first[first + other] == of.ways.first[first + other + 1]:
             continue
         bid = best_place(
@@ -158,15 +165,14 @@ def _act(
         hand = worth_of_handing(agent, graph, part, other, size, aged) - _HAND
         if bid.way >= 0 and bid.rank + hand > most:
             to, most, there = first + other, bid.rank + hand, bid.value + hand
-    best = best_place(
-        agent, graph, part, links.tree, links.model, links.load, resources, masks, passes.requests, of.ways, c, aged,
-        of.search,
-    )  # fmt: skip
-    waits = worth_of_waiting(agent, graph, part, size, aged, waited / of.patience_s, best)
-    held = holds(sim, of, c, job, now)
     if to >= 0 and most > best.rank and (there >= waits or held):
         return _HANDED, to
     if best.way >= 0 and (best.value >= waits or held):
+        if to >= 0:
+            best = best_place(
+                agent, graph, part, links.tree, links.model, links.load, resources, masks, passes.requests, of.ways, c,
+                aged, of.search,
+            )  # fmt: skip
         shape = of.ways.shape[best.way]
         sim.jobs[job]["shape"] = shape
         passes.jobs.shape[job] = shape

@@ -11,7 +11,7 @@ from zlib import crc32
 
 import numpy as np
 
-from gpusched.agents.topology.bids import UNASKED, Deal, Offers, offer, set_homes, set_speeds, set_waiting, settle
+from gpusched.agents.topology.bids import UNASKED, Deal, Desk, Offers, offer, set_homes, set_speeds, set_waiting, settle
 from gpusched.agents.topology.network import Agent, Graph, agent_of, new_graph, numbers_of, pass_messages
 from gpusched.config.weights import Model
 from gpusched.sched.agent import Context, Unusable
@@ -45,25 +45,28 @@ def decide_queue(prepared: Agent, context: Context) -> tuple[list[int], Block]:
     queue = context.waiting.ordered(context.partition, context.policy.order)
     costs = own_room(context.costs)
     deal = new_deal(prepared, context, costs, queue)
-    if context.policy.schedulers > 1:
-        with ThreadPoolExecutor(context.policy.schedulers) as pool:  # compiled passes run side by side
-            list(
-                pool.map(
-                    lambda number: offers_of(deal, number, context, costs, queue), range(context.policy.schedulers)
-                )
-            )
+    if (count := context.policy.schedulers) > 1:
+        desks = [desk_of(deal, context, costs) for _ in range(count)]
+        with ThreadPoolExecutor(count) as pool:  # compiled passes run side by side
+            for others in (False, True):
+                told = pool.map(lambda n, of=others: offers_of(deal, n, of, desks[n], context, queue), range(count))
+                list(told)
     return queue.tolist(), settled(deal, context, costs, queue)
 
 
-def offers_of(deal: Deal, number: int, context: Context, costs: Costs, queue: Ints) -> None:
-    """What one scheduler offers, on arrays of its own."""
+def desk_of(deal: Deal, context: Context, costs: Costs) -> Desk:
+    """Arrays of a scheduler's own."""
     waiting, graph = context.waiting, deal.graph
-    graph = graph._replace(place=graph.place.copy(), wait=graph.wait.copy(), hand=graph.hand.copy())
-    offer(
-        deal, number, waiting.jobs, queue, context.snapshot.now, graph, own_room(costs),
+    return Desk(
+        graph._replace(place=graph.place.copy(), wait=graph.wait.copy(), hand=graph.hand.copy()), own_room(costs),
         copied(context.world.resources), waiting.jobs.array_room.copy(),
         np.zeros(len(waiting.jobs.feasibility), np.uint8),
     )  # fmt: skip
+
+
+def offers_of(deal: Deal, number: int, others: bool, desk: Desk, context: Context, queue: Ints) -> None:
+    """What one scheduler offers the jobs that are its, or, after all have done that, those of ``others`` that ask."""
+    offer(deal, number, others, context.waiting.jobs, queue, context.snapshot.now, desk)
 
 
 def settled(deal: Deal, context: Context, costs: Costs, queue: Ints) -> Block:
@@ -109,7 +112,7 @@ def new_deal(agent: Agent, context: Context, costs: Costs, queue: Ints) -> Deal:
     graph = _graph_of(world, costs.tree, part, lo, hi, count)
     bound, masks = _bounded(waiting, part, lo, hi, count)
     deal = Deal(
-        agent=agent, offers=offers, home=home, whole=np.zeros(jobs, np.uint8),
+        agent=agent, offers=offers, home=home, whole=np.zeros(jobs, np.uint8), asks=np.ones(jobs, np.uint8),
         requests=bound, masks=masks, ways=_ways_of_all(costs.ways, len(requests.lo), count + 1),
         sure_ways=_ways_of_all(costs.sure_ways, len(requests.lo), count + 1),
         shapes=len(requests.lo), classes=len(costs.ways.best), graph=graph,

@@ -17,6 +17,8 @@ from gpusched.sched.topology.tree import Tree
 
 HARMLESS = 0.05
 """What costs no more is taken at once."""
+GOOD = 0.1
+"""Who has a place that is worth no less than this below nothing asks no other scheduler."""
 MOST = 3.0
 """No input of the network is larger."""
 

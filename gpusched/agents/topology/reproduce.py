@@ -178,8 +178,8 @@ def _trained(options: Options, advance: Callable[[int, int], None]) -> Floats:
     pairs = read_pairs(options.table) if options.table is not None else None
     recipe = QUICK_RECIPE if options.quick else Recipe()
     learned = learn(recipe, pairs, (options.seeds or (0,))[0], options.jobs, advance)
-    begun, least = learned.course[0][1], min(cost for _, cost in learned.course)
-    about = {"recipe": json.dumps(recipe._asdict()), "cost": f"{begun:+.4f} at the start, {least:+.4f} at the end"}
+    begun, ended = learned.course[0][1], learned.course[-1][1]
+    about = {"recipe": json.dumps(recipe._asdict()), "cost": f"{begun:+.4f} at the start, {ended:+.4f} at the end"}
     save_model(out, "topology", arrays_of(learned.numbers), about)
     return learned.numbers
 
