@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from gpusched.client.context import Client
+from gpusched.errors import GpuschedError
 from gpusched.model.interference import Cost, KindBelief, Link, PlaceCost, kind_of
 from gpusched.model.jobs import ACTIVE, Job
-from gpusched.model.resources import Inventory
-from gpusched.queue.store import Reader
 
 _MOST_NAMED = 3
 _WORTH_NAMING = 0.01
 
 
-def place_costs(reader: Reader | None, inventory: Inventory, wanted: Sequence[Job]) -> dict[str, PlaceCost]:
-    """Of those of the jobs that hold resources and of whose kind, or neighbours' kinds, anything was learned."""
+def place_costs(client: Client, wanted: Sequence[Job]) -> dict[str, PlaceCost]:
+    """Of those of the jobs that hold resources and of whose kind, or neighbours' kinds, anything was learned.
+
+    Beside an inventory that is not in order nothing is known of racks, and the costs are left out.
+    """
+    reader = client.reader
     if reader is None or not any(job.state in ACTIVE for job in wanted):
         return {}
     active = [job for job in reader.active() if job.allocation is not None]
@@ -24,6 +28,10 @@ def place_costs(reader: Reader | None, inventory: Inventory, wanted: Sequence[Jo
         return {}  # nothing is loaded for that
     from gpusched.queue.snapshots import topology_of
 
+    try:
+        inventory = client.inventory
+    except GpuschedError:
+        return {}
     racks = topology_of(inventory, {} if inventory.topology else reader.node_records()).racks()
     ids = {job.id for job in wanted}
     scene = _Scene(active, racks, known)

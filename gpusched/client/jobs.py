@@ -61,7 +61,7 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
         energies=reader.energy_of_jobs() if reader else {},
         progress=_progress(reader, jobs),
         partners=_partners(reader, jobs),
-        slower={name: cost.slower for name, cost in place_costs(reader, client.inventory, jobs).items()},
+        slower={name: cost.slower for name, cost in place_costs(client, jobs).items()},
         fallbacks={name: f.line for name, f in reader.fallbacks().items()} if reader else {},
     )
     if not for_people:

@@ -9,6 +9,7 @@ from gpusched.client.context import Client
 from gpusched.client.costs import place_costs
 from gpusched.client.resolve import Resolver
 from gpusched.client.sharing import sharing_of
+from gpusched.errors import GpuschedError
 from gpusched.model.forecast import SpreadStart
 from gpusched.model.jobs import ENDED, Job, JobState
 from gpusched.model.progress import speeds_of
@@ -34,7 +35,7 @@ def show(client: Client, text: str) -> Page:
     partner, shared = sharing_of(client, job)
     waits = job.state is JobState.PENDING and job.spec.elastic is not None
     spreads = _spreads(client, job) if job.state is JobState.PENDING else ()
-    costs = place_costs(reader, client.inventory, (job,))
+    costs = place_costs(client, (job,))
     return Page(
         job=job,
         now=time.time(),  # after what is forecast, so that what begins at once does not begin later
@@ -53,15 +54,21 @@ def show(client: Client, text: str) -> Page:
 
 
 def _spreads(client: Client, job: Job) -> tuple[SpreadStart, ...]:
-    """As `why` has them; of a job that can only be on one node nothing is run ahead."""
+    """As `why` has them; of a job that can only be on one node, or beside a broken inventory, nothing is run ahead."""
     if job.spec.nodes == 1 and job.spec.max_nodes is None:
         return ()
     from gpusched.client.why import explain_pending
 
-    return explain_pending(client, job).spreads
+    try:
+        return explain_pending(client, job).spreads
+    except GpuschedError:
+        return ()
 
 
 def _sizes(client: Client, job: Job) -> SizesNow | None:
     from gpusched.client.why import sizes_of_pending
 
-    return sizes_of_pending(client, job)[1]
+    try:
+        return sizes_of_pending(client, job)[1]
+    except GpuschedError:
+        return None
