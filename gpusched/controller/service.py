@@ -10,7 +10,6 @@ import sqlite3
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -219,7 +218,7 @@ class Service:
         if declared.trouble:
             self._say(f"kept the old inventory: {declared.trouble}")
 
-    def pause(self, stop: threading.Event) -> None:
+    def pause(self, stop: Stop) -> None:
         """Wait for the next tick, or for news: a command in the inbox, an operation that ended."""
         until = time.monotonic() + self.cycle.inventory.settings.tick_s
         while time.monotonic() < until and not stop.wait(POLL_S):
@@ -234,6 +233,30 @@ class Service:
             self._predictor.close()
         self.cluster.close()
         self.store.close()
+
+
+class Stop:
+    """That a signal asks for the end.
+
+    No `threading.Event`: that has a lock, for which a handler waits for ever that comes while the main thread holds it.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def set(self) -> None:
+        """For a signal's handler."""
+        self._asked = True
+
+    def is_set(self) -> bool:
+        """Whether it was asked for."""
+        return self._asked
+
+    def wait(self, seconds: float) -> bool:
+        """The same, after so long."""
+        if not self._asked:
+            time.sleep(seconds)
+        return self._asked
 
 
 class Relaying:
@@ -287,7 +310,7 @@ def run_forever(inventory_path: Path, state: Path, say: Callable[[str], None]) -
     Raises:
         GpuschedError: The lock is taken, inventory, policies or store cannot be read, or the state folder was replaced.
     """
-    stop = threading.Event()
+    stop = Stop()
     with controller_lock(state) as still_held, present(state):
         service = Service(inventory_path, state, say)
         relaying = Relaying(state, inventory_path, say)

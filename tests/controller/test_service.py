@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
@@ -397,3 +399,23 @@ def test_cycles_go_on_through_trouble_until_it_is_told_to_end(
     assert len([line for line in site.said if "could not be recorded" in line and "no room" in line]) == 1
     assert f"controller {os.getpid()} on {site.state}: 2 nodes, state is kept there" in site.said
     assert not (site.state / FILE).exists()
+
+
+def test_signals_that_come_at_any_moment_of_a_wait_end_it() -> None:
+    """An Event's lock may be held by the very thread whose handler would take it."""
+    code = """
+import signal
+from gpusched.controller.service import Stop
+stops = [Stop() for _ in range(2000)]
+signal.signal(signal.SIGALRM, lambda *_: stops[0].set())
+signal.setitimer(signal.ITIMER_REAL, 0.0001, 0.0001)
+while stops:
+    if stops[0].wait(0.0002):
+        stops.pop(0)
+    if len(stops) == 1:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        stops[0].set()
+print("ended")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("ended\n", "")
