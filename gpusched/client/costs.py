@@ -19,7 +19,7 @@ def place_costs(client: Client, wanted: Sequence[Job]) -> dict[str, PlaceCost]:
     Beside an inventory that is not in order nothing is known of racks, and the costs are left out.
     """
     reader = client.reader
-    if reader is None or not any(job.state in ACTIVE for job in wanted):
+    if reader is None or not any(job.state in ACTIVE for job in wanted) or not reader.believes_anything():
         return {}
     active = [job for job in reader.active() if job.allocation is not None]
     kinds = {kind_of(job.user, job.spec.name) for job in active}

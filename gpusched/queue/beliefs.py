@@ -34,6 +34,10 @@ class BeliefReads(JobReads):
         rows = self._rows("SELECT data FROM beliefs WHERE kind = ?", (kind,))
         return _decoded(rows[0][0]) if rows else None
 
+    def believes_anything(self) -> bool:
+        """Whether anything was learned of any kind."""
+        return bool(self._rows("SELECT 1 FROM beliefs LIMIT 1"))
+
     def paces(self) -> list[PaceOn]:
         """The latest, oldest first."""
         rows = self._rows("SELECT data FROM paces ORDER BY seq")

@@ -271,12 +271,15 @@ def test_a_store_of_before_has_no_beliefs(tmp_path: Path, store: Store):
     assert msgspec.json.decode(msgspec.json.encode(paces_on(0, {}, jobs=1)[0]), type=PaceOn)
 
 
-def test_why_says_what_it_would_cost_not_to_wait_for_one_rack(knowing: Path, store: Store):
-    racks = "topology: {r0: {nodes: 'n[0-1]'}, r1: {nodes: 'n[2-3]'}}\n"
+def in_racks(knowing: Path, policy: str) -> None:
     declared = knowing / "inventory.yaml"
     declared.write_text(
-        racks + declared.read_text().replace("partitions: {p: {", "partitions: {p: {policy: rack-wait, ")
+        "topology: {r0: {nodes: 'n[0-1]'}, r1: {nodes: 'n[2-3]'}}\n"
+        + declared.read_text().replace("partitions: {p: {", f"partitions: {{p: {{policy: {policy}, ")
     )
+
+
+def one_node_free_in_each_rack(store: Store) -> None:
     reading = NodeReading(node="", time=time.time(), source="nvml", gpus=tuple(Gpu(index=i) for i in range(8)))
     with store.transaction():
         store.put_jobs([msgspec.structs.replace(job, state=JobState.COMPLETED) for job in store.active()])
@@ -286,6 +289,11 @@ def test_why_says_what_it_would_cost_not_to_wait_for_one_rack(knowing: Path, sto
         )
         for name in ("n0", "n2"):
             ran(store, f"x{name}", "other", (name,), begin=time.time(), end=None, gpus=8)
+
+
+def test_why_says_what_it_would_cost_not_to_wait_for_one_rack(knowing: Path, store: Store):
+    in_racks(knowing, "rack-wait")
+    one_node_free_in_each_rack(store)
 
     def dry_run(name: str) -> str:
         wanted = ("-N", "2", "--gpus", "8", "-t", "1h", "--job-name", name)
@@ -306,14 +314,6 @@ def test_why_says_what_it_would_cost_not_to_wait_for_one_rack(knowing: Path, sto
     assert told[1]["cost"]["slower"] == pytest.approx(0.25, abs=0.01)
     assert far == f"on 2 racks at once, {told[1]['message'].removeprefix('on 2 racks ')}"
     assert "slower than in one" not in dry_run("never-seen")
-
-
-def in_racks(knowing: Path, policy: str) -> None:
-    declared = knowing / "inventory.yaml"
-    declared.write_text(
-        "topology: {r0: {nodes: 'n[0-1]'}, r1: {nodes: 'n[2-3]'}}\n"
-        + declared.read_text().replace("partitions: {p: {", f"partitions: {{p: {{policy: {policy}, ")
-    )
 
 
 def test_show_and_status_say_what_a_place_costs(knowing: Path, store: Store):
@@ -350,15 +350,7 @@ def test_show_and_status_say_what_a_place_costs(knowing: Path, store: Store):
 
 def test_why_tells_of_the_better_place_that_a_job_waits_for(knowing: Path, store: Store):
     in_racks(knowing, "contention")
-    reading = NodeReading(node="", time=time.time(), source="nvml", gpus=tuple(Gpu(index=i) for i in range(8)))
-    with store.transaction():
-        store.put_jobs([msgspec.structs.replace(job, state=JobState.COMPLETED) for job in store.active()])
-        store.put_nodes(
-            NodeRecord(name=name, state=NodeState.IDLE, last_seen=time.time(), reading=reading)
-            for name in ("n0", "n1", "n2", "n3")
-        )
-        for name in ("n0", "n2"):
-            ran(store, f"x{name}", "other", (name,), begin=time.time(), end=None, gpus=8)
+    one_node_free_in_each_rack(store)
 
     wanted = ("-N", "2", "--gpus", "8", "-t", "1h", "--job-name")
 

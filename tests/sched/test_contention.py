@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gpusched.controller.learning import shared_link
 from gpusched.model.interference import Beside, KindBelief, Paces, Shape, Sway
-from gpusched.model.plan import ReasonCode
+from gpusched.model.plan import Plan, ReasonCode
 from gpusched.model.snapshot import RunningView, Snapshot
 from gpusched.model.units import local_clock
 from gpusched.sched.arrays import node_arrays_of, waiting_of
@@ -214,10 +214,9 @@ def test_as_long_as_nothing_was_learned_it_is_rack(snap: Snapshot) -> None:
     assert encode(replace(mine, remarks={})) == encode(best)
 
 
-@QUICK
-@given(clusters())
-def test_why_says_what_the_plan_says(snap: Snapshot) -> None:
-    left = after(snap, decide(snap))
+def agree_on_who_waits(snap: Snapshot, plan: Plan) -> None:
+    """What the next plan says of who waits is what `explain` says."""
+    left = after(snap, plan)
     again = decide(left)
     if again.actions:
         return
@@ -225,6 +224,12 @@ def test_why_says_what_the_plan_says(snap: Snapshot) -> None:
         why = explain(left, job_id).reason
         if ReasonCode.BACKFILL not in (reason.code, why.code):
             assert (why.code, why.message) == (reason.code, reason.message), job_id
+
+
+@QUICK
+@given(clusters())
+def test_why_says_what_the_plan_says(snap: Snapshot) -> None:
+    agree_on_who_waits(snap, decide(snap))
 
 
 def test_a_job_waits_for_its_rack_as_long_as_that_pays_and_says_so() -> None:
@@ -374,14 +379,7 @@ def test_any_cluster_gets_a_sound_plan_that_why_agrees_with(snap: Snapshot, spre
     snap = replace(with_place(snap, "contention"), beliefs=known)
     plan = decide(snap)
     assert check(plan, snap) == (plan, ())
-    left = after(snap, plan)
-    again = decide(left)
-    if again.actions:
-        return
-    for job_id, reason in again.reasons.items():
-        why = explain(left, job_id).reason
-        if ReasonCode.BACKFILL not in (reason.code, why.code):
-            assert (why.code, why.message) == (reason.code, reason.message), job_id
+    agree_on_who_waits(snap, plan)
 
 
 def test_a_job_rather_takes_what_only_public_tables_mind_than_waiting() -> None:

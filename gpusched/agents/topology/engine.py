@@ -27,10 +27,8 @@ from gpusched.sim.result import Result
 from gpusched.traces.trace import Trace
 
 _HAND = 1e-6  # of two places that are worth the same, its own scheduler's
-_LOOK_AGAIN_S, _LATER = (
-    600.0,
-    0.1,
-)  # when one that waits for a better place is looked at again; or after so much of its wait
+# Who waits for a better place is looked at again after so long, or so much of its wait.
+_LOOK_AGAIN_S, _LATER = 600.0, 0.1
 _WAITS, _STARTS, _HANDED = 0, 1, 2
 
 
@@ -40,8 +38,8 @@ class Acting(NamedTuple):
     Attributes:
         placing: Queues and ways; classes are one a kind of request and scheduler.
         agent: The weights. graph: See there.
-        part: ``int64[classes]``: the scheduler. base: ``int64[classes]``: the class's number but for the scheduler.
-        capacity: ``float64[parts]``: GPUs. handed: ``float64[jobs]``: when a job was handed on last; -1: never.
+        part: ``int64[classes]``: the scheduler. capacity: ``int64[parts]``: GPUs.
+        handed: ``float64[jobs]``: when a job was handed on last; -1: never.
         queued: ``uint8[classes]``: room.
     """
 

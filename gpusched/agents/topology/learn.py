@@ -10,10 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.common.evolve import Evolution
-from gpusched.agents.common.vector import rounded
+from gpusched.agents.common.vector import joined, parts_of, rounded
 from gpusched.agents.topology.engine import replayed
 from gpusched.agents.topology.network import SHAPES, agent_of, untrained
 from gpusched.agents.topology.workloads import Setting, draw, racks
+from gpusched.config.weights import Arrays
 from gpusched.model.topology import Topology
 from gpusched.sched.state import Floats
 from gpusched.sim.engine.placing import Network
@@ -107,12 +108,10 @@ def learn(recipe: Recipe, pairs: Pairs | None, seed: int, workers: int, tell: Ca
 
 def _begun(start: Floats) -> Floats:
     """Where the search begins."""
-    found, at = start.copy(), 0
-    for name, shape in SHAPES.items():
-        for i in range(int(np.prod(shape))):
-            found[at + i] = _BEGIN.get((name, i), found[at + i])
-        at += int(np.prod(shape))
-    return found
+    parts: Arrays = dict(zip(SHAPES, parts_of(start.copy(), SHAPES), strict=True))
+    for (name, i), value in _BEGIN.items():
+        parts[name][i] = value
+    return joined(parts, SHAPES)
 
 
 def drawn(number: int, pairs: Pairs | None, recipe: Recipe) -> Try:
