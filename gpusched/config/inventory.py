@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gpusched.config import fields
 from gpusched.config.paths import config_folder
@@ -113,7 +113,7 @@ class _Reader:
 
     def inventory(self) -> Inventory:
         root = parse_file(self._path, "an inventory")
-        known = root.fields("a mapping with partitions", ("settings", "defaults", "partitions", "topology"))
+        known = root.fields("a mapping with partitions", ("engine", "settings", "defaults", "partitions", "topology"))
         settings, defaults = Settings(), dict[str, Any]()
         with self._noting():
             settings = self._settings(known.get("settings"))
@@ -132,7 +132,13 @@ class _Reader:
         nodes = None if self._errors else self._names  # a node that could not be read is not a node that is not there
         with self._noting():
             topology = read_topology(known.get("topology"), nodes, self._noting)
-        return Inventory(path=str(self._path), partitions=tuple(partitions), settings=settings, topology=topology)
+        engine: Literal["ssh", "slurm"] = "ssh"
+        with self._noting():
+            if "engine" in known and known["engine"].choice(("ssh", "slurm")) == "slurm":
+                engine = "slurm"
+        return Inventory(
+            path=str(self._path), partitions=tuple(partitions), settings=settings, topology=topology, engine=engine
+        )
 
     def _settings(self, value: Value | None) -> Settings:
         if value is None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from gpusched.model.jobs import JobSpec
+from gpusched.model.slurm import SlurmMode
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", forbid_unknown_fields=True):
@@ -84,6 +85,7 @@ class Promote(Command, frozen=True, kw_only=True, tag="promote"):
         path: Its file or folder, absolute.
         version: What the client saw there; with another one nothing is done.
         reason: In one line. forced: Without proof. evidence: The replay that proved it.
+        mode: Of a partition of Slurm, what gpusched does there from then on; None: as before.
     """
 
     partition: str
@@ -92,6 +94,7 @@ class Promote(Command, frozen=True, kw_only=True, tag="promote"):
     reason: str
     forced: bool = False
     evidence: dict[str, Any] | None = None
+    mode: SlurmMode | None = None
 
 
 class Rollback(Command, frozen=True, kw_only=True, tag="rollback"):

@@ -8,6 +8,8 @@ from typing import Any, Literal, Self
 
 import msgspec
 
+from gpusched.model.slurm import SlurmFacts
+
 
 class JobState(StrEnum):
     """States in Slurm's words."""
@@ -336,6 +338,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         policy, policy_version: What decided its start.
         preemptions: None: no policy has stopped it.
         resizes: None: it was never resized.
+        slurm: Of a job of Slurm; None: it is ours.
     """
 
     id: str
@@ -366,6 +369,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     policy_version: str | None = None
     preemptions: Preemptions | None = None
     resizes: Resizes | None = None
+    slurm: SlurmFacts | None = None
 
     @property
     def limit_s(self) -> float:

@@ -16,6 +16,7 @@ class ReasonCode(StrEnum):
     JOB_HELD_USER = "JobHeldUser"
     PARTITION_UNKNOWN = "PartitionUnknown"
     BAD_CONSTRAINTS = "BadConstraints"  # could not run even on the empty partition
+    NOT_ELIGIBLE = "NotEligible"  # Slurm, which has it, does not let it start
     DEPENDENCY_NEVER_SATISFIED = "DependencyNeverSatisfied"
     DEPENDENCY = "Dependency"
     BEGIN_TIME = "BeginTime"

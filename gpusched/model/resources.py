@@ -200,12 +200,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
-    """inventory.yaml, checked."""
+    """inventory.yaml, checked. ``engine``: who starts jobs: gpusched over SSH, or Slurm."""
 
     path: str
     partitions: tuple[Partition, ...]
     settings: Settings = Settings()
     topology: Topology = Topology()
+    engine: Literal["ssh", "slurm"] = "ssh"
 
     @property
     def nodes(self) -> tuple[Node, ...]:

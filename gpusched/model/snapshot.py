@@ -109,7 +109,8 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
 
     ``dependency``: "" met, "waiting" or "never", with ``dependency_message``. ``estimate_s``: how long a predictor
     expected at its submission that it runs; None: nobody was asked. ``resume_at``: it was stopped to go
-    on with so many GPUs. ``speeds``, ``left``: as in `RunningView`.
+    on with so many GPUs. ``speeds``, ``left``: as in `RunningView`. ``barred``: why Slurm, which has it, lets it not
+    start, in its words; "": it does.
     """
 
     id: str
@@ -130,6 +131,7 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
     resume_at: int | None = None
     speeds: dict[int, float] = {}
     left: float | None = None
+    barred: str = ""
 
     @property
     def expected_s(self) -> float:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from gpusched.model.policy import PolicySpec
+from gpusched.model.slurm import SlurmMode
 from gpusched.queue.rows import JobReads
 
 Act = Literal["inventory", "files", "promote", "rollback"]
@@ -32,6 +33,7 @@ class PolicyChange(msgspec.Struct, frozen=True, kw_only=True):
         back_to: ``seq`` of the change that a rollback restores; None: there is none.
         forced: Promoted without proof.
         evidence: `gpusched.nightly.proof.Verdict` of a promotion, as JSON; None where there was none.
+        mode: Of a partition of Slurm, what gpusched does there from then on; None: it reads.
     """
 
     seq: int = 0
@@ -49,6 +51,7 @@ class PolicyChange(msgspec.Struct, frozen=True, kw_only=True):
     back_to: int | None = None
     forced: bool = False
     evidence: dict[str, Any] | None = None
+    mode: SlurmMode | None = None
 
 
 class Shadow(msgspec.Struct, frozen=True, kw_only=True):

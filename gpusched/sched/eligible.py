@@ -32,6 +32,8 @@ def ineligible(job: PendingView, now: float, policies: Mapping[str, PolicySpec])
     if out_of_reach(job.spec, policies[job.spec.partition]):
         message = f"policy {policies[job.spec.partition].name} does not look at racks, as --max-spread rack needs"
         return Reason(code=ReasonCode.POLICY, message=message)
+    if job.barred:
+        return Reason(code=ReasonCode.NOT_ELIGIBLE, message=f"Slurm does not let it start: {job.barred}")
     if job.dependency == "never":
         message = job.dependency_message or "its dependency can never be met"
         return Reason(code=ReasonCode.DEPENDENCY_NEVER_SATISFIED, message=message)

@@ -219,6 +219,10 @@ REASONS = {
         "Ask for less, spread it over more nodes (`-N`), or allow it more nodes. The inventory has changed "
         "since it was queued.",
     ),
+    ReasonCode.NOT_ELIGIBLE: (
+        "Slurm, whose job it is, does not let it start; the message has Slurm's reason.",
+        "`scontrol show job JOB` says more.",
+    ),
     ReasonCode.DEPENDENCY_NEVER_SATISFIED: (
         "A job it depends on ended in a way that cannot satisfy it, or is not there.",
         "`gpusched cancel JOB`, or `gpusched requeue` the other one. The job stays in the queue until then.",

@@ -1,0 +1,151 @@
+"""What Slurm says of jobs, nodes and partitions, and what gpusched may do there."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+LEASE = "gpusched"
+"""Name of the reservation through which jobs are started, and by whose end Slurm takes over."""
+
+
+class SlurmMode(StrEnum):
+    """What gpusched does for a partition of Slurm: reads; orders jobs by SiteFactor; decides who starts, and where."""
+
+    OBSERVE = "observe"
+    ADVISE = "advise"
+    DECIDE = "decide"
+
+
+class SlurmFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a mirrored job has beyond what any job has.
+
+    Attributes:
+        state, reason: In Slurm's words, as last read.
+        account, qos: Of its association.
+        partitions: That it may run in, as asked for.
+        priority: As Slurm computes it. site_factor: What was added to it by us, or by a site's own plugin.
+        restarts: How often Slurm has requeued it. requeue: It may be.
+        reservation: That it names, or is given; ours is `LEASE`.
+        nodelist: Nodes that its user named (``-w``).
+        pinned: Nodes on which we asked Slurm to start it; empty: we did not. pinned_at: When, Unix seconds.
+        gpus: Node -> positions in gres.conf (IDX) of the GPUs that it has; empty: Slurm does not say.
+    """
+
+    state: str = ""
+    reason: str = ""
+    account: str = ""
+    qos: str = ""
+    partitions: tuple[str, ...] = ()
+    priority: int = 0
+    site_factor: int = 0
+    restarts: int = 0
+    requeue: bool = True
+    reservation: str = ""
+    nodelist: tuple[str, ...] = ()
+    pinned: tuple[str, ...] = ()
+    pinned_at: float | None = None
+    gpus: dict[str, tuple[int, ...]] = {}
+
+
+class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job, or a task of an array, as squeue has it. Times in Unix seconds.
+
+    Attributes:
+        id: As scontrol takes it: ``1234``, or ``1234_5`` for a task, whether Slurm has split it off already or not.
+        raw_id: JobId of its record; tasks that wait together have that of their array.
+        array_id, array_index: Of a task; else "" and None. array_limit: So many of its tasks may run at once.
+        nodes: How many it asks for, or has. node_names: That it has, or had last.
+        cpus, memory_mib, gpus: Of the whole job; GPUs by type ("": not said). memory_mib None: not known.
+        time_limit_s: None: unlimited.
+        restart: Times that it was requeued.
+    """
+
+    id: str
+    raw_id: str
+    array_id: str = ""
+    array_index: int | None = None
+    array_limit: int | None = None
+    user: str
+    uid: int
+    account: str = ""
+    qos: str = ""
+    partitions: tuple[str, ...]
+    name: str
+    state: str
+    reason: str
+    priority: int
+    site_factor: int = 0
+    submit_time: float
+    eligible_time: float | None = None
+    start_time: float | None = None
+    end_time: float | None = None
+    time_limit_s: int | None
+    nodes: int
+    node_names: tuple[str, ...] = ()
+    cpus: int
+    memory_mib: int | None = None
+    gpus: dict[str, int] = {}
+    req_nodes: tuple[str, ...] = ()
+    exc_nodes: tuple[str, ...] = ()
+    features: str = ""
+    reservation: str = ""
+    dependency: str = ""
+    exclusive: bool = False
+    requeue: bool = True
+    restarts: int = 0
+
+
+class SlurmNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node as scontrol has it.
+
+    ``states``: Slurm's words, the base state first (``IDLE``, ``DRAIN``...). ``gpus``: type -> how many, as configured.
+    """
+
+    name: str
+    address: str
+    states: tuple[str, ...]
+    reason: str = ""
+    cpus: int
+    memory_mib: int
+    gpus: dict[str, int] = {}
+    gpus_used: int = 0
+    partitions: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    version: str = ""
+
+
+class SlurmPartition(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition as scontrol has it. ``max_time_s``, ``default_time_s``: None: unlimited, or none."""
+
+    name: str
+    nodes: tuple[str, ...]
+    is_default: bool = False
+    max_time_s: int | None = None
+    default_time_s: int | None = None
+    state: str = "UP"
+    priority_tier: int = 1
+    preempt_mode: str = "OFF"
+
+
+class SlurmReservation(msgspec.Struct, frozen=True, kw_only=True):
+    """A reservation as scontrol has it. Times in Unix seconds."""
+
+    name: str
+    nodes: tuple[str, ...]
+    start_time: float
+    end_time: float
+    accounts: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    state: str = ""
+
+
+_NO_BAR = ("None", "Priority", "Resources", "ReqNodeNotAvail", "Reservation", "Nodes_required", "NodeDown", "Prolog")
+_OWN_STAGE = ("JobHeldUser", "JobHeldAdmin", "BeginTime")  # a job's own fields say these
+
+
+def bar(reason: str) -> str:
+    """Slurm's reason where by it the job may not start whatever is free, else ""."""
+    return "" if not reason or reason.startswith((*_NO_BAR, *_OWN_STAGE)) else reason
