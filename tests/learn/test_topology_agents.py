@@ -129,7 +129,7 @@ def test_whatever_the_weights_every_job_runs_once_within_what_there_is(seed: int
     result = engine.replayed(trace, pool, Network(setting.tree, model, kind), wild, parts)
     assert not np.isnan(result.end).any()
     assert (result.start >= trace.submit).all()
-    assert (result.end - result.start >= trace.duration * (1 - 1e-9)).all(), "nobody is faster than alone at its best"
+    assert (result.end - result.start >= trace.duration - 1e-5).all(), "nobody is faster than alone at its best"
     nodes = [result.nodes_of(job) for job in range(len(trace))]
     assert [len(of) * gpus for of, gpus in zip(nodes, result.part_gpus, strict=True)] == trace.gpus.tolist()
     size = len(pool) // parts

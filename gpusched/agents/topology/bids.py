@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpusched.agents.topology.network import Agent, Graph
+from gpusched.agents.topology.network import Agent, Graph, start_in
 from gpusched.agents.topology.places import GOOD, MOST, Choice, best_place, worth_of_handing, worth_of_waiting
 from gpusched.compiled import jit
 from gpusched.sched.backfill import take
@@ -146,6 +146,7 @@ def offer(
             enter_links(
                 costs.tree, costs.model, costs.load, job, costs.search.trial, request.parts, request.gpus, costs.search
             )
+            start_in(graph, number, costs.search.trial, request.parts, request.gpus)
             if array >= 0:
                 array_room[array] -= 1
 
@@ -228,6 +229,7 @@ def _attempt(
     given = more.ways.shape[offers.way[number, job]] % more.shapes
     for part in range(requests.parts[given]):
         scratch.chosen[part] = offers.nodes[number, offers.offset[job] + part]
+    start_in(more.graph, home, scratch.chosen, requests.parts[given], requests.gpus[given])
     return STARTED, given
 
 
@@ -298,14 +300,12 @@ def set_speeds(model: Model, load: Load, nodes: int) -> None:
 
 
 @jit
-def set_waiting(
-    graph: Graph, home: Ints, jobs: Jobs, queue: Ints, gpus: Ints, since: Floats, capacity: Ints, now: float
-) -> None:
+def set_waiting(graph: Graph, home: Ints, jobs: Jobs, queue: Ints, gpus: Ints, since: Floats, now: float) -> None:
     """Who waits in each part, as `engine` has it."""
     for job in queue:
         if jobs.feasibility[jobs.shape[job]] != OK:
             continue
-        part, has = home[job], max(capacity[home[job]], 1)
+        part, has = home[job], max(graph.capacity[home[job]], 1.0)
         graph.waiting[part] += gpus[job] / has
         blocked = np.sqrt(max(0.0, min((now - since[job]) / DAY_S, MOST))) * gpus[job] / has
         if blocked > graph.blocked[part]:

@@ -38,7 +38,7 @@ class Acting(NamedTuple):
     Attributes:
         placing: Queues and ways; classes are one a kind of request and scheduler.
         agent: The weights. graph: See there.
-        part: ``int64[classes]``: the scheduler. capacity: ``int64[parts]``: GPUs.
+        part: ``int64[classes]``: the scheduler.
         handed: ``float64[jobs]``: when a job was handed on last; -1: never.
         queued: ``uint8[classes]``: room.
     """
@@ -47,7 +47,6 @@ class Acting(NamedTuple):
     agent: Agent
     graph: Graph
     part: Ints
-    capacity: Ints
     handed: Floats
     queued: Flags
 
@@ -117,7 +116,7 @@ def _see_waiting(sim: Sim, acting: Acting, now: float) -> None:
     for c in range(of.head.size):
         if of.head[c] >= 0:
             part, aged = acting.part[c], min((now - sim.jobs[of.head[c]]["submit"]) / of.wait_s, MOST)
-            blocked = np.sqrt(aged) * of.size[c] / max(acting.capacity[part], 1)
+            blocked = np.sqrt(aged) * of.size[c] / max(graph.capacity[part], 1.0)
             if blocked > graph.blocked[part]:
                 graph.blocked[part], graph.large[part] = blocked, of.size[c]
 
@@ -133,7 +132,7 @@ def _enqueue(sim: Sim, acting: Acting, c: int) -> None:
 def _count(acting: Acting, c: int, sign: float) -> None:
     """A job of a class waits, or waits no more."""
     part = acting.part[c]
-    acting.graph.waiting[part] += sign * acting.placing.size[c] / max(acting.capacity[part], 1)
+    acting.graph.waiting[part] += sign * acting.placing.size[c] / max(acting.graph.capacity[part], 1.0)
 
 
 @jit
@@ -213,8 +212,7 @@ def begun(
     begins = [part * nodes // parts for part in range(parts)]
     part_of = np.searchsorted(begins, np.arange(nodes), side="right").astype(np.int64) - 1
     graph = new_graph(links.tree, racks["number"].copy(), total, part_of, parts)
-    capacity = np.bincount(part_of, weights=total, minlength=parts).astype(np.int64)
     return world, Acting(
-        placing, agent, graph, np.arange(classes, dtype=np.int64) % parts, capacity, np.full(len(trace), -1.0),
+        placing, agent, graph, np.arange(classes, dtype=np.int64) % parts, np.full(len(trace), -1.0),
         np.zeros(classes, np.uint8),
     )  # fmt: skip

@@ -13,6 +13,7 @@ from gpusched.agents.common.evolve import Evolution
 from gpusched.agents.common.vector import joined, parts_of, rounded
 from gpusched.agents.topology.engine import replayed
 from gpusched.agents.topology.network import SHAPES, agent_of, untrained
+from gpusched.agents.topology.places import IDLE
 from gpusched.agents.topology.workloads import Setting, draw, racks
 from gpusched.config.weights import Arrays
 from gpusched.model.topology import Topology
@@ -25,11 +26,13 @@ _STEPS = {
     "place.skip": 0.03, "place.out": 0.015, "wait.skip": 0.08, "wait.out": 0.04, "hand.skip": 0.02, "hand.out": 0.01,
 }  # fmt: skip
 """What is learned, and how far first steps go; the layers of the graph stay as they were drawn."""
-_BEGIN = {("wait.skip", 0): -0.1, ("wait.skip", 7): -0.1}
-"""Where the search begins: a little less patient than the rule."""
+_BEGIN = {("wait.skip", IDLE): (-1.0, 0.5)}
+"""Where the search begins, and its first step there: less patient than the rule where GPUs are idle beside a queue."""
+_NEAR = 1e-3
+"""What it costs to be one step from the beginning, squared: workloads tell less than this of most weights."""
 _WATCH = 1 << 20  # seeds of workloads to see what comes of it; those to judge by are smaller
 _LEARN = 1 << 21
-_TAIL = 0.1  # what the 99th percentile counts for beside the mean
+_TAIL = 0.3  # what the 99th percentile counts for beside the mean
 _TABLE = 0.3  # what a workload by the table counts for: differences are ten times as large there
 _LOADS = (0.7, 0.9, 1.1, 0.9)
 _FAMILIES = 5
@@ -44,10 +47,10 @@ class Recipe(NamedTuple):
         watch: Other workloads, on which it is seen what comes of it, every ``every`` generations.
     """
 
-    generations: int = 112
+    generations: int = 40
     population: int = 12
-    tries: int = 15
-    jobs: int = 3200
+    tries: int = 20
+    jobs: int = 6000
     table_jobs: int = 700
     watch: int = 60
     every: int = 8
@@ -81,21 +84,23 @@ def learn(recipe: Recipe, pairs: Pairs | None, seed: int, workers: int, tell: Ca
     """From `network.untrained`; ``pairs``: a table of pairs, of which a fifth of the workloads are."""
     start = untrained(0)
     learned = np.concatenate([np.full(int(np.prod(shape)), name in _STEPS) for name, shape in SHAPES.items()])
-    steps = np.concatenate([np.full(int(np.prod(shape)), _STEPS.get(name, 0.0)) for name, shape in SHAPES.items()])
+    begin, steps = (numbers[learned] for numbers in _begun(start))
 
     def whole(numbers: Floats) -> Floats:
         found = start.copy()
         found[learned] = numbers
         return rounded(found)
 
-    search = Evolution(_begun(start)[learned], steps[learned], recipe.population, seed)
+    search = Evolution(begin, steps, recipe.population, seed)
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         held_out = [drawn(_WATCH + k, pairs, recipe) for k in range(recipe.watch)]
         course, means = [(0, _costs(pool, [rounded(start)], held_out)[0])], []
         for generation in range(1, recipe.generations + 1):
             first = _LEARN + (seed * 100_000 + generation - 1) * recipe.tries
             tries = [drawn(k, pairs, recipe) for k in range(first, first + recipe.tries)]
-            search.tell(np.array(_costs(pool, [whole(numbers) for numbers in search.ask()], tries)))
+            asked = search.ask()
+            far = [_NEAR * float(np.square((numbers - begin) / steps).sum()) for numbers in asked]
+            search.tell(np.array(_costs(pool, [whole(numbers) for numbers in asked], tries)) + far)
             if generation % recipe.every == 0 or generation == recipe.generations:
                 means.append(whole(search.mean))
                 course.append((generation, _costs(pool, [means[-1]], held_out)[0]))
@@ -106,12 +111,13 @@ def learn(recipe: Recipe, pairs: Pairs | None, seed: int, workers: int, tell: Ca
     return Learned(rounded(start), best, tuple(course))
 
 
-def _begun(start: Floats) -> Floats:
-    """Where the search begins."""
-    parts: Arrays = dict(zip(SHAPES, parts_of(start.copy(), SHAPES), strict=True))
-    for (name, i), value in _BEGIN.items():
-        parts[name][i] = value
-    return joined(parts, SHAPES)
+def _begun(start: Floats) -> tuple[Floats, Floats]:
+    """Where the search begins, and its first steps."""
+    begin: Arrays = dict(zip(SHAPES, parts_of(start.copy(), SHAPES), strict=True))
+    steps: Arrays = {name: np.full(shape, _STEPS.get(name, 0.0)) for name, shape in SHAPES.items()}
+    for (name, i), (value, step) in _BEGIN.items():
+        begin[name][i], steps[name][i] = value, step
+    return joined(begin, SHAPES), joined(steps, SHAPES)
 
 
 def drawn(number: int, pairs: Pairs | None, recipe: Recipe) -> Try:

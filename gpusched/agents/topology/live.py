@@ -58,7 +58,11 @@ def desk_of(deal: Deal, context: Context, costs: Costs) -> Desk:
     """Arrays of a scheduler's own."""
     waiting, graph = context.waiting, deal.graph
     return Desk(
-        graph._replace(place=graph.place.copy(), wait=graph.wait.copy(), hand=graph.hand.copy()), own_room(costs),
+        graph._replace(
+            idle=graph.idle.copy(), waiting=graph.waiting.copy(), place=graph.place.copy(), wait=graph.wait.copy(),
+            hand=graph.hand.copy(),
+        ),
+        own_room(costs),
         copied(context.world.resources), waiting.jobs.array_room.copy(),
         np.zeros(len(waiting.jobs.feasibility), np.uint8),
     )  # fmt: skip
@@ -107,7 +111,6 @@ def new_deal(agent: Agent, context: Context, costs: Costs, queue: Ints) -> Deal:
         harm=np.zeros(shape), way=np.full(shape, -1), nodes=np.zeros((count, int(parts.sum())), np.int64),
         offset=np.cumsum(parts) - parts, sound=np.ones(count, np.uint8),
     )  # fmt: skip
-    capacity = np.bincount(part, weights=world.total.gpus, minlength=count + 1).astype(np.int64)
     home = np.array([crc32(view.id.encode()) % count for view in waiting.views], np.int64)
     graph = _graph_of(world, costs.tree, part, lo, hi, count)
     bound, masks = _bounded(waiting, part, lo, hi, count)
@@ -118,9 +121,9 @@ def new_deal(agent: Agent, context: Context, costs: Costs, queue: Ints) -> Deal:
         shapes=len(requests.lo), classes=len(costs.ways.best), graph=graph,
         again=np.zeros(1, np.int64),
     )  # fmt: skip
-    large = 2 * count * waiting.keys.gpus >= capacity[:count].sum() if count > 1 else np.zeros(jobs, np.bool_)
+    large = 2 * count * waiting.keys.gpus >= graph.capacity[:count].sum() if count > 1 else np.zeros(jobs, np.bool_)
     set_homes(deal, world.usable, world.rack, costs.of, queue, large.astype(np.uint8))
-    set_waiting(graph, deal.home, waiting.jobs, queue, waiting.keys.gpus, costs.since, capacity, context.snapshot.now)
+    set_waiting(graph, deal.home, waiting.jobs, queue, waiting.keys.gpus, costs.since, context.snapshot.now)
     if count == 1:
         offers.way[:] = UNASKED
     set_speeds(costs.model, costs.load, len(part))

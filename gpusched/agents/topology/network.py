@@ -20,7 +20,7 @@ from gpusched.sched.topology.load import ONE, Load
 from gpusched.sched.topology.tree import Tree
 
 WIDTH, HIDDEN = 4, 6
-PLACE, WAIT, HAND = 10, 9, 5
+PLACE, WAIT, HAND = 10, 10, 5
 """Inputs of a place, of waiting, and of another scheduler, beside what the graph says."""
 _ON, _SERVER, _RACK, _WHOLE = 4, 3, 3, 3  # inputs of a job on a link, of a server, of a rack, and of a part
 SHAPES = {
@@ -94,9 +94,10 @@ class Graph(NamedTuple):
     Attributes:
         server: ``float64[nodes, WIDTH]``. rack: ``float64[racks, WIDTH]``. whole: ``float64[parts, WIDTH]``.
         of: ``int64[nodes]``: a node's rack, as `Scratch.rack`. part: ``int64[racks]``: that the rack is in.
-        total: ``float64[nodes]``: GPUs. up: ``int64[racks]``: its way up, a link; -1: none.
-        free, most, has: ``float64[racks]``: free GPUs, the most on one node, GPUs.
+        node_part: ``int64[nodes]``: the part that a node is in. total: ``float64[nodes]``: GPUs. up: ``int64[racks]``: its way up, a link; -1: none.
+        free, most, has: ``float64[racks]``: free GPUs, the most on one node, GPUs. capacity: ``float64[parts]``: GPUs.
         waiting: ``float64[parts]``: GPUs that jobs ask for that wait there, by those that the part has.
+        idle: ``float64[parts]``: the share of its GPUs that are free.
         large: ``int64[parts]``: GPUs of the job that waits most there, by its size and age.
         blocked: ``float64[parts]``: how much it waits.
         place, wait, hand: Inputs.
@@ -107,12 +108,15 @@ class Graph(NamedTuple):
     whole: Floats
     of: Ints
     part: Ints
+    node_part: Ints
     total: Floats
     up: Ints
     free: Floats
     most: Floats
     has: Floats
+    capacity: Floats
     waiting: Floats
+    idle: Floats
     large: Ints
     blocked: Floats
     place: Floats
@@ -134,9 +138,10 @@ def new_graph(tree: Tree, racks: Ints, total: Ints, part: Ints, parts: int) -> G
     first = np.unique(racks, return_index=True)[1]
     up = np.where(tree.rack[first] >= 0, 2 * nodes + tree.rack[first], -1)
     return Graph(
-        np.zeros((nodes, WIDTH)), np.zeros((count, WIDTH)), np.zeros((parts, WIDTH)), racks, part[first],
+        np.zeros((nodes, WIDTH)), np.zeros((count, WIDTH)), np.zeros((parts, WIDTH)), racks, part[first], part,
         total.astype(np.float64), up, np.zeros(count), np.zeros(count),
-        np.bincount(racks, weights=total, minlength=count).astype(np.float64), np.zeros(parts),
+        np.bincount(racks, weights=total, minlength=count).astype(np.float64),
+        np.bincount(part, weights=total, minlength=parts).astype(np.float64), np.zeros(parts), np.zeros(parts),
         np.zeros(parts, np.int64), np.zeros(parts), np.zeros(PLACE + 3 * WIDTH), np.zeros(WAIT + WIDTH),
         np.zeros(HAND + 2 * WIDTH),
     )  # fmt: skip
@@ -150,11 +155,13 @@ def pass_messages(agent: Agent, tree: Tree, load: Load, resources: Resources, gr
     graph.most[:] = 0.0
     graph.rack[:] = 0.0
     graph.whole[:] = 0.0
+    graph.idle[:] = 0.0
     heard = np.zeros(_SERVER + 2 * WIDTH)
     for node in range(nodes):
         rack, total = graph.of[node], max(graph.total[node], 1.0)
         free = max(0, resources.gpus[node])
         graph.free[rack] += free
+        graph.idle[graph.node_part[node]] += free / max(graph.capacity[graph.node_part[node]], 1.0)
         graph.most[rack] = max(graph.most[rack], free / total)
         heard[0] = free / total
         heard[1] = min(load.pressure[node] / ONE, _MOST)
@@ -216,6 +223,18 @@ def _up(agent: Agent, load: Load, graph: Graph) -> None:
             for i in range(summed.size):
                 said += agent.whole[i, k] * summed[i]
             graph.whole[part, k] = max(said, 0.0)
+
+
+@jit
+def start_in(graph: Graph, part: int, nodes: Ints, parts: int, gpus: int) -> None:
+    """A job that waited in a part starts on nodes, with so many GPUs of each: from now on less waits, and less is idle.
+
+    What the layers say stays as it is until the next `pass_messages`.
+    """
+    graph.waiting[part] -= parts * gpus / max(graph.capacity[part], 1.0)
+    for i in range(parts):
+        of = graph.node_part[nodes[i]]
+        graph.idle[of] -= gpus / max(graph.capacity[of], 1.0)
 
 
 @jit

@@ -19,6 +19,10 @@ HARMLESS = 0.05
 """What costs no more is taken at once."""
 GOOD = 0.1
 """Who has a place that is worth no less than this below nothing asks no other scheduler."""
+IDLE = 9
+"""The input of waiting that says how many GPUs are idle that waiting jobs ask for, by those that there are,"""
+USUAL = 0.2
+"""beyond so many: as many are idle where nobody waits for a better place, because what is left fits nobody."""
 MOST = 3.0
 """No input of the network is larger."""
 
@@ -103,6 +107,7 @@ def worth_of_waiting(
     wait[4], wait[5] = min(best.own, MOST), min(best.harm, MOST)
     wait[6], wait[7] = min(graph.waiting[part], MOST), 1.0 / (1.0 + best.own + best.harm)
     wait[8] = _blocked(graph, part, gpus)
+    wait[IDLE] = max(0.0, min(graph.idle[part], graph.waiting[part]) - USUAL)
     return float(value_of_waiting(agent, graph, part) - max(HARMLESS, np.sqrt(patience)))
 
 
