@@ -130,6 +130,28 @@ def test_nodes_are_shared_out_by_whole_racks_where_there_are_enough() -> None:
     assert list(shares(snapshot(nodes[:1], []), 4).values()) == [0]
 
 
+@QUICK
+@given(
+    st.lists(st.sampled_from([1, 2, 4, 8]), min_size=4, max_size=40),
+    st.lists(st.integers(0, 8), min_size=8, max_size=8),
+)
+def test_who_waits_for_room_has_none_on_any_scheduler_s_nodes(gpus: list[int], taken: list[int]) -> None:
+    """Offers that lapse leave nobody, and nobody of the same size behind them, without the room that there is."""
+    nodes = [node(f"n{i}") for i in range(8)]
+    busy = [running(f"r{i}", {f"n{i}": tuple(range(k))}, NOW + 900) for i, k in enumerate(taken) if k]
+    jobs = [pending(f"j{i}", k, submit=float(i)) for i, k in enumerate(gpus)]
+    snap = snapshot(nodes, jobs, busy, backfill="skip", beliefs=beliefs(0.01, 0.01, 1.0))
+    plan = planned(snap, 4)
+    assert plan.troubles == {}
+    free = {f"n{i}": 8 - k for i, k in enumerate(taken)}
+    for where in started(plan).values():
+        for name, held in where:
+            free[name] -= len(held)
+    for job in jobs:
+        if job.id in plan.reasons and plan.reasons[job.id].code is not ReasonCode.POLICY:
+            assert max(free.values()) < job.spec.gpus
+
+
 @pytest.mark.parametrize("backfill", ["none", "skip", "easy"])
 def test_who_is_first_in_the_queue_gets_a_place_that_two_want(backfill: str) -> None:
     """Whichever schedulers the two are of: only one node of the four has room for either."""

@@ -213,6 +213,11 @@ def _attempt(
     if offers.way[home, job] == UNASKED:
         _offer_again(more, costs, room, home, job, now)
     number = _highest(more, costs, room, job, now, False)
+    if number < 0 and more.whole[job] == 0:  # who had a good place asked nobody, and it is taken: once a size
+        for other in range(offers.rank.shape[0]):
+            if other != home:
+                _offer_again(more, costs, room, other, job, now)
+        number = _highest(more, costs, room, job, now, False)
     waits = number >= 0 and number != home and not _takes(costs, offers, number, home, job, now)
     if waits:
         own = _highest(more, costs, room, job, now, True)
@@ -238,7 +243,11 @@ settle = scheduled(_attempt)
 
 @jit
 def _highest(deal: Deal, costs: Costs, room: Resources, job: int, now: float, home_only: bool) -> int:
-    """Whose offer to a job ranks highest, of those that hold; one that holds no more is made again. -1: nobody's."""
+    """Whose offer to a job ranks highest, of those that hold. -1: nobody's, and nobody has room.
+
+    One that holds no more is made again; where the job's own scheduler has one that holds, others' are left out, as
+    making them again one after the other is what several schedulers lose most time with.
+    """
     offers, home = deal.offers, deal.home[job]
     aged, gpus = min((now - costs.since[job]) / DAY_S, MOST), costs.load.jobs[job]["gpus"]
     while True:
@@ -255,7 +264,10 @@ def _highest(deal: Deal, costs: Costs, room: Resources, job: int, now: float, ho
                 best, most = number, rank
         if best < 0 or _holds(deal, room, best, job):
             return best
-        _offer_again(deal, costs, room, best, job, now)
+        if best != home and offers.way[home, job] >= 0 and _holds(deal, room, home, job):
+            offers.way[best, job] = -1
+        else:
+            _offer_again(deal, costs, room, best, job, now)
 
 
 @jit

@@ -94,7 +94,8 @@ class Graph(NamedTuple):
     Attributes:
         server: ``float64[nodes, WIDTH]``. rack: ``float64[racks, WIDTH]``. whole: ``float64[parts, WIDTH]``.
         of: ``int64[nodes]``: a node's rack, as `Scratch.rack`. part: ``int64[racks]``: that the rack is in.
-        node_part: ``int64[nodes]``: the part that a node is in. total: ``float64[nodes]``: GPUs. up: ``int64[racks]``: its way up, a link; -1: none.
+        node_part: ``int64[nodes]``: the part that a node is in. total: ``float64[nodes]``: GPUs.
+        up: ``int64[racks]``: its way up, a link; -1: none.
         free, most, has: ``float64[racks]``: free GPUs, the most on one node, GPUs. capacity: ``float64[parts]``: GPUs.
         waiting: ``float64[parts]``: GPUs that jobs ask for that wait there, by those that the part has.
         idle: ``float64[parts]``: the share of its GPUs that are free.
