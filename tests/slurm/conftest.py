@@ -52,7 +52,11 @@ class SlurmCluster(Cluster):
                     {"name": n.name, "address": n.address} | dict((nodes or {}).get(n.name, {})) for n in members
                 ],
             }  # fmt: skip
-        text = {"engine": "slurm", "settings": {**self.settings, **common, **(settings or {})}, "partitions": partitions}
+        text = {
+            "engine": "slurm",
+            "settings": {**self.settings, **common, **(settings or {})},
+            "partitions": partitions,
+        }
         part = self.inventory.with_suffix(".part")
         part.write_text(json.dumps(text, indent=1))  # JSON is YAML
         part.rename(self.inventory)
