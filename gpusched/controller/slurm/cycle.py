@@ -310,7 +310,13 @@ class SlurmCycle:
 
         def snapshot_of(jobs: Sequence[Job]) -> Snapshot:
             return snapshot_of_store(
-                self._store, self.inventory, charge.policies, now, active=active, pending=list(jobs), seed=int(now * 1000)
+                self._store,
+                self.inventory,
+                charge.policies,
+                now,
+                active=active,
+                pending=list(jobs),
+                seed=int(now * 1000),
             )
 
         try:
@@ -333,7 +339,9 @@ class SlurmCycle:
             self._reasons.write(waiting, reasons, now)
         return Decided(snapshot, plan, deciders)
 
-    def _leave_out(self, waiting: list[Job], snapshot_of: Callable[[Sequence[Job]], Snapshot], error: Exception) -> None:
+    def _leave_out(
+        self, waiting: list[Job], snapshot_of: Callable[[Sequence[Job]], Snapshot], error: Exception
+    ) -> None:
         """After a decision that raised: jobs that make it raise, each for itself, are not decided on any more."""
 
         def fails(some: Sequence[Job]) -> bool:
