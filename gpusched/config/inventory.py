@@ -25,6 +25,7 @@ from gpusched.model.resources import (
     Partition,
     PlacementRules,
     ResizeRules,
+    RuntimeName,
     Settings,
 )
 from gpusched.model.topology import Topology
@@ -79,6 +80,7 @@ class _Reader:
     def __init__(self, path: Path | str, errors: list[FileError] | None = None) -> None:
         self._path = path
         self._errors = errors
+        self._engine: Literal["ssh", "slurm"] = "ssh"
         self._names: dict[str, Value] = {}
         self._addresses: dict[tuple[str, int | None], str] = {}
 
@@ -87,9 +89,14 @@ class _Reader:
         known = root.fields("a mapping with partitions", ("engine", "settings", "defaults", "partitions", "topology"))
         settings, defaults = Settings(), dict[str, Any]()
         with self._noting():
+            if "engine" in known and known["engine"].choice(("ssh", "slurm")) == "slurm":
+                self._engine = "slurm"
+        with self._noting():
             settings = self._settings(known.get("settings"))
         with self._noting():
             defaults = fields.read(known.get("defaults"), fields.DEFAULTS, "a mapping of node settings")
+        if self._engine == "slurm":
+            defaults.setdefault("runtime", RuntimeName.PROCESS)  # Slurm starts its jobs itself
         if "partitions" not in known:
             raise root.missing("partitions", "at least one partition with its nodes")
         found = known["partitions"].fields("a mapping: name of partition -> its nodes")
@@ -103,13 +110,10 @@ class _Reader:
         nodes = None if self._errors else self._names  # a node that could not be read is not a node that is not there
         with self._noting():
             topology = read_topology(known.get("topology"), nodes, self._noting)
-        engine: Literal["ssh", "slurm"] = "ssh"
-        with self._noting():
-            if "engine" in known and known["engine"].choice(("ssh", "slurm")) == "slurm":
-                engine = "slurm"
         return Inventory(
-            path=str(self._path), partitions=tuple(partitions), settings=settings, topology=topology, engine=engine
-        )
+            path=str(self._path), partitions=tuple(partitions), settings=settings, topology=topology,
+            engine=self._engine,
+        )  # fmt: skip
 
     def _settings(self, value: Value | None) -> Settings:
         if value is None:
@@ -172,7 +176,9 @@ class _Reader:
         first = self._names.setdefault(name, entry)
         if first is not entry:
             raise entry.error("every node once", f'the node "{name}" again (first in line {first.line})')
-        if values.get("transport") == "local":
+        if values.get("transport") == "none" and self._engine != "slurm":
+            raise entry.error("a transport by which the node can be reached", "none, which is for engine: slurm")
+        if values.get("transport") in ("local", "none"):
             return
         owner = self._addresses.setdefault((address, values.get("port")), name)
         if owner != name:
