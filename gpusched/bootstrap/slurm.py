@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from gpusched.bootstrap.discover import Discovered, Host, Outcome
+from gpusched.bootstrap.discover import Discovered, Host, Outcome, discover
 from gpusched.bootstrap.write import HEAD_SETTINGS, comment, memory_exact, power, scalar, topology_text
 from gpusched.config.fields import MAX_GPUS, expand_hosts, is_name
 from gpusched.errors import GpuschedError
 from gpusched.model.slurm import SlurmNode, SlurmPartition
 from gpusched.model.topology import Topology
+from gpusched.slurm.accounts import admin_levels, may_act
 from gpusched.slurm.commands import Slurm
 from gpusched.views.common import compress_names
 
 SAMPLE = 16
 """So many nodes are asked first; where none of them answers, SSH is taken to be closed."""
 _HEAD = """\
-# Written by `gpusched init --slurm` from what Slurm {version} says of its nodes, partitions and limits; nothing was changed
-# there. Look it over, change what you like, then run `gpusched check`. All keys are explained in the inventory.yaml of
-# gpusched's repository, and what follows in docs/guides/slurm.md.
+# Written by `gpusched init --slurm` from what Slurm {version} says of its nodes, partitions and limits; nothing was
+# changed there. Look it over, change what you like, then run `gpusched check`. All keys are explained in the
+# inventory.yaml of gpusched's repository, and what follows in docs/guides/slurm.md.
 
 engine: slurm                      # jobs are Slurm's: sbatch, scancel. gpusched looks on, until it is let do more
 
 """
-_NO_SSH = "nothing is read over SSH: utilization, power, energy and foreign processes are unknown"
+_LOST = "utilization, power, energy and foreign processes are unknown there"
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,11 +52,11 @@ class Chosen(msgspec.Struct, frozen=True):
     def notes(self) -> tuple[str, ...]:
         """What a person should know, a line each."""
         also = (
-            f"{compress_names(names)} of {own} {'is' if len(names) == 1 else 'are'} in {other}, too"
+            f"{compress_names(names)} {'is' if len(names) == 1 else 'are'} in Slurm's {own} and {other}; here in {own}"
             for own, others in self.shared.items()
             for other, names in others.items()
         )
-        return (*also, *(f"{name} is left out: {why}" for name, why in self.left_out.items()))
+        return (*also, *(f"partition {name} is left out: {why}" for name, why in self.left_out.items()))
 
 
 def read_site(slurm: Slurm) -> Site:
@@ -66,15 +67,15 @@ def read_site(slurm: Slurm) -> Site:
     """
     jobs = Counter(name for job in slurm.jobs() if job.gpus for name in job.partitions)
     try:
-        admins = slurm.admins()
+        levels = admin_levels(slurm)
     except GpuschedError:
-        admins = ()  # without slurmdbd nobody is any
+        levels = {}  # without slurmdbd nobody is any
     return Site(
-        version=slurm.version(),
+        version=slurm.config().get("SLURM_VERSION", ""),
         partitions=tuple(slurm.partitions()),
         nodes=tuple(slurm.nodes()),
         jobs=jobs,
-        admins=admins,
+        admins=tuple(sorted(u for u, level in levels.items() if may_act(level) and u != "root")),
     )
 
 
@@ -120,13 +121,36 @@ def choose(site: Site) -> Chosen:
                 others = shared.setdefault(owner, {})
                 others[name] = (*others.get(name, ()), node.name)
     if not chosen:
-        raise GpuschedError("Slurm names no node that could be declared, so nothing is written", "see scontrol show node")
+        raise GpuschedError(
+            "Slurm names no node that could be declared, so nothing is written", "see scontrol show node"
+        )
     return Chosen({p.name: chosen[p.name] for p in site.partitions if p.name in chosen}, left_out, shared)
 
 
-def hosts_of(chosen: Chosen, port: int | None) -> list[Host]:
-    """Where to ask the nodes."""
-    return [Host(n.name, n.address, port=port) for nodes in chosen.nodes.values() for n in nodes]
+def ask_nodes(
+    chosen: Chosen, user: str | None, port: int | None, key: str | None, on_answer: Callable[[Outcome], None]
+) -> dict[str, Outcome]:
+    """What the nodes say over SSH, by Slurm's names. Changes nothing there; leaves the cached probe.
+
+    Where none of the first `SAMPLE` answers, the others are not asked.
+    """
+    hosts = [Host(n.name, n.address, port=port) for nodes in chosen.nodes.values() for n in nodes]
+    first = hosts[:: max(1, len(hosts) // SAMPLE)][:SAMPLE]
+    told: dict[str, Outcome] = {}
+    for some in (first, [host for host in hosts if host not in first]):
+        if some and (not told or any(isinstance(outcome, Discovered) for outcome in told.values())):
+            outcomes = discover(some, user=user, key=key, on_progress=lambda _, outcome: on_answer(outcome))
+            told |= {host.typed: outcome for host, outcome in zip(some, outcomes, strict=True)}
+    return told
+
+
+def without_ssh(chosen: Chosen, answers: Mapping[str, Outcome]) -> tuple[str, ...]:
+    """What is lost where nodes were not asked, or did not answer, in a line; none where all did."""
+    count = sum(len(nodes) for nodes in chosen.nodes.values())
+    lost = count - sum(isinstance(answer, Discovered) for answer in answers.values())
+    if not lost:
+        return ()
+    return (f"{lost} of {count} nodes are not read over SSH (transport: none): {_LOST}",)
 
 
 def inventory_of_site(
@@ -139,17 +163,21 @@ def inventory_of_site(
     key: str | None = None,
     topology: Topology | None = None,
 ) -> str:
-    """The text of the inventory. ``answers``: what the nodes said over SSH, by Slurm's names; of others nothing is read.
+    """The text of the inventory. ``answers``: what nodes said over SSH, by Slurm's names; of others nothing is read.
 
     ``user``, ``port`` and ``key`` are those with which they were asked.
     """
     found = {name: answer for name, answer in answers.items() if isinstance(answer, Discovered)}
     lines = [_HEAD.format(version=site.version).rstrip("\n"), "", *HEAD_SETTINGS]
     lines.append(f"  admins: [{', '.join(map(scalar, site.admins))}]" if site.admins else "  # admins: [alice]")
-    lines[-1] = f"{lines[-1]:<34} # " + ("Slurm's operators and administrators; may" if site.admins else "may") + " change policies"
+    lines[-1] = (
+        f"{lines[-1]:<34} # "
+        + ("Slurm's operators and administrators; may" if site.admins else "may")
+        + " change policies"
+    )
     told = {"user": user, "port": port, "key": key} if found else {}
     own = [f"  {name}: {scalar(str(value))}" for name, value in told.items() if value]
-    own += [] if found else [f"  transport: none                  # {_NO_SSH}"]
+    own += [] if found else [f"  # No node is read over SSH: {_LOST}", "  transport: none"]
     lines += ["", "defaults:", *own] if own else []
     lines += ["", "partitions:"]
     limits = {partition.name: partition.max_time_s for partition in site.partitions}
@@ -198,27 +226,29 @@ def _partition(
     shapes = {node.name: _shape(node, found) for node in nodes}
     like = max(Counter(shapes.values()).items(), key=lambda item: item[1])[0]
     yield f"  {scalar(name)}:"
-    yield from (f"    # {compress_names(names)}: also in Slurm's partition {comment(other)}" for other, names in shared.items())
+    yield from (
+        f"    # {compress_names(names)}: also in Slurm's partition {comment(other)}" for other, names in shared.items()
+    )
     yield "    policy: easy"
     if max_time_s is not None:
         yield f"    max_time: {_duration(max_time_s)}"
     if like.rated_power_w is None:
-        yield "    # rated_power (of a whole server, such as 6.5kW) is not known; add it to defaults for `gpusched power`"
+        why = "(of a whole server, such as 6.5kW) is not known; add it to defaults for `gpusched power`"
+        yield f"    # rated_power {why}"
     elif any(found[n.name].rated_power_is_estimate for n in nodes if n.name in found):
         yield "    # rated_power is an estimate from the GPUs' power limits: see the server's data sheet"
     yield f"    defaults: {{{', '.join(f'{key}: {value}' for key, value in _fields(like).items())}}}"
     yield "    nodes:"
     yield from (f"      # {node.name}: {comment(note)}" for node in nodes for note in _notes(node, found))
     if any(not shape.asked for shape in shapes.values()):
-        yield f"      # transport: none: {_NO_SSH}"
+        yield f"      # transport: none: not read over SSH; {_LOST}"
     for shape in dict.fromkeys(shapes.values()):
         own = {key: value for key, value in _fields(shape).items() if _fields(like).get(key) != value}
         own |= {} if shape.asked else {"transport": "none"}
-        for run in _runs([node for node in nodes if shapes[node.name] == shape]):
-            fields = {"address": scalar(_range([n.address for n in run]))} if run[0].address != run[0].name else {}
+        for names, addresses in _ranges(node for node in nodes if shapes[node.name] == shape):
+            fields = {"address": scalar(addresses)} if addresses else {}
             words = "".join(f", {key}: {value}" for key, value in (fields | own).items())
-            names = scalar(_range([n.name for n in run]))
-            yield f"      - {{name: {names}{words}}}" if words else f"      - {names}"
+            yield f"      - {{name: {scalar(names)}{words}}}" if words else f"      - {scalar(names)}"
 
 
 def _fields(shape: _Shape) -> dict[str, str]:
@@ -240,49 +270,31 @@ def _notes(node: SlurmNode, found: Mapping[str, Discovered]) -> Iterator[str]:
 # Ranges
 
 
-def _runs(nodes: Iterable[SlurmNode]) -> list[list[SlurmNode]]:
-    """Nodes that can stand in one line: names in a range, and addresses that are the names or are in a range, too."""
-    runs: list[list[SlurmNode]] = []
+def _ranges(nodes: Iterable[SlurmNode]) -> Iterator[tuple[str, str]]:
+    """Names and addresses ("": the names) by lines: a range of each where they go together, else node by node."""
+    alike: dict[tuple[str, str], list[SlurmNode]] = {}
     for node in nodes:
-        if runs and _continues(runs[-1], node):
-            runs[-1].append(node)
+        behind = node.address.removeprefix(node.name)
+        where = f"+{behind}" if behind != node.address else node.address.rstrip("0123456789")
+        alike.setdefault((node.name.rstrip("0123456789"), where), []).append(node)
+    for group in alike.values():
+        names = _range([node.name for node in group])
+        own = [node.address for node in group if node.address != node.name]
+        behind = group[0].address.removeprefix(group[0].name)
+        addresses = names + behind if own and behind != group[0].address else _range(own) if own else ""
+        if names and bool(own) == bool(addresses):
+            yield names, addresses
         else:
-            runs.append([node])
-    return runs
+            yield from ((node.name, "" if node.name == node.address else node.address) for node in group)
 
 
-def _continues(run: Sequence[SlurmNode], node: SlurmNode) -> bool:
-    last = run[-1]
-    same = last.name == last.address
-    if same != (node.name == node.address):
-        return False
-    texts = [[n.name for n in (*run[:1], last, node)]] + [[n.address for n in (*run[:1], last, node)]] * (not same)
-    return all(_counts_on(*words) for words in texts)
-
-
-def _counts_on(first: str, last: str, text: str) -> bool:
-    """Whether ``text`` is the next after ``last`` in the range that begins with ``first``: in one number."""
-    began, before, now = (re.split(r"([0-9]+)", word) for word in (first, last, text))
-    if not len(began) == len(before) == len(now):
-        return False
-    differs = [i for i, (a, b) in enumerate(zip(before, now, strict=True)) if a != b]
-    if len(differs) != 1 or differs[0] % 2 == 0 or len(began[differs[0]]) > 9:
-        return False
-    at = differs[0]
-    return began[:at] + began[at + 1 :] == now[:at] + now[at + 1 :] and now[at] == str(int(before[at]) + 1).zfill(
-        len(began[at])
-    )
-
-
-def _range(texts: Sequence[str]) -> str:
-    """``dgx[1-4]`` of texts that count on in one number."""
-    if len(texts) == 1:
-        return texts[0]
-    first, last = (re.split(r"([0-9]+)", text) for text in (texts[0], texts[-1]))
-    at = next(i for i, (a, b) in enumerate(zip(first, last, strict=True)) if a != b)
-    found = "".join([*first[:at], f"[{first[at]}-{last[at]}]", *first[at + 1 :]])
-    assert expand_hosts(found) == list(texts)
-    return found
+def _range(texts: list[str]) -> str:
+    """``dgx[1-3,5]``; "" where no one range has just these in their order."""
+    found = compress_names(texts)
+    try:
+        return found if expand_hosts(found) == texts else ""
+    except ValueError:
+        return ""
 
 
 def _natural(name: str) -> list[tuple[str, int]]:

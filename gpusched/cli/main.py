@@ -80,7 +80,7 @@ class LazyGroup(TyperGroup):
         info = next(i for i in module.app.registered_commands if i.name == cmd_name)
         command = typer.main.get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
         make_plain(command)
-        if cmd_name in OF_JOBS:
+        if cmd_name in OF_JOBS and command.callback is not None:
             command.callback = _unless_slurms(cmd_name, command.callback)
         return command
 

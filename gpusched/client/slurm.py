@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from gpusched.config.paths import find_inventory
@@ -86,9 +86,11 @@ def _stdout_of(job: str) -> str:
     from gpusched.slurm.commands import Slurm
 
     try:
-        return Slurm().stdout_of(job)
+        told = Slurm().ask("scontrol", "--details", "show", "job", job)
     except GpuschedError:
         return ""
+    found = re.findall(r"^   StdOut=(.*)$", told, re.MULTILINE)  # the last: a name with line breaks may say it, too
+    return found[-1] if found else ""
 
 
 def _exec(given: Mapping[str, Any]) -> Said:
@@ -133,7 +135,7 @@ def _sbatch(given: Mapping[str, Any]) -> Iterator[str]:
     yield f"--wrap {_quoted(command)}" if given["command"] else "SCRIPT"
 
 
-def _resources(given: Mapping[str, Any]) -> Iterator[str]:
+def _resources(given: Mapping[str, Any]) -> Generator[str, None, int]:
     """What of the size was asked for, in Slurm's words: equal parts on nodes. Returns the number of nodes."""
     from gpusched.client import options
     from gpusched.client.context import Client

@@ -47,7 +47,7 @@ def _omissions(inventory: Inventory) -> list[Finding]:
         )
         found.append(Finding(inventory.path, "rated power", "warn", message, hint))
     for partition in inventory.partitions:
-        if not partition.flavors:
+        if not partition.flavors and inventory.engine == "ssh":
             message = f"partition {partition.name} has no flavors"
             hint = "add flavors: the largest one bounds what a job may ask for"
             found.append(Finding(inventory.path, "flavors", "warn", message, hint))

@@ -6,40 +6,30 @@ from gpusched.slurm.commands import Slurm
 
 
 def admin_levels(slurm: Slurm) -> dict[str, str]:
-    """Users that Slurm's database knows -> ``None``, ``Operator`` or ``Administrator``.
+    """Users that the database knows -> ``None``, ``Operator`` or ``Administrator``.
 
     Raises:
         NoAnswer: slurmdbd does not answer, or there is none.
     """
-    rows = slurm.ask("sacctmgr", "--noheader", "--parsable2", "show", "user", "format=User,AdminLevel").splitlines()
-    return {user: level for user, bar, level in (row.partition("|") for row in rows) if bar}
+    return dict(line.split("|")[:2] for line in _show(slurm, "user", "format=User,AdminLevel") if "|" in line)
 
 
-def admins(slurm: Slurm) -> tuple[str, ...]:
-    """Its operators and administrators, besides root.
-
-    Raises:
-        NoAnswer: As above.
-    """
-    return tuple(u for u, level in sorted(admin_levels(slurm).items()) if level in _MAY_ACT and u != "root")
+def may_act(level: str) -> bool:
+    """Whether with this level one may change the jobs of others, and reservations."""
+    return level in ("Operator", "Administrator")
 
 
-def may_act(slurm: Slurm, user: str) -> bool:
-    """Whether this user may change jobs and reservations of others.
+def users_of_account(slurm: Slurm, account: str) -> tuple[str, ...] | None:
+    """Users whose jobs may be in the account; None: there is no such account.
 
     Raises:
         NoAnswer: As above.
     """
-    return admin_levels(slurm).get(user) in _MAY_ACT
+    if account not in _show(slurm, "account", "format=Account"):
+        return None
+    users = _show(slurm, "associations", f"account={account}", "format=User")
+    return tuple(dict.fromkeys(filter(None, users)))
 
 
-def has_account(slurm: Slurm, account: str) -> bool:
-    """Whether the database has the account.
-
-    Raises:
-        NoAnswer: As above.
-    """
-    return account in slurm.ask("sacctmgr", "--noheader", "--parsable2", "show", "account", "format=Account").split()
-
-
-_MAY_ACT = ("Operator", "Administrator")
+def _show(slurm: Slurm, *words: str) -> list[str]:
+    return slurm.ask("sacctmgr", "--noheader", "--parsable2", "show", *words).splitlines()

@@ -143,6 +143,10 @@ class Slurm:
             raise _no_answer("scontrol update found no slurmctld")
         return _errors(text, lines, mark)
 
+    def ask(self, *argv: str) -> str:
+        """What another of Slurm's commands prints."""
+        return self._run(argv)
+
     def version(self) -> tuple[int, int]:
         """Of the commands here: ``(22, 5)``."""
         text = self._run(("scontrol", "--version"))
