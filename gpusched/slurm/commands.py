@@ -30,8 +30,10 @@ ENDED_FIELDS = (
 _OWN = re.compile(r"S(LURM|QUEUE|INFO|ACCT|CONTROL|PRIO|DIAG)_")  # each user's wishes for these commands
 _T = TypeVar("_T")
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
+_SQUEUE = ("squeue", "--noheader", "--all", "--local", "--sort=i")
+_UNSAID = records.Waiting()
 _PROMPT = re.compile(r"(?:scontrol: )*")
-_DONE = "Reservation created"
+_DONE = ("Reservation created", "Reservation updated")
 
 
 class NoAnswer(GpuschedError):
@@ -49,7 +51,8 @@ class Slurm:
         # What a user writes into a name may hold any byte; what stands between fields no user can know.
         secret = secrets.token_urlsafe(6)
         self._between, self._behind = f"\x1f{secret}", f"\x1e{secret}"
-        self._read: dict[str, list[SlurmJob]] = {}
+        self._read: dict[str, SlurmJob] = {}
+        self._waiting: dict[str, records.Waiting] = {}
         self._counts_memory: bool | None = None
 
     def jobs(self, site_factors: bool = False) -> list[SlurmJob]:
@@ -62,20 +65,24 @@ class Slurm:
         """
         if self._counts_memory is None:
             self.config()
-        excluded = self._excluded()
-        factors = self._site_factors() if site_factors else {}
         wanted = [f"{field}:{self._between}" for field in records.JOB_FIELDS[:-1]]
+        # --array: else waiting tasks are one line with their array, also those that have become jobs of their own
         text = self._run(
-            ("squeue", "--noheader", "--all", "--local", "--states=all", "--sort=i", "--noconvert"),
+            (*_SQUEUE, "--array", "--states=all", "--noconvert"),
             SQUEUE_FORMAT2=",".join([*wanted, f"{records.JOB_FIELDS[-1]}:{self._behind}"]),
         )
-        read: dict[str, list[SlurmJob]] = {}
+        waiting = records.waiting(
+            self._run((*_SQUEUE, "--states=pending", f"--format={records.WAITING_FORMAT}")), self._waiting
+        )
+        factors = self._site_factors() if site_factors else {}
+        read: dict[str, SlurmJob] = {}
+        arrays: dict[str, SlurmJob] = {}
         for record in text.split(self._behind + "\n")[:-1]:
-            raw_id = record[: record.find(self._between)]
-            key = f"{record}{excluded.get(raw_id, '')}\x1f{factors.get(raw_id, 0)}"
-            read[key] = self._read.get(key) or self._tasks(record, excluded.get(raw_id, ""), factors.get(raw_id, 0))
-        self._read = read
-        return [task for tasks in read.values() for task in tasks]
+            job = self._read.get(record) or self._job(record, arrays)
+            beside = waiting.get(job.array_id or job.raw_id, _UNSAID), factors.get(job.raw_id, 0)
+            read[record] = _with(job, *beside)
+        self._read, self._waiting = read, waiting
+        return list(read.values())
 
     def nodes(self) -> list[SlurmNode]:
         """All nodes."""
@@ -155,22 +162,20 @@ class Slurm:
             raise _no_answer(f"scontrol --version says {text.strip()!r}, which is no version of Slurm")
         return int(found[1]), int(found[2])
 
-    def _tasks(self, record: str, excluded: str, factor: int) -> list[SlurmJob]:
-        fields = record.split(self._between)
+    def _job(self, record: str, arrays: dict[str, SlurmJob]) -> SlurmJob:
+        """A job's record; of an array of 100,000 tasks all but what each has for itself is read once."""
+        *own, rest = record.split(self._between, records.OWN_FIELDS)
         try:
-            job = records.job(fields, records.hosts(excluded))
-            if not self._counts_memory or factor:
-                memory_mib = job.memory_mib if self._counts_memory else None
-                job = msgspec.structs.replace(job, memory_mib=memory_mib, site_factor=factor)
-            return list(records.tasks(job))
+            if same := arrays.get(rest):
+                return msgspec.structs.replace(same, **records.identity(*own))
+            job = records.job([*own, *rest.split(self._between)])
         except ValueError as error:
-            raise _no_answer(f"squeue says of job {fields[0]} what cannot be read: {error}") from None
-
-    def _excluded(self) -> dict[str, str]:
-        """Nodes that waiting jobs may not have; ``squeue -O`` has no field for them."""
-        text = self._run(("squeue", "--noheader", "--all", "--local", "--states=pending", "--sort=i", "--format=%A %x"))
-        pairs = (line.split(" ", 1) for line in text.splitlines())
-        return {job: nodes for job, nodes in pairs if nodes and nodes != "(null)"}
+            raise _no_answer(f"squeue says of job {own[0]} what cannot be read: {error}") from None
+        if not self._counts_memory:
+            job = msgspec.structs.replace(job, memory_mib=None)
+        if job.array_id:
+            arrays[rest] = job
+        return job
 
     def _site_factors(self) -> dict[str, int]:
         """Of jobs that wait for nodes; held ones and those that wait for others have none said."""
@@ -213,6 +218,15 @@ class Slurm:
             told = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
             raise _no_answer(f"{argv[0]} failed: {told[-1] if told else f'exit {process.returncode}'}")
         return out.decode(errors="replace")
+
+
+def _with(job: SlurmJob, waiting: records.Waiting, site_factor: int) -> SlurmJob:
+    """The job with what other commands say of it; the same object where it has that already."""
+    if (job.array_limit, job.exc_nodes, job.site_factor) == (waiting.array_limit, waiting.exc_nodes, site_factor):
+        return job
+    return msgspec.structs.replace(
+        job, array_limit=waiting.array_limit, exc_nodes=waiting.exc_nodes, site_factor=site_factor
+    )
 
 
 def _no_answer(message: str) -> NoAnswer:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import TypedDict
+
+import msgspec
 
 from gpusched.model.slurm import SlurmJob, SlurmNode, SlurmPartition, SlurmReservation
 from gpusched.slurm.hostlist import expand, numbers
 
 JOB_FIELDS = (
-    "JobID", "ArrayJobID", "ArrayTaskID", "JobArrayID", "UserName", "UserID", "Account", "QOS", "Partition", "State",
+    "JobID", "ArrayTaskID", "JobArrayID", "ArrayJobID", "UserName", "UserID", "Account", "QOS", "Partition", "State",
     "Reason", "PriorityLong", "SubmitTime", "EligibleTime", "StartTime", "EndTime", "TimeLimit", "NumNodes", "NodeList",
-    "NumCPUs", "MinMemory", "NumTasks", "tres-alloc", "tres-per-job", "tres-per-node", "tres-per-socket",
+    "NumCPUs", "NumTasks", "tres-alloc", "tres-per-job", "tres-per-node", "tres-per-socket",
     "tres-per-task", "Sockets", "ReqNodes", "Feature", "Reservation", "Dependency", "OverSubscribe", "Requeue",
     "RestartCnt", "Name",
 )  # fmt: skip
-"""Fields of ``squeue -O`` that `job` takes, in this order."""
+"""Fields of ``squeue -O`` that `job` takes, in this order: first what the tasks of an array do not share."""
+
+OWN_FIELDS = 3
+"""So many of them tell one task of an array from another."""
 
 _NOTHING = frozenset(("", "(null)", "N/A", "None", "NONE", "Unknown", "n/a"))
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
@@ -24,32 +30,26 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)")
 _PAIR = re.compile(r"(?:^| )([A-Za-z_]+)=(\S*)")
 
 
-def job(fields: Sequence[str], excluded: tuple[str, ...] = ()) -> SlurmJob:
-    """One record of squeue: a job, a task of an array, or all tasks of an array that wait together (see `tasks`).
+def job(fields: Sequence[str]) -> SlurmJob:
+    """One record of ``squeue --array``: a job, or a task of an array.
 
     Args:
         fields: As `JOB_FIELDS` names them.
-        excluded: Nodes that the job may not have; squeue says them elsewhere.
 
     Raises:
         ValueError: A field is not what Slurm is known to print.
     """
     (
-        raw_id, array_id, array_tasks, shown_id, user, uid, account, qos, partitions, state,
+        raw_id, task, shown_id, array_id, user, uid, account, qos, partitions, state,
         reason, priority, submit, eligible, start, end, limit, nodes, node_list,
-        cpus, min_memory, ntasks, tres, per_job, per_node, per_socket,
+        cpus, ntasks, tres, per_job, per_node, per_socket,
         per_task, sockets, req_nodes, features, reservation, dependency, share, requeue,
         restarts, name,
     ) = fields  # fmt: skip
-    in_array = array_tasks not in _NOTHING
-    index = int(array_tasks) if array_tasks.isdecimal() else None
-    node_count = _count(nodes)
-    gpus = _gpus(tres, per_job, per_node, per_socket, per_task, node_count, _count(ntasks), _count(sockets))
+    in_array = task not in _NOTHING
     return SlurmJob(
-        id=f"{array_id}_{array_tasks}" if in_array else shown_id if "+" in shown_id else raw_id,
-        raw_id=raw_id,
+        **identity(raw_id, task, shown_id),
         array_id=array_id if in_array else "",
-        array_index=index,
         user=user,
         uid=int(uid),
         account=_text(account),
@@ -64,13 +64,12 @@ def job(fields: Sequence[str], excluded: tuple[str, ...] = ()) -> SlurmJob:
         start_time=_time(start),
         end_time=_time(end),
         time_limit_s=duration_s(limit),
-        nodes=node_count,
+        nodes=_count(nodes),
         node_names=hosts(node_list),
         cpus=_count(cpus),
-        memory_mib=_tres_memory_mib(tres, min_memory),
-        gpus=gpus,
+        memory_mib=_memory_mib(tres),
+        gpus=_gpus(tres, per_job, per_node, per_socket, per_task, _count(nodes), _count(ntasks), _count(sockets)),
         req_nodes=hosts(req_nodes),
-        exc_nodes=excluded,
         features=_text(features),
         reservation=_text(reservation),
         dependency=_text(dependency),
@@ -80,22 +79,47 @@ def job(fields: Sequence[str], excluded: tuple[str, ...] = ()) -> SlurmJob:
     )
 
 
-def tasks(found: SlurmJob) -> Iterator[SlurmJob]:
-    """The job itself, or each task of an array whose tasks wait together; what is equal they share.
+class Identity(TypedDict):
+    """What a record has for itself alone, beside its array."""
 
-    Raises:
-        ValueError: The array's list of tasks is not what Slurm is known to print.
+    id: str
+    raw_id: str
+    array_index: int | None
+
+
+def identity(raw_id: str, task: str, shown_id: str) -> Identity:
+    """Of the first `OWN_FIELDS` fields: ``1234``, ``1234_5`` of an array, ``1234+1`` of a heterogeneous job."""
+    index = int(task) if task.isdecimal() else None
+    return {"id": raw_id if index is None and "+" not in shown_id else shown_id, "raw_id": raw_id, "array_index": index}
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """What ``squeue -O`` has no field for: how many tasks of an array may run at once, nodes that are excluded."""
+
+    array_limit: int | None = None
+    exc_nodes: tuple[str, ...] = ()
+
+
+_UNSAID = Waiting()
+WAITING_FORMAT = "%F %K %x"
+
+
+def waiting(text: str, before: Mapping[str, Waiting]) -> dict[str, Waiting]:
+    """JobId, or that of the array -> what is said there, from ``squeue --format`` with `WAITING_FORMAT`.
+
+    Args:
+        text: One line for each job, or array.
+        before: What was said last; squeue says an array's limit only until one of its tasks is a job of its own.
     """
-    if not found.array_id or found.array_index is not None:
-        yield found
-        return
-    spans, _, limit = found.id.removeprefix(f"{found.array_id}_").strip("[]").partition("%")
-    at_once = int(limit) if limit else None
-    fields = {name: getattr(found, name) for name in SlurmJob.__struct_fields__}
-    for number in numbers(spans):
-        index = int(number)
-        fields.update(id=f"{found.array_id}_{index}", array_index=index, array_limit=at_once)
-        yield SlurmJob(**fields)
+    found: dict[str, Waiting] = {}
+    for line in text.splitlines():
+        array_id, tasks, excluded = line.split(" ", 2)
+        limit = tasks.rpartition("%")[2] if "%" in tasks else ""
+        known = int(limit) if limit.isdecimal() else before.get(array_id, _UNSAID).array_limit
+        told = Waiting(known, hosts(excluded))
+        if told != _UNSAID:
+            found[array_id] = told
+    return found
 
 
 def nodes(text: str) -> list[SlurmNode]:
@@ -255,7 +279,7 @@ def _gpus(
 
 
 @lru_cache(4096)
-def _tres_memory_mib(tres: str, min_memory: str) -> int | None:
+def _memory_mib(tres: str) -> int | None:
     found = re.search(r"(?:^|,)mem=([^,]+)", tres)
     return _bytes(found[1]) >> 20 if found else None
 
