@@ -74,8 +74,8 @@ def _logs(given: Mapping[str, Any]) -> Said:
     unlike = [f"--{name}" for name in ("rank", "attempt") if given[name] is not None]
     (job,) = _ids([given["job"]])
     path = _stdout_of(job)
-    if not path:
-        return ["scontrol", "show", "job", job, "|", "grep", "StdOut"], unlike
+    if not path:  # Slurm has forgotten it; its database knows where it was submitted, and how
+        return ["sacct", "-X", "-P", "-j", job, "--format=WorkDir,SubmitLine"], unlike
     lines = ["-n", str(given["tail"])] if given["tail"] is not None else []
     program = ["tail", *lines, *["-f"] * given["follow"]] if lines or given["follow"] else ["cat"]
     return [*program, _quoted(path)], unlike
