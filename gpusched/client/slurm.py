@@ -6,10 +6,13 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpusched.config.paths import find_inventory
 from gpusched.errors import GpuschedError, UsageError
+
+if TYPE_CHECKING:
+    from gpusched.client.context import Client
 
 _ENGINE = re.compile(rb"""^["']?engine["']?[ \t]*:[ \t]*["']?slurm\b""", re.MULTILINE)
 _UNLIKE = {  # options of `submit` that Slurm has nothing like, by parameter
@@ -25,6 +28,20 @@ def in_charge() -> bool:
         return _ENGINE.search(find_inventory().read_bytes()) is not None
     except (GpuschedError, OSError):
         return False
+
+
+def modes_line(client: Client) -> str:
+    """Who decides what, for people."""
+    from gpusched.model.slurm import SlurmMode
+    from gpusched.promotion.live import live_modes
+
+    try:
+        modes = live_modes(client.inventory, client.reader)
+    except GpuschedError:
+        return "jobs are Slurm's"
+    words = {SlurmMode.DECIDE: "decides", SlurmMode.ADVISE: "advises", SlurmMode.OBSERVE: "looks on"}
+    told = ((word, [name for name, own in modes.items() if own is mode]) for mode, word in words.items())
+    return "jobs are Slurm's; gpusched " + ", ".join(f"{word} in {', '.join(names)}" for word, names in told if names)
 
 
 def refuse(name: str, given: Mapping[str, Any]) -> NoReturn:
@@ -45,10 +62,7 @@ def _cancel(given: Mapping[str, Any]) -> Said:
     words = ["scancel"]
     words += ["-s", "KILL"] if given["now"] else []
     words += ["-u", _quoted(given["user"])] if given["user"] else []
-    if given["state"]:
-        from gpusched.client.jobs import parse_states
-
-        words += ["-t", ",".join(sorted(parse_states(given["state"]) or ()))]
+    words += ["-t", _quoted(",".join(given["state"]).upper())] if given["state"] else []
     return words + _ids(given["jobs"] or ()), ["--wait"] * bool(given["wait"])
 
 

@@ -16,6 +16,7 @@ from gpusched.doctor.state import examine_state, known_nodes
 from gpusched.doctor.topology import judge_topology
 from gpusched.errors import UsageError
 from gpusched.model.resources import Inventory, Node
+from gpusched.promotion.live import mode_of
 
 _THREADS = 32
 
@@ -53,7 +54,8 @@ def examine(
     if inventory is not None and inventory.engine == "slurm":
         from gpusched.doctor.slurm import examine_slurm
 
-        here += examine_slurm(inventory, state, known.modes, clock())
+        modes = {p.name: mode_of(p, known.changes.get(p.name)) for p in inventory.partitions}
+        here += examine_slurm(inventory, state, modes, known.trouble, clock())
         chosen = [node for node in chosen if node.transport != "none"]
     tell(here)
     if inventory is None or not chosen:

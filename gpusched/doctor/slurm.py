@@ -13,7 +13,7 @@ from gpusched.config.users import user_name
 from gpusched.doctor.findings import Finding, Status, failed
 from gpusched.errors import GpuschedError
 from gpusched.model.resources import Inventory
-from gpusched.model.slurm import LEASE, SlurmMode, SlurmNode, SlurmPartition
+from gpusched.model.slurm import LEASE, SlurmMode, SlurmNode, SlurmPartition, Trouble
 from gpusched.model.units import format_memory
 from gpusched.slurm.accounts import admin_levels, may_act, users_of_account
 from gpusched.slurm.commands import Slurm
@@ -51,26 +51,32 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     script: str | None = None
 
 
-def examine_slurm(inventory: Inventory, state: Path, modes: Mapping[str, SlurmMode], now: float) -> list[Finding]:
+def examine_slurm(
+    inventory: Inventory, state: Path, modes: Mapping[str, SlurmMode], trouble: Trouble | None, now: float
+) -> list[Finding]:
     """Everything about Slurm. Changes nothing there.
 
     Args:
         inventory: Its engine is Slurm.
         state: The state folder; whose it is runs the controller.
-        modes: Partition -> what gpusched does there; one that is not named is observed.
+        modes: Partition -> what gpusched does there.
+        trouble: Why the controller cannot read Slurm.
         now: Unix seconds.
     """
-    slurm = Slurm()
+    slurm, found = Slurm(), list[Finding]()
     try:
         seen = _ask(slurm, now)
     except GpuschedError as error:
         return [failed(_SUBJECT, "answer", error)]
+    if trouble is not None:
+        hint = "as Slurm answers here: does the controller run with the same PATH and SLURM_CONF?"
+        found = [_finding("controller", "warn", trouble.line(now), hint)]
     uid = state.stat().st_uid if state.exists() else os.getuid()
-    mode = max((modes.get(p.name, SlurmMode.OBSERVE) for p in inventory.partitions), key=_ORDER.index)
-    told = ", ".join(f"{p.name}: {modes.get(p.name, SlurmMode.OBSERVE)}" for p in inventory.partitions)
+    mode = max(modes.values(), key=_ORDER.index)
     return [
+        *found,
         *_version(seen, slurm.version()),
-        Finding(_SUBJECT, "mode", "ok", told),
+        _finding("mode", "ok", ", ".join(f"{name}: {mode}" for name, mode in modes.items())),
         _clock(seen),
         *judge_inventory(inventory, seen),
         *_unread(inventory),

@@ -35,7 +35,7 @@ from gpusched.model.plan import Plan, Reason, ReasonCode, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import NodeReading, ProbeFailure
 from gpusched.model.resources import Inventory
-from gpusched.model.slurm import SlurmMode
+from gpusched.model.slurm import TROUBLE, SlurmMode, Trouble
 from gpusched.model.snapshot import Snapshot
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.snapshots import held_gpus, snapshot_of_store
@@ -44,19 +44,9 @@ from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.slurm.commands import NoAnswer, Slurm
 
-TROUBLE = "slurm_trouble"
-"""Meta: since when (Unix seconds) Slurm does not answer, and why, as JSON of `Trouble`; "": it does."""
-
 READ_AT = "slurm_read_at"  # meta: when Slurm was last read (Unix seconds)
 ASK_AGAIN_S = 60.0  # so long Slurm's accounting may take to tell of a job that slurmctld has forgotten
 UNLIMITED = 1_000_000
-
-
-class Trouble(msgspec.Struct, frozen=True, kw_only=True):
-    """That Slurm does not answer: since when, and what it was that got no answer."""
-
-    since: float
-    why: str
 
 
 class Decided(NamedTuple):
@@ -310,7 +300,13 @@ class SlurmCycle:
 
         def snapshot_of(jobs: Sequence[Job]) -> Snapshot:
             return snapshot_of_store(
-                self._store, self.inventory, charge.policies, now, active=active, pending=list(jobs), seed=int(now * 1000)
+                self._store,
+                self.inventory,
+                charge.policies,
+                now,
+                active=active,
+                pending=list(jobs),
+                seed=int(now * 1000),
             )
 
         try:
@@ -333,7 +329,9 @@ class SlurmCycle:
             self._reasons.write(waiting, reasons, now)
         return Decided(snapshot, plan, deciders)
 
-    def _leave_out(self, waiting: list[Job], snapshot_of: Callable[[Sequence[Job]], Snapshot], error: Exception) -> None:
+    def _leave_out(
+        self, waiting: list[Job], snapshot_of: Callable[[Sequence[Job]], Snapshot], error: Exception
+    ) -> None:
         """After a decision that raised: jobs that make it raise, each for itself, are not decided on any more."""
 
         def fails(some: Sequence[Job]) -> bool:
