@@ -1,13 +1,13 @@
 """From a plan to what is asked of Slurm, by each partition's mode: nothing, an order, or the lease and starts in it.
 
-What is intended stands in Slurm alone: the reservation, and the jobs that are in it. A controller that is killed between
-any two steps reads that again, so nothing starts twice and nothing is lost; one that never comes back leaves a lease
-that ends by itself.
+What is intended stands in Slurm alone: the reservation, and the jobs that are in it. A controller that is killed
+between any two steps reads that again, so nothing starts twice and nothing is lost; one that never comes back leaves a
+lease that ends by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import msgspec
@@ -48,7 +48,7 @@ class Ask(NamedTuple):
 class Tries(NamedTuple):
     """How often a job did not start where it was to, when last, and why."""
 
-    count: int
+    times: int
     at: float
     why: str
 
@@ -119,7 +119,7 @@ class LeaseApplier:
 
     # -- what is withdrawn ---------------------------------------------------------------------------------------
 
-    def _withdrawals(self, queue: _Queue, deciding: Collection[str], leased: Sequence[str], now: float) -> list[Ask]:
+    def _withdrawals(self, queue: _Queue, deciding: Set[str], leased: Sequence[str], now: float) -> list[Ask]:
         """Starts that did not come about, and those that nobody wants any more."""
         asks = []
         self._seen = {job: since for job, since in self._seen.items() if job in queue.waiting}
@@ -150,18 +150,18 @@ class LeaseApplier:
         return asks[: lease.MAX_UPDATES]
 
     def _tried(self, job: str, now: float, why: str) -> None:
-        self._tries[job] = Tries(self._tries.get(job, Tries(0, now, "")).count + 1, now, why)
+        self._tries[job] = Tries(self._tries.get(job, Tries(0, now, "")).times + 1, now, why)
 
     def _left(self, job: SlurmJob) -> str:
         """Why Slurm is to choose the job's nodes, or ""."""
         tries = self._tries.get(job.id)
-        if tries is not None and tries.count >= _MOST_TRIES:
+        if tries is not None and tries.times >= _MOST_TRIES:
             return f"it did not start on the nodes that were chosen ({tries.why})"
         return why_left(job)
 
     # -- what is asked for ---------------------------------------------------------------------------------------
 
-    def _stops(self, queue: _Queue, plan: Plan, deciding: Collection[str]) -> list[Ask]:
+    def _stops(self, queue: _Queue, plan: Plan, deciding: Set[str]) -> list[Ask]:
         """Jobs that consent (by partition, and by Slurm's own flag) are requeued."""
         asks = []
         for action in plan.actions:
@@ -189,9 +189,9 @@ class LeaseApplier:
         self,
         queue: _Queue,
         decided: Decided,
-        deciding: Collection[str],
+        deciding: Set[str],
         leased: Sequence[str],
-        withdrawn: Collection[str],
+        withdrawn: Set[str],
     ) -> list[Ask]:
         """The plan's starts, in its order; where Slurm is to choose the nodes, it may do so now."""
         asks: list[Ask] = []
@@ -219,7 +219,7 @@ class LeaseApplier:
         return list(dict.fromkeys(asks))
 
     def _admissions(
-        self, queue: _Queue, decided: Decided, deciding: Collection[str], leased: Sequence[str], asked: Collection[str]
+        self, queue: _Queue, decided: Decided, deciding: Set[str], leased: Sequence[str], asked: Set[str]
     ) -> list[Ask]:
         """Jobs that the lease would keep from starting for ever, though no policy decides on them."""
         touched = {name for name, p in queue.told.partitions.items() if not set(leased).isdisjoint(p.nodes)}
@@ -340,9 +340,7 @@ def why_left(job: SlurmJob) -> str:
     return ""
 
 
-def leased_nodes(
-    inventory: Inventory, deciding: Collection[str], told: Told, now: float, lasts_s: int
-) -> tuple[str, ...]:
+def leased_nodes(inventory: Inventory, deciding: Set[str], told: Told, now: float, lasts_s: int) -> tuple[str, ...]:
     """The nodes of these partitions that Slurm has, but those that another reservation has before the lease's end."""
     taken = {
         node
@@ -354,7 +352,7 @@ def leased_nodes(
     return tuple(name for name in nodes if name in told.nodes and name not in taken)
 
 
-def _starts_of(decided: Decided, deciding: Collection[str]) -> list[Start]:
+def _starts_of(decided: Decided, deciding: Set[str]) -> list[Start]:
     """The plan's starts in these partitions, in its order."""
     there = {view.id for view in decided.snapshot.pending if view.spec.partition in deciding}
     return [action for action in decided.plan.actions if isinstance(action, Start) and action.job_id in there]

@@ -87,8 +87,7 @@ def state_of(job: SlurmJob) -> JobState:
     """The state in our words; one that is not known counts as waiting while it has no nodes, else as running."""
     if job.state == "DEADLINE" and not job.node_names:
         return JobState.CANCELLED
-    pinned = job.state == "PENDING" and job.reservation == LEASE and job.req_nodes
-    if pinned:
+    if job.state == "PENDING" and job.reservation == LEASE and len(job.req_nodes) >= max(1, job.nodes):
         return JobState.STARTING
     return _STATES.get(job.state, JobState.RUNNING if job.node_names else JobState.PENDING)
 
@@ -111,8 +110,10 @@ def holds_nodes(job: SlurmJob, site: Site) -> bool:
 def mirrored(job: SlurmJob, stored: Job | None, store_id: str, world: World) -> Job:
     """The job as the store is to hold it: Slurm's facts over what the store has beside them."""
     state, facts = state_of(job), stored.slurm if stored is not None else None
-    named = user_nodelist(job, facts.nodelist if facts is not None else ())
+    named = user_nodelist(job, facts.nodelist if facts is not None else job.req_nodes)
     pinned = job.req_nodes if state is JobState.STARTING else ()
+    if facts is not None and job.req_nodes == facts.pinned != facts.nodelist and not (pinned or job.reservation):
+        named, pinned = facts.nodelist, facts.pinned  # Slurm ended the lease, and left our nodes to the job
     since = facts.pinned_at if facts is not None and facts.pinned == pinned else world.now
     held = job.priority == 0 or job.reason.startswith("JobHeld") or job.state in _HELD
     started = job.start_time is not None and (
