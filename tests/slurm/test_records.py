@@ -8,7 +8,7 @@ from gpusched.slurm import records
 NODES = (
     "NodeName=dgx001 Arch=x86_64 CoresPerSocket=1  CPUAlloc=5 CPUEfctv=128 CPUTot=128 CPULoad=1.70 "
     "AvailableFeatures=fast,big ActiveFeatures=fast,big Gres=gpu:a100:8(S:0-1),shard:32 GresDrain=N/A "
-    "GresUsed=gpu:a100:2(IDX:0-1),shard:0 NodeAddr=127.0.0.1 NodeHostName=vm Version=22.05.8 OS=Linux 6.1 #1 SMP Gres=x "
+    "GresUsed=gpu:a100:2(IDX:0-1),shard:0 NodeAddr=127.0.0.1 NodeHostName=vm Version=22.05.8 OS=Linux 6 #1 SMP Gres=x "
     "RealMemory=1000000 AllocMem=0 FreeMem=23334 Sockets=128 Boards=1 State=MIXED+DRAIN ThreadsPerCore=1 TmpDisk=0 "
     "Weight=1 Owner=N/A MCS_label=N/A Partitions=A100,all  BootTime=1795392108 CfgTRES=cpu=128,mem=1000000M AllocTRES= "
     "Reason=fan 3 is loud State=IDLE [root@1795404931]\n"
