@@ -21,7 +21,9 @@ from gpusched.controller.promoting import LivePolicies, take_up
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.controller.shadowing import Shadowing
 from gpusched.controller.slurm.devices import devices_of
-from gpusched.controller.slurm.mirror import Mirror, Step, World, forgotten, told_ended, with_guesses
+from gpusched.controller.slurm.following import Mirror
+from gpusched.controller.slurm.guesses import with_guesses
+from gpusched.controller.slurm.mirror import Step, World, forgotten, told_ended
 from gpusched.controller.slurm.nodes import (
     reading_beside_slurm,
     record_beside_slurm,
