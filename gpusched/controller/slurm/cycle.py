@@ -38,7 +38,7 @@ from gpusched.model.plan import Plan, Reason, ReasonCode, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import NodeReading, ProbeFailure
 from gpusched.model.resources import Inventory
-from gpusched.model.slurm import SlurmMode
+from gpusched.model.slurm import TROUBLE, SlurmMode, Trouble
 from gpusched.model.snapshot import Snapshot
 from gpusched.promotion.live import live_modes
 from gpusched.queue.inbox import Inbox
@@ -48,19 +48,9 @@ from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.slurm.commands import NoAnswer, Slurm
 
-TROUBLE = "slurm_trouble"
-"""Meta: since when (Unix seconds) Slurm does not answer, and why, as JSON of `Trouble`; "": it does."""
-
 READ_AT = "slurm_read_at"  # meta: when Slurm was last read (Unix seconds)
 ASK_AGAIN_S = 60.0  # so long Slurm's accounting may take to tell of a job that slurmctld has forgotten
 UNLIMITED = 1_000_000
-
-
-class Trouble(msgspec.Struct, frozen=True, kw_only=True):
-    """That Slurm does not answer: since when, and what it was that got no answer."""
-
-    since: float
-    why: str
 
 
 class Decided(NamedTuple):
