@@ -6,18 +6,17 @@ node itself, else its partition's ``defaults``, else the file's ``defaults``.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 from gpusched.config import fields
-from gpusched.config.paths import config_folder
+from gpusched.config.paths import find_inventory
 from gpusched.config.topology import read_topology
 from gpusched.config.validate import nodes_that_hold
 from gpusched.config.yamlfile import Value, parse_file
-from gpusched.errors import FileError, UsageError
+from gpusched.errors import FileError
 from gpusched.model.resources import (
     Flavor,
     Inventory,
@@ -31,34 +30,6 @@ from gpusched.model.resources import (
 )
 from gpusched.model.topology import Topology
 from gpusched.model.units import format_memory
-
-SYSTEM_INVENTORY = Path("/etc/gpusched/inventory.yaml")
-
-
-def find_inventory() -> Path:
-    """The inventory file in force.
-
-    ``$GPUSCHED_INVENTORY`` (a file, or a folder that holds inventory.yaml); else ./inventory.yaml; else
-    ``$XDG_CONFIG_HOME/gpusched/inventory.yaml``; else /etc/gpusched/inventory.yaml.
-
-    Raises:
-        UsageError: None of them is there.
-    """
-    if named := os.environ.get("GPUSCHED_INVENTORY"):
-        path = Path(named).expanduser()
-        path = path / "inventory.yaml" if path.is_dir() else path
-        if not os.path.exists(path):
-            raise UsageError(f"no inventory: GPUSCHED_INVENTORY names {path}, which is not there", _HINT)
-        return path
-    places = (Path("inventory.yaml"), config_folder() / "inventory.yaml", SYSTEM_INVENTORY)
-    for place in places:
-        if os.path.exists(place):
-            return place
-    looked = ", ".join(str(p) for p in (places[0].absolute(), *places[1:]))
-    raise UsageError(f"no inventory: looked for {looked}", _HINT)
-
-
-_HINT = "write one with `gpusched init HOST...`, or set GPUSCHED_INVENTORY"
 
 
 def load_inventory(path: Path | str | None = None) -> Inventory:

@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from gpusched.model.units import local_clock
+
 LEASE = "gpusched"
 """Name of the reservation through which jobs are started, and by whose end Slurm takes over."""
 
@@ -16,6 +18,21 @@ class SlurmMode(StrEnum):
     OBSERVE = "observe"
     ADVISE = "advise"
     DECIDE = "decide"
+
+
+class Trouble(msgspec.Struct, frozen=True, kw_only=True):
+    """That Slurm does not answer: since when (Unix seconds), and what it was that got no answer."""
+
+    since: float
+    why: str
+
+    def line(self, now: float) -> str:
+        """For people."""
+        return f"Slurm has not answered since {local_clock(self.since, now)}, so nothing is decided: {self.why}"
+
+
+TROUBLE = "slurm_trouble"
+"""Meta of the store: a `Trouble` as JSON; "": it answers."""
 
 
 class SlurmFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -15,12 +15,15 @@ from gpusched.controller.deciding import Decider
 from gpusched.controller.estimating import Estimator
 from gpusched.controller.fold import OUR_DISK, CommandApplier
 from gpusched.controller.ledger import Ledger
+from gpusched.controller.nodestate import with_news
 from gpusched.controller.planning import Reasons, isolated
 from gpusched.controller.promoting import LivePolicies, take_up
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.controller.shadowing import Shadowing
 from gpusched.controller.slurm.devices import devices_of
-from gpusched.controller.slurm.mirror import Mirror, Step, World, forgotten, told_ended, with_guesses
+from gpusched.controller.slurm.following import Mirror
+from gpusched.controller.slurm.guesses import with_guesses
+from gpusched.controller.slurm.mirror import Step, World, forgotten, told_ended
 from gpusched.controller.slurm.nodes import (
     reading_beside_slurm,
     record_beside_slurm,
@@ -35,7 +38,7 @@ from gpusched.model.plan import Plan, Reason, ReasonCode, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import NodeReading, ProbeFailure
 from gpusched.model.resources import Inventory
-from gpusched.model.slurm import SlurmMode
+from gpusched.model.slurm import TROUBLE, SlurmMode, Trouble
 from gpusched.model.snapshot import Snapshot
 from gpusched.promotion.live import live_modes
 from gpusched.queue.inbox import Inbox
@@ -45,19 +48,9 @@ from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.slurm.commands import NoAnswer, Slurm
 
-TROUBLE = "slurm_trouble"
-"""Meta: since when (Unix seconds) Slurm does not answer, and why, as JSON of `Trouble`; "": it does."""
-
 READ_AT = "slurm_read_at"  # meta: when Slurm was last read (Unix seconds)
 ASK_AGAIN_S = 60.0  # so long Slurm's accounting may take to tell of a job that slurmctld has forgotten
 UNLIMITED = 1_000_000
-
-
-class Trouble(msgspec.Struct, frozen=True, kw_only=True):
-    """That Slurm does not answer: since when, and what it was that got no answer."""
-
-    since: float
-    why: str
 
 
 class Decided(NamedTuple):
@@ -172,7 +165,8 @@ class SlurmCycle:
         if told is not None:
             features = {node.name: node.features for node in told.nodes.values() if node.features}
             site = Site(inventory=self.inventory, partitions=told.partitions, features=features)
-            world = World(site=site, positions=told.positions, devices=devices_of(self.inventory, before), now=now)
+            devices = devices_of(self.inventory, told.gres_conf, told.nodes, _read_now(before, news))
+            world = World(site=site, positions=told.positions, devices=devices, now=now)
             steps = self._mirror.steps(told.jobs, world) + self._gone(told, now)
         with self._store.transaction():
             self._write(steps, active)
@@ -363,6 +357,15 @@ class SlurmCycle:
         if line not in self._said:
             self._said.add(line)
             self._say(line)
+
+
+def _read_now(records: Mapping[str, NodeRecord], news: Mapping[str, Observation]) -> dict[str, NodeRecord]:
+    """The records with what has come in just now."""
+    found = dict(records)
+    for name, read in news.items():
+        if isinstance(read.result, NodeReading) and read.result.wiring is not None:
+            found[name] = with_news(records.get(name, NodeRecord(name=name)), read.result)
+    return found
 
 
 def _has_known_gpus(job: Job) -> bool:
