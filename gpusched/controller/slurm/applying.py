@@ -59,6 +59,7 @@ class LeaseApplier:
     def __init__(self, store: Store, slurm: Slurm, say: Callable[[str], None] = lambda text: None) -> None:
         self._store, self._slurm, self._say = store, slurm, say
         self._ordering = Ordering(store, slurm, say)
+        self._enforced: bool | None = None
         self._tries: dict[str, Tries] = {}
         self._seen: dict[str, float] = {}  # a start whose begin the store does not know, since when
 
@@ -102,13 +103,17 @@ class LeaseApplier:
             self._note_trouble("")
             return False
         renewed = lease.renew(() if known is not None and set(known.nodes) == set(leased) else leased, lasts_s)
-        created = lease.create(leased, lasts_s)
+        if self._enforced is None:
+            self._enforced = lease.enforces_associations(self._slurm.config())
+        created = lease.create(leased, lasts_s, self._enforced)
         # One that has ended lingers for seconds: it can be renewed, and no other can be created beside it.
         why = ""
         for line in (renewed, created) if known is not None else (created, lease.renew(leased, lasts_s)):
             why = self._slurm.update([line]).get(0, "")
             if not why:
                 break
+        if why:
+            self._enforced = None  # somebody may have changed that
         self._note_trouble(why)
         return not why
 
