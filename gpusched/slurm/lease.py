@@ -25,22 +25,23 @@ _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
 _MOST_PRIORITY = (1 << 31) - 1
 
 
-def create(nodes: Collection[str], by_association: bool, lasts_s: int = LEASE_S) -> str:
+def create(nodes: Collection[str], lasts_s: int = LEASE_S, enforced: bool = True) -> str:
     """The lease begins; refused while one lingers that has ended (`renew` it then).
 
-    Slurm asks whether a job's own user may use the reservation. Where it goes by associations (`by_association`: of
-    AccountingStorageEnforce), account root stands for all below it; elsewhere names are compared.
+    Every job can be put into it. That takes another wording where Slurm enforces associations (``enforced``: jobs of
+    all accounts below root) than where it does not: there a job's account has to be the very one that is named.
     """
-    everyone = "Accounts=root" if by_association else "Users=-nobody"
+    who = "Accounts=root" if enforced else "Users=-nobody"
     return (
         f"create reservation ReservationName={LEASE} Nodes={_nodes(nodes)} StartTime=now EndTime=now+{int(lasts_s)} "
-        f"{everyone} Flags=FLEX,IGNORE_JOBS,NO_HOLD_JOBS_AFTER_END"
+        f"{who} Flags=FLEX,IGNORE_JOBS,NO_HOLD_JOBS_AFTER_END"
     )
 
 
-def by_association(enforced: str) -> bool:
-    """Whether AccountingStorageEnforce, as ``scontrol show config`` has it, makes Slurm go by associations."""
-    return bool({"associations", "limits", "qos", "safe", "wckeys"} & set(enforced.lower().replace(" ", "").split(",")))
+def enforces_associations(config: Mapping[str, str]) -> bool:
+    """Whether Slurm lets only those submit whom its accounting database knows (scontrol show config)."""
+    words = set(re.split(r"[, ]+", config.get("AccountingStorageEnforce", "").lower()))
+    return not words.isdisjoint(("associations", "limits", "qos", "safe", "wckeys", "all"))
 
 
 def renew(nodes: Collection[str] = (), lasts_s: int = LEASE_S) -> str:

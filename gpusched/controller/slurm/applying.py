@@ -106,7 +106,7 @@ class LeaseApplier:
         if enough and known is not None and set(known.nodes) == set(leased):
             return True
         renewed = lease.renew(() if known is not None and set(known.nodes) == set(leased) else leased, lasts_s)
-        created = lease.create(leased, self._by_association(), lasts_s)
+        created = lease.create(leased, lasts_s, lease.enforces_associations(self._slurm.config()))
         # One that has ended lingers for seconds: it can be renewed, and no other can be created beside it.
         why = ""
         for line in (renewed, created) if known is not None else (created, lease.renew(leased, lasts_s)):
@@ -115,9 +115,6 @@ class LeaseApplier:
                 break
         self._note_trouble(why)
         return not why
-
-    def _by_association(self) -> bool:
-        return lease.by_association(self._slurm.config().get("AccountingStorageEnforce", ""))
 
     def _note_trouble(self, why: str) -> None:
         if why != (self._store.meta(LEASE_TROUBLE) or ""):
