@@ -30,6 +30,14 @@ def in_charge() -> bool:
         return False
 
 
+def in_its_words(text: str) -> str:
+    """A line that names commands of ours, with Slurm's in their place."""
+    return re.sub(r"gpusched (cancel|hold|release|requeue)\b", lambda m: _VERBS[m[1]], text)
+
+
+_VERBS = {"cancel": "scancel", "hold": "scontrol hold", "release": "scontrol release", "requeue": "scontrol requeue"}
+
+
 def modes_line(client: Client) -> str:
     """Who decides what, for people."""
     from gpusched.model.slurm import SlurmMode
