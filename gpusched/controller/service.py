@@ -23,6 +23,7 @@ from gpusched.controller.cycle import Cycle
 from gpusched.controller.lastgood import Declared, declared_or_kept, keep
 from gpusched.controller.outputs import secure_logs
 from gpusched.controller.predicting import BUDGET_S, StartPredictor
+from gpusched.controller.slurm.applying import LeaseApplier
 from gpusched.controller.slurm.cycle import SlurmCycle
 from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
@@ -34,6 +35,7 @@ from gpusched.queue.inbox import Inbox
 from gpusched.queue.presence import COMPILING, announce, present
 from gpusched.queue.store import INVENTORY_TROUBLE, Store
 from gpusched.sched.decide import warm_up
+from gpusched.slurm.commands import Slurm
 
 POLL_S = 0.2
 PATIENCE_S = 3.0  # how long one cycle waits for slow nodes; their answers count in a later one
@@ -188,8 +190,13 @@ class Service:
         self.cycle.inbox = inbox  # it knows what was put off
 
     def _new_cycle(self, inventory: Inventory, policies: dict[str, PolicySpec]) -> Cycle | SlurmCycle:
-        engine = SlurmCycle if inventory.engine == "slurm" else Cycle
-        return engine(self.store, self._state, inventory, policies, self.cluster, self.clock, self._say)
+        if inventory.engine != "slurm":
+            return Cycle(self.store, self._state, inventory, policies, self.cluster, self.clock, self._say)
+        slurm = Slurm()
+        applier = LeaseApplier(self.store, slurm, self._say)
+        return SlurmCycle(
+            self.store, self._state, inventory, policies, self.cluster, self.clock, self._say, slurm, applier
+        )
 
     def _stamp(self) -> tuple[tuple[str, int], ...]:
         folders = policy_folders(self._path)

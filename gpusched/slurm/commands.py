@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TypeVar
 
-import msgspec
-
 from gpusched.errors import GpuschedError
 from gpusched.model.slurm import SlurmJob, SlurmNode, SlurmPartition, SlurmReservation
 from gpusched.slurm import records
+from gpusched.slurm.jobs import WAITING_FORMAT, JobReader
 
 LIMIT_S = 10.0
 """A command that takes longer is taken for one that got no answer: slurmctld frozen, gone, or far too busy."""
@@ -31,7 +30,6 @@ _OWN = re.compile(r"S(LURM|QUEUE|INFO|ACCT|CONTROL|PRIO|DIAG)_")  # each user's 
 _T = TypeVar("_T")
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 _SQUEUE = ("squeue", "--noheader", "--all", "--local", "--sort=i")
-_UNSAID = records.Waiting()
 _PROMPT = re.compile(r"(?:scontrol: )*")
 _DONE = ("Reservation created", "Reservation updated")
 
@@ -48,11 +46,8 @@ class Slurm:
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
         self._limit_s = limit_s
-        # What a user writes into a name may hold any byte; what stands between fields no user can know.
-        secret = secrets.token_urlsafe(6)
-        self._between, self._behind = f"\x1f{secret}", f"\x1e{secret}"
-        self._read: dict[str, SlurmJob] = {}
-        self._waiting: dict[str, records.Waiting] = {}
+        self._reader = JobReader()
+        self._mark = secrets.token_urlsafe(9)  # what is printed of a user's texts must not be taken for it
         self._counts_memory: bool | None = None
 
     def jobs(self, site_factors: bool = False) -> list[SlurmJob]:
@@ -65,24 +60,14 @@ class Slurm:
         """
         if self._counts_memory is None:
             self.config()
-        wanted = [f"{field}:{self._between}" for field in records.JOB_FIELDS[:-1]]
         # --array: else waiting tasks are one line with their array, also those that have become jobs of their own
-        text = self._run(
-            (*_SQUEUE, "--array", "--states=all", "--noconvert"),
-            SQUEUE_FORMAT2=",".join([*wanted, f"{records.JOB_FIELDS[-1]}:{self._behind}"]),
-        )
-        waiting = records.waiting(
-            self._run((*_SQUEUE, "--states=pending", f"--format={records.WAITING_FORMAT}")), self._waiting
-        )
+        text = self._run((*_SQUEUE, "--array", "--states=all", "--noconvert"), SQUEUE_FORMAT2=self._reader.format)
+        waiting = self._run((*_SQUEUE, "--states=pending", f"--format={WAITING_FORMAT}"))
         factors = self._site_factors() if site_factors else {}
-        read: dict[str, SlurmJob] = {}
-        arrays: dict[str, SlurmJob] = {}
-        for record in text.split(self._behind + "\n")[:-1]:
-            job = self._read.get(record) or self._job(record, arrays)
-            beside = waiting.get(job.array_id or job.raw_id, _UNSAID), factors.get(job.raw_id, 0)
-            read[record] = _with(job, *beside)
-        self._read, self._waiting = read, waiting
-        return list(read.values())
+        try:
+            return self._reader.read(text, waiting, factors, bool(self._counts_memory))
+        except ValueError as error:
+            raise _no_answer(f"squeue says what cannot be read of {error}") from None
 
     def nodes(self) -> list[SlurmNode]:
         """All nodes."""
@@ -105,7 +90,7 @@ class Slurm:
         asked = list(jobs)
         if not asked:
             return {}
-        marks = [f"{self._between[1:]}{at}" for at in range(len(asked))]
+        marks = [f"{self._mark}{at}" for at in range(len(asked))]
         lines = [f"show job {job.raw_id}\nshow hostnames {mark}\n" for job, mark in zip(asked, marks, strict=True)]
         text = self._run(("scontrol", "--details", "--oneliner"), "".join(lines), self._limit_s + 0.02 * len(asked))
         found: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -143,12 +128,11 @@ class Slurm:
         for line in lines:
             if not line.isprintable():
                 raise ValueError(f"a command of scontrol is one line: {line!r}")
-        mark = self._between[1:]
-        commands = [f"{line}\nshow hostnames {mark}{at}\n" for at, line in enumerate(lines)]
+        commands = [f"{line}\nshow hostnames {self._mark}{at}\n" for at, line in enumerate(lines)]
         text = self._run(("scontrol",), "".join(commands), self._limit_s + 0.02 * len(lines), merged=True)
         if "Unable to contact slurm controller" in text:
             raise _no_answer("scontrol update found no slurmctld")
-        return _errors(text, lines, mark)
+        return _errors(text, lines, self._mark)
 
     def ask(self, *argv: str) -> str:
         """What another of Slurm's commands prints."""
@@ -161,21 +145,6 @@ class Slurm:
         if not found:
             raise _no_answer(f"scontrol --version says {text.strip()!r}, which is no version of Slurm")
         return int(found[1]), int(found[2])
-
-    def _job(self, record: str, arrays: dict[str, SlurmJob]) -> SlurmJob:
-        """A job's record; of an array of 100,000 tasks all but what each has for itself is read once."""
-        *own, rest = record.split(self._between, records.OWN_FIELDS)
-        try:
-            if same := arrays.get(rest):
-                return msgspec.structs.replace(same, **records.identity(*own))
-            job = records.job([*own, *rest.split(self._between)])
-        except ValueError as error:
-            raise _no_answer(f"squeue says of job {own[0]} what cannot be read: {error}") from None
-        if not self._counts_memory:
-            job = msgspec.structs.replace(job, memory_mib=None)
-        if job.array_id:
-            arrays[rest] = job
-        return job
 
     def _site_factors(self) -> dict[str, int]:
         """Of jobs that wait for nodes; held ones and those that wait for others have none said."""
@@ -218,15 +187,6 @@ class Slurm:
             told = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
             raise _no_answer(f"{argv[0]} failed: {told[-1] if told else f'exit {process.returncode}'}")
         return out.decode(errors="replace")
-
-
-def _with(job: SlurmJob, waiting: records.Waiting, site_factor: int) -> SlurmJob:
-    """The job with what other commands say of it; the same object where it has that already."""
-    if (job.array_limit, job.exc_nodes, job.site_factor) == (waiting.array_limit, waiting.exc_nodes, site_factor):
-        return job
-    return msgspec.structs.replace(
-        job, array_limit=waiting.array_limit, exc_nodes=waiting.exc_nodes, site_factor=site_factor
-    )
 
 
 def _no_answer(message: str) -> NoAnswer:

@@ -1,8 +1,9 @@
 """What is asked of Slurm, as lines for one scontrol: the lease, starts on decided nodes, orders, requeues.
 
-Nothing gets into a line that is no job id, no node name and no number, so that no text of a user's can become a command
-or a field of one. The lease is a reservation that only jobs which are put into it may use: while it is renewed, no job
-starts on its nodes but those; once it is not, it ends by itself, and Slurm starts what waits. Running jobs do not notice.
+Nothing gets into a line that is no job id, no node name and no number, so that no text of a user's can become a
+command or a field of one. The lease is a reservation that only jobs which are put into it may use: while it is renewed,
+no job starts on its nodes but those; once it is not, it ends by itself, and Slurm starts what waits. Running jobs do
+not notice.
 """
 
 from __future__ import annotations

@@ -3,123 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import TypedDict
 
-import msgspec
-
-from gpusched.model.slurm import SlurmJob, SlurmNode, SlurmPartition, SlurmReservation
+from gpusched.model.slurm import SlurmNode, SlurmPartition, SlurmReservation
 from gpusched.slurm.hostlist import expand, numbers
 
-JOB_FIELDS = (
-    "JobID", "ArrayTaskID", "JobArrayID", "ArrayJobID", "UserName", "UserID", "Account", "QOS", "Partition", "State",
-    "Reason", "PriorityLong", "SubmitTime", "EligibleTime", "StartTime", "EndTime", "TimeLimit", "NumNodes", "NodeList",
-    "NumCPUs", "NumTasks", "tres-alloc", "tres-per-job", "tres-per-node", "tres-per-socket",
-    "tres-per-task", "Sockets", "ReqNodes", "Feature", "Reservation", "Dependency", "OverSubscribe", "Requeue",
-    "RestartCnt", "Name",
-)  # fmt: skip
-"""Fields of ``squeue -O`` that `job` takes, in this order: first what the tasks of an array do not share."""
-
-OWN_FIELDS = 3
-"""So many of them tell one task of an array from another."""
-
-_NOTHING = frozenset(("", "(null)", "N/A", "None", "NONE", "Unknown", "n/a"))
+NOTHING = frozenset(("", "(null)", "N/A", "None", "NONE", "Unknown", "n/a"))
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)")
 _PAIR = re.compile(r"(?:^| )([A-Za-z_]+)=(\S*)")
-
-
-def job(fields: Sequence[str]) -> SlurmJob:
-    """One record of ``squeue --array``: a job, or a task of an array.
-
-    Args:
-        fields: As `JOB_FIELDS` names them.
-
-    Raises:
-        ValueError: A field is not what Slurm is known to print.
-    """
-    (
-        raw_id, task, shown_id, array_id, user, uid, account, qos, partitions, state,
-        reason, priority, submit, eligible, start, end, limit, nodes, node_list,
-        cpus, ntasks, tres, per_job, per_node, per_socket,
-        per_task, sockets, req_nodes, features, reservation, dependency, share, requeue,
-        restarts, name,
-    ) = fields  # fmt: skip
-    in_array = task not in _NOTHING
-    return SlurmJob(
-        **identity(raw_id, task, shown_id),
-        array_id=array_id if in_array else "",
-        user=user,
-        uid=int(uid),
-        account=_text(account),
-        qos=_text(qos),
-        partitions=_words(partitions),
-        name=name,
-        state=state,
-        reason=reason,
-        priority=int(priority),
-        submit_time=float(submit),
-        eligible_time=_time(eligible),
-        start_time=_time(start),
-        end_time=_time(end),
-        time_limit_s=duration_s(limit),
-        nodes=_count(nodes),
-        node_names=hosts(node_list),
-        cpus=_count(cpus),
-        memory_mib=_memory_mib(tres),
-        gpus=_gpus(tres, per_job, per_node, per_socket, per_task, _count(nodes), _count(ntasks), _count(sockets)),
-        req_nodes=hosts(req_nodes),
-        features=_text(features),
-        reservation=_text(reservation),
-        dependency=_text(dependency),
-        exclusive=share in ("NO", "EXCLUSIVE", "USER", "MCS"),
-        requeue=requeue != "0",
-        restarts=_count(restarts),
-    )
-
-
-class Identity(TypedDict):
-    """What a record has for itself alone, beside its array."""
-
-    id: str
-    raw_id: str
-    array_index: int | None
-
-
-def identity(raw_id: str, task: str, shown_id: str) -> Identity:
-    """Of the first `OWN_FIELDS` fields: ``1234``, ``1234_5`` of an array, ``1234+1`` of a heterogeneous job."""
-    index = int(task) if task.isdecimal() else None
-    return {"id": raw_id if index is None and "+" not in shown_id else shown_id, "raw_id": raw_id, "array_index": index}
-
-
-class Waiting(msgspec.Struct, frozen=True):
-    """What ``squeue -O`` has no field for: how many tasks of an array may run at once, nodes that are excluded."""
-
-    array_limit: int | None = None
-    exc_nodes: tuple[str, ...] = ()
-
-
-_UNSAID = Waiting()
-WAITING_FORMAT = "%F %K %x"
-
-
-def waiting(text: str, before: Mapping[str, Waiting]) -> dict[str, Waiting]:
-    """JobId, or that of the array -> what is said there, from ``squeue --format`` with `WAITING_FORMAT`.
-
-    Args:
-        text: One line for each job, or array.
-        before: What was said last; squeue says an array's limit only until one of its tasks is a job of its own.
-    """
-    found: dict[str, Waiting] = {}
-    for line in text.splitlines():
-        array_id, tasks, excluded = line.split(" ", 2)
-        limit = tasks.rpartition("%")[2] if "%" in tasks else ""
-        known = int(limit) if limit.isdecimal() else before.get(array_id, _UNSAID).array_limit
-        told = Waiting(known, hosts(excluded))
-        if told != _UNSAID:
-            found[array_id] = told
-    return found
 
 
 def nodes(text: str) -> list[SlurmNode]:
@@ -138,9 +31,9 @@ def nodes(text: str) -> list[SlurmNode]:
                 memory_mib=int(pairs["RealMemory"]),
                 gpus=dict(gres(pairs.get("Gres", ""))),
                 gpus_used=sum(gres(pairs.get("GresUsed", "")).values()),
-                partitions=_words(pairs.get("Partitions", "")),
-                features=_words(pairs.get("ActiveFeatures", pairs.get("AvailableFeatures", ""))),
-                version=_text(pairs.get("Version", "")),
+                partitions=words(pairs.get("Partitions", "")),
+                features=words(pairs.get("ActiveFeatures", pairs.get("AvailableFeatures", ""))),
+                version=said(pairs.get("Version", "")),
             )
         )
     return found
@@ -171,9 +64,9 @@ def reservations(text: str) -> list[SlurmReservation]:
             nodes=hosts(pairs.get("Nodes", "")),
             start_time=float(pairs["StartTime"]),
             end_time=float(pairs["EndTime"]),
-            accounts=_words(pairs.get("Accounts", "")),
-            users=_words(pairs.get("Users", "")),
-            flags=_words(pairs.get("Flags", "")),
+            accounts=words(pairs.get("Accounts", "")),
+            users=words(pairs.get("Users", "")),
+            flags=words(pairs.get("Flags", "")),
             state=pairs.get("State", ""),
         )
         for pairs in map(_pairs, _records(text, "ReservationName="))
@@ -221,7 +114,7 @@ def duration_s(text: str) -> int | None:
     Raises:
         ValueError: The text is no such time.
     """
-    if not text or text[0].isalpha() or text in _NOTHING:  # UNLIMITED, NOT_SET, NONE, Partition_Limit, INVALID
+    if not text or text[0].isalpha() or text in NOTHING:  # UNLIMITED, NOT_SET, NONE, Partition_Limit, INVALID
         return None
     days, dash, clock = text.rpartition("-")
     parts = [int(part) for part in clock.split(":")]
@@ -243,48 +136,21 @@ def gres(text: str) -> Mapping[str, int]:
     """
     found: dict[str, int] = {}
     for item in re.sub(r"\([^)]*\)", "", text).split(","):
-        words = re.split(r"[:=/]", item.strip())
-        if words[0] == "gres":
-            del words[0]
-        if not words or words[0] != "gpu":
+        parts = re.split(r"[:=/]", item.strip())
+        if parts[0] == "gres":
+            del parts[0]
+        if not parts or parts[0] != "gpu":
             continue
-        words, count = (words[:-1], _count(words[-1])) if words[-1][:1].isdigit() and len(words) > 1 else (words, 1)
-        kind = words[1] if len(words) > 1 else ""
-        if count:
-            found[kind] = found.get(kind, 0) + count
+        many = 1
+        if len(parts) > 1 and re.fullmatch(r"\d+[KM]?", parts[-1]):
+            many = count(parts.pop())
+        kind = parts[1] if len(parts) > 1 else ""
+        if many:
+            found[kind] = found.get(kind, 0) + many
     return found
 
 
-@lru_cache(8192)
-def _gpus(
-    tres: str, per_job: str, per_node: str, per_socket: str, per_task: str, nodes: int, ntasks: int, sockets: int
-) -> dict[str, int]:
-    """GPUs of the whole job by type: what Slurm counted where it counts them, else what was asked for."""
-    times = ((per_job, 1), (per_node, nodes), (per_task, ntasks), (per_socket, nodes * max(1, sockets)))
-    asked: dict[str, int] = {}
-    for text, factor in times:
-        if text not in _NOTHING and (each := gres(text)):
-            asked = {kind: count * max(1, factor) for kind, count in each.items()}
-            break  # --gpus with --gpus-per-node says the same thing twice
-    counted = dict(gres(tres))
-    total = counted.pop("", sum(counted.values()))
-    if not total:
-        return asked
-    if sum(counted.values()) == total:
-        return counted
-    if sum(asked.values()) == total:
-        return asked
-    kinds = [kind for kind in {**counted, **asked} if kind]
-    return {kinds[0] if len(kinds) == 1 else "": total}
-
-
-@lru_cache(4096)
-def _memory_mib(tres: str) -> int | None:
-    found = re.search(r"(?:^|,)mem=([^,]+)", tres)
-    return _bytes(found[1]) >> 20 if found else None
-
-
-def _bytes(text: str) -> int:
+def size_bytes(text: str) -> int:
     """Bytes of ``500M``, ``1.50G``, ``2000`` (MiB)."""
     found = _NUMBER.match(text)
     if not found:
@@ -292,7 +158,7 @@ def _bytes(text: str) -> int:
     return int(float(found[1]) * _UNITS[found[2] or "M"])
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
     """The number, or the least of ``2-4``; 0 where none is said (``*``, ``N/A``)."""
     if text.isdecimal():
         return int(text)
@@ -300,17 +166,20 @@ def _count(text: str) -> int:
     return int(float(found[1]) * (_UNITS.get(found[2], 1))) if found else 0
 
 
-def _time(text: str) -> float | None:
+def when(text: str) -> float | None:
+    """A time in Unix seconds; None: not said."""
     return float(text) if text.isdecimal() and text != "0" else None
 
 
-def _text(text: str) -> str:
-    return "" if text in _NOTHING else text
+def said(text: str) -> str:
+    """The text, or "" where Slurm says that there is none."""
+    return "" if text in NOTHING else text
 
 
 @lru_cache(4096)
-def _words(text: str) -> tuple[str, ...]:
-    return () if text in _NOTHING else tuple(text.split(","))
+def words(text: str) -> tuple[str, ...]:
+    """What stands between commas."""
+    return () if text in NOTHING else tuple(text.split(","))
 
 
 _MARKS = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "%": "POWERING_DOWN", "$": "MAINTENANCE"}

@@ -37,6 +37,7 @@ from gpusched.model.readings import NodeReading, ProbeFailure
 from gpusched.model.resources import Inventory
 from gpusched.model.slurm import TROUBLE, SlurmMode, Trouble
 from gpusched.model.snapshot import Snapshot
+from gpusched.promotion.live import live_modes
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.snapshots import held_gpus, snapshot_of_store
 from gpusched.queue.store import NodeRecord, Store
@@ -110,7 +111,7 @@ class SlurmCycle:
         now = self._clock()
         CommandApplier(self._store, self.inbox, self.inventory, self._secrets, self._say).fold(now)
         charge = take_up(self._store, self.inventory, self.policies, now)
-        modes = modes_of(self._store, self.inventory)
+        modes = live_modes(self.inventory, self._store)
         self._decider.look(*charge, now)
         self._store.set_meta("heartbeat", str(now))  # Slurm may keep us waiting
         askable = [node for node in self.inventory.nodes if node.transport != "none"]
@@ -356,13 +357,6 @@ class SlurmCycle:
 
 def _has_known_gpus(job: Job) -> bool:
     return job.slurm is not None and bool(job.slurm.gpus)
-
-
-def modes_of(store: Store, inventory: Inventory) -> dict[str, SlurmMode]:
-    """What gpusched does for each partition now: as its last change says, else it reads."""
-    changes = store.live_changes()
-    found = {p.name: changes[p.name].mode if p.name in changes else None for p in inventory.partitions}
-    return {name: mode or SlurmMode.OBSERVE for name, mode in found.items()}
 
 
 def _not_started(

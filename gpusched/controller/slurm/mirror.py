@@ -87,8 +87,7 @@ def state_of(job: SlurmJob) -> JobState:
     """The state in our words; one that is not known counts as waiting while it has no nodes, else as running."""
     if job.state == "DEADLINE" and not job.node_names:
         return JobState.CANCELLED
-    pinned = job.state == "PENDING" and job.reservation == LEASE and job.req_nodes
-    if pinned:
+    if job.state == "PENDING" and job.reservation == LEASE and len(job.req_nodes) >= max(1, job.nodes):
         return JobState.STARTING
     return _STATES.get(job.state, JobState.RUNNING if job.node_names else JobState.PENDING)
 
@@ -111,8 +110,10 @@ def holds_nodes(job: SlurmJob, site: Site) -> bool:
 def mirrored(job: SlurmJob, stored: Job | None, store_id: str, world: World) -> Job:
     """The job as the store is to hold it: Slurm's facts over what the store has beside them."""
     state, facts = state_of(job), stored.slurm if stored is not None else None
-    named = user_nodelist(job, facts.nodelist if facts is not None else ())
+    named = user_nodelist(job, facts.nodelist if facts is not None else job.req_nodes)
     pinned = job.req_nodes if state is JobState.STARTING else ()
+    if facts is not None and job.req_nodes == facts.pinned != facts.nodelist and not (pinned or job.reservation):
+        named, pinned = facts.nodelist, facts.pinned  # Slurm ended the lease, and left our nodes to the job
     since = facts.pinned_at if facts is not None and facts.pinned == pinned else world.now
     held = job.priority == 0 or job.reason.startswith("JobHeld") or job.state in _HELD
     started = job.start_time is not None and (
@@ -126,7 +127,7 @@ def mirrored(job: SlurmJob, stored: Job | None, store_id: str, world: World) -> 
     changes: dict[str, Any] = {
         "spec": stored.spec if stored is not None and stored.spec == spec else spec,
         "state": state,
-        "eligible_time": job.eligible_time,
+        "eligible_time": job.eligible_time if (job.eligible_time or 0.0) > job.submit_time else None,
         "start_time": job.start_time if started else None,
         "end_time": (job.end_time or world.now) if state in ENDED else None,
         "exit_code": job.exit_code if state in ENDED else None,
@@ -321,10 +322,10 @@ def _over(stored: Job | None, job: Job, now: float) -> tuple[int, float, JobStat
 
 
 def _events(stored: Job | None, job: Job, now: float, ended: tuple[int, float, JobState] | None) -> Iterable[Event]:
-    was = stored.state if stored is not None else None
+    was = stored.state if stored is not None else JobState.PENDING
 
     def fact(kind: str, time: float, **more: Any) -> Event:
-        data = {"from": was or job.state, "to": job.state, "reason": job.reason, "attempt": job.attempt} | more
+        data = {"from": was, "to": job.state, "reason": job.reason, "attempt": job.attempt} | more
         return Event(time=time, kind=kind, job_id=job.id, user=job.user, data=data)
 
     if stored is None:
@@ -334,7 +335,7 @@ def _events(stored: Job | None, job: Job, now: float, ended: tuple[int, float, J
     where = [part.node for part in job.allocation.parts] if job.allocation is not None else []
     if job.state is JobState.STARTING and was is not JobState.STARTING:
         yield fact("starting", now, nodes=where)
-    if stored is not None and job.state is JobState.PENDING and was is not JobState.PENDING:
+    if job.state is JobState.PENDING and was is not JobState.PENDING:
         yield fact("requeued", ended[1] if ended is not None else now)
     ran_before = stored is not None and stored.start_time is not None and stored.attempt == job.attempt
     if job.start_time is not None and not ran_before:
