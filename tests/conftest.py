@@ -85,7 +85,10 @@ def slurm_session(testbed_session: Testbed) -> Iterator[SlurmSite]:
         if os.environ.get("CI") == "true" or os.environ.get("GPUSCHED_REQUIRE_TESTBED") == "1":
             pytest.fail(reason)
         pytest.skip(reason)
-    site = SlurmSite(testbed_session)
+    # A slurmctld that has just started looks at its queue after sched_interval: tests need not wait 5 s each.
+    site = SlurmSite(
+        testbed_session, settings={"SchedulerParameters": "batch_sched_delay=0,sched_interval=1,bf_interval=1"}
+    )
     site.up()
     yield site
     site.down()

@@ -9,7 +9,6 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from tests.testbed import processes, slurm_files
@@ -18,7 +17,6 @@ from tests.testbed.node import PATH, TestNode
 from tests.testbed.requirements import which
 from tests.testbed.waiting import wait_until
 
-MARK = "GPUSCHED_TESTBED_SLURM"
 USERS = slurm_files.USERS
 OPERATOR = slurm_files.OPERATOR
 
@@ -51,7 +49,7 @@ class SlurmSite:
         settings: Mapping[str, str] | None = None,
     ) -> None:
         self.testbed = testbed
-        self.folder = _folder(testbed.index)
+        self.folder = slurm_files.folder(testbed.index)
         self.shared = self.folder / "shared"
         self.logs = testbed.root / "slurm"
         self.env = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
@@ -74,7 +72,7 @@ class SlurmSite:
         """
         if reason := slurm_files.why_unavailable():
             raise RuntimeError(reason)
-        sweep(self.testbed.index)
+        slurm_files.sweep(self.testbed.index)
         self._owner = os.getpid()
         atexit.register(self.down)
         try:
@@ -97,15 +95,19 @@ class SlurmSite:
             return
         atexit.unregister(self.down)
         self._owner = 0
-        sweep(self.testbed.index)
+        slurm_files.sweep(self.testbed.index)
         for process in self._running.values():
             process.wait()
         self._running.clear()
 
     def detach(self) -> None:
-        """Leave it running when this process ends; `sweep` ends it."""
+        """Leave it running when this process ends; `cluster.sweep` ends it."""
         atexit.unregister(self.down)
         self._owner = 0
+
+    def describe(self) -> dict[str, object]:
+        """Paths, ready for JSON."""
+        return {"slurm_conf": self.env["SLURM_CONF"], "slurm_shared": str(self.shared), "slurm_logs": str(self.logs)}
 
     def _write_files(self) -> None:
         cache = Path(os.environ.get("GPUSCHED_TESTBED_CACHE") or Path(__file__).parents[2] / "build" / "testbed")
@@ -162,7 +164,12 @@ class SlurmSite:
         return changed
 
     def _spawn(self, name: str, command: Sequence[str]) -> None:
-        env = {**self.env, "PATH": PATH, "MYSQL_UNIX_PORT": str(self.folder / "mysql"), MARK: str(self.folder)}
+        env = {
+            **self.env,
+            "PATH": PATH,
+            "MYSQL_UNIX_PORT": str(self.folder / "mysql"),
+            slurm_files.MARK: str(self.folder),
+        }
         with (self.logs / f"{name}.out").open("ab") as log:
             self._running[name] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True, cwd="/"
@@ -324,56 +331,25 @@ class SlurmSite:
     def reset(self) -> None:
         """Undo what a test did: jobs, reservations, states of nodes, settings, files in the shared folder.
 
-        Slurm remembers no job afterwards, only the database does; new jobs have higher ids than all before.
+        Slurm starts anew and remembers no job, only the database does. Ids of new jobs begin at the next hundred
+        thousand and one.
         """
-        if self.slurmctld:
-            self.thaw_slurmctld()
-        self.start_slurmctld()
-        ids = self.run(["squeue", "-h", "-t", "all", "-o", "%A"]).stdout.split()
-        self._cancel_all()
-        self._first_job = max([self._first_job, *(int(i) + 1 for i in ids)])
-        self._end_slurmctld(signal.SIGTERM)
-        for path in (self.folder / "state").iterdir():
-            if path.name not in ("clustername", "dbd.messages"):  # the database may still miss the ends of jobs
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if self._write_conf(self._orders, self._settings):
-            for node in self.testbed.nodes:
-                self.kill_slurmd(node)
+        self._end_slurmctld(signal.SIGKILL)
+        for node in self.testbed.nodes:
+            self._end_slurm_on(node)
+        for path in (*(self.folder / "state").iterdir(), *self.folder.glob("spool-*"), *self.shared.iterdir()):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != "clustername":
+                path.unlink()
+        self._first_job += 100_000
+        self._write_conf(self._orders, self._settings)
         self.ready()
-        for path in self.shared.iterdir():
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
-    def _cancel_all(self) -> None:
-        """End all jobs, at once and not by their scripts' leave."""
-
-        def left() -> list[str]:
-            return self.run(["squeue", "-h", "-o", "%F"]).stdout.split()
-
-        if ids := sorted(set(left())):
-            self.run(
-                ["scancel", "--signal=KILL", "--full", "--state=RUNNING", *(f"--user={u}" for u in ("root",))],
-                check=False,
-            )
-            for at in range(0, len(ids), 1000):
-                self.run(["scancel", *ids[at : at + 1000]], check=False)
-        wait_until(lambda: not left(), 30, "the end of all jobs", 0.02)
-
-
-def _folder(index: int) -> Path:
-    return Path(f"/tmp/gstb{index}-slurm")
-
-
-def sweep(index: int) -> None:
-    """End a detached site, or what a killed run left of one, and remove its folder."""
-    folder = _folder(index)
-    mark = f"{MARK}={folder}".encode()
-    pids = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    pids.append(int(entry.name))
-    for pid in pids:
-        processes.send(pid, signal.SIGKILL)
-    wait_until(lambda: all(processes.state(p) in ("Z", "X", "") for p in pids), 30, f"the end of {pids}", 0.005)
-    shutil.rmtree(folder, ignore_errors=True)
+    def _end_slurm_on(self, node: TestNode) -> None:
+        """SIGKILL slurmd and all that runs jobs, and the jobs with it."""
+        stepd = [p for p in node.pids() if "slurmstepd" in "".join(processes.command_line(p)[:1])]
+        pids = [*node.slurmd_pids(), *(p for step in stepd for p in processes.tree(step))]
+        for pid in pids:
+            processes.send(pid, signal.SIGKILL)
+        wait_until(lambda: all(processes.state(p) in ("Z", "X", "") for p in pids), 30, f"jobs on {node.name}", 0.005)

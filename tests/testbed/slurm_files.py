@@ -3,11 +3,14 @@
 import fcntl
 import hashlib
 import os
+import shutil
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from tests.testbed import processes
 from tests.testbed.node import TestNode
 from tests.testbed.requirements import which
 from tests.testbed.waiting import wait_until
@@ -74,6 +77,7 @@ SETTINGS = {
 
 CPUS = {"a100": 128, "v100": 80}
 MEMORY_MIB = {"a100": 1_000_000, "v100": 500_000}
+MARK = "GPUSCHED_TESTBED_SLURM"  # in the environment of a site's daemons: its folder
 DEVICES = "/run/gpusched-testbed/dev/nvidia"
 
 # Users could name the reservation in which gpusched starts jobs.
@@ -87,6 +91,27 @@ function slurm_job_modify(job, record, parts, uid)
   return slurm.SUCCESS
 end
 """
+
+
+def folder(index: int) -> Path:
+    """The folder of the site on the testbed with this index."""
+    return Path(f"/tmp/gstb{index}-slurm")
+
+
+def sweep(index: int) -> None:
+    """End a detached site, or what a killed run left of one, and remove its folder."""
+    place = folder(index)
+    mark = f"{MARK}={place}".encode()
+    pids = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    pids.append(int(entry.name))
+    for pid in pids:
+        processes.send(pid, signal.SIGKILL)
+    wait_until(lambda: all(processes.state(p) in ("Z", "X", "") for p in pids), 30, f"the end of {pids}", 0.005)
+    shutil.rmtree(place, ignore_errors=True)
 
 
 def why_unavailable() -> str | None:
