@@ -14,7 +14,7 @@ import numpy as np
 
 from gpusched.config.policies import WEIGHTS, names_in
 from gpusched.config.weights import DEFAULT, ModelError, weights_file
-from gpusched.errors import UsageError
+from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.model.units import parse_memory_mib
 from gpusched.sim.nodelist import read_node_list
@@ -270,7 +270,7 @@ def _bound(text: str, found: ReplayPolicy | PolicySpec, scenario: Scenario, vc: 
 
 def _traces(request: Request) -> list[Trace]:
     if not request.traces:
-        return [history(request.since or "30d", request.until, vc=request.vc)]
+        return [history(request.since or "30d", request.until, vc=request.vc, inventory=request.inventory)]
     from gpusched.traces.load import load
 
     return [
@@ -279,8 +279,10 @@ def _traces(request: Request) -> list[Trace]:
     ]
 
 
-def history(since: str, until: str | None = None, *, vc: str | None = None) -> Trace:
+def history(since: str, until: str | None = None, *, vc: str | None = None, inventory: str | None = None) -> Trace:
     """This cluster's own jobs, submitted in [since, until): ``30d``, ``all``, or a time.
+
+    ``inventory``: its file, where it is not the one in force.
 
     Raises:
         NoHistory: There is no store yet, or no such job in it.
@@ -292,22 +294,33 @@ def history(since: str, until: str | None = None, *, vc: str | None = None) -> T
     from gpusched.errors import NoHistory
     from gpusched.model.units import parse_time
     from gpusched.queue.store import Reader
-    from gpusched.traces.readers.history import trace_of
+    from gpusched.traces.own import own_jobs
     from gpusched.traces.slicing import slice_trace
 
-    now, folder = time.time(), state_folder()
+    now, folder, own = time.time(), state_folder(), _own_inventory(inventory)
     reader = Reader.open(folder)
-    if reader is None:
+    if reader is None and (own is None or own.engine != "slurm"):
         raise NoHistory(f"{folder}: there is no history yet", "name a trace, or start the controller")
     try:
         end = None if until is None else parse_time(until, now)
-        trace = trace_of(reader, name=f"history of {folder}", since=parse_since(since, now), until=end)
+        trace = own_jobs(own, reader, name=f"history of {folder}", since=parse_since(since, now), until=end)
     except ValueError:
         raise UsageError(f"--until {until!r} is not a time", "say for example 2026-11-20T18:00") from None
     finally:
-        reader.close()
+        if reader is not None:
+            reader.close()
     trace = replace(trace, notes=(*trace.notes, FROM_EMPTY))
     return trace if vc is None else slice_trace(trace, vc=vc)
+
+
+def _own_inventory(named: str | None) -> Inventory | None:
+    """The inventory that says who runs the jobs; None where there is none to be read: the controller."""
+    from gpusched.config.inventory import load_inventory
+
+    try:
+        return load_inventory(named)
+    except GpuschedError:
+        return None
 
 
 def _topology(request: Request) -> Topology | None:
