@@ -116,6 +116,7 @@ class Client:
 
         if self.reader is None:
             return ()
-        trouble = self.reader.meta(INVENTORY_TROUBLE)
+        trouble, slurms = self.reader.meta(INVENTORY_TROUBLE), self.reader.slurm_trouble()
         found = [f"the controller goes on with the last good inventory: {trouble}"] if trouble else []
+        found += [slurms.line(time.time())] if slurms is not None else []
         return (*found, *(f"node {r.name} is {r.reason}" for r in self.reader.left_nodes()))

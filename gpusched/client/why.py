@@ -73,7 +73,9 @@ def _message(job: Job) -> str:
     if job.state is JobState.FAILED and job.exit_code is not None:
         return f"its command exited with code {job.exit_code}"
     return {
-        JobState.STARTING: "its container is being prepared (an image may be on its way)",
+        JobState.STARTING: "its container is being prepared (an image may be on its way)"
+        if job.slurm is None
+        else f"{job.policy or 'its policy'} decided on it; Slurm starts it",
         JobState.RUNNING: "it runs",
     }.get(job.state, "")
 

@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TypeVar
 
-import msgspec
-
 from gpusched.errors import GpuschedError
 from gpusched.model.slurm import SlurmJob, SlurmNode, SlurmPartition, SlurmReservation
 from gpusched.slurm import records
+from gpusched.slurm.jobs import WAITING_FORMAT, JobReader
 
 LIMIT_S = 10.0
 """A command that takes longer is taken for one that got no answer: slurmctld frozen, gone, or far too busy."""
@@ -30,8 +29,9 @@ ENDED_FIELDS = (
 _OWN = re.compile(r"S(LURM|QUEUE|INFO|ACCT|CONTROL|PRIO|DIAG)_")  # each user's wishes for these commands
 _T = TypeVar("_T")
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
+_SQUEUE = ("squeue", "--noheader", "--all", "--local", "--sort=i")
 _PROMPT = re.compile(r"(?:scontrol: )*")
-_DONE = "Reservation created"
+_DONE = ("Reservation created", "Reservation updated")
 
 
 class NoAnswer(GpuschedError):
@@ -46,10 +46,8 @@ class Slurm:
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
         self._limit_s = limit_s
-        # What a user writes into a name may hold any byte; what stands between fields no user can know.
-        secret = secrets.token_urlsafe(6)
-        self._between, self._behind = f"\x1f{secret}", f"\x1e{secret}"
-        self._read: dict[str, list[SlurmJob]] = {}
+        self._reader = JobReader()
+        self._mark = secrets.token_urlsafe(9)  # what is printed of a user's texts must not be taken for it
         self._counts_memory: bool | None = None
 
     def jobs(self, site_factors: bool = False) -> list[SlurmJob]:
@@ -62,20 +60,14 @@ class Slurm:
         """
         if self._counts_memory is None:
             self.config()
-        excluded = self._excluded()
+        # --array: else waiting tasks are one line with their array, also those that have become jobs of their own
+        text = self._run((*_SQUEUE, "--array", "--states=all", "--noconvert"), SQUEUE_FORMAT2=self._reader.format)
+        waiting = self._run((*_SQUEUE, "--states=pending", f"--format={WAITING_FORMAT}"))
         factors = self._site_factors() if site_factors else {}
-        wanted = [f"{field}:{self._between}" for field in records.JOB_FIELDS[:-1]]
-        text = self._run(
-            ("squeue", "--noheader", "--all", "--local", "--states=all", "--sort=i", "--noconvert"),
-            SQUEUE_FORMAT2=",".join([*wanted, f"{records.JOB_FIELDS[-1]}:{self._behind}"]),
-        )
-        read: dict[str, list[SlurmJob]] = {}
-        for record in text.split(self._behind + "\n")[:-1]:
-            raw_id = record[: record.find(self._between)]
-            key = f"{record}{excluded.get(raw_id, '')}\x1f{factors.get(raw_id, 0)}"
-            read[key] = self._read.get(key) or self._tasks(record, excluded.get(raw_id, ""), factors.get(raw_id, 0))
-        self._read = read
-        return [task for tasks in read.values() for task in tasks]
+        try:
+            return self._reader.read(text, waiting, factors, bool(self._counts_memory))
+        except ValueError as error:
+            raise _no_answer(f"squeue says what cannot be read of {error}") from None
 
     def nodes(self) -> list[SlurmNode]:
         """All nodes."""
@@ -98,7 +90,7 @@ class Slurm:
         asked = list(jobs)
         if not asked:
             return {}
-        marks = [f"{self._between[1:]}{at}" for at in range(len(asked))]
+        marks = [f"{self._mark}{at}" for at in range(len(asked))]
         lines = [f"show job {job.raw_id}\nshow hostnames {mark}\n" for job, mark in zip(asked, marks, strict=True)]
         text = self._run(("scontrol", "--details", "--oneliner"), "".join(lines), self._limit_s + 0.02 * len(asked))
         found: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -136,12 +128,15 @@ class Slurm:
         for line in lines:
             if not line.isprintable():
                 raise ValueError(f"a command of scontrol is one line: {line!r}")
-        mark = self._between[1:]
-        commands = [f"{line}\nshow hostnames {mark}{at}\n" for at, line in enumerate(lines)]
+        commands = [f"{line}\nshow hostnames {self._mark}{at}\n" for at, line in enumerate(lines)]
         text = self._run(("scontrol",), "".join(commands), self._limit_s + 0.02 * len(lines), merged=True)
         if "Unable to contact slurm controller" in text:
             raise _no_answer("scontrol update found no slurmctld")
-        return _errors(text, lines, mark)
+        return _errors(text, lines, self._mark)
+
+    def ask(self, *argv: str) -> str:
+        """What another of Slurm's commands prints."""
+        return self._run(argv)
 
     def version(self) -> tuple[int, int]:
         """Of the commands here: ``(22, 5)``."""
@@ -150,23 +145,6 @@ class Slurm:
         if not found:
             raise _no_answer(f"scontrol --version says {text.strip()!r}, which is no version of Slurm")
         return int(found[1]), int(found[2])
-
-    def _tasks(self, record: str, excluded: str, factor: int) -> list[SlurmJob]:
-        fields = record.split(self._between)
-        try:
-            job = records.job(fields, records.hosts(excluded))
-            if not self._counts_memory or factor:
-                memory_mib = job.memory_mib if self._counts_memory else None
-                job = msgspec.structs.replace(job, memory_mib=memory_mib, site_factor=factor)
-            return list(records.tasks(job))
-        except ValueError as error:
-            raise _no_answer(f"squeue says of job {fields[0]} what cannot be read: {error}") from None
-
-    def _excluded(self) -> dict[str, str]:
-        """Nodes that waiting jobs may not have; ``squeue -O`` has no field for them."""
-        text = self._run(("squeue", "--noheader", "--all", "--local", "--states=pending", "--sort=i", "--format=%A %x"))
-        pairs = (line.split(" ", 1) for line in text.splitlines())
-        return {job: nodes for job, nodes in pairs if nodes and nodes != "(null)"}
 
     def _site_factors(self) -> dict[str, int]:
         """Of jobs that wait for nodes; held ones and those that wait for others have none said."""

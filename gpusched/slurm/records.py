@@ -3,99 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 
-from gpusched.model.slurm import SlurmJob, SlurmNode, SlurmPartition, SlurmReservation
+from gpusched.model.slurm import SlurmNode, SlurmPartition, SlurmReservation
 from gpusched.slurm.hostlist import expand, numbers
 
-JOB_FIELDS = (
-    "JobID", "ArrayJobID", "ArrayTaskID", "JobArrayID", "UserName", "UserID", "Account", "QOS", "Partition", "State",
-    "Reason", "PriorityLong", "SubmitTime", "EligibleTime", "StartTime", "EndTime", "TimeLimit", "NumNodes", "NodeList",
-    "NumCPUs", "MinMemory", "NumTasks", "tres-alloc", "tres-per-job", "tres-per-node", "tres-per-socket",
-    "tres-per-task", "Sockets", "ReqNodes", "Feature", "Reservation", "Dependency", "OverSubscribe", "Requeue",
-    "RestartCnt", "Name",
-)  # fmt: skip
-"""Fields of ``squeue -O`` that `job` takes, in this order."""
-
-_NOTHING = frozenset(("", "(null)", "N/A", "None", "NONE", "Unknown", "n/a"))
+NOTHING = frozenset(("", "(null)", "N/A", "None", "NONE", "Unknown", "n/a"))
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)")
 _PAIR = re.compile(r"(?:^| )([A-Za-z_]+)=(\S*)")
-
-
-def job(fields: Sequence[str], excluded: tuple[str, ...] = ()) -> SlurmJob:
-    """One record of squeue: a job, a task of an array, or all tasks of an array that wait together (see `tasks`).
-
-    Args:
-        fields: As `JOB_FIELDS` names them.
-        excluded: Nodes that the job may not have; squeue says them elsewhere.
-
-    Raises:
-        ValueError: A field is not what Slurm is known to print.
-    """
-    (
-        raw_id, array_id, array_tasks, shown_id, user, uid, account, qos, partitions, state,
-        reason, priority, submit, eligible, start, end, limit, nodes, node_list,
-        cpus, min_memory, ntasks, tres, per_job, per_node, per_socket,
-        per_task, sockets, req_nodes, features, reservation, dependency, share, requeue,
-        restarts, name,
-    ) = fields  # fmt: skip
-    in_array = array_tasks not in _NOTHING
-    index = int(array_tasks) if array_tasks.isdecimal() else None
-    node_count = _count(nodes)
-    gpus = _gpus(tres, per_job, per_node, per_socket, per_task, node_count, _count(ntasks), _count(sockets))
-    return SlurmJob(
-        id=f"{array_id}_{array_tasks}" if in_array else shown_id if "+" in shown_id else raw_id,
-        raw_id=raw_id,
-        array_id=array_id if in_array else "",
-        array_index=index,
-        user=user,
-        uid=int(uid),
-        account=_text(account),
-        qos=_text(qos),
-        partitions=_words(partitions),
-        name=name,
-        state=state,
-        reason=reason,
-        priority=int(priority),
-        submit_time=float(submit),
-        eligible_time=_time(eligible),
-        start_time=_time(start),
-        end_time=_time(end),
-        time_limit_s=duration_s(limit),
-        nodes=node_count,
-        node_names=hosts(node_list),
-        cpus=_count(cpus),
-        memory_mib=_tres_memory_mib(tres, min_memory),
-        gpus=gpus,
-        req_nodes=hosts(req_nodes),
-        exc_nodes=excluded,
-        features=_text(features),
-        reservation=_text(reservation),
-        dependency=_text(dependency),
-        exclusive=share in ("NO", "EXCLUSIVE", "USER", "MCS"),
-        requeue=requeue != "0",
-        restarts=_count(restarts),
-    )
-
-
-def tasks(found: SlurmJob) -> Iterator[SlurmJob]:
-    """The job itself, or each task of an array whose tasks wait together; what is equal they share.
-
-    Raises:
-        ValueError: The array's list of tasks is not what Slurm is known to print.
-    """
-    if not found.array_id or found.array_index is not None:
-        yield found
-        return
-    spans, _, limit = found.id.removeprefix(f"{found.array_id}_").strip("[]").partition("%")
-    at_once = int(limit) if limit else None
-    fields = {name: getattr(found, name) for name in SlurmJob.__struct_fields__}
-    for number in numbers(spans):
-        index = int(number)
-        fields.update(id=f"{found.array_id}_{index}", array_index=index, array_limit=at_once)
-        yield SlurmJob(**fields)
 
 
 def nodes(text: str) -> list[SlurmNode]:
@@ -114,9 +31,9 @@ def nodes(text: str) -> list[SlurmNode]:
                 memory_mib=int(pairs["RealMemory"]),
                 gpus=dict(gres(pairs.get("Gres", ""))),
                 gpus_used=sum(gres(pairs.get("GresUsed", "")).values()),
-                partitions=_words(pairs.get("Partitions", "")),
-                features=_words(pairs.get("ActiveFeatures", pairs.get("AvailableFeatures", ""))),
-                version=_text(pairs.get("Version", "")),
+                partitions=words(pairs.get("Partitions", "")),
+                features=words(pairs.get("ActiveFeatures", pairs.get("AvailableFeatures", ""))),
+                version=said(pairs.get("Version", "")),
             )
         )
     return found
@@ -147,9 +64,9 @@ def reservations(text: str) -> list[SlurmReservation]:
             nodes=hosts(pairs.get("Nodes", "")),
             start_time=float(pairs["StartTime"]),
             end_time=float(pairs["EndTime"]),
-            accounts=_words(pairs.get("Accounts", "")),
-            users=_words(pairs.get("Users", "")),
-            flags=_words(pairs.get("Flags", "")),
+            accounts=words(pairs.get("Accounts", "")),
+            users=words(pairs.get("Users", "")),
+            flags=words(pairs.get("Flags", "")),
             state=pairs.get("State", ""),
         )
         for pairs in map(_pairs, _records(text, "ReservationName="))
@@ -197,7 +114,7 @@ def duration_s(text: str) -> int | None:
     Raises:
         ValueError: The text is no such time.
     """
-    if not text or text[0].isalpha() or text in _NOTHING:  # UNLIMITED, NOT_SET, NONE, Partition_Limit, INVALID
+    if not text or text[0].isalpha() or text in NOTHING:  # UNLIMITED, NOT_SET, NONE, Partition_Limit, INVALID
         return None
     days, dash, clock = text.rpartition("-")
     parts = [int(part) for part in clock.split(":")]
@@ -219,48 +136,21 @@ def gres(text: str) -> Mapping[str, int]:
     """
     found: dict[str, int] = {}
     for item in re.sub(r"\([^)]*\)", "", text).split(","):
-        words = re.split(r"[:=/]", item.strip())
-        if words[0] == "gres":
-            del words[0]
-        if not words or words[0] != "gpu":
+        parts = re.split(r"[:=/]", item.strip())
+        if parts[0] == "gres":
+            del parts[0]
+        if not parts or parts[0] != "gpu":
             continue
-        words, count = (words[:-1], _count(words[-1])) if words[-1][:1].isdigit() and len(words) > 1 else (words, 1)
-        kind = words[1] if len(words) > 1 else ""
-        if count:
-            found[kind] = found.get(kind, 0) + count
+        many = 1
+        if len(parts) > 1 and re.fullmatch(r"\d+[KM]?", parts[-1]):
+            many = count(parts.pop())
+        kind = parts[1] if len(parts) > 1 else ""
+        if many:
+            found[kind] = found.get(kind, 0) + many
     return found
 
 
-@lru_cache(8192)
-def _gpus(
-    tres: str, per_job: str, per_node: str, per_socket: str, per_task: str, nodes: int, ntasks: int, sockets: int
-) -> dict[str, int]:
-    """GPUs of the whole job by type: what Slurm counted where it counts them, else what was asked for."""
-    times = ((per_job, 1), (per_node, nodes), (per_task, ntasks), (per_socket, nodes * max(1, sockets)))
-    asked: dict[str, int] = {}
-    for text, factor in times:
-        if text not in _NOTHING and (each := gres(text)):
-            asked = {kind: count * max(1, factor) for kind, count in each.items()}
-            break  # --gpus with --gpus-per-node says the same thing twice
-    counted = dict(gres(tres))
-    total = counted.pop("", sum(counted.values()))
-    if not total:
-        return asked
-    if sum(counted.values()) == total:
-        return counted
-    if sum(asked.values()) == total:
-        return asked
-    kinds = [kind for kind in {**counted, **asked} if kind]
-    return {kinds[0] if len(kinds) == 1 else "": total}
-
-
-@lru_cache(4096)
-def _tres_memory_mib(tres: str, min_memory: str) -> int | None:
-    found = re.search(r"(?:^|,)mem=([^,]+)", tres)
-    return _bytes(found[1]) >> 20 if found else None
-
-
-def _bytes(text: str) -> int:
+def size_bytes(text: str) -> int:
     """Bytes of ``500M``, ``1.50G``, ``2000`` (MiB)."""
     found = _NUMBER.match(text)
     if not found:
@@ -268,7 +158,7 @@ def _bytes(text: str) -> int:
     return int(float(found[1]) * _UNITS[found[2] or "M"])
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
     """The number, or the least of ``2-4``; 0 where none is said (``*``, ``N/A``)."""
     if text.isdecimal():
         return int(text)
@@ -276,17 +166,20 @@ def _count(text: str) -> int:
     return int(float(found[1]) * (_UNITS.get(found[2], 1))) if found else 0
 
 
-def _time(text: str) -> float | None:
+def when(text: str) -> float | None:
+    """A time in Unix seconds; None: not said."""
     return float(text) if text.isdecimal() and text != "0" else None
 
 
-def _text(text: str) -> str:
-    return "" if text in _NOTHING else text
+def said(text: str) -> str:
+    """The text, or "" where Slurm says that there is none."""
+    return "" if text in NOTHING else text
 
 
 @lru_cache(4096)
-def _words(text: str) -> tuple[str, ...]:
-    return () if text in _NOTHING else tuple(text.split(","))
+def words(text: str) -> tuple[str, ...]:
+    """What stands between commas."""
+    return () if text in NOTHING else tuple(text.split(","))
 
 
 _MARKS = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "%": "POWERING_DOWN", "$": "MAINTENANCE"}

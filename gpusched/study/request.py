@@ -255,8 +255,7 @@ def _policies(names: Sequence[str], folders: tuple[Path, ...], sizes: bool) -> N
 
 def _registered(text: str) -> ReplayPolicy | PolicySpec:
     """The policy of a version, ``NAME@VERSION``, as in ``gpusched policy show``."""
-    from gpusched.config.inventory import find_inventory
-    from gpusched.config.paths import state_folder
+    from gpusched.config.paths import find_inventory, state_folder
     from gpusched.promotion.registry import find_policy
 
     spec = find_policy(text, find_inventory(), state_folder()).spec

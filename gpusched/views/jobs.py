@@ -10,6 +10,7 @@ import msgspec
 
 from gpusched.model.jobs import ACTIVE, Job, JobState, Resizes
 from gpusched.model.progress import JobProgress
+from gpusched.model.slurm import SlurmFacts
 from gpusched.model.units import format_duration, format_memory, iso_utc, local_time
 from gpusched.views import common
 
@@ -56,6 +57,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         warning: Why nothing moves, or "".
         fallbacks: Partition -> why its agent's fallback decides there.
         notes: What else is odd, in one line each.
+        engine: What gpusched does, where jobs are Slurm's, in one line; else "".
     """
 
     now: float
@@ -70,6 +72,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     warning: str = ""
     fallbacks: Mapping[str, str] = {}
     notes: tuple[str, ...] = ()
+    engine: str = ""
 
 
 def job_nodes(job: Job) -> list[str]:
@@ -95,7 +98,8 @@ def job_dict(
 ) -> dict[str, Any]:
     """A job as all ``--json`` screens give it. Times are UTC ISO-8601, durations seconds, unknown is None."""
     spec = job.spec
-    return {
+    more = {} if job.slurm is None else {"slurm": slurm_dict(job.slurm)}
+    return more | {
         "id": job.id,
         "name": spec.name,
         "user": job.user,
@@ -128,6 +132,26 @@ def job_dict(
         "progress": None if progress is None else _progress_dict(progress, now),
         "shared_with": partner,
         "slower": slower,
+    }
+
+
+def slurm_dict(facts: SlurmFacts) -> dict[str, Any]:
+    """What a job of Slurm has besides, as JSON."""
+    return {
+        "state": facts.state,
+        "reason": facts.reason or None,
+        "account": facts.account or None,
+        "qos": facts.qos or None,
+        "partitions": list(facts.partitions),
+        "priority": facts.priority,
+        "site_factor": facts.site_factor,
+        "restarts": facts.restarts,
+        "requeue": facts.requeue,
+        "reservation": facts.reservation or None,
+        "nodelist": list(facts.nodelist),
+        "pinned": list(facts.pinned),
+        "pinned_time": iso_utc(facts.pinned_at),
+        "gres_positions": {node: list(at) for node, at in facts.gpus.items()},
     }
 
 
@@ -237,6 +261,8 @@ def status_screen(listing: Listing, width: int) -> Group:
     from rich.text import Text
 
     parts: list[Text | Table] = [Text(head_line(listing), style="bold")]
+    if listing.engine:
+        parts.append(Text(listing.engine, style="dim"))
     if listing.warning:
         parts.append(Text(f"warning: {listing.warning}", style="bold red"))
     parts += [

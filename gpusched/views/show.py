@@ -12,6 +12,7 @@ from gpusched.model.forecast import SpreadStart
 from gpusched.model.interference import PlaceCost
 from gpusched.model.jobs import Job, JobSpec
 from gpusched.model.progress import JobProgress
+from gpusched.model.slurm import SlurmFacts
 from gpusched.model.units import format_duration, format_memory, iso_utc, local_time
 from gpusched.views import common
 from gpusched.views.jobs import (
@@ -125,8 +126,11 @@ def _fields(page: Page) -> Iterator[tuple[str, str]]:
     yield "user", job.user
     yield "partition", spec.partition + (f", flavor {spec.flavor}" if spec.flavor else "")
     yield "asked for", f"{resources_line(job)}, {format_duration(spec.time_limit_s)}"
-    yield "image", spec.image or common.UNKNOWN
-    yield "command", _command(spec.command)
+    if job.slurm is None:
+        yield "image", spec.image or common.UNKNOWN
+        yield "command", _command(spec.command)
+    else:
+        yield from _slurm(job.slurm)
     yield from _optional(job)
     if spec.elastic is not None:
         now = f"; {page.sizes.message}" if page.sizes is not None else f", now {spec.gpus}"
@@ -151,6 +155,21 @@ def _fields(page: Page) -> Iterator[tuple[str, str]]:
     yield "energy", common.energy(page.energy_j if page.energy_j is not None else job.energy_j)
     if job.policy:
         yield "decided by", f"{job.policy} {job.policy_version or ''}".strip()
+
+
+def _slurm(facts: SlurmFacts) -> Iterator[tuple[str, str]]:
+    reason = f" ({facts.reason})" if facts.reason else ""
+    factor = f", site factor {facts.site_factor}" if facts.site_factor else ""
+    yield "in Slurm", f"{facts.state}{reason}, priority {facts.priority}{factor}"
+    yield "account", facts.account + (f", qos {facts.qos}" if facts.qos else "")
+    if len(facts.partitions) > 1:
+        yield "partitions", ", ".join(facts.partitions)
+    if facts.reservation:
+        yield "reservation", facts.reservation
+    if facts.pinned:
+        yield "sent to", f"{common.compress_names(facts.pinned)}, {local_time(facts.pinned_at)}"
+    if facts.restarts or not facts.requeue:
+        yield "requeued", f"{facts.restarts} times" if facts.requeue else "never: --no-requeue"
 
 
 def _progress(page: Page) -> Iterator[tuple[str, str]]:

@@ -48,6 +48,7 @@ from gpusched.model.resources import (
     Settings,
     Sharing,
 )
+from gpusched.model.slurm import SlurmMode
 from gpusched.model.topology import Switch
 from gpusched.nightly.proof import Verdict
 from gpusched.queue.lifecycle import TRANSITIONS
@@ -354,7 +355,7 @@ def _sample_policy() -> dict[str, Any]:
     shadow = Shadow(partition="", spec=spec, since=0.0, by="")
     page = PolicyPage(
         spec=spec, path="", origin="", live=(), other_versions=(), weights={}, cards={}, shadows=(shadow,),
-        differences=(), verdicts={},
+        differences=(), verdicts={}, modes={"": SlurmMode.OBSERVE},
     )  # fmt: skip
     return page_dict_of_policy(page)
 

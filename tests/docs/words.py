@@ -562,6 +562,7 @@ JSON: dict[str, dict[str, str]] = {
         "note": "Why it is in this state, or null.",
         "fallback": "Why its fallback decides (live), or why it had no answer (shadow); null where it is well.",
         "path": "Where its file or its weights are, or null.",
+        "mode": "Under Slurm only, of live ones: `observe`, `advise` or `decide`.",
     },
     "policy-change": {
         "time": "Time.",
@@ -575,6 +576,7 @@ JSON: dict[str, dict[str, str]] = {
         "forced": "Promoted without proof.",
         "reason": "Why.",
         "verdict": "The replay that a promotion stands on, as a sentence, or null.",
+        "mode": "Under Slurm only: `observe`, `advise` or `decide` since.",
     },
     "policy-page": {
         "name": "Its name.",
@@ -591,6 +593,7 @@ JSON: dict[str, dict[str, str]] = {
         "budget_s": "Seconds one decision of its agent may take, or null.",
         "schedulers": "Schedulers of an agent that chooses nodes, each with a part of them; else null.",
         "live": "Partitions in which exactly this version is in charge.",
+        "modes": "Under Slurm only: of these, partition: `observe`, `advise` or `decide`.",
         "weights": "Partition: what decides in its weights, in words, read off them; or why they cannot be used.",
         "cards": "Partition: its training card, as in the file.",
         "shadows": "Where it is or was in the shadow; see below.",

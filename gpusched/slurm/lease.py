@@ -1,0 +1,166 @@
+"""What is asked of Slurm, as lines for one scontrol: the lease, starts on decided nodes, orders, requeues.
+
+Nothing gets into a line that is no job id, no node name and no number, so that no text of a user's can become a
+command or a field of one. The lease is a reservation that only jobs which are put into it may use: while it is renewed,
+no job starts on its nodes but those; once it is not, it ends by itself, and Slurm starts what waits. Running jobs do
+not notice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from gpusched.model.slurm import LEASE
+
+LEASE_S = 60
+"""Seconds until the lease ends by itself after its last renewal."""
+
+MAX_UPDATES = 200
+"""Of jobs, in one cycle: some tenths of a second of slurmctld's time."""
+
+_JOB = re.compile(r"[0-9]{1,10}(_[0-9]{1,10}|\+[0-9]{1,5})?")
+_NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
+_MOST_PRIORITY = (1 << 31) - 1
+
+
+def create(nodes: Collection[str], lasts_s: int = LEASE_S) -> str:
+    """The lease begins; refused while one lingers that has ended (`renew` it then)."""
+    return (
+        f"create reservation ReservationName={LEASE} Nodes={_nodes(nodes)} StartTime=now EndTime=now+{int(lasts_s)} "
+        "Accounts=root Flags=FLEX,IGNORE_JOBS,NO_HOLD_JOBS_AFTER_END"
+    )
+
+
+def renew(nodes: Collection[str] = (), lasts_s: int = LEASE_S) -> str:
+    """The lease lasts longer, on other nodes than so far where they are given; refused where there is none."""
+    other = f" Nodes={_nodes(nodes)}" if nodes else ""
+    return f"update ReservationName={LEASE} EndTime=now+{int(lasts_s)}{other}"
+
+
+def end() -> str:
+    """The lease is over in a second: at once is refused right after it was created or renewed."""
+    return f"update ReservationName={LEASE} EndTime=now+1"
+
+
+def start(job: str, nodes: Collection[str]) -> str:
+    """The job may start, on exactly these nodes; all of it or nothing, and nothing of a job that waits no more."""
+    return f"update JobId={_job(job)} ReservationName={LEASE} ReqNodeList={_nodes(nodes)}"
+
+
+def admit(job: str) -> str:
+    """The job may start on nodes that Slurm chooses, in the lease or outside it."""
+    return f"update JobId={_job(job)} ReservationName={LEASE}"
+
+
+def withdraw(job: str, nodelist: Collection[str]) -> str:
+    """Neither of these; ``nodelist``: the nodes that its user named, which it keeps. Refused once it runs."""
+    return f"update JobId={_job(job)} ReservationName= ReqNodeList={_nodes(nodelist) if nodelist else ''}"
+
+
+def requeue(job: str) -> str:
+    """A running job is ended and waits again."""
+    return f"requeue {_job(job)}"
+
+
+def begin_now(job: str) -> str:
+    """A job that waits again after its requeue need not wait two minutes; refused until it has ended on its nodes."""
+    return f"update JobId={_job(job)} StartTime=now"
+
+
+def site_factor(job: str, factor: int) -> str:
+    """What is added to its priority, under priority/multifactor."""
+    return f"update JobId={_job(job)} SiteFactor={_priority(factor)}"
+
+
+def priority(job: str, value: int) -> str:
+    """Its priority itself, under priority/basic."""
+    return f"update JobId={_job(job)} Priority={_priority(value, (1 << 32) - 3)}"
+
+
+def _job(job: str) -> str:
+    if not _JOB.fullmatch(job):
+        raise ValueError(f"{job!r} is no id of a job")
+    return job
+
+
+def _nodes(nodes: Collection[str]) -> str:
+    for node in nodes:
+        if not _NODE.fullmatch(node):
+            raise ValueError(f"{node!r} is no name of a node")
+    if not nodes:
+        raise ValueError("no nodes")
+    return ",".join(nodes)
+
+
+def _priority(value: int, most: int = _MOST_PRIORITY) -> str:
+    return str(max(0, min(int(value), most)))
+
+
+# -- the order of a queue, as priorities
+
+
+class Waiting(NamedTuple):
+    """A job that waits, in Slurm's order: larger priority first, then smaller id.
+
+    ``base``: Its priority without what we added.
+    """
+
+    id: str
+    priority: int
+    base: int
+
+    def place(self, priority: int) -> tuple[int, int, int]:
+        """Larger: sooner."""
+        job, _, task = re.split(r"[+]", self.id)[0].partition("_")
+        return priority, -int(job), -int(task or 0)
+
+
+def raised(queue: Iterable[Waiting], wanted: Sequence[str]) -> dict[str, int]:
+    """The priorities with which the wanted jobs go first, in their order, before all others of ``queue``.
+
+    Jobs that are in order already keep theirs; the others get the least that puts them before who follows them. Jobs
+    that were raised earlier and are not wanted first any more get their ``base`` back. Only what changes is given.
+    """
+    jobs = {job.id: job for job in queue}
+    first = [jobs[name] for name in dict.fromkeys(wanted) if name in jobs]
+    others = [job for name, job in jobs.items() if name not in set(wanted)]
+    back = {job.id: job.base for job in others if job.priority != job.base}
+    behind = max((job.place(job.base) for job in others), default=None)
+    if not back and _in_order([job.place(job.priority) for job in first], behind):
+        return {}
+    found = {}
+    for job in reversed(first):
+        value = job.base
+        if behind is not None and job.place(value) <= behind:
+            value = behind[0] + (job.place(behind[0]) <= behind)
+        behind = job.place(value)
+        if value != job.priority:
+            found[job.id] = value
+    return dict(reversed(found.items())) | back
+
+
+def _in_order(places: Sequence[tuple[int, int, int]], behind: tuple[int, int, int] | None) -> bool:
+    following = [*places[1:], *([behind] if behind is not None else [])]
+    return all(place > after for place, after in zip(places, following, strict=False))
+
+
+def fifo_base(queue: Mapping[str, int], changed: Collection[str]) -> dict[str, int]:
+    """Under priority/basic: job -> the priority that puts it back to where it came in.
+
+    Args:
+        queue: Job -> its priority.
+        changed: Those of which we set it. Each goes right before the next later job that is untouched, which has a
+            greater id; behind all of them, where there is none.
+    """
+    order = sorted(queue, key=lambda job: Waiting(job, 0, 0).place(0), reverse=True)
+    base: dict[str, int] = {}
+    untouched = [queue[job] for job in order if job not in changed]
+    later = max(1, min(untouched, default=2) - 1)
+    for job in reversed(order):
+        if job not in changed:
+            later = queue[job]
+        elif job in queue:
+            base[job] = later
+    return base
