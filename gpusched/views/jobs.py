@@ -98,8 +98,7 @@ def job_dict(
 ) -> dict[str, Any]:
     """A job as all ``--json`` screens give it. Times are UTC ISO-8601, durations seconds, unknown is None."""
     spec = job.spec
-    more = {} if job.slurm is None else {"slurm": slurm_dict(job.slurm)}
-    return more | {
+    return {
         "id": job.id,
         "name": spec.name,
         "user": job.user,
@@ -132,7 +131,7 @@ def job_dict(
         "progress": None if progress is None else _progress_dict(progress, now),
         "shared_with": partner,
         "slower": slower,
-    }
+    } | ({} if job.slurm is None else {"slurm": slurm_dict(job.slurm)})
 
 
 def slurm_dict(facts: SlurmFacts) -> dict[str, Any]:
@@ -361,5 +360,6 @@ def resources_line(job: Job) -> str:
     spec = job.spec
     gpus = f"{spec.gpus_per_node} GPU{'' if spec.gpus_per_node == 1 else 's'}"
     cores = f"{spec.cores_per_node} core{'' if spec.cores_per_node == 1 else 's'}"
-    parts = f"{gpus}, {cores}, {format_memory(spec.memory_mib_per_node)}"
+    counted = job.slurm is None or spec.memory_mib_per_node > 1  # Slurm says none where it does not share it out
+    parts = f"{gpus}, {cores}" + (f", {format_memory(spec.memory_mib_per_node)}" if counted else "")
     return parts if spec.nodes == 1 else f"{spec.nodes} nodes, each {parts}"
