@@ -31,6 +31,7 @@ _T = TypeVar("_T")
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 _SQUEUE = ("squeue", "--noheader", "--all", "--local", "--sort=i")
 _PROMPT = re.compile(r"(?:scontrol: )*")
+_NOBODY = ("Unable to contact slurm controller", "Unexpected message received", "Socket timed out", "Zero Bytes were")
 _DONE = ("Reservation created", "Reservation updated")
 
 
@@ -130,7 +131,7 @@ class Slurm:
                 raise ValueError(f"a command of scontrol is one line: {line!r}")
         commands = [f"{line}\nshow hostnames {self._mark}{at}\n" for at, line in enumerate(lines)]
         text = self._run(("scontrol",), "".join(commands), self._limit_s + 0.02 * len(lines), merged=True)
-        if "Unable to contact slurm controller" in text:
+        if any(words in text for words in _NOBODY):
             raise _no_answer("scontrol update found no slurmctld")
         return _errors(text, lines, self._mark)
 
@@ -174,18 +175,21 @@ class Slurm:
         except OSError as error:
             why = "is not on PATH" if isinstance(error, FileNotFoundError) else f"does not start ({error.strerror})"
             raise NoAnswer(f"{argv[0]} {why}", "run gpusched where Slurm's commands are installed") from None
+        why = ""
         try:
             out, err = process.communicate(stdin.encode(), limit_s)
         except subprocess.TimeoutExpired:
-            raise _no_answer(f"{argv[0]} got no answer from Slurm in {limit_s:.0f} s") from None
+            why = f"got no answer from Slurm in {limit_s:.0f} s"
         finally:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
+                out, err = process.communicate()
         if process.returncode and not merged:
-            told = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
-            raise _no_answer(f"{argv[0]} failed: {told[-1] if told else f'exit {process.returncode}'}")
+            why = why or f"failed (exit {process.returncode})"
+        if why:
+            told = [line.strip() for line in (err or b"").decode(errors="replace").splitlines() if line.strip()]
+            raise _no_answer(": ".join([f"{argv[0]} {why}", *told[-1:]]))
         return out.decode(errors="replace")
 
 

@@ -25,12 +25,23 @@ _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
 _MOST_PRIORITY = (1 << 31) - 1
 
 
-def create(nodes: Collection[str], lasts_s: int = LEASE_S) -> str:
-    """The lease begins; refused while one lingers that has ended (`renew` it then)."""
+def create(nodes: Collection[str], lasts_s: int = LEASE_S, enforced: bool = True) -> str:
+    """The lease begins; refused while one lingers that has ended (`renew` it then).
+
+    Every job can be put into it. That takes another wording where Slurm enforces associations (``enforced``: jobs of
+    all accounts below root) than where it does not: there a job's account has to be the very one that is named.
+    """
+    who = "Accounts=root" if enforced else "Users=-nobody"
     return (
         f"create reservation ReservationName={LEASE} Nodes={_nodes(nodes)} StartTime=now EndTime=now+{int(lasts_s)} "
-        "Accounts=root Flags=FLEX,IGNORE_JOBS,NO_HOLD_JOBS_AFTER_END"
+        f"{who} Flags=FLEX,IGNORE_JOBS,NO_HOLD_JOBS_AFTER_END"
     )
+
+
+def enforces_associations(config: Mapping[str, str]) -> bool:
+    """Whether Slurm lets only those submit whom its accounting database knows (scontrol show config)."""
+    words = set(re.split(r"[, ]+", config.get("AccountingStorageEnforce", "").lower()))
+    return not words.isdisjoint(("associations", "limits", "qos", "safe", "wckeys", "all"))
 
 
 def renew(nodes: Collection[str] = (), lasts_s: int = LEASE_S) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from gpusched.config.policies import WEIGHTS, names_in
 from gpusched.config.weights import DEFAULT, ModelError, weights_file
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.model.policy import PolicySpec
+from gpusched.model.policy import MAPPED, PolicySpec
 from gpusched.model.units import parse_memory_mib
 from gpusched.sim.nodelist import read_node_list
 from gpusched.sim.orders import folders_in_force, meaning_notes
@@ -82,6 +82,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cpus: str | None = None
     mem: str | None = None
     restart_costs: str | None = None
+    backfill_every_s: float = 0.0
     topology: str | None = None
 
 
@@ -129,6 +130,7 @@ def outcomes(request: Request, advance: Callable[[float, int], None] | None = No
             elastic_of(scenario.trace, request.resizable, request.cpus, request.mem) if policy.chooses_sizes else None,
             costs,
             network,
+            request.backfill_every_s if _backfills(request, policy) else 0.0,
         )
         for (scenario, of), (network, *_), failures in zip(
             scenarios, networks, [_failures(request, s) for s, _ in scenarios], strict=True
@@ -136,6 +138,10 @@ def outcomes(request: Request, advance: Callable[[float, int], None] | None = No
         for policy in [_bound(text, found, scenario, request.vc) for text, found in named.items()]
         for seed in of
     ]
+    if request.backfill_every_s and not any(run.backfill_every_s for run in runs):
+        raise UsageError(
+            "--backfill-every is of no use here: no order has easy or conservative backfill", "say -P fifo+conservative"
+        )
     done = 0
 
     def step(_: Run | None = None) -> None:
@@ -158,6 +164,13 @@ _DRF = (
     "drf shares between users here, and stops jobs; the policy drf gives GPUs to jobs that can be resized (--resizable)"
 )
 _OF_SPEED = "speeds in proportion to the GPUs, but where they are measured (--profiles)"
+
+
+def _backfills(request: Request, policy: ReplayPolicy) -> bool:
+    """Whether it is an order whose backfill can be told when to look."""
+    by_pass = policy.kind in ("static", "arriving", "changing") and not policy.chooses_sizes
+    placed = request.topology is not None or (request.placement or policy.placement) in MAPPED
+    return by_pass and not placed and policy.backfill in ("easy", "conservative")
 
 
 def _with_models(

@@ -15,12 +15,15 @@ from gpusched.controller.deciding import Decider
 from gpusched.controller.estimating import Estimator
 from gpusched.controller.fold import OUR_DISK, CommandApplier
 from gpusched.controller.ledger import Ledger
+from gpusched.controller.nodestate import with_news
 from gpusched.controller.planning import Reasons, isolated
 from gpusched.controller.promoting import LivePolicies, take_up
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.controller.shadowing import Shadowing
 from gpusched.controller.slurm.devices import devices_of
-from gpusched.controller.slurm.mirror import Mirror, Step, World, forgotten, told_ended, with_guesses
+from gpusched.controller.slurm.following import Mirror
+from gpusched.controller.slurm.guesses import with_guesses
+from gpusched.controller.slurm.mirror import Step, World, forgotten, told_ended
 from gpusched.controller.slurm.nodes import (
     reading_beside_slurm,
     record_beside_slurm,
@@ -162,7 +165,8 @@ class SlurmCycle:
         if told is not None:
             features = {node.name: node.features for node in told.nodes.values() if node.features}
             site = Site(inventory=self.inventory, partitions=told.partitions, features=features)
-            world = World(site=site, positions=told.positions, devices=devices_of(self.inventory, before), now=now)
+            devices = devices_of(self.inventory, told.gres_conf, told.nodes, _read_now(before, news))
+            world = World(site=site, positions=told.positions, devices=devices, now=now)
             steps = self._mirror.steps(told.jobs, world) + self._gone(told, now)
         with self._store.transaction():
             self._write(steps, active)
@@ -353,6 +357,15 @@ class SlurmCycle:
         if line not in self._said:
             self._said.add(line)
             self._say(line)
+
+
+def _read_now(records: Mapping[str, NodeRecord], news: Mapping[str, Observation]) -> dict[str, NodeRecord]:
+    """The records with what has come in just now."""
+    found = dict(records)
+    for name, read in news.items():
+        if isinstance(read.result, NodeReading) and read.result.wiring is not None:
+            found[name] = with_news(records.get(name, NodeRecord(name=name)), read.result)
+    return found
 
 
 def _has_known_gpus(job: Job) -> bool:

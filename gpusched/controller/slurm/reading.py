@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from gpusched.controller.slurm.devices import read_gres_conf
 from gpusched.controller.slurm.mirror import state_of
 from gpusched.model.jobs import ACTIVE, JobState
 from gpusched.model.slurm import SlurmJob, SlurmNode, SlurmPartition, SlurmReservation
 from gpusched.slurm.commands import Slurm
 
-PARTITIONS_S = 60.0  # partitions hardly change
+PARTITIONS_S = 60.0  # partitions and configuration hardly change
 MAX_ASKED = 5  # a job whose GPUs Slurm has not named by then has none that it could name
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What Slurm said. ``positions``: of running jobs, as in `gpusched.controller.slurm.mirror.World`."""
+    """What Slurm said.
+
+    Attributes:
+        positions: Of running jobs, as in `gpusched.controller.slurm.mirror.World`.
+        gres_conf: The text of this file; None: it is not on this machine.
+    """
 
     time: float
     jobs: tuple[SlurmJob, ...]
@@ -24,6 +31,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     partitions: dict[str, SlurmPartition]
     reservations: tuple[SlurmReservation, ...]
     positions: dict[str, Mapping[str, tuple[int, ...]]] = {}
+    gres_conf: str | None = None
 
 
 class SlurmReader:
@@ -33,6 +41,7 @@ class SlurmReader:
         self._slurm = slurm
         self._partitions: dict[str, SlurmPartition] = {}
         self._partitions_at = float("-inf")
+        self._gres_conf: str | None = None
         self._positions: dict[tuple[str, float, int], tuple[Mapping[str, tuple[int, ...]], int]] = {}
 
     def read(self, now: float, site_factors: bool) -> Told:
@@ -48,12 +57,14 @@ class SlurmReader:
         nodes = {node.name: node for node in self._slurm.nodes()}
         if not self._partitions_at <= now < self._partitions_at + PARTITIONS_S:
             self._partitions = {partition.name: partition for partition in self._slurm.partitions()}
+            named = (os.environ.get("SLURM_CONF", ""), self._slurm.config().get("SLURM_CONF", ""))
+            self._gres_conf = read_gres_conf(named)
             self._partitions_at = now
         reservations = tuple(self._slurm.reservations())
         jobs = tuple(self._slurm.jobs(site_factors))
         return Told(
             time=now, jobs=jobs, nodes=nodes, partitions=self._partitions, reservations=reservations,
-            positions=self._positions_of(jobs),
+            positions=self._positions_of(jobs), gres_conf=self._gres_conf,
         )  # fmt: skip
 
     def _positions_of(self, jobs: Iterable[SlurmJob]) -> dict[str, Mapping[str, tuple[int, ...]]]:

@@ -131,7 +131,8 @@ def trace_of(rows: Rows, name: str) -> Trace:
             "limit": rows.limit, "wait": rows.wait,
             "nodes": _amount(draft, asked, given, "node", 0, "NNodes"),
             "cores": _amount(draft, asked, given, "cpu", -1, "AllocCPUS"),
-            "memory_mib": _amount(draft, asked, given, "mem", -1),
+            # Where memory is not counted, all that a node has is in ReqTRES, and none in AllocTRES.
+            "memory_mib": _amount(draft, given, given, "mem", -1),
         },
         names={
             "user": draft.names("User", optional=True), "group": draft.names("Partition", optional=True),

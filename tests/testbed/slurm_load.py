@@ -1,0 +1,58 @@
+"""A long queue for a Slurm site: as many waiting jobs as a benchmark wants, of many shapes."""
+
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.testbed.slurm import USERS, SlurmSite
+
+GPUS = (1, 1, 1, 2, 2, 4, 8)
+MINUTES = (10, 60, 240, 720, 1440, 2880)
+
+
+def occupy(site: SlurmSite) -> list[int]:
+    """Fill all GPUs with jobs that sleep, and wait until they run; their ids."""
+    nodes = [(node.name, node.model.key.upper(), str(node.gpus)) for node in site.testbed.nodes]
+    jobs = [
+        site.sbatch("sleep 100000", "-p", part, "-w", name, f"--gpus-per-node={gpus}", "--time=2-0", "--job-name=busy")
+        for name, part, gpus in nodes
+    ]
+    for job in jobs:
+        site.wait(job, "RUNNING")
+    return jobs
+
+
+def fill(site: SlurmSite, count: int, singles: int = 2000, tasks: int = 200) -> None:
+    """Submit jobs that wait for GPUs: `singles` by themselves, the others as tasks of arrays of `tasks` each.
+
+    Four processes submit at once: some 400 submissions a second. Both users, both partitions, one or two nodes.
+    """
+    singles = min(count, singles)
+    arrays = [min(tasks, count - at) for at in range(singles, count, tasks)]
+    orders = [*([] for _ in range(singles)), *([f"--array=0-{size - 1}"] for size in arrays)]
+    shapes = list(_shapes(len(orders)))
+    by_user = {
+        user: [[*shape, *order] for shape, order in zip(shapes[i::2], orders[i::2], strict=True)]
+        for i, user in enumerate(USERS)
+    }
+    parts = [(user, lines[i::2]) for user, lines in by_user.items() for i in range(2)]
+    with ThreadPoolExecutor(len(parts)) as pool:
+        list(pool.map(lambda part: _submit(site, *part), parts))
+
+
+def _shapes(count: int) -> Iterator[list[str]]:
+    for at in range(count):
+        shape = ["-p", ("A100", "V100")[at % 3 == 2], f"--gpus-per-node={GPUS[at % 7]}", f"-c{1 + at % 4}"]
+        yield [*shape, f"--nodes={1 + (at % 11 == 0)}", f"--time={MINUTES[at % 6]}", f"--job-name=j{at}"]
+
+
+def _submit(site: SlurmSite, user: str, jobs: list[list[str]]) -> None:
+    """One shell submits them all: a process for each sbatch is dear enough."""
+    script = "".join(f"sbatch -Q -o /dev/null --wrap='sleep 600' {' '.join(words)} || exit 1\n" for words in jobs)
+    site.run(["sh"], user, input=script, timeout_s=600)
+
+
+def pending(site: SlurmSite) -> int:
+    """How many jobs wait, tasks of arrays counted each."""
+    out: subprocess.CompletedProcess[str] = site.run(["squeue", "-h", "-r", "-t", "PENDING", "-o", "%i"])
+    return out.stdout.count("\n")
