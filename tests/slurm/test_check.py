@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Mapping
 
 import pytest
+from msgspec import structs
 
 from gpusched.config.inventory import load_inventory
 from gpusched.doctor.findings import Finding
-from gpusched.doctor.slurm import examine_slurm
+from gpusched.doctor.slurm import examine_slurm, judge_positions
+from gpusched.model.readings import GpuWiring, Wiring
 from gpusched.model.slurm import SlurmMode, Trouble
 from tests.slurm.conftest import SlurmCluster
 from tests.testbed.slurm_files import OPERATOR, USERS
@@ -43,7 +45,7 @@ def examined(slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Ex
         inventory = load_inventory(slurm_cluster.inventory)
         modes: Mapping[str, SlurmMode] = {"A100": mode, "V100": SlurmMode.OBSERVE}
         found = Examined()
-        for finding in examine_slurm(inventory, slurm_cluster.state, modes, trouble, time.time()):
+        for finding in examine_slurm(inventory, slurm_cluster.state, modes, trouble, time.time())[0]:
             found.setdefault(finding.check, []).append(finding)
         return found
 
@@ -72,15 +74,6 @@ def test_who_may_do_what(slurm_cluster: SlurmCluster, examined: Examine) -> None
     assert (refused.status, refused.message) == (
         "fail", f"{user}, who runs gpusched, may look on; modes advise and decide need an Operator",
     )  # fmt: skip
-    add = f"sacctmgr -i add user {user} account=root".split()
-    slurm_cluster.site.run(add)
-    try:
-        accounts = examined(SlurmMode.DECIDE).one("accounts")
-    finally:
-        slurm_cluster.site.run(f"sacctmgr -i remove user {user} where account=root".split())
-    assert accounts.message == f"{user} may use account root, and so the lease, at will"
-    assert accounts.status == "warn"
-    assert examined(SlurmMode.DECIDE).one("accounts").status == "ok"
 
 
 def test_settings_that_stand_in_the_way(slurm_cluster: SlurmCluster, examined: Examine) -> None:
@@ -130,3 +123,29 @@ def test_slurm_that_does_not_answer(slurm_cluster: SlurmCluster) -> None:
     assert "so nothing is decided" in status
     slurm_cluster.cli("tick")
     assert "has not answered" not in slurm_cluster.cli("status").stdout
+
+
+def test_which_gpus_slurm_means_is_known(slurm_cluster: SlurmCluster, examined: Examine) -> None:
+    slurm_cluster.site.configure(orders={"dgx003": [3, 1, 2, 0, 7, 6, 5, 4]})
+    (found,) = [f for f in slurm_cluster.json("check") if f["check"] == "gres.conf"]
+    assert found["status"] == "ok"
+    assert found["message"].endswith("; dgx003 in an order of their own")
+    inventory = load_inventory(slurm_cluster.inventory)
+    seen = examine_slurm(inventory, slurm_cluster.state, {"A100": SlurmMode.OBSERVE}, None, time.time())[1]
+    assert seen is not None
+
+    def judged(gres_conf: str | None) -> dict[str, str]:
+        wiring = {"dgx001": Wiring(gpus=tuple(GpuWiring(index=i, minor=i) for i in range(8)))}
+        found = judge_positions(inventory, structs.replace(seen, gres_conf=gres_conf), wiring)
+        return {f.subject: f.message for f in found if f.status == "warn"}
+
+    assert list(judged(None)) == ["slurm"]
+    lines = [f"NodeName={node.name} Name=gpu File=/dev/nvidia[0-7]" for node in inventory.nodes]
+    assert judged("\n".join(lines)) == {}
+    assert judged("\n".join(lines[1:]))[inventory.nodes[0].name].startswith("gres.conf does not say which device files")
+    wrong = judged("\n".join(lines).replace("[0-7]", "[1-8]"))
+    assert wrong == {"dgx001": "gres.conf names /dev/nvidia8, which is none of its GPUs"}
+    assert (
+        judged("\n".join(lines).replace("[0-7]", "[0-3]"))["dgx002"]
+        == "gres.conf names 4 device files, Slurm has 8 GPUs"
+    )
