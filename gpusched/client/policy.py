@@ -102,7 +102,7 @@ def _judged(client: Client, partition: Partition, base: PolicySpec, other: Polic
 
     if client.reader is None:
         raise GpuschedError(f"{client.state}: there is no history yet", "start the controller, or say --force REASON")
-    trace = history_of(client.reader, partition.name, begin, time.time())
+    trace = history_of(client.inventory, client.reader, partition.name, begin, time.time())
     return judge(scenario_for(trace, client.inventory, partition), partition.name, base, other)
 
 

@@ -17,6 +17,7 @@ FORMATS: dict[str, str] = {  # what reads it
     "openb": "gpusched.traces.readers.openb.read",
     "acme": "gpusched.traces.readers.slurm_like.read_acme",
     "swf": "gpusched.traces.readers.swf.read",
+    "sacct": "gpusched.traces.readers.sacct.read",
     "gavel": "gpusched.traces.readers.gavel.read",
     "history": "gpusched.traces.readers.history.read",
     "gpusched": "gpusched.traces.file.read",

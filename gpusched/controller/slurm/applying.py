@@ -30,6 +30,7 @@ LEASE_TROUBLE = "slurm_lease_trouble"
 PIN_S = 30.0
 """A start that has not come about by then is withdrawn."""
 
+_RENEW_S = 10.0  # each renewal is a line in slurmctld's log, and a row in its database
 _MOST_TRIES = 2  # a job that did not start on decided nodes so often starts where Slurm wants
 _REMEMBER_S = 600.0  # of a failed start, and of a requeue of ours
 _GONE = ("no longer pending", "already finished", "Invalid job id", "already completing")
@@ -59,7 +60,6 @@ class LeaseApplier:
     def __init__(self, store: Store, slurm: Slurm, say: Callable[[str], None] = lambda text: None) -> None:
         self._store, self._slurm, self._say = store, slurm, say
         self._ordering = Ordering(store, slurm, say)
-        self._enforced: bool | None = None
         self._tries: dict[str, Tries] = {}
         self._seen: dict[str, float] = {}  # a start whose begin the store does not know, since when
 
@@ -102,18 +102,17 @@ class LeaseApplier:
                 self._slurm.update([lease.end()])
             self._note_trouble("")
             return False
+        enough = known is not None and known.end_time > told.time + lasts_s - _RENEW_S
+        if enough and known is not None and set(known.nodes) == set(leased):
+            return True
         renewed = lease.renew(() if known is not None and set(known.nodes) == set(leased) else leased, lasts_s)
-        if self._enforced is None:
-            self._enforced = lease.enforces_associations(self._slurm.config())
-        created = lease.create(leased, lasts_s, self._enforced)
+        created = lease.create(leased, lasts_s, lease.enforces_associations(self._slurm.config()))
         # One that has ended lingers for seconds: it can be renewed, and no other can be created beside it.
         why = ""
         for line in (renewed, created) if known is not None else (created, lease.renew(leased, lasts_s)):
             why = self._slurm.update([line]).get(0, "")
             if not why:
                 break
-        if why:
-            self._enforced = None  # somebody may have changed that
         self._note_trouble(why)
         return not why
 

@@ -15,12 +15,15 @@ from gpusched.controller.deciding import Decider
 from gpusched.controller.estimating import Estimator
 from gpusched.controller.fold import OUR_DISK, CommandApplier
 from gpusched.controller.ledger import Ledger
+from gpusched.controller.nodestate import with_news
 from gpusched.controller.planning import Reasons, isolated
 from gpusched.controller.promoting import LivePolicies, take_up
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.controller.shadowing import Shadowing
 from gpusched.controller.slurm.devices import devices_of
-from gpusched.controller.slurm.mirror import Mirror, Step, World, forgotten, told_ended, with_guesses
+from gpusched.controller.slurm.following import Mirror
+from gpusched.controller.slurm.guesses import with_guesses
+from gpusched.controller.slurm.mirror import Step, World, forgotten, told_ended
 from gpusched.controller.slurm.nodes import (
     reading_beside_slurm,
     record_beside_slurm,
@@ -100,6 +103,7 @@ class SlurmCycle:
         self._ledger = Ledger(store)
         self._failing: dict[str, tuple[float, str]] = {}  # nodes that cannot be read, since when, and why
         self._undecidable: set[str] = set()
+        self._modes: Mapping[str, SlurmMode] = {}
         self._said: set[str] = set()
 
     def warm_up(self) -> None:
@@ -114,6 +118,9 @@ class SlurmCycle:
         modes = live_modes(self.inventory, self._store)
         self._decider.look(*charge, now)
         self._store.set_meta("heartbeat", str(now))  # Slurm may keep us waiting
+        if modes == self._modes and not self._reader.is_due(now):
+            return
+        self._modes = modes
         askable = [node for node in self.inventory.nodes if node.transport != "none"]
         observations = self._cluster.observe(askable, patience_s)
         # Slurm is asked after the nodes: who held what until they were read is known then.
@@ -162,7 +169,8 @@ class SlurmCycle:
         if told is not None:
             features = {node.name: node.features for node in told.nodes.values() if node.features}
             site = Site(inventory=self.inventory, partitions=told.partitions, features=features)
-            world = World(site=site, positions=told.positions, devices=devices_of(self.inventory, before), now=now)
+            devices = devices_of(self.inventory, told.gres_conf, told.nodes, _read_now(before, news))
+            world = World(site=site, positions=told.positions, devices=devices, now=now)
             steps = self._mirror.steps(told.jobs, world) + self._gone(told, now)
         with self._store.transaction():
             self._write(steps, active)
@@ -353,6 +361,15 @@ class SlurmCycle:
         if line not in self._said:
             self._said.add(line)
             self._say(line)
+
+
+def _read_now(records: Mapping[str, NodeRecord], news: Mapping[str, Observation]) -> dict[str, NodeRecord]:
+    """The records with what has come in just now."""
+    found = dict(records)
+    for name, read in news.items():
+        if isinstance(read.result, NodeReading) and read.result.wiring is not None:
+            found[name] = with_news(records.get(name, NodeRecord(name=name)), read.result)
+    return found
 
 
 def _has_known_gpus(job: Job) -> bool:
