@@ -31,6 +31,7 @@ _T = TypeVar("_T")
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 _SQUEUE = ("squeue", "--noheader", "--all", "--local", "--sort=i")
 _PROMPT = re.compile(r"(?:scontrol: )*")
+_COST = re.compile(r"^\s*([A-Z_]+)\s+\(\s*\d+\)\s+count:(\d+)\s+ave_time:\d+\s+total_time:(\d+)", re.MULTILINE)
 _NOBODY = ("Unable to contact slurm controller", "Unexpected message received", "Socket timed out", "Zero Bytes were")
 _DONE = ("Reservation created", "Reservation updated")
 
@@ -106,6 +107,14 @@ class Slurm:
         found = records.config(self._run(("scontrol", "show", "config")))
         self._counts_memory = "MEMORY" in found.get("SelectTypeParameters", "").upper()
         return found
+
+    def costs(self) -> dict[str, tuple[int, float]]:
+        """What slurmctld has done since it counts: message -> how many of it came, seconds that it took for them all.
+
+        Waiting for its own locks is among them.
+        """
+        found = _COST.findall(self._run(("sdiag",)))
+        return {message: (int(count), int(total_us) / 1e6) for message, count, total_us in found}
 
     def ended(self, since: float, until: float) -> str:
         """Jobs of the accounting database that were there between the two times (Unix seconds): text of sacct.

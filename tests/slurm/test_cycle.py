@@ -147,8 +147,8 @@ def test_slurms_word_for_a_node_goes_before_ours(slurm_cluster: SlurmCluster) ->
     assert {index: found[0].container for index, found in seen.items()} == {0: f"gpusched-{job}-1-0", 1: None, 5: None}
     site.run(["scontrol", "update", "nodename=dgx001", "state=resume"])
     wait_until(lambda: site.states()["dgx001"] == "MIXED", 30, "an answer of slurmd")
-    two = site.sbatch("sleep 1000", "--gpus=7", "-p", "V100", "-w", "dgx002", "--time=10")
-    rest = site.sbatch("sleep 1000", "--gpus=7", "-w", "dgx001", "--time=10")
+    two = site.sbatch("sleep 1000", "--gpus=7", "-N1", "-p", "V100", "-w", "dgx002", "--time=10")
+    rest = site.sbatch("sleep 1000", "--gpus=7", "-N1", "-w", "dgx001", "--time=10")
     slurm_cluster.cli("tick")
     assert "5 of 8 GPUs free" in slurm_cluster.cli("why", str(two)).stdout
     assert "5 of 8 GPUs free" in slurm_cluster.cli("why", str(rest)).stdout, "a stranger has one of the other six"

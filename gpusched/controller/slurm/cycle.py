@@ -103,6 +103,7 @@ class SlurmCycle:
         self._ledger = Ledger(store)
         self._failing: dict[str, tuple[float, str]] = {}  # nodes that cannot be read, since when, and why
         self._undecidable: set[str] = set()
+        self._modes: Mapping[str, SlurmMode] = {}
         self._said: set[str] = set()
 
     def warm_up(self) -> None:
@@ -117,6 +118,9 @@ class SlurmCycle:
         modes = live_modes(self.inventory, self._store)
         self._decider.look(*charge, now)
         self._store.set_meta("heartbeat", str(now))  # Slurm may keep us waiting
+        if modes == self._modes and not self._reader.is_due(now):
+            return
+        self._modes = modes
         askable = [node for node in self.inventory.nodes if node.transport != "none"]
         observations = self._cluster.observe(askable, patience_s)
         # Slurm is asked after the nodes: who held what until they were read is known then.

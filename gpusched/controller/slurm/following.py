@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+import msgspec
+
 from gpusched.controller.slurm.mirror import Step, World, forgotten, holds_nodes, is_same, mirrored, step_of
 from gpusched.controller.slurm.requests import Site
 from gpusched.model.jobs import ENDED, Job
-from gpusched.model.slurm import SlurmJob
+from gpusched.model.slurm import SlurmJob, bar
+
+MAX_DRIFTED = 1000
+"""So many priorities and the like are taken up in a cycle: Slurm counts them all anew at once."""
 
 
 class Mirror:
@@ -25,6 +30,7 @@ class Mirror:
         self._find = find
         self._names: dict[str, str] = {}  # Slurm's id -> the store's, where that is another one
         self._seen: dict[str, tuple[SlurmJob, Mapping[str, tuple[int, ...]] | None]] = {}
+        self._later = dict(self._seen)  # what has changed and was left to a later cycle, as it was
         self._site: tuple[Site, Mapping[str, tuple[int, ...]]] | None = None
         self._open: dict[str, str] = {}  # the store's id -> Slurm's, of all that have not ended
         self._missing: dict[str, float] = {}
@@ -42,8 +48,16 @@ class Mirror:
             self._seen.clear()
         self._site = world.site, world.devices
         steps: list[Step] = []
+        self._later = {}
+        drifted = 0
         for job in jobs:
-            if self._seen.get(job.id) != (job, world.positions.get(job.id)):
+            seen = self._seen.get(job.id)
+            if seen != (job, world.positions.get(job.id)):
+                if seen is not None and _only_drifts(seen[0], job):
+                    drifted += 1
+                    if drifted > MAX_DRIFTED:
+                        self._later[job.id] = seen
+                        continue
                 try:
                     steps += self._look(job, world)
                 except Exception as error:  # what is odd about one job is not to hold up the others
@@ -92,7 +106,7 @@ class Mirror:
                 self._open[step.job.id] = slurm_id
             if step.job.id != slurm_id:
                 self._names[slurm_id] = step.job.id
-        self._seen = {job.id: (job, world.positions.get(job.id)) for job in jobs}
+        self._seen = {job.id: (job, world.positions.get(job.id)) for job in jobs} | self._later
         self._missing = {name: since for name, since in self._missing.items() if name in self._open}
 
     def missing(self, jobs: Iterable[SlurmJob], now: float) -> dict[str, float]:
@@ -100,6 +114,13 @@ class Mirror:
         named = {self._names.get(job.id, job.id) for job in jobs}
         self._missing = {name: self._missing.get(name, now) for name in self._open if name not in named}
         return dict(self._missing)
+
+
+def _only_drifts(old: SlurmJob, new: SlurmJob) -> bool:
+    """Whether nothing of a waiting job has changed but what Slurm says beside it: its priority goes up with its age."""
+    if new.state != "PENDING" or not (old.priority and new.priority) or bar(old.reason) or bar(new.reason):
+        return False
+    return msgspec.structs.replace(new, priority=old.priority, reason=old.reason) == old
 
 
 def _next(name: str) -> str:

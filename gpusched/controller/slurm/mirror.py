@@ -278,7 +278,8 @@ def _over(stored: Job | None, job: Job, now: float) -> tuple[int, float, JobStat
         assert job.slurm is not None
         asked = job.slurm.submit_time  # Slurm dates a requeue so
         end = asked if was.start_time <= asked <= now else now
-        return was.attempt, end, JobState.PENDING if job.state not in ENDED else job.state
+        requeued = job.state not in ENDED or (was.slurm is not None and job.slurm.restarts > was.slurm.restarts)
+        return was.attempt, end, JobState.PENDING if requeued else job.state
     return None
 
 
