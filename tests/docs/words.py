@@ -442,7 +442,7 @@ JSON: dict[str, dict[str, str]] = {
         "load1": "The node's load average over one minute, or null.",
         "disk_free_mib": "MiB free in the account's home, or null.",
         "clock_skew_s": "Seconds the node's clock is ahead of the controller's, or null.",
-        "source": "Where the GPU figures come from: `nvml`, `nvidia-smi`, `none`, `simulated`; `slurm`: nobody asked it.",
+        "source": "`nvml`, `nvidia-smi`, `none`, `simulated` or `slurm` (nobody asked it): whence the GPU figures are.",
         "driver_version": "Or null.",
         "runtime_error": "Why the container engine could not be asked, or null.",
         "last_seen": "Time of its last answer, or null.",
