@@ -93,7 +93,10 @@ def between(
     ran = np.where(early, np.maximum(since - rows.start, 0.0), 0.0)
     submit = np.where(early, since - 1.0, rows.submit)  # before all others
     trace = sacct.trace_of(
-        rows._replace(submit=submit, start=rows.start + ran, limit=rows.limit - ran, wait=rows.start - submit), name
+        rows._replace(
+            submit=submit, start=rows.start + ran, limit=rows.limit - ran, wait=rows.start - np.maximum(submit, since)
+        ),
+        name,
     )
     at = trace.submit + (trace.epoch or 0.0)
     first = int(np.count_nonzero(at < since))

@@ -18,6 +18,7 @@ from gpusched.views import common
 from gpusched.views.jobs import (
     elapsed_s,
     job_dict,
+    memory_is_counted,
     progress_line,
     queue_position,
     resizes_line,
@@ -141,7 +142,8 @@ def _fields(page: Page) -> Iterator[tuple[str, str]]:
         yield "placement", line
     for part in job.allocation.parts if job.allocation else ():
         gpus = common.ranges(part.gpus) or ("not known" if job.slurm and spec.gpus_per_node else "none")
-        yield "on", f"{part.node}: GPUs {gpus}, {part.cores} cores, {format_memory(part.memory_mib)}"
+        memory = f", {format_memory(part.memory_mib)}" if memory_is_counted(job) else ""
+        yield "on", f"{part.node}: GPUs {gpus}, {part.cores} cores{memory}"
     if page.shared:
         yield "shared", page.shared
     if page.place_cost is not None and page.place_cost.lines:

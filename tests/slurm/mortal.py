@@ -1,4 +1,4 @@
-"""``python -m tests.slurm.mortal controller``: a controller that is killed again and again at moments that are asked for.
+"""``python -m tests.slurm.mortal controller``: a controller that is killed again and again, when it is asked for.
 
 One process loads what a controller needs and forks controllers, one after another. Each dies by SIGKILL at its step of
 a cycle (`STEPS`), the last one lives on. What each was about to ask of Slurm is written down before, for the test to
@@ -6,7 +6,8 @@ compare with what came of it.
 
 Variables: MORTAL_FOLDER, with the files ``asked`` (a line for each start or withdrawal: time, its batch, job, nodes)
 and ``deaths`` (a line for each: the step). A file ``steps`` there names the steps of the next controllers, one each;
-without it a controller lives on, until a file ``now`` appears.
+without it a controller lives on, until a file ``now`` appears. MORTAL_LEASE_S, MORTAL_LIMIT_S: shorter limits, so
+that a test need not wait a minute for the end of the lease, or ten seconds for a frozen slurmctld.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from gpusched.slurm.commands import Slurm
 
 BATCH = tuple(f"asked {n}" for n in range(5))
 STEPS = ("began", "read", "mirrored", "decided", "renewed", *BATCH, "asking", "sent", "noting", "noted")
-"""Of one cycle. ``asked 2``: scontrol was given two starts of a batch. asking: it is at work, and goes on without us."""
+"""Of one cycle. ``asked 2``: scontrol was given two starts of a batch. asking: it is at work and goes on without us."""
 
 FOLDER = Path(os.environ.get("MORTAL_FOLDER", "/nonexistent"))
 START = re.compile(r"update JobId=(\S+) ReservationName=gpusched ReqNodeList=(\S+)")
@@ -165,6 +166,7 @@ if __name__ == "__main__":
     LeaseApplier._send = send  # type: ignore[method-assign]
     Store.append = append  # type: ignore[method-assign]
     lease.LEASE_S = int(os.environ.get("MORTAL_LEASE_S", lease.LEASE_S))
+    Slurm.__init__.__defaults__ = (float(os.environ.get("MORTAL_LIMIT_S", 10)),)  # type: ignore[misc]
     warm_up()
     sys.argv[0] = "gpusched"
     serve()
