@@ -253,7 +253,12 @@ def _rights(seen: Seen, uid: int, mode: SlurmMode) -> Iterator[Finding]:
         yield _finding("rights", "ok", f"{name} may change jobs and reservations")
     elif seen.levels is not None:
         hint = f"sacctmgr modify user {name} set adminlevel=Operator"
-        hint = hint if name in seen.levels else f"sacctmgr add user {name} account=... adminlevel=Operator"
+        hint = hint if name in seen.levels else f"sacctmgr add user {name} account=root adminlevel=Operator"
+        private = {"jobs", "reservations"} & set(seen.config.get("PrivateData", "").split(","))
+        if private:
+            said = f"PrivateData={','.join(sorted(private))}: Slurm shows {name} its own only"
+            yield _finding("rights", "fail", said, hint)
+            return
         message = f"{name}, who runs gpusched, may look on; modes advise and decide need an Operator"
         yield _before(SlurmMode.ADVISE, mode, "rights", "fail", message, hint)
 

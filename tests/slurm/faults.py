@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Sequence
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from tests.slurm.conftest import SlurmCluster
@@ -65,7 +68,12 @@ class Proofs:
 
     def wait(self, count: int, timeout_s: float = 60) -> None:
         """Wait until so many lines were written."""
-        wait_until(lambda: self.file.read_text().count("\n") >= count, timeout_s, f"{count} jobs that began")
+        try:
+            wait_until(lambda: self.file.read_text().count("\n") >= count, timeout_s, f"{count} jobs that began")
+        except TimeoutError as error:
+            error.add_note(f"{len(self.lines())} began; Slurm has")
+            error.add_note(self.site.run(["squeue", "-o", "%i %T %r %P %u %v %R %n"]).stdout)
+            raise
 
 
 class Decided:
@@ -87,6 +95,18 @@ class Decided:
         self.cluster.start_controller(nodes=False, program=("-m", "tests.slurm.mortal"), **self._env)
         self.cluster.cli("policy", "promote", "easy", "--mode", "decide", "--force", "a test")
         self.wait_lease()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The controller stands still."""
+        with self.cluster.reader() as reader:
+            assert reader is not None
+            pid = int(reader.meta("controller_pid") or 0)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     def wait_lease(self) -> None:
         """Wait until there is a lease over all nodes."""

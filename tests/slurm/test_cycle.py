@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpusched.controller.slurm.cycle import TROUBLE
-from gpusched.model.jobs import JobState
+from gpusched.model.jobs import ENDED, JobState
 from tests.slurm.conftest import SlurmCluster
 from tests.testbed import wait_until
 
@@ -184,8 +184,15 @@ def test_what_slurmctld_has_forgotten_its_accounting_tells(slurm_cluster: SlurmC
     site.wait(ran, "RUNNING")
     slurm_cluster.cli("tick")
     before = job_of(slurm_cluster, ran)
+    told = ["sacct", "-n", "-X", "-o", "JobID,State", "-j", f"{ran},{waits}"]
+    wait_until(lambda: "RUNNING" in (out := site.run(told).stdout) and "PENDING" in out, 30, "slurmdbd to know them")
     site.reset()
-    slurm_cluster.cli("tick")
+
+    def ended_after_a_tick() -> bool:
+        slurm_cluster.cli("tick")
+        return all(job_of(slurm_cluster, one).state in ENDED for one in (ran, waits))
+
+    wait_until(ended_after_a_tick, 50, "their ends")
     ended = job_of(slurm_cluster, ran)
     assert (ended.state, ended.start_time) == (JobState.CANCELLED, before.start_time)
     assert ended.reason == ""

@@ -19,7 +19,7 @@ ONE_PASS_S = 1.0
 
 
 def shapes(count: int, seed: int) -> list[tuple[str, str, str]]:
-    """Short jobs of both users in both partitions, of 1 to 16 GPUs on one or two nodes."""
+    """Short jobs of both users in both partitions, of 1 to 8 GPUs on one or two nodes."""
     drawn = random.Random(seed)
     jobs = []
     for at in range(count):
@@ -56,7 +56,8 @@ def test_200_jobs_run_once_each_where_and_in_the_order_that_was_decided(slurm_cl
     site.configure(AccountingStorageEnforce="associations,limits")
     decided, proofs = Decided(slurm_cluster, limit_s=2), Proofs(site)
     decided.start()
-    plain = proofs.submit(shapes(156, seed=1))
+    long = proofs.submit([(user, "-p A100 -w dgx001 --gpus-per-node=1", "while [ ! -e go ]; do sleep 0.1; done")])
+    array = proofs.submit([(user, "-p A100 --array=0-23%4 --gpus-per-node=1", SLEEP)])[0]
     named = proofs.submit([(user, "-p A100 -w dgx003 --gpus-per-node=1", SLEEP)] * 5)
     held = proofs.submit([(user, "-p V100 --hold --gpus-per-node=2", SLEEP)] * 3)
     limited = proofs.submit([(other, "-p V100 -A small --gpus-per-node=1", SLEEP)] * 8)
@@ -64,9 +65,9 @@ def test_200_jobs_run_once_each_where_and_in_the_order_that_was_decided(slurm_cl
     for _ in range(4):
         after = f"--dependency=afterok:{chain[-1]}" if chain else ""
         chain += proofs.submit([(other, f"-p A100 {after} --gpus-per-node=1", SLEEP)])
-    array = proofs.submit([(user, "-p A100 --array=0-23%4 --gpus-per-node=1", SLEEP)])[0]
+    plain = proofs.submit(shapes(155, seed=1))
     tasks = [f"{array}_{index}" for index in range(24)]
-    jobs = [*plain, *named, *held, *limited, *chain, *tasks]
+    jobs = [*long, *plain, *named, *held, *limited, *chain, *tasks]
     assert len(jobs) == 200
 
     site.run(["scontrol", "update", "NodeName=dgx004", "State=DRAIN", "Reason=by hand"])
@@ -82,10 +83,15 @@ def test_200_jobs_run_once_each_where_and_in_the_order_that_was_decided(slurm_cl
     site.run(["scontrol", "update", "NodeName=dgx004", "State=RESUME"])
     for job in held:
         site.run(["scontrol", "release", job], user)
-    site.wait_saved(held[0])  # what slurmctld has not saved it forgets, whoever decides
-    site.kill_slurmctld()
+    with decided.paused():  # what slurmctld has not saved it forgets, whoever decides
+        wait_until(lambda: site.running() == [int(long[0])], 30, "the end of short jobs")
+        site.wait_saved(long[0])
+        said = slurm_cluster.controller_log.count("nothing is decided until")
+        site.kill_slurmctld()
+    wait_until(lambda: slurm_cluster.controller_log.count("nothing is decided until") > said, 30, "no answer")
     site.start_slurmctld()
     proofs.wait(len(jobs), 90)
+    (site.shared / "go").touch()
 
     lines = {line.job: line for line in proofs.lines()}
     assert sorted(line.job for line in proofs.lines()) == sorted(jobs), "each once"

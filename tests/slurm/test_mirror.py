@@ -265,8 +265,8 @@ def test_one_odd_job_does_not_hold_up_the_others() -> None:
 def test_jobs_that_slurm_names_no_more_are_missing_until_it_is_known_how_they_ended() -> None:
     kept = Kept()
     kept.look(running(), job(id="8"))
-    assert kept.mirror.missing([], T + 200) == {"7": T + 200, "8": T + 200}
-    assert kept.mirror.missing([job(id="8")], T + 205) == {"7": T + 200}
+    assert kept.mirror.missing([], T + 195, T + 200) == {"7": (T + 195, T + 200), "8": (T + 195, T + 200)}
+    assert kept.mirror.missing([job(id="8")], T + 200, T + 205) == {"7": (T + 195, T + 200)}
     kept.keep([told_ended(kept.jobs["7"], "TIMEOUT", T + 10, T + 50)])
     assert kept.runs["7", 1] == [T + 10, T + 50, JobState.TIMEOUT]
     kept.keep([told_ended(kept.jobs["8"], "COMPLETED", T + 20, T + 60)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,25 +16,35 @@ MAX_DRIFTED = 1000
 """So many priorities and the like are taken up in a cycle: Slurm counts them all anew at once."""
 
 
+class Missing(NamedTuple):
+    """A job that Slurm names no more: when it last did, at the earliest, and since when it does not (Unix seconds)."""
+
+    named_at: float
+    since: float
+
+
 class Mirror:
     """Remembers what was mirrored last, and which of Slurm's jobs is which of the store's.
 
     Args:
         find: The stored job with an id.
         unended: The stored jobs that have not ended.
+        missing: Of these, those that Slurm did not name last time (see there).
 
     Attributes:
         troubles: Slurm's id -> why a job of it could not be mirrored.
     """
 
-    def __init__(self, find: Callable[[str], Job | None], unended: Iterable[Job]) -> None:
+    def __init__(
+        self, find: Callable[[str], Job | None], unended: Iterable[Job], missing: Mapping[str, Missing] = {}
+    ) -> None:
         self._find = find
         self._names: dict[str, str] = {}  # Slurm's id -> the store's, where that is another one
         self._seen: dict[str, tuple[SlurmJob, Mapping[str, tuple[int, ...]] | None]] = {}
         self._later = dict(self._seen)  # what has changed and was left to a later cycle, as it was
         self._site: tuple[Site, Mapping[str, tuple[int, ...]]] | None = None
         self._open: dict[str, str] = {}  # the store's id -> Slurm's, of all that have not ended
-        self._missing: dict[str, float] = {}
+        self._missing = dict(missing)
         self.troubles: dict[str, str] = {}
         for job in unended:
             if job.slurm is not None:
@@ -109,10 +120,11 @@ class Mirror:
         self._seen = {job.id: (job, world.positions.get(job.id)) for job in jobs} | self._later
         self._missing = {name: since for name, since in self._missing.items() if name in self._open}
 
-    def missing(self, jobs: Iterable[SlurmJob], now: float) -> dict[str, float]:
-        """The store's ids of jobs that have not ended and that Slurm does not name, and since when."""
+    def missing(self, jobs: Iterable[SlurmJob], named_at: float, now: float) -> dict[str, Missing]:
+        """By the store's ids: jobs that have not ended and that Slurm, last asked at ``named_at``, names no more."""
         named = {self._names.get(job.id, job.id) for job in jobs}
-        self._missing = {name: self._missing.get(name, now) for name in self._open if name not in named}
+        first = Missing(named_at, now)
+        self._missing = {name: self._missing.get(name, first) for name in self._open if name not in named}
         return dict(self._missing)
 
 
