@@ -51,6 +51,7 @@ class Slurm:
         self._reader = JobReader()
         self._mark = secrets.token_urlsafe(9)  # what is printed of a user's texts must not be taken for it
         self._counts_memory: bool | None = None
+        self._has_factors = False
 
     def jobs(self, site_factors: bool = False) -> list[SlurmJob]:
         """Jobs that wait and run, and those that ended and Slurm still remembers; each task of an array by itself.
@@ -65,7 +66,7 @@ class Slurm:
         # --array: else waiting tasks are one line with their array, also those that have become jobs of their own
         text = self._run((*_SQUEUE, "--array", "--states=all", "--noconvert"), SQUEUE_FORMAT2=self._reader.format)
         waiting = self._run((*_SQUEUE, "--states=pending", f"--format={WAITING_FORMAT}"))
-        factors = self._site_factors() if site_factors else {}
+        factors = self._site_factors() if site_factors and self._has_factors else {}
         try:
             return self._reader.read(text, waiting, factors, bool(self._counts_memory))
         except ValueError as error:
@@ -94,7 +95,8 @@ class Slurm:
             return {}
         marks = [f"{self._mark}{at}" for at in range(len(asked))]
         lines = [f"show job {job.raw_id}\nshow hostnames {mark}\n" for job, mark in zip(asked, marks, strict=True)]
-        text = self._run(("scontrol", "--details", "--oneliner"), "".join(lines), self._limit_s + 0.02 * len(asked))
+        limit_s = self._limit_s + 0.02 * len(asked)
+        text = self._run(("scontrol", "--details", "--oneliner"), "".join(lines), limit_s, merged=True)
         found: dict[str, dict[str, tuple[int, ...]]] = {}
         for job, mark in zip(asked, marks, strict=True):
             record, _, text = text.partition(f"\n{mark}\n")
@@ -106,6 +108,7 @@ class Slurm:
         """Settings as slurmctld has them, by their names in slurm.conf."""
         found = records.config(self._run(("scontrol", "show", "config")))
         self._counts_memory = "MEMORY" in found.get("SelectTypeParameters", "").upper()
+        self._has_factors = found.get("PriorityType") == "priority/multifactor"  # sprio knows no other
         return found
 
     def costs(self) -> dict[str, tuple[int, float]]:
@@ -140,9 +143,10 @@ class Slurm:
                 raise ValueError(f"a command of scontrol is one line: {line!r}")
         commands = [f"{line}\nshow hostnames {self._mark}{at}\n" for at, line in enumerate(lines)]
         text = self._run(("scontrol",), "".join(commands), self._limit_s + 0.02 * len(lines), merged=True)
-        if any(words in text for words in _NOBODY):
-            raise _no_answer("scontrol update found no slurmctld")
-        return _errors(text, lines, self._mark)
+        errors = _errors(text, lines, self._mark)
+        if any(words in error for error in errors.values() for words in _NOBODY):
+            raise _no_answer("scontrol found no slurmctld to update")
+        return errors
 
     def ask(self, *argv: str) -> str:
         """What another of Slurm's commands prints."""
