@@ -51,6 +51,7 @@ class Slurm:
         self._reader = JobReader()
         self._mark = secrets.token_urlsafe(9)  # what is printed of a user's texts must not be taken for it
         self._counts_memory: bool | None = None
+        self._has_factors = False
 
     def jobs(self, site_factors: bool = False) -> list[SlurmJob]:
         """Jobs that wait and run, and those that ended and Slurm still remembers; each task of an array by itself.
@@ -65,7 +66,7 @@ class Slurm:
         # --array: else waiting tasks are one line with their array, also those that have become jobs of their own
         text = self._run((*_SQUEUE, "--array", "--states=all", "--noconvert"), SQUEUE_FORMAT2=self._reader.format)
         waiting = self._run((*_SQUEUE, "--states=pending", f"--format={WAITING_FORMAT}"))
-        factors = self._site_factors() if site_factors else {}
+        factors = self._site_factors() if site_factors and self._has_factors else {}
         try:
             return self._reader.read(text, waiting, factors, bool(self._counts_memory))
         except ValueError as error:
@@ -106,6 +107,7 @@ class Slurm:
         """Settings as slurmctld has them, by their names in slurm.conf."""
         found = records.config(self._run(("scontrol", "show", "config")))
         self._counts_memory = "MEMORY" in found.get("SelectTypeParameters", "").upper()
+        self._has_factors = found.get("PriorityType") == "priority/multifactor"  # sprio knows no other
         return found
 
     def costs(self) -> dict[str, tuple[int, float]]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpusched.controller.slurm.cycle import Decided
+from gpusched.controller.slurm.mirror import NOT_YET, is_pinned
 from gpusched.controller.slurm.ordering import Ordering
 from gpusched.controller.slurm.reading import Told
 from gpusched.model.events import Event
@@ -34,7 +35,6 @@ _RENEW_S = 10.0  # each renewal is a line in slurmctld's log, and a row in its d
 _MOST_TRIES = 2  # a job that did not start on decided nodes so often starts where Slurm wants
 _REMEMBER_S = 600.0  # of a failed start, and of a requeue of ours
 _GONE = ("no longer pending", "already finished", "Invalid job id", "already completing")
-_NOT_YET = ("JobHeld", "BeginTime", "Dependency")
 
 
 class Ask(NamedTuple):
@@ -132,7 +132,7 @@ class LeaseApplier:
                 continue
             stored = queue.stored(job)
             facts = stored.slurm if stored is not None else None
-            own = facts.nodelist if facts is not None else ()
+            own = facts.nodelist if facts is not None else job.req_nodes
             if job.reservation != LEASE:
                 # Slurm has ended the lease: it took the reservation off the job, and left it our nodes.
                 if facts is not None and facts.pinned:
@@ -146,6 +146,8 @@ class LeaseApplier:
                 keep = theirs and not late and set(job.req_nodes) <= set(leased)
                 if late and theirs:
                     self._tried(job.id, now, job.reason)
+            elif len(job.req_nodes) >= max(1, job.nodes) and theirs:
+                keep = False  # it does not start now: held since, or requeued
             else:
                 own = job.req_nodes
                 keep = bool(leased) and (not theirs or bool(self._left(job)))
@@ -230,7 +232,7 @@ class LeaseApplier:
         reasons: dict[str, Reason] = {}
         asks: list[Ask] = []
         for job in queue.waiting.values():
-            if job.reservation or job.priority == 0 or bar(job.reason) or job.reason.startswith(_NOT_YET):
+            if job.reservation or job.priority == 0 or bar(job.reason) or job.reason.startswith(NOT_YET):
                 continue
             name = queue.name(job)
             mine = deciding & set(job.partitions)
@@ -328,11 +330,6 @@ class _Queue:
 def slurm_id(name: str) -> str:
     """Slurm's own id of a job of the store."""
     return name.partition("~")[0]
-
-
-def is_pinned(job: SlurmJob) -> bool:
-    """Whether a job that waits was asked to start, on nodes that were decided for all of it."""
-    return job.reservation == LEASE and len(job.req_nodes) >= max(1, job.nodes)
 
 
 def why_left(job: SlurmJob) -> str:

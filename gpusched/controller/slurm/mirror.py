@@ -49,6 +49,9 @@ _STATES = {
     "RECONFIG_FAIL": JobState.NODE_FAIL,
     "PREEMPTED": JobState.PREEMPTED,
 }
+NOT_YET = ("JobHeld", "BeginTime", "Dependency")
+"""Beginnings of Slurm's reasons by which a job itself does not start now."""
+
 _HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 
 
@@ -83,11 +86,17 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     ended: tuple[int, float, JobState] | None = None
 
 
+def is_pinned(job: SlurmJob) -> bool:
+    """Whether a job that waits was asked to start on nodes for all of it, and may: one that was requeued keeps them."""
+    asked = job.state == "PENDING" and job.reservation == LEASE and len(job.req_nodes) >= max(1, job.nodes)
+    return asked and not job.reason.startswith(NOT_YET)
+
+
 def state_of(job: SlurmJob) -> JobState:
     """The state in our words; one that is not known counts as waiting while it has no nodes, else as running."""
     if job.state == "DEADLINE" and not job.node_names:
         return JobState.CANCELLED
-    if job.state == "PENDING" and job.reservation == LEASE and len(job.req_nodes) >= max(1, job.nodes):
+    if is_pinned(job):
         return JobState.STARTING
     return _STATES.get(job.state, JobState.RUNNING if job.node_names else JobState.PENDING)
 
