@@ -170,3 +170,10 @@ _OWN_STAGE = ("JobHeldUser", "JobHeldAdmin", "BeginTime")  # a job's own fields 
 def bar(reason: str) -> str:
     """Slurm's reason where by it the job may not start whatever is free, else ""."""
     return "" if not reason or reason.startswith((*_NO_BAR, *_OWN_STAGE)) else reason
+
+
+def barred(job: SlurmFacts) -> str:
+    """Why a waiting job may not start whatever is free, as far as Slurm sees to it; "": it may."""
+    if job.reservation not in ("", LEASE):
+        return f"Reservation {job.reservation}"
+    return bar(job.reason)

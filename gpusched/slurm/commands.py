@@ -95,7 +95,8 @@ class Slurm:
             return {}
         marks = [f"{self._mark}{at}" for at in range(len(asked))]
         lines = [f"show job {job.raw_id}\nshow hostnames {mark}\n" for job, mark in zip(asked, marks, strict=True)]
-        text = self._run(("scontrol", "--details", "--oneliner"), "".join(lines), self._limit_s + 0.02 * len(asked))
+        limit_s = self._limit_s + 0.02 * len(asked)
+        text = self._run(("scontrol", "--details", "--oneliner"), "".join(lines), limit_s, merged=True)
         found: dict[str, dict[str, tuple[int, ...]]] = {}
         for job, mark in zip(asked, marks, strict=True):
             record, _, text = text.partition(f"\n{mark}\n")
@@ -142,9 +143,10 @@ class Slurm:
                 raise ValueError(f"a command of scontrol is one line: {line!r}")
         commands = [f"{line}\nshow hostnames {self._mark}{at}\n" for at, line in enumerate(lines)]
         text = self._run(("scontrol",), "".join(commands), self._limit_s + 0.02 * len(lines), merged=True)
-        if any(words in text for words in _NOBODY):
-            raise _no_answer("scontrol update found no slurmctld")
-        return _errors(text, lines, self._mark)
+        errors = _errors(text, lines, self._mark)
+        if any(words in error for error in errors.values() for words in _NOBODY):
+            raise _no_answer("scontrol found no slurmctld to update")
+        return errors
 
     def ask(self, *argv: str) -> str:
         """What another of Slurm's commands prints."""

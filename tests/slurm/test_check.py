@@ -78,8 +78,9 @@ def test_who_may_do_what(slurm_cluster: SlurmCluster, examined: Examine) -> None
 
 def test_settings_that_stand_in_the_way(slurm_cluster: SlurmCluster, examined: Examine) -> None:
     slurm_cluster.site.configure(
-        AccountingStorageTRES="", SchedulerParameters="", PriorityType="priority/basic", JobSubmitPlugins="lua"
-    )
+        AccountingStorageTRES="", SchedulerParameters="", PriorityType="priority/basic", JobSubmitPlugins="lua",
+        PrivateData="jobs",
+    )  # fmt: skip
     found = examined(SlurmMode.DECIDE)
     assert found.wrong == {"gpus in tres", "priority", "scheduler"}
     assert "AccountingStorageTRES=gres/gpu" in found.one("gpus in tres").hint
@@ -88,6 +89,8 @@ def test_settings_that_stand_in_the_way(slurm_cluster: SlurmCluster, examined: E
     )
     assert "batch_sched_delay=0,sched_interval=5,bf_interval=5" in found.one("scheduler").hint
     assert "in place of SiteFactor" in found.one("priority").message
+    blind = examined(user=USERS[0]).one("rights")
+    assert (blind.status, blind.message[:16]) == ("fail", "PrivateData=jobs")
     assert examined().wrong == {"gpus in tres"}  # what only other modes need is no fault
 
 

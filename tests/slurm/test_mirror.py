@@ -19,7 +19,7 @@ from gpusched.controller.slurm.requests import NO_LIMIT_S, Site, request_of
 from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
 from gpusched.model.readings import GpuWiring, Wiring
 from gpusched.model.resources import Inventory, Node, Partition, RuntimeName
-from gpusched.model.slurm import LEASE, SlurmJob, SlurmPartition
+from gpusched.model.slurm import LEASE, SlurmFacts, SlurmJob, SlurmPartition, barred
 
 T = 1_800_000_000.0
 
@@ -201,6 +201,19 @@ def test_a_begin_time_and_a_dependency_keep_a_job_waiting() -> None:
     facts = kept.jobs["8"].slurm
     assert facts is not None
     assert facts.reason == "Dependency"
+
+
+@pytest.mark.parametrize(
+    ("reason", "reservation", "why"),
+    [
+        ("Resources", "", ""), ("BeginTime", "", ""), ("Priority", LEASE, ""), ("Resources", "maint", "maint"),
+        ("QOSMaxGRESPerUser", "", "QOSMaxGRESPerUser"), ("JobArrayTaskLimit", "", "JobArrayTaskLimit"),
+    ],
+)  # fmt: skip
+def test_what_slurm_does_not_let_start_is_left_to_it(reason: str, reservation: str, why: str) -> None:
+    facts = SlurmFacts(reason=reason, reservation=reservation)
+    assert why in barred(facts)
+    assert bool(barred(facts)) == bool(why)
 
 
 # -- attempts and ids --------------------------------------------------------------------------------------------
