@@ -118,6 +118,7 @@ class Client:
 
     def notes(self) -> tuple[str, ...]:
         """What else is odd: an inventory that is not in force, nodes that left it with jobs on them."""
+        from gpusched.model.slurm import LEASE_TROUBLE
         from gpusched.queue.store import INVENTORY_TROUBLE
 
         if self.reader is None:
@@ -125,4 +126,6 @@ class Client:
         trouble, slurms = self.reader.meta(INVENTORY_TROUBLE), self.reader.slurm_trouble()
         found = [f"the controller goes on with the last good inventory: {trouble}"] if trouble else []
         found += [slurms.line(time.time())] if slurms is not None else []
+        lease = self.reader.meta(LEASE_TROUBLE)
+        found += [lease] if lease else []
         return (*found, *(f"node {r.name} is {r.reason}" for r in self.reader.left_nodes()))

@@ -31,6 +31,9 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
         return f"Slurm has not answered since {local_clock(self.since, now)}, so nothing is decided: {self.why}"
 
 
+LEASE_TROUBLE = "slurm_lease_trouble"
+"""Meta: why there is no lease though a partition's mode is decide, as a sentence; "": there is, or none is wanted."""
+
 TROUBLE = "slurm_trouble"
 """Meta of the store: a `Trouble` as JSON; "": it answers."""
 
