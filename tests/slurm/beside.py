@@ -69,6 +69,7 @@ class Beside:
             self.store, self.cluster.state, inventory, load_policies(inventory), cast(Cluster, NoNodes()),
             lambda: time.time() + self.later, self.said.append, self.slurm, self.applier,
         )  # fmt: skip
+        self.cycle.inbox.create()
 
     def run(self, *plan: Action, later: float = 0.0) -> list[str]:
         """One cycle; what it asked of Slurm but for the lease. ``plan``: in place of the policy's."""

@@ -182,7 +182,7 @@ def test_nobody_is_stuck_on_leased_nodes(beside: Beside) -> None:
         "#!/bin/sh\n#SBATCH --gpus-per-node=1 -p A100\n#SBATCH hetjob\n#SBATCH --gpus-per-node=2 -p A100\nsleep 9"
     )
     where = site.sbatch("sleep 1000", "--gpus-per-node=2", "-p", "A100,V100")
-    asked = beside.run()
+    asked = beside.run(start(str(some), "dgx001", "dgx003"), start(f"{parts}+0", "dgx001"), start(str(where), "dgx003"))
     assert f"update JobId={some} ReservationName=gpusched" in asked
     assert f"update JobId={other} ReservationName=gpusched" in asked
     assert [line for line in asked if f"JobId={parts}+" in line] == [
