@@ -112,6 +112,11 @@ class Decided:
         """Wait until there is a lease over all nodes."""
         wait_until(lambda: "Nodes=dgx[001-004]" in self.lease(), 30, "the lease")
 
+    def going(self) -> list[str]:
+        """Slurm's ids of jobs that run, and of those that it was asked to start."""
+        rows = [row.split() for row in self.site.run(["squeue", "-h", "-o", "%A %T %v"]).stdout.splitlines()]
+        return sorted(job for job, state, lease in rows if state != "PENDING" or lease == "gpusched")
+
     def lease(self) -> str:
         """The lease as scontrol shows it, or ""."""
         text = self.site.run(["scontrol", "-o", "show", "reservation"]).stdout

@@ -300,11 +300,6 @@ class SlurmSite:
         done = self.run(["scontrol", "-o", "show", "job", str(job)], check=False)
         return next((w.partition("=")[2] for w in done.stdout.split() if w.startswith("JobState=")), "")
 
-    def running(self) -> list[int]:
-        """Ids of the jobs that run, or end just now."""
-        out = self.run(["squeue", "-h", "-t", "RUNNING,COMPLETING", "-o", "%A"]).stdout
-        return sorted(map(int, out.split()))
-
     def wait(self, job: int | str, *states: str, timeout_s: float = 30) -> str:
         """Wait until a job is in one of these states (default: COMPLETED), and return it.
 

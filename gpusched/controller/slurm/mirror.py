@@ -142,7 +142,7 @@ def mirrored(job: SlurmJob, stored: Job | None, store_id: str, world: World) -> 
         "exit_code": job.exit_code if state in ENDED else None,
         "attempt": job.restarts + (started or state is JobState.STARTING),
         "held_by": ("admin" if job.reason == "JobHeldAdmin" else "user") if _waits(state) and held else "",
-        "ending": _ending(job, stored, world.now) if state is JobState.COMPLETING else None,
+        "ending": _ending(job, world.now) if state is JobState.COMPLETING else None,
         "slurm": SlurmFacts(
             state=job.state,
             reason="" if reason == "None" else reason,
@@ -184,10 +184,8 @@ def _waits(state: JobState) -> bool:
     return state in (JobState.PENDING, JobState.STARTING)
 
 
-def _ending(job: SlurmJob, stored: Job | None, now: float) -> Ending:
+def _ending(job: SlurmJob, now: float) -> Ending:
     """By it what waits for its nodes can be told when; how it ends Slurm says when it has."""
-    if stored is not None and stored.state is JobState.COMPLETING and stored.ending is not None:
-        return stored.ending
     return Ending(outcome=JobState.COMPLETED, reason="", kill_at=(job.end_time or now) + COMPLETING_S)
 
 
