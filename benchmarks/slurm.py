@@ -150,18 +150,19 @@ def of(service: Service) -> SlurmCycle:
 
 
 class Watch:
-    """Seconds that a method took since `clear`, and when it returned last."""
+    """Seconds that a method took, of them on the CPU (in this process), and when it returned last (Unix seconds)."""
 
     def __init__(self, owner: Any, name: str) -> None:
-        self.took, self.ended = 0.0, 0.0
+        self.took, self.cpu, self.ended = 0.0, 0.0, 0.0
         self._work = getattr(owner, name)
         setattr(owner, name, self._watched)
 
     def _watched(self, *given: Any, **named: Any) -> Any:
-        begin = time.perf_counter()
+        begin, cpu = time.perf_counter(), time.process_time()
         try:
             return self._work(*given, **named)
         finally:
+            self.cpu += time.process_time() - cpu
             self.took += time.perf_counter() - begin
             self.ended = time.time()
 
@@ -211,12 +212,13 @@ def share(site: SlurmSite, service: Service, lasts_s: float) -> dict[str, object
     }  # fmt: skip
 
 
-def starts(site: SlurmSite, service: Service, rounds: int) -> dict[str, object]:
+def starts(site: SlurmSite, service: Service, rounds: int) -> dict[str, Any]:
     """From the plan to the first line of a job's script, in mode decide."""
     cycle = of(service)
     for partition in ("A100", "V100"):
         words = ["policy", "promote", "easy", "-p", partition, "--mode", "decide", "--force", "benchmark"]
         subprocess.run([sys.executable, "-m", "gpusched", *words], check=True, stdout=subprocess.DEVNULL)
+    service.run(5.0)  # takes the lease: else Slurm starts what waits
     decided = Watch(cycle, "_decide")
     asked: dict[str, float] = {}
     update = cycle._slurm.update

@@ -1,0 +1,105 @@
+"""Slurm's history replayed: from a file of sacct and from slurmdbd, and how well it foretells Slurm's own starts."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.slurm.conftest import SlurmCluster
+from tests.testbed.slurm import SlurmSite
+from tests.testbed.waiting import wait_until
+
+FIELDS = (
+    "JobIDRaw,JobID,User,Partition,Submit,Eligible,Start,End,TimelimitRaw,AllocTRES,ReqTRES,State,NNodes,AllocCPUS,"
+    "Suspended,NodeList"
+)
+
+
+def sacct(site: SlurmSite, begin: float) -> str:
+    """As the guide says, but for the time: what was there since then."""
+    since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(begin))
+    return site.run(["env", "SLURM_TIME_FORMAT=%s", "sacct", "-a", "-X", "-P", "-D", "-S", since, "-o", FIELDS]).stdout
+
+
+def submit_all(site: SlurmSite, count: int, seed: int) -> None:
+    """So many jobs of 1 to 16 GPUs and 1 to 6 s wait in one queue, and are let go at one moment."""
+    draw, lines = random.Random(seed), []
+    for number in range(count):
+        gpus = 16 if number % 25 in (10, 11) else draw.choice([1] * 5 + [2] * 3 + [4] * 3 + [8] * 2)
+        nodes, seconds = max(1, gpus // 8), draw.uniform(1, 6)
+        lines.append(
+            f"sbatch -H -Q -o /dev/null -N{nodes} --gpus-per-node={gpus // nodes} -t{draw.choice((1, 2, 5))} "
+            f"--wrap='sleep {seconds:.2f}' || exit 1"
+        )
+    site.run(["sh"], input="\n".join(lines))
+    ids = site.run(["squeue", "-h", "-o", "%i"]).stdout.split()
+    assert len(ids) == count
+    site.run(["scontrol", "release", ",".join(sorted(ids, key=int))])
+
+
+@pytest.mark.slow
+def test_a_replay_foretells_slurms_own_starts(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Under a tenth of the mean wait, in order of submission with backfill, and by no other rule."""
+    site = slurm_cluster.site
+    site.configure(
+        PriorityType="priority/basic",
+        SchedulerParameters="batch_sched_delay=0,sched_interval=1,bf_interval=1,bf_resolution=1",
+    )
+    site.run(["scontrol", "update", "PartitionName=A100", "Nodes=ALL"])
+    log, errors = tmp_path / "jobs.txt", {}
+    for seed in (1, 2):  # a machine that has other things to do starts jobs late
+        begin = time.time()
+        submit_all(site, 80, seed)
+        wait_until(lambda: not site.run(["squeue", "-h"]).stdout, 240, "the end of all jobs", 0.5)
+        log.write_text(sacct(site, begin))
+        rows = slurm_cluster.json(
+            "replay", str(log), "-N", "4", "-P", "fifo+conservative", "-P", "fifo+skip", "--backfill-every", "1s"
+        )
+        assert {row["jobs"] for row in rows} == {80}
+        errors = {row["policy"]: row["wait_error"] for row in rows}
+        if abs(errors["fifo+conservative"]) < 0.1:
+            break
+    assert abs(errors["fifo+conservative"]) < 0.1, errors
+    assert errors["fifo+skip"] < -0.2, "what knows no reservations is another scheduler"
+
+
+def test_the_own_history_is_slurms(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Also of jobs that ended before gpusched was there; and what no store and no slurmdbd tell is one line."""
+    site, begin = slurm_cluster.site, time.time()
+    jobs = [site.sbatch("sleep 1.1", f"--gpus-per-node={n}", "--time=5", user="games") for n in (1, 2, 8)]
+    other = site.sbatch("sleep 1.1", "--gpus-per-node=4", "--time=5", "--partition=V100", "--hold")
+    for job in jobs:
+        site.wait(job)
+    site.run(["scontrol", "release", str(other)])
+    site.wait(other)
+    wait_until(lambda: sacct(site, begin).count("|COMPLETED|") == 4, 30, "the ends of all jobs in slurmdbd", 0.1)
+    log = tmp_path / "jobs.txt"
+    log.write_text(sacct(site, begin))
+
+    def figures(*words: str) -> dict[str, Any]:
+        (row,) = slurm_cluster.json("replay", "-P", "easy", *words)
+        return {key: row[key] for key in ("jobs", "gpus", "gpu_hours", "mean_wait_s", "recorded_mean_wait_s", "groups")}
+
+    assert not slurm_cluster.state.exists()
+    own = figures("--since", time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(begin - 1)))
+    assert own == figures(str(log), "--inventory", str(slurm_cluster.inventory))
+    assert (own["jobs"], own["gpus"]) == (4, 32)
+    assert own["gpu_hours"] > 14.9 / 3600
+    assert {group["name"]: group["jobs"] for group in own["groups"]} == {"A100": 3, "V100": 1}
+    without = ("env", "PATH=/nowhere")
+    said = slurm_cluster.cli("replay", "--since", "1h", "-P", "easy", check=False, prefix=without)
+    assert said.returncode == 1
+    assert said.stderr.startswith("gpusched: error: sacct is not on PATH; ")
+    assert said.stderr.count("\n") == 1
+
+    slurm_cluster.cli("tick")
+    since = ("--since", time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(begin - 1)))
+    report = json.loads(slurm_cluster.cli("replay", "--nightly", *since, "--json").stdout)
+    assert {part["partition"]: part["runs"][0]["jobs"] for part in report["partitions"]} == {"A100": 3, "V100": 1}
+    seen = slurm_cluster.cli("replay", *since, "-P", "easy", prefix=without).stdout
+    assert "hese are the jobs that the controller has seen" in " ".join(seen.split())
