@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import sys
@@ -107,6 +108,7 @@ class LazyGroup(TyperGroup):
 def _unless_slurms(name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
     """The command, which under ``engine: slurm`` only says which of Slurm's to use."""
 
+    @functools.wraps(callback)
     def run(**given: Any) -> Any:
         from gpusched.client import slurm
 

@@ -14,7 +14,7 @@ from gpusched.errors import GpuschedError, UsageError
 if TYPE_CHECKING:
     from gpusched.client.context import Client
 
-_ENGINE = re.compile(rb"""^["']?engine["']?[ \t]*:[ \t]*["']?slurm\b""", re.MULTILINE)
+_ENGINE = rb"""["']?engine["']?[ \t]*:[ \t]*["']?slurm\b"""
 _UNLIKE = {  # options of `submit` that Slurm has nothing like, by parameter
     "image": "--image", "secret": "--secret", "mount": "--mount", "preemptible": "--preemptible",
     "resizable": "--resizable", "sizes": "--sizes", "base": "--base", "batch": "--batch", "cooldown": "--cooldown",
@@ -23,11 +23,26 @@ _UNLIKE = {  # options of `submit` that Slurm has nothing like, by parameter
 
 
 def in_charge() -> bool:
-    """Whether the inventory says so. It is not parsed for that: the answer comes fast, and beside a broken one, too."""
+    """Whether the inventory says so. Mostly it is not parsed for that, which is fast, and a broken one will do."""
     try:
-        return _ENGINE.search(find_inventory().read_bytes()) is not None
+        text = find_inventory().read_bytes()
+        if re.search(rb"^" + _ENGINE, text, re.MULTILINE):
+            return True
+        if not re.search(_ENGINE, text):
+            return False
+        from gpusched.config.inventory import load_inventory
+
+        return load_inventory().engine == "slurm"
     except (GpuschedError, OSError):
         return False
+
+
+def in_its_words(text: str) -> str:
+    """A line that names commands of ours, with Slurm's in their place."""
+    return re.sub(r"gpusched (cancel|hold|release|requeue)\b", lambda m: _VERBS[m[1]], text)
+
+
+_VERBS = {"cancel": "scancel", "hold": "scontrol hold", "release": "scontrol release", "requeue": "scontrol requeue"}
 
 
 def modes_line(client: Client) -> str:

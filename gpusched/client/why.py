@@ -12,6 +12,7 @@ import msgspec
 from gpusched.client.context import Client
 from gpusched.client.resolve import Resolver, stored_jobs
 from gpusched.client.sharing import sharing_of
+from gpusched.client.slurm import in_its_words
 from gpusched.client.waiting import inbox_jobs
 from gpusched.config.users import user_name
 from gpusched.model import ids
@@ -43,6 +44,17 @@ def why(client: Client, text: str) -> Why:
     """
     target = Resolver(client).target(text)
     job = next((j for j in target.jobs if j.state is JobState.PENDING), target.jobs[0])
+    found = _why(client, job)
+    if job.slurm is None:
+        return found
+    return msgspec.structs.replace(
+        found,
+        next_steps=tuple(in_its_words(step) for step in found.next_steps),
+        sooner=tuple(msgspec.structs.replace(s, how=in_its_words(s.how)) for s in found.sooner),
+    )
+
+
+def _why(client: Client, job: Job) -> Why:
     warning = client.controller_warning()
     if job.state is JobState.PENDING:
         out = client.reader.fallbacks().get(job.spec.partition) if client.reader else None

@@ -286,7 +286,7 @@ def run_of(job: Job, inventory: Inventory) -> Run:
         partition=job.spec.partition,
         flavor=job.spec.flavor,
         share=share_of(job, partition) if partition else 0.0,
-        gpus=job.spec.gpus,
+        gpus=job.spec.gpus if job.slurm is None else max(job.allocation.gpus, job.spec.gpus_per_node),
         start_time=job.start_time,
         end_time=None,
         outcome=None,

@@ -51,11 +51,13 @@ def examine(
     chosen = _chosen(inventory, nodes)
     known = known_nodes(state)
     here = examine_state(state, inventory.settings.tick_s if inventory is not None else 5.0, clock())
+    slurm = None
     if inventory is not None and inventory.engine == "slurm":
-        from gpusched.doctor.slurm import examine_slurm
+        from gpusched.doctor.slurm import examine_slurm, judge_positions
 
         modes = {p.name: mode_of(p, known.changes.get(p.name)) for p in inventory.partitions}
-        here += examine_slurm(inventory, state, modes, known.trouble, clock())
+        told, slurm = examine_slurm(inventory, state, modes, known.trouble, clock())
+        here += told
         chosen = [node for node in chosen if node.transport != "none"]
     tell(here)
     if inventory is None or not chosen:
@@ -76,7 +78,10 @@ def examine(
             if wiring is not None:
                 wirings[asked[future]] = wiring
             tell(by_node[asked[future]])
-    tell(wired := judge_topology(inventory, wirings))
+    wired = judge_topology(inventory, wirings)
+    if slurm is not None:
+        wired += judge_positions(inventory, slurm, wirings)
+    tell(wired)
     return found + here + [f for n in chosen for f in by_node[n.name]] + wired
 
 

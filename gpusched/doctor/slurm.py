@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from gpusched.config.users import user_name
+from gpusched.controller.slurm.devices import indices_by_position, minors_of, read_gres_conf
 from gpusched.doctor.findings import Finding, Status, failed
 from gpusched.errors import GpuschedError
+from gpusched.model.readings import Wiring
 from gpusched.model.resources import Inventory
 from gpusched.model.slurm import LEASE, SlurmMode, SlurmNode, SlurmPartition, Trouble
 from gpusched.model.units import format_memory
-from gpusched.slurm.accounts import admin_levels, may_act, users_of_account
+from gpusched.slurm.accounts import admin_levels, has_account, may_act
 from gpusched.slurm.commands import Slurm
+from gpusched.slurm.lease import enforces_associations
 from gpusched.views.common import compress_names
-
-OWNER = "root"
-"""The account for which the lease is made: no user's job is in it."""
 
 _SUBJECT = "slurm"
 _TRIED = (22, 5)
@@ -37,8 +37,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         config: As slurmctld has it. skew_s: Its clock minus ours.
         levels: User -> admin level; None: slurmdbd did not answer, for the reason in ``silence``.
-        members: Users in the account `OWNER`; None: there is no such account.
-        script: Text of job_submit.lua; None: it cannot be read here, or there is none.
+        has_root: There is an account root.
+        script, gres_conf: Texts of job_submit.lua and gres.conf; None: not to be read here, or not there.
     """
 
     config: Mapping[str, str]
@@ -47,14 +47,15 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     skew_s: float
     levels: Mapping[str, str] | None = None
     silence: str = ""
-    members: Sequence[str] | None = None
+    has_root: bool = False
     script: str | None = None
+    gres_conf: str | None = None
 
 
 def examine_slurm(
     inventory: Inventory, state: Path, modes: Mapping[str, SlurmMode], trouble: Trouble | None, now: float
-) -> list[Finding]:
-    """Everything about Slurm. Changes nothing there.
+) -> tuple[list[Finding], Seen | None]:
+    """Everything about Slurm, and what it says; None: it does not answer. Changes nothing there.
 
     Args:
         inventory: Its engine is Slurm.
@@ -67,14 +68,13 @@ def examine_slurm(
     try:
         seen = _ask(slurm, now)
     except GpuschedError as error:
-        return [failed(_SUBJECT, "answer", error)]
+        return [failed(_SUBJECT, "answer", error)], None
     if trouble is not None:
         hint = "as Slurm answers here: does the controller run with the same PATH and SLURM_CONF?"
         found = [_finding("controller", "warn", trouble.line(now), hint)]
     uid = state.stat().st_uid if state.exists() else os.getuid()
     mode = max(modes.values(), key=_ORDER.index)
-    return [
-        *found,
+    found += [
         *_version(seen, slurm.version()),
         _finding("mode", "ok", ", ".join(f"{name}: {mode}" for name, mode in modes.items())),
         _clock(seen),
@@ -86,31 +86,68 @@ def examine_slurm(
         *_lease(seen, mode),
         *_guard(seen, uid, mode),
     ]
+    return found, seen
 
 
 def _ask(slurm: Slurm, now: float) -> Seen:
     told = slurm.ask("scontrol", "show", "config")
     clock = re.search(r"^Configuration data as of (\d+)", told)
+    config = slurm.config()
+    named = [os.environ.get("SLURM_CONF", ""), config.get("SLURM_CONF", "")]
     seen = Seen(
-        config=slurm.config(),
+        config=config,
         nodes=slurm.nodes(),
         partitions=slurm.partitions(),
         skew_s=float(clock[1]) - now if clock else 0.0,
-        script=_script(),
+        script=_script(named),
+        gres_conf=read_gres_conf(named),
     )
     try:
-        return msgspec.structs.replace(seen, levels=admin_levels(slurm), members=users_of_account(slurm, OWNER))
+        return msgspec.structs.replace(seen, levels=admin_levels(slurm), has_root=has_account(slurm, "root"))
     except GpuschedError as error:
         return msgspec.structs.replace(seen, silence=error.message)
 
 
-def _script() -> str | None:
+def _script(named: Iterable[str]) -> str | None:
     """job_submit.lua beside slurm.conf, where it can be read on this machine."""
-    conf = Path(os.environ.get("SLURM_CONF") or "/etc/slurm/slurm.conf")
-    try:
-        return (conf.parent / "job_submit.lua").read_text(errors="replace")
-    except OSError:
-        return None
+    for conf in (*filter(None, named), "/etc/slurm/slurm.conf"):
+        try:
+            return (Path(conf).parent / "job_submit.lua").read_text(errors="replace")
+        except OSError:
+            continue
+    return None
+
+
+def judge_positions(inventory: Inventory, seen: Seen, wirings: Mapping[str, Wiring]) -> Iterator[Finding]:
+    """Whether it is known which GPUs Slurm gives to jobs: it counts them by gres.conf, NVML by bus address.
+
+    ``wirings``: node -> as read.
+    """
+    readable = [n for n in inventory.nodes if n.gpus and n.transport != "none"]
+    if readable and seen.gres_conf is None:
+        message = "gres.conf is not to be read here: Slurm is taken to count GPUs as NVML does"
+        hint = "copy gres.conf beside slurm.conf on this machine; else energy may be charged to the wrong job"
+        yield _finding("gres.conf", "warn", message, hint)
+        return
+    types = {node.name: tuple(node.gpus) for node in seen.nodes}
+    own: list[str] = []
+    for node in readable:
+        minors = minors_of(seen.gres_conf or "", node.name, types.get(node.name, ()))
+        known = {gpu.minor for gpu in (wirings[node.name].gpus if node.name in wirings else ())} - {None}
+        if minors is None:
+            message = "gres.conf does not say which device files its GPUs are: Slurm is taken to count as NVML does"
+            yield Finding(node.name, "gres.conf", "warn", message, "give its lines File=, or AutoDetect=nvml")
+        elif minors and len(minors) != node.gpus:
+            message = f"gres.conf names {len(minors)} device files, Slurm has {node.gpus} GPUs"
+            yield Finding(node.name, "gres.conf", "warn", message, "correct its File= in gres.conf")
+        elif known and (strange := [minor for minor in minors if minor not in known]):
+            message = f"gres.conf names /dev/nvidia{strange[0]}, which is none of its GPUs"
+            yield Finding(node.name, "gres.conf", "warn", message, "correct its File= in gres.conf")
+        elif minors and indices_by_position(minors, wirings.get(node.name)) != tuple(range(len(minors))):
+            own.append(node.name)
+    if readable:
+        where = f"; {compress_names(own)} in an order of their own" if own else ""
+        yield _finding("gres.conf", "ok", f"Slurm's positions of GPUs are led back to NVML's{where}")
 
 
 # Judging. Pure, but for users' names
@@ -216,7 +253,12 @@ def _rights(seen: Seen, uid: int, mode: SlurmMode) -> Iterator[Finding]:
         yield _finding("rights", "ok", f"{name} may change jobs and reservations")
     elif seen.levels is not None:
         hint = f"sacctmgr modify user {name} set adminlevel=Operator"
-        hint = hint if name in seen.levels else f"sacctmgr add user {name} account=... adminlevel=Operator"
+        hint = hint if name in seen.levels else f"sacctmgr add user {name} account=root adminlevel=Operator"
+        private = {"jobs", "reservations"} & set(seen.config.get("PrivateData", "").split(","))
+        if private:
+            said = f"PrivateData={','.join(sorted(private))}: Slurm shows {name} its own only"
+            yield _finding("rights", "fail", said, hint)
+            return
         message = f"{name}, who runs gpusched, may look on; modes advise and decide need an Operator"
         yield _before(SlurmMode.ADVISE, mode, "rights", "fail", message, hint)
 
@@ -250,21 +292,12 @@ def _lease(seen: Seen, mode: SlurmMode) -> Iterator[Finding]:
         yield _before(SlurmMode.DECIDE, mode, "scheduler", "warn", message, hint)
     else:
         yield _finding("scheduler", "ok", "SchedulerParameters let decided jobs start at once")
-    if seen.levels is None:
-        return
-    enforced = "associations" in seen.config.get("AccountingStorageEnforce", "")
-    others = [user for user in seen.members or () if user != "root"]
-    if seen.members is None:
-        message = f"there is no account {OWNER}, for which the lease of mode decide is made"
-        hint = f"sacctmgr add account {OWNER}"
-        yield _before(SlurmMode.DECIDE, mode, "accounts", "fail", message, hint)
-    elif others:
-        message = f"{', '.join(others[:8])} may use account {OWNER}, and so the lease, at will"
-        hint = f"sacctmgr remove user {others[0]} where account={OWNER}"
-        yield _before(SlurmMode.DECIDE, mode, "accounts", "warn", message, hint)
+    if seen.levels is not None and enforces_associations(seen.config) and not seen.has_root:
+        message = "associations are enforced, and there is no account root, for whose users the lease is made"
+        yield _before(SlurmMode.DECIDE, mode, "accounts", "fail", message, "sacctmgr add account root")
     else:
-        how = "enforced" if enforced else "not enforced"
-        yield _finding("accounts", "ok", f"nobody but root is in account {OWNER}; associations are {how}")
+        how = "enforced" if enforces_associations(seen.config) else "not enforced"
+        yield _finding("accounts", "ok", f"associations are {how}; all jobs can be put into the lease of mode decide")
 
 
 def _guard(seen: Seen, uid: int, mode: SlurmMode) -> Iterator[Finding]:

@@ -19,16 +19,13 @@ def may_act(level: str) -> bool:
     return level in ("Operator", "Administrator")
 
 
-def users_of_account(slurm: Slurm, account: str) -> tuple[str, ...] | None:
-    """Users whose jobs may be in the account; None: there is no such account.
+def has_account(slurm: Slurm, account: str) -> bool:
+    """Whether there is such an account.
 
     Raises:
         NoAnswer: As above.
     """
-    if account not in _show(slurm, "account", "format=Account"):
-        return None
-    users = _show(slurm, "associations", f"account={account}", "format=User")
-    return tuple(dict.fromkeys(filter(None, users)))
+    return account in _show(slurm, "account", "format=Account")
 
 
 def _show(slurm: Slurm, *words: str) -> list[str]:

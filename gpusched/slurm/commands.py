@@ -31,6 +31,8 @@ _T = TypeVar("_T")
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 _SQUEUE = ("squeue", "--noheader", "--all", "--local", "--sort=i")
 _PROMPT = re.compile(r"(?:scontrol: )*")
+_COST = re.compile(r"^\s*([A-Z_]+)\s+\(\s*\d+\)\s+count:(\d+)\s+ave_time:\d+\s+total_time:(\d+)", re.MULTILINE)
+_NOBODY = ("Unable to contact slurm controller", "Unexpected message received", "Socket timed out", "Zero Bytes were")
 _DONE = ("Reservation created", "Reservation updated")
 
 
@@ -106,6 +108,14 @@ class Slurm:
         self._counts_memory = "MEMORY" in found.get("SelectTypeParameters", "").upper()
         return found
 
+    def costs(self) -> dict[str, tuple[int, float]]:
+        """What slurmctld has done since it counts: message -> how many of it came, seconds that it took for them all.
+
+        Waiting for its own locks is among them.
+        """
+        found = _COST.findall(self._run(("sdiag",)))
+        return {message: (int(count), int(total_us) / 1e6) for message, count, total_us in found}
+
     def ended(self, since: float, until: float) -> str:
         """Jobs of the accounting database that were there between the two times (Unix seconds): text of sacct.
 
@@ -130,7 +140,7 @@ class Slurm:
                 raise ValueError(f"a command of scontrol is one line: {line!r}")
         commands = [f"{line}\nshow hostnames {self._mark}{at}\n" for at, line in enumerate(lines)]
         text = self._run(("scontrol",), "".join(commands), self._limit_s + 0.02 * len(lines), merged=True)
-        if "Unable to contact slurm controller" in text:
+        if any(words in text for words in _NOBODY):
             raise _no_answer("scontrol update found no slurmctld")
         return _errors(text, lines, self._mark)
 
@@ -174,18 +184,21 @@ class Slurm:
         except OSError as error:
             why = "is not on PATH" if isinstance(error, FileNotFoundError) else f"does not start ({error.strerror})"
             raise NoAnswer(f"{argv[0]} {why}", "run gpusched where Slurm's commands are installed") from None
+        why = ""
         try:
             out, err = process.communicate(stdin.encode(), limit_s)
         except subprocess.TimeoutExpired:
-            raise _no_answer(f"{argv[0]} got no answer from Slurm in {limit_s:.0f} s") from None
+            why = f"got no answer from Slurm in {limit_s:.0f} s"
         finally:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
+                out, err = process.communicate()
         if process.returncode and not merged:
-            told = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
-            raise _no_answer(f"{argv[0]} failed: {told[-1] if told else f'exit {process.returncode}'}")
+            why = why or f"failed (exit {process.returncode})"
+        if why:
+            told = [line.strip() for line in (err or b"").decode(errors="replace").splitlines() if line.strip()]
+            raise _no_answer(": ".join([f"{argv[0]} {why}", *told[-1:]]))
         return out.decode(errors="replace")
 
 

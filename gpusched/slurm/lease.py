@@ -25,12 +25,23 @@ _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
 _MOST_PRIORITY = (1 << 31) - 1
 
 
-def create(nodes: Collection[str], lasts_s: int = LEASE_S) -> str:
-    """The lease begins; refused while one lingers that has ended (`renew` it then)."""
+def create(nodes: Collection[str], lasts_s: int = LEASE_S, enforced: bool = True) -> str:
+    """The lease begins; refused while one lingers that has ended (`renew` it then).
+
+    Every job can be put into it. That takes another wording where Slurm enforces associations (``enforced``: jobs of
+    all accounts below root) than where it does not: there a job's account has to be the very one that is named.
+    """
+    who = "Accounts=root" if enforced else "Users=-nobody"
     return (
         f"create reservation ReservationName={LEASE} Nodes={_nodes(nodes)} StartTime=now EndTime=now+{int(lasts_s)} "
-        "Accounts=root Flags=FLEX,IGNORE_JOBS,NO_HOLD_JOBS_AFTER_END"
+        f"{who} Flags=FLEX,IGNORE_JOBS,NO_HOLD_JOBS_AFTER_END"
     )
+
+
+def enforces_associations(config: Mapping[str, str]) -> bool:
+    """Whether Slurm lets only those submit whom its accounting database knows (scontrol show config)."""
+    words = set(re.split(r"[, ]+", config.get("AccountingStorageEnforce", "").lower()))
+    return not words.isdisjoint(("associations", "limits", "qos", "safe", "wckeys", "all"))
 
 
 def renew(nodes: Collection[str] = (), lasts_s: int = LEASE_S) -> str:
@@ -104,29 +115,34 @@ def _priority(value: int, most: int = _MOST_PRIORITY) -> str:
 class Waiting(NamedTuple):
     """A job that waits, in Slurm's order: larger priority first, then smaller id.
 
-    ``base``: Its priority without what we added.
+    Attributes:
+        priority: As Slurm has it, at least 1.
+        base: Without what we added; may be less than 1, which Slurm does not show.
+        added: What we added to it.
     """
 
     id: str
     priority: int
     base: int
+    added: int = 0
 
     def place(self, priority: int) -> tuple[int, int, int]:
         """Larger: sooner."""
-        job, _, task = re.split(r"[+]", self.id)[0].partition("_")
-        return priority, -int(job), -int(task or 0)
+        job, _, task = self.id.partition("+")[0].partition("_")
+        return max(1, priority), -int(job), -int(task or 0)
 
 
 def raised(queue: Iterable[Waiting], wanted: Sequence[str]) -> dict[str, int]:
-    """The priorities with which the wanted jobs go first, in their order, before all others of ``queue``.
+    """What to add to priorities so that the wanted jobs go first, in their order, before all others of ``queue``.
 
-    Jobs that are in order already keep theirs; the others get the least that puts them before who follows them. Jobs
-    that were raised earlier and are not wanted first any more get their ``base`` back. Only what changes is given.
+    Nothing where they are in order already. Else each gets the least that puts it before who follows it, and jobs that
+    were raised earlier and are not wanted first any more get nothing. Only what changes is given, the first job first.
     """
     jobs = {job.id: job for job in queue}
     first = [jobs[name] for name in dict.fromkeys(wanted) if name in jobs]
-    others = [job for name, job in jobs.items() if name not in set(wanted)]
-    back = {job.id: job.base for job in others if job.priority != job.base}
+    names = {job.id for job in first}
+    others = [job for job in jobs.values() if job.id not in names]
+    back = {job.id: 0 for job in others if job.added}
     behind = max((job.place(job.base) for job in others), default=None)
     if not back and _in_order([job.place(job.priority) for job in first], behind):
         return {}
@@ -136,8 +152,8 @@ def raised(queue: Iterable[Waiting], wanted: Sequence[str]) -> dict[str, int]:
         if behind is not None and job.place(value) <= behind:
             value = behind[0] + (job.place(behind[0]) <= behind)
         behind = job.place(value)
-        if value != job.priority:
-            found[job.id] = value
+        if value - job.base != job.added:
+            found[job.id] = value - job.base
     return dict(reversed(found.items())) | back
 
 
@@ -154,7 +170,7 @@ def fifo_base(queue: Mapping[str, int], changed: Collection[str]) -> dict[str, i
         changed: Those of which we set it. Each goes right before the next later job that is untouched, which has a
             greater id; behind all of them, where there is none.
     """
-    order = sorted(queue, key=lambda job: Waiting(job, 0, 0).place(0), reverse=True)
+    order = sorted(queue, key=lambda job: Waiting(job, 1, 1).place(1), reverse=True)
     base: dict[str, int] = {}
     untouched = [queue[job] for job in order if job not in changed]
     later = max(1, min(untouched, default=2) - 1)

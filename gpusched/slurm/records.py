@@ -10,6 +10,7 @@ from gpusched.model.slurm import SlurmNode, SlurmPartition, SlurmReservation
 from gpusched.slurm.hostlist import expand, numbers
 
 NOTHING = frozenset(("", "(null)", "N/A", "None", "NONE", "Unknown", "n/a"))
+_NO_LIMIT = ("UNLIMITED", "INFINITE", "NOT_SET", "PARTITION_LIMIT", "INVALID")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)")
 _PAIR = re.compile(r"(?:^| )([A-Za-z_]+)=(\S*)")
@@ -114,7 +115,7 @@ def duration_s(text: str) -> int | None:
     Raises:
         ValueError: The text is no such time.
     """
-    if not text or text[0].isalpha() or text in NOTHING:  # UNLIMITED, NOT_SET, NONE, Partition_Limit, INVALID
+    if text in NOTHING or text.upper() in _NO_LIMIT:
         return None
     days, dash, clock = text.rpartition("-")
     parts = [int(part) for part in clock.split(":")]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpusched.model.jobs import ACTIVE, Job, JobState, Resizes
+from gpusched.model.plan import ReasonCode
 from gpusched.model.progress import JobProgress
 from gpusched.model.slurm import SlurmFacts
 from gpusched.model.units import format_duration, format_memory, iso_utc, local_time
@@ -98,8 +99,7 @@ def job_dict(
 ) -> dict[str, Any]:
     """A job as all ``--json`` screens give it. Times are UTC ISO-8601, durations seconds, unknown is None."""
     spec = job.spec
-    more = {} if job.slurm is None else {"slurm": slurm_dict(job.slurm)}
-    return more | {
+    return {
         "id": job.id,
         "name": spec.name,
         "user": job.user,
@@ -132,7 +132,7 @@ def job_dict(
         "progress": None if progress is None else _progress_dict(progress, now),
         "shared_with": partner,
         "slower": slower,
-    }
+    } | ({} if job.slurm is None else {"slurm": slurm_dict(job.slurm)})
 
 
 def slurm_dict(facts: SlurmFacts) -> dict[str, Any]:
@@ -344,6 +344,8 @@ def where_or_why(job: Job) -> str:
     """The nodes of a job that has some, and the reason beside them."""
     nodes = common.compress_names(job_nodes(job))
     reason = job.reason
+    if job.slurm is not None and reason == ReasonCode.NOT_ELIGIBLE:
+        reason = job.slurm.reason  # says more
     if job.state in ACTIVE and not job.ending:
         return nodes
     if job.exit_code:
@@ -356,10 +358,15 @@ def queue_position(job: Job) -> str:
     return ": ".join(p for p in (job.reason, common.clean(job.message)) if p)
 
 
+def memory_is_counted(job: Job) -> bool:
+    """Not by Slurm where it does not share it out: its jobs have one MiB then."""
+    return job.slurm is None or job.spec.memory_mib_per_node > 1
+
+
 def resources_line(job: Job) -> str:
     """What was asked for, in words."""
     spec = job.spec
     gpus = f"{spec.gpus_per_node} GPU{'' if spec.gpus_per_node == 1 else 's'}"
     cores = f"{spec.cores_per_node} core{'' if spec.cores_per_node == 1 else 's'}"
-    parts = f"{gpus}, {cores}, {format_memory(spec.memory_mib_per_node)}"
+    parts = f"{gpus}, {cores}" + (f", {format_memory(spec.memory_mib_per_node)}" if memory_is_counted(job) else "")
     return parts if spec.nodes == 1 else f"{spec.nodes} nodes, each {parts}"

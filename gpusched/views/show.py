@@ -18,6 +18,7 @@ from gpusched.views import common
 from gpusched.views.jobs import (
     elapsed_s,
     job_dict,
+    memory_is_counted,
     progress_line,
     queue_position,
     resizes_line,
@@ -140,8 +141,9 @@ def _fields(page: Page) -> Iterator[tuple[str, str]]:
     for line in spread_lines(page.spreads, page.now):
         yield "placement", line
     for part in job.allocation.parts if job.allocation else ():
-        gpus = common.ranges(part.gpus) or "none"
-        yield "on", f"{part.node}: GPUs {gpus}, {part.cores} cores, {format_memory(part.memory_mib)}"
+        gpus = common.ranges(part.gpus) or ("not known" if job.slurm and spec.gpus_per_node else "none")
+        memory = f", {format_memory(part.memory_mib)}" if memory_is_counted(job) else ""
+        yield "on", f"{part.node}: GPUs {gpus}, {part.cores} cores{memory}"
     if page.shared:
         yield "shared", page.shared
     if page.place_cost is not None and page.place_cost.lines:
@@ -201,7 +203,7 @@ def _optional(job: Job) -> Iterator[tuple[str, str]]:
             ("only on", ", ".join(spec.nodelist)),
             ("GPU types", ", ".join(spec.gpu_types)),
             ("not on", ", ".join(dict.fromkeys((*spec.exclude, *job.excluded_nodes)))),
-            ("not before", local_time(job.eligible_time) if job.eligible_time else ""),
+            ("not before", local_time(job.eligible_time) if _is_delayed(job) else ""),
             ("priority", str(job.priority) if job.priority else ""),
             ("held by", job.held_by),
             ("preemptible", "yes" if spec.preemptible else ""),
@@ -213,6 +215,11 @@ def _optional(job: Job) -> Iterator[tuple[str, str]]:
         )
         if value
     )
+
+
+def _is_delayed(job: Job) -> bool:
+    """Slurm notes of every job since when it may start."""
+    return bool(job.eligible_time) and (job.slurm is None or (job.eligible_time or 0.0) > job.submit_time)
 
 
 def _command(command: Sequence[str]) -> str:

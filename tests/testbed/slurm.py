@@ -24,9 +24,10 @@ OPERATOR = slurm_files.OPERATOR
 class SlurmSite:
     """Slurm for the nodes of a running testbed: partition A100 (dgx001, dgx003..) and V100 (dgx002, dgx004..).
 
-    Jobs run as root or as one of `USERS`, whom every Debian has; both are in account `lab`. `OPERATOR` has Slurm's
-    admin level of that name. Everything lies in a folder of its own below /tmp, which nodes and machine share and
-    users may read; sockets have short paths there.
+    Jobs run as root or as one of `USERS`, whom every Debian has; both are in account `lab`, and in `small`, of which
+    two jobs may run at once where Slurm enforces limits. `OPERATOR` has Slurm's admin level of that name. Everything
+    lies in a folder of its own below /tmp, which nodes and machine share and users may read; sockets have short paths
+    there.
 
     Args:
         testbed: It is up already. Several sites live side by side, one a testbed.
@@ -37,6 +38,7 @@ class SlurmSite:
         env: The environment in which Slurm's commands talk to this site.
         folder: Configuration, sockets, state.
         shared: A folder in which every user's job may write.
+        first_job: The smallest id a job can have since the last `reset`.
         logs: slurmctld.log, slurmdbd.log, slurmd-dgx001.log..
     """
 
@@ -55,7 +57,7 @@ class SlurmSite:
         self.env = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
         self._orders = dict(orders or {})
         self._settings = dict(settings or {})
-        self._first_job = 1
+        self.first_job = 1
         self._written = ("", "")
         self._own_settings: dict[str, str] = {}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -64,7 +66,7 @@ class SlurmSite:
     # ---- life -----------------------------------------------------------------------------------------------
 
     def up(self) -> None:
-        """Start everything and wait until all nodes are idle; first end what a killed run left of this index.
+        """Start everything and wait until Slurm can use all nodes; first end what a killed run left of this index.
 
         Raises:
             RuntimeError: The machine has no Slurm, or a daemon ended; the message carries the end of its log.
@@ -149,7 +151,7 @@ class SlurmSite:
 
     def _write_conf(self, orders: Mapping[str, Sequence[int]], settings: Mapping[str, str]) -> bool:
         """Whether anything is another than before."""
-        first = {"FirstJobId": str(self._first_job)}
+        first = {"FirstJobId": str(self.first_job)}
         nodes = self.testbed.nodes
         texts = (
             slurm_files.slurm_conf({**slurm_files.SETTINGS, **self._own_settings, **first, **settings}, nodes),
@@ -230,13 +232,14 @@ class SlurmSite:
         return next(iter(node.slurmd_pids()), 0)
 
     def start_nodes(self) -> None:
-        """Start slurmd on every node where it does not run, and wait until Slurm calls all nodes idle."""
+        """Start slurmd on every node where it does not run, and wait until Slurm can use all nodes."""
         for node in self.testbed.nodes:
             if not self.slurmd(node):
                 (self.folder / f"spool-{node.name}").mkdir(exist_ok=True)
                 conf = f"SLURM_CONF={self.env['SLURM_CONF']}"
                 node.run(["env", conf, which("slurmd") or "", "-N", node.name])
-        wait_until(lambda: set(self.states().values()) == {"IDLE"}, 60, "idle nodes", 0.02)
+        bad = ("DOWN", "UNKNOWN", "NOT_RESPONDING")
+        wait_until(lambda: not any(w in s for s in self.states().values() for w in bad), 60, "the nodes", 0.02)
 
     def kill_slurmd(self, node: TestNode) -> None:
         """SIGKILL a node's slurmd; its jobs go on."""
@@ -342,7 +345,7 @@ class SlurmSite:
                 shutil.rmtree(path)
             elif path.name != "clustername":
                 path.unlink()
-        self._first_job += 100_000
+        self.first_job += 100_000
         self._write_conf(self._orders, self._settings)
         self.ready()
 

@@ -33,7 +33,9 @@ ACCOUNTS = [
     ["add", "cluster", CLUSTER],
     ["add", "account", "lab", f"cluster={CLUSTER}"],
     ["add", "account", "ops", f"cluster={CLUSTER}"],
+    ["add", "account", "small", "GrpJobs=2", f"cluster={CLUSTER}"],
     *(["add", "user", user, "account=lab", f"cluster={CLUSTER}"] for user in USERS),
+    *(["add", "user", user, "account=small", f"cluster={CLUSTER}"] for user in USERS),
     ["add", "user", OPERATOR, "account=ops", "adminlevel=Operator", f"cluster={CLUSTER}"],
 ]
 

@@ -30,6 +30,7 @@ LEASE_TROUBLE = "slurm_lease_trouble"
 PIN_S = 30.0
 """A start that has not come about by then is withdrawn."""
 
+_RENEW_S = 10.0  # each renewal is a line in slurmctld's log, and a row in its database
 _MOST_TRIES = 2  # a job that did not start on decided nodes so often starts where Slurm wants
 _REMEMBER_S = 600.0  # of a failed start, and of a requeue of ours
 _GONE = ("no longer pending", "already finished", "Invalid job id", "already completing")
@@ -101,8 +102,11 @@ class LeaseApplier:
                 self._slurm.update([lease.end()])
             self._note_trouble("")
             return False
+        enough = known is not None and known.end_time > told.time + lasts_s - _RENEW_S
+        if enough and known is not None and set(known.nodes) == set(leased):
+            return True
         renewed = lease.renew(() if known is not None and set(known.nodes) == set(leased) else leased, lasts_s)
-        created = lease.create(leased, lasts_s)
+        created = lease.create(leased, lasts_s, lease.enforces_associations(self._slurm.config()))
         # One that has ended lingers for seconds: it can be renewed, and no other can be created beside it.
         why = ""
         for line in (renewed, created) if known is not None else (created, lease.renew(leased, lasts_s)):

@@ -21,7 +21,9 @@ from gpusched.controller.promoting import LivePolicies, take_up
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.controller.shadowing import Shadowing
 from gpusched.controller.slurm.devices import devices_of
-from gpusched.controller.slurm.mirror import Mirror, Step, World, forgotten, told_ended, with_guesses
+from gpusched.controller.slurm.following import Mirror, Missing
+from gpusched.controller.slurm.guesses import with_guesses
+from gpusched.controller.slurm.mirror import Step, World, forgotten, told_ended
 from gpusched.controller.slurm.nodes import (
     reading_beside_slurm,
     record_beside_slurm,
@@ -47,6 +49,7 @@ from gpusched.sched.decide import decide
 from gpusched.slurm.commands import NoAnswer, Slurm
 
 READ_AT = "slurm_read_at"  # meta: when Slurm was last read (Unix seconds)
+MISSING = "slurm_missing"  # meta: jobs that Slurm named no more when it was last read: `Missing` by id, as JSON
 ASK_AGAIN_S = 60.0  # so long Slurm's accounting may take to tell of a job that slurmctld has forgotten
 UNLIMITED = 1_000_000
 
@@ -94,13 +97,15 @@ class SlurmCycle:
         self._slurm = slurm or Slurm()
         self._reader = SlurmReader(self._slurm)
         self._applier = applier
-        self._mirror = Mirror(store.job, [*store.pending(), *store.active()])
+        missing = msgspec.json.decode(store.meta(MISSING) or "{}", type=dict[str, Missing])
+        self._mirror = Mirror(store.job, [*store.pending(), *store.active()], missing)
         self._array_limits = store.array_limits()
         self._decider, self._shadowing = Decider(store, say), Shadowing(store)
         self._estimator, self._reasons = Estimator(store, state, say), Reasons(store)
         self._ledger = Ledger(store)
         self._failing: dict[str, tuple[float, str]] = {}  # nodes that cannot be read, since when, and why
         self._undecidable: set[str] = set()
+        self._modes: Mapping[str, SlurmMode] = {}
         self._said: set[str] = set()
 
     def warm_up(self) -> None:
@@ -115,6 +120,9 @@ class SlurmCycle:
         modes = live_modes(self.inventory, self._store)
         self._decider.look(*charge, now)
         self._store.set_meta("heartbeat", str(now))  # Slurm may keep us waiting
+        if modes == self._modes and not self._reader.is_due(now):
+            return
+        self._modes = modes
         askable = [node for node in self.inventory.nodes if node.transport != "none"]
         observations = self._cluster.observe(askable, patience_s)
         # Slurm is asked after the nodes: who held what until they were read is known then.
@@ -205,13 +213,17 @@ class SlurmCycle:
 
     def _gone(self, told: Told, now: float) -> list[Step]:
         """What became of jobs that had not ended when Slurm was last read, and that it does not name any more."""
-        missing = self._mirror.missing(told.jobs, now)
+        missing = self._mirror.missing(told.jobs, float(self._store.meta(READ_AT) or now), now)
+        noted = msgspec.json.encode(missing).decode()
+        if noted != (self._store.meta(MISSING) or "{}"):
+            self._store.set_meta(MISSING, noted)
         jobs = [job for name in missing if (job := self._store.job(name)) is not None]
         if not jobs:
             return []
         rows = {}
         try:
-            rows = ended_jobs(self._slurm.ended(float(self._store.meta(READ_AT) or now) - ASK_AGAIN_S, now))
+            last = min(missing[job.id].named_at for job in jobs)
+            rows = ended_jobs(self._slurm.ended(last - ASK_AGAIN_S, now))
         except NoAnswer as error:
             if error.line() not in self._said:
                 self._said.add(error.line())
@@ -222,7 +234,7 @@ class SlurmCycle:
             ended = [row for submit, row in found if facts is not None and submit >= facts.submit_time]
             if ended:
                 steps.append(told_ended(job, ended[-1].state, ended[-1].start_time, ended[-1].end_time))
-            elif now - missing[job.id] >= ASK_AGAIN_S:
+            elif now - missing[job.id].since >= ASK_AGAIN_S:
                 steps.append(forgotten(job, now))
         return steps
 

@@ -6,7 +6,7 @@ changed is given back, as with thousands of waiting jobs all else costs too much
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -183,7 +183,7 @@ def _ending(job: SlurmJob, stored: Job | None, now: float) -> Ending:
 
 
 def _allocation(job: SlurmJob, found: Job, stored: Job, world: World) -> Allocation | None:
-    """What the job holds, or held last. GPUs that Slurm does not name are chosen later (`with_guesses`)."""
+    """What the job holds, or held last; GPUs that Slurm does not name are chosen later (see `guesses`)."""
     if found.state is JobState.PENDING:
         return None
     facts, spec = found.slurm, found.spec
@@ -218,45 +218,6 @@ def indices(positions: Iterable[int], devices: tuple[int, ...] | None) -> tuple[
     """NVML indices of the GPUs at these positions, ascending; a position that is not known is its own index."""
     known = devices or ()
     return tuple(sorted(known[at] if at < len(known) else at for at in positions))
-
-
-def with_guesses(active: Iterable[Job], site: Site) -> list[Job]:
-    """Of the jobs that hold something those whose GPUs Slurm does not name, with the lowest that nobody else has.
-
-    Jobs that we have pinned, mostly: a plan must count what they will take. Only those that change are given back.
-    """
-    active = list(active)
-    taken: dict[str, set[int]] = {}
-    for job in active:
-        if not is_guess(job) and job.allocation is not None:
-            for part in job.allocation.parts:
-                taken.setdefault(part.node, set()).update(part.gpus)
-    changed = []
-    for job in (job for job in active if is_guess(job)):
-        assert job.allocation is not None
-        parts = []
-        for part in job.allocation.parts:
-            node = site.inventory.node(part.node)
-            held = taken.setdefault(part.node, set())
-            free = [gpu for gpu in (node.indices() if node is not None else ()) if gpu not in held]
-            keep = len(part.gpus) == job.spec.gpus_per_node and held.isdisjoint(part.gpus)
-            gpus = part.gpus if keep else tuple(free[: job.spec.gpus_per_node])
-            held.update(gpus)
-            parts.append(msgspec.structs.replace(part, gpus=gpus))
-        if tuple(parts) != job.allocation.parts:
-            changed.append(msgspec.structs.replace(job, allocation=Allocation(job.id, tuple(parts))))
-    return changed
-
-
-def is_guess(job: Job) -> bool:
-    """Whether a job holds GPUs, or will, of which Slurm does not say which they are."""
-    return (
-        job.slurm is not None
-        and not job.slurm.gpus
-        and job.spec.gpus_per_node > 0
-        and job.state in ACTIVE
-        and job.allocation is not None
-    )
 
 
 def step_of(stored: Job | None, job: Job, now: float) -> Step | None:
@@ -317,7 +278,8 @@ def _over(stored: Job | None, job: Job, now: float) -> tuple[int, float, JobStat
         assert job.slurm is not None
         asked = job.slurm.submit_time  # Slurm dates a requeue so
         end = asked if was.start_time <= asked <= now else now
-        return was.attempt, end, JobState.PENDING if job.state not in ENDED else job.state
+        requeued = job.state not in ENDED or (was.slurm is not None and job.slurm.restarts > was.slurm.restarts)
+        return was.attempt, end, JobState.PENDING if requeued else job.state
     return None
 
 
@@ -344,101 +306,3 @@ def _events(stored: Job | None, job: Job, now: float, ended: tuple[int, float, J
         yield fact("ending", now)
     if job.state in ENDED and was is not job.state:
         yield fact("ended", job.end_time or now, exit_code=job.exit_code)
-
-
-class Mirror:
-    """Remembers what was mirrored last, so that what Slurm says again costs a comparison.
-
-    Args:
-        find: The stored job with an id.
-        unended: The stored jobs that have not ended.
-
-    Attributes:
-        troubles: Slurm's id -> why a job of it could not be mirrored.
-    """
-
-    def __init__(self, find: Callable[[str], Job | None], unended: Iterable[Job]) -> None:
-        self._find = find
-        self._names: dict[str, str] = {}  # Slurm's id -> the store's, where that is another one
-        self._seen: dict[str, tuple[SlurmJob, Mapping[str, tuple[int, ...]] | None]] = {}
-        self._site: tuple[Site, Mapping[str, tuple[int, ...]]] | None = None
-        self._open: dict[str, str] = {}  # the store's id -> Slurm's, of all that have not ended
-        self._missing: dict[str, float] = {}
-        self.troubles: dict[str, str] = {}
-        for job in unended:
-            if job.slurm is not None:
-                slurm_id = job.id.partition("~")[0]
-                self._open[job.id] = slurm_id
-                if slurm_id != job.id:
-                    self._names[slurm_id] = job.id
-
-    def steps(self, jobs: Iterable[SlurmJob], world: World) -> list[Step]:
-        """What has changed by what Slurm says of its jobs now; `note` when it is in the store."""
-        if (world.site, world.devices) != self._site:
-            self._seen.clear()
-        self._site = world.site, world.devices
-        steps: list[Step] = []
-        for job in jobs:
-            if self._seen.get(job.id) != (job, world.positions.get(job.id)):
-                try:
-                    steps += self._look(job, world)
-                except Exception as error:  # what is odd about one job is not to hold up the others
-                    self.troubles[job.id] = f"job {job.id} cannot be mirrored: {type(error).__name__}: {error}"[:300]
-        return steps
-
-    def _look(self, job: SlurmJob, world: World) -> list[Step]:
-        name, stored = self._known(job)
-        if stored is None and world.site.partition_of(job) is None and not holds_nodes(job, world.site):
-            return []
-        before = []
-        if stored is not None and not is_same(job, stored):
-            if stored.state not in ENDED:
-                before = [forgotten(stored, world.now)]
-            name, stored = self._another_name(job.id, name), None
-        step = step_of(stored, mirrored(job, stored, name, world), world.now)
-        if step is None:
-            self._seen[job.id] = job, world.positions.get(job.id)
-            return before
-        return [*before, step]
-
-    def _known(self, job: SlurmJob) -> tuple[str, Job | None]:
-        """The store's id of the latest job that had this one's id, and that job."""
-        name = self._names.get(job.id, job.id)
-        stored = self._find(name)
-        while stored is not None and name not in self._open and not is_same(job, stored):
-            following = self._find(again := _next(name))
-            if following is None:
-                break
-            name, stored = again, following
-        return name, stored
-
-    def _another_name(self, slurm_id: str, name: str) -> str:
-        while self._find(name) is not None:
-            name = _next(name)
-        self._names[slurm_id] = name
-        return name
-
-    def note(self, steps: Iterable[Step], jobs: Iterable[SlurmJob], world: World) -> None:
-        """These steps are in the store; what comes next is compared with ``jobs``."""
-        for step in steps:
-            slurm_id = step.job.id.partition("~")[0]
-            if step.job.state in ENDED:
-                self._open.pop(step.job.id, None)
-            else:
-                self._open[step.job.id] = slurm_id
-            if step.job.id != slurm_id:
-                self._names[slurm_id] = step.job.id
-        self._seen = {job.id: (job, world.positions.get(job.id)) for job in jobs}
-        self._missing = {name: since for name, since in self._missing.items() if name in self._open}
-
-    def missing(self, jobs: Iterable[SlurmJob], now: float) -> dict[str, float]:
-        """The store's ids of jobs that have not ended and that Slurm does not name, and since when."""
-        named = {self._names.get(job.id, job.id) for job in jobs}
-        self._missing = {name: self._missing.get(name, now) for name in self._open if name not in named}
-        return dict(self._missing)
-
-
-def _next(name: str) -> str:
-    """``1234~2`` after ``1234``, ``1234~3`` after that."""
-    base, _, number = name.partition("~")
-    return f"{base}~{int(number or 1) + 1}"

@@ -68,10 +68,16 @@ class Ordering:
         changed = {job for jobs in after.values() for job in jobs}
         bases = lease.fifo_base(everyone, changed) if basic else {}
 
-        def base(job: SlurmJob) -> int:
-            if job.id not in changed:
-                return job.priority
-            return bases.get(job.id, job.priority) if basic else job.priority - job.site_factor
+        def as_waiting(job: SlurmJob) -> lease.Waiting:
+            base, added = job.priority, 0
+            if basic:
+                base = bases.get(job.id, base)
+                added = job.priority - base
+            else:
+                added = job.site_factor if job.id in changed else 0
+                # Slurm shows 1 for whatever is less; what did not help is tried once more with twice as much.
+                base = base - added if base > 1 else -2 * added
+            return lease.Waiting(job.id, job.priority, base, added)
 
         for name in after.keys() - set(advised):
             for job in after[name]:
@@ -80,15 +86,10 @@ class Ordering:
         for name in advised if decided is not None else ():
             assert decided is not None
             ids = {view.id: _slurm_id(view.id) for view in decided.snapshot.pending if view.spec.partition == name}
-            queue = [waiting[job] for job in ids.values() if job in everyone]
-            told = lease.raised(
-                [lease.Waiting(job.id, job.priority, base(job)) for job in queue],
-                [ids[job] for job in wanted(decided, name)],
-            )
-            for found, value in told.items():
-                more = value - base(waiting[found])
-                line = lease.priority(found, value) if basic else lease.site_factor(found, more)
-                lines[found] = name, line
+            queue = {job: as_waiting(waiting[job]) for job in ids.values() if job in everyone}
+            for job, more in lease.raised(queue.values(), [ids[view] for view in wanted(decided, name)]).items():
+                value = queue[job].base + more
+                lines[job] = name, lease.priority(job, value) if basic else lease.site_factor(job, more)
         some = list(lines.items())[:room]
         for job, (name, _) in some:
             if name in advised and job not in after.setdefault(name, []):

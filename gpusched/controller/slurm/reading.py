@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 
@@ -11,9 +12,11 @@ from gpusched.controller.slurm.devices import read_gres_conf
 from gpusched.controller.slurm.mirror import state_of
 from gpusched.model.jobs import ACTIVE, JobState
 from gpusched.model.slurm import SlurmJob, SlurmNode, SlurmPartition, SlurmReservation
-from gpusched.slurm.commands import Slurm
+from gpusched.slurm.commands import NoAnswer, Slurm
 
 PARTITIONS_S = 60.0  # partitions and configuration hardly change
+SHARE = 0.02  # of slurmctld's time that our reading may take at the most
+MAX_REST_S = 15.0  # a lease must be renewed however long the queue is
 MAX_ASKED = 5  # a job whose GPUs Slurm has not named by then has none that it could name
 
 
@@ -42,7 +45,14 @@ class SlurmReader:
         self._partitions: dict[str, SlurmPartition] = {}
         self._partitions_at = float("-inf")
         self._gres_conf: str | None = None
+        self._costs: dict[str, tuple[int, float]] = {}
+        self._cost_s = 0.0
+        self._read_at, self._rest_s = float("-inf"), 0.0
         self._positions: dict[tuple[str, float, int], tuple[Mapping[str, tuple[int, ...]], int]] = {}
+
+    def is_due(self, now: float) -> bool:
+        """Whether enough time has gone by since the last look, for slurmctld must not be kept busy by ours."""
+        return not self._read_at <= now < self._read_at + self._rest_s
 
     def read(self, now: float, site_factors: bool) -> Told:
         """What Slurm says now.
@@ -62,10 +72,27 @@ class SlurmReader:
             self._partitions_at = now
         reservations = tuple(self._slurm.reservations())
         jobs = tuple(self._slurm.jobs(site_factors))
+        if self._partitions_at == now:
+            self._cost_s = self._cost_of_a_look(site_factors)
+        self._read_at, self._rest_s = now, min(MAX_REST_S, self._cost_s / SHARE)
         return Told(
             time=now, jobs=jobs, nodes=nodes, partitions=self._partitions, reservations=reservations,
             positions=self._positions_of(jobs), gres_conf=self._gres_conf,
         )  # fmt: skip
+
+    def _cost_of_a_look(self, site_factors: bool) -> float:
+        """Seconds of slurmctld's time, by its own figures since we last asked for them."""
+        before = self._costs
+        with contextlib.suppress(NoAnswer):  # some sites let nobody see them
+            self._costs = self._slurm.costs()
+
+        def mean_s(message: str) -> float:
+            (count, total_s), (known, known_s) = (costs.get(message, (0, 0.0)) for costs in (self._costs, before))
+            if count <= known:  # it began to count anew
+                known, known_s = 0, 0.0
+            return (total_s - known_s) / max(1, count - known)
+
+        return 2 * mean_s("REQUEST_JOB_INFO") + site_factors * mean_s("REQUEST_PRIORITY_FACTORS")
 
     def _positions_of(self, jobs: Iterable[SlurmJob]) -> dict[str, Mapping[str, tuple[int, ...]]]:
         running = [j for j in jobs if j.gpus and j.node_names and state_of(j) in ACTIVE - {JobState.STARTING}]
