@@ -186,7 +186,7 @@ def inventory_of_site(
     if chosen.left_out:
         lines += ["# Partitions of Slurm that are not here:"]
         lines += [f"# - {comment(name)}: {why}" for name, why in chosen.left_out.items()]
-    lines += ["", topology_text(topology)] if topology else []
+    lines += [*([""] if lines[-1] else []), topology_text(topology)] if topology else []
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

@@ -141,3 +141,5 @@ def _ask(ask: Callable[..., Asked], *given: object) -> None:
     output.print_line(f"{asked.what} requested: {named}{', '.join(asked.partitions)}{mode}")
     if warning := client.controller_warning():
         output.note(warning)
+        if asked.hint:
+            output.note(asked.hint)

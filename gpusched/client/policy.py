@@ -27,12 +27,16 @@ if TYPE_CHECKING:
     from gpusched.nightly.proof import Verdict
 
 SINCE = "30d"
+_LEASE_ENDS = (
+    "until it runs: the lease ends by itself within a minute; to end it now: "
+    "scontrol update ReservationName=gpusched EndTime=now+1"
+)
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked for: the policy ("" for a rollback) and the partitions, with what proved it.
 
-    ``mode``: That was asked for, of partitions of Slurm.
+    ``mode``: That was asked for, of partitions of Slurm. ``hint``: what else to do where no controller runs.
     """
 
     what: str
@@ -41,6 +45,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     partitions: tuple[str, ...]
     verdicts: tuple[Verdict, ...] = ()
     mode: SlurmMode | msgspec.UnsetType = msgspec.UNSET
+    hint: str | msgspec.UnsetType = msgspec.UNSET
 
 
 def _find(client: Client, text: str) -> Known:
@@ -226,7 +231,8 @@ def rollback(client: Client, partition: str | None, reason: str | None) -> Asked
         raise GpuschedError(f"{chosen}: there is no earlier policy", "inventory.yaml names the one in charge")
     command = Rollback(time=time.time(), partition=chosen, reason=reason or f"back from {last.spec.name}")
     client.deliverable_inbox().deliver(command)
-    return Asked(what="rollback", partitions=(chosen,))
+    decides = client.inventory.engine == "slurm" and last.mode is SlurmMode.DECIDE
+    return Asked(what="rollback", partitions=(chosen,), hint=_LEASE_ENDS if decides else msgspec.UNSET)
 
 
 def shadow(client: Client, text: str | None, partition: str | None, off: bool) -> Asked:

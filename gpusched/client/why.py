@@ -55,7 +55,7 @@ def why(client: Client, text: str) -> Why:
 
 
 def _why(client: Client, job: Job) -> Why:
-    warning = client.controller_warning()
+    warning = client.warning()
     if job.state is JobState.PENDING:
         out = client.reader.fallbacks().get(job.spec.partition) if client.reader else None
         return msgspec.structs.replace(

@@ -31,6 +31,9 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
         return f"Slurm has not answered since {local_clock(self.since, now)}, so nothing is decided: {self.why}"
 
 
+LEASE_TROUBLE = "slurm_lease_trouble"
+"""Meta: why there is no lease though a partition's mode is decide, as a sentence; "": there is, or none is wanted."""
+
 TROUBLE = "slurm_trouble"
 """Meta of the store: a `Trouble` as JSON; "": it answers."""
 
@@ -170,3 +173,10 @@ _OWN_STAGE = ("JobHeldUser", "JobHeldAdmin", "BeginTime")  # a job's own fields 
 def bar(reason: str) -> str:
     """Slurm's reason where by it the job may not start whatever is free, else ""."""
     return "" if not reason or reason.startswith((*_NO_BAR, *_OWN_STAGE)) else reason
+
+
+def barred(job: SlurmFacts) -> str:
+    """Why a waiting job may not start whatever is free, as far as Slurm sees to it; "": it may."""
+    if job.reservation not in ("", LEASE):
+        return f"Reservation {job.reservation}"
+    return bar(job.reason)

@@ -15,7 +15,7 @@ from typing import TypeVar
 from gpusched.errors import GpuschedError
 from gpusched.model.slurm import SlurmJob, SlurmNode, SlurmPartition, SlurmReservation
 from gpusched.slurm import records
-from gpusched.slurm.jobs import WAITING_FORMAT, JobReader
+from gpusched.slurm.jobs import WAITING_FORMAT, JobReader, left_out, stepped
 
 LIMIT_S = 10.0
 """A command that takes longer is taken for one that got no answer: slurmctld frozen, gone, or far too busy."""
@@ -30,7 +30,7 @@ _OWN = re.compile(r"S(LURM|QUEUE|INFO|ACCT|CONTROL|PRIO|DIAG)_")  # each user's 
 _T = TypeVar("_T")
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 _SQUEUE = ("squeue", "--noheader", "--all", "--local", "--sort=i")
-_PROMPT = re.compile(r"(?:scontrol: )*")
+_PROMPT = re.compile(r"^(?:scontrol: )+", re.MULTILINE)
 _COST = re.compile(r"^\s*([A-Z_]+)\s+\(\s*\d+\)\s+count:(\d+)\s+ave_time:\d+\s+total_time:(\d+)", re.MULTILINE)
 _NOBODY = ("Unable to contact slurm controller", "Unexpected message received", "Socket timed out", "Zero Bytes were")
 _DONE = ("Reservation created", "Reservation updated")
@@ -51,6 +51,7 @@ class Slurm:
         self._reader = JobReader()
         self._mark = secrets.token_urlsafe(9)  # what is printed of a user's texts must not be taken for it
         self._counts_memory: bool | None = None
+        self._has_factors = False
 
     def jobs(self, site_factors: bool = False) -> list[SlurmJob]:
         """Jobs that wait and run, and those that ended and Slurm still remembers; each task of an array by itself.
@@ -65,11 +66,18 @@ class Slurm:
         # --array: else waiting tasks are one line with their array, also those that have become jobs of their own
         text = self._run((*_SQUEUE, "--array", "--states=all", "--noconvert"), SQUEUE_FORMAT2=self._reader.format)
         waiting = self._run((*_SQUEUE, "--states=pending", f"--format={WAITING_FORMAT}"))
-        factors = self._site_factors() if site_factors else {}
+        factors = self._site_factors() if site_factors and self._has_factors else {}
         try:
-            return self._reader.read(text, waiting, factors, bool(self._counts_memory))
+            found = self._reader.read(text, waiting, factors, bool(self._counts_memory))
+            return found + self._left_out(found)
         except ValueError as error:
             raise _no_answer(f"squeue says what cannot be read of {error}") from None
+
+    def _left_out(self, jobs: Sequence[SlurmJob]) -> list[SlurmJob]:
+        """Tasks that ``squeue --array`` leaves out: of 1-9:2 it has 1, 3, 5 and 7."""
+        arrays = stepped(jobs)
+        texts = self._shown(arrays, "--oneliner")
+        return [task for array, text in zip(arrays, texts, strict=True) for task in left_out(array, text, jobs)]
 
     def nodes(self) -> list[SlurmNode]:
         """All nodes."""
@@ -90,22 +98,29 @@ class Slurm:
             jobs: That run; each costs slurmctld a small call of its own, so ask once for each.
         """
         asked = list(jobs)
-        if not asked:
-            return {}
-        marks = [f"{self._mark}{at}" for at in range(len(asked))]
-        lines = [f"show job {job.raw_id}\nshow hostnames {mark}\n" for job, mark in zip(asked, marks, strict=True)]
-        text = self._run(("scontrol", "--details", "--oneliner"), "".join(lines), self._limit_s + 0.02 * len(asked))
-        found: dict[str, dict[str, tuple[int, ...]]] = {}
-        for job, mark in zip(asked, marks, strict=True):
+        texts = self._shown([job.raw_id for job in asked], "--oneliner", "--details")
+        told = {job.id: records.positions(text, job.name) for job, text in zip(asked, texts, strict=True)}
+        return {job: held for job, held in told.items() if held}
+
+    def _shown(self, ids: Sequence[str], *options: str) -> list[str]:
+        """What ``scontrol show job`` says of each; "" of one that is not known."""
+        if not ids:
+            return []
+        marks = [f"{self._mark}{at}" for at in range(len(ids))]
+        lines = [f"show job {job}\nshow hostnames {mark}\n" for job, mark in zip(ids, marks, strict=True)]
+        text = self._run(("scontrol", *options), "".join(lines), self._limit_s + 0.02 * len(ids), merged=True)
+        text = "\n" + _PROMPT.sub("", text)
+        found = []
+        for mark in marks:
             record, _, text = text.partition(f"\n{mark}\n")
-            if told := records.positions(record, job.name):
-                found[job.id] = told
+            found.append(record)
         return found
 
     def config(self) -> dict[str, str]:
         """Settings as slurmctld has them, by their names in slurm.conf."""
         found = records.config(self._run(("scontrol", "show", "config")))
         self._counts_memory = "MEMORY" in found.get("SelectTypeParameters", "").upper()
+        self._has_factors = found.get("PriorityType") == "priority/multifactor"  # sprio knows no other
         return found
 
     def costs(self) -> dict[str, tuple[int, float]]:
@@ -140,9 +155,10 @@ class Slurm:
                 raise ValueError(f"a command of scontrol is one line: {line!r}")
         commands = [f"{line}\nshow hostnames {self._mark}{at}\n" for at, line in enumerate(lines)]
         text = self._run(("scontrol",), "".join(commands), self._limit_s + 0.02 * len(lines), merged=True)
-        if any(words in text for words in _NOBODY):
-            raise _no_answer("scontrol update found no slurmctld")
-        return _errors(text, lines, self._mark)
+        errors = _errors(text, lines, self._mark)
+        if any(words in error for error in errors.values() for words in _NOBODY):
+            raise _no_answer("scontrol found no slurmctld to update")
+        return errors
 
     def ask(self, *argv: str) -> str:
         """What another of Slurm's commands prints."""

@@ -6,12 +6,14 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import TypedDict
 
 import msgspec
 
 from gpusched.model.slurm import SlurmJob
 from gpusched.slurm import records
+from gpusched.slurm.hostlist import numbers
 
 _FIELDS = (
     "JobID", "ArrayTaskID", "JobArrayID", "ArrayJobID", "UserName", "UserID", "Account", "QOS", "Partition", "State",
@@ -168,6 +170,40 @@ def waiting_jobs(text: str, before: Mapping[str, Waiting]) -> dict[str, Waiting]
         if told != _UNSAID:
             found[array_id] = told
     return found
+
+
+def stepped(jobs: Sequence[SlurmJob]) -> list[str]:
+    """Arrays of which several tasks wait together, each as far from the one before, and not next to it."""
+    tasks: dict[str, list[int]] = {}
+    for job in jobs:
+        if job.array_index is not None and job.raw_id == job.array_id and job.state == "PENDING":
+            tasks.setdefault(job.array_id, []).append(job.array_index)
+    steps = {array: {b - a for a, b in pairwise(sorted(found))} for array, found in tasks.items()}
+    return [array for array, found in steps.items() if len(found) == 1 and found != {1}]
+
+
+def left_out(array: str, text: str, jobs: Sequence[SlurmJob]) -> list[SlurmJob]:
+    """Tasks of an array that wait together and are not among the jobs.
+
+    Args:
+        array: Its id.
+        text: What ``scontrol -o show job`` says of it; all of these jobs are one user's.
+        jobs: All.
+
+    Raises:
+        ValueError: The list of tasks is not what Slurm is known to print.
+    """
+    found = re.search(rf"^JobId={array} ArrayJobId={array} ArrayTaskId=(\S+) ", text, re.MULTILINE)
+    known = {job.array_index: job for job in jobs if job.array_id == array}
+    like = next((job for job in known.values() if job.raw_id == array), None)
+    if found is None or like is None:
+        return []
+    indices = map(int, numbers(found[1].partition("%")[0]))
+    return [
+        msgspec.structs.replace(like, id=f"{array}_{index}", array_index=index)
+        for index in indices
+        if index not in known
+    ]
 
 
 def _with(job: SlurmJob, waiting: Waiting, site_factor: int) -> SlurmJob:

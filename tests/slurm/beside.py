@@ -8,11 +8,13 @@ from typing import Any, cast
 
 from gpusched.cluster.base import Cluster
 from gpusched.config.inventory import load_inventory
-from gpusched.config.policies import load_policies
+from gpusched.config.policies import BUILT_IN, load_policies, load_policy
 from gpusched.controller.slurm.applying import LeaseApplier
 from gpusched.controller.slurm.cycle import Decided, SlurmCycle
 from gpusched.controller.slurm.reading import Told
+from gpusched.model.commands import Promote, Rollback
 from gpusched.model.plan import Action, Plan
+from gpusched.model.slurm import SlurmMode
 from gpusched.queue.store import Store
 from gpusched.slurm.commands import Slurm
 from tests.slurm.conftest import SlurmCluster
@@ -67,15 +69,26 @@ class Beside:
             self.store, self.cluster.state, inventory, load_policies(inventory), cast(Cluster, NoNodes()),
             lambda: time.time() + self.later, self.said.append, self.slurm, self.applier,
         )  # fmt: skip
+        self.cycle.inbox.create()
 
     def run(self, *plan: Action, later: float = 0.0) -> list[str]:
         """One cycle; what it asked of Slurm but for the lease. ``plan``: in place of the policy's."""
         self.later += later
         self.slurm.asked.clear()
         self.applier.plan = plan or None
+        self.cycle._reader._rest_s = 0.0  # Slurm need not be spared here
         self.cycle.run(3.0)
         return [line for line in self.slurm.asked if "JobId=" in line or line.startswith("requeue")]
 
     def promote(self, mode: str, policy: str = "easy", partition: str = "A100") -> None:
-        """Ask for it, as a user would."""
-        self.cluster.cli("policy", "promote", policy, "-p", partition, "--mode", mode, "--force", "a test")
+        """Ask for it, without proof."""
+        path = BUILT_IN / f"{policy}.yaml"
+        command = Promote(
+            time=time.time(), partition=partition, path=str(path), version=load_policy(path).version, reason="a test",
+            forced=True, mode=SlurmMode(mode),
+        )  # fmt: skip
+        self.cycle.inbox.deliver(command)
+
+    def rollback(self, partition: str = "A100") -> None:
+        """Take the last promotion back."""
+        self.cycle.inbox.deliver(Rollback(time=time.time(), partition=partition, reason="a test"))

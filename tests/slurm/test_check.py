@@ -6,6 +6,7 @@ import os
 import pwd
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -78,8 +79,9 @@ def test_who_may_do_what(slurm_cluster: SlurmCluster, examined: Examine) -> None
 
 def test_settings_that_stand_in_the_way(slurm_cluster: SlurmCluster, examined: Examine) -> None:
     slurm_cluster.site.configure(
-        AccountingStorageTRES="", SchedulerParameters="", PriorityType="priority/basic", JobSubmitPlugins="lua"
-    )
+        AccountingStorageTRES="", SchedulerParameters="", PriorityType="priority/basic", JobSubmitPlugins="lua",
+        PrivateData="jobs",
+    )  # fmt: skip
     found = examined(SlurmMode.DECIDE)
     assert found.wrong == {"gpus in tres", "priority", "scheduler"}
     assert "AccountingStorageTRES=gres/gpu" in found.one("gpus in tres").hint
@@ -88,6 +90,8 @@ def test_settings_that_stand_in_the_way(slurm_cluster: SlurmCluster, examined: E
     )
     assert "batch_sched_delay=0,sched_interval=5,bf_interval=5" in found.one("scheduler").hint
     assert "in place of SiteFactor" in found.one("priority").message
+    blind = examined(user=USERS[0]).one("rights")
+    assert (blind.status, blind.message[:16]) == ("fail", "PrivateData=jobs")
     assert examined().wrong == {"gpus in tres"}  # what only other modes need is no fault
 
 
@@ -128,15 +132,16 @@ def test_slurm_that_does_not_answer(slurm_cluster: SlurmCluster) -> None:
 def test_which_gpus_slurm_means_is_known(slurm_cluster: SlurmCluster, examined: Examine) -> None:
     slurm_cluster.site.configure(orders={"dgx003": [3, 1, 2, 0, 7, 6, 5, 4]})
     (found,) = [f for f in slurm_cluster.json("check") if f["check"] == "gres.conf"]
-    assert found["status"] == "ok"
     assert found["message"].endswith("; dgx003 in an order of their own")
+    assert (found["status"], "ConstrainDevices" in found["hint"]) == ("warn", True), "jobs are kept from no GPU here"
     inventory = load_inventory(slurm_cluster.inventory)
     seen = examine_slurm(inventory, slurm_cluster.state, {"A100": SlurmMode.OBSERVE}, None, time.time())[1]
     assert seen is not None
 
     def judged(gres_conf: str | None) -> dict[str, str]:
         wiring = {"dgx001": Wiring(gpus=tuple(GpuWiring(index=i, minor=i) for i in range(8)))}
-        found = judge_positions(inventory, structs.replace(seen, gres_conf=gres_conf), wiring)
+        kept = {**seen.config, "TaskPlugin": "task/affinity,task/cgroup", "ConstrainDevices": "yes"}
+        found = judge_positions(inventory, structs.replace(seen, gres_conf=gres_conf, config=kept), wiring)
         return {f.subject: f.message for f in found if f.status == "warn"}
 
     assert list(judged(None)) == ["slurm"]
@@ -149,3 +154,27 @@ def test_which_gpus_slurm_means_is_known(slurm_cluster: SlurmCluster, examined: 
         judged("\n".join(lines).replace("[0-7]", "[0-3]"))["dgx002"]
         == "gres.conf names 4 device files, Slurm has 8 GPUs"
     )
+
+
+def test_the_guard_of_the_guide_keeps_users_from_the_lease(slurm_cluster: SlurmCluster, examined: Examine) -> None:
+    site, user = slurm_cluster.site, USERS[0]
+    site.configure(JobSubmitPlugins="lua")
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "slurm.md").read_text("utf-8")
+    script = guide.partition("```lua\n")[2].partition("```")[0].replace("990", str(pwd.getpwnam(OPERATOR).pw_uid))
+    lua = site.folder / "job_submit.lua"
+    before = lua.read_text()
+    lua.write_text(script)
+    try:
+        assert examined(SlurmMode.DECIDE).one("guard").message == "job_submit.lua is at work"
+        site.run(
+            "scontrol create reservation ReservationName=gpusched Nodes=dgx001 StartTime=now Duration=5 "
+            "Users=-nobody Flags=FLEX,IGNORE_JOBS".split()
+        )
+        named = ["sbatch", "--reservation=gpusched", "--wrap", "true", "-o", "/dev/null"]
+        job = site.sbatch("sleep 1000", "--hold", user=user)
+        change = ["scontrol", "update", f"JobId={job}", "ReservationName=gpusched"]
+        for words in (named, change):
+            assert site.run(words, user=user, check=False).returncode, words
+        site.run(change, user=OPERATOR)
+    finally:
+        lua.write_text(before)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from msgspec import structs
+from msgspec.json import encode
 
 from gpusched.cli.main import OF_JOBS
 from gpusched.cli.main import run as gpusched
 from gpusched.client.slurm import _INSTEAD, in_charge
 from gpusched.model.jobs import Job, JobSpec, JobState
-from gpusched.model.slurm import SlurmFacts
+from gpusched.model.slurm import LEASE, TROUBLE, SlurmFacts, Trouble
 from gpusched.queue.store import Store
 from tests.slurm.conftest import SlurmCluster
 from tests.testbed import wait_until
@@ -229,12 +231,50 @@ def test_ids_of_slurm_are_whole(slurm_cluster: SlurmCluster) -> None:
     assert "there is no job" in slurm_cluster.cli("show", f"{array}_4", check=False).stderr
 
 
+SPEC = JobSpec(
+    name="a", partition="A100", nodes=1, gpus_per_node=1, cores_per_node=1, memory_mib_per_node=1, time_limit_s=60
+)
+
+
+def store(site: Path, *jobs: Job, **meta: str) -> None:
+    """What the controller has put there."""
+    with closing(Store.create_or_open(site / "state")) as opened, opened.transaction():
+        opened.put_jobs(jobs)
+        for key, value in meta.items():
+            opened.set_meta(key, value)
+
+
 def test_an_id_that_slurm_used_again_means_its_latest_job(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    spec = JobSpec(name="a", partition="A100", nodes=1, gpus_per_node=1, cores_per_node=1, memory_mib_per_node=1,
-                   time_limit_s=60)  # fmt: skip
-    old = Job(id="7", user="alice", uid=1, spec=spec, state=JobState.CANCELLED, submit_time=1.0, slurm=SlurmFacts())
-    with closing(Store.create_or_open(site / "state")) as store:
-        store.put_jobs([old, *(structs.replace(old, id=f"7~{n}", state=JobState.PENDING) for n in (2, 3))])
+    old = Job(id="7", user="alice", uid=1, spec=SPEC, state=JobState.CANCELLED, submit_time=1.0, slurm=SlurmFacts())
+    store(site, old, *(structs.replace(old, id=f"7~{n}", state=JobState.PENDING) for n in (2, 3)))
     for typed, meant in (("7", "7~3"), ("7~2", "7~2")):
         assert gpusched(["show", typed, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["id"] == meant
+
+
+def test_a_job_on_its_way_and_slurms_silence_are_told(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = SlurmFacts(
+        state="PENDING", reason="Reservation", priority=9, site_factor=2, account="lab", qos="normal", restarts=1,
+        partitions=("A100", "mixed"), reservation=LEASE, pinned=("n1", "n2"), pinned_at=0.0,
+    )  # fmt: skip
+    job = Job(
+        id="7", user="alice", uid=1, spec=SPEC, state=JobState.STARTING, submit_time=1.0, policy="sjf", slurm=facts
+    )
+    trouble = encode(Trouble(since=time.time(), why="squeue got no answer")).decode()
+    store(site, job, **{TROUBLE: trouble, "heartbeat": str(time.time())})
+    assert gpusched(["show", "7"]) == 0
+    shown = capsys.readouterr().out
+    for line in (
+        "in Slurm:     PENDING (Reservation), priority 9, site factor 2", "account:      lab, qos normal",
+        "partitions:   A100, mixed", "reservation:  gpusched", "sent to:      n[1-2], ", "requeued:     1 times",
+    ):  # fmt: skip
+        assert line in shown
+    assert "so nothing is decided: squeue got no answer" in shown
+    assert gpusched(["why", "7"]) == 0
+    why = capsys.readouterr().out
+    assert "Slurm says:    PENDING (Reservation), priority 9, sent to n[1-2]" in why
+    assert "gpusched says: sjf decided on it; Slurm starts it" in why
+    assert "warning: Slurm has not answered since" in why
+    assert gpusched(["status", "7", "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert (told["slurm"]["pinned"], told["slurm"]["site_factor"]) == (["n1", "n2"], 2)

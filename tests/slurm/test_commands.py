@@ -116,6 +116,7 @@ def test_memory_is_that_of_the_whole_job_where_slurm_counts_it(slurm: Slurm, sit
 
 def test_arrays_and_heterogeneous_jobs(slurm: Slurm, site: SlurmSite) -> None:
     array = str(site.sbatch(SLEEP, "--array=3,8-12:2%2", "--gpus-per-node=1", user=ANN))
+    sparse = str(site.sbatch(SLEEP, "--hold", f"--array={','.join(map(str, range(1, 99, 3)))}%7"))
     pair = str(site.sbatch("#!/bin/sh\n#SBATCH -H -n2\n#SBATCH hetjob\n#SBATCH -n3\nsleep 1000\n"))
     names = [f"{array}_{n}" for n in (3, 8, 10, 12)]
     site.wait(names[1], "RUNNING")
@@ -125,7 +126,14 @@ def test_arrays_and_heterogeneous_jobs(slurm: Slurm, site: SlurmSite) -> None:
     ]  # fmt: skip
     assert {(found[name].array_id, found[name].array_limit) for name in names} == {(array, 2)}
     assert (found[names[2]].raw_id, found[names[2]].gpus) == (array, {"": 1})
+    assert sorted((job.array_index, job.array_limit) for job in found.values() if job.array_id == sparse) == [
+        (n, 7) for n in range(1, 99, 3)
+    ]
     assert [found[f"{pair}+{n}"].cpus for n in (0, 1)] == [2, 3]
+    slurm.update([f"update JobId={sparse}_97 SiteFactor=1"])  # squeue has left out the last, and does the next to last
+    tasks = {job.array_index: job.raw_id for job in slurm.jobs() if job.array_id == sparse}
+    assert sorted(tasks) == list(range(1, 99, 3))
+    assert tasks[94] == sparse != tasks[97]
     # the first update makes a task a job of its own; that is no reason to lose sight of it
     assert slurm.update([f"update JobId={names[3]} ReqNodeList=dgx003", f"requeue {names[0]}"]) == {}
     wait_until(lambda: site.state(names[0]) == "PENDING", what="the requeue")

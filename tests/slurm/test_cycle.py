@@ -9,6 +9,7 @@ import pytest
 
 from gpusched.controller.slurm.cycle import TROUBLE
 from gpusched.model.jobs import ENDED, JobState
+from gpusched.slurm import lease
 from tests.slurm.conftest import SlurmCluster
 from tests.testbed import wait_until
 
@@ -157,6 +158,29 @@ def test_slurms_word_for_a_node_goes_before_ours(slurm_cluster: SlurmCluster) ->
 
 def _text(path: Path) -> str:
     return path.read_text().strip() if path.exists() else ""
+
+
+def test_who_is_to_start_counts_and_pays_nothing(slurm_cluster: SlurmCluster) -> None:
+    """A pin holds GPUs that a plan must not give away, and that it does not have yet."""
+    site, node = slurm_cluster.site, slurm_cluster.testbed.node("dgx001")
+    site.wait(runs := site.sbatch("sleep 1000", "--gpus=4", "-w", "dgx001"), "RUNNING")
+    waits = site.sbatch("sleep 1000", "--gpus=8", "-N1", "-w", "dgx001", "--time=10", user="games")
+
+    def tick() -> None:
+        begin = lease.create(["dgx001"], enforced=False)
+        site.run(["scontrol"], input=f"{begin}\n{lease.start(str(waits), ['dgx001'])}\n", check=False)
+        slurm_cluster.cli("tick")  # nobody has put gpusched in charge: it takes the pin back
+
+    tick()
+    assert kinds(slurm_cluster, waits) == ["submitted", "starting"]
+    pinned = job_of(slurm_cluster, waits)
+    assert (pinned.state, pinned.slurm.pinned) == (JobState.STARTING, ("dgx001",))
+    assert gpus_of(slurm_cluster, waits) == {"dgx001": (4, 5, 6, 7)}, "what is there"
+    node.nvml_set({f"gpu{i}.energy_mj": 1_000_000 * (i + 1) + 1000 for i in range(8)})
+    tick()
+    with slurm_cluster.reader() as reader:
+        assert reader is not None
+        assert reader.energy_of_jobs() == {str(runs): 4.0}
 
 
 def test_where_slurm_does_not_answer_nothing_is_decided_and_time_goes_on(slurm_cluster: SlurmCluster) -> None:

@@ -105,6 +105,12 @@ def test_tasks_of_an_array_have_its_limit_also_once_one_of_them_is_a_job_of_its_
     assert second[1].req_nodes == ("dgx4",)
 
 
+def test_tasks_that_wait_together_share_nothing_that_differs():
+    wait = [{"JobID": "7", "ArrayTaskID": str(n), "JobArrayID": f"7_{n}", "ArrayJobID": "7"} for n in range(3)]
+    wait[1] |= {"Reason": "BeginTime", "RestartCnt": "1"}
+    assert [(job.reason, job.restarts) for job in read(*wait)] == [("Priority", 0), ("BeginTime", 1), ("Priority", 0)]
+
+
 def test_what_did_not_change_is_the_same_object_and_what_changed_is_not():
     reader = JobReader()
     jobs = [{"JobID": "1"}, {"JobID": "2"}, {"JobID": "3"}, {"JobID": "4"}]

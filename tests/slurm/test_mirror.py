@@ -19,7 +19,7 @@ from gpusched.controller.slurm.requests import NO_LIMIT_S, Site, request_of
 from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
 from gpusched.model.readings import GpuWiring, Wiring
 from gpusched.model.resources import Inventory, Node, Partition, RuntimeName
-from gpusched.model.slurm import LEASE, SlurmJob, SlurmPartition
+from gpusched.model.slurm import LEASE, SlurmFacts, SlurmJob, SlurmPartition, barred
 
 T = 1_800_000_000.0
 
@@ -79,13 +79,10 @@ class Kept:
         for step in steps:
             self.jobs[step.job.id] = step.job
             self.events += step.events
-            over = step.ended
-            if over is not None and over[0] != step.job.attempt:
-                self.runs[step.job.id, over[0]][1:] = over[1:]
             if step.began:
                 self.runs[step.job.id, step.job.attempt] = [step.job.start_time]
-            if over is not None and over[0] == step.job.attempt:
-                self.runs[step.job.id, over[0]][1:] = over[1:]
+            if step.ended is not None:
+                self.runs[step.job.id, step.ended[0]][1:] = step.ended[1:]
 
     def again(self) -> None:
         """The controller is started again."""
@@ -203,6 +200,19 @@ def test_a_begin_time_and_a_dependency_keep_a_job_waiting() -> None:
     assert facts.reason == "Dependency"
 
 
+@pytest.mark.parametrize(
+    ("reason", "reservation", "why"),
+    [
+        ("Resources", "", ""), ("BeginTime", "", ""), ("Priority", LEASE, ""), ("Resources", "maint", "maint"),
+        ("QOSMaxGRESPerUser", "", "QOSMaxGRESPerUser"), ("JobArrayTaskLimit", "", "JobArrayTaskLimit"),
+    ],
+)  # fmt: skip
+def test_what_slurm_does_not_let_start_is_left_to_it(reason: str, reservation: str, why: str) -> None:
+    facts = SlurmFacts(reason=reason, reservation=reservation)
+    assert why in barred(facts)
+    assert bool(barred(facts)) == bool(why)
+
+
 # -- attempts and ids --------------------------------------------------------------------------------------------
 
 
@@ -218,6 +228,38 @@ def test_a_requeue_is_another_attempt_of_the_same_job() -> None:
     kept.look(running(restarts=1, submit_time=T + 50, start_time=T + 200, state="COMPLETED", end_time=T + 220))
     assert kept.jobs["7"].attempt == 2
     assert kept.runs["7", 2] == [T + 200, T + 220, JobState.COMPLETED]
+
+
+def test_a_requeue_that_nobody_saw_ended_an_attempt_all_the_same() -> None:
+    for then in (
+        job(state="CANCELLED", restarts=1, submit_time=T + 50, start_time=T + 60, end_time=T + 60),
+        running(restarts=1, submit_time=T + 50, start_time=T + 70),
+    ):
+        kept = Kept()
+        kept.look(running())
+        kept.look(then)
+        assert kept.runs["7", 1] == [T + 10, T + 50, JobState.PENDING]
+        assert kept.jobs["7"].state == then.state
+
+
+def test_an_ended_job_whose_id_was_used_before_is_known_again_after_a_restart() -> None:
+    kept = Kept()
+    kept.look(running(state="COMPLETED", end_time=T + 20))
+    second = running(state="FAILED", submit_time=T + 30, start_time=T + 40, end_time=T + 50)
+    kept.look(second)
+    assert (kept.jobs["7"].state, kept.jobs["7~2"].state) == ("COMPLETED", "FAILED")
+    kept.again()
+    assert kept.look(second) == []
+
+
+def test_a_job_that_completes_lets_go_of_its_nodes_soon() -> None:
+    kept = Kept()
+    kept.look(running(state="COMPLETING", end_time=T + 90))
+    found = kept.jobs["7"]
+    assert found.ending is not None
+    assert T + 90 < found.ending.kill_at < T + 200
+    kept.look(running(state="COMPLETED", end_time=T + 90))
+    assert kept.jobs["7"].ending is None
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -363,6 +405,8 @@ def test_what_slurm_says_again_is_not_looked_at() -> None:
     older = [msgspec.structs.replace(one, priority=6) for one in jobs]
     older[0] = running(id="0")
     assert [len(kept.look(*older)) for _ in range(4)] == [1 + MAX_DRIFTED, MAX_DRIFTED, 2499 - 2 * MAX_DRIFTED, 0]
+    limited = [msgspec.structs.replace(one, reason="QOSMaxGRESPerUser") for one in jobs[1:]]
+    assert len(kept.look(*limited)) == 2499, "nor that they may not start"
     held = [msgspec.structs.replace(one, priority=0, reason="JobHeldAdmin") for one in jobs]
     assert len(kept.look(*held)) == 2500, "that somebody holds them is no drift"
 

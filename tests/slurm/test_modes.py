@@ -17,7 +17,7 @@ from tests.testbed.waiting import wait_until
 
 def queue(site: SlurmSite, what: str) -> dict[str, str]:
     """Job -> what squeue says in this field."""
-    lines = site.run(["squeue", "-h", "-O", f"JobArrayID:40,{what}:200"]).stdout.splitlines()
+    lines = site.run(["squeue", "-h", "-r", "-O", f"JobArrayID:40,{what}:200"]).stdout.splitlines()
     return {line[:40].strip(): line[40:].strip() for line in lines}
 
 
@@ -182,7 +182,7 @@ def test_nobody_is_stuck_on_leased_nodes(beside: Beside) -> None:
         "#!/bin/sh\n#SBATCH --gpus-per-node=1 -p A100\n#SBATCH hetjob\n#SBATCH --gpus-per-node=2 -p A100\nsleep 9"
     )
     where = site.sbatch("sleep 1000", "--gpus-per-node=2", "-p", "A100,V100")
-    asked = beside.run()
+    asked = beside.run(start(str(some), "dgx001", "dgx003"), start(f"{parts}+0", "dgx001"), start(str(where), "dgx003"))
     assert f"update JobId={some} ReservationName=gpusched" in asked
     assert f"update JobId={other} ReservationName=gpusched" in asked
     assert [line for line in asked if f"JobId={parts}+" in line] == [
@@ -219,9 +219,7 @@ def test_no_more_than_200_jobs_are_updated_in_a_cycle(beside: Beside) -> None:
     site = beside.site
     full(site, "dgx001", "dgx003")
     site.sbatch("sleep 1", "--array=0-149", "--time=50", "--gpus-per-node=8", "--nodes=2")
-    last = [
-        str(site.sbatch("sleep 1", "--array=0-149", f"--time={n}", "--gpus-per-node=8", "--nodes=2")) for n in (9, 8)
-    ]
+    last = [str(site.sbatch("sleep 1", "-a0-149", f"--time={n}", "--gpus-per-node=8", "--nodes=2")) for n in (9, 8)]
     beside.promote("advise", "sjf")
     assert len(beside.run()) == MAX_UPDATES
     assert order_of_arrays(site) == [last[1], last[0]], "the shortest first"
@@ -253,7 +251,7 @@ def test_advice_is_an_order_that_rollback_takes_back(beside: Beside, kind: str) 
     assert order(site) == [jobs[3], jobs[2], new, jobs[1], jobs[0]]
     site.run(["scancel", held])
     site.wait(jobs[3], "RUNNING")
-    beside.cluster.cli("policy", "rollback", "-p", "A100")
+    beside.rollback()
     beside.begin()
     beside.run()
     assert order(site) == [*jobs[:3], new]
@@ -271,7 +269,7 @@ def test_a_site_factor_of_an_admin_stays(beside: Beside) -> None:
     beside.promote("advise", "sjf")
     beside.run()
     assert order(site) == jobs[::-1]
-    beside.cluster.cli("policy", "rollback", "-p", "A100")
+    beside.rollback()
     beside.run()
     assert order(site) == jobs
     assert site.run(["sprio", "-h", "-o", "%i %S"]).stdout.split() == [jobs[0], "77", jobs[1], "0"]

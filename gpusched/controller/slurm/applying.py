@@ -13,19 +13,17 @@ from typing import NamedTuple
 import msgspec
 
 from gpusched.controller.slurm.cycle import Decided
+from gpusched.controller.slurm.mirror import NOT_YET, is_pinned
 from gpusched.controller.slurm.ordering import Ordering
 from gpusched.controller.slurm.reading import Told
 from gpusched.model.events import Event
 from gpusched.model.jobs import Job, Preemptions
 from gpusched.model.plan import Plan, Preempt, Reason, ReasonCode, Start
 from gpusched.model.resources import Inventory
-from gpusched.model.slurm import LEASE, SlurmJob, SlurmMode, bar
+from gpusched.model.slurm import LEASE, LEASE_TROUBLE, SlurmJob, SlurmMode, bar
 from gpusched.queue.store import Store
 from gpusched.slurm import lease
 from gpusched.slurm.commands import Slurm
-
-LEASE_TROUBLE = "slurm_lease_trouble"
-"""Meta: why there is no lease though a partition's mode is decide; "": there is, or none is wanted."""
 
 PIN_S = 30.0
 """A start that has not come about by then is withdrawn."""
@@ -34,7 +32,6 @@ _RENEW_S = 10.0  # each renewal is a line in slurmctld's log, and a row in its d
 _MOST_TRIES = 2  # a job that did not start on decided nodes so often starts where Slurm wants
 _REMEMBER_S = 600.0  # of a failed start, and of a requeue of ours
 _GONE = ("no longer pending", "already finished", "Invalid job id", "already completing")
-_NOT_YET = ("JobHeld", "BeginTime", "Dependency")
 
 
 class Ask(NamedTuple):
@@ -82,8 +79,8 @@ class LeaseApplier:
             starts = self._starts(queue, decided, deciding, leased, withdrawn_now)
             asks += starts + self._admissions(queue, decided, deciding, leased, {ask.job for ask in starts})
         elif deciding and decided is not None:
-            why = self._store.meta(LEASE_TROUBLE) or "it was not renewed"
-            self._explain({a.job_id: _refused(f"there is no lease: {why}") for a in _starts_of(decided, deciding)})
+            why = self._store.meta(LEASE_TROUBLE) or "the lease was not renewed"
+            self._explain({a.job_id: _refused(why) for a in _starts_of(decided, deciding)})
         late = {ask.job: _LATER for ask in asks[room:] if ask.what in ("start", "admit")}
         self._explain(late)
         self._send(asks[:room], now, decided)
@@ -113,13 +110,13 @@ class LeaseApplier:
             why = self._slurm.update([line]).get(0, "")
             if not why:
                 break
-        self._note_trouble(why)
+        self._note_trouble(f"Slurm refuses the lease, so it decides itself: {why}" if why else "")
         return not why
 
     def _note_trouble(self, why: str) -> None:
         if why != (self._store.meta(LEASE_TROUBLE) or ""):
             self._store.set_meta(LEASE_TROUBLE, why)
-            self._say(f"Slurm refuses the lease, so it decides itself: {why}" if why else "the lease is in order again")
+            self._say(why or "the lease is in order again")
 
     # -- what is withdrawn ---------------------------------------------------------------------------------------
 
@@ -132,7 +129,7 @@ class LeaseApplier:
                 continue
             stored = queue.stored(job)
             facts = stored.slurm if stored is not None else None
-            own = facts.nodelist if facts is not None else ()
+            own = facts.nodelist if facts is not None else job.req_nodes
             if job.reservation != LEASE:
                 # Slurm has ended the lease: it took the reservation off the job, and left it our nodes.
                 if facts is not None and facts.pinned:
@@ -143,9 +140,11 @@ class LeaseApplier:
                 since = facts.pinned_at if facts is not None else None
                 since = since if since is not None else self._seen.setdefault(job.id, now)
                 late = now - since >= PIN_S
-                keep = theirs and not late and set(job.req_nodes) <= set(leased)
+                keep = not late and set(job.req_nodes) <= set(leased)
                 if late and theirs:
                     self._tried(job.id, now, job.reason)
+            elif len(job.req_nodes) >= max(1, job.nodes) and theirs:
+                keep = False  # it does not start now: held since, or requeued
             else:
                 own = job.req_nodes
                 keep = bool(leased) and (not theirs or bool(self._left(job)))
@@ -212,8 +211,6 @@ class LeaseApplier:
             elif left:
                 reasons[action.job_id] = _admitted(left)
                 asks += self._admit(queue, job)
-            elif job.reservation == LEASE:
-                continue
             elif not inside.issuperset(nodes):
                 out = ", ".join(node for node in nodes if node not in inside)
                 reasons[action.job_id] = _refused(f"{out} is not in the lease: another reservation has it")
@@ -230,7 +227,7 @@ class LeaseApplier:
         reasons: dict[str, Reason] = {}
         asks: list[Ask] = []
         for job in queue.waiting.values():
-            if job.reservation or job.priority == 0 or bar(job.reason) or job.reason.startswith(_NOT_YET):
+            if job.reservation or job.priority == 0 or bar(job.reason) or job.reason.startswith(NOT_YET):
                 continue
             name = queue.name(job)
             mine = deciding & set(job.partitions)
@@ -328,11 +325,6 @@ class _Queue:
 def slurm_id(name: str) -> str:
     """Slurm's own id of a job of the store."""
     return name.partition("~")[0]
-
-
-def is_pinned(job: SlurmJob) -> bool:
-    """Whether a job that waits was asked to start, on nodes that were decided for all of it."""
-    return job.reservation == LEASE and len(job.req_nodes) >= max(1, job.nodes)
 
 
 def why_left(job: SlurmJob) -> str:

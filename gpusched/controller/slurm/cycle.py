@@ -175,7 +175,7 @@ class SlurmCycle:
             world = World(site=site, positions=told.positions, devices=devices, now=now)
             steps = self._mirror.steps(told.jobs, world) + self._gone(told, now)
         with self._store.transaction():
-            self._write(steps, active)
+            self._write(steps)
             after = {job.id: job for job in self._store.active()}
             if world is not None and told is not None:
                 guesses = with_guesses(after.values(), world.site)
@@ -238,17 +238,14 @@ class SlurmCycle:
                 steps.append(forgotten(job, now))
         return steps
 
-    def _write(self, steps: list[Step], active: Mapping[str, Job]) -> None:
+    def _write(self, steps: list[Step]) -> None:
         self._store.put_jobs(step.job for step in steps)
         self._store.append(event for step in steps for event in step.events)
         for step in steps:
-            over = step.ended
-            if over is not None and over[0] != step.job.attempt:
-                self._store.close_run(step.job.id, *over)
             if step.began:
                 self._store.open_run(run_of(step.job, self.inventory))
-            if over is not None and over[0] == step.job.attempt:
-                self._store.close_run(step.job.id, *over)
+            if step.ended is not None:
+                self._store.close_run(step.job.id, *step.ended)
 
     def _put_array_limits(self, told: Told) -> None:
         found = {job.array_id: job.array_limit for job in told.jobs if job.array_id and job.state == "PENDING"}

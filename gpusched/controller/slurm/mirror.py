@@ -49,6 +49,9 @@ _STATES = {
     "RECONFIG_FAIL": JobState.NODE_FAIL,
     "PREEMPTED": JobState.PREEMPTED,
 }
+NOT_YET = ("JobHeld", "BeginTime", "Dependency")
+"""Beginnings of Slurm's reasons by which a job itself does not start now."""
+
 _HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 
 
@@ -83,11 +86,17 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     ended: tuple[int, float, JobState] | None = None
 
 
+def is_pinned(job: SlurmJob) -> bool:
+    """Whether a job that waits was asked to start on nodes for all of it, and may: one that was requeued keeps them."""
+    asked = job.state == "PENDING" and job.reservation == LEASE and len(job.req_nodes) >= max(1, job.nodes)
+    return asked and not job.reason.startswith(NOT_YET)
+
+
 def state_of(job: SlurmJob) -> JobState:
     """The state in our words; one that is not known counts as waiting while it has no nodes, else as running."""
     if job.state == "DEADLINE" and not job.node_names:
         return JobState.CANCELLED
-    if job.state == "PENDING" and job.reservation == LEASE and len(job.req_nodes) >= max(1, job.nodes):
+    if is_pinned(job):
         return JobState.STARTING
     return _STATES.get(job.state, JobState.RUNNING if job.node_names else JobState.PENDING)
 
@@ -133,7 +142,7 @@ def mirrored(job: SlurmJob, stored: Job | None, store_id: str, world: World) -> 
         "exit_code": job.exit_code if state in ENDED else None,
         "attempt": job.restarts + (started or state is JobState.STARTING),
         "held_by": ("admin" if job.reason == "JobHeldAdmin" else "user") if _waits(state) and held else "",
-        "ending": _ending(job, stored, world.now) if state is JobState.COMPLETING else None,
+        "ending": _ending(job, world.now) if state is JobState.COMPLETING else None,
         "slurm": SlurmFacts(
             state=job.state,
             reason="" if reason == "None" else reason,
@@ -175,10 +184,8 @@ def _waits(state: JobState) -> bool:
     return state in (JobState.PENDING, JobState.STARTING)
 
 
-def _ending(job: SlurmJob, stored: Job | None, now: float) -> Ending:
+def _ending(job: SlurmJob, now: float) -> Ending:
     """By it what waits for its nodes can be told when; how it ends Slurm says when it has."""
-    if stored is not None and stored.state is JobState.COMPLETING and stored.ending is not None:
-        return stored.ending
     return Ending(outcome=JobState.COMPLETED, reason="", kill_at=(job.end_time or now) + COMPLETING_S)
 
 
