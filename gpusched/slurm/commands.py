@@ -15,7 +15,7 @@ from typing import TypeVar
 from gpusched.errors import GpuschedError
 from gpusched.model.slurm import SlurmJob, SlurmNode, SlurmPartition, SlurmReservation
 from gpusched.slurm import records
-from gpusched.slurm.jobs import WAITING_FORMAT, JobReader, left_out, stepped
+from gpusched.slurm.jobs import WAITING_FORMAT, JobReader
 
 LIMIT_S = 10.0
 """A command that takes longer is taken for one that got no answer: slurmctld frozen, gone, or far too busy."""
@@ -65,19 +65,14 @@ class Slurm:
             self.config()
         # --array: else waiting tasks are one line with their array, also those that have become jobs of their own
         text = self._run((*_SQUEUE, "--array", "--states=all", "--noconvert"), SQUEUE_FORMAT2=self._reader.format)
-        waiting = self._run((*_SQUEUE, "--states=pending", f"--format={WAITING_FORMAT}"))
+        waiting = self._run(
+            (*_SQUEUE, "--states=pending", f"--format={WAITING_FORMAT}"), SQUEUE_ARRAY_UNIQUE="1", SLURM_BITSTR_LEN="0"
+        )
         factors = self._site_factors() if site_factors and self._has_factors else {}
         try:
-            found = self._reader.read(text, waiting, factors, bool(self._counts_memory))
-            return found + self._left_out(found)
+            return self._reader.read(text, waiting, factors, bool(self._counts_memory))
         except ValueError as error:
             raise _no_answer(f"squeue says what cannot be read of {error}") from None
-
-    def _left_out(self, jobs: Sequence[SlurmJob]) -> list[SlurmJob]:
-        """Tasks that ``squeue --array`` leaves out: of 1-9:2 it has 1, 3, 5 and 7."""
-        arrays = stepped(jobs)
-        texts = self._shown(arrays, "--oneliner")
-        return [task for array, text in zip(arrays, texts, strict=True) for task in left_out(array, text, jobs)]
 
     def nodes(self) -> list[SlurmNode]:
         """All nodes."""
@@ -98,22 +93,18 @@ class Slurm:
             jobs: That run; each costs slurmctld a small call of its own, so ask once for each.
         """
         asked = list(jobs)
-        texts = self._shown([job.raw_id for job in asked], "--oneliner", "--details")
-        told = {job.id: records.positions(text, job.name) for job, text in zip(asked, texts, strict=True)}
-        return {job: held for job, held in told.items() if held}
-
-    def _shown(self, ids: Sequence[str], *options: str) -> list[str]:
-        """What ``scontrol show job`` says of each; "" of one that is not known."""
-        if not ids:
-            return []
-        marks = [f"{self._mark}{at}" for at in range(len(ids))]
-        lines = [f"show job {job}\nshow hostnames {mark}\n" for job, mark in zip(ids, marks, strict=True)]
-        text = self._run(("scontrol", *options), "".join(lines), self._limit_s + 0.02 * len(ids), merged=True)
+        if not asked:
+            return {}
+        marks = [f"{self._mark}{at}" for at in range(len(asked))]
+        lines = [f"show job {job.raw_id}\nshow hostnames {mark}\n" for job, mark in zip(asked, marks, strict=True)]
+        limit_s = self._limit_s + 0.02 * len(asked)
+        text = self._run(("scontrol", "--details", "--oneliner"), "".join(lines), limit_s, merged=True)
         text = "\n" + _PROMPT.sub("", text)
-        found = []
-        for mark in marks:
+        found: dict[str, dict[str, tuple[int, ...]]] = {}
+        for job, mark in zip(asked, marks, strict=True):
             record, _, text = text.partition(f"\n{mark}\n")
-            found.append(record)
+            if told := records.positions(record, job.name):
+                found[job.id] = told
         return found
 
     def config(self) -> dict[str, str]:
@@ -191,7 +182,7 @@ class Slurm:
         """What the command prints; with ``merged`` its errors too, and its exit status does not count."""
         limit_s = limit_s or self._limit_s
         own = {key: value for key, value in os.environ.items() if not _OWN.match(key) or key in _KEPT}
-        own |= {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0", "COLUMNS": "1000000", **env}
+        own |= {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "COLUMNS": "1000000", **env}
         errors = subprocess.STDOUT if merged else subprocess.PIPE
         try:
             process = subprocess.Popen(
@@ -204,7 +195,7 @@ class Slurm:
         try:
             out, err = process.communicate(stdin.encode(), limit_s)
         except subprocess.TimeoutExpired:
-            why = f"got no answer from Slurm in {limit_s:.0f} s"
+            why = f"got no answer from Slurm in {limit_s:.3g} s"
         finally:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):

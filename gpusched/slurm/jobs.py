@@ -6,7 +6,6 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
 from typing import TypedDict
 
 import msgspec
@@ -54,14 +53,15 @@ class JobReader:
         Raises:
             ValueError: A field is not what Slurm is known to print.
         """
-        beside = waiting_jobs(waiting, self._waiting)
+        beside = self._waiting = waiting_jobs(waiting, self._waiting)
         read: dict[str, SlurmJob] = {}
         arrays: dict[str, SlurmJob] = {}
         for record in text.split(self._behind + "\n")[:-1]:
             job = self._read.get(record) or self._job(record, arrays, memory)
-            read[record] = _with(job, beside.get(job.array_id or job.raw_id, _UNSAID), site_factors.get(job.raw_id, 0))
-        self._read, self._waiting = read, beside
-        return list(read.values())
+            read[record] = _with(job, beside, site_factors.get(job.raw_id, 0))
+        self._read = read
+        jobs = list(read.values())
+        return jobs + _left_out(jobs, beside)
 
     def _job(self, record: str, arrays: dict[str, SlurmJob], memory: bool) -> SlurmJob:
         """A job's record; of an array of 100,000 tasks all but what each has for itself is read once."""
@@ -144,75 +144,62 @@ def _identity(raw_id: str, task: str, shown_id: str) -> _Identity:
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """What ``squeue -O`` has no field for: how many tasks of an array may run at once, nodes that are excluded."""
+    """What ``squeue -O`` has no field for: how many tasks of an array may run at once, excluded nodes, the tasks."""
 
     array_limit: int | None = None
     exc_nodes: tuple[str, ...] = ()
+    tasks: str = ""
 
 
 _UNSAID = Waiting()
-WAITING_FORMAT = "%F %K %x"
+WAITING_FORMAT = "%A %F %K %x"
 
 
 def waiting_jobs(text: str, before: Mapping[str, Waiting]) -> dict[str, Waiting]:
-    """JobId, or that of the array -> what is said there, from ``squeue --format`` with `WAITING_FORMAT`.
+    """JobId -> what is said there, from ``squeue --format`` with `WAITING_FORMAT`.
 
     Args:
-        text: One line for each job, or array.
-        before: What was said last; squeue says an array's limit only until one of its tasks is a job of its own.
+        text: A line for each job; what stands at an array's id is for those of its tasks that have no line.
+        before: What was said last: once a single task of an array is left in its record, the limit is said no more.
     """
     found: dict[str, Waiting] = {}
     for line in text.splitlines():
-        array_id, tasks, excluded = line.split(" ", 2)
-        limit = tasks.rpartition("%")[2] if "%" in tasks else ""
-        known = int(limit) if limit.isdecimal() else before.get(array_id, _UNSAID).array_limit
-        told = Waiting(known, records.hosts(excluded))
-        if told != _UNSAID:
-            found[array_id] = told
+        raw_id, array_id, tasks, excluded = line.split(" ", 3)
+        limit = before.get(array_id, _UNSAID).array_limit
+        if raw_id == array_id and not tasks.isdecimal() and tasks not in records.NOTHING:
+            tasks, _, said = tasks.partition("%")
+            limit = int(said) if said.isdecimal() else None
+        else:
+            tasks = ""
+        told = Waiting(limit, records.hosts(excluded), tasks)
+        if raw_id != array_id or told != _UNSAID:
+            found[raw_id] = told
+            found.setdefault(array_id, told)  # versions that print an array in one line may name any of its tasks
     return found
 
 
-def stepped(jobs: Sequence[SlurmJob]) -> list[str]:
-    """Arrays of which several tasks wait together, each as far from the one before, and not next to it."""
-    tasks: dict[str, list[int]] = {}
-    for job in jobs:
-        if job.array_index is not None and job.raw_id == job.array_id and job.state == "PENDING":
-            tasks.setdefault(job.array_id, []).append(job.array_index)
-    steps = {array: {b - a for a, b in pairwise(sorted(found))} for array, found in tasks.items()}
-    return [array for array, found in steps.items() if len(found) == 1 and found != {1}]
-
-
-def left_out(array: str, text: str, jobs: Sequence[SlurmJob]) -> list[SlurmJob]:
-    """Tasks of an array that wait together and are not among the jobs.
-
-    Args:
-        array: Its id.
-        text: What ``scontrol -o show job`` says of it; all of these jobs are one user's.
-        jobs: All.
-
-    Raises:
-        ValueError: The list of tasks is not what Slurm is known to print.
-    """
-    found = re.search(rf"^JobId={array} ArrayJobId={array} ArrayTaskId=(\S+) ", text, re.MULTILINE)
-    known = {job.array_index: job for job in jobs if job.array_id == array}
-    like = next((job for job in known.values() if job.raw_id == array), None)
-    if found is None or like is None:
-        return []
-    indices = map(int, numbers(found[1].partition("%")[0]))
-    return [
-        msgspec.structs.replace(like, id=f"{array}_{index}", array_index=index)
-        for index in indices
-        if index not in known
-    ]
-
-
-def _with(job: SlurmJob, waiting: Waiting, site_factor: int) -> SlurmJob:
+def _with(job: SlurmJob, beside: Mapping[str, Waiting], site_factor: int) -> SlurmJob:
     """The job with what other commands say of it; the same object where it has that already."""
-    if (job.array_limit, job.exc_nodes, job.site_factor) == (waiting.array_limit, waiting.exc_nodes, site_factor):
+    of_array = beside.get(job.array_id or job.raw_id, _UNSAID)
+    limit, excluded = of_array.array_limit, beside.get(job.raw_id, of_array).exc_nodes
+    if (job.array_limit, job.exc_nodes, job.site_factor) == (limit, excluded, site_factor):
         return job
-    return msgspec.structs.replace(
-        job, array_limit=waiting.array_limit, exc_nodes=waiting.exc_nodes, site_factor=site_factor
-    )
+    return msgspec.structs.replace(job, array_limit=limit, exc_nodes=excluded, site_factor=site_factor)
+
+
+def _left_out(jobs: Sequence[SlurmJob], beside: Mapping[str, Waiting]) -> list[SlurmJob]:
+    """Tasks that ``squeue --array`` leaves out: of 1-97:3 the last (22.05)."""
+    arrays = {array for array, told in beside.items() if ":" in told.tasks}
+    known: dict[str, dict[int | None, SlurmJob]] = {}
+    for job in jobs if arrays else ():
+        if job.array_id in arrays:
+            known.setdefault(job.array_id, {})[job.array_index] = job
+    found: list[SlurmJob] = []
+    for array, tasks in known.items():
+        missing = sorted(set(map(int, numbers(beside[array].tasks))).difference(tasks))
+        for like in [job for job in tasks.values() if job.raw_id == array][:1]:
+            found += [msgspec.structs.replace(like, id=f"{array}_{n}", array_index=n) for n in missing]
+    return found
 
 
 def _exit_code(status: str) -> int:

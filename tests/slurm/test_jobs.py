@@ -92,17 +92,28 @@ def test_gpus_of_the_whole_job(fields, gpus):
 def test_tasks_of_an_array_have_its_limit_also_once_one_of_them_is_a_job_of_its_own():
     reader = JobReader()
     wait = [{"JobID": "7", "ArrayTaskID": str(n), "JobArrayID": f"7_{n}", "ArrayJobID": "7"} for n in (3, 5, 8)]
-    first = reader.read(printed(reader.format, wait), "7 3-8%2 dgx[1-2]\n", {}, True)
+    first = reader.read(printed(reader.format, wait), "7 7 3,5,8%2 dgx[1-2]\n", {}, True)
     assert [(job.id, job.raw_id, job.array_id, job.array_index, job.array_limit) for job in first] == [
         ("7_3", "7", "7", 3, 2), ("7_5", "7", "7", 5, 2), ("7_8", "7", "7", 8, 2)
     ]  # fmt: skip
     assert first[0].exc_nodes == ("dgx1", "dgx2")
-    wait[1] |= {"JobID": "19", "State": "RUNNING", "ReqNodes": "dgx4"}
-    second = reader.read(printed(reader.format, wait), "7 3,8 dgx[1-2]\n", {}, True)
+    wait[1] |= {"JobID": "19", "ReqNodes": "dgx4"}
+    second = reader.read(printed(reader.format, wait), "7 7 3,8%2 dgx[1-2]\n19 7 5 \n", {}, True)
     assert [(job.id, job.raw_id, job.array_limit) for job in second] == [
         ("7_3", "7", 2), ("7_5", "19", 2), ("7_8", "7", 2)
     ]  # fmt: skip
-    assert second[1].req_nodes == ("dgx4",)
+    assert (second[1].req_nodes, second[1].exc_nodes) == (("dgx4",), ())
+    third = reader.read(printed(reader.format, wait), "7 7 3,8 dgx[1-2]\n19 7 5 \n", {}, True)
+    assert [job.array_limit for job in third] == [None, None, None], "its user has taken it back"
+
+
+def test_tasks_that_squeue_leaves_out_are_there():
+    reader = JobReader()
+    wait = [{"JobID": "7", "ArrayTaskID": str(n), "JobArrayID": f"7_{n}", "ArrayJobID": "7"} for n in range(1, 95, 3)]
+    wait[5] |= {"JobID": "19", "State": "RUNNING"}
+    found = reader.read(printed(reader.format, wait), "7 7 1-13:3,19-97:3%4 dgx1\n", {}, True)
+    assert [job.array_index for job in found] == list(range(1, 98, 3))
+    assert (found[-1].id, found[-1].raw_id, found[-1].array_limit, found[-1].exc_nodes) == ("7_97", "7", 4, ("dgx1",))
 
 
 def test_tasks_that_wait_together_share_nothing_that_differs():
@@ -114,9 +125,9 @@ def test_tasks_that_wait_together_share_nothing_that_differs():
 def test_what_did_not_change_is_the_same_object_and_what_changed_is_not():
     reader = JobReader()
     jobs = [{"JobID": "1"}, {"JobID": "2"}, {"JobID": "3"}, {"JobID": "4"}]
-    before = reader.read(printed(reader.format, jobs), "4 N/A dgx1\n", {}, True)
+    before = reader.read(printed(reader.format, jobs), "4 4 N/A dgx1\n", {}, True)
     jobs[1]["Reason"] = "Resources"
-    after = reader.read(printed(reader.format, jobs), "4 N/A dgx2\n", {"3": 5}, True)
+    after = reader.read(printed(reader.format, jobs), "4 4 N/A dgx2\n", {"3": 5}, True)
     assert after[0] is before[0]
     assert msgspec.structs.replace(before[1], reason="Resources") == after[1]
     assert (before[2].site_factor, after[2].site_factor) == (0, 5)

@@ -4,6 +4,8 @@ import pytest
 
 from gpusched.controller.slurm.reading import MAX_REST_S, SHARE, SlurmReader
 from gpusched.slurm.commands import NoAnswer, Slurm
+from tests.slurm.beside import Beside
+from tests.slurm.conftest import SlurmCluster
 from tests.testbed.slurm import SlurmSite
 
 
@@ -65,3 +67,24 @@ def test_the_time_in_which_slurm_was_silent_is_no_work_of_its(slurm: Priced, mon
     slurm.told = (112, 22.5)
     reader.read(1200.0, site_factors=False)
     assert not reader.is_due(1200.0 + 2 * 0.05 / SHARE - 0.01)
+
+
+def test_a_cycle_that_comes_too_early_asks_nothing_but_where_a_mode_has_changed(
+    slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", slurm_cluster.site.env["SLURM_CONF"])
+    beside, looks = Beside(slurm_cluster), []
+    ask = beside.slurm.jobs
+    monkeypatch.setattr(beside.slurm, "jobs", lambda *given: looks.append(given) or ask(*given))
+    beside.run()
+    assert len(looks) == 1
+    job = slurm_cluster.site.sbatch("sleep 1000")
+    beside.cycle._reader._rest_s = 1000.0
+    beside.cycle.run(3.0)
+    assert len(looks) == 1
+    assert beside.store.job(str(job)) is None
+    beside.promote("advise")
+    beside.cycle.run(3.0)
+    assert len(looks) == 2
+    assert beside.store.job(str(job)) is not None
+    beside.store.close()

@@ -203,7 +203,7 @@ def test_a_site_that_does_not_count_gpus(put: Put) -> None:
 def test_a_column_that_is_missing(put: Put) -> None:
     path = put("f", "JobID|Submit|Start|State\n1|2|3|COMPLETED\n")
     with pytest.raises(UsageError, match=r"f:1: found no column End, AllocTRES or ReqTRES, expected what sacct -X -P"):
-        load(path, "sacct")
+        load(path)
 
 
 # The own history under Slurm
