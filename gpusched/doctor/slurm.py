@@ -147,7 +147,13 @@ def judge_positions(inventory: Inventory, seen: Seen, wirings: Mapping[str, Wiri
             own.append(node.name)
     if readable:
         where = f"; {compress_names(own)} in an order of their own" if own else ""
-        yield _finding("gres.conf", "ok", f"Slurm's positions of GPUs are led back to NVML's{where}")
+        message = f"Slurm's positions of GPUs are led back to NVML's{where}"
+        bound = "task/cgroup" in seen.config.get("TaskPlugin", "") and seen.config.get("ConstrainDevices") == "yes"
+        if own and not bound:  # seen with 22.05: CUDA_VISIBLE_DEVICES is the positions, whatever the files are
+            hint = "without ConstrainDevices=yes in cgroup.conf a job takes these positions for CUDA's own"
+            yield _finding("gres.conf", "warn", message, hint)
+        else:
+            yield _finding("gres.conf", "ok", message)
 
 
 # Judging. Pure, but for users' names

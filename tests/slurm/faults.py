@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import NamedTuple
 
 from tests.slurm.conftest import SlurmCluster
@@ -91,10 +92,15 @@ class Decided:
         self._env = {"MORTAL_FOLDER": str(self.folder), "MORTAL_LEASE_S": str(lease_s), "MORTAL_LIMIT_S": str(limit_s)}
 
     def start(self) -> None:
-        """Start the controller, and wait for the lease over all nodes."""
-        self.cluster.start_controller(nodes=False, program=("-m", "tests.slurm.mortal"), **self._env)
+        """Start the controller, and put it in charge of all nodes."""
+        self.start_again()
         self.cluster.cli("policy", "promote", "easy", "--mode", "decide", "--force", "a test")
-        self.wait_lease()
+        wait_until(lambda: "Nodes=dgx[001-004]" in self.lease(), 30, "the lease")
+
+    def start_again(self) -> None:
+        """Start the controller; it does not die."""
+        (self.folder / "steps").unlink(missing_ok=True)
+        self.cluster.start_controller(nodes=False, program=("-m", "tests.slurm.mortal"), **self._env)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -107,10 +113,6 @@ class Decided:
             yield
         finally:
             os.kill(pid, signal.SIGCONT)
-
-    def wait_lease(self) -> None:
-        """Wait until there is a lease over all nodes."""
-        wait_until(lambda: "Nodes=dgx[001-004]" in self.lease(), 30, "the lease")
 
     def going(self) -> list[str]:
         """Slurm's ids of jobs that run, and of those that it was asked to start."""
@@ -131,13 +133,20 @@ class Decided:
         """At which steps controllers have died."""
         return (self.folder / "deaths").read_text().splitlines()
 
-    def asked(self) -> list[Asked]:
-        """Everything that was to be asked, in order."""
+    def asked(self, *kinds: str) -> list[Asked]:
+        """Everything of these kinds (``plan``: decided; default: what was to be asked), in order."""
         words = [line.split() for line in (self.folder / "asked").read_text().splitlines()]
         return [
-            Asked(float(when), job, tuple(nodes.split(",")) if what == "start" else ())
+            Asked(float(when), job, tuple(nodes.split(",")) if what != "back" else ())
             for when, what, job, nodes in words
+            if what in (kinds or ("start", "back"))
         ]
+
+    def batches(self) -> Iterator[tuple[list[Asked], list[Asked]]]:
+        """The starts that were asked for at once, and the plan that they come from, each in its order."""
+        plans = [list(plan) for _, plan in groupby(self.asked("plan"), key=lambda asked: asked.time)]
+        for when, batch in groupby(self.asked("start"), key=lambda asked: asked.time):
+            yield list(batch), [plan for plan in plans if plan[0].time <= when][-1]
 
     def last_asked(self, line: Line) -> Asked | None:
         """What was last asked of a job before it began."""

@@ -1,13 +1,16 @@
 """``python -m tests.slurm.mortal controller``: a controller that is killed again and again, when it is asked for.
 
 One process loads what a controller needs and forks controllers, one after another. Each dies by SIGKILL at its step of
-a cycle (`STEPS`), the last one lives on. What each was about to ask of Slurm is written down before, for the test to
-compare with what came of it.
+a cycle (`STEPS`), the last one lives on. What each decided, and was about to ask of Slurm, is written down before: a
+test compares it with what came of it.
 
-Variables: MORTAL_FOLDER, with the files ``asked`` (a line for each start or withdrawal: time, its batch, job, nodes)
-and ``deaths`` (a line for each: the step). A file ``steps`` there names the steps of the next controllers, one each;
-without it a controller lives on, until a file ``now`` appears. MORTAL_LEASE_S, MORTAL_LIMIT_S: shorter limits, so
-that a test need not wait a minute for the end of the lease, or ten seconds for a frozen slurmctld.
+Files in the folder that MORTAL_FOLDER names:
+    asked: written here, a line for each start that was decided or asked for, and withdrawal: time, job, nodes.
+    deaths: written here, the step of each.
+    steps: those at which the next controllers die, one each; without it they live on.
+    now: the present one dies as soon as this is there.
+MORTAL_LEASE_S, MORTAL_LIMIT_S: shorter limits, so that a test need not wait a minute for the end of the lease, or ten
+seconds for a frozen slurmctld.
 """
 
 from __future__ import annotations
@@ -24,9 +27,10 @@ from typing import Any
 
 from gpusched.__main__ import main
 from gpusched.controller.service import warm_up
-from gpusched.controller.slurm.applying import LeaseApplier
+from gpusched.controller.slurm.applying import LeaseApplier, slurm_id
 from gpusched.controller.slurm.cycle import SlurmCycle
 from gpusched.controller.slurm.reading import SlurmReader
+from gpusched.model.plan import Start
 from gpusched.queue.store import Store
 from gpusched.slurm import lease
 from gpusched.slurm.commands import Slurm
@@ -106,8 +110,11 @@ def record(self: SlurmCycle, *args: Any, given: Any = SlurmCycle._record) -> Non
 
 
 def decide(self: SlurmCycle, *args: Any, given: Any = SlurmCycle._decide) -> Any:
-    """`SlurmCycle._decide`."""
+    """`SlurmCycle._decide`, written down."""
     found = given(self, *args)
+    now = time.time()
+    starts = [action for action in (found.plan.actions if found else ()) if isinstance(action, Start)]
+    write("asked", *(f"{now} plan {slurm_id(a.job_id)} {','.join(p.node for p in a.allocation.parts)}" for a in starts))
     reach("decided")
     return found
 

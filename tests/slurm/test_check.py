@@ -132,15 +132,16 @@ def test_slurm_that_does_not_answer(slurm_cluster: SlurmCluster) -> None:
 def test_which_gpus_slurm_means_is_known(slurm_cluster: SlurmCluster, examined: Examine) -> None:
     slurm_cluster.site.configure(orders={"dgx003": [3, 1, 2, 0, 7, 6, 5, 4]})
     (found,) = [f for f in slurm_cluster.json("check") if f["check"] == "gres.conf"]
-    assert found["status"] == "ok"
     assert found["message"].endswith("; dgx003 in an order of their own")
+    assert (found["status"], "ConstrainDevices" in found["hint"]) == ("warn", True), "jobs are kept from no GPU here"
     inventory = load_inventory(slurm_cluster.inventory)
     seen = examine_slurm(inventory, slurm_cluster.state, {"A100": SlurmMode.OBSERVE}, None, time.time())[1]
     assert seen is not None
 
     def judged(gres_conf: str | None) -> dict[str, str]:
         wiring = {"dgx001": Wiring(gpus=tuple(GpuWiring(index=i, minor=i) for i in range(8)))}
-        found = judge_positions(inventory, structs.replace(seen, gres_conf=gres_conf), wiring)
+        kept = {**seen.config, "TaskPlugin": "task/affinity,task/cgroup", "ConstrainDevices": "yes"}
+        found = judge_positions(inventory, structs.replace(seen, gres_conf=gres_conf, config=kept), wiring)
         return {f.subject: f.message for f in found if f.status == "warn"}
 
     assert list(judged(None)) == ["slurm"]

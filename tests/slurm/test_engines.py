@@ -16,7 +16,8 @@ from gpusched.cluster.base import Observation
 from gpusched.config.policies import BUILT_IN, load_policy, names_in, policy_file
 from gpusched.config.weights import Model, load_model, save_model
 from gpusched.controller.nodestate import with_news
-from gpusched.controller.slurm.mirror import Mirror, World
+from gpusched.controller.slurm.following import Mirror
+from gpusched.controller.slurm.mirror import World
 from gpusched.controller.slurm.nodes import record_beside_slurm
 from gpusched.controller.slurm.requests import Site
 from gpusched.model.jobs import ACTIVE, Allocation, Job, JobState, NodeAllocation

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import time
 from itertools import product
+
+import pytest
 
 from gpusched.model.jobs import ENDED, JobState
 from tests.slurm.conftest import SlurmCluster
 from tests.slurm.faults import Asked, Decided, Line, Proofs
 from tests.slurm.mortal import STEPS
 from tests.testbed import wait_until
-from tests.testbed.slurm import USERS, SlurmSite
+from tests.testbed.slurm import OPERATOR, USERS, SlurmSite
 
 SLEEP = "sleep 0.3"
+SHOW_END = "scontrol -o show reservation gpusched | sed 's/.* EndTime=\\([0-9]*\\) .*/\\1/'"
 ONE_PASS_S = 1.0
 """Slurm starts what it may in one pass over its queue, which takes this long at the most; in its own order."""
 
@@ -101,6 +106,9 @@ def test_200_jobs_run_once_each_where_and_in_the_order_that_was_decided(slurm_cl
         assert ask is not None, f"{line} was never decided"
         assert (line.nodes, line.host) == (tuple(sorted(ask.nodes)), min(ask.nodes)), (line, ask)
         assert "dgx004" not in line.nodes or not drained + ONE_PASS_S < line.time < resumed
+    for batch, plan in decided.batches():
+        wanted = [ask[1:] for ask in batch]
+        assert [ask[1:] for ask in plan if ask[1:] in wanted] == wanted, "what was decided, in the decision's order"
     starts = started(site, len(jobs))
     overtaken = [pair for pair in product(jobs, jobs) if _overtakes(*pair, lines, asked, starts)]
     assert overtaken == []
@@ -134,3 +142,115 @@ def _ended_in_store(cluster: SlurmCluster, jobs: list[str]) -> bool:
     states = {(job.state, job.attempt) for job in found if job is not None and job.state in ENDED}
     assert states <= {(JobState.COMPLETED, 1)}
     return all(job is not None and job.state in ENDED for job in found)
+
+
+def test_a_controller_that_dies_in_a_batch_leaves_its_cluster_to_slurm(slurm_cluster: SlurmCluster) -> None:
+    """The lease ends by the clock, Slurm starts what waits, and what runs runs on; the next controller takes over."""
+    site, (user, other) = slurm_cluster.site, USERS
+    decided, proofs = Decided(slurm_cluster, lease_s=5), Proofs(site)
+    decided.start()
+    beats = "for i in $(seq 600); do echo $i > beat; [ -e go ] && break; sleep 0.1; done"
+    long = proofs.submit([(user, "-p A100 -w dgx001 --gpus-per-node=2", beats)])
+    proofs.wait(1)
+    decided.kill_at(["asked 1", *["began"] * 500])  # it dies at once whenever it is started again
+    batch = proofs.submit([(other, "-p A100 --gpus-per-node=1", SLEEP)] * 6)
+    wait_until(lambda: "asked 1" in decided.deaths(), 30, "a death in a batch")
+    slurm_cluster.kill_controller()
+    rest = proofs.submit([(user, f"-p {part} --gpus-per-node=1", SLEEP) for part in ("A100", "V100") for _ in range(9)])
+    end = float(site.run(["env", "SLURM_TIME_FORMAT=%s", "sh", "-c", SHOW_END]).stdout)
+    proofs.wait(1 + len(batch) + len(rest), 60)
+    lines = {line.job: line for line in proofs.lines()}
+    assert len(lines) == len(proofs.lines()), "each once"
+    assert sorted(lines) == sorted([*long, *batch, *rest])
+    assert all(end <= lines[job].time < end + 10 for job in rest), "only once the lease is over, and soon then"
+    beat = (site.shared / "beat").read_text()
+    wait_until(lambda: (site.shared / "beat").read_text() != beat, 10, "the job that runs on")
+
+    decided.start_again()
+    late = proofs.submit([(user, "-p A100 -w dgx001 --gpus-per-node=2", SLEEP)])[0]
+    proofs.wait(2 + len(batch) + len(rest))
+    (site.shared / "go").touch()
+    assert decided.last_asked(proofs.lines()[-1]) is not None, "it decides again"
+    assert proofs.lines()[-1].job == late
+    assert {line.time for line in proofs.lines() if line.job in long} == {lines[long[0]].time}
+    site.wait(long[0])
+
+
+def test_an_id_that_slurm_gives_twice_is_two_jobs(slurm_cluster: SlurmCluster) -> None:
+    """What was submitted in the last seconds of a slurmctld that is killed is lost, and its id goes to another."""
+    site, (user, other) = slurm_cluster.site, USERS
+    decided, proofs = Decided(slurm_cluster), Proofs(site)
+    first = proofs.submit([(user, "-p A100 --hold --gpus-per-node=1", SLEEP)])[0]
+    site.wait_saved(first)
+    saved = {path: path.read_bytes() for path in (site.folder / "state").iterdir() if path.is_file()}
+    decided.start()
+    lost = proofs.submit([(user, "-p A100 --hold --gpus-per-node=2", SLEEP)])[0]
+    slurm_cluster.wait_state(lost, "PENDING")
+    site.kill_slurmctld()
+    for path, data in saved.items():
+        path.write_bytes(data)
+    wait_until(lambda: time.time() > slurm_cluster.job(lost).submit_time + 2, what="another second")
+    site.start_slurmctld()
+    again = proofs.submit([(other, "-p A100 --gpus-per-node=4", SLEEP)])[0]
+    assert again == lost
+    proofs.wait(1)
+    ended = slurm_cluster.wait_state(f"{again}~2", "COMPLETED")
+    assert (ended.user, ended.spec.gpus_per_node, ended.attempt) == (other, 4, 1)
+    forgotten = slurm_cluster.wait_state(lost, "CANCELLED")
+    assert (forgotten.user, forgotten.reason, forgotten.start_time) == (user, "SlurmForgot", None)
+    assert [line.job for line in proofs.lines()] == [again]
+
+
+@pytest.mark.parametrize(("who", "may"), [(OPERATOR, True), (USERS[0], False)])
+def test_gpusched_may_do_what_its_user_may(slurm_cluster: SlurmCluster, who: str, may: bool) -> None:
+    """An Operator suffices for mode decide; whoever is none does no harm: Slurm starts its jobs as ever."""
+    site, env = slurm_cluster.site, as_user(slurm_cluster, who)
+    slurm_cluster.write_inventory(nodes={n.name: {"transport": "none"} for n in site.testbed.nodes})
+    slurm_cluster.cli("tick", env=env)
+    slurm_cluster.cli("policy", "promote", "easy", "-p", "A100", "--mode", "decide", "--force", "a test", env=env)
+    told = slurm_cluster.cli("tick", env=env).stderr
+    assert ("gpusched" in site.run(["scontrol", "show", "reservation"]).stdout) == may
+    job = site.sbatch("sleep 1000", "-p", "A100", "--gpus-per-node=2", user=USERS[1])
+    if may:
+        wait_until(lambda: site.run(["squeue", "-h", "-o", "%r"]).stdout.startswith("ReqNodeNotAvail"), 20, "the lease")
+        slurm_cluster.cli("tick", env=env)
+    else:
+        assert "Slurm refuses the lease, so it decides itself: " in told
+    site.wait(job, "RUNNING")
+    tick = slurm_cluster.cli("tick", env=env)
+    assert "Traceback" not in tick.stderr
+    assert slurm_cluster.state_of(str(job)) == "RUNNING"
+
+
+def test_users_who_name_the_lease_get_nothing_by_it(slurm_cluster: SlurmCluster) -> None:
+    """Without the guard of job_submit.lua too, once gpusched has seen it; with it they are refused."""
+    site, user = slurm_cluster.site, USERS[0]
+    decided = Decided(slurm_cluster)
+    decided.start()
+    full = [site.sbatch("sleep 1000", "-w", name, "--gpus-per-node=8", "-p", "A100") for name in ("dgx001", "dgx003")]
+    for job in full:
+        site.wait(job, "RUNNING")
+    words = ["-p", "A100", "--gpus-per-node=8", "--reservation=gpusched", "-o", "/dev/null", "--wrap=sleep 1000"]
+    sly = site.run(["sbatch", "--parsable", *words], user).stdout.strip()
+    wait_until(lambda: site.run(["squeue", "-h", "-j", sly, "-o", "%v"]).stdout.strip() == "(null)", 20, "its removal")
+    others = site.run(["scontrol", "update", f"JobId={full[0]}", "ReservationName=gpusched"], user, check=False)
+    assert others.returncode, "of others' jobs they change nothing"
+    for words_ in (["update", "ReservationName=gpusched", "EndTime=now+999"], ["delete", "ReservationName=gpusched"]):
+        assert site.run(["scontrol", *words_], user, check=False).returncode
+    site.configure(JobSubmitPlugins="lua")
+    assert site.run(["sbatch", *words], user, check=False).returncode
+    honest = str(site.sbatch("sleep 1000", "--hold", user=user))
+    assert site.run(["scontrol", "update", f"JobId={honest}", "ReservationName=gpusched"], user, check=False).returncode
+
+
+def as_user(cluster: SlurmCluster, user: str) -> dict[str, str]:
+    """Variables with which gpusched is this user for Slurm."""
+    folder = cluster.folder / "bin"
+    folder.mkdir()
+    for command in ("scontrol", "squeue", "sacct", "sprio", "sdiag", "sinfo", "sacctmgr"):
+        path = folder / command
+        path.write_text(
+            f'#!/bin/sh\nexec setpriv --reuid {user} --regid nogroup --clear-groups {shutil.which(command)} "$@"\n'
+        )
+        path.chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}

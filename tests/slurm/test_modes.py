@@ -290,6 +290,7 @@ def test_another_reservations_nodes_are_not_leased(beside: Beside) -> None:
 def test_hostile_names_do_nothing(beside: Beside) -> None:
     site = beside.site
     beside.promote("decide")
+    beside.run()
     other = str(site.sbatch("sleep 1000", "--hold"))
     name = f"x\nupdate JobId={other} Priority=1 ReservationName=gpusched ReqNodeList=dgx001\x1f;$(true)"
     job = str(site.sbatch("sleep 1000", "--gpus-per-node=2", f"--job-name={name}", user="games"))

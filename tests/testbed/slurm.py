@@ -66,7 +66,7 @@ class SlurmSite:
     # ---- life -----------------------------------------------------------------------------------------------
 
     def up(self) -> None:
-        """Start everything and wait until all nodes are idle; first end what a killed run left of this index.
+        """Start everything and wait until Slurm can use all nodes; first end what a killed run left of this index.
 
         Raises:
             RuntimeError: The machine has no Slurm, or a daemon ended; the message carries the end of its log.
@@ -232,13 +232,14 @@ class SlurmSite:
         return next(iter(node.slurmd_pids()), 0)
 
     def start_nodes(self) -> None:
-        """Start slurmd on every node where it does not run, and wait until Slurm calls all nodes idle."""
+        """Start slurmd on every node where it does not run, and wait until Slurm can use all nodes."""
         for node in self.testbed.nodes:
             if not self.slurmd(node):
                 (self.folder / f"spool-{node.name}").mkdir(exist_ok=True)
                 conf = f"SLURM_CONF={self.env['SLURM_CONF']}"
                 node.run(["env", conf, which("slurmd") or "", "-N", node.name])
-        wait_until(lambda: set(self.states().values()) == {"IDLE"}, 60, "idle nodes", 0.02)
+        bad = ("DOWN", "UNKNOWN", "NOT_RESPONDING")
+        wait_until(lambda: not any(w in s for s in self.states().values() for w in bad), 60, "the nodes", 0.02)
 
     def kill_slurmd(self, node: TestNode) -> None:
         """SIGKILL a node's slurmd; its jobs go on."""
