@@ -14,13 +14,13 @@ _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 os.environ.setdefault("NUMBA_CACHE_DIR", str(_CACHE / "gpusched" / "numba"))
 
 LONGEST = (
-    "e2e/test_resizing.py", "sim/test_orders_reference.py", "e2e/test_failures_nodes.py", "learn/test_rltune.py",
-    "runtimes/test_contract.py", "learn/test_maifs.py", "e2e/test_site.py", "learn/test_dl2_agent.py",
-    "runtimes/test_engines.py", "learn/test_dqn.py", "e2e/test_failures_crash.py", "sim/test_engine.py",
-    "e2e/test_queue.py", "sched/test_attention.py", "learn/test_elastic_example.py", "e2e/test_agents.py",
-    "sched/test_compiled.py", "e2e/test_failures_jobs.py", "learn/test_sizing_agents.py", "e2e/test_gpus.py",
-    "sim/test_rates_reference.py", "e2e/test_preempting.py", "learn/test_predict.py", "e2e/test_jobs.py",
-    "learn/test_train_cli.py", "e2e/test_failures_engine.py", "sched/test_agents_gist.py",
+    "slurm/test_faults.py", "e2e/test_resizing.py", "sim/test_orders_reference.py", "e2e/test_failures_nodes.py",
+    "learn/test_rltune.py", "runtimes/test_contract.py", "learn/test_maifs.py", "e2e/test_site.py",
+    "learn/test_dl2_agent.py", "runtimes/test_engines.py", "learn/test_dqn.py", "e2e/test_failures_crash.py",
+    "sim/test_engine.py", "e2e/test_queue.py", "sched/test_attention.py", "learn/test_elastic_example.py",
+    "e2e/test_agents.py", "sched/test_compiled.py", "e2e/test_failures_jobs.py", "learn/test_sizing_agents.py",
+    "e2e/test_gpus.py", "sim/test_rates_reference.py", "e2e/test_preempting.py", "learn/test_predict.py",
+    "e2e/test_jobs.py", "learn/test_train_cli.py", "e2e/test_failures_engine.py", "sched/test_agents_gist.py",
     "e2e/test_live_vs_simulated.py", "sched/test_properties.py", "controller/test_relay.py",
     "e2e/test_failures_controller.py", "replay/test_cli.py", "doctor/test_testbed.py", "learn/test_calibrating.py",
     "e2e/test_progress.py", "sim/test_sized.py", "nodes/test_probe.py", "policy/test_night.py",

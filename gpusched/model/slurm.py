@@ -49,7 +49,8 @@ class SlurmFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         restarts: How often Slurm has requeued it. requeue: It may be.
         reservation: That it names, or is given; ours is `LEASE`.
         nodelist: Nodes that its user named (``-w``).
-        pinned: Nodes on which we asked Slurm to start it; empty: we did not. pinned_at: When, Unix seconds.
+        pinned: Nodes on which we asked Slurm to start it, also once it runs; empty: we did not. pinned_at: When, Unix
+            seconds.
         gpus: Node -> positions in gres.conf (IDX) of the GPUs that it has; empty: Slurm does not say.
         submit_time: As Slurm has it: of the last requeue. By it, and its id, a job is known again.
     """

@@ -178,7 +178,7 @@ def test_a_controller_that_dies_in_a_batch_leaves_its_cluster_to_slurm(slurm_clu
 
 def test_an_id_that_slurm_gives_twice_is_two_jobs(slurm_cluster: SlurmCluster) -> None:
     """What was submitted in the last seconds of a slurmctld that is killed is lost, and its id goes to another."""
-    site, (user, other) = slurm_cluster.site, USERS
+    site, user = slurm_cluster.site, USERS[0]
     decided, proofs = Decided(slurm_cluster), Proofs(site)
     first = proofs.submit([(user, "-p A100 --hold --gpus-per-node=1", SLEEP)])[0]
     site.wait_saved(first)
@@ -191,11 +191,11 @@ def test_an_id_that_slurm_gives_twice_is_two_jobs(slurm_cluster: SlurmCluster) -
         path.write_bytes(data)
     wait_until(lambda: time.time() > slurm_cluster.job(lost).submit_time + 2, what="another second")
     site.start_slurmctld()
-    again = proofs.submit([(other, "-p A100 --gpus-per-node=4", SLEEP)])[0]
+    again = proofs.submit([(user, "-p A100 --gpus-per-node=4", SLEEP)])[0]
     assert again == lost
     proofs.wait(1)
     ended = slurm_cluster.wait_state(f"{again}~2", "COMPLETED")
-    assert (ended.user, ended.spec.gpus_per_node, ended.attempt) == (other, 4, 1)
+    assert (ended.user, ended.spec.gpus_per_node, ended.attempt) == (user, 4, 1)
     forgotten = slurm_cluster.wait_state(lost, "CANCELLED")
     assert (forgotten.user, forgotten.reason, forgotten.start_time) == (user, "SlurmForgot", None)
     assert [line.job for line in proofs.lines()] == [again]

@@ -152,6 +152,28 @@ def test_rollback_leaves_nothing_behind(beside: Beside) -> None:
     assert beside.run() == []
 
 
+def test_a_job_that_is_requeued_after_the_lease_is_not_bound_to_our_nodes(beside: Beside) -> None:
+    site = beside.site
+    beside.promote("decide")
+    beside.run()
+    jobs = [str(site.sbatch("sleep 1000", "--gpus-per-node=8", *more)) for more in ((), ("-w", "dgx003"))]
+    beside.run(start(jobs[0], "dgx001"), start(jobs[1], "dgx003"))
+    for job in jobs:
+        site.wait(job, "RUNNING")
+    beside.run()
+    beside.rollback()
+    beside.run()
+    wait_until(lambda: "State=ACTIVE" not in leases(site), 10, "the end of the lease")
+    site.run(["scontrol", "update", "NodeName=dgx001", "State=DOWN", "Reason=broken"])  # its job is requeued
+    site.run(["scontrol", "requeue", jobs[1]])
+    for job in jobs:
+        site.wait(job, "PENDING")
+    assert queue(site, "ReqNodes")[jobs[0]] == "dgx001", "Slurm keeps what it was told"
+    assert f"update JobId={jobs[0]} ReservationName= ReqNodeList=" in beside.run()
+    assert {job: queue(site, "ReqNodes")[job] for job in jobs} == {jobs[0]: "", jobs[1]: "dgx003"}
+    assert beside.run() == []
+
+
 def test_a_start_that_does_not_come_about_is_withdrawn_then_left_to_slurm(beside: Beside) -> None:
     site = beside.site
     beside.promote("decide")

@@ -1,8 +1,14 @@
 """The Slurm site keeps its promises; its own commands are asked."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from tests.testbed import wait_until
+from tests.testbed import processes, wait_until
 from tests.testbed.slurm import OPERATOR, USERS, SlurmSite
 
 
@@ -70,3 +76,33 @@ def test_a_guard_keeps_users_from_a_reservation_by_name(slurm_site: SlurmSite, g
     )
     done = slurm_site.run(["sbatch", "--wrap=true", "--reservation=gpusched"], user=USERS[0], check=False)
     assert bool(done.returncode) == guarded
+
+
+def test_a_detached_site_ends_without_a_trace(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.testbed"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    up = subprocess.run(
+        [*command, "up", "1", "--slurm", "--root", tmp_path / "t"], env=environment, check=True, capture_output=True
+    )
+    told = json.loads(up.stdout)
+    folder = Path(told["slurm_conf"]).parent
+    sinfo = subprocess.run(["sinfo", "-h", "-o", "%N %T"], env={**os.environ, "SLURM_CONF": told["slurm_conf"]},
+                            check=True, capture_output=True, text=True)  # fmt: skip
+    assert sinfo.stdout == "dgx001 idle\n"
+    assert len(_daemons(folder)) >= 4
+    subprocess.run([*command, "down", "--root", tmp_path / "t"], env=environment, check=True)
+    assert _daemons(folder) == []
+    assert not folder.exists()
+
+
+def _daemons(folder: Path) -> list[int]:
+    """Processes that belong to the site in this folder."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if str(folder) in _environment(pid) and processes.state(pid) != "Z"]
+
+
+def _environment(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    except OSError:
+        return ""

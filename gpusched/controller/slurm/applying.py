@@ -139,14 +139,13 @@ class LeaseApplier:
             if is_pinned(job):
                 since = facts.pinned_at if facts is not None else None
                 since = since if since is not None else self._seen.setdefault(job.id, now)
-                late = now - since >= PIN_S
+                late = theirs and now - since >= PIN_S
                 keep = not late and set(job.req_nodes) <= set(leased)
-                if late and theirs:
+                if late:
                     self._tried(job.id, now, job.reason)
             elif len(job.req_nodes) >= max(1, job.nodes) and theirs:
                 keep = False  # it does not start now: held since, or requeued
             else:
-                own = job.req_nodes
                 keep = bool(leased) and (not theirs or bool(self._left(job)))
             if not keep:
                 asks.append(Ask(lease.withdraw(job.id, own), "withdraw", queue.name(job)))
@@ -274,7 +273,10 @@ class LeaseApplier:
             elif error:
                 events.append(Event(time=now, kind="plan_rejected", data={"action": ask.line, "why": error}))
             elif ask.what == "start":
-                changed.append(msgspec.structs.replace(job, policy=policy.name, policy_version=policy.version))
+                facts = job.slurm and msgspec.structs.replace(job.slurm, pinned=ask.nodes, pinned_at=now)
+                changed.append(
+                    msgspec.structs.replace(job, policy=policy.name, policy_version=policy.version, slurm=facts)
+                )
             else:
                 stop = next(a for a in decided.plan.actions if isinstance(a, Preempt) and a.job_id == ask.job)
                 stops = (job.preemptions or Preemptions()).once_more(now, policy.name, policy.version, stop.for_job)

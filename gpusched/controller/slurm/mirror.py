@@ -120,10 +120,11 @@ def mirrored(job: SlurmJob, stored: Job | None, store_id: str, world: World) -> 
     """The job as the store is to hold it: Slurm's facts over what the store has beside them."""
     state, facts = state_of(job), stored.slurm if stored is not None else None
     named = user_nodelist(job, facts.nodelist if facts is not None else job.req_nodes)
-    pinned = job.req_nodes if state is JobState.STARTING else ()
-    if facts is not None and job.req_nodes == facts.pinned != facts.nodelist and not (pinned or job.reservation):
-        named, pinned = facts.nodelist, facts.pinned  # Slurm ended the lease, and left our nodes to the job
-    since = facts.pinned_at if facts is not None and facts.pinned == pinned else world.now
+    pinned = job.req_nodes if state in ACTIVE and job.reservation == LEASE else ()
+    known = facts is not None and bool(pinned or facts.pinned) and set(job.req_nodes) == set(facts.pinned)
+    if facts is not None and known and set(facts.pinned) != set(facts.nodelist):
+        named, pinned = facts.nodelist, job.req_nodes  # Slurm leaves them to it, also when the lease is over
+    since = facts.pinned_at if facts is not None and known else world.now
     held = job.priority == 0 or job.reason.startswith("JobHeld") or job.state in _HELD
     started = job.start_time is not None and (
         state in ACTIVE - {JobState.STARTING} or (state in ENDED and bool(job.node_names))
@@ -195,7 +196,7 @@ def _allocation(job: SlurmJob, found: Job, stored: Job, world: World) -> Allocat
         return None
     facts, spec = found.slurm, found.spec
     assert facts is not None
-    nodes = facts.pinned or (job.node_names if found.start_time is not None else ())
+    nodes = facts.pinned if found.state is JobState.STARTING else job.node_names if found.start_time is not None else ()
     if not nodes:
         return None
     before = {p.node: p.gpus for p in stored.allocation.parts} if _keeps(found, stored) and stored.allocation else {}
