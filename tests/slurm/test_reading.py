@@ -3,7 +3,7 @@
 import pytest
 
 from gpusched.controller.slurm.reading import MAX_REST_S, SHARE, SlurmReader
-from gpusched.slurm.commands import Slurm
+from gpusched.slurm.commands import NoAnswer, Slurm
 from tests.slurm.beside import Beside
 from tests.slurm.conftest import SlurmCluster
 from tests.testbed.slurm import SlurmSite
@@ -51,6 +51,22 @@ def test_reading_takes_its_share_of_slurmctld_at_the_most(slurm: Priced) -> None
     reader.read(1200.0, site_factors=False)
     assert not reader.is_due(1200.0 + MAX_REST_S - 0.01)
     assert reader.is_due(1200.0 + MAX_REST_S)
+
+
+def test_the_time_in_which_slurm_was_silent_is_no_work_of_its(slurm: Priced, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = SlurmReader(slurm)
+    slurm.told = (100, 2.0)
+    reader.read(1000.0, site_factors=False)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "/nonexistent")
+        with pytest.raises(NoAnswer):
+            reader.read(1010.0, site_factors=False)
+    slurm.told = (102, 22.0)  # two questions that it took up when it was frozen
+    reader.read(1100.0, site_factors=False)
+    assert reader.is_due(1100.0 + 2 * 0.02 / SHARE), "as before"
+    slurm.told = (112, 22.5)
+    reader.read(1200.0, site_factors=False)
+    assert not reader.is_due(1200.0 + 2 * 0.05 / SHARE - 0.01)
 
 
 def test_a_cycle_that_comes_too_early_asks_nothing_but_where_a_mode_has_changed(

@@ -89,6 +89,7 @@ def test_the_own_history_is_slurms(slurm_cluster: SlurmCluster, tmp_path: Path) 
     own = figures("--since", time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(begin - 1)))
     assert own == figures(str(log), "--inventory", str(slurm_cluster.inventory))
     assert (own["jobs"], own["gpus"]) == (4, 32)
+    assert figures("--since", "all")["jobs"] >= 4
     assert own["gpu_hours"] > 14.9 / 3600
     assert {group["name"]: group["jobs"] for group in own["groups"]} == {"A100": 3, "V100": 1}
     without = ("env", "PATH=/nowhere")
@@ -103,3 +104,15 @@ def test_the_own_history_is_slurms(slurm_cluster: SlurmCluster, tmp_path: Path) 
     assert {part["partition"]: part["runs"][0]["jobs"] for part in report["partitions"]} == {"A100": 3, "V100": 1}
     seen = slurm_cluster.cli("replay", *since, "-P", "easy", prefix=without).stdout
     assert "hese are the jobs that the controller has seen" in " ".join(seen.split())
+
+
+def test_a_site_that_does_not_count_gpus_is_told_how(slurm_cluster: SlurmCluster) -> None:
+    site, begin = slurm_cluster.site, time.time()
+    site.configure(AccountingStorageTRES="")
+    job = site.sbatch("sleep 1.1", "--gpus-per-node=1", "--time=5")
+    site.wait(job)
+    wait_until(lambda: "|COMPLETED|" in sacct(site, begin), 30, "the job's end in slurmdbd", 0.1)
+    since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(begin))
+    said = slurm_cluster.cli("replay", "--since", since, "-P", "easy", check=False)
+    assert (said.returncode, said.stderr.count("\n")) == (1, 1)
+    assert "has gres/gpu; add gres/gpu to AccountingStorageTRES in slurm.conf" in said.stderr

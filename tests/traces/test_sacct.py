@@ -120,10 +120,10 @@ def test_times_are_of_this_machines_zone(put: Put, zone: Callable[[str], None]) 
     winter = row(
         JobID="2", **dict.fromkeys(("Submit", "Eligible", "Start"), "2026-12-01T12:00:00"), End="2026-12-01T12:00:10"
     )
-    spans = []
+    spans, path = [], put("f", text(summer, winter))
     for name in ("UTC", "Europe/Berlin"):
         zone(name)
-        trace = load(put("f", text(summer, winter)))
+        trace = load(path)
         assert trace.epoch == 1782907200.0 - (7200 if name == "Europe/Berlin" else 0)
         spans.append(trace.submit[1])
     assert spans == [153 * 86400, 153 * 86400 + 3600]
@@ -203,7 +203,7 @@ def test_a_site_that_does_not_count_gpus(put: Put) -> None:
 def test_a_column_that_is_missing(put: Put) -> None:
     path = put("f", "JobID|Submit|Start|State\n1|2|3|COMPLETED\n")
     with pytest.raises(UsageError, match=r"f:1: found no column End, AllocTRES or ReqTRES, expected what sacct -X -P"):
-        load(path, "sacct")
+        load(path)
 
 
 # The own history under Slurm

@@ -47,6 +47,7 @@ class SlurmReader:
         self._gres_conf: str | None = None
         self._costs: dict[str, tuple[int, float]] = {}
         self._cost_s = 0.0
+        self._was_silent = False
         self._read_at, self._rest_s = float("-inf"), 0.0
         self._positions: dict[tuple[str, float, int], tuple[Mapping[str, tuple[int, ...]], int]] = {}
 
@@ -64,6 +65,13 @@ class SlurmReader:
         Raises:
             NoAnswer: It says nothing.
         """
+        try:
+            return self._read(now, site_factors)
+        except NoAnswer:
+            self._was_silent = True
+            raise
+
+    def _read(self, now: float, site_factors: bool) -> Told:
         nodes = {node.name: node for node in self._slurm.nodes()}
         if not self._partitions_at <= now < self._partitions_at + PARTITIONS_S:
             self._partitions = {partition.name: partition for partition in self._slurm.partitions()}
@@ -73,7 +81,10 @@ class SlurmReader:
         reservations = tuple(self._slurm.reservations())
         jobs = tuple(self._slurm.jobs(site_factors))
         if self._partitions_at == now:
-            self._cost_s = self._cost_of_a_look(site_factors)
+            cost_s = self._cost_of_a_look(site_factors)
+            if not self._was_silent:  # else what it did not do meanwhile counts as its work on our questions
+                self._cost_s = cost_s
+            self._was_silent = False
         self._read_at, self._rest_s = now, min(MAX_REST_S, self._cost_s / SHARE)
         return Told(
             time=now, jobs=jobs, nodes=nodes, partitions=self._partitions, reservations=reservations,
