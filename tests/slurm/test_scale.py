@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.slurm import Watch, cpu_s, fill, installed, of, starts
-from gpusched.controller.slurm.reading import SHARE
 from gpusched.slurm.commands import Slurm
 from tests.testbed.slurm import SlurmSite
 
@@ -40,7 +39,7 @@ def test_ten_thousand_waiting_jobs(
     with contextlib.closing(installed(slurm_site, tmp_path)) as service:
         service.run(5.0)
         rest_s = of(service)._reader._rest_s
-        assert look_s <= 1.3 * SHARE * rest_s, "its own figures are of seconds, which are not all CPU"
+        assert look_s <= 0.02 * rest_s
         slurm.update([f"update JobId={job} TimeLimit=60" for job in waiting[:200]])
         of(service)._reader._rest_s = 0.0
         deciding, read = Watch(of(service), "_decide"), Watch(of(service), "_ask")

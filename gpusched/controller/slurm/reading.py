@@ -15,7 +15,7 @@ from gpusched.model.slurm import SlurmJob, SlurmNode, SlurmPartition, SlurmReser
 from gpusched.slurm.commands import NoAnswer, Slurm
 
 PARTITIONS_S = 60.0  # partitions and configuration hardly change
-SHARE = 0.02  # of slurmctld's time that our reading may take at the most
+SHARE = 0.015  # of slurmctld's time that reading may take by its own figures, which lack sending: in all below 2 %
 MAX_REST_S = 15.0  # a lease must be renewed however long the queue is
 MAX_ASKED = 5  # a job whose GPUs Slurm has not named by then has none that it could name
 
