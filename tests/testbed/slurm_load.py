@@ -1,10 +1,13 @@
-"""A long queue for a Slurm site: as many waiting jobs as a benchmark wants, of many shapes."""
+"""Work for a Slurm site: a long queue, as many waiting jobs as a benchmark wants; jobs that run and end."""
 
+import random
 import subprocess
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.testbed.slurm import USERS, SlurmSite
+from tests.testbed.waiting import wait_until
 
 GPUS = (1, 1, 1, 2, 2, 4, 8)
 MINUTES = (10, 60, 240, 720, 1440, 2880)
@@ -56,3 +59,38 @@ def pending(site: SlurmSite) -> int:
     """How many jobs wait, tasks of arrays counted each."""
     out: subprocess.CompletedProcess[str] = site.run(["squeue", "-h", "-r", "-t", "PENDING", "-o", "%i"])
     return out.stdout.count("\n")
+
+
+SACCT = (
+    "JobIDRaw,JobID,User,Partition,Submit,Eligible,Start,End,TimelimitRaw,AllocTRES,ReqTRES,State,NNodes,AllocCPUS,"
+    "Suspended,NodeList"
+)
+
+
+def sacct(site: SlurmSite, begin: float) -> str:
+    """What was there since then, as the guide says."""
+    since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(begin))
+    return site.run(["env", "SLURM_TIME_FORMAT=%s", "sacct", "-a", "-X", "-P", "-D", "-S", since, "-o", SACCT]).stdout
+
+
+def completed(site: SlurmSite, begin: float, count: int, timeout_s: float = 240) -> str:
+    """The same, once so many jobs have come to their end and slurmdbd knows it."""
+    wait_until(lambda: sacct(site, begin).count("|COMPLETED|") == count, timeout_s, f"the end of {count} jobs", 0.2)
+    return sacct(site, begin)
+
+
+def sleepers(site: SlurmSite, count: int, longest_s: float, over_s: float, seed: int) -> None:
+    """So many jobs of 1 to 16 GPUs, a second or longer, come over so many seconds (0: are let go at one moment)."""
+    draw, lines = random.Random(seed), []
+    for number in range(count):
+        gpus = 16 if number % 25 in (10, 11) else draw.choice([1] * 5 + [2] * 3 + [4] * 3 + [8] * 2)
+        nodes, seconds, limit = max(1, gpus // 8), draw.uniform(1, longest_s), draw.choice((1, 2, 5))
+        gap = f"sleep {draw.expovariate(count / over_s):.2f}" if over_s else "true"
+        lines.append(
+            f"{gap}; sbatch {'' if over_s else '-H'} -Q -o /dev/null -N{nodes} --gpus-per-node={gpus // nodes} "
+            f"-t{limit} --wrap='sleep {seconds:.2f}' || exit 1"
+        )
+    site.run(["sh"], input="\n".join(lines), timeout_s=over_s + 600)
+    if not over_s:
+        ids = site.run(["squeue", "-h", "-o", "%i"]).stdout.split()
+        site.run(["scontrol", "release", ",".join(sorted(ids, key=int))])

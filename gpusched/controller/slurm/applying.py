@@ -28,7 +28,7 @@ from gpusched.slurm.commands import Slurm
 PIN_S = 30.0
 """A start that has not come about by then is withdrawn."""
 
-_RENEW_S = 10.0  # each renewal is a line in slurmctld's log, and a row in its database
+_RENEW = 1 / 6  # of the lease has gone by; each renewal is a line in slurmctld's log, some a row in the database
 _MOST_TRIES = 2  # a job that did not start on decided nodes so often starts where Slurm wants
 _REMEMBER_S = 600.0  # of a failed start, and of a requeue of ours
 _GONE = ("no longer pending", "already finished", "Invalid job id", "already completing")
@@ -99,7 +99,7 @@ class LeaseApplier:
                 self._slurm.update([lease.end()])
             self._note_trouble("")
             return False
-        enough = known is not None and known.end_time > told.time + lasts_s - _RENEW_S
+        enough = known is not None and known.end_time > told.time + (1 - _RENEW) * lasts_s
         if enough and known is not None and set(known.nodes) == set(leased):
             return True
         renewed = lease.renew(() if known is not None and set(known.nodes) == set(leased) else leased, lasts_s)
