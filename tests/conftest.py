@@ -6,20 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.testbed import Testbed, why_unavailable
+from tests.testbed import Testbed, slurm_files, why_unavailable
+from tests.testbed.slurm import SlurmSite
 
 # Many tests have a cache folder of their own. Nothing is compiled in there yet, which would take half a minute.
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 os.environ.setdefault("NUMBA_CACHE_DIR", str(_CACHE / "gpusched" / "numba"))
 
 LONGEST = (
-    "e2e/test_resizing.py", "sim/test_orders_reference.py", "e2e/test_failures_nodes.py", "learn/test_rltune.py",
-    "runtimes/test_contract.py", "learn/test_maifs.py", "e2e/test_site.py", "learn/test_dl2_agent.py",
-    "runtimes/test_engines.py", "learn/test_dqn.py", "e2e/test_failures_crash.py", "sim/test_engine.py",
-    "e2e/test_queue.py", "sched/test_attention.py", "learn/test_elastic_example.py", "e2e/test_agents.py",
-    "sched/test_compiled.py", "e2e/test_failures_jobs.py", "learn/test_sizing_agents.py", "e2e/test_gpus.py",
-    "sim/test_rates_reference.py", "e2e/test_preempting.py", "learn/test_predict.py", "e2e/test_jobs.py",
-    "learn/test_train_cli.py", "e2e/test_failures_engine.py", "sched/test_agents_gist.py",
+    "slurm/test_faults.py", "e2e/test_resizing.py", "sim/test_orders_reference.py", "e2e/test_failures_nodes.py",
+    "learn/test_rltune.py", "runtimes/test_contract.py", "learn/test_maifs.py", "e2e/test_site.py",
+    "learn/test_dl2_agent.py", "runtimes/test_engines.py", "learn/test_dqn.py", "e2e/test_failures_crash.py",
+    "sim/test_engine.py", "e2e/test_queue.py", "sched/test_attention.py", "learn/test_elastic_example.py",
+    "e2e/test_agents.py", "sched/test_compiled.py", "e2e/test_failures_jobs.py", "learn/test_sizing_agents.py",
+    "e2e/test_gpus.py", "sim/test_rates_reference.py", "e2e/test_preempting.py", "learn/test_predict.py",
+    "e2e/test_jobs.py", "learn/test_train_cli.py", "e2e/test_failures_engine.py", "sched/test_agents_gist.py",
     "e2e/test_live_vs_simulated.py", "sched/test_properties.py", "controller/test_relay.py",
     "e2e/test_failures_controller.py", "replay/test_cli.py", "doctor/test_testbed.py", "learn/test_calibrating.py",
     "e2e/test_progress.py", "sim/test_sized.py", "nodes/test_probe.py", "policy/test_night.py",
@@ -75,3 +76,27 @@ def testbed(testbed_session: Testbed, record_property: Callable[[str, object], N
     for node in testbed_session.nodes:
         while node.healed:
             record_property("healed", node.healed.pop())
+
+
+@pytest.fixture(scope="session")
+def slurm_session(testbed_session: Testbed) -> Iterator[SlurmSite]:
+    """Slurm on the testbed of this session, up; nothing resets it between tests."""
+    if reason := slurm_files.why_unavailable():
+        if os.environ.get("CI") == "true" or os.environ.get("GPUSCHED_REQUIRE_TESTBED") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    # A slurmctld that has just started looks at its queue after sched_interval: tests need not wait 5 s each.
+    site = SlurmSite(
+        testbed_session, settings={"SchedulerParameters": "batch_sched_delay=0,sched_interval=1,bf_interval=1"}
+    )
+    site.up()
+    yield site
+    site.down()
+
+
+@pytest.fixture
+def slurm_site(slurm_session: SlurmSite, testbed: Testbed) -> Iterator[SlurmSite]:
+    """Slurm with four idle nodes and no jobs; commands reach it with `slurm_site.env`. Put right after the test."""
+    slurm_session.ready()
+    yield slurm_session
+    slurm_session.reset()

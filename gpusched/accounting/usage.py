@@ -24,12 +24,16 @@ MAX_POWER_GAP_S = 60.0  # two power readings further apart say nothing of the ti
 
 
 class Holding(msgspec.Struct, frozen=True):
-    """A GPU of a node held by a job until ``end`` (Unix seconds); ``shares``: another may have it, too."""
+    """A GPU of a node held by a job until ``end`` (Unix seconds); ``shares``: another may have it, too.
+
+    ``begin``: not before; of a job of Slurm, which starts between readings.
+    """
 
     job_id: str
     user: str
     end: float
     shares: bool = False
+    begin: float = float("-inf")
 
 
 def holdings(node: str, jobs: Iterable[Job], now: float) -> dict[int, list[Holding]]:
@@ -37,13 +41,15 @@ def holdings(node: str, jobs: Iterable[Job], now: float) -> dict[int, list[Holdi
 
     A job holds its GPUs from its allocation on, the pulling of its image included. Allocations are made right after a
     reading, so between two readings a holder begins where the one before it ends, or with the span; of jobs that share
-    two at a time.
+    two at a time. Slurm's jobs begin when it says.
 
     ``jobs``: those that hold something, or have let go since the last reading (``end_time`` says when).
     """
     held: dict[int, list[Holding]] = {}
     for job in jobs:
-        holding = Holding(job.id, job.user, now if job.end_time is None else job.end_time, bool(job.spec.share))
+        begin = job.start_time if job.slurm is not None and job.start_time is not None else float("-inf")
+        end = now if job.end_time is None else job.end_time
+        holding = Holding(job.id, job.user, end, bool(job.spec.share), begin)
         for part in job.allocation.parts if job.allocation else ():
             if part.node == node:
                 for gpu in part.gpus:
@@ -137,12 +143,11 @@ def _split(begin: float, end: float, held: list[Holding]) -> list[tuple[int, Hol
     cuts = {begin, end}
     cuts.update(float(b) for b in range(int(begin // BUCKET_S + 1) * BUCKET_S, int(end) + 1, BUCKET_S) if b < end)
     for holding in held:
-        if begin < holding.end < end:
-            cuts.add(holding.end)
+        cuts.update(cut for cut in (holding.begin, holding.end) if begin < cut < end)
     parts = []
     for left, right in pairwise(sorted(cuts)):
         middle = (left + right) / 2
-        first, second = (*(h for h in held if middle < h.end), None, None)[:2]
+        first, second = (*(h for h in held if h.begin <= middle < h.end), None, None)[:2]
         both = (first, second) if first and second and first.shares and second.shares else (first,)
         parts += [(int(left // BUCKET_S) * BUCKET_S, one, 1 / len(both), right - left) for one in both]
     return parts

@@ -16,12 +16,13 @@ from gpusched.model.topology import Topology
 from gpusched.model.units import format_gbps
 from gpusched.views.common import compress_names
 
-_HEAD = """\
+HEAD_SETTINGS = ("settings:", "  # power_price: 0.30 EUR/kWh      # for the costs in `gpusched power`")
+_HEAD = f"""\
 # Written by `gpusched init`: from what the servers report. Look it over, change what you like, then run
 # `gpusched check`. All keys are explained in the inventory.yaml of gpusched's repository.
 
-settings:
-  # power_price: 0.30 EUR/kWh      # for the costs in `gpusched power`
+{HEAD_SETTINGS[0]}
+{HEAD_SETTINGS[1]}
   # admins: [alice]                # may act on all jobs and on nodes
 """
 _PLAIN = re.compile(r"[A-Za-z0-9/][A-Za-z0-9._/@+-]*")
@@ -48,7 +49,7 @@ def inventory_text(
     typed = {n.host.user for n in nodes}
     user = (typed.pop() if len(typed) == 1 else None) or user
     lines = [_HEAD, "defaults:", f"  runtime: {runtime}"]
-    lines += [f"  {name}: {_scalar(value)}" for name, value in (("user", user), ("key", key)) if value]
+    lines += [f"  {name}: {scalar(value)}" for name, value in (("user", user), ("key", key)) if value]
     lines += ["", "partitions:"]
     for name, members in _partitions(nodes).items():
         lines += _partition(name, members, runtime, user)
@@ -62,12 +63,12 @@ def topology_text(topology: Topology) -> str:
     lines = ["topology:"]
     for switch in topology.switches:
         fields = {
-            "nodes": _scalar(compress_names(switch.nodes)) if switch.nodes else None,
+            "nodes": scalar(compress_names(switch.nodes)) if switch.nodes else None,
             "uplink": format_gbps(switch.uplink_gbps) if switch.uplink_gbps is not None else None,
-            "parent": _scalar(switch.parent) if switch.parent is not None else None,
+            "parent": scalar(switch.parent) if switch.parent is not None else None,
         }
         told = ", ".join(f"{key}: {value}" for key, value in fields.items() if value is not None)
-        lines.append(f"  {_scalar(switch.name)}: {{{told}}}")
+        lines.append(f"  {scalar(switch.name)}: {{{told}}}")
     return "\n".join(lines) + "\n"
 
 
@@ -134,9 +135,9 @@ def _partitions(nodes: Sequence[Discovered]) -> dict[str, list[Discovered]]:
 def _partition(name: str, nodes: list[Discovered], runtime: str, user: str | None) -> list[str]:
     like = _typical(nodes)
     shared = [f"gpus: {like.gpus}", f"cores: {like.cores}", f"memory: {_memory(like.memory_mib)}"]
-    shared += [f"gpu_type: {_scalar(like.gpu_type)}"] if like.gpu_type else []
-    shared += [f"rated_power: {_power(like.rated_power_w)}"] if like.rated_power_w else []
-    lines = [f"  {_scalar(name)}:", "    policy: easy"]
+    shared += [f"gpu_type: {scalar(like.gpu_type)}"] if like.gpu_type else []
+    shared += [f"rated_power: {power(like.rated_power_w)}"] if like.rated_power_w else []
+    lines = [f"  {scalar(name)}:", "    policy: easy"]
     if like.rated_power_w is None:
         why = "(of a whole server, such as 6.5kW) is not known; add it to defaults for `gpusched power`"
         lines.append(f"    # rated_power {why}")
@@ -144,7 +145,7 @@ def _partition(name: str, nodes: list[Discovered], runtime: str, user: str | Non
         lines.append("    # rated_power is an estimate from the GPUs' power limits: see the server's data sheet")
     lines += [f"    defaults: {{{', '.join(shared)}}}", "    nodes:"]
     for node in nodes:
-        lines += [f"      # {node.name}: {_comment(note)}" for note in node.notes]
+        lines += [f"      # {node.name}: {comment(note)}" for note in node.notes]
         lines.append(f"      - {_node(node, like, runtime, user)}")
     return [*lines, "    flavors:", *_flavors(name, nodes, like), ""]
 
@@ -158,17 +159,17 @@ def _typical(nodes: list[Discovered]) -> Discovered:
 
 def _node(node: Discovered, like: Discovered, runtime: str, user: str | None) -> str:
     fields = {
-        "address": _scalar(node.host.address) if node.host.address != node.name else None,
-        "user": _scalar(node.host.user) if node.host.user and node.host.user != user else None,
+        "address": scalar(node.host.address) if node.host.address != node.name else None,
+        "user": scalar(node.host.user) if node.host.user and node.host.user != user else None,
         "port": str(node.host.port) if node.host.port else None,
         "gpus": str(node.gpus) if node.gpus != like.gpus else None,
         "cores": str(node.cores) if node.cores != like.cores else None,
         "memory": _memory(node.memory_mib) if _memory(node.memory_mib) != _memory(like.memory_mib) else None,
-        "rated_power": _power(node.rated_power_w) if node.rated_power_w not in (None, like.rated_power_w) else None,
+        "rated_power": power(node.rated_power_w) if node.rated_power_w not in (None, like.rated_power_w) else None,
         "runtime": node.runtime.value if node.runtime.value != runtime else None,
     }
     own = "".join(f", {key}: {value}" for key, value in fields.items() if value is not None)
-    return f"{{name: {_scalar(node.name)}{own}}}" if own else _scalar(node.name)
+    return f"{{name: {scalar(node.name)}{own}}}" if own else scalar(node.name)
 
 
 def _flavors(partition: str, nodes: list[Discovered], like: Discovered) -> list[str]:
@@ -180,17 +181,17 @@ def _flavors(partition: str, nodes: list[Discovered], like: Discovered) -> list[
         if times > len(same) or like.gpus % part or mib < part or (not like.gpus and like.cores < part):
             continue
         gpus, cores = like.gpus * times // part, max(1, like.cores // part) * times
-        memory = _memory(mib // part) if times == 1 else _memory_exact(mib * times)
+        memory = _memory(mib // part) if times == 1 else memory_exact(mib * times)
         flavor = f"{{gpus: {gpus}, cores: {cores}, memory: {memory}, time: {hours}h}}"
-        lines.append(f"      {_scalar(f'{name}-{partition}')}: {flavor}")
+        lines.append(f"      {scalar(f'{name}-{partition}')}: {flavor}")
     return lines
 
 
 def _failed(failures: Iterable[NotDiscovered]) -> list[str]:
     lines = []
     for failure in failures:
-        lines += [f"# - {_comment(failure.host.typed)}    # {_comment(failure.reason)}"]
-        lines += [f"#   {_comment(failure.hint)}"] if failure.hint else []
+        lines += [f"# - {comment(failure.host.typed)}    # {comment(failure.reason)}"]
+        lines += [f"#   {comment(failure.hint)}"] if failure.hint else []
     return ["# These did not answer. Put them under a partition's nodes once they do:", *lines] if lines else []
 
 
@@ -203,11 +204,13 @@ def _memory(mib: int) -> str:
     return f"{mib // 1024}G" if mib >= 1024 else f"{mib}M"
 
 
-def _memory_exact(mib: int) -> str:
+def memory_exact(mib: int) -> str:
+    """MiB as a value of ``memory``."""
     return f"{mib // 1024}G" if mib % 1024 == 0 else f"{mib}M"
 
 
-def _power(watts: float | None) -> str:
+def power(watts: float | None) -> str:
+    """As a value of ``rated_power``."""
     return f"{(watts or 0) / 1000:g}kW"
 
 
@@ -215,9 +218,11 @@ def _gib(mib: int | None) -> int | None:
     return None if mib is None else round(mib / 1024)
 
 
-def _scalar(text: str) -> str:
+def scalar(text: str) -> str:
+    """A text as YAML, quoted where it must be."""
     return text if _PLAIN.fullmatch(text) and text not in _NULLS else json.dumps(text, ensure_ascii=False)
 
 
-def _comment(text: str) -> str:
+def comment(text: str) -> str:
+    """A text as a part of a comment."""
     return "".join(c if c.isprintable() else " " for c in text)

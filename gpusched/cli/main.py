@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -52,6 +53,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "completion": ("gpusched.cli.completion", "Print the completion script for bash or zsh."),
 }
 
+OF_JOBS = frozenset(("submit", "logs", "exec", "cancel", "hold", "release", "requeue", "priority", "drain", "resume"))
+"""Commands in whose place Slurm has its own, where jobs are Slurm's."""
+
 
 class _Candidate(NamedTuple):
     value: str
@@ -77,6 +81,8 @@ class LazyGroup(TyperGroup):
         info = next(i for i in module.app.registered_commands if i.name == cmd_name)
         command = typer.main.get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
         make_plain(command)
+        if cmd_name in OF_JOBS and command.callback is not None:
+            command.callback = _unless_slurms(cmd_name, command.callback)
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -97,6 +103,20 @@ class LazyGroup(TyperGroup):
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
         return [_Candidate(name) for name in COMMANDS if name.startswith(incomplete)]
+
+
+def _unless_slurms(name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
+    """The command, which under ``engine: slurm`` only says which of Slurm's to use."""
+
+    @functools.wraps(callback)
+    def run(**given: Any) -> Any:
+        from gpusched.client import slurm
+
+        if slurm.in_charge():
+            slurm.refuse(name, given)
+        return callback(**given)
+
+    return run
 
 
 def _group(commands: typer.Typer) -> Any:

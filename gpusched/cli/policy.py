@@ -9,6 +9,7 @@ import typer
 
 from gpusched.cli import complete, output
 from gpusched.client.context import Client
+from gpusched.model.slurm import SlurmMode
 
 if TYPE_CHECKING:
     from gpusched.client.policy import Asked
@@ -88,12 +89,16 @@ def promote(
     partition: complete.PartitionOption = None,
     force: Annotated[str | None, typer.Option("--force", metavar="REASON", help="Without proof, and why.")] = None,
     since: Annotated[str | None, typer.Option("--since", help="Judge by jobs since: 30d; the usual.")] = None,
+    mode: Annotated[
+        SlurmMode | None,
+        typer.Option("--mode", help="Under Slurm: only observe, advise by priorities, or decide what starts where."),
+    ] = None,
     json: output.JsonOption = False,
 ) -> None:
     """Put a policy in charge, if a replay of days it has not learned from proves it no worse than the live one."""
     from gpusched.client.policy import promote as ask
 
-    _ask(ask, policy, partition, force, since)
+    _ask(ask, policy, partition, force, since, mode)
 
 
 @app.command("rollback")
@@ -132,6 +137,9 @@ def _ask(ask: Callable[..., Asked], *given: object) -> None:
     for verdict in asked.verdicts:
         output.print_line(f"{verdict.partition}: {verdict.line}")
     named = f"{asked.policy} in " if asked.policy else ""
-    output.print_line(f"{asked.what} requested: {named}{', '.join(asked.partitions)}")
+    mode = f", mode {asked.mode}" if asked.mode else ""
+    output.print_line(f"{asked.what} requested: {named}{', '.join(asked.partitions)}{mode}")
     if warning := client.controller_warning():
         output.note(warning)
+        if asked.hint:
+            output.note(asked.hint)

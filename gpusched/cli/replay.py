@@ -76,6 +76,9 @@ def replay(
     restart_costs: Annotated[
         str | None, typer.Option("--restart-costs", help="CSV model,restart_s: restarts by model; others as --restart.")
     ] = None,
+    backfill_every: Annotated[
+        str, typer.Option("--backfill-every", help="Backfill looks only so often: 30s (Slurm's bf_interval).")
+    ] = "0s",
     outages: Annotated[str | None, typer.Option("--outages", help="CSV node,start,end,drain of failing nodes.")] = None,
     seed: Annotated[list[int] | None, typer.Option("--seed", help="For what draws; more than one: each.")] = None,
     jobs: Annotated[int, typer.Option("-j", "--jobs", min=0, help="Worker processes; 0: as many as pay.")] = 0,
@@ -110,17 +113,20 @@ def replay(
     from gpusched.model.units import parse_duration
     from gpusched.study import request as service
 
-    try:
-        restart_s = float(parse_duration(restart)) if restart not in ("0", "0s") else 0.0
-    except ValueError:
-        raise UsageError(f"--restart {restart!r} is not a time", "say for example 30s") from None
+    def seconds(option: str, text: str) -> float:
+        try:
+            return float(parse_duration(text)) if text not in ("0", "0s") else 0.0
+        except ValueError:
+            raise UsageError(f"{option} {text!r} is not a time", "say for example 30s") from None
+
     request = service.Request(
         traces=tuple(traces or ()), policies=tuple(policy or ()), format=format, nodes=nodes,
         gpus_per_node=gpus_per_node, inventory=inventory, load=load, vc=vc, placement=placement, since=since,
-        until=until, limits=limits, restart_s=restart_s, outages=outages, seeds=tuple(seed or (0,)), workers=jobs,
-        backend=backend, power=power, strict=strict, estimates=estimates,
+        until=until, limits=limits, restart_s=seconds("--restart", restart), outages=outages,
+        seeds=tuple(seed or (0,)), workers=jobs, backend=backend, power=power, strict=strict, estimates=estimates,
         profiles=tuple(profiles or ()), recorded_on=recorded_on, gpu_type=gpu_type, node_list=node_list, share=share,
         resizable=resizable, cpus=cpus, mem=mem, restart_costs=restart_costs, topology=topology,
+        backfill_every_s=seconds("--backfill-every", backfill_every),
     )  # fmt: skip
     with output.progress("replaying") as advance:
         outcomes = service.outcomes(request, advance)

@@ -10,6 +10,7 @@ import typer
 
 from gpusched.cli import complete, output
 from gpusched.client.context import Client
+from gpusched.errors import UsageError
 
 app = typer.Typer()
 
@@ -34,6 +35,12 @@ def init(
             help="Import switches: what ibnetdiscover prints, Slurm's topology.conf or topology.yaml.",
         ),
     ] = None,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="The nodes, partitions and limits of Slurm; nothing is changed there.")
+    ] = False,
+    ssh: Annotated[
+        bool, typer.Option("--ssh/--no-ssh", help="With --slurm: ask its nodes over SSH what they are, or not.")
+    ] = True,
     json: output.JsonOption = False,
 ) -> int:
     """Ask servers what they are and write an inventory.yaml to look over. Changes nothing on them.
@@ -57,12 +64,16 @@ def init(
     from gpusched.views.check import host_json, host_line
 
     drawn = import_topology(topology) if topology is not None else None  # what is wrong with it is told before all else
-    if drawn is not None and not hosts:
+    if drawn is not None and not hosts and not slurm:
         if json:
             output.emit_json(drawn)
         else:
             output.print_line(topology_text(drawn).rstrip())
         return 0
+    if slurm:
+        if hosts:
+            raise UsageError("--slurm takes the hosts that Slurm names", "leave yours out")
+        return _init_slurm(path, force=force, ssh=ssh, user=user, port=port, key=key, topology=topology)
     asked = [replace(host, port=host.port or port) for host in parse_hosts(hosts or ())]
     if not force:
         refuse_existing(path)
@@ -77,6 +88,33 @@ def init(
     else:
         output.print_line(f"wrote {path}; look it over, then run 'gpusched check'")
     return 0 if all(isinstance(outcome, Discovered) for outcome in outcomes) else 1
+
+
+def _init_slurm(
+    path: Path, *, force: bool, ssh: bool, user: str | None, port: int | None, key: str | None, topology: Path | None
+) -> int:
+    """Write the inventory of a Slurm site."""
+    from gpusched.bootstrap import refuse_existing, write_inventory
+    from gpusched.bootstrap.slurm import ask_nodes, choose, inventory_of_site, read_site, without_ssh
+    from gpusched.config.fabric import import_topology
+    from gpusched.slurm.commands import Slurm
+    from gpusched.views.check import host_json, host_line
+
+    if not force:
+        refuse_existing(path)
+    site = read_site(Slurm())
+    chosen = choose(site)
+    answers = ask_nodes(chosen, user, port, key, lambda found: output.note(host_line(found))) if ssh else {}
+    drawn = import_topology(topology, lambda name: name) if topology is not None else None
+    text = inventory_of_site(site, chosen, answers, user=user, port=port, key=key, topology=drawn)
+    write_inventory(path, text, force=force)
+    for note in (*chosen.notes, *without_ssh(chosen, answers)):
+        output.note(note)
+    if output.json_mode():
+        output.emit_json({"path": str(path), "hosts": [host_json(answer) for answer in answers.values()]})
+    else:
+        output.print_line(f"wrote {path}; look it over, then run 'gpusched check'")
+    return 0
 
 
 @app.command("check")

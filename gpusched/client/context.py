@@ -110,12 +110,22 @@ class Client:
             return runs.line(f"is busy: its last cycle was {common.age(age)} ago")
         return f"the controller is not running (last seen {common.age(age)} ago); start it with 'gpusched controller'"
 
+    def warning(self) -> str:
+        """One line if nothing is decided, as nobody works off the queue, or Slurm, which has it, is silent; else ""."""
+        found = self.controller_warning()
+        trouble = self.reader.slurm_trouble() if self.reader is not None and not found else None
+        return trouble.line(time.time()) if trouble is not None else found
+
     def notes(self) -> tuple[str, ...]:
         """What else is odd: an inventory that is not in force, nodes that left it with jobs on them."""
+        from gpusched.model.slurm import LEASE_TROUBLE
         from gpusched.queue.store import INVENTORY_TROUBLE
 
         if self.reader is None:
             return ()
-        trouble = self.reader.meta(INVENTORY_TROUBLE)
+        trouble, slurms = self.reader.meta(INVENTORY_TROUBLE), self.reader.slurm_trouble()
         found = [f"the controller goes on with the last good inventory: {trouble}"] if trouble else []
+        found += [slurms.line(time.time())] if slurms is not None else []
+        lease = self.reader.meta(LEASE_TROUBLE)
+        found += [lease] if lease else []
         return (*found, *(f"node {r.name} is {r.reason}" for r in self.reader.left_nodes()))

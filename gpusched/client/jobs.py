@@ -7,11 +7,13 @@ from collections.abc import Iterable
 
 import msgspec
 
+from gpusched.client import slurm
 from gpusched.client.context import Client
 from gpusched.client.costs import place_costs
 from gpusched.client.resolve import Resolver
 from gpusched.client.waiting import inbox_jobs
 from gpusched.errors import UsageError
+from gpusched.model import ids
 from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
 from gpusched.model.progress import JobProgress
 from gpusched.model.suggest import did_you_mean
@@ -73,6 +75,7 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
         prefixes=_prefixes(client, jobs),
         warning=client.controller_warning() or _suspended(client),
         notes=client.notes(),
+        engine=slurm.modes_line(client) if slurm.in_charge() else "",
     )
 
 
@@ -164,9 +167,9 @@ def _prefixes(client: Client, jobs: list[Job]) -> dict[str, int]:
 
 def _prefix_length(client: Client, base: str, queued: set[str]) -> int:
     """From long to short: long prefixes have few candidates, so each look is cheap."""
-    for length in range(len(base) - 1, 0, -1):
+    for length in range(0 if ids.is_slurms(base) else len(base) - 1, 0, -1):
         prefix = base[:length]
         stored = client.reader.matching(prefix, limit=2) if client.reader else []
         if any(i != base for i in stored) or any(i.startswith(prefix) and i != base for i in queued):
             return length + 1
-    return 1
+    return len(base) if ids.is_slurms(base) else 1

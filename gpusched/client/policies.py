@@ -12,8 +12,9 @@ from gpusched.config.validate import known_partition
 from gpusched.config.weights import DEFAULT, ModelError, load_model
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Partition
+from gpusched.model.slurm import SlurmMode
 from gpusched.model.units import iso_utc
-from gpusched.promotion.live import live_policies, overrides
+from gpusched.promotion.live import live_modes, live_policies, mode_of, overrides
 from gpusched.promotion.registry import find_policy, known_policies, last_verdicts, trained_for, training_of
 from gpusched.queue.promotions import PolicyChange, Shadow
 from gpusched.views.policy import ChangeRow, PolicyPage, PolicyRow
@@ -46,6 +47,7 @@ def _live_row(client: Client, partition: Partition, spec: PolicySpec, last: Poli
     return _row(
         spec, partition.name, "live", note=note, since=None if last is None else iso_utc(last.time),
         by=promoted.user if promoted else None, verdict=verdict_line(promoted), fallback=out.line if out else None,
+        mode=mode_of(partition, last) if client.inventory.engine == "slurm" else msgspec.UNSET,
     )  # fmt: skip
 
 
@@ -129,6 +131,7 @@ def page(client: Client, text: str) -> PolicyPage:
         weights=_weights(spec), cards=cards, shadows=tuple(shadows),
         differences=tuple(d for s in shadows for d in (reader.differences(s.partition, 5) if reader else ())),
         verdicts={s.partition: night.get((s.partition, s.spec.name, s.spec.version)) for s in shadows},
+        modes={p: mode for p, mode in live_modes(inventory, reader).items() if same(live[p], spec)},
     )  # fmt: skip
 
 
@@ -157,6 +160,7 @@ def history(client: Client, partition: str | None, limit: int) -> list[ChangeRow
             time=iso_utc(c.time) or "", partition=c.partition, act=c.act, user=c.user or None, reason=c.reason,
             name=c.spec.name, version=c.spec.version, from_name=c.from_name or None,
             from_version=c.from_version or None, forced=c.forced, verdict=verdict_line(c),
+            mode=(c.mode or SlurmMode.OBSERVE) if client.inventory.engine == "slurm" else msgspec.UNSET,
         )
         for c in found
     ]  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,30 +11,41 @@ import msgspec
 from gpusched.client.context import Client
 from gpusched.client.control import check_admin, check_reason
 from gpusched.client.policies import same
+from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.config.validate import known_partition
 from gpusched.config.weights import DEFAULT
 from gpusched.errors import GpuschedError, NoHistory, UsageError
 from gpusched.model.commands import Promote, Rollback, ShadowOff, ShadowOn
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Partition
+from gpusched.model.slurm import SlurmMode
 from gpusched.model.units import local_time_zone
-from gpusched.promotion.live import live_policies, overrides
+from gpusched.promotion.live import live_policies, mode_of, overrides
 from gpusched.promotion.registry import Known, find_policy, trained_for, training_of
 
 if TYPE_CHECKING:
     from gpusched.nightly.proof import Verdict
 
 SINCE = "30d"
+_LEASE_ENDS = (
+    "until it runs: the lease ends by itself within a minute; to end it now: "
+    "scontrol update ReservationName=gpusched EndTime=now+1"
+)
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for: the policy ("" for a rollback) and the partitions, with what proved it."""
+    """What was asked for: the policy ("" for a rollback) and the partitions, with what proved it.
+
+    ``mode``: That was asked for, of partitions of Slurm. ``hint``: what else to do where no controller runs.
+    """
 
     what: str
     policy: str = ""
     version: str = ""
     partitions: tuple[str, ...]
     verdicts: tuple[Verdict, ...] = ()
+    mode: SlurmMode | msgspec.UnsetType = msgspec.UNSET
+    hint: str | msgspec.UnsetType = msgspec.UNSET
 
 
 def _find(client: Client, text: str) -> Known:
@@ -97,7 +107,7 @@ def _judged(client: Client, partition: Partition, base: PolicySpec, other: Polic
 
     if client.reader is None:
         raise GpuschedError(f"{client.state}: there is no history yet", "start the controller, or say --force REASON")
-    trace = history_of(client.reader, partition.name, begin, time.time())
+    trace = history_of(client.inventory, client.reader, partition.name, begin, time.time())
     return judge(scenario_for(trace, client.inventory, partition), partition.name, base, other)
 
 
@@ -128,40 +138,70 @@ def proof(client: Client, partition: Partition, incumbent: PolicySpec, candidate
 # -- asking for a change
 
 
-def promote(client: Client, text: str, partition: str | None, force: str | None, since: str | None) -> Asked:
-    """Ask for a policy to be put in charge, with proof or with a reason.
+def promote(
+    client: Client,
+    text: str,
+    partition: str | None,
+    force: str | None,
+    since: str | None,
+    mode: SlurmMode | None = None,
+) -> Asked:
+    """Ask for a policy to be put in charge, with proof or with a reason; under Slurm with what it may do.
+
+    Proof is needed for another policy, and for a mode in which it may do more. While Slurm decides, what is to be
+    beaten is `easy`, which stands for Slurm's own scheduling.
 
     Raises:
-        UsageError: There is no such policy or partition.
+        UsageError: There is no such policy or partition; a mode was named and the engine is not Slurm.
         GpuschedError: It has not proved to be no worse; it is in charge already; the user is no admin.
     """
     check_admin(client)
+    if mode is not None and client.inventory.engine != "slurm":
+        raise UsageError(
+            "--mode is for partitions of Slurm, and inventory.yaml does not say engine: slurm", "leave it out"
+        )
     if force is not None:
         check_reason("--force", force)
     known = _find(client, text)
     chosen = _partitions(client, known.spec, partition)
     live = live_policies(client.inventory, client.reader)
     changes = client.reader.live_changes() if client.reader else {}
-    waiting = [p for p in chosen if not (overrides(p, changes.get(p.name)) and same(live[p.name], known.spec))]
+    settled = {
+        p.name for p in chosen if overrides(p, changes.get(p.name)) and same(live[p.name], known.spec)
+    }  # but for the mode
+    before = {p.name: mode_of(p, changes.get(p.name)) for p in chosen}
+    waiting = [p for p in chosen if p.name not in settled or mode not in (None, before[p.name])]
     if not waiting:
         raise GpuschedError(f"{known.spec.name} ({known.spec.version}) is in charge of {chosen[0].name} already")
-    verdicts: list[Verdict] = []
-    if force is None:
-        verdicts = [proof(client, p, live[p.name], known.spec, since or SINCE) for p in waiting]
-        if failed := [v for v in verdicts if not v.passed]:
-            lines = "; ".join(f"{v.partition}: {v.line}" for v in failed)
-            raise GpuschedError(f"not promoted: {lines}", "wait for more days, or say --force REASON")
-    for one, verdict in zip_longest(waiting, verdicts):
+    verdicts: dict[str, Verdict] = {}
+    for one in waiting if force is None else ():
+        if one.name in settled and mode is not None and not _does_more(mode, before[one.name]):
+            continue
+        incumbent = live[one.name]
+        if client.inventory.engine == "slurm" and before[one.name] is SlurmMode.OBSERVE:
+            incumbent = load_policy(BUILT_IN / "easy.yaml")
+        verdicts[one.name] = proof(client, one, incumbent, known.spec, since or SINCE)
+    if failed := [v for v in verdicts.values() if not v.passed]:
+        lines = "; ".join(f"{v.partition}: {v.line}" for v in failed)
+        raise GpuschedError(f"not promoted: {lines}", "wait for more days, or say --force REASON")
+    for one in waiting:
+        verdict = verdicts.get(one.name)
+        reason = verdict.line if verdict else f"{mode} in place of {before[one.name]}"
         command = Promote(
             time=time.time(), partition=one.name, path=str(known.path.absolute()), version=known.spec.version,
-            reason=force if force is not None else verdict.line, forced=force is not None,
-            evidence=msgspec.to_builtins(verdict) if verdict else None,
+            reason=force if force is not None else reason, forced=force is not None,
+            evidence=msgspec.to_builtins(verdict) if verdict else None, mode=mode,
         )  # fmt: skip
         client.deliverable_inbox().deliver(command)
     return Asked(
         what="promote", policy=known.spec.name, version=known.spec.version, partitions=tuple(p.name for p in waiting),
-        verdicts=tuple(verdicts),
+        verdicts=tuple(verdicts.values()), mode=mode or msgspec.UNSET,
     )  # fmt: skip
+
+
+def _does_more(mode: SlurmMode, before: SlurmMode) -> bool:
+    order = list(SlurmMode)
+    return order.index(mode) > order.index(before)
 
 
 def rollback(client: Client, partition: str | None, reason: str | None) -> Asked:
@@ -191,7 +231,8 @@ def rollback(client: Client, partition: str | None, reason: str | None) -> Asked
         raise GpuschedError(f"{chosen}: there is no earlier policy", "inventory.yaml names the one in charge")
     command = Rollback(time=time.time(), partition=chosen, reason=reason or f"back from {last.spec.name}")
     client.deliverable_inbox().deliver(command)
-    return Asked(what="rollback", partitions=(chosen,))
+    decides = client.inventory.engine == "slurm" and last.mode is SlurmMode.DECIDE
+    return Asked(what="rollback", partitions=(chosen,), hint=_LEASE_ENDS if decides else msgspec.UNSET)
 
 
 def shadow(client: Client, text: str | None, partition: str | None, off: bool) -> Asked:

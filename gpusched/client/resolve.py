@@ -62,6 +62,8 @@ class Resolver:
             UsageError: No such job, or more than one.
             GpuschedError: Its submission was refused by the controller.
         """
+        if ids.is_slurms(text.strip()) and (known := self._of_slurm(text.strip())) is not None:
+            return known
         wanted = ids.normalise(text)
         if not ids.is_prefix(wanted):
             raise UsageError(f"{text[:60]!r} is not a job id")
@@ -78,11 +80,23 @@ class Resolver:
             raise UsageError(f"job {base} {what}")
         return Target(chosen[0].id, tuple(chosen))
 
+    def _of_slurm(self, wanted: str) -> Target | None:
+        """The job or array of Slurm of just this id; of several, the latest. None: there is none."""
+        reader = self._client.reader
+        if reader is None:
+            return None
+        found, number = reader.job(wanted), 2
+        while found is not None and "~" not in wanted and (later := reader.job(f"{wanted}~{number}")) is not None:
+            found, number = later, number + 1
+        jobs = [found] if found is not None else reader.jobs_of_array(wanted)
+        return Target(found.id if found is not None else wanted, tuple(jobs)) if jobs and jobs[0].slurm else None
+
     def _unique(self, text: str, prefix: str) -> str:
         reader = self._client.reader
         stored = reader.matching(prefix) if reader else []
         queued = (j.array_id or j.id for j in self._waiting)
         candidates = sorted({*(i.partition("_")[0] for i in stored), *(i for i in queued if i.startswith(prefix))})
+        candidates = [i for i in candidates if not ids.is_slurms(i)]  # a number is a whole id there
         if prefix in candidates:
             return prefix
         if not candidates:

@@ -42,7 +42,7 @@ def show(client: Client, text: str) -> Page:
         tasks=jobs if len(jobs) > 1 or target.id != job.id else (),
         events=tuple(reader.events(job_id=job.id)) if reader else (),
         energy_j=energies.get(job.id),
-        warning="" if job.state in ENDED else client.controller_warning(),
+        warning="" if job.state in ENDED else client.warning(),
         progress=progress[-1] if progress else None,
         speeds=speeds_of(progress),
         sizes=_sizes(client, job) if waits else None,

@@ -12,6 +12,7 @@ import msgspec
 from gpusched.client.context import Client
 from gpusched.client.resolve import Resolver, stored_jobs
 from gpusched.client.sharing import sharing_of
+from gpusched.client.slurm import in_its_words
 from gpusched.client.waiting import inbox_jobs
 from gpusched.config.users import user_name
 from gpusched.model import ids
@@ -43,7 +44,18 @@ def why(client: Client, text: str) -> Why:
     """
     target = Resolver(client).target(text)
     job = next((j for j in target.jobs if j.state is JobState.PENDING), target.jobs[0])
-    warning = client.controller_warning()
+    found = _why(client, job)
+    if job.slurm is None:
+        return found
+    return msgspec.structs.replace(
+        found,
+        next_steps=tuple(in_its_words(step) for step in found.next_steps),
+        sooner=tuple(msgspec.structs.replace(s, how=in_its_words(s.how)) for s in found.sooner),
+    )
+
+
+def _why(client: Client, job: Job) -> Why:
+    warning = client.warning()
     if job.state is JobState.PENDING:
         out = client.reader.fallbacks().get(job.spec.partition) if client.reader else None
         return msgspec.structs.replace(
@@ -73,7 +85,9 @@ def _message(job: Job) -> str:
     if job.state is JobState.FAILED and job.exit_code is not None:
         return f"its command exited with code {job.exit_code}"
     return {
-        JobState.STARTING: "its container is being prepared (an image may be on its way)",
+        JobState.STARTING: "its container is being prepared (an image may be on its way)"
+        if job.slurm is None
+        else f"{job.policy or 'its policy'} decided on it; Slurm starts it",
         JobState.RUNNING: "it runs",
     }.get(job.state, "")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpusched.config.validate import IMAGE
 from gpusched.config.yamlfile import Value
+from gpusched.errors import FileError
 from gpusched.model.images import TRANSPORTS
 from gpusched.model.resources import Node, RuntimeName, Sharing
 from gpusched.model.units import format_memory, parse_duration, parse_memory_mib
@@ -273,6 +274,14 @@ def _number(minimum: float, maximum: float, what: str) -> Reader:
     return lambda value: value.number(minimum, maximum, what)
 
 
+def _transport(value: Value) -> str:
+    """``none`` is for engine: slurm (see `gpusched.config.inventory`), and named to nobody else."""
+    try:
+        return value.choice(("none",))
+    except FileError:
+        return value.choice(("ssh", "local"))
+
+
 def _sharing(value: Value) -> Sharing | None:
     values = read(value, SHARING, "a mapping with mode, slowdown, pipe")
     if "mode" not in values:
@@ -288,7 +297,7 @@ SHARING: Fields = {
     "pipe": ("pipe", _text("an absolute path without quotes, commas and colons", _FOLDER)),
 }
 DEFAULTS: Fields = {
-    "transport": ("transport", lambda value: value.choice(("ssh", "local"))),
+    "transport": ("transport", _transport),
     "user": ("user", _text("a user name", _USER)),
     "port": ("port", _whole(1, 65535, "a port")),
     "key": ("key", _text("the path of a private key")),

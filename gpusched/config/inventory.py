@@ -6,18 +6,17 @@ node itself, else its partition's ``defaults``, else the file's ``defaults``.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 from gpusched.config import fields
-from gpusched.config.paths import config_folder
+from gpusched.config.paths import find_inventory
 from gpusched.config.topology import read_topology
 from gpusched.config.validate import nodes_that_hold
 from gpusched.config.yamlfile import Value, parse_file
-from gpusched.errors import FileError, UsageError
+from gpusched.errors import FileError
 from gpusched.model.resources import (
     Flavor,
     Inventory,
@@ -26,38 +25,11 @@ from gpusched.model.resources import (
     Partition,
     PlacementRules,
     ResizeRules,
+    RuntimeName,
     Settings,
 )
 from gpusched.model.topology import Topology
 from gpusched.model.units import format_memory
-
-SYSTEM_INVENTORY = Path("/etc/gpusched/inventory.yaml")
-
-
-def find_inventory() -> Path:
-    """The inventory file in force.
-
-    ``$GPUSCHED_INVENTORY`` (a file, or a folder that holds inventory.yaml); else ./inventory.yaml; else
-    ``$XDG_CONFIG_HOME/gpusched/inventory.yaml``; else /etc/gpusched/inventory.yaml.
-
-    Raises:
-        UsageError: None of them is there.
-    """
-    if named := os.environ.get("GPUSCHED_INVENTORY"):
-        path = Path(named).expanduser()
-        path = path / "inventory.yaml" if path.is_dir() else path
-        if not os.path.exists(path):
-            raise UsageError(f"no inventory: GPUSCHED_INVENTORY names {path}, which is not there", _HINT)
-        return path
-    places = (Path("inventory.yaml"), config_folder() / "inventory.yaml", SYSTEM_INVENTORY)
-    for place in places:
-        if os.path.exists(place):
-            return place
-    looked = ", ".join(str(p) for p in (places[0].absolute(), *places[1:]))
-    raise UsageError(f"no inventory: looked for {looked}", _HINT)
-
-
-_HINT = "write one with `gpusched init HOST...`, or set GPUSCHED_INVENTORY"
 
 
 def load_inventory(path: Path | str | None = None) -> Inventory:
@@ -108,6 +80,7 @@ class _Reader:
     def __init__(self, path: Path | str, errors: list[FileError] | None = None) -> None:
         self._path = path
         self._errors = errors
+        self._engine: Literal["ssh", "slurm"] = "ssh"
         self._names: dict[str, Value] = {}
         self._addresses: dict[tuple[str, int | None], str] = {}
 
@@ -116,9 +89,14 @@ class _Reader:
         known = root.fields("a mapping with partitions", ("engine", "settings", "defaults", "partitions", "topology"))
         settings, defaults = Settings(), dict[str, Any]()
         with self._noting():
+            if "engine" in known and known["engine"].choice(("ssh", "slurm")) == "slurm":
+                self._engine = "slurm"
+        with self._noting():
             settings = self._settings(known.get("settings"))
         with self._noting():
             defaults = fields.read(known.get("defaults"), fields.DEFAULTS, "a mapping of node settings")
+        if self._engine == "slurm":
+            defaults.setdefault("runtime", RuntimeName.PROCESS)  # Slurm starts its jobs itself
         if "partitions" not in known:
             raise root.missing("partitions", "at least one partition with its nodes")
         found = known["partitions"].fields("a mapping: name of partition -> its nodes")
@@ -132,13 +110,10 @@ class _Reader:
         nodes = None if self._errors else self._names  # a node that could not be read is not a node that is not there
         with self._noting():
             topology = read_topology(known.get("topology"), nodes, self._noting)
-        engine: Literal["ssh", "slurm"] = "ssh"
-        with self._noting():
-            if "engine" in known and known["engine"].choice(("ssh", "slurm")) == "slurm":
-                engine = "slurm"
         return Inventory(
-            path=str(self._path), partitions=tuple(partitions), settings=settings, topology=topology, engine=engine
-        )
+            path=str(self._path), partitions=tuple(partitions), settings=settings, topology=topology,
+            engine=self._engine,
+        )  # fmt: skip
 
     def _settings(self, value: Value | None) -> Settings:
         if value is None:
@@ -201,7 +176,9 @@ class _Reader:
         first = self._names.setdefault(name, entry)
         if first is not entry:
             raise entry.error("every node once", f'the node "{name}" again (first in line {first.line})')
-        if values.get("transport") == "local":
+        if values.get("transport") == "none" and self._engine != "slurm":
+            raise entry.error("a transport by which the node can be reached", "none, which is for engine: slurm")
+        if values.get("transport") in ("local", "none"):
             return
         owner = self._addresses.setdefault((address, values.get("port")), name)
         if owner != name:

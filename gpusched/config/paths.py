@@ -1,11 +1,14 @@
-"""Where gpusched keeps its state: one folder, found the same way by every command."""
+"""Where gpusched keeps its state and its inventory: found the same way by every command."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from gpusched.errors import UsageError
+
 SHARED_STATE = Path("/var/lib/gpusched")
+SYSTEM_INVENTORY = Path("/etc/gpusched/inventory.yaml")
 
 
 def state_folder() -> Path:
@@ -24,6 +27,32 @@ def state_folder() -> Path:
 def config_folder() -> Path:
     """The user's own settings: ``$XDG_CONFIG_HOME/gpusched``, else ~/.config/gpusched."""
     return _xdg("XDG_CONFIG_HOME", ".config") / "gpusched"
+
+
+def find_inventory() -> Path:
+    """The inventory file in force.
+
+    ``$GPUSCHED_INVENTORY`` (a file, or a folder that holds inventory.yaml); else ./inventory.yaml; else
+    ``$XDG_CONFIG_HOME/gpusched/inventory.yaml``; else /etc/gpusched/inventory.yaml.
+
+    Raises:
+        UsageError: None of them is there.
+    """
+    if named := os.environ.get("GPUSCHED_INVENTORY"):
+        path = Path(named).expanduser()
+        path = path / "inventory.yaml" if path.is_dir() else path
+        if not os.path.exists(path):
+            raise UsageError(f"no inventory: GPUSCHED_INVENTORY names {path}, which is not there", _HINT)
+        return path
+    places = (Path("inventory.yaml"), config_folder() / "inventory.yaml", SYSTEM_INVENTORY)
+    for place in places:
+        if os.path.exists(place):
+            return place
+    looked = ", ".join(str(p) for p in (places[0].absolute(), *places[1:]))
+    raise UsageError(f"no inventory: looked for {looked}", _HINT)
+
+
+_HINT = "write one with `gpusched init HOST...`, or set GPUSCHED_INVENTORY"
 
 
 def is_state(folder: Path) -> bool:

@@ -198,7 +198,7 @@ class Cycle:
             events += step.events
             self._store.put_ranks(step.ranks.values())
             if step.began is not None:
-                self._store.open_run(self._run_of(step.began))
+                self._store.open_run(run_of(step.began, self.inventory))
             events += self._judge_launch(step, records, now)
             if step.ended_attempt is not None:
                 end, outcome = step.ended_attempt
@@ -226,25 +226,6 @@ class Cycle:
         changed, events = judge_nodes(self.inventory, records, failures, now, why)
         records.update(changed)
         return events
-
-    def _run_of(self, job: Job) -> Run:
-        assert job.allocation is not None
-        assert job.start_time is not None
-        partition = self.inventory.partition(job.spec.partition)
-        return Run(
-            job_id=job.id,
-            attempt=job.attempt,
-            user=job.user,
-            partition=job.spec.partition,
-            flavor=job.spec.flavor,
-            share=share_of(job, partition) if partition else 0.0,
-            gpus=job.spec.gpus,
-            start_time=job.start_time,
-            end_time=None,
-            outcome=None,
-            nodes={p.node: len(p.gpus) for p in job.allocation.parts},
-            shareable={p.node: p.gpus for p in job.allocation.parts} if job.spec.share else {},
-        )
 
     def _forget_secrets(self) -> None:
         """Remove the secrets of what has ended, however it did; only what is committed counts."""
@@ -291,6 +272,27 @@ def _step(job: Job, ranks: list[RankRecord], world: ReconcileInput) -> Step:
         failed, event = set_aside(job, error, world.now)
         began = job.start_time is not None
         return Step(job=failed, events=[event], ended_attempt=(world.now, failed.state) if began else None)
+
+
+def run_of(job: Job, inventory: Inventory) -> Run:
+    """The present attempt of a job that has begun to run."""
+    assert job.allocation is not None
+    assert job.start_time is not None
+    partition = inventory.partition(job.spec.partition)
+    return Run(
+        job_id=job.id,
+        attempt=job.attempt,
+        user=job.user,
+        partition=job.spec.partition,
+        flavor=job.spec.flavor,
+        share=share_of(job, partition) if partition else 0.0,
+        gpus=job.spec.gpus if job.slurm is None else max(job.allocation.gpus, job.spec.gpus_per_node),
+        start_time=job.start_time,
+        end_time=None,
+        outcome=None,
+        nodes={p.node: len(p.gpus) for p in job.allocation.parts},
+        shareable={p.node: p.gpus for p in job.allocation.parts} if job.spec.share else {},
+    )
 
 
 def share_of(job: Job, partition: Partition) -> float:

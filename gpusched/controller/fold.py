@@ -30,6 +30,8 @@ MAX_FAILURES = 100  # of one round: on a full disk all will fail
 TASK_BYTES = 300  # about what a waiting job takes besides its spec
 OUR_DISK = (sqlite3.OperationalError, OSError)  # what no command and no job is to blame for
 
+_OF_POLICIES = (commands.Promote, commands.Rollback, commands.ShadowOn, commands.ShadowOff)
+
 
 class Refused(Exception):
     """A command that is well formed but may not, or cannot, be done; the text says why in one line."""
@@ -140,6 +142,8 @@ class CommandApplier:
         return Caller(uid, name, uid in (0, os.getuid()) or name in self._inventory.settings.admins)
 
     def _apply(self, command: commands.AnyCommand, caller: Caller, now: float) -> None:
+        if self._inventory.engine == "slurm" and not isinstance(command, _OF_POLICIES):
+            raise Refused("Slurm is the engine here: only its own commands do that")
         match command:
             case commands.Submit():
                 self._submit(command, caller, now)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpusched.config.inventory import SYSTEM_INVENTORY, find_inventory, load_inventory
+from gpusched.config.inventory import load_inventory
+from gpusched.config.paths import SYSTEM_INVENTORY, find_inventory
 from gpusched.config.policies import load_policies
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.policy import PolicySpec

@@ -72,7 +72,7 @@ def update_record(
     """
     before = record
     if observation is not None:
-        record = _with_news(record, observation.result)
+        record = with_news(record, observation.result)
     state, reason = _state(record, node, observation, held, has_jobs, settings, now)
     if left and record.down_since is None:
         state, reason = NodeState.DRAINING, f"{LEFT}; {'its jobs run on' if has_jobs else 'it is being tidied up'}"
@@ -81,10 +81,11 @@ def update_record(
     if stuck and record.down_since is None:
         reason = f"{reason}; {stuck}" if reason else stuck
     record = msgspec.structs.replace(record, state=state, reason=reason, declared=node, left=left)
-    return record, _events(before, record, node, held, now)
+    return record, node_events(before, record, node, held, now)
 
 
-def _with_news(record: NodeRecord, result: NodeReading | ProbeFailure) -> NodeRecord:
+def with_news(record: NodeRecord, result: NodeReading | ProbeFailure) -> NodeRecord:
+    """The record with what a probe brought back; its state is another matter."""
     if isinstance(result, ProbeFailure) or result.containers is None:
         since = record.down_since if record.down_since is not None else result.time
         reading = record.reading if isinstance(result, ProbeFailure) else result
@@ -113,6 +114,13 @@ def _state(
     if record.drain_reason is not None:
         state = NodeState.DRAINING if has_jobs else NodeState.DRAINED
         return state, f"{record.drain_reason} (by {record.drained_by})"
+    return in_service(record, node, held, has_jobs)
+
+
+def in_service(
+    record: NodeRecord, node: Node, held: Mapping[int, tuple[str, ...]], has_jobs: bool
+) -> tuple[NodeState, str]:
+    """The state of a node that takes jobs, and what is wrong with its GPUs."""
     statuses = gpu_states(node, record.reading, held)
     faults = [f"GPU {s.index} {s.state}: {s.reason}" for s in statuses if s.state in _FAULTS]
     reason = faults[0] if len(faults) == 1 else f"{len(faults)} GPUs: {faults[0]}, ..." if faults else ""
@@ -140,9 +148,10 @@ def _silent(
     return NodeState.UNKNOWN, f"not answering for {seconds:.0f} s: {reason}"
 
 
-def _events(
+def node_events(
     before: NodeRecord, after: NodeRecord, node: Node, held: Mapping[int, tuple[str, ...]], now: float
 ) -> list[Event]:
+    """What is worth keeping of the change from one record to the next."""
     events = []
     if (after.state is NodeState.DOWN) != (before.state is NodeState.DOWN):
         kind = "node_down" if after.state is NodeState.DOWN else "node_up"

@@ -16,7 +16,7 @@ from gpusched.controller.promoting import LivePolicies
 from gpusched.controller.resizing import begin_resize
 from gpusched.model.events import Event
 from gpusched.model.jobs import ACTIVE, Ending, Job, JobState, Preemptions
-from gpusched.model.plan import CancelJob, Plan, Preempt, ReasonCode, Rejection, Resize, Start
+from gpusched.model.plan import CancelJob, Plan, Preempt, Reason, ReasonCode, Rejection, Resize, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 from gpusched.model.snapshot import Snapshot
@@ -43,6 +43,35 @@ class Decided(NamedTuple):
     unread: Set[str] = frozenset()
 
 
+class Reasons:
+    """Writes into the store why jobs wait."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._messages_at: dict[str, float] = {}
+
+    def forget(self, job_id: str) -> None:
+        """It waits no more."""
+        self._messages_at.pop(job_id, None)
+
+    def write(self, waiting: Iterable[Job], reasons: Mapping[str, Reason], now: float) -> None:
+        """Write down what has changed, inside the caller's transaction."""
+        changed = []
+        for job in waiting:
+            reason = reasons.get(job.id)
+            if reason is None or (job.reason == reason.code and job.message == reason.message):
+                continue
+            if reason.code is ReasonCode.BEGIN_TIME and job.retries and job.message and job.reason in ("", reason.code):
+                # Why it is tried again says more than that it waits.
+                changed += [msgspec.structs.replace(job, reason=str(reason.code))] if not job.reason else []
+                continue
+            if job.reason == reason.code and now - self._messages_at.get(job.id, 0.0) < MESSAGE_REFRESH_S:
+                continue
+            self._messages_at[job.id] = now
+            changed.append(msgspec.structs.replace(job, reason=str(reason.code), message=reason.message))
+        self._store.put_jobs(changed)
+
+
 class Planner:
     """Decides for one controller."""
 
@@ -52,7 +81,7 @@ class Planner:
         self._store, self._launcher = store, launcher
         self._decider, self._estimator, self._say = decider, estimator, say
         self._undecided = ""
-        self._messages_at: dict[str, float] = {}
+        self._reasons = Reasons(store)
 
     def plan(self, inventory: Inventory, charge: LivePolicies, unread: Set[str], now: float) -> Decided | None:
         """Decide, or set those jobs aside of which no policy can take even a look; None where nothing is decided."""
@@ -135,14 +164,14 @@ class Planner:
                     job = _at_size(waiting.pop(action.job_id), action)
                     policy = deciders[job.spec.partition]
                     launches.append(self._launcher.intend(inventory, job, action.allocation, policy, ports, now))
-                    self._messages_at.pop(job.id, None)
+                    self._reasons.forget(job.id)
                 elif isinstance(action, Resize):
                     self._resize(action, deciders, inventory, now)
                 elif isinstance(action, (Preempt, CancelJob)):
                     waiting.pop(action.job_id, None)
                     self._end_by_policy(action, deciders, inventory.settings.grace_s, now)
             self._note_partners(active, [job for job, _ in launches], now)
-            self._write_reasons(waiting.values(), plan, now)
+            self._reasons.write(waiting.values(), plan.reasons, now)
         operations = [one for job, ranks in launches for one in self._launcher.launches(inventory, job, ranks)]
         return Decided(operations, snapshot, by_policy)
 
@@ -189,22 +218,6 @@ class Planner:
         changed, event = begin_resize(job, action, policy, inventory.settings.grace_s, now)
         self._store.put_jobs([changed])
         self._store.append([event])
-
-    def _write_reasons(self, waiting: Iterable[Job], plan: Plan, now: float) -> None:
-        changed = []
-        for job in waiting:
-            reason = plan.reasons.get(job.id)
-            if reason is None or (job.reason == reason.code and job.message == reason.message):
-                continue
-            if reason.code is ReasonCode.BEGIN_TIME and job.retries and job.message and job.reason in ("", reason.code):
-                # Why it is tried again says more than that it waits.
-                changed += [msgspec.structs.replace(job, reason=str(reason.code))] if not job.reason else []
-                continue
-            if job.reason == reason.code and now - self._messages_at.get(job.id, 0.0) < MESSAGE_REFRESH_S:
-                continue
-            self._messages_at[job.id] = now
-            changed.append(msgspec.structs.replace(job, reason=str(reason.code), message=reason.message))
-        self._store.put_jobs(changed)
 
 
 def _at_size(job: Job, start: Start) -> Job:

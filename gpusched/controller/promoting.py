@@ -16,8 +16,9 @@ from gpusched.model.commands import Promote, Rollback, ShadowOff, ShadowOn
 from gpusched.model.events import Event
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
+from gpusched.model.slurm import SlurmMode
 from gpusched.promotion.freeze import freeze
-from gpusched.promotion.live import file_changes, in_charge, overrides
+from gpusched.promotion.live import file_changes, in_charge, mode_of, overrides
 from gpusched.queue.promotions import PolicyChange, Shadow
 from gpusched.queue.store import Store
 from gpusched.sched.agent import prepared
@@ -60,14 +61,19 @@ class PolicyDesk:
         partition = known_partition(self._inventory, command.partition)
         spec, digest = self._frozen(command, partition)
         last = self._last(partition, now)
-        if overrides(partition, last) and (last.spec.name, last.spec.version) == (spec.name, spec.version):
+        mode = self._mode(command.mode, partition, last)
+        if (
+            overrides(partition, last)
+            and (last.spec.name, last.spec.version) == (spec.name, spec.version)
+            and mode == last.mode
+        ):
             raise GpuschedError(f"{spec.name} ({spec.version}) is in charge of {partition.name} already")
         record_change(
             self._store,
             PolicyChange(
                 time=now, partition=partition.name, user=user, act="promote", reason=command.reason, spec=spec,
                 from_name=last.spec.name, from_version=last.spec.version, override=True, declared=partition.policy,
-                digest=digest, back_to=last.seq, forced=command.forced, evidence=command.evidence,
+                digest=digest, back_to=last.seq, forced=command.forced, evidence=command.evidence, mode=mode,
             ),
         )  # fmt: skip
         shadow = self._store.shadows().get(partition.name)
@@ -88,7 +94,7 @@ class PolicyDesk:
                 time=now, partition=partition.name, user=user, act="rollback", reason=command.reason, spec=spec,
                 from_name=last.spec.name, from_version=last.spec.version, override=not declared,
                 declared=partition.policy,
-                digest="" if declared else digest, back_to=target.back_to,
+                digest="" if declared else digest, back_to=target.back_to, mode=None if declared else target.mode,
             ),
         )  # fmt: skip
 
@@ -123,6 +129,14 @@ class PolicyDesk:
             raise GpuschedError(f"{path} is {spec.version} now and was {command.version}: it changed meanwhile")
         digest = usable_digest(spec, partition.name)
         return freeze(path, spec, self._state, folders), digest
+
+    def _mode(self, asked: SlurmMode | None, partition: Partition, last: PolicyChange) -> SlurmMode | None:
+        """What is done for the partition of Slurm from now on; without a word about it, what was done before."""
+        if self._inventory.engine == "slurm":
+            return asked or mode_of(partition, last)
+        if asked is not None:
+            raise GpuschedError(f"{partition.name} is no partition of Slurm, so it has no mode")
+        return None
 
     def _last(self, partition: Partition, now: float) -> PolicyChange:
         """The partition's last change; what files have changed is recorded first."""
@@ -165,6 +179,8 @@ def record_change(store: Store, change: PolicyChange) -> None:
         "from_version": change.from_version, "to": change.spec.name, "to_version": change.spec.version,
         "forced": change.forced,
     }  # fmt: skip
+    if change.mode is not None:
+        data["mode"] = change.mode
     store.append([Event(time=change.time, kind="policy_changed", user=change.user or None, data=data)])
 
 

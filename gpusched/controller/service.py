@@ -23,14 +23,19 @@ from gpusched.controller.cycle import Cycle
 from gpusched.controller.lastgood import Declared, declared_or_kept, keep
 from gpusched.controller.outputs import secure_logs
 from gpusched.controller.predicting import BUDGET_S, StartPredictor
+from gpusched.controller.slurm.applying import LeaseApplier
+from gpusched.controller.slurm.cycle import SlurmCycle
 from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
+from gpusched.model.policy import PolicySpec
 from gpusched.model.relay import SOCKET
+from gpusched.model.resources import Inventory
 from gpusched.queue.clock import ANCHOR, Clock, follow_wall_clock
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.presence import COMPILING, announce, present
 from gpusched.queue.store import INVENTORY_TROUBLE, Store
 from gpusched.sched.decide import warm_up
+from gpusched.slurm.commands import Slurm
 
 POLL_S = 0.2
 PATIENCE_S = 3.0  # how long one cycle waits for slow nodes; their answers count in a later one
@@ -112,7 +117,7 @@ class Service:
         self.clock.resume(self.store.meta(ANCHOR), float(self.store.meta("heartbeat") or 0.0))
         self.store.set_meta(ANCHOR, self.clock.anchor())
         self.cluster = SshCluster(inventory, cluster_id, state / "logs", self.clock)
-        self.cycle = Cycle(self.store, state, inventory, policies, self.cluster, self.clock, say)
+        self.cycle = self._new_cycle(inventory, policies)
         self._predictor: StartPredictor | None = StartPredictor(self.store)
         self._files = self._stamp()
         self._housekept = -HOUSEKEEPING_S
@@ -180,9 +185,18 @@ class Service:
 
     def _begin_anew(self) -> None:
         """Forget what the cycle remembers besides the store."""
-        inventory, policies, inbox = self.cycle.inventory, self.cycle.policies, self.cycle.inbox
-        self.cycle = Cycle(self.store, self._state, inventory, policies, self.cluster, self.clock, self._say)
+        inbox = self.cycle.inbox
+        self.cycle = self._new_cycle(self.cycle.inventory, self.cycle.policies)
         self.cycle.inbox = inbox  # it knows what was put off
+
+    def _new_cycle(self, inventory: Inventory, policies: dict[str, PolicySpec]) -> Cycle | SlurmCycle:
+        if inventory.engine != "slurm":
+            return Cycle(self.store, self._state, inventory, policies, self.cluster, self.clock, self._say)
+        slurm = Slurm()
+        applier = LeaseApplier(self.store, slurm, self._say)
+        return SlurmCycle(
+            self.store, self._state, inventory, policies, self.cluster, self.clock, self._say, slurm, applier
+        )
 
     def _stamp(self) -> tuple[tuple[str, int], ...]:
         folders = policy_folders(self._path)
@@ -204,7 +218,10 @@ class Service:
         if declared.trouble:
             return
         inventory, policies = declared.inventory, declared.policies
+        other_engine = inventory.engine != self.cycle.inventory.engine
         self.cycle.inventory, self.cycle.policies = inventory, policies
+        if other_engine:
+            self._begin_anew()
         self.cluster.use_inventory(inventory)
         self.store.set_meta("tick_s", str(inventory.settings.tick_s))
         self._say(f"took up the changed {self._path}")

@@ -16,6 +16,7 @@ from gpusched.doctor.state import examine_state, known_nodes
 from gpusched.doctor.topology import judge_topology
 from gpusched.errors import UsageError
 from gpusched.model.resources import Inventory, Node
+from gpusched.promotion.live import mode_of
 
 _THREADS = 32
 
@@ -35,7 +36,8 @@ def examine(
     ``on_findings`` is told each subject's findings as they come, the nodes' in the order in which they answer.
 
     Returns:
-        The findings: inventory, policies, state, the nodes in the inventory's order, then the topology.
+        The findings: inventory, policies, state, Slurm where it is the engine, the nodes in the inventory's order, then
+        the topology.
 
     Raises:
         UsageError: ``nodes`` names one that the inventory does not have.
@@ -47,17 +49,28 @@ def examine(
         found += examine_policies(inventory, state)
     tell(found)
     chosen = _chosen(inventory, nodes)
+    known = known_nodes(state)
     here = examine_state(state, inventory.settings.tick_s if inventory is not None else 5.0, clock())
+    slurm = None
+    if inventory is not None and inventory.engine == "slurm":
+        from gpusched.doctor.slurm import examine_slurm, judge_positions
+
+        modes = {p.name: mode_of(p, known.changes.get(p.name)) for p in inventory.partitions}
+        told, slurm = examine_slurm(inventory, state, modes, known.trouble, clock())
+        here += told
+        chosen = [node for node in chosen if node.transport != "none"]
     tell(here)
     if inventory is None or not chosen:
         return found + here
-    known = known_nodes(state)
     images = {p.name: p.default_image for p in inventory.partitions}
+    starts = inventory.engine == "ssh"
     by_node: dict[str, list[Finding]] = {}
     wirings = dict(known.wirings)
     with ThreadPoolExecutor(max_workers=min(_THREADS, len(chosen))) as pool:
         asked = {
-            pool.submit(examine_node, n, inventory.settings, known, clock, images.get(n.partition)): n.name
+            pool.submit(
+                examine_node, n, inventory.settings, known, clock, images.get(n.partition), starts_jobs=starts
+            ): n.name
             for n in chosen
         }
         for future in as_completed(asked):
@@ -65,7 +78,10 @@ def examine(
             if wiring is not None:
                 wirings[asked[future]] = wiring
             tell(by_node[asked[future]])
-    tell(wired := judge_topology(inventory, wirings))
+    wired = judge_topology(inventory, wirings)
+    if slurm is not None:
+        wired += judge_positions(inventory, slurm, wirings)
+    tell(wired)
     return found + here + [f for n in chosen for f in by_node[n.name]] + wired
 
 

@@ -8,7 +8,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from gpusched.config.inventory import find_inventory, inventory_errors, load_inventory
+from gpusched.config.inventory import inventory_errors, load_inventory
+from gpusched.config.paths import find_inventory
 from gpusched.config.policies import load_policies, load_policy, policy_folders
 from gpusched.doctor.findings import Finding, failed
 from gpusched.errors import GpuschedError
@@ -46,7 +47,7 @@ def _omissions(inventory: Inventory) -> list[Finding]:
         )
         found.append(Finding(inventory.path, "rated power", "warn", message, hint))
     for partition in inventory.partitions:
-        if not partition.flavors:
+        if not partition.flavors and inventory.engine == "ssh":
             message = f"partition {partition.name} has no flavors"
             hint = "add flavors: the largest one bounds what a job may ask for"
             found.append(Finding(inventory.path, "flavors", "warn", message, hint))

@@ -25,12 +25,17 @@ def judge_host(node: Node, seen: Inspection) -> list[Finding]:
     return [*_shell(node, seen), *_home(node, seen), *_logout(node, seen), *_mps(node, seen)]
 
 
-def judge_gpus(node: Node, reading: NodeReading, seen: Inspection) -> list[Finding]:
-    """What was declared against what was found, the GPUs' health, and the clock."""
+def judge_access(node: Node, seen: Inspection) -> list[Finding]:
+    """What reading alone needs: the shell, python3, and a home for the cached probe."""
+    return [*_shell(node, seen), *_home(node, seen)]
+
+
+def judge_gpus(node: Node, reading: NodeReading, seen: Inspection, *, sizes: bool = True) -> list[Finding]:
+    """What was declared against what was found, the GPUs' health, and the clock; with ``sizes`` cores and memory."""
     found = [*_source(node, reading, seen)]
     if reading.source != "none":
         found += [*_counts(node, reading), *_health(node, reading)]
-    return [*found, *_size(node, reading), *_clock(node, reading)]
+    return [*found, *(_size(node, reading) if sizes else ()), *_clock(node, reading)]
 
 
 def judge_runtime(node: Node, seen: Inspection, reading: NodeReading | None) -> list[Finding]:

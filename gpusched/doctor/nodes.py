@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpusched.doctor.findings import Finding, failed, worst
-from gpusched.doctor.judge import judge_gpus, judge_host, judge_runtime
+from gpusched.doctor.judge import judge_access, judge_gpus, judge_host, judge_runtime
 from gpusched.doctor.state import Known
 from gpusched.doctor.trial import try_container
 from gpusched.errors import GpuschedError
@@ -25,15 +25,21 @@ _CHECK_OF_KIND = {
 
 
 def examine_node(
-    node: Node, settings: Settings, known: Known, clock: Callable[[], float], image: str | None = None
+    node: Node,
+    settings: Settings,
+    known: Known,
+    clock: Callable[[], float],
+    image: str | None = None,
+    *,
+    starts_jobs: bool = True,
 ) -> tuple[list[Finding], Wiring | None]:
     """Everything about one node (``image``: its partition's), and how it is wired.
 
-    Where it cannot be asked, there is one finding that says why.
+    Where it cannot be asked, there is one finding that says why. Without ``starts_jobs`` it is only read.
     """
     transport = open_transport(node, settings)
     try:
-        found, wiring = _examine(transport, node, settings, known, clock, image)
+        found, wiring = _examine(transport, node, settings, known, clock, image, starts_jobs)
         return _service(node, known) + found, wiring
     except TransportError as error:
         return [failed(node.name, _CHECK_OF_KIND.get(error.kind, "ssh"), error)], None
@@ -67,7 +73,13 @@ def _service(node: Node, known: Known) -> list[Finding]:
 
 
 def _examine(
-    transport: Transport, node: Node, settings: Settings, known: Known, clock: Callable[[], float], image: str | None
+    transport: Transport,
+    node: Node,
+    settings: Settings,
+    known: Known,
+    clock: Callable[[], float],
+    image: str | None,
+    starts_jobs: bool,
 ) -> tuple[list[Finding], Wiring | None]:
     from gpusched.nodes.probe import probe
 
@@ -79,15 +91,18 @@ def _examine(
         return [Finding(node.name, "shell", "fail", message, hint)], None
     who = f" as {inspection.user}" if inspection.user else ""
     found = [Finding(node.name, "ssh", "ok", f"logged in{who}" if node.transport == "ssh" else f"this machine{who}")]
-    found += judge_host(node, inspection)
+    found += judge_host(node, inspection) if starts_jobs else judge_access(node, inspection)
     try:
         reading: NodeReading | None = probe(transport, node, known.cluster_id, settings, clock, want_links=True)
     except TransportError as error:
         reading = None
         found.append(failed(node.name, "probe", error))
     if reading is not None:
-        found += judge_gpus(node, reading, inspection)
+        found += judge_gpus(node, reading, inspection, sizes=starts_jobs)
+    wiring = reading.wiring if reading is not None else None
+    if not starts_jobs:
+        return found, wiring
     runtime = judge_runtime(node, inspection, reading)
     if worst(runtime) != "fail":
         runtime += try_container(transport, node, settings, image, reading, known.held.get(node.name, {}))
-    return found + runtime, reading.wiring if reading is not None else None
+    return found + runtime, wiring

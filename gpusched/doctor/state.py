@@ -15,8 +15,10 @@ from typing import NamedTuple
 from gpusched.doctor.findings import Finding, Status
 from gpusched.errors import GpuschedError
 from gpusched.model.readings import Wiring
+from gpusched.model.slurm import Trouble
 from gpusched.model.units import format_memory
 from gpusched.queue.presence import Presence, controller_of
+from gpusched.queue.promotions import PolicyChange
 from gpusched.queue.schema import SCHEMA_VERSION
 from gpusched.queue.snapshots import held_gpus, lingering_gpus
 from gpusched.queue.store import DATABASE, INVENTORY_TROUBLE, Reader
@@ -35,12 +37,16 @@ class Known(NamedTuple):
         held: Node -> GPU index -> who have it.
         drained: Node -> (reason, by whom), of those out of service.
         wirings: Node -> how it is wired, as last read.
+        trouble: Why Slurm cannot be read, where it is the engine.
+        changes: Partition -> what was last decided of its policy.
     """
 
     cluster_id: str = "check"
     held: Mapping[str, Mapping[int, tuple[str, ...]]] = {}
     drained: Mapping[str, tuple[str, str]] = {}
     wirings: Mapping[str, Wiring] = {}
+    trouble: Trouble | None = None
+    changes: Mapping[str, PolicyChange] = {}
 
 
 def known_nodes(state: Path) -> Known:
@@ -61,6 +67,8 @@ def known_nodes(state: Path) -> Known:
                 },
                 {r.name: (r.drain_reason, r.drained_by or "?") for r in records if r.drain_reason is not None},
                 {r.name: r.wiring for r in records if r.wiring is not None},
+                reader.slurm_trouble(),
+                reader.live_changes(),
             )
     except (GpuschedError, sqlite3.Error, OSError):
         return Known()

@@ -15,6 +15,7 @@ EPOCH_S = 1735689600.0  # 2025-01-01T00:00:00Z
 _TIME_CHARS, _RANDOM_CHARS = 8, 3
 ID_LENGTH = _TIME_CHARS + _RANDOM_CHARS
 _TASK_ID = re.compile(rf"[{ALPHABET}]{{1,{ID_LENGTH}}}(_[0-9]{{1,7}})?")
+_SLURMS = re.compile(r"[0-9]{1,10}([+_][0-9]{1,10})?(~[0-9]{1,4})?")
 
 
 def mint(now: float) -> str:
@@ -31,6 +32,11 @@ def is_job_id(text: str) -> bool:
 def is_prefix(text: str) -> bool:
     """Whether ``text`` can name a job: an id, a prefix of one, or either with ``_INDEX``."""
     return _TASK_ID.fullmatch(text) is not None
+
+
+def is_slurms(text: str) -> bool:
+    """Whether ``text`` is an id of Slurm's: ``1234``, ``1234_5``, ``1234+1``; ``1234~2`` is the second of its id."""
+    return _SLURMS.fullmatch(text) is not None
 
 
 def normalise(text: str) -> str:

@@ -76,12 +76,14 @@ class GpuWiring(msgspec.Struct, frozen=True, kw_only=True):
         pci_path: From the root to the GPU, as sysfs names its bridges: ``pci0000:16``, ``0000:16:02.0``, ...
         numa: The NUMA node that is nearest.
         domain: The NVLink domain it belongs to, which may span nodes: NVML's ``clusterUuid.cliqueId``.
+        minor: Of its device file: 3 is /dev/nvidia3.
     """
 
     index: int
     pci_path: tuple[str, ...] = ()
     numa: int | None = None
     domain: str | None = None
+    minor: int | None = None
 
 
 class Nic(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +179,8 @@ class NodeReading(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         time: Unix seconds by the controller's clock when the answer came.
         clock_skew_s: Node's clock minus ours (round trip halved).
-        source: ``nvml``, ``nvidia-smi``, ``none`` (neither is there; ``gpu_error`` says why) or ``simulated``.
+        source: ``nvml``, ``nvidia-smi``, ``none`` (neither is there; ``gpu_error`` says why), ``simulated``, or
+            ``slurm``: the node was not asked, its GPUs are there as Slurm has them.
         runtime_error: Why the runtime could not be asked (then ``containers`` is not to be trusted and is None).
         job_folders: Ids of jobs that have a folder of their own here and no attempt.
         wiring: None where it was not asked for, or not to be had.
@@ -188,7 +191,7 @@ class NodeReading(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str | None = None
     hostname: str | None = None
     clock_skew_s: float | None = None
-    source: Literal["nvml", "nvidia-smi", "none", "simulated"] = "none"
+    source: Literal["nvml", "nvidia-smi", "none", "simulated", "slurm"] = "none"
     gpu_error: str | None = None
     driver_version: str | None = None
     gpus: tuple[Gpu, ...] = ()

@@ -68,7 +68,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     load1: float | None = None
     disk_free_mib: int | None = None
     clock_skew_s: float | None = None
-    source: Literal["nvml", "nvidia-smi", "none", "simulated"] = "none"
+    source: Literal["nvml", "nvidia-smi", "none", "simulated", "slurm"] = "none"
     driver_version: str | None = None
     runtime_error: str | None = None
     last_seen: float | None = None

@@ -52,7 +52,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         address: Host name or address for SSH (an alias of ~/.ssh/config is good).
-        transport: ``ssh``, or ``local`` for the machine gpusched itself runs on.
+        transport: ``ssh``, or ``local`` for the machine gpusched itself runs on; ``none``: it is never asked, and all
+            that is known of it is what Slurm says.
         gpu_indices: The NVML indices handed out; None means 0 .. gpus-1.
         rated_power_w: The server's rated power, for inefficient energy (kW x h x (1 - U)).
         fabric_address: What MASTER_ADDR says when the training network is not the SSH one.
@@ -63,7 +64,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     partition: str
     address: str
-    transport: Literal["ssh", "local"] = "ssh"
+    transport: Literal["ssh", "local", "none"] = "ssh"
     user: str | None = None
     port: int | None = None
     key: str | None = None

@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from gpusched.model.units import local_clock
+
 LEASE = "gpusched"
 """Name of the reservation through which jobs are started, and by whose end Slurm takes over."""
 
@@ -16,6 +18,24 @@ class SlurmMode(StrEnum):
     OBSERVE = "observe"
     ADVISE = "advise"
     DECIDE = "decide"
+
+
+class Trouble(msgspec.Struct, frozen=True, kw_only=True):
+    """That Slurm does not answer: since when (Unix seconds), and what it was that got no answer."""
+
+    since: float
+    why: str
+
+    def line(self, now: float) -> str:
+        """For people."""
+        return f"Slurm has not answered since {local_clock(self.since, now)}, so nothing is decided: {self.why}"
+
+
+LEASE_TROUBLE = "slurm_lease_trouble"
+"""Meta: why there is no lease though a partition's mode is decide, as a sentence; "": there is, or none is wanted."""
+
+TROUBLE = "slurm_trouble"
+"""Meta of the store: a `Trouble` as JSON; "": it answers."""
 
 
 class SlurmFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -29,8 +49,10 @@ class SlurmFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         restarts: How often Slurm has requeued it. requeue: It may be.
         reservation: That it names, or is given; ours is `LEASE`.
         nodelist: Nodes that its user named (``-w``).
-        pinned: Nodes on which we asked Slurm to start it; empty: we did not. pinned_at: When, Unix seconds.
+        pinned: Nodes on which we asked Slurm to start it, also once it runs; empty: we did not. pinned_at: When, Unix
+            seconds.
         gpus: Node -> positions in gres.conf (IDX) of the GPUs that it has; empty: Slurm does not say.
+        submit_time: As Slurm has it: of the last requeue. By it, and its id, a job is known again.
     """
 
     state: str = ""
@@ -47,6 +69,7 @@ class SlurmFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pinned: tuple[str, ...] = ()
     pinned_at: float | None = None
     gpus: dict[str, tuple[int, ...]] = {}
+    submit_time: float = 0.0
 
 
 class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +82,8 @@ class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
         nodes: How many it asks for, or has. node_names: That it has, or had last.
         cpus, memory_mib, gpus: Of the whole job; GPUs by type ("": not said). memory_mib None: not known.
         time_limit_s: None: unlimited.
-        restart: Times that it was requeued.
+        restarts: Times that it was requeued.
+        exit_code: Of one that has ended, 128 and more: by that signal; None: not known.
     """
 
     id: str
@@ -95,6 +119,7 @@ class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
     exclusive: bool = False
     requeue: bool = True
     restarts: int = 0
+    exit_code: int | None = None
 
 
 class SlurmNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,3 +174,10 @@ _OWN_STAGE = ("JobHeldUser", "JobHeldAdmin", "BeginTime")  # a job's own fields 
 def bar(reason: str) -> str:
     """Slurm's reason where by it the job may not start whatever is free, else ""."""
     return "" if not reason or reason.startswith((*_NO_BAR, *_OWN_STAGE)) else reason
+
+
+def barred(job: SlurmFacts) -> str:
+    """Why a waiting job may not start whatever is free, as far as Slurm sees to it; "": it may."""
+    if job.reservation not in ("", LEASE):
+        return f"Reservation {job.reservation}"
+    return bar(job.reason)

@@ -19,7 +19,7 @@ from gpusched.sim.policies import ReplayPolicy, of_spec
 from gpusched.sim.power import power_model
 from gpusched.study.compare import DAY_S, MIN_DAYS, Change
 from gpusched.study.study import FROM_EMPTY, Run, Scenario, carry_out, changes, scenario_of
-from gpusched.traces.readers.history import trace_of
+from gpusched.traces.own import own_jobs
 from gpusched.traces.slicing import slice_trace
 from gpusched.traces.trace import Trace
 
@@ -62,7 +62,7 @@ def first_held_out(last: float | None) -> float:
     return 0.0 if last is None else (math.floor(last / DAY_S) + 1) * DAY_S
 
 
-def history_of(reader: Reader, partition: str, since: float, until: float) -> Trace:
+def history_of(inventory: Inventory, reader: Reader, partition: str, since: float, until: float) -> Trace:
     """The partition's own jobs submitted in [since, until).
 
     Raises:
@@ -73,7 +73,7 @@ def history_of(reader: Reader, partition: str, since: float, until: float) -> Tr
         "wait for some, or say --force REASON",
     )
     try:
-        trace = trace_of(reader, name=f"history of {partition}", since=since, until=until)
+        trace = own_jobs(inventory, reader, name=f"history of {partition}", since=since, until=until)
     except NoHistory:
         raise nothing from None
     if partition not in trace.groups:

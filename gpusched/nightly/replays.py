@@ -134,7 +134,7 @@ def nightly(
     reader = Reader.open(folder)
     if reader is None:
         raise GpuschedError(f"{folder}: there is no history yet", "start the controller")
-    (trace, running), live = _history(reader, since, now), live_policies(inventory, reader)
+    (trace, running), live = _history(inventory, reader, since, now), live_policies(inventory, reader)
     trained = tuple(night.retrain(inventory, reader, folder, live, now)) if auto_retrain else ()
     predicted = scores(reader.predicted_starts(parse_since(since, now), now), now)
     verdicts = []
@@ -175,12 +175,12 @@ def _remove_old(reports: Path, before: float) -> None:
             file.unlink(missing_ok=True)
 
 
-def _history(reader: Reader, since: str, now: float) -> tuple[Trace | None, int]:
+def _history(inventory: Inventory, reader: Reader, since: str, now: float) -> tuple[Trace | None, int]:
     """The jobs, or None where none has run and ended; and how many of them the window begins with."""
-    from gpusched.traces.readers.history import window_of
+    from gpusched.traces.own import own_window
 
     try:
-        return window_of(reader, name=f"since {since}", since=parse_since(since, now), until=now)
+        return own_window(inventory, reader, name=f"since {since}", since=parse_since(since, now), until=now)
     except NoHistory:
         return None, 0
 

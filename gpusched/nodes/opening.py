@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from gpusched.model.resources import Node, Settings
-from gpusched.nodes.transport import Transport
+from gpusched.nodes.transport import Transport, TransportError
 
 
 def open_transport(node: Node, settings: Settings) -> Transport:
-    """The transport that ``node`` declares. Nothing is connected before the first command."""
+    """The transport that ``node`` declares. Nothing is connected before the first command.
+
+    Raises:
+        TransportError: It declares none.
+    """
+    if node.transport == "none":
+        raise TransportError("unreachable", f"{node.name}: the inventory says transport: none", "see 'gpusched nodes'")
     if node.transport == "local":
         from gpusched.nodes.local import LocalTransport
 

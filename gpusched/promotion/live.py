@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from gpusched.config.policies import load_policies
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory, Partition
+from gpusched.model.slurm import SlurmMode
 from gpusched.queue.promotions import PolicyChange, PolicyReads
 
 
@@ -32,6 +33,23 @@ def overrides(partition: Partition, last: PolicyChange | None) -> bool:
 def in_charge(partition: Partition, last: PolicyChange | None, declared: PolicySpec) -> PolicySpec:
     """The partition's policy: its last change's, or the ``declared`` one."""
     return last.spec if last is not None and overrides(partition, last) else declared
+
+
+def mode_of(partition: Partition, last: PolicyChange | None) -> SlurmMode:
+    """What gpusched does for a partition of Slurm: by its last change, as long as that goes before inventory.yaml.
+
+    A policy that inventory.yaml names has proved nothing, so it only observes.
+    """
+    mode = last.mode if last is not None and overrides(partition, last) else None
+    return mode or SlurmMode.OBSERVE
+
+
+def live_modes(inventory: Inventory, reader: PolicyReads | None) -> dict[str, SlurmMode]:
+    """Partition -> what gpusched does there; empty where the engine is not Slurm."""
+    if inventory.engine != "slurm":
+        return {}
+    changes = reader.live_changes() if reader else {}
+    return {p.name: mode_of(p, changes.get(p.name)) for p in inventory.partitions}
 
 
 def file_changes(

@@ -1,4 +1,7 @@
-"""The transition table: which changes of state a job may make. Everything else is a bug and says so."""
+"""The transition table: which changes of state a job of ours may make. Everything else is a bug and says so.
+
+Slurm's jobs are not bound by it: they are what Slurm says, and may have made many changes since it was last asked.
+"""
 
 from __future__ import annotations
 

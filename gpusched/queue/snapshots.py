@@ -17,7 +17,7 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.progress import JobProgress, speeds_of, steps_left
 from gpusched.model.readings import GpuState, NodeReading, NodeState
 from gpusched.model.resources import Inventory, Node, Sharing
-from gpusched.model.slurm import bar
+from gpusched.model.slurm import barred
 from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot, held_once
 from gpusched.model.topology import Topology, discovered
 from gpusched.queue.store import NodeRecord, RankRecord, Reader
@@ -376,7 +376,7 @@ def _pending_view(
         resume_at=job.resizes.resume_at if job.resizes is not None else None,
         speeds=speeds_of(told),
         left=steps_left(told),
-        barred=bar(job.slurm.reason) if job.slurm is not None else "",
+        barred=barred(job.slurm) if job.slurm is not None else "",
     )
 
 

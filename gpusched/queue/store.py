@@ -17,6 +17,7 @@ from gpusched.model.events import Event
 from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
 from gpusched.model.readings import NodeReading, NodeState, Wiring
 from gpusched.model.resources import Node
+from gpusched.model.slurm import TROUBLE, Trouble
 from gpusched.queue.beliefs import BeliefReads, BeliefWrites
 from gpusched.queue.predictions import PredictionReads, PredictionWrites
 from gpusched.queue.progress import ProgressReads, ProgressWrites
@@ -246,6 +247,11 @@ class Reader(BeliefReads, PolicyReads, PredictionReads, ProgressReads):
     def jobs_of_array(self, array_id: str) -> list[Job]:
         """All tasks of an array, by index."""
         return sorted(self._jobs_of("WHERE array_id = ?", (array_id,)), key=lambda job: job.array_index or 0)
+
+    def slurm_trouble(self) -> Trouble | None:
+        """Why Slurm cannot be read, where it is the engine; None: it can."""
+        noted = self.meta(TROUBLE)
+        return msgspec.json.decode(noted, type=Trouble) if noted else None
 
     def matching(self, prefix: str, limit: int = 20) -> list[str]:
         """Ids (arrays as one id) that begin with ``prefix``, oldest first, at most ``limit``."""

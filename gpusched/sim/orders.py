@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gpusched.config.inventory import find_inventory
+from gpusched.config.paths import find_inventory
 from gpusched.config.policies import BUILT_IN, names_in, policy_folders
 from gpusched.errors import UsageError
 

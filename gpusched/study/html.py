@@ -37,7 +37,9 @@ def page(outcomes: Sequence[Outcome], changes: Sequence[tuple[Change, ...]], tit
     parts = {
         "{{title}}": html.escape(title),
         "{{subtitle}}": html.escape(_subtitle(outcomes)),
-        "{{summary}}": _paragraphs(view.summary(outcomes, changes) or [_alone(outcomes)]),
+        "{{summary}}": _paragraphs(
+            [*(view.summary(outcomes, changes) or [_alone(outcomes)]), *view.recorded(outcomes)]
+        ),
         "{{table}}": _figures(outcomes),
         "{{holders}}": "".join(_holders(o, outcomes) for o in drawn),
         "{{remarks}}": _items(view.remarks(outcomes)),

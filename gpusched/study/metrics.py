@@ -37,6 +37,9 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
         mean_jct_s...: Job completion time: end - submission.
         mean_wait_s...: What of it the job did not run; for a job that was never cut, start - submission.
         mean_bounded_slowdown...: max(1, JCT / max(run time, 10 s)) (Feitelson et al., JSSPP 1997).
+        recorded_mean_wait_s: What those of them waited in the source whose waiting time it tells.
+        wait_error: Their mean wait here over that, less 1: how well the replay foretells the source's own scheduler,
+            where it is that one's policy.
         makespan_s: Last end - first submission.
         utilization: Eq. 4 of Narantuya et al. (CMC 2022) as `gpusched power` has it: the sum of dominant share times
             run time, over the time from a partition's first start to the last end; partitions weighted by GPUs.
@@ -70,6 +73,8 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     median_bounded_slowdown: float | None = None
     p95_bounded_slowdown: float | None = None
     p99_bounded_slowdown: float | None = None
+    recorded_mean_wait_s: float | None = None
+    wait_error: float | None = None
     makespan_s: float | None = None
     utilization: float | None = None
     gpu_hours_utilization: float | None = None
@@ -121,6 +126,7 @@ def metrics_of(result: Result, power: PowerModel | None = None) -> Metrics:
     return msgspec.structs.replace(
         Metrics(**counts),
         **figures,
+        **_against_recorded(result, times),
         **_use(result, runs, parts, power or power_model(result.pool)),
         fragmentation=fragmentation(result, parts),
         jain=jain(slowdowns) if len(slowdowns) else None,
@@ -132,6 +138,14 @@ def metrics_of(result: Result, power: PowerModel | None = None) -> Metrics:
 def _spread(name: str, values: Floats) -> dict[str, float | None]:
     found = (values.mean(), *np.percentile(values, [50, 95, 99]))
     return {f"{what}_{name}": float(value) for what, value in zip(("mean", "median", "p95", "p99"), found, strict=True)}
+
+
+def _against_recorded(result: Result, times: JobTimes) -> dict[str, float | None]:
+    known = result.ran & np.isfinite(result.trace.wait)
+    if not known.any():
+        return {}
+    recorded, here = float(result.trace.wait[known].mean()), float(times.wait[known].mean())
+    return {"recorded_mean_wait_s": recorded, "wait_error": here / recorded - 1 if recorded > 0 else None}
 
 
 def _use(result: Result, runs: Runs, parts: Parts, power: PowerModel) -> dict[str, float | None]:

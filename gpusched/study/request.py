@@ -14,8 +14,8 @@ import numpy as np
 
 from gpusched.config.policies import WEIGHTS, names_in
 from gpusched.config.weights import DEFAULT, ModelError, weights_file
-from gpusched.errors import UsageError
-from gpusched.model.policy import PolicySpec
+from gpusched.errors import GpuschedError, UsageError
+from gpusched.model.policy import MAPPED, PolicySpec
 from gpusched.model.units import parse_memory_mib
 from gpusched.sim.nodelist import read_node_list
 from gpusched.sim.orders import folders_in_force, meaning_notes
@@ -82,6 +82,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cpus: str | None = None
     mem: str | None = None
     restart_costs: str | None = None
+    backfill_every_s: float = 0.0
     topology: str | None = None
 
 
@@ -129,6 +130,7 @@ def outcomes(request: Request, advance: Callable[[float, int], None] | None = No
             elastic_of(scenario.trace, request.resizable, request.cpus, request.mem) if policy.chooses_sizes else None,
             costs,
             network,
+            request.backfill_every_s if _backfills(request, policy) else 0.0,
         )
         for (scenario, of), (network, *_), failures in zip(
             scenarios, networks, [_failures(request, s) for s, _ in scenarios], strict=True
@@ -136,6 +138,10 @@ def outcomes(request: Request, advance: Callable[[float, int], None] | None = No
         for policy in [_bound(text, found, scenario, request.vc) for text, found in named.items()]
         for seed in of
     ]
+    if request.backfill_every_s and not any(run.backfill_every_s for run in runs):
+        raise UsageError(
+            "--backfill-every is of no use here: no order has easy or conservative backfill", "say -P fifo+conservative"
+        )
     done = 0
 
     def step(_: Run | None = None) -> None:
@@ -158,6 +164,13 @@ _DRF = (
     "drf shares between users here, and stops jobs; the policy drf gives GPUs to jobs that can be resized (--resizable)"
 )
 _OF_SPEED = "speeds in proportion to the GPUs, but where they are measured (--profiles)"
+
+
+def _backfills(request: Request, policy: ReplayPolicy) -> bool:
+    """Whether it is an order whose backfill can be told when to look."""
+    by_pass = policy.kind in ("static", "arriving", "changing") and not policy.chooses_sizes
+    placed = request.topology is not None or (request.placement or policy.placement) in MAPPED
+    return by_pass and not placed and policy.backfill in ("easy", "conservative")
 
 
 def _with_models(
@@ -242,8 +255,7 @@ def _policies(names: Sequence[str], folders: tuple[Path, ...], sizes: bool) -> N
 
 def _registered(text: str) -> ReplayPolicy | PolicySpec:
     """The policy of a version, ``NAME@VERSION``, as in ``gpusched policy show``."""
-    from gpusched.config.inventory import find_inventory
-    from gpusched.config.paths import state_folder
+    from gpusched.config.paths import find_inventory, state_folder
     from gpusched.promotion.registry import find_policy
 
     spec = find_policy(text, find_inventory(), state_folder()).spec
@@ -271,7 +283,7 @@ def _bound(text: str, found: ReplayPolicy | PolicySpec, scenario: Scenario, vc: 
 
 def _traces(request: Request) -> list[Trace]:
     if not request.traces:
-        return [history(request.since or "30d", request.until, vc=request.vc)]
+        return [history(request.since or "30d", request.until, vc=request.vc, inventory=request.inventory)]
     from gpusched.traces.load import load
 
     return [
@@ -280,8 +292,10 @@ def _traces(request: Request) -> list[Trace]:
     ]
 
 
-def history(since: str, until: str | None = None, *, vc: str | None = None) -> Trace:
+def history(since: str, until: str | None = None, *, vc: str | None = None, inventory: str | None = None) -> Trace:
     """This cluster's own jobs, submitted in [since, until): ``30d``, ``all``, or a time.
+
+    ``inventory``: its file, where it is not the one in force.
 
     Raises:
         NoHistory: There is no store yet, or no such job in it.
@@ -293,22 +307,33 @@ def history(since: str, until: str | None = None, *, vc: str | None = None) -> T
     from gpusched.errors import NoHistory
     from gpusched.model.units import parse_time
     from gpusched.queue.store import Reader
-    from gpusched.traces.readers.history import trace_of
+    from gpusched.traces.own import own_jobs
     from gpusched.traces.slicing import slice_trace
 
-    now, folder = time.time(), state_folder()
+    now, folder, own = time.time(), state_folder(), _own_inventory(inventory)
     reader = Reader.open(folder)
-    if reader is None:
+    if reader is None and (own is None or own.engine != "slurm"):
         raise NoHistory(f"{folder}: there is no history yet", "name a trace, or start the controller")
     try:
         end = None if until is None else parse_time(until, now)
-        trace = trace_of(reader, name=f"history of {folder}", since=parse_since(since, now), until=end)
+        trace = own_jobs(own, reader, name=f"history of {folder}", since=parse_since(since, now), until=end)
     except ValueError:
         raise UsageError(f"--until {until!r} is not a time", "say for example 2026-11-20T18:00") from None
     finally:
-        reader.close()
+        if reader is not None:
+            reader.close()
     trace = replace(trace, notes=(*trace.notes, FROM_EMPTY))
     return trace if vc is None else slice_trace(trace, vc=vc)
+
+
+def _own_inventory(named: str | None) -> Inventory | None:
+    """The inventory that says who runs the jobs; None where there is none to be read: the controller."""
+    from gpusched.config.inventory import load_inventory
+
+    try:
+        return load_inventory(named)
+    except GpuschedError:
+        return None
 
 
 def _topology(request: Request) -> Topology | None:

@@ -76,6 +76,7 @@ class Run(NamedTuple):
     elastic: Elastic | None = None
     restart_costs: Mapping[str, float] = {}
     network: Network | None = None
+    backfill_every_s: float = 0.0
 
 
 def scenario_of(
@@ -198,6 +199,7 @@ def _replayed(run: Run, progress: Callable[[float], None] | None = None) -> tupl
         share=run.share,
         elastic=run.elastic,
         restart_costs=run.restart_costs,
+        backfill_every_s=run.backfill_every_s,
         network=run.network,
         progress=progress,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from pathlib import Path
 from typing import cast
 
@@ -17,6 +18,7 @@ FORMATS: dict[str, str] = {  # what reads it
     "openb": "gpusched.traces.readers.openb.read",
     "acme": "gpusched.traces.readers.slurm_like.read_acme",
     "swf": "gpusched.traces.readers.swf.read",
+    "sacct": "gpusched.traces.readers.sacct.read",
     "gavel": "gpusched.traces.readers.gavel.read",
     "history": "gpusched.traces.readers.history.read",
     "gpusched": "gpusched.traces.file.read",
@@ -78,7 +80,9 @@ def _load(path: Path, format: str | None, *, strict: bool) -> Trace:
     from gpusched.traces.readers import cache
 
     name, source = resolve(path, format)
-    kept = None if name in _NOT_KEPT else cache.place(_sources(source), name)
+    # sacct's times are of this machine's zone
+    kind = f"{name} {time.tzname}" if name == "sacct" else name
+    kept = None if name in _NOT_KEPT else cache.place(_sources(source), kind)
     if not strict and (trace := cache.get(kept)) is not None:
         return trace
     module, _, read = FORMATS[name].rpartition(".")

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpusched.model.jobs import ACTIVE, Job, JobState, Resizes
+from gpusched.model.plan import ReasonCode
 from gpusched.model.progress import JobProgress
+from gpusched.model.slurm import SlurmFacts
 from gpusched.model.units import format_duration, format_memory, iso_utc, local_time
 from gpusched.views import common
 
@@ -56,6 +58,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         warning: Why nothing moves, or "".
         fallbacks: Partition -> why its agent's fallback decides there.
         notes: What else is odd, in one line each.
+        engine: What gpusched does, where jobs are Slurm's, in one line; else "".
     """
 
     now: float
@@ -70,6 +73,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     warning: str = ""
     fallbacks: Mapping[str, str] = {}
     notes: tuple[str, ...] = ()
+    engine: str = ""
 
 
 def job_nodes(job: Job) -> list[str]:
@@ -128,6 +132,26 @@ def job_dict(
         "progress": None if progress is None else _progress_dict(progress, now),
         "shared_with": partner,
         "slower": slower,
+    } | ({} if job.slurm is None else {"slurm": slurm_dict(job.slurm)})
+
+
+def slurm_dict(facts: SlurmFacts) -> dict[str, Any]:
+    """What a job of Slurm has besides, as JSON."""
+    return {
+        "state": facts.state,
+        "reason": facts.reason or None,
+        "account": facts.account or None,
+        "qos": facts.qos or None,
+        "partitions": list(facts.partitions),
+        "priority": facts.priority,
+        "site_factor": facts.site_factor,
+        "restarts": facts.restarts,
+        "requeue": facts.requeue,
+        "reservation": facts.reservation or None,
+        "nodelist": list(facts.nodelist),
+        "pinned": list(facts.pinned),
+        "pinned_time": iso_utc(facts.pinned_at),
+        "gres_positions": {node: list(at) for node, at in facts.gpus.items()},
     }
 
 
@@ -237,6 +261,8 @@ def status_screen(listing: Listing, width: int) -> Group:
     from rich.text import Text
 
     parts: list[Text | Table] = [Text(head_line(listing), style="bold")]
+    if listing.engine:
+        parts.append(Text(listing.engine, style="dim"))
     if listing.warning:
         parts.append(Text(f"warning: {listing.warning}", style="bold red"))
     parts += [
@@ -318,6 +344,8 @@ def where_or_why(job: Job) -> str:
     """The nodes of a job that has some, and the reason beside them."""
     nodes = common.compress_names(job_nodes(job))
     reason = job.reason
+    if job.slurm is not None and reason == ReasonCode.NOT_ELIGIBLE:
+        reason = job.slurm.reason  # says more
     if job.state in ACTIVE and not job.ending:
         return nodes
     if job.exit_code:
@@ -330,10 +358,15 @@ def queue_position(job: Job) -> str:
     return ": ".join(p for p in (job.reason, common.clean(job.message)) if p)
 
 
+def memory_is_counted(job: Job) -> bool:
+    """Not by Slurm where it does not share it out: its jobs have one MiB then."""
+    return job.slurm is None or job.spec.memory_mib_per_node > 1
+
+
 def resources_line(job: Job) -> str:
     """What was asked for, in words."""
     spec = job.spec
     gpus = f"{spec.gpus_per_node} GPU{'' if spec.gpus_per_node == 1 else 's'}"
     cores = f"{spec.cores_per_node} core{'' if spec.cores_per_node == 1 else 's'}"
-    parts = f"{gpus}, {cores}, {format_memory(spec.memory_mib_per_node)}"
+    parts = f"{gpus}, {cores}" + (f", {format_memory(spec.memory_mib_per_node)}" if memory_is_counted(job) else "")
     return parts if spec.nodes == 1 else f"{spec.nodes} nodes, each {parts}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from gpusched.model.policy import PolicySpec
+from gpusched.model.slurm import SlurmMode
 from gpusched.model.units import iso_utc, local_time
 from gpusched.views import common
 
@@ -36,6 +37,7 @@ class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
         note: Why it is in this state, in words.
         fallback: Why its fallback decides, or why it had no answer in the shadow.
         path: Where its file or its weights are.
+        mode: Of one in charge of a partition of Slurm, what it may do there.
     """
 
     name: str
@@ -52,10 +54,14 @@ class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None
     fallback: str | None = None
     path: str | None = None
+    mode: SlurmMode | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChangeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of a partition's live policy; ``user`` None: somebody who edited files."""
+    """One change of a partition's live policy; ``user`` None: somebody who edited files.
+
+    ``mode``: Of a partition of Slurm, what it may do there from then on.
+    """
 
     time: str
     partition: str
@@ -68,6 +74,7 @@ class ChangeRow(msgspec.Struct, frozen=True, kw_only=True):
     forced: bool
     reason: str
     verdict: str | None
+    mode: SlurmMode | msgspec.UnsetType = msgspec.UNSET
 
 
 class PolicyPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +82,7 @@ class PolicyPage(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         live: Partitions in which exactly this is in charge. other_versions: where another version of it is.
+        modes: Partition of Slurm in which it is in charge -> what it may do there.
         weights: Partition -> what decides in its weights, in words, or why they cannot be used.
         cards: Partition -> training card, as in its file.
         shadows: Where it is or was asked beside the live policy; differences: the last ones.
@@ -91,6 +99,7 @@ class PolicyPage(msgspec.Struct, frozen=True, kw_only=True):
     shadows: tuple[Shadow, ...]
     differences: tuple[Difference, ...]
     verdicts: Mapping[str, str | None]
+    modes: Mapping[str, SlurmMode] = {}
 
 
 def table(rows: Iterable[PolicyRow]) -> Table:
@@ -105,7 +114,7 @@ def table(rows: Iterable[PolicyRow]) -> Table:
         found.add_row(
             Text(row.name, style="bold" if row.state == "live" else ""),
             Text(row.partition or common.UNKNOWN),
-            Text(row.state, style=STATE_STYLE[row.state]),
+            Text(f"{row.state}, {row.mode}" if row.mode else row.state, style=STATE_STYLE[row.state]),
             Text(row.version),
             Text(row.agent or common.UNKNOWN),
             Text((_moment(row.trained_at) or common.UNKNOWN)[:10]),
@@ -125,7 +134,7 @@ def change_table(rows: Sequence[ChangeRow]) -> Table:
         forced = "forced: " if row.forced else ""
         cells = (
             _moment(row.time), row.partition, row.act, row.user or common.UNKNOWN, before,
-            f"{row.name} {row.version}", common.clean(forced + row.reason),
+            f"{row.name} {row.version}" + (f", {row.mode}" if row.mode else ""), common.clean(forced + row.reason),
         )  # fmt: skip
         found.add_row(*map(Text, cells))
     return found
@@ -170,6 +179,7 @@ def page_dict(page: PolicyPage) -> dict[str, Any]:
         "budget_s": spec.budget_s if spec.agent else None,
         "schedulers": spec.schedulers if spec.traits.places else None,
         "live": list(page.live),
+        **({"modes": dict(page.modes)} if page.modes else {}),
         "weights": dict(page.weights),
         "cards": dict(page.cards),
         "shadows": [_shadow_dict(s, page.verdicts.get(s.partition)) for s in page.shadows],
@@ -220,7 +230,8 @@ def page_screen(page: PolicyPage) -> Group:
     if spec.agent is not None and not page.weights:
         parts.append(Text("  untrained: it has no weights, so its fallback decides"))
     parts.append(Text(f"from: {page.origin}, {page.path}"))
-    parts.append(Text(f"in charge of: {', '.join(page.live) or 'nothing'}"))
+    live = [f"{name} ({page.modes[name]})" if name in page.modes else name for name in page.live]
+    parts.append(Text(f"in charge of: {', '.join(live) or 'nothing'}"))
     if page.other_versions:
         parts.append(Text(f"another version is in charge of: {', '.join(page.other_versions)}"))
     for partition, card in page.cards.items():

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from gpusched.sim.result import Result
     from gpusched.study.compare import Change
+    from gpusched.study.metrics import Metrics
     from gpusched.study.study import Outcome
 
 MAX_HOLDERS = 30
@@ -90,7 +91,7 @@ def screen(
     from rich.text import Text
 
     parts: list[RenderableType] = [table(outcomes, width), Text()]
-    parts += [Text(common.clean(line)) for line in summary(outcomes, changes)]
+    parts += [Text(common.clean(line)) for line in (*summary(outcomes, changes), *recorded(outcomes))]
     if by is not None:
         for outcome in outcomes:
             parts += [Text(), Text(common.clean(label(outcome, outcomes)), "bold"), _holders(outcome, by)]
@@ -117,6 +118,27 @@ def _holders(outcome: Outcome, by: str) -> RenderableType:
 def summary(outcomes: Sequence[Outcome], changes: Sequence[tuple[Change, ...]]) -> list[str]:
     """What changed and by how much, each replay against the first of its trace and seed, in plain words."""
     return [_sentence(o, change, outcomes) for o, change in zip(outcomes, changes, strict=True) if change]
+
+
+def recorded(outcomes: Sequence[Outcome]) -> list[str]:
+    """What the jobs of each trace waited in its source, where it tells, and how far from it each replay is."""
+    lines = []
+    for name in dict.fromkeys(o.result.trace.name for o in outcomes):
+        of = [o for o in outcomes if o.result.trace.name == name and o.metrics.recorded_mean_wait_s is not None]
+        if of:
+            waits = "; ".join(f"{label(o, outcomes)} {_against(o.metrics)}" for o in of)
+            where = f" of {name}" if len(outcomes) > len(of) else ""
+            lines.append(
+                f"As recorded jobs{where} waited {span(of[0].metrics.recorded_mean_wait_s)} on average: {waits}."
+            )
+    return lines
+
+
+def _against(metrics: Metrics) -> str:
+    recorded, error = metrics.recorded_mean_wait_s, metrics.wait_error
+    if recorded is None or error is None:
+        return span(metrics.mean_wait_s)
+    return f"{span(recorded * (1 + error))} ({error:+.1%})"
 
 
 def _sentence(outcome: Outcome, change: Sequence[Change], outcomes: Sequence[Outcome]) -> str:

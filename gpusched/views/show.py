@@ -12,11 +12,13 @@ from gpusched.model.forecast import SpreadStart
 from gpusched.model.interference import PlaceCost
 from gpusched.model.jobs import Job, JobSpec
 from gpusched.model.progress import JobProgress
+from gpusched.model.slurm import SlurmFacts
 from gpusched.model.units import format_duration, format_memory, iso_utc, local_time
 from gpusched.views import common
 from gpusched.views.jobs import (
     elapsed_s,
     job_dict,
+    memory_is_counted,
     progress_line,
     queue_position,
     resizes_line,
@@ -125,8 +127,11 @@ def _fields(page: Page) -> Iterator[tuple[str, str]]:
     yield "user", job.user
     yield "partition", spec.partition + (f", flavor {spec.flavor}" if spec.flavor else "")
     yield "asked for", f"{resources_line(job)}, {format_duration(spec.time_limit_s)}"
-    yield "image", spec.image or common.UNKNOWN
-    yield "command", _command(spec.command)
+    if job.slurm is None:
+        yield "image", spec.image or common.UNKNOWN
+        yield "command", _command(spec.command)
+    else:
+        yield from _slurm(job.slurm)
     yield from _optional(job)
     if spec.elastic is not None:
         now = f"; {page.sizes.message}" if page.sizes is not None else f", now {spec.gpus}"
@@ -136,8 +141,9 @@ def _fields(page: Page) -> Iterator[tuple[str, str]]:
     for line in spread_lines(page.spreads, page.now):
         yield "placement", line
     for part in job.allocation.parts if job.allocation else ():
-        gpus = common.ranges(part.gpus) or "none"
-        yield "on", f"{part.node}: GPUs {gpus}, {part.cores} cores, {format_memory(part.memory_mib)}"
+        gpus = common.ranges(part.gpus) or ("not known" if job.slurm and spec.gpus_per_node else "none")
+        memory = f", {format_memory(part.memory_mib)}" if memory_is_counted(job) else ""
+        yield "on", f"{part.node}: GPUs {gpus}, {part.cores} cores{memory}"
     if page.shared:
         yield "shared", page.shared
     if page.place_cost is not None and page.place_cost.lines:
@@ -151,6 +157,21 @@ def _fields(page: Page) -> Iterator[tuple[str, str]]:
     yield "energy", common.energy(page.energy_j if page.energy_j is not None else job.energy_j)
     if job.policy:
         yield "decided by", f"{job.policy} {job.policy_version or ''}".strip()
+
+
+def _slurm(facts: SlurmFacts) -> Iterator[tuple[str, str]]:
+    reason = f" ({facts.reason})" if facts.reason else ""
+    factor = f", site factor {facts.site_factor}" if facts.site_factor else ""
+    yield "in Slurm", f"{facts.state}{reason}, priority {facts.priority}{factor}"
+    yield "account", facts.account + (f", qos {facts.qos}" if facts.qos else "")
+    if len(facts.partitions) > 1:
+        yield "partitions", ", ".join(facts.partitions)
+    if facts.reservation:
+        yield "reservation", facts.reservation
+    if facts.pinned:
+        yield "sent to", f"{common.compress_names(facts.pinned)}, {local_time(facts.pinned_at)}"
+    if facts.restarts or not facts.requeue:
+        yield "requeued", f"{facts.restarts} times" if facts.requeue else "never: --no-requeue"
 
 
 def _progress(page: Page) -> Iterator[tuple[str, str]]:
@@ -182,7 +203,7 @@ def _optional(job: Job) -> Iterator[tuple[str, str]]:
             ("only on", ", ".join(spec.nodelist)),
             ("GPU types", ", ".join(spec.gpu_types)),
             ("not on", ", ".join(dict.fromkeys((*spec.exclude, *job.excluded_nodes)))),
-            ("not before", local_time(job.eligible_time) if job.eligible_time else ""),
+            ("not before", local_time(job.eligible_time) if _is_delayed(job) else ""),
             ("priority", str(job.priority) if job.priority else ""),
             ("held by", job.held_by),
             ("preemptible", "yes" if spec.preemptible else ""),
@@ -194,6 +215,11 @@ def _optional(job: Job) -> Iterator[tuple[str, str]]:
         )
         if value
     )
+
+
+def _is_delayed(job: Job) -> bool:
+    """Slurm notes of every job since when it may start."""
+    return bool(job.eligible_time) and (job.slurm is None or (job.eligible_time or 0.0) > job.submit_time)
 
 
 def _command(command: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from gpusched.model.forecast import ExpectedStart, Sooner, SpreadStart
 from gpusched.model.jobs import Job
+from gpusched.model.slurm import SlurmFacts
 from gpusched.model.units import format_duration, in_calendar, iso_utc
 from gpusched.views import common
 from gpusched.views.jobs import job_dict, job_nodes, resources_line, stopped_line
@@ -211,8 +212,13 @@ def why_screen(why: Why) -> Group:
     head.append(f"({common.clean(job.spec.name)}) is ")
     head.append(job.state, style=common.state_style(job.state))
     reason = ": ".join(common.clean(t) for t in (why.reason, why.message) if t)
-    head.append(f": {reason}" if reason else "")
-    parts: list[Text | Table] = [head, Text(f"asked for: {resources_line(job)}, in {job.spec.partition}")]
+    parts: list[Text | Table] = [head]
+    if job.slurm is not None:
+        parts.append(Text(f"Slurm says:    {common.clean(slurm_line(job.slurm))}"))
+        parts += [Text(f"gpusched says: {reason}")] if reason else []
+    elif reason:
+        head.append(f": {reason}")
+    parts += [Text(f"asked for: {resources_line(job)}, in {job.spec.partition}")]
     if job.exit_code is not None:
         parts.append(Text(f"exit code: {job.exit_code}"))
     if nodes := job_nodes(job):
@@ -235,6 +241,12 @@ def why_screen(why: Why) -> Group:
     if why.warning:
         parts.append(Text(f"warning: {why.warning}", style="bold red"))
     return Group(*parts)
+
+
+def slurm_line(facts: SlurmFacts) -> str:
+    """What Slurm says of a job in its own words: ``PENDING (Priority)``."""
+    sent = f", sent to {common.compress_names(facts.pinned)}" if facts.pinned else ""
+    return f"{facts.state}{f' ({facts.reason})' if facts.reason else ''}, priority {facts.priority}{sent}"
 
 
 def _node_table(nodes: tuple[NodeVerdict, ...]) -> Table:

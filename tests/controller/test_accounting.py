@@ -15,6 +15,7 @@ from gpusched.cluster.base import Observation
 from gpusched.controller.ledger import Ledger
 from gpusched.model.jobs import Allocation, Job, JobState, NodeAllocation
 from gpusched.model.readings import Gpu, NodeReading
+from gpusched.model.slurm import SlurmFacts
 from gpusched.queue.store import NodeRecord, Store, UsageRow
 from tests.controller.folding import spec
 from tests.controller.imagined import GPUS, inventory
@@ -201,6 +202,22 @@ def test_holdings_of_jobs_that_wait_run_and_have_ended() -> None:
     assert held[1] == [Holding("a", "u", T + 5)]
     assert held[2] == [Holding("c", "u", T + 5)], "pulling an image holds the GPU too"
     assert holdings("n1", [job("a", (0,), T, None)], T) == {}
+
+
+def test_slurms_jobs_begin_when_it_says() -> None:
+    """10 s, 1000 J; a job of ours and one of Slurm's, which began 4 s before the second reading."""
+    part = NodeAllocation(rank=0, node="n0", gpus=(0,), cores=1, memory_mib=1)
+    ours = Job(
+        id="j", user="u", uid=1, spec=spec(), state=JobState.RUNNING, submit_time=T, start_time=T + 6,
+        allocation=Allocation("j", (part,)),
+    )  # fmt: skip
+    theirs = msgspec.structs.replace(ours, slurm=SlurmFacts())
+    readings = reading(T, energy_j=5000.0), reading(T + 10, energy_j=6000.0)
+    drawn = {}
+    for job in (ours, theirs):
+        held = holdings("n0", [job], T + 10)[0]
+        drawn[job.slurm is None] = {name: row.energy_j for name, row in between(*readings, *held).items()}
+    assert drawn == {True: {"j": 1000.0}, False: {"": pytest.approx(600.0), "j": pytest.approx(400.0)}}
 
 
 def test_whose_request_agreed_shares() -> None:

@@ -12,10 +12,11 @@ from gpusched.cluster.base import Operation, Outcome
 from gpusched.config.paths import log_path
 from gpusched.controller.cycle import Cycle, share_of
 from gpusched.controller.outputs import LONGEST_PAUSE_S, MAX_FAILURES, readers_of
+from gpusched.controller.planning import Reasons
 from gpusched.model.commands import Cancel, Submit
 from gpusched.model.events import Event
 from gpusched.model.jobs import ENDED, Job, JobState, container_name
-from gpusched.model.plan import Plan, Reason, ReasonCode
+from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.readings import NodeState
 from gpusched.model.resources import Inventory, Partition
 from gpusched.queue.inbox import Inbox
@@ -466,12 +467,12 @@ def test_a_clock_that_is_set_back_does_not_keep_nodes_from_being_asked(site: Sit
 def test_why_a_job_waits_is_written_when_it_changes_and_its_words_every_half_minute(site: Site) -> None:
     job = site.submit(spec=spec(hold=True))
     site.turn()
-    cycle, now = site.cycle, site.world.now + 100
+    reasons, now = Reasons(site.store), site.world.now + 100
 
     def written(code: ReasonCode, message: str, at: float) -> tuple[str, str]:
         found = site.store.job(job)
         assert found is not None
-        cycle._planner._write_reasons([found], Plan(reasons={job: Reason(code=code, message=message)}), now + at)
+        reasons.write([found], {job: Reason(code=code, message=message)}, now + at)
         after = site.store.job(job)
         assert after is not None
         return after.reason, after.message
@@ -488,7 +489,7 @@ def test_why_a_job_waits_is_written_when_it_changes_and_its_words_every_half_min
         assert (reason, words) == (str(code), expected), (message, at)
     other = site.store.job(job)
     assert other is not None
-    cycle._planner._write_reasons([other], Plan(reasons={}), now + 999)
+    reasons.write([other], {}, now + 999)
     assert site.store.job(job) == other, "nothing is said of it"
 
 

@@ -21,6 +21,7 @@ from gpusched.model.commands import (
     Requeue,
     Resume,
     SetPriority,
+    ShadowOff,
     Submit,
 )
 from gpusched.model.jobs import JobState, Mount
@@ -52,6 +53,20 @@ def on(job: str) -> list[AnyCommand]:
 def test_the_files_owner_is_the_user(desk: Desk) -> None:
     job = desk.job(desk.submit(ALICE))
     assert (job.user, job.uid) == (str(ALICE), ALICE)
+
+
+def test_beside_slurm_no_command_touches_jobs_or_nodes(desk: Desk) -> None:
+    job = desk.submit()
+    desk.inventory = msgspec.structs.replace(desk.inventory, engine="slurm")
+    before = desk.job(job)
+    for command in (
+        *on(job),
+        Drain(time=NOW, nodes=("n0",), reason="x"),
+        Submit(time=NOW, id=ids.mint(NOW), spec=spec()),
+    ):
+        assert "Slurm is the engine here" in desk.say(command)
+    assert desk.job(job) == before
+    assert "there is no shadow" in desk.say(ShadowOff(time=NOW, partition="p")), "policies are ours"
 
 
 @needs_root

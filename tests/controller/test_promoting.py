@@ -15,6 +15,8 @@ from gpusched.model.commands import Promote, Rollback, ShadowOff, ShadowOn
 from gpusched.model.events import Event
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
+from gpusched.model.slurm import SlurmMode
+from gpusched.promotion.live import live_modes
 from gpusched.queue.promotions import PolicyChange, Shadow
 from gpusched.queue.store import Store
 from tests.controller.folding import NOW
@@ -261,3 +263,44 @@ def test_a_shadow_begins_anew_and_ends_once(office: Office) -> None:
     assert [(e.kind, e.user) for e in office.store.events()] == [
         ("shadow_began", "ann"), ("shadow_ended", "bob"), ("shadow_began", "ann"),
     ]  # fmt: skip
+
+
+def test_modes_are_of_slurm_and_go_with_the_change(office: Office) -> None:
+    with pytest.raises(GpuschedError, match="p is no partition of Slurm, so it has no mode"):
+        office.promote("mine", mode=SlurmMode.DECIDE)
+    office.promote("mine")
+    assert office.last().mode is None
+    assert live_modes(office.inventory, office.store) == {}
+    office.rollback()
+
+    office.inventory = msgspec.structs.replace(office.inventory, engine="slurm")
+
+    def mode() -> SlurmMode:
+        return live_modes(office.inventory, office.store)["p"]
+
+    assert mode() is SlurmMode.OBSERVE
+    office.promote("mine", mode=SlurmMode.ADVISE)
+    office.promote("mine", mode=SlurmMode.DECIDE)
+    assert (mode(), office.told("policy_changed")[-1].data["mode"]) == (SlurmMode.DECIDE, "decide")
+    with pytest.raises(GpuschedError, match="is in charge of p already"):
+        office.promote("mine", mode=SlurmMode.DECIDE)
+    with pytest.raises(GpuschedError, match="is in charge of p already"):
+        office.promote("mine")
+    office.promote("sjf")
+    assert (office.in_charge(), mode()) == ("sjf", SlurmMode.DECIDE), "without a word it stays"
+    steps = []
+    for _ in range(3):
+        office.rollback()
+        steps.append((office.in_charge(), mode()))
+    assert steps == [("mine", SlurmMode.DECIDE), ("mine", SlurmMode.ADVISE), ("easy", SlurmMode.OBSERVE)]
+
+
+def test_a_policy_that_only_a_file_names_observes(office: Office) -> None:
+    office.inventory = msgspec.structs.replace(office.inventory, engine="slurm")
+    office.promote("mine", mode=SlurmMode.DECIDE)
+    (partition,) = office.inventory.partitions
+    edited = (msgspec.structs.replace(partition, policy="sjf"),)
+    office.inventory = msgspec.structs.replace(office.inventory, partitions=edited)
+    assert live_modes(office.inventory, office.store)["p"] is SlurmMode.OBSERVE
+    assert office.in_charge() == "sjf"
+    assert live_modes(office.inventory, office.store)["p"] is SlurmMode.OBSERVE

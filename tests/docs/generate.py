@@ -48,11 +48,12 @@ from gpusched.model.resources import (
     Settings,
     Sharing,
 )
+from gpusched.model.slurm import SlurmFacts, SlurmMode
 from gpusched.model.topology import Switch
 from gpusched.nightly.proof import Verdict
 from gpusched.queue.lifecycle import TRANSITIONS
 from gpusched.queue.promotions import Shadow
-from gpusched.views.jobs import job_dict
+from gpusched.views.jobs import job_dict, slurm_dict
 from gpusched.views.nodes import nodes_json
 from gpusched.views.policy import ChangeRow, PolicyPage, PolicyRow
 from gpusched.views.policy import page_dict as page_dict_of_policy
@@ -322,6 +323,7 @@ def json_keys() -> dict[str, list[str]]:
     status = job_dict(job, 0.0)
     return {
         "status": list(status),
+        "slurm": list(slurm_dict(SlurmFacts())),
         "show": [k for k in page if k not in status],
         "attempt": list(page["attempts"][0]),
         "event": list(page["events"][0]),
@@ -354,7 +356,7 @@ def _sample_policy() -> dict[str, Any]:
     shadow = Shadow(partition="", spec=spec, since=0.0, by="")
     page = PolicyPage(
         spec=spec, path="", origin="", live=(), other_versions=(), weights={}, cards={}, shadows=(shadow,),
-        differences=(), verdicts={},
+        differences=(), verdicts={}, modes={"": SlurmMode.OBSERVE},
     )  # fmt: skip
     return page_dict_of_policy(page)
 

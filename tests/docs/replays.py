@@ -92,6 +92,8 @@ JSON: dict[str, dict[str, str]] = {
         **_four("jct_s", "Seconds from submission to end, mean; here and below null where no job ended."),
         **_four("wait_s", "Seconds of it in which the job did not run, mean."),
         **_four("bounded_slowdown", "max(1, JCT / max(run time, 10 s)), mean."),
+        "recorded_mean_wait_s": "Mean wait in the source of those of the jobs whose wait it tells; null: of none.",
+        "wait_error": "Their mean wait in the replay over that, less 1; null where that is 0 or not known.",
         "makespan_s": "Last end less first submission.",
         "utilization": "Eq. 4, 0 to 1.",
         "gpu_hours_utilization": "GPU time held over all there was.",

@@ -122,7 +122,10 @@ NODE = {
     "name": ("name or range", "Required in a node's mapping."),
     "address": ("host name, IP address, `~/.ssh/config` alias, or range", "Where SSH goes. Without it the name."),
     "fabric_address": ("host name or IP address", "What MASTER_ADDR and the hostfile say. Without it the address."),
-    "transport": ("`ssh` or `local`", "`local` is the machine that gpusched runs on."),
+    "transport": (
+        "`ssh`, `local` or `none`",
+        "`local` is the machine that gpusched runs on. `none`, under `engine: slurm` only: the node is never asked.",
+    ),
     "user": ("user name", "Who logs in. Without it as `~/.ssh/config` says, else the controller's user."),
     "port": ("1 to 65535", "Without it as `~/.ssh/config` says, else 22."),
     "key": ("path", "Private key. Tried first."),
@@ -313,6 +316,22 @@ _SPREADS = (
 )
 JSON: dict[str, dict[str, str]] = {
     "status": _JOB,
+    "slurm": {
+        "state": "In Slurm's words, as last read.",
+        "reason": "Why it waits, or ended so, in Slurm's words, or null.",
+        "account": "Its account.",
+        "qos": "Its quality of service.",
+        "partitions": "All that it asked for.",
+        "priority": "As Slurm computes it.",
+        "site_factor": "What was added to it by mode advise, or by the site's own plugin.",
+        "restarts": "How often Slurm has requeued it.",
+        "requeue": "Whether it may be.",
+        "reservation": "That it names, or was given, or null.",
+        "nodelist": "Nodes that its user named.",
+        "pinned": "Nodes on which mode decide asked Slurm to start it.",
+        "pinned_time": "When, or null.",
+        "gres_positions": "Node: positions of its GPUs in gres.conf. Empty where Slurm does not say.",
+    },
     "show": {
         "spec": "The request; see below.",
         "sizes_now": _SIZES_NOW,
@@ -423,7 +442,7 @@ JSON: dict[str, dict[str, str]] = {
         "load1": "The node's load average over one minute, or null.",
         "disk_free_mib": "MiB free in the account's home, or null.",
         "clock_skew_s": "Seconds the node's clock is ahead of the controller's, or null.",
-        "source": "`nvml`, `nvidia-smi`, `none`, or `simulated`: where the GPU figures come from.",
+        "source": "`nvml`, `nvidia-smi`, `none`, `simulated` or `slurm` (nobody asked it): whence the GPU figures are.",
         "driver_version": "Or null.",
         "runtime_error": "Why the container engine could not be asked, or null.",
         "last_seen": "Time of its last answer, or null.",
@@ -562,6 +581,7 @@ JSON: dict[str, dict[str, str]] = {
         "note": "Why it is in this state, or null.",
         "fallback": "Why its fallback decides (live), or why it had no answer (shadow); null where it is well.",
         "path": "Where its file or its weights are, or null.",
+        "mode": "Under Slurm only, of live ones: `observe`, `advise` or `decide`.",
     },
     "policy-change": {
         "time": "Time.",
@@ -575,6 +595,7 @@ JSON: dict[str, dict[str, str]] = {
         "forced": "Promoted without proof.",
         "reason": "Why.",
         "verdict": "The replay that a promotion stands on, as a sentence, or null.",
+        "mode": "Under Slurm only: `observe`, `advise` or `decide` since.",
     },
     "policy-page": {
         "name": "Its name.",
@@ -591,6 +612,7 @@ JSON: dict[str, dict[str, str]] = {
         "budget_s": "Seconds one decision of its agent may take, or null.",
         "schedulers": "Schedulers of an agent that chooses nodes, each with a part of them; else null.",
         "live": "Partitions in which exactly this version is in charge.",
+        "modes": "Under Slurm only: of these, partition: `observe`, `advise` or `decide`.",
         "weights": "Partition: what decides in its weights, in words, read off them; or why they cannot be used.",
         "cards": "Partition: its training card, as in the file.",
         "shadows": "Where it is or was in the shadow; see below.",
@@ -709,6 +731,7 @@ READ_VARIABLES = {
         "A folder of policies that goes before those that come with gpusched. Else `policies/` beside the "
         "inventory, where there is one."
     ),
+    "SLURM_CONF": "Under `engine: slurm`, the slurm.conf that Slurm's commands go by.",
     "GPUSCHED_DEBUG": "`1` shows the traceback of an internal error.",
     "XDG_STATE_HOME": "See GPUSCHED_STATE. On a node: where the attempts' folders lie, else `~/.local/state`.",
     "XDG_CONFIG_HOME": "See GPUSCHED_INVENTORY.",

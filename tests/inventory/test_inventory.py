@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.config.inventory import find_inventory, flavor_nodes, load_inventory
+from gpusched.config.inventory import flavor_nodes, load_inventory
+from gpusched.config.paths import find_inventory
 from gpusched.errors import UsageError
 from gpusched.model.resources import Flavor, Inventory, LogSettings, Node, RuntimeName, Settings, Sharing
 
@@ -202,7 +203,7 @@ def test_where_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GPUSCHED_INVENTORY", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setattr("gpusched.config.inventory.SYSTEM_INVENTORY", tmp_path / "etc/inventory.yaml")
+    monkeypatch.setattr("gpusched.config.paths.SYSTEM_INVENTORY", tmp_path / "etc/inventory.yaml")
     with pytest.raises(UsageError) as caught:
         find_inventory()
     for place in ("inventory.yaml", "config/gpusched/inventory.yaml", "etc/inventory.yaml"):

@@ -293,3 +293,49 @@ def test_an_agent_that_chooses_nodes_is_shown_and_says_how_it_is_trained(site: S
     edit(site, "  V100:\n", "  V100:\n    policy: racks\n")
     words = ("submit", "--dry-run", "--flavor", "s-V100", "--", "x")
     assert "would wait: ReqNodeNotAvail: " in done(site.call(*words)).out, "no controller has seen the nodes"
+
+
+def test_a_mode_is_for_slurm(proved: Site) -> None:
+    refused = proved.call("policy", "promote", "easy", "-p", "V100", "--mode", "decide", "--force", "try")
+    assert refused.code == 2
+    assert (
+        "--mode is for partitions of Slurm, and inventory.yaml does not say engine: slurm; leave it out" in refused.err
+    )
+    row = next(r for r in proved.call("policy", "list", "--json").json if r["state"] == "live")
+    assert "mode" not in row
+
+
+def test_slurm_is_advised_and_decided_for_by_proof_only(proved: Site) -> None:
+    """What a mode is promoted over is Slurm itself as long as it decides, which `easy` stands for."""
+    proved.inventory.write_text("engine: slurm\n" + proved.inventory.read_text())
+    cycle(proved)
+    refused = proved.call("policy", "promote", "fifo", "-p", "V100", "--mode", "decide")
+    assert "not promoted: V100: fifo against easy on 24 jobs of 8 days: mean JCT +" in refused.err
+    asked = done(proved.call("policy", "promote", "easy", "-p", "V100", "--mode", "advise"))
+    assert "mean JCT 0.0% (95 % interval 0.0% to 0.0%): no worse" in asked.out
+    assert "promote requested: easy in V100, mode advise" in asked.out
+    assert cycle(proved)["V100"] == "easy"
+    more = done(proved.call("policy", "promote", "easy", "-p", "V100", "--mode", "decide", "--json")).json
+    assert (more["mode"], len(more["verdicts"])) == ("decide", 1), "to do more needs proof again"
+    cycle(proved)
+    again = proved.call("policy", "promote", "easy", "-p", "V100", "--mode", "decide")
+    assert "is in charge of V100 already" in again.err
+    (row,) = [
+        r for r in proved.call("policy", "list", "--json").json if (r["state"], r["partition"]) == ("live", "V100")
+    ]
+    assert row["mode"] == "decide"
+    assert "live, decide" in proved.call("policy", "list").out
+    assert "in charge of: V100 (decide)" in proved.call("policy", "show", "easy").out
+    assert proved.call("policy", "show", "easy", "--json").json["modes"] == {"V100": "decide"}
+    less = done(proved.call("policy", "promote", "easy", "-p", "V100", "--mode", "observe"))
+    assert "%" not in less.out, "to do less needs none"
+    cycle(proved)
+    done(proved.call("policy", "rollback", "-p", "V100"))
+    cycle(proved)
+    assert (
+        "scontrol update ReservationName=gpusched EndTime=now+1" in proved.call("policy", "rollback", "-p", "V100").err
+    )
+    changes = proved.call("policy", "history", "-p", "V100", "--json").json
+    assert [c["mode"] for c in changes] == ["observe", "advise", "decide", "observe", "decide"]
+    assert changes[3]["reason"] == "observe in place of decide"
+    assert f"easy {changes[-1]['version']}, decide" in proved.call("policy", "history").out

@@ -231,6 +231,26 @@ def test_the_table_says_what_policies_know_and_what_changed(place: Place) -> Non
     assert "energy is assumed" in out.lower()
 
 
+SACCT = """JobID|Partition|Submit|Eligible|Start|End|TimelimitRaw|AllocTRES|State
+1|a|1000|1000|1000|1100|2|gres/gpu=4|COMPLETED
+2|a|1000|1001|1100|1120|1|gres/gpu=8|COMPLETED
+3|a|1002|1002|1030|1040|1|gres/gpu=4|COMPLETED
+"""
+
+
+def test_what_slurm_recorded_stands_beside_what_a_replay_says(place: Place) -> None:
+    log = place.folder / "jobs.txt"
+    log.write_text(SACCT)
+    words = [str(log), "-N", "1", "-P", "easy", "-P", "fifo+none"]
+    assert "As recorded jobs waited 42.3 s on average: easy 33.0 s (-22.0%); fifo+none 1.21 min (+70.9%)." in " ".join(
+        place.run(*words)[0].split()
+    )
+    easy, _ = place.rows(*words, "--backfill-every", "30s")
+    assert (easy["recorded_mean_wait_s"], easy["wait_error"]) == (pytest.approx(127 / 3), pytest.approx(0, abs=0.01))
+    _, errors = place.run(str(log), "-P", "fifo+none", "--backfill-every", "30s", code=2)
+    assert "--backfill-every is of no use here" in errors
+
+
 def test_nodes_fail_and_drain_as_listed(place: Place) -> None:
     (place.folder / "o.csv").write_text("node,start,end,drain\nn0000,50,80,no\nn0000,150,700,yes\n")
     place.run(*ONE, "-P", "fifo", "--outages", "o.csv", "--schedule-out", "s.csv")

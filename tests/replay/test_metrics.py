@@ -49,6 +49,17 @@ def test_jobs_that_could_run_and_never_ended_are_counted_apart() -> None:
     assert (m.jobs, m.infeasible, m.unfinished) == (1, 1, 3)
 
 
+def test_waits_are_set_against_those_recorded_of_the_same_jobs() -> None:
+    result = result_of([Job(0, 30, 40), Job(0, 0, 10), Job(0, 90, 99), Job(0, 0, 0, nodes=())])
+    trace = dataclasses.replace(result.trace, wait=np.array([20.0, 5.0, np.nan, 1000.0]))
+    m = metrics_of(dataclasses.replace(result, trace=trace))
+    assert (m.recorded_mean_wait_s, m.wait_error) == (12.5, pytest.approx(15 / 12.5 - 1))
+    assert m.mean_wait_s == 40, "of all"
+    none = metrics_of(dataclasses.replace(result, trace=dataclasses.replace(trace, wait=np.zeros(4))))
+    assert (none.recorded_mean_wait_s, none.wait_error) == (0.0, None)
+    assert metrics_of(result).recorded_mean_wait_s is None
+
+
 def test_nothing_ran_is_unknown_not_zero() -> None:
     m = metrics_of(result_of([Job(0, 0, 0, nodes=())]))
     assert (m.jobs, m.mean_jct_s, m.utilization, m.energy_kwh) == (0, None, None, None)

@@ -218,6 +218,17 @@ def test_conservative_delays_nobody_that_came_before():
     assert whole.start.mean() < fifo.start.mean()
 
 
+@pytest.mark.parametrize("backfill", ["easy", "conservative"])
+def test_backfill_that_looks_only_so_often_lets_others_start_in_order_at_once(backfill):
+    """Half a node is held to 100, all of it is wanted next; smaller jobs may go before that at 30, 60 and 90 only."""
+    submit, duration, gpus = [0, 1, 2, 31, 59.5, 95], [100, 20, 10, 5, 40, 3], [4, 8, 4, 4, 4, 1]
+    trace = trace_of(submit, duration, gpus)
+    rare = replay(trace, Pool.uniform(1, 8), f"fifo+{backfill}", backfill_every_s=30.0)
+    assert rare.start.tolist() == [0, 100, 30, 60, 120, 120]
+    often = replay(trace, Pool.uniform(1, 8), f"fifo+{backfill}")
+    assert often.start.tolist() == [0, 100, 2, 31, 59.5, 120]
+
+
 def test_a_policy_in_plain_python_plugs_in():
     def shortest_first(stepper: Stepper) -> None:
         for job in sorted(stepper.waiting(), key=lambda j: (stepper.trace.duration[j], j)):

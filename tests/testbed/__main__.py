@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from tests.testbed.cluster import Testbed, sweep
+from tests.testbed.slurm import SlurmSite
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -18,6 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     up.add_argument("--index", type=int, help="which testbed, 0 to 15 (default: the first free one)")
     up.add_argument("--gpus", type=int, default=8, help="GPUs per node")
     up.add_argument("--docker", action="store_true", help="start dockerd on every node too")
+    up.add_argument("--slurm", action="store_true", help="start Slurm too; SLURM_CONF is slurm_conf of the JSON")
     down = commands.add_parser("down", help="end a testbed; its files stay")
     down.add_argument("--root", type=Path, help="the folder given to `up`")
     down.add_argument("--index", type=int, help="instead of --root")
@@ -37,7 +39,11 @@ def _up(options: argparse.Namespace) -> int:
     if options.docker:
         for node in testbed.nodes:
             node.start_docker()
-    text = json.dumps(testbed.describe(), indent=1)
+    site = SlurmSite(testbed) if options.slurm else None
+    if site is not None:
+        site.up()
+        site.detach()
+    text = json.dumps({**testbed.describe(), **(site.describe() if site is not None else {})}, indent=1)
     (testbed.root / "testbed.json").write_text(text)
     testbed.detach()
     print(text)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from tests.testbed import cgroups, files, network
+from tests.testbed import cgroups, files, network, slurm_files
 from tests.testbed.cache import Cache, build
 from tests.testbed.hardware import A100, V100
 from tests.testbed.node import TestNode
@@ -220,6 +220,7 @@ def _read(lock: IO[str]) -> dict[str, object]:
 
 def _sweep(index: int) -> None:
     """Remove what a killed or detached run with this index left."""
+    slurm_files.sweep(index)
     network.destroy(index)
     path = LOCKS / str(index)
     state = json.loads(path.read_text() or "{}")

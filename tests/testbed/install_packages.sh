@@ -20,6 +20,13 @@ need busybox-static busybox
 need iptables iptables
 need uidmap newuidmap
 need docker.io /usr/bin/docker
+need slurmctld slurmctld
+need slurmd slurmd
+need slurmdbd slurmdbd
+need slurm-client scontrol
+need munge munged
+need mariadb-server-core mariadbd
+need mariadb-client-core mariadb
 need gcc gcc
 need procps ps
 need zsh zsh
@@ -28,6 +35,12 @@ need python3-minimal /usr/bin/python3
 for folder in /usr/lib/podman /usr/libexec/podman /usr/local/lib/podman /usr/bin; do
     [ -x $folder/netavark ] && netavark=1
 done
+for folder in /usr/lib/*/slurm-wlm /usr/lib/slurm-wlm; do
+    [ -e $folder/select_cons_tres.so ] && slurm_plugins=1
+    [ -e $folder/accounting_storage_mysql.so ] && slurm_mysql=1
+done
+[ -n "${slurm_plugins:-}" ] || missing="$missing slurm-wlm-basic-plugins"
+[ -n "${slurm_mysql:-}" ] || missing="$missing slurm-wlm-mysql-plugin"
 [ -n "${netavark:-}" ] || missing="$missing netavark"
 command -v gcc >/dev/null 2>&1 && ! echo '#include <stdio.h>' | gcc -E - >/dev/null 2>&1 && missing="$missing libc6-dev"
 command -v gcc >/dev/null 2>&1 || missing="$missing libc6-dev"

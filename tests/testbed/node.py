@@ -323,6 +323,10 @@ class TestNode:
         """End dockerd; the client stays and cannot reach it."""
         docker.stop(self)
 
+    def slurmd_pids(self) -> list[int]:
+        """The machine's ids of slurmd where `SlurmSite` started it; its jobs' processes are not among them."""
+        return [p for p in self.pids() if Path("".join(processes.command_line(p)[:1])).name == "slurmd"]
+
     # ---- between tests --------------------------------------------------------------------------------------
 
     def reset(self) -> None:
@@ -377,11 +381,11 @@ class TestNode:
         self.run(["/usr/bin/podman", "rm", "--all", "--force", "--time", "0"], check=False, timeout=60)
 
     def _kill_leftovers(self) -> set[str]:
-        """Kill all but PID 1 and its sleeper, the node's sshd and its connections, and dockerd with what it runs.
+        """Kill all but PID 1 and its sleeper, sshd and its connections, dockerd with what it runs, and slurmd.
 
         Returns the names of the killed commands.
         """
-        keep = {self.init_pid, *docker.pids(self)}
+        keep = {self.init_pid, *docker.pids(self), *self.slurmd_pids()}
         killed = {}
         for pid in self.pids():
             words = processes.command_line(pid)

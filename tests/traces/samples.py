@@ -125,3 +125,20 @@ LM (batch size 5)\tcd x\t-n\t1\t1267\t50.5\t4
 A3C\tcd x\t--steps\t1\t100\t60.0\t4
 """
 GAVEL_10 = "A3C\tpython3 a.py\trl\t--steps\t1\t7176\t1\t1.0\t-1.0\t12.5\n"
+
+# As Slurm 22.05 printed it: times, ids and nodes are the real ones.
+SACCT = """\
+JobIDRaw|JobID|User|Partition|Submit|Eligible|Start|End|TimelimitRaw|AllocTRES|ReqTRES|State|NNodes|AllocCPUS|Suspended|NodeList
+1|1|root|A100|2026-11-23T03:50:27|2026-11-23T03:50:27|2026-11-23T03:50:28|2026-11-23T03:50:34|5|billing=1,cpu=1,gres/gpu:a100=2,gres/gpu=2,node=1|billing=1,cpu=1,gres/gpu=2,mem=1000000M,node=1|COMPLETED|1|1|00:00:00|dgx001
+2|2|root|A100|2026-11-23T03:50:27|2026-11-23T03:50:27|2026-11-23T03:50:28|2026-11-23T03:50:32|60|billing=1,cpu=1,gres/gpu:a100=4,gres/gpu=4,node=1|billing=1,cpu=1,gres/gpu:a100=4,gres/gpu=4,mem=1000000M,node=1|COMPLETED|1|1|00:00:00|dgx001
+3|3|root|A100|2026-11-23T03:50:27|2026-11-23T03:50:32|2026-11-23T03:50:32|2026-11-23T03:50:33|UNLIMITED|billing=1,cpu=1,gres/gpu:a100=1,gres/gpu=1,node=1|billing=1,cpu=1,gres/gpu=1,mem=1000000M,node=1|COMPLETED|1|1|00:00:00|dgx001
+4|4|root|A100|2026-11-23T03:50:27|2026-11-23T03:50:30|2026-11-23T03:50:33|2026-11-23T03:50:35|525600|billing=1,cpu=1,gres/gpu:a100=1,gres/gpu=1,node=1|billing=1,cpu=1,gres/gpu=1,mem=1000000M,node=1|COMPLETED|1|1|00:00:00|dgx001
+7|7|root|A100|2026-11-23T03:50:28|2026-11-23T03:50:28|2026-11-23T03:50:35|2026-11-23T03:50:37|1|billing=2,cpu=2,gres/gpu:a100=16,gres/gpu=16,node=2|billing=2,cpu=2,gres/gpu=16,mem=2000000M,node=2|COMPLETED|2|2|00:00:00|dgx[001,003]
+8|8|root|V100|2026-11-23T03:50:28|2026-11-23T03:50:28|2026-11-23T03:50:28|2026-11-23T03:50:30|Partition_Limit|billing=1,cpu=1,gres/gpu:v100=3,gres/gpu=3,node=1|billing=1,cpu=1,gres/gpu=3,mem=500000M,node=1|REQUEUED|1|1|00:00:00|dgx002
+8|8|root|V100|2026-11-23T03:50:30|2026-11-23T03:52:31|2026-11-23T03:52:31|2026-11-23T03:52:39|525600|billing=1,cpu=1,gres/gpu:v100=3,gres/gpu=3,node=1|billing=1,cpu=1,gres/gpu=3,mem=500000M,node=1|COMPLETED|1|1|00:00:00|dgx002
+9|9|root|V100|2026-11-23T03:50:28|2026-11-23T03:50:28|2026-11-23T03:50:28|2026-11-23T03:50:28|525600|billing=1,cpu=1,gres/gpu:v100=3,gres/gpu=3,node=1|billing=1,cpu=1,gres/gpu=3,mem=500000M,node=1|COMPLETED|1|1|00:00:00|dgx002
+10|10|root|V100|2026-11-23T03:50:28|2026-11-23T03:50:28|2026-11-23T03:50:28|Unknown|525600|billing=1,cpu=1,gres/gpu:v100=1,gres/gpu=1,node=1|billing=1,cpu=1,gres/gpu=1,mem=500000M,node=1|RUNNING|1|1|00:00:00|dgx002
+12|12|root|V100|2026-11-23T03:50:28|2026-11-23T03:50:28|2026-11-23T03:50:28|2026-11-23T03:50:37|10|billing=1,cpu=1,gres/gpu:v100=1,gres/gpu=1,node=1|billing=1,cpu=1,gres/gpu=1,mem=500000M,node=1|COMPLETED|1|1|00:00:03|dgx002
+13|6_0|root|A100|2026-11-23T03:50:28|2026-11-23T03:50:28|2026-11-23T03:50:28|2026-11-23T03:50:30|2|billing=1,cpu=1,gres/gpu:a100=8,gres/gpu=8,node=1|billing=1,cpu=1,gres/gpu=8,mem=1000000M,node=1|COMPLETED|1|1|00:00:00|dgx003
+6|6_2|root|A100|2026-11-23T03:50:28|2026-11-23T03:50:33|2026-11-23T03:50:33|2026-11-23T03:50:35|2|billing=1,cpu=1,gres/gpu:a100=8,gres/gpu=8,node=1|billing=1,cpu=1,gres/gpu=8,mem=1000000M,node=1|COMPLETED|1|1|00:00:00|dgx003
+"""

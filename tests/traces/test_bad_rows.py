@@ -214,7 +214,7 @@ def test_times_may_touch_but_not_overlap_pai(put: Put, start: int, end: int, why
 
 FORMATS = {
     "philly-csv": samples.PHILLY_CSV, "philly": samples.PHILLY, "helios": samples.HELIOS, "acme": samples.KALOS,
-    "openb": samples.OPENB, "swf": samples.SWF, "gavel": samples.GAVEL_7,
+    "openb": samples.OPENB, "swf": samples.SWF, "gavel": samples.GAVEL_7, "sacct": samples.SACCT,
 }  # fmt: skip
 
 

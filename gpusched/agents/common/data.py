@@ -177,7 +177,7 @@ def _history_or_flavors(request: TrainRequest, partition: Partition | None) -> M
     if partition is None:
         raise UsageError("--nodes says where, but not what", "name a workload: --trace or --generate")
     try:
-        trace = history(request.since or "30d", request.until)
+        trace = history(request.since or "30d", request.until, inventory=request.inventory)
         if partition.name in trace.groups:
             return _recorded(request, slice_trace(trace, vc=partition.name), partition)
     except NoHistory:

@@ -20,7 +20,7 @@ from gpusched.agents.common.data import Material, materials
 from gpusched.agents.common.evaluate import before, table
 from gpusched.agents.common.request import Report, Trained, TrainJob, TrainRequest
 from gpusched.agents.training.card import Card, Data, code_version, shape_of, trace_sha256, write_card
-from gpusched.config.inventory import find_inventory
+from gpusched.config.paths import find_inventory
 from gpusched.config.policies import BUILT_IN, POLICY, WEIGHTS, load_policy, names_in, policy_file, policy_folders
 from gpusched.config.weights import CARD, Arrays, digest_of, load_file, save_model
 from gpusched.errors import GpuschedError, UsageError

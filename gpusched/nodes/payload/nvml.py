@@ -148,12 +148,13 @@ def links(nvml: "Any", handles: "dict[int, Any]") -> "dict[int, dict[int, int]]"
 
 
 def places(nvml: "Any", handles: "dict[int, Any]") -> "list[dict[str, Any]]":
-    """Bus address and NVLink domain of every GPU."""
+    """Bus address, NVLink domain and device file's number of every GPU."""
     found = []
     for index, handle in handles.items():
         pci = attempt([], nvml.nvmlDeviceGetPciInfo, handle)
         bus = None if pci is None else "%08x:%02x:%02x.0" % (pci.domain, pci.bus, pci.device)
-        found.append({"index": index, "bus": bus, "domain": attempt([], fabric, nvml, handle)})
+        minor = attempt([], nvml.nvmlDeviceGetMinorNumber, handle)
+        found.append({"index": index, "bus": bus, "domain": attempt([], fabric, nvml, handle), "minor": minor})
     return found
 
 

@@ -23,7 +23,7 @@ def read(gpus: "list[dict[str, Any]]", root: str = "/sys", lldp: "str | None" = 
     """The node's wiring.
 
     Args:
-        gpus: Index, bus address (NVML's form) and NVLink domain of each GPU; None where unknown.
+        gpus: Index, bus address (NVML's form), NVLink domain and device file's number of each GPU; None where unknown.
         root: Where sysfs is.
         lldp: What lldpctl said; None: it is asked.
 
@@ -35,7 +35,7 @@ def read(gpus: "list[dict[str, Any]]", root: str = "/sys", lldp: "str | None" = 
         bus = bus_name(gpu.get("bus"))
         path = "%s/bus/pci/devices/%s" % (root, bus)
         found = {"pci_path": pci_path(path), "numa": number(path + "/numa_node")} if bus else {}
-        placed.append(dict(found, index=gpu["index"], domain=gpu.get("domain")))
+        placed.append(dict(found, index=gpu["index"], domain=gpu.get("domain"), minor=gpu.get("minor")))
     nics = rdma_ports(root)
     taken = {nic["interface"] for nic in nics}
     nics += [nic for nic in interfaces(root) if nic["interface"] not in taken]

@@ -107,6 +107,8 @@ class Options:
         limits: Whether a time limit kills its job.
         failures: When nodes fail or are drained.
         generic: Only the passes of the live controller, without indices: slower, the same result.
+        backfill_every_s: Jobs start out of order only at times so many seconds apart, once something has happened, as
+            in Slurm (``bf_interval``); 0: at any decision. Of orders with EASY or conservative backfill.
         restart_s: Seconds that a preempted job's restart holds its nodes before its work goes on (at any restart of a
             preemptive policy).
         restart_costs: The same by model, where that is known (`gpusched.sim.profiles.read_restarts`).
@@ -128,6 +130,7 @@ class Options:
     limits: bool = False
     failures: Sequence[Outage] = ()
     generic: bool = False
+    backfill_every_s: float = 0.0
     restart_s: float = 0.0
     restart_costs: Mapping[str, float] = field(default_factory=dict)
     las_thresholds_gpu_s: Sequence[float] = (3600.0,)
@@ -198,7 +201,7 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     changing = policy.kind in ("arriving", "changing", "agent") or policy.backfill == "conservative"
     sized = policy.chooses_sizes and options.elastic is not None
     generic = options.generic or changing or sized or rule in ("naive", *MAPPED) or share != "no"
-    generic = generic or options.network is not None
+    generic = generic or options.network is not None or options.backfill_every_s > 0
     if generic:
         demand = demand._replace(gpus_only=False)
     slots = int(demand.parts.sum()) if share != "no" else _slots(demand)

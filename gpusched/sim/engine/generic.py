@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gpusched.compiled import jit
 from gpusched.forecast.features import Forecast, expected_run_s, note_end
 from gpusched.sched.backfill import schedule
-from gpusched.sched.state import CONSERVATIVE, NAIVE, OK, Floats, Ints, Outcome, Records, new_outcome
+from gpusched.sched.state import CONSERVATIVE, NAIVE, NONE, OK, Floats, Ints, Outcome, Records, new_outcome
 from gpusched.sim.engine.build import World, forecast_for
 from gpusched.sim.engine.conservative import conserve
 from gpusched.sim.engine.keys import ORDER_CODES, PLAIN, USER, ended_of_user, estimate, held_by_user, order_keys
@@ -34,6 +34,8 @@ class Queue(NamedTuple):
         capped: ``uint8[jobs]``: the job has a limit (``expected`` at submission), which caps its estimate.
         forecast: A trained predictor's estimates; None: `keys.estimate`.
         order: See `keys`. estimates: Whether run times are estimated. rule, backfill: See ``gpusched.sched.state``.
+        every_s: Seconds between two times at which there is backfill; 0: at every decision.
+        next_s: ``float64[1]``: when it is due; infinite: when something has happened.
     """
 
     waiting: Ints
@@ -46,6 +48,8 @@ class Queue(NamedTuple):
     estimates: bool
     rule: int
     backfill: int
+    every_s: float
+    next_s: Floats
 
 
 def new_queue(world: World) -> Queue:
@@ -62,6 +66,8 @@ def new_queue(world: World) -> Queue:
         estimates=policy.knows == "estimate",
         rule=PLACEMENTS[world.rule],
         backfill=REPLAY_BACKFILLS[policy.backfill],
+        every_s=world.options.backfill_every_s,
+        next_s=np.full(1, np.inf),
     )
 
 
@@ -69,13 +75,20 @@ def new_queue(world: World) -> Queue:
 def decide_generic(sim: Sim, log: Log, passes: Passes, queue: Queue) -> int:
     """Every partition's pass in which something happened."""
     remember(sim, passes, queue)
+    due = queue.every_s == 0.0 or sim.clock[0] >= queue.next_s[0]
+    backfill = queue.backfill if due else NONE
     for partition in range(sim.dirty.size):
         if sim.dirty[partition]:
-            _decide(sim, log, passes, queue, partition)
+            _decide(sim, log, passes, queue, partition, backfill)
             sim.dirty[partition] = 0
     while queue.rule == NAIVE and sim.counter[RUNS] == 0 and _any_can(sim, passes, queue):
         for partition in range(sim.dirty.size):
-            _decide(sim, log, passes, queue, partition)
+            _decide(sim, log, passes, queue, partition, backfill)
+    if due:
+        queue.next_s[0] = np.inf
+    elif queue.size[0] > 0:
+        queue.next_s[0] = (np.floor(sim.clock[0] / queue.every_s) + 1.0) * queue.every_s
+        sim.clock[1] = min(sim.clock[1], queue.next_s[0])
     return DECIDE
 
 
@@ -123,15 +136,15 @@ def _any_can(sim: Sim, passes: Passes, queue: Queue) -> bool:
 
 
 @jit
-def _decide(sim: Sim, log: Log, passes: Passes, queue: Queue, partition: int) -> None:
+def _decide(sim: Sim, log: Log, passes: Passes, queue: Queue, partition: int, backfill: int) -> None:
     """One partition's pass."""
     waiting = ordered(sim, queue, partition)
-    if queue.backfill == CONSERVATIVE:
+    if backfill == CONSERVATIVE:
         conserve(sim, log, passes, waiting, queue.rule)
-    elif not share_gpus(sim.pace, sim, log, passes, waiting, queue.rule, queue.backfill):
+    elif not share_gpus(sim.pace, sim, log, passes, waiting, queue.rule, backfill):
         queue.outcome.total[:] = 0
         schedule(
-            sim.resources, passes.releases, passes.requests, passes.jobs, waiting, queue.rule, queue.backfill,
+            sim.resources, passes.releases, passes.requests, passes.jobs, waiting, queue.rule, backfill,
             sim.clock[0], passes.rng, passes.scratch, queue.outcome,
         )  # fmt: skip
         begin_started(sim, log, queue.outcome)

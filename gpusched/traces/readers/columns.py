@@ -11,6 +11,8 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,6 +26,7 @@ _OPENERS: dict[bytes, Callable[[Path], Any]] = {
     b"\xfd7zXZ\x00": lambda path: lzma.open(path, "rb"),
     b"BZh": lambda path: bz2.open(path, "rb"),
 }
+_SEPARATORS = ("|", "\x1f", "\t")
 _SUFFIXES = (".gz", ".xz", ".bz2")
 
 
@@ -110,6 +113,41 @@ def read_fields(path: Path, names: Sequence[str], separator: str | None, comment
                 rows.append(stripped.split(separator))
                 lines.append(number)
     return _table(path, rows, np.array(lines, np.int64), list(names), names)
+
+
+def read_lines(
+    path: str, text: Iterable[str], what: str, needed: Sequence[str], any_of: Sequence[Sequence[str]],
+    more: Sequence[str],
+) -> Table:  # fmt: skip
+    """Lines that are split at the header's separator: the first of ``|``, the unit separator or tab that is in it.
+
+    Columns: those ``needed``, of each of ``any_of`` at least one, and ``more`` where they are there.
+
+    Raises:
+        FileError: A column is missing.
+    """
+    lines = iter(text)
+    header = next(lines, "").rstrip("\r\n")
+    separator = next((s for s in _SEPARATORS if s in header), "|")
+    names = [name.strip() for name in header.split(separator)]
+    missing = [name for name in needed if name not in names]
+    missing += [" or ".join(options) for options in any_of if not set(options) & set(names)]
+    if missing:
+        columns = "|".join((*(options[0] for options in any_of), *needed))
+        raise FileError(path, 1, "", f"no column {', '.join(missing)}", f"{what}, such as {columns}")
+    wanted = [name for name in (*needed, *chain(*any_of), *more) if name in names]
+    pick, count = itemgetter(*map(names.index, wanted)), len(names)
+    rows: list[tuple[str, ...]] = []
+    numbers, ragged = [], []
+    for number, line in enumerate(lines, 2):
+        fields = line.rstrip("\r\n").split(separator)
+        if len(fields) == count:
+            rows.append(pick(fields))
+            numbers.append(number)
+        elif len(fields) > 1 or fields[0]:
+            ragged.append((number, len(fields), count))
+    found = list(zip(*rows, strict=True)) or [()] * len(wanted)
+    return Table(path, np.array(numbers, np.int64), dict(zip(wanted, found, strict=True)), tuple(ragged))
 
 
 def _rows(path: Path, text: TextIO) -> tuple[list[list[str]], Ints]:

@@ -68,6 +68,8 @@ def _guess_text(text: str) -> str | None:
         return None
     if lines[0].lstrip().startswith("["):
         return "philly"
+    if {"JobID", "JobIDRaw"} & set(re.split(r"[|\x1f\t]", lines[0])):
+        return "sacct"
     names = {name.strip() for name in next(csv.reader(io.StringIO(lines[0])), [])}
     if name := next((f for f, columns in _HEADERS if columns <= names), None):
         return name

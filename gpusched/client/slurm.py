@@ -1,0 +1,278 @@
+"""Under ``engine: slurm`` jobs are Slurm's: what of gpusched's commands is its business, and its own command for it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from gpusched.config.paths import find_inventory
+from gpusched.errors import GpuschedError, UsageError
+
+if TYPE_CHECKING:
+    from gpusched.client.context import Client
+
+_ENGINE = rb"""["']?engine["']?[ \t]*:[ \t]*["']?slurm\b"""
+_UNLIKE = {  # options of `submit` that Slurm has nothing like, by parameter
+    "image": "--image", "secret": "--secret", "mount": "--mount", "preemptible": "--preemptible",
+    "resizable": "--resizable", "sizes": "--sizes", "base": "--base", "batch": "--batch", "cooldown": "--cooldown",
+    "share": "--share", "gpu_mem": "--gpu-mem",
+}  # fmt: skip
+
+
+def in_charge() -> bool:
+    """Whether the inventory says so. Mostly it is not parsed for that, which is fast, and a broken one will do."""
+    try:
+        text = find_inventory().read_bytes()
+        if re.search(rb"^" + _ENGINE, text, re.MULTILINE):
+            return True
+        if not re.search(_ENGINE, text):
+            return False
+        from gpusched.config.inventory import load_inventory
+
+        return load_inventory().engine == "slurm"
+    except (GpuschedError, OSError):
+        return False
+
+
+def in_its_words(text: str) -> str:
+    """A line that names commands of ours, with Slurm's in their place."""
+    return re.sub(r"gpusched (cancel|hold|release|requeue)\b", lambda m: _VERBS[m[1]], text)
+
+
+_VERBS = {"cancel": "scancel", "hold": "scontrol hold", "release": "scontrol release", "requeue": "scontrol requeue"}
+
+
+def modes_line(client: Client) -> str:
+    """Who decides what, for people."""
+    from gpusched.model.slurm import SlurmMode
+    from gpusched.promotion.live import live_modes
+
+    try:
+        modes = live_modes(client.inventory, client.reader)
+    except GpuschedError:
+        return "jobs are Slurm's"
+    words = {SlurmMode.DECIDE: "decides", SlurmMode.ADVISE: "advises", SlurmMode.OBSERVE: "looks on"}
+    told = ((word, [name for name, own in modes.items() if own is mode]) for mode, word in words.items())
+    return "jobs are Slurm's; gpusched " + ", ".join(f"{word} in {', '.join(names)}" for word, names in told if names)
+
+
+def refuse(name: str, given: Mapping[str, Any]) -> NoReturn:
+    """Say Slurm's command in place of ours, called ``name``, with the parameters that it was given.
+
+    Raises:
+        UsageError: Always.
+    """
+    argv, unlike = _INSTEAD[name](given)
+    but = f", and Slurm has nothing like {', '.join(unlike)}" if unlike else ""
+    raise UsageError(f"jobs here are Slurm's{but}: {' '.join(argv)}")
+
+
+Said = tuple[list[str], list[str]]  # words for a shell; options of ours that these leave out
+
+
+def _cancel(given: Mapping[str, Any]) -> Said:
+    words = ["scancel"]
+    words += ["-s", "KILL"] if given["now"] else []
+    words += ["-u", _quoted(given["user"])] if given["user"] else []
+    words += ["-t", _quoted(",".join(given["state"]).upper())] if given["state"] else []
+    return words + _ids(given["jobs"] or ()), ["--wait"] * bool(given["wait"])
+
+
+def _on_jobs(verb: str) -> Callable[[Mapping[str, Any]], Said]:
+    return lambda given: (["scontrol", verb, ",".join(_ids(given["jobs"]))], [])
+
+
+def _priority(given: Mapping[str, Any]) -> Said:
+    # Nice, not Priority: that would freeze the job's, and 0 there means held
+    return ["scontrol", "update", f"JobId={_ids([given['job']])[0]}", f"Nice={-given['number']}"], []
+
+
+def _on_nodes(state: str) -> Callable[[Mapping[str, Any]], Said]:
+    def words(given: Mapping[str, Any]) -> Said:
+        names = _quoted(",".join(given["nodes"]))
+        why = [f"Reason={_quoted(given['reason'])}"] if "reason" in given else []
+        return ["scontrol", "update", f"NodeName={names}", f"State={state}", *why], []
+
+    return words
+
+
+def _logs(given: Mapping[str, Any]) -> Said:
+    unlike = [f"--{name}" for name in ("rank", "attempt") if given[name] is not None]
+    (job,) = _ids([given["job"]])
+    path = _stdout_of(job)
+    if not path:  # Slurm has forgotten it; its database knows where it was submitted, and how
+        return ["sacct", "-X", "-P", "-j", job, "--format=WorkDir,SubmitLine"], unlike
+    lines = ["-n", str(given["tail"])] if given["tail"] is not None else []
+    program = ["tail", *lines, *["-f"] * given["follow"]] if lines or given["follow"] else ["cat"]
+    return [*program, _quoted(path)], unlike
+
+
+def _stdout_of(job: str) -> str:
+    """The file of the job's output; "" where Slurm does not say, or does not know the job any more."""
+    from gpusched.slurm.commands import Slurm
+
+    try:
+        told = Slurm().ask("scontrol", "--details", "show", "job", job)
+    except GpuschedError:
+        return ""
+    found = re.findall(r"^   StdOut=(.*)$", told, re.MULTILINE)  # the last: a name with line breaks may say it, too
+    return found[-1] if found else ""
+
+
+def _exec(given: Mapping[str, Any]) -> Said:
+    rank = ["-r", str(given["rank"])] if given["rank"] else []
+    words = ["srun", f"--jobid={_ids([given['job']])[0]}", "--overlap", "-N", "1", "-n", "1", *rank]
+    return [*words, *["--pty"] * given["tty"], *map(_quoted, given["command"])], []
+
+
+def _submit(given: Mapping[str, Any]) -> Said:
+    unlike = [option for name, option in _UNLIKE.items() if given[name] not in (None, [], ())]
+    return [*_environment(given["env"] or ()), "sbatch", *_sbatch(given)], unlike
+
+
+def _sbatch(given: Mapping[str, Any]) -> Iterator[str]:
+    """The options, in sbatch's order of importance, then the command."""
+    from gpusched.client import options
+
+    for option, name in (("-J", "name"), ("--comment", "comment")):
+        if given[name]:
+            yield f"{option} {_quoted(given[name])}"
+    nodes = yield from _resources(given)
+    for option, name in (("--array", "array"), ("--dependency", "dependency"), ("-o", "output_file")):
+        if given[name]:
+            yield f"{option}{'=' * option.startswith('--')}{' ' * (option == '-o')}{_quoted(given[name])}"
+    if given["begin"]:
+        yield f"--begin={_begin(given['begin'])}"
+    nice = given["nice"] - given["priority"]
+    yield from [f"--nice={nice}"] * bool(nice)
+    yield from ["--no-requeue"] * (not given["requeue"])
+    signal, before_s = options.signal(given["signal"])
+    if given["signal"]:
+        yield f"--signal={'B:' * (nodes == 1)}{signal}{'' if before_s is None else f'@{before_s}'}"
+    if given["workdir"]:
+        yield f"-D {_quoted(given['workdir'])}"
+    for option, name in (("--exclusive", "exclusive"), ("-H", "hold"), ("-W", "wait"), ("--test-only", "dry_run")):
+        yield from [option] * given[name]
+    command = shlex.join(given["command"] or ())
+    if nodes > 1:
+        command = f"srun {command}"  # one on each node, as ours
+    elif given["signal"]:
+        command = f"exec {command}"  # the signal is the script's
+    yield f"--wrap {_quoted(command)}" if given["command"] else "SCRIPT"
+
+
+def _resources(given: Mapping[str, Any]) -> Generator[str, None, int]:
+    """What of the size was asked for, in Slurm's words: equal parts on nodes. Returns the number of nodes."""
+    from gpusched.client import options
+    from gpusched.client.context import Client
+    from gpusched.client.sizing import ResourceRequest, partition_of, size
+    from gpusched.config.validate import usable_nodes
+    from gpusched.views.common import compress_names
+
+    inventory = Client().inventory
+    sizes = options.sizes(given["gpus"], given["sizes"], bool(given["resizable"] or given["sizes"]))
+    cores = options.cores(given["cpus"], False)
+    memory = options.memory(given["mem"], False)
+    limit_s = options.duration("--time", given["time"])
+    asked = ResourceRequest(
+        partition=given["partition"], flavor=given["flavor"], nodes=given["nodes"],
+        gpus=options.base_size(sizes, given["base"]), gpus_per_node=given["gpus_per_node"],
+        cores=cores if isinstance(cores, int) else None, memory_mib=memory if isinstance(memory, int) else None,
+        time_limit_s=limit_s or 60,  # of no account here; Slurm has defaults of its own
+        nodelist=options.names(given["nodelist"] or ()), exclude=options.names(given["exclude"] or ()),
+        gpu_types=options.names(given["gpu_type"] or ()),
+    )  # fmt: skip
+    partition = partition_of(asked, inventory)
+    yield f"-p {partition.name}"
+    flavor = partition.flavor(given["flavor"]) if given["flavor"] else None
+    said = (flavor, asked.gpus, asked.gpus_per_node, asked.cores, asked.memory_mib)
+    parts = size(asked, inventory) if any(value is not None for value in said) else None
+    nodes = parts.nodes if parts else given["nodes"] or 1
+    if given["nodes"] or nodes > 1:
+        yield f"-N {nodes}"
+    if nodes > 1:
+        yield "--ntasks-per-node=1"
+    if parts is not None and parts.gpus_per_node:
+        kind = f"{asked.gpu_types[0]}:" if len(asked.gpu_types) == 1 else ""
+        yield f"--gpus-per-node={_quoted(f'{kind}{parts.gpus_per_node}')}"
+    if parts is not None and (flavor or asked.cores):
+        yield f"-c {parts.cores_per_node}"
+    if parts is not None and (flavor or asked.memory_mib):
+        mib = parts.memory_mib_per_node
+        yield f"--mem={mib}M" if mib % 1024 else f"--mem={mib >> 10}G"
+    if limit_s or flavor:
+        yield f"-t {_time(limit_s or (flavor.time_limit_s if flavor else 0))}"
+    few = 0 < len(asked.nodelist) <= nodes
+    if few:
+        yield f"-w {_quoted(compress_names(asked.nodelist))}"
+    left = usable_nodes(partition, () if few else asked.nodelist, asked.exclude, asked.gpu_types)
+    out = [node.name for node in partition.nodes if node not in left]
+    if out and (asked.exclude or len(asked.gpu_types) > 1 or (asked.nodelist and not few)):
+        yield f"-x {_quoted(compress_names(out))}"
+    yield from _spread(given, nodes)
+    return nodes
+
+
+def _spread(given: Mapping[str, Any], nodes: int) -> Iterator[str]:
+    from gpusched.client import options
+
+    spread = options.max_spread(given["max_spread"])
+    wait_s = options.wait_for_placement(given["wait_for_placement"])
+    if spread == "server" and nodes == 1 and not given["nodes"]:
+        yield "-N 1"
+    if spread == "rack":
+        yield "--switches=1" + (f"@{_time(wait_s)}" if wait_s else "")
+
+
+def _environment(values: Iterable[str]) -> Iterator[str]:
+    """Set for sbatch, which passes on all that it has; ``NAME`` alone is passed on already."""
+    for name, equals, value in (text.partition("=") for text in values):
+        if equals:
+            yield f"{name}={_quoted(value)}"
+
+
+def _ids(jobs: Iterable[str]) -> list[str]:
+    """Slurm's ids: without what tells a second job of the same id from the first."""
+    return [_quoted(job.strip().partition("~")[0]) for job in jobs]
+
+
+def _time(seconds: int) -> str:
+    days, rest = divmod(seconds, 86400)
+    return (f"{days}-" if days else "") + f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
+
+
+def _begin(text: str) -> str:
+    """Slurm knows neither our units nor time zones."""
+    from gpusched.client import options
+
+    at = options.begin(text.strip(), 0.0) or 0.0
+    return f"now+{at:.0f}" if text.strip().startswith("now") else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at))
+
+
+def _quoted(text: str) -> str:
+    """One word for a shell, in one line."""
+    if text.isprintable():
+        return shlex.quote(text)
+    escaped = (f"\\{c}" if c in "\\'" else c if c.isprintable() else _escaped(c) for c in text)
+    return f"$'{''.join(escaped)}'"
+
+
+def _escaped(character: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in character.encode(errors="surrogateescape"))
+
+
+_INSTEAD: dict[str, Callable[[Mapping[str, Any]], Said]] = {
+    "submit": _submit,
+    "cancel": _cancel,
+    "hold": _on_jobs("hold"),
+    "release": _on_jobs("release"),
+    "requeue": _on_jobs("requeue"),
+    "priority": _priority,
+    "drain": _on_nodes("DRAIN"),
+    "resume": _on_nodes("RESUME"),
+    "logs": _logs,
+    "exec": _exec,
+}

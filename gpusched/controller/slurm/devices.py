@@ -1,0 +1,96 @@
+"""Which GPU of a node, as NVML counts them, each position in gres.conf (IDX) is.
+
+Slurm counts a node's GPUs by their positions in gres.conf, those of one type after the other as slurm.conf names the
+types (seen with 22.05). A line names device files, /dev/nvidia3, whose numbers are the driver's; NVML counts by bus
+address. With ``AutoDetect=nvml`` Slurm has them in NVML's order itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from gpusched.model.readings import Wiring
+from gpusched.model.resources import Inventory
+from gpusched.model.slurm import SlurmNode
+from gpusched.queue.store import NodeRecord
+from gpusched.slurm.hostlist import expand
+
+_NUMBER = re.compile(r"([0-9]+)$")
+_USUAL = (Path("/etc/slurm"), Path("/etc/slurm-llnl"), Path("/run/slurm/conf"))
+
+
+def read_gres_conf(named: Iterable[str]) -> str | None:
+    """The text of gres.conf where it lies beside a slurm.conf on this machine; None: it does not, or cannot be read.
+
+    Args:
+        named: Paths of slurm.conf, as SLURM_CONF and slurmctld say.
+    """
+    folders = [Path(path).parent for path in named if path.startswith("/")]
+    for folder in dict.fromkeys((*folders, *_USUAL)):
+        try:
+            return (folder / "gres.conf").read_text(errors="replace")
+        except OSError:
+            continue
+    return None
+
+
+@lru_cache(1024)
+def minors_of(gres_conf: str, node: str, types: tuple[str, ...]) -> tuple[int, ...] | None:
+    """Numbers of the device files of a node's GPUs, by position; (): in NVML's order; None: gres.conf does not say.
+
+    Args:
+        gres_conf: Its text.
+        node: The node's name.
+        types: Of its GPUs, in the order in which slurm.conf has them.
+    """
+    try:
+        return _minors(gres_conf, node, types)
+    except ValueError:  # a list of files or nodes that is none
+        return None
+
+
+def _minors(gres_conf: str, node: str, types: tuple[str, ...]) -> tuple[int, ...] | None:
+    detect, files = False, list[tuple[str, int]]()
+    for line in gres_conf.replace("\\\n", " ").splitlines():
+        pairs = (word.partition("=") for word in line.partition("#")[0].split())
+        said = {key.casefold(): value for key, _, value in pairs}
+        mine = "nodename" not in said or node in expand(said["nodename"])
+        if mine and "autodetect" in said:
+            detect = said["autodetect"].casefold() == "nvml"
+        if not mine or said.get("name", "").casefold() != "gpu" or "file" not in said:
+            continue
+        for file in expand(said["file"]):
+            number = _NUMBER.search(file)
+            if number is None:
+                return None
+            files.append((said.get("type", ""), int(number[1])))
+    if detect:
+        return ()
+    rank = {name: at for at, name in enumerate(types)}
+    return tuple(minor for _, minor in sorted(files, key=lambda one: rank.get(one[0], len(rank)))) or None
+
+
+def indices_by_position(minors: tuple[int, ...], wiring: Wiring | None) -> tuple[int, ...]:
+    """NVML's indices by position; a device file whose GPU is not known is taken for the GPU of its own number."""
+    index = {gpu.minor: gpu.index for gpu in (wiring.gpus if wiring is not None else ()) if gpu.minor is not None}
+    return tuple(index.get(minor, minor) for minor in minors)
+
+
+def devices_of(
+    inventory: Inventory, gres_conf: str | None, nodes: Mapping[str, SlurmNode], records: Mapping[str, NodeRecord]
+) -> dict[str, tuple[int, ...]]:
+    """Node -> NVML index of the GPU at each position.
+
+    Nodes are left out of which it is not known, and those where Slurm counts as NVML does: there the position itself is
+    the index.
+    """
+    found = {}
+    for node in inventory.nodes:
+        told, record = nodes.get(node.name), records.get(node.name)
+        minors = minors_of(gres_conf or "", node.name, tuple(told.gpus) if told is not None else ())
+        if minors:
+            found[node.name] = indices_by_position(minors, record.wiring if record is not None else None)
+    return found

@@ -1,0 +1,340 @@
+"""The examination of Slurm, where it is the engine. What only another mode needs is said, and is no fault."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gpusched.config.users import user_name
+from gpusched.controller.slurm.devices import indices_by_position, minors_of, read_gres_conf
+from gpusched.doctor.findings import Finding, Status, failed
+from gpusched.errors import GpuschedError
+from gpusched.model.readings import Wiring
+from gpusched.model.resources import Inventory
+from gpusched.model.slurm import LEASE, SlurmMode, SlurmNode, SlurmPartition, Trouble
+from gpusched.model.units import format_memory
+from gpusched.slurm.accounts import admin_levels, has_account, may_act
+from gpusched.slurm.commands import Slurm
+from gpusched.slurm.lease import enforces_associations
+from gpusched.views.common import compress_names
+
+_SUBJECT = "slurm"
+_TRIED = (22, 5)
+_OLDEST = (20, 11)  # NO_HOLD_JOBS_AFTER_END
+_TUNED = {"batch_sched_delay": 0, "sched_interval": 5, "bf_interval": 5}
+_UNTUNED = {"batch_sched_delay": 3, "sched_interval": 60, "bf_interval": 30}  # as Slurm has them, in seconds
+_SKEW_WARN_S, _SKEW_FAIL_S = 3.0, 30.0  # Slurm tells its time in whole seconds
+_ORDER = list(SlurmMode)
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked of Slurm.
+
+    Attributes:
+        config: As slurmctld has it. skew_s: Its clock minus ours.
+        levels: User -> admin level; None: slurmdbd did not answer, for the reason in ``silence``.
+        has_root: There is an account root.
+        script, gres_conf: Texts of job_submit.lua and gres.conf; None: not to be read here, or not there.
+    """
+
+    config: Mapping[str, str]
+    nodes: Sequence[SlurmNode]
+    partitions: Sequence[SlurmPartition]
+    skew_s: float
+    levels: Mapping[str, str] | None = None
+    silence: str = ""
+    has_root: bool = False
+    script: str | None = None
+    gres_conf: str | None = None
+
+
+def examine_slurm(
+    inventory: Inventory, state: Path, modes: Mapping[str, SlurmMode], trouble: Trouble | None, now: float
+) -> tuple[list[Finding], Seen | None]:
+    """Everything about Slurm, and what it says; None: it does not answer. Changes nothing there.
+
+    Args:
+        inventory: Its engine is Slurm.
+        state: The state folder; whose it is runs the controller.
+        modes: Partition -> what gpusched does there.
+        trouble: Why the controller cannot read Slurm.
+        now: Unix seconds.
+    """
+    slurm, found = Slurm(), list[Finding]()
+    try:
+        seen = _ask(slurm, now)
+    except GpuschedError as error:
+        return [failed(_SUBJECT, "answer", error)], None
+    if trouble is not None:
+        hint = "as Slurm answers here: does the controller run with the same PATH and SLURM_CONF?"
+        found = [_finding("controller", "warn", trouble.line(now), hint)]
+    uid = state.stat().st_uid if state.exists() else os.getuid()
+    mode = max(modes.values(), key=_ORDER.index)
+    found += [
+        *_version(seen, slurm.version()),
+        _finding("mode", "ok", ", ".join(f"{name}: {mode}" for name, mode in modes.items())),
+        _clock(seen),
+        *judge_inventory(inventory, seen),
+        *_unread(inventory),
+        *_accounting(seen),
+        *_rights(seen, uid, mode),
+        *_priority(seen, mode),
+        *_lease(seen, mode),
+        *_guard(seen, uid, mode),
+    ]
+    return found, seen
+
+
+def _ask(slurm: Slurm, now: float) -> Seen:
+    told = slurm.ask("scontrol", "show", "config")
+    clock = re.search(r"^Configuration data as of (\d+)", told)
+    config = slurm.config()
+    named = [os.environ.get("SLURM_CONF", ""), config.get("SLURM_CONF", "")]
+    seen = Seen(
+        config=config,
+        nodes=slurm.nodes(),
+        partitions=slurm.partitions(),
+        skew_s=float(clock[1]) - now if clock else 0.0,
+        script=_script(named),
+        gres_conf=read_gres_conf(named),
+    )
+    try:
+        return msgspec.structs.replace(seen, levels=admin_levels(slurm), has_root=has_account(slurm, "root"))
+    except GpuschedError as error:
+        return msgspec.structs.replace(seen, silence=error.message)
+
+
+def _script(named: Iterable[str]) -> str | None:
+    """job_submit.lua beside slurm.conf, where it can be read on this machine."""
+    for conf in (*filter(None, named), "/etc/slurm/slurm.conf"):
+        try:
+            return (Path(conf).parent / "job_submit.lua").read_text(errors="replace")
+        except OSError:
+            continue
+    return None
+
+
+def judge_positions(inventory: Inventory, seen: Seen, wirings: Mapping[str, Wiring]) -> Iterator[Finding]:
+    """Whether it is known which GPUs Slurm gives to jobs: it counts them by gres.conf, NVML by bus address.
+
+    ``wirings``: node -> as read.
+    """
+    readable = [n for n in inventory.nodes if n.gpus and n.transport != "none"]
+    if readable and seen.gres_conf is None:
+        message = "gres.conf is not to be read here: Slurm is taken to count GPUs as NVML does"
+        hint = "copy gres.conf beside slurm.conf on this machine; else energy may be charged to the wrong job"
+        yield _finding("gres.conf", "warn", message, hint)
+        return
+    types = {node.name: tuple(node.gpus) for node in seen.nodes}
+    own: list[str] = []
+    for node in readable:
+        minors = minors_of(seen.gres_conf or "", node.name, types.get(node.name, ()))
+        known = {gpu.minor for gpu in (wirings[node.name].gpus if node.name in wirings else ())} - {None}
+        if minors is None:
+            message = "gres.conf does not say which device files its GPUs are: Slurm is taken to count as NVML does"
+            yield Finding(node.name, "gres.conf", "warn", message, "give its lines File=, or AutoDetect=nvml")
+        elif minors and len(minors) != node.gpus:
+            message = f"gres.conf names {len(minors)} device files, Slurm has {node.gpus} GPUs"
+            yield Finding(node.name, "gres.conf", "warn", message, "correct its File= in gres.conf")
+        elif known and (strange := [minor for minor in minors if minor not in known]):
+            message = f"gres.conf names /dev/nvidia{strange[0]}, which is none of its GPUs"
+            yield Finding(node.name, "gres.conf", "warn", message, "correct its File= in gres.conf")
+        elif minors and indices_by_position(minors, wirings.get(node.name)) != tuple(range(len(minors))):
+            own.append(node.name)
+    if readable:
+        where = f"; {compress_names(own)} in an order of their own" if own else ""
+        message = f"Slurm's positions of GPUs are led back to NVML's{where}"
+        bound = "task/cgroup" in seen.config.get("TaskPlugin", "") and seen.config.get("ConstrainDevices") == "yes"
+        if own and not bound:  # seen with 22.05: CUDA_VISIBLE_DEVICES is the positions, whatever the files are
+            hint = "without ConstrainDevices=yes in cgroup.conf a job takes these positions for CUDA's own"
+            yield _finding("gres.conf", "warn", message, hint)
+        else:
+            yield _finding("gres.conf", "ok", message)
+
+
+# Judging. Pure, but for users' names
+
+
+def _version(seen: Seen, commands: tuple[int, int]) -> Iterator[Finding]:
+    text = seen.config.get("SLURM_VERSION", "")
+    found = re.match(r"(\d+)\.(\d+)", text)
+    version = (int(found[1]), int(found[2])) if found else (0, 0)
+    message = f"Slurm {text or 'of unknown version'}"
+    if version < _OLDEST:
+        hint = "reservations as mode decide needs them came with 20.11; observe and replays may work"
+        yield _finding("version", "warn", message, hint)
+    elif version != _TRIED:
+        yield _finding("version", "ok", f"{message}; gpusched was tried with {_TRIED[0]}.{_TRIED[1]:02d}")
+    else:
+        yield _finding("version", "ok", message)
+    if commands != version:
+        theirs = f"the commands here are of {commands[0]}.{commands[1]:02d}, slurmctld of {text}"
+        yield _finding("version", "warn", theirs, "install the same version on this machine")
+
+
+def _clock(seen: Seen) -> Finding:
+    off = abs(seen.skew_s)
+    status: Status = "fail" if off > _SKEW_FAIL_S else "warn" if off > _SKEW_WARN_S else "ok"
+    message = f"slurmctld's is {off:.0f} s {'ahead of' if seen.skew_s > 0 else 'behind'} this machine's"
+    hint = "" if status == "ok" else "run a time service on both (chrony or systemd-timesyncd)"
+    return _finding("clock", status, message if off >= 1.5 else "slurmctld's agrees with this machine's", hint)
+
+
+def judge_inventory(inventory: Inventory, seen: Seen) -> list[Finding]:
+    """Whether partitions and nodes are as Slurm has them, and which nodes Slurm has in several."""
+    theirs, nodes = {p.name: p for p in seen.partitions}, {n.name: n for n in seen.nodes}
+    found = []
+    for partition in inventory.partitions:
+        told = theirs.get(partition.name)
+        if told is None:
+            hint = f"Slurm has {', '.join(theirs) or 'none'}; or write it anew: gpusched init --slurm --force"
+            found.append(_of(inventory, "partitions", "fail", f"Slurm has no partition {partition.name}", hint))
+            continue
+        strange = [node.name for node in partition.nodes if node.name not in told.nodes]
+        if strange:
+            message = f"Slurm has {compress_names(strange)} not in {partition.name}"
+            hint = "no job of it goes there; correct the inventory"
+            found.append(_of(inventory, "partitions", "fail", message, hint))
+        more = [name for name in told.nodes if inventory.node(name) is None]
+        if more:
+            message = f"Slurm's {partition.name} has {compress_names(more)}, too"
+            hint = "what runs there is not counted; add them, or write it anew: gpusched init --slurm --force"
+            found.append(_of(inventory, "partitions", "warn", message, hint))
+        for node in (n for n in partition.nodes if n.name in nodes):
+            its = nodes[node.name]
+            gpus = sum(its.gpus.values())
+            if (node.gpus, node.cores, node.memory_mib) != (gpus, its.cpus, its.memory_mib):
+                ours = f"{node.gpus} GPUs, {node.cores} cores, {format_memory(node.memory_mib)}"
+                message = f"{node.name} is declared with {ours}; Slurm has {gpus}, {its.cpus}, {its.memory_mib}M"
+                found.append(_of(inventory, "sizes", "warn", message, "write what Slurm has: it starts the jobs"))
+        for other in seen.partitions:
+            shared = [n.name for n in partition.nodes if other.name != partition.name and n.name in other.nodes]
+            if shared:
+                message = f"{compress_names(shared)} of {partition.name} is in Slurm's {other.name}, too"
+                hint = f"in mode decide jobs of {other.name} wait with it: the lease is of whole nodes"
+                found.append(_of(inventory, "overlap", "warn", message, hint))
+    if not found:
+        message = f"{len(inventory.partitions)} partitions, {len(inventory.nodes)} nodes, as Slurm has them"
+        return [_finding("partitions", "ok", message)]
+    return found
+
+
+def _unread(inventory: Inventory) -> Iterator[Finding]:
+    names = [node.name for node in inventory.nodes if node.transport == "none"]
+    if names:
+        message = (
+            f"{compress_names(names)}: not read over SSH, so utilization, power, energy, foreign processes unknown"
+        )
+        hint = "where SSH is allowed: leave out transport: none, and see that the controller's account may log in"
+        yield _of(inventory, "transport", "warn", message, hint)
+
+
+def _accounting(seen: Seen) -> Iterator[Finding]:
+    kind = seen.config.get("AccountingStorageType", "")
+    if "slurmdbd" not in kind:
+        message = f"no accounting database (AccountingStorageType={kind or '(null)'})"
+        hint = "replays and training know only what gpusched has seen itself; see accounting in Slurm's documentation"
+        yield _finding("slurmdbd", "warn", message, hint)
+        return
+    if seen.silence:
+        yield _finding("slurmdbd", "fail", f"it does not answer: {seen.silence}", "see slurmdbd's log")
+    else:
+        yield _finding("slurmdbd", "ok", "it answers")
+    if "gres/gpu" not in seen.config.get("AccountingStorageTRES", "").split(","):
+        message = "AccountingStorageTRES does not name gres/gpu: the database does not know how many GPUs jobs had"
+        hint = "in slurm.conf: AccountingStorageTRES=gres/gpu, then restart slurmctld; it counts from then on"
+        yield _finding("gpus in tres", "warn", message, hint)
+    else:
+        yield _finding("gpus in tres", "ok", "AccountingStorageTRES names gres/gpu")
+
+
+def _rights(seen: Seen, uid: int, mode: SlurmMode) -> Iterator[Finding]:
+    name = user_name(uid)
+    master = re.match(r"[^(]*\((\d+)\)", seen.config.get("SlurmUser", ""))
+    if uid == 0 or (master and int(master[1]) == uid) or may_act((seen.levels or {}).get(name, "")):
+        yield _finding("rights", "ok", f"{name} may change jobs and reservations")
+    elif seen.levels is not None:
+        hint = f"sacctmgr modify user {name} set adminlevel=Operator"
+        hint = hint if name in seen.levels else f"sacctmgr add user {name} account=root adminlevel=Operator"
+        private = {"jobs", "reservations"} & set(seen.config.get("PrivateData", "").split(","))
+        if private:
+            said = f"PrivateData={','.join(sorted(private))}: Slurm shows {name} its own only"
+            yield _finding("rights", "fail", said, hint)
+            return
+        message = f"{name}, who runs gpusched, may look on; modes advise and decide need an Operator"
+        yield _before(SlurmMode.ADVISE, mode, "rights", "fail", message, hint)
+
+
+def _priority(seen: Seen, mode: SlurmMode) -> Iterator[Finding]:
+    kind = seen.config.get("PriorityType", "")
+    if kind != "priority/multifactor":
+        message = f"{kind or 'no PriorityType'}: mode advise sets jobs' Priority in place of SiteFactor, and freezes it"
+        hint = "in slurm.conf: PriorityType=priority/multifactor"
+        yield _before(SlurmMode.ADVISE, mode, "priority", "warn", message, hint)
+    elif seen.config.get("PrioritySiteFactorPlugin", "(null)") not in ("", "(null)", "site_factor/none"):
+        plugin = seen.config["PrioritySiteFactorPlugin"]
+        message = f"{plugin} sets SiteFactor, too: it and mode advise undo each other"
+        yield _before(SlurmMode.ADVISE, mode, "priority", "warn", message, "leave advise, or the plugin")
+    else:
+        yield _finding("priority", "ok", kind)
+
+
+def _lease(seen: Seen, mode: SlurmMode) -> Iterator[Finding]:
+    kind = seen.config.get("SchedulerType", "")
+    told = dict(word.partition("=")[::2] for word in seen.config.get("SchedulerParameters", "").split(","))
+    slow = {
+        key: told.get(key, f"{_UNTUNED[key]}") for key in _TUNED if _number(told.get(key), _UNTUNED[key]) > _TUNED[key]
+    }
+    if kind != "sched/backfill":
+        message = f"SchedulerType is {kind}: a job that is decided on may wait behind others"
+        yield _before(SlurmMode.DECIDE, mode, "scheduler", "warn", message, "use sched/backfill")
+    elif slow:
+        message = f"{', '.join(f'{key} is {value}' for key, value in slow.items())} s: decided jobs start late"
+        hint = f"in slurm.conf: SchedulerParameters={','.join(f'{k}={v}' for k, v in _TUNED.items())}"
+        yield _before(SlurmMode.DECIDE, mode, "scheduler", "warn", message, hint)
+    else:
+        yield _finding("scheduler", "ok", "SchedulerParameters let decided jobs start at once")
+    if seen.levels is not None and enforces_associations(seen.config) and not seen.has_root:
+        message = "associations are enforced, and there is no account root, for whose users the lease is made"
+        yield _before(SlurmMode.DECIDE, mode, "accounts", "fail", message, "sacctmgr add account root")
+    else:
+        how = "enforced" if enforces_associations(seen.config) else "not enforced"
+        yield _finding("accounts", "ok", f"associations are {how}; all jobs can be put into the lease of mode decide")
+
+
+def _guard(seen: Seen, uid: int, mode: SlurmMode) -> Iterator[Finding]:
+    """Whether users are kept from naming the lease in their own jobs."""
+    if "lua" in seen.config.get("JobSubmitPlugins", "") and (seen.script is None or LEASE in seen.script):
+        told = "is at work" if seen.script else "cannot be read here: see that it keeps users from the lease"
+        yield _finding("guard", "ok" if seen.script else "warn", f"job_submit.lua {told}")
+        return
+    me = f"uid ~= 0 and uid ~= {uid}" if uid else "uid ~= 0"
+    message = f"users may start their jobs by naming the reservation {LEASE} of mode decide"
+    hint = (
+        "in slurm.conf JobSubmitPlugins=lua, and in job_submit.lua, in slurm_job_submit and slurm_job_modify: "
+        f'if {me} and job.reservation == "{LEASE}" then return slurm.ERROR end'
+    )
+    yield _before(SlurmMode.DECIDE, mode, "guard", "warn", message, hint)
+
+
+def _number(text: str | None, otherwise: int) -> int:
+    return int(text) if text is not None and text.isdecimal() else otherwise
+
+
+def _before(by: SlurmMode, mode: SlurmMode, check: str, status: Status, message: str, hint: str) -> Finding:
+    """Nothing is wrong with it as long as no partition is in a mode that needs it."""
+    if _ORDER.index(mode) >= _ORDER.index(by):
+        return _finding(check, status, message, hint)
+    return _finding(check, "ok", f"before mode {by}: {message}", hint)
+
+
+def _finding(check: str, status: Status, message: str, hint: str = "") -> Finding:
+    return Finding(_SUBJECT, check, status, message, hint)
+
+
+def _of(inventory: Inventory, check: str, status: Status, message: str, hint: str) -> Finding:
+    return Finding(inventory.path, check, status, message, hint)

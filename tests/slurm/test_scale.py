@@ -1,0 +1,56 @@
+"""Beside a Slurm with 10,000 waiting jobs: what a look costs us, and slurmctld, and how soon a decided job runs."""
+
+import contextlib
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.slurm import Watch, cpu_s, fill, installed, of, starts
+from gpusched.slurm.commands import Slurm
+from tests.testbed.slurm import SlurmSite
+
+
+def our_cpu_s() -> float:
+    """CPU seconds of this process, and of Slurm's commands that it ran."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime
+
+
+def test_ten_thousand_waiting_jobs(
+    slurm_site: SlurmSite,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", slurm_site.env["SLURM_CONF"])
+    monkeypatch.setenv("GPUSCHED_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("GPUSCHED_INVENTORY", str(tmp_path / "inventory.yaml"))
+    fill(slurm_site, 10_000)
+    slurm, looks = Slurm(), 3
+    waiting = [job.id for job in slurm.jobs() if job.state == "PENDING"]
+    assert len(waiting) == 10_000
+    before = cpu_s(slurm_site.slurmctld)
+    for _ in range(looks):
+        slurm.jobs()
+    look_s = (cpu_s(slurm_site.slurmctld) - before) / looks
+    with contextlib.closing(installed(slurm_site, tmp_path)) as service:
+        service.run(5.0)
+        rest_s = of(service)._reader._rest_s
+        assert look_s <= 0.02 * rest_s
+        slurm.update([f"update JobId={job} TimeLimit=60" for job in waiting[:200]])
+        of(service)._reader._rest_s = 0.0
+        deciding, read = Watch(of(service), "_decide"), Watch(of(service), "_ask")
+        before, decided_before = our_cpu_s(), deciding.cpu
+        service.run(5.0)
+        observing_s = our_cpu_s() - before - (deciding.cpu - decided_before)
+        assert read.took > 0
+        assert observing_s <= 1.0
+        assert sum(job.spec.time_limit_s == 3600 for job in service.store.pending()) == 200
+        found = starts(slurm_site, service, 1)
+    assert found["jobs"] >= 8
+    assert found["median_s"] <= 5
+    figure = f"10,000 jobs wait: observing {observing_s:.2f} s of CPU, slurmctld {look_s:.3f} s each {rest_s:.1f} s"
+    record_property("figure", f"{figure}; from decision to running {found['median_s']} s, at most {found['most_s']} s")
