@@ -17,8 +17,7 @@ from pathlib import Path
 
 from tests.testbed import Testbed
 from tests.testbed.slurm import SlurmSite
-from tests.testbed.slurm_load import sacct, sleepers
-from tests.testbed.waiting import wait_until
+from tests.testbed.slurm_load import completed, sleepers
 
 SETTINGS = {
     "PriorityType": "priority/basic",
@@ -53,8 +52,7 @@ def main() -> None:
                 log = Path(folder) / f"{seed}.txt"
                 begin = time.time() + 1  # whole seconds: none of the draw before is of this one
                 sleepers(site, given.jobs, given.longest, given.over, seed)
-                wait_until(lambda: sacct(site, begin).count("|COMPLETED|") == given.jobs, 3600, "their end", 0.5)
-                log.write_text(sacct(site, begin))
+                log.write_text(completed(site, begin, given.jobs, timeout_s=3600))
                 print(f"seed {seed}, --backfill-every 1s: {errors(log, '--backfill-every', '1s')}", flush=True)
                 print(f"seed {seed}: {errors(log)}", flush=True)
         finally:

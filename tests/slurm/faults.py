@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -25,7 +26,7 @@ class Line(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a controller was about to ask of Slurm: the nodes a job should start on; () to forget that."""
+    """What a controller decided, or was about to ask of Slurm: a job, and the nodes it should start on."""
 
     time: float
     job: str
@@ -95,7 +96,11 @@ class Decided:
         """Start the controller, and put it in charge of all nodes."""
         self.start_again()
         self.cluster.cli("policy", "promote", "easy", "--mode", "decide", "--force", "a test")
-        wait_until(lambda: "Nodes=dgx[001-004]" in self.lease(), 30, "the lease")
+        self.wait_lease()
+
+    def wait_lease(self) -> None:
+        """Wait until there is a lease over all nodes."""
+        wait_until(lambda: self.lease_end() > time.time(), 30, "the lease")
 
     def start_again(self) -> None:
         """Start the controller; it does not die."""
@@ -119,10 +124,12 @@ class Decided:
         rows = [row.split() for row in self.site.run(["squeue", "-h", "-o", "%A %T %v"]).stdout.splitlines()]
         return sorted(job for job, state, lease in rows if state != "PENDING" or lease == "gpusched")
 
-    def lease(self) -> str:
-        """The lease as scontrol shows it, or ""."""
-        text = self.site.run(["scontrol", "-o", "show", "reservation"]).stdout
-        return next((line for line in text.splitlines() if line.startswith("ReservationName=gpusched ")), "")
+    def lease_end(self) -> float:
+        """When the lease over all nodes ends, or ended; 0: there is none."""
+        show = ["env", "SLURM_TIME_FORMAT=%s", "scontrol", "-o", "show", "reservation"]
+        pattern = r"ReservationName=gpusched .* EndTime=(\d+) .* Nodes=dgx\[001-004\]"
+        found = re.search(pattern, self.site.run(show).stdout)
+        return float(found[1]) if found else 0.0
 
     def kill_at(self, steps: Sequence[str]) -> None:
         """The next controllers die at these steps, the present one at once."""
@@ -133,14 +140,10 @@ class Decided:
         """At which steps controllers have died."""
         return (self.folder / "deaths").read_text().splitlines()
 
-    def asked(self, *kinds: str) -> list[Asked]:
-        """Everything of these kinds (``plan``: decided; default: what was to be asked), in order."""
+    def asked(self, kind: str) -> list[Asked]:
+        """Everything of this kind in order: ``plan``, decided; ``start``, to be asked for; ``back``, withdrawn."""
         words = [line.split() for line in (self.folder / "asked").read_text().splitlines()]
-        return [
-            Asked(float(when), job, tuple(nodes.split(",")) if what != "back" else ())
-            for when, what, job, nodes in words
-            if what in (kinds or ("start", "back"))
-        ]
+        return [Asked(float(when), job, tuple(nodes.split(","))) for when, what, job, nodes in words if what == kind]
 
     def batches(self) -> Iterator[tuple[list[Asked], list[Asked]]]:
         """The starts that were asked for at once, and the plan that they come from, each in its order."""
@@ -149,8 +152,8 @@ class Decided:
             yield list(batch), [plan for plan in plans if plan[0].time <= when][-1]
 
     def last_asked(self, line: Line) -> Asked | None:
-        """What was last asked of a job before it began."""
-        return next((a for a in reversed(self.asked()) if a.job == line.job and a.time < line.time), None)
+        """The start that was last asked for before a job began: one that begins just then is not withdrawn any more."""
+        return next((a for a in reversed(self.asked("start")) if a.job == line.job and a.time < line.time), None)
 
 
 def expand(nodes: str) -> tuple[str, ...]:

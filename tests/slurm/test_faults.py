@@ -18,7 +18,6 @@ from tests.testbed import wait_until
 from tests.testbed.slurm import OPERATOR, USERS, SlurmSite
 
 SLEEP = "sleep 0.3"
-SHOW_END = "scontrol -o show reservation gpusched | sed 's/.* EndTime=\\([0-9]*\\) .*/\\1/'"
 ONE_PASS_S = 1.0
 """Slurm starts what it may in one pass over its queue, which takes this long at the most; in its own order."""
 
@@ -157,7 +156,7 @@ def test_a_controller_that_dies_in_a_batch_leaves_its_cluster_to_slurm(slurm_clu
     wait_until(lambda: "asked 1" in decided.deaths(), 30, "a death in a batch")
     slurm_cluster.kill_controller()
     rest = proofs.submit([(user, f"-p {part} --gpus-per-node=1", SLEEP) for part in ("A100", "V100") for _ in range(9)])
-    end = float(site.run(["env", "SLURM_TIME_FORMAT=%s", "sh", "-c", SHOW_END]).stdout)
+    end = decided.lease_end()
     proofs.wait(1 + len(batch) + len(rest), 60)
     lines = {line.job: line for line in proofs.lines()}
     assert len(lines) == len(proofs.lines()), "each once"
@@ -167,6 +166,7 @@ def test_a_controller_that_dies_in_a_batch_leaves_its_cluster_to_slurm(slurm_clu
     wait_until(lambda: (site.shared / "beat").read_text() != beat, 10, "the job that runs on")
 
     decided.start_again()
+    decided.wait_lease()
     late = proofs.submit([(user, "-p A100 -w dgx001 --gpus-per-node=2", SLEEP)])[0]
     proofs.wait(2 + len(batch) + len(rest))
     (site.shared / "go").touch()

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from tests.slurm.conftest import SlurmCluster
-from tests.testbed.slurm_load import sacct, sleepers
-from tests.testbed.waiting import wait_until
+from tests.testbed.slurm_load import completed, sleepers
 
 
 @pytest.mark.slow
 def test_a_replay_foretells_slurms_own_starts(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """Within a tenth of the mean wait, in order of submission with backfill, and by no other rule.
 
-    Jobs of 1 to 16 GPUs and 1 to 6 s, limits of minutes.
+    Jobs of 1 to 16 GPUs and 1 to 8 s, with limits of minutes. Who is backfilled next hangs on every start that is a
+    moment late, and a machine with other things to do starts late: of three draws one must be near.
     """
     site = slurm_cluster.site
     site.configure(
@@ -27,15 +27,14 @@ def test_a_replay_foretells_slurms_own_starts(slurm_cluster: SlurmCluster, tmp_p
     )
     site.run(["scontrol", "update", "PartitionName=A100", "Nodes=ALL"])
     log, errors = tmp_path / "jobs.txt", {}
-    for seed in (1, 2):  # a machine that has other things to do starts jobs late
+    for seed in (1, 2, 3):
         begin = time.time() + 1  # whole seconds: none of the draw before is of this one
-        sleepers(site, 80, 6.0, 0.0, seed)
-        wait_until(lambda: sacct(site, begin).count("|COMPLETED|") == 80, 240, "the end of all jobs", 0.5)
-        log.write_text(sacct(site, begin))
+        sleepers(site, 70, 8.0, 0.0, seed)
+        log.write_text(completed(site, begin, 70))
         rows = slurm_cluster.json(
             "replay", str(log), "-N", "4", "-P", "fifo+conservative", "-P", "fifo+skip", "--backfill-every", "1s"
         )
-        assert {row["jobs"] for row in rows} == {80}
+        assert {row["jobs"] for row in rows} == {70}
         errors = {row["policy"]: row["wait_error"] for row in rows}
         if abs(errors["fifo+conservative"]) < 0.1:
             break
@@ -52,9 +51,8 @@ def test_the_own_history_is_slurms(slurm_cluster: SlurmCluster, tmp_path: Path) 
         site.wait(job)
     site.run(["scontrol", "release", str(other)])
     site.wait(other)
-    wait_until(lambda: sacct(site, begin).count("|COMPLETED|") == 4, 30, "the ends of all jobs in slurmdbd", 0.1)
     log = tmp_path / "jobs.txt"
-    log.write_text(sacct(site, begin))
+    log.write_text(completed(site, begin, 4))
 
     def figures(*words: str) -> dict[str, Any]:
         (row,) = slurm_cluster.json("replay", "-P", "easy", *words)
@@ -86,7 +84,7 @@ def test_a_site_that_does_not_count_gpus_is_told_how(slurm_cluster: SlurmCluster
     site.configure(AccountingStorageTRES="")
     job = site.sbatch("sleep 1.1", "--gpus-per-node=1", "--time=5")
     site.wait(job)
-    wait_until(lambda: "|COMPLETED|" in sacct(site, begin), 30, "the job's end in slurmdbd", 0.1)
+    completed(site, begin, 1)
     since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(begin))
     said = slurm_cluster.cli("replay", "--since", since, "-P", "easy", check=False)
     assert (said.returncode, said.stderr.count("\n")) == (1, 1)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.testbed.slurm import USERS, SlurmSite
+from tests.testbed.waiting import wait_until
 
 GPUS = (1, 1, 1, 2, 2, 4, 8)
 MINUTES = (10, 60, 240, 720, 1440, 2880)
@@ -70,6 +71,12 @@ def sacct(site: SlurmSite, begin: float) -> str:
     """What was there since then, as the guide says."""
     since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(begin))
     return site.run(["env", "SLURM_TIME_FORMAT=%s", "sacct", "-a", "-X", "-P", "-D", "-S", since, "-o", SACCT]).stdout
+
+
+def completed(site: SlurmSite, begin: float, count: int, timeout_s: float = 240) -> str:
+    """The same, once so many jobs have come to their end and slurmdbd knows it."""
+    wait_until(lambda: sacct(site, begin).count("|COMPLETED|") == count, timeout_s, f"the end of {count} jobs", 0.2)
+    return sacct(site, begin)
 
 
 def sleepers(site: SlurmSite, count: int, longest_s: float, over_s: float, seed: int) -> None:
