@@ -95,6 +95,9 @@ def test_a_plan_decides_against_slurms_own_order_and_places(beside: Beside) -> N
         beside.site.wait(job, "RUNNING")
     assert {j: n for j, n in queue(beside.site, "NodeList").items() if n} == {jobs[2]: "dgx003", jobs[1]: "dgx001"}
     assert beside.run() == [], "it reads what it has done, and does nothing twice"
+    assert beside.slurm.asked == [], "the lease lasts"
+    beside.run(later=12)
+    assert [line.split("=")[1] for line in beside.slurm.asked] == ["gpusched EndTime"], "and is renewed in time"
     assert beside.site.state(jobs[0]) == "PENDING"
 
 
@@ -168,8 +171,10 @@ def test_a_job_that_is_requeued_after_the_lease_is_not_bound_to_our_nodes(beside
     site.run(["scontrol", "requeue", jobs[1]])
     for job in jobs:
         site.wait(job, "PENDING")
-    assert queue(site, "ReqNodes")[jobs[0]] == "dgx001", "Slurm keeps what it was told"
-    assert f"update JobId={jobs[0]} ReservationName= ReqNodeList=" in beside.run()
+    for job in jobs:  # as Slurm itself does, half a minute after the lease
+        site.run(["scontrol", "update", f"JobId={job}", "ReservationName="])
+    assert queue(site, "ReqNodes")[jobs[0]] == "dgx001", "it keeps what it was told"
+    assert beside.run() == [f"update JobId={jobs[0]} ReservationName= ReqNodeList="]
     assert {job: queue(site, "ReqNodes")[job] for job in jobs} == {jobs[0]: "", jobs[1]: "dgx003"}
     assert beside.run() == []
 
@@ -213,6 +218,22 @@ def test_nobody_is_stuck_on_leased_nodes(beside: Beside) -> None:
     for job in (some, other, where, f"{parts}+0", f"{parts}+1"):
         wait_until(lambda job=job: queue(site, "State").get(str(job)) == "RUNNING", 30, f"{job} to run")  # type: ignore[misc]
     assert queue(site, "NodeList")[str(some)] == "dgx[001,003]"
+
+
+def test_what_gpusched_could_not_place_slurm_may(beside: Beside) -> None:
+    site = beside.site
+    nodes = {n.name: {"transport": "none"} for n in site.testbed.nodes}
+    beside.cluster.write_inventory(nodes=nodes, leave_out=["dgx003"])
+    beside.begin()
+    beside.promote("decide")
+    full(site, "dgx003")
+    beside.run()
+    job = str(site.sbatch("sleep 1000", "--gpus-per-node=2", "--nodes=2"))
+    assert beside.run() == [f"update JobId={job} ReservationName=gpusched"]
+    stored = beside.store.job(job)
+    assert stored is not None
+    assert "Slurm starts it as soon as it finds room for it: gpusched finds no nodes for it" in stored.message
+    assert beside.run() == [], "it stays let in"
 
 
 def test_a_job_is_stopped_for_another_by_consent_and_waits_no_two_minutes(beside: Beside) -> None:

@@ -58,6 +58,7 @@ class LeaseApplier:
         self._store, self._slurm, self._say = store, slurm, say
         self._ordering = Ordering(store, slurm, say)
         self._tries: dict[str, Tries] = {}
+        self._let_in: set[str] = set()  # jobs on which no policy decides
         self._seen: dict[str, float] = {}  # a start whose begin the store does not know, since when
 
     def apply(
@@ -124,6 +125,7 @@ class LeaseApplier:
         """Starts that did not come about, and those that nobody wants any more."""
         asks = []
         self._seen = {job: since for job, since in self._seen.items() if job in queue.waiting}
+        self._let_in &= queue.waiting.keys()
         for job in queue.waiting.values():
             if job.reservation != LEASE and not (job.req_nodes and not job.reservation):
                 continue
@@ -146,7 +148,7 @@ class LeaseApplier:
             elif len(job.req_nodes) >= max(1, job.nodes) and theirs:
                 keep = False  # it does not start now: held since, or requeued
             else:
-                keep = bool(leased) and (not theirs or bool(self._left(job)))
+                keep = bool(leased) and (not theirs or job.id in self._let_in or bool(self._left(job)))
             if not keep:
                 asks.append(Ask(lease.withdraw(job.id, own), "withdraw", queue.name(job)))
         return asks[: lease.MAX_UPDATES]
@@ -243,6 +245,7 @@ class LeaseApplier:
                 continue
             reasons[name] = _admitted(left)
             asks += self._admit(queue, job)
+            self._let_in.add(job.id)
         self._explain(reasons)
         return asks
 
