@@ -117,6 +117,22 @@ def test_a_controller_that_forgot_everything_reads_what_it_had_asked_for(beside:
     assert queue(beside.site, "NodeList")[job] == "dgx001"
 
 
+def test_a_start_on_a_node_that_is_drained_meanwhile_is_withdrawn_at_once(beside: Beside) -> None:
+    site = beside.site
+    beside.promote("decide")
+    (held,) = full(site, "dgx001")
+    beside.run()
+    job = str(site.sbatch("sleep 1000", "--gpus-per-node=8"))
+    beside.run(start(job, "dgx001"))  # cannot come about yet
+    site.run(["scontrol", "update", "NodeName=dgx001", "State=DRAIN", "Reason=by hand"])
+    asked = beside.run()
+    assert asked[0] == f"update JobId={job} ReservationName= ReqNodeList="
+    beside.run()
+    site.wait(job, "RUNNING")
+    assert queue(site, "NodeList")[job] == "dgx003"
+    assert site.state(held) == "RUNNING"
+
+
 def test_slurm_goes_on_by_itself_when_the_lease_ends(beside: Beside) -> None:
     site = beside.site
     beside.promote("decide")

@@ -14,6 +14,7 @@ import msgspec
 
 from gpusched.controller.slurm.cycle import Decided
 from gpusched.controller.slurm.mirror import NOT_YET, is_pinned
+from gpusched.controller.slurm.nodes import takes_jobs
 from gpusched.controller.slurm.ordering import Ordering
 from gpusched.controller.slurm.reading import Told
 from gpusched.model.events import Event
@@ -126,6 +127,7 @@ class LeaseApplier:
         asks = []
         self._seen = {job: since for job, since in self._seen.items() if job in queue.waiting}
         self._let_in &= queue.waiting.keys()
+        startable = {node for node in leased if takes_jobs(queue.told.nodes.get(node))}
         for job in queue.waiting.values():
             if job.reservation != LEASE and not (job.req_nodes and not job.reservation):
                 continue
@@ -142,7 +144,7 @@ class LeaseApplier:
                 since = facts.pinned_at if facts is not None else None
                 since = since if since is not None else self._seen.setdefault(job.id, now)
                 late = theirs and now - since >= PIN_S
-                keep = not late and set(job.req_nodes) <= set(leased)
+                keep = not late and set(job.req_nodes) <= startable
                 if late:
                     self._tried(job.id, now, job.reason)
             elif len(job.req_nodes) >= max(1, job.nodes) and theirs:

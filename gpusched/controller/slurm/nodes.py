@@ -134,6 +134,11 @@ def record_beside_slurm(
     return record, node_events(before, record, node, held, now)
 
 
+def takes_jobs(told: SlurmNode | None) -> bool:
+    """Whether Slurm starts anything on a node as it is."""
+    return _state(told, "", False) is None
+
+
 def _state(told: SlurmNode | None, reserved: str, has_jobs: bool) -> tuple[NodeState, str] | None:
     """The state in which a node takes no jobs, and why; None: it takes some."""
     if told is None:
