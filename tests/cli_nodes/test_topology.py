@@ -68,7 +68,7 @@ def test_json(read: Cluster) -> None:
     assert report["switches"] == [{"name": "leaf1", "nodes": ["dgx1", "dgx2"], "uplink_gbps": None, "parent": None}]
     dgx1, *_, gone = report["nodes"]
     assert (dgx1["switch"], dgx1["islands"], dgx1["fabric_gbps"]) == ("leaf1", [[0, 1, 2], [3, 4]], 800.0)
-    assert dgx1["gpus"] == [{"index": 0, "pci_path": [], "numa": 1, "domain": None}]
+    assert dgx1["gpus"] == [{"index": 0, "pci_path": [], "numa": 1, "domain": None, "minor": None}]
     assert [nic["name"] for nic in dgx1["nics"]] == ["mlx5_0", "mlx5_1", "eth0", "eth1"]
     assert (gone["switch"], gone["read"], gone["fabric_gbps"]) == (None, False, None)
     assert "LLDP" in read.run("nodes", "--topology").stdout
