@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import gpusched
 from gpusched.cluster.collecting import rotate
@@ -23,8 +24,6 @@ from gpusched.controller.cycle import Cycle
 from gpusched.controller.lastgood import Declared, declared_or_kept, keep
 from gpusched.controller.outputs import secure_logs
 from gpusched.controller.predicting import BUDGET_S, StartPredictor
-from gpusched.controller.slurm.applying import LeaseApplier
-from gpusched.controller.slurm.cycle import SlurmCycle
 from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
 from gpusched.model.policy import PolicySpec
@@ -35,7 +34,9 @@ from gpusched.queue.inbox import Inbox
 from gpusched.queue.presence import COMPILING, announce, present
 from gpusched.queue.store import INVENTORY_TROUBLE, Store
 from gpusched.sched.decide import warm_up
-from gpusched.slurm.commands import Slurm
+
+if TYPE_CHECKING:
+    from gpusched.controller.slurm.cycle import SlurmCycle
 
 POLL_S = 0.2
 PATIENCE_S = 3.0  # how long one cycle waits for slow nodes; their answers count in a later one
@@ -192,6 +193,10 @@ class Service:
     def _new_cycle(self, inventory: Inventory, policies: dict[str, PolicySpec]) -> Cycle | SlurmCycle:
         if inventory.engine != "slurm":
             return Cycle(self.store, self._state, inventory, policies, self.cluster, self.clock, self._say)
+        from gpusched.controller.slurm.applying import LeaseApplier
+        from gpusched.controller.slurm.cycle import SlurmCycle
+        from gpusched.slurm.commands import Slurm
+
         slurm = Slurm()
         applier = LeaseApplier(self.store, slurm, self._say)
         return SlurmCycle(
