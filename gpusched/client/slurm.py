@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpusched.config.paths import find_inventory
 from gpusched.errors import GpuschedError, UsageError
+from gpusched.model.ids import slurm_id
 
 if TYPE_CHECKING:
     from gpusched.client.context import Client
@@ -235,8 +236,7 @@ def _environment(values: Iterable[str]) -> Iterator[str]:
 
 
 def _ids(jobs: Iterable[str]) -> list[str]:
-    """Slurm's ids: without what tells a second job of the same id from the first."""
-    return [_quoted(job.strip().partition("~")[0]) for job in jobs]
+    return [_quoted(slurm_id(job.strip())) for job in jobs]
 
 
 def _time(seconds: int) -> str:

@@ -17,6 +17,7 @@ from gpusched.model.readings import Wiring
 from gpusched.model.resources import Inventory
 from gpusched.model.slurm import LEASE, SlurmMode, SlurmNode, SlurmPartition, Trouble
 from gpusched.model.units import format_memory
+from gpusched.slurm import records
 from gpusched.slurm.accounts import admin_levels, has_account, may_act
 from gpusched.slurm.commands import Slurm
 from gpusched.slurm.lease import enforces_associations
@@ -92,7 +93,7 @@ def examine_slurm(
 def _ask(slurm: Slurm, now: float) -> Seen:
     told = slurm.ask("scontrol", "show", "config")
     clock = re.search(r"^Configuration data as of (\d+)", told)
-    config = slurm.config()
+    config = records.config(told)
     named = [os.environ.get("SLURM_CONF", ""), config.get("SLURM_CONF", "")]
     seen = Seen(
         config=config,

@@ -39,6 +39,11 @@ def is_slurms(text: str) -> bool:
     return _SLURMS.fullmatch(text) is not None
 
 
+def slurm_id(name: str) -> str:
+    """Slurm's own id of a job of the store: without what tells a second job of the same id from the first."""
+    return name.partition("~")[0]
+
+
 def normalise(text: str) -> str:
     """An id as typed by a person: lower case, with the letters Crockford reads as digits."""
     return text.strip().lower().translate(str.maketrans("ilo", "110"))

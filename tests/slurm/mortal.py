@@ -27,9 +27,10 @@ from typing import Any
 
 from gpusched.__main__ import main
 from gpusched.controller.service import warm_up
-from gpusched.controller.slurm.applying import LeaseApplier, slurm_id
+from gpusched.controller.slurm.applying import LeaseApplier
 from gpusched.controller.slurm.cycle import SlurmCycle
 from gpusched.controller.slurm.reading import SlurmReader
+from gpusched.model.ids import slurm_id
 from gpusched.model.plan import Start
 from gpusched.queue.store import Store
 from gpusched.slurm import lease

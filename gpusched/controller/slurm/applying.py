@@ -18,6 +18,7 @@ from gpusched.controller.slurm.nodes import takes_jobs
 from gpusched.controller.slurm.ordering import Ordering
 from gpusched.controller.slurm.reading import Told
 from gpusched.model.events import Event
+from gpusched.model.ids import slurm_id
 from gpusched.model.jobs import Job, Preemptions
 from gpusched.model.plan import Plan, Preempt, Reason, ReasonCode, Start
 from gpusched.model.resources import Inventory
@@ -102,14 +103,20 @@ class LeaseApplier:
             self._note_trouble("")
             return False
         enough = known is not None and known.end_time > told.time + (1 - _RENEW) * lasts_s
-        if enough and known is not None and set(known.nodes) == set(leased):
+        same = known is not None and set(known.nodes) == set(leased)
+        if enough and same:
             return True
-        renewed = lease.renew(() if known is not None and set(known.nodes) == set(leased) else leased, lasts_s)
-        created = lease.create(leased, lasts_s, lease.enforces_associations(self._slurm.config()))
+
+        def renewed() -> str:
+            return lease.renew(() if same else leased, lasts_s)
+
+        def created() -> str:
+            return lease.create(leased, lasts_s, lease.enforces_associations(self._slurm.config()))
+
         # One that has ended lingers for seconds: it can be renewed, and no other can be created beside it.
         why = ""
-        for line in (renewed, created) if known is not None else (created, lease.renew(leased, lasts_s)):
-            why = self._slurm.update([line]).get(0, "")
+        for line in (renewed, created) if known is not None else (created, renewed):
+            why = self._slurm.update([line()]).get(0, "")
             if not why:
                 break
         self._note_trouble(f"Slurm refuses the lease, so it decides itself: {why}" if why else "")
@@ -327,11 +334,6 @@ class _Queue:
     def stored(self, job: SlurmJob) -> Job | None:
         """As the store has it."""
         return self._active.get(job.id) or self._store.job(self.name(job))
-
-
-def slurm_id(name: str) -> str:
-    """Slurm's own id of a job of the store."""
-    return name.partition("~")[0]
 
 
 def why_left(job: SlurmJob) -> str:

@@ -33,6 +33,7 @@ from gpusched.controller.slurm.nodes import (
 from gpusched.controller.slurm.reading import SlurmReader, Told, ended_jobs
 from gpusched.controller.slurm.requests import Site
 from gpusched.model.events import Event
+from gpusched.model.ids import slurm_id
 from gpusched.model.jobs import Job
 from gpusched.model.plan import Plan, Reason, ReasonCode, Start
 from gpusched.model.policy import PolicySpec
@@ -230,7 +231,7 @@ class SlurmCycle:
                 self._say(f"how jobs ended that slurmctld has forgotten cannot be asked: {error.line()}")
         steps = []
         for job in jobs:
-            facts, found = job.slurm, rows.get(job.id.partition("~")[0], [])
+            facts, found = job.slurm, rows.get(slurm_id(job.id), [])
             ended = [row for submit, row in found if facts is not None and submit >= facts.submit_time]
             if ended:
                 steps.append(told_ended(job, ended[-1].state, ended[-1].start_time, ended[-1].end_time))
@@ -331,9 +332,11 @@ class SlurmCycle:
             self._leave_out(waiting, snapshot_of, error)
             return None
         reasons = dict(plan.reasons)
+        partitions = {view.id: view.spec.partition for view in snapshot.pending}
         for action in plan.actions:
             if isinstance(action, Start):
-                reasons[action.job_id] = _not_started(action, modes, snapshot, deciders)
+                partition = partitions[action.job_id]
+                reasons[action.job_id] = _not_started(action, modes.get(partition), deciders[partition])
         with self._store.transaction():
             for rejection in rejections:
                 data = {"action": repr(rejection.action)[:500], "why": rejection.why}
@@ -379,12 +382,8 @@ def _has_known_gpus(job: Job) -> bool:
     return job.slurm is not None and bool(job.slurm.gpus)
 
 
-def _not_started(
-    action: Start, modes: Mapping[str, SlurmMode], snapshot: Snapshot, deciders: Mapping[str, PolicySpec]
-) -> Reason:
+def _not_started(action: Start, mode: SlurmMode | None, policy: PolicySpec) -> Reason:
     """Why a job waits that the policy would start: it is Slurm that starts it."""
-    job = next(job for job in snapshot.pending if job.id == action.job_id)
     where = ", ".join(part.node for part in action.allocation.parts)
-    name = deciders[job.spec.partition].name
-    does = "starts it now" if modes.get(job.spec.partition) is SlurmMode.DECIDE else "would start it now"
-    return Reason(code=ReasonCode.PRIORITY, message=f"{name} {does} on {where}; Slurm has not started it yet")
+    does = "starts it now" if mode is SlurmMode.DECIDE else "would start it now"
+    return Reason(code=ReasonCode.PRIORITY, message=f"{policy.name} {does} on {where}; Slurm has not started it yet")

@@ -9,6 +9,7 @@ import msgspec
 
 from gpusched.controller.slurm.mirror import Step, World, forgotten, holds_nodes, is_same, mirrored, step_of
 from gpusched.controller.slurm.requests import Site
+from gpusched.model.ids import slurm_id
 from gpusched.model.jobs import ENDED, Job
 from gpusched.model.slurm import SlurmJob, bar
 
@@ -48,10 +49,10 @@ class Mirror:
         self.troubles: dict[str, str] = {}
         for job in unended:
             if job.slurm is not None:
-                slurm_id = job.id.partition("~")[0]
-                self._open[job.id] = slurm_id
-                if slurm_id != job.id:
-                    self._names[slurm_id] = job.id
+                own = slurm_id(job.id)
+                self._open[job.id] = own
+                if own != job.id:
+                    self._names[own] = job.id
 
     def steps(self, jobs: Iterable[SlurmJob], world: World) -> list[Step]:
         """What has changed by what Slurm says of its jobs now; `note` when it is in the store."""
@@ -101,22 +102,22 @@ class Mirror:
             name, stored = again, following
         return name, stored
 
-    def _another_name(self, slurm_id: str, name: str) -> str:
+    def _another_name(self, own: str, name: str) -> str:
         while self._find(name) is not None:
             name = _next(name)
-        self._names[slurm_id] = name
+        self._names[own] = name
         return name
 
     def note(self, steps: Iterable[Step], jobs: Iterable[SlurmJob], world: World) -> None:
         """These steps are in the store; what comes next is compared with ``jobs``."""
         for step in steps:
-            slurm_id = step.job.id.partition("~")[0]
+            own = slurm_id(step.job.id)
             if step.job.state in ENDED:
                 self._open.pop(step.job.id, None)
             else:
-                self._open[step.job.id] = slurm_id
-            if step.job.id != slurm_id:
-                self._names[slurm_id] = step.job.id
+                self._open[step.job.id] = own
+            if step.job.id != own:
+                self._names[own] = step.job.id
         self._seen = {job.id: (job, world.positions.get(job.id)) for job in jobs} | self._later
         self._missing = {name: since for name, since in self._missing.items() if name in self._open}
 

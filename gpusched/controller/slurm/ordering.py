@@ -13,6 +13,7 @@ import msgspec
 
 from gpusched.controller.deciding import only
 from gpusched.controller.slurm.cycle import Decided
+from gpusched.model.ids import slurm_id
 from gpusched.model.plan import Start
 from gpusched.model.slurm import SlurmJob, SlurmMode
 from gpusched.queue.store import Store
@@ -85,7 +86,7 @@ class Ordering:
                 lines[job] = name, back
         for name in advised if decided is not None else ():
             assert decided is not None
-            ids = {view.id: _slurm_id(view.id) for view in decided.snapshot.pending if view.spec.partition == name}
+            ids = {view.id: slurm_id(view.id) for view in decided.snapshot.pending if view.spec.partition == name}
             queue = {job: as_waiting(waiting[job]) for job in ids.values() if job in everyone}
             for job, more in lease.raised(queue.values(), [ids[view] for view in wanted(decided, name)]).items():
                 value = queue[job].base + more
@@ -129,7 +130,3 @@ def wanted(decided: Decided, partition: str) -> list[str]:
         now = [a.job_id for a in decided.plan.actions if isinstance(a, Start) and a.job_id in own]
         queue = list(dict.fromkeys([*now, *queue]))
     return queue[:HEAD]
-
-
-def _slurm_id(name: str) -> str:
-    return name.partition("~")[0]

@@ -13,6 +13,7 @@ from gpusched.controller.slurm.mirror import state_of
 from gpusched.model.jobs import ACTIVE, JobState
 from gpusched.model.slurm import SlurmJob, SlurmNode, SlurmPartition, SlurmReservation
 from gpusched.slurm.commands import NoAnswer, Slurm
+from gpusched.slurm.records import when
 
 PARTITIONS_S = 60.0  # partitions and configuration hardly change
 SHARE = 0.015  # of slurmctld's time that reading may take by its own figures, which lack sending: in all below 2 %
@@ -135,13 +136,9 @@ def ended_jobs(text: str) -> dict[str, list[tuple[float, Ended]]]:
     found: dict[str, list[tuple[float, Ended]]] = {}
     for line in lines[1:]:
         row = dict(zip(columns, line.split("|"), strict=False))
-        submit, end, start = (_time(row.get(name, "")) for name in ("Submit", "End", "Start"))
+        submit, end, start = (when(row.get(name, "")) for name in ("Submit", "End", "Start"))
         if submit is not None and end is not None:
             state = row.get("State", "").partition(" ")[0]
             started = start if row.get("NodeList", "") not in ("", "None assigned") else None
             found.setdefault(row["JobID"], []).append((submit, Ended(state=state, start_time=started, end_time=end)))
     return {name: sorted(rows, key=lambda row: row[0]) for name, rows in found.items()}
-
-
-def _time(text: str) -> float | None:
-    return float(text) if text.isdecimal() and text != "0" else None
