@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from gpusched.cli import complete, output
+from gpusched.cli import output
+from gpusched.cli.options import with_request
 from gpusched.client.context import Client
 from gpusched.client.submit import Request, prepare, submit
 from gpusched.config.validate import known_partition, may_share
@@ -16,154 +17,15 @@ app = typer.Typer()
 
 
 @app.command("submit", context_settings={"allow_interspersed_args": False})
+@with_request()
 def submit_command(
-    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", show_default=False)] = None,
-    name: Annotated[str | None, typer.Option("-J", "--job-name", help="Name; default: the program's.")] = None,
-    partition: Annotated[
-        str | None, typer.Option("-p", "--partition", autocompletion=complete.partitions, help="Where to run.")
-    ] = None,
-    flavor: Annotated[
-        str | None, typer.Option("-F", "--flavor", autocompletion=complete.flavors, help="A declared bundle.")
-    ] = None,
-    gpus: Annotated[
-        str | None, typer.Option("--gpus", help="GPUs in total; with --resizable the least and the most: 1-8.")
-    ] = None,
-    gpus_per_node: Annotated[int | None, typer.Option("--gpus-per-node", help="GPUs of each node.")] = None,
-    nodes: Annotated[int | None, typer.Option("-N", "--nodes", help="Nodes; default: the fewest.")] = None,
-    cpus: Annotated[
-        str | None, typer.Option("--cpus", help="CPU cores in total; with --resizable the least and the most: 2-12.")
-    ] = None,
-    mem: Annotated[
-        str | None, typer.Option("--mem", help="Memory in total: 512M, 64G, 1T; with --resizable 16G-64G.")
-    ] = None,
-    time: Annotated[
-        str | None, typer.Option("-t", "--time", help="Limit: 90 (minutes), 2h, HH:MM:SS, D-HH:MM:SS.")
-    ] = None,
-    image: Annotated[str | None, typer.Option("--image", help="Container image.")] = None,
-    array: Annotated[str | None, typer.Option("--array", help="One task per index: 0-9, 0-30:5, 1,3, 0-99%10.")] = None,
-    dependency: Annotated[
-        str | None,
-        typer.Option("--dependency", help="afterok:ID[:ID], afterany:, afternotok:, after:; comma-separated."),
-    ] = None,
-    begin: Annotated[str | None, typer.Option("--begin", help="Not before: now+2h, 2026-11-20T18:00.")] = None,
-    requeue: Annotated[bool, typer.Option("--requeue/--no-requeue", help="Start again after a node failed.")] = True,
-    preemptible: Annotated[
-        bool | None,
-        typer.Option(
-            "--preemptible/--no-preemptible",
-            help="It saves its work when told to end: a policy may stop it for others. Default: the partition's.",
-        ),
-    ] = None,
-    resizable: Annotated[
-        bool | None,
-        typer.Option(
-            "--resizable/--no-resizable",
-            help="It saves its work when told to, and goes on with other numbers of GPUs. Default: the partition's.",
-        ),
-    ] = None,
-    sizes: Annotated[str | None, typer.Option("--sizes", help="GPUs in total that it may have: 1,2,4,8.")] = None,
-    base: Annotated[
-        int | None, typer.Option("--base", help="GPUs that its batch was tuned for. Default: the fewest it may have.")
-    ] = None,
-    batch: Annotated[
-        str | None,
-        typer.Option("--batch", help="fixed, or scale: told to the job (GPUSCHED_BATCH). Default: the partition's."),
-    ] = None,
-    cooldown: Annotated[
-        str | None, typer.Option("--cooldown", help="Not resized before it has run so long. Default: the partition's.")
-    ] = None,
-    signal: Annotated[
-        str | None, typer.Option("--signal", help="NAME[@SECONDS]: the grace signal, and how long before the limit.")
-    ] = None,
-    priority: Annotated[int, typer.Option("--priority", help="Higher goes first (above 0: admins).")] = 0,
-    nice: Annotated[int, typer.Option("--nice", help="Lower one's own priority by this.")] = 0,
-    env: Annotated[list[str] | None, typer.Option("--env", help="NAME=VALUE, or NAME to copy yours.")] = None,
-    secret: Annotated[
-        list[str] | None, typer.Option("--secret", help="NAME (your variable), NAME=@FILE or NAME=- (stdin).")
-    ] = None,
-    mount: Annotated[list[str] | None, typer.Option("--mount", help="SRC:DST[:ro].")] = None,
-    workdir: Annotated[str | None, typer.Option("--workdir", help="Folder the command starts in.")] = None,
-    output_file: Annotated[
-        str | None, typer.Option("-o", "--output", help="File the nodes can write: %j %A %a %x %u %n are filled in.")
-    ] = None,
-    nodelist: Annotated[
-        list[str] | None, typer.Option("--nodelist", autocompletion=complete.nodes, help="Only on these nodes.")
-    ] = None,
-    exclude: Annotated[
-        list[str] | None, typer.Option("-x", "--exclude", autocompletion=complete.nodes, help="Not on these nodes.")
-    ] = None,
-    gpu_type: Annotated[
-        list[str] | None,
-        typer.Option("--gpu-type", autocompletion=complete.gpu_types, help="Only on GPUs of these types: A100,V100."),
-    ] = None,
-    max_spread: Annotated[
-        str | None,
-        typer.Option(
-            "--max-spread",
-            autocompletion=complete.spreads,
-            help="How far apart its GPUs may be: server, rack, any. Default: the partition's.",
-        ),
-    ] = None,
-    wait_for_placement: Annotated[
-        str | None,
-        typer.Option("--wait-for-placement", help="So long it waits for one rack, 0: not. Default: the policy's."),
-    ] = None,
-    exclusive: Annotated[bool, typer.Option("--exclusive", help="Whole nodes, with nobody else on them.")] = False,
-    share: Annotated[
-        str | None, typer.Option("--share", help="pairs: its GPUs may be one other job's, too. Needs --gpu-mem.")
-    ] = None,
-    gpu_mem: Annotated[
-        str | None, typer.Option("--gpu-mem", help="With --share: the most that it takes of each GPU's memory: 20G.")
-    ] = None,
-    hold: Annotated[bool, typer.Option("--hold", help="Queue it held.")] = False,
-    comment: Annotated[str, typer.Option("--comment", help="For people.")] = "",
+    request: Request,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with the job's code.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and explain; queue nothing.")] = False,
     json: output.JsonOption = False,
 ) -> int:
     """Queue a job. Everything after the options, or after --, is its command and is passed on exactly."""
     client = Client()
-    request = Request(
-        command=tuple(command or ()),
-        name=name,
-        partition=partition,
-        flavor=flavor,
-        nodes=nodes,
-        gpus=gpus,
-        gpus_per_node=gpus_per_node,
-        cpus=cpus,
-        mem=mem,
-        time=time,
-        image=image,
-        array=array,
-        dependency=dependency,
-        begin=begin,
-        requeue=requeue,
-        preemptible=preemptible,
-        resizable=resizable,
-        sizes=sizes,
-        base=base,
-        batch=batch,
-        cooldown=cooldown,
-        signal=signal,
-        priority=priority,
-        nice=nice,
-        env=tuple(env or ()),
-        secret=tuple(secret or ()),
-        mount=tuple(mount or ()),
-        workdir=workdir,
-        output=output_file,
-        nodelist=tuple(nodelist or ()),
-        exclude=tuple(exclude or ()),
-        gpu_type=tuple(gpu_type or ()),
-        max_spread=max_spread,
-        wait_for_placement=wait_for_placement,
-        exclusive=exclusive,
-        share=share,
-        gpu_mem=gpu_mem,
-        hold=hold,
-        comment=comment,
-    )
     prepared = prepare(client, request)
     if prepared.spec.elastic is not None and client.inventory.settings.job_dirs is None:
         output.note(

@@ -39,6 +39,8 @@ class DependencyKind(StrEnum):
     AFTEROK = "afterok"
     AFTERNOTOK = "afternotok"
     AFTERANY = "afterany"
+    AFTERCORR = "aftercorr"  # each task of an array on the one with its index
+    SINGLETON = "singleton"  # on all earlier jobs of its user with its name; there is no other id
 
 
 class Dependency(msgspec.Struct, frozen=True):
@@ -101,6 +103,15 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         exclusive: It asks for whole nodes, and goes to none that have more.
         share: ``pairs``: its GPUs may be one other job's, too, where the node's are shared; "": they are its own.
         gpu_memory_mib: Of each GPU, what a job that may share takes at the most; None: nothing was said.
+        script: Text of its job script, which is run with ``command`` as its arguments; None: ``command`` is run.
+        tasks_per_node: So many tasks ``srun`` starts on each of its nodes where it does not say.
+        slurm_env: It has Slurm's variables, too (SLURM_JOB_ID...).
+        error: As ``output``, for what it says on stderr; None: both go where ``output`` says.
+        group: Of the inventory's groups, the one that its usage counts for; "": none.
+        qos: Its class of service; "": none.
+        reservation: It runs in this reservation only; "": in none.
+        mail, notify: Who is told, and of what (`gpusched.model.notices`).
+        session: People work in it: it ends when nobody has been attached for so many seconds; None: it is none.
     """
 
     name: str
@@ -138,6 +149,16 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     exclusive: bool = False
     share: Literal["", "pairs"] = ""
     gpu_memory_mib: int | None = None
+    script: str | None = None
+    tasks_per_node: int = 1
+    slurm_env: bool = False
+    error: str | None = None
+    group: str = ""
+    qos: str = ""
+    reservation: str = ""
+    mail: str = ""
+    notify: tuple[str, ...] = ()
+    session: int | None = None
 
     @property
     def gpus(self) -> int:

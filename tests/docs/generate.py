@@ -134,7 +134,7 @@ def _command(name: str, command: Any) -> str:
         return "\n".join(
             [f"## gpusched {name}\n\n    gpusched {name} COMMAND\n\n{_paragraphs(command.help)}\n", *parts]
         )
-    callback = inspect.unwrap(command.callback)
+    callback = inspect.unwrap(command.callback, stop=lambda of: hasattr(of, "__signature__"))
     hints = typing.get_type_hints(callback, include_extras=True)
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]

@@ -91,20 +91,20 @@ def test_200_jobs_run_once_each_where_and_in_the_order_that_was_decided(slurm_cl
     assert decided.deaths()[1:] == list(STEPS)
     assert not {line.job for line in proofs.lines()} & set(held), "their user holds them"
     site.freeze_slurmctld()
-    wait_until(lambda: "nothing is decided until Slurm answers" in slurm_cluster.controller_log, 30, "no answer")
+    wait_until(lambda: _unanswered(slurm_cluster), 30, "no answer")
     site.thaw_slurmctld()
     resumed = time.time()
     site.run(["scontrol", "update", "NodeName=dgx004", "State=RESUME"])
     for job in held:
         site.run(["scontrol", "release", job], user)
-    wait_until(lambda: "Slurm answers again" in slurm_cluster.controller_log, 30, "answers")
+    wait_until(lambda: not _unanswered(slurm_cluster), 30, "answers")
     with decided.paused():  # what slurmctld has not saved it forgets, whoever decides
         wait_until(lambda: decided.going() == [long[0]], 30, "the end of short jobs")
         site.wait_saved(long[0])
         over = len(proofs.lines()) - 1
         wait_until(lambda: completed(recorded(site)) == over, 30, "the ends in the accounting database")
         site.kill_slurmctld()
-    wait_until(lambda: slurm_cluster.controller_log.count("nothing is decided until") == 2, 30, "no answer")
+    wait_until(lambda: _unanswered(slurm_cluster), 30, "no answer")
     site.start_slurmctld()
     proofs.wait(len(jobs), 90)
     (site.shared / "go").touch()
@@ -130,6 +130,12 @@ def test_200_jobs_run_once_each_where_and_in_the_order_that_was_decided(slurm_cl
         begins = sorted(lines[job].time for job in some)
         assert all(late - soon >= 0.3 for soon, late in zip(begins, begins[most:], strict=False)), f"{most} at once"
     wait_until(lambda: _ended_in_store(slurm_cluster, jobs), 30, "the mirror to see the ends")
+
+
+def _unanswered(cluster: SlurmCluster) -> bool:
+    """Whether the controller has said last that Slurm does not answer; on a busy machine it says so uncalled, too."""
+    log = cluster.controller_log
+    return log.rfind("nothing is decided until Slurm answers") > log.rfind("Slurm answers again")
 
 
 def _overtakes(

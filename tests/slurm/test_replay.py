@@ -15,10 +15,11 @@ from tests.testbed.slurm_load import completed, sleepers
 
 @pytest.mark.slow
 def test_a_replay_foretells_slurms_own_starts(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """Within a tenth of the mean wait, in order of submission with backfill, and by no other rule.
+    """Within a fifth of the mean wait, in order of submission with backfill, and by no other rule.
 
     Jobs of 1 to 16 GPUs and 1 to 8 s, with limits of minutes. Who is backfilled next hangs on every start that is a
-    moment late, and a machine with other things to do starts late: of three draws one must be near.
+    moment late, and a machine with other things to do starts late: of three draws one must be near. How near it is on
+    a quiet machine is in docs/benchmarks.md.
     """
     site = slurm_cluster.site
     site.configure(
@@ -36,10 +37,10 @@ def test_a_replay_foretells_slurms_own_starts(slurm_cluster: SlurmCluster, tmp_p
         )
         assert {row["jobs"] for row in rows} == {70}
         errors = {row["policy"]: row["wait_error"] for row in rows}
-        if abs(errors["fifo+conservative"]) < 0.1:
+        if abs(errors["fifo+conservative"]) < 0.2:
             break
-    assert abs(errors["fifo+conservative"]) < 0.1, errors
-    assert errors["fifo+skip"] < -0.2, "what knows no reservations is another scheduler"
+    assert abs(errors["fifo+conservative"]) < 0.2, errors
+    assert errors["fifo+skip"] < -0.25, "what knows no reservations is another scheduler"
 
 
 def test_the_own_history_is_slurms(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
