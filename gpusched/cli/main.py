@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "drain": ("gpusched.cli.control", "Take nodes out of service once their jobs have ended."),
     "resume": ("gpusched.cli.control", "Put drained nodes back into service."),
     "power": ("gpusched.cli.power", "Energy and utilization: what was used, what was wasted, what it cost."),
+    "web": ("gpusched.cli.web", "A page in the browser: nodes, queue, timeline, use."),
     "replay": ("gpusched.cli.replay", "What a workload would have been under other policies."),
     "train": ("gpusched.cli.train", "Train a policy's agent on this cluster's jobs, a trace or a description."),
     "reproduce": ("gpusched.cli.reproduce", "Make a paper's figures again, beside the exact ones."),

@@ -9,7 +9,7 @@ import msgspec
 from gpusched.config.inventory import flavor_nodes
 from gpusched.errors import UsageError
 from gpusched.model.gpustates import GpuStatus, gpu_states
-from gpusched.model.jobs import Job
+from gpusched.model.jobs import Job, NodeAllocation
 from gpusched.model.readings import Gpu, GpuState, NodeState
 from gpusched.model.reports import FlavorRow, GpuRow, NodeRow, TopologyReport, WiredNode
 from gpusched.model.resources import Flavor, Inventory, Node, Partition
@@ -39,12 +39,17 @@ def cluster_rows(
     held = held_gpus(jobs.values())
     leftovers = lingering_gpus(jobs.values(), reader.ranks() if reader else [])
     slow = slow_by_node(reader)
+    on: dict[str, list[NodeAllocation]] = {}
+    for job in jobs.values():
+        for part in job.allocation.parts if job.allocation else ():
+            on.setdefault(part.node, []).append(part)
     stale_after_s = max(3 * float((reader and reader.meta("tick_s")) or inventory.settings.tick_s), _MIN_STALE_S)
     return tuple(
         _node_row(
             node,
             records.get(node.name) or NodeRecord(name=node.name, reason="not read yet"),
             jobs,
+            on.get(node.name, ()),
             held.get(node.name, {}),
             leftovers.get(node.name, {}),
             slow.get(node.name, {}),
@@ -113,6 +118,7 @@ def _node_row(
     node: Node,
     record: NodeRecord,
     jobs: Mapping[str, Job],
+    parts: Sequence[NodeAllocation],
     held: Mapping[int, tuple[str, ...]],
     leftovers: Mapping[int, str],
     slow: Mapping[int, str],
@@ -126,7 +132,6 @@ def _node_row(
     gpus = tuple(
         _gpu_row(s, found.get(s.index), jobs, leftovers.get(s.index), slow.get(s.index, ""), silent) for s in statuses
     )
-    parts = [p for job in jobs.values() if job.allocation for p in job.allocation.parts if p.node == node.name]
     age = None if record.last_seen is None else max(0.0, now - record.last_seen)
     in_service = record.state not in NOT_FOR_NEW_JOBS
     return NodeRow(

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -191,6 +192,19 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     util_s: float = 0.0
     util_known_s: float = 0.0
     idle_s: float = 0.0
+
+
+class UsageSum(NamedTuple):
+    """What one user had in one bin of time, on all nodes; ``user`` "": nobody. See `UsageRow`."""
+
+    bin: int
+    user: str
+    gpu_s: float
+    energy_j: float
+    energy_unknown_s: float
+    util_s: float
+    util_known_s: float
+    idle_s: float
 
 
 _USAGE = UsageRow.__struct_fields__
@@ -401,6 +415,20 @@ class Reader(BeliefReads, PolicyReads, PredictionReads, ProgressReads):
     def usage(self, since: float) -> list[UsageRow]:
         """Usage rows of buckets that begin at or after ``since``."""
         rows = self._db.execute(f"SELECT {', '.join(_USAGE)} FROM usage WHERE bucket >= ?", (since,))
+        return [UsageRow(**dict(zip(_USAGE, r, strict=True))) for r in rows]
+
+    def usage_sums(self, since: float, bin_s: int) -> list[UsageSum]:
+        """Usage of buckets that begin at or after ``since``, added up by bins of ``bin_s`` seconds and by user."""
+        rows = self._db.execute(
+            f"SELECT bucket - bucket % ?, user, {', '.join(f'sum({f})' for f in _SUMS)} FROM usage "
+            "WHERE bucket >= ? GROUP BY 1, 2",
+            (bin_s, since),
+        )
+        return [UsageSum(*row) for row in rows]
+
+    def usage_of_job(self, job_id: str) -> list[UsageRow]:
+        """Usage rows of one job, by time."""
+        rows = self._db.execute(f"SELECT {', '.join(_USAGE)} FROM usage WHERE job_id = ? ORDER BY bucket", (job_id,))
         return [UsageRow(**dict(zip(_USAGE, r, strict=True))) for r in rows]
 
     def gpu_seconds_by_user(self, since: float, half_life_s: float, now: float) -> dict[str, float]:

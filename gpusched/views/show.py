@@ -115,7 +115,7 @@ def page_lines(page: Page) -> Iterator[str]:
     if page.events:
         yield "events:"
         for event in page.events:
-            yield f"  {local_time(event.time)}  {common.clean(_event_line(event))}"
+            yield f"  {local_time(event.time)}  {common.clean(event_line(event))}"
     if page.warning:
         yield f"warning: {page.warning}"
 
@@ -189,6 +189,25 @@ def _progress(page: Page) -> Iterator[tuple[str, str]]:
         yield "job file", progress.trouble
 
 
+def private_fields(job: Job) -> list[tuple[str, str]]:
+    """What it runs and where its output goes: of no concern to others where people look who have no account here."""
+    spec = job.spec
+    return [
+        ("image", spec.image or ""),
+        ("command", _command(spec.command) if job.slurm is None else ""),
+        ("workdir", spec.workdir or ""),
+        ("output", spec.output or ""),
+        ("error", spec.error or ""),
+        ("env", " ".join(spec.env)),
+        ("mounts", _mounts(spec)),
+        ("comment", spec.comment),
+    ]
+
+
+def _mounts(spec: JobSpec) -> str:
+    return " ".join(f"{m.source}:{m.target}{':ro' if m.read_only else ''}" for m in spec.mounts)
+
+
 def _optional(job: Job) -> Iterator[tuple[str, str]]:
     spec = job.spec
     yield from (
@@ -198,7 +217,7 @@ def _optional(job: Job) -> Iterator[tuple[str, str]]:
             ("output", spec.output or ""),
             ("env", " ".join(spec.env)),
             ("secrets", " ".join(spec.secret_names)),
-            ("mounts", " ".join(f"{m.source}:{m.target}{':ro' if m.read_only else ''}" for m in spec.mounts)),
+            ("mounts", _mounts(spec)),
             ("depends on", ", ".join(f"{d.kind}:{d.job_id}" for d in spec.dependencies)),
             ("only on", ", ".join(spec.nodelist)),
             ("GPU types", ", ".join(spec.gpu_types)),
@@ -228,7 +247,8 @@ def _command(command: Sequence[str]) -> str:
     return common.shorten(shlex.join(command), 400) if command else "(the image's own)"
 
 
-def _event_line(event: Event) -> str:
+def event_line(event: Event) -> str:
+    """What happened, in one line."""
     data = dict(event.data)
     words = [event.kind]
     if event.node:

@@ -1,0 +1,119 @@
+"""One job's page: its story and curves, which all may see, and what it runs and prints, which only some may."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gpusched.client.context import Client
+from gpusched.client.costs import place_costs
+from gpusched.client.logs import LogRequest, show_log
+from gpusched.client.resolve import Resolver
+from gpusched.client.sharing import sharing_of
+from gpusched.errors import GpuschedError
+from gpusched.model.jobs import ENDED, Job
+from gpusched.queue.store import UsageRow
+from gpusched.views.jobs import resizes_line, resources_line, stopped_line
+from gpusched.views.show import event_line, private_fields
+from gpusched.web.rows import job_row
+
+TAIL_LINES, TAIL_BYTES = 400, 256 * 1024
+_AT_ONCE, _PATIENCE_S = 4, 10.0
+_CONTROLS = re.compile(
+    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
+)
+_reading = threading.BoundedSemaphore(_AT_ONCE)
+
+
+def one_job(client: Client, text: str) -> Job:
+    """The job that is meant; of an array asked for by its own id, the first task that has not ended.
+
+    Raises:
+        UsageError: No such job.
+        GpuschedError: The controller refused its submission.
+    """
+    jobs = Resolver(client).target(text).jobs
+    return next((job for job in jobs if job.state not in ENDED), jobs[0])
+
+
+def details(client: Client, job: Job, *, private: bool) -> dict[str, Any]:
+    """Its row, lines, events and curves; with ``private`` also what it runs."""
+    reader = client.reader
+    progress = reader.progress_of_job(job.id) if reader else []
+    used = reader.usage_of_job(job.id) if reader else []
+    measured = any(row.gpu_s > row.energy_unknown_s for row in used)
+    partner, shared = sharing_of(client, job)
+    cost = place_costs(client, (job,)).get(job.id)
+    energy = sum(row.energy_j for row in used) if measured else None
+    row = job_row(job, energy, progress[-1] if progress else None, partner)
+    lines = [
+        ("asked for", resources_line(job)),
+        ("stopped", stopped_line(job)),
+        ("resized", resizes_line(job)),
+        ("shares", shared),
+        ("place", "; ".join(cost.lines) if cost is not None else ""),
+        ("after", ", ".join(f"{d.kind}:{d.job_id}" for d in job.spec.dependencies)),
+        ("decided by", f"{job.policy} {job.policy_version or ''}".strip() if job.policy else ""),
+    ]
+    return {
+        "job": row,
+        "lines": [line for line in lines if line[1]],
+        "events": [[round(e.time, 1), event_line(e)] for e in (reader.events(job_id=job.id) if reader else ())],
+        "curves": _curves(used),
+        "private": [field for field in private_fields(job) if field[1]] if private else None,
+    }
+
+
+def _curves(used: Iterable[UsageRow]) -> list[dict[str, Any]]:
+    """By node: begin of each bucket, measured utilization (0..1) and W for each of its GPUs there, on average."""
+    by_node: dict[str, list[list[float | None]]] = {}
+    for row in used:
+        if row.gpu_s <= 0:
+            continue
+        use = round(row.util_s / row.util_known_s, 4) if row.util_known_s else None
+        known_s = row.gpu_s - row.energy_unknown_s
+        watts = round(row.energy_j / known_s, 1) if known_s > 0 else None
+        by_node.setdefault(row.node, []).append([row.bucket, use, watts])
+    return [{"node": node, "points": points} for node, points in sorted(by_node.items())]
+
+
+@contextmanager
+def _a_turn() -> Iterator[None]:
+    """Few at once: each may take a connection to a node."""
+    if not _reading.acquire(timeout=_PATIENCE_S):
+        raise GpuschedError("too many logs are being read", "try again")
+    try:
+        yield
+    finally:
+        _reading.release()
+
+
+def log_tail(client: Client, job: Job, rank: int, attempt: int | None) -> str:
+    """The last lines of its output, as plain text.
+
+    Raises:
+        GpuschedError: There is none, or it cannot be had.
+    """
+    chunks: deque[bytes] = deque()
+    size = 0
+
+    def keep(_: int, chunk: bytes) -> None:
+        nonlocal size
+        chunks.append(chunk)
+        size += len(chunk)
+        while size - len(chunks[0]) > TAIL_BYTES:
+            size -= len(chunks.popleft())
+
+    with _a_turn():
+        show_log(client, LogRequest(job=job.id, rank=rank, attempt=attempt, tail=TAIL_LINES), keep, lambda _: None)
+    return plain_text(b"".join(chunks)[-TAIL_BYTES:])
+
+
+def plain_text(output: bytes) -> str:
+    """What a terminal would show of it, without colours: of a line that is written over, the last state."""
+    lines = output.decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
+    return "\n".join(_CONTROLS.sub("", line.rstrip("\r").rpartition("\r")[2]) for line in lines)

@@ -1,0 +1,150 @@
+// What the server says, kept up to date: everything once, then what has changed since. docs/concepts/web.md has the keys.
+
+import {ACTIVE, hue} from "./words.js";
+
+const files = document.querySelector('meta[name="gpusched-data"]').content === "files";
+const PATHS = {state: "data/state.json", forecast: "data/forecast.json", usage: "data/usage.json"};
+const AGAIN_S = 60;
+
+export const world = {
+  files, feed: "", version: 0, head: {partitions: [], notes: []}, nodes: new Map(), jobs: new Map(),
+  forecast: {jobs: {}}, usage: {hours: [], fine: [], users: {}}, me: {}, live: "wait", skew: 0, seen: 0, asOf: 0,
+};
+const watchers = new Set();
+let derived = null;
+
+export const now = () => world.files ? world.asOf : Date.now() / 1000 + world.skew;
+export const watch = watcher => { watchers.add(watcher); return () => watchers.delete(watcher); };
+const tell = what => { for (const watcher of [...watchers]) watcher(what); };
+
+async function ask(path) {
+  const answer = await fetch(path, {headers: {Accept: "application/json"}});
+  if (!answer.ok) {
+    const said = await answer.json().catch(() => ({}));
+    throw new Error(said.error ?? `the server answers ${answer.status}`);
+  }
+  return answer.json();
+}
+
+export const jobDetails = id => ask(files ? `data/jobs/${id.slice(0, 4)}.json` : `api/job/${encodeURIComponent(id)}`)
+  .then(found => files ? found[id] ?? Promise.reject(new Error("nothing more is kept of it here")) : found);
+export const jobLog = (id, rank, attempt) => ask(
+  `api/job/${encodeURIComponent(id)}/log?rank=${rank}${attempt ? `&attempt=${attempt}` : ""}`);
+
+const keyOf = job => job.key ?? job.id;
+
+function take(answer) {
+  performance.mark("update-begins");
+  if (answer.changes) {
+    for (const change of answer.changes) {
+      if (change.head) world.head = change.head;
+      if (change.all_nodes) world.nodes = new Map(change.all_nodes.map(n => [n.name, n]));
+      for (const node of change.nodes ?? []) world.nodes.set(node.name, node);
+      for (const key of change.gone ?? []) world.jobs.delete(key);
+      for (const job of change.jobs ?? []) world.jobs.set(keyOf(job), job);
+    }
+  } else {
+    world.head = answer.head;
+    world.nodes = new Map(answer.nodes.map(n => [n.name, n]));
+    world.jobs = new Map(answer.jobs.map(job => [keyOf(job), job]));
+  }
+  world.feed = answer.feed; world.version = answer.v;
+  world.asOf = answer.now; world.skew = answer.now - Date.now() / 1000; world.seen = Date.now();
+  derived = null;
+  tell("view");
+  performance.measure("update", "update-begins");
+}
+
+let pulling = null, wanted = null;
+async function pull() { // one at a time; news that come meanwhile are asked for after it
+  if (pulling) return pulling;
+  pulling = (async () => {
+    try {
+      while (wanted && !document.hidden) {
+        const signs = wanted; wanted = null;
+        if (signs.feed !== world.feed || signs.v > world.version) take(await ask(`api/state?since=${world.feed}-${world.version}`));
+        for (const name of ["forecast", "usage"]) {
+          const mark = `${signs.feed}-${signs[name] ?? 0}`;
+          if (signs[name] && world[`${name}_mark`] !== mark) { world[name] = await ask(`api/${name}`); world[`${name}_mark`] = mark; derived = null; tell(name); }
+        }
+      }
+    } catch { lost(); }
+    pulling = null;
+  })();
+  return pulling;
+}
+
+function lost() { world.live = "lost"; tell("live"); setTimeout(() => { if (world.live === "lost" && !source) listen(); }, 3000); }
+
+let source = null;
+function listen() {
+  source?.close();
+  source = new EventSource("api/events");
+  source.onmessage = event => { wanted = JSON.parse(event.data); if (world.live !== "live") { world.live = "live"; tell("live"); } pull(); };
+  source.onerror = () => {
+    const closed = source.readyState === EventSource.CLOSED;
+    if (closed) source = null;
+    lost();
+  };
+}
+
+async function readFiles() {
+  try {
+    const [state, forecast, usage] = await Promise.all(Object.values(PATHS).map(path => ask(path)));
+    Object.assign(world, {forecast, usage, live: "files"});
+    take(state);
+  } catch { world.live = "lost"; tell("live"); }
+}
+
+export async function begin() {
+  if (files) { setInterval(readFiles, AGAIN_S * 1000); return readFiles(); }
+  ask("api/me").then(me => { world.me = me; tell("me"); }).catch(() => {});
+  document.addEventListener("visibilitychange", () => { if (!document.hidden) pull(); });
+  try { take(await ask("api/state")); } catch (error) { world.head.warning = error.message; tell("view"); }
+  listen();
+}
+
+// -- what follows from it, made once for each change
+
+export function facts() {
+  if (derived) return derived;
+  const at = new Map(), users = new Map(), by = {running: [], waiting: [], ended: []};
+  const user = name => { if (!users.has(name)) users.set(name, {user: name, held: 0, asked: 0, running: 0, waiting: 0}); return users.get(name); };
+  for (const job of world.jobs.values()) {
+    if (ACTIVE.has(job.state)) {
+      by.running.push(job);
+      const of = user(job.user); of.running += 1; of.held += job.gpus ?? 0;
+      for (const [node, ...gpus] of job.on ?? []) {
+        if (!at.has(node)) at.set(node, new Map());
+        for (const gpu of gpus) at.get(node).set(gpu, job);
+      }
+    } else if (job.state === "PENDING") {
+      by.waiting.push(job);
+      const n = job.count ?? 1, of = user(job.user); of.waiting += n; of.asked += n * (job.gpus ?? 0);
+    } else by.ended.push(job);
+  }
+  const starts = world.forecast.jobs, first = job => starts[job.id]?.[0] ?? Infinity;
+  by.waiting.sort((a, b) => first(a) - first(b) || a.sub - b.sub);
+  by.running.sort((a, b) => (b.start ?? Infinity) - (a.start ?? Infinity));
+  by.ended.sort((a, b) => b.end - a.end);
+  const gpus = {all: 0, busy: 0, idle: 0, free: 0, out: 0}, sums = {watts: 0, power: false, use: 0, known: 0};
+  for (const node of world.nodes.values()) {
+    [...node.gpus].forEach((letter, i) => {
+      gpus.all += 1;
+      const use = node.util?.[i];
+      if (letter === "A") { gpus[use !== undefined && use !== null && use < 5 ? "idle" : "busy"] += 1; if (use !== undefined && use !== null) { sums.use += use / 100; sums.known += 1; } }
+      else if (letter === "F" && !OUT.has(node.state)) gpus.free += 1;
+      else gpus.out += 1;
+      const watts = node.watt?.[i];
+      if (watts !== undefined && watts !== null) { sums.watts += watts; sums.power = true; }
+    });
+  }
+  const waits = by.waiting.reduce((n, job) => n + (job.count ?? 1), 0);
+  derived = {at, by, gpus, sums, waits, users: [...users.values()].sort((a, b) => b.held - a.held || b.asked - a.asked)};
+  for (const of of derived.users) hue(of.user);
+  return derived;
+}
+
+export const OUT = new Set(["DOWN", "DRAINED", "DRAINING", "UNKNOWN"]);
+export const expected = job => world.forecast.jobs[job.id];
+export const gpuIndex = (node, i) => node.index ? node.index[i] : i;

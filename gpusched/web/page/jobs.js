@@ -1,0 +1,120 @@
+// The list of jobs: only the rows in sight are in the document, so that ten thousand scroll like ten.
+
+import {world, facts, expected, now} from "./data.js";
+import {h, chip, choice, count, span, clock, names, many, ACTIVE, percent} from "./words.js";
+import {starts} from "./overview.js";
+
+const COLUMNS = [["id", "Job"], ["name", "Name"], ["user", "User"], ["part", "Partition"], ["gpus", "GPUs"], ["state", "State"], ["where", "Where, or why not"], ["time", "Time"], ["when", "Ends or starts"]];
+const SORTS = {
+  id: job => job.id, name: job => job.name, user: job => job.user, part: job => job.part, gpus: job => -(job.gpus ?? 0), state: job => job.state,
+  time: job => -((job.end ?? now()) - (job.start ?? job.sub)), when: job => ACTIVE.has(job.state) ? ending(job) : job.end ? -job.end : expected(job)?.[0] ?? Infinity,
+};
+const ending = job => world.forecast.ends?.[job.id] ?? job.own ?? job.due ?? Infinity;
+
+// A list of which only the rows in sight are drawn. make(item) gives a row; height in pixels, as the style sheet has it.
+export function rowsInSight(box, make, name) {
+  const body = h("div", {class: "body", role: "rowgroup"});
+  box.append(body);
+  let items = [], drawn = new Map();
+  const height = () => parseFloat(getComputedStyle(box).getPropertyValue("--row"));
+  function draw(anew) {
+    const row = height(), top = body.getBoundingClientRect().top;
+    const first = Math.max(0, Math.floor(-top / row) - 8), last = Math.min(items.length, Math.ceil((innerHeight - top) / row) + 8);
+    const kept = new Map();
+    for (let n = first; n < last; n++) {
+      const old = drawn.get(n);
+      if (!anew && old) { kept.set(n, old); drawn.delete(n); continue; }
+      const node = make(items[n]);
+      node.style.top = `${n * row}px`;
+      node.setAttribute("aria-rowindex", n + 2);
+      if (old) { // a link that has the focus keeps it
+        const focused = old.contains(document.activeElement);
+        old.replaceWith(node); drawn.delete(n);
+        if (focused) node.querySelector("a")?.focus({preventScroll: true});
+      } else body.append(node);
+      kept.set(n, node);
+    }
+    for (const node of drawn.values()) node.remove();
+    drawn = kept;
+  }
+  let frame = 0;
+  const moved = () => { cancelAnimationFrame(frame); frame = requestAnimationFrame(() => draw(false)); };
+  addEventListener("scroll", moved, {passive: true});
+  return {
+    show(list) { items = list; body.style.height = `${items.length * height()}px`; box.setAttribute("aria-rowcount", items.length + 1); draw(true); },
+    step(by) {
+      const links = [...body.querySelectorAll("a.open")].sort((a, b) => a.closest("[role=row]").offsetTop - b.closest("[role=row]").offsetTop);
+      const at = links.indexOf(document.activeElement), next = at < 0 ? links.find(l => l.getBoundingClientRect().top > 0) : links[at + by];
+      next?.focus(); next?.scrollIntoView({block: "nearest"});
+    },
+    close() { removeEventListener("scroll", moved); },
+    name,
+  };
+}
+
+export const matcher = text => {
+  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+  return fields => words.every(word => fields.some(field => field && field.toLowerCase().includes(word)));
+};
+
+export function jobsPage(main, _, query) {
+  let of = query.get("of") ?? "now", text = query.get("q") ?? "", sort = "", turned = false;
+  const field = h("input", {type: "search", placeholder: "Search: name, user, node, reason, id", "aria-label": "Search jobs", value: text, spellcheck: "false"});
+  const tabs = h("div", {class: "tabs"}), found = h("p", {class: "quiet", role: "status"});
+  const head = h("div", {class: "row heads", role: "row"}, COLUMNS.map(([key, title]) => h("span", {class: key, role: "columnheader"}, h("button", {type: "button", onclick: () => { turned = sort === key && !turned; sort = key; update("view"); }}, title))));
+  const box = h("div", {class: "list jobs", role: "table", "aria-label": "Jobs"}, h("div", {role: "rowgroup"}, head));
+  main.append(h("div", {class: "title"}, h("h1", {}, "Jobs"), h("div", {class: "tools"}, tabs, field)), found, box);
+  const list = rowsInSight(box, row);
+  field.addEventListener("input", () => { text = field.value; update("view"); keep(); });
+  const keep = () => { const q = new URLSearchParams(); if (of !== "now") q.set("of", of); if (text) q.set("q", text); history.replaceState(null, "", `#/jobs${String(q) ? `?${q}` : ""}`); };
+
+  function chosen() {
+    const {by} = facts();
+    const all = {now: () => [...by.running, ...by.waiting], running: () => by.running, waiting: () => by.waiting, ended: () => by.ended}[of]?.() ?? [];
+    const fits = matcher(text);
+    const list = text ? all.filter(job => fits([job.id, job.name, job.user, job.part, job.reason, job.state, job.group, job.qos, ...(job.on ?? []).map(o => o[0])])) : [...all];
+    if (sort) { const by = SORTS[sort] ?? SORTS.when; list.sort((a, b) => { const [x, y] = [by(a), by(b)]; return (x < y ? -1 : x > y ? 1 : 0) * (turned ? -1 : 1); }); }
+    return list;
+  }
+
+  function update(what) {
+    if (what === "live" || what === "me" || what === "usage") return;
+    const {by, waits} = facts();
+    tabs.replaceChildren(choice("which", [["now", `Now ${count(by.running.length + waits)}`], ["running", `Running ${count(by.running.length)}`], ["waiting", `Waiting ${count(waits)}`], ["ended", `Ended ${count(by.ended.length)}`]], of, value => { of = value; keep(); update("view"); }));
+    const jobs = chosen();
+    found.textContent = text ? `${many(jobs.length, "job")} with “${text}”` : of === "ended" ? "of the last 24 hours" : "";
+    found.hidden = !found.textContent;
+    for (const title of head.children) title.setAttribute("aria-sort", title.classList.contains(sort) ? turned ? "descending" : "ascending" : "none");
+    list.show(jobs);
+    if (!jobs.length) { found.hidden = false; found.textContent = text ? `No job with “${text}”` : "No jobs."; }
+  }
+  update("view");
+  return {update, close: list.close, step: list.step};
+}
+
+export function progress(job) {
+  const share = job.of ? Math.min(1, job.step / job.of) : null;
+  return share === null ? null : h("span", {class: "meter", title: `step ${count(job.step)} of ${count(job.of)}`}, h("i", {style: {width: `${share * 100}%`}}), h("em", {}, percent(share)));
+}
+
+export function row(job) {
+  const at = now(), active = ACTIVE.has(job.state), start = expected(job);
+  const time = active ? span(at - (job.start ?? at)) : job.end && job.start ? span(job.end - job.start) : `waits ${span(at - job.sub)}`;
+  let when = "";
+  if (active) when = ending(job) < Infinity ? h("span", {title: job.due ? `limit ${clock(job.due, at)}` : ""}, `~${clock(ending(job), at)}`) : "";
+  else if (job.end) when = clock(job.end, at);
+  else if (start) when = h("span", {title: start[2] ? `between ${clock(Math.max(at, start[1]), at)} and ${clock(Math.max(at, start[2]), at)}` : ""}, starts(start));
+  const where = active || job.end ? names((job.on ?? []).map(o => o[0])) : "";
+  const why = job.reason ? `${job.reason}${job.exit ? ` ${job.exit}` : ""}` : "";
+  const open = h("a", {class: "open", href: `#/job/${job.id}`}, job.id.length > 16 ? `${job.id.slice(0, 15)}…` : job.id, job.tasks ? `_[${job.tasks}]` : "");
+  return h("div", {class: `row ${active ? "run" : ""}`, role: "row", onclick: event => { if (!event.target.closest("a")) location.hash = `#/job/${job.id}`; }},
+    h("span", {class: "id", role: "cell"}, open),
+    h("span", {class: "name", role: "cell", title: job.name}, job.name),
+    h("span", {class: "user", role: "cell"}, job.user),
+    h("span", {class: "part", role: "cell"}, job.part),
+    h("span", {class: "gpus", role: "cell"}, count(job.gpus ?? 0), job.count ? h("small", {}, ` × ${count(job.count)}`) : ""),
+    h("span", {class: "state", role: "cell"}, chip(job.state)),
+    h("span", {class: "where", role: "cell", title: job.message ?? ""}, where ? h("span", {class: "mono"}, where) : "", progress(job), why && !active ? h("span", {class: "why"}, where ? ` ${why}` : why, job.message && !job.end ? h("small", {}, ` ${job.message}`) : "") : ""),
+    h("span", {class: "time", role: "cell"}, time),
+    h("span", {class: "when", role: "cell"}, when));
+}

@@ -1,0 +1,77 @@
+// The first page: how full, who waits, what happens next, who has what.
+
+import {world, facts, expected, now, OUT} from "./data.js";
+import {h, count, many, percent, power, span, clock, choice, names, short} from "./words.js";
+import {bar, sparkline} from "./charts.js";
+import {gpuMap, legend} from "./map.js";
+import {timeline, SPANS} from "./timeline.js";
+
+const NEXT = 9, TOP_USERS = 9;
+
+export function overview(main) {
+  const tiles = h("section", {class: "tiles", "aria-label": "Now"});
+  const mapBox = h("div", {class: "maps"}), key = h("div", {}), next = h("div", {}), users = h("div", {}), odd = h("div", {});
+  const bars = h("div", {});
+  const map = gpuMap(mapBox), ahead = timeline(bars, {high: () => innerWidth < 700 ? 280 : 360});
+  let byUser = false;
+  const colours = value => { byUser = value === "user"; key.replaceChildren(legend(byUser)); map.byUser(byUser); };
+  main.append(h("h1", {class: "unseen"}, "Overview"), tiles,
+    h("div", {class: "two"},
+      h("div", {class: "left"},
+        h("section", {class: "panel"}, h("div", {class: "head"}, h("h2", {}, "GPUs"), choice("colour", [["use", "Use"], ["user", "User"]], "use", colours)), mapBox, key), odd,
+        h("section", {class: "panel flush"}, h("div", {class: "head"}, h("h2", {}, "Next hours"), choice("how far ahead", SPANS.slice(0, 3), 6, hours => ahead.ahead(hours))), bars)),
+      h("div", {class: "stacked"},
+        h("section", {class: "panel"}, h("div", {class: "head"}, h("h2", {}, "Starting next"), h("a", {href: "#/jobs?of=waiting"}, "all who wait")), next),
+        h("section", {class: "panel"}, h("div", {class: "head"}, h("h2", {}, "Who has what"), h("a", {href: "#/usage"}, "over days")), users))));
+  key.replaceChildren(legend(false));
+
+  function figures() {
+    const {gpus, sums, waits, by} = facts(), held = gpus.busy + gpus.idle;
+    const asked = by.waiting.reduce((n, job) => n + (job.gpus ?? 0) * (job.count ?? 1), 0);
+    const longest = by.waiting.reduce((t, job) => Math.min(t, job.sub), Infinity);
+    const fine = world.usage.fine, use = fine.map(p => [p[0], p[3]]), kw = fine.map(p => [p[0], p[4]]);
+    const soon = by.waiting.map(expected).find(Boolean);
+    const kwh = fine.reduce((sum, p) => sum + (p[4] ?? 0) / 12, 0);
+    const tile = (name, value, unit, under, ...more) => h("div", {class: "tile"}, h("h2", {}, name), h("p", {class: "big"}, value, h("small", {}, unit)), ...more, h("p", {class: "under"}, under));
+    tiles.replaceChildren(
+      tile("GPUs held", count(held), ` of ${count(gpus.all)}`,
+        [h("span", {}, `${count(gpus.free)} free`), gpus.idle ? h("span", {class: "warn"}, `${count(gpus.idle)} held but idle`) : null, gpus.out ? h("span", {}, `${count(gpus.out)} out`) : null],
+        bar([["held-3", gpus.busy], ["idle", gpus.idle], ["free", gpus.free], ["out", gpus.out]], gpus.all)),
+      tile("Queue", count(waits), ` waiting, ${count(by.running.length)} running`,
+        waits ? [h("span", {}, `ask for ${many(asked, "GPU")}`), h("span", {}, `longest wait ${span(now() - longest)}`), soon ? h("span", {}, `next start ${starts(soon)}`) : null] : [h("span", {}, "nobody waits")]),
+      tile("Utilization", sums.known ? percent(sums.use / sums.known) : "–", " of held GPUs, now", [h("span", {}, "all GPUs, 24 h")], sparkline(use, 1)),
+      tile("Power", sums.power ? power(sums.watts) : "–", " all GPUs, now", [h("span", {}, kwh ? `${short(kwh)} kWh in 24 h` : "not measured yet")], sparkline(kw)));
+  }
+
+  function lists() {
+    const {by, users: all} = facts();
+    next.replaceChildren(by.waiting.length ? h("ul", {class: "rows"}, by.waiting.slice(0, NEXT).map(job => {
+      const start = expected(job);
+      return h("li", {}, h("a", {href: `#/job/${job.id}`}, h("span", {class: "what"}, h("b", {}, job.name), h("small", {}, `${job.user} · ${job.part}${job.count ? ` · ${many(job.count, "task")}` : ""}`)),
+        h("span", {class: "num"}, many(job.gpus ?? 0, "GPU")), h("span", {class: "when"}, start ? starts(start) : h("small", {}, job.reason ?? ""))));
+    })) : h("p", {class: "quiet"}, "Nobody waits."));
+    const most = Math.max(1, ...all.map(u => u.held + u.asked));
+    users.replaceChildren(all.length ? h("ul", {class: "rows users"}, all.slice(0, TOP_USERS).map(u => h("li", {}, h("a", {href: `#/jobs?q=${encodeURIComponent(u.user)}`},
+      h("span", {class: "what"}, u.user), h("span", {class: "track"}, h("i", {class: "held-3", style: {width: `${100 * u.held / most}%`}}), h("i", {class: "waits", style: {width: `${100 * u.asked / most}%`}})),
+      h("span", {class: "num"}, count(u.held), u.asked ? h("small", {}, ` +${count(u.asked)}`) : ""))))) : h("p", {class: "quiet"}, "Nobody has any."),
+    all.length ? h("p", {class: "quiet small"}, `GPUs held, + asked for${all.length > TOP_USERS ? `; ${many(all.length - TOP_USERS, "more user")}` : ""}`) : "");
+    const broken = [...world.nodes.values()].filter(n => OUT.has(n.state) || n.trouble || n.stale || Object.keys(n.why ?? {}).some(i => "LX".includes(n.gpus[(n.index ?? []).indexOf(+i)] ?? n.gpus[i])));
+    const groups = new Map();
+    for (const node of broken) { const why = `${node.state.toLowerCase()}${node.reason || node.trouble ? `: ${node.reason ?? node.trouble}` : Object.keys(node.why ?? {}).length ? `: ${Object.values(node.why)[0]}` : ""}`; groups.set(why, [...groups.get(why) ?? [], node.name]); }
+    odd.replaceChildren(...(groups.size ? [h("section", {class: "panel odd"}, h("div", {class: "head"}, h("h2", {}, "Needs a look"), h("a", {href: "#/nodes?of=odd"}, many(broken.length, "node"))),
+      h("ul", {class: "rows"}, [...groups].sort((a, b) => b[1].length - a[1].length).slice(0, 6).map(([why, of]) => h("li", {}, h("a", {href: of.length === 1 ? `#/node/${encodeURIComponent(of[0])}` : "#/nodes?of=odd"}, h("span", {class: "mono"}, of.length > 6 ? many(of.length, "node") : names(of)), h("span", {class: "why"}, why))))))] : []));
+  }
+
+  const update = what => {
+    if (what === "live" || what === "me") return;
+    if (what !== "clock") { figures(); lists(); map.update(); }
+    ahead.update(what);
+  };
+  update("view");
+  return {update};
+}
+
+export function starts(row) {
+  const at = now();
+  return row[0] <= at + 30 ? "any moment" : clock(row[0], at);
+}

@@ -1,0 +1,154 @@
+// Who has which GPUs when: what has run, what runs, and what is expected to start; one canvas that draws the rows in sight.
+
+import {world, facts, now} from "./data.js";
+import {h, canvas, paint, hue, say, hush, span, clock, choice, ACTIVE, many} from "./words.js";
+
+const AXIS = 24;
+const SPANS = [[2, "2 h"], [6, "6 h"], [24, "1 day"], [72, "3 days"]];
+
+function layout(at) { // node -> bars, each on the GPUs it has or would have
+  const rows = new Map([...world.nodes.values()].map(node => [node.name, []]));
+  const ends = world.forecast.ends ?? {};
+  for (const job of world.jobs.values()) {
+    if (!job.on || !job.start) continue;
+    const active = ACTIVE.has(job.state);
+    const until = active ? Math.max(at, ends[job.id] ?? job.own ?? job.due ?? at) : job.end;
+    for (const [node, ...gpus] of job.on) rows.get(node)?.push({job, gpus, from: job.start, until, active});
+  }
+  const plans = [];
+  for (const job of facts().by.waiting) {
+    const plan = world.forecast.jobs[job.id];
+    if (plan?.[5]) plans.push([job, plan]);
+  }
+  plans.sort((a, b) => a[1][3] - b[1][3]);
+  const free = new Map();
+  for (const [job, [, , , from, until, nodes]] of plans) {
+    for (const name of nodes) {
+      const node = world.nodes.get(name), row = rows.get(name);
+      if (!node || !row) continue;
+      if (!free.has(name)) {
+        const since = new Array(node.gpus.length).fill(0);
+        for (const bar of row) for (const gpu of bar.gpus) if (bar.active) since[gpu] = bar.until;
+        free.set(name, since);
+      }
+      const since = free.get(name), wanted = Math.max(1, Math.round((job.gpus ?? 0) / (job.nodes ?? 1)));
+      const gpus = since.map((t, i) => [t, i]).sort((a, b) => (a[0] > from + 1) - (b[0] > from + 1) || a[1] - b[1]).slice(0, wanted).map(([, i]) => i);
+      for (const gpu of gpus) since[gpu] = until;
+      row.push({job, gpus, from: Math.max(from, at), until: Math.max(until, at), planned: true});
+    }
+  }
+  return rows;
+}
+
+export function timeline(box, {ahead = 6, high = 340, filter = () => true} = {}) {
+  const spacer = h("div", {class: "spacer"}), drawn = h("canvas", {});
+  const scroll = h("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": "Timeline of jobs by node; the list of jobs says the same in words"}, h("div", {class: "sticky"}, drawn), spacer);
+  box.append(scroll);
+  let rows = new Map(), list = [], hits = [], height = 18, frame = 0;
+
+  function arrange() {
+    rows = layout(now());
+    list = [...world.nodes.values()].filter(filter);
+    height = list.length <= 16 ? 34 : list.length <= 48 ? 20 : 15;
+    const inside = list.length * height, shown = Math.min(high(), inside + AXIS);
+    scroll.style.height = `${shown}px`;
+    spacer.style.height = `${Math.max(0, inside + AXIS - shown)}px`;
+    draw();
+  }
+
+  function draw() {
+    const width = scroll.clientWidth, tall = scroll.clientHeight;
+    if (!width || !tall) return;
+    const at = now(), to = canvas(drawn, width, tall), left = width < 560 ? 62 : 92;
+    const begin = at - ahead * 3600 / 4, end = at + ahead * 3600, x = t => left + (t - begin) / (end - begin) * (width - left);
+    const [ink, soft, line, panel, accent, plan, mono, light] = ["ink", "soft", "line", "panel", "accent", "plan", "mono", "user-l"].map(paint);
+    hits = [];
+    to.textBaseline = "middle";
+    const first = Math.floor(scroll.scrollTop / height), last = Math.min(list.length, Math.ceil((scroll.scrollTop + tall) / height));
+    const every = [300, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400].find(s => (end - begin) / s <= Math.max(3, width / 110)) ?? 86400;
+    const zone = new Date(at * 1000).getTimezoneOffset() * 60;
+    to.font = `11px ${paint("sans")}`;
+    to.strokeStyle = line; to.lineWidth = 1;
+    const ticks = [];
+    for (let t = Math.ceil((begin - zone) / every) * every + zone; t < end; t += every) ticks.push(t);
+    for (const t of ticks) { const px = Math.round(x(t)) + .5; to.beginPath(); to.moveTo(px, AXIS); to.lineTo(px, tall); to.stroke(); }
+    for (let n = first; n < last; n++) {
+      const node = list[n], y = AXIS + n * height - scroll.scrollTop, lanes = Math.max(1, node.gpus.length), lane = (height - 3) / lanes;
+      for (const bar of rows.get(node.name) ?? []) {
+        if (bar.until < begin || bar.from > end) continue;
+        const a = Math.max(left, x(bar.from)), b = Math.min(width, Math.max(x(bar.until), a + 1.5));
+        const colour = `oklch(${light} ${bar.planned ? .07 : .095} ${hue(bar.job.user)})`, gpus = [...bar.gpus].sort((p, q) => p - q);
+        for (let i = 0; i < gpus.length;) { // neighbouring GPUs are one block
+          let stop = i + 1;
+          while (stop < gpus.length && gpus[stop] === gpus[stop - 1] + 1) stop += 1;
+          const top = y + 1.5 + gpus[i] * lane, size = Math.max(1, (stop - i) * lane - (lane > 2 ? .75 : .25));
+          block(to, bar, a, b, top, size, colour, x(at));
+          hits.push([a, b, top, top + size, bar]);
+          if (size > 10 && b - a > 46) {
+            to.save(); to.beginPath(); to.rect(a, top, b - a - 3, size); to.clip();
+            to.fillStyle = bar.planned ? ink : paint("on-bar"); to.globalAlpha = bar.active === false ? .8 : 1;
+            to.fillText(`${bar.job.name} · ${bar.job.user}`, a + 5, top + size / 2 + .5); to.restore();
+          }
+          i = stop;
+        }
+      }
+      to.fillStyle = line; to.fillRect(0, y + height - 1, width, 1);
+      to.fillStyle = soft; to.font = `11px ${mono}`;
+      if (height >= 13) to.fillText(node.name, 2, y + height / 2, left - 8);
+      to.font = `11px ${paint("sans")}`;
+    }
+    to.fillStyle = panel; to.fillRect(0, 0, width, AXIS);
+    to.fillStyle = soft;
+    for (const t of ticks) { const text = clock(t, at), px = x(t); const wide = to.measureText(text).width; if (px > left - 1 && px + wide < width && (px > x(at) + 22 || px + wide < x(at) - 22)) to.fillText(text, px + 3, AXIS / 2); }
+    to.fillStyle = accent; to.fillRect(Math.round(x(at)) - .75, AXIS - 6, 1.5, tall);
+    const word = to.measureText("now").width;
+    to.fillStyle = panel; to.fillRect(x(at) - word / 2 - 4, 2, word + 8, AXIS - 7);
+    to.fillStyle = accent; to.textAlign = "center"; to.fillText("now", x(at), AXIS / 2 - 1); to.textAlign = "left";
+  }
+
+  function block(to, bar, a, b, top, size, colour, present) {
+    to.fillStyle = colour;
+    if (bar.planned) {
+      to.globalAlpha = .22; to.fillRect(a, top, b - a, size);
+      to.globalAlpha = .9; to.fillRect(a, top, 2, size);
+    } else if (bar.active) {
+      to.fillRect(a, top, Math.max(0, Math.min(b, present) - a), size);
+      to.globalAlpha = .62; to.fillRect(Math.max(a, present), top, Math.max(0, b - Math.max(a, present)), size);
+    } else { to.globalAlpha = .38; to.fillRect(a, top, b - a, size); }
+    to.globalAlpha = 1;
+  }
+
+  const find = event => {
+    const b = drawn.getBoundingClientRect(), px = event.clientX - b.left, py = event.clientY - b.top;
+    return py < AXIS ? null : hits.findLast(([a, z, top, low]) => px >= a && px <= z && py >= top - .5 && py <= low + .5)?.[4];
+  };
+  drawn.addEventListener("mousemove", event => {
+    const bar = find(event);
+    drawn.style.cursor = bar ? "pointer" : "";
+    if (!bar) { hush(); return; }
+    const {job} = bar, at = now();
+    say(event, [`${job.name} of ${job.user}`, `${many(job.gpus ?? 0, "GPU")}${job.nodes ? ` on ${job.nodes} nodes` : ""}`,
+      bar.planned ? `expected from ${clock(bar.from, at)} to ${clock(bar.until, at)}` : bar.active
+        ? `since ${clock(bar.from, at)}, expected to ${clock(bar.until, at)}${job.due ? `, limit ${clock(job.due, at)}` : ""}`
+        : `${clock(bar.from, at)} to ${clock(bar.until, at)} (${span(bar.until - bar.from)}), ${job.state.toLowerCase()}`]);
+  });
+  drawn.addEventListener("mouseleave", hush);
+  drawn.addEventListener("click", event => { const bar = find(event); if (bar) location.hash = `#/job/${bar.job.id}`; });
+  scroll.addEventListener("scroll", () => { cancelAnimationFrame(frame); frame = requestAnimationFrame(draw); });
+  return {update(what) { if (what === "clock") draw(); else arrange(); }, ahead(hours) { ahead = hours; draw(); }};
+}
+
+export function timelinePage(main, _, query) {
+  const box = h("section", {class: "panel flush"});
+  let part = query.get("part") ?? "";
+  const shown = timeline(box, {high: () => Math.max(320, innerHeight - 210), filter: node => !part || node.part === part});
+  const parts = h("div", {});
+  main.append(h("div", {class: "title"}, h("h1", {}, "Timeline"),
+    h("div", {class: "tools"}, parts, choice("how far ahead", SPANS, 6, hours => shown.ahead(hours)))),
+  box, h("p", {class: "quiet"}, "Colour is the user. Solid: has run; paler: until its expected end; outlined: expected starts, by the queue run forward with usual run times. Nobody knows what is submitted next."));
+  if (world.head.partitions.length > 1) parts.replaceWith(choice("partition", [["", "All"], ...world.head.partitions.map(p => [p, p])], part, value => { part = value; shown.update("view"); }));
+  shown.update("view");
+  return {update: what => shown.update(what)};
+}
+
+export {SPANS};

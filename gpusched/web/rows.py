@@ -1,0 +1,135 @@
+"""Jobs and nodes as the page gets them: short keys, and no key that has nothing to say. docs/concepts/web.md lists them.
+
+Times are Unix seconds, the page counts elapsed time itself: a row changes only when something has happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gpusched.model.jobs import ACTIVE, Job, JobState
+from gpusched.model.progress import JobProgress
+from gpusched.model.readings import GpuState
+from gpusched.model.reports import GpuRow, NodeRow
+from gpusched.queue.snapshots import expected_end
+from gpusched.views import common
+from gpusched.views.jobs import job_nodes
+
+_LETTER = {
+    GpuState.FREE: "F",
+    GpuState.ALLOCATED: "A",
+    GpuState.BUSY: "B",
+    GpuState.LOST: "L",
+    GpuState.UNUSABLE: "X",
+    GpuState.UNKNOWN: "U",
+}
+_FINE = (GpuState.FREE, GpuState.ALLOCATED)
+
+
+def job_rows(
+    jobs: Iterable[Job],
+    energies: Mapping[str, float],
+    progress: Mapping[str, JobProgress],
+    partners: Mapping[str, str],
+) -> dict[str, dict[str, Any]]:
+    """Key -> row, in the order given; waiting tasks of an array that wait for the same reason are one row."""
+    rows: dict[str, dict[str, Any]] = {}
+    tasks: dict[str, list[Job]] = {}
+    for job in jobs:
+        if job.state is JobState.PENDING and job.array_id is not None:
+            tasks.setdefault(f"{job.array_id}[{job.reason}/{job.held_by}]", []).append(job)
+        else:
+            rows[job.id] = job_row(job, energies.get(job.id), progress.get(job.id), partners.get(job.id))
+    for key, of in tasks.items():
+        row = job_row(of[0])
+        if len(of) > 1:
+            indices = common.ranges(job.array_index or 0 for job in of)
+            row |= {"key": key, "tasks": common.shorten(indices, 60), "count": len(of)}
+        rows[row.get("key", row["id"])] = row
+    return rows
+
+
+def job_row(
+    job: Job, energy_j: float | None = None, progress: JobProgress | None = None, partner: str | None = None
+) -> dict[str, Any]:
+    """What ``status`` shows of a job. ``due``: when it ends by its limit at the latest, ``own``: by its own progress."""
+    spec, active = job.spec, job.state in ACTIVE
+    parts = job.allocation.parts if job.allocation else ()
+    row = {
+        "id": job.id,
+        "name": spec.name,
+        "user": job.user,
+        "part": spec.partition,
+        "state": str(job.state),
+        "reason": (job.slurm.reason if job.slurm is not None and job.state is JobState.PENDING else "") or job.reason,
+        "message": job.message,
+        "gpus": spec.gpus,
+        "nodes": spec.nodes if spec.nodes > 1 else None,
+        "flavor": spec.flavor,
+        "limit": spec.time_limit_s,
+        "sub": _whole(job.submit_time),
+        "elig": _whole(job.eligible_time),
+        "start": _whole(job.start_time),
+        "end": _whole(job.end_time),
+        "due": _whole(expected_end(job, job.start_time)) if active and job.start_time is not None else None,
+        "on": [[part.node, *part.gpus] for part in parts],
+        "exit": job.exit_code,
+        "array": job.array_id,
+        "attempt": job.attempt if job.attempt > 1 else None,
+        "energy": _whole(energy_j if energy_j is not None else job.energy_j),
+        "with": partner,
+        "prio": job.priority,
+        "held": job.held_by,
+        "group": spec.group,
+        "qos": spec.qos,
+        "reservation": spec.reservation,
+    }
+    if progress is not None and progress.step is not None:
+        row |= {"step": progress.step, "of": progress.of, "pace": progress.steps_per_s, "own": _whole(progress.end())}
+    return {key: value for key, value in row.items() if value not in (None, "", 0, [])}
+
+
+def node_row(row: NodeRow) -> dict[str, Any]:
+    """What ``nodes`` shows of a node: of each GPU a letter for its state, and lists of figures, in the GPUs' order."""
+    gpus = row.gpus
+    found: dict[str, Any] = {
+        "name": row.name,
+        "part": row.partition,
+        "state": str(row.state),
+        "reason": row.reason,
+        "gpus": "".join(_LETTER[gpu.state] for gpu in gpus),
+        "index": [gpu.index for gpu in gpus] if [g.index for g in gpus] != list(range(len(gpus))) else None,
+        "free": row.gpus_free,
+        "type": next((gpu.name for gpu in gpus if gpu.name), None),
+        "util": _column(gpus, "utilization_pct"),
+        "watt": _column(gpus, "power_w"),
+        "max_watt": _whole(row.power_limit_w),
+        "mem": _column(gpus, "memory_used_mib"),
+        "max_mem": next((gpu.memory_total_mib for gpu in gpus if gpu.memory_total_mib), None),
+        "temp": _column(gpus, "temperature_c"),
+        "why": {str(gpu.index): gpu.reason for gpu in gpus if gpu.reason or gpu.state not in _FINE},
+        "cores": [row.cores_total - row.cores_free, row.cores_total],
+        "ram": [row.memory_total_mib - row.memory_free_mib, row.memory_total_mib],
+        "load": None if row.load1 is None else round(row.load1, 1),
+        "trouble": row.runtime_error,
+        "stale": row.stale or None,
+        "seen": _whole(row.last_seen) if row.stale or row.reason else None,
+        "simulated": row.simulated or None,
+    }
+    return {key: value for key, value in found.items() if value not in (None, "", [], {})}
+
+
+def _column(gpus: Iterable[GpuRow], name: str) -> list[int | None] | None:
+    """Whole figures of all GPUs; None where none is known."""
+    values = [_whole(getattr(gpu, name)) for gpu in gpus]
+    return values if any(v is not None for v in values) else None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
+def nodes_of(job: Job) -> str:
+    """Its nodes as Slurm writes them."""
+    return common.compress_names(job_nodes(job))

@@ -1,0 +1,309 @@
+"""The page over HTTP: the standard library's server, one thread for each connection, all reading what the feed made."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import msgspec
+
+from gpusched import __version__
+from gpusched.client.context import Client
+from gpusched.errors import GpuschedError, UsageError
+from gpusched.web.access import Rules, Viewer, may_see, right_host, viewer_of
+from gpusched.web.details import details, log_tail, one_job
+from gpusched.web.feed import Feed, Packed, Site
+from gpusched.web.slowly import Slowly
+
+PAGE = Path(__file__).with_name("page")
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+MOST_CONNECTIONS = 512
+_IDLE_S, _BEAT_S = 60.0, 15.0
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+_SAFE = {
+    "Content-Security-Policy": _POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Refused(Exception):
+    """An answer other than what was asked for."""
+
+    def __init__(self, status: HTTPStatus, line: str) -> None:
+        super().__init__(line)
+        self.status = status
+
+
+class WebServer(ThreadingHTTPServer):
+    """The listening socket, and what its connections share."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, address: str, port: int, rules: Rules) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self.bound, self.rules = address, rules
+        self.feed = Feed(Site())
+        self.slowly = Slowly(self.feed)
+        self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        try:
+            super().__init__((address, port), _Connection)
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen on {address} port {port}: {error.strerror or error}", "choose others: --bind, --port"
+            ) from None
+
+    def server_bind(self) -> None:
+        """Without looking up names of this machine, which may take long."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = self.bound, self.server_address[1]
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether there is a place for one more connection."""
+        return self._places.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """One connection, to its end."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Who goes away while we answer is no trouble of ours; all else is a bug, in one line."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            print(f"gpusched: web: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+
+    @property
+    def url(self) -> str:
+        """Where it is to be found."""
+        name = f"[{self.bound}]" if ":" in self.bound else self.bound
+        return f"http://{name}:{self.server_port}/"
+
+
+def serve(server: WebServer) -> None:
+    """Answer until `WebServer.shutdown`; the feed and the slow figures each have a thread."""
+    threads = [threading.Thread(target=run, daemon=True) for run in (server.feed.run, server.slowly.run)]
+    for thread in threads:
+        thread.start()
+    try:
+        server.serve_forever(poll_interval=0.2)
+    finally:
+        server.feed.stop()
+        server.slowly.stop()
+        server.server_close()
+        for thread in threads:
+            thread.join(timeout=5)
+
+
+class _Connection(BaseHTTPRequestHandler):
+    server: WebServer
+    protocol_version = "HTTP/1.1"
+    server_version = f"gpusched/{__version__}"
+    sys_version = ""
+    timeout = _IDLE_S
+    disable_nagle_algorithm = True
+    routes: ClassVar[tuple[tuple[str, str], ...]] = (
+        (r"/api/state", "_state"),
+        (r"/api/events", "_events"),
+        (r"/api/me", "_me"),
+        (r"/api/(forecast|usage)", "_extra"),
+        (r"/api/job/([^/]{1,80})", "_job"),
+        (r"/api/job/([^/]{1,80})/log", "_log"),
+        (r"/([a-z]+\.(?:js|css|svg))?", "_file"),
+    )
+
+    def do_GET(self) -> None:
+        try:
+            self._viewer = self._checked()
+            url = urlsplit(self.path)
+            self._query = parse_qs(url.query)
+            for pattern, name in self.routes:
+                if (found := re.fullmatch(pattern, unquote(url.path))) is not None:
+                    getattr(self, name)(*found.groups())
+                    return
+            raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
+        except Refused as error:
+            self._json({"error": str(error)}, error.status)
+        except UsageError as error:
+            self._json({"error": error.line()}, HTTPStatus.NOT_FOUND)
+        except GpuschedError as error:
+            self._json({"error": error.line()}, HTTPStatus.SERVICE_UNAVAILABLE)
+
+    do_HEAD = do_GET
+
+    def _checked(self) -> Viewer:
+        """Who asks, after a look at whether the question is one that we answer.
+
+        A request that comes through the proxy is for the name that the proxy has outside.
+        """
+        viewer = viewer_of(
+            self.server.rules, self.client_address[:2], self.request.getsockname()[:2], _Headers(self.headers)
+        )
+        if not viewer.proxied and not right_host(self.server.rules, self.server.bound, self.headers.get("Host", "")):
+            raise Refused(
+                HTTPStatus.MISDIRECTED_REQUEST, "this server has another name; --name of 'gpusched web' adds one"
+            )
+        if self.headers.get("Sec-Fetch-Site") == "cross-site" and self.path.startswith("/api/"):
+            raise Refused(HTTPStatus.FORBIDDEN, "another site's page asks for this")
+        return viewer
+
+    # -- answers
+
+    def _file(self, name: str | None) -> None:
+        path = PAGE / (name or "index.html")
+        if not path.is_file():
+            raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
+        content = _packed_file(path, path.stat().st_mtime_ns)
+        self._send(content, TYPES[path.suffix], f'"{__version__}-{path.stat().st_mtime_ns:x}"')
+
+    def _state(self) -> None:
+        feed, _, version = self._asked("since").rpartition("-")
+        known = int(version) if re.fullmatch(r"[0-9]{1,12}", version) else 0
+        if not self.server.feed.version:
+            self.server.feed.wait(self.server.feed.signs(), 10.0)  # it has only begun
+        self._send(self.server.feed.since(feed, known))
+
+    def _extra(self, name: str) -> None:
+        self._send(self.server.slowly.packed(name))
+
+    def _me(self) -> None:
+        self._json({"user": self._viewer.user, "names": bool(self.server.rules.header)})
+
+    def _job(self, text: str) -> None:
+        with _a_client() as client:
+            job = one_job(client, text)
+            private = may_see(self._viewer, job.user, client.inventory, client.state)
+            self._json(details(client, job, private=private))
+
+    def _log(self, text: str) -> None:
+        with _a_client() as client:
+            job = one_job(client, text)
+            if not may_see(self._viewer, job.user, client.inventory, client.state):
+                raise Refused(HTTPStatus.FORBIDDEN, "only its user, logged in, and admins see what a job prints")
+            rank, attempt = self._number("rank") or 0, self._number("attempt")
+            try:
+                self._json({"text": log_tail(client, job, rank, attempt)})
+            except GpuschedError as error:
+                self._json({"text": "", "note": error.line()})
+
+    def _events(self) -> None:
+        """What is new, as it comes: the numbers only, so that all viewers get the same bytes of the rest."""
+        self.send_response(HTTPStatus.OK)
+        self._head({"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        self.connection.settimeout(_BEAT_S)  # who takes nothing for that long has gone
+        signs: dict[str, Any] | None = self.server.feed.signs()
+        self.wfile.write(b"retry: 2000\n\n")
+        while not self.server.feed.stopped:
+            if signs is not None:
+                known = signs
+                self.wfile.write(b"data: %b\n\n" % msgspec.json.encode(signs))
+            else:
+                self.wfile.write(b": still here\n\n")
+            signs = self.server.feed.wait(known, _BEAT_S)
+
+    # -- words
+
+    def _asked(self, name: str) -> str:
+        return self._query.get(name, [""])[0]
+
+    def _number(self, name: str) -> int | None:
+        text = self._asked(name)
+        return int(text) if re.fullmatch(r"[0-9]{1,6}", text) else None
+
+    def _json(self, value: Any, status: HTTPStatus = HTTPStatus.OK) -> None:
+        self._send(Packed.of(msgspec.json.encode(value)), status=status)
+
+    def _send(
+        self, content: Packed, kind: str = "application/json", tag: str = "", status: HTTPStatus = HTTPStatus.OK
+    ) -> None:
+        if tag and self.headers.get("If-None-Match") == tag:
+            self.send_response(HTTPStatus.NOT_MODIFIED)
+            self._head({"ETag": tag, "Cache-Control": "no-cache"})
+            self.end_headers()
+            return
+        zipped = "gzip" in self.headers.get("Accept-Encoding", "")
+        body = content.zipped if zipped else content.plain
+        self.send_response(status)
+        kept = {"ETag": tag, "Cache-Control": "no-cache"} if tag else {"Cache-Control": "no-store"}
+        self._head({"Content-Type": kind, "Content-Length": str(len(body)), "Vary": "Accept-Encoding", **kept})
+        if zipped:
+            self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _head(self, headers: Mapping[str, str]) -> None:
+        for name, value in (_SAFE | dict(headers)).items():
+            self.send_header(name, value)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: a proxy has its own log."""
+
+
+class _Headers(dict[str, str]):
+    """Headers by name in any case; one that is there twice says nothing."""
+
+    def __init__(self, message: Any) -> None:
+        super().__init__()
+        self._message = message
+
+    def get(self, key: str, default: str = "") -> str:  # type: ignore[override]
+        found = self._message.get_all(key, [])
+        return found[0] if len(found) == 1 else default
+
+
+class _a_client:  # noqa: N801
+    """A store of this request's own: SQLite's connections stay in their thread."""
+
+    def __enter__(self) -> Client:
+        self._client = Client()
+        return self._client
+
+    def __exit__(self, *_: object) -> None:
+        self._client.reopen()
+
+
+_files: dict[Path, tuple[int, Packed]] = {}
+
+
+def _packed_file(path: Path, changed: int) -> Packed:
+    if _files.get(path, (0,))[0] != changed:
+        _files[path] = changed, Packed.of(path.read_bytes())
+    return _files[path][1]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can connect there."""
+    try:
+        return address == "localhost" or ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
