@@ -4,7 +4,8 @@
 
 A store is made up (`site`), ``gpusched web`` is started on it, and a headless Chromium looks. First view: from the
 navigation to the frame that has the map, the queue and the timeline. An update: every GPU has new figures, as after
-each tick, and a hundred jobs have started or ended; scripting is what Chromium counts as such (Performance.getMetrics).
+each tick, and a hundred jobs have started or ended. Scripting: from the answer's text to the last thing drawn, by the
+page's own clock; all work: what Chromium did beside it, layout, painting and garbage collection (TaskDuration).
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ def site(folder: Path, nodes: int, jobs: int, *, seed: int = 0, now: float | Non
     for name, begin, end, kind in (("H100", 0, half, "H100"), ("A100", half, nodes, "A100")):
         if begin < end:
             text += [f"  {name}:", "    policy: easy", f"    defaults: {{gpu_type: {kind}, rated_power: 10kW}}"]
-            text += ["    nodes:", *(f"      - {{name: gpu{n + 1:04d}, address: 127.77.{n >> 8}.{n & 255}}}" for n in range(begin, end))]
+            text += [
+                "    nodes:",
+                *(f"      - {{name: gpu{n + 1:04d}, address: 127.77.{n >> 8}.{n & 255}}}" for n in range(begin, end)),
+            ]
             text += ["    flavors: {one: {gpus: 1, cores: 16, memory: 128G, time: 24h}}"]
     (folder / "inventory.yaml").write_text("\n".join(text) + "\n")
     inventory = load_inventory(folder / "inventory.yaml")
@@ -84,7 +88,8 @@ def tick(folder: Path, seed: int) -> None:
             for r in store.node_records().values()
             if r.reading is not None
         )
-        active = rng.sample(found, min(50, len(found := store.active())))
+        found = store.active()
+        active = rng.sample(found, min(50, len(found)))
         store.put_jobs(
             msgspec.structs.replace(job, state=JobState.COMPLETED, end_time=now, exit_code=0) for job in active
         )
@@ -257,16 +262,19 @@ class _Made:
             found.append(NodeRecord(
                 name=name, state=NodeState.DRAINING if drained else state, last_seen=self.now + 86400, reading=reading,
                 reason="fan replacement, ticket 4711" if drained else "",
-                drain_reason="fan replacement, ticket 4711" if drained else None, drained_by="root" if drained else None,
+                drain_reason="fan replacement" if drained else None, drained_by="root" if drained else None,
             ))  # fmt: skip
         return found
 
     def usage(self, history: bool) -> list[UsageRow]:
-        """Hours of days gone by, then five minutes of the last day; by day and night, of few nodes where there are many."""
+        """Hours of days gone by, then five minutes of the last one; a few nodes stand for many."""
         rows, rng = [], self.rng
         nodes = self.nodes if len(self.nodes) <= 64 else self.nodes[:: len(self.nodes) // 64]
         scale = len(self.nodes) / len(nodes)
-        spans = [(round(self.now - 13 * 86400), round(self.now - 86400), 3600), (round(self.now - 86400), round(self.now), 300)]
+        spans = [
+            (round(self.now - 13 * 86400), round(self.now - 86400), 3600),
+            (round(self.now - 86400), round(self.now), 300),
+        ]
         for begin, end, width in spans if history else ():
             for bucket in range(begin // width * width, end // width * width, width):
                 hour, day = bucket % 86400 / 3600, bucket // 86400 % 7
@@ -277,7 +285,7 @@ class _Made:
                         seconds = GPUS * width * share * scale
                         use = rng.uniform(0.6, 0.95) if user else 0.0
                         rows.append(UsageRow(
-                            bucket=bucket, node=name, job_id=f"old-{user}" if user else "", user=user, partition=partition,
+                            bucket=bucket, node=name, job_id=user and f"old-{user}", user=user, partition=partition,
                             gpu_s=seconds, energy_j=seconds * (480 * use + 70), util_s=seconds * use,
                             util_known_s=seconds, idle_s=0.0 if user else seconds,
                         ))  # fmt: skip
@@ -315,7 +323,76 @@ def serving(folder: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
     return server, "http://" + line.split("http://")[1].split()[0]
 
 
+# -- the measuring
+
+READY = "performance.getEntriesByName('first-view').length"
+UPDATES = "performance.getEntriesByName('update').length"
+
+
+def main() -> int:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--jobs", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only-site", type=Path, help="make the site there, and end")
+    asked = parser.parse_args()
+    if asked.only_site:
+        asked.only_site.mkdir(parents=True, exist_ok=True)
+        site(asked.only_site, asked.nodes, asked.jobs)
+        return 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        site(folder, asked.nodes, asked.jobs)
+        figures = measured(folder, asked.rounds)
+    print(f"{asked.nodes} nodes, {asked.jobs} jobs; medians (worst) of {asked.rounds}")
+    for what, values in figures.items():
+        print(f"  {what}: {statistics.median(values):.0f} ms ({max(values):.0f})")
+    return 0
+
+
+def measured(folder: Path, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of first views, and of updates with the overview, the list of jobs and the timeline open."""
+    from tests.web.browser import Browser
+
+    server, url = serving(folder)
+    (folder / "home").mkdir()
+    browser = Browser(folder / "home")
+    found: dict[str, list[float]] = {}
+    try:
+        browser.size(1440, 900)
+        browser.go(url)
+        browser.until(READY)  # the server's own first look is over
+        for _ in range(rounds):
+            browser.go("about:blank")
+            browser.call("Network.clearBrowserCache")
+            browser.go(url)
+            browser.until(READY)
+            found.setdefault("first view, nothing cached", []).append(
+                browser.run("performance.getEntriesByName('first-view')[0].startTime")
+            )
+        browser.until("performance.getEntriesByType('resource').some(r => r.name.endsWith('/api/forecast'))")
+        for page in ("", "jobs", "timeline"):
+            browser.go(f"{url}#/{page}")
+            for round_ in range(rounds):
+                before, count = browser.metrics(), browser.run(UPDATES)
+                tick(folder, round_)
+                browser.until(f"{UPDATES} > {count}")
+                browser.run("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
+                after = browser.metrics()
+                spent = {
+                    "scripting": browser.run("performance.getEntriesByName('update').at(-1).duration"),
+                    "all work": (after["TaskDuration"] - before["TaskDuration"]) * 1000,
+                }
+                for what, ms in spent.items():
+                    found.setdefault(f"update of {page or 'the overview'}, {what}", []).append(ms)
+        assert not browser.troubles, browser.troubles
+    finally:
+        browser.close()
+        server.terminate()
+        server.communicate()
+    return found
+
+
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    folder.mkdir(parents=True, exist_ok=True)
-    site(folder, int(sys.argv[2]), int(sys.argv[3]))
+    sys.exit(main())

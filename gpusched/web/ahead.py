@@ -24,9 +24,10 @@ _NEAR_S = 4 * 86400.0  # what starts later is not told
 
 
 def forecast(reader: Reader, inventory: Inventory, now: float) -> dict[str, Any]:
-    """``jobs``: of each waiting job that starts within days [median, low, high] start, Unix seconds (None: later than
-    can be predicted), and of those in the plan also its start and end there, and its nodes. ``ends``: running job ->
-    when it is expected to end.
+    """Starts of waiting jobs and ends of running ones, in Unix seconds.
+
+    ``jobs``: of each that starts within days its median, low and high start (None: later than can be predicted); of
+    those in the plan also start and end there, and the nodes. ``ends``: by running job.
 
     Raises:
         GpuschedError: A policy's file is not in order.

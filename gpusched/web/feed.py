@@ -138,8 +138,11 @@ class Feed:
         """Whether `stop` was called."""
         return self._stop.is_set()
 
-    def look(self) -> bool:
-        """Compute the view anew where something may have changed; whether something has."""
+    def look(self, *, strict: bool = False) -> bool:
+        """Compute the view anew where something may have changed; whether something has.
+
+        What cannot be read is said in the view; with ``strict`` it is raised.
+        """
         now = self._clock()
         try:
             stamp = self._site.stamp()
@@ -148,8 +151,10 @@ class Feed:
             view = view_of(self._site.client, now)
             self._stamp, self._looked = stamp, now
         except Exception as error:  # a page that stays as it was, and says so, is better than none
+            if strict:
+                raise
             line = error.line() if isinstance(error, GpuschedError) else f"{type(error).__name__}: {error}"
-            view = self._view._replace(head=_failed(self._view.head, line, now))
+            view = self._view._replace(head=_failed(self._view.head, line))
             self._stamp = None
         return self._publish(view, now)
 
@@ -214,7 +219,7 @@ def _difference(old: View, new: View) -> bytes:
 
 def view_of(client: Client, now: float) -> View:
     """What ``status`` and ``nodes`` show now."""
-    jobs = _shown(client, now)
+    jobs = shown_jobs(client, now)
     reader = client.reader
     rows = job_rows(jobs, {}, _progress(reader), _partners(reader, jobs))
     more = max(0, len(rows) - MOST_ROWS)
@@ -242,14 +247,14 @@ def _head(client: Client, more: int) -> dict[str, Any]:
     }
 
 
-def _failed(head: bytes, line: str, now: float) -> bytes:
+def _failed(head: bytes, line: str) -> bytes:
     """The head with what went wrong in the place of the warning."""
     known = msgspec.json.decode(head)
     known.setdefault("partitions", [])
     return msgspec.json.encode(known | {"warning": f"this page cannot be brought up to date: {line}"})
 
 
-def _shown(client: Client, now: float) -> list[Job]:
+def shown_jobs(client: Client, now: float) -> list[Job]:
     """What ``status`` shows, with those that ended within a day: running ones first, so that none of them is cut."""
     found = queried(client, Query(ended=ENDED_SHOWN))
     ended = [j for j in found if j.state in ENDED and (j.end_time or 0.0) > now - ENDED_FOR_S]

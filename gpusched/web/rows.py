@@ -1,4 +1,4 @@
-"""Jobs and nodes as the page gets them: short keys, and no key that has nothing to say. docs/concepts/web.md lists them.
+"""Jobs and nodes as the page gets them: short keys, none that has nothing to say; docs/concepts/web.md has them.
 
 Times are Unix seconds, the page counts elapsed time itself: a row changes only when something has happened.
 """
@@ -14,7 +14,6 @@ from gpusched.model.readings import GpuState
 from gpusched.model.reports import GpuRow, NodeRow
 from gpusched.queue.snapshots import expected_end
 from gpusched.views import common
-from gpusched.views.jobs import job_nodes
 
 _LETTER = {
     GpuState.FREE: "F",
@@ -24,6 +23,7 @@ _LETTER = {
     GpuState.UNUSABLE: "X",
     GpuState.UNKNOWN: "U",
 }
+_ZEROS = ("exit", "step")  # here 0 says something
 _FINE = (GpuState.FREE, GpuState.ALLOCATED)
 
 
@@ -53,7 +53,7 @@ def job_rows(
 def job_row(
     job: Job, energy_j: float | None = None, progress: JobProgress | None = None, partner: str | None = None
 ) -> dict[str, Any]:
-    """What ``status`` shows of a job. ``due``: when it ends by its limit at the latest, ``own``: by its own progress."""
+    """What ``status`` shows of a job. ``due``: when it ends by its limit, ``own``: by its own progress."""
     spec, active = job.spec, job.state in ACTIVE
     parts = job.allocation.parts if job.allocation else ()
     row = {
@@ -86,8 +86,10 @@ def job_row(
         "reservation": spec.reservation,
     }
     if progress is not None and progress.step is not None:
-        row |= {"step": progress.step, "of": progress.of, "pace": progress.steps_per_s, "own": _whole(progress.end())}
-    return {key: value for key, value in row.items() if value not in (None, "", 0, [])}
+        row |= {"step": progress.step, "of": progress.of, "own": _whole(progress.end())}
+    return {
+        key: value for key, value in row.items() if value not in (None, "", 0, []) or (key in _ZEROS and value == 0)
+    }
 
 
 def node_row(row: NodeRow) -> dict[str, Any]:
@@ -128,8 +130,3 @@ def _column(gpus: Iterable[GpuRow], name: str) -> list[int | None] | None:
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
-
-
-def nodes_of(job: Job) -> str:
-    """Its nodes as Slurm writes them."""
-    return common.compress_names(job_nodes(job))

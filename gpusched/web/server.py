@@ -7,7 +7,8 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -137,6 +138,7 @@ class _Connection(BaseHTTPRequestHandler):
     )
 
     def do_GET(self) -> None:
+        """One question, and its answer."""
         try:
             self._viewer = self._checked()
             url = urlsplit(self.path)
@@ -279,15 +281,14 @@ class _Headers(dict[str, str]):
         return found[0] if len(found) == 1 else default
 
 
-class _a_client:  # noqa: N801
+@contextmanager
+def _a_client() -> Iterator[Client]:
     """A store of this request's own: SQLite's connections stay in their thread."""
-
-    def __enter__(self) -> Client:
-        self._client = Client()
-        return self._client
-
-    def __exit__(self, *_: object) -> None:
-        self._client.reopen()
+    client = Client()
+    try:
+        yield client
+    finally:
+        client.reopen()
 
 
 _files: dict[Path, tuple[int, Packed]] = {}
@@ -305,5 +306,3 @@ def is_loopback(address: str) -> bool:
         return address == "localhost" or ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False
-
-

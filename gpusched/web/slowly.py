@@ -15,7 +15,10 @@ from gpusched.web.usage import Used
 
 _PAUSE_S = {"forecast": 20.0, "usage": 60.0}
 _REST = 10.0  # so many times as long as the last one took is waited before the next
-EMPTY: dict[str, Any] = {"forecast": {"now": 0, "jobs": {}}, "usage": {"now": 0, "hours": [], "fine": [], "users": {}}}
+EMPTY: dict[str, Any] = {
+    "forecast": {"now": 0, "jobs": {}, "ends": {}},
+    "usage": {"now": 0, "hours": [], "fine": [], "users": {}},
+}
 
 
 class Slowly:
@@ -31,7 +34,7 @@ class Slowly:
         site, used = Site(), Used()
         works: dict[str, Callable[[Client], Any]] = {
             "usage": lambda client: used.figures(client.reader, time.time()),
-            "forecast": _forecast,
+            "forecast": forecast_of,
         }
         due = dict.fromkeys(works, 0.0)
         seen = dict.fromkeys(works, 0)
@@ -62,7 +65,8 @@ class Slowly:
         self._stop.set()
 
 
-def _forecast(client: Client) -> Any:
+def forecast_of(client: Client) -> Any:
+    """See `ahead.forecast`; empty where there is no store yet."""
     from gpusched.web.ahead import forecast
 
     return forecast(client.reader, client.inventory, time.time()) if client.reader else EMPTY["forecast"]

@@ -42,10 +42,11 @@ class Browser:
         own_read, from_child = os.pipe()
         argv = [
             chromium(), "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run",
-            f"--user-data-dir={folder / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE localhost , EXCLUDE 127.0.0.1",
+            f"--user-data-dir={folder / 'profile'}",
+            "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE localhost , EXCLUDE 127.0.0.1",
             "--hide-scrollbars", "--disable-background-networking", "--mute-audio", "about:blank",
         ]  # fmt: skip
-        code = f"exec \"$@\" 3<&{to_child} 4>&{from_child}"
+        code = f'exec "$@" 3<&{to_child} 4>&{from_child}'
         self._process = subprocess.Popen(
             ["sh", "-c", code, "sh", *argv], pass_fds=(to_child, from_child), env=os.environ | {"HOME": str(folder)},
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -43,7 +43,7 @@ function nice(most) { // an axis' end, and its steps
 
 // series: [{name, points: [[t, v]], tone}]; read(v) says a value.
 export function chart({series, read, top, label, tall = 190, from, to}) {
-  const width = 720, left = 46, right = 10, floor = tall - 24, head = 10;
+  const width = innerWidth < 560 ? 380 : 720, left = 56, right = 10, floor = tall - 24, head = 10;
   const all = series.flatMap(s => s.points.map(p => p[1] ?? 0)), most = top ?? nice(Math.max(1e-9, ...all));
   const x = t => left + (t - from) / (to - from || 1) * (width - left - right), y = v => floor - Math.min(v, most) / most * (floor - head);
   const drawn = svg("svg", {class: "chart", viewBox: `0 0 ${width} ${tall}`, role: "img", "aria-label": label});
@@ -51,7 +51,7 @@ export function chart({series, read, top, label, tall = 190, from, to}) {
     drawn.append(svg("line", {class: "grid", x1: left, x2: width - right, y1: y(most * part), y2: y(most * part)}));
     if (part * 2 % 1 === 0) { const text = svg("text", {x: left - 7, y: y(most * part) + 4, "text-anchor": "end"}); text.textContent = read(most * part); drawn.append(text); }
   }
-  const every = [3600, 7200, 14400, 21600, 43200, 86400, 172800].find(s => (to - from) / s <= 8) ?? 172800, zone = new Date(to * 1000).getTimezoneOffset() * 60;
+  const every = [3600, 7200, 14400, 21600, 43200, 86400, 172800, 345600].find(s => (to - from) / s <= width / 85) ?? 345600, zone = new Date(to * 1000).getTimezoneOffset() * 60;
   for (let t = Math.ceil((from - zone) / every) * every + zone; t < to; t += every) {
     const text = svg("text", {x: x(t), y: tall - 6, "text-anchor": "middle"});
     text.textContent = every >= 86400 ? new Date(t * 1000).toLocaleDateString("en", {weekday: "short", day: "numeric"}) : clock(t, t);

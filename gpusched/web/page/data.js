@@ -23,7 +23,9 @@ async function ask(path) {
     const said = await answer.json().catch(() => ({}));
     throw new Error(said.error ?? `the server answers ${answer.status}`);
   }
-  return answer.json();
+  const text = await answer.text();
+  performance.mark("update-begins");
+  return JSON.parse(text);
 }
 
 export const jobDetails = id => ask(files ? `data/jobs/${id.slice(0, 4)}.json` : `api/job/${encodeURIComponent(id)}`)
@@ -34,7 +36,6 @@ export const jobLog = (id, rank, attempt) => ask(
 const keyOf = job => job.key ?? job.id;
 
 function take(answer) {
-  performance.mark("update-begins");
   if (answer.changes) {
     for (const change of answer.changes) {
       if (change.head) world.head = change.head;
@@ -55,24 +56,25 @@ function take(answer) {
   performance.measure("update", "update-begins");
 }
 
-let pulling = null, wanted = null;
+let pulling = false, wanted = null;
 async function pull() { // one at a time; news that come meanwhile are asked for after it
-  if (pulling) return pulling;
-  pulling = (async () => {
-    try {
-      while (wanted && !document.hidden) {
-        const signs = wanted; wanted = null;
-        if (signs.feed !== world.feed || signs.v > world.version) take(await ask(`api/state?since=${world.feed}-${world.version}`));
-        for (const name of ["forecast", "usage"]) {
-          const mark = `${signs.feed}-${signs[name] ?? 0}`;
-          if (signs[name] && world[`${name}_mark`] !== mark) { world[name] = await ask(`api/${name}`); world[`${name}_mark`] = mark; derived = null; tell(name); }
-        }
+  if (pulling) return;
+  pulling = true;
+  try {
+    while (wanted && !document.hidden) {
+      const signs = wanted; wanted = null;
+      if (signs.feed !== world.feed || signs.v > world.version) take(await ask(`api/state?since=${world.feed}-${world.version}`));
+      for (const name of ["forecast", "usage"]) {
+        const mark = `${signs.feed}-${signs[name]}`;
+        if (!signs[name] || marks[name] === mark) continue;
+        world[name] = await ask(`api/${name}`);
+        marks[name] = mark; derived = null;
+        tell(name);
       }
-    } catch { lost(); }
-    pulling = null;
-  })();
-  return pulling;
+    }
+  } catch { lost(); } finally { pulling = false; }
 }
+const marks = {};
 
 function lost() { world.live = "lost"; tell("live"); setTimeout(() => { if (world.live === "lost" && !source) listen(); }, 3000); }
 
@@ -123,8 +125,8 @@ export function facts() {
       const n = job.count ?? 1, of = user(job.user); of.waiting += n; of.asked += n * (job.gpus ?? 0);
     } else by.ended.push(job);
   }
-  const starts = world.forecast.jobs, first = job => starts[job.id]?.[0] ?? Infinity;
-  by.waiting.sort((a, b) => first(a) - first(b) || a.sub - b.sub);
+  const starts = world.forecast.jobs;
+  by.waiting = by.waiting.map(job => [starts[job.id]?.[0] ?? 1e12, job.sub, job]).sort((a, b) => a[0] - b[0] || a[1] - b[1]).map(([, , job]) => job);
   by.running.sort((a, b) => (b.start ?? Infinity) - (a.start ?? Infinity));
   by.ended.sort((a, b) => b.end - a.end);
   const gpus = {all: 0, busy: 0, idle: 0, free: 0, out: 0}, sums = {watts: 0, power: false, use: 0, known: 0};

@@ -93,7 +93,7 @@ export function jobsPage(main, _, query) {
 }
 
 export function progress(job) {
-  const share = job.of ? Math.min(1, job.step / job.of) : null;
+  const share = job.of && job.step !== undefined ? Math.min(1, job.step / job.of) : null;
   return share === null ? null : h("span", {class: "meter", title: `step ${count(job.step)} of ${count(job.of)}`}, h("i", {style: {width: `${share * 100}%`}}), h("em", {}, percent(share)));
 }
 

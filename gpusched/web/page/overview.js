@@ -6,7 +6,6 @@ import {bar, sparkline} from "./charts.js";
 import {gpuMap, legend} from "./map.js";
 import {timeline, SPANS} from "./timeline.js";
 
-const NEXT = 9, TOP_USERS = 9;
 
 export function overview(main) {
   const tiles = h("section", {class: "tiles", "aria-label": "Now"});
@@ -37,24 +36,24 @@ export function overview(main) {
       tile("GPUs held", count(held), ` of ${count(gpus.all)}`,
         [h("span", {}, `${count(gpus.free)} free`), gpus.idle ? h("span", {class: "warn"}, `${count(gpus.idle)} held but idle`) : null, gpus.out ? h("span", {}, `${count(gpus.out)} out`) : null],
         bar([["held-3", gpus.busy], ["idle", gpus.idle], ["free", gpus.free], ["out", gpus.out]], gpus.all)),
-      tile("Queue", count(waits), ` waiting, ${count(by.running.length)} running`,
-        waits ? [h("span", {}, `ask for ${many(asked, "GPU")}`), h("span", {}, `longest wait ${span(now() - longest)}`), soon ? h("span", {}, `next start ${starts(soon)}`) : null] : [h("span", {}, "nobody waits")]),
-      tile("Utilization", sums.known ? percent(sums.use / sums.known) : "–", " of held GPUs, now", [h("span", {}, "all GPUs, 24 h")], sparkline(use, 1)),
-      tile("Power", sums.power ? power(sums.watts) : "–", " all GPUs, now", [h("span", {}, kwh ? `${short(kwh)} kWh in 24 h` : "not measured yet")], sparkline(kw)));
+      tile("Queue", count(waits), " waiting",
+        waits ? [h("span", {}, `${count(by.running.length)} running`), h("span", {}, `ask for ${many(asked, "GPU")}`), h("span", {}, `longest wait ${span(now() - longest)}`), soon ? h("span", {}, `next start ${starts(soon)}`) : null] : [h("span", {}, `${count(by.running.length)} running, nobody waits`)]),
+      tile("Utilization", sums.known ? percent(sums.use / sums.known) : "–", " of held GPUs", [h("span", {}, "all GPUs, 24 h")], sparkline(use, 1)),
+      tile("Power", sums.power ? power(sums.watts) : "–", " now", [h("span", {}, kwh ? `${short(kwh)} kWh in 24 h` : "not measured yet")], sparkline(kw)));
   }
 
   function lists() {
-    const {by, users: all} = facts();
-    next.replaceChildren(by.waiting.length ? h("ul", {class: "rows"}, by.waiting.slice(0, NEXT).map(job => {
+    const {by, users: all} = facts(), rows = innerWidth > 1180 && world.nodes.size > 400 ? 17 : 9; // as many as stand beside the map
+    next.replaceChildren(by.waiting.length ? h("ul", {class: "rows"}, by.waiting.slice(0, rows).map(job => {
       const start = expected(job);
       return h("li", {}, h("a", {href: `#/job/${job.id}`}, h("span", {class: "what"}, h("b", {}, job.name), h("small", {}, `${job.user} · ${job.part}${job.count ? ` · ${many(job.count, "task")}` : ""}`)),
         h("span", {class: "num"}, many(job.gpus ?? 0, "GPU")), h("span", {class: "when"}, start ? starts(start) : h("small", {}, job.reason ?? ""))));
     })) : h("p", {class: "quiet"}, "Nobody waits."));
     const most = Math.max(1, ...all.map(u => u.held + u.asked));
-    users.replaceChildren(all.length ? h("ul", {class: "rows users"}, all.slice(0, TOP_USERS).map(u => h("li", {}, h("a", {href: `#/jobs?q=${encodeURIComponent(u.user)}`},
+    users.replaceChildren(all.length ? h("ul", {class: "rows users"}, all.slice(0, rows).map(u => h("li", {}, h("a", {href: `#/jobs?q=${encodeURIComponent(u.user)}`},
       h("span", {class: "what"}, u.user), h("span", {class: "track"}, h("i", {class: "held-3", style: {width: `${100 * u.held / most}%`}}), h("i", {class: "waits", style: {width: `${100 * u.asked / most}%`}})),
       h("span", {class: "num"}, count(u.held), u.asked ? h("small", {}, ` +${count(u.asked)}`) : ""))))) : h("p", {class: "quiet"}, "Nobody has any."),
-    all.length ? h("p", {class: "quiet small"}, `GPUs held, + asked for${all.length > TOP_USERS ? `; ${many(all.length - TOP_USERS, "more user")}` : ""}`) : "");
+    all.length ? h("p", {class: "quiet small"}, `GPUs held, + asked for${all.length > rows ? `; ${many(all.length - rows, "more user")}` : ""}`) : "");
     const broken = [...world.nodes.values()].filter(n => OUT.has(n.state) || n.trouble || n.stale || Object.keys(n.why ?? {}).some(i => "LX".includes(n.gpus[(n.index ?? []).indexOf(+i)] ?? n.gpus[i])));
     const groups = new Map();
     for (const node of broken) { const why = `${node.state.toLowerCase()}${node.reason || node.trouble ? `: ${node.reason ?? node.trouble}` : Object.keys(node.why ?? {}).length ? `: ${Object.values(node.why)[0]}` : ""}`; groups.set(why, [...groups.get(why) ?? [], node.name]); }

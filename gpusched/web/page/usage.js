@@ -21,7 +21,7 @@ export function usagePage(main) {
       const kwh = points.reduce((n, p) => n + (p[4] ?? 0) * (days === "1" ? 1 / 12 : 1), 0);
       curves.replaceChildren(h("div", {class: "sums"}, h("p", {}, h("b", {}, percent(held / all)), " of GPU time held by jobs"), h("p", {}, h("b", {}, count(Math.round(held))), " GPU hours"), h("p", {}, h("b", {}, short(kwh)), " kWh")),
         h("div", {class: "charts"},
-          h("figure", {}, h("figcaption", {}, "Held by jobs, ", h("span", {class: "key t0"}, "of all GPUs"), " and ", h("span", {class: "key t1"}, "measured as busy")),
+          h("figure", {}, h("figcaption", {}, "Of all GPUs: ", h("span", {class: "key t0"}, "held by jobs"), ", ", h("span", {class: "key t1"}, "measured as busy")),
             chart({series: [{name: "held", points: points.map(p => [p[0], p[2] ? p[1] / p[2] : null]), tone: "t0"}, {name: "busy", points: points.map(p => [p[0], p[3]]), tone: "t1"}], read: percent, top: 1, label: "utilization over time", from, to})),
           h("figure", {}, h("figcaption", {}, "Power of all GPUs"), chart({series: [{name: "", points: points.map(p => [p[0], p[4]])}], read: v => `${v >= 10 ? Math.round(v) : short(v)} kW`, label: "power over time", from, to}))));
     }

@@ -14,7 +14,7 @@ export function h(tag, attributes = {}, ...children) {
 
 const plain = new Intl.NumberFormat("en");
 export const count = value => plain.format(value);
-export const short = value => value >= 100 ? count(Math.round(value)) : value >= 10 ? value.toFixed(1) : value.toFixed(2);
+export const short = value => value === 0 ? "0" : value >= 100 ? count(Math.round(value)) : value >= 10 ? value.toFixed(1) : value.toFixed(2);
 export const percent = value => value === null || value === undefined ? "–" : `${Math.round(value * 100)}%`;
 export const many = (n, one, more = `${one}s`) => `${count(n)} ${n === 1 ? one : more}`;
 export const energy = joules => joules === undefined ? "–" : joules >= 3.6e6 ? `${short(joules / 3.6e6)} kWh` : `${short(joules / 3600)} Wh`;
