@@ -24,7 +24,7 @@ from gpusched.web.rows import job_row
 TAIL_LINES, TAIL_BYTES = 400, 256 * 1024
 _AT_ONCE, _PATIENCE_S = 4, 10.0
 _CONTROLS = re.compile(
-    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
+    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
 )
 _reading = threading.BoundedSemaphore(_AT_ONCE)
 

@@ -48,8 +48,9 @@ class Browser:
         ]  # fmt: skip
         code = f'exec "$@" 3<&{to_child} 4>&{from_child}'
         self._process = subprocess.Popen(
-            ["sh", "-c", code, "sh", *argv], pass_fds=(to_child, from_child), env=os.environ | {"HOME": str(folder)},
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            ["bash", "-c", code, "bash", *argv], pass_fds=(to_child, from_child),
+            env=os.environ | {"HOME": str(folder)}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )  # fmt: skip
         os.close(to_child)
         os.close(from_child)
@@ -135,7 +136,7 @@ class Browser:
     def until(self, code: str, patience_s: float = PATIENCE_S) -> None:
         """Until an expression is true."""
         end = time.monotonic() + patience_s
-        while not self.run(f"Boolean({code})"):
+        while not self.run(f"(async () => {{ try {{ return Boolean({code}); }} catch {{ return false; }} }})()"):
             assert time.monotonic() < end, f"still not: {code}; {self.troubles}; {self.text()[:2000]}"
             time.sleep(0.03)
 

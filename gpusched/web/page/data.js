@@ -101,7 +101,9 @@ async function readFiles() {
 export async function begin() {
   if (files) { setInterval(readFiles, AGAIN_S * 1000); return readFiles(); }
   ask("api/me").then(me => { world.me = me; tell("me"); }).catch(() => {});
-  document.addEventListener("visibilitychange", () => { if (!document.hidden) pull(); });
+  document.addEventListener("visibilitychange", () => { // a browser has few connections to one server: hidden pages keep none
+    if (document.hidden) { source?.close(); source = null; } else listen();
+  });
   try { take(await ask("api/state")); } catch (error) { world.head.warning = error.message; tell("view"); }
   listen();
 }

@@ -1,0 +1,296 @@
+"""The page in a real Chromium: at three widths, by keyboard, as things change, as files."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from benchmarks import web as made
+from gpusched.queue.store import Store
+from tests.replay.png import pixels
+from tests.web.browser import Browser
+from tests.web.conftest import NASTY, SECRET, Served, build
+
+PAGES = ("", "jobs", "nodes", "timeline", "usage", "job/{own}", "job/{nasty}", "node/gpu0001", "jobs?of=ended&q=amira")
+WIDTHS = [390, 820, 1440]
+LIVE = "document.querySelector('#live').className === 'live'"
+WORLD = "import('./data.js').then(m => {body})"
+
+CELLS = """{
+const b = document.querySelector('.partition canvas').getBoundingClientRect();
+const style = getComputedStyle(document.documentElement);
+const c = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+const of = name => {
+  c.fillStyle = style.getPropertyValue('--' + name).trim(); c.fillRect(0, 0, 1, 1);
+  return [...c.getImageData(0, 0, 1, 1).data].slice(0, 3); };
+const tone = (letter, use) => letter === 'F' ? 'free' : use < 5 ? 'idle' : use < 70 ? 'held-2' : 'held-3';
+return [...m.world.nodes.values()].slice(0, 4).flatMap((node, n) => [...node.gpus].map((letter, i) => (
+  {x: b.left + n * 176 + i * 20 + 9, y: b.top + 17 + 9, wanted: of(tone(letter, node.util[i]))}))); }"""
+
+
+def look(browser: Browser, url: str, page: str = "") -> None:
+    """Open a page of ours, and wait until it stands."""
+    browser.go("about:blank")
+    browser.go(f"{url}#/{page}")
+    browser.until("performance.getEntriesByName('first-view').length")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_page_fits_its_width(browser: Browser, served: Served, named: dict[str, str], width: int) -> None:
+    browser.size(width, 844, phone=width < 500)
+    look(browser, served.url)
+    for page in PAGES:
+        browser.go(f"{served.url}#/{page.format(**named)}")
+        browser.until("document.querySelector('main h1')")
+        browser.until("!document.querySelector('main').innerText.includes('Reading')")
+        assert browser.run("document.documentElement.scrollWidth - innerWidth") <= 0, page
+        cut = browser.run(
+            "[...document.querySelectorAll('main h1, main h2, .tile .big, .choice button, nav a')]"
+            ".filter(e => e.offsetParent && !e.closest('nav, .tabs, .unseen') && !e.matches('.unseen') && "
+            "e.scrollWidth > e.clientWidth + 1).map(e => e.innerText)"
+        )
+        assert cut == [], page
+    assert browser.run("window.hacked") is None
+
+
+def test_tiles_say_what_the_store_says(browser: Browser, served: Served) -> None:
+    store = Store.create_or_open(served.folder / "state")
+    held = sum(len(p.gpus) for job in store.active() for p in job.allocation.parts)  # type: ignore[union-attr]
+    waiting, running = len(store.pending()), len(store.active())
+    store.close()
+    look(browser, served.url)
+    tiles = browser.run("[...document.querySelectorAll('.tile')].map(t => t.innerText.replace(/\\n+/g, '\\n'))")
+    assert tiles[0].split("\n")[1].split() == [str(held), "of", "48"]
+    assert tiles[1].split("\n")[1].startswith(f"{waiting} waiting")
+    assert f"{running} running" in tiles[1]
+    browser.until("document.querySelectorAll('.tile .spark path').length === 4")  # figures of the last day are there
+    browser.until("document.querySelector('.tile:nth-child(2)').innerText.includes('next start')")
+
+
+def test_names_are_never_markup(browser: Browser, served: Served, named: dict[str, str]) -> None:
+    look(browser, served.url)
+    for page in ("", "jobs?of=waiting", f"job/{named['nasty']}", "timeline"):
+        browser.go(f"{served.url}#/{page}")
+        browser.until("document.querySelector('main h1')")
+        assert browser.run("document.querySelectorAll('main img, main script').length") == 0
+    browser.go(f"{served.url}#/job/{named['nasty']}")
+    browser.until(f"document.querySelector('h1').innerText.includes({json.dumps(NASTY)})")
+    assert browser.run("window.hacked") is None
+
+
+@pytest.mark.parametrize(("scheme", "ground"), [("light", (245, 246, 245)), ("dark", (14, 18, 20))])
+def test_cells_have_the_colours_of_what_the_gpus_do(
+    browser: Browser, served: Served, scheme: str, ground: tuple[int, ...]
+) -> None:
+    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    look(browser, served.url)
+    shot = pixels(browser.shot())
+    assert tuple(shot[-2, 2]) == ground
+    cells = browser.run(WORLD.format(body=CELLS))
+    assert len(cells) == 32
+    for cell in cells:
+        assert tuple(shot[round(cell["y"]), round(cell["x"])]) == tuple(cell["wanted"])
+    assert len({tuple(c["wanted"]) for c in cells}) > 1
+    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
+
+
+def test_by_keyboard(browser: Browser, served: Served, named: dict[str, str]) -> None:
+    look(browser, served.url)
+    browser.press("g")
+    browser.press("j")
+    browser.until("location.hash === '#/jobs' && document.querySelector('h1').innerText === 'Jobs'")
+    browser.press("/")
+    browser.until("document.activeElement.type === 'search'")
+    browser.type("sweep chen priority")
+    browser.until("document.querySelectorAll('.jobs .body .row').length === 1")
+    assert "× 40" in browser.text()
+    browser.press("Escape")
+    browser.press("j")
+    browser.until("document.activeElement.matches('a.open')")
+    browser.press("Enter")
+    browser.until(f"location.hash === '#/job/{named['array']}_0'")
+    browser.press("Escape")
+    browser.until("location.hash.startsWith('#/jobs')")
+    browser.press("?")
+    browser.until("document.querySelector('dialog').open")
+    browser.press("Escape")
+    browser.go(f"{served.url}#/")
+    browser.until("document.querySelector('.partition canvas')")
+    browser.run("document.querySelector('.partition canvas').focus()")
+    browser.press("ArrowRight")
+    browser.press("ArrowRight")
+    browser.until("document.querySelector('#spoken').innerText.startsWith('gpu0002, ')")
+    browser.press("Enter")
+    browser.until("location.hash === '#/node/gpu0002'")
+
+
+def test_everything_that_can_be_used_has_a_name_and_takes_the_focus(browser: Browser, served: Served) -> None:
+    look(browser, served.url)
+    for page in ("", "jobs", "nodes", "timeline", "usage"):
+        browser.go(f"{served.url}#/{page}")
+        browser.until("document.querySelector('main h1')")
+        nameless = browser.run(
+            "[...document.querySelectorAll('a, button, input, canvas[tabindex], [role=region]')]"
+            ".filter(e => !(e.innerText || e.getAttribute('aria-label') || '').trim()).map(e => e.outerHTML)"
+        )
+        assert nameless == [], page
+        assert browser.run("[...document.querySelectorAll('main [onclick]')].length") == 0
+    seen = set()
+    for _ in range(12):
+        browser.press("Tab")
+        seen.add(browser.run("document.activeElement.outerHTML.slice(0, 60)"))
+    assert len(seen) == 12
+
+
+def test_pointing_says_what_is_there(browser: Browser, served: Served) -> None:
+    look(browser, served.url)
+    box = browser.run("(b => [b.left, b.top])(document.querySelector('.partition canvas').getBoundingClientRect())")
+    browser.mouse(box[0] + 8, box[1] + 25)
+    browser.until("!document.querySelector('#tip').hidden")
+    assert browser.run("document.querySelector('#tip').innerText").startswith("gpu0001, GPU 0\n")
+    browser.mouse(box[0] + 8, box[1] + 25, click=True)
+    browser.until("location.hash === '#/node/gpu0001'")
+    browser.until("document.querySelector('#tip').hidden")
+
+
+def test_output_is_shown_to_whom_the_proxy_names(browser: Browser, behind: Served, named: dict[str, str]) -> None:
+    for user, sees in (("amira", True), ("chen", False)):
+        browser.call("Network.setExtraHTTPHeaders", headers={"X-Remote-User": user})
+        look(browser, behind.url, f"job/{named['own']}")
+        browser.until(f"document.querySelector('#who').innerText === '{user}'")
+        browser.until("document.querySelector('main').innerText.includes('Output')")
+        if sees:
+            browser.until("document.querySelector('pre')?.innerText.includes('loss 0.25 <b>&')")
+            assert SECRET in browser.text()
+        else:
+            browser.until("document.querySelector('main').innerText.includes('Only amira and admins')")
+            assert SECRET not in browser.run("document.documentElement.outerHTML")
+
+
+# -- as things change
+
+
+@pytest.fixture
+def changing(tmp_path: Path) -> Iterator[Served]:
+    build(tmp_path, nodes=8, jobs=400)
+    found = Served(tmp_path, *made.serving(tmp_path))
+    yield found
+    found.stop()
+
+
+def test_what_changes_is_seen_at_once(browser: Browser, changing: Served) -> None:
+    """After changes the page holds what it would hold had it begun anew, and only the rows in sight are drawn."""
+    look(browser, changing.url, "jobs?of=waiting")
+    browser.until(LIVE)
+    before = browser.run("document.querySelector('.tabs').innerText")
+    for seed in range(3):
+        version = browser.run(WORLD.format(body="m.world.version"))
+        made.tick(changing.folder, seed)
+        browser.until(f"await {WORLD.format(body=f'm.world.version > {version}')}")
+    assert browser.run("document.querySelector('.tabs').innerText") != before
+    held = browser.run(
+        WORLD.format(body="[[...m.world.jobs.values()], [...m.world.nodes.values()], m.world.head, m.world.version]")
+    )
+    fresh = changing.get("/api/state").json
+    assert held[3] == fresh["v"]
+    assert sorted(held[0], key=lambda j: j.get("key", j["id"])) == sorted(
+        fresh["jobs"], key=lambda j: j.get("key", j["id"])
+    )
+    assert held[1] == fresh["nodes"]
+    assert held[2] == fresh["head"]
+    rows, drawn = browser.run(
+        "[+document.querySelector('.jobs').ariaRowCount, document.querySelectorAll('.jobs .body .row').length]"
+    )
+    assert rows > 250
+    assert drawn < 60
+    browser.run("scrollTo(0, document.body.scrollHeight)")
+    browser.until(f"[...document.querySelectorAll('.jobs .body .row')].some(r => r.ariaRowIndex == {rows})")
+
+
+def test_it_comes_back_when_the_server_does(browser: Browser, changing: Served) -> None:
+    look(browser, changing.url)
+    browser.until(LIVE)
+    changing.stop()
+    browser.until("document.querySelector('#live').innerText.startsWith('offline since')")
+    assert browser.run("document.querySelectorAll('.tile').length") == 4  # what was known stays
+    made.tick(changing.folder, 5)
+    again = Served(changing.folder, *made.serving(changing.folder, "--port", str(changing.port)))
+    try:
+        browser.until(LIVE)
+        feed = again.get("/api/state").json["feed"]
+        browser.until(f"await {WORLD.format(body='m.world.feed')} === '{feed}'")
+    finally:
+        again.stop()
+    browser.troubles[:] = [
+        t
+        for t in browser.troubles
+        if "ERR_CONNECTION_REFUSED" not in t and "ERR_INCOMPLETE" not in t and "ERR_EMPTY" not in t
+    ]
+
+
+# -- as files
+
+
+@pytest.fixture(scope="module")
+def files(built: tuple[Path, dict[str, str]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """The exported page, handed out by a web server that knows nothing of it."""
+    folder, out = built[0], tmp_path_factory.mktemp("files")
+    env = os.environ | {"GPUSCHED_STATE": str(folder / "state")}
+    for _ in range(2):  # again over the first, as cron does
+        argv = [sys.executable, "-m", "gpusched", "web", "--export", str(out / "page")]
+        done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    handler = functools.partial(_Quiet, directory=str(out))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield out / "page", f"http://127.0.0.1:{server.server_port}/page/"
+        server.shutdown()
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_the_files_show_the_same(
+    browser: Browser, files: tuple[Path, str], served: Served, named: dict[str, str]
+) -> None:
+    """In a folder of the site, not at its top; without anything that only some may see."""
+    folder, url = files
+    look(browser, url)
+    browser.until("document.querySelector('#live').innerText.startsWith('as of ')")
+    tiles = "[...document.querySelectorAll('.tile .big')].map(t => t.innerText)"
+    ours = browser.run(tiles)
+    browser.go(f"{url}#/job/{named['own']}")
+    browser.until("document.querySelector('.facts').innerText.includes('amira')")
+    browser.until("document.querySelector('main').innerText.includes('not among these files')")
+    some = browser.run(WORLD.format(body="[...m.world.jobs.values()].find(j => j.state === 'RUNNING').id"))
+    browser.go(f"{url}#/job/{some}")
+    browser.until("document.querySelectorAll('.story li').length === 3")
+    assert not any(SECRET.encode() in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    look(browser, served.url)
+    assert browser.run(tiles) == ours
+
+
+def test_old_files_say_so(browser: Browser, files: tuple[Path, str], tmp_path: Path) -> None:
+    shutil.copytree(files[0], tmp_path / "page")
+    state = tmp_path / "page" / "data" / "state.json"
+    told = json.loads(state.read_bytes())
+    state.write_text(json.dumps(told | {"now": time.time() - 7300}))
+    handler = functools.partial(_Quiet, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        look(browser, f"http://127.0.0.1:{server.server_port}/page/")
+        browser.until("document.querySelector('#notes').innerText.includes('these files are 2 h 01 old')")
+        server.shutdown()

@@ -1,0 +1,268 @@
+"""The page's server by plain HTTP: what it gives to whom, and what it refuses."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import web as made
+from gpusched.cli.main import COMMANDS
+from gpusched.queue.store import Store
+from tests.web.conftest import NASTY, SECRET, Served, build
+
+
+def everything(page: Served, jobs: list[str], **headers: str) -> str:
+    """All that can be asked for."""
+    paths = ["/", "/app.js", "/api/state", "/api/forecast", "/api/usage", "/api/me"]
+    paths += [f"/api/job/{job}{more}" for job in jobs for more in ("", "/log", "/log?rank=0&attempt=1")]
+    return "\n".join(page.get(path, **headers).body.decode() for path in paths)
+
+
+def test_who_is_not_named_sees_what_status_shows(served: Served, named: dict[str, str]) -> None:
+    jobs = [row["id"] for row in served.get("/api/state").json["jobs"]]
+    assert named["own"] in jobs
+    assert SECRET not in everything(served, [*jobs[:20], named["own"]])
+    assert served.get(f"/api/job/{named['own']}/log").status == 403
+    told = served.get(f"/api/job/{named['own']}").json
+    assert told["private"] is None
+    assert told["job"]["state"] == "COMPLETED"
+
+
+def test_a_header_counts_only_from_the_proxy(served: Served, behind: Served, named: dict[str, str]) -> None:
+    """The first page knows no proxy; of the second our own account is it, and nobody's is not."""
+    own = named["own"]
+    assert served.get(f"/api/job/{own}/log", X_Remote_User="amira").status == 403
+    assert behind.get(f"/api/job/{own}/log", X_Remote_User="amira").json["text"].startswith("epoch 1")
+    if os.getuid() == 0:
+        assert _as_nobody(behind, f"/api/job/{own}/log", "amira") == 403
+        assert _as_nobody(behind, f"/api/job/{own}", "amira") == 200
+
+
+def _as_nobody(page: Served, path: str, user: str) -> int:
+    """The status that another account of this machine gets."""
+    code = (
+        "import encodings.idna, http.client as h, os, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534);"
+        "c = h.HTTPConnection('127.0.0.1', int(sys.argv[1]));"
+        "c.request('GET', sys.argv[2], headers={'X-Remote-User': sys.argv[3]}); print(c.getresponse().status)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(page.port), path, user], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("user", "sees"),
+    [("amira", True), ("root", True), ("chen", False), ("", False), ("am ira", False), ("amira, root", False)],
+)
+def test_only_its_user_and_admins_see_what_a_job_prints(
+    behind: Served, named: dict[str, str], user: str, sees: bool
+) -> None:
+    told = behind.get(f"/api/job/{named['own']}", X_Remote_User=user).json
+    assert (SECRET in json.dumps(told)) is sees
+    log = behind.get(f"/api/job/{named['own']}/log", X_Remote_User=user)
+    assert (log.status == 200) is sees
+    assert SECRET not in behind.get("/api/state", X_Remote_User=user).body.decode()
+
+
+def test_a_header_that_comes_twice_names_nobody(behind: Served, named: dict[str, str]) -> None:
+    with socket.create_connection(("127.0.0.1", behind.port)) as sock:
+        sock.sendall(
+            f"GET /api/job/{named['own']}/log HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            "X-Remote-User: amira\r\nX-Remote-User: root\r\n\r\n".encode()
+        )
+        assert sock.makefile("rb").readline().split()[1] == b"403"
+
+
+def test_environment_values_are_shown_to_nobody(behind: Served, named: dict[str, str]) -> None:
+    told = dict(behind.get(f"/api/job/{named['own']}", X_Remote_User="amira").json["private"])
+    assert told["env"] == f"TOKEN_{SECRET}"
+    assert SECRET in told["command"]
+
+
+def test_output_is_plain_text(behind: Served, named: dict[str, str]) -> None:
+    text = behind.get(f"/api/job/{named['own']}/log", X_Remote_User="amira").json["text"]
+    assert text == "epoch 1\nstep 3\nloss 0.25 <b>&\n"
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/app.js", "/style.css", "/api/state", "/api/job/nothing", "/nothing", "/icon.svg"]
+)
+def test_every_answer_says_what_browsers_may_do(served: Served, path: str) -> None:
+    headers = served.get(path).headers
+    policy = headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+    assert "access-control-allow-origin" not in headers
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("127.0.0.1:1", 200), ("localhost:8765", 200), ("[::1]:80", 200), (socket.gethostname(), 200),
+     ("evil.example", 421), ("127.0.0.1.evil.example", 421), ("", 421)],
+)  # fmt: skip
+def test_other_names_are_refused(served: Served, host: str, status: int) -> None:
+    """DNS rebinding: a page of evil.example whose name leads here all of a sudden must get nothing."""
+    assert served.get("/api/state", Host=host).status == status
+
+
+def test_requests_of_other_sites_pages_are_refused(served: Served) -> None:
+    assert served.get("/api/state", Sec_Fetch_Site="cross-site").status == 403
+    assert served.get("/", Sec_Fetch_Site="cross-site").status == 200  # a link to us
+
+
+@pytest.mark.parametrize("path", ["/../server.py", "/%2e%2e/server.py", "/..%2fserver.py", "/data.js/", "/x.js"])
+def test_no_other_files(served: Served, path: str) -> None:
+    assert served.get(path).status == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_it_only_reads(served: Served, method: str) -> None:
+    assert served.get("/api/state", method=method).status >= 400
+
+
+def test_wrong_jobs_are_one_line(served: Served) -> None:
+    for text in ("nothing", "%3Cscript%3E", "zzzzzzzzzzz", "%00", "a" * 79):
+        answer = served.get(f"/api/job/{text}")
+        assert answer.status == 404, text
+        assert list(answer.json) == ["error"]
+        assert "\n" not in answer.json["error"]
+
+
+def test_what_is_sent_is_compressed_and_kept(served: Served) -> None:
+    plain, packed = served.get("/style.css"), served.get("/style.css", Accept_Encoding="gzip")
+    assert gzip.decompress(packed.body) == plain.body
+    assert served.get("/style.css", If_None_Match=plain.headers["etag"]).status == 304
+    assert served.get("/api/state", "HEAD").body == b""
+    assert served.get("/api/state").headers["cache-control"] == "no-store"
+
+
+def test_waiting_tasks_of_an_array_are_one_row(served: Served, named: dict[str, str]) -> None:
+    found = [row for row in served.get("/api/state").json["jobs"] if row.get("array") == named["array"]]
+    assert [(row["count"], row["tasks"]) for row in found] == [(40, "0-39")]
+
+
+def test_rows_are_what_status_shows(served: Served) -> None:
+    env = os.environ | {
+        "GPUSCHED_STATE": f"{served.folder}/state",
+        "GPUSCHED_INVENTORY": f"{served.folder}/inventory.yaml",
+    }
+    argv = [sys.executable, "-m", "gpusched", "status", "-s", "running,pending", "--json"]
+    said = json.loads(subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout)
+    rows = served.get("/api/state").json["jobs"]
+    assert {
+        (j["id"], j["state"], j["gpus"], j["reason"] or "", tuple(j["nodes"])) for j in said if not j["array_id"]
+    } == {
+        (j["id"], j["state"], j["gpus"], j.get("reason", ""), tuple(on[0] for on in j.get("on", [])))
+        for j in rows
+        if j["state"] in ("RUNNING", "PENDING") and not j.get("array")
+    }
+    assert any(j.get("reason") == NASTY for j in rows)
+
+
+@pytest.fixture
+def changing(tmp_path: Path) -> Served:
+    build(tmp_path)
+    found = Served(tmp_path, *made.serving(tmp_path))
+    yield found
+    found.stop()
+
+
+def test_changes_lead_to_the_same_as_everything(changing: Served) -> None:
+    """Whoever applies the changes has what one who begins anew has; who comes from elsewhere gets everything."""
+    mine = changing.get("/api/state").json
+    for seed in range(3):
+        made.tick(changing.folder, seed)
+        _until_newer(changing, mine)
+        news = changing.get(f"/api/state?since={mine['feed']}-{mine['v']}").json
+        assert "jobs" not in news
+        _apply(mine, news)
+    fresh = changing.get("/api/state").json
+    assert {j.get("key", j["id"]): j for j in mine["jobs"]} == {j.get("key", j["id"]): j for j in fresh["jobs"]}
+    assert mine["nodes"] == fresh["nodes"]
+    assert mine["head"] == fresh["head"]
+    for strange in (f"other-{mine['v']}", f"{mine['feed']}-999", f"{mine['feed']}-0", "", "-", f"{mine['feed']}-x"):
+        assert changing.get(f"/api/state?since={strange}").json["jobs"]
+
+
+def _until_newer(page: Served, mine: dict) -> None:  # type: ignore[type-arg]
+    end = time.monotonic() + 30
+    while not page.get(f"/api/state?since={mine['feed']}-{mine['v']}").json.get("changes"):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def _apply(mine: dict, news: dict) -> None:  # type: ignore[type-arg]
+    jobs = {j.get("key", j["id"]): j for j in mine["jobs"]}
+    nodes = {n["name"]: n for n in mine["nodes"]}
+    for change in news["changes"]:
+        mine["head"] = change.get("head", mine["head"])
+        nodes |= {n["name"]: n for n in change.get("nodes", [])}
+        for key in change.get("gone", []):
+            del jobs[key]
+        jobs |= {j.get("key", j["id"]): j for j in change.get("jobs", [])}
+    mine |= {"v": news["v"], "jobs": list(jobs.values()), "nodes": list(nodes.values())}
+
+
+def test_news_come_as_events(changing: Served) -> None:
+    with socket.create_connection(("127.0.0.1", changing.port), timeout=30) as sock:
+        sock.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        lines = sock.makefile("rb")
+        signs = _signs(lines)
+        made.tick(changing.folder, 1)
+        while signs == (later := _signs(lines)) or later["v"] == signs["v"]:
+            signs = later
+        assert later["feed"] == signs["feed"]
+        assert later["v"] > signs["v"]
+
+
+def _signs(lines) -> dict:  # type: ignore[type-arg,no-untyped-def]
+    while not (line := lines.readline()).startswith(b"data: "):
+        assert line, "the stream has ended"
+    return json.loads(line[6:])  # type: ignore[no-any-return]
+
+
+def test_a_broken_inventory_leaves_the_page_as_it_was(changing: Served) -> None:
+    before = changing.get("/api/state").json
+    file = changing.folder / "inventory.yaml"
+    file.write_text(file.read_text() + "nonsense: [\n")
+    _until_newer(changing, before)
+    now = changing.get("/api/state").json
+    assert now["nodes"] == before["nodes"]
+    assert len(now["jobs"]) == len(before["jobs"])
+    assert re.match(r"this page cannot be brought up to date: .*inventory.yaml:\d+", now["head"]["warning"])
+
+
+def test_before_there_is_a_store(tmp_path: Path) -> None:
+    (tmp_path / "inventory.yaml").write_text(
+        "defaults: {runtime: process, gpus: 2, cores: 4, memory: 8G}\n"
+        "partitions: {small: {nodes: [n1], flavors: {one: {gpus: 1, cores: 1, memory: 1G, time: 1h}}}}\n"
+    )
+    page = Served(tmp_path, *made.serving(tmp_path))
+    try:
+        told = page.get("/api/state").json
+        assert [n["gpus"] for n in told["nodes"]] == ["UU"]
+        assert told["jobs"] == []
+        assert "gpusched controller" in told["head"]["warning"]
+        store = Store.create_or_open(tmp_path / "state")
+        store.set_meta("heartbeat", str(time.time()))
+        store.close()
+        _until_newer(page, told)
+    finally:
+        page.stop()
+
+
+def test_the_command_is_there() -> None:
+    assert "web" in COMMANDS
