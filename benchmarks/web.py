@@ -140,7 +140,7 @@ class _Made:
         found, rng = [], self.rng
         whole = [n for n in self.nodes if n[0] not in self._down]
         rng.shuffle(whole)
-        while len(whole) > len(self.nodes) * 0.12 and len(whole) >= 2:
+        while len(whole) > len(self.nodes) * 0.02 and len(whole) >= 2:
             kind = rng.random()
             size = rng.choice((2, 4, 8, 16)) if kind < 0.10 else 1
             if size > 1:
@@ -152,8 +152,8 @@ class _Made:
             name, partition = whole.pop()
             at = 0
             while at < GPUS:
-                gpus = rng.choice((1, 1, 2, 2, 4, 8))
-                if at + gpus <= GPUS and rng.random() < 0.94:
+                gpus = min(rng.choice((1, 1, 2, 4, 4, 8)), GPUS - at)
+                if rng.random() < 0.96:
                     found.append(self._on(partition, [(name, tuple(range(at, at + gpus)))]))
                 at += gpus
         return found
@@ -202,9 +202,9 @@ class _Made:
 
     def waiting(self, place: int) -> Job:
         rng = self.rng
-        nodes = rng.choice((1, 1, 1, 1, 1, 2, 4))
+        nodes = rng.choice((1, 1, 1, 1, 1, 2, 4)) if len(self.nodes) >= 16 else 1
         partition = rng.choice(self.nodes)[1]
-        spec = self._spec(partition, nodes, 8 if nodes > 1 else rng.choice((1, 1, 2, 4, 8)))
+        spec = self._spec(partition, nodes, 8 if nodes > 1 else rng.choice((2, 4, 4, 8, 8)))
         submit = self.now - rng.random() * 9 * HOUR
         reason, message = "Priority", f"{place} jobs are before it in {partition}"
         if place < 3:
@@ -247,11 +247,12 @@ class _Made:
             gpus, jobs = [], [self.held.get((name, g)) for g in range(GPUS)]
             for g, job in enumerate(jobs):
                 busy = job is not None and job.id not in self.idle
-                use = float(rng.randint(72, 100)) if busy else 0.0
+                least = 72 if job is None or job.spec.name not in ("preprocess", "eval-mmlu") else 15
+                use = float(rng.randint(least, least + 28)) if busy else 0.0
                 gpus.append(Gpu(
                     index=g, uuid=f"{name}-{g}", name=f"NVIDIA {partition}", utilization_pct=use,
                     memory_total_mib=81920, memory_used_mib=rng.randint(20_000, 79_000) if job else 600,
-                    power_w=rng.uniform(420, 690) if busy else rng.uniform(55, 90), power_limit_w=700.0,
+                    power_w=90 + 6 * use + rng.uniform(-9, 9) if busy else rng.uniform(55, 90), power_limit_w=700.0,
                     temperature_c=rng.randint(52, 71) if busy else rng.randint(29, 36),
                     error="fell off the bus" if rng.random() < 0.0008 else None,
                 ))  # fmt: skip
@@ -361,13 +362,10 @@ def measured(folder: Path, rounds: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     try:
         browser.size(1440, 900)
-        browser.go(url)
-        browser.until(READY)  # the server's own first look is over
+        browser.load(url, READY)  # the server's own first look is over
         for _ in range(rounds):
-            browser.go("about:blank")
             browser.call("Network.clearBrowserCache")
-            browser.go(url)
-            browser.until(READY)
+            browser.load(url, READY)
             found.setdefault("first view, nothing cached", []).append(
                 browser.run("performance.getEntriesByName('first-view')[0].startTime")
             )

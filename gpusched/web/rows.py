@@ -1,4 +1,4 @@
-"""Jobs and nodes as the page gets them: short keys, none that has nothing to say; docs/concepts/web.md has them.
+"""Jobs and nodes as the page gets them: short keys, none that has nothing to say; `page/data.js` reads them.
 
 Times are Unix seconds, the page counts elapsed time itself: a row changes only when something has happened.
 """

@@ -115,7 +115,9 @@ class Browser:
         elif message.get("method") == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
             self.troubles.append(f"{params['type']}: {[a.get('value', a.get('description')) for a in params['args']]}")
         elif message.get("method") == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
-            self.troubles.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
+            line = f"{params['entry']['text']} {params['entry'].get('url', '')}"
+            if "ERR_NETWORK_CHANGED" not in line:  # the page's own errors only
+                self.troubles.append(line)
 
     # -- the page
 
@@ -126,6 +128,22 @@ class Browser:
     def go(self, url: str) -> None:
         """Open an address; the page may still be at work after that."""
         self.call("Page.navigate", url=url)
+
+    def load(self, url: str, ready: str) -> None:
+        """Open an address anew, until an expression is true.
+
+        Once more where that takes too long: when an interface of this machine comes or goes, as in other tests,
+        Chromium breaks off what it is loading (ERR_NETWORK_CHANGED), scripts too.
+        """
+        for last in (False, False, False, True):
+            self.go("about:blank")
+            self.go(url)
+            try:
+                self.until(ready, PATIENCE_S if last else 8.0)
+                return
+            except AssertionError:
+                if last:
+                    raise
 
     def run(self, code: str) -> Any:
         """The value of an expression in the page; a promise's once it is there."""

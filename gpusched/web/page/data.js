@@ -1,4 +1,4 @@
-// What the server says, kept up to date: everything once, then what has changed since. docs/concepts/web.md has the keys.
+// What the server says, kept up to date: everything once, then what has changed since. gpusched/web/rows.py has the keys.
 
 import {ACTIVE, hue} from "./words.js";
 
@@ -18,7 +18,8 @@ export const watch = watcher => { watchers.add(watcher); return () => watchers.d
 const tell = what => { for (const watcher of [...watchers]) watcher(what); };
 
 async function ask(path) {
-  const answer = await fetch(path, {headers: {Accept: "application/json"}});
+  const request = () => fetch(path, {headers: {Accept: "application/json"}});
+  const answer = await request().catch(() => new Promise(done => setTimeout(done, 400)).then(request)); // another network, perhaps
   if (!answer.ok) {
     const said = await answer.json().catch(() => ({}));
     throw new Error(said.error ?? `the server answers ${answer.status}`);
@@ -149,6 +150,7 @@ export function facts() {
   return derived;
 }
 
+export const factsAnew = () => { derived = null; return facts(); };
 export const OUT = new Set(["DOWN", "DRAINED", "DRAINING", "UNKNOWN"]);
 export const expected = job => world.forecast.jobs[job.id];
 export const gpuIndex = (node, i) => node.index ? node.index[i] : i;

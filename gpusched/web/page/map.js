@@ -108,11 +108,12 @@ export function gpuMap(box) {
     one.nodes.forEach((node, n) => {
       const x = n % s.perRow * s.stepX, y = Math.floor(n / s.perRow) * s.stepY;
       const jobs = held.get(node.name), out = OUT.has(node.state);
+      let last = "";
       if (s.label) { to.fillStyle = out ? wait : soft; to.fillText(node.name, x, y + 1, s.stepX - 6); }
       for (let i = 0; i < node.gpus.length; i++) {
         const cx = x + i % columns * (s.cell + s.gap), cy = y + s.label + Math.floor(i / columns) * (s.cell + s.gap);
         const colour = colourOf(node, i, jobs?.get(gpuIndex(node, i)), byUser);
-        if (colour) { to.fillStyle = colour; to.fillRect(cx, cy, s.cell, s.cell); }
+        if (colour) { if (colour !== last) to.fillStyle = last = colour; to.fillRect(cx, cy, s.cell, s.cell); }
         else { to.strokeStyle = line; to.lineWidth = 1; to.strokeRect(cx + .5, cy + .5, s.cell - 1, s.cell - 1); }
       }
       if (n === one.at) { to.strokeStyle = ink; to.lineWidth = 2; to.strokeRect(x - 2, y + s.label - 2, s.stepX - s.space + 4, s.stepY - s.label - (s.label ? 14 : s.space) + 4); }

@@ -6,38 +6,33 @@ import {h, canvas, paint, hue, say, hush, span, clock, choice, ACTIVE, many} fro
 const AXIS = 24;
 const SPANS = [[2, "2 h"], [6, "6 h"], [24, "1 day"], [72, "3 days"]];
 
-function layout(at) { // node -> bars, each on the GPUs it has or would have
-  const rows = new Map([...world.nodes.values()].map(node => [node.name, []]));
-  const ends = world.forecast.ends ?? {};
-  for (const job of world.jobs.values()) {
-    if (!job.on || !job.start) continue;
-    const active = ACTIVE.has(job.state);
-    const until = active ? Math.max(at, ends[job.id] ?? job.own ?? job.due ?? at) : job.end;
-    for (const [node, ...gpus] of job.on) rows.get(node)?.push({job, gpus, from: job.start, until, active});
-  }
-  const plans = [];
+function gathered() { // node -> what is, was or is to be there, and the bars that it makes once they are drawn
+  const rows = new Map();
+  for (const name of world.nodes.keys()) rows.set(name, {jobs: [], plans: [], bars: null});
+  for (const job of world.jobs.values()) if (job.on && job.start) for (const part of job.on) rows.get(part[0])?.jobs.push(job, part);
   for (const job of facts().by.waiting) {
     const plan = world.forecast.jobs[job.id];
-    if (plan?.[5]) plans.push([job, plan]);
-  }
-  plans.sort((a, b) => a[1][3] - b[1][3]);
-  const free = new Map();
-  for (const [job, [, , , from, until, nodes]] of plans) {
-    for (const name of nodes) {
-      const node = world.nodes.get(name), row = rows.get(name);
-      if (!node || !row) continue;
-      if (!free.has(name)) {
-        const since = new Array(node.gpus.length).fill(0);
-        for (const bar of row) for (const gpu of bar.gpus) if (bar.active) since[gpu] = bar.until;
-        free.set(name, since);
-      }
-      const since = free.get(name), wanted = Math.max(1, Math.round((job.gpus ?? 0) / (job.nodes ?? 1)));
-      const gpus = since.map((t, i) => [t, i]).sort((a, b) => (a[0] > from + 1) - (b[0] > from + 1) || a[1] - b[1]).slice(0, wanted).map(([, i]) => i);
-      for (const gpu of gpus) since[gpu] = until;
-      row.push({job, gpus, from: Math.max(from, at), until: Math.max(until, at), planned: true});
-    }
+    if (plan?.[5]) for (const name of plan[5]) rows.get(name)?.plans.push([plan[3], plan[4], job]);
   }
   return rows;
+}
+
+function barsOf(row, lanes, at) { // each on the GPUs that it has, or would have
+  if (row.bars) return row.bars;
+  const ends = world.forecast.ends ?? {}, free = new Array(lanes).fill(0), bars = [];
+  for (let i = 0; i < row.jobs.length; i += 2) {
+    const job = row.jobs[i], gpus = row.jobs[i + 1].slice(1).sort((a, b) => a - b), active = ACTIVE.has(job.state);
+    const until = active ? Math.max(at, ends[job.id] ?? job.own ?? job.due ?? at) : job.end;
+    bars.push({job, gpus, from: job.start, until, active});
+    if (active) for (const gpu of gpus) free[gpu] = until;
+  }
+  for (const [from, until, job] of row.plans.sort((a, b) => a[0] - b[0])) {
+    const wanted = Math.max(1, Math.round((job.gpus ?? 0) / (job.nodes ?? 1)));
+    const gpus = free.map((t, i) => [t > from + 1, i]).sort((a, b) => a[0] - b[0] || a[1] - b[1]).slice(0, wanted).map(([, i]) => i).sort((a, b) => a - b);
+    for (const gpu of gpus) free[gpu] = until;
+    bars.push({job, gpus, from: Math.max(from, at), until: Math.max(until, at), planned: true});
+  }
+  return row.bars = bars;
 }
 
 export function timeline(box, {ahead = 6, high = 340, filter = () => true} = {}) {
@@ -47,12 +42,12 @@ export function timeline(box, {ahead = 6, high = 340, filter = () => true} = {})
   let rows = new Map(), list = [], hits = [], height = 18, frame = 0;
 
   function arrange() {
-    rows = layout(now());
+    rows = gathered();
     list = [...world.nodes.values()].filter(filter);
     height = list.length <= 16 ? 34 : list.length <= 48 ? 20 : 15;
     const inside = list.length * height, shown = Math.min(high(), inside + AXIS);
-    scroll.style.height = `${shown}px`;
-    spacer.style.height = `${Math.max(0, inside + AXIS - shown)}px`;
+    if (scroll.style.height !== `${shown}px`) scroll.style.height = `${shown}px`;
+    if (spacer.style.height !== `${inside + AXIS}px`) spacer.style.height = `${inside + AXIS}px`;
     draw();
   }
 
@@ -74,10 +69,10 @@ export function timeline(box, {ahead = 6, high = 340, filter = () => true} = {})
     for (const t of ticks) { const px = Math.round(x(t)) + .5; to.beginPath(); to.moveTo(px, AXIS); to.lineTo(px, tall); to.stroke(); }
     for (let n = first; n < last; n++) {
       const node = list[n], y = AXIS + n * height - scroll.scrollTop, lanes = Math.max(1, node.gpus.length), lane = (height - 3) / lanes;
-      for (const bar of rows.get(node.name) ?? []) {
+      for (const bar of barsOf(rows.get(node.name), lanes, at)) {
         if (bar.until < begin || bar.from > end) continue;
         const a = Math.max(left, x(bar.from)), b = Math.min(width, Math.max(x(bar.until), a + 1.5));
-        const colour = `oklch(${light} ${bar.planned ? .07 : .095} ${hue(bar.job.user)})`, gpus = [...bar.gpus].sort((p, q) => p - q);
+        const colour = `oklch(${light} ${bar.planned ? .07 : .095} ${hue(bar.job.user)})`, {gpus} = bar;
         for (let i = 0; i < gpus.length;) { // neighbouring GPUs are one block
           let stop = i + 1;
           while (stop < gpus.length && gpus[stop] === gpus[stop - 1] + 1) stop += 1;
@@ -141,7 +136,7 @@ export function timeline(box, {ahead = 6, high = 340, filter = () => true} = {})
 export function timelinePage(main, _, query) {
   const box = h("section", {class: "panel flush"});
   let part = query.get("part") ?? "";
-  const shown = timeline(box, {high: () => Math.max(320, innerHeight - 210), filter: node => !part || node.part === part});
+  const shown = timeline(box, {high: () => Math.max(180, innerHeight - 210), filter: node => !part || node.part === part});
   const parts = h("div", {});
   main.append(h("div", {class: "title"}, h("h1", {}, "Timeline"),
     h("div", {class: "tools"}, parts, choice("how far ahead", SPANS, 6, hours => shown.ahead(hours)))),
