@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 
 from benchmarks import web as made
@@ -104,6 +105,16 @@ def build(folder: Path, nodes: int = 6, jobs: int = 60) -> dict[str, str]:
     log.parent.mkdir(parents=True)
     log.write_bytes(OUTPUT)
     return named
+
+
+def move(folder: Path, seed: int) -> None:
+    """A tick, and another reason for some tasks of an array: rows change, come and go."""
+    made.tick(folder, seed)
+    store = Store.create_or_open(folder / "state")
+    with store.transaction():
+        tasks = [job for job in store.pending() if job.array_id is not None]
+        store.put_jobs(msgspec.structs.replace(job, reason=f"Reason{seed}") for job in tasks[seed:])
+    store.close()
 
 
 @pytest.fixture(scope="session")

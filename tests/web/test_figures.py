@@ -62,7 +62,7 @@ def test_usage_adds_up(tmp_path: Path) -> None:
     for step in range(4):
         now = NOW + step * 1500
         for bucket in range(int(NOW) // 300 * 300 - 3 * DAY_S, int(now), 300):
-            if bucket > now - 900 or (step == 0 and rng.random() < 0.3):
+            if bucket > now - 1800 or (step == 0 and rng.random() < 0.3):
                 job, user = rng.choice((("a", "ann"), ("b", "bob"), ("", "")))
                 rows.append(UsageRow(
                     bucket=bucket, node=f"n{rng.randrange(3)}", job_id=job, user=user, partition="p",

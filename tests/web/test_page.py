@@ -20,7 +20,7 @@ from benchmarks import web as made
 from gpusched.queue.store import Store
 from tests.replay.png import pixels
 from tests.web.browser import Browser
-from tests.web.conftest import NASTY, SECRET, Served, build
+from tests.web.conftest import NASTY, SECRET, Served, build, move
 
 PAGES = ("", "jobs", "nodes", "timeline", "usage", "job/{own}", "job/{nasty}", "node/gpu0001", "jobs?of=ended&q=amira")
 WIDTHS = [390, 820, 1440]
@@ -34,10 +34,12 @@ const c = document.createElement('canvas').getContext('2d', {willReadFrequently:
 const of = name => {
   c.fillStyle = style.getPropertyValue('--' + name).trim(); c.fillRect(0, 0, 1, 1);
   return [...c.getImageData(0, 0, 1, 1).data].slice(0, 3); };
-const tone = (letter, use) => letter === 'F' ? 'free' : use < 5 ? 'idle' : use < 35 ? 'held-1' : use < 70 ? 'held-2' : 'held-3';
+const tone = (letter, use) => letter === 'F' ? 'free'
+  : use < 5 ? 'idle' : use < 35 ? 'held-1' : use < 70 ? 'held-2' : 'held-3';
 const nodes = [...m.world.nodes.values()].slice(0, 4);
+const at = (n, i) => ({x: b.left + n * 176 + i * 20 + 9, y: b.top + 17 + 9});
 return nodes.flatMap((node, n) => [...node.gpus].map((letter, i) => (
-  {x: b.left + n * 176 + i * 20 + 9, y: b.top + 17 + 9, wanted: of(tone(letter, node.util[i]))}))); }"""
+  {...at(n, i), wanted: of(tone(letter, node.util[i]))}))); }"""
 
 
 def look(browser: Browser, url: str, page: str = "") -> None:
@@ -60,6 +62,11 @@ def test_every_page_fits_its_width(browser: Browser, served: Served, named: dict
             "e.scrollWidth > e.clientWidth + 1).map(e => e.innerText)"
         )
         assert cut == [], page
+        outside = browser.run(
+            "[...document.querySelectorAll('.list')].flatMap(l => [...l.querySelectorAll('.row > span')].filter("
+            "s => s.getBoundingClientRect().right > l.getBoundingClientRect().right - 8).map(s => s.className))"
+        )
+        assert outside == [], page
     assert browser.run("window.hacked") is None
 
 
@@ -212,7 +219,7 @@ def test_what_changes_is_seen_at_once(browser: Browser, changing: Served) -> Non
     before = browser.run("document.querySelector('.tabs').innerText")
     for seed in range(3):
         version = browser.run(WORLD.format(body="m.world.version"))
-        made.tick(changing.folder, seed)
+        move(changing.folder, seed)
         browser.until(f"await {WORLD.format(body=f'm.world.version > {version}')}")
     assert browser.run("document.querySelector('.tabs').innerText") != before
     held = browser.run(

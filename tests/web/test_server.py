@@ -17,7 +17,7 @@ import pytest
 from benchmarks import web as made
 from gpusched.cli.main import COMMANDS
 from gpusched.queue.store import Store
-from tests.web.conftest import NASTY, SECRET, Served, build
+from tests.web.conftest import NASTY, SECRET, Served, build, move
 
 
 def everything(page: Served, jobs: list[str], **headers: str) -> str:
@@ -184,7 +184,7 @@ def test_changes_lead_to_the_same_as_everything(changing: Served) -> None:
     """Whoever applies the changes has what one who begins anew has; who comes from elsewhere gets everything."""
     mine = changing.get("/api/state").json
     for seed in range(3):
-        made.tick(changing.folder, seed)
+        move(changing.folder, seed)
         _until_newer(changing, mine)
         news = changing.get(f"/api/state?since={mine['feed']}-{mine['v']}").json
         assert "jobs" not in news
