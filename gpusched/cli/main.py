@@ -83,7 +83,7 @@ class LazyGroup(TyperGroup):
         """Import the command's module and build just this command."""
         if cmd_name not in COMMANDS:
             return None
-        if cmd_name in LONG and not ctx.resilient_parsing and not output.json_mode():
+        if cmd_name in LONG and ctx is not None and not (ctx.resilient_parsing or output.json_mode()):
             activity.begin(LONG[cmd_name])
         module = importlib.import_module(COMMANDS[cmd_name][0])
         interrupts.raise_again()
