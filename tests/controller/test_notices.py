@@ -91,6 +91,22 @@ def test_an_end_is_told_once(store: Store, state: str, on: tuple[str, ...], told
     assert [kind for _, kind in made(store, Notices(), event)] == told
 
 
+def test_of_an_array_the_begin_the_first_failure_and_the_end(store: Store, post: Post) -> None:
+    step, on = told(store), ("begin", "end", "fail")
+    states = [JobState.COMPLETED, JobState.FAILED, JobState.FAILED, JobState.RUNNING]
+    tasks = [job(f"a_{i}", notify=on, array_id="a", array_index=i, state=state) for i, state in enumerate(states)]
+    store.put_jobs(tasks)
+    store.append(Event(time=T, kind="running", job_id=task.id, data={"attempt": 1}) for task in tasks)
+    ends = [Event(time=T, kind="ended", job_id=t.id, data={"to": str(t.state), "attempt": 1}) for t in tasks]
+    store.append(ends[:3])
+    step(inventory(), T)
+    assert post.sent == ["begin", "fail"]
+    store.put_jobs([msgspec.structs.replace(tasks[3], state=JobState.COMPLETED, end_time=T)])
+    store.append(ends[3:])
+    step(inventory(), T + 1)
+    assert post.sent == ["begin", "fail", "end"]
+
+
 class Post:
     """Stands for the network, to decide what becomes of each try: the test is about what the desk makes of it."""
 
