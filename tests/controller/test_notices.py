@@ -98,7 +98,10 @@ def test_of_an_array_the_begin_the_first_failure_and_the_end(store: Store, post:
     store.put_jobs(tasks)
     store.append(Event(time=T, kind="running", job_id=task.id, data={"attempt": 1}) for task in tasks)
     ends = [Event(time=T, kind="ended", job_id=t.id, data={"to": str(t.state), "attempt": 1}) for t in tasks]
-    store.append(ends[:3])
+    store.append(ends[:1])
+    step(inventory(), T)
+    assert post.sent == ["begin"]
+    store.append(ends[1:3])
     step(inventory(), T)
     assert post.sent == ["begin", "fail"]
     store.put_jobs([msgspec.structs.replace(tasks[3], state=JobState.COMPLETED, end_time=T)])
@@ -112,7 +115,7 @@ class Post:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent: list[str] = []
-        self.answer = ""
+        self.answer, self.hangs = "", False
         post = self
 
         class Delivery:
@@ -125,6 +128,8 @@ class Post:
                 post.sent.append(sending.body["notice"])
 
             def finished(self, wait_s: float = 0.0) -> list[tuple[str, str]]:
+                if post.hangs:
+                    return []
                 over, self.under_way = sorted(self.under_way), set()
                 return [(key, post.answer) for key in over]
 
@@ -178,6 +183,15 @@ def test_a_controller_that_dies_loses_no_notice_and_repeats_none_that_arrived(st
     third(inventory(), T + 3)
     third(inventory(), T + 4)
     assert post.sent == ["end", "end", "end"]
+
+
+def test_what_is_under_way_is_not_sent_again(store: Store, post: Post) -> None:
+    step, post.hangs = told(store), True
+    store.put_jobs([job(state=JobState.FAILED, end_time=T)])
+    store.append([Event(time=T, kind="ended", job_id="j", data={"to": "FAILED", "attempt": 1})])
+    for later in range(3):
+        step(inventory(), T + later)
+    assert post.sent == ["end"]
 
 
 def test_a_receiver_that_left_the_inventory_is_told_nothing(store: Store, post: Post) -> None:

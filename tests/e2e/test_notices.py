@@ -134,7 +134,6 @@ def test_a_receiver_that_fails_or_hangs_holds_up_nothing_and_is_told_again(
     house.wait_state(first, "COMPLETED")
     wait_until(lambda: site.tries >= 1, 30, "a try")
     house.wait_state(house.sh("true", "--gpus", "1"), "COMPLETED")
-    assert site.tries <= 4, "each of two begins and two ends is under way once"
     site.broken = True
     site.release.set()
 
