@@ -133,7 +133,7 @@ class _Made:
         return JobSpec(
             name=rng.choice(NAMES), partition=partition, nodes=nodes, gpus_per_node=gpus, cores_per_node=8 * gpus,
             memory_mib_per_node=65536 * gpus, time_limit_s=rng.choice((2, 4, 8, 12, 24, 48)) * 3600,
-            command=("python", "train.py"), **more,
+            command=("python", "train.py"), group=rng.choice(("vision", "language", "biology")), **more,
         )  # fmt: skip
 
     def running(self) -> list[Job]:

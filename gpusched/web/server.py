@@ -169,7 +169,7 @@ class _Connection(BaseHTTPRequestHandler):
             raise Refused(
                 HTTPStatus.MISDIRECTED_REQUEST, "this server has another name; --name of 'gpusched web' adds one"
             )
-        if self.headers.get("Sec-Fetch-Site") == "cross-site" and self.path.startswith("/api/"):
+        if self.path.startswith("/api/") and self.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
             raise Refused(HTTPStatus.FORBIDDEN, "another site's page asks for this")
         return viewer
 

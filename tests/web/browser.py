@@ -142,7 +142,7 @@ class Browser:
                 self.until(ready, PATIENCE_S if last else 8.0)
                 return
             except AssertionError:
-                if last:
+                if last or self.troubles:
                     raise
 
     def run(self, code: str) -> Any:
@@ -155,7 +155,8 @@ class Browser:
         """Until an expression is true."""
         end = time.monotonic() + patience_s
         while not self.run(f"(async () => {{ try {{ return Boolean({code}); }} catch {{ return false; }} }})()"):
-            assert time.monotonic() < end, f"still not: {code}; {self.troubles}; {self.text()[:2000]}"
+            late = time.monotonic() > end or any(line.startswith("exception") for line in self.troubles)
+            assert not late, f"still not: {code}; {self.troubles}; {self.text()[:2000]}"
             time.sleep(0.03)
 
     def text(self) -> str:

@@ -84,6 +84,18 @@ def test_tiles_say_what_the_store_says(browser: Browser, served: Served) -> None
     browser.until("document.querySelector('.tile:nth-child(2)').innerText.includes('next start')")
 
 
+def test_groups_and_users_add_up_to_the_same(browser: Browser, served: Served) -> None:
+    look(browser, served.url)
+    browser.run("document.querySelector('[aria-label=whose] [data-value=group]').click()")
+    shown = browser.run(
+        "[...document.querySelectorAll('.users li')].map(l => [l.querySelector('.what').innerText, "
+        "+l.querySelector('.num').firstChild.data.replace(',', '')])"
+    )
+    assert {name for name, _ in shown} == {"vision", "language", "biology"}
+    held = int(browser.run("document.querySelector('.tile .big').firstChild.data"))
+    assert sum(count for _, count in shown) == held > 0
+
+
 def test_names_are_never_markup(browser: Browser, served: Served, named: dict[str, str]) -> None:
     look(browser, served.url)
     for page in ("", "jobs?of=waiting", f"job/{named['nasty']}", "timeline"):

@@ -120,6 +120,8 @@ def test_other_names_are_refused(served: Served, host: str, status: int) -> None
 
 def test_requests_of_other_sites_pages_are_refused(served: Served) -> None:
     assert served.get("/api/state", Sec_Fetch_Site="cross-site").status == 403
+    assert served.get("/api/state", Sec_Fetch_Site="same-site").status == 403  # another port of this machine
+    assert served.get("/api/state", Sec_Fetch_Site="same-origin").status == 200
     assert served.get("/", Sec_Fetch_Site="cross-site").status == 200  # a link to us
 
 

@@ -113,19 +113,24 @@ export async function begin() {
 
 export function facts() {
   if (derived) return derived;
-  const at = new Map(), users = new Map(), by = {running: [], waiting: [], ended: []};
-  const user = name => { if (!users.has(name)) users.set(name, {user: name, held: 0, asked: 0, running: 0, waiting: 0}); return users.get(name); };
+  const at = new Map(), users = new Map(), groups = new Map(), by = {running: [], waiting: [], ended: []};
+  const count = (sums, name, held, asked) => {
+    const of = sums.get(name) ?? {user: name, held: 0, asked: 0};
+    of.held += held; of.asked += asked;
+    sums.set(name, of);
+  };
+  const add = (job, held, asked) => { count(users, job.user, held, asked); if (job.group) count(groups, job.group, held, asked); };
   for (const job of world.jobs.values()) {
     if (ACTIVE.has(job.state)) {
       by.running.push(job);
-      const of = user(job.user); of.running += 1; of.held += job.gpus ?? 0;
+      add(job, job.gpus ?? 0, 0);
       for (const [node, ...gpus] of job.on ?? []) {
         if (!at.has(node)) at.set(node, new Map());
         for (const gpu of gpus) at.get(node).set(gpu, job);
       }
     } else if (job.state === "PENDING") {
       by.waiting.push(job);
-      const n = job.count ?? 1, of = user(job.user); of.waiting += n; of.asked += n * (job.gpus ?? 0);
+      add(job, 0, (job.count ?? 1) * (job.gpus ?? 0));
     } else by.ended.push(job);
   }
   const starts = world.forecast.jobs;
@@ -145,7 +150,8 @@ export function facts() {
     });
   }
   const waits = by.waiting.reduce((n, job) => n + (job.count ?? 1), 0);
-  derived = {at, by, gpus, sums, waits, users: [...users.values()].sort((a, b) => b.held - a.held || b.asked - a.asked)};
+  const ranked = sums => [...sums.values()].sort((a, b) => b.held - a.held || b.asked - a.asked);
+  derived = {at, by, gpus, sums, waits, users: ranked(users), groups: ranked(groups)};
   for (const of of derived.users) hue(of.user);
   return derived;
 }

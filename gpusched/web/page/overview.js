@@ -12,7 +12,8 @@ export function overview(main) {
   const mapBox = h("div", {class: "maps"}), key = h("div", {}), next = h("div", {}), users = h("div", {}), odd = h("div", {});
   const bars = h("div", {});
   const map = gpuMap(mapBox), ahead = timeline(bars, {high: () => innerWidth < 700 ? 280 : 360});
-  let byUser = false;
+  let byUser = false, byGroup = false;
+  const whose = h("span", {});
   const colours = value => { byUser = value === "user"; key.replaceChildren(legend(byUser)); map.byUser(byUser); };
   main.append(h("h1", {class: "unseen"}, "Overview"), tiles,
     h("div", {class: "two"},
@@ -21,7 +22,7 @@ export function overview(main) {
         h("section", {class: "panel flush"}, h("div", {class: "head"}, h("h2", {}, "Next hours"), choice("how far ahead", SPANS.slice(0, 3), 6, hours => ahead.ahead(hours))), bars)),
       h("div", {class: "stacked"},
         h("section", {class: "panel"}, h("div", {class: "head"}, h("h2", {}, "Starting next"), h("a", {href: "#/jobs?of=waiting"}, "all who wait")), next),
-        h("section", {class: "panel"}, h("div", {class: "head"}, h("h2", {}, "Who has what"), h("a", {href: "#/usage"}, "over days")), users))));
+        h("section", {class: "panel"}, h("div", {class: "head"}, h("h2", {}, "Who has what"), whose, h("a", {href: "#/usage"}, "over days")), users))));
   key.replaceChildren(legend(false));
 
   function figures() {
@@ -43,22 +44,24 @@ export function overview(main) {
   }
 
   function lists() {
-    const {by, users: all} = facts(), rows = innerWidth > 1180 && world.nodes.size > 400 ? 17 : 9; // as many as stand beside the map
+    const {by, groups} = facts(), all = byGroup && groups.length ? groups : facts().users, rows = innerWidth > 1180 && world.nodes.size > 400 ? 17 : 9; // as many as stand beside the map
     next.replaceChildren(by.waiting.length ? h("ul", {class: "rows"}, by.waiting.slice(0, rows).map(job => {
       const start = expected(job);
       return h("li", {}, h("a", {href: `#/job/${job.id}`}, h("span", {class: "what"}, h("b", {}, job.name), h("small", {}, `${job.user} · ${job.part}${job.count ? ` · ${many(job.count, "task")}` : ""}`)),
         h("span", {class: "num"}, many(job.gpus ?? 0, "GPU")), h("span", {class: "when"}, start ? starts(start) : h("small", {}, job.reason ?? ""))));
     })) : h("p", {class: "quiet"}, "Nobody waits."));
+    whose.hidden = !groups.length;
+    if (groups.length && !whose.firstChild) whose.append(choice("whose", [["user", "Users"], ["group", "Groups"]], "user", value => { byGroup = value === "group"; lists(); }));
     const most = Math.max(1, ...all.map(u => u.held + u.asked));
     users.replaceChildren(all.length ? h("ul", {class: "rows users"}, all.slice(0, rows).map(u => h("li", {}, h("a", {href: `#/jobs?q=${encodeURIComponent(u.user)}`},
       h("span", {class: "what"}, u.user), h("span", {class: "track"}, h("i", {class: "held-3", style: {width: `${100 * u.held / most}%`}}), h("i", {class: "waits", style: {width: `${100 * u.asked / most}%`}})),
       h("span", {class: "num"}, count(u.held), u.asked ? h("small", {}, ` +${count(u.asked)}`) : ""))))) : h("p", {class: "quiet"}, "Nobody has any."),
-    all.length ? h("p", {class: "quiet small"}, `GPUs held, + asked for${all.length > rows ? `; ${many(all.length - rows, "more user")}` : ""}`) : "");
+    all.length ? h("p", {class: "quiet small"}, `GPUs held, + asked for${all.length > rows ? `; ${many(all.length - rows, `more ${all === groups ? "group" : "user"}`)}` : ""}`) : "");
     const broken = [...world.nodes.values()].filter(n => OUT.has(n.state) || n.trouble || n.stale || Object.keys(n.why ?? {}).some(i => "LX".includes(n.gpus[(n.index ?? []).indexOf(+i)] ?? n.gpus[i])));
-    const groups = new Map();
-    for (const node of broken) { const why = `${node.state.toLowerCase()}${node.reason || node.trouble ? `: ${node.reason ?? node.trouble}` : Object.keys(node.why ?? {}).length ? `: ${Object.values(node.why)[0]}` : ""}`; groups.set(why, [...groups.get(why) ?? [], node.name]); }
-    odd.replaceChildren(...(groups.size ? [h("section", {class: "panel odd"}, h("div", {class: "head"}, h("h2", {}, "Needs a look"), h("a", {href: "#/nodes?of=odd"}, many(broken.length, "node"))),
-      h("ul", {class: "rows"}, [...groups].sort((a, b) => b[1].length - a[1].length).slice(0, 6).map(([why, of]) => h("li", {}, h("a", {href: of.length === 1 ? `#/node/${encodeURIComponent(of[0])}` : "#/nodes?of=odd"}, h("span", {class: "mono"}, of.length > 6 ? many(of.length, "node") : names(of)), h("span", {class: "why"}, why))))))] : []));
+    const reasons = new Map();
+    for (const node of broken) { const why = `${node.state.toLowerCase()}${node.reason || node.trouble ? `: ${node.reason ?? node.trouble}` : Object.keys(node.why ?? {}).length ? `: ${Object.values(node.why)[0]}` : ""}`; reasons.set(why, [...reasons.get(why) ?? [], node.name]); }
+    odd.replaceChildren(...(reasons.size ? [h("section", {class: "panel odd"}, h("div", {class: "head"}, h("h2", {}, "Needs a look"), h("a", {href: "#/nodes?of=odd"}, many(broken.length, "node"))),
+      h("ul", {class: "rows"}, [...reasons].sort((a, b) => b[1].length - a[1].length).slice(0, 6).map(([why, of]) => h("li", {}, h("a", {href: of.length === 1 ? `#/node/${encodeURIComponent(of[0])}` : "#/nodes?of=odd"}, h("span", {class: "mono"}, of.length > 6 ? many(of.length, "node") : names(of)), h("span", {class: "why"}, why))))))] : []));
   }
 
   const update = what => {
