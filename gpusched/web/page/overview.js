@@ -30,7 +30,7 @@ export function overview(main) {
     const asked = by.waiting.reduce((n, job) => n + (job.gpus ?? 0) * (job.count ?? 1), 0);
     const longest = by.waiting.reduce((t, job) => Math.min(t, job.sub), Infinity);
     const fine = world.usage.fine, use = fine.map(p => [p[0], p[3]]), kw = fine.map(p => [p[0], p[4]]);
-    const soon = by.waiting.map(expected).find(Boolean);
+    const soon = expected(by.waiting.find(expected) ?? {});
     const kwh = fine.reduce((sum, p) => sum + (p[4] ?? 0) / 12, 0);
     const tile = (name, value, unit, under, ...more) => h("div", {class: "tile"}, h("h2", {}, name), h("p", {class: "big"}, value, h("small", {}, unit)), ...more, h("p", {class: "under"}, under));
     tiles.replaceChildren(
