@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -64,8 +65,21 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     comment: str = ""
 
 
-def prepare(client: Client, request: Request) -> Submit:
+class Program(NamedTuple):
+    """A Python function in place of a command: its name, its text, of an array what follows for each task."""
+
+    function: str
+    text: str
+    of_tasks: tuple[str, ...] = ()
+
+
+def prepare(
+    client: Client, request: Request, program: Program | None = None, environ: Mapping[str, str] = os.environ
+) -> Submit:
     """Parse and check everything: the command to deliver, but for its id.
+
+    ``program``: what the job is to find in its folder, and its ``command`` runs. ``environ``: where variables and
+    secrets that are named only have their values.
 
     Raises:
         UsageError: The first thing wrong, in one line; nothing was queued.
@@ -79,7 +93,7 @@ def prepare(client: Client, request: Request) -> Submit:
         sized = whole_nodes(sized, asked, inventory)
     array, max_running = options.array(request.array)
     signal, signal_before_s = options.signal(request.signal)
-    secrets = options.secrets(request.secret, os.environ)
+    secrets = options.secrets(request.secret, environ)
     cwd = _folder() if request.mount or request.output else "/"
     spec = JobSpec(
         name=request.name if request.name is not None else _default_name(request),
@@ -87,7 +101,7 @@ def prepare(client: Client, request: Request) -> Submit:
         image=request.image,
         command=request.command,
         workdir=request.workdir,
-        env=options.environment(request.env, os.environ),
+        env=options.environment(request.env, environ),
         secret_names=tuple(secrets),
         mounts=options.mounts(request.mount, cwd),
         output=options.output_path(request.output, cwd),
@@ -108,16 +122,20 @@ def prepare(client: Client, request: Request) -> Submit:
         **_placement(request, sized, may.resizable, inventory),
         share=options.share(request.share),
         gpu_memory_mib=options.gpu_memory(request.gpu_mem),
+        function=program.function if program is not None else "",
     )
     if may.filled_in:
         spec = _without_impossible(spec, known_partition(inventory, spec.partition))
     validate_spec(spec, inventory)
     prepared = Submit(
-        time=now, id="0" * ids.ID_LENGTH, spec=spec, array=array, max_running=max_running, secrets=secrets
-    )
+        time=now, id="0" * ids.ID_LENGTH, spec=spec, array=array, max_running=max_running, secrets=secrets,
+        program=program.text if program is not None else "",
+        task_programs=program.of_tasks if program is not None else (),
+    )  # fmt: skip
     length = len(msgspec.json.encode(prepared))
     if length > MAX_COMMAND_BYTES:
-        raise UsageError(f"the whole request is {length} bytes, at most {MAX_COMMAND_BYTES} are possible", "use a file")
+        hint = "use a file" if program is None else "pass the paths of files that the job can read, not what is in them"
+        raise UsageError(f"the whole request is {length} bytes, at most {MAX_COMMAND_BYTES} are possible", hint)
     return prepared
 
 

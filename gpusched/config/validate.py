@@ -162,6 +162,9 @@ def _check_texts(spec: JobSpec) -> None:
             "put them into a file",
         )
     check_text("--comment", spec.comment)
+    check_text("the function's name", spec.function, MAX_NAME)
+    if not spec.function.isprintable():
+        raise UsageError("the function's name holds what cannot be printed")
     for option, path in (("--workdir", spec.workdir), ("--output", spec.output)):
         if path is not None:
             check_text(option, path, 4000)

@@ -106,6 +106,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         script: Text of its job script, which is run with ``command`` as its arguments; None: ``command`` is run.
         tasks_per_node: So many tasks ``srun`` starts on each of its nodes where it does not say.
         slurm_env: It has Slurm's variables, too (SLURM_JOB_ID...).
+        function: Name of the Python function that it runs: its program (`Submit.program`) is put into its own folder at
+            each start, and the result that it leaves there is collected beside its output. "": it has no program.
         error: As ``output``, for what it says on stderr; None: both go where ``output`` says.
         group: Of the inventory's groups, the one that its usage counts for; "": none.
         qos: Its class of service; "": none.
@@ -152,6 +154,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     script: str | None = None
     tasks_per_node: int = 1
     slurm_env: bool = False
+    function: str = ""
     error: str | None = None
     group: str = ""
     qos: str = ""

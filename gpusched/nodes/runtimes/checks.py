@@ -101,6 +101,7 @@ def check_request(request: LaunchRequest) -> None:
         raise UsageError(f"command and environment have {total} bytes together, more than {MAX_TOTAL_BYTES}")
     if request.hostfile is not None:
         _encoded_size("the hostfile", request.hostfile)
+    _encoded_size("the program", request.program)
     _check_paths(request)
 
 
