@@ -123,10 +123,10 @@ class Cluster:
         if array:
             given = dict(given, array=f"0-{len(calls) - 1}")
         request, environ = options.request(given, functions.command(given.get("python", "python3")))
-        settings = self._client().inventory.settings
+        settings = self._changeable().inventory.settings
         program = functions.program(called, calls, settings, given.get("modules"), array=array, many=many)
         if request.name is None:
-            request = msgspec.structs.replace(request, name=program.function)
+            request = msgspec.structs.replace(request, name=program.function.rpartition(".")[2].strip("<>"))
         job_id = self._queue(request, environ, program)
         ids = [f"{job_id}_{index}" for index in range(len(calls))] if array else [job_id]
         for job, its_id in zip(jobs, ids, strict=False):
@@ -142,7 +142,7 @@ class Cluster:
         return self._watched([Job[int](self, self._queue(*options.request(given, words)))])[0]
 
     def _queue(self, request: Any, environ: dict[str, str], program: Program | None = None) -> str:
-        client = self._client()
+        client = self._changeable()
         job_id = submit(client, prepare(client, request, program, environ))
         if warning := client.controller_warning():
             warnings.warn(warning, NoController, stacklevel=5)
@@ -210,6 +210,19 @@ class Cluster:
             lines.finish()
         return found.decode(errors="replace")
 
+    def _changeable(self) -> Client:
+        """This thread's client, where jobs are ours.
+
+        Raises:
+            UsageError: They are Slurm's.
+        """
+        client = self._client()
+        if client.inventory.engine == "slurm":
+            raise UsageError(
+                "jobs here are Slurm's", "sbatch, scancel and scontrol change them; submitit runs functions"
+            )
+        return client
+
     def _records(self, job_id: str) -> list[JobRecord]:
         return list(Resolver(self._client()).target(job_id).jobs)
 
@@ -217,23 +230,23 @@ class Cluster:
 
     def cancel(self, jobs: Iterable[str | Job[Any]], *, now: bool = False) -> Asked:
         """End jobs, waiting or running; ``now``: without the grace."""
-        return control.cancel(self._client(), map(_id, jobs), now=now)
+        return control.cancel(self._changeable(), map(_id, jobs), now=now)
 
     def hold(self, jobs: Iterable[str | Job[Any]]) -> Asked:
         """Keep waiting jobs from starting."""
-        return control.hold(self._client(), map(_id, jobs))
+        return control.hold(self._changeable(), map(_id, jobs))
 
     def release(self, jobs: Iterable[str | Job[Any]]) -> Asked:
         """Undo a hold."""
-        return control.release(self._client(), map(_id, jobs))
+        return control.release(self._changeable(), map(_id, jobs))
 
     def requeue(self, jobs: Iterable[str | Job[Any]]) -> Asked:
         """Stop running jobs, or take ended ones, and queue them again."""
-        return control.requeue(self._client(), map(_id, jobs))
+        return control.requeue(self._changeable(), map(_id, jobs))
 
     def set_priority(self, jobs: Iterable[str | Job[Any]], priority: int) -> Asked:
         """Set the priority of waiting jobs."""
-        return control.set_priority(self._client(), map(_id, jobs), priority)
+        return control.set_priority(self._changeable(), map(_id, jobs), priority)
 
 
 def _id(job: str | Job[Any]) -> str:

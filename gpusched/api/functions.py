@@ -9,6 +9,7 @@ import json
 import linecache
 import os
 import pickle
+import re
 import sys
 import sysconfig
 import threading
@@ -30,16 +31,26 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 PROTOCOL = min(5, pickle.HIGHEST_PROTOCOL)  # 3.8 and later
 ROOM = 1 << 18  # of a result's largest size, for what stands before the pickle
 MAX_SOURCE = 200_000
-START = (
-    'command -v "$0" >/dev/null || { echo "gpusched: there is no $0 here: use an image with Python, or name another '
-    'interpreter of it (python=...)" >&2; exit 127; }; '
-    'exec "$0" -u "$GPUSCHED_JOB_DIR/program.$GPUSCHED_ATTEMPT.$NODE_RANK.py"'
-)
+# Without Python there is nobody else to say so, and to leave a result that does.
+START = """\
+if command -v "$0" >/dev/null; then exec "$0" -u "$GPUSCHED_JOB_DIR/program.$GPUSCHED_ATTEMPT.$NODE_RANK.py"; fi
+why="there is no $0 here: use an image with Python, or name its interpreter (python=...)"
+echo "gpusched: $why" >&2
+printf '%s{"outcome": "not run", "error": "%s", "size": 0}\\n' 'MAGIC
+' "$why" >"$GPUSCHED_JOB_DIR/result.$GPUSCHED_ATTEMPT.$NODE_RANK"
+exit 127
+""".replace("MAGIC\n", call.MAGIC.decode())
 _LOCK = threading.Lock()  # cloudpickle's list of modules is one for the whole process
 
 
 def command(python: str) -> tuple[str, ...]:
-    """What such a job runs; ``python``: the interpreter's name or path in the image."""
+    """What such a job runs; ``python``: the interpreter's name or path in the image.
+
+    Raises:
+        UsageError: That is no name of a program.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_./+-][A-Za-z0-9_./+ -]*", python):
+        raise UsageError(f"python: expected a name such as python3.11, or a path, found {python[:80]!r}")
     return ("sh", "-c", START, python)
 
 
@@ -157,7 +168,7 @@ def _by_value(modules: list[ModuleType]) -> Iterator[None]:
 
     with _LOCK:
         before = cloudpickle.list_registry_pickle_by_value()
-        fresh = [module for module in modules if module.__name__ not in before]
+        fresh = [module for module in dict.fromkeys(modules) if module.__name__ not in before]
         for module in fresh:
             cloudpickle.register_pickle_by_value(module)
         try:

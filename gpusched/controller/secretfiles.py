@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ class SecretFiles:
     def __init__(self, state: Path, folder: str = "secrets") -> None:
         self._state, self._folder = state, state / folder
 
-    @property
+    @cached_property
     def programs(self) -> ProgramFiles:
         """Those beside them."""
         return ProgramFiles(self._state)
@@ -73,6 +74,7 @@ class ProgramFiles:
 
     def __init__(self, state: Path) -> None:
         self._state = state
+        self._last: tuple[str, dict[str, str] | None] = "", None  # tasks of an array are launched one after the other
 
     def of(self, uid: int) -> SecretFiles:
         """A user's. Of each submission ``""`` is what all tasks begin with, the others are by their indices."""
@@ -80,7 +82,10 @@ class ProgramFiles:
 
     def read(self, job: Job) -> str | None:
         """The program of a job; None where it is gone."""
-        texts = self.of(job.uid).read(job.id)
+        base = job.array_id or job.id
+        if base != self._last[0] or self._last[1] is None:
+            self._last = base, self.of(job.uid).read(base)
+        texts = self._last[1]
         index = "" if job.array_index is None else str(job.array_index)
         return None if texts is None else texts[""] + (texts.get(index, "") if index else "")
 

@@ -60,6 +60,7 @@ def run(facts_text: str, function: str, arguments: str) -> None:
         sys.path[0] = os.getcwd()  # as `python -m` has it, and not the job's folder
     except OSError:
         del sys.path[0]
+    own = os.getpid()
     code = 0
     try:
         call = load(facts, unpack(function), unpack(arguments))
@@ -67,6 +68,8 @@ def run(facts_text: str, function: str, arguments: str) -> None:
         try:
             value = [call[0](*each) for each in call[1][0]] if facts.many else call[0](*call[1], **call[2])
         except Exception as error:
+            if os.getpid() != own:
+                raise
             code = 1
             write(facts, *raised(facts, error))
         else:
@@ -76,6 +79,8 @@ def run(facts_text: str, function: str, arguments: str) -> None:
         sys.stderr.write("gpusched: %s\n" % problem)
         write(facts, {"outcome": "not run", "error": str(problem)}, b"")
     except SystemExit as end:
+        if os.getpid() != own:  # a process that the function forked
+            raise
         code = end.code if isinstance(end.code, int) else 1 if end.code else 0
         if isinstance(end.code, str):
             sys.stderr.write(end.code + "\n")
@@ -84,10 +89,8 @@ def run(facts_text: str, function: str, arguments: str) -> None:
         else:  # as the main functions of many a program end
             write(facts, *returned(facts, None))
     finally:
-        try:
+        if os.getpid() == own:
             os.unlink(os.path.abspath(__file__))
-        except OSError:
-            pass
     sys.stdout.flush()
     sys.exit(code)
 
