@@ -1,6 +1,6 @@
 """gpusched: a GPU cluster over plain SSH. ``from gpusched import Cluster`` is the Python interface (`gpusched.api`)."""
 
-from typing import TYPE_CHECKING
+TYPE_CHECKING = False  # as checkers know it; every command would load typing for the true one
 
 if TYPE_CHECKING:
     from gpusched.api import Cluster as Cluster

@@ -145,7 +145,7 @@ class Cluster:
         client = self._changeable()
         job_id = submit(client, prepare(client, request, program, environ))
         if warning := client.controller_warning():
-            warnings.warn(warning, NoController, stacklevel=5)
+            warnings.warn(warning, NoController, stacklevel=4)
         return job_id
 
     def _watched(self, jobs: Sequence[Job[Any]]) -> list[Job[Any]]:
@@ -172,21 +172,21 @@ class Cluster:
         states = parse_states([state] if isinstance(state, str) and state else state)
         found = queried(self._client(), Query(user=user, partition=partition, states=states, ended=ended))
         now = time.time()
-        return [job_dict(job, now) for job in found]
+        return _plain([job_dict(job, now) for job in found])
 
     def show(self, job: str | Job[Any]) -> dict[str, Any]:
         """What ``gpusched show --json`` says of a job."""
         from gpusched.client.show import show
         from gpusched.views.show import page_dict
 
-        return page_dict(show(self._client(), _id(job)))
+        return _plain(page_dict(show(self._client(), _id(job))))
 
     def why(self, job: str | Job[Any]) -> dict[str, Any]:
         """What ``gpusched why --json`` says of a job: why it waits, and when it is expected to start."""
         from gpusched.client.why import why
         from gpusched.views.why import why_dict
 
-        return why_dict(why(self._client(), _id(job)))
+        return _plain(why_dict(why(self._client(), _id(job))))
 
     def nodes(self) -> list[dict[str, Any]]:
         """What ``gpusched nodes --json`` says."""
@@ -194,7 +194,7 @@ class Cluster:
         from gpusched.views.nodes import nodes_json
 
         client = self._client()
-        return nodes_json(cluster_rows(client.reader, client.inventory, time.time()))
+        return _plain(nodes_json(cluster_rows(client.reader, client.inventory, time.time())))
 
     def output(self, job: str | Job[Any], rank: int | None = None) -> str:
         """What a job said so far, as ``gpusched logs`` has it."""
@@ -251,6 +251,11 @@ class Cluster:
 
 def _id(job: str | Job[Any]) -> str:
     return job if isinstance(job, str) else job.id
+
+
+def _plain(value: T) -> T:
+    """As JSON gives it back."""
+    return msgspec.json.decode(msgspec.json.encode(value))  # type: ignore[no-any-return]
 
 
 def _cluster(state: Path | None, inventory: Path | None) -> Cluster:

@@ -28,18 +28,11 @@ from gpusched.model.resources import Settings
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments."""
 
+VERSION = list(sys.version_info[:3])
 PROTOCOL = min(5, pickle.HIGHEST_PROTOCOL)  # 3.8 and later
 ROOM = 1 << 18  # of a result's largest size, for what stands before the pickle
 MAX_SOURCE = 200_000
-# Without Python there is nobody else to say so, and to leave a result that does.
-START = """\
-if command -v "$0" >/dev/null; then exec "$0" -u "$GPUSCHED_JOB_DIR/program.$GPUSCHED_ATTEMPT.$NODE_RANK.py"; fi
-why="there is no $0 here: use an image with Python, or name its interpreter (python=...)"
-echo "gpusched: $why" >&2
-printf '%s{"outcome": "not run", "error": "%s", "size": 0}\\n' 'MAGIC
-' "$why" >"$GPUSCHED_JOB_DIR/result.$GPUSCHED_ATTEMPT.$NODE_RANK"
-exit 127
-""".replace("MAGIC\n", call.MAGIC.decode())
+START = 'exec "$0" -u "$GPUSCHED_JOB_DIR/program.$GPUSCHED_ATTEMPT.$NODE_RANK.py"'
 _LOCK = threading.Lock()  # cloudpickle's list of modules is one for the whole process
 
 
@@ -88,7 +81,7 @@ def program(
     facts = {
         "function": name,
         "many": many,
-        "python": list(sys.version_info[:3]),
+        "python": VERSION,
         "protocol": PROTOCOL,
         "most": max(0, (settings.logs.max_mib_per_job << 20) - ROOM),
         "kept": settings.job_dirs is not None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pickle
 import threading
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from gpusched.api.cluster import Cluster
 
 T = TypeVar("T")
+
+NO_SUCH_PROGRAM = 127  # a shell's exit code
 
 
 class JobFailed(GpuschedError):
@@ -188,6 +189,8 @@ class Job(Future[T], Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         """`result`, without holding up the event loop. Who stops waiting does not cancel the job."""
+        import asyncio  # takes as long to load as half of the rest
+
         return asyncio.shield(asyncio.wrap_future(self)).__await__()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -244,6 +247,9 @@ class Job(Future[T], Generic[T]):
 
 def _raise_of(job: JobRecord, left: Left | None) -> None:
     """Raise what became of a call, unless it returned."""
+    if left is None and job.exit_code == NO_SUCH_PROGRAM:
+        python = job.spec.command[-1] if job.spec.command else "program"
+        raise JobFailed(job, f"no {python} here: use an image with Python, or name its interpreter (python=...)")
     if left is None:
         raise JobFailed(job, "" if job.state is not JobState.COMPLETED else "its function left no result")
     outcome, told = left.told.get("outcome"), str(left.told.get("error", ""))

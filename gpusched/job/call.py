@@ -18,6 +18,7 @@ MYPY = False  # as mypy knows it; there may be no typing that knows these names
 if MYPY:
     from typing import Any
 
+MIB = 1048576.0
 MAGIC = b"gpusched result 1\n"
 """Begins a result: then a line of JSON (`outcome`, `error`, `size` and more), then the pickle."""
 
@@ -56,10 +57,8 @@ def run(facts_text: str, function: str, arguments: str) -> None:
     ``function`` is a pickled callable, and ``arguments`` its positional and named ones; or nothing, and all three.
     """
     facts = Facts(unpack(facts_text).decode())
-    try:
-        sys.path[0] = os.getcwd()  # as `python -m` has it, and not the job's folder
-    except OSError:
-        del sys.path[0]
+    if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
+        sys.path[0] = ""  # as `python -m` has it, and not the job's folder
     own = os.getpid()
     code = 0
     try:
@@ -198,8 +197,8 @@ def returned(facts: Facts, value: "Any") -> "tuple[dict[str, Any], bytes]":
         raise NotRun("what %s returned cannot be pickled: %s" % (facts.function, describe(error))) from None
     if len(data) > facts.most and not facts.kept:
         raise NotRun(
-            "what %s returned takes %.1f MiB, and at most %d MiB travel back (settings.logs.max_per_job): write it to "
-            "a disk that you can read, and return its path" % (facts.function, len(data) / 1048576.0, facts.most >> 20)
+            "what %s returned takes %.1f MiB, and at most %.1f travel back (settings.logs.max_per_job): write it to a "
+            "disk that you can read, and return its path" % (facts.function, len(data) / MIB, facts.most / MIB)
         )
     return {"outcome": "returned"}, data
 
