@@ -61,6 +61,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     exclusive: bool = False
     share: str | None = None
     gpu_mem: str | None = None
+    mail: str | None = None
+    notify: tuple[str, ...] = ()
     hold: bool = False
     comment: str = ""
 
@@ -122,6 +124,8 @@ def prepare(
         **_placement(request, sized, may.resizable, inventory),
         share=options.share(request.share),
         gpu_memory_mib=options.gpu_memory(request.gpu_mem),
+        mail=options.mail(request.mail, request.notify),
+        notify=options.notify(request.notify),
         function=program.function if program is not None else "",
     )
     if may.filled_in:
