@@ -139,9 +139,9 @@ def share(text: str | None) -> Literal["", "pairs"]:
     return "pairs" if text else ""
 
 
-def gpu_memory(text: str | None) -> int | None:
-    """MiB of each GPU; None where the option is not given."""
-    return None if text is None else _parsed("--gpu-mem", text, parse_memory_mib)
+def memory_of(option: str, text: str | None) -> int | None:
+    """MiB of one GPU, core or node; None where the option is not given."""
+    return None if text is None else _parsed(option, text, parse_memory_mib)
 
 
 def wait_for_placement(text: str | None) -> int | None:
@@ -261,10 +261,10 @@ def names(values: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(n.strip() for v in values for n in v.split(",") if n.strip()))
 
 
-def output_path(text: str | None, cwd: str) -> str | None:
-    """The output file, absolute; ``%`` in the current folder's own name is kept from being expanded."""
+def output_path(option: str, text: str | None, cwd: str) -> str | None:
+    """The file for output, absolute; ``%`` in the current folder's own name is kept from being expanded."""
     if text is None:
         return None
     if not text:
-        raise UsageError("--output is empty")
+        raise UsageError(f"{option} is empty")
     return text if os.path.isabs(text) else os.path.normpath(os.path.join(cwd.replace("%", "%%"), text))
