@@ -76,7 +76,10 @@ def asked(
         str | None, typer.Option("--cooldown", help="Not resized before it has run so long. Default: the partition's.")
     ] = None,
     signal: Annotated[
-        str | None, typer.Option("--signal", help="NAME[@SECONDS]: the grace signal, and how long before the limit.")
+        str | None,
+        typer.Option(
+            "--signal", help="NAME[@SECONDS]: the grace signal, and how long before the limit; B: script only."
+        ),
     ] = None,
     priority: Annotated[int, typer.Option("--priority", help="Higher goes first (above 0: admins).")] = 0,
     nice: Annotated[int, typer.Option("--nice", help="Lower one's own priority by this.")] = 0,

@@ -158,11 +158,12 @@ def batch(text: str | None) -> Literal["fixed", "scale"] | None:
     return text  # type: ignore[return-value]
 
 
-def signal(text: str | None) -> tuple[str, int | None]:
-    """Name without SIG and seconds before the limit, of ``TERM``, ``USR1@60`` or ``10@60``."""
+def signal(text: str | None) -> tuple[str, int | None, bool]:
+    """Name without SIG, seconds before the limit, whether a script alone gets it: ``TERM``, ``10@60``, ``B:USR1@60``."""
     if text is None:
-        return "TERM", None
-    name, at, seconds = text.partition("@")
+        return "TERM", None, False
+    batch = text.startswith("B:")
+    name, at, seconds = text.removeprefix("B:").partition("@")
     name = name.strip().upper().removeprefix("SIG")
     if name.isdecimal():
         import signal as signals
@@ -170,8 +171,8 @@ def signal(text: str | None) -> tuple[str, int | None]:
         number = int(name[:4])
         name = next((s.name.removeprefix("SIG") for s in signals.Signals if s == number), name)
     if name not in SIGNALS or (at and not re.fullmatch(r"[0-9]{1,9}", seconds)):
-        raise UsageError(f"--signal: found {text[:80]!r}, expected such as TERM, USR1@60 or 10@60")
-    return name, int(seconds) if at else None
+        raise UsageError(f"--signal: found {text[:80]!r}, expected such as TERM, USR1@60, 10@60 or B:USR1@60")
+    return name, int(seconds) if at else None, batch
 
 
 def dependencies(text: str | None, resolve: Callable[[str], str]) -> tuple[Dependency, ...]:

@@ -98,7 +98,9 @@ def prepare(client: Client, request: Request) -> Submit:
     if request.exclusive and not may.resizable:
         sized = whole_nodes(sized, asked, inventory)
     array, max_running = options.array(request.array)
-    signal, signal_before_s = options.signal(request.signal)
+    signal, signal_before_s, signal_batch = options.signal(request.signal)
+    if signal_batch and request.script is None:
+        raise UsageError("--signal B: is for job scripts, and there is none", "leave B: out")
     secrets = options.secrets(request.secret, os.environ)
     cwd = folder() if request.mount or request.output or request.error or request.script is not None else "/"
     mounts = options.mounts(request.mount, cwd)
@@ -132,6 +134,7 @@ def prepare(client: Client, request: Request) -> Submit:
         share=options.share(request.share),
         gpu_memory_mib=options.memory_of("--gpu-mem", request.gpu_mem),
         script=request.script,
+        signal_batch=signal_batch,
         submit_dir=cwd if request.script is not None else "",
         tasks_per_node=tasks_per_node,
         slurm_env=request.slurm_env if request.slurm_env is not None else partition is not None and partition.slurm_env,

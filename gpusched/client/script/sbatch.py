@@ -128,7 +128,9 @@ OPTIONS: dict[str, Understood | Refused] = {
     "quiet": _flag([], "nothing", "Q"),
     "requeue": _flag(["--requeue"], "--requeue"),
     "reservation": _same("--reservation"),
-    "signal": _by("--signal; B:USR1@90, without @ 60 s before the limit; without B: refused", values.signal),
+    "signal": _by(
+        "--signal; without @ 60 s before the limit; without B: what srun started gets it; R: is refused", values.signal
+    ),
     "switches": _by("--wait-for-placement; 1@TIME", values.switches),
     "tasks-per-node": _same("--ntasks-per-node"),
     "time": _same("--time", "t"),

@@ -127,12 +127,7 @@ def signal(value: str) -> list[str]:
     target, colon, rest = value.rpartition(":")
     if colon and target != "B":
         raise NotUnderstood("R: is about reservations that overlap", "leave R: out")
-    if not colon:
-        raise NotUnderstood(
-            "without B: Slurm signals what srun started and not the script; here the script gets the signal",
-            f"say --signal=B:{rest}, and trap it in the script",
-        )
-    return ["--signal", rest if "@" in rest else f"{rest}@60"]
+    return ["--signal", f"{target}{colon}{rest}" + ("" if "@" in rest else "@60")]
 
 
 def path(option: str, value: str) -> list[str]:
