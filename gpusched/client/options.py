@@ -159,7 +159,7 @@ def batch(text: str | None) -> Literal["fixed", "scale"] | None:
 
 
 def signal(text: str | None) -> tuple[str, int | None, bool]:
-    """Name without SIG, seconds before the limit, whether a script alone gets it: ``TERM``, ``10@60``, ``B:USR1@60``."""
+    """Name without SIG, seconds before the limit, whether a script alone gets it: ``10@60``, ``B:USR1@60``."""
     if text is None:
         return "TERM", None, False
     batch = text.startswith("B:")

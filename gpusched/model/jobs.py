@@ -104,8 +104,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         share: ``pairs``: its GPUs may be one other job's, too, where the node's are shared; "": they are its own.
         gpu_memory_mib: Of each GPU, what a job that may share takes at the most; None: nothing was said.
         script: Text of its job script, which is run with ``command`` as its arguments; None: ``command`` is run.
-        signal_batch: Of a job with a script, the signal before the limit goes to the script's own process alone; else to
-            what ``srun`` started, and not to the script.
+        signal_batch: Of a job with a script, the signal before the limit goes to the script's own process alone; else
+            to what ``srun`` started, and not to the script.
         submit_dir: Folder of the login node that the script was submitted from; "": there is no script.
         tasks_per_node: So many tasks ``srun`` starts on each of its nodes where it does not say.
         slurm_env: It has Slurm's variables, too (SLURM_JOB_ID...).
