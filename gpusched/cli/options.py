@@ -150,6 +150,8 @@ def asked(
     error: Annotated[
         str | None, typer.Option("-e", "--error", help="As -o, for stderr. Default: where stdout goes.")
     ] = None,
+    mail: Annotated[str | None, typer.Option("--mail", help="Address that is written to; see --notify.")] = None,
+    notify: Annotated[list[str] | None, typer.Option("--notify", help="Of what is told: begin,end,fail,limit.")] = None,
     slurm_env: Annotated[
         bool | None,
         typer.Option(
@@ -208,6 +210,8 @@ def asked(
         mem_per_gpu=mem_per_gpu,
         mem_per_cpu=mem_per_cpu,
         error=error,
+        mail=mail,
+        notify=tuple(notify or ()),
         slurm_env=slurm_env,
     )
 

@@ -262,6 +262,18 @@ def names(values: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(n.strip() for v in values for n in v.split(",") if n.strip()))
 
 
+NOTICES = ("begin", "end", "fail", "limit")
+
+
+def notices(values: Sequence[str]) -> tuple[str, ...]:
+    """Of what is told, in order, without repeats."""
+    found = names(values)
+    for word in found:
+        if word not in NOTICES:
+            raise UsageError(f"--notify: found {word[:40]!r}, expected {', '.join(NOTICES)}")
+    return found
+
+
 def output_path(option: str, text: str | None, cwd: str) -> str | None:
     """The file for output, absolute; ``%`` in the current folder's own name is kept from being expanded."""
     if text is None:

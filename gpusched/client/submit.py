@@ -72,6 +72,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     mem_per_gpu: str | None = None
     mem_per_cpu: str | None = None
     error: str | None = None
+    mail: str | None = None
+    notify: tuple[str, ...] = ()
     slurm_env: bool | None = None
     script: str | None = None
 
@@ -133,6 +135,8 @@ def prepare(client: Client, request: Request) -> Submit:
         **_placement(request, sized, may.resizable, inventory),
         share=options.share(request.share),
         gpu_memory_mib=options.memory_of("--gpu-mem", request.gpu_mem),
+        mail=request.mail or "",
+        notify=options.notices(request.notify),
         script=request.script,
         signal_batch=signal_batch,
         submit_dir=cwd if request.script is not None else "",
@@ -240,7 +244,8 @@ def _resources(request: Request, may: _Resizing) -> ResourceRequest:
         raise UsageError(f"--flavor {request.flavor} is a part of a node, --exclusive whole ones", "use one of the two")
     cores = options.cores(request.cpus, may.resizable)
     memory = options.memory(request.mem, may.resizable)
-    if request.exclusive and cores is memory is may.base is request.gpus_per_node is None:
+    said = cores is not None or memory is not None or may.base is not None or request.gpus_per_node is not None
+    if request.exclusive and not said and _tasks(request) == Tasks():
         cores = memory = request.nodes or 1
     return ResourceRequest(
         partition=request.partition,

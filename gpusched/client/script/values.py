@@ -190,6 +190,19 @@ def only(allowed: Sequence[str], why: str, hint: str, value: str) -> list[str]:
     return []
 
 
+def image(value: str) -> list[str]:
+    """As Pyxis names it: ``nvcr.io#nvidia/pytorch:24.11-py3`` is ``nvcr.io/nvidia/pytorch:24.11-py3``."""
+    name = value.removeprefix("docker://").replace("#", "/", 1)
+    if name.endswith(".sqsh"):
+        raise NotUnderstood("it is a file of enroot", "name the image in its registry")
+    return ["--image", name]
+
+
+def mounts(value: str) -> list[str]:
+    """``SRC:DST``, ``SRC:DST:ro``, comma-separated."""
+    return [word for part in value.split(",") if part for word in ("--mount", part)]
+
+
 MAIL = {
     "BEGIN": ("begin",), "END": ("end",), "FAIL": ("fail",), "TIME_LIMIT_90": ("limit",), "NONE": (),
     "ALL": ("begin", "end", "fail"),
