@@ -127,7 +127,7 @@ def refused_after(site: Site, script: str) -> str:
         ("#SBATCH --hold=yes", "#SBATCH --hold=yes: it takes no value; say --hold"),
         ("#SBATCH nodes=2", "#SBATCH nodes=2: it is no option; put values with blanks into quotes"),
         ("#SBATCH --job-name='a b", "#SBATCH: no closing quotation; give the quote its other half"),
-        ("#SBATCH --ntasks=many", "#SBATCH --ntasks=many: invalid value for '--ntasks'"),
+        ("#SBATCH --ntasks=many", "#SBATCH --ntasks=many: invalid value for '-n' / '--ntasks'"),
         ("#SBATCH -G 2 --gres=tmp:3", "#SBATCH --gres=tmp:3: of generic resources there are only GPUs"),
         ("#SBATCH --time=soon", "#SBATCH --time=soon: --time: found 'soon', expected a time such as"),
         ("#SBATCH --array=5-1", "#SBATCH --array=5-1: --array: 5-1 holds no index"),

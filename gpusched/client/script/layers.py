@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -102,11 +103,15 @@ def blamed(error: UsageError, read: Read, typed: Mapping[str, Any]) -> UsageErro
     if isinstance(error, ScriptError):
         return error
     candidates = {n: o for n, o in read.origins.items() if n in read.given and n not in typed}
-    for name, origin in candidates.items():
-        texts = [word for word in origin.words if word.startswith("-")] + [origin.written.split("=")[0].split()[-1]]
-        values = [f"'{value}'" for value in _texts(read.given[name])]
-        if any(_stands_in(text, error.message) for text in texts) or any(v in error.message for v in values):
+    quoted = re.findall(r"'([^']+)'", error.message)[:1]
+    for origin in candidates.values():
+        options = [word for word in origin.words if word.startswith("-")]
+        if any(_stands_in(option, error.message) for option in options) or any(
+            re.search(rf"(?<![\w.-]){re.escape(value)}(?![\w.-])", origin.written) for value in quoted
+        ):
             return ScriptError(origin.where, printable(origin.written), error.message, error.hint)
+    if quoted or not re.search(r"GPU|cores|nodes|tasks", error.message):
+        return error
     shape = [o for n, o in candidates.items() if n in GPUS | CORES | MEMORY | TASKS | {"nodes", "nodelist", "exclude"}]
     if not shape or any(n in GPUS | CORES | MEMORY | TASKS | {"nodes"} for n in typed):
         return error
@@ -161,12 +166,6 @@ def _key(text: str, mark: str | None) -> str:
         return text.partition(mark)[0]
     parts = text.removesuffix(":ro").removesuffix(":rw").split(":")
     return parts[-1]
-
-
-def _texts(value: Any) -> list[str]:
-    return (
-        [part for text in value for part in str(text).split(",")] if isinstance(value, (list, tuple)) else [str(value)]
-    )
 
 
 def _stands_in(option: str, message: str) -> bool:
