@@ -196,7 +196,7 @@ CASES = [
         #SBATCH --cpus-per-task=6
         #SBATCH --wait-all-nodes=1
         #SBATCH --job-name=open_clip
-        """, Refused(6, "#SBATCH --wait-all-nodes=1: not understood: a job starts when all of its nodes are ready")),
+        """, Shape(8, 4, 24, None, 4)),
     Case("GPUs, cores and memory by GPU", """\
         #SBATCH --nodes=2
         #SBATCH --gpus=16

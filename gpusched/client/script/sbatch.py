@@ -99,6 +99,12 @@ OPTIONS: dict[str, Understood | Refused] = {
         "i",
     ),
     "job-name": _same("--job-name", "J"),
+    "kill-on-invalid-dep": _by(
+        "nothing: no is what is done; yes is refused",
+        lambda value: values.only(
+            ("no",), "a job whose dependency cannot be met stays and says so", "cancel it by hand", value
+        ),
+    ),
     "mail-type": _by("--notify begin, end, fail; TIME_LIMIT_90: limit; ALL: the first three", values.mail),
     "mail-user": _same("--mail"),
     "mem": _by(
@@ -137,7 +143,12 @@ OPTIONS: dict[str, Understood | Refused] = {
     "switches": _by("--wait-for-placement; 1@TIME", values.switches),
     "tasks-per-node": _same("--ntasks-per-node"),
     "time": _same("--time", "t"),
+    "use-min-nodes": _flag([], "nothing: a job has the fewest nodes"),
     "verbose": _flag([], "nothing", "v"),
+    "wait-all-nodes": _by(
+        "nothing: 1 is what is done; 0 is refused",
+        lambda value: values.only(("1",), "a job starts when all of its nodes are ready", "leave it out", value),
+    ),
     "workdir": Understood("--workdir", values.folder),
     # What has no meaning here
     "batch": Refused("nodes have no features", "use --nodelist"),
@@ -165,7 +176,6 @@ OPTIONS: dict[str, Understood | Refused] = {
     "gres-flags": Refused(_NOT_PLACED),
     "help": Refused(_ON_COMMAND_LINE, short="h"),
     "hint": Refused(_NOT_PLACED),
-    "kill-on-invalid-dep": Refused("a job whose dependency cannot be met stays and says so", "cancel it by hand"),
     "licenses": Refused("licenses are not counted", short="L"),
     "mcs-label": Refused("there are no such labels"),
     "mem-bind": Refused(_NOT_PLACED),
@@ -197,10 +207,8 @@ OPTIONS: dict[str, Understood | Refused] = {
     "tres-per-task": Refused("it says in one what others say", "use --gpus-per-task and --cpus-per-task"),
     "uid": Refused("jobs run as who submits them"),
     "usage": Refused(_ON_COMMAND_LINE),
-    "use-min-nodes": Refused("a job has the fewest nodes anyway", "leave it out"),
     "version": Refused(_ON_COMMAND_LINE, short="V"),
     "wait": Refused(_ON_COMMAND_LINE, "gpusched submit --wait", short="W"),
-    "wait-all-nodes": Refused("a job starts when all of its nodes are ready", "leave it out"),
     "wckey": Refused("usage is counted by user and group", "use --comment"),
     "wrap": Refused(_ON_COMMAND_LINE, "gpusched submit --wrap COMMAND"),
 }
