@@ -121,6 +121,13 @@ def asked(
     gpu_mem: Annotated[
         str | None, typer.Option("--gpu-mem", help="With --share: the most that it takes of each GPU's memory: 20G.")
     ] = None,
+    mail: Annotated[str | None, typer.Option("--mail", help="Tell ADDRESS about the job.")] = None,
+    notify: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--notify", help="Of what: begin, end, fail, requeue, limit, node, idle, all. Default: end,limit,node,idle."
+        ),
+    ] = None,
     hold: Annotated[bool, typer.Option("--hold", help="Queue it held.")] = False,
     comment: Annotated[str, typer.Option("--comment", help="For people.")] = "",
     ntasks: Annotated[
@@ -150,8 +157,6 @@ def asked(
     error: Annotated[
         str | None, typer.Option("-e", "--error", help="As -o, for stderr. Default: where stdout goes.")
     ] = None,
-    mail: Annotated[str | None, typer.Option("--mail", help="Address that is written to; see --notify.")] = None,
-    notify: Annotated[list[str] | None, typer.Option("--notify", help="Of what is told: begin,end,fail,limit.")] = None,
     slurm_env: Annotated[
         bool | None,
         typer.Option(
@@ -199,6 +204,8 @@ def asked(
         exclusive=exclusive,
         share=share,
         gpu_mem=gpu_mem,
+        mail=mail,
+        notify=tuple(notify or ()),
         hold=hold,
         comment=comment,
         ntasks=ntasks,
@@ -210,8 +217,6 @@ def asked(
         mem_per_gpu=mem_per_gpu,
         mem_per_cpu=mem_per_cpu,
         error=error,
-        mail=mail,
-        notify=tuple(notify or ()),
         slurm_env=slurm_env,
     )
 

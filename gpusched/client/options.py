@@ -11,6 +11,8 @@ from typing import Literal, TypeVar
 from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_SIZES, MAX_VALUE_BYTES, SIGNALS, check_text
 from gpusched.errors import UsageError
 from gpusched.model.jobs import Dependency, DependencyKind, Mount
+from gpusched.model.notices import NoticeKind, is_address, kinds_of
+from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import parse_duration, parse_memory_mib, parse_time
 
 T = TypeVar("T")
@@ -262,18 +264,6 @@ def names(values: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(n.strip() for v in values for n in v.split(",") if n.strip()))
 
 
-NOTICES = ("begin", "end", "fail", "limit")
-
-
-def notices(values: Sequence[str]) -> tuple[str, ...]:
-    """Of what is told, in order, without repeats."""
-    found = names(values)
-    for word in found:
-        if word not in NOTICES:
-            raise UsageError(f"--notify: found {word[:40]!r}, expected {', '.join(NOTICES)}")
-    return found
-
-
 def output_path(option: str, text: str | None, cwd: str) -> str | None:
     """The file for output, absolute; ``%`` in the current folder's own name is kept from being expanded."""
     if text is None:
@@ -281,3 +271,23 @@ def output_path(option: str, text: str | None, cwd: str) -> str | None:
     if not text:
         raise UsageError(f"{option} is empty")
     return text if os.path.isabs(text) else os.path.normpath(os.path.join(cwd.replace("%", "%%"), text))
+
+
+def mail(address: str | None, notify: Sequence[str]) -> str:
+    """Where mail about the job goes; "": nowhere."""
+    if address is None:
+        if notify:
+            raise UsageError("--notify: of these nobody is told", "add --mail ADDRESS")
+        return ""
+    if not is_address(address):
+        raise UsageError(f"--mail: found {address[:80]!r}, expected an address such as ada@example.org, or a user")
+    return address
+
+
+def notify(values: Sequence[str]) -> tuple[str, ...]:
+    """What its user is told of; empty: what is usual."""
+    try:
+        return kinds_of(word.strip() for value in values for word in value.split(","))
+    except ValueError as error:
+        word, known = str(error), (*NoticeKind, "all")
+        raise UsageError(f"--notify: there is no notice '{word[:40]}'{did_you_mean(word, known)}") from None

@@ -61,6 +61,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     exclusive: bool = False
     share: str | None = None
     gpu_mem: str | None = None
+    mail: str | None = None
+    notify: tuple[str, ...] = ()
     hold: bool = False
     comment: str = ""
     ntasks: int | None = None
@@ -72,8 +74,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     mem_per_gpu: str | None = None
     mem_per_cpu: str | None = None
     error: str | None = None
-    mail: str | None = None
-    notify: tuple[str, ...] = ()
     slurm_env: bool | None = None
     script: str | None = None
 
@@ -135,8 +135,8 @@ def prepare(client: Client, request: Request) -> Submit:
         **_placement(request, sized, may.resizable, inventory),
         share=options.share(request.share),
         gpu_memory_mib=options.memory_of("--gpu-mem", request.gpu_mem),
-        mail=request.mail or "",
-        notify=options.notices(request.notify),
+        mail=options.mail(request.mail, request.notify),
+        notify=options.notify(request.notify),
         script=request.script,
         signal_batch=signal_batch,
         submit_dir=cwd if request.script is not None else "",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpusched.config.users import user_name
 from gpusched.config.validate import MAX_SCRIPT_BYTES
 from gpusched.model.commands import Submit
 from gpusched.model.jobs import JobSpec, Mount
@@ -118,6 +119,23 @@ def refused_after(site: Site, script: str) -> str:
 
 
 @pytest.mark.parametrize(
+    ("lines", "words", "mail", "kinds"),
+    [
+        (["--mail-user=a@b.org", "--mail-type=END", "--mail-type=FAIL"], (), "a@b.org", ("end", "fail")),
+        (["--mail-user=a@b.org"], (), "", ()),
+        (["--mail-user=a@b.org --mail-type=NONE"], (), "", ()),
+        (["--mail-type=all"], (), user_name(os.getuid()), ("begin", "end", "fail", "requeue")),
+        (["--mail-type=TIME_LIMIT_90,TIME_LIMIT"], ("--mail", "c@d.org"), "c@d.org", ("fail", "limit")),
+        (["--mail-type=END --mail-user=a@b.org"], ("--notify", "begin"), "a@b.org", ("begin",)),
+    ],
+)
+def test_who_is_told_of_what(site: Site, lines: list[str], words: tuple[str, ...], mail: str, kinds: list[str]) -> None:
+    text = "".join(f"#SBATCH {line}\n" for line in ["-G 1", *lines])
+    spec = submitted(site, f"#!/bin/sh\n{text}", "-p", "gpu", *words)
+    assert (spec.mail, spec.notify) == (mail, kinds)
+
+
+@pytest.mark.parametrize(
     ("line", "says"),
     [
         ("#SBATCH --foo=3", "#SBATCH --foo=3: sbatch has no such option; take it out"),
@@ -133,7 +151,11 @@ def refused_after(site: Site, script: str) -> str:
         ("#SBATCH --array=5-1", "#SBATCH --array=5-1: --array: 5-1 holds no index"),
         ("#SBATCH --nodelist=g0x", "#SBATCH --nodelist=g0x: there is no node 'g0x'"),
         ("#SBATCH --nodelist=g[01-", "#SBATCH --nodelist=g[01-: no list of nodes"),
-        ("#SBATCH --mail-type=REQUEUE", "#SBATCH --mail-type=REQUEUE: 'REQUEUE' is not told of here; there are BEGIN"),
+        (
+            "#SBATCH --mail-type=ARRAY_TASKS",
+            "#SBATCH --mail-type=ARRAY_TASKS: 'ARRAY_TASKS' is not told of here; there",
+        ),
+        ("#SBATCH --mail-type=END --mail-user=a@b@c", "#SBATCH --mail-user=a@b@c: --mail: found 'a@b@c', expected an"),
         ("#SBATCH --begin=now+2fortnights", "#SBATCH --begin=now+2fortnights: 'fortnights' is no unit of time"),
         ("#SBATCH --begin=teatime", "#SBATCH --begin=teatime: --begin: found 'teatime', expected a time such as"),
         ("#SBATCH --exclusive=user", "#SBATCH --exclusive=user: 'user' is not known, only whole nodes"),

@@ -1,7 +1,8 @@
-"""What is asked for in all: the command line goes before ``#GPUSCHED`` lines, these before ``#SBATCH`` lines. Pure."""
+"""What is asked for in all: the command line goes before ``#GPUSCHED`` lines, these before ``#SBATCH`` lines."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from gpusched.client.script.lines import Line, ScriptError, lines_of
 from gpusched.client.script.sbatch import Asked, translated
 from gpusched.client.script.source import Script
 from gpusched.client.script.values import Site
+from gpusched.config.users import user_name
 from gpusched.errors import UsageError, printable
 from gpusched.model.resources import Inventory
 
@@ -147,7 +149,11 @@ def _in_both(one: Sequence[str], other: Sequence[str], line: Line, asked: Asked)
 
 
 def _as_slurm_counts(given: dict[str, Any], origins: Mapping[str, Origin]) -> dict[str, Any]:
-    """In Slurm a nodelist names all nodes of a job, not those that it may have."""
+    """In Slurm a nodelist names all nodes of a job, and mail goes to its user, of what is said only."""
+    if given.get("notify"):
+        given.setdefault("mail", user_name(os.getuid()))
+    else:
+        given.pop("mail", None)
     if "nodelist" not in given:
         return given
     names = list(dict.fromkeys(",".join(given["nodelist"]).split(",")))

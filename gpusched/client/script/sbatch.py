@@ -105,8 +105,10 @@ OPTIONS: dict[str, Understood | Refused] = {
             ("no",), "a job whose dependency cannot be met stays and says so", "cancel it by hand", value
         ),
     ),
-    "mail-type": _by("--notify begin, end, fail; TIME_LIMIT_90: limit; ALL: the first three", values.mail),
-    "mail-user": _same("--mail"),
+    "mail-type": _by(
+        "--notify begin, end, fail, requeue; ALL: all these; TIME_LIMIT: fail; TIME_LIMIT_90: limit", values.mail
+    ),
+    "mail-user": _same("--mail", means="--mail; without it who submits; of nothing without mail-type"),
     "mem": _by(
         "--mem-per-node (our --mem is the whole job's); 0: all of it",
         lambda value: values.memory("--mem-per-node", value),

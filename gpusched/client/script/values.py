@@ -204,8 +204,8 @@ def mounts(value: str) -> list[str]:
 
 
 MAIL = {
-    "BEGIN": ("begin",), "END": ("end",), "FAIL": ("fail",), "TIME_LIMIT_90": ("limit",), "NONE": (),
-    "ALL": ("begin", "end", "fail"),
+    "BEGIN": ("begin",), "END": ("end",), "FAIL": ("fail",), "REQUEUE": ("requeue",), "TIME_LIMIT": ("fail",),
+    "TIME_LIMIT_90": ("limit",), "NONE": (), "ALL": ("begin", "end", "fail", "requeue"),
 }  # fmt: skip
 
 
