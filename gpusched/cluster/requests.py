@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from gpusched.cluster.slurmenv import slurm_variables
 from gpusched.errors import UsageError
 from gpusched.model.images import image_error
 from gpusched.model.jobs import Job, NodeAllocation, container_name
@@ -78,7 +79,8 @@ def environment(job: Job, part: NodeAllocation, inventory: Inventory) -> dict[st
 
     One process is started per node, so WORLD_SIZE counts nodes and RANK equals NODE_RANK (as Kubeflow's PyTorchJob
     does); ``torchrun --nnodes=$WORLD_SIZE --node-rank=$RANK --nproc-per-node=gpu`` multiplies them. The job's own
-    variables go before MASTER_PORT and OMP_NUM_THREADS, and behind what identifies the rank and its GPUs.
+    variables go before MASTER_PORT and OMP_NUM_THREADS, and behind what identifies the rank and its GPUs. Of a script
+    only the tasks of its steps are such processes: srun gives them their ranks.
     """
     assert job.allocation is not None
     spec, node, parts = job.spec, _node(inventory, part.node), job.allocation.parts
@@ -90,9 +92,10 @@ def environment(job: Job, part: NodeAllocation, inventory: Inventory) -> dict[st
         "MASTER_PORT": str(job.master_port),
     }
     several_names = (
-        (str(len(parts)), "WORLD_SIZE SLURM_JOB_NUM_NODES SLURM_NNODES SLURM_NTASKS"),
-        (str(part.rank), "RANK NODE_RANK SLURM_NODEID SLURM_PROCID"),
-        ("0", "LOCAL_RANK SLURM_LOCALID"),
+        (str(len(parts)), "SLURM_JOB_NUM_NODES SLURM_NNODES"),
+        (str(len(parts) * spec.tasks_per_node), "SLURM_NTASKS"),
+        (str(part.rank), "SLURM_NODEID SLURM_PROCID"),
+        ("0", "SLURM_LOCALID"),
         (job.id, "GPUSCHED_JOB_ID SLURM_JOB_ID"),
         (spec.name, "GPUSCHED_JOB_NAME SLURM_JOB_NAME"),
         (spec.partition, "GPUSCHED_PARTITION SLURM_JOB_PARTITION"),
@@ -112,6 +115,11 @@ def environment(job: Job, part: NodeAllocation, inventory: Inventory) -> dict[st
         "SLURM_RESTART_COUNT": str(job.attempt - 1),
         **{name: value for value, names in several_names for name in names.split()},
     }
+    if spec.script is None:
+        rank = str(part.rank)
+        fixed |= {"WORLD_SIZE": str(len(parts)), "RANK": rank, "NODE_RANK": rank, "LOCAL_RANK": "0"}
+    if spec.slurm_env or spec.script is not None:
+        fixed |= slurm_variables(job, part)
     if spec.elastic is not None:
         fixed |= {
             "GPUSCHED_GPUS_MIN": str(spec.elastic.sizes[0]),

@@ -17,7 +17,7 @@ def spool(script: str, **settings: Any) -> dict[str, str]:
 
 
 def test_the_script_runs_with_its_arguments(world: World) -> None:
-    script = "#!/bin/sh -e\necho \"$# $1 $2 $-\"; echo to-stderr >&2; scontrol show hostnames; exit 7\n"
+    script = '#!/bin/sh -e\necho "$# $1 $2 $-"; echo to-stderr >&2; scontrol show hostnames; exit 7\n'
     files = spool(script)
     attempt, output = world.finish("x y", "$(z)'", spool=files, env={"SLURM_JOB_NODELIST": "a[08-10],b"})
     assert sorted(output.splitlines()) == sorted(["2 x y $(z)' e", "to-stderr", "a08", "a09", "a10", "b"])
