@@ -166,7 +166,7 @@ def _spool(job: Job, part: NodeAllocation, inventory: Inventory, key: str | None
         gpus_per_task=spec.gpus_per_task,
         # TERM ends a job: its script, too, is to hear of that.
         warning=spec.signal if spec.signal_before_s is not None and spec.signal != "TERM" else "",
-        warned="script" if spec.signal_script else "steps",
+        warned="script" if spec.signal_batch else "steps",
     )
     return spool_files(spec.script, settings, key)
 

@@ -345,7 +345,7 @@ SWITCH: Fields = {
     "parent": ("parent", name),
 }
 PARTITION = ("auto_promote", "defaults", "flavors", "image", "max_time", "nodes", "placement", "policy",
-             "preemptible", "resizable")  # fmt: skip
+             "preemptible", "resizable", "slurm_env")  # fmt: skip
 PLACEMENT: Fields = {
     "max_spread": ("max_spread", lambda value: value.choice(("rack", "any"))),
     "wait": ("wait_s", _whole_seconds),
