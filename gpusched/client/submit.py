@@ -141,6 +141,7 @@ def prepare(client: Client, request: Request) -> Submit:
         signal_batch=signal_batch,
         submit_dir=cwd if request.script is not None else "",
         tasks_per_node=tasks_per_node,
+        gpus_per_task=request.gpus_per_task or 0,
         slurm_env=request.slurm_env if request.slurm_env is not None else partition is not None and partition.slurm_env,
     )
     if may.filled_in:

@@ -235,6 +235,7 @@ def _check_numbers(spec: JobSpec) -> None:
         ("--mem (MiB)", spec.memory_mib_per_node, MAX_MEMORY_MIB),
         ("--time (s)", spec.time_limit_s, MAX_DURATION_S),
         ("--ntasks-per-node", spec.tasks_per_node, MAX_COUNT),
+        ("--gpus-per-task", spec.gpus_per_task, MAX_COUNT),
         ("--signal NAME@SECONDS", spec.signal_before_s or 0, MAX_DURATION_S),
         ("the number of --dependency", len(spec.dependencies), MAX_DEPENDENCIES),
         ("the number of --nodelist", len(spec.nodelist), MAX_NAMES),
@@ -247,7 +248,7 @@ def _check_numbers(spec: JobSpec) -> None:
         raise UsageError("--begin must be between the years 1970 and 3000")
     if spec.nodes < 1 or spec.gpus_per_node < 0 or spec.cores_per_node < 1 or spec.memory_mib_per_node < 1:
         raise UsageError("a job needs at least 1 node, 0 GPUs, 1 core and 1 MiB on each")
-    if spec.tasks_per_node < 1:
+    if spec.tasks_per_node < 1 or spec.gpus_per_task < 0:
         raise UsageError("--ntasks-per-node must be at least 1")
     if spec.time_limit_s < 1:
         raise UsageError("--time must be greater than zero")

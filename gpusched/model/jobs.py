@@ -108,6 +108,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             to what ``srun`` started, and not to the script.
         submit_dir: Folder of the login node that the script was submitted from; "": there is no script.
         tasks_per_node: So many tasks ``srun`` starts on each of its nodes where it does not say.
+        gpus_per_task: Of these each task of ``srun`` has so many where it does not say; 0: all of its node.
         slurm_env: It has Slurm's variables, too (SLURM_JOB_ID...).
         error: As ``output``, for what it says on stderr; None: both go where ``output`` says.
         group: Of the inventory's groups, the one that its usage counts for; "": none.
@@ -156,6 +157,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     submit_dir: str = ""
     signal_batch: bool = False
     tasks_per_node: int = 1
+    gpus_per_task: int = 0
     slurm_env: bool = False
     error: str | None = None
     group: str = ""
