@@ -44,21 +44,20 @@ def size_by_tasks(asked: ResourceRequest, tasks: Tasks, inventory: Inventory) ->
         return found, _on_each(_count(asked, tasks, found.nodes, found.nodes * found.gpus_per_node), found.nodes)
     partition = partition_of(asked, inventory)
     nodes = usable_nodes(partition, asked.nodelist, asked.exclude, asked.gpu_types)
-    counts = _node_counts(asked, tasks, len(nodes))
-    why: UsageError | None = None
-    for count in counts:
+    fixed = _node_count(asked, tasks)
+    if fixed is not None:
+        return _over(asked, tasks, fixed, nodes, inventory)
+    wrong: list[UsageError] = []
+    for count in range(1, max(1, len(nodes)) + 1):
         try:
             found, on_each = _over(asked, tasks, count, nodes, inventory)
         except UsageError as error:
-            if len(counts) == 1:
-                raise
-            why = why or error
+            wrong.append(error)
             continue
-        fits = nodes_that_hold(nodes, found.gpus_per_node, found.cores_per_node, found.memory_mib_per_node) >= count
-        if fits or len(counts) == 1:
+        if nodes_that_hold(nodes, found.gpus_per_node, found.cores_per_node, found.memory_mib_per_node) >= count:
             return found, on_each
-    if why is not None and not nodes:
-        raise why
+    if len(wrong) == max(1, len(nodes)):  # the first had nothing to split
+        raise wrong[0]
     raise UsageError(
         f"{_said(asked, tasks)} fit on no number of equal nodes of partition {partition.name}",
         f"its {len(nodes)} usable nodes have at most {max((n.gpus for n in nodes), default=0)} GPUs and "
@@ -82,15 +81,15 @@ def _check(asked: ResourceRequest, tasks: Tasks) -> None:
         )
 
 
-def _node_counts(asked: ResourceRequest, tasks: Tasks, most: int) -> list[int]:
-    """The numbers of nodes to try, in this order."""
+def _node_count(asked: ResourceRequest, tasks: Tasks) -> int | None:
+    """How many nodes the request names; None: the fewest."""
     if asked.nodes is not None:
-        return [asked.nodes]
+        return asked.nodes
     if tasks.ntasks and tasks.ntasks_per_node:
-        return [-(-tasks.ntasks // tasks.ntasks_per_node)]
+        return -(-tasks.ntasks // tasks.ntasks_per_node)
     if asked.gpus is not None and asked.gpus_per_node:
-        return [max(1, asked.gpus // asked.gpus_per_node)]
-    return list(range(1, most + 1)) or [1]
+        return max(1, asked.gpus // asked.gpus_per_node)
+    return None
 
 
 def _over(
