@@ -7,7 +7,7 @@ import pwd
 from collections.abc import Iterable
 
 from gpusched.cluster.base import REFUSED, Operation, RankKey
-from gpusched.cluster.requests import expand_output, launch_request, master_port
+from gpusched.cluster.requests import expand_output, has_steps, launch_request, master_port
 from gpusched.controller.ranks import rank_key
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import GpuschedError, UsageError
@@ -87,7 +87,7 @@ class Launcher:
         trusted = job.uid in (0, os.getuid()) or job.user in inventory.settings.admins
         request = launch_request(
             job, part, inventory, self._cluster_id, secrets=secrets, program=program, run_as=_run_as(job),
-            mount_anything=trusted,
+            mount_anything=trusted, steps_key=self._secrets.steps_key(job.id) if has_steps(job) else None,
         )  # fmt: skip
         return Operation(verb="launch", node=rank.node, rank=rank, request=request)
 

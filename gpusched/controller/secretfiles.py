@@ -1,4 +1,7 @@
-"""Secrets and programs of jobs: files that only the controller reads, gone when their job is; not in the database."""
+"""Secrets and programs of jobs, and the keys of their steps: files that only the controller can read.
+
+They are gone when their job is, and never in the database.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,25 @@ class SecretFiles:
 
     def write(self, job_id: str, values: dict[str, str]) -> None:
         """Keep the values of a submission."""
+        self._write(self._path(job_id), msgspec.json.encode(values))
+
+    def steps_key(self, job_id: str) -> str:
+        """The key by which a job's nodes know each other, made where there is none: all its launches have the same."""
+        path = self._path(job_id).with_suffix(".pem")
+        try:
+            return path.read_text()
+        except FileNotFoundError:
+            from gpusched.controller.stepkey import new_key
+
+            self._write(path, new_key())
+            return path.read_text()
+
+    def _write(self, path: Path, content: bytes) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True, parents=True)
-        path = self._path(job_id)
         draft = path.with_suffix(".tmp")
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(values))
+            file.write(content)
             file.flush()
             os.fsync(descriptor)
         os.replace(draft, path)
@@ -53,8 +69,8 @@ class SecretFiles:
 
     def forget(self, job_id: str) -> None:
         """Remove the values of a submission, of which nothing is left that may need them."""
-        for path in (self._path(job_id), self._path(job_id).with_suffix(".tmp")):
-            path.unlink(missing_ok=True)
+        for suffix in (".json", ".pem", ".tmp"):
+            self._path(job_id).with_suffix(suffix).unlink(missing_ok=True)
 
     def size(self) -> int:
         """Bytes of all of it."""

@@ -19,6 +19,7 @@ import typer
 import yaml
 
 from gpusched.cli.main import COMMANDS, app
+from gpusched.client.script.sbatch import OPTIONS, Refused, Understood, all_names
 from gpusched.client.wait import EXIT_CODES
 from gpusched.cluster.requests import environment
 from gpusched.config import fields as inventory_fields
@@ -153,6 +154,34 @@ def _command(name: str, command: Any) -> str:
         default = ("on" if default == "True" else default) if not choices else code(default)
         rows.append((names, kind, default or required, option.help or ""))
     return text + ("\n" + table(("option", "value", "default", ""), rows) if rows else "")
+
+
+def _sbatch_names(name: str) -> str:
+    short = OPTIONS[name].short
+    return f"`-{short}`, `--{name}`" if short else f"`--{name}`"
+
+
+def _sbatch_understood() -> str:
+    rows = [(_sbatch_names(n), _as_code(o.means)) for n in all_names() if isinstance(o := OPTIONS[n], Understood)]
+    return table(("sbatch", "here"), rows)
+
+
+def _sbatch_refused() -> str:
+    rows = [
+        (_sbatch_names(n), _as_code(f"{o.why}; {o.hint}" if o.hint else o.why))
+        for n in all_names()
+        if isinstance(o := OPTIONS[n], Refused)
+    ]
+    return table(("sbatch", "why"), rows)
+
+
+def _as_code(text: str) -> str:
+    """Options in a sentence, as code."""
+    return re.sub(
+        r"(?:#GPUSCHED |gpusched submit )?--[a-z][a-z-]*(?:[ =](?:(?:1@)?[A-Z]{2,}[A-Z,=]*|rack|pairs))*",
+        r"`\g<0>`",
+        text,
+    )
 
 
 def _enum(hint: Any) -> Iterable[Any]:
@@ -432,6 +461,8 @@ def _read_variables() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "cli": _cli,
+    "sbatch-understood": _sbatch_understood,
+    "sbatch-refused": _sbatch_refused,
     "settings": _settings,
     "logs": _logs,
     "partition": _partition,

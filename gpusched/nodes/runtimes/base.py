@@ -43,6 +43,9 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
         mounts_beneath: Folders of the node beneath which the mounts' sources must lie when they are mounted, wherever
             links lead by then; None where the submitter may mount anything.
         job_dirs: Beneath which folder, on a disk that all nodes share, jobs have their own ones; None: on each node.
+        spool: Files of a job with a script, by name (`gpusched.nodes.batch.spool`): ``run`` among them is then the
+            program, and ``command`` its arguments.
+        error: As ``output``, for stderr alone; None: it goes where stdout does.
         mps_pipe: Folder of the MPS control daemon's pipes, which the job must reach; None: it has its GPUs otherwise.
     """
 
@@ -71,6 +74,8 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     mounts_beneath: tuple[str, ...] | None = None
     job_dirs: str | None = None
     mps_pipe: str | None = None
+    spool: dict[str, str] = {}
+    error: str | None = None
 
     @property
     def ref(self) -> AttemptRef:

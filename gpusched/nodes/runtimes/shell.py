@@ -81,6 +81,7 @@ fail() { # CODE [MESSAGE]: give up, for the probe to see
 OUTPUT_CHECK = """\
 check_output() {
     [ -z "$output" ] || as_user sh -c ': >"$1"' sh "$output" || fail 1 "cannot write the output file $output"
+    [ -z "$errors" ] || as_user sh -c ': >"$1"' sh "$errors" || fail 1 "cannot write the file of --error $errors"
 }
 """
 
@@ -150,7 +151,7 @@ stamp $! "$dir/launcher.pid" || { kill -KILL $! 2>/dev/null; abandon; }
 """
 
 
-_OTHERS_JOBS = "/var/lib/gpusched-node"  # the usual place lies in a home that only its owner may enter
+OTHERS_JOBS = "/var/lib/gpusched-node"  # the usual place lies in a home that only its owner may enter
 
 
 def quote_all(words: Iterable[str]) -> str:
@@ -194,6 +195,18 @@ def here(text: str, file: str) -> str:
     text = text if text.endswith("\n") else text + "\n"
     end = "END_" + hashlib.sha256(text.encode()).hexdigest()[:24]
     return f"cat >\"$dir/{file}\" <<'{end}' || abandon\n{text}{end}\n"
+
+
+def _spool(request: LaunchRequest) -> str:
+    """Lines that make the folder of a job script: for all to read who reach it, as an image has users of its own."""
+    if not request.spool:
+        return ""
+    folders = quote_all(sorted({f"spool/{name}".rpartition("/")[0] for name in request.spool}))
+    return (
+        f'(cd -- "$dir" && mkdir -p -- {folders}) || abandon\n'
+        + "".join(here(text, f"spool/{name}") for name, text in request.spool.items())
+        + '(cd -- "$dir/spool" && chmod -R a+rX . && chmod a+x run script bin/*) || abandon\n'
+    )
 
 
 def exports(variables: Mapping[str, str]) -> str:
@@ -245,6 +258,7 @@ def launch_script(
         here(launcher, "launch"),
         here(request.hostfile, "hostfile") if request.hostfile is not None else "",
         _program(request),
+        _spool(request),
         *(here(text, name) for name, text in files.items()),
         _SPAWN.replace("EXPORTS\n", exports(aliased), 1),
         f"echo {LAUNCHED}\n",
@@ -256,7 +270,8 @@ def launch_header(request: LaunchRequest) -> str:
     """The first lines of every ``launch`` file."""
     return (
         f"trap '' HUP PIPE\ndir=${{0%/*}}\nname={shlex.quote(request.name)}\n{_identity(request)}"
-        f"output={shlex.quote(request.output or '')}\n{FUNCTIONS}{FAIL}{AS_USER}{OUTPUT_CHECK}"
+        f"output={shlex.quote(request.output or '')}\n"
+        f"errors={shlex.quote(request.error or '')}\n{FUNCTIONS}{FAIL}{AS_USER}{OUTPUT_CHECK}"
     )
 
 
@@ -271,7 +286,7 @@ def job_dir(request: LaunchRequest) -> str:
     if request.job_dirs is not None:
         return shlex.quote(f"{request.job_dirs}/{request.cluster_id}/{request.job_id}")
     if request.run_as is not None:
-        return shlex.quote(f"{_OTHERS_JOBS}/{request.cluster_id}/{request.node}/{request.job_id}")
+        return shlex.quote(f"{OTHERS_JOBS}/{request.cluster_id}/{request.node}/{request.job_id}")
     return f'"${{dir%/*}}"/jobs/{shlex.quote(request.job_id)}'
 
 
@@ -296,7 +311,7 @@ def forget_job(ref: AttemptRef, job_id: str) -> Script:
         ref: Of any attempt of the job.
         job_id: The job's.
     """
-    job, others = shlex.quote(job_id), shlex.quote(f"{_OTHERS_JOBS}/{ref.cluster_id}/{ref.node}/{job_id}")
+    job, others = shlex.quote(job_id), shlex.quote(f"{OTHERS_JOBS}/{ref.cluster_id}/{ref.node}/{job_id}")
     return script(f'{place(ref)}rm -rf -- "${{dir%/*}}"/jobs/{job} {others}\n')
 
 
