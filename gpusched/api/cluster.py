@@ -116,8 +116,8 @@ class Cluster:
             many: Each task calls the function for all that it is given, and returns a list.
             jobs: Made before; they are given ids.
         """
-        if "array" in given:
-            raise UsageError("a function has no array option", "map_array calls it in several tasks")
+        for name in given.keys() & options.OF_COMMANDS:
+            raise UsageError(f"{name} is for commands, and this is a function", options.OF_COMMANDS[name])
         if not calls:
             return []
         if array:

@@ -19,7 +19,7 @@ from gpusched.model.jobs import JobState
 
 T = TypeVar("T")
 
-_SUBMITIT = {"timeout_min": "time", "mem_gb": "mem", "slurm_job_name": "name", "slurm_array_parallelism": "max_running"}
+_SUBMITIT = {"timeout_min": "time", "slurm_job_name": "name", "slurm_array_parallelism": "max_running"}
 """What submitit calls options of ours, besides those with ``slurm_`` before the same name."""
 _ONE_TASK = ("tasks_per_node", "slurm_ntasks_per_node")
 _NEEDLESS = ("stderr_to_stdout",)  # they always are one
@@ -108,7 +108,7 @@ class Executor(BaseExecutor):
             TypeError: There is no such option.
             UsageError: It cannot be had here.
         """
-        self._options |= options.checked(_translated(parameters, self._options))
+        self._options |= options.checked(_translated(parameters))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """No more jobs. ``cancel_futures`` ends those that have not started; ``wait`` waits for the others.
@@ -138,9 +138,8 @@ def _results(jobs: list[Job[Any]], timeout: float | None) -> Iterator[Any]:
         yield from job.result(None if end is None else max(0.0, end - time.monotonic()))
 
 
-def _translated(parameters: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+def _translated(parameters: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    nodes = parameters.get("nodes", parameters.get("slurm_nodes", known.get("nodes"))) or 1
     for name, value in parameters.items():
         bare = name.removeprefix("slurm_")
         if name in _ONE_TASK:
@@ -148,10 +147,8 @@ def _translated(parameters: Mapping[str, Any], known: Mapping[str, Any]) -> dict
                 raise UsageError(f"{name}={value}: a function runs once on each node", "start more processes in it")
         elif name in _NEEDLESS:
             continue
-        elif bare == "cpus_per_task":
-            found["cpus"] = value * nodes
         elif name == "mem_gb":
-            found["mem"] = f"{round(value * nodes * 1024)}M"
+            found["mem_per_node"] = f"{round(value * 1024)}M"
         else:
             found[_SUBMITIT.get(name, bare if bare in Options.__annotations__ else name)] = value
     return found

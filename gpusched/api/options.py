@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import ModuleType
@@ -62,8 +63,21 @@ class Options(TypedDict, total=False):
         exclusive: Whole nodes, with nobody else on them.
         share: ``"pairs"``: its GPUs may be one other job's, too.
         gpu_mem: With share, the most that it takes of each GPU's memory.
+        mail: Address that is told about it.
+        notify: Of what: ``"begin"``, ``"end"``...
         hold: Queue it held.
         comment: For people.
+        ntasks: Tasks in total, which ``srun`` starts in a job script.
+        ntasks_per_node: Tasks on each node.
+        cpus_per_task: In place of ``cpus``: cores of each task.
+        cpus_per_gpu: In place of ``cpus``: cores for each GPU.
+        gpus_per_task: In place of ``gpus``: GPUs for each task.
+        mem_per_node: In place of ``mem``: memory of each node.
+        mem_per_gpu: In place of ``mem``: memory for each GPU.
+        mem_per_cpu: In place of ``mem``: memory for each core.
+        error: As ``output``, for stderr.
+        slurm_env: It has Slurm's variables, too.
+        script: Of a command only: text of a job script, whose arguments the command is then.
         python: Of a function only: the interpreter in the image; by default ``python3``.
         modules: Of a function only: modules whose code goes along, as the image does not have them; by default the
             function's own package, unless it is installed.
@@ -106,17 +120,38 @@ class Options(TypedDict, total=False):
     exclusive: bool | None
     share: str | None
     gpu_mem: int | str | None
+    mail: str | None
+    notify: Names | None
     hold: bool | None
     comment: str | None
+    ntasks: int | None
+    ntasks_per_node: int | None
+    cpus_per_task: int | None
+    cpus_per_gpu: int | None
+    gpus_per_task: int | None
+    mem_per_node: int | str | None
+    mem_per_gpu: int | str | None
+    mem_per_cpu: int | str | None
+    error: str | os.PathLike[str] | None
+    slurm_env: bool | None
+    script: str | None
     python: str | None
     modules: Iterable[ModuleType | str] | None
 
 
 OF_FUNCTIONS = ("python", "modules")
+OF_COMMANDS = {
+    "array": "map_array calls it in several tasks",
+    "script": "a script is run with a command, its arguments",
+    "ntasks": "it runs once on each node",
+    "ntasks_per_node": "it runs once on each node",
+}
+"""And what functions have in their place."""
 _MINUTES = ("time",)
 _SECONDS = ("cooldown", "wait_for_placement")
-_TEXTS = ("gpus", "cpus", "mem", "gpu_mem")
-_NAMES = ("nodelist", "exclude", "gpu_type")
+_TEXTS = ("gpus", "cpus", "mem", "gpu_mem", "mem_per_node", "mem_per_gpu", "mem_per_cpu")
+_NAMES = ("nodelist", "exclude", "gpu_type", "notify")
+_OPTION_LINE = re.compile(r"#(SBATCH|GPUSCHED)\s")
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,8 +209,13 @@ def _converted(name: str, value: Any, environ: dict[str, str]) -> Any:
             return tuple(value) if isinstance(value, Mapping) else _strings(name, value)
         case "mount":
             return tuple(f"{k}:{v}" for k, v in value.items()) if isinstance(value, Mapping) else _strings(name, value)
-        case "output":
+        case "output" | "error":
             return os.fspath(value)
+        case "script":
+            if any(map(_OPTION_LINE.match, value.splitlines())):
+                raise UsageError(
+                    "script: lines with options count for gpusched submit only", "give options, and no lines"
+                )
     return value
 
 

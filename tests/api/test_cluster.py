@@ -76,6 +76,9 @@ def submitted(site: Site) -> Submit:
         (SMALL | {"output": Path("/a/%j.txt"), "workdir": "/w"}, "-F s-V100 -o /a/%j.txt --workdir /w"),
         (SMALL | {"hold": True, "nice": 5, "requeue": False}, "-F s-V100 --hold --nice 5 --no-requeue"),
         (SMALL | {"name": None, "gpus": None}, "-F s-V100"),
+        (SMALL | {"mail": "a@b.c", "notify": ["end", "fail"]}, "-F s-V100 --mail a@b.c --notify end,fail"),
+        ({"partition": "bare", "gpus_per_node": 2, "cpus_per_task": 3, "mem_per_gpu": "4G", "slurm_env": True},
+         "-p bare --gpus-per-node 2 -c 3 --mem-per-gpu 4G --slurm-env"),
     ],
 )  # fmt: skip
 def test_it_asks_for_what_the_command_line_asks_for(
@@ -106,8 +109,9 @@ def test_what_is_wrong_is_told_before_anything_is_queued(site: Site, cluster: Cl
     ):  # fmt: skip
         with pytest.raises(UsageError, match=said):
             cluster.submit("true", **options)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="map_array calls it in several tasks"):
-        cluster.submit(len, "x", array="0-3", **SMALL)
+    for name, value in (("array", "0-3"), ("ntasks_per_node", 2), ("script", "x")):
+        with pytest.raises(UsageError, match=f"(?s){name} is for commands.*(map_array|once on each node|a command)"):
+            cluster.submit(len, "x", **SMALL, **{name: value})  # type: ignore[call-overload]
     with pytest.raises(UsageError, match=r"(?s)at most 4194304 are possible.*pass the paths of files"):
         cluster.submit(len, os.urandom(4 << 20), **SMALL)
     with pytest.raises(TypeError, match="no arguments besides its words"):
@@ -115,6 +119,12 @@ def test_what_is_wrong_is_told_before_anything_is_queued(site: Site, cluster: Cl
     with pytest.raises(TypeError, match="dependency: expected a text or jobs"):
         cluster.submit("true", dependency=[3], **SMALL)  # type: ignore[list-item]
     assert site.commands() == []
+
+
+def test_a_job_script(site: Site, cluster: Cluster) -> None:
+    cluster.submit(["one"], script="#!/bin/sh\necho $1\n", **SMALL)
+    spec = site.only_submit().spec
+    assert (spec.command, spec.script) == (("one",), "#!/bin/sh\necho $1\n")
 
 
 def test_a_function_travels_apart_from_what_others_see(site: Site, cluster: Cluster) -> None:
@@ -370,12 +380,13 @@ def test_names_of_submitit() -> None:
         "timeout_min": 90, "slurm_partition": "A100", "gpus_per_node": 2, "nodes": 2, "cpus_per_task": 4, "mem_gb": 8,
         "tasks_per_node": 1, "slurm_array_parallelism": 3, "name": "n", "stderr_to_stdout": True,
     }  # fmt: skip
-    assert _translated(given, {}) == {
-        "time": 90, "partition": "A100", "gpus_per_node": 2, "nodes": 2, "cpus": 8, "mem": "16384M", "max_running": 3,
+    assert _translated(given) == {
+        "time": 90, "partition": "A100", "gpus_per_node": 2, "nodes": 2, "cpus_per_task": 4, "mem_per_node": "8192M",
+        "max_running": 3,
         "name": "n",
     }  # fmt: skip
     with pytest.raises(UsageError, match="tasks_per_node=4: a function runs once on each node"):
-        _translated({"tasks_per_node": 4}, {})
+        _translated({"tasks_per_node": 4})
     pool = Executor(Cluster())
     with pytest.raises(TypeError, match="there is no option 'slurm_wckey'"):
         pool.update_parameters(slurm_wckey="x")
