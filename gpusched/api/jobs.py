@@ -83,7 +83,7 @@ class Job(Future[T], Generic[T]):
 
     @property
     def state(self) -> JobState:
-        """Its state now; of an array the state of the task that is furthest from its end.
+        """Its state now; of an array RUNNING where a task runs, else that of one that has not ended, or went wrong.
 
         Raises:
             GpuschedError: The controller refused it.

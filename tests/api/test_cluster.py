@@ -24,7 +24,7 @@ from gpusched.client.submit import Request
 from gpusched.config.paths import result_path
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.job.call import MAGIC
-from gpusched.model.commands import Submit
+from gpusched.model.commands import Requeue, Submit
 from gpusched.model.jobs import JobState
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.store import RankRecord, Store
@@ -164,7 +164,9 @@ def test_the_controller_keeps_a_program_until_its_job_has_ended(site: Site, clus
     assert programs.read(second) == texts[1]
     assert not programs.of(os.getuid()).has(single.id)
     single.wait(10)
-    cluster.requeue([single])
+    with pytest.raises(GpuschedError, match="its function was forgotten with it: submit it again"):
+        cluster.requeue([single])
+    Inbox(site.state).deliver(Requeue(time=time.time(), job_ids=(single.id,)))
     site.fold()
     assert [e.data["why"] for e in store.events() if e.kind == "refused"] == [
         f"job {single.id}: its function was forgotten when it ended; submit it again"

@@ -418,6 +418,7 @@ JSON: dict[str, dict[str, str]] = {
         "share": "`pairs`: its GPUs may be one other job's, too; empty: not.",
         "gpu_memory_mib": "Of a job that may share: MiB that it takes of each GPU at the most; else null.",
         "script": "Text of its job script; null: none.",
+        "function": "Name of the Python function that it runs; empty: it runs `command`.",
         "signal_batch": "The signal before the limit goes to the script alone, not to what `srun` started.",
         "submit_dir": "Folder of the login node that the script was submitted from.",
         "tasks_per_node": "So many tasks `srun` starts on each of its nodes where it does not say.",
