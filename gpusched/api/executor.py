@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor as BaseExecutor
@@ -41,6 +42,7 @@ class Executor(BaseExecutor):
         self._options = options.checked(asked)
         self._jobs: list[Job[Any]] = []
         self._batch: list[tuple[Job[Any], Callable[..., Any], Call]] | None = None
+        self._lock = threading.Lock()
         self._shut = False
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Job[T]:
@@ -128,7 +130,8 @@ class Executor(BaseExecutor):
             raise RuntimeError("cannot schedule new futures after shutdown")
 
     def _kept(self, jobs: list[Job[Any]]) -> list[Job[Any]]:
-        self._jobs = [job for job in self._jobs if not job.done()] + jobs
+        with self._lock:
+            self._jobs += jobs
         return jobs
 
 

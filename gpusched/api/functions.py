@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+import gpusched.job
 from gpusched.client.submit import Program
 from gpusched.config.validate import MAX_NAME
 from gpusched.errors import UsageError
@@ -65,7 +66,8 @@ def program(
         UsageError: Something cannot be pickled.
     """
     name, own = name_of(called[0]), [module for function in called for module in _chosen(function)]
-    with _by_value(own if modules is None else [_loaded(module) for module in modules]):
+    own = own if modules is None else [_loaded(module) for module in modules]
+    with _by_value([*own, gpusched.job]):  # what tells of progress is for every function, and no image has it
         if array and len(called) == 1:
             common = _dumps(called[0], name)
             parts = [_dumps(call, f"what {name} is called with (number {i})") for i, call in enumerate(calls)]

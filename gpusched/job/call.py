@@ -35,6 +35,7 @@ class Facts:
         python: The client's version.
         cloudpickle: Files of its cloudpickle, of this version; none where it is not needed.
         source: The function's file and its text, for tracebacks.
+        result: Where what comes of it is written.
         most: Bytes that a pickled result may have; with ``kept`` a larger one may stay where it is written.
     """
 
@@ -49,6 +50,7 @@ class Facts:
         self.source = facts["source"]  # type: dict[str, str]
         self.most = facts["most"]  # type: int
         self.kept = facts["kept"]  # type: bool
+        self.result = ""
 
 
 def run(facts_text: str, function: str, arguments: str) -> None:
@@ -57,9 +59,12 @@ def run(facts_text: str, function: str, arguments: str) -> None:
     ``function`` is a pickled callable, and ``arguments`` its positional and named ones; or nothing, and all three.
     """
     facts = Facts(unpack(facts_text).decode())
-    if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
+    own, program = os.getpid(), os.path.abspath(__file__)
+    facts.result = os.path.join(  # now: the function may change the environment
+        os.environ["GPUSCHED_JOB_DIR"], "result.%s.%s" % (os.environ["GPUSCHED_ATTEMPT"], os.environ["NODE_RANK"])
+    )
+    if sys.path[0] == os.path.dirname(program):
         sys.path[0] = ""  # as `python -m` has it, and not the job's folder
-    own = os.getpid()
     code = 0
     try:
         call = load(facts, unpack(function), unpack(arguments))
@@ -89,7 +94,7 @@ def run(facts_text: str, function: str, arguments: str) -> None:
             write(facts, *returned(facts, None))
     finally:
         if os.getpid() == own:
-            os.unlink(os.path.abspath(__file__))
+            os.unlink(program)
     sys.stdout.flush()
     sys.exit(code)
 
@@ -220,9 +225,7 @@ def raised(facts: Facts, error: Exception) -> "tuple[dict[str, Any], bytes]":
 def write(facts: Facts, header: "dict[str, Any]", data: bytes) -> None:
     """Put the result into the job's folder, whole."""
     header = dict(header, size=len(data), python=list(sys.version_info[:3]), function=facts.function)
-    name = "result.%s.%s" % (os.environ["GPUSCHED_ATTEMPT"], os.environ["NODE_RANK"])
-    path = os.path.join(os.environ["GPUSCHED_JOB_DIR"], name)
-    with open(path + ".part", "wb") as file:
+    with open(facts.result + ".part", "wb") as file:
         file.write(MAGIC + json.dumps(header).encode() + b"\n" + data)
-    os.chmod(path + ".part", 0o644)  # an image may have a user of its own; the folder keeps others out
-    os.rename(path + ".part", path)
+    os.chmod(facts.result + ".part", 0o644)  # an image may have a user of its own; the folder keeps others out
+    os.rename(facts.result + ".part", facts.result)

@@ -8,6 +8,7 @@ import json
 import operator
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -172,6 +173,21 @@ def test_modules_of_the_folder_it_starts_in_can_be_imported(tmp_path: Path) -> N
         return int(here.answer)
 
     assert run(sent(look), tmp_path, cwd=tmp_path).value == 42
+
+
+def test_it_tells_how_far_it_is(tmp_path: Path) -> None:
+    from gpusched.job import asked_to_stop, progress, stop_when_asked
+
+    def work() -> bool:
+        stop_when_asked()
+        progress(3, of=4)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.environ.clear()  # its result has its place all the same
+        return asked_to_stop()
+
+    done = run(sent(work), tmp_path, *BARE)
+    assert (done.code, done.value, done.left) == (0, True, ["progress.json"])
+    assert json.loads((tmp_path / "job" / "progress.json").read_text())["step"] == 3
 
 
 def test_tasks_have_what_is_theirs(tmp_path: Path) -> None:

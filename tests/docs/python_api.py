@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,12 +36,11 @@ def _class(cls: type) -> str:
         if isinstance(member, property):
             lines += [f"### {cls.__name__}.{name}\n", _text(_doc(member))]
         elif callable(member) and _doc(member):
-            shown = (
-                "await job"
-                if name == "__await__"
-                else f"{cls.__name__.lower()}.{name}{_signature(member, skip_first=True)}"
-            )
-            title = "await" if name == "__await__" else name
+            forms = [_signature(form, skip_first=True) for form in typing.get_overloads(member) or [member]]
+            shown = "\n    ".join(f"{cls.__name__.lower()}.{name}{form}" for form in forms)
+            title = name
+            if name == "__await__":
+                shown, title = "await job", "await"
             lines += [f"### {cls.__name__}.{title}\n", _code(shown), _text(_doc(member))]
     if inherited := INHERITED.get(cls.__name__):
         assert all(hasattr(cls, name) for name in inherited)
@@ -80,7 +80,8 @@ def _options() -> Iterator[str]:
 
 
 def _kind(told: str) -> str:
-    return ", ".join(f"`{part}`" for part in re.split(r" \| (?![^\[]*\])", told))
+    told = told.replace("Names", "str | Sequence[str]")
+    return ", ".join(f"`{part}`".replace("|", "\\|") for part in re.split(r" \| (?![^\[]*\])", told))
 
 
 def _doc(what: Any) -> str:
@@ -102,7 +103,8 @@ def _text(doc: str) -> str:
         title, _, rest = block.partition(":\n")
         if title in ("Args", "Raises", "Attributes"):
             entries = re.findall(r"^    ([\w.*, ]+): (.+(?:\n        .+)*)", rest, re.MULTILINE)
-            lines += [f"- {'raises ' * (title == 'Raises')}`{name}`: {_flat(told)}" for name, told in entries] + [""]
+            named = [("options" if name == "asked" else name, told) for name, told in entries]
+            lines += [f"- {'raises ' * (title == 'Raises')}`{name}`: {_flat(told)}" for name, told in named] + [""]
         else:
             lines += [_flat(block), ""]
     return "\n".join(lines)

@@ -43,10 +43,11 @@ def python(house: Cluster) -> gpusched.Cluster:
     return gpusched.Cluster(state=house.state, inventory=house.inventory)
 
 
-def test_an_executor(python: gpusched.Cluster) -> None:
+def test_an_executor(python: gpusched.Cluster, tmp_path: Path) -> None:
     with Executor(python, partition="A100", gpus=1, time="10m") as pool:
         assert list(pool.map(square, [1, 2, 3, 4, 5], chunksize=2, timeout=PATIENCE_S)) == [1, 4, 9, 16, 25]
         named = pool.submit(square, 3, plus=1)
+        pool.update_parameters(output=str(tmp_path / "%j.txt"), timeout_min=5)
         with pool.batch():
             batched = [pool.submit(square, 4), pool.submit(files)]
     assert named.result(0) == 10
