@@ -154,6 +154,7 @@ def test_the_controller_keeps_a_program_until_its_job_has_ended(site: Site, clus
     texts = [programs.read(job) for job in (first, second, third)]
     assert all(texts)
     assert len(set(texts)) == 3
+    assert texts[2] == (programs.of(os.getuid()).read(single.id) or {})[""]
     files = list((site.state / "programs").rglob("*"))
     assert {path.name for path in files} == {str(os.getuid()), f"{first.array_id}.json", f"{single.id}.json"}
     assert not any(path.stat().st_mode & 0o077 for path in files)

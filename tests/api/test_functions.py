@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import json
+import linecache
 import operator
 import os
 import pickle
@@ -97,6 +98,25 @@ def test_what_is_raised_comes_back_with_its_lines(tmp_path: Path) -> None:
     done = run(sent(unlike), tmp_path, *BARE)
     assert (done.code, done.value, done.told["error"].endswith("Own: there")) == (1, None, True)
 
+    def one_way() -> None:
+        class Own(Exception):
+            def __init__(self, what: str, number: int) -> None:
+                super().__init__(what)
+
+        raise Own("there", 3)
+
+    done = run(sent(one_way), tmp_path, *BARE)
+    assert (done.code, done.value, done.told["error"].endswith("Own: there")) == (1, None, True)
+    # The lines of a file that is not here, as the client's seldom is.
+    away = tmp_path / "away.py"
+    away.write_text("def fail():\n    raise KeyError('k')  # in away.py\n")
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(away.read_text(), str(away), "exec"), scope)
+    text = sent(scope["fail"])
+    away.unlink()
+    linecache.clearcache()
+    assert "raise KeyError('k')  # in away.py" in run(text, tmp_path, *BARE).err
+
 
 @pytest.mark.parametrize(
     ("code", "ends", "outcome"), [(0, 0, "returned"), (None, 0, "returned"), (3, 3, "exited"), ("no", 1, "exited")]
@@ -107,14 +127,19 @@ def test_sys_exit_ends_the_job(tmp_path: Path, code: object, ends: int, outcome:
 
 
 def test_a_process_that_it_forks_leaves_no_result(tmp_path: Path) -> None:
-    def fork() -> int:
+    def fork(gives_up: bool) -> int:
         child = os.fork()
         if not child:
             sys.exit(5)
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if gives_up:
+            os._exit(7)
+        return code
 
-    done = run(sent(fork), tmp_path)
-    assert (done.code, done.value) == (0, 5)
+    done = run(sent(fork, False), tmp_path)
+    assert (done.code, done.value, done.left) == (0, 5, [])
+    done = run(sent(fork, True), tmp_path)
+    assert (done.code, done.told, done.left) == (7, {}, ["program.1.0.py"])
 
 
 def test_code_of_another_version_is_told_before_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,10 @@ def linked():
     folder = os.environ["GPUSCHED_JOB_DIR"]
     os.symlink("/etc/hostname", folder + "/result.1.0")
     os._exit(0)
-job = Cluster().submit(lambda: (os.getuid(), os.environ["GPUSCHED_USER"]), partition="A100", gpus=1, workdir="/tmp")
+def who():
+    import sys
+    return os.getuid(), os.environ["GPUSCHED_USER"], os.stat(sys.argv[0]).st_uid
+job = Cluster().submit(who, partition="A100", gpus=1, workdir="/tmp")
 link = Cluster().submit(linked, partition="A100", gpus=1, workdir="/tmp")
 print(job.result(90), link.exception(90))
 print(job.id, link.id)
@@ -121,7 +124,7 @@ def test_a_result_is_its_users_own(shared: Cluster) -> None:
     assert done.stderr == ""
     said, named = done.stdout.splitlines()
     job, link = named.split()
-    assert said == f"({NOBODY}, 'nobody') job {link} ended COMPLETED (its function left no result)"
+    assert said == f"({NOBODY}, 'nobody', {NOBODY}) job {link} ended COMPLETED (its function left no result)"
     assert (shared.state / "logs" / link / "1.0.result").read_bytes() == b""
     left = shared.state / "logs" / job / "1.0.result"
     assert (left.stat().st_uid, left.stat().st_mode & 0o007) == (0, 0)
