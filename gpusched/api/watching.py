@@ -56,7 +56,9 @@ class Watcher:
                 if reader is not None and (due or reader.data_version() != version):
                     version = reader.data_version()
                     seen, told = (reader.latest_event(), []) if seen < 0 else reader.news(seen)
-                    due = {job_id for job_id in due | self._meant(told) if not self._look(client, reader, job_id)}
+                    refused: dict[str, str | None] = {}
+                    due |= self._meant(told)
+                    due = {job_id for job_id in due if not self._look(client, reader, job_id, refused)}
             except GpuschedError as error:
                 _log.warning("%s; trying again", error.line())
                 time.sleep(TROUBLE_PAUSE_S)
@@ -93,11 +95,17 @@ class Watcher:
         everything = [job_id for jobs in self._waiting.values() for job_id in jobs]
         return set(random.sample(everything, min(len(everything), LOOKED_AT_ANYWAY)))
 
-    def _look(self, client: Client, reader: Reader, job_id: str) -> bool:
-        """End the futures of a job that has ended; False where it has, but its result is still on the way."""
+    def _look(self, client: Client, reader: Reader, job_id: str, refused: dict[str, str | None]) -> bool:
+        """End the futures of a job that has ended; False where it has, but its result is still on the way.
+
+        ``refused``: why submissions were, as far as that was looked up in this round.
+        """
         records = stored_jobs(reader, job_id)
         if not records:
-            if (why := refusal(reader, job_id)) is not None:
+            base = _base(job_id)
+            if base not in refused:
+                refused[base] = refusal(reader, base)
+            if (why := refused[base]) is not None:
                 for job in self._taken(job_id):
                     job._refused(GpuschedError(f"job {job_id} was refused: {why}"))
             return True

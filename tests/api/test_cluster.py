@@ -19,16 +19,19 @@ import pytest
 
 import gpusched
 from gpusched import Cluster, Executor, GpuschedError, Job, JobFailed, NoController, Options, UsageError
+from gpusched.api import watching
 from gpusched.api.executor import _translated
+from gpusched.client.resolve import stored_jobs
 from gpusched.client.submit import Request
 from gpusched.config.paths import result_path
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.job.call import MAGIC
 from gpusched.model.commands import Requeue, Submit
+from gpusched.model.jobs import Job as JobRecord
 from gpusched.model.jobs import JobState
 from gpusched.queue.inbox import Inbox
-from gpusched.queue.store import RankRecord, Store
-from tests.cli.conftest import Site, site
+from gpusched.queue.store import RankRecord, Reader, Store
+from tests.cli.conftest import Site, eventually, site
 
 __all__ = ["site"]  # a fixture
 
@@ -450,26 +453,25 @@ def test_slurm_s_jobs_are_left_to_it(site: Site) -> None:
         Cluster().submit("true", **SMALL)
 
 
-def test_ten_thousand_futures_cost_little(site: Site, cluster: Cluster) -> None:
-    jobs = [job for _ in range(5) for job in cluster.map_array(abs, range(2000), **SMALL)]
+def test_only_what_changed_is_looked_at(site: Site, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+
+    def counted(reader: Reader, job_id: str) -> list[JobRecord]:
+        looked.append(job_id)
+        return stored_jobs(reader, job_id)
+
+    monkeypatch.setattr(watching, "stored_jobs", counted)
+    monkeypatch.setattr(watching, "LOOKED_AT_ANYWAY", 0)
+    jobs = cluster.map_array(abs, range(2000), **SMALL)
+    eventually(lambda: len(looked) == 2000)
     site.fold()
-    store = Store.create_or_open(site.state)
-    records = {job.id: store.job(job.id) for job in jobs[:2000]}
-    began = time.thread_time()
-    with store.transaction():
-        ended = [msgspec.structs.replace(r, state=JobState.TIMEOUT, end_time=1.0) for r in records.values() if r]
-        store.put_jobs(ended)
-        store.append([gpusched_event(job.id) for job in ended])
-    assert wait(jobs[:2000], 30).not_done == set()
-    assert not any(job.done() for job in jobs[2000:])
-    assert time.thread_time() - began < 10
-    store.close()
-
-
-def gpusched_event(job_id: str) -> Any:
-    from gpusched.model.events import Event
-
-    return Event(time=1.0, kind="ended", job_id=job_id, data={})
+    eventually(lambda: len(looked) >= 4000)
+    looked.clear()
+    for job in jobs[:3]:
+        site.change(job.id, state=JobState.TIMEOUT, end_time=1.0)
+    assert wait(jobs[:3], 10).not_done == set()
+    assert set(looked) == {job.id for job in jobs[:3]}
+    assert not any(job.done() for job in jobs[3:])
 
 
 LIGHT = """

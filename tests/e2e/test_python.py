@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import CancelledError, as_completed
 
 import pytest
@@ -54,7 +55,13 @@ def python(house: Cluster) -> gpusched.Cluster:
     return gpusched.Cluster(state=house.state, inventory=house.inventory)
 
 
-def test_functions_in_containers(house: Cluster, python: gpusched.Cluster) -> None:
+def test_functions_in_containers(
+    house: Cluster, python: gpusched.Cluster, record_property: Callable[[str, object], None]
+) -> None:
+    began = time.monotonic()
+    assert python.submit(square, 2, **IN_IMAGE).result(PATIENCE_S) == 4
+    took = time.monotonic() - began
+    record_property("figure", f"a function in a container: {took:.1f} s from submit to its result")
     # All at once: the testbed has room for them.
     answer = python.submit(lambda: 6 * 7, **IN_IMAGE)
     large = python.submit(lambda: os.urandom(8) * 500_000, **IN_IMAGE)
