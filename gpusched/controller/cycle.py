@@ -268,6 +268,8 @@ class Cycle:
         job = self._store.job(operation.rank.job_id)
         log = str(log_path(self._state, *operation.key)) if operation.rank.output is None else None
         left = str(result_path(self._state, *operation.key)) if job is not None and job.spec.function else None
+        if log is None and left is None:
+            return operation
         readers = readers_of(job, self.inventory)
         return msgspec.structs.replace(operation, destination=log, result=left, readers=readers)
 
