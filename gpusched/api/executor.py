@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor as BaseExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
-from typing import Any, TypeVar, Unpack
+from typing import Any, Literal, TypeVar, Unpack
 
 from gpusched.api import options
 from gpusched.api.cluster import Cluster
@@ -29,8 +29,8 @@ _NEEDLESS = ("stderr_to_stdout",)  # they always are one
 class Executor(BaseExecutor):
     """Each call is a job of its own, with the options given here; `map` makes one array of many calls.
 
-    Leaving its ``with`` block waits for what was submitted, as with every executor. The jobs do not end with the
-    program.
+    Leaving its ``with`` block waits for what was submitted, but for an exception. The jobs end neither with the block
+    nor with the program.
 
     Args:
         cluster: Where to; None: the one that commands find.
@@ -124,6 +124,11 @@ class Executor(BaseExecutor):
                     job.cancel()
         if wait:
             wait_for(self._jobs)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> Literal[False]:
+        """Wait for what was submitted, or, when an exception leaves the block, for nothing: jobs may take days."""
+        self.shutdown(wait=kind is None)
+        return False
 
     def _check_open(self) -> None:
         if self._shut:

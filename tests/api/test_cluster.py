@@ -364,9 +364,19 @@ def test_an_executor_behaves_as_others_do(site: Site, cluster: Cluster) -> None:
     with pytest.raises(RuntimeError, match="after shutdown"):
         pool.submit(len, "a")
     assert not job.cancelled()
-    with pytest.raises(KeyError), pool.batch():
-        raise KeyError
-    assert site.commands() == []
+
+
+def test_an_exception_leaves_an_executor_at_once(site: Site, cluster: Cluster) -> None:
+    def leave_it() -> None:
+        with Executor(cluster, **SMALL) as pool:
+            pool.submit(abs, 1)  # nobody starts it
+            with pool.batch():
+                pool.submit(len, "never queued")
+                raise KeyError
+
+    with pytest.raises(KeyError):
+        leave_it()
+    assert site.only_submit().spec.function == "abs"
 
 
 def test_shutdown_cancels_what_has_not_started(site: Site, cluster: Cluster) -> None:
