@@ -18,7 +18,7 @@ import gpusched
 from gpusched import Executor, JobFailed
 from tests.e2e.conftest import Cluster
 from tests.e2e.test_site import NOBODY, nobody
-from tests.testbed import Testbed
+from tests.testbed import Testbed, wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -70,6 +70,21 @@ def test_awaited(python: gpusched.Cluster) -> None:
 
     *values, state = asyncio.run(both())
     assert (values, state in ("PENDING", "STARTING", "RUNNING")) == ([36, 49], True)
+
+
+def second_time() -> str:
+    if os.environ["GPUSCHED_ATTEMPT"] == "1":
+        time.sleep(9999)
+    return os.environ["GPUSCHED_ATTEMPT"]
+
+
+def test_another_attempt_beside_another_controller(house: Cluster, python: gpusched.Cluster) -> None:
+    job = python.submit(second_time, partition="A100", gpus=1)
+    wait_until(job.running, PATIENCE_S, "its first attempt")
+    python.requeue([job])
+    house.kill_controller()
+    house.start_controller()
+    assert job.result(PATIENCE_S) == "2"
 
 
 def test_commands(python: gpusched.Cluster) -> None:
