@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 from pathlib import Path
 
@@ -360,3 +361,29 @@ def test_show_prints_the_script_as_it_was(site: Site, tmp_path: Path) -> None:
     other = site.submit("-p", "gpu", "--gpus", "1", "--", "true")
     done = site.call("show", other, "--script")
     assert (done.code, "has no script" in done.err) == (2, True)
+
+
+def test_on_a_terminal_its_controls_are_escaped(site: Site) -> None:
+    submitted(site, "#!/bin/sh\n#GPUSCHED -p gpu --gpus 1\n\techo '\x1b[31m'\n")
+    ours, terminal = pty.openpty()
+    words = [GPUSCHED, "show", site.only_submit().id, "--script"]
+    subprocess.run(words, env=site.env, cwd=site.folder, stdout=terminal, timeout=60, check=True)
+    os.close(terminal)
+    assert os.read(ours, 4096).decode().splitlines()[-1] == "\techo '\\x1b[31m'"
+    os.close(ours)
+
+
+@pytest.mark.parametrize(
+    ("lines", "signal"),
+    [
+        ("#SBATCH --signal=USR2", ("USR2", 60, False)),
+        ("#SBATCH --signal=B:10@5", ("USR1", 5, True)),
+        ("#GPUSCHED --signal USR2", ("USR2", None, False)),
+        ("# SBATCH --signal=USR2\n##SBATCH --signal=INT\n#SBATCHES\n #SBATCH --signal=HUP", ("TERM", None, False)),
+    ],
+)
+def test_whom_a_signal_is_for_and_when(site: Site, lines: str, signal: tuple[str, int | None, bool]) -> None:
+    spec = submitted(site, f"#!/bin/sh\n{lines}\n", "-p", "gpu", "--gpus", "1")
+    assert (spec.signal, spec.signal_before_s, spec.signal_batch) == signal
+    done = site.call("submit", "-p", "gpu", "--gpus", "1", "--signal", "B:USR1@3", "--", "true")
+    assert (done.code, "--signal B: is for job scripts" in done.err) == (2, True)
