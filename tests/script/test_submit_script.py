@@ -231,6 +231,13 @@ def test_the_controller_takes_no_script_that_the_client_would_refuse(site: Site)
             validate_spec(msgspec.structs.replace(spec, **change), inventory)
 
 
+def test_a_dry_run_says_what_it_would_be(site: Site) -> None:
+    (site.folder / "train.sh").write_text("#!/bin/sh\n#SBATCH -N 2 --gpus-per-node=4 --ntasks-per-node=4 -c 8 -t 60\n")
+    site.fold()
+    told = site.call("submit", "-p", "gpu", "--mem-per-gpu", "16G", "--dry-run", "train.sh").ok().out
+    assert "would ask for: 2 nodes, each 4 GPUs, 32 cores, 64G, 4 tasks, 1:00:00, in gpu" in told
+
+
 def test_lines_behind_the_first_command_count_for_nothing_and_it_is_said(site: Site) -> None:
     (site.folder / "train.sh").write_text("#!/bin/sh\n#SBATCH -G 1\nset -e\n#SBATCH -G 8\n#GPUSCHED --hold\n")
     done = site.call("submit", "-p", "gpu", "train.sh")
