@@ -88,7 +88,8 @@ def _prepare(client: Client, request: Request, context: typer.Context, wrap: str
     elif command:
         script = source.from_word(command[0])
     else:
-        script = None if behind_dashes else source.from_stdin(wait=request.image is None)
+        taken = behind_dashes or _reads_stdin(request)
+        script = None if taken else source.from_stdin(wait=request.image is None)
     if script is None:
         return prepare(client, request)
     typed = options.typed(context)
@@ -97,10 +98,16 @@ def _prepare(client: Client, request: Request, context: typer.Context, wrap: str
         output.note(note)
     try:
         request = options.request_of(layers.complete(read, typed))
+        if script.where == "stdin" and _reads_stdin(request):
+            raise UsageError("--secret: stdin is the script already", "use NAME or NAME=@FILE")
         name = request.name if request.name is not None else script.name
         return prepare(client, msgspec.structs.replace(request, command=command[1:], name=name, script=script.text))
     except UsageError as error:
         raise layers.blamed(error, read, typed) from None
+
+
+def _reads_stdin(request: Request) -> bool:
+    return any(text.endswith("=-") for text in request.secret)
 
 
 def _may_be_script(word: str) -> bool:

@@ -2,8 +2,8 @@
 
 Shapes are those that Slurm would give: nodes; on each GPUs, cores, GiB and tasks; minutes. None: what is left to the
 partition. Where a script is refused: the line, and what is said of it. Nodes, tasks, cores and memory were compared
-with what Slurm 22.05.8 gave the same lines on nodes like these; it differs in one: of a node that is exclusive it gives all
-cores and GPUs, but not all memory.
+with what Slurm 22.05.8 gave the same lines on nodes like these; it differs in one: of a node that is exclusive it gives
+all cores and GPUs, but not all memory.
 """
 
 from __future__ import annotations

@@ -301,6 +301,14 @@ def test_a_script_from_stdin(site: Site) -> None:
     assert (wrong.code, wrong.err.startswith("gpusched: error: stdin:2: #SBATCH --foo: ")) == (2, True)
 
 
+def test_stdin_is_either_a_secret_or_a_script(site: Site) -> None:
+    words = ("submit", "--json", "-p", "gpu", "--gpus", "1", "--secret", "T=-")
+    site.run(*words, stdin="#!/bin/sh\n").ok()
+    assert site.only_submit().secrets == {"T": "#!/bin/sh"}
+    done = site.run(*words, "-", stdin="#!/bin/sh\n")
+    assert (done.code, "--secret: stdin is the script already" in done.out) == (2, True)
+
+
 def test_an_open_pipe_that_says_nothing_does_not_hold_up_an_image_of_its_own_command(site: Site) -> None:
     read, write = os.pipe()
     words = [GPUSCHED, "submit", "--json", "-p", "gpu", "--gpus", "1", "--image", "busybox"]
