@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.conftest import Cluster
-from tests.testbed import wait_until
 
 PYTHON = ("--mount", "/usr:/usr:ro", "--mount", "/usr/lib:/lib:ro", "--mount", "/usr/lib64:/lib64:ro",
           "--env", "PATH=/bin:/usr/bin")  # fmt: skip
