@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from gpusched.nodes.batch.spool import StepNode, StepSettings, spool_files
 from tests.runtimes.world import World
 from tests.testbed import wait_until
@@ -48,53 +46,44 @@ def test_what_ends_the_job_reaches_all_of_the_script_and_is_waited_for(world: Wo
     assert (attempt["exit_code"], lines) == (143, ["up", "saved"])
 
 
-@pytest.mark.parametrize("command", ["srun", "srun -n2"])
-def test_the_warning_is_for_the_steps(world: World, command: str) -> None:
+def test_the_warning_is_for_the_steps(world: World) -> None:
     task = SAVES.format(signal="USR1").replace("'", '"')
-    count = 2 if "2" in command else 1
-    ref = started(world, f"{command} sh -c '{task}'\necho after $?", *["up"] * count, warning="USR1")
+    ref = started(world, f"srun -n2 sh -c '{task}'\necho after $?", "up", "up", warning="USR1")
     world.do(world.runtime.signal(ref, "USR1"))
     attempt = world.await_phase(ref, "exited")
     lines = world.output(ref).splitlines()
-    assert [lines.count(line) for line in ("up", "saved", "after 0")] == [count, count, 1]
+    assert [lines.count(line) for line in ("up", "saved", "after 0")] == [2, 2, 1]
     assert attempt["exit_code"] == 0
 
 
-def test_the_warning_may_be_for_the_script_alone(world: World) -> None:
+def test_the_warning_may_be_for_the_script_alone(process: World) -> None:
     script = "trap 'echo warned' USR1; srun sh -c 'echo up; sleep 60' & wait; kill $!; wait"
-    ref = started(world, script, "up", warning="USR1", warned="script")
-    world.do(world.runtime.signal(ref, "USR1"))
-    world.await_phase(ref, "exited")
-    assert "warned" in world.output(ref)
+    ref = started(process, script, "up", warning="USR1", warned="script")
+    process.do(process.runtime.signal(ref, "USR1"))
+    process.await_phase(ref, "exited")
+    assert "warned" in process.output(ref)
 
 
-def test_a_kill_leaves_nothing(world: World) -> None:
-    ref = started(world, "srun sleep 61 & echo up; wait", "up")
-    world.do(world.runtime.signal(ref, "KILL"))
-    world.await_phase(ref, "exited", "lost")
-    world.do(world.runtime.remove(ref))
-    wait_until(lambda: not world.pids("sleep 61"))
+def test_a_kill_leaves_nothing(process: World) -> None:
+    ref = started(process, "srun sleep 61 & echo up; wait", "up")
+    process.do(process.runtime.signal(ref, "KILL"))
+    process.await_phase(ref, "exited", "lost")
+    process.do(process.runtime.remove(ref))
+    wait_until(lambda: not process.pids("sleep 61"))
 
 
 def test_exit_codes_of_tasks(world: World) -> None:
-    script = "srun -n 3 sh -c 'exit $SLURM_PROCID'; echo $?; srun false; echo $?; srun -n0 true; echo $?; srun; echo $?"
+    script = "srun -n 3 sh -c 'exit $SLURM_PROCID'; echo $?; srun false; echo $?; srun -n0 true; echo $?; srun --bcast=/x true; echo $?"
     attempt, output = world.finish(spool=spool("#!/bin/sh\n" + script))
     lines = output.splitlines()
     assert attempt["exit_code"] == 0
     assert [line for line in lines if line.isdigit()] == ["2", "1", "2", "2"]
     assert "srun: error: here: task 2: Exited with exit code 2" in lines
+    assert [line for line in lines if "bcast" in line][0].endswith("; nothing was started")
 
 
-def test_an_option_that_is_not_understood_starts_nothing(world: World) -> None:
-    attempt, output = world.finish(spool=spool("#!/bin/sh\nsrun --multi-prog tasks.conf\n"))
-    assert attempt["exit_code"] == 2
-    assert len(output.splitlines()) == 1
-    assert "multi-prog" in output
-    assert "nothing was started" in output
-
-
-def test_a_shell_that_is_not_there_is_named(world: World) -> None:
-    attempt, output = world.finish(spool=spool("#! /opt/no/bash -l\ntrue\n"))
+def test_a_shell_that_is_not_there_is_named(process: World) -> None:
+    attempt, output = process.finish(spool=spool("#! /opt/no/bash -l\ntrue\n"))
     assert attempt["exit_code"] == 127
     assert output == "gpusched: the job script begins with #!/opt/no/bash, which is not there\n"
 

@@ -1,4 +1,4 @@
-# Runs the job's script on its first node; waits on the others for steps of srun. docs/decisions/0037 says why so.
+# Runs the job's script on its first node; waits on the others for steps of srun. docs/decisions/0045 says why so.
 spool=${0%/*}
 . "$spool/settings"
 PATH=$spool/bin:$PATH GPUSCHED_SPOOL=$spool GPUSCHED_RUN_PID=$$

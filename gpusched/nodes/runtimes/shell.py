@@ -245,9 +245,7 @@ def launch_script(
         _JOB_DIR.replace("OPEN", "700" if request.job_dirs else "777"),
         f'{{ {print_meta}; {written}; }} >"$dir/meta" || abandon\n',
         here(launcher, "launch"),
-        here(request.hostfile, "hostfile") + 'chmod a+r "$dir/hostfile" || abandon\n'
-        if request.hostfile is not None
-        else "",
+        _hostfile(request),
         _spool(request),
         *(here(text, name) for name, text in files.items()),
         _SPAWN.replace("EXPORTS\n", exports(aliased), 1),
