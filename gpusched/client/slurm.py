@@ -183,9 +183,7 @@ def _resources(given: Mapping[str, Any]) -> Generator[str, None, int]:
     from gpusched.config.validate import usable_nodes
     from gpusched.views.common import compress_names
 
-    for option, name in _BY_TASK:
-        if given[name] is not None:
-            yield f"{option}={_quoted(str(given[name]))}"
+    by_task = [f"{option}={_quoted(str(given[name]))}" for option, name in _BY_TASK if given[name] is not None]
     inventory = Client().inventory
     sizes = options.sizes(given["gpus"], given["sizes"], bool(given["resizable"] or given["sizes"]))
     cores = options.cores(given["cpus"], False)
@@ -203,6 +201,7 @@ def _resources(given: Mapping[str, Any]) -> Generator[str, None, int]:
         partition = partition_of(asked, inventory)
     except UsageError:
         if given["command"] and _is_script(given["command"][0]) and not given["partition"]:  # its lines say
+            yield from [f"-N {given['nodes']}"] * bool(given["nodes"]) + by_task
             return given["nodes"] or 1
         raise
     yield f"-p {partition.name}"
@@ -212,7 +211,8 @@ def _resources(given: Mapping[str, Any]) -> Generator[str, None, int]:
     nodes = parts.nodes if parts else given["nodes"] or 1
     if given["nodes"] or nodes > 1:
         yield f"-N {nodes}"
-    if nodes > 1:
+    yield from by_task
+    if nodes > 1 and not (given["ntasks"] or given["ntasks_per_node"]):
         yield "--ntasks-per-node=1"
     if parts is not None and parts.gpus_per_node:
         kind = f"{asked.gpu_types[0]}:" if len(asked.gpu_types) == 1 else ""

@@ -33,7 +33,8 @@ def size_by_tasks(asked: ResourceRequest, tasks: Tasks, inventory: Inventory) ->
     """Equal parts on the fewest nodes, and how many tasks each of them has.
 
     Without a number of tasks there is one on each node; of GPUs by task only, as many as there are GPUs for. Cores are
-    what was said, else what goes with the GPUs, at least one for each task. Tasks are split equally over the nodes.
+    what was said, else what goes with the GPUs, at least one for each task (where memory is asked for by core, just
+    one). Tasks are split equally over the nodes.
 
     Raises:
         UsageError: As `gpusched.client.sizing.size`, or the options contradict each other.
@@ -113,7 +114,7 @@ def _over(
         if not gpus:
             raise UsageError("--cpus-per-gpu: the job asks for no GPU", "say --gpus, or use --cpus-per-task")
         cores = max(ntasks, tasks.cpus_per_gpu * gpus)
-    elif cores is None and not gpus:
+    elif cores is None and (not gpus or tasks.mem_per_cpu_mib is not None):
         cores = ntasks
     memory = asked.memory_mib
     if tasks.mem_per_gpu_mib is not None:

@@ -197,8 +197,10 @@ def _check_texts(spec: JobSpec) -> None:
         check_text("the job script", spec.script, MAX_SCRIPT_BYTES)
         if error := script_error(spec.script):
             raise UsageError(f"the job script, line {error}")
-    check_text("the folder it is submitted from", spec.submit_dir, 4000)
-    for option, path in (("--workdir", spec.workdir), ("--output", spec.output), ("--error", spec.error)):
+    for option, path in (
+        ("--workdir", spec.workdir), ("--output", spec.output), ("--error", spec.error),
+        ("the folder it is submitted from", spec.submit_dir or None),
+    ):  # fmt: skip
         if path is not None:
             check_text(option, path, 4000)
             if not path.startswith("/") or "\n" in path or "\r" in path:

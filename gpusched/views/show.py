@@ -203,7 +203,6 @@ def _optional(job: Job) -> Iterator[tuple[str, str]]:
             ("workdir", spec.workdir or ""),
             ("output", spec.output or ""),
             ("errors", spec.error or ""),
-            ("tasks", f"{spec.tasks_per_node} on each node" if spec.tasks_per_node > 1 else ""),
             ("env", " ".join(spec.env)),
             ("secrets", " ".join(spec.secret_names)),
             ("mounts", " ".join(f"{m.source}:{m.target}{':ro' if m.read_only else ''}" for m in spec.mounts)),

@@ -1,7 +1,9 @@
 """Fifty job scripts by their option lines, as people have them in public repositories; written anew.
 
 Shapes are those that Slurm would give: nodes; on each GPUs, cores, GiB and tasks; minutes. None: what is left to the
-partition. Where a script is refused: the line, and what is said of it.
+partition. Where a script is refused: the line, and what is said of it. Nodes, tasks, cores and memory were compared
+with what Slurm 22.05.8 gave the same lines on nodes like these; it differs in one: of a node that is exclusive it gives
+all cores and GPUs, but not all memory.
 """
 
 from __future__ import annotations
@@ -377,7 +379,7 @@ CASES = [
 
         ## RAN_DATE=$(date +%s)
         #SBATCH --output="/U-Net/log/output/out_%j.out"
-        """, Shape(1, 1, 16, 128, 10, 2880)),
+        """, Shape(1, 1, 10, 80, 10, 2880)),
     Case("an array of one", """\
         #SBATCH --error=stdeo/fq2b_%A_%a.err
         # SBATCH --cpus-per-task=256

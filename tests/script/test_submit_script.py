@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 from pathlib import Path
 
@@ -230,6 +231,13 @@ def test_the_controller_takes_no_script_that_the_client_would_refuse(site: Site)
             validate_spec(msgspec.structs.replace(spec, **change), inventory)
 
 
+def test_a_dry_run_says_what_it_would_be(site: Site) -> None:
+    (site.folder / "train.sh").write_text("#!/bin/sh\n#SBATCH -N 2 --gpus-per-node=4 --ntasks-per-node=4 -c 8 -t 60\n")
+    site.fold()
+    told = site.call("submit", "-p", "gpu", "--mem-per-gpu", "16G", "--dry-run", "train.sh").ok().out
+    assert "would ask for: 2 nodes, each 4 GPUs, 32 cores, 64G, 4 tasks, 1:00:00, in gpu" in told
+
+
 def test_lines_behind_the_first_command_count_for_nothing_and_it_is_said(site: Site) -> None:
     (site.folder / "train.sh").write_text("#!/bin/sh\n#SBATCH -G 1\nset -e\n#SBATCH -G 8\n#GPUSCHED --hold\n")
     done = site.call("submit", "-p", "gpu", "train.sh")
@@ -240,6 +248,8 @@ def test_lines_behind_the_first_command_count_for_nothing_and_it_is_said(site: S
     ]
     spec = site.only_submit().spec
     assert (spec.gpus, spec.hold) == (1, False)
+    told = site.call("submit", "--json", "-p", "gpu", "train.sh").ok().json
+    assert [note.partition(": ")[0] for note in told["notes"]] == ["train.sh:4", "train.sh:5"]
 
 
 # -- what is a script
@@ -291,6 +301,14 @@ def test_a_script_from_stdin(site: Site) -> None:
     assert next(c for c in site.commands() if c.id == with_arguments.json["id"]).spec.command == ("a", "b")  # type: ignore[union-attr]
     wrong = site.run("submit", stdin="#!/bin/sh\n#SBATCH --foo\n")
     assert (wrong.code, wrong.err.startswith("gpusched: error: stdin:2: #SBATCH --foo: ")) == (2, True)
+
+
+def test_stdin_is_either_a_secret_or_a_script(site: Site) -> None:
+    words = ("submit", "--json", "-p", "gpu", "--gpus", "1", "--secret", "T=-")
+    site.run(*words, stdin="#!/bin/sh\n").ok()
+    assert site.only_submit().secrets == {"T": "#!/bin/sh"}
+    done = site.run(*words, "-", stdin="#!/bin/sh\n")
+    assert (done.code, "--secret: stdin is the script already" in done.out) == (2, True)
 
 
 def test_an_open_pipe_that_says_nothing_does_not_hold_up_an_image_of_its_own_command(site: Site) -> None:
@@ -360,3 +378,29 @@ def test_show_prints_the_script_as_it_was(site: Site, tmp_path: Path) -> None:
     other = site.submit("-p", "gpu", "--gpus", "1", "--", "true")
     done = site.call("show", other, "--script")
     assert (done.code, "has no script" in done.err) == (2, True)
+
+
+def test_on_a_terminal_its_controls_are_escaped(site: Site) -> None:
+    submitted(site, "#!/bin/sh\n#GPUSCHED -p gpu --gpus 1\n\techo '\x1b[31m'\n")
+    ours, terminal = pty.openpty()
+    words = [GPUSCHED, "show", site.only_submit().id, "--script"]
+    subprocess.run(words, env=site.env, cwd=site.folder, stdout=terminal, timeout=60, check=True)
+    os.close(terminal)
+    assert os.read(ours, 4096).decode().splitlines()[-1] == "\techo '\\x1b[31m'"
+    os.close(ours)
+
+
+@pytest.mark.parametrize(
+    ("lines", "signal"),
+    [
+        ("#SBATCH --signal=USR2", ("USR2", 60, False)),
+        ("#SBATCH --signal=B:10@5", ("USR1", 5, True)),
+        ("#GPUSCHED --signal USR2", ("USR2", None, False)),
+        ("# SBATCH --signal=USR2\n##SBATCH --signal=INT\n#SBATCHES\n #SBATCH --signal=HUP", ("TERM", None, False)),
+    ],
+)
+def test_whom_a_signal_is_for_and_when(site: Site, lines: str, signal: tuple[str, int | None, bool]) -> None:
+    spec = submitted(site, f"#!/bin/sh\n{lines}\n", "-p", "gpu", "--gpus", "1")
+    assert (spec.signal, spec.signal_before_s, spec.signal_batch) == signal
+    done = site.call("submit", "-p", "gpu", "--gpus", "1", "--signal", "B:USR1@3", "--", "true")
+    assert (done.code, "--signal B: is for job scripts" in done.err) == (2, True)

@@ -58,9 +58,6 @@ def enough_on(count: int, asked: ResourceRequest, tasks: Tasks, shapes: list[tup
         return False
     if tasks.cpus_per_task is not None:
         cores = tasks.cpus_per_task * ntasks // count
-    elif gpus:
-        share = sum(s[1] for s in shapes) * gpus // max(1, sum(s[0] for s in shapes))
-        cores = max(share // count, 1, ntasks // count)
     else:
         cores = ntasks // count
     if tasks.mem_per_cpu_mib is None:

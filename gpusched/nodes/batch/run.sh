@@ -1,4 +1,4 @@
-# Runs the job's script on its first node; waits on the others for steps of srun. docs/decisions/0037 says why so.
+# Runs the job's script on its first node; waits on the others for steps of srun. docs/decisions/0045 says why so.
 spool=${0%/*}
 . "$spool/settings"
 PATH=$spool/bin:$PATH GPUSCHED_SPOOL=$spool GPUSCHED_RUN_PID=$$
@@ -25,13 +25,18 @@ esac
 
 tell() { # SIGNAL [VARIABLE]: to all of the script's processes here that have it, but not to srun, which would pass it on
     for process in /proc/[0-9]*; do
-        grep -q -F -e "GPUSCHED_SPOOL=$spool" "$process/environ" && grep -q -F -e "$2" "$process/environ" || continue
-        grep -q -F -e "$spool/lib/" "$process/cmdline" || kill -s "$1" "${process#/proc/}"
+        is_ours "$process" "$2" || continue
+        case $(tr '\0' ' ' <"$process/cmdline") in *"$spool/lib/"*) ;; *) kill -s "$1" "${process#/proc/}" ;; esac
     done 2>/dev/null
+}
+is_ours() { # PROCESS [VARIABLE]
+    [ -e "$1/exe" ] && variables=$(tr '\0' '\n' <"$1/environ") || return
+    case $variables in *"GPUSCHED_SPOOL=$spool"*) ;; *) return 1 ;; esac
+    case $variables in *"$2"*) ;; *) return 1 ;; esac
 }
 alive() { # whether any is left
     for process in /proc/[0-9]*; do
-        grep -q -F -e "GPUSCHED_SPOOL=$spool" "$process/environ" && grep -q . "$process/cmdline" && return
+        ! is_ours "$process" || return 0
     done 2>/dev/null
     return 1
 }

@@ -197,6 +197,11 @@ def here(text: str, file: str) -> str:
     return f"cat >\"$dir/{file}\" <<'{end}' || abandon\n{text}{end}\n"
 
 
+def _hostfile(request: LaunchRequest) -> str:
+    """Lines that write it, for the job's user to read."""
+    return "" if request.hostfile is None else here(request.hostfile, "hostfile") + 'chmod a+r "$dir/hostfile"\n'
+
+
 def _spool(request: LaunchRequest) -> str:
     """Lines that make the folder of a job script: for all to read who reach it, as an image has users of its own."""
     if not request.spool:
@@ -256,7 +261,7 @@ def launch_script(
         _JOB_DIR.replace("OPEN", "700" if request.job_dirs else "777"),
         f'{{ {print_meta}; {written}; }} >"$dir/meta" || abandon\n',
         here(launcher, "launch"),
-        here(request.hostfile, "hostfile") if request.hostfile is not None else "",
+        _hostfile(request),
         _program(request),
         _spool(request),
         *(here(text, name) for name, text in files.items()),

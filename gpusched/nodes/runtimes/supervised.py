@@ -38,7 +38,10 @@ if [ -n "$uid" ]; then
     home=${home:-/} user=${user:-$uid}
 fi
 [ -n "$workdir" ] || workdir=$home
-if [ -e "$dir/hostfile" ]; then hostfile=$dir/hostfile; else hostfile=; fi
+# In a shared installation the attempt's folder lies in a home that only its owner may enter.
+if [ -n "$uid" ]; then seen=$apart; else seen=$dir; fi
+spool=$seen/spool
+if [ -e "$dir/hostfile" ]; then hostfile=$seen/hostfile; else hostfile=; fi
 as_job() { # PROGRAM...: become the job's user; the job's variables are for the program to read at descriptor 3
     set -- "GPUSCHED_CONTAINER=$name" SHELLS_OWN "$@"
     set -- "PREFIXGPUSCHED_JOB_DIR=$job_dir" "$@"
@@ -48,12 +51,14 @@ as_job() { # PROGRAM...: become the job's user; the job's variables are for the 
     [ -z "$uid" ] || set -- setpriv CONFINEMENT --reuid "$uid" --regid "$gid" "$(user_groups)" -- "$@"
     exec "$@" 3<"$dir/env"
 }
-show_spool() { # in a shared installation the attempt's folder lies in a home that only its owner may enter
-    [ -n "$uid" ] && [ -d "$dir/spool" ] || return 0
-    (umask 066 && mkdir -p -- "${apart%/*}") && rm -rf -- "$apart" && cp -R -- "$dir/spool" "$apart" &&
-        chmod 700 "$apart" && chown -R -- "$uid:$gid" "$apart"
+show_files() {
+    [ -n "$uid" ] || return 0
+    for file in spool hostfile; do
+        [ -e "$dir/$file" ] || continue
+        (umask 066 && mkdir -p -- "${apart%/*}") && mkdir -p -- "$apart" && cp -R -- "$dir/$file" "$apart/" || return
+    done
+    [ ! -e "$apart" ] || chown -R -- "$uid:$gid" "$apart"
 }
-if [ -n "$uid" ]; then spool=$apart; else spool=$dir/spool; fi
 now() {  # seconds, with a fraction where this date knows how
     t=$(date +%s.%N)
     case $t in *[!0-9.]*) date +%s ;; *) echo "$t" ;; esac
@@ -62,7 +67,7 @@ case $1 in
 launch)
     as_user sh -c 'cd -- "$1"' sh "$workdir" || fail 1 "cannot enter the workdir $workdir"
     check_output
-    show_spool || fail $? "cannot show the job its script"
+    show_files || fail $? "cannot write to $apart"
     prepare || fail $?
     if [ -n "$output" ]; then ln -s -- "$output" "$dir/out"; own=$dir/start.err; else own=$dir/out; fi
     if [ "$hold" = 1 ]; then
@@ -219,7 +224,7 @@ class SupervisedRuntime:
 
 
 def _apart(ref: AttemptRef) -> str:
-    """sh: where a job with ``run_as`` finds its spool folder."""
+    """sh: where a job with ``run_as`` finds its files."""
     return f"apart={shlex.quote(f'{OTHERS_JOBS}/{ref.cluster_id}/.{ref.node}/{ref.name}')}\n"
 
 

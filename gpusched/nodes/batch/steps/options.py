@@ -42,6 +42,8 @@ def parse(words: "Sequence[str]") -> "tuple[dict[str, str], list[str]]":
     try:
         found, command = getopt.getopt(_without_optional(words), short, [name.replace(":", "=") for name in _ALL])
     except getopt.GetoptError as error:
+        if error.opt.startswith("container-"):
+            raise Refused(f"--{error.opt}: a step runs in its job's image; see gpusched submit --image") from None
         raise Refused(f"{error.msg}; srun inside a job of gpusched does not understand it") from None
     asked = {}  # type: dict[str, str]
     for option, value in found:

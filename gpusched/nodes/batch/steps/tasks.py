@@ -34,6 +34,7 @@ class Tasks:
                 self.environment[name] = value
         self._gpus = None  # type: list[str] | None
         self._claims = []  # type: list[int]
+        self._started = asyncio.Event()
         self._processes = {}  # type: dict[int, asyncio.subprocess.Process]
         self._pumps = []  # type: list[asyncio.Future[None]]
 
@@ -98,6 +99,7 @@ class Tasks:
                 continue
             self._processes[number] = process
             self._pumps.append(asyncio.ensure_future(self._watch(process, number, emit)))
+        self._started.set()
 
     async def _watch(self, process: "asyncio.subprocess.Process", number: int, emit: "Emit") -> None:
         streams = [("out", process.stdout), ("err", process.stderr)]
@@ -129,6 +131,7 @@ class Tasks:
 
     async def feed(self, data: bytes) -> None:
         """Give all tasks some stdin; b"": its end."""
+        await self._started.wait()
         for process in self._processes.values():
             if process.stdin is not None:
                 with contextlib.suppress(OSError):
