@@ -102,7 +102,7 @@ PARTITION = {
     "resizable": ("mapping", "Bounds and defaults of resizable jobs; see below."),
     "slurm_env": (
         "`true` or `false`",
-        "Whether jobs that say neither `--slurm-env` nor `--no-slurm-env` have all of Slurm's variables.",
+        "Whether jobs that do not say `--slurm-env` have all of Slurm's variables, as those with a script have.",
     ),
     "image": ("image", "For jobs that name none."),
     "max_time": (LIMIT, "The longest time limit. Without it the longest flavor's."),
