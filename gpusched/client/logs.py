@@ -43,6 +43,8 @@ class LogRequest(msgspec.Struct, frozen=True, kw_only=True):
         rank: Of a gang; None shows all of them.
         attempt: An earlier one; None is the current or last.
         tail: Only so many of the last lines; None is everything.
+        own_files: Whether the ``-o`` file may be opened, which is done with our own rights: whoever asks on behalf of
+            another must not, since it may be, or lead to, any file.
     """
 
     job: str
@@ -50,6 +52,7 @@ class LogRequest(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int | None = None
     tail: int | None = None
     follow: bool = False
+    own_files: bool = True
 
 
 def show_log(client: Client, request: LogRequest, sink: Sink, note: Callable[[str], None]) -> int:
@@ -192,7 +195,7 @@ class _Output:
         found = opened(path)
         if found is not None:
             return found
-        if self._job.spec.output is not None and self._over(attempt):
+        if self._job.spec.output is not None and self._over(attempt) and self._request.own_files:
             return opened(Path(self._output_path(attempt, rank) or ""))
         return None
 

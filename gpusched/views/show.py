@@ -207,6 +207,7 @@ def private_fields(job: Job) -> list[tuple[str, str]]:
         ("env", " ".join(spec.env)),
         ("mounts", _mounts(spec)),
         ("comment", spec.comment),
+        ("script", spec.script or ""),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections import deque
@@ -108,8 +109,10 @@ def log_tail(client: Client, job: Job, rank: int, attempt: int | None) -> str:
         while size - len(chunks[0]) > TAIL_BYTES:
             size -= len(chunks.popleft())
 
+    own = os.geteuid() == job.uid
+    request = LogRequest(job=job.id, rank=rank, attempt=attempt, tail=TAIL_LINES, own_files=own)
     with _a_turn():
-        show_log(client, LogRequest(job=job.id, rank=rank, attempt=attempt, tail=TAIL_LINES), keep, lambda _: None)
+        show_log(client, request, keep, lambda _: None)
     return plain_text(b"".join(chunks)[-TAIL_BYTES:])
 
 

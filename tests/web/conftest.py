@@ -75,7 +75,7 @@ def account() -> str:
 
 
 def build(folder: Path, nodes: int = 6, jobs: int = 60) -> dict[str, str]:
-    """The site and three jobs more, one with output, one whose name is markup, an array; their ids by name."""
+    """The site, and jobs with output, a name that is markup, tasks, an ``-o`` that is not theirs; ids by name."""
     made.site(folder, nodes, jobs, seed=3)
     now, store = time.time(), Store.create_or_open(folder / "state")
     secret = JobSpec(
@@ -84,7 +84,7 @@ def build(folder: Path, nodes: int = 6, jobs: int = 60) -> dict[str, str]:
         output=f"/home/{SECRET}/out", mounts=(Mount(f"/data/{SECRET}", "/data"),), script=f"#!/bin/sh\n{SECRET}\n",
         mail=f"ALL:{SECRET}@example.org",
     )  # fmt: skip
-    named = {name: ids.mint(now + i) for i, name in enumerate(("own", "nasty", "array"))}
+    named = {name: ids.mint(now + i) for i, name in enumerate(("own", "nasty", "array", "reaching"))}
     parts = (NodeAllocation(rank=0, node="gpu0001", gpus=(0,), cores=1, memory_mib=1),)
     common: dict[str, Any] = {"uid": 1000, "submit_time": now - 900}
     plain = JobSpec(
@@ -97,6 +97,10 @@ def build(folder: Path, nodes: int = 6, jobs: int = 60) -> dict[str, str]:
             Job(id=named["nasty"], user=NASTY, state=JobState.PENDING, reason=NASTY, message=NASTY,
                 spec=JobSpec(name=NASTY, partition="H100", gpus_per_node=8, cores_per_node=1, memory_mib_per_node=1,
                              time_limit_s=60), **common),
+            Job(id=named["reaching"], user="amira", state=JobState.COMPLETED, attempt=1, exit_code=0,
+                spec=msgspec.structs.replace(plain, output=str(folder / "inventory.yaml")), start_time=now - 800,
+                end_time=now - 700, allocation=Allocation(named["reaching"], parts),
+                **common | {"uid": os.getuid() + 1}),
             *(Job(id=f"{named['array']}_{i}", array_id=named["array"], array_index=i, user="chen", spec=plain,
                   state=JobState.PENDING, reason="Priority", **common) for i in range(40)),
         ])  # fmt: skip

@@ -89,6 +89,13 @@ def test_environment_values_are_shown_to_nobody(behind: Served, named: dict[str,
     assert SECRET in told["command"]
 
 
+def test_no_file_is_read_with_the_servers_rights(behind: Served, named: dict[str, str]) -> None:
+    """A job's ``-o`` may name, or link to, what its user must not read and the server's account may."""
+    told = behind.get(f"/api/job/{named['reaching']}/log", X_Remote_User="amira").json
+    assert told["text"] == ""
+    assert "cannot be read from here" in told["note"]
+
+
 def test_output_is_plain_text(behind: Served, named: dict[str, str]) -> None:
     text = behind.get(f"/api/job/{named['own']}/log", X_Remote_User="amira").json["text"]
     assert text == "epoch 1\nstep 3\nloss 0.25 <b>&\n"
