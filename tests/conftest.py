@@ -25,7 +25,8 @@ LONGEST = (
     "e2e/test_failures_controller.py", "replay/test_cli.py", "doctor/test_testbed.py", "learn/test_calibrating.py",
     "e2e/test_progress.py", "sim/test_sized.py", "nodes/test_probe.py", "policy/test_night.py",
     "runtimes/test_confinement.py", "testbed_selftest/test_testbed.py", "learn/test_reproduce_cli.py",
-    "nodes/test_ssh.py", "controller/test_clock.py", "mapping/test_heterogeneous.py", "mapping/test_milp.py",
+    "nodes/test_ssh.py", "web/test_page.py", "controller/test_clock.py", "mapping/test_heterogeneous.py",
+    "mapping/test_milp.py",
     "sched/test_agents_rltune.py", "sched/test_agents_rltune_preempt.py", "learn/test_rltune_preempt.py",
     "mapping/test_rltune.py", "controller/test_sharing.py", "sched/test_agents_topology.py",
 )  # fmt: skip

@@ -322,7 +322,7 @@ def test_old_files_say_so(browser: Browser, files: tuple[Path, str], tmp_path: P
     shutil.copytree(files[0], tmp_path / "page")
     state = tmp_path / "page" / "data" / "state.json"
     told = json.loads(state.read_bytes())
-    state.write_text(json.dumps(told | {"now": time.time() - 7300}))
+    state.write_text(json.dumps(told | {"now": time.time() - 7262}))
     handler = functools.partial(_Quiet, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
