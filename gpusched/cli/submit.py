@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -45,7 +46,7 @@ def submit_command(
     stdin, as sbatch does; - says so.
     """
     client = Client()
-    prepared = _prepare(client, request, context, wrap)
+    prepared, notes = _prepare(client, request, context, wrap)
     if prepared.spec.elastic is not None and client.inventory.settings.job_dirs is None:
         output.note(
             "without settings.job_dirs GPUSCHED_JOB_DIR stays on its node: keep checkpoints where all nodes see them"
@@ -56,7 +57,7 @@ def submit_command(
         return _show_dry_run(client, prepared.spec)
     job_id = submit(client, prepared)
     if json:
-        output.emit_json({"id": job_id})
+        output.emit_json({"id": job_id} | ({"notes": notes} if notes else {}))
     else:
         output.print_line(job_id)
         if warning := client.controller_warning():
@@ -71,14 +72,16 @@ def submit_command(
     return worst_exit_code(wait_for_ids(client, [job_id], None))
 
 
-def _prepare(client: Client, request: Request, context: typer.Context, wrap: str | None) -> Submit:
-    """Of a job script or a command."""
+def _prepare(
+    client: Client, request: Request, context: typer.Context, wrap: str | None
+) -> tuple[Submit, Sequence[str]]:
+    """Of a job script or a command; with notes on what in the script counts for nothing."""
     words, command = context.meta["gpusched.words"], request.command
     behind_dashes = len(words) > len(command) and words[len(words) - len(command) - 1] == "--"
     if command and (wrap is not None or behind_dashes or not _may_be_script(command[0])):
         if wrap is not None:
             raise UsageError("--wrap is the command, so no other has a place", "use one of the two")
-        return prepare(client, request)
+        return prepare(client, request), ()
     from gpusched.client.script import layers, source
     from gpusched.client.submit import folder
 
@@ -91,7 +94,7 @@ def _prepare(client: Client, request: Request, context: typer.Context, wrap: str
         taken = behind_dashes or _reads_stdin(request)
         script = None if taken else source.from_stdin(wait=request.image is None)
     if script is None:
-        return prepare(client, request)
+        return prepare(client, request), ()
     typed = options.typed(context)
     read = layers.read(script, options.parse, client.inventory, folder())
     for note in read.notes:
@@ -101,7 +104,8 @@ def _prepare(client: Client, request: Request, context: typer.Context, wrap: str
         if script.where == "stdin" and _reads_stdin(request):
             raise UsageError("--secret: stdin is the script already", "use NAME or NAME=@FILE")
         name = request.name if request.name is not None else script.name
-        return prepare(client, msgspec.structs.replace(request, command=command[1:], name=name, script=script.text))
+        request = msgspec.structs.replace(request, command=command[1:], name=name, script=script.text)
+        return prepare(client, request), read.notes
     except UsageError as error:
         raise layers.blamed(error, read, typed) from None
 

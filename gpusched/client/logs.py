@@ -189,11 +189,11 @@ class _Output:
             kept.writelines(relay.stream(self._client, KeptLog(job=self._job.id, attempt=attempt, rank=rank)))
             kept.seek(0)
             return kept
-        opened = _open(path)
-        if opened is not None:
-            return opened
+        found = opened(path)
+        if found is not None:
+            return found
         if self._job.spec.output is not None and self._over(attempt):
-            return _open(Path(self._output_path(attempt, rank) or ""))
+            return opened(Path(self._output_path(attempt, rank) or ""))
         return None
 
     def _output_path(self, attempt: int, rank: int) -> str | None:
@@ -238,7 +238,7 @@ class _Output:
             thread.join()
 
     def _follow_quietly(self, attempt: int, rank: int) -> None:
-        client = Client()  # SQLite's connections stay in their thread
+        client = self._client.another()
         other = _Output(client, self._job, self._request, self._sink, self._note)
         try:
             other._follow_rank(attempt, rank)
@@ -318,7 +318,12 @@ class _Output:
             return 0
 
 
-def _open(path: Path) -> BinaryIO | None:
+def opened(path: Path) -> BinaryIO | None:
+    """A collected file, packed or not; None where there is none.
+
+    Raises:
+        GpuschedError: It cannot be read.
+    """
     packed = path.with_name(path.name + ".gz")
     try:
         if packed.exists():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -79,8 +80,21 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     script: str | None = None
 
 
-def prepare(client: Client, request: Request) -> Submit:
+class Program(NamedTuple):
+    """A Python function in place of a command: its name, its text, of an array what follows for each task."""
+
+    function: str
+    text: str
+    of_tasks: tuple[str, ...] = ()
+
+
+def prepare(
+    client: Client, request: Request, program: Program | None = None, environ: Mapping[str, str] = os.environ
+) -> Submit:
     """Parse and check everything: the command to deliver, but for its id.
+
+    ``program``: what the job is to find in its folder, and its ``command`` runs. ``environ``: where variables and
+    secrets that are named only have their values.
 
     Raises:
         UsageError: The first thing wrong, in one line; nothing was queued.
@@ -104,7 +118,7 @@ def prepare(client: Client, request: Request) -> Submit:
     signal, signal_before_s, signal_batch = options.signal(request.signal)
     if signal_batch and request.script is None:
         raise UsageError("--signal B: is for job scripts, and there is none", "leave B: out")
-    secrets = options.secrets(request.secret, os.environ)
+    secrets = options.secrets(request.secret, environ)
     cwd = folder() if request.mount or request.output or request.error or request.script is not None else "/"
     mounts = options.mounts(request.mount, cwd)
     partition = inventory.partition(sized.partition)
@@ -114,7 +128,7 @@ def prepare(client: Client, request: Request) -> Submit:
         image=request.image,
         command=request.command,
         workdir=request.workdir if request.workdir is not None else _workdir(request, mounts, cwd, partition),
-        env=options.environment(request.env, os.environ),
+        env=options.environment(request.env, environ),
         secret_names=tuple(secrets),
         mounts=mounts,
         output=options.output_path("--output", request.output, cwd),
@@ -145,16 +159,20 @@ def prepare(client: Client, request: Request) -> Submit:
         tasks_per_node=tasks_per_node,
         gpus_per_task=request.gpus_per_task or 0,
         slurm_env=request.slurm_env if request.slurm_env is not None else partition is not None and partition.slurm_env,
+        function=program.function if program is not None else "",
     )
     if may.filled_in:
         spec = _without_impossible(spec, known_partition(inventory, spec.partition))
     validate_spec(spec, inventory)
     prepared = Submit(
-        time=now, id="0" * ids.ID_LENGTH, spec=spec, array=array, max_running=max_running, secrets=secrets
-    )
+        time=now, id="0" * ids.ID_LENGTH, spec=spec, array=array, max_running=max_running, secrets=secrets,
+        program=program.text if program is not None else "",
+        task_programs=program.of_tasks if program is not None else (),
+    )  # fmt: skip
     length = len(msgspec.json.encode(prepared))
     if length > MAX_COMMAND_BYTES:
-        raise UsageError(f"the whole request is {length} bytes, at most {MAX_COMMAND_BYTES} are possible", "use a file")
+        hint = "use a file" if program is None else "pass the paths of files that the job can read, not what is in them"
+        raise UsageError(f"the whole request is {length} bytes, at most {MAX_COMMAND_BYTES} are possible", hint)
     return prepared
 
 

@@ -25,6 +25,7 @@ def launch_request(
     cluster_id: str,
     *,
     secrets: Mapping[str, str],
+    program: str = "",
     run_as: tuple[int, int] | None,
     mount_anything: bool,
     steps_key: str | None = None,
@@ -32,7 +33,7 @@ def launch_request(
     """What one rank of an allocated job (with its attempt and master port) is launched with.
 
     ``run_as`` is uid and gid of the submitter where that is another than the controller's user; with ``mount_anything``
-    he is not bound by ``allowed_mounts``. ``steps_key``: see `spool_files`.
+    he is not bound by ``allowed_mounts``. ``program``: of a Python function; ``steps_key``: see `spool_files`.
 
     Raises:
         UsageError: The inventory does not allow the job's image on this node (any more).
@@ -56,6 +57,7 @@ def launch_request(
         workdir=spec.workdir,
         env=environment(job, part, inventory),
         secrets=dict(secrets),
+        program=program,
         mounts=spec.mounts,
         gpus=part.gpus,
         cores=part.cores,

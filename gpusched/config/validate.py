@@ -190,6 +190,9 @@ def _check_texts(spec: JobSpec) -> None:
             "put them into a file",
         )
     check_text("--comment", spec.comment)
+    check_text("the function's name", spec.function, MAX_NAME)
+    if not spec.function.isprintable():
+        raise UsageError("the function's name holds what cannot be printed")
     if spec.script is not None:
         check_text("the job script", spec.script, MAX_SCRIPT_BYTES)
         if error := script_error(spec.script):

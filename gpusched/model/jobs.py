@@ -111,6 +111,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         tasks_per_node: So many tasks ``srun`` starts on each of its nodes where it does not say.
         gpus_per_task: Of these each task of ``srun`` has so many where it does not say; 0: all of its node.
         slurm_env: It has Slurm's variables, too (SLURM_JOB_ID...).
+        function: Name of the Python function that it runs: its program (`Submit.program`) is put into its own folder at
+            each start, and the result that it leaves there is collected beside its output. "": it has no program.
         error: As ``output``, for what it says on stderr; None: both go where ``output`` says.
         group: Of the inventory's groups, the one that its usage counts for; "": none.
         qos: Its class of service; "": none.
@@ -161,6 +163,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     tasks_per_node: int = 1
     gpus_per_task: int = 0
     slurm_env: bool = False
+    function: str = ""
     error: str | None = None
     group: str = ""
     qos: str = ""

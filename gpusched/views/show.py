@@ -132,6 +132,8 @@ def _fields(page: Page) -> Iterator[tuple[str, str]]:
         if spec.script is not None:
             lines = spec.script.count("\n") + (not spec.script.endswith("\n"))
             yield "script", f"{lines} line{'s' * (lines != 1)} (gpusched show {job.id} --script)"
+        if spec.function:
+            yield "function", spec.function
         if spec.script is None or spec.command:
             yield "command" if spec.script is None else "arguments", _command(spec.command)
     else:

@@ -420,6 +420,7 @@ JSON: dict[str, dict[str, str]] = {
         "script": "Text of its job script; null: none.",
         "gpus_per_task": "Of these each task of `srun` has so many where it does not say; 0: all of its node.",
         "array_shape": "Of an array: number of tasks, first index, last index, step.",
+        "function": "Name of the Python function that it runs; empty: it runs `command`.",
         "signal_batch": "The signal before the limit goes to the script alone, not to what `srun` started.",
         "submit_dir": "Folder of the login node that the script was submitted from.",
         "tasks_per_node": "So many tasks `srun` starts on each of its nodes where it does not say.",

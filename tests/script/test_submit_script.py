@@ -248,6 +248,8 @@ def test_lines_behind_the_first_command_count_for_nothing_and_it_is_said(site: S
     ]
     spec = site.only_submit().spec
     assert (spec.gpus, spec.hold) == (1, False)
+    told = site.call("submit", "--json", "-p", "gpu", "train.sh").ok().json
+    assert [note.partition(": ")[0] for note in told["notes"]] == ["train.sh:4", "train.sh:5"]
 
 
 # -- what is a script

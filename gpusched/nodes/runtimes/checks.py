@@ -103,6 +103,7 @@ def check_request(request: LaunchRequest) -> None:
         _encoded_size("the job script", text)
     if request.hostfile is not None:
         _encoded_size("the hostfile", request.hostfile)
+    _encoded_size("the program", request.program)
     _check_paths(request)
 
 

@@ -113,6 +113,22 @@ fi
 rm -f -- "$job_dir/resize.json" || abandon "$job_dir"
 """
 
+# As the job's user, as is all below.
+_PROGRAM = """\
+{ as_user sh -c 'umask 022; cat >"$1.part" && mv -- "$1.part" "$1"' sh "$job_dir/NAME" <<'END'
+TEXT
+END
+} || abandon "$job_dir"
+"""
+
+# Nobody waits for a pipe, and what a link leads to is the user's to read. No output: there is no result.
+_RESULT = """\
+job_dir=$(sed -n 's/^job_dir=//p' "$dir/meta")
+uid= gid=
+eval "$(grep -m 1 -x 'uid=[0-9]* gid=[0-9]*' "$dir/launch")"
+as_user sh -c '[ ! -f "$1" ] || [ -L "$1" ] || exec cat -- "$1"' sh "$job_dir/NAME"
+"""
+
 # As the job's user: the folder is his, and may hold links.
 _NOTE = """\
 job_dir=$(sed -n 's/^job_dir=//p' "$dir/meta")
@@ -246,6 +262,7 @@ def launch_script(
         f'{{ {print_meta}; {written}; }} >"$dir/meta" || abandon\n',
         here(launcher, "launch"),
         _hostfile(request),
+        _program(request),
         _spool(request),
         *(here(text, name) for name, text in files.items()),
         _SPAWN.replace("EXPORTS\n", exports(aliased), 1),
@@ -276,6 +293,20 @@ def job_dir(request: LaunchRequest) -> str:
     if request.run_as is not None:
         return shlex.quote(f"{OTHERS_JOBS}/{request.cluster_id}/{request.node}/{request.job_id}")
     return f'"${{dir%/*}}"/jobs/{shlex.quote(request.job_id)}'
+
+
+def _program(request: LaunchRequest) -> str:
+    """Lines that put the program into the job's own folder; none where there is none."""
+    if not request.program:
+        return ""
+    end = "END_" + hashlib.sha256(request.program.encode()).hexdigest()[:24]
+    name = f"program.{request.attempt}.{request.rank}.py"
+    return AS_USER + _PROGRAM.replace("NAME", name).replace("END", end).replace("TEXT", request.program)
+
+
+def result(ref: AttemptRef, attempt: int, rank: int) -> Script:
+    """What a Python function left in its job's own folder, for `Transport.stream`."""
+    return stream_script(f"{place(ref)}{AS_USER}{_RESULT.replace('NAME', f'result.{attempt}.{rank}')}", False)
 
 
 def forget_job(ref: AttemptRef, job_id: str) -> Script:
