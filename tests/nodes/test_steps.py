@@ -225,6 +225,10 @@ def test_a_signal_reaches_the_tasks_of_all_nodes(nodes: Nodes) -> None:
     assert sorted(nodes.lines("told")[3:]) == sorted([f"{s} {t}" for s in ("usr1", "usr1", "term") for t in range(3)])
 
 
+async def _nothing() -> None:
+    pass
+
+
 def test_a_signal_before_the_tasks_are_there_reaches_them() -> None:
     step = {
         "id": 0, "argv": ["sleep", "60"], "cwd": "/", "ntasks": 2, "env": {}, "node": "n0", "nodeid": 0,
@@ -235,7 +239,7 @@ def test_a_signal_before_the_tasks_are_there_reaches_them() -> None:
     async def run() -> None:
         tasks = Tasks(step, {})
         tasks.signal(signal.SIGTERM)
-        await tasks.start(lambda kind, number, data: codes.append(int(data)), False, False)
+        await tasks.start(lambda kind, number, data: codes.append(int(data)), _nothing, False, False)
         await tasks.done()
 
     asyncio.run(asyncio.wait_for(run(), 30))
