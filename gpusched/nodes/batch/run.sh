@@ -84,4 +84,5 @@ done
     wait $!
 done
 rm -rf -- "$GPUSCHED_JOB_DIR/.steps/$GPUSCHED_CONTAINER"
+rmdir -- "$GPUSCHED_JOB_DIR/.steps" 2>/dev/null
 exit "$code"

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -11,7 +12,7 @@ import sys
 sys.path.insert(0, os.path.abspath(__file__).rsplit("/gpusched/", 1)[0])
 
 from gpusched.nodes.batch.steps import wire
-from gpusched.nodes.batch.steps.tasks import Tasks
+from gpusched.nodes.batch.steps.tasks import Tasks, own_folder
 
 MYPY = False
 if MYPY:
@@ -125,9 +126,17 @@ class Server:
     async def _run(self, tasks: Tasks, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, feed: bool) -> None:
         step = tasks.step["id"]
         self._steps[step] = tasks
-        listening = asyncio.ensure_future(self._obey(tasks, reader))
+        listening, one = asyncio.ensure_future(self._obey(tasks, reader)), asyncio.Lock()
+
+        def emit(kind: str, number: int, data: bytes) -> None:
+            writer.write(wire.frame(_KINDS[kind], number, data))
+
+        async def drain() -> None:
+            async with one:  # before Python 3.10 a writer bears no two who wait
+                await writer.drain()
+
         try:
-            await tasks.start(lambda kind, n, data: writer.write(wire.frame(_KINDS[kind], n, data)), True, feed)
+            await tasks.start(emit, drain, True, feed)
             await tasks.done()
             writer.write(wire.frame(wire.DONE))
             await writer.drain()
@@ -153,5 +162,6 @@ if __name__ == "__main__":
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     loop.run_until_complete(Server().serve())
+    shutil.rmtree(own_folder(), ignore_errors=True)
     sys.stdout.flush()
     os._exit(0)

@@ -40,7 +40,7 @@ class Here:
 
     async def run(self, capture: bool, feed: bool) -> None:
         """Start its tasks, and wait for their end."""
-        await self._tasks.start(self._emit, capture, feed)
+        await self._tasks.start(self._emit, _at_once, capture, feed)
         await self._tasks.done()
 
     async def feed(self, data: bytes) -> None:
@@ -241,6 +241,10 @@ class Step:
     def _kill(self) -> None:
         for part in self.parts:
             part.signal(signal.SIGKILL)
+
+
+async def _at_once() -> None:
+    """Output on srun's own node is written when it is emitted."""
 
 
 def _changes() -> "dict[str, str | None]":

@@ -11,10 +11,11 @@ from gpusched.nodes.batch.steps.wire import HERE
 
 MYPY = False
 if MYPY:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
     from typing import Any
 
     Emit = Callable[[str, int, bytes], None]
+    Drain = Callable[[], Awaitable[None]]
 
 _NOT_STARTED = {errno.ENOENT: 2, errno.EACCES: 13}
 LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK")
@@ -69,11 +70,12 @@ class Tasks:
         while self._claims:
             os.close(self._claims.pop())
 
-    async def start(self, emit: "Emit", capture: bool, feed: bool) -> None:
+    async def start(self, emit: "Emit", drain: "Drain", capture: bool, feed: bool) -> None:
         """Start them all.
 
         Args:
             emit: ``emit(kind, task, bytes)`` takes output (``out``, ``err``; b"": its end) and, as text, exit codes.
+            drain: Waits until what was emitted is on its way, so that nothing piles up here.
             capture: Output goes there; else they have ours.
             feed: Their stdin comes by `feed`; else the only task of a step has ours, and several have none.
         """
@@ -99,14 +101,14 @@ class Tasks:
                 emit("exit", number, b"%d" % _NOT_STARTED.get(getattr(error, "errno", 0) or 0, 1))
                 continue
             self._processes[number] = process
-            self._pumps.append(asyncio.ensure_future(self._watch(process, number, emit)))
+            self._pumps.append(asyncio.ensure_future(self._watch(process, number, emit, drain)))
         self._started.set()
         for early in self._early:
             self.signal(early)
 
-    async def _watch(self, process: "asyncio.subprocess.Process", number: int, emit: "Emit") -> None:
+    async def _watch(self, process: "asyncio.subprocess.Process", number: int, emit: "Emit", drain: "Drain") -> None:
         streams = [("out", process.stdout), ("err", process.stderr)]
-        pumps = [asyncio.ensure_future(_pump(kind, number, s, emit)) for kind, s in streams if s is not None]
+        pumps = [asyncio.ensure_future(_pump(kind, number, s, emit, drain)) for kind, s in streams if s is not None]
         code = await process.wait()
         # What it has written by now comes before the word that it has ended; a child of it may hold the pipe for ever.
         if pumps:
@@ -178,11 +180,13 @@ class Tasks:
         return env
 
 
-async def _pump(kind: str, number: int, stream: asyncio.StreamReader, emit: "Emit") -> None:
+async def _pump(kind: str, number: int, stream: asyncio.StreamReader, emit: "Emit", drain: "Drain") -> None:
     data = b"."
     while data:
         data = await stream.read(65536)
         emit(kind, number, data)
+        with contextlib.suppress(OSError):
+            await drain()
 
 
 def own_folder() -> str:
