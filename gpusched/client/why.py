@@ -198,6 +198,7 @@ def _cleared_for(client: Client, job: Job) -> list[str]:
 def _snapshot(client: Client, job: Job) -> Snapshot:
     """The cluster as the store knows it, with this job (and what waits in the inbox) in its queue."""
     from gpusched.promotion.live import live_policies
+    from gpusched.queue.quotas import used_lately
     from gpusched.queue.snapshots import beliefs_for, build_snapshot, recent_usage
 
     inventory, reader = client.inventory, client.reader
@@ -221,6 +222,7 @@ def _snapshot(client: Client, job: Job) -> Snapshot:
         ranks=reader.ranks() if reader else [],
         lookup=lookup,
         usage=recent_usage(reader, inventory, policies, now) if reader else {},
+        used=used_lately(reader, inventory.quotas, now) if reader else (),
         array_limits=reader.array_limits() if reader else {},
         estimates=reader.estimates() if reader else {},
         progress=reader.progress_of_unended() if reader else {},

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpusched.config import fields
-from gpusched.config.groups import read_groups
+from gpusched.config.groups import read_groups, read_quotas
 from gpusched.config.paths import find_inventory
 from gpusched.config.topology import read_topology
 from gpusched.config.validate import nodes_that_hold
 from gpusched.config.yamlfile import Value, parse_file
 from gpusched.errors import FileError
-from gpusched.model.limits import Groups
+from gpusched.model.limits import Groups, Quotas
 from gpusched.model.resources import (
     Flavor,
     Inventory,
@@ -33,7 +33,7 @@ from gpusched.model.resources import (
 from gpusched.model.topology import Topology
 from gpusched.model.units import format_memory
 
-_ROOT = ("engine", "settings", "defaults", "partitions", "topology", "groups")
+_ROOT = ("engine", "settings", "defaults", "partitions", "topology", "groups", "limits", "qos")
 
 
 def load_inventory(path: Path | str | None = None) -> Inventory:
@@ -114,12 +114,20 @@ class _Reader:
         nodes = None if self._errors else self._names  # a node that could not be read is not a node that is not there
         with self._noting():
             topology = read_topology(known.get("topology"), nodes, self._noting)
+        if self._engine == "slurm":
+            for key in ("groups", "limits", "qos"):
+                with self._noting():
+                    if key in known:
+                        raise known[key].error("nothing: with engine: slurm they are Slurm's (sacctmgr)")
         groups = Groups()
         with self._noting():
             groups = read_groups(known.get("groups"), self._noting)
+        quotas = Quotas(groups=groups)
+        with self._noting():
+            quotas = read_quotas(known.get("limits"), known.get("qos"), groups, self._noting)
         return Inventory(
             path=str(self._path), partitions=tuple(partitions), settings=settings, topology=topology,
-            engine=self._engine, groups=groups,
+            engine=self._engine, groups=groups, quotas=quotas,
         )  # fmt: skip
 
     def _settings(self, value: Value | None) -> Settings:

@@ -8,13 +8,16 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from gpusched.forecast.run import JOB, PART, QUEUE, USER
+from gpusched.forecast.run import FREE, JOB, PART, QUEUE, USER
 from gpusched.model.jobs import DependencyKind
+from gpusched.model.limits import leaf_of, split_leaf
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
+from gpusched.sched.accounts import COLUMNS, chain
 from gpusched.sched.arrays import NodeArrays, Waiting, waiting_of
 from gpusched.sched.eligible import out_of_reach
-from gpusched.sched.state import BACKFILLS, BEST_FIT, PLACES, Floats, Ints, Records
+from gpusched.sched.fairtree import Tree, tree_of
+from gpusched.sched.state import BACKFILLS, BEST_FIT, LINK, PLACES, Floats, Ints, Records
 from gpusched.sched.topology.spread import knows_racks, waits_until
 
 
@@ -27,6 +30,10 @@ class InitialState(NamedTuple):
     queues: Records
     users: Records
     levels: int
+    links: Records
+    hourly: Ints
+    frees: Records
+    tree: Tree
 
 
 def staged(policy: PolicySpec) -> PolicySpec:
@@ -67,7 +74,7 @@ def waiting_and_settling(
     gives_up[differs] = np.array(until)[differs]
     return waiting._replace(
         views=views,
-        jobs=jobs._replace(shape=jobs.shape[own], limit=jobs.limit[own], array=jobs.array[own]),
+        jobs=jobs._replace(shape=jobs.shape[own], limit=jobs.limit[own], account=jobs.account[own]),
         keys=waiting.keys.of(own),
         queues={name: [i for i in rows if i < len(views)] for name, rows in waiting.queues.items()},
     ), {"settles": settles, "gives_up": gives_up}
@@ -81,12 +88,17 @@ def initial_state_of(
     ``views``: the jobs, in the order of the arrays; the first ``own`` are the queue's, the others variants of them.
     """
     running, count = snapshot.running, len(views)
-    names = list(dict.fromkeys([*(v.user for v in views), *(r.user for r in running)]))
+    leaves = [leaf_of(v.user, v.group) for v in views] + [leaf_of(r.user, r.group) for r in running]
+    names = list(dict.fromkeys([*leaves, *(snapshot.usage if snapshot.groups else ())]))
     index = {name: i for i, name in enumerate(names)}
     jobs = np.zeros(count + len(running), JOB)
-    jobs["user"] = [index[v.user] for v in views] + [index[r.user] for r in running]
+    jobs["user"] = [index[leaf] for leaf in leaves]
     jobs["gpus"] = [v.spec.gpus for v in views] + [r.allocation.gpus for r in running]
-    jobs["array"] = _arrays(views, running, waiting)
+    own_accounts, links = _accounts_of_running(views, snapshot, waiting)
+    jobs["account"] = [*waiting.jobs.account[:, 0].tolist(), *own_accounts]
+    jobs["limit"][count:] = [r.expected_end for r in running]
+    left = np.maximum(jobs["limit"][count:] - snapshot.now, 0.0)
+    jobs["gpu_s"][:count], jobs["gpu_s"][count:] = waiting.jobs.account[:, 2], jobs["gpus"][count:] * left
     jobs["partition"] = _partitions(views, running, list(snapshot.policies), world)
     jobs["start"], jobs["eligible"] = np.nan, -np.inf
     level = np.unique(-waiting.keys.priority, return_inverse=True)[1].reshape(-1)
@@ -99,7 +111,12 @@ def initial_state_of(
     users["used"] = [3600.0 * snapshot.usage.get(name, 0.0) for name in names]
     users["since"] = snapshot.now
     np.add.at(users["held"], jobs["user"][count:], jobs["gpus"][count:])
-    return InitialState(jobs, parts, child, queues, users, int(level.max(initial=0)) + 1)
+    hourly = np.zeros(len(waiting.jobs.room), np.int64)
+    hourly[: len(snapshot.bounds)] = [bound.rule.unit == "gpu_s" for bound in snapshot.bounds]
+    frees = [(at, amount, time) for at, bound in enumerate(snapshot.bounds) for time, amount in bound.frees]
+    tree = tree_of(snapshot.groups, [split_leaf(name) for name in names])
+    levels = int(level.max(initial=0)) + 1
+    return InitialState(jobs, parts, child, queues, users, levels, links, hourly, np.array(frees, FREE), tree)
 
 
 def _queues(jobs: Records, waiting: Waiting, policies: Mapping[str, PolicySpec]) -> Records:
@@ -129,10 +146,24 @@ def _partitions(
     return _ints(found)
 
 
-def _arrays(views: Sequence[PendingView], running: Sequence[RunningView], waiting: Waiting) -> Ints:
-    """The bound that each job counts for, or -1."""
-    of_array = {v.array_id or v.id: int(a) for v, a in zip(views, waiting.jobs.array.tolist(), strict=True) if a >= 0}
-    return _ints([*waiting.jobs.array.tolist(), *(of_array.get(r.array_id or "", -1) for r in running)])
+def _accounts_of_running(
+    views: Sequence[PendingView], snapshot: Snapshot, waiting: Waiting
+) -> tuple[list[int], Records]:
+    """The first bound of each running job (-1: none), and all links, theirs behind those of the waiting ones."""
+    links = waiting.jobs.links.tolist()
+    of_array = {
+        view.array_id or view.id: links[first][0]
+        for view, first in zip(views, waiting.jobs.account[:, 0].tolist(), strict=True)
+        if view.array_room is not None
+    }
+    found = []
+    for job in snapshot.running:
+        bounds = [(at, COLUMNS[snapshot.bounds[at].rule.unit]) for at in job.bounds]
+        if job.array_id in of_array:
+            bounds.insert(0, (of_array[job.array_id], 0))
+        found.append(len(links) if bounds else -1)
+        links += chain(bounds, len(links))
+    return found, np.array(links, LINK)
 
 
 def _held_parts(jobs: Records, running: Sequence[RunningView], world: NodeArrays) -> Records:

@@ -86,7 +86,7 @@ class QueueForecast:
         self._resources = Resources(*(array.copy() for array in self._world.resources))
         self._freed = Releases(*(array.copy() for array in self._releases))  # type: ignore[arg-type]
         self._jobs = self._waiting.jobs._replace(
-            array_room=self._waiting.jobs.array_room.copy(), shape=self._waiting.jobs.shape.copy()
+            room=self._waiting.jobs.room.copy(), shape=self._waiting.jobs.shape.copy(), links=initial.links
         )
         self._outcome: Outcome = new_outcome(jobs, self._waiting.parts)
         self._line = QueueArrays(
@@ -102,7 +102,10 @@ class QueueForecast:
             fits=np.zeros(shapes, np.int64),
             clock=self._clock.copy(),
             counter=np.zeros(COUNTERS, np.int64),
-            heap=new_heap(len(initial.jobs) + 2 * jobs + 2),
+            heap=new_heap(2 * len(initial.jobs) + 2 * jobs + len(initial.frees) + 2),
+            hourly=initial.hourly,
+            frees=initial.frees,
+            tree=initial.tree,
         )
         line, waiting = self._line, self._waiting
         for node in range(len(self._world.nodes)):
@@ -159,7 +162,7 @@ class QueueForecast:
             (*self._resources, *self._freed), (*self._world.resources, *self._releases), strict=True
         ):
             held[:] = fresh
-        self._jobs.array_room[:], self._jobs.shape[:] = self._waiting.jobs.array_room, self._waiting.jobs.shape
+        self._jobs.room[:], self._jobs.shape[:] = self._waiting.jobs.room, self._waiting.jobs.shape
         self._outcome.total[:] = 0
         line.jobs[:], line.queues[:], line.users[:] = initial.jobs, initial.queues, initial.users
         line.jobs["lasts"][:jobs], line.sorted[:] = times.lasts, self._entering

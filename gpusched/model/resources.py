@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from gpusched.model.limits import Groups
+from gpusched.model.limits import Groups, Quotas
 from gpusched.model.topology import Topology
 
 
@@ -210,6 +210,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     topology: Topology = Topology()
     engine: Literal["ssh", "slurm"] = "ssh"
     groups: Groups = Groups()
+    quotas: Quotas = Quotas()
 
     @property
     def nodes(self) -> tuple[Node, ...]:

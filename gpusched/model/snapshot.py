@@ -6,6 +6,7 @@ import msgspec
 
 from gpusched.model.interference import KindBelief
 from gpusched.model.jobs import Allocation, JobSpec, JobState, Preemptions, Resizes
+from gpusched.model.limits import Bound, Groups
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Sharing
 from gpusched.model.topology import Topology
@@ -52,6 +53,7 @@ class RunningView(msgspec.Struct, frozen=True, kw_only=True):
         shares: GPUs of its node that it may have together with another job: it asked for that, and was launched so.
         partner: The job that has some of them, too; "": none. Of such GPUs ``allocation`` has those that come free
             when it ends: the one of the two that ends last has them. Nobody may stop it meanwhile.
+        group: The group that it counts for; "": none. bounds: The limits that it counts for, of `Snapshot.bounds`.
     """
 
     id: str
@@ -72,6 +74,8 @@ class RunningView(msgspec.Struct, frozen=True, kw_only=True):
     left: float | None = None
     shares: tuple[int, ...] = ()
     partner: str = ""
+    group: str = ""
+    bounds: tuple[int, ...] = ()
 
 
 def held_once(one: RunningView, other: RunningView) -> tuple[RunningView, RunningView]:
@@ -110,7 +114,8 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
     ``dependency``: "" met, "waiting" or "never", with ``dependency_message``. ``estimate_s``: how long a predictor
     expected at its submission that it runs; None: nobody was asked. ``resume_at``: it was stopped to go
     on with so many GPUs. ``speeds``, ``left``: as in `RunningView`. ``barred``: why Slurm, which has it, lets it not
-    start, in its words; "": it does.
+    start, in its words; "": it does. ``group``, ``bounds``: as in `RunningView`, in the order in which
+    people are told of them.
     """
 
     id: str
@@ -132,6 +137,8 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
     speeds: dict[int, float] = {}
     left: float | None = None
     barred: str = ""
+    group: str = ""
+    bounds: tuple[int, ...] = ()
 
     @property
     def expected_s(self) -> float:
@@ -145,11 +152,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         policies: Partition name -> its policy.
-        usage: User -> recent GPU hours, decayed (fair share).
+        usage: User -> recent GPU hours, decayed (fair share); with groups by `leaf_of` user and group.
         seed: For policies that draw (the paper's naive one); changes every cycle.
         finished: Jobs that ended lately, for agents that learn from them; empty where no policy asks for them.
         topology: As declared, else as discovered.
         beliefs: Kind of job -> what was learned of it; empty where no policy asks for it.
+        bounds: The limits that jobs here count for. groups: The tree by which shares are fair.
     """
 
     now: float
@@ -162,3 +170,5 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     finished: tuple[FinishedView, ...] = ()
     topology: Topology = Topology()
     beliefs: dict[str, KindBelief] = {}
+    bounds: tuple[Bound, ...] = ()
+    groups: Groups = Groups()

@@ -112,5 +112,10 @@ CREATE TABLE beliefs (kind TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
 -- Those paces with their GPUs, the latest only. data: model.interference.PaceOn as JSON.
 CREATE TABLE paces (seq INTEGER PRIMARY KEY, data BLOB NOT NULL);
 """,
+    """
+-- The group and the class of service that an attempt counted for; NULL: none, or not known.
+ALTER TABLE runs ADD COLUMN account TEXT;
+ALTER TABLE runs ADD COLUMN qos TEXT;
+""",
 )
 SCHEMA_VERSION = 1 + len(MIGRATIONS)

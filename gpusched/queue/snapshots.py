@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import combinations
 
@@ -13,6 +13,7 @@ from gpusched.config.validate import shape_on, usable_nodes, within_rules
 from gpusched.model.gpustates import DRIVER_MEMORY_MIB, foreign_processes, gpu_states
 from gpusched.model.interference import KindBelief
 from gpusched.model.jobs import ENDED, Allocation, Dependency, DependencyKind, Job, JobState
+from gpusched.model.limits import leaf_of
 from gpusched.model.policy import PolicySpec
 from gpusched.model.progress import JobProgress, speeds_of, steps_left
 from gpusched.model.readings import GpuState, NodeReading, NodeState
@@ -20,6 +21,7 @@ from gpusched.model.resources import Inventory, Node, Sharing
 from gpusched.model.slurm import barred
 from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot, held_once
 from gpusched.model.topology import Topology, discovered
+from gpusched.queue.quotas import Ledger, Used, used_lately
 from gpusched.queue.store import NodeRecord, RankRecord, Reader
 
 NOT_FOR_NEW_JOBS = frozenset({NodeState.DOWN, NodeState.DRAINED, NodeState.DRAINING, NodeState.UNKNOWN})
@@ -45,6 +47,7 @@ def snapshot_of_store(
         ranks=reader.ranks(),
         lookup=lambda job_id: [job] if (job := reader.job(job_id)) else reader.jobs_of_array(job_id),
         usage=recent_usage(reader, inventory, policies, now),
+        used=used_lately(reader, inventory.quotas, now),
         array_limits=reader.array_limits(),
         estimates=reader.estimates(),
         progress=reader.progress_of_unended(),
@@ -66,13 +69,19 @@ def beliefs_for(reader: Reader, policies: Mapping[str, PolicySpec]) -> dict[str,
 def recent_usage(
     reader: Reader, inventory: Inventory, policies: Mapping[str, PolicySpec], now: float
 ) -> dict[str, float]:
-    """Recent GPU hours by user, decayed; empty where no partition's policy asks for them."""
+    """Recent GPU hours by user (and group), decayed; empty where no partition's policy asks for them."""
     asked = [policy.fallback or policy for policy in policies.values()]  # the fallback may have to decide
     if not any(policy.order == "fairshare" for policy in asked):
         return {}
     half_life = inventory.settings.fairshare_half_life_s
     # After eight half-lives 0.4 % is left of what was used.
-    seconds = reader.gpu_seconds_by_user(now - 8 * half_life, half_life, now)
+    groups = inventory.groups
+
+    @cache
+    def leaf(user: str, group: str) -> str:
+        return leaf_of(user, groups.for_job(user, group))
+
+    seconds = reader.gpu_seconds_by_user(now - 8 * half_life, half_life, now, leaf)
     return {user: s / 3600 for user, s in seconds.items()}
 
 
@@ -91,6 +100,7 @@ def build_snapshot(
     seed: int = 0,
     estimates: Mapping[str, float] = {},
     progress: Mapping[str, tuple[JobProgress, ...]] = {},
+    used: Sequence[Used] = (),
 ) -> Snapshot:
     """The snapshot of the cluster.
 
@@ -102,14 +112,16 @@ def build_snapshot(
         pending: Jobs in the queue.
         ranks: What may still be on the nodes, ended attempts included; their GPUs are blocked until they are gone.
         lookup: All jobs with an id (an array's id gives all of its tasks), for dependencies.
-        usage: Recent GPU hours by user.
+        usage: Recent GPU hours by user (`leaf_of` user and group where there are groups).
         array_limits: Array id -> how many of its tasks may run at once.
         now: Unix seconds.
         seed: For policies that draw.
         estimates: Job -> how long it is expected to run, seconds.
         progress: Job -> what it tells of itself, attempt by attempt.
+        used: GPU seconds of the last seven days, for limits of them.
     """
     active = list(active)
+    ledger = Ledger(inventory.quotas, active, used, now)
     declared = {node.name for node in inventory.nodes}
     held = held_gpus(active)
     ranks = list(ranks)
@@ -123,7 +135,7 @@ def build_snapshot(
             for node in inventory.nodes
         ),
         running=sharing_views(
-            [view for job in active if (view := _running_view(job, declared, progress, inventory)) is not None],
+            [view for job in active if (view := _running_view(job, declared, progress, inventory, ledger)) is not None],
             inventory,
             ranks,
         ),
@@ -134,6 +146,7 @@ def build_snapshot(
                 running_tasks,
                 array_limits,
                 inventory,
+                ledger,
                 estimates.get(job.id),
                 progress.get(job.id, ()),
             )
@@ -143,6 +156,8 @@ def build_snapshot(
         usage=usage,
         seed=seed,
         topology=topology_of(inventory, records),
+        bounds=ledger.bounds(),
+        groups=inventory.groups,
     )
 
 
@@ -229,7 +244,11 @@ def _unavailable(state: NodeState, record: NodeRecord | None) -> str:
 
 
 def _running_view(
-    job: Job, declared: Container[str], progress: Mapping[str, tuple[JobProgress, ...]], inventory: Inventory
+    job: Job,
+    declared: Container[str],
+    progress: Mapping[str, tuple[JobProgress, ...]],
+    inventory: Inventory,
+    ledger: Ledger,
 ) -> RunningView | None:
     """What a job holds of declared nodes; None: nothing (its node has left the inventory)."""
     parts = tuple(part for part in (job.allocation.parts if job.allocation else ()) if part.node in declared)
@@ -254,6 +273,8 @@ def _running_view(
         resizes=job.resizes,
         speeds=speeds_of(told),
         left=steps_left(told),
+        group=ledger.group(job.user, job.spec.group),
+        bounds=ledger.of(job.user, job.spec),
     )
 
 
@@ -352,6 +373,7 @@ def _pending_view(
     running_tasks: Mapping[str, int],
     array_limits: Mapping[str, int],
     inventory: Inventory,
+    ledger: Ledger,
     estimate_s: float | None,
     told: tuple[JobProgress, ...],
 ) -> PendingView:
@@ -377,6 +399,8 @@ def _pending_view(
         speeds=speeds_of(told),
         left=steps_left(told),
         barred=barred(job.slurm) if job.slurm is not None else "",
+        group=ledger.group(job.user, job.spec.group),
+        bounds=ledger.of(job.user, job.spec),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from gpusched.queue.beliefs import BeliefReads, BeliefWrites
 from gpusched.queue.predictions import PredictionReads, PredictionWrites
 from gpusched.queue.progress import ProgressReads, ProgressWrites
 from gpusched.queue.promotions import PolicyReads, PolicyWrites
+from gpusched.queue.quotas import QuotaReads
 from gpusched.queue.rows import JobWrites
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.shared import Held, together
@@ -152,7 +153,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One started attempt. ``share`` is λ of the paper's Eq. 4: its part of the partition.
 
     ``worked_until``: of one that was stopped to be resized, up to when what it did counts; None: to its end.
-    ``shareable``: of one that may share its GPUs, which they are, by node.
+    ``shareable``: of one that may share its GPUs, which they are, by node. ``group``, ``qos``: what it counts for.
     """
 
     job_id: str
@@ -168,6 +169,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     nodes: dict[str, int]
     worked_until: float | None = None
     shareable: dict[str, tuple[int, ...]] = {}
+    group: str = ""
+    qos: str = ""
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,7 +201,7 @@ _SUMS = _USAGE[5:]
 _ADDED_UP = f"ON CONFLICT DO UPDATE SET {', '.join(f'{f} = {f} + excluded.{f}' for f in _SUMS)}"
 
 
-class Reader(BeliefReads, PolicyReads, PredictionReads, ProgressReads):
+class Reader(BeliefReads, PolicyReads, PredictionReads, ProgressReads, QuotaReads):
     """Read-only view of the store."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -403,11 +406,13 @@ class Reader(BeliefReads, PolicyReads, PredictionReads, ProgressReads):
         rows = self._db.execute(f"SELECT {', '.join(_USAGE)} FROM usage WHERE bucket >= ?", (since,))
         return [UsageRow(**dict(zip(_USAGE, r, strict=True))) for r in rows]
 
-    def gpu_seconds_by_user(self, since: float, half_life_s: float, now: float) -> dict[str, float]:
+    def gpu_seconds_by_user(
+        self, since: float, half_life_s: float, now: float, leaf: Callable[[str, str], str] = lambda user, group: user
+    ) -> dict[str, float]:
         """GPU seconds of started attempts by user, each weighed by half for every half-life since it was used.
 
         The integral is exact: an attempt's GPU seconds between two times decay continuously. Of a GPU that two
-        attempts had each has half.
+        attempts had each has half. ``leaf``: (user, group that the attempt counted for) -> as whose it counts.
         """
         sums: dict[str, float] = {}
         rate = math.log(2) / half_life_s
@@ -416,8 +421,9 @@ class Reader(BeliefReads, PolicyReads, PredictionReads, ProgressReads):
         def weight(begin: float, end: float) -> float:
             return max(0.0, (math.exp(-rate * (now - end)) - math.exp(-rate * (now - begin))) / rate)
 
-        columns = "user, gpus, start_time, end_time, allocation"
-        for user, gpus, start_time, end_time, allocation in self._overlapping(columns, since, now):
+        columns = f"user, {self._group_column()}, gpus, start_time, end_time, allocation"
+        for name, group, gpus, start_time, end_time, allocation in self._overlapping(columns, since, now):
+            user = leaf(name, group)
             end = now if end_time is None else min(end_time, now)
             begin = max(start_time, since)
             sums[user] = sums.get(user, 0.0) + gpus * weight(begin, end)
@@ -535,10 +541,10 @@ class Store(Reader, BeliefWrites, JobWrites, PolicyWrites, PredictionWrites, Pro
     def open_run(self, run: Run) -> None:
         """A started attempt."""
         self._db.execute(
-            "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?, NULL)",
+            "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?, NULL, ?, ?)",
             (
                 run.job_id, run.attempt, run.user, run.partition, run.flavor, run.share, run.gpus, run.start_time,
-                msgspec.json.encode(run.nodes | run.shareable),
+                msgspec.json.encode(run.nodes | run.shareable), run.group or None, run.qos or None,
             ),
         )  # fmt: skip
 

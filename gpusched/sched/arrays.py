@@ -9,9 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.model.jobs import JobSpec
+from gpusched.model.limits import leaf_of
 from gpusched.model.policy import Order
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.model.topology import Topology
+from gpusched.sched.accounts import accounts_of
 from gpusched.sched.order import Keys, queue_order
 from gpusched.sched.state import Flags, Ints, Jobs, Releases, Requests, Resources, ints, new_releases
 from gpusched.sched.topology.spread import Ask, asks, waits_until
@@ -150,7 +152,7 @@ class Waiting(NamedTuple):
 def waiting_of(
     eligible: list[PendingView], world: NodeArrays, usage: dict[str, float], snapshot: Snapshot | None = None
 ) -> Waiting:
-    """The jobs' arrays; equal requests share a shape. ``usage``: user -> GPU hours.
+    """The jobs' arrays; equal requests share a shape. ``usage``: what `tally.usage_of` says.
 
     All jobs must be of partitions in ``world.span`` or of partitions without nodes (which get an empty span). With
     ``snapshot`` jobs ask for what its policies let them have now (`spread.asks`), else for what their specs say.
@@ -173,28 +175,28 @@ def waiting_of(
         shape, most = _chains(eligible, mask, allowed, world, snapshot, shapes)
     else:
         shape, most = [shapes.setdefault(key, len(shapes)) for key in columns], parts
-    bounded = {j.array_id or j.id: j.array_room for j in reversed(eligible) if j.array_room is not None}
-    place = {name: i for i, name in enumerate(bounded)}
-    array = [-1 if j.array_room is None else place[j.array_id or j.id] for j in eligible]
     limit = np.array([s.time_limit_s for s in specs], dtype=np.float64)
+    many = ints(parts)
+    whole = many * ints(gpus)
+    account, room, links = accounts_of(eligible, whole, limit, snapshot.bounds if snapshot is not None else ())
     jobs = Jobs(
         shape=ints(shape),
         limit=limit,
-        array=ints(array),
-        array_room=ints(list(bounded.values())),
+        account=account,
+        room=room,
         feasibility=np.zeros(len(shapes), np.int64),
         masks=allowed,
+        links=links,
     )
-    many = ints(parts)
     keys = Keys(
         priority=ints([j.priority for j in eligible]),
         submit=np.array([j.submit_time for j in eligible], dtype=np.float64),
-        gpus=many * ints(gpus),
+        gpus=whole,
         cores=many * ints(cores),
         memory=many * ints(memory),
         limit=limit,
         expected=np.array([j.expected_s for j in eligible], dtype=np.float64),
-        usage=np.array([usage.get(j.user, 0.0) for j in eligible], dtype=np.float64),
+        usage=np.array([usage.get(leaf_of(j.user, j.group), 0.0) for j in eligible], dtype=np.float64),
     )
     queues: dict[str, list[int]] = {}
     for i, name in enumerate(partition):

@@ -12,14 +12,15 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.compiled import jit
+from gpusched.sched.bounds import charge, exceeds
 from gpusched.sched.fit import entry, request_of
 from gpusched.sched.place import by_rack, choose, draw, draw_fitting, most_in_rack, one_more
 from gpusched.sched.releases import add, settle
 from gpusched.sched.state import (
-    ARRAY_LIMIT,
     BACKFILL,
     EASY,
     FIRST_FIT,
+    LIMIT,
     NAIVE,
     NONE,
     OK,
@@ -59,9 +60,9 @@ def schedule(
 ) -> tuple[int, float]:
     """Decides for one partition's jobs, ``queue: int64[waiting]`` in order of precedence.
 
-    Jobs that can never run (``jobs.feasibility``) or whose array is at its bound block nobody. With NONE the first job
-    that does not start blocks all behind it; with SKIP nobody blocks; with EASY the first has a reservation. The naive
-    placement's unlucky draw counts as not starting.
+    Jobs that can never run (``jobs.feasibility``) or for which a bound leaves no room block nobody. With NONE the first
+    job that does not start blocks all behind it; with SKIP nobody blocks; with EASY the first has a reservation. The
+    naive placement's unlucky draw counts as not starting.
 
     Started jobs are taken off ``resources`` and noted in ``releases`` (end: now + limit), both in place.
 
@@ -73,16 +74,16 @@ def schedule(
     scratch.stamp[0] += 1
     stamp, waits = scratch.stamp[0], RESOURCES if backfill == SKIP else PRIORITY
     # the loop's own arrays, and its answers before any call: most jobs of a long queue get no further
-    code_of, shape_of, limit_of, array_of = outcome.code, jobs.shape, jobs.limit, jobs.array
-    feasibility, array_room = jobs.feasibility, jobs.array_room
+    code_of, shape_of, limit_of, account_of = outcome.code, jobs.shape, jobs.limit, jobs.account
+    feasibility, links, room = jobs.feasibility, jobs.links, jobs.room
     failed, failed_late, looser = scratch.failed, scratch.failed_late, requests.looser
     for job in queue:
-        shape, array = shape_of[job], array_of[job]
+        shape = shape_of[job]
         late = backfill == EASY and now + limit_of[job] > shadow
         if feasibility[shape] != OK:
             code_of[job] = feasibility[shape]
-        elif array >= 0 and array_room[array] <= 0:
-            code_of[job] = ARRAY_LIMIT
+        elif account_of[job, 0] >= 0 and exceeds(links, room, account_of, job):
+            code_of[job] = LIMIT
         elif head >= 0 and backfill == NONE:
             code_of[job] = PRIORITY
         elif failed[shape] == stamp and entry(looser, shape, -1) < 0:
@@ -198,8 +199,7 @@ def launch(
             refresh_late(resources, scratch, node)
     outcome.total[0] += 1
     outcome.total[1] += request.parts
-    if jobs.array[job] >= 0:
-        jobs.array_room[jobs.array[job]] -= 1
+    charge(jobs.links, jobs.room, jobs.account, job)
 
 
 @jit

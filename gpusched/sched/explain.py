@@ -13,6 +13,7 @@ from gpusched.model.policy import MAPPED
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.advice import next_steps
 from gpusched.sched.eligible import ARRAY_FULL, ineligible
+from gpusched.sched.limits import Rooms
 from gpusched.sched.tally import (
     NodeCount,
     asks_of,
@@ -170,7 +171,7 @@ def _reason(
         message = f"{short}; not available: {not_available(c.node for c in nodes)}"
         return Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=message)
     if place is None:
-        return ARRAY_FULL
+        return Rooms(snapshot).full(job) or ARRAY_FULL
     if fits(job, nodes, lambda c: c.free, asked):
         return _fits_now(snapshot, job, counts, queue, place)
     skips = snapshot.policies[job.spec.partition].backfill == "skip"

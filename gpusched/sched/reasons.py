@@ -10,11 +10,12 @@ from gpusched.model.snapshot import Snapshot
 from gpusched.sched.arrays import NodeArrays, Waiting, racks_for_ask
 from gpusched.sched.eligible import ARRAY_FULL
 from gpusched.sched.fit import request_of, shortfall
+from gpusched.sched.limits import LimitReasons
 from gpusched.sched.place import most_in_rack
 from gpusched.sched.state import (
-    ARRAY_LIMIT,
     BACKFILL,
     BAD_CONSTRAINTS,
+    LIMIT,
     MAPPING,
     NOT_AVAILABLE,
     POLICY,
@@ -61,12 +62,14 @@ class Verdicts:
         self._shapes = waiting.jobs.shape.tolist()
         self._by_shape: dict[tuple[int, int], Reason] = {}
         self._ahead: dict[int, Reason] = {}
+        self._limits, self._bounds = LimitReasons(snapshot), len(snapshot.bounds)
+        self._accounts: list[list[int]] = waiting.jobs.account.tolist()
+        self._by_account: dict[tuple[int, ...], Reason] = {}
 
     def add(self, queue: list[int], block: Block, reasons: dict[str, Reason]) -> None:
         """Writes the reasons of one partition's queue."""
         views, codes, shapes = self._waiting.views, self._codes, self._shapes
         same_for_all = {
-            ARRAY_LIMIT: ARRAY_FULL,
             BACKFILL: self._delayed(block),
             POLICY: HELD_BACK if block.policy.agent else _UNLUCKY,
             MAPPING: ELSEWHERE,
@@ -78,12 +81,31 @@ class Verdicts:
                 continue
             if code == PRIORITY:
                 reason = self._before(ahead)
+            elif code == LIMIT:
+                reason = self._limit(job)
             elif code in same_for_all:
                 reason = same_for_all[code]
             else:
                 reason = self._by_shape.get((code, shapes[job])) or self._short(code, shapes[job], job, block)
             ahead += code >= RESOURCES
             reasons[views[job].id] = reason
+
+    def _limit(self, job: int) -> Reason:
+        """By the first bound that leaves too little once all is started."""
+        key = tuple(self._accounts[job])
+        found = self._by_account.get(key)
+        if found is None:
+            found = self._by_account[key] = self._exceeded(*key)
+        return found
+
+    def _exceeded(self, at: int, gpus: int, gpu_s: int) -> Reason:
+        links, room = self._waiting.jobs.links, self._waiting.jobs.room
+        while at >= 0:
+            bound, unit, at = links[at].tolist()
+            cost, left = (1, gpus, gpu_s)[unit], int(room[bound])
+            if cost > max(left, 0) and bound < self._bounds:
+                return self._limits.of(bound, cost, left)
+        return ARRAY_FULL
 
     def _delayed(self, block: Block) -> Reason:
         if block.head < 0 or block.shadow == float("inf"):

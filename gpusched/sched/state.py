@@ -27,8 +27,13 @@ PLACES |= {"rack": RACK, "rack-wait": RACK}  # that a job waits for its rack is 
 PLACES |= {"contention": RACK}  # where nothing was learned; else see `topology.queue`
 BACKFILLS = {"none": NONE, "skip": SKIP, "easy": EASY}
 
+# A bound that a job counts for. bound: index into `Jobs.room`. unit: 0: the job takes 1 of it, else what that column of
+# its account says. next: row of the next, or -1.
+LINK = np.dtype([("bound", np.int64), ("unit", np.int64), ("next", np.int64)])
+NO_LINKS: Records = np.zeros(0, LINK)
+
 # What a pass says of a job; 0 .. 2 also say how a request stands towards the whole partition.
-OK, BAD_CONSTRAINTS, NOT_AVAILABLE, ARRAY_LIMIT, RESOURCES, PRIORITY, BACKFILL, POLICY, MAPPING = range(9)
+OK, BAD_CONSTRAINTS, NOT_AVAILABLE, LIMIT, RESOURCES, PRIORITY, BACKFILL, POLICY, MAPPING = range(9)
 STARTED = OK
 
 
@@ -88,18 +93,21 @@ class Jobs(NamedTuple):
     Attributes:
         shape: ``int64[jobs]``: index into `Requests`: of what the job would rather have than any looser one.
         limit: ``float64[jobs]``: time limit in seconds.
-        array: ``int64[jobs]``: index into ``array_room``, or -1.
-        array_room: ``int64[arrays]``: how many more tasks may start; counted down in place.
+        account: ``int64[jobs, 3]``: the first of the bounds that it counts for (index into ``links``), or -1; its GPUs;
+            GPU seconds that it may use in seven days.
+        room: ``int64[bounds]``: what is left of each: of jobs, GPUs or GPU seconds; counted down in place.
         feasibility: ``int64[shapes]``: OK, BAD_CONSTRAINTS or NOT_AVAILABLE (see `fit.set_feasibility`).
         masks: ``uint8[masks, nodes]``.
+        links: ``LINK[links]``: chains of bounds, one for all jobs that count for the same ones alike; see `bounds`.
     """
 
     shape: Ints
     limit: Floats
-    array: Ints
-    array_room: Ints
+    account: Ints
+    room: Ints
     feasibility: Ints
     masks: Flags
+    links: Records = NO_LINKS
 
 
 class Releases(NamedTuple):

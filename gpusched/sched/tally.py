@@ -9,10 +9,12 @@ from typing import Literal, assert_never
 import msgspec
 
 from gpusched.model.jobs import JobSpec
-from gpusched.model.policy import Order
+from gpusched.model.limits import leaf_of, split_leaf
+from gpusched.model.policy import Order, PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, Snapshot
 from gpusched.model.units import format_memory
 from gpusched.sched.eligible import id_key, ineligible
+from gpusched.sched.limits import Rooms
 from gpusched.sched.text import count_of, gpus_called, listed, listed_types
 from gpusched.sched.topology.spread import Ask, asks, racks_for, splits
 
@@ -148,12 +150,27 @@ def fits(job: PendingView, counts: Iterable[NodeCount], has: HasOf, asked: Itera
 def usage_of(snapshot: Snapshot) -> dict[str, float]:
     """Fair share's figure: user -> recent GPU hours (``snapshot.usage``, decayed) plus one for every GPU held now.
 
-    Without the second part, a user whose jobs have just begun would look idle until usage has accrued.
+    Without the second part, a user whose jobs have just begun would look idle until usage has accrued. With groups:
+    `leaf_of` user and group -> place by their tree (`fairtree`).
     """
     usage = dict(snapshot.usage)
     for job in snapshot.running:
-        usage[job.user] = usage.get(job.user, 0.0) + job.allocation.gpus
-    return usage
+        leaf = leaf_of(job.user, job.group)
+        usage[leaf] = usage.get(leaf, 0.0) + job.allocation.gpus
+    if not snapshot.groups or not any(policy.order == "fairshare" for policy in _asked(snapshot)):
+        return usage
+    import numpy as np  # who explains needs neither this nor machine code elsewhere
+
+    from gpusched.sched.fairtree import places, tree_of
+
+    leaves = list(usage.keys() | {leaf_of(job.user, job.group) for job in snapshot.pending})
+    tree = tree_of(snapshot.groups, [split_leaf(leaf) for leaf in leaves])
+    found = places(tree, np.array([usage.get(leaf, 0.0) for leaf in leaves], np.float64))
+    return {leaf: float(place) for leaf, place in zip(leaves, found.tolist(), strict=True)}
+
+
+def _asked(snapshot: Snapshot) -> list[PolicySpec]:
+    return [policy.fallback or policy for policy in snapshot.policies.values()]  # the fallback may have to decide
 
 
 def plain_order(snapshot: Snapshot, partition: str) -> list[PendingView]:
@@ -172,7 +189,7 @@ def plain_order(snapshot: Snapshot, partition: str) -> list[PendingView]:
         elif order == "sjf-estimate":
             own = (job.expected_s,)
         elif order == "fairshare":
-            own = (usage.get(job.user, 0.0),)
+            own = (usage.get(leaf_of(job.user, job.group), 0.0),)
         elif order != "fifo":
             assert_never(order)
         return (-job.priority, *own, job.submit_time, id_key(job.id))
@@ -182,9 +199,10 @@ def plain_order(snapshot: Snapshot, partition: str) -> list[PendingView]:
 
 
 def queue_of(snapshot: Snapshot, partition: str, counts: Iterable[NodeCount]) -> list[PendingView]:
-    """Of `plain_order` those that count: not the tasks of an array at its bound, and none that cannot run."""
+    """Of `plain_order` those that count: not those for which a limit leaves no room, and none that cannot run."""
     nodes = [c for c in counts if c.node.partition == partition]
     possible: dict[tuple[object, ...], bool] = {}
+    rooms = Rooms(snapshot)
     queue = []
     for job in plain_order(snapshot, partition):
         spec = job.spec
@@ -192,7 +210,7 @@ def queue_of(snapshot: Snapshot, partition: str, counts: Iterable[NodeCount]) ->
         shape = (spec.nodes, spec.max_nodes, spec.max_spread, *need(spec), *nodes_of)
         if shape not in possible:
             possible[shape] = fits(job, nodes, lambda c: c.usable, asks_of(snapshot, job, nodes))
-        if possible[shape] and (job.array_room is None or job.array_room > 0):
+        if possible[shape] and rooms.full(job) is None:
             queue.append(job)
     return queue
 

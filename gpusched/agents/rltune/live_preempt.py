@@ -23,15 +23,16 @@ from gpusched.model.snapshot import FinishedView, PendingView, RunningView
 from gpusched.sched.agent import Context
 from gpusched.sched.arrays import NodeArrays, Waiting, waiting_of
 from gpusched.sched.backfill import take
+from gpusched.sched.bounds import charge, exceeds
 from gpusched.sched.eligible import id_key, may_stop
 from gpusched.sched.fit import request_of, set_feasibility
 from gpusched.sched.place import node_fits
 from gpusched.sched.reasons import Block
 from gpusched.sched.reclaim import Holders, displaces, hold, keeps, new_holders
 from gpusched.sched.state import (
-    ARRAY_LIMIT,
     BEST_FIT,
     FIRST_FIT,
+    LIMIT,
     OK,
     RESOURCES,
     SPREAD,
@@ -256,7 +257,7 @@ def share_out(
     at = count - at  # what is being ended comes first
     scratch.stamp[0] += 1
     for job in order:
-        shape, array = jobs.shape[job], jobs.array[job]
+        shape = jobs.shape[job]
         request = request_of(requests, shape)
         if runs[job]:
             at += 1
@@ -267,8 +268,8 @@ def share_out(
         elif jobs.feasibility[shape] != OK:
             shares.fate[job] = jobs.feasibility[shape]
             continue
-        elif array >= 0 and jobs.array_room[array] <= 0:
-            shares.fate[job] = ARRAY_LIMIT
+        elif exceeds(jobs.links, jobs.room, jobs.account, job):
+            shares.fate[job] = LIMIT
             continue
         if scratch.failed[shape] == scratch.stamp[0] or not displaces(
             whole, idle, usable, jobs.masks, request, rule, scratch, holders, count, at
@@ -289,8 +290,8 @@ def share_out(
         if fits:
             for part in range(request.parts):
                 take(free, request, scratch.chosen[part])
-        if not runs[job] and array >= 0:
-            jobs.array_room[array] -= 1
+        if not runs[job]:
+            charge(jobs.links, jobs.room, jobs.account, job)
 
 
 def _note_starts(context: Context, own: list[int], order: Ints, field: Field, shares: Shares) -> None:

@@ -18,6 +18,7 @@ from gpusched.sched.agent import Unusable, part_of, prepared
 from gpusched.sched.arrays import NodeArrays, waiting_of
 from gpusched.sched.eligible import ineligible, may_resize
 from gpusched.sched.fit import set_feasibility
+from gpusched.sched.limits import Rooms
 from gpusched.sched.sizing.question import COUNT, PART, ROW, Claims, Menus, Question, Scene, new_claims, question_of
 from gpusched.sched.sizing.rules import RULES, wish
 from gpusched.sched.sizing.settle import Rules, gather, settle, speed_at
@@ -152,19 +153,16 @@ class _Partition:
         return spec.name if spec is not None else ""
 
     def _queue(self) -> list[PendingView]:
-        """Who may start, in order: what was stopped to be resized first; not the tasks of an array at its bound."""
+        """Who may start, in order: what was stopped to be resized first; not those for which a limit leaves no room."""
         now, policies = self.snapshot.now, self.snapshot.policies
         jobs = [j for j in self.snapshot.pending if j.spec.partition == self.name]
         jobs = [j for j in jobs if ineligible(j, now, policies) is None]
-        room: dict[str, int] = {}
-        queue = []
+        rooms, queue = Rooms(self.snapshot), []
         for job in sorted(jobs, key=lambda j: (j.resume_at is None, -j.priority, j.submit_time, j.id)):
-            if job.array_room is not None:
-                left = room.setdefault(job.array_id or job.id, job.array_room)
-                room[job.array_id or job.id] = left - 1
-                if left <= 0:
-                    continue
-            queue.append(job)
+            least = job.spec.elastic.sizes[0] if job.spec.elastic is not None else job.spec.gpus
+            if rooms.full(job, least) is None:
+                rooms.take(job, least)
+                queue.append(job)
         return queue
 
     def _rules(self) -> Rules:
@@ -203,11 +201,12 @@ class _Partition:
             menus.sizes[menu, : len(sizes)] = sizes
             menus.shape[menu, : len(shapes)] = shapes
         unusable, told = np.zeros((count, most), np.uint8), np.full((count, most), nan)
+        rooms = Rooms(self.snapshot)
         for i in range(count):
             job_view = self._view(i)
             bad = job_view.resizes.unusable if job_view.resizes is not None else ()
             for k, gpus in enumerate(self._sizes[rows[i]["menu"]]):
-                unusable[i, k] = gpus in bad
+                unusable[i, k] = gpus in bad or rooms.exceeds(job_view, gpus)
                 told[i, k] = job_view.speeds.get(gpus, nan)
             if unusable[i].sum() >= len(self._sizes[rows[i]["menu"]]):  # then the size it was submitted with, again
                 unusable[i] = [gpus != self._base(i) for gpus in menus.sizes[rows[i]["menu"]]]

@@ -1,0 +1,146 @@
+"""What the limits of the inventory leave: counted from the jobs that hold something and from what was used lately."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from gpusched.model.jobs import Job, JobSpec, JobState
+from gpusched.model.limits import WEEK_S, Bound, Quotas, Rule, takes
+
+_SLOT_S = 3600.0  # attempts that ended within one such slot leave the seven days together
+_RUNNING = ("gpus", "jobs", "gpu_s")
+
+
+class Used(NamedTuple):
+    """GPU seconds that attempts of one user, group and class used since some time; ``until``: when the last ended."""
+
+    user: str
+    group: str
+    qos: str
+    until: float
+    gpu_s: float
+
+
+class _Told(msgspec.Struct):
+    """What a stored spec says of whom it counts for."""
+
+    group: str = ""
+    qos: str = ""
+
+
+_TOLD = msgspec.json.Decoder(_Told)
+
+
+class QuotaReads:
+    """The part of a store's reader that is about limits."""
+
+    _db: sqlite3.Connection
+
+    def _group_column(self, name: str = "account") -> str:
+        """What stands for an attempt's group, or class, in a query: a store of before has no such columns."""
+        known = {row[1] for row in self._db.execute("PRAGMA table_info(runs)")}
+        return f"coalesce({name}, '')" if name in known else "''"
+
+    def gpu_seconds_used(self, since: float, now: float) -> list[Used]:
+        """What started attempts used between the two times (Unix seconds), what two shared for each of them in full."""
+        of = f"{self._group_column()}, {self._group_column('qos')}"
+        asked = "SELECT user, {of}, ?2 AS until, gpus * (?2 - max(start_time, ?1)) AS gpu_s FROM runs WHERE {open}"
+        ended = "SELECT user, {of}, end_time, gpus * (min(end_time, ?2) - max(start_time, ?1)) FROM runs WHERE {gone}"
+        both = f"{asked} UNION ALL {ended}".format(
+            of=of, open="end_time IS NULL AND start_time < ?2", gone="end_time > ?1 AND start_time < ?2"
+        )
+        slots = "cast(min(until, ?2) / ?3 AS INTEGER)"
+        rows = self._db.execute(
+            f"SELECT q.*, {slots}, sum(gpu_s) FROM ({both}) AS q GROUP BY 1, 2, 3, {slots}", (since, now, _SLOT_S)
+        )
+        return [Used(row[0], row[1], row[2], (row[-2] + 1) * _SLOT_S, row[-1]) for row in rows]
+
+    def waiting_by_class(self) -> dict[tuple[str, str, str], int]:
+        """(user, group, class) -> how many jobs of theirs wait; each task of an array is one."""
+        rows = self._db.execute(
+            "SELECT user, spec, count(*) FROM jobs WHERE state = ? GROUP BY 1, 2", (JobState.PENDING,)
+        )
+        found: dict[tuple[str, str, str], int] = {}
+        told: dict[bytes | None, _Told] = {None: _Told()}
+        for user, digest, count in rows.fetchall():
+            if digest not in told:
+                (data,) = self._db.execute("SELECT data FROM specs WHERE digest = ?", (digest,)).fetchone()
+                told[digest] = _TOLD.decode(data)
+            key = (user, told[digest].group, told[digest].qos)
+            found[key] = found.get(key, 0) + count
+        return found
+
+
+class Ledger:
+    """The bounds of running jobs as they stand; each kind of job (user, group, class) is looked up once."""
+
+    def __init__(self, quotas: Quotas, active: Iterable[Job], used: Sequence[Used], now: float) -> None:
+        """``active``: jobs that hold something, ``used``: what `gpu_seconds_used` said of the last seven days."""
+        self._quotas = quotas
+        self._rules: list[Rule] = []
+        self._used: list[int] = []
+        self._frees: list[dict[float, int]] = []
+        self._row: dict[tuple[tuple[str, str, str], str], int] = {}
+        self._known: dict[tuple[str, str, str], tuple[int, ...]] = {}
+        self._groups: dict[tuple[str, str], str] = {}
+        if not quotas:
+            return
+        for job in active:
+            left = _left_s(job, now)
+            gpus = job.allocation.gpus if job.allocation is not None else job.spec.gpus
+            for at in self.of(job.user, job.spec):
+                self._used[at] += takes(self._rules[at].unit, gpus, left)
+        for one in used:
+            for at in self._bounds(one.user, self.group(one.user, one.group), one.qos):
+                if self._rules[at].unit == "gpu_s":
+                    self._used[at] += round(one.gpu_s)
+                    leaves = one.until + WEEK_S
+                    self._frees[at][leaves] = self._frees[at].get(leaves, 0) + round(one.gpu_s)
+
+    def group(self, user: str, asked: str) -> str:
+        """The group that a job counts for."""
+        if (user, asked) not in self._groups:
+            self._groups[user, asked] = self._quotas.groups.for_job(user, asked)
+        return self._groups[user, asked]
+
+    def of(self, user: str, spec: JobSpec) -> tuple[int, ...]:
+        """The bounds that a job counts for, as indices into `bounds`."""
+        if not self._quotas:
+            return ()
+        return self._bounds(user, self.group(user, spec.group), spec.qos)
+
+    def _bounds(self, user: str, group: str, qos: str) -> tuple[int, ...]:
+        key = (user, group, qos)
+        if key not in self._known:
+            rules = (rule for rule in self._quotas.rules(*key) if rule.unit in _RUNNING)
+            self._known[key] = tuple(self._enter(rule) for rule in rules)
+        return self._known[key]
+
+    def _enter(self, rule: Rule) -> int:
+        row = self._row.setdefault((rule.key, rule.unit), len(self._rules))
+        if row == len(self._rules):
+            self._rules.append(rule)
+            self._used.append(0)
+            self._frees.append({})
+        return row
+
+    def bounds(self) -> tuple[Bound, ...]:
+        """All that were asked for."""
+        rows = zip(self._rules, self._used, self._frees, strict=True)
+        return tuple(Bound(rule, used, tuple(sorted(frees.items()))) for rule, used, frees in rows)
+
+
+def _left_s(job: Job, now: float) -> float:
+    """How long a job may still hold what it holds, seconds; one that has not begun to run has all of it before it."""
+    if job.start_time is None:
+        return job.limit_s
+    return max(0.0, (job.ending.kill_at if job.ending is not None else job.start_time + job.limit_s) - now)
+
+
+def used_lately(reader: QuotaReads, quotas: Quotas, now: float) -> list[Used]:
+    """What the limits of GPU hours count; nothing where there are none."""
+    return reader.gpu_seconds_used(now - WEEK_S, now) if quotas.by_hours else []
