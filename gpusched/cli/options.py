@@ -40,7 +40,16 @@ def asked(
     array: Annotated[str | None, typer.Option("--array", help="One task per index: 0-9, 0-30:5, 1,3, 0-99%10.")] = None,
     dependency: Annotated[
         str | None,
-        typer.Option("--dependency", help="afterok:ID[:ID], afterany:, afternotok:, after:; comma-separated."),
+        typer.Option(
+            "--dependency",
+            help="afterok:ID[:ID], afterany:, afternotok:, after:, aftercorr:, singleton; comma-separated.",
+        ),
+    ] = None,
+    chain: Annotated[
+        int | None,
+        typer.Option(
+            "--chain", help="So many jobs, each after the one before, for work that is longer than the limit."
+        ),
     ] = None,
     begin: Annotated[str | None, typer.Option("--begin", help="Not before: now+2h, 2026-11-20T18:00.")] = None,
     requeue: Annotated[bool, typer.Option("--requeue/--no-requeue", help="Start again after a node failed.")] = True,
@@ -129,6 +138,7 @@ def asked(
         time=time,
         image=image,
         array=array,
+        chain=chain,
         dependency=dependency,
         begin=begin,
         requeue=requeue,

@@ -15,7 +15,7 @@ from gpusched.config.validate import MAX_NAME, MAX_SIZES, known_partition, shape
 from gpusched.errors import UsageError
 from gpusched.model import ids
 from gpusched.model.commands import Submit
-from gpusched.model.jobs import Elastic, JobSpec
+from gpusched.model.jobs import Dependency, DependencyKind, Elastic, JobSpec
 from gpusched.model.resources import Inventory, Partition, ResizeRules
 from gpusched.queue.inbox import MAX_COMMAND_BYTES, deliver_submit
 
@@ -35,6 +35,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     time: str | None = None
     image: str | None = None
     array: str | None = None
+    chain: int | None = None
     dependency: str | None = None
     begin: str | None = None
     requeue: bool = True
@@ -78,6 +79,8 @@ def prepare(client: Client, request: Request) -> Submit:
     if request.exclusive and not may.resizable:
         sized = whole_nodes(sized, asked, inventory)
     array, max_running = options.array(request.array)
+    if links := options.chain(request.chain, request.array):
+        array, max_running = tuple(range(1, links + 1)), 1
     signal, signal_before_s = options.signal(request.signal)
     secrets = options.secrets(request.secret, os.environ)
     cwd = _folder() if request.mount or request.output else "/"
@@ -91,7 +94,10 @@ def prepare(client: Client, request: Request) -> Submit:
         secret_names=tuple(secrets),
         mounts=options.mounts(request.mount, cwd),
         output=options.output_path(request.output, cwd),
-        dependencies=options.dependencies(request.dependency, lambda text: _whole_id(client, text)),
+        dependencies=(
+            *options.dependencies(request.dependency, lambda text: _whole_id(client, text)),
+            *([Dependency(DependencyKind.CHAIN)] if links else []),
+        ),
         begin_time=options.begin(request.begin, now),
         priority=request.priority,
         nice=request.nice,

@@ -113,9 +113,9 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
 
     ``dependency``: "" met, "waiting" or "never", with ``dependency_message``. ``estimate_s``: how long a predictor
     expected at its submission that it runs; None: nobody was asked. ``resume_at``: it was stopped to go
-    on with so many GPUs. ``speeds``, ``left``: as in `RunningView`. ``barred``: why Slurm, which has it, lets it not
-    start, in its words; "": it does. ``group``, ``bounds``: as in `RunningView`, in the order in which
-    people are told of them.
+    on with so many GPUs. ``behind``: so many tasks of its array come next and are not looked at. ``speeds``, ``left``:
+    as in `RunningView`. ``barred``: why Slurm, which has it, lets it not start, in its words; "": it does.
+    ``group``, ``bounds``: as in `RunningView`, in the order in which people are told of them.
     """
 
     id: str
@@ -130,6 +130,7 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
     dependency_message: str = ""
     array_id: str | None = None
     array_room: int | None = None  # how many more tasks of its array may start now; None: no bound
+    behind: int = 0
     estimate_s: float | None = None
     preemptions: Preemptions | None = None
     resizes: Resizes | None = None

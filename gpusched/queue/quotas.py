@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ import msgspec
 
 from gpusched.model.jobs import Job, JobSpec, JobState
 from gpusched.model.limits import WEEK_S, Bound, Quotas, Rule, takes
+from gpusched.queue.rows import JobReads
 
 _SLOT_S = 3600.0  # attempts that ended within one such slot leave the seven days together
 _RUNNING = ("gpus", "jobs", "gpu_s")
@@ -35,10 +35,8 @@ class _Told(msgspec.Struct):
 _TOLD = msgspec.json.Decoder(_Told)
 
 
-class QuotaReads:
+class QuotaReads(JobReads):
     """The part of a store's reader that is about limits."""
-
-    _db: sqlite3.Connection
 
     def _group_column(self, name: str = "account") -> str:
         """What stands for an attempt's group, or class, in a query: a store of before has no such columns."""
@@ -61,9 +59,8 @@ class QuotaReads:
 
     def waiting_by_class(self) -> dict[tuple[str, str, str], int]:
         """(user, group, class) -> how many jobs of theirs wait; each task of an array is one."""
-        rows = self._db.execute(
-            "SELECT user, spec, count(*) FROM jobs WHERE state = ? GROUP BY 1, 2", (JobState.PENDING,)
-        )
+        columns = f"user, {self._spec_column()}, sum({self._tasks_column()})"
+        rows = self._db.execute(f"SELECT {columns} FROM jobs WHERE state = ? GROUP BY 1, 2", (JobState.PENDING,))
         found: dict[tuple[str, str, str], int] = {}
         told: dict[bytes | None, _Told] = {None: _Told()}
         for user, digest, count in rows.fetchall():
