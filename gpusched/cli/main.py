@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "nodes": ("gpusched.cli.nodes", "Nodes and their GPUs: what is free, what is used, what is wrong."),
     "drain": ("gpusched.cli.control", "Take nodes out of service once their jobs have ended."),
     "resume": ("gpusched.cli.control", "Put drained nodes back into service."),
+    "quota": ("gpusched.cli.quota", "Limits of yours: what you have of them, and what is left; fair shares."),
     "power": ("gpusched.cli.power", "Energy and utilization: what was used, what was wasted, what it cost."),
     "replay": ("gpusched.cli.replay", "What a workload would have been under other policies."),
     "train": ("gpusched.cli.train", "Train a policy's agent on this cluster's jobs, a trace or a description."),

@@ -123,6 +123,19 @@ def asked(
     ] = None,
     hold: Annotated[bool, typer.Option("--hold", help="Queue it held.")] = False,
     comment: Annotated[str, typer.Option("--comment", help="For people.")] = "",
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "-A",
+            "--group",
+            "--account",
+            autocompletion=complete.groups,
+            help="The group of yours that it counts for. Default: the first.",
+        ),
+    ] = None,
+    qos: Annotated[
+        str | None, typer.Option("-q", "--qos", autocompletion=complete.classes, help="Its class of service.")
+    ] = None,
 ) -> Request:
     """The options as typed."""
     return Request(
@@ -166,6 +179,8 @@ def asked(
         gpu_mem=gpu_mem,
         hold=hold,
         comment=comment,
+        group=group,
+        qos=qos,
     )
 
 

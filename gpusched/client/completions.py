@@ -5,7 +5,10 @@ Plain words only: zsh evaluates the descriptions that typer hands it, and job na
 
 from __future__ import annotations
 
+import os
+
 from gpusched.client.context import Client
+from gpusched.config.users import user_name
 from gpusched.model.jobs import ENDED, Job, JobState
 
 MAX_OFFERED = 200
@@ -61,6 +64,18 @@ def gpu_types(client: Client, incomplete: str) -> list[str]:
     """GPU types of all nodes."""
     names = dict.fromkeys(n.gpu_type for n in client.inventory.nodes if n.gpu_type)
     return [name for name in names if name.startswith(incomplete)]
+
+
+def groups(client: Client, incomplete: str) -> list[str]:
+    """Groups that the caller is a member of."""
+    return [name for name in client.inventory.groups.of(user_name(os.getuid())) if name.startswith(incomplete)]
+
+
+def classes(client: Client, incomplete: str) -> list[str]:
+    """Classes of service that the caller may use."""
+    user, inventory = user_name(os.getuid()), client.inventory
+    usable = (qos.name for qos in inventory.quotas.qos if qos.may_use(user, inventory.groups))
+    return [name for name in usable if name.startswith(incomplete)]
 
 
 def policies(client: Client, incomplete: str) -> list[str]:

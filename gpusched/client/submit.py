@@ -11,6 +11,8 @@ import msgspec
 from gpusched.client import options
 from gpusched.client.context import Client
 from gpusched.client.sizing import ResourceRequest, Size, elastic_of, partition_of, size, whole_nodes
+from gpusched.config.accounts import accounted, longest
+from gpusched.config.users import user_name
 from gpusched.config.validate import MAX_NAME, MAX_SIZES, known_partition, shape_on, usable_nodes, validate_spec
 from gpusched.errors import UsageError
 from gpusched.model import ids
@@ -63,6 +65,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     gpu_mem: str | None = None
     hold: bool = False
     comment: str = ""
+    group: str | None = None
+    qos: str | None = None
 
 
 def prepare(client: Client, request: Request) -> Submit:
@@ -114,10 +118,18 @@ def prepare(client: Client, request: Request) -> Submit:
         **_placement(request, sized, may.resizable, inventory),
         share=options.share(request.share),
         gpu_memory_mib=options.gpu_memory(request.gpu_mem),
+        group=request.group or "",
+        qos=request.qos or "",
     )
     if may.filled_in:
         spec = _without_impossible(spec, known_partition(inventory, spec.partition))
+    user = user_name(os.getuid())
+    most = longest(user, spec.group, spec.qos, inventory)
+    if request.time is None and most is not None and most < spec.time_limit_s:
+        spec = msgspec.structs.replace(spec, time_limit_s=most)
     validate_spec(spec, inventory)
+    spec = accounted(spec, user, inventory)
+    _check_queued(client, spec, user, len(array) if array else 1)
     prepared = Submit(
         time=now, id="0" * ids.ID_LENGTH, spec=spec, array=array, max_running=max_running, secrets=secrets
     )
@@ -135,6 +147,15 @@ def submit(client: Client, prepared: Submit) -> str:
         lambda job_id: msgspec.structs.replace(prepared, id=job_id, time=now),
         lambda: ids.mint(time.time()),
     )
+
+
+def _check_queued(client: Client, spec: JobSpec, user: str, count: int) -> None:
+    """That so many more jobs may wait, by what the store knows; without such limits it is not opened."""
+    quotas = client.inventory.quotas
+    if any(rule.unit == "queued" for rule in quotas.rules(user, spec.group, spec.qos)) and client.reader is not None:
+        from gpusched.queue.quotas import Queued
+
+        Queued(client.reader, quotas).check(user, spec, count)
 
 
 class _Resizing(NamedTuple):

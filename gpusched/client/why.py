@@ -14,6 +14,7 @@ from gpusched.client.resolve import Resolver
 from gpusched.client.sharing import sharing_of
 from gpusched.client.slurm import in_its_words
 from gpusched.client.waiting import inbox_jobs
+from gpusched.config.accounts import priority_of
 from gpusched.config.users import user_name
 from gpusched.model import ids
 from gpusched.model.arrays import chosen, first_of, part_of, wanted
@@ -110,7 +111,7 @@ def dry_run(client: Client, spec: JobSpec) -> Why:
         uid=uid,
         spec=spec,
         state=JobState.PENDING,
-        priority=spec.priority - spec.nice,
+        priority=priority_of(spec, client.inventory),
         submit_time=now,
         eligible_time=spec.begin_time,
         held_by="user" if spec.hold else "",

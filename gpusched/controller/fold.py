@@ -9,20 +9,22 @@ from typing import Any
 
 import msgspec
 
+from gpusched.config.accounts import accounted, priority_of
 from gpusched.config.users import user_name
 from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_PRIORITY, validate_spec
 from gpusched.controller.promoting import PolicyDesk
 from gpusched.controller.secretfiles import SecretFiles
-from gpusched.errors import GpuschedError
+from gpusched.errors import GpuschedError, UsageError
 from gpusched.model import commands, ids
 from gpusched.model.arrays import part_of, story_of, which
 from gpusched.model.events import Event
 from gpusched.model.indices import spans_of
-from gpusched.model.jobs import ENDED, Ending, Job, JobState
+from gpusched.model.jobs import ENDED, Ending, Job, JobSpec, JobState
 from gpusched.model.readings import NodeState
 from gpusched.model.resources import Inventory
 from gpusched.queue.inbox import PUT_OFF_S, Inbox, Malformed, Received
 from gpusched.queue.lifecycle import move
+from gpusched.queue.quotas import Queued
 from gpusched.queue.store import NodeRecord, Store
 
 MAX_ARRAY_INDEX = 9_999_999
@@ -61,6 +63,7 @@ class CommandApplier:
         self._store, self._inbox, self._inventory, self._secrets = store, inbox, inventory, secrets
         self._say = say
         self._waiting: dict[str, tuple[int, int]] | None = None  # of each user: jobs, bytes; read when first asked for
+        self._by_class = Queued(store, inventory.quotas)
 
     def fold(self, now: float) -> int:
         """Fold all that waits, in order, in one transaction; returns how many files were taken.
@@ -93,13 +96,13 @@ class CommandApplier:
 
     def _one_by_one(self, now: float) -> list[tuple[str, bool]]:
         taken, left = [], []
-        self._waiting = None  # what was rolled back counts no more
+        self._forget_counts()  # what was rolled back counts no more
         for item in self._inbox.waiting():
             try:
                 with self._store.transaction():
                     taken.append(self._take(item, now))
             except OUR_DISK as error:
-                self._waiting = None
+                self._forget_counts()
                 self._inbox.put_off(item.file_name)
                 left.append(error)
                 if len(left) == MAX_FAILURES:
@@ -178,6 +181,7 @@ class CommandApplier:
         if not ids.is_job_id(command.id):  # it becomes part of paths and of containers' names
             raise Refused(f"{command.id[:40]!r} is not a job id")
         validate_spec(command.spec, self._inventory)
+        command = msgspec.structs.replace(command, spec=self._accounted(command.spec, caller.name))
         self._check_mounts(command, caller)
         if missing := set(command.spec.secret_names) ^ set(command.secrets):
             raise Refused(f"secrets named and secrets given differ: {', '.join(sorted(missing))}")
@@ -185,6 +189,7 @@ class CommandApplier:
             raise Refused(f"job {command.id} is there already")
         job = self._job(command, caller, now)
         queued = self._room_for(job, caller)
+        self._by_class.check(job.user, job.spec, job.count)
         if command.secrets:
             self._secrets.write(command.id, command.secrets)
         self._store.put_jobs([job])
@@ -193,6 +198,18 @@ class CommandApplier:
         if command.array is not None and command.max_running is not None:
             self._store.set_meta(f"array_limit:{command.id}", str(command.max_running))
         self._queued[caller.name] = queued
+        self._by_class.add(job.user, job.spec, job.count)
+
+    def _accounted(self, spec: JobSpec, user: str) -> JobSpec:
+        """With the group that it counts for; refused where it may not be in that group or class, or never run there."""
+        try:
+            return accounted(spec, user, self._inventory)
+        except UsageError as error:
+            raise Refused(error.line()) from None
+
+    def _forget_counts(self) -> None:
+        self._waiting = None
+        self._by_class = Queued(self._store, self._inventory.quotas)
 
     @property
     def _queued(self) -> dict[str, tuple[int, int]]:
@@ -231,8 +248,8 @@ class CommandApplier:
     def _job(self, command: commands.Submit, caller: Caller, now: float) -> Job:
         """The job, or the row that all tasks of the array share."""
         spec = command.spec
-        if spec.priority > 0 and not caller.admin:
-            raise Refused("--priority above 0 needs an admin; --nice lowers your own")
+        if (spec.priority > 0 or spec.nice < 0) and not caller.admin:
+            raise Refused("--priority above 0, or --nice below, needs an admin; --nice lowers your own")
         if command.array is not None and not 0 < len(set(command.array)) <= MAX_ARRAY_TASKS:
             raise Refused(f"an array needs 1 to {MAX_ARRAY_TASKS} different indices")
         if command.array is not None and not all(0 <= index <= MAX_ARRAY_INDEX for index in command.array):
@@ -245,7 +262,7 @@ class CommandApplier:
             uid=caller.uid,
             spec=spec,
             state=JobState.PENDING,
-            priority=spec.priority - spec.nice,
+            priority=priority_of(spec, self._inventory),
             # A client's clock may be ahead of ours; an earlier submission is believed for as long as files can wait.
             submit_time=min(max(command.time, 0.0), now),
             eligible_time=spec.begin_time,
@@ -304,12 +321,18 @@ class CommandApplier:
         if job.state in ENDED:
             if job.spec.secret_names and not self._secrets.has(job.id):
                 raise Refused(f"job {job.id}: its secrets were forgotten when it ended; submit it again")
+            again = msgspec.structs.replace(job, spec=self._accounted(job.spec, job.user))
+            try:
+                self._by_class.check(again.user, again.spec, again.count)
+            except UsageError as error:
+                raise Refused(f"job {job.id}: {error.line()}") from None
+            self._by_class.add(again.user, again.spec, again.count)
             fields = back_in_queue(message) | {
                 "retries": 0,
                 "preemptions": None,
                 "resizes": None,
             }  # it begins from the beginning
-            return move(job, JobState.PENDING, now, event="requeued", data={"by": caller.name}, **fields)
+            return move(again, JobState.PENDING, now, event="requeued", data={"by": caller.name}, **fields)
         return self._end(job, JobState.PENDING, "Requeued", message, caller, False, now)
 
     def _end(

@@ -39,6 +39,10 @@ class ReasonCode(StrEnum):
     REJECTED = "Rejected"  # the plan's check refused what the policy wanted
 
 
+LIMITS = frozenset(code for code in ReasonCode if code.startswith(("Assoc", "QOS")))
+"""Reasons of jobs that a limit of their user, group or class holds."""
+
+
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
     """Why one job was not started. ``message`` is one sentence for a person."""
 

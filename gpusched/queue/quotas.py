@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import msgspec
 
+from gpusched.errors import UsageError
 from gpusched.model.jobs import Job, JobSpec, JobState
 from gpusched.model.limits import WEEK_S, Bound, Quotas, Rule, takes
 from gpusched.queue.rows import JobReads
@@ -92,7 +95,7 @@ class Ledger:
             for at in self.of(job.user, job.spec):
                 self._used[at] += takes(self._rules[at].unit, gpus, left)
         for one in used:
-            for at in self._bounds(one.user, self.group(one.user, one.group), one.qos):
+            for at in self.of_kind(one.user, self.group(one.user, one.group), one.qos):
                 if self._rules[at].unit == "gpu_s":
                     self._used[at] += round(one.gpu_s)
                     leaves = one.until + WEEK_S
@@ -108,9 +111,10 @@ class Ledger:
         """The bounds that a job counts for, as indices into `bounds`."""
         if not self._quotas:
             return ()
-        return self._bounds(user, self.group(user, spec.group), spec.qos)
+        return self.of_kind(user, self.group(user, spec.group), spec.qos)
 
-    def _bounds(self, user: str, group: str, qos: str) -> tuple[int, ...]:
+    def of_kind(self, user: str, group: str, qos: str) -> tuple[int, ...]:
+        """The bounds that jobs of ``user`` count for in a group and a class ("": in none)."""
         key = (user, group, qos)
         if key not in self._known:
             rules = (rule for rule in self._quotas.rules(*key) if rule.unit in _RUNNING)
@@ -136,6 +140,47 @@ def _left_s(job: Job, now: float) -> float:
     if job.start_time is None:
         return job.limit_s
     return max(0.0, (job.ending.kill_at if job.ending is not None else job.start_time + job.limit_s) - now)
+
+
+class Queued:
+    """How many jobs of each user, group and class wait, against how many may; counted when first asked for."""
+
+    def __init__(self, store: QuotaReads, quotas: Quotas) -> None:
+        self._store, self._quotas = store, quotas
+        self._counts: Counter[tuple[str, str, str]] | None = None
+        self._rules = cache(self._rules_of)
+
+    def check(self, user: str, spec: JobSpec, count: int) -> None:
+        """That so many more jobs may wait.
+
+        Raises:
+            UsageError: A limit does not let them.
+        """
+        for rule in self._rules(user, spec.group, spec.qos):
+            has = self._counted[rule.key]
+            if has + count > rule.most:
+                raise UsageError(
+                    f"{rule.whose} has {has} jobs waiting and may have {rule.most}: {count} more are too many "
+                    f"({rule.reason})"
+                )
+
+    def add(self, user: str, spec: JobSpec, count: int) -> None:
+        """They wait now."""
+        for rule in self._rules(user, spec.group, spec.qos):
+            self._counted[rule.key] += count
+
+    @property
+    def _counted(self) -> Counter[tuple[str, str, str]]:
+        if self._counts is None:
+            self._counts = Counter()
+            for (user, group, qos), jobs in self._store.waiting_by_class().items():
+                for rule in self._rules(user, group, qos):
+                    self._counts[rule.key] += jobs
+        return self._counts
+
+    def _rules_of(self, user: str, group: str, qos: str) -> tuple[Rule, ...]:
+        found = self._quotas.rules(user, self._quotas.groups.for_job(user, group), qos)
+        return tuple(rule for rule in found if rule.unit == "queued")
 
 
 def used_lately(reader: QuotaReads, quotas: Quotas, now: float) -> list[Used]:

@@ -79,6 +79,11 @@ def recent_usage(
     asked = [policy.fallback or policy for policy in policies.values()]  # the fallback may have to decide
     if not any(policy.order == "fairshare" for policy in asked):
         return {}
+    return usage_by_leaf(reader, inventory, now)
+
+
+def usage_by_leaf(reader: Reader, inventory: Inventory, now: float) -> dict[str, float]:
+    """Recent GPU hours, decayed, by `leaf_of` user and group."""
     half_life = inventory.settings.fairshare_half_life_s
     # After eight half-lives 0.4 % is left of what was used.
     groups = inventory.groups

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from gpusched.model.plan import ReasonCode
+from gpusched.model.plan import LIMITS, ReasonCode
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.model.units import format_duration, format_memory
 from gpusched.sched.tally import Has, NodeCount, asks_of, barred, covers, earliest, fits, need
@@ -77,6 +77,8 @@ def _may_not_start(snapshot: Snapshot, job: PendingView, code: ReasonCode) -> It
             yield f"wait {format_duration((job.eligible_time or snapshot.now) - snapshot.now)}"
         case ReasonCode.ARRAY_TASK_LIMIT:
             yield "wait for a task of its array to end"
+        case _ if job.bounds and code in LIMITS:
+            yield "see what you have of your limits: gpusched quota"
 
 
 def _fewer(job: PendingView, nodes: list[NodeCount], what: Has) -> Iterator[str]:
