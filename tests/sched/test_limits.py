@@ -88,9 +88,10 @@ def test_explain_says_the_same(world: tuple[Snapshot, Quotas, Past]) -> None:
             assert found.code not in LIMITS
 
 
-def test_a_user_has_no_more_gpus_than_he_may_and_others_go_on() -> None:
-    jobs = [pending(f"a{i}", 2) for i in range(3)] + [pending("b", 2, user="bob")]
-    plan = decide(bounded(snapshot([node("n", gpus=8)], jobs)))
+@pytest.mark.parametrize("place", ["first-fit", "rack", "fastest"])
+def test_a_user_has_no_more_gpus_than_he_may_and_others_go_on(place: str) -> None:
+    jobs = [pending(f"a{i}", 2) for i in range(3)] + [pending("b", 2, user="bob", submit=1.0)]
+    plan = decide(bounded(snapshot([node("n", gpus=8)], jobs, place=place, backfill="skip")))
     assert list(started(plan)) == ["a0", "a1", "b"]
     why = plan.reasons["a2"]
     assert (why.code, why.message) == (

@@ -16,7 +16,7 @@ from gpusched.forecast.limit_use import LimitUse
 from gpusched.forecast.queue import QueueForecast, RunTimes
 from gpusched.forecast.start_times import StartForecast
 from gpusched.model.jobs import Dependency, DependencyKind
-from gpusched.model.limits import WEEK_S, Quotas, leaf_of
+from gpusched.model.limits import WEEK_S, Limits, Quotas, leaf_of
 from gpusched.model.plan import Start
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.sched.decide import decide
@@ -210,6 +210,34 @@ def test_limits_hold_and_let_go_ahead_as_they_do_live(
     ).run()
     assert starts(ahead, RunTimes(lasts, ends)) == pytest.approx(expected)
     assert starts(ahead, RunTimes(lasts, ends)) == pytest.approx(expected), "a second run begins where the first did"
+
+
+def limited_to(gpus: int, snap: Snapshot) -> tuple[Snapshot, Quotas, Past]:
+    known = Quotas(users={"alice": Limits(gpus=gpus)})
+    return with_bounds(snap, known, ()), known, ()
+
+
+def test_whom_a_limit_will_hold_is_not_the_head_ahead_either() -> None:
+    """The first starts and leaves alice nothing; so her second is not the head, but bob's, who is not to be delayed."""
+    busy = [running("r", {"n": tuple(range(4))}, NOW + 100)]
+    jobs = [
+        pending("first", 2, submit=1, limit=10_000), pending("held", 6, submit=2, limit=10),
+        pending("head", 6, submit=3, user="bob", limit=10), pending("late", 2, submit=4, user="bob", limit=10_000),
+    ]  # fmt: skip
+    world = limited_to(6, snapshot([node("n", 8)], jobs, busy, backfill="easy"))
+    ahead = ahead_of(world[0])
+    found = starts(ahead, ahead.by_limits)
+    assert found["head"] == NOW + 100
+    limits = {job.id: float(job.spec.time_limit_s) for job in world[0].pending}
+    assert found == Limited(world, limits, {"r": NOW + 100}).run()
+
+
+def test_an_end_in_one_partition_lets_somebody_go_in_another() -> None:
+    nodes = [node("n", 4), node("m", 4, partition="q")]
+    busy = [running("r", {"n": (0, 1)}, NOW + 100, user="alice")]
+    snap, *_ = limited_to(2, snapshot(nodes, [pending("a", 2, partition="q")], busy))
+    ahead = ahead_of(snap)
+    assert starts(ahead, ahead.by_limits) == {"a": NOW + 100}
 
 
 def test_a_long_queue_is_run_ahead_only_as_far_as_work_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
