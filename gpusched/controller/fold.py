@@ -321,7 +321,9 @@ class CommandApplier:
         if job.state in ENDED:
             if job.spec.secret_names and not self._secrets.has(job.id):
                 raise Refused(f"job {job.id}: its secrets were forgotten when it ended; submit it again")
-            again = msgspec.structs.replace(job, spec=self._accounted(job.spec, job.user))
+            own = job.spec.group in self._inventory.groups.of(job.user)  # else it counts for whom its user is with now
+            spec = job.spec if own else msgspec.structs.replace(job.spec, group="")
+            again = msgspec.structs.replace(job, spec=self._accounted(spec, job.user))
             try:
                 self._by_class.check(again.user, again.spec, again.count)
             except UsageError as error:
