@@ -35,6 +35,10 @@ from gpusched.model.reports import (
     NodeRow,
     PowerReport,
     PowerRow,
+    QosRow,
+    QuotaReport,
+    QuotaRow,
+    ShareRow,
     TopologyReport,
     WiredNode,
 )
@@ -58,6 +62,7 @@ from gpusched.views.nodes import nodes_json
 from gpusched.views.policy import ChangeRow, PolicyPage, PolicyRow
 from gpusched.views.policy import page_dict as page_dict_of_policy
 from gpusched.views.power import power_json
+from gpusched.views.quota import quota_json
 from gpusched.views.show import Page, page_dict
 from gpusched.views.why import Why, dry_run_dict, why_dict
 from tests.docs import replays, words
@@ -292,6 +297,18 @@ def _exit_codes() -> str:
     return table(("the job ended", "exit code"), rows)
 
 
+def _limits() -> str:
+    return _keys(inventory_fields.LIMITS, words.LIMITS, {})
+
+
+def _of_group() -> str:
+    return _keys(inventory_fields.GROUP, words.GROUP, {"shares": code("1")})
+
+
+def _qos() -> str:
+    return _keys(inventory_fields.QOS, words.QOS, {"priority": code("0"), "exempt": code("false")})
+
+
 def _switch() -> str:
     return _keys(inventory_fields.SWITCH, words.SWITCH, {})
 
@@ -337,6 +354,10 @@ def json_keys() -> dict[str, list[str]]:
         "wired-node": list(WiredNode.__struct_fields__),
         "nic": list(Nic.__struct_fields__),
         "flavors": list(FlavorRow.__struct_fields__),
+        "quota": list(quota := quota_json(_sample_quota())),
+        "quota-row": list(quota["rows"][0]),
+        "quota-class": list(QosRow.__struct_fields__),
+        "quota-share": list(ShareRow.__struct_fields__),
         "power": list(power_json(_sample_report())),
         "power-row": list(PowerRow.__struct_fields__),
         "held-idle": list(HeldIdle.__struct_fields__),
@@ -366,6 +387,10 @@ def _sample_node() -> NodeRow:
         name="", partition="", state=NodeState.IDLE, gpus_total=0, gpus_free=0, cores_total=0, cores_free=0,
         memory_total_mib=0, memory_free_mib=0,
     )  # fmt: skip
+
+
+def _sample_quota() -> QuotaReport:
+    return QuotaReport(users=(), rows=(QuotaRow(whose="", limit="gpus", used=0.0, most=0.0, reason=""),), now=0.0)
 
 
 def _sample_report() -> PowerReport:
@@ -431,6 +456,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "node": _node,
     "sharing": _sharing,
     "flavor": _flavor,
+    "limits": _limits,
+    "group": _of_group,
+    "qos": _qos,
     "switch": _switch,
     "twins": _twins,
     "policies": _policies,

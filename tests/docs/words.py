@@ -160,6 +160,37 @@ FLAVOR = {
     "memory": (MEMORY, "Required. Memory of the whole job."),
     "time": (LIMIT, "Required. The default and the longest time limit."),
 }
+LIMITS = {
+    "gpus": ("number, or `none`", "GPUs of its running jobs together."),
+    "jobs": ("number, or `none`", "Running jobs."),
+    "queued": ("number, or `none`", "Waiting jobs; each task of an array is one. More are refused."),
+    "gpu_hours": (
+        "number, or `none`",
+        "GPU hours in any seven days. A job is charged its whole time limit until it has ended, then what it used.",
+    ),
+    "time": (LIMIT + ", or `none`", "The longest time limit. A job that asks for more is refused."),
+}
+GROUP = {
+    "members": (
+        "list of users, or a mapping from users to shares",
+        "A job counts for the group that `--group` names, else for the first in the file that its user is a member of.",
+    ),
+    "parent": ("name", "The group above. What a group's jobs take, those above it count, too."),
+    "limits": ("mapping of limits", "Of all jobs of the group and of those below it together."),
+    "shares": ("number", "Its part beside its parent's other groups, for `order: fairshare`."),
+}
+QOS = {
+    "priority": ("number", "Added to the priority of its jobs when they are queued."),
+    "users": ("list of users", "Who may use it."),
+    "groups": ("list of groups", "Whose members, and those of groups below, may use it. Without both everybody may."),
+    "limits": ("mapping of limits", "Of all its jobs together."),
+    "per_user": ("mapping of limits", "Of each user's jobs in it."),
+    "preemptible": (
+        "`true` or `false`",
+        "Whether policies may stop its jobs for others, whatever the job says. Without it as the job says.",
+    ),
+    "exempt": ("`true` or `false`", "Its jobs count for its own limits only, not for those of their user and groups."),
+}
 SWITCH = {
     "nodes": (
         "list of names and ranges, or a text such as `dgx[1-4],dgx7`",
@@ -238,6 +269,34 @@ REASONS = {
     ReasonCode.ARRAY_TASK_LIMIT: (
         "As many tasks of its array run as `%N` allows.",
         "Wait for a task to end.",
+    ),
+    ReasonCode.ASSOC_GRP_GRES: (
+        "Its user, or a group it counts for, has as many GPUs at once as the inventory allows.",
+        "Wait; the message says whose limit it is and until when. `gpusched quota` shows all of yours.",
+    ),
+    ReasonCode.ASSOC_MAX_JOBS: ("As many jobs of its user run as may.", "Wait for one to end."),
+    ReasonCode.ASSOC_GRP_JOBS: ("As many jobs of a group that it counts for run as may.", "Wait for one to end."),
+    ReasonCode.ASSOC_GRP_GRES_MINUTES: (
+        "The GPU hours of seven days of its user or group: used, or promised to running jobs up to their limits.",
+        "Wait; ask for a shorter time limit, which promises fewer.",
+    ),
+    ReasonCode.QOS_GRP_GRES: ("The GPUs at once of all jobs of its class of service.", "Wait, or use another `--qos`."),
+    ReasonCode.QOS_GRP_JOBS: ("As many jobs of its class of service run as may.", "Wait, or use another `--qos`."),
+    ReasonCode.QOS_GRP_GRES_MINUTES: (
+        "The GPU hours of seven days of all jobs of its class of service.",
+        "Wait, or use another `--qos`.",
+    ),
+    ReasonCode.QOS_MAX_GRES_PER_USER: (
+        "Its user's GPUs at once in its class of service.",
+        "Wait, or use another `--qos`.",
+    ),
+    ReasonCode.QOS_MAX_JOBS_PER_USER: (
+        "As many jobs of its user run in its class of service as may.",
+        "Wait, or use another `--qos`.",
+    ),
+    ReasonCode.QOS_MAX_GRES_MINUTES_PER_USER: (
+        "Its user's GPU hours of seven days in its class of service. The word is ours.",
+        "Wait, or use another `--qos`.",
     ),
     ReasonCode.REQ_NODE_NOT_AVAIL: (
         "It would fit if parts that are DOWN, DRAINED, LOST, BUSY or UNUSABLE came back.",
@@ -532,6 +591,36 @@ JSON: dict[str, dict[str, str]] = {
         "nodes": "Over how many nodes it goes; null where it never fits.",
         "share": "Its share of the partition (λ), 0 to 1.",
         "free_now": "How many such jobs would fit side by side on what is free now.",
+    },
+    "quota": {
+        "users": "Of whom it is.",
+        "rows": "One object per limit; see below.",
+        "classes": "Classes of service that they may use; see below.",
+        "shares": "Their places by fair share; see below. Empty where the inventory has no groups.",
+        "now": "When it was counted.",
+    },
+    "quota-row": {
+        "whose": "`user ann`, `group physics`, `class high`, `user ann in class high`.",
+        "limit": "`gpus`, `jobs`, `queued`, `gpu_hours` or `time` (seconds).",
+        "used": "What is taken of it: of GPU hours those of seven days and those that running jobs may use up to their "
+        "limits. Null of `time`.",
+        "most": "The limit.",
+        "left": "What is left, at least 0. Null of `time`.",
+        "reason": "Of a job that it keeps waiting, or that it refuses.",
+        "frees": "Where nothing is left: when something comes back at the latest, or null.",
+    },
+    "quota-class": {
+        "name": "Of the inventory.",
+        "priority": "What it adds.",
+        "preemptible": "Whether its jobs may be stopped for others; null: as the job says.",
+        "exempt": "Whether its jobs count for its own limits only.",
+    },
+    "quota-share": {
+        "group": "Empty: in none.",
+        "user": "Who.",
+        "shares": "Within the group.",
+        "gpu_hours": "Used lately, decayed with `fairshare_half_life`.",
+        "place": "1 goes first under `order: fairshare`; equal users share one.",
     },
     "power": {
         "since": "Time the report begins: the one asked for, or the first record.",
