@@ -9,6 +9,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from gpusched.model.jobs import Job, JobState
+from gpusched.queue.room import MOST_AHEAD
 from gpusched.queue.rows import JobReads
 
 
@@ -46,7 +47,7 @@ class PredictionReads(JobReads):
     def unpredicted(self) -> tuple[int, list[str]]:
         """How many jobs are in the queue, and the ids of those of which no start was predicted yet.
 
-        Of tasks of an array that share a row the first stands for all.
+        Of tasks of an array that share a row the first stands for all, and they count as no more than are run forward.
         """
         first = "array_id || '_' || CAST(substr(id, length(array_id) + 3) AS INTEGER)"  # of ID_[3-9]
         count = self._tasks_column()
@@ -55,7 +56,7 @@ class PredictionReads(JobReads):
             f"CASE WHEN {count} > 1 THEN {first} ELSE id END AS name, {count} AS count FROM jobs WHERE state = ?)"
         )
         rows = self._db.execute(query, (JobState.PENDING,)).fetchall()
-        return sum(count for _, count, _ in rows), [job_id for job_id, _, known in rows if not known]
+        return sum(min(count, MOST_AHEAD) for _, count, _ in rows), [job_id for job_id, _, known in rows if not known]
 
     def predicted_starts(self, since: float, until: float) -> list[PredictedStart]:
         """What was predicted in [since, until), oldest first, and what became of it."""
