@@ -2,7 +2,7 @@
 
     python -m benchmarks.arrays [--tasks 100000]
 
-Commands are whole processes, the median of five; a cycle is the controller's own, its nodes apart. Everything is written
+Commands are whole processes, the median of five; a cycle is the controller's own, its nodes apart. All is written
 to disk as it is in earnest.
 """
 
