@@ -243,6 +243,7 @@ def _snapshot(client: Client, job: Job) -> Snapshot:
         estimates=reader.estimates() if reader else {},
         progress=reader.progress_of_unended() if reader else {},
         now=now,
+        whole=True,
     )
     beliefs = beliefs_for(reader, policies) if reader else {}
     return msgspec.structs.replace(snapshot, beliefs=beliefs) if beliefs else snapshot

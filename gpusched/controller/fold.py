@@ -296,7 +296,8 @@ class CommandApplier:
                     if job.uid != caller.uid and not caller.admin:
                         problems.append(f"job {job.id} belongs to {job.user}")
                     elif changed := act(job):
-                        self._store.put_jobs([changed[0]])
+                        if changed[0] != job:  # tasks that differ in nothing stay together
+                            self._store.put_jobs([changed[0]])
                         self._store.append([changed[1]])
                 except Refused as refused:
                     problems.append(str(refused))

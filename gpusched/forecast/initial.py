@@ -227,9 +227,7 @@ def _before(view: PendingView, views: Sequence[PendingView], shift: int, running
         and (other.submit_time, other.array_id or other.id) < place
     ]
     same = (r.spec is not None and (r.user, r.spec.name) == (view.user, view.spec.name) for r in running)
-    return found + [
-        len(views) + k for k, one in enumerate(same) if one and (running[k].array_id or running[k].id) != own
-    ]
+    return found + [shift + k for k, one in enumerate(same) if one and (running[k].array_id or running[k].id) != own]
 
 
 def _waits_for(dependency: Dependency, view: PendingView) -> str:

@@ -63,8 +63,9 @@ class Dependencies:
         """All tasks of a row by what each of them waits for: those first whose partners have ended."""
         if any(d.kind is DependencyKind.CHAIN for d in own):
             (head,) = lowest(row.tasks, 1)
-            yield head, self._worst(row, own, head)
-            yield from ((i, ("waiting", "chain: waits for the link before it")) for i in each(row.tasks) if i != head)
+            first = self._worst(row, own, head)
+            behind = first if first[0] == "never" else ("waiting", "chain: waits for the link before it")
+            yield from ((index, first if index == head else behind) for index in each(row.tasks))
             return
         waiting: Spans = ()
         for dependency in own:

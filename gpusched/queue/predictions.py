@@ -9,6 +9,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from gpusched.model.jobs import Job, JobState
+from gpusched.queue.room import MOST_AHEAD
 from gpusched.queue.rows import JobReads
 
 
@@ -46,7 +47,8 @@ class PredictionReads(JobReads):
     def unpredicted(self) -> tuple[int, list[str]]:
         """How many jobs are in the queue, and the ids of those of which no start was predicted yet.
 
-        Of tasks of an array that share a row the first stands for all.
+        Of tasks of an array that share a row the first stands for all. More than are run forward one by one count as
+        so many, and nothing is predicted of them before they are fewer.
         """
         first = "array_id || '_' || CAST(substr(id, length(array_id) + 3) AS INTEGER)"  # of ID_[3-9]
         count = self._tasks_column()
@@ -55,7 +57,9 @@ class PredictionReads(JobReads):
             f"CASE WHEN {count} > 1 THEN {first} ELSE id END AS name, {count} AS count FROM jobs WHERE state = ?)"
         )
         rows = self._db.execute(query, (JobState.PENDING,)).fetchall()
-        return sum(count for _, count, _ in rows), [job_id for job_id, _, known in rows if not known]
+        return sum(min(count, MOST_AHEAD) for _, count, _ in rows), [
+            job_id for job_id, count, known in rows if not known and count <= MOST_AHEAD
+        ]
 
     def predicted_starts(self, since: float, until: float) -> list[PredictedStart]:
         """What was predicted in [since, until), oldest first, and what became of it."""
@@ -73,7 +77,8 @@ class PredictionReads(JobReads):
         """Job, or array -> seconds, of the jobs in the queue that have an estimate."""
         if not self._rows("SELECT 1 FROM estimates LIMIT 1"):
             return {}  # nobody asks for estimates here: the queue need not be gone through
-        query = "SELECT job_id, seconds FROM jobs JOIN estimates ON job_id IN (id, array_id) WHERE state = ?"
+        query = "SELECT job_id, seconds FROM jobs CROSS JOIN estimates ON job_id = {} WHERE state = ?1"
+        query = f"{query.format('id')} UNION {query.format('array_id')}"
         return dict(self._rows(query, (JobState.PENDING,)))
 
     def unestimated(self) -> list[Job]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from gpusched.model.jobs import Job
+from gpusched.model.indices import each
+from gpusched.model.jobs import Job, JobSpec
 from gpusched.model.policy import PolicySpec
 from gpusched.model.resources import Inventory
 
 SPARE = 20  # as many as Slurm plans ahead of one array (bf_max_job_array_resv)
+MOST_AHEAD = 1000  # parts of an array that are run forward, but at least as many as can run at once
 
 
 class Room:
@@ -30,10 +32,11 @@ class Room:
         running_tasks: Mapping[str, int],
     ) -> None:
         self._limits, self._running = array_limits, running_tasks
-        self._free = {
+        self._total = {
             p.name: [sum(n.gpus for n in p.nodes), sum(n.cores for n in p.nodes), sum(n.memory_mib for n in p.nodes)]
             for p in inventory.partitions
         }
+        self._free = {name: list(amounts) for name, amounts in self._total.items()}
         of_node = {node.name: node.partition for node in inventory.nodes}
         for job in active:
             for part in job.allocation.parts if job.allocation else ():
@@ -54,16 +57,37 @@ class Room:
         """
         if row.held_by or (row.eligible_time is not None and row.eligible_time > now):
             return 1
-        spec, free = row.spec, self._free.get(row.spec.partition, [0, 0, 0])
-        if spec.elastic is not None:
-            needs = (spec.elastic.sizes[0], 1, 1)
-        elif spec.share:  # two may have the same GPU
-            needs = (0, spec.nodes * spec.cores_per_node, spec.nodes * spec.memory_mib_per_node)
-        else:
-            needs = (spec.gpus, *spec.amounts)
-        most = min((max(0, has) // need for has, need in zip(free, needs, strict=True) if need), default=0) + SPARE
+        most = _at_once(row.spec, self._free) + SPARE
         room = self.of_array(row)
         return most if room is None else max(1, min(most, room + 1))
+
+    def ahead(self, row: Job) -> list[tuple[int, int]]:
+        """The tasks of a row to run forward, and how many that come next each stands for besides itself.
+
+        Of a long array so many tasks one after the other as one that lasts as long as they; the last ones, whose ends
+        decide on when the next job begins, by themselves. Index and number, ascending.
+        """
+        limit = self._limits.get(row.array_id or "", row.count)
+        places = max(1, min(_at_once(row.spec, self._total), limit, row.count))
+        tail, parts = 2 * places, places * max(1, MOST_AHEAD // places)
+        together = (row.count - tail) // parts
+        if together < 2:
+            return [(index, 0) for index in each(row.tasks)]
+        indices = list(each(row.tasks))
+        apart = indices[parts * together :]
+        return [(indices[i * together], together - 1) for i in range(parts)] + [(index, 0) for index in apart]
+
+
+def _at_once(spec: JobSpec, amounts: Mapping[str, Sequence[int]]) -> int:
+    """How many such jobs its partition's GPUs, cores and MiB are enough for, wherever these are."""
+    has = amounts.get(spec.partition, (0, 0, 0))
+    if spec.elastic is not None:
+        needs = (spec.elastic.sizes[0], 1, 1)
+    elif spec.share:  # two may have the same GPU
+        needs = (0, *spec.amounts)
+    else:
+        needs = (spec.gpus, *spec.amounts)
+    return min((max(0, one) // need for one, need in zip(has, needs, strict=True) if need), default=0)
 
 
 def _takes_back(policy: PolicySpec) -> bool:

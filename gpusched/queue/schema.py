@@ -115,7 +115,7 @@ CREATE TABLE paces (seq INTEGER PRIMARY KEY, data BLOB NOT NULL);
     """
 -- How many jobs a row stands for: tasks of an array that differ in nothing share one; see model.arrays.
 ALTER TABLE jobs ADD COLUMN tasks INTEGER NOT NULL DEFAULT 1;
-CREATE INDEX jobs_shared ON jobs (array_id) WHERE tasks > 1;
+CREATE INDEX jobs_shared ON jobs (array_id, state, tasks) WHERE tasks > 1;
 DROP INDEX jobs_array;
 CREATE INDEX jobs_array ON jobs (array_id, state) WHERE array_id IS NOT NULL;
 """,

@@ -135,7 +135,7 @@ def build_snapshot(
         progress: Job -> what it tells of itself, attempt by attempt.
         used: GPU seconds of the last seven days, for limits of them.
         ended_well: For dependencies between the tasks of two arrays; see `Reader.ended_well`.
-        whole: All tasks of all arrays have a view, as a forecast needs them.
+        whole: All tasks of all arrays take part, as a forecast needs them (`Room.ahead`).
     """
     active, pending = list(active), list(pending)
     ledger = Ledger(inventory.quotas, active, used, now)
@@ -161,7 +161,7 @@ def build_snapshot(
         pending=tuple(
             _pending_view(job, verdict, behind, room, inventory, ledger, estimates, progress.get(job.id, ()))
             for row in base
-            for job, verdict, behind in _each(row, dependencies, None if whole else room.for_tasks(row, now))
+            for job, verdict, behind in _each(row, dependencies, room, None if whole else now)
         ),
         policies=dict(policies),
         usage=usage,
@@ -343,14 +343,22 @@ def expected_end(job: Job, start: float) -> float:
     return start + job.limit_s
 
 
-def _each(row: Job, dependencies: Dependencies, most: int | None) -> Iterator[tuple[Job, Verdict, int]]:
-    """A job, or the tasks of a row to look at, with whether their dependencies are met and how many come behind."""
+def _each(row: Job, dependencies: Dependencies, room: Room, now: float | None) -> Iterator[tuple[Job, Verdict, int]]:
+    """A job, or the tasks of a row to look at, with whether their dependencies are met and how many come behind.
+
+    ``now``: of a decision; None: of a forecast.
+    """
     if not row.tasks:
         yield row, dependencies.of(row), 0
         return
-    found = dependencies.of_tasks(row, most)
+    by_task = any(d.kind in BY_TASK for d in row.spec.dependencies)
+    if now is None and not by_task:
+        ((_, verdict),) = dependencies.of_tasks(row, 1)
+        yield from ((task_of(row, index), verdict, behind) for index, behind in room.ahead(row))
+        return
+    found = dependencies.of_tasks(row, None if now is None else room.for_tasks(row, now))
     for index, verdict in found:
-        last = index == found[-1][0] and not verdict[0] and not any(d.kind in BY_TASK for d in row.spec.dependencies)
+        last = index == found[-1][0] and not verdict[0] and not by_task
         yield task_of(row, index), verdict, row.count - len(found) if last else 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -326,8 +327,11 @@ class Reader(BeliefReads, PolicyReads, PredictionReads, ProgressReads, QuotaRead
 
     def counts(self) -> dict[str, int]:
         """Number of jobs by state."""
-        query = f"SELECT state, sum({self._tasks_column()}) FROM jobs GROUP BY state"
-        return dict(self._db.execute(query).fetchall())
+        found = Counter(dict(self._db.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall()))
+        if self._tasks_column() != "1":  # both by an index alone: there may be many jobs
+            shared = "SELECT state, sum(tasks - 1) FROM jobs INDEXED BY jobs_shared WHERE tasks > 1 GROUP BY state"
+            found.update(dict(self._db.execute(shared).fetchall()))
+        return dict(found)
 
     def waiting_again(self) -> int:
         """Number of waiting jobs that a policy stopped for others."""

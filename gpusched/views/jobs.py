@@ -124,7 +124,7 @@ def job_dict(
         "array_id": job.array_id,
         "array_index": job.array_index,
         "array_tasks": text_of(job.tasks) or None,
-        "count": job.count,
+        "array_count": job.count if job.tasks else None,
         "attempt": job.attempt,
         "retries": job.retries,
         "preemptions": job.preemptions.count if job.preemptions else 0,

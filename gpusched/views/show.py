@@ -12,7 +12,7 @@ from gpusched.model.events import Event
 from gpusched.model.forecast import SpreadStart
 from gpusched.model.indices import each
 from gpusched.model.interference import PlaceCost
-from gpusched.model.jobs import Job, JobSpec
+from gpusched.model.jobs import DependencyKind, Job, JobSpec
 from gpusched.model.progress import JobProgress
 from gpusched.model.slurm import SlurmFacts
 from gpusched.model.units import format_duration, format_memory, iso_utc, local_time
@@ -208,7 +208,8 @@ def _optional(job: Job) -> Iterator[tuple[str, str]]:
             ("env", " ".join(spec.env)),
             ("secrets", " ".join(spec.secret_names)),
             ("mounts", " ".join(f"{m.source}:{m.target}{':ro' if m.read_only else ''}" for m in spec.mounts)),
-            ("depends on", ", ".join(d.text for d in spec.dependencies)),
+            ("depends on", ", ".join(d.text for d in spec.dependencies if d.kind is not DependencyKind.CHAIN)),
+            ("chain", _link(job)),
             ("only on", ", ".join(spec.nodelist)),
             ("GPU types", ", ".join(spec.gpu_types)),
             ("not on", ", ".join(dict.fromkeys((*spec.exclude, *job.excluded_nodes)))),
@@ -224,6 +225,12 @@ def _optional(job: Job) -> Iterator[tuple[str, str]]:
         )
         if value
     )
+
+
+def _link(job: Job) -> str:
+    if not any(d.kind is DependencyKind.CHAIN for d in job.spec.dependencies):
+        return ""
+    return f"link {job.array_index}; the next one begins when it ends, at its limit too, unless it fails"
 
 
 def _is_delayed(job: Job) -> bool:
