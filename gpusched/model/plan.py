@@ -20,8 +20,9 @@ class ReasonCode(StrEnum):
     DEPENDENCY_NEVER_SATISFIED = "DependencyNeverSatisfied"
     DEPENDENCY = "Dependency"
     BEGIN_TIME = "BeginTime"
+    RESERVATION = "Reservation"  # waits for the reservation that it asks for
     ARRAY_TASK_LIMIT = "JobArrayTaskLimit"
-    REQ_NODE_NOT_AVAIL = "ReqNodeNotAvail"  # would fit if DOWN, DRAINED, LOST or BUSY parts came back
+    REQ_NODE_NOT_AVAIL = "ReqNodeNotAvail"  # would fit if DOWN, DRAINED, LOST, BUSY or reserved parts came back
     RESOURCES = "Resources"  # does not fit now; under backfill none and easy only the head of the queue has this reason
     PRIORITY = "Priority"  # others are before it
     BACKFILL = "Backfill"  # fits now, but would delay the head of the queue

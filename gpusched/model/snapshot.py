@@ -7,6 +7,7 @@ import msgspec
 from gpusched.model.interference import KindBelief
 from gpusched.model.jobs import Allocation, JobSpec, JobState, Preemptions, Resizes
 from gpusched.model.policy import PolicySpec
+from gpusched.model.reservations import Reservation
 from gpusched.model.resources import Sharing
 from gpusched.model.topology import Topology
 
@@ -22,6 +23,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         failed_recently: Attempts failed here; the job it concerns carries the exclusion itself.
         sharing: As declared. shareable: GPU index -> its memory in MiB, of those that two jobs may have: it is known,
             and no stranger is on them. Empty without ``sharing``.
+        reservations: Of it, such as are not over, by begin.
     """
 
     name: str
@@ -36,6 +38,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     links: dict[int, dict[int, int]] = {}
     sharing: Sharing | None = None
     shareable: dict[int, int] = {}
+    reservations: tuple[Reservation, ...] = ()
 
 
 class RunningView(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +55,7 @@ class RunningView(msgspec.Struct, frozen=True, kw_only=True):
         shares: GPUs of its node that it may have together with another job: it asked for that, and was launched so.
         partner: The job that has some of them, too; "": none. Of such GPUs ``allocation`` has those that come free
             when it ends: the one of the two that ends last has them. Nobody may stop it meanwhile.
+        tied: Why it would not come up again in time if it were stopped to go on, as its nodes are reserved soon; "".
     """
 
     id: str
@@ -72,6 +76,7 @@ class RunningView(msgspec.Struct, frozen=True, kw_only=True):
     left: float | None = None
     shares: tuple[int, ...] = ()
     partner: str = ""
+    tied: str = ""
 
 
 def held_once(one: RunningView, other: RunningView) -> tuple[RunningView, RunningView]:
@@ -110,7 +115,8 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
     ``dependency``: "" met, "waiting" or "never", with ``dependency_message``. ``estimate_s``: how long a predictor
     expected at its submission that it runs; None: nobody was asked. ``resume_at``: it was stopped to go
     on with so many GPUs. ``speeds``, ``left``: as in `RunningView`. ``barred``: why Slurm, which has it, lets it not
-    start, in its words; "": it does.
+    start, in its words; "": it does. ``reserved``: the reservation that it runs in, and in no other place.
+    ``unreserved``: why it can never run in the one it asks for, as things are; "": it can.
     """
 
     id: str
@@ -132,12 +138,18 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
     speeds: dict[int, float] = {}
     left: float | None = None
     barred: str = ""
+    reserved: Reservation | None = None
+    unreserved: str = ""
+
+    @property
+    def limit_s(self) -> float:
+        """How long it may run, seconds: its limit bounds what it runs at all sizes together."""
+        return self.spec.time_limit_s - (self.resizes.had_s if self.resizes is not None else 0.0)
 
     @property
     def expected_s(self) -> float:
         """How long it is expected to run, seconds: as estimated, but no longer than its limit; else that."""
-        limit = self.spec.time_limit_s - (self.resizes.had_s if self.resizes is not None else 0.0)
-        return limit if self.estimate_s is None else min(self.estimate_s, limit)
+        return self.limit_s if self.estimate_s is None else min(self.estimate_s, self.limit_s)
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

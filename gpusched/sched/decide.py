@@ -20,6 +20,7 @@ from gpusched.sched.explain import waits_for_better
 from gpusched.sched.fit import request_of, set_feasibility
 from gpusched.sched.gpus import Links, links_matrix, nearest_gpus
 from gpusched.sched.reasons import Block, Verdicts
+from gpusched.sched.reservations.keeping import kept_clear
 from gpusched.sched.sizing.live import sizes_of
 from gpusched.sched.stages import place_queue
 from gpusched.sched.state import BACKFILLS, PLACES, Outcome, new_outcome, new_scratch, seed_words
@@ -60,7 +61,7 @@ def decide(snapshot: Snapshot, models: Mapping[str, Model] = {}) -> Plan:
         return Plan(actions=resizes, reasons=reasons, troubles=troubles)
     waiting = waiting_of(eligible, world, usage_of(snapshot), snapshot)
     effects = _Effects(troubles, {}, [], {})
-    outcome, blocks = _run(snapshot, world, waiting, models, effects)
+    waiting, outcome, blocks = _run(snapshot, world, waiting, models, effects)
     verdicts = Verdicts(snapshot, world, waiting, outcome.code.tolist())
     for queue, block in blocks:
         verdicts.add(queue, block, reasons)
@@ -125,12 +126,18 @@ def _small_snapshot(policy: PolicySpec) -> Snapshot:
 
 def _run(
     snapshot: Snapshot, world: NodeArrays, waiting: Waiting, models: Mapping[str, Model], effects: _Effects
-) -> tuple[Outcome, list[tuple[list[int], Block]]]:
-    """The compiled passes, one per partition that has a queue; with each queue in its order and what blocked it."""
-    scratch = new_scratch(len(world.nodes), waiting.jobs.feasibility.size, world.rack)
+) -> tuple[Waiting, Outcome, list[tuple[list[int], Block]]]:
+    """The compiled passes, one per partition that has a queue; with each queue in its order and what blocked it.
+
+    The jobs come back with what is kept for others in their masks.
+    """
+    scratch = new_scratch(len(world.nodes), waiting.jobs.feasibility.size, world.rack, waiting.calendar)
     outcome = new_outcome(len(waiting.views), waiting.parts)
     releases = releases_of(snapshot.running, world, waiting.parts)
     set_feasibility(world.total, world.usable, waiting.jobs.masks, waiting.requests, scratch, waiting.jobs.feasibility)
+    if world.reserved:
+        waiting = kept_clear(snapshot, world, waiting, releases, scratch, effects.reasons)
+        scratch = new_scratch(len(world.nodes), waiting.jobs.feasibility.size, world.rack, waiting.calendar)
     costs = costs_of(snapshot, world, waiting, scratch)
     rng = seed_words(snapshot.seed)
     blocks = []
@@ -145,7 +152,7 @@ def _run(
             blocks.append(by_agent(context, models.get(name), _staged, effects.troubles))
         else:
             blocks.append(_staged(context))
-    return outcome, blocks
+    return waiting, outcome, blocks
 
 
 def _staged(context: Context) -> tuple[list[int], Block]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
@@ -11,6 +13,7 @@ from gpusched.sched.arrays import NodeArrays, Waiting, racks_for_ask
 from gpusched.sched.eligible import ARRAY_FULL
 from gpusched.sched.fit import request_of, shortfall
 from gpusched.sched.place import most_in_rack
+from gpusched.sched.reservations.rules import reserved_text
 from gpusched.sched.state import (
     ARRAY_LIMIT,
     BACKFILL,
@@ -19,6 +22,7 @@ from gpusched.sched.state import (
     NOT_AVAILABLE,
     POLICY,
     PRIORITY,
+    RESERVED,
     RESOURCES,
     STARTED,
     Resources,
@@ -61,6 +65,7 @@ class Verdicts:
         self._shapes = waiting.jobs.shape.tolist()
         self._by_shape: dict[tuple[int, int], Reason] = {}
         self._ahead: dict[int, Reason] = {}
+        self._of_reserved: dict[tuple[int, float, str], Reason] = {}
 
     def add(self, queue: list[int], block: Block, reasons: dict[str, Reason]) -> None:
         """Writes the reasons of one partition's queue."""
@@ -104,6 +109,8 @@ class Verdicts:
         if code == BAD_CONSTRAINTS:
             message = self._shortage("needs", "there", self._world.total, shape)
             reason = Reason(code=ReasonCode.BAD_CONSTRAINTS, message=message)
+        elif code == RESERVED:
+            return self._reserved(shape, job)
         elif code == NOT_AVAILABLE:
             message = self._shortage("needs", "usable", self._world.usable, shape)
             requests = self._waiting.requests
@@ -119,6 +126,18 @@ class Verdicts:
                 return reason
         self._by_shape[code, shape] = reason
         return reason
+
+    def _reserved(self, shape: int, job: int) -> Reason:
+        """Of a job that waits for the end of reservations; nothing else may be reserved that it would use."""
+        view, lo, hi = self._waiting.views[job], self._waiting.requests.lo[shape], self._waiting.requests.hi[shape]
+        key = (int(lo), view.limit_s, view.spec.reservation)
+        if key not in self._of_reserved:
+            reserved = self._world.reserved
+            here = np.unique(reserved.of[(reserved.node >= lo) & (reserved.node < hi)]).tolist()
+            ones = [one for i in here if (one := reserved.all[i]).meets(self._now, self._now + view.limit_s)]
+            text = reserved_text((one for one in ones if one.name != key[2]), view.limit_s, self._now)
+            self._of_reserved[key] = Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=text)
+        return self._of_reserved[key]
 
     def _waits(self, shape: int, job: int, block: Block) -> str:
         """Of a job that waits for one rack, that it does; else ""."""

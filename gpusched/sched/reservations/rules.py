@@ -1,0 +1,83 @@
+"""Whether a reservation keeps a job from a node, and in which words: plain Python, for the check and `explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpusched.model.reservations import RESTART_S, Reservation
+from gpusched.model.snapshot import NodeView, PendingView, RunningView
+from gpusched.model.units import format_duration
+
+
+def closed_by(job: PendingView, node: NodeView, now: float) -> Reservation | None:
+    """The reservation for which a job may not start on a node now; None: it may.
+
+    A job of a reservation may use its nodes only, from its begin on, if it ends with it at the latest. Every other job
+    must end before the next reservation of the node begins. Ends are by limits.
+    """
+    own, end = job.reserved, now + job.limit_s
+    if own is not None:
+        here = any(one.name == own.name for one in node.reservations)
+        return None if here and own.begin <= now and end <= own.end else own
+    return next((one for one in node.reservations if one.meets(now, end)), None)
+
+
+def closed_text(job: PendingView, node: NodeView, now: float) -> str:
+    """Why a reservation keeps it from the node now, as said of the node; "": none does."""
+    one = closed_by(job, node, now)
+    if one is None:
+        return ""
+    if job.reserved is not None and all(other.name != one.name for other in node.reservations):
+        return f"is not in {one.what}"
+    return f"is reserved ({one.what}) {when(one, now)}"
+
+
+def when(one: Reservation, now: float) -> str:
+    """``in 2:00:00, for 4:00:00``; ``for another 1:00:00``, once it has begun."""
+    if one.begin <= now:
+        return f"for another {format_duration(one.end - now)}"
+    return f"in {format_duration(one.begin - now)}, for {format_duration(one.end - one.begin)}"
+
+
+def reserved_text(reservations: Iterable[Reservation], limit_s: float, now: float) -> str:
+    """Why a job waits that no node may take before reservations of it are over, in Slurm's words, and what of it."""
+    ones = sorted(set_of(reservations), key=lambda one: (one.begin, one.name))
+    if not ones:
+        return "Reserved"
+    kind = "Reserved for maintenance" if all(one.maintenance for one in ones) else "May be reserved for other job"
+    named = ", ".join(f"{one.name} {when(one, now)}" for one in ones[:2])
+    more = f" and {len(ones) - 2} more" if len(ones) > 2 else ""
+    return f"{kind}: {named}{more}; its limit of {format_duration(limit_s)} does not fit before"
+
+
+def set_of(reservations: Iterable[Reservation]) -> list[Reservation]:
+    """Each once."""
+    return list({one.name: one for one in reservations}.values())
+
+
+def waits_for_own(job: PendingView, now: float) -> str:
+    """Why a job cannot start now whatever is free, as the reservation is that it asks for; "": it can."""
+    own = job.reserved
+    if job.unreserved or own is None:
+        return job.unreserved
+    if now < own.begin:
+        return f"waits for {own.what}, which begins in {format_duration(own.begin - now)}"
+    if now + job.limit_s > own.end:
+        left, limit = format_duration(max(0.0, own.end - now)), format_duration(job.limit_s)
+        return f"{own.what} ends in {left}, before its limit of {limit}"
+    return ""
+
+
+def tied_by(job: RunningView, limit_left_s: float, nodes: Iterable[NodeView], own: str, now: float) -> str:
+    """Why a job that runs would not come up again in time if it were stopped to go on; "": it would.
+
+    ``own``: the reservation that it runs in. ``nodes``: those it holds.
+    """
+    end = now + limit_left_s + RESTART_S
+    for node in nodes:
+        for one in node.reservations:
+            if one.name == own and end > one.end:
+                return f"{one.what} ends in {format_duration(max(0.0, one.end - now))}"
+            if one.name != own and one.begin < end:
+                return f"node {node.name} is reserved ({one.what}) {when(one, now)}"
+    return ""
