@@ -18,6 +18,7 @@ Fields = Mapping[str, tuple[str, Reader]]
 
 MAX_GPUS = 64  # of one node: sets of GPUs are 64-bit masks
 MAX_RANGE = 10_000
+MAX_SHARES = 1_000_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _NAME_EXPECTED = "a name of at most 63 letters, digits, '.', '_', '-', the first a letter or digit"
 _ADDRESS = re.compile(r"[A-Za-z0-9:_][A-Za-z0-9:._%-]{0,252}")
@@ -282,6 +283,21 @@ def _transport(value: Value) -> str:
         return value.choice(("ssh", "local"))
 
 
+def _members(value: Value) -> dict[str, int]:
+    """User -> shares, of a list of users, or of a mapping with the shares of each."""
+    what = "a user name"
+    if value.is_list:
+        found = [item.text(what, _USER) for item in value.items("a list of users")]
+        if len(set(found)) < len(found):
+            raise value.error("every user once", f"{next(n for n in found if found.count(n) > 1)} again")
+        return dict.fromkeys(found, 1)
+    shares = value.fields("a list of users, or a mapping: user -> shares")
+    for user, item in shares.items():
+        if _USER.fullmatch(user) is None:
+            raise item.error(what, f'the name "{user}"')
+    return {user: item.whole(1, MAX_SHARES, "a number of shares") for user, item in shares.items()}
+
+
 def _sharing(value: Value) -> Sharing | None:
     values = read(value, SHARING, "a mapping with mode, slowdown, pipe")
     if "mode" not in values:
@@ -343,6 +359,11 @@ SWITCH: Fields = {
     "uplink": ("uplink_gbps", _rate),
     "uplink_gbps": ("uplink_gbps", _number(0.001, 1e9, "Gbit/s")),
     "parent": ("parent", name),
+}
+GROUP: Fields = {
+    "members": ("members", _members),
+    "parent": ("parent", name),
+    "shares": ("shares", _whole(1, MAX_SHARES, "a number of shares")),
 }
 PARTITION = ("auto_promote", "defaults", "flavors", "image", "max_time", "nodes", "placement", "policy",
              "preemptible", "resizable")  # fmt: skip

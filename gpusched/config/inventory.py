@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpusched.config import fields
+from gpusched.config.groups import read_groups
 from gpusched.config.paths import find_inventory
 from gpusched.config.topology import read_topology
 from gpusched.config.validate import nodes_that_hold
 from gpusched.config.yamlfile import Value, parse_file
 from gpusched.errors import FileError
+from gpusched.model.limits import Groups
 from gpusched.model.resources import (
     Flavor,
     Inventory,
@@ -30,6 +32,8 @@ from gpusched.model.resources import (
 )
 from gpusched.model.topology import Topology
 from gpusched.model.units import format_memory
+
+_ROOT = ("engine", "settings", "defaults", "partitions", "topology", "groups")
 
 
 def load_inventory(path: Path | str | None = None) -> Inventory:
@@ -86,7 +90,7 @@ class _Reader:
 
     def inventory(self) -> Inventory:
         root = parse_file(self._path, "an inventory")
-        known = root.fields("a mapping with partitions", ("engine", "settings", "defaults", "partitions", "topology"))
+        known = root.fields("a mapping with partitions", _ROOT)
         settings, defaults = Settings(), dict[str, Any]()
         with self._noting():
             if "engine" in known and known["engine"].choice(("ssh", "slurm")) == "slurm":
@@ -110,9 +114,12 @@ class _Reader:
         nodes = None if self._errors else self._names  # a node that could not be read is not a node that is not there
         with self._noting():
             topology = read_topology(known.get("topology"), nodes, self._noting)
+        groups = Groups()
+        with self._noting():
+            groups = read_groups(known.get("groups"), self._noting)
         return Inventory(
             path=str(self._path), partitions=tuple(partitions), settings=settings, topology=topology,
-            engine=self._engine,
+            engine=self._engine, groups=groups,
         )  # fmt: skip
 
     def _settings(self, value: Value | None) -> Settings:

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from gpusched.model.limits import Groups
 from gpusched.model.topology import Topology
 
 
@@ -208,6 +209,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings = Settings()
     topology: Topology = Topology()
     engine: Literal["ssh", "slurm"] = "ssh"
+    groups: Groups = Groups()
 
     @property
     def nodes(self) -> tuple[Node, ...]:
