@@ -34,6 +34,7 @@ policies = _lazy("policies")
 replays = _lazy("replays")
 agents = _lazy("agents")
 gpu_types = _lazy("gpu_types")
+reservations = _lazy("reservations")
 states = _lazy("states")
 
 

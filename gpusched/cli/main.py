@@ -38,6 +38,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "nodes": ("gpusched.cli.nodes", "Nodes and their GPUs: what is free, what is used, what is wrong."),
     "drain": ("gpusched.cli.control", "Take nodes out of service once their jobs have ended."),
     "resume": ("gpusched.cli.control", "Put drained nodes back into service."),
+    "reserve": ("gpusched.cli.reservations", "Keep nodes for some users' jobs from one time to another."),
+    "maintenance": ("gpusched.cli.reservations", "Plan work on nodes: nothing starts there that cannot end before it."),
+    "reservations": ("gpusched.cli.reservation_list", "What is reserved, and for whom; change and cancel that."),
     "power": ("gpusched.cli.power", "Energy and utilization: what was used, what was wasted, what it cost."),
     "replay": ("gpusched.cli.replay", "What a workload would have been under other policies."),
     "train": ("gpusched.cli.train", "Train a policy's agent on this cluster's jobs, a trace or a description."),
@@ -54,6 +57,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 OF_JOBS = frozenset(("submit", "logs", "exec", "cancel", "hold", "release", "requeue", "priority", "drain", "resume"))
+OF_JOBS |= {"reserve", "maintenance"}
 """Commands in whose place Slurm has its own, where jobs are Slurm's."""
 
 

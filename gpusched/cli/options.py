@@ -112,6 +112,10 @@ def asked(
     gpu_mem: Annotated[
         str | None, typer.Option("--gpu-mem", help="With --share: the most that it takes of each GPU's memory: 20G.")
     ] = None,
+    reservation: Annotated[
+        str | None,
+        typer.Option("--reservation", autocompletion=complete.reservations, help="It runs in this one only."),
+    ] = None,
     hold: Annotated[bool, typer.Option("--hold", help="Queue it held.")] = False,
     comment: Annotated[str, typer.Option("--comment", help="For people.")] = "",
 ) -> Request:
@@ -154,6 +158,7 @@ def asked(
         exclusive=exclusive,
         share=share,
         gpu_mem=gpu_mem,
+        reservation=reservation,
         hold=hold,
         comment=comment,
     )

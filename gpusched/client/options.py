@@ -22,6 +22,11 @@ def duration(option: str, text: str | None) -> int | None:
     return None if text is None else _parsed(option, text, parse_duration)
 
 
+def moment(option: str, text: str, now: float) -> float:
+    """Unix seconds."""
+    return _parsed(option, text, lambda t: parse_time(t, now))
+
+
 def begin(text: str | None, now: float) -> float | None:
     """Unix seconds, or None where the option is not given."""
     return None if text is None else _parsed("--begin", text, lambda t: parse_time(t, now))

@@ -11,6 +11,7 @@ import msgspec
 from gpusched.client import options
 from gpusched.client.context import Client
 from gpusched.client.sizing import ResourceRequest, Size, elastic_of, partition_of, size, whole_nodes
+from gpusched.config.users import user_name
 from gpusched.config.validate import MAX_NAME, MAX_SIZES, known_partition, shape_on, usable_nodes, validate_spec
 from gpusched.errors import UsageError
 from gpusched.model import ids
@@ -60,6 +61,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     exclusive: bool = False
     share: str | None = None
     gpu_mem: str | None = None
+    reservation: str | None = None
     hold: bool = False
     comment: str = ""
 
@@ -108,10 +110,13 @@ def prepare(client: Client, request: Request) -> Submit:
         **_placement(request, sized, may.resizable, inventory),
         share=options.share(request.share),
         gpu_memory_mib=options.gpu_memory(request.gpu_mem),
+        reservation=request.reservation or "",
     )
     if may.filled_in:
         spec = _without_impossible(spec, known_partition(inventory, spec.partition))
     validate_spec(spec, inventory)
+    if spec.reservation:
+        _check_reservation(client, spec, now)
     prepared = Submit(
         time=now, id="0" * ids.ID_LENGTH, spec=spec, array=array, max_running=max_running, secrets=secrets
     )
@@ -225,6 +230,14 @@ def _resources(request: Request, may: _Resizing) -> ResourceRequest:
         exclude=options.names(request.exclude),
         gpu_types=options.names(request.gpu_type),
     )
+
+
+def _check_reservation(client: Client, spec: JobSpec, now: float) -> None:
+    from gpusched.client.reservations import known_reservations
+    from gpusched.config.reservations import check_use
+
+    found = next((one for one in known_reservations(client, now) if one.name == spec.reservation), None)
+    check_use(spec.time_limit_s, spec.reservation, user_name(os.getuid()), found, client.inventory)
 
 
 def _default_name(request: Request) -> str:

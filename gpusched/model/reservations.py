@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from gpusched.model.limits import Groups
+from gpusched.model.units import format_duration
+
 MAX_RESERVATIONS = 1000
 MAX_RESERVATION_NAME = 64
-RESTART_S = 600.0  # so long before a reservation of its nodes a job is not stopped to go on: it might not come up again
+RESTART_S = 600.0  # what it may take at the most until a job that was stopped to go on has come up again
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,9 +36,9 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     by: str = ""
     made: float = 0.0
 
-    def serves(self, user: str, groups: Container[str]) -> bool:
-        """Whether a user who is in these groups may run jobs in it."""
-        return user in self.users or any(group in groups for group in self.groups)
+    def serves(self, user: str, groups: Groups) -> bool:
+        """Whether a user may run jobs in it."""
+        return user in self.users or groups.within(user, self.groups)
 
     def meets(self, begin: float, end: float) -> bool:
         """Whether it has any time in common with what lasts from ``begin`` to ``end``."""
@@ -45,6 +48,12 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     def what(self) -> str:
         """``maintenance weekly``, ``reservation class``."""
         return f"{'maintenance' if self.maintenance else 'reservation'} {self.name}"
+
+    def when(self, now: float) -> str:
+        """``in 2:00:00, for 4:00:00``; once it has begun ``for another 1:00:00``."""
+        if self.begin <= now:
+            return f"for another {format_duration(max(0.0, self.end - now))}"
+        return f"in {format_duration(self.begin - now)}, for {format_duration(self.end - self.begin)}"
 
 
 def overlapping(wanted: Reservation, others: Iterable[Reservation]) -> tuple[Reservation, str] | None:
@@ -65,3 +74,18 @@ def by_node(reservations: Iterable[Reservation], now: float) -> dict[str, tuple[
             for node in one.nodes:
                 found.setdefault(node, []).append(one)
     return {node: tuple(ones) for node, ones in found.items()}
+
+
+def tied_by(end: float, on: Iterable[Sequence[Reservation]], own: str, now: float) -> str:
+    """Why a job that runs would not come up again in time if it were stopped to go on; "": it would.
+
+    ``end``: by its limit. ``on``: of each of its nodes, those that are not over. ``own``: the one that it runs in.
+    """
+    end = max(end, now) + RESTART_S
+    for here in on:
+        for one in here:
+            if one.name == own and end > one.end:
+                return f"{one.what} ends soon after its limit"
+            if one.name != own and one.begin < end:
+                return f"its node is reserved ({one.what}) {one.when(now)}"
+    return ""

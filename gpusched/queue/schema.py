@@ -112,5 +112,11 @@ CREATE TABLE beliefs (kind TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
 -- Those paces with their GPUs, the latest only. data: model.interference.PaceOn as JSON.
 CREATE TABLE paces (seq INTEGER PRIMARY KEY, data BLOB NOT NULL);
 """,
+    """
+-- Nodes kept for some, or for nobody, for a time; those that are over stay, for replays. data:
+-- model.reservations.Reservation as JSON. Of those that are not over, names differ.
+CREATE TABLE reservations (seq INTEGER PRIMARY KEY, name TEXT NOT NULL, until REAL NOT NULL, data BLOB NOT NULL);
+CREATE INDEX reservations_until ON reservations (until);
+""",
 )
 SCHEMA_VERSION = 1 + len(MIGRATIONS)

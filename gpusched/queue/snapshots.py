@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import combinations
 
 import msgspec
 
+from gpusched.config.reservations import unusable
 from gpusched.config.validate import shape_on, usable_nodes, within_rules
 from gpusched.model.gpustates import DRIVER_MEMORY_MIB, foreign_processes, gpu_states
 from gpusched.model.interference import KindBelief
@@ -16,6 +17,7 @@ from gpusched.model.jobs import ENDED, Allocation, Dependency, DependencyKind, J
 from gpusched.model.policy import PolicySpec
 from gpusched.model.progress import JobProgress, speeds_of, steps_left
 from gpusched.model.readings import GpuState, NodeReading, NodeState
+from gpusched.model.reservations import Reservation, by_node, tied_by
 from gpusched.model.resources import Inventory, Node, Sharing
 from gpusched.model.slurm import barred
 from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot, held_once
@@ -50,6 +52,7 @@ def snapshot_of_store(
         progress=reader.progress_of_unended(),
         now=now,
         seed=seed,
+        reservations=reader.reservations(now),
     )
     finished = finished_lately(reader, policies)
     beliefs = beliefs_for(reader, policies)
@@ -91,6 +94,7 @@ def build_snapshot(
     seed: int = 0,
     estimates: Mapping[str, float] = {},
     progress: Mapping[str, tuple[JobProgress, ...]] = {},
+    reservations: Sequence[Reservation] = (),
 ) -> Snapshot:
     """The snapshot of the cluster.
 
@@ -108,6 +112,7 @@ def build_snapshot(
         seed: For policies that draw.
         estimates: Job -> how long it is expected to run, seconds.
         progress: Job -> what it tells of itself, attempt by attempt.
+        reservations: Such as are not over.
     """
     active = list(active)
     declared = {node.name for node in inventory.nodes}
@@ -116,14 +121,22 @@ def build_snapshot(
     lingering = lingering_gpus(active, ranks)
     running_tasks = Counter(job.array_id for job in active if job.array_id)
     looked_up = cache(lookup)  # each other job once
+    named, here = {one.name: one for one in reservations}, by_node(reservations, now)
+    nodes = tuple(
+        _node_view(node, records.get(node.name), held.get(node.name, {}), lingering.get(node.name, {}))
+        for node in inventory.nodes
+    )
+    if here:
+        nodes = tuple(msgspec.structs.replace(node, reservations=here.get(node.name, ())) for node in nodes)
     return Snapshot(
         now=now,
-        nodes=tuple(
-            _node_view(node, records.get(node.name), held.get(node.name, {}), lingering.get(node.name, {}))
-            for node in inventory.nodes
-        ),
+        nodes=nodes,
         running=sharing_views(
-            [view for job in active if (view := _running_view(job, declared, progress, inventory)) is not None],
+            [
+                _tied(view, here, now) if here else view
+                for job in active
+                if (view := _running_view(job, declared, progress, inventory)) is not None
+            ],
             inventory,
             ranks,
         ),
@@ -136,6 +149,7 @@ def build_snapshot(
                 inventory,
                 estimates.get(job.id),
                 progress.get(job.id, ()),
+                named,
             )
             for job in (_at_base(job, inventory, policies) for job in pending)
         ),
@@ -257,6 +271,15 @@ def _running_view(
     )
 
 
+def _tied(view: RunningView, here: Mapping[str, tuple[Reservation, ...]], now: float) -> RunningView:
+    """With the reason, where it could not be stopped to go on."""
+    ones = [here.get(part.node, ()) for part in view.allocation.parts]
+    if not any(ones):
+        return view
+    own = view.spec.reservation if view.spec is not None else ""
+    return msgspec.structs.replace(view, tied=tied_by(view.expected_end, ones, own, now))
+
+
 def sharing_views(
     views: list[RunningView], inventory: Inventory, ranks: Iterable[RankRecord]
 ) -> tuple[RunningView, ...]:
@@ -354,9 +377,11 @@ def _pending_view(
     inventory: Inventory,
     estimate_s: float | None,
     told: tuple[JobProgress, ...],
+    reservations: Mapping[str, Reservation],
 ) -> PendingView:
     kind, message = _dependency(job, lookup)
     limit = array_limits.get(job.array_id) if job.array_id else None
+    reserved = reservations.get(job.spec.reservation) if job.spec.reservation else None
     return PendingView(
         id=job.id,
         user=job.user,
@@ -365,7 +390,7 @@ def _pending_view(
         priority=job.priority,
         held_by=job.held_by,
         eligible_time=job.eligible_time,
-        excluded_nodes=_effective_exclusions(job, inventory),
+        excluded_nodes=_effective_exclusions(job, inventory, reserved),
         dependency=kind,
         dependency_message=message,
         array_id=job.array_id,
@@ -377,6 +402,10 @@ def _pending_view(
         speeds=speeds_of(told),
         left=steps_left(told),
         barred=barred(job.slurm) if job.slurm is not None else "",
+        reserved=reserved,
+        unreserved=unusable(job.limit_s, job.spec.reservation, job.user, reserved, inventory)
+        if job.spec.reservation
+        else "",
     )
 
 
@@ -399,10 +428,12 @@ def _at_base(job: Job, inventory: Inventory, policies: Mapping[str, PolicySpec])
     return msgspec.structs.replace(job, spec=shape_on(nodes, job.spec, elastic.base_gpus) or job.spec)
 
 
-def _effective_exclusions(job: Job, inventory: Inventory) -> tuple[str, ...]:
+def _effective_exclusions(job: Job, inventory: Inventory, reserved: Reservation | None) -> tuple[str, ...]:
     """Nodes where earlier attempts failed are avoided while enough others are left."""
     partition = inventory.partition(job.spec.partition)
     if not job.excluded_nodes or partition is None:
         return ()
     allowed = {n.name for n in usable_nodes(partition, job.spec.nodelist, job.spec.exclude, job.spec.gpu_types)}
+    if reserved is not None:
+        allowed &= set(reserved.nodes)
     return job.excluded_nodes if len(allowed - set(job.excluded_nodes)) >= job.spec.nodes else ()

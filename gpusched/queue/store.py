@@ -22,6 +22,7 @@ from gpusched.queue.beliefs import BeliefReads, BeliefWrites
 from gpusched.queue.predictions import PredictionReads, PredictionWrites
 from gpusched.queue.progress import ProgressReads, ProgressWrites
 from gpusched.queue.promotions import PolicyReads, PolicyWrites
+from gpusched.queue.reservations import ReservationReads, ReservationWrites
 from gpusched.queue.rows import JobWrites
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.shared import Held, together
@@ -198,7 +199,7 @@ _SUMS = _USAGE[5:]
 _ADDED_UP = f"ON CONFLICT DO UPDATE SET {', '.join(f'{f} = {f} + excluded.{f}' for f in _SUMS)}"
 
 
-class Reader(BeliefReads, PolicyReads, PredictionReads, ProgressReads):
+class Reader(BeliefReads, PolicyReads, PredictionReads, ProgressReads, ReservationReads):
     """Read-only view of the store."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -439,7 +440,7 @@ class Reader(BeliefReads, PolicyReads, PredictionReads, ProgressReads):
         return dict(rows.fetchall())
 
 
-class Store(Reader, BeliefWrites, JobWrites, PolicyWrites, PredictionWrites, ProgressWrites):
+class Store(Reader, BeliefWrites, JobWrites, PolicyWrites, PredictionWrites, ProgressWrites, ReservationWrites):
     """The store as its single writer sees it."""
 
     @classmethod

@@ -19,8 +19,8 @@ from gpusched.sched.eligible import ineligible
 from gpusched.sched.explain import waits_for_better
 from gpusched.sched.fit import request_of, set_feasibility
 from gpusched.sched.gpus import Links, links_matrix, nearest_gpus
+from gpusched.sched.keeping import kept_clear
 from gpusched.sched.reasons import Block, Verdicts
-from gpusched.sched.reservations.keeping import kept_clear
 from gpusched.sched.sizing.live import sizes_of
 from gpusched.sched.stages import place_queue
 from gpusched.sched.state import BACKFILLS, PLACES, Outcome, new_outcome, new_scratch, seed_words

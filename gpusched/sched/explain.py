@@ -13,6 +13,7 @@ from gpusched.model.policy import MAPPED
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.advice import next_steps
 from gpusched.sched.eligible import ARRAY_FULL, ineligible
+from gpusched.sched.reservations.rules import reserved_text
 from gpusched.sched.tally import (
     NodeCount,
     asks_of,
@@ -22,9 +23,11 @@ from gpusched.sched.tally import (
     earliest,
     fits,
     need,
+    open_to,
     queue_of,
     racks_of,
     shortfall_of,
+    shut,
 )
 from gpusched.sched.text import (
     ALLOWED,
@@ -99,7 +102,7 @@ def explain(snapshot: Snapshot, job_id: str) -> Explanation:
     return Explanation(
         job_id=job_id,
         reason=reason,
-        nodes=tuple(_verdict(job, count) for count in own),
+        nodes=tuple(_verdict(job, count, snapshot.now) for count in own),
         position=None if place is None else place + 1,
         queue_length=len(queue),
         next_steps=(*steps, *next_steps(snapshot, job, reason.code, counts, queue)),
@@ -141,10 +144,10 @@ def waits_for_better(snapshot: Snapshot, job: PendingView) -> tuple[Reason, floa
     return Reason(code=ReasonCode.POLICY, message=better_text(own, harm, until, alone.now)), until
 
 
-def _verdict(job: PendingView, count: NodeCount) -> NodeVerdict:
+def _verdict(job: PendingView, count: NodeCount, now: float) -> NodeVerdict:
     node, needs, free, total = count.node, need(job.spec), count.free, count.total
     dimension: Dimension
-    if text := barred(job, node):
+    if text := shut(job, node, now):
         dimension = "barred"
     elif not node.available:
         why = node.unavailable_reason
@@ -169,6 +172,14 @@ def _reason(
         short = _short(job, nodes, asked[0], "needs", "usable")
         message = f"{short}; not available: {not_available(c.node for c in nodes)}"
         return Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=message)
+    own = open_to(job, nodes, snapshot.now)
+    asked = asks_of(snapshot, job, own)
+    if not fits(job, own, lambda c: c.usable, asked):
+        ones = {one.name: one for c in nodes for one in c.node.reservations if one.name != job.spec.reservation}
+        now, limit = snapshot.now, job.limit_s
+        met = [one for one in ones.values() if one.meets(now, now + limit)]
+        return Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=reserved_text(met, limit, now))
+    nodes = own
     if place is None:
         return ARRAY_FULL
     if fits(job, nodes, lambda c: c.free, asked):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpusched.model.reservations import RESTART_S, Reservation
-from gpusched.model.snapshot import NodeView, PendingView, RunningView
+from gpusched.model.reservations import Reservation
+from gpusched.model.snapshot import NodeView, PendingView
 from gpusched.model.units import format_duration
 
 
@@ -29,14 +29,7 @@ def closed_text(job: PendingView, node: NodeView, now: float) -> str:
         return ""
     if job.reserved is not None and all(other.name != one.name for other in node.reservations):
         return f"is not in {one.what}"
-    return f"is reserved ({one.what}) {when(one, now)}"
-
-
-def when(one: Reservation, now: float) -> str:
-    """``in 2:00:00, for 4:00:00``; ``for another 1:00:00``, once it has begun."""
-    if one.begin <= now:
-        return f"for another {format_duration(one.end - now)}"
-    return f"in {format_duration(one.begin - now)}, for {format_duration(one.end - one.begin)}"
+    return f"is reserved ({one.what}) {one.when(now)}"
 
 
 def reserved_text(reservations: Iterable[Reservation], limit_s: float, now: float) -> str:
@@ -45,7 +38,7 @@ def reserved_text(reservations: Iterable[Reservation], limit_s: float, now: floa
     if not ones:
         return "Reserved"
     kind = "Reserved for maintenance" if all(one.maintenance for one in ones) else "May be reserved for other job"
-    named = ", ".join(f"{one.name} {when(one, now)}" for one in ones[:2])
+    named = ", ".join(f"{one.name} {one.when(now)}" for one in ones[:2])
     more = f" and {len(ones) - 2} more" if len(ones) > 2 else ""
     return f"{kind}: {named}{more}; its limit of {format_duration(limit_s)} does not fit before"
 
@@ -65,19 +58,4 @@ def waits_for_own(job: PendingView, now: float) -> str:
     if now + job.limit_s > own.end:
         left, limit = format_duration(max(0.0, own.end - now)), format_duration(job.limit_s)
         return f"{own.what} ends in {left}, before its limit of {limit}"
-    return ""
-
-
-def tied_by(job: RunningView, limit_left_s: float, nodes: Iterable[NodeView], own: str, now: float) -> str:
-    """Why a job that runs would not come up again in time if it were stopped to go on; "": it would.
-
-    ``own``: the reservation that it runs in. ``nodes``: those it holds.
-    """
-    end = now + limit_left_s + RESTART_S
-    for node in nodes:
-        for one in node.reservations:
-            if one.name == own and end > one.end:
-                return f"{one.what} ends in {format_duration(max(0.0, one.end - now))}"
-            if one.name != own and one.begin < end:
-                return f"node {node.name} is reserved ({one.what}) {when(one, now)}"
     return ""
