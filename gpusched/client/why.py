@@ -197,6 +197,7 @@ def _cleared_for(client: Client, job: Job) -> list[str]:
 
 def _snapshot(client: Client, job: Job) -> Snapshot:
     """The cluster as the store knows it, with this job (and what waits in the inbox) in its queue."""
+    from gpusched.client.reservations import known_reservations
     from gpusched.promotion.live import live_policies
     from gpusched.queue.snapshots import beliefs_for, build_snapshot, recent_usage
 
@@ -225,6 +226,7 @@ def _snapshot(client: Client, job: Job) -> Snapshot:
         estimates=reader.estimates() if reader else {},
         progress=reader.progress_of_unended() if reader else {},
         now=now,
+        reservations=known_reservations(client, now),
     )
     beliefs = beliefs_for(reader, policies) if reader else {}
     return msgspec.structs.replace(snapshot, beliefs=beliefs) if beliefs else snapshot

@@ -13,14 +13,19 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.sched.backfill import schedule
-from gpusched.sched.fit import entry
+from gpusched.sched.fit import entry, request_of
 from gpusched.sched.heaps import Heap, pop, push
+from gpusched.sched.place import choose, node_fits
 from gpusched.sched.releases import drop
+from gpusched.sched.reservations.calendar import turn
 from gpusched.sched.state import (
+    FIRST_FIT,
     NAIVE,
     NONE,
     OK,
     POLICY,
+    RESERVED,
+    Calendar,
     Flags,
     Floats,
     Ints,
@@ -72,7 +77,10 @@ class QueueArrays(NamedTuple):
         counter: ``int64[COUNTERS]``: J; classes of priority; queue entries looked at, and how many are allowed; whether
             an unlucky draw is to be drawn again.
         heap: What will happen: k an end, J+R+j job j becomes eligible, J+R+J an unlucky draw is drawn again, the
-            next J: job j gives up waiting for better nodes.
+            next J: job j gives up waiting for better nodes, then: a reservation is over.
+        turns: ``float64[masks]``: when each row of the masks changes next, as nodes are reserved; of size 0: never.
+        strict: ``uint8[shapes]``: where all wait for the first that does not start, but for one that could not whatever
+            were free, as nodes are reserved. usable: The nodes, empty of jobs.
     """
 
     jobs: Records
@@ -88,6 +96,9 @@ class QueueArrays(NamedTuple):
     clock: Floats
     counter: Ints
     heap: Heap
+    turns: Floats
+    strict: Flags
+    usable: Resources
 
 
 class Passes(NamedTuple):
@@ -122,6 +133,7 @@ def run_forward(line: QueueArrays, passes: Passes, target: int, until: float) ->
     while True:
         while heap.size[0] > 0 and heap.key[0] <= clock[NOW]:
             _happen(line, passes, pop(heap))
+        _turn(passes.scratch.calendar, line, passes)
         partition = 0
         while partition < queues.size:
             if queues[partition]["dirty"] == 0:
@@ -145,10 +157,11 @@ def _happen(line: QueueArrays, passes: Passes, item: int) -> None:
         if item < first + line.counter[JOBS]:
             _enter(line, item - first)
             return
-        if item > first + line.counter[JOBS]:
+        if first + line.counter[JOBS] < item <= first + 2 * line.counter[JOBS]:
             _give_up(line, passes.jobs, item - first - line.counter[JOBS] - 1)
             return
-        line.counter[AWAKE] = 0
+        if item == first + line.counter[JOBS]:
+            line.counter[AWAKE] = 0
         for partition in range(line.queues.size):
             line.queues[partition]["dirty"] = 1
         return
@@ -166,6 +179,32 @@ def _happen(line: QueueArrays, passes: Passes, item: int) -> None:
     _hold(line, item, -1)
     _stir(line, job["partition"])
     _tell(line, job["child"], job["child_begun"])
+
+
+@jit
+def _turn(calendar: Calendar | None, line: QueueArrays, passes: Passes) -> None:
+    """Brings what jobs may use up to now, as reservations begin to count and end."""
+    if calendar is None:
+        return
+    now, jobs, requests, feasibility = line.clock[NOW], passes.jobs, passes.requests, passes.jobs.feasibility
+    turned = False
+    for row in range(line.turns.size):
+        if line.turns[row] > now:
+            continue
+        turned, line.turns[row] = True, turn(calendar, jobs.masks, row, now)
+        line.counter[WORK] += _PASS_WORK
+        for shape in range(line.fits.size):
+            if requests.mask[shape] != row:
+                continue
+            request, line.fits[shape] = request_of(requests, shape), 0
+            for node in range(request.lo, request.hi):
+                line.fit[shape, node] = node_fits(passes.resources, jobs.masks, request, node)
+                line.fits[shape] += line.fit[shape, node]
+            if line.strict[shape] != 0:
+                could = choose(line.usable, jobs.masks, request, FIRST_FIT, passes.scratch)
+                feasibility[shape] = OK if could else RESERVED
+    for partition in range(line.queues.size if turned else 0):
+        line.queues[partition]["dirty"] = 1
 
 
 @jit

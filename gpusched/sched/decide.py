@@ -12,6 +12,7 @@ from gpusched.model.interference import KindBelief
 from gpusched.model.jobs import Allocation, Elastic, JobSpec, NodeAllocation
 from gpusched.model.plan import Action, Plan, Preempt, Reason, Start
 from gpusched.model.policy import PolicySpec
+from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.agent import Context, by_agent
 from gpusched.sched.arrays import NodeArrays, Waiting, node_arrays_of, releases_of, waiting_of
@@ -88,6 +89,7 @@ def warm_up(policies: Iterable[PolicySpec] = ()) -> None:
     for backfill in BACKFILLS:
         for place in PLACES:
             decide(_small_snapshot(PolicySpec(name="warm-up", place=place, backfill=backfill)))  # type: ignore[arg-type]
+    decide(_reserved(_small_snapshot(PolicySpec(name="warm-up"))))
     if any(policy.by_beliefs for policy in asked):
         small = _with_beliefs(_small_snapshot(PolicySpec(name="warm-up", place="contention")))
         decide(small)
@@ -97,6 +99,11 @@ def warm_up(policies: Iterable[PolicySpec] = ()) -> None:
 def warm_up_agent(policy: PolicySpec, model: Model) -> None:
     """Likewise for an agent's passes; weights that cannot decide such a thing leave it undone."""
     decide(_with_beliefs(_small_snapshot(policy)) if policy.by_beliefs else _small_snapshot(policy), {"p": model})
+
+
+def _reserved(snapshot: Snapshot) -> Snapshot:
+    one = Reservation(name="r", nodes=("n",), begin=1.0, end=2.0)
+    return replace(snapshot, nodes=tuple(replace(node, reservations=(one,)) for node in snapshot.nodes))
 
 
 def _with_beliefs(snapshot: Snapshot) -> Snapshot:

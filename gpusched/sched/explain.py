@@ -24,10 +24,12 @@ from gpusched.sched.tally import (
     fits,
     need,
     open_to,
+    plain_order,
     queue_of,
     racks_of,
     shortfall_of,
     shut,
+    waits_for_end,
 )
 from gpusched.sched.text import (
     ALLOWED,
@@ -175,10 +177,9 @@ def _reason(
     own = open_to(job, nodes, snapshot.now)
     asked = asks_of(snapshot, job, own)
     if not fits(job, own, lambda c: c.usable, asked):
-        ones = {one.name: one for c in nodes for one in c.node.reservations if one.name != job.spec.reservation}
-        now, limit = snapshot.now, job.limit_s
-        met = [one for one in ones.values() if one.meets(now, now + limit)]
-        return Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=reserved_text(met, limit, now))
+        found = {one.name: one for c in nodes for one in c.node.reservations}
+        ones = sorted(found.values(), key=lambda one: (one.begin, one.name))
+        return Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=reserved_text(ones, job.limit_s, snapshot.now))
     nodes = own
     if place is None:
         return ARRAY_FULL
@@ -204,6 +205,12 @@ def _fits_now(
         return HELD_BACK
     if place and policy.backfill == "none":
         return Reason(code=ReasonCode.PRIORITY, message=before_it(place))
+    first = waits_for_end(snapshot, job.spec.partition, counts.values()) if policy.backfill != "skip" else None
+    if first is not None and (then := earliest(snapshot, first, counts)) is not None:
+        ordered = [other.id for other in plain_order(snapshot, job.spec.partition)]
+        wait = then[0] - snapshot.now
+        if job.limit_s > wait and ordered.index(first.id) < ordered.index(job.id):
+            return Reason(code=ReasonCode.BACKFILL, message=would_delay(first.id, wait))
     if place and policy.backfill == "easy":
         if by_limits := earliest(snapshot, queue[0], counts):
             wait = by_limits[0] - snapshot.now

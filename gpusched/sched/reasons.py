@@ -8,10 +8,11 @@ import numpy as np
 
 from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.policy import PolicySpec
+from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.arrays import NodeArrays, Waiting, racks_for_ask
 from gpusched.sched.eligible import ARRAY_FULL
-from gpusched.sched.fit import request_of, shortfall
+from gpusched.sched.fit import request_of, shortfall, unreserved
 from gpusched.sched.place import most_in_rack
 from gpusched.sched.reservations.rules import reserved_text
 from gpusched.sched.state import (
@@ -65,7 +66,8 @@ class Verdicts:
         self._shapes = waiting.jobs.shape.tolist()
         self._by_shape: dict[tuple[int, int], Reason] = {}
         self._ahead: dict[int, Reason] = {}
-        self._of_reserved: dict[tuple[int, float, str], Reason] = {}
+        self._of_reserved: dict[tuple[int, float], Reason] = {}
+        self._reserved_on: dict[int, list[Reservation]] = {}
 
     def add(self, queue: list[int], block: Block, reasons: dict[str, Reason]) -> None:
         """Writes the reasons of one partition's queue."""
@@ -130,12 +132,13 @@ class Verdicts:
     def _reserved(self, shape: int, job: int) -> Reason:
         """Of a job that waits for the end of reservations; nothing else may be reserved that it would use."""
         view, lo, hi = self._waiting.views[job], self._waiting.requests.lo[shape], self._waiting.requests.hi[shape]
-        key = (int(lo), view.limit_s, view.spec.reservation)
+        key = (int(lo), view.limit_s)
         if key not in self._of_reserved:
             reserved = self._world.reserved
-            here = np.unique(reserved.of[(reserved.node >= lo) & (reserved.node < hi)]).tolist()
-            ones = [one for i in here if (one := reserved.all[i]).meets(self._now, self._now + view.limit_s)]
-            text = reserved_text((one for one in ones if one.name != key[2]), view.limit_s, self._now)
+            if key[0] not in self._reserved_on:  # by begin, as their numbers are
+                numbers = np.unique(reserved.of[(reserved.node >= lo) & (reserved.node < hi)]).tolist()
+                self._reserved_on[key[0]] = [reserved.all[number] for number in numbers]
+            text = reserved_text(self._reserved_on[key[0]], view.limit_s, self._now)
             self._of_reserved[key] = Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=text)
         return self._of_reserved[key]
 
@@ -157,6 +160,8 @@ class Verdicts:
 
     def _shortage(self, verb: str, free: str, resources: Resources, shape: int) -> str:
         request = request_of(self._waiting.requests, shape)
+        if free != "free" and len(self._waiting.calendar.base):
+            request = unreserved(self._waiting.calendar, request)
         dimension, count, nearest = shortfall(resources, self._waiting.jobs.masks, request)
         has = int(resources[dimension - 1][nearest]) if nearest >= 0 else 0  # of GPUs, cores or memory
         needs = (int(request.gpus), int(request.cores), int(request.memory))

@@ -211,6 +211,25 @@ def queue_of(snapshot: Snapshot, partition: str, counts: Iterable[NodeCount]) ->
     return queue
 
 
+def waits_for_end(snapshot: Snapshot, partition: str, counts: Iterable[NodeCount]) -> PendingView | None:
+    """The first of the partition's jobs that waits for the end of a reservation whatever else is free."""
+    nodes = [c for c in counts if c.node.partition == partition]
+    if not any(c.node.reservations for c in nodes):
+        return None
+    possible: dict[tuple[object, ...], bool] = {}
+    for job in plain_order(snapshot, partition):
+        spec = job.spec
+        nodes_of = (spec.nodelist, spec.exclude, spec.gpu_types, job.excluded_nodes, spec.exclusive, spec.reservation)
+        key = (spec.nodes, spec.max_nodes, spec.max_spread, *need(spec), *nodes_of, job.limit_s)
+        if key not in possible:
+            own = open_to(job, nodes, snapshot.now)
+            possible[key] = fits(job, own, lambda c: c.usable, asks_of(snapshot, job, own))
+            possible[key] |= not fits(job, nodes, lambda c: c.usable, asks_of(snapshot, job, nodes))
+        if not possible[key] and (job.array_room is None or job.array_room > 0):
+            return job
+    return None
+
+
 def open_to(job: PendingView, counts: Iterable[NodeCount], now: float) -> list[NodeCount]:
     """Those of the nodes from which no reservation keeps the job now."""
     return [c for c in counts if not (c.node.reservations or job.reserved) or closed_by(job, c.node, now) is None]

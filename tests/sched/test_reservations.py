@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from gpusched.forecast.queue import QueueForecast
 from gpusched.model.plan import ReasonCode, Start
 from gpusched.model.reservations import Reservation, by_node, overlapping
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.eligible import ineligible
+from gpusched.sched.explain import explain
 from tests.sched import worlds
 from tests.sched.worlds import NOW, node, pending, running, snapshot, started
 
 H = 3600
+QUICK = settings(max_examples=60)
 
 
 def reservation(name: str, nodes: Sequence[str], begin: float, end: float, **more: object) -> Reservation:
@@ -106,6 +109,8 @@ def test_nodes_are_kept_for_what_waits_for_the_end_of_a_reservation() -> None:
         assert {job: parts[0][0] for job, parts in started(plan).items()} == {"short": "n2"}, backfill
         assert plan.reasons["long"].code is ReasonCode.BACKFILL
         assert plan.reasons["long"].message == "fits now, but would delay job all, which is to start in 4:00:00"
+        taken = with_reservations(snap, reservation("m", ["n1"], H, 4 * H, maintenance=True))
+        assert explain(worlds.after(taken, plan), "long").reason == plan.reasons["long"]
 
 
 def test_the_heads_time_is_one_at_which_its_nodes_are_not_reserved() -> None:
@@ -184,6 +189,7 @@ def breaks(snap: Snapshot, start: Start) -> bool:
     return False
 
 
+@QUICK
 @given(reserved_snapshots())
 def test_no_policy_breaks_a_reservation(snap: Snapshot) -> None:
     """And the check, which counts for itself, finds nothing to refuse; nor does it let anything else through."""
@@ -203,11 +209,26 @@ def test_no_policy_breaks_a_reservation(snap: Snapshot) -> None:
     assert broken <= {r.action.job_id for r in refused}
 
 
+@QUICK
 @given(reserved_snapshots(racked=True))
 def test_nor_does_one_that_looks_at_racks(snap: Snapshot) -> None:
     """Likewise."""
     plan = decide(snap)
     assert not any(breaks(snap, a) for a in plan.actions if isinstance(a, Start))
+
+
+@QUICK
+@given(reserved_snapshots())
+def test_why_says_what_the_decision_says(snap: Snapshot) -> None:
+    """The same for every job that stays, once nothing more starts."""
+    assume(all(p.place != "naive" for p in snap.policies.values()))
+    snap = worlds.after(snap, decide(snap))
+    plan = decide(snap)
+    assume(not plan.actions)
+    for job, reason in plan.reasons.items():
+        said = explain(snap, job).reason
+        if ReasonCode.BACKFILL not in (reason.code, said.code):
+            assert (said.code, said.message) == (reason.code, reason.message), job
 
 
 def fits_from(snap: Snapshot, ones: Iterable[Reservation], job: PendingView, time: float) -> bool:
@@ -232,14 +253,8 @@ def promise(snap: Snapshot, ones: Sequence[Reservation], job: PendingView) -> fl
     return min((t for t in times if t >= snap.now and fits_from(snap, ones, job, t)), default=float("inf"))
 
 
-@pytest.mark.parametrize("seed", range(30))
-@pytest.mark.parametrize("backfill", ["easy", "none"])
-def test_the_first_in_the_queue_starts_when_it_was_promised(seed: int, backfill: str) -> None:
-    """Whatever is behind it, and what it waits for: the end of a job, or of a reservation. So nobody starves.
-
-    All jobs last as long as they may. The promise is the reference's, made when a job comes to be the first.
-    """
-    draw = random.Random(seed)
+def drawn(draw: random.Random, backfill: str) -> tuple[Snapshot, list[Reservation]]:
+    """Four nodes, a queue, and maintenances of some of them for days."""
     nodes = [node(f"n{i}", gpus=4) for i in range(4)]
     jobs = [
         pending(
@@ -257,23 +272,71 @@ def test_the_first_in_the_queue_starts_when_it_was_promised(seed: int, backfill:
         wanted = reservation(f"m{i}", of_nodes, begin, begin + draw.choice([1, 4]) * H)
         if overlapping(wanted, ones) is None:
             ones.append(wanted)
-    snap = snapshot(nodes, jobs, backfill=backfill)
-    promised: dict[str, float] = {}
+    return snapshot(nodes, jobs, backfill=backfill), ones
+
+
+def driven(snap: Snapshot, ones: Sequence[Reservation]) -> Iterator[tuple[float, set[str], Snapshot]]:
+    """Decisions one after the other; all jobs last as long as they may: (time, who starts, the snapshot after that)."""
     while snap.pending:
         snap = with_reservations(snap, *ones)
         plan, refused = check(decide(snap), snap)
         assert not refused
-        begun = {a.job_id for a in plan.actions if isinstance(a, Start)}
         snap = worlds.after(snap, plan)
-        assert all(promised.get(job, snap.now) >= snap.now for job in begun)
-        if snap.pending:
-            first = snap.pending[0]
-            promised[first.id] = min(promised.get(first.id, float("inf")), promise(snap, ones, first))
-            assert promised[first.id] > snap.now, f"{first.id} could start and does not"
+        yield snap.now, {a.job_id for a in plan.actions if isinstance(a, Start)}, snap
         times = [*(r.expected_end for r in snap.running), *(t for one in ones for t in (one.begin, one.end))]
         now = min((t for t in times if t > snap.now), default=None)
         if now is None:
-            break
+            return
         alive = tuple(r for r in snap.running if r.expected_end > now)
         snap = replace(snap, now=now, running=alive)
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("backfill", ["easy", "none"])
+def test_the_first_in_the_queue_starts_when_it_was_promised(seed: int, backfill: str) -> None:
+    """Whatever is behind it, and what it waits for: the end of a job, or of a reservation. So nobody starves.
+
+    The promise is the reference's, made when a job comes to be the first.
+    """
+    snap, ones = drawn(random.Random(seed), backfill)
+    promised: dict[str, float] = {}
+    for now, begun, after in driven(snap, ones):
+        snap = after
+        assert all(promised.get(job, now) >= now for job in begun)
+        if snap.pending:
+            first = snap.pending[0]
+            promised[first.id] = min(promised.get(first.id, float("inf")), promise(snap, ones, first))
+            assert promised[first.id] > now, f"{first.id} could start and does not"
     assert not snap.pending
+
+
+def test_a_forecast_runs_over_reservations() -> None:
+    """Their begin and their end: what waits for the end, what ends before, what is of one."""
+    jobs = [
+        pending("all", 8, 2, limit=24 * H),
+        of("class", pending("own", 8, limit=H, submit=1)),
+        pending("short", 8, limit=2 * H, submit=2),
+        pending("after", 8, 2, limit=H, submit=3),
+    ]
+    ones = [reservation("m", ["n1"], 3 * H, 5 * H, maintenance=True), reservation("class", ["n2"], 4 * H, 7 * H)]
+    for backfill in ("easy", "none"):
+        snap = with_reservations(snapshot([node("n1"), node("n2")], jobs, backfill=backfill), *ones)
+        ahead = QueueForecast(snap, half_life_s=H, tick_s=1)
+        for _ in range(2):  # a run leaves nothing behind
+            start = (ahead.run(ahead.by_limits).start - NOW) / H
+            found = {view.id: float(when) for view, when in zip(ahead.views, start, strict=True)}
+            assert found == {"all": 7.0, "own": 4.0, "short": 0.0, "after": 2.0}, backfill
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_forecast_is_what_happens(seed: int) -> None:
+    """By limits, under skip, where nothing is kept for anybody: as decisions do it, one after the other."""
+    draw = random.Random(seed)
+    snap, ones = drawn(draw, "skip")
+    ahead = QueueForecast(with_reservations(snap, *ones), half_life_s=H, tick_s=1)
+    start = ahead.run(ahead.by_limits).start
+    foretold = {view.id: float(when) for view, when in zip(ahead.views, start, strict=True)}
+    happened: dict[str, float] = {}
+    for now, begun, _ in driven(snap, ones):
+        happened |= dict.fromkeys(begun, now)
+    assert foretold == happened

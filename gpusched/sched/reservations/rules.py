@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Sequence
 
 from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import NodeView, PendingView
@@ -32,20 +33,18 @@ def closed_text(job: PendingView, node: NodeView, now: float) -> str:
     return f"is reserved ({one.what}) {one.when(now)}"
 
 
-def reserved_text(reservations: Iterable[Reservation], limit_s: float, now: float) -> str:
-    """Why a job waits that no node may take before reservations of it are over, in Slurm's words, and what of it."""
-    ones = sorted(set_of(reservations), key=lambda one: (one.begin, one.name))
-    if not ones:
+def reserved_text(reservations: Sequence[Reservation], limit_s: float, now: float) -> str:
+    """Why a job waits that would have to end before nodes are reserved, in Slurm's words, and for what they are.
+
+    ``reservations``: of nodes that it could use, such as are not over, by begin.
+    """
+    met = reservations[: bisect_left(reservations, now + limit_s, key=lambda one: one.begin)]
+    if not met:
         return "Reserved"
-    kind = "Reserved for maintenance" if all(one.maintenance for one in ones) else "May be reserved for other job"
-    named = ", ".join(f"{one.name} {one.when(now)}" for one in ones[:2])
-    more = f" and {len(ones) - 2} more" if len(ones) > 2 else ""
+    kind = "Reserved for maintenance" if all(one.maintenance for one in met) else "May be reserved for other job"
+    named = ", ".join(f"{one.name} {one.when(now)}" for one in met[:2])
+    more = f" and {len(met) - 2} more" if len(met) > 2 else ""
     return f"{kind}: {named}{more}; its limit of {format_duration(limit_s)} does not fit before"
-
-
-def set_of(reservations: Iterable[Reservation]) -> list[Reservation]:
-    """Each once."""
-    return list({one.name: one for one in reservations}.values())
 
 
 def waits_for_own(job: PendingView, now: float) -> str:
