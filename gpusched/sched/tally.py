@@ -270,22 +270,22 @@ def _earliest(snapshot: Snapshot, job: PendingView, counts: dict[str, NodeCount]
     if reserved and enough(now):
         return now, ""
     for end, _, change in sorted(changes, key=lambda one: one[:2]):
-        why = ""
         if isinstance(change, Reservation):
-            why = f"{change.what} ends"
-        for part in change.allocation.parts if isinstance(change, RunningView) else ():
+            if enough(max(end, now)):
+                return max(end, now), f"{change.what} ends"
+            continue
+        for part in change.allocation.parts:
             if part.node not in has:
                 continue
             h = has[part.node]
             gpus = sum(1 for g in part.gpus if g not in counts[part.node].node.blocked)
             h[0], h[1], h[2] = h[0] + gpus, h[1] + part.cores, h[2] + part.memory_mib
-            why = why or f"job {change.id} on {part.node} frees {count_of(gpus, 'GPU')}"  # type: ignore[union-attr]
-            if part.node not in holding and covers((h[0], h[1], h[2]), needs):
-                holding.add(part.node)
-                why = f"job {change.id} on {part.node} frees {count_of(gpus, 'GPU')}"  # type: ignore[union-attr]
-                always[_rack(counts[part.node], ask)] += part.node not in reserved
-        if why and enough(max(end, now)):
-            return max(end, now), why
+            if part.node in holding or not covers((h[0], h[1], h[2]), needs):
+                continue
+            holding.add(part.node)
+            always[_rack(counts[part.node], ask)] += part.node not in reserved
+            if enough(max(end, now)):
+                return max(end, now), f"job {change.id} on {part.node} frees {count_of(gpus, 'GPU')}"
     return None
 
 
