@@ -157,7 +157,7 @@ def _node_row(
         age_s=age,
         stale=age is not None and age > stale_after_s,
         gpus=gpus,
-        reserved=_reserved(reserved[0], now) if reserved else "",
+        reserved=_reserved(reserved[0], now) if reserved else None,
     )
 
 

@@ -73,7 +73,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
         source: Where the figures come from; ``simulated`` ones are made up for a demo.
         last_seen: When the node last answered (Unix seconds); ``age_s`` seconds ago.
         stale: The figures are old; nobody has read the node for a while.
-        reserved: Its present reservation, else the next, in words; "": none.
+        reserved: Its present reservation, else the next, in words; None: none.
     """
 
     name: str
@@ -99,7 +99,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float | None = None
     stale: bool = False
     gpus: tuple[GpuRow, ...] = ()
-    reserved: str = ""
+    reserved: str | None = None
 
     @property
     def simulated(self) -> bool:

@@ -19,6 +19,7 @@ import typer
 import yaml
 
 from gpusched.cli.main import COMMANDS, app
+from gpusched.client.reservations import Asked
 from gpusched.client.wait import EXIT_CODES
 from gpusched.cluster.requests import environment
 from gpusched.config import fields as inventory_fields
@@ -35,9 +36,11 @@ from gpusched.model.reports import (
     NodeRow,
     PowerReport,
     PowerRow,
+    ReservationRow,
     TopologyReport,
     WiredNode,
 )
+from gpusched.model.reservations import Reservation
 from gpusched.model.resources import (
     Inventory,
     LogSettings,
@@ -58,6 +61,7 @@ from gpusched.views.nodes import nodes_json
 from gpusched.views.policy import ChangeRow, PolicyPage, PolicyRow
 from gpusched.views.policy import page_dict as page_dict_of_policy
 from gpusched.views.power import power_json
+from gpusched.views.reservations import asked_dict
 from gpusched.views.show import Page, page_dict
 from gpusched.views.why import Why, dry_run_dict, why_dict
 from tests.docs import replays, words
@@ -337,6 +341,8 @@ def json_keys() -> dict[str, list[str]]:
         "wired-node": list(WiredNode.__struct_fields__),
         "nic": list(Nic.__struct_fields__),
         "flavors": list(FlavorRow.__struct_fields__),
+        "reservations": list(ReservationRow.__struct_fields__),
+        "reserved": list(asked_dict(_sample_reservation())),
         "power": list(power_json(_sample_report())),
         "power-row": list(PowerRow.__struct_fields__),
         "held-idle": list(HeldIdle.__struct_fields__),
@@ -366,6 +372,10 @@ def _sample_node() -> NodeRow:
         name="", partition="", state=NodeState.IDLE, gpus_total=0, gpus_free=0, cores_total=0, cores_free=0,
         memory_total_mib=0, memory_free_mib=0,
     )  # fmt: skip
+
+
+def _sample_reservation() -> Asked:
+    return Asked("reserve", Reservation(name="", nodes=(), begin=0.0, end=1.0))
 
 
 def _sample_report() -> PowerReport:

@@ -235,13 +235,20 @@ REASONS = {
         "May not start yet: `--begin`, or the pause before a retry.",
         "Wait; `gpusched show JOB` has the time under `not before`.",
     ),
+    ReasonCode.RESERVATION: (
+        "It asks for a reservation (`--reservation`) that has not begun, ends too soon, is not for its user, or "
+        "is not there any more.",
+        "Wait; where it can never run in it, cancel it and submit it again. `gpusched reservations` lists them.",
+    ),
     ReasonCode.ARRAY_TASK_LIMIT: (
         "As many tasks of its array run as `%N` allows.",
         "Wait for a task to end.",
     ),
     ReasonCode.REQ_NODE_NOT_AVAIL: (
-        "It would fit if parts that are DOWN, DRAINED, LOST, BUSY or UNUSABLE came back.",
-        "`gpusched nodes` says what is wrong there. Mend it, `gpusched resume` it, or end the foreign process.",
+        "It would fit if parts that are DOWN, DRAINED, LOST, BUSY or UNUSABLE came back; or nodes are reserved, and "
+        "it could not end before that: `Reserved for maintenance`, `May be reserved for other job`.",
+        "`gpusched nodes` says what is wrong there. Mend it, `gpusched resume` it, or end the foreign process. Where "
+        "they are reserved: a shorter limit; `gpusched why` says which one would do.",
     ),
     ReasonCode.RESOURCES: (
         "Waits for what running jobs hold.",
@@ -435,6 +442,29 @@ JSON: dict[str, dict[str, str]] = {
         "dry_run": "Always true.",
         "spec": "The request as it would be queued, with the keys of `show`'s spec; begin_time is Unix seconds here.",
     },
+    "reservations": {
+        "name": "Its name: what jobs ask for with `--reservation`.",
+        "kind": "`reservation` or `maintenance`.",
+        "state": "`planned` or `active`.",
+        "nodes": "Names of its nodes.",
+        "gpus": "GPUs of them.",
+        "begin": "Time.",
+        "end": "Time.",
+        "users": "Whose jobs may run in it.",
+        "groups": "Likewise, groups of the inventory.",
+        "by": "Who made it; empty until the controller has taken it up.",
+        "reason": "Why, or empty.",
+        "running": "Ids of the jobs that run in it.",
+        "late": "Ids of jobs that run on its nodes, not in it, and may last, by their limits, until after its begin.",
+    },
+    "reserved": {
+        "requested": "`reserve`, `maintenance`, `change` or `cancel`.",
+        "name": "Its name.",
+        "nodes": "Names of its nodes.",
+        "begin": "Time.",
+        "end": "Time.",
+        "late": "Running jobs that may last until after its begin: `id`, `user`, `end`.",
+    },
     "nodes": {
         "name": "Its name.",
         "partition": "Its partition.",
@@ -459,6 +489,7 @@ JSON: dict[str, dict[str, str]] = {
         "age_s": "Seconds since then, or null.",
         "stale": "The figures are older than three ticks (at least 15 s).",
         "gpus": "One object per declared GPU; see below.",
+        "reserved": "For whom or what it is reserved, now or next, in words; null: it is not.",
     },
     "gpus": {
         "index": "NVML index.",
