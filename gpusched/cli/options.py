@@ -116,6 +116,13 @@ def asked(
         str | None,
         typer.Option("--reservation", autocompletion=complete.reservations, help="It runs in this one only."),
     ] = None,
+    mail: Annotated[str | None, typer.Option("--mail", help="Tell ADDRESS about the job.")] = None,
+    notify: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--notify", help="Of what: begin, end, fail, requeue, limit, node, idle, all. Default: end,limit,node,idle."
+        ),
+    ] = None,
     hold: Annotated[bool, typer.Option("--hold", help="Queue it held.")] = False,
     comment: Annotated[str, typer.Option("--comment", help="For people.")] = "",
 ) -> Request:
@@ -159,6 +166,8 @@ def asked(
         share=share,
         gpu_mem=gpu_mem,
         reservation=reservation,
+        mail=mail,
+        notify=tuple(notify or ()),
         hold=hold,
         comment=comment,
     )

@@ -62,6 +62,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     share: str | None = None
     gpu_mem: str | None = None
     reservation: str | None = None
+    mail: str | None = None
+    notify: tuple[str, ...] = ()
     hold: bool = False
     comment: str = ""
 
@@ -111,6 +113,8 @@ def prepare(client: Client, request: Request) -> Submit:
         share=options.share(request.share),
         gpu_memory_mib=options.gpu_memory(request.gpu_mem),
         reservation=request.reservation or "",
+        mail=options.mail(request.mail, request.notify),
+        notify=options.notify(request.notify),
     )
     if may.filled_in:
         spec = _without_impossible(spec, known_partition(inventory, spec.partition))

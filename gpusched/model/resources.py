@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from gpusched.model.limits import Groups
+from gpusched.model.notices import Notices
 from gpusched.model.topology import Topology
 
 
@@ -210,6 +211,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     topology: Topology = Topology()
     engine: Literal["ssh", "slurm"] = "ssh"
     groups: Groups = Groups()
+    notices: Notices = Notices()
 
     @property
     def nodes(self) -> tuple[Node, ...]:

@@ -113,6 +113,15 @@ CREATE TABLE beliefs (kind TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE paces (seq INTEGER PRIMARY KEY, data BLOB NOT NULL);
 """,
     """
+-- What people are told. due: when it is sent next; NULL: it has arrived, or was sent in vain too often. failed: 1 where
+-- the last try failed. data: model.notices.Notice as JSON.
+CREATE TABLE notices (
+  key TEXT PRIMARY KEY, made REAL NOT NULL, due REAL, failed INTEGER NOT NULL, data BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX notices_due ON notices (due) WHERE due IS NOT NULL;
+CREATE INDEX notices_failed ON notices (made) WHERE failed = 1;
+""",
+    """
 -- Nodes kept for some, or for nobody, for a time; those that are over stay, for replays. data:
 -- model.reservations.Reservation as JSON. Of those that are not over, names differ.
 CREATE TABLE reservations (seq INTEGER PRIMARY KEY, name TEXT NOT NULL, until REAL NOT NULL, data BLOB NOT NULL);
