@@ -36,6 +36,7 @@ agents = _lazy("agents")
 gpu_types = _lazy("gpu_types")
 groups = _lazy("groups")
 classes = _lazy("classes")
+reservations = _lazy("reservations")
 states = _lazy("states")
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
-from gpusched.cli import interrupts, output
+from gpusched.cli import activity, interrupts, output
 from gpusched.cli.coerce import make_plain
 from gpusched.errors import GpuschedError
 
@@ -38,6 +38,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "nodes": ("gpusched.cli.nodes", "Nodes and their GPUs: what is free, what is used, what is wrong."),
     "drain": ("gpusched.cli.control", "Take nodes out of service once their jobs have ended."),
     "resume": ("gpusched.cli.control", "Put drained nodes back into service."),
+    "reserve": ("gpusched.cli.reservations", "Keep nodes for some users' jobs from one time to another."),
+    "maintenance": ("gpusched.cli.reservations", "Plan work on nodes: nothing starts there that cannot end before it."),
+    "reservations": ("gpusched.cli.reservation_list", "What is reserved, and for whom; change and cancel that."),
     "quota": ("gpusched.cli.quota", "Limits of yours: what you have of them, and what is left; fair shares."),
     "power": ("gpusched.cli.power", "Energy and utilization: what was used, what was wasted, what it cost."),
     "replay": ("gpusched.cli.replay", "What a workload would have been under other policies."),
@@ -55,7 +58,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 OF_JOBS = frozenset(("submit", "logs", "exec", "cancel", "hold", "release", "requeue", "priority", "drain", "resume"))
+OF_JOBS |= {"reserve", "maintenance"}
 """Commands in whose place Slurm has its own, where jobs are Slurm's."""
+
+
+LONG = {
+    "status": "reading the queue", "show": "reading the job's story", "why": "running the queue forward",
+    "nodes": "reading the nodes", "flavors": "reading the nodes", "power": "adding up energy", "replay": "reading jobs",
+    "train": "reading jobs", "reproduce": "getting ready", "predict": "reading jobs", "policy": "reading policies",
+    "init": "asking the servers", "check": "examining", "trace": "reading jobs", "tick": "running a cycle",
+}  # fmt: skip
+"""Commands that may take long before they say something, and what they do then."""
 
 
 class _Candidate(NamedTuple):
@@ -75,6 +88,8 @@ class LazyGroup(TyperGroup):
         """Import the command's module and build just this command."""
         if cmd_name not in COMMANDS:
             return None
+        if cmd_name in LONG and ctx is not None and not (ctx.resilient_parsing or output.json_mode()):
+            activity.begin(LONG[cmd_name])
         module = importlib.import_module(COMMANDS[cmd_name][0])
         interrupts.raise_again()
         if module.app.registered_callback is not None:
@@ -178,6 +193,8 @@ def run(argv: Sequence[str]) -> int:
 
             traceback.print_exc()
         return _report(error)
+    finally:
+        activity.stop()
 
 
 def _dispatch(argv: list[str]) -> int:

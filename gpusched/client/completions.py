@@ -56,6 +56,14 @@ def partitions(client: Client, incomplete: str) -> list[str]:
     return [p.name for p in client.inventory.partitions if p.name.startswith(incomplete)]
 
 
+def reservations(client: Client, incomplete: str) -> list[str]:
+    """Names of reservations that are not over."""
+    from time import time
+
+    names = [one.name for one in client.reader.reservations(time())] if client.reader else []
+    return [name for name in names if name.startswith(incomplete)]
+
+
 def flavors(client: Client, incomplete: str) -> list[str]:
     """Names of flavors."""
     names = dict.fromkeys(f.name for p in client.inventory.partitions for f in p.flavors)

@@ -264,6 +264,32 @@ def _escaped(character: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in character.encode(errors="surrogateescape"))
 
 
+def _reserve(maintenance: bool) -> Callable[[Mapping[str, Any]], Said]:
+    def words(given: Mapping[str, Any]) -> Said:
+        flags = ["Flags=MAINT,IGNORE_JOBS"] if maintenance else []
+        name = [f"ReservationName={_quoted(given['name'])}"] if given["name"] else []
+        nodes = ",".join(given["nodes"] or ())
+        if not nodes:
+            nodes = "ALL"
+            flags += [f"PartitionName={_quoted(given['partition'])}"] if given["partition"] else []
+        begin = given["begin"] or "now"
+        until = f"EndTime={given['until']}" if given["until"] else f"Duration={given['lasts'] or '1:00:00'}"
+        whose = [f"Users={_quoted(','.join(given['users']))}"] if given["users"] else []
+        whose += [f"Accounts={_quoted(','.join(given['groups']))}"] if given["groups"] else []
+        whose = whose or ["Users=root"]
+        gpus = given.get("gpus")
+        what = [f"TRES=gres/gpu={gpus}"] if gpus else [f"Nodes={_quoted(nodes)}"]
+        times = [f"StartTime={_quoted(begin)}", _quoted(until)]
+        return ["scontrol", "create", "reservation", *name, *times, *whose, *what, *flags], []
+
+    return words
+
+
+def _reservations(given: Mapping[str, Any]) -> Said:
+    verb = {"change": "update", "cancel": "delete"}.get(given["what"] or "", "show")
+    return ["scontrol", verb, "reservation"], []
+
+
 _INSTEAD: dict[str, Callable[[Mapping[str, Any]], Said]] = {
     "submit": _submit,
     "cancel": _cancel,
@@ -273,6 +299,9 @@ _INSTEAD: dict[str, Callable[[Mapping[str, Any]], Said]] = {
     "priority": _priority,
     "drain": _on_nodes("DRAIN"),
     "resume": _on_nodes("RESUME"),
+    "reserve": _reserve(False),
+    "maintenance": _reserve(True),
+    "reservations": _reservations,
     "logs": _logs,
     "exec": _exec,
 }

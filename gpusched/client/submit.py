@@ -63,6 +63,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     exclusive: bool = False
     share: str | None = None
     gpu_mem: str | None = None
+    reservation: str | None = None
+    mail: str | None = None
+    notify: tuple[str, ...] = ()
     hold: bool = False
     comment: str = ""
     group: str | None = None
@@ -120,6 +123,9 @@ def prepare(client: Client, request: Request) -> Submit:
         gpu_memory_mib=options.gpu_memory(request.gpu_mem),
         group=request.group or "",
         qos=request.qos or "",
+        reservation=request.reservation or "",
+        mail=options.mail(request.mail, request.notify),
+        notify=options.notify(request.notify),
     )
     if may.filled_in:
         spec = _without_impossible(spec, known_partition(inventory, spec.partition))
@@ -130,6 +136,8 @@ def prepare(client: Client, request: Request) -> Submit:
     validate_spec(spec, inventory)
     spec = accounted(spec, user, inventory)
     _check_queued(client, spec, user, len(array) if array else 1)
+    if spec.reservation:
+        _check_reservation(client, spec, now)
     prepared = Submit(
         time=now, id="0" * ids.ID_LENGTH, spec=spec, array=array, max_running=max_running, secrets=secrets
     )
@@ -252,6 +260,14 @@ def _resources(request: Request, may: _Resizing) -> ResourceRequest:
         exclude=options.names(request.exclude),
         gpu_types=options.names(request.gpu_type),
     )
+
+
+def _check_reservation(client: Client, spec: JobSpec, now: float) -> None:
+    from gpusched.client.reservations import known_reservations
+    from gpusched.config.reservations import check_use
+
+    found = next((one for one in known_reservations(client, now) if one.name == spec.reservation), None)
+    check_use(spec.time_limit_s, spec.reservation, user_name(os.getuid()), found, client.inventory)
 
 
 def _default_name(request: Request) -> str:

@@ -209,6 +209,7 @@ def _around(row: Job, job: Job) -> list[Job]:
 
 def _snapshot(client: Client, job: Job) -> Snapshot:
     """The cluster as the store knows it, with this job (and what waits in the inbox) in its queue."""
+    from gpusched.client.reservations import known_reservations
     from gpusched.promotion.live import live_policies
     from gpusched.queue.quotas import used_lately
     from gpusched.queue.snapshots import beliefs_for, build_snapshot, recent_usage
@@ -244,6 +245,7 @@ def _snapshot(client: Client, job: Job) -> Snapshot:
         progress=reader.progress_of_unended() if reader else {},
         now=now,
         whole=True,
+        reservations=known_reservations(client, now),
     )
     beliefs = beliefs_for(reader, policies) if reader else {}
     return msgspec.structs.replace(snapshot, beliefs=beliefs) if beliefs else snapshot

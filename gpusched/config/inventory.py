@@ -13,12 +13,14 @@ from typing import Any, Literal
 
 from gpusched.config import fields
 from gpusched.config.groups import read_groups, read_quotas
+from gpusched.config.notices import read_notices
 from gpusched.config.paths import find_inventory
 from gpusched.config.topology import read_topology
 from gpusched.config.validate import nodes_that_hold
 from gpusched.config.yamlfile import Value, parse_file
 from gpusched.errors import FileError
 from gpusched.model.limits import Groups, Quotas
+from gpusched.model.notices import Notices
 from gpusched.model.resources import (
     Flavor,
     Inventory,
@@ -32,8 +34,6 @@ from gpusched.model.resources import (
 )
 from gpusched.model.topology import Topology
 from gpusched.model.units import format_memory
-
-_ROOT = ("engine", "settings", "defaults", "partitions", "topology", "groups", "limits", "qos")
 
 
 def load_inventory(path: Path | str | None = None) -> Inventory:
@@ -90,13 +90,16 @@ class _Reader:
 
     def inventory(self) -> Inventory:
         root = parse_file(self._path, "an inventory")
-        known = root.fields("a mapping with partitions", _ROOT)
+        known = root.fields("a mapping with partitions", fields.INVENTORY)
         settings, defaults = Settings(), dict[str, Any]()
         with self._noting():
             if "engine" in known and known["engine"].choice(("ssh", "slurm")) == "slurm":
                 self._engine = "slurm"
         with self._noting():
             settings = self._settings(known.get("settings"))
+        notices = Notices()
+        with self._noting():
+            notices = read_notices(known.get("notices"))
         with self._noting():
             defaults = fields.read(known.get("defaults"), fields.DEFAULTS, "a mapping of node settings")
         if self._engine == "slurm":
@@ -127,7 +130,7 @@ class _Reader:
             quotas = read_quotas(known.get("limits"), known.get("qos"), groups, self._noting)
         return Inventory(
             path=str(self._path), partitions=tuple(partitions), settings=settings, topology=topology,
-            engine=self._engine, groups=groups, quotas=quotas,
+            engine=self._engine, groups=groups, quotas=quotas, notices=notices,
         )  # fmt: skip
 
     def _settings(self, value: Value | None) -> Settings:

@@ -10,9 +10,11 @@ from typing import Any
 import msgspec
 
 from gpusched.config.accounts import accounted, priority_of
+from gpusched.config.reservations import check_use
 from gpusched.config.users import user_name
 from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_PRIORITY, validate_spec
 from gpusched.controller.promoting import PolicyDesk
+from gpusched.controller.reserving import ReservationDesk
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model import commands, ids
@@ -166,6 +168,12 @@ class CommandApplier:
                 self._nodes(command.nodes, caller, now, drain=command.reason or "no reason given")
             case commands.Resume():
                 self._nodes(command.nodes, caller, now, drain=None)
+            case commands.Reserve():
+                self._reservations(caller).reserve(command, caller.name, now)
+            case commands.ChangeReservation():
+                self._reservations(caller).change(command, caller.name, now)
+            case commands.CancelReservation():
+                self._reservations(caller).cancel(command, caller.name, now)
             case commands.Promote():
                 self._policies(caller).promote(command, caller.name, now)
             case commands.Rollback():
@@ -183,6 +191,9 @@ class CommandApplier:
         validate_spec(command.spec, self._inventory)
         command = msgspec.structs.replace(command, spec=self._accounted(command.spec, caller.name))
         self._check_mounts(command, caller)
+        if name := command.spec.reservation:
+            found = next((one for one in self._store.reservations(now) if one.name == name), None)
+            check_use(command.spec.time_limit_s, name, caller.name, found, self._inventory)
         if missing := set(command.spec.secret_names) ^ set(command.secrets):
             raise Refused(f"secrets named and secrets given differ: {', '.join(sorted(missing))}")
         if self._store.rows_of(command.id):
@@ -394,6 +405,13 @@ class CommandApplier:
         if not caller.admin:
             raise Refused(f"{caller.name} is no admin; promoting needs one (settings.admins of inventory.yaml)")
         return PolicyDesk(self._store, self._inbox.tmp.parents[1], self._inventory)
+
+    # -- commands on reservations --------------------------------------------------------------------------------
+
+    def _reservations(self, caller: Caller) -> ReservationDesk:
+        if not caller.admin:
+            raise Refused(f"{caller.name} is no admin; reserving needs one (settings.admins of inventory.yaml)")
+        return ReservationDesk(self._store, self._inventory)
 
     # -- commands on nodes ---------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ _NEVER = {
     ReasonCode.PARTITION_UNKNOWN: "never",
     ReasonCode.BAD_CONSTRAINTS: "never",
     ReasonCode.DEPENDENCY_NEVER_SATISFIED: "never",
+    ReasonCode.RESERVATION: "never",
     ReasonCode.REQ_NODE_NOT_AVAIL: "never as long as nothing comes back",
 }
 _OUTCOME = {
@@ -79,6 +80,9 @@ def _of_nodes(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
     own = [n for n in snapshot.nodes if n.partition == job.spec.partition]
     away = [f"{n.name} ({n.unavailable_reason or 'not available'})" for n in own if not n.available]
     away += [f"GPU {g} of {n.name} ({why})" for n in own if n.available for g, why in sorted(n.blocked.items())]
+    coming = {one.name: one for n in own for one in n.reservations}
+    if coming:
+        yield f"what is reserved stays so, and nothing more is: {listed([one.what for one in coming.values()])}"
     if away:
         yield f"what is not available now stays so: {listed(away)}"
 

@@ -46,6 +46,8 @@ def may_start(job: PendingView, snapshot: Snapshot) -> bool:
     policy = snapshot.policies.get(job.spec.partition)
     if policy is None or out_of_reach(job.spec, policy):
         return False
+    if job.unreserved or (job.reserved is not None and snapshot.now + job.limit_s > job.reserved.end):
+        return False
     return not job.held_by and job.dependency != "never"
 
 
@@ -65,7 +67,7 @@ def waiting_and_settling(
         replace(views[i], spec=replace(views[i].spec, placement_wait_s=0.0), submit_time=-np.inf, eligible_time=None)
         for i in later
     ]
-    waiting = waiting_of([*views, *settled], world, {}, snapshot)
+    waiting = waiting_of([*views, *settled], world, {}, snapshot, by_limit=True)
     own = np.arange(len(views))
     jobs, shape = waiting.jobs, waiting.jobs.shape
     settles, gives_up = shape[: len(views)].copy(), np.full(len(views), np.inf)
@@ -103,7 +105,7 @@ def initial_state_of(
     jobs["start"], jobs["eligible"] = np.nan, -np.inf
     level = np.unique(-waiting.keys.priority, return_inverse=True)[1].reshape(-1)
     jobs["level"][:count] = level
-    jobs["eligible"][:count] = [-np.inf if v.eligible_time is None else v.eligible_time for v in views]
+    jobs["eligible"][:count] = [_eligible(view) for view in views]
     parts = _held_parts(jobs[count:], running, world)
     child = _dependents(jobs, snapshot, views, own)
     queues = _queues(jobs, waiting, {name: staged(policy) for name, policy in snapshot.policies.items()})
@@ -117,6 +119,12 @@ def initial_state_of(
     tree = tree_of(snapshot.groups, [split_leaf(name) for name in names])
     levels = int(level.max(initial=0)) + 1
     return InitialState(jobs, parts, child, queues, users, levels, links, hourly, np.array(frees, FREE), tree)
+
+
+def _eligible(view: PendingView) -> float:
+    """Not before it: as set for the job, and by the reservation that it is of."""
+    begin = view.reserved.begin if view.reserved is not None else -np.inf
+    return max(begin, -np.inf if view.eligible_time is None else view.eligible_time)
 
 
 def _queues(jobs: Records, waiting: Waiting, policies: Mapping[str, PolicySpec]) -> Records:

@@ -16,14 +16,19 @@ from gpusched.model.limits import WEEK_S
 from gpusched.sched.backfill import schedule
 from gpusched.sched.bounds import exceeds
 from gpusched.sched.fairtree import Tree, places
-from gpusched.sched.fit import entry
+from gpusched.sched.fit import entry, request_of
 from gpusched.sched.heaps import Heap, pop, push
+from gpusched.sched.place import choose, node_fits
 from gpusched.sched.releases import drop
+from gpusched.sched.reservations.calendar import turn
 from gpusched.sched.state import (
+    FIRST_FIT,
     NAIVE,
     NONE,
     OK,
     POLICY,
+    RESERVED,
+    Calendar,
     Flags,
     Floats,
     Ints,
@@ -80,9 +85,13 @@ class QueueArrays(NamedTuple):
             an unlucky draw is to be drawn again.
         heap: What will happen: k an end, J+R+j job j becomes eligible, J+R+J an unlucky draw is drawn again, the
             next J: job j gives up waiting for better nodes, the next J+R: what job k used leaves the seven days for
-            which a limit of GPU hours counts, then: row of ``frees``.
+            which a limit of GPU hours counts, then: row of ``frees``;
+            then: a reservation is over.
         hourly: ``int64[bounds]``: 1 where a bound is of GPU seconds. frees: ``FREE[...]``: used before the run began.
         tree: Of users.
+        turns: ``float64[masks]``: when each row of the masks changes next, as nodes are reserved; of size 0: never.
+        strict: ``uint8[shapes]``: where all wait for the first that does not start, but for one that could not whatever
+            were free, as nodes are reserved. usable: The nodes, empty of jobs.
     """
 
     jobs: Records
@@ -101,6 +110,9 @@ class QueueArrays(NamedTuple):
     hourly: Ints
     frees: Records
     tree: Tree
+    turns: Floats
+    strict: Flags
+    usable: Resources
 
 
 class Passes(NamedTuple):
@@ -136,6 +148,7 @@ def run_forward(line: QueueArrays, passes: Passes, target: int, until: float) ->
     while True:
         while heap.size[0] > 0 and heap.key[0] <= clock[NOW]:
             _happen(line, passes, pop(heap))
+        _turn(passes.scratch.calendar, line, passes)
         partition = 0
         while partition < queues.size:
             if queues[partition]["dirty"] == 0:
@@ -160,12 +173,13 @@ def _happen(line: QueueArrays, passes: Passes, item: int) -> None:
             _enter(line, item - first)
             return
         item -= first + line.counter[JOBS] + 1
-        if item >= line.counter[JOBS]:
-            _forget(line, passes.jobs, item - line.counter[JOBS])
-        elif item >= 0:
+        if 0 <= item < line.counter[JOBS]:
             _give_up(line, passes.jobs, item)
             return
-        else:
+        item -= line.counter[JOBS]
+        if 0 <= item < first + line.frees.size:
+            _forget(line, passes.jobs, item)
+        elif item < 0:
             line.counter[AWAKE] = 0
         _stir_all(line)
         return
@@ -228,6 +242,32 @@ def _forget(line: QueueArrays, jobs: Jobs, item: int) -> None:
 @jit
 def _stir_all(line: QueueArrays) -> None:
     for partition in range(line.queues.size):
+        line.queues[partition]["dirty"] = 1
+
+
+@jit
+def _turn(calendar: Calendar | None, line: QueueArrays, passes: Passes) -> None:
+    """Brings what jobs may use up to now, as reservations begin to count and end."""
+    if calendar is None:
+        return
+    now, jobs, requests, feasibility = line.clock[NOW], passes.jobs, passes.requests, passes.jobs.feasibility
+    turned = False
+    for row in range(line.turns.size):
+        if line.turns[row] > now:
+            continue
+        turned, line.turns[row] = True, turn(calendar, jobs.masks, row, now)
+        line.counter[WORK] += _PASS_WORK
+        for shape in range(line.fits.size):
+            if requests.mask[shape] != row:
+                continue
+            request, line.fits[shape] = request_of(requests, shape), 0
+            for node in range(request.lo, request.hi):
+                line.fit[shape, node] = node_fits(passes.resources, jobs.masks, request, node)
+                line.fits[shape] += line.fit[shape, node]
+            if line.strict[shape] != 0:
+                could = choose(line.usable, jobs.masks, request, FIRST_FIT, passes.scratch)
+                feasibility[shape] = OK if could else RESERVED
+    for partition in range(line.queues.size if turned else 0):
         line.queues[partition]["dirty"] = 1
 
 

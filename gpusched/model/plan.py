@@ -20,6 +20,7 @@ class ReasonCode(StrEnum):
     DEPENDENCY_NEVER_SATISFIED = "DependencyNeverSatisfied"
     DEPENDENCY = "Dependency"
     BEGIN_TIME = "BeginTime"
+    RESERVATION = "Reservation"  # waits for the reservation that it asks for
     ARRAY_TASK_LIMIT = "JobArrayTaskLimit"
     ASSOC_GRP_GRES = "AssocGrpGRES"  # GPUs at once, of a user or a group
     ASSOC_MAX_JOBS = "AssocMaxJobsLimit"  # jobs at once of a user
@@ -31,7 +32,7 @@ class ReasonCode(StrEnum):
     QOS_MAX_GRES_PER_USER = "QOSMaxGRESPerUser"  # and of a user in it
     QOS_MAX_JOBS_PER_USER = "QOSMaxJobsPerUserLimit"
     QOS_MAX_GRES_MINUTES_PER_USER = "QOSMaxGRESMinutesPerUser"
-    REQ_NODE_NOT_AVAIL = "ReqNodeNotAvail"  # would fit if DOWN, DRAINED, LOST or BUSY parts came back
+    REQ_NODE_NOT_AVAIL = "ReqNodeNotAvail"  # would fit if DOWN, DRAINED, LOST, BUSY or reserved parts came back
     RESOURCES = "Resources"  # does not fit now; under backfill none and easy only the head of the queue has this reason
     PRIORITY = "Priority"  # others are before it
     BACKFILL = "Backfill"  # fits now, but would delay the head of the queue

@@ -40,6 +40,29 @@ class GpuRow(msgspec.Struct, frozen=True, kw_only=True):
     processes: tuple[GpuProcess, ...] = ()
 
 
+class ReservationRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A reservation that is not over.
+
+    Attributes:
+        gpus: Of its nodes. begin, end: Unix seconds.
+        running: Jobs that run in it. late: Jobs that run on its nodes, not in it, and may last until after its begin.
+    """
+
+    name: str
+    kind: Literal["reservation", "maintenance"]
+    state: Literal["planned", "active"]
+    nodes: tuple[str, ...]
+    gpus: int
+    begin: float
+    end: float
+    users: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    by: str = ""
+    reason: str = ""
+    running: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
+
+
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     """One node with its GPUs.
 
@@ -50,6 +73,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
         source: Where the figures come from; ``simulated`` ones are made up for a demo.
         last_seen: When the node last answered (Unix seconds); ``age_s`` seconds ago.
         stale: The figures are old; nobody has read the node for a while.
+        reserved: Its present reservation, else the next, in words; None: none.
     """
 
     name: str
@@ -75,6 +99,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float | None = None
     stale: bool = False
     gpus: tuple[GpuRow, ...] = ()
+    reserved: str | None = None
 
     @property
     def simulated(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from gpusched.model.limits import Groups, Quotas
+from gpusched.model.notices import Notices
 from gpusched.model.topology import Topology
 
 
@@ -211,6 +212,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     engine: Literal["ssh", "slurm"] = "ssh"
     groups: Groups = Groups()
     quotas: Quotas = Quotas()
+    notices: Notices = Notices()
 
     @property
     def nodes(self) -> tuple[Node, ...]:

@@ -8,6 +8,7 @@ from gpusched.model.interference import KindBelief
 from gpusched.model.jobs import Allocation, JobSpec, JobState, Preemptions, Resizes
 from gpusched.model.limits import Bound, Groups
 from gpusched.model.policy import PolicySpec
+from gpusched.model.reservations import Reservation
 from gpusched.model.resources import Sharing
 from gpusched.model.topology import Topology
 
@@ -23,6 +24,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         failed_recently: Attempts failed here; the job it concerns carries the exclusion itself.
         sharing: As declared. shareable: GPU index -> its memory in MiB, of those that two jobs may have: it is known,
             and no stranger is on them. Empty without ``sharing``.
+        reservations: Of it, such as are not over, by begin.
     """
 
     name: str
@@ -37,6 +39,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     links: dict[int, dict[int, int]] = {}
     sharing: Sharing | None = None
     shareable: dict[int, int] = {}
+    reservations: tuple[Reservation, ...] = ()
 
 
 class RunningView(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +57,7 @@ class RunningView(msgspec.Struct, frozen=True, kw_only=True):
         partner: The job that has some of them, too; "": none. Of such GPUs ``allocation`` has those that come free
             when it ends: the one of the two that ends last has them. Nobody may stop it meanwhile.
         group: The group that it counts for; "": none. bounds: The limits that it counts for, of `Snapshot.bounds`.
+        tied: Why it would not come up again in time if it were stopped to go on, as its nodes are reserved soon; "".
     """
 
     id: str
@@ -76,6 +80,7 @@ class RunningView(msgspec.Struct, frozen=True, kw_only=True):
     partner: str = ""
     group: str = ""
     bounds: tuple[int, ...] = ()
+    tied: str = ""
 
 
 def held_once(one: RunningView, other: RunningView) -> tuple[RunningView, RunningView]:
@@ -116,6 +121,8 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
     on with so many GPUs. ``behind``: so many tasks of its array come next and are not looked at. ``speeds``, ``left``:
     as in `RunningView`. ``barred``: why Slurm, which has it, lets it not start, in its words; "": it does.
     ``group``, ``bounds``: as in `RunningView`, in the order in which people are told of them.
+    ``reserved``: the reservation that it runs in, and in no other place. ``unreserved``: why it can never run in the
+    one it asks for, as things are; "": it can.
     """
 
     id: str
@@ -140,12 +147,18 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
     barred: str = ""
     group: str = ""
     bounds: tuple[int, ...] = ()
+    reserved: Reservation | None = None
+    unreserved: str = ""
+
+    @property
+    def limit_s(self) -> float:
+        """How long it may run, seconds: its limit bounds what it runs at all sizes together."""
+        return self.spec.time_limit_s - (self.resizes.had_s if self.resizes is not None else 0.0)
 
     @property
     def expected_s(self) -> float:
         """How long it is expected to run, seconds: as estimated, but no longer than its limit; else that."""
-        limit = self.spec.time_limit_s - (self.resizes.had_s if self.resizes is not None else 0.0)
-        return limit if self.estimate_s is None else min(self.estimate_s, limit)
+        return self.limit_s if self.estimate_s is None else min(self.estimate_s, self.limit_s)
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

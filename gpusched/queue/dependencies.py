@@ -75,8 +75,8 @@ class Dependencies:
         left = each(without(row.tasks, waiting))
         while some := list(islice(left, _AT_ONCE)):
             yield from self._by_partner(row, own, some)
-        for first, last in waiting:
-            for index in range(first, last + 1):
+        for low, high in waiting:
+            for index in range(low, high + 1):
                 yield index, ("waiting", f"{own[0].kind}: waits for job {own[0].job_id}_{index}")
 
     def _by_partner(self, row: Job, own: Sequence[Dependency], some: list[int]) -> Iterator[tuple[int, Verdict]]:

@@ -9,6 +9,7 @@ from itertools import combinations
 
 import msgspec
 
+from gpusched.config.reservations import unusable
 from gpusched.config.validate import shape_on, usable_nodes, within_rules
 from gpusched.model.arrays import task_of
 from gpusched.model.gpustates import DRIVER_MEMORY_MIB, foreign_processes, gpu_states
@@ -18,6 +19,7 @@ from gpusched.model.limits import leaf_of
 from gpusched.model.policy import PolicySpec
 from gpusched.model.progress import JobProgress, speeds_of, steps_left
 from gpusched.model.readings import GpuState, NodeReading, NodeState
+from gpusched.model.reservations import Reservation, by_node, tied_by
 from gpusched.model.resources import Inventory, Node, Sharing
 from gpusched.model.slurm import barred
 from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot, held_once
@@ -59,6 +61,7 @@ def snapshot_of_store(
         now=now,
         seed=seed,
         whole=whole,
+        reservations=reader.reservations(now),
     )
     finished = finished_lately(reader, policies)
     beliefs = beliefs_for(reader, policies)
@@ -114,6 +117,7 @@ def build_snapshot(
     used: Sequence[Used] = (),
     ended_well: Callable[[str, Sequence[int]], dict[int, bool]] | None = None,
     whole: bool = False,
+    reservations: Sequence[Reservation] = (),
 ) -> Snapshot:
     """The snapshot of the cluster.
 
@@ -136,6 +140,7 @@ def build_snapshot(
         used: GPU seconds of the last seven days, for limits of them.
         ended_well: For dependencies between the tasks of two arrays; see `Reader.ended_well`.
         whole: All tasks of all arrays take part, as a forecast needs them (`Room.ahead`).
+        reservations: Such as are not over.
     """
     active, pending = list(active), list(pending)
     ledger = Ledger(inventory.quotas, active, used, now)
@@ -147,19 +152,27 @@ def build_snapshot(
     dependencies = Dependencies(lookup, [*active, *pending], ended_well)
     base = [_at_base(job, inventory, policies) for job in pending]
     room = Room(inventory, policies, active, array_limits, running_tasks)
+    named, here = {one.name: one for one in reservations}, by_node(reservations, now)
+    nodes = tuple(
+        _node_view(node, records.get(node.name), held.get(node.name, {}), lingering.get(node.name, {}))
+        for node in inventory.nodes
+    )
+    if here:
+        nodes = tuple(msgspec.structs.replace(node, reservations=here.get(node.name, ())) for node in nodes)
     return Snapshot(
         now=now,
-        nodes=tuple(
-            _node_view(node, records.get(node.name), held.get(node.name, {}), lingering.get(node.name, {}))
-            for node in inventory.nodes
-        ),
+        nodes=nodes,
         running=sharing_views(
-            [view for job in active if (view := _running_view(job, declared, progress, inventory, ledger)) is not None],
+            [
+                _tied(view, here, now) if here else view
+                for job in active
+                if (view := _running_view(job, declared, progress, inventory, ledger)) is not None
+            ],
             inventory,
             ranks,
         ),
         pending=tuple(
-            _pending_view(job, verdict, behind, room, inventory, ledger, estimates, progress.get(job.id, ()))
+            _pending_view(job, verdict, behind, room, inventory, ledger, estimates, progress.get(job.id, ()), named)
             for row in base
             for job, verdict, behind in _each(row, dependencies, room, None if whole else now)
         ),
@@ -289,6 +302,15 @@ def _running_view(
     )
 
 
+def _tied(view: RunningView, here: Mapping[str, tuple[Reservation, ...]], now: float) -> RunningView:
+    """With the reason, where it could not be stopped to go on."""
+    ones = [here.get(part.node, ()) for part in view.allocation.parts]
+    if not any(ones):
+        return view
+    own = view.spec.reservation if view.spec is not None else ""
+    return msgspec.structs.replace(view, tied=tied_by(view.expected_end, ones, own, now))
+
+
 def sharing_views(
     views: list[RunningView], inventory: Inventory, ranks: Iterable[RankRecord]
 ) -> tuple[RunningView, ...]:
@@ -371,8 +393,10 @@ def _pending_view(
     ledger: Ledger,
     estimates: Mapping[str, float],
     told: tuple[JobProgress, ...],
+    reservations: Mapping[str, Reservation],
 ) -> PendingView:
     kind, message = verdict
+    reserved = reservations.get(job.spec.reservation) if job.spec.reservation else None
     return PendingView(
         id=job.id,
         user=job.user,
@@ -381,7 +405,7 @@ def _pending_view(
         priority=job.priority,
         held_by=job.held_by,
         eligible_time=job.eligible_time,
-        excluded_nodes=_effective_exclusions(job, inventory),
+        excluded_nodes=_effective_exclusions(job, inventory, reserved),
         dependency=kind,
         dependency_message=message,
         array_id=job.array_id,
@@ -396,6 +420,10 @@ def _pending_view(
         barred=barred(job.slurm) if job.slurm is not None else "",
         group=ledger.group(job.user, job.spec.group),
         bounds=ledger.of(job.user, job.spec),
+        reserved=reserved,
+        unreserved=unusable(job.limit_s, job.spec.reservation, job.user, reserved, inventory)
+        if job.spec.reservation
+        else "",
     )
 
 
@@ -418,10 +446,12 @@ def _at_base(job: Job, inventory: Inventory, policies: Mapping[str, PolicySpec])
     return msgspec.structs.replace(job, spec=shape_on(nodes, job.spec, elastic.base_gpus) or job.spec)
 
 
-def _effective_exclusions(job: Job, inventory: Inventory) -> tuple[str, ...]:
+def _effective_exclusions(job: Job, inventory: Inventory, reserved: Reservation | None) -> tuple[str, ...]:
     """Nodes where earlier attempts failed are avoided while enough others are left."""
     partition = inventory.partition(job.spec.partition)
     if not job.excluded_nodes or partition is None:
         return ()
     allowed = {n.name for n in usable_nodes(partition, job.spec.nodelist, job.spec.exclude, job.spec.gpu_types)}
+    if reserved is not None:
+        allowed &= set(reserved.nodes)
     return job.excluded_nodes if len(allowed - set(job.excluded_nodes)) >= job.spec.nodes else ()

@@ -23,10 +23,12 @@ from gpusched.model.readings import NodeReading, NodeState, Wiring
 from gpusched.model.resources import Node
 from gpusched.model.slurm import TROUBLE, Trouble
 from gpusched.queue.beliefs import BeliefReads, BeliefWrites
+from gpusched.queue.notices import NoticeReads, NoticeWrites
 from gpusched.queue.predictions import PredictionReads, PredictionWrites
 from gpusched.queue.progress import ProgressReads, ProgressWrites
 from gpusched.queue.promotions import PolicyReads, PolicyWrites
 from gpusched.queue.quotas import QuotaReads
+from gpusched.queue.reservations import ReservationReads, ReservationWrites
 from gpusched.queue.rows import JobWrites
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.shared import Held, together
@@ -205,7 +207,7 @@ _SUMS = _USAGE[5:]
 _ADDED_UP = f"ON CONFLICT DO UPDATE SET {', '.join(f'{f} = {f} + excluded.{f}' for f in _SUMS)}"
 
 
-class Reader(BeliefReads, PolicyReads, PredictionReads, ProgressReads, QuotaReads):
+class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressReads, QuotaReads, ReservationReads):
     """Read-only view of the store."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -483,7 +485,9 @@ class Reader(BeliefReads, PolicyReads, PredictionReads, ProgressReads, QuotaRead
         return dict(rows.fetchall())
 
 
-class Store(Reader, BeliefWrites, JobWrites, PolicyWrites, PredictionWrites, ProgressWrites):
+class Store(
+    Reader, BeliefWrites, JobWrites, NoticeWrites, PolicyWrites, PredictionWrites, ProgressWrites, ReservationWrites
+):
     """The store as its single writer sees it."""
 
     @classmethod

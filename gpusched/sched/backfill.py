@@ -16,6 +16,7 @@ from gpusched.sched.bounds import charge, exceeds
 from gpusched.sched.fit import entry, request_of
 from gpusched.sched.place import by_rack, choose, draw, draw_fitting, most_in_rack, one_more
 from gpusched.sched.releases import add, settle
+from gpusched.sched.reservations.calendar import concerns
 from gpusched.sched.state import (
     BACKFILL,
     EASY,
@@ -31,6 +32,7 @@ from gpusched.sched.state import (
     RESOURCES,
     SKIP,
     STARTED,
+    Calendar,
     Flags,
     Ints,
     Jobs,
@@ -101,7 +103,10 @@ def schedule(
                 head = job
                 code = RESOURCES if code == PRIORITY else code
                 if backfill != SKIP:
-                    shadow, given = reserve_any(resources, releases, jobs.masks, requests, shape, rule, now, scratch)
+                    limit = limit_of[job]
+                    shadow, given = reserve_any(
+                        resources, releases, jobs.masks, requests, shape, rule, now, limit, scratch
+                    )
                     protect(resources, request_of(requests, given), shadow < np.inf, scratch)
             elif code == PRIORITY:
                 code = waits
@@ -227,29 +232,35 @@ def reserve_any(
     shape: int,
     rule: int,
     now: float,
+    limit: float,
     scratch: Scratch,
 ) -> tuple[float, int]:
     """`reserve` for the first of a request and its looser ones that fits, and which one that is."""
     best, first, at, last = np.inf, shape, shape, shape
     while at >= 0:
-        shadow = reserve(resources, releases, masks, request_of(requests, at), rule, now, scratch)
+        shadow = reserve(resources, releases, masks, request_of(requests, at), rule, now, limit, scratch)
         if shadow < best:
             best, first = shadow, at
         at, last = entry(requests.looser, at, -1), at
     if first != last:
-        reserve(resources, releases, masks, request_of(requests, first), rule, now, scratch)
+        reserve(resources, releases, masks, request_of(requests, first), rule, now, limit, scratch)
     return best, first
 
 
 @jit
 def reserve(
-    resources: Resources, releases: Releases, masks: Flags, request: Request, rule: int, now: float, scratch: Scratch
-) -> float:
+    resources: Resources, releases: Releases, masks: Flags, request: Request, rule: int, now: float, limit: float,
+    scratch: Scratch,
+) -> float:  # fmt: skip
     """The shadow time: the earliest at which ``request`` fits, by the limits of what runs (overrun: now).
+
+    Where nodes are reserved, the earliest at which it fits for ``limit`` seconds on such as are its by then.
 
     Sets ``scratch.future`` to the resources at that time, and ``scratch.chosen`` to the nodes by the placement rule
     (naive, random: first fit). What runs on nodes that are not available gives nothing back. Infinite if it never fits.
     """
+    if entries(scratch.calendar) > 0:
+        return _reserve_between(scratch.calendar, resources, releases, masks, request, rule, now, limit, scratch)
     future = scratch.future
     gpus, cores, memory = future.gpus, future.cores, future.memory  # the loops' own arrays, as in `schedule`
     fitting, within = 0, by_rack(scratch.racks, FIRST_FIT, request)  # nodes that fit; within: of one rack
@@ -285,6 +296,85 @@ def reserve(
         return np.inf
     choose(future, masks, request, _undrawn(rule), scratch)
     return time
+
+
+@jit
+def entries(calendar: Calendar | None) -> int:
+    """How many there are."""
+    return 0 if calendar is None else calendar.node.size
+
+
+@jit
+def _reserve_between(
+    calendar: Calendar | None, resources: Resources, releases: Releases, masks: Flags, request: Request, rule: int,
+    now: float, limit: float, scratch: Scratch,
+) -> float:  # fmt: skip
+    """`reserve` where nodes are reserved: not only what ends brings room, also the end of a reservation.
+
+    And nodes go as time passes: one that is reserved next is only for who ends before. What a job may use changes in
+    the masks' row for that (`Calendar.work`), so that all else goes by it.
+    """
+    if calendar is None:
+        return np.inf
+    future, closed, row = scratch.future, calendar.closed, calendar.work
+    ask = Request(
+        request.lo, request.hi, request.parts, request.gpus, request.cores, request.memory, row, request.spread
+    )
+    begin, end, where, base = calendar.begin, calendar.end, calendar.node, calendar.base[request.mask]
+    own, over, begun = calendar.own[request.mask], np.inf, -np.inf
+    fitting = 0
+    for node in range(request.lo, request.hi):
+        future.gpus[node], future.cores[node] = resources.gpus[node], resources.cores[node]
+        future.memory[node], closed[node] = resources.memory[node], 0
+        masks[row, node] = masks[base, node]
+        fitting += _holds(future.gpus[node], future.cores[node], future.memory[node], masks, ask, node)
+    for e in range(where.size):
+        if own >= 0 and calendar.number[e] == own:
+            begun, over = begin[e], end[e]
+    settle(releases)
+    time, at, shut, opened = max(now, begun), 0, 0, 0
+    while time < np.inf and time + limit <= over:
+        while at < releases.used[0] and releases.end[releases.order[at]] <= time:
+            slot = releases.order[at]
+            at += 1
+            node = releases.node[slot]
+            if node < request.lo or node >= request.hi or future.gpus[node] < 0:
+                continue
+            fitting -= _holds(future.gpus[node], future.cores[node], future.memory[node], masks, ask, node)
+            future.gpus[node] += releases.gpus[slot]
+            future.cores[node] += releases.cores[slot]
+            future.memory[node] += releases.memory[slot]
+            fitting += _holds(future.gpus[node], future.cores[node], future.memory[node], masks, ask, node)
+        while shut < where.size and begin[shut] < time + limit:
+            fitting += _turned(calendar, shut, 1, masks, ask, base, request.mask, future)
+            shut += 1
+        while opened < where.size and end[calendar.by_end[opened]] <= time:
+            fitting += _turned(calendar, calendar.by_end[opened], -1, masks, ask, base, request.mask, future)
+            opened += 1
+        if fitting >= request.parts and choose(future, masks, ask, _undrawn(rule), scratch):
+            return float(time)
+        following = np.inf
+        if at < releases.used[0]:
+            following = releases.end[releases.order[at]]
+        if opened < where.size:
+            following = min(following, end[calendar.by_end[opened]])
+        time = following
+    return np.inf
+
+
+@jit
+def _turned(
+    calendar: Calendar, entry: int, by: int, masks: Flags, ask: Request, base: int, row: int, future: Resources
+) -> int:
+    """Notes that a reservation of a node begins to count (1), or has ended (-1); how many more nodes fit by that."""
+    node = calendar.node[entry]
+    if node < ask.lo or node >= ask.hi or not concerns(calendar, entry, row):
+        return 0
+    before = _holds(future.gpus[node], future.cores[node], future.memory[node], masks, ask, node)
+    calendar.closed[node] += by
+    masks[ask.mask, node] = masks[base, node] if calendar.closed[node] == 0 else 0
+    after = _holds(future.gpus[node], future.cores[node], future.memory[node], masks, ask, node)
+    return int(after) - int(before)
 
 
 @jit

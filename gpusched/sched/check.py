@@ -13,9 +13,10 @@ from gpusched.model.jobs import Allocation, NodeAllocation
 from gpusched.model.plan import Action, Plan, Preempt, Reason, ReasonCode, Rejection, Resize, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
-from gpusched.model.units import format_memory
+from gpusched.model.units import format_duration, format_memory
 from gpusched.sched.eligible import ineligible, may_resize, may_stop
 from gpusched.sched.limits import Rooms
+from gpusched.sched.reservations.rules import closed_text
 from gpusched.sched.sharing.rules import Sharer, cannot_share, sharer_of_running, sharer_of_start
 from gpusched.sched.text import count_of, gpus_called, listed_types
 from gpusched.sched.topology.spread import splits
@@ -188,6 +189,8 @@ class _Ledger:
             return f"node {node.name} is of another size than the whole nodes it asks for"
         if node.name in job.excluded_nodes:
             return f"an earlier attempt failed on node {node.name}"
+        if why := closed_text(job, node, self._snapshot.now):
+            return f"node {node.name} {why}, and its limit is {format_duration(job.limit_s)}"
         return None
 
     def _no_node(self, part: NodeAllocation) -> str | None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.policy import PolicySpec
+from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.arrays import NodeArrays, Waiting, racks_for_ask
 from gpusched.sched.eligible import ARRAY_FULL
-from gpusched.sched.fit import request_of, shortfall
+from gpusched.sched.fit import request_of, shortfall, unreserved
 from gpusched.sched.limits import LimitReasons
 from gpusched.sched.place import most_in_rack
+from gpusched.sched.reservations.rules import reserved_text
 from gpusched.sched.state import (
     BACKFILL,
     BAD_CONSTRAINTS,
@@ -20,6 +24,7 @@ from gpusched.sched.state import (
     NOT_AVAILABLE,
     POLICY,
     PRIORITY,
+    RESERVED,
     RESOURCES,
     STARTED,
     Resources,
@@ -65,6 +70,8 @@ class Verdicts:
         self._limits, self._bounds = LimitReasons(snapshot), len(snapshot.bounds)
         self._accounts: list[list[int]] = waiting.jobs.account.tolist()
         self._by_account: dict[tuple[int, ...], Reason] = {}
+        self._of_reserved: dict[tuple[int, float], Reason] = {}
+        self._reserved_on: dict[int, list[Reservation]] = {}
 
     def add(self, queue: list[int], block: Block, reasons: dict[str, Reason]) -> None:
         """Writes the reasons of one partition's queue."""
@@ -87,7 +94,7 @@ class Verdicts:
                 reason = same_for_all[code]
             else:
                 reason = self._by_shape.get((code, shapes[job])) or self._short(code, shapes[job], job, block)
-            ahead += 1 + views[job].behind if code >= RESOURCES else 0
+            ahead += 1 + views[job].behind if RESOURCES <= code < RESERVED else 0
             reasons[views[job].id] = reason
 
     def _limit(self, job: int) -> Reason:
@@ -126,6 +133,8 @@ class Verdicts:
         if code == BAD_CONSTRAINTS:
             message = self._shortage("needs", "there", self._world.total, shape)
             reason = Reason(code=ReasonCode.BAD_CONSTRAINTS, message=message)
+        elif code == RESERVED:
+            return self._reserved(shape, job)
         elif code == NOT_AVAILABLE:
             message = self._shortage("needs", "usable", self._world.usable, shape)
             requests = self._waiting.requests
@@ -141,6 +150,19 @@ class Verdicts:
                 return reason
         self._by_shape[code, shape] = reason
         return reason
+
+    def _reserved(self, shape: int, job: int) -> Reason:
+        """Of a job that waits for the end of reservations; nothing else may be reserved that it would use."""
+        view, lo, hi = self._waiting.views[job], self._waiting.requests.lo[shape], self._waiting.requests.hi[shape]
+        key = (int(lo), view.limit_s)
+        if key not in self._of_reserved:
+            reserved = self._world.reserved
+            if key[0] not in self._reserved_on:  # by begin, as their numbers are
+                numbers = np.unique(reserved.of[(reserved.node >= lo) & (reserved.node < hi)]).tolist()
+                self._reserved_on[key[0]] = [reserved.all[number] for number in numbers]
+            text = reserved_text(self._reserved_on[key[0]], view.limit_s, self._now)
+            self._of_reserved[key] = Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=text)
+        return self._of_reserved[key]
 
     def _waits(self, shape: int, job: int, block: Block) -> str:
         """Of a job that waits for one rack, that it does; else ""."""
@@ -160,6 +182,8 @@ class Verdicts:
 
     def _shortage(self, verb: str, free: str, resources: Resources, shape: int) -> str:
         request = request_of(self._waiting.requests, shape)
+        if free != "free" and len(self._waiting.calendar.base):
+            request = unreserved(self._waiting.calendar, request)
         dimension, count, nearest = shortfall(resources, self._waiting.jobs.masks, request)
         has = int(resources[dimension - 1][nearest]) if nearest >= 0 else 0  # of GPUs, cores or memory
         needs = (int(request.gpus), int(request.cores), int(request.memory))

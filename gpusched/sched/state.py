@@ -33,7 +33,7 @@ LINK = np.dtype([("bound", np.int64), ("unit", np.int64), ("next", np.int64)])
 NO_LINKS: Records = np.zeros(0, LINK)
 
 # What a pass says of a job; 0 .. 2 also say how a request stands towards the whole partition.
-OK, BAD_CONSTRAINTS, NOT_AVAILABLE, LIMIT, RESOURCES, PRIORITY, BACKFILL, POLICY, MAPPING = range(9)
+OK, BAD_CONSTRAINTS, NOT_AVAILABLE, LIMIT, RESOURCES, PRIORITY, BACKFILL, POLICY, MAPPING, RESERVED = range(10)
 STARTED = OK
 
 
@@ -130,6 +130,34 @@ class Releases(NamedTuple):
     used: Ints
 
 
+class Calendar(NamedTuple):
+    """When nodes are reserved, and for whom, one entry per (reservation, node), by begin; see `reservations.calendar`.
+
+    Attributes:
+        node, number: ``int64[entries]``: row of the node, and the reservation's number.
+        begin, end: ``float64[entries]``: seconds, the clock of ``now``.
+        by_end: ``int64[entries]``: the entries in order of their ends.
+        base: ``int64[masks]``: the row that says what jobs of a row may use if nothing is reserved for others.
+        own: ``int64[masks]``: the reservation that they are of; -1: none.
+        limit: ``float64[masks]``: how long they may run, seconds.
+        guarded: ``int64[masks]``: 1: they keep clear of what is kept for a job before them, too.
+        closed: ``int64[nodes]``: room to work in.
+        work: The row of the masks that is for looking ahead.
+    """
+
+    node: Ints
+    number: Ints
+    begin: Floats
+    end: Floats
+    by_end: Ints
+    base: Ints
+    own: Ints
+    limit: Floats
+    guarded: Ints
+    closed: Ints
+    work: int
+
+
 class Scratch(NamedTuple):
     """Room to work in, kept between passes.
 
@@ -142,6 +170,7 @@ class Scratch(NamedTuple):
             room only shrinks, so it will not fit later in it either.
         stamp: ``int64[1]``: number of the pass.
         racks: ``RACK_ROOM[nodes]``, see there. None: all nodes are in one, and nothing that looks at racks is compiled.
+        calendar: When nodes are reserved. None: never, and nothing that looks at that is compiled.
     """
 
     chosen: Ints
@@ -153,6 +182,7 @@ class Scratch(NamedTuple):
     failed_late: Ints
     stamp: Ints
     racks: Records | None
+    calendar: Calendar | None
 
 
 class Outcome(NamedTuple):
@@ -221,15 +251,25 @@ def new_releases(slots: int) -> Releases:
     return Releases(np.zeros(slots), node, gpus, cores, memory, owner, order, np.zeros(2, np.int64))
 
 
-def new_scratch(nodes: int, shapes: int, rack: Ints | None = None) -> Scratch:
-    """Work space for that many nodes and distinct requests; ``rack: int64[nodes]``: their racks, None: all in one."""
+def new_scratch(nodes: int, shapes: int, rack: Ints | None = None, calendar: Calendar | None = None) -> Scratch:
+    """Work space for that many nodes and distinct requests; ``rack: int64[nodes]``: their racks, None: all in one.
+
+    With racks there is a calendar, too, if an empty one: every pass is compiled with both, or with none.
+    """
     chosen, keys = (np.zeros(nodes, np.int64) for _ in range(2))
     future, spare, late = (new_resources(nodes) for _ in range(3))
     failed, failed_late = (np.zeros(shapes, np.int64) for _ in range(2))
     return Scratch(
         chosen, keys, future, spare, late, failed, failed_late, stamp=np.zeros(1, np.int64),
         racks=None if rack is None else filled(RACK_ROOM, nodes, number=rack),
+        calendar=no_calendar() if rack is not None and calendar is None else calendar,
     )  # fmt: skip
+
+
+def no_calendar() -> Calendar:
+    """Nothing is reserved."""
+    none, never = np.zeros(0, np.int64), np.zeros(0)
+    return Calendar(none, none, never, never, none, none, none, never, none, none, 0)
 
 
 def new_outcome(jobs: int, parts: int) -> Outcome:

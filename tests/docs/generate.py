@@ -19,9 +19,11 @@ import typer
 import yaml
 
 from gpusched.cli.main import COMMANDS, app
+from gpusched.client.reservations import Asked
 from gpusched.client.wait import EXIT_CODES
 from gpusched.cluster.requests import environment
 from gpusched.config import fields as inventory_fields
+from gpusched.config import notices as inventory_notices
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.doctor.findings import Finding
 from gpusched.model.events import Event
@@ -38,10 +40,12 @@ from gpusched.model.reports import (
     QosRow,
     QuotaReport,
     QuotaRow,
+    ReservationRow,
     ShareRow,
     TopologyReport,
     WiredNode,
 )
+from gpusched.model.reservations import Reservation
 from gpusched.model.resources import (
     Inventory,
     LogSettings,
@@ -63,6 +67,7 @@ from gpusched.views.policy import ChangeRow, PolicyPage, PolicyRow
 from gpusched.views.policy import page_dict as page_dict_of_policy
 from gpusched.views.power import power_json
 from gpusched.views.quota import quota_json
+from gpusched.views.reservations import asked_dict
 from gpusched.views.show import Page, page_dict
 from gpusched.views.why import Why, dry_run_dict, why_dict
 from tests.docs import replays, words
@@ -309,6 +314,14 @@ def _qos() -> str:
     return _keys(inventory_fields.QOS, words.QOS, {"priority": code("0"), "exempt": code("false")})
 
 
+def _notices() -> str:
+    return _keys(inventory_notices.NOTICES, words.NOTICES, {"idle": code("30m")})
+
+
+def _receiver() -> str:
+    return _keys(inventory_notices.RECEIVER, words.RECEIVER, {"on": code("all")})
+
+
 def _switch() -> str:
     return _keys(inventory_fields.SWITCH, words.SWITCH, {})
 
@@ -358,6 +371,8 @@ def json_keys() -> dict[str, list[str]]:
         "quota-row": list(quota["rows"][0]),
         "quota-class": list(QosRow.__struct_fields__),
         "quota-share": list(ShareRow.__struct_fields__),
+        "reservations": list(ReservationRow.__struct_fields__),
+        "reserved": list(asked_dict(_sample_reservation())),
         "power": list(power_json(_sample_report())),
         "power-row": list(PowerRow.__struct_fields__),
         "held-idle": list(HeldIdle.__struct_fields__),
@@ -391,6 +406,10 @@ def _sample_node() -> NodeRow:
 
 def _sample_quota() -> QuotaReport:
     return QuotaReport(users=(), rows=(QuotaRow(whose="", limit="gpus", used=0.0, most=0.0, reason=""),), now=0.0)
+
+
+def _sample_reservation() -> Asked:
+    return Asked("reserve", Reservation(name="", nodes=(), begin=0.0, end=1.0))
 
 
 def _sample_report() -> PowerReport:
@@ -459,6 +478,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "limits": _limits,
     "group": _of_group,
     "qos": _qos,
+    "notices": _notices,
+    "receiver": _receiver,
     "switch": _switch,
     "twins": _twins,
     "policies": _policies,

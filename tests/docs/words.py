@@ -203,6 +203,19 @@ SWITCH = {
     "parent": ("name", "The switch above. One without an entry of its own has nothing above it."),
 }
 
+NOTICES = {
+    "to": ("list of receivers", "Who is told, besides users with `--mail`; see below."),
+    "smtp": ("`host` or `host:port`", "The mail server; STARTTLS where it offers it. Without it `sendmail` is called."),
+    "from": ("mail address", "The sender. Without it `gpusched@` the mail server, or as sendmail says."),
+    "idle": ("time", "A job whose GPUs have been idle for so long is told of."),
+}
+RECEIVER = {
+    "webhook": ("URL", "Gets each notice as JSON by POST. Any answer but 2xx is a failure."),
+    "command": ("list of words", "Gets each as JSON on stdin, run as the controller's user in `/` for at most 30 s."),
+    "on": ("list", "Of `begin`, `end`, `fail`, `requeue`, `limit`, `node`, `idle`, `all`."),
+    "users": ("list of users", "Only of these users' jobs. Without it of all jobs, and of nodes."),
+}
+
 JOB_STATES = {
     JobState.PENDING: "In the queue. The reason says why it waits.",
     JobState.STARTING: (
@@ -266,6 +279,11 @@ REASONS = {
         "May not start yet: `--begin`, or the pause before a retry.",
         "Wait; `gpusched show JOB` has the time under `not before`.",
     ),
+    ReasonCode.RESERVATION: (
+        "It asks for a reservation (`--reservation`) that has not begun, ends too soon, is not for its user, or "
+        "is not there any more.",
+        "Wait; where it can never run in it, cancel it and submit it again. `gpusched reservations` lists them.",
+    ),
     ReasonCode.ARRAY_TASK_LIMIT: (
         "As many tasks of its array run as `%N` allows.",
         "Wait for a task to end.",
@@ -299,8 +317,10 @@ REASONS = {
         "Wait, or use another `--qos`.",
     ),
     ReasonCode.REQ_NODE_NOT_AVAIL: (
-        "It would fit if parts that are DOWN, DRAINED, LOST, BUSY or UNUSABLE came back.",
-        "`gpusched nodes` says what is wrong there. Mend it, `gpusched resume` it, or end the foreign process.",
+        "It would fit if parts that are DOWN, DRAINED, LOST, BUSY or UNUSABLE came back; or nodes are reserved, and "
+        "it could not end before that: `Reserved for maintenance`, `May be reserved for other job`.",
+        "`gpusched nodes` says what is wrong there. Mend it, `gpusched resume` it, or end the foreign process. Where "
+        "they are reserved: a shorter limit; `gpusched why` says which one would do.",
     ),
     ReasonCode.RESOURCES: (
         "Waits for what running jobs hold.",
@@ -322,7 +342,8 @@ REASONS = {
 }
 
 _JOB = {
-    "id": "Job id; `ID_INDEX` for a task of an array, `ID_[3-9]` for several that differ in nothing else and share an entry.",
+    "id": "Job id; `ID_INDEX` for a task of an array, `ID_[3-9]` for several that differ in nothing else and share an "
+    "entry.",
     "name": "Its name.",
     "user": "Who submitted it.",
     "partition": "Its partition.",
@@ -496,6 +517,29 @@ JSON: dict[str, dict[str, str]] = {
         "dry_run": "Always true.",
         "spec": "The request as it would be queued, with the keys of `show`'s spec; begin_time is Unix seconds here.",
     },
+    "reservations": {
+        "name": "Its name: what jobs ask for with `--reservation`.",
+        "kind": "`reservation` or `maintenance`.",
+        "state": "`planned` or `active`.",
+        "nodes": "Names of its nodes.",
+        "gpus": "GPUs of them.",
+        "begin": "Time.",
+        "end": "Time.",
+        "users": "Whose jobs may run in it.",
+        "groups": "Likewise, groups of the inventory.",
+        "by": "Who made it; empty until the controller has taken it up.",
+        "reason": "Why, or empty.",
+        "running": "Ids of the jobs that run in it.",
+        "late": "Ids of jobs that run on its nodes, not in it, and may last, by their limits, until after its begin.",
+    },
+    "reserved": {
+        "requested": "`reserve`, `maintenance`, `change` or `cancel`.",
+        "name": "Its name.",
+        "nodes": "Names of its nodes.",
+        "begin": "Time.",
+        "end": "Time.",
+        "late": "Running jobs that may last until after its begin: `id`, `user`, `end`.",
+    },
     "nodes": {
         "name": "Its name.",
         "partition": "Its partition.",
@@ -520,6 +564,7 @@ JSON: dict[str, dict[str, str]] = {
         "age_s": "Seconds since then, or null.",
         "stale": "The figures are older than three ticks (at least 15 s).",
         "gpus": "One object per declared GPU; see below.",
+        "reserved": "For whom or what it is reserved, now or next, in words; null: it is not.",
     },
     "gpus": {
         "index": "NVML index.",

@@ -180,7 +180,7 @@ def walk(
                 obs.drain[node] = max(obs.drain[node], now + limit)
         elif code == PRIORITY and first < 0:
             first, code = job, RESOURCES
-            shadow = reserve(resources, releases, jobs.masks, request, BEST_FIT, now, scratch)
+            shadow = reserve(resources, releases, jobs.masks, request, BEST_FIT, now, limit, scratch)
             protect(resources, request, shadow < np.inf, scratch)
             head = Head(request.parts * request.gpus / obs.gpus, age, shadow)
         outcome.code[job] = code

@@ -27,7 +27,7 @@ from gpusched.sched.gpus import links_matrix, nearest_gpus
 from gpusched.sched.interference.beliefs import cost_of_neighbour
 from gpusched.sched.limits import Rooms
 from gpusched.sched.sharing.rules import Sharer, cannot_share, sharer_of_running, sharer_of_start
-from gpusched.sched.tally import NodeCount, barred, counts_of, earliest, fits, need, plain_order
+from gpusched.sched.tally import NodeCount, counts_of, earliest, fits, need, plain_order, shut
 from gpusched.sched.text import count_of
 
 Believed = Callable[[str], KindBelief | None]
@@ -164,7 +164,7 @@ class _Room:
 
     def _beside(self, job: PendingView, other: Sharer) -> Beside | Miss:
         node, count, spec = self._nodes[other.node], self._counts[other.node], job.spec
-        why: str | None = barred(job, node) or ("" if node.available else "takes no jobs now")
+        why: str | None = shut(job, node, self._snapshot.now) or ("" if node.available else "takes no jobs now")
         if why:
             return 6, 0.0, lambda: f"node {node.name}: {why}"
         well = [gpu for gpu in other.gpus if gpu in node.shareable and gpu not in node.blocked]

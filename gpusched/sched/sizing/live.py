@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import nan
+from math import ceil, nan
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ from gpusched.config.weights import Model
 from gpusched.model.jobs import JobSpec, Resizes
 from gpusched.model.plan import Reason, ReasonCode, Resize
 from gpusched.model.policy import PolicySpec
+from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.sched.agent import Unusable, part_of, prepared
 from gpusched.sched.arrays import NodeArrays, waiting_of
@@ -24,7 +25,7 @@ from gpusched.sched.sizing.rules import RULES, wish
 from gpusched.sched.sizing.settle import Rules, gather, settle, speed_at
 from gpusched.sched.sizing.shapes import shape, within_free
 from gpusched.sched.state import Ints, ints, new_scratch
-from gpusched.sched.tally import barred
+from gpusched.sched.tally import shut
 
 USUAL_LEFT_S = 3600.0  # of a job that does not tell
 LATEST = 8  # submissions by which is judged how long a size lasts
@@ -110,7 +111,8 @@ class _Partition:
         requests, masks, feasibility = asked.requests, asked.jobs.masks, asked.jobs.feasibility
         shape_of = asked.jobs.shape  # of views; menus name views until now
         scene.menus.shape[:] = np.where(scene.menus.shape >= 0, np.append(shape_of, -1)[scene.menus.shape], -1)
-        set_feasibility(self.world.total, self.world.usable, masks, requests, self.scratch, feasibility)
+        scratch = self.scratch._replace(calendar=asked.calendar)
+        set_feasibility(self.world.total, self.world.usable, masks, requests, scratch, feasibility)
         claims = new_claims(len(scene.rows) + 1, scene.menus.sizes.shape[1])
         gather(scene, self._rules(), self.world.resources, self.world.usable, feasibility, claims)
         where = (scene, claims, self.world.resources, requests, masks, self.scratch)
@@ -186,13 +188,14 @@ class _Partition:
         parts: list[tuple[int, int, int, int]] = []
         for row, job in zip(rows, self.running, strict=False):
             assert job.spec is not None
-            row["menu"], row["first"] = self._menu(job.spec, ()), len(parts)
+            left = max(1.0, job.expected_end - self.snapshot.now)
+            row["menu"], row["first"] = self._menu(job.spec, (), left, self._reserved(job)), len(parts)
             parts += self._parts(job)
             row["last"] = len(parts)
             self._of_running(row, job)
             row["share"] = _share(job.spec, totals)
         for row, waits in zip(rows[len(self.running) :], self.waiting, strict=True):
-            row["menu"] = self._menu(waits.spec, waits.excluded_nodes)
+            row["menu"] = self._menu(waits.spec, waits.excluded_nodes, waits.limit_s, waits.reserved)
             self._of_waiting(row, waits)
             row["share"] = _share(waits.spec, totals)
         most = max((len(sizes) for sizes in self._sizes), default=1)
@@ -248,10 +251,18 @@ class _Partition:
             left = job.left / pace_of(job.speeds, elastic.sizes[0])
         row["left_s"] = max(1.0, left)
 
-    def _menu(self, spec: JobSpec, excluded: tuple[str, ...]) -> int:
+    def _reserved(self, job: RunningView) -> Reservation | None:
+        """The reservation that it runs in."""
+        reserved = self.world.reserved
+        number = reserved.number.get(job.spec.reservation) if job.spec is not None else None
+        return None if number is None else reserved.all[number]
+
+    def _menu(self, spec: JobSpec, excluded: tuple[str, ...], limit_s: float, reserved: Reservation | None) -> int:
         """Its row of the menus; equal requests share one, and which sizes are possible is asked once for them."""
         own = (spec.nodes, spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node)
-        key = (spec.elastic or own, spec.nodelist, spec.exclude, spec.gpu_types, excluded)
+        key: tuple[object, ...] = (spec.elastic or own, spec.nodelist, spec.exclude, spec.gpu_types, excluded)
+        if self.world.reserved:
+            key = (*key, limit_s, reserved)
         if key not in self._menus:
             self._menus[key] = len(self._menus)
             sizes = spec.elastic.sizes if spec.elastic is not None else (spec.gpus,)
@@ -261,8 +272,13 @@ class _Partition:
                 found.append(len(self._views) if asked is not None else -1)
                 if asked is not None:
                     requests[gpus] = asked
+                    least = asked.least
+                    if self.world.reserved:
+                        least = msgspec.structs.replace(least, time_limit_s=ceil(limit_s))
                     self._views.append(
-                        PendingView(id="", user="", spec=asked.least, submit_time=0, excluded_nodes=excluded)
+                        PendingView(
+                            id="", user="", spec=least, submit_time=0, excluded_nodes=excluded, reserved=reserved
+                        )
                     )
             self._sizes.append(sizes)
             self._shapes.append(found)
@@ -298,7 +314,7 @@ class _Partition:
         """GPUs, cores and MiB that are free on the nodes that a job may use."""
         columns = (column[self.lo : self.hi].tolist() for column in self.world.resources)
         rooms = zip(self.nodes, zip(*columns, strict=True), strict=True)
-        return [(room[0], room[1], room[2]) for node, room in rooms if not barred(job, node)]
+        return [(room[0], room[1], room[2]) for node, room in rooms if not shut(job, node, self.snapshot.now)]
 
 
 def _as(spec: JobSpec, asked: JobSpec) -> JobSpec:

@@ -91,7 +91,7 @@ def scheduled(attempt: Attempt[More]) -> Run[More]:
                     if backfill != SKIP:
                         over = _until(costs, job, costs.told[job, 0] + costs.told[job, 1]) if code == POLICY else now
                         shadow, given = reserve_any(
-                            resources, releases, jobs.masks, requests, shape, RACK, over, scratch
+                            resources, releases, jobs.masks, requests, shape, RACK, over, jobs.limit[job], scratch
                         )
                         protect(resources, request_of(requests, given), shadow < np.inf, scratch)
                 elif code == PRIORITY:
