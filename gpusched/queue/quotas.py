@@ -10,11 +10,11 @@ from typing import NamedTuple
 import msgspec
 
 from gpusched.errors import UsageError
-from gpusched.model.jobs import Job, JobSpec, JobState
+from gpusched.model.jobs import HOUR_S, Job, JobSpec, JobState
 from gpusched.model.limits import WEEK_S, Bound, Quotas, Rule, takes
 from gpusched.queue.rows import JobReads
 
-_SLOT_S = 3600.0  # attempts that ended within one such slot leave the seven days together
+_SLOT_S = 3 * HOUR_S  # attempts that ended within one such slot leave the seven days together
 _RUNNING = ("gpus", "jobs", "gpu_s")
 
 
@@ -41,24 +41,36 @@ _TOLD = msgspec.json.Decoder(_Told)
 class QuotaReads(JobReads):
     """The part of a store's reader that is about limits."""
 
+    _summed: tuple[float, list[Used]] | None = None  # of attempts that ended before an hour began
+
     def _group_column(self, name: str = "account") -> str:
         """What stands for an attempt's group, or class, in a query: a store of before has no such columns."""
         known = {row[1] for row in self._db.execute("PRAGMA table_info(runs)")}
         return f"coalesce({name}, '')" if name in known else "''"
 
-    def gpu_seconds_used(self, since: float, now: float) -> list[Used]:
-        """What started attempts used between the two times (Unix seconds), what two shared for each of them in full."""
-        of = f"{self._group_column()}, {self._group_column('qos')}"
-        asked = "SELECT user, {of}, ?2 AS until, gpus * (?2 - max(start_time, ?1)) AS gpu_s FROM runs WHERE {open}"
-        ended = "SELECT user, {of}, end_time, gpus * (min(end_time, ?2) - max(start_time, ?1)) FROM runs WHERE {gone}"
-        both = f"{asked} UNION ALL {ended}".format(
-            of=of, open="end_time IS NULL AND start_time < ?2", gone="end_time > ?1 AND start_time < ?2"
-        )
-        slots = "cast(min(until, ?2) / ?3 AS INTEGER)"
+    def gpu_seconds_of_week(self, now: float) -> list[Used]:
+        """What started attempts used in the seven days before ``now``; what two shared, for each of them in full.
+
+        Attempts that ended before the present hour are summed up once an hour: of those that were running a week ago,
+        up to an hour more counts.
+        """
+        hour = now // HOUR_S * HOUR_S
+        if self._summed is None or self._summed[0] != hour:
+            self._summed = hour, self._sums("end_time > ?1 AND end_time <= ?2", "end_time", hour - WEEK_S, hour)
+        recent = self._sums("end_time > ?2 AND end_time > ?1", "min(end_time, ?3)", now - WEEK_S, hour, now)
+        recent += self._sums("end_time IS NULL AND start_time < ?3", "?3", now - WEEK_S, hour, now)
+        return [*(used for used in self._summed[1] if used.until + WEEK_S > now), *recent]
+
+    def _sums(self, which: str, until: str, *times: float) -> list[Used]:
+        """Of attempts that ``which`` finds, from the first of ``times`` to ``until``, by who and when they ended."""
+        account, qos = self._group_column(), self._group_column("qos")
+        slot = f"cast({until} / {_SLOT_S} AS INTEGER)"
         rows = self._db.execute(
-            f"SELECT q.*, {slots}, sum(gpu_s) FROM ({both}) AS q GROUP BY 1, 2, 3, {slots}", (since, now, _SLOT_S)
+            f"SELECT user, {account}, {qos}, {slot}, sum(gpus * ({until} - max(start_time, ?1))) FROM runs "
+            f"WHERE {which} GROUP BY 1, 2, 3, 4",
+            times,
         )
-        return [Used(row[0], row[1], row[2], (row[-2] + 1) * _SLOT_S, row[-1]) for row in rows]
+        return [Used(user, group, name, (at + 1) * _SLOT_S, gpu_s) for user, group, name, at, gpu_s in rows]
 
     def waiting_by_class(self) -> dict[tuple[str, str, str], int]:
         """(user, group, class) -> how many jobs of theirs wait; each task of an array is one."""
@@ -79,7 +91,7 @@ class Ledger:
     """The bounds of running jobs as they stand; each kind of job (user, group, class) is looked up once."""
 
     def __init__(self, quotas: Quotas, active: Iterable[Job], used: Sequence[Used], now: float) -> None:
-        """``active``: jobs that hold something, ``used``: what `gpu_seconds_used` said of the last seven days."""
+        """``active``: jobs that hold something, ``used``: in the last seven days."""
         self._quotas = quotas
         self._rules: list[Rule] = []
         self._used: list[int] = []
@@ -185,4 +197,4 @@ class Queued:
 
 def used_lately(reader: QuotaReads, quotas: Quotas, now: float) -> list[Used]:
     """What the limits of GPU hours count; nothing where there are none."""
-    return reader.gpu_seconds_used(now - WEEK_S, now) if quotas.by_hours else []
+    return reader.gpu_seconds_of_week(now) if quotas.by_hours else []

@@ -594,6 +594,7 @@ class Store(
         self, job_id: str, attempt: int, end_time: float, outcome: JobState, worked_until: float | None = None
     ) -> None:
         """The attempt is over."""
+        self._summed = None if self._summed is not None and end_time <= self._summed[0] else self._summed
         self._db.execute(
             "UPDATE runs SET end_time = max(start_time, ?), outcome = ?, worked_until = max(start_time, ?) "
             "WHERE job_id = ? AND attempt = ? AND end_time IS NULL",
@@ -602,6 +603,7 @@ class Store(
 
     def shift_rows(self, step: float, since: float) -> None:
         """Move the times of attempts that were not over at ``since``, and of forecasts for waiting jobs."""
+        self._summed = None
         self._db.execute(
             "UPDATE runs SET start_time = start_time + ?1, end_time = end_time + ?1, worked_until = worked_until + ?1 "
             "WHERE end_time IS NULL OR end_time >= ?2",

@@ -101,24 +101,42 @@ def test_gpu_seconds_are_those_of_the_week_and_those_that_running_jobs_may_use()
     assert bound.frees == ((NOW - 50 * HOUR + WEEK_S, 7200),)
 
 
-def test_the_store_sums_what_was_used_within_the_time(store: Store) -> None:
-    since = NOW - 100 * HOUR
+def test_the_store_sums_what_was_used_in_seven_days(store: Store) -> None:
+    since = NOW - WEEK_S
     entered(
         store,
-        (run("over", "ann", since - 5 * HOUR, gpus=2, group="a"), since + HOUR),
+        (run("over", "ann", since - 5 * HOUR, gpus=2, group="a"), since + 2 * HOUR),
         (run("in", "ann", NOW - 9 * HOUR, gpus=4, group="b", qos="high"), NOW - 8 * HOUR),
+        (run("just", "ann", NOW - 9 * HOUR, gpus=1, group="b", qos="high"), NOW - 1),
         (run("now", "bob", NOW - HOUR, gpus=3), None),
         (run("before", "bob", since - 5 * HOUR), since - 4 * HOUR),
     )
-    found = {(u.user, u.group, u.qos): (u.until, u.gpu_s) for u in store.gpu_seconds_used(since, NOW)}
-    assert {key: gpu_s for key, (_, gpu_s) in found.items()} == {
-        ("ann", "a", ""): pytest.approx(2 * HOUR),
-        ("ann", "b", "high"): pytest.approx(4 * HOUR),
-        ("bob", "", ""): pytest.approx(3 * HOUR),
-    }
-    until = found["ann", "b", "high"][0]
-    assert NOW - 8 * HOUR <= until <= NOW - 7 * HOUR, "it leaves no sooner than it may"
+    found: dict[tuple[str, str, str], list[Used]] = {}
+    for used in store.gpu_seconds_of_week(NOW):
+        found.setdefault((used.user, used.group, used.qos), []).append(used)
+    sums = {key: sum(one.gpu_s for one in some) / HOUR for key, some in found.items()}
+    assert 4 <= sums.pop(("ann", "a", "")) <= 6, "to the hour: no less than it was"
+    assert sums == {("ann", "b", "high"): pytest.approx(13, abs=0.01), ("bob", "", ""): pytest.approx(3)}
+    until = min(one.until for one in found["ann", "b", "high"])
+    assert NOW - 8 * HOUR <= until <= NOW - 5 * HOUR, "it leaves no sooner than it may"
+    later = store.gpu_seconds_of_week(NOW + WEEK_S - 9 * HOUR)
+    assert not [one for one in later if one.group == "a"]
     assert used_lately(store, Quotas(each=Limits(gpus=1)), NOW) == [], "nobody asks where no limit does"
+
+
+def test_sums_that_are_kept_for_an_hour_miss_nothing(store: Store) -> None:
+    now = NOW + HOUR / 2
+
+    def total() -> float:
+        return sum(one.gpu_s for one in store.gpu_seconds_of_week(now)) / HOUR
+
+    entered(store, (run("open", "ann", now - 10 * HOUR), None))
+    assert total() == pytest.approx(10)
+    entered(store, (run("more", "ann", now - HOUR), now))
+    assert total() == pytest.approx(11)
+    with store.transaction():
+        store.close_run("open", 1, now - 5 * HOUR, JobState.NODE_FAIL)
+    assert total() == pytest.approx(6), "that it had ended long ago was known late"
 
 
 def test_the_snapshot_has_it_and_fair_share_goes_by_groups(store: Store) -> None:
@@ -165,7 +183,7 @@ def test_a_store_of_before_counts_everything_for_nobodys_group(tmp_path: Path) -
     db.close()
     reader = Reader.open(tmp_path)
     assert reader is not None
-    assert [(u.user, u.group, u.gpu_s) for u in reader.gpu_seconds_used(NOW - WEEK_S, NOW)] == [("ann", "", 2 * HOUR)]
+    assert [(u.user, u.group, u.gpu_s) for u in reader.gpu_seconds_of_week(NOW)] == [("ann", "", 2 * HOUR)]
     assert reader.waiting_by_class() == {}
-    assert counted(Ledger(QUOTAS, [], reader.gpu_seconds_used(0, NOW), NOW))["group a", "gpus"].used == 0
+    assert counted(Ledger(QUOTAS, [], reader.gpu_seconds_of_week(NOW), NOW))["group a", "gpus"].used == 0
     reader.close()
