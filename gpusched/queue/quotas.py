@@ -59,7 +59,7 @@ class QuotaReads(JobReads):
             self._summed = hour, self._sums("end_time > ?1 AND end_time <= ?2", "end_time", hour - WEEK_S, hour)
         recent = self._sums("end_time > ?2 AND end_time > ?1", "min(end_time, ?3)", now - WEEK_S, hour, now)
         recent += self._sums("end_time IS NULL AND start_time < ?3", "?3", now - WEEK_S, hour, now)
-        return [*(used for used in self._summed[1] if used.until + WEEK_S > now), *recent]
+        return [*self._summed[1], *recent]
 
     def _sums(self, which: str, until: str, *times: float) -> list[Used]:
         """Of attempts that ``which`` finds, from the first of ``times`` to ``until``, by who and when they ended."""

@@ -65,7 +65,7 @@ def test_what_could_never_run_or_wait_is_refused_before_it_is_queued(site: Site)
     asked = ("-p", "bare", "--gpus")
     for words, says in (
         ((*asked, "8"), "8 GPUs are more than"),
-        ((*asked, "5"), "5 GPUs are more than group mine may have at once (4) (AssocGrpGRES); 'gpusched quota' shows"),
+        ((*asked, "6"), "6 GPUs are more than group mine may have at once (4) (AssocGrpGRES); 'gpusched quota' shows"),
         ((*asked, "1", "-t", "1h"), "longer than"),
         ((*asked, "1", "-q", "theirs"), f"{ME} may not use it; {ME} may use: high"),
         ((*asked, "1", "-q", "hihg"), "did you mean 'high'"),

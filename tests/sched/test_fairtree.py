@@ -106,6 +106,13 @@ def test_no_user_of_a_group_that_used_more_goes_before_one_of_a_group_that_used_
     assert usage_of(less)[leaf_of("cy", "small")] == 0
 
 
+def test_below_groups_that_are_equal_each_counts_by_its_part_there() -> None:
+    """Both have used 4; a of one has used all of that, a of the other half of its part there."""
+    one, other = Group(name="one", members={"a": 1}), Group(name="other", members={"a": 1, "b": 1})
+    groups, leaves = Groups(groups=(one, other)), [("a", "one"), ("a", "other"), ("b", "other")]
+    assert places(tree_of(groups, leaves), np.array([4.0, 1.0, 3.0])).tolist() == [1, 0, 2]
+
+
 def test_other_orders_do_not_ask_for_it() -> None:
     groups = Groups(groups=(Group(name="g", members={"ann": 1}),))
     snap = snapshot([node("n")], [pending("a", 1)], usage={"ann": 3.0}, groups=groups)
