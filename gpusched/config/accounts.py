@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gpusched.config.fields import is_name
 from gpusched.errors import UsageError
 from gpusched.model.jobs import JobSpec
 from gpusched.model.limits import Rule, takes
@@ -19,6 +20,9 @@ def accounted(spec: JobSpec, user: str, inventory: Inventory) -> JobSpec:
         UsageError: It names a group or a class that its user may not, or asks for what its limits never let it have.
     """
     groups, quotas = inventory.groups, inventory.quotas
+    for option, name in (("--group", spec.group), ("--qos", spec.qos)):
+        if name and not is_name(name):  # it goes into messages
+            raise UsageError(f"{option} {name[:80]!r} is no name of one")
     if spec.group:
         _check_group(spec.group, user, inventory)
     if spec.qos:

@@ -216,6 +216,8 @@ def _optional(job: Job) -> Iterator[tuple[str, str]]:
             ("not before", local_time(job.eligible_time) if _is_delayed(job) else ""),
             ("priority", str(job.priority) if job.priority else ""),
             ("held by", job.held_by),
+            ("group", spec.group),
+            ("class", spec.qos),
             ("preemptible", "yes" if spec.preemptible else ""),
             ("exclusive", "yes" if spec.exclusive else ""),
             ("may share", f"{spec.share}, {format_memory(spec.gpu_memory_mib or 0)} of each GPU" if spec.share else ""),

@@ -55,6 +55,8 @@ def test_a_class_gives_its_priority_to_whom_it_is_open(desk: Desk) -> None:
     job = desk.job(desk.submit(BOB, qos="spare", preemptible=False))
     assert (job.priority, job.spec.preemptible) == (-50, True)
     assert "there is no class 'low'" in refused(desk, qos="low")
+    assert len(refused(desk, qos="x" * 10**6)) < 200
+    assert "is no name" in refused(desk, group="a\nb")
 
 
 def test_nobody_makes_his_own_priority(desk: Desk) -> None:
