@@ -84,7 +84,7 @@ def schedule(
         late = backfill == EASY and now + limit_of[job] > shadow
         if feasibility[shape] != OK:
             code_of[job] = feasibility[shape]
-        elif account_of[job, 0] >= 0 and exceeds(links, room, account_of, job):
+        elif exceeds(links, room, account_of, job):
             code_of[job] = LIMIT
         elif head >= 0 and backfill == NONE:
             code_of[job] = PRIORITY

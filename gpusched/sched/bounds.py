@@ -7,8 +7,10 @@ from gpusched.sched.state import Ints, Records
 
 
 @jit
-def exceeds(links: Records, room: Ints, account: Ints, job: int) -> bool:
+def exceeds(links: Records | None, room: Ints, account: Ints, job: int) -> bool:
     """Whether one of the job's bounds has too little left for it. What takes nothing of a bound passes it."""
+    if links is None:
+        return False
     at = account[job, 0]
     while at >= 0:
         link = links[at]
@@ -20,8 +22,10 @@ def exceeds(links: Records, room: Ints, account: Ints, job: int) -> bool:
 
 
 @jit
-def charge(links: Records, room: Ints, account: Ints, job: int) -> None:
+def charge(links: Records | None, room: Ints, account: Ints, job: int) -> None:
     """Takes what a job takes off each of its bounds."""
+    if links is None:
+        return
     at = account[job, 0]
     while at >= 0:
         link = links[at]

@@ -30,7 +30,6 @@ BACKFILLS = {"none": NONE, "skip": SKIP, "easy": EASY}
 # A bound that a job counts for. bound: index into `Jobs.room`. unit: 0: the job takes 1 of it, else what that column of
 # its account says. next: row of the next, or -1.
 LINK = np.dtype([("bound", np.int64), ("unit", np.int64), ("next", np.int64)])
-NO_LINKS: Records = np.zeros(0, LINK)
 
 # What a pass says of a job; 0 .. 2 also say how a request stands towards the whole partition.
 OK, BAD_CONSTRAINTS, NOT_AVAILABLE, LIMIT, RESOURCES, PRIORITY, BACKFILL, POLICY, MAPPING, RESERVED = range(10)
@@ -90,6 +89,8 @@ class Requests(NamedTuple):
 class Jobs(NamedTuple):
     """The queue's jobs.
 
+    Replays know no bounds: ``account``, ``room`` and ``links`` are None there, and nothing of them is compiled.
+
     Attributes:
         shape: ``int64[jobs]``: index into `Requests`: of what the job would rather have than any looser one.
         limit: ``float64[jobs]``: time limit in seconds.
@@ -107,7 +108,7 @@ class Jobs(NamedTuple):
     room: Ints
     feasibility: Ints
     masks: Flags
-    links: Records = NO_LINKS
+    links: Records = None  # type: ignore[assignment]
 
 
 class Releases(NamedTuple):

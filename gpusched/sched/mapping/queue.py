@@ -114,7 +114,7 @@ def map_queue(
 def _window(arrays: PassArrays, queue: Ints, most: int) -> tuple[Ints, list[int]]:
     """The jobs that are looked at, first to last, and those that are not only because of a bound."""
     jobs, code = arrays.jobs, arrays.outcome.code
-    room = jobs.room.copy()
+    room = jobs.room.copy() if jobs.links is not None else jobs.room
     found: list[int] = []
     others: list[int] = []
     for job in queue.tolist():

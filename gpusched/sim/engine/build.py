@@ -313,10 +313,9 @@ def _sim(
 def _passes(demand: Demand, knowledge: Knowledge, scratch: Scratch, slots: int, seed: int) -> Passes:
     """What the live passes take."""
     feasibility, limit = np.zeros(len(demand.queue), np.int64), np.array(knowledge.expected, np.float64)
-    unbounded = np.full((len(demand.shape), 3), -1, np.int64)
     passes = Passes(
         requests=demand.requests,
-        jobs=Jobs(demand.shape, limit, unbounded, np.zeros(0, np.int64), feasibility, demand.masks),
+        jobs=Jobs(demand.shape, limit, None, None, feasibility, demand.masks),  # type: ignore[arg-type]
         releases=new_releases(slots + 1),
         scratch=scratch,
         rng=seed_words(seed),
