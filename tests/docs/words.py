@@ -100,6 +100,10 @@ PARTITION = {
     ),
     "placement": ("mapping", "How far apart the nodes of jobs may be that do not say; see below."),
     "resizable": ("mapping", "Bounds and defaults of resizable jobs; see below."),
+    "slurm_env": (
+        "`true` or `false`",
+        "Whether jobs that say neither `--slurm-env` nor `--no-slurm-env` have all of Slurm's variables.",
+    ),
     "image": ("image", "For jobs that name none."),
     "max_time": (LIMIT, "The longest time limit. Without it the longest flavor's."),
 }
@@ -483,6 +487,9 @@ JSON: dict[str, dict[str, str]] = {
         "share": "`pairs`: its GPUs may be one other job's, too; empty: not.",
         "gpu_memory_mib": "Of a job that may share: MiB that it takes of each GPU at the most; else null.",
         "script": "Text of its job script; null: none.",
+        "function": "Name of the Python function that it runs; empty: it runs `command`.",
+        "signal_batch": "The signal before the limit goes to the script alone, not to what `srun` started.",
+        "submit_dir": "Folder of the login node that the script was submitted from.",
         "tasks_per_node": "So many tasks `srun` starts on each of its nodes where it does not say.",
         "slurm_env": "It has Slurm's variables, too.",
         "error": "File of its stderr as given; null: with its output.",
