@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from gpusched.forecast.run import JOB, PART, QUEUE, USER
 from gpusched.model.jobs import DependencyKind
 from gpusched.model.policy import PolicySpec
+from gpusched.model.reservations import OVERRUN_S
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.sched.arrays import NodeArrays, Waiting, waiting_of
 from gpusched.sched.eligible import out_of_reach
@@ -39,7 +40,7 @@ def may_start(job: PendingView, snapshot: Snapshot) -> bool:
     policy = snapshot.policies.get(job.spec.partition)
     if policy is None or out_of_reach(job.spec, policy):
         return False
-    if job.unreserved or (job.reserved is not None and snapshot.now + job.limit_s > job.reserved.end):
+    if job.unreserved or (job.reserved is not None and snapshot.now + job.limit_s > job.reserved.end + OVERRUN_S):
         return False
     return not job.held_by and job.dependency != "never"
 

@@ -66,7 +66,7 @@ class Verdicts:
         self._shapes = waiting.jobs.shape.tolist()
         self._by_shape: dict[tuple[int, int], Reason] = {}
         self._ahead: dict[int, Reason] = {}
-        self._of_reserved: dict[tuple[int, float], Reason] = {}
+        self._of_reserved: dict[tuple[int, float, str], Reason] = {}
         self._reserved_on: dict[int, list[Reservation]] = {}
 
     def add(self, queue: list[int], block: Block, reasons: dict[str, Reason]) -> None:
@@ -132,13 +132,13 @@ class Verdicts:
     def _reserved(self, shape: int, job: int) -> Reason:
         """Of a job that waits for the end of reservations; nothing else may be reserved that it would use."""
         view, lo, hi = self._waiting.views[job], self._waiting.requests.lo[shape], self._waiting.requests.hi[shape]
-        key = (int(lo), view.limit_s)
+        key = (int(lo), view.limit_s, view.spec.reservation)
         if key not in self._of_reserved:
             reserved = self._world.reserved
             if key[0] not in self._reserved_on:  # by begin, as their numbers are
                 numbers = np.unique(reserved.of[(reserved.node >= lo) & (reserved.node < hi)]).tolist()
                 self._reserved_on[key[0]] = [reserved.all[number] for number in numbers]
-            text = reserved_text(self._reserved_on[key[0]], view.limit_s, self._now)
+            text = reserved_text(self._reserved_on[key[0]], key[2], view.limit_s, self._now)
             self._of_reserved[key] = Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=text)
         return self._of_reserved[key]
 

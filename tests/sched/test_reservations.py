@@ -78,6 +78,15 @@ def test_its_own_wait_for_it_and_must_end_with_it() -> None:
     assert started(decide(with_reservations(replace(snap, now=NOW + 3 * H), one)))
 
 
+def test_a_job_as_long_as_its_reservation_runs_in_it() -> None:
+    """Though nothing is decided in the very second in which it begins; not where the node is another's then."""
+    one = reservation("class", ["n1"], -5, H - 5)
+    snap = snapshot([node("n1")], [of("class", pending("own", 1, limit=H))])
+    assert started(decide(with_reservations(snap, one)))
+    plan = decide(with_reservations(snap, one, reservation("m", ["n1"], H - 5, 2 * H, maintenance=True)))
+    assert plan.reasons["own"].message.startswith("Reserved for maintenance: m in 0:59:55")
+
+
 def test_a_long_job_before_a_maintenance_does_not_take_the_heads_protection_from_others() -> None:
     """The first waits for the end of the maintenance, the second for GPUs: the third must not delay the second."""
     jobs = [
@@ -182,9 +191,9 @@ def breaks(snap: Snapshot, start: Start) -> bool:
         here = next(n for n in snap.nodes if n.name == part.node).reservations
         if job.spec.reservation:
             own = [one for one in here if one.name == job.spec.reservation]
-            if not own or not own[0].begin <= snap.now or end > own[0].end:
+            if not own or not own[0].begin <= snap.now or end > own[0].end + 600:
                 return True
-        elif any(not (end <= one.begin or one.end <= snap.now) for one in here):
+        if any(not (end <= one.begin or one.end <= snap.now) for one in here if one.name != job.spec.reservation):
             return True
     return False
 

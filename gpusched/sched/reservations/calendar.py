@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.model.reservations import Reservation
+from gpusched.model.reservations import OVERRUN_S, Reservation
 from gpusched.sched.state import Calendar, Flags, Floats, Ints, ints
 
 MOST_LIMITS = 48  # rows of masks to be turned as a run ahead goes on; each costs a pass over the nodes
@@ -82,7 +82,7 @@ def turn(calendar: Calendar, masks: Flags, row: int, now: float) -> float:
     """Brings a row to a time; when it changes next, seconds, infinite: never.
 
     It leaves a node out from then on that a job would still be on when a reservation begins, until that is over. What
-    is of a reservation has its nodes from its begin on, as long as it ends with it.
+    is of a reservation has its nodes from its begin on, as long as it ends with it, or little later.
     """
     base, own, limit = calendar.base[row], calendar.own[row], calendar.limit[row]
     after, begun, over = np.inf, True, np.inf
@@ -91,7 +91,7 @@ def turn(calendar: Calendar, masks: Flags, row: int, now: float) -> float:
     for e in range(calendar.node.size):
         begin, end = calendar.begin[e], calendar.end[e]
         if own >= 0 and calendar.number[e] == own:
-            begun, over = now >= begin, end
+            begun, over = now >= begin, end + OVERRUN_S
             if not begun:
                 after = min(after, begin)
         elif concerns(calendar, e, row) and now < end:
