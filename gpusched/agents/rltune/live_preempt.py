@@ -94,7 +94,8 @@ def decide_queue(prepared: Preempting, context: Context) -> tuple[list[int], Blo
     field = _field(context)
     order = _order(prepared, context, field)
     runs = (np.arange(len(order)) >= field.waits).astype(np.uint8)
-    scratch = new_scratch(len(world.nodes), field.waiting.jobs.feasibility.size, world.rack)
+    shapes, calendar = field.waiting.jobs.feasibility.size, field.waiting.calendar
+    scratch = new_scratch(len(world.nodes), shapes, world.rack, calendar)
     jobs, requests = field.waiting.jobs, field.waiting.requests
     set_feasibility(world.total, world.usable, jobs.masks, requests, scratch, jobs.feasibility)
     shares = Shares(

@@ -59,7 +59,10 @@ def calendar_of(reserved: Reserved, masks: Flags, base: Ints, own: Ints, limit: 
     end = np.array([one.end for one in reserved.all], np.float64)[reserved.of]
     by_end = np.argsort(end, kind="stable").astype(np.int64)
     guarded, closed = np.zeros(len(base), np.int64), np.zeros(masks.shape[1], np.int64)
-    return Calendar(reserved.node, reserved.of, begin, end, by_end, base, own, limit, guarded, closed, len(base))
+    turns = np.full(len(base), -np.inf)
+    return Calendar(
+        reserved.node, reserved.of, begin, end, by_end, base, own, limit, guarded, turns, closed, len(base), 0
+    )
 
 
 def grouped(limits: Floats) -> Floats:
@@ -106,3 +109,16 @@ def turn(calendar: Calendar, masks: Flags, row: int, now: float) -> float:
     elif own >= 0 and over < np.inf:
         after = min(after, max(np.nextafter(over - limit, np.inf), np.nextafter(now, np.inf)))
     return float(after)
+
+
+@jit
+def turn_due(calendar: Calendar | None, masks: Flags, now: float) -> bool:
+    """Brings all rows up to a time; whether any has changed."""
+    turned = False
+    if calendar is None:
+        return turned
+    for row in range(calendar.turns.size):
+        if calendar.turns[row] <= now:
+            calendar.turns[row] = turn(calendar, masks, row, now)
+            turned = True
+    return turned
