@@ -6,12 +6,12 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpusched.forecast.queue import QueueForecast
-from gpusched.model.plan import ReasonCode, Start
+from gpusched.model.plan import Plan, ReasonCode, Start
 from gpusched.model.reservations import Reservation, by_node, overlapping
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.check import check
@@ -23,6 +23,7 @@ from tests.sched.worlds import NOW, node, pending, running, snapshot, started
 
 H = 3600
 QUICK = settings(max_examples=60)
+FEW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def reservation(name: str, nodes: Sequence[str], begin: float, end: float, **more: object) -> Reservation:
@@ -198,13 +199,17 @@ def breaks(snap: Snapshot, start: Start) -> bool:
     return False
 
 
+def sound(snap: Snapshot, plan: Plan) -> None:
+    """A plan breaks no reservation, and the check finds nothing to refuse."""
+    assert not any(breaks(snap, a) for a in plan.actions if isinstance(a, Start))
+    assert check(plan, snap)[1] == ()
+
+
 @QUICK
 @given(reserved_snapshots())
 def test_no_policy_breaks_a_reservation(snap: Snapshot) -> None:
     """And the check, which counts for itself, finds nothing to refuse; nor does it let anything else through."""
-    plan = decide(snap)
-    assert not any(breaks(snap, a) for a in plan.actions if isinstance(a, Start))
-    assert check(plan, snap)[1] == ()
+    sound(snap, decide(snap))
     free = replace(snap, nodes=tuple(replace(n, reservations=()) for n in snap.nodes))
     free = replace(free, pending=tuple(replace(j, reserved=None) for j in free.pending))
     wanted = decide(free)
@@ -222,8 +227,7 @@ def test_no_policy_breaks_a_reservation(snap: Snapshot) -> None:
 @given(reserved_snapshots(racked=True))
 def test_nor_does_one_that_looks_at_racks(snap: Snapshot) -> None:
     """Likewise."""
-    plan = decide(snap)
-    assert not any(breaks(snap, a) for a in plan.actions if isinstance(a, Start))
+    sound(snap, decide(snap))
 
 
 @QUICK

@@ -306,7 +306,7 @@ def _note_starts(context: Context, own: list[int], order: Ints, field: Field, sh
             continue
         at, first = int(outcome.total[1]), int(shares.offset[j])
         outcome.started[outcome.total[0]], outcome.offset[job] = job, at
-        outcome.shape[job] = field.waiting.jobs.shape[j]
+        outcome.shape[job] = context.waiting.jobs.shape[job]  # the same request, as the others know it
         outcome.nodes[at : at + parts[j]] = shares.nodes[first : first + parts[j]]
         outcome.total[0] += 1
         outcome.total[1] += parts[j]
