@@ -61,7 +61,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 OF_JOBS = frozenset(("submit", "logs", "exec", "cancel", "hold", "release", "requeue", "priority", "drain", "resume"))
-OF_JOBS |= {"reserve", "maintenance"}
+OF_JOBS |= {"reserve", "maintenance", "reservations"}
 """Commands in whose place Slurm has its own, where jobs are Slurm's."""
 
 

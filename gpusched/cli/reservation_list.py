@@ -24,12 +24,9 @@ Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete.res
 @app.callback()
 def list_(context: typer.Context, json: output.JsonOption = False) -> None:
     """What is reserved, when, and for whom."""
-    from gpusched.client import slurm
-
-    if slurm.in_charge():
-        slurm.refuse("reservations", {"what": context.invoked_subcommand})
     if context.invoked_subcommand is not None:
         return
+    _unless_slurms(what="")
     from gpusched.client.reservations import rows
     from gpusched.views.reservations import reservations_json, reservations_screen
 
@@ -52,6 +49,7 @@ def change(
     """Change a reservation or a maintenance; what is left out stays (admins)."""
     from gpusched.client.reservations import change as ask
 
+    _unless_slurms("change", name, nodes=nodes, begin=begin, until=until, lasts=lasts, users=users, groups=groups)
     client = Client()
     wanted = Wanted(
         nodes=tuple(nodes or ()), begin=begin, until=until, lasts=lasts, users=tuple(users or ()),
@@ -65,5 +63,14 @@ def cancel(name: Name, json: output.JsonOption = False) -> None:
     """Give the nodes free; jobs that run in it go on (admins)."""
     from gpusched.client.reservations import cancel as ask
 
+    _unless_slurms("cancel", name)
     client = Client()
     say(ask(client, name), client)
+
+
+def _unless_slurms(what: str, name: str = "", **given: object) -> None:
+    """Under ``engine: slurm`` say Slurm's own command."""
+    from gpusched.client import slurm
+
+    if slurm.in_charge():
+        slurm.refuse("reservations", {"what": what, "name": name, **given})

@@ -148,7 +148,13 @@ def _sbatch(given: Mapping[str, Any]) -> Iterator[str]:
         if given[name]:
             yield f"{option} {_quoted(given[name])}"
     nodes = yield from _resources(given)
-    for option, name in (("--array", "array"), ("--dependency", "dependency"), ("-o", "output_file"), ("-e", "error")):
+    for option, name in (
+        ("--array", "array"),
+        ("--dependency", "dependency"),
+        ("--reservation", "reservation"),
+        ("-o", "output_file"),
+        ("-e", "error"),
+    ):
         if given[name]:
             yield f"{option}{'=' * option.startswith('--')}{' ' * (len(option) == 2)}{_quoted(given[name])}"
     if given["begin"]:
@@ -296,22 +302,42 @@ def _reserve(maintenance: bool) -> Callable[[Mapping[str, Any]], Said]:
         if not nodes:
             nodes = "ALL"
             flags += [f"PartitionName={_quoted(given['partition'])}"] if given["partition"] else []
-        begin = given["begin"] or "now"
-        until = f"EndTime={given['until']}" if given["until"] else f"Duration={given['lasts'] or '1:00:00'}"
+        times = _times(given["begin"] or "now", given["until"], given["lasts"])
         whose = [f"Users={_quoted(','.join(given['users']))}"] if given["users"] else []
         whose += [f"Accounts={_quoted(','.join(given['groups']))}"] if given["groups"] else []
         whose = whose or ["Users=root"]
         gpus = given.get("gpus")
         what = [f"TRES=gres/gpu={gpus}"] if gpus else [f"Nodes={_quoted(nodes)}"]
-        times = [f"StartTime={_quoted(begin)}", _quoted(until)]
         return ["scontrol", "create", "reservation", *name, *times, *whose, *what, *flags], []
 
     return words
 
 
+def _times(begin: str | None, until: str | None, lasts: str | None) -> list[str]:
+    """When, as Slurm reads it: in local time."""
+    from gpusched.client import options
+    from gpusched.model.units import format_duration
+
+    def at(option: str, text: str) -> str:
+        when = time.localtime(options.moment(option, text, time.time()))
+        return time.strftime("%Y-%m-%dT%H:%M:%S", when)
+
+    words = [f"StartTime={at('--from', begin)}"] if begin else []
+    words += [f"EndTime={at('--to', until)}"] if until else []
+    return words + ([f"Duration={format_duration(options.duration('--for', lasts))}"] if lasts else [])
+
+
 def _reservations(given: Mapping[str, Any]) -> Said:
-    verb = {"change": "update", "cancel": "delete"}.get(given["what"] or "", "show")
-    return ["scontrol", verb, "reservation"], []
+    name = f"ReservationName={_quoted(given['name'])}" if given["what"] else ""
+    if given["what"] == "cancel":
+        return ["scontrol", "delete", name], []
+    if given["what"] == "change":
+        times = _times(given["begin"], given["until"], given["lasts"])
+        whose = [f"Users={_quoted(','.join(given['users']))}"] if given["users"] else []
+        whose += [f"Accounts={_quoted(','.join(given['groups']))}"] if given["groups"] else []
+        nodes = [f"Nodes={_quoted(','.join(given['nodes']))}"] if given["nodes"] else []
+        return ["scontrol", "update", name, *times, *whose, *nodes], []
+    return ["scontrol", "show", "reservation"], []
 
 
 _INSTEAD: dict[str, Callable[[Mapping[str, Any]], Said]] = {

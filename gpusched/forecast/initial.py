@@ -12,6 +12,7 @@ from gpusched.forecast.run import FREE, JOB, PART, QUEUE, USER
 from gpusched.model.jobs import Dependency, DependencyKind
 from gpusched.model.limits import leaf_of, split_leaf
 from gpusched.model.policy import PolicySpec
+from gpusched.model.reservations import OVERRUN_S
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.sched.accounts import COLUMNS, chain
 from gpusched.sched.arrays import NodeArrays, Waiting, waiting_of
@@ -46,7 +47,7 @@ def may_start(job: PendingView, snapshot: Snapshot) -> bool:
     policy = snapshot.policies.get(job.spec.partition)
     if policy is None or out_of_reach(job.spec, policy):
         return False
-    if job.unreserved or (job.reserved is not None and snapshot.now + job.limit_s > job.reserved.end):
+    if job.unreserved or (job.reserved is not None and snapshot.now + job.limit_s > job.reserved.end + OVERRUN_S):
         return False
     return not job.held_by and job.dependency != "never"
 

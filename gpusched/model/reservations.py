@@ -11,6 +11,7 @@ from gpusched.model.units import format_duration
 
 MAX_RESERVATIONS = 1000
 MAX_RESERVATION_NAME = 64
+OVERRUN_S = 600.0  # so long its jobs may last beyond its end: none starts in the very second in which it begins
 RESTART_S = 600.0  # what it may take at the most until a job that was stopped to go on has come up again
 
 
@@ -19,7 +20,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: One word. nodes: Names; two reservations of a node do not overlap.
-        begin, end: Unix seconds. From ``begin`` on its jobs may start, if they end by ``end`` at the latest.
+        begin, end: Unix seconds. Its jobs start from ``begin`` on, if they end with it (`OVERRUN_S`) at the latest.
         users, groups: Whose jobs may run in it; empty: nobody's.
         maintenance: The nodes are worked on; else they are kept for jobs.
         reason: Why, for people. by, made: Who made it, and when.
@@ -84,7 +85,7 @@ def tied_by(end: float, on: Iterable[Sequence[Reservation]], own: str, now: floa
     end = max(end, now) + RESTART_S
     for here in on:
         for one in here:
-            if one.name == own and end > one.end:
+            if one.name == own and end > one.end + OVERRUN_S:
                 return f"{one.what} ends soon after its limit"
             if one.name != own and one.begin < end:
                 return f"its node is reserved ({one.what}) {one.when(now)}"

@@ -20,6 +20,17 @@ class ReservationReads(JobReads):
         found = self._rows("SELECT data FROM reservations WHERE until > ?", (now,))
         return tuple(sorted((_DECODER.decode(row[0]) for row in found), key=lambda one: (one.begin, one.name)))
 
+    def jobs_of_reservations(self) -> dict[str, set[str]]:
+        """Name of a reservation -> ids of the jobs that asked for it, ever."""
+        query = (
+            "SELECT json_extract(CAST(specs.data AS TEXT), '$.reservation') AS name, jobs.id FROM specs "
+            "JOIN jobs ON jobs.spec = specs.digest WHERE name IS NOT NULL AND name != ''"
+        )
+        found: dict[str, set[str]] = {}
+        for name, job in self._rows(query):
+            found.setdefault(name, set()).add(job)
+        return found
+
 
 class ReservationWrites:
     """The part of the store's writer that is about reservations."""

@@ -186,7 +186,7 @@ def waiting_of(
     """
     specs = [job.spec for job in eligible]
     masks: dict[MaskKey, int] = {}
-    owns, alike = _to_reservations(eligible, world.reserved, by_limit)
+    owns, alike, lasts = _to_reservations(eligible, world.reserved, by_limit)
     mask = [
         masks.setdefault((s.nodelist, s.exclude, j.excluded_nodes, s.gpu_types, _whole(s), own, like), len(masks))
         if like >= 0 or s.nodelist or s.exclude or j.excluded_nodes or s.gpu_types or s.exclusive
@@ -198,10 +198,7 @@ def waiting_of(
     cores, memory = [s.cores_per_node for s in specs], [s.memory_mib_per_node for s in specs]
     shapes: dict[ShapeKey, int] = {}
     columns = zip(partition, parts, gpus, cores, memory, mask, repeat(0), repeat(-1), strict=False)
-    limits: dict[tuple[int, float], float] = {}
-    if world.reserved:
-        for job, own, like in zip(eligible, owns, alike, strict=True):
-            limits[own, like] = like if by_limit else job.limit_s
+    limits = dict(zip(zip(owns, alike, strict=True), lasts, strict=True)) if world.reserved else {}
     allowed, calendar = _masks_of(list(masks), limits, world)
     if snapshot is not None and (world.racked or any(s.max_nodes is not None for s in specs)):
         shape, most = _chains(eligible, mask, allowed, world, snapshot, shapes)
@@ -304,15 +301,21 @@ def _requests_of(shapes: list[ShapeKey], world: NodeArrays) -> Requests:
     return Requests(ints([s[0] for s in spans]), ints([s[1] for s in spans]), *(ints(list(c)) for c in columns))
 
 
-def _to_reservations(eligible: list[PendingView], reserved: Reserved, by_limit: bool) -> tuple[Column, Column]:
-    """Of each job the reservation that it is of, -1 for none; and a number that jobs share which are alike to all."""
+def _to_reservations(eligible: list[PendingView], reserved: Reserved, by_limit: bool) -> tuple[Column, Column, Column]:
+    """Of each job the reservation that it is of, -1 for none; a number that jobs share which are alike to all; a limit."""
     if not reserved:
-        return repeat(-1), repeat(_NO_RESERVATIONS)
+        return repeat(-1), repeat(_NO_RESERVATIONS), ()
     owns = [-1 if job.reserved is None else reserved.number.get(job.reserved.name, -1) for job in eligible]
-    limits = np.array([job.limit_s for job in eligible], np.float64)
+    lasts = [job.spec.time_limit_s if job.resizes is None else job.limit_s for job in eligible]
+    limits = np.array(lasts, np.float64)
     if by_limit:
-        return owns, grouped(limits).tolist()
-    return owns, np.searchsorted(reserved.begins, reserved.now + limits).tolist()  # how many begin before it would end
+        alike = grouped(limits).tolist()
+        return owns, alike, alike
+    return (
+        owns,
+        np.searchsorted(reserved.begins, reserved.now + limits).tolist(),
+        lasts,
+    )  # how many begin before it would end
 
 
 def _masks_of(keys: list[MaskKey], limits: dict[tuple[int, float], float], world: NodeArrays) -> tuple[Flags, Calendar]:

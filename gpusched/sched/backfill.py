@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.compiled import jit
+from gpusched.model.reservations import OVERRUN_S
 from gpusched.sched.bounds import charge, exceeds
 from gpusched.sched.fit import entry, request_of
 from gpusched.sched.place import by_rack, choose, draw, draw_fitting, most_in_rack, one_more
@@ -330,7 +331,7 @@ def _reserve_between(
         fitting += _holds(future.gpus[node], future.cores[node], future.memory[node], masks, ask, node)
     for e in range(where.size):
         if own >= 0 and calendar.number[e] == own:
-            begun, over = begin[e], end[e]
+            begun, over = begin[e], end[e] + OVERRUN_S
     settle(releases)
     time, at, shut, opened = max(now, begun), 0, 0, 0
     while time < np.inf and time + limit <= over:

@@ -181,7 +181,10 @@ def _reason(
     if not fits(job, own, lambda c: c.usable, asked):
         found = {one.name: one for c in nodes for one in c.node.reservations}
         ones = sorted(found.values(), key=lambda one: (one.begin, one.name))
-        return Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=reserved_text(ones, job.limit_s, snapshot.now))
+        return Reason(
+            code=ReasonCode.REQ_NODE_NOT_AVAIL,
+            message=reserved_text(ones, job.spec.reservation, job.limit_s, snapshot.now),
+        )
     nodes = own
     if place is None:
         return Rooms(snapshot).full(job) or ARRAY_FULL

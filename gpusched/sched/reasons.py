@@ -64,13 +64,13 @@ class Verdicts:
     def __init__(self, snapshot: Snapshot, world: NodeArrays, waiting: Waiting, codes: list[int]) -> None:
         self._now = snapshot.now
         self._world, self._waiting, self._codes = world, waiting, codes
-        self._shapes = waiting.jobs.shape.tolist()
+        self._shapes, self._lo = waiting.jobs.shape.tolist(), waiting.requests.lo.tolist()
         self._by_shape: dict[tuple[int, int], Reason] = {}
         self._ahead: dict[int, Reason] = {}
         self._limits, self._bounds = LimitReasons(snapshot), len(snapshot.bounds)
         self._accounts: list[list[int]] = waiting.jobs.account.tolist()
         self._by_account: dict[tuple[int, ...], Reason] = {}
-        self._of_reserved: dict[tuple[int, float], Reason] = {}
+        self._of_reserved: dict[tuple[int, float, str], Reason] = {}
         self._reserved_on: dict[int, list[Reservation]] = {}
 
     def add(self, queue: list[int], block: Block, reasons: dict[str, Reason]) -> None:
@@ -153,14 +153,15 @@ class Verdicts:
 
     def _reserved(self, shape: int, job: int) -> Reason:
         """Of a job that waits for the end of reservations; nothing else may be reserved that it would use."""
-        view, lo, hi = self._waiting.views[job], self._waiting.requests.lo[shape], self._waiting.requests.hi[shape]
-        key = (int(lo), view.limit_s)
+        view = self._waiting.views[job]
+        limit = view.spec.time_limit_s if view.resizes is None else view.limit_s
+        key = (self._lo[shape], limit, view.spec.reservation)
         if key not in self._of_reserved:
-            reserved = self._world.reserved
+            reserved, lo, hi = self._world.reserved, key[0], int(self._waiting.requests.hi[shape])
             if key[0] not in self._reserved_on:  # by begin, as their numbers are
                 numbers = np.unique(reserved.of[(reserved.node >= lo) & (reserved.node < hi)]).tolist()
                 self._reserved_on[key[0]] = [reserved.all[number] for number in numbers]
-            text = reserved_text(self._reserved_on[key[0]], view.limit_s, self._now)
+            text = reserved_text(self._reserved_on[key[0]], key[2], limit, self._now)
             self._of_reserved[key] = Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=text)
         return self._of_reserved[key]
 

@@ -142,8 +142,10 @@ class Calendar(NamedTuple):
         own: ``int64[masks]``: the reservation that they are of; -1: none.
         limit: ``float64[masks]``: how long they may run, seconds.
         guarded: ``int64[masks]``: 1: they keep clear of what is kept for a job before them, too.
+        turns: ``float64[masks]``: when a row changes next (`calendar.turn_due`).
         closed: ``int64[nodes]``: room to work in.
         work: The row of the masks that is for looking ahead.
+        heads: 1: who waits for the end of a reservation may be the head; 0: such a job blocks nobody.
     """
 
     node: Ints
@@ -155,8 +157,10 @@ class Calendar(NamedTuple):
     own: Ints
     limit: Floats
     guarded: Ints
+    turns: Floats
     closed: Ints
     work: int
+    heads: int
 
 
 class Scratch(NamedTuple):
@@ -270,7 +274,7 @@ def new_scratch(nodes: int, shapes: int, rack: Ints | None = None, calendar: Cal
 def no_calendar() -> Calendar:
     """Nothing is reserved."""
     none, never = np.zeros(0, np.int64), np.zeros(0)
-    return Calendar(none, none, never, never, none, none, none, never, none, none, 0)
+    return Calendar(none, none, never, never, none, none, none, never, none, never, none, 0, 0)
 
 
 def new_outcome(jobs: int, parts: int) -> Outcome:

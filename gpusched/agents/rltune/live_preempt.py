@@ -95,7 +95,8 @@ def decide_queue(prepared: Preempting, context: Context) -> tuple[list[int], Blo
     field = _field(context)
     order = _order(prepared, context, field)
     runs = (np.arange(len(order)) >= field.waits).astype(np.uint8)
-    scratch = new_scratch(len(world.nodes), field.waiting.jobs.feasibility.size, world.rack)
+    shapes, calendar = field.waiting.jobs.feasibility.size, field.waiting.calendar
+    scratch = new_scratch(len(world.nodes), shapes, world.rack, calendar)
     jobs, requests = field.waiting.jobs, field.waiting.requests
     set_feasibility(world.total, world.usable, jobs.masks, requests, scratch, jobs.feasibility)
     shares = Shares(
@@ -306,7 +307,7 @@ def _note_starts(context: Context, own: list[int], order: Ints, field: Field, sh
             continue
         at, first = int(outcome.total[1]), int(shares.offset[j])
         outcome.started[outcome.total[0]], outcome.offset[job] = job, at
-        outcome.shape[job] = field.waiting.jobs.shape[j]
+        outcome.shape[job] = context.waiting.jobs.shape[job]  # the same request, as the others know it
         outcome.nodes[at : at + parts[j]] = shares.nodes[first : first + parts[j]]
         outcome.total[0] += 1
         outcome.total[1] += parts[j]

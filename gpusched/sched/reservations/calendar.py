@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.compiled import jit
-from gpusched.model.reservations import Reservation
+from gpusched.model.reservations import OVERRUN_S, Reservation
 from gpusched.sched.state import Calendar, Flags, Floats, Ints, ints
 
 MOST_LIMITS = 48  # rows of masks to be turned as a run ahead goes on; each costs a pass over the nodes
@@ -59,7 +59,10 @@ def calendar_of(reserved: Reserved, masks: Flags, base: Ints, own: Ints, limit: 
     end = np.array([one.end for one in reserved.all], np.float64)[reserved.of]
     by_end = np.argsort(end, kind="stable").astype(np.int64)
     guarded, closed = np.zeros(len(base), np.int64), np.zeros(masks.shape[1], np.int64)
-    return Calendar(reserved.node, reserved.of, begin, end, by_end, base, own, limit, guarded, closed, len(base))
+    turns = np.full(len(base), -np.inf)
+    return Calendar(
+        reserved.node, reserved.of, begin, end, by_end, base, own, limit, guarded, turns, closed, len(base), 0
+    )
 
 
 def grouped(limits: Floats) -> Floats:
@@ -82,7 +85,7 @@ def turn(calendar: Calendar, masks: Flags, row: int, now: float) -> float:
     """Brings a row to a time; when it changes next, seconds, infinite: never.
 
     It leaves a node out from then on that a job would still be on when a reservation begins, until that is over. What
-    is of a reservation has its nodes from its begin on, as long as it ends with it.
+    is of a reservation has its nodes from its begin on, as long as it ends with it, or little later.
     """
     base, own, limit = calendar.base[row], calendar.own[row], calendar.limit[row]
     after, begun, over = np.inf, True, np.inf
@@ -91,7 +94,7 @@ def turn(calendar: Calendar, masks: Flags, row: int, now: float) -> float:
     for e in range(calendar.node.size):
         begin, end = calendar.begin[e], calendar.end[e]
         if own >= 0 and calendar.number[e] == own:
-            begun, over = now >= begin, end
+            begun, over = now >= begin, end + OVERRUN_S
             if not begun:
                 after = min(after, begin)
         elif concerns(calendar, e, row) and now < end:
@@ -106,3 +109,16 @@ def turn(calendar: Calendar, masks: Flags, row: int, now: float) -> float:
     elif own >= 0 and over < np.inf:
         after = min(after, max(np.nextafter(over - limit, np.inf), np.nextafter(now, np.inf)))
     return float(after)
+
+
+@jit
+def turn_due(calendar: Calendar | None, masks: Flags, now: float) -> bool:
+    """Brings all rows up to a time; whether any has changed."""
+    turned = False
+    if calendar is None:
+        return turned
+    for row in range(calendar.turns.size):
+        if calendar.turns[row] <= now:
+            calendar.turns[row] = turn(calendar, masks, row, now)
+            turned = True
+    return turned

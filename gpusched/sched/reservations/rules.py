@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from gpusched.model.reservations import Reservation
+from gpusched.model.reservations import OVERRUN_S, Reservation
 from gpusched.model.snapshot import NodeView, PendingView
 from gpusched.model.units import format_duration
 
@@ -13,14 +13,16 @@ from gpusched.model.units import format_duration
 def closed_by(job: PendingView, node: NodeView, now: float) -> Reservation | None:
     """The reservation for which a job may not start on a node now; None: it may.
 
-    A job of a reservation may use its nodes only, from its begin on, if it ends with it at the latest. Every other job
-    must end before the next reservation of the node begins. Ends are by limits.
+    A job must end before the next reservation of the node begins that is not its own. One of a reservation may use its
+    nodes only, from its begin on, if it ends with it, or little later. Ends are by limits.
     """
     own, end = job.reserved, now + job.limit_s
+    name = own.name if own is not None else ""
     if own is not None:
-        here = any(one.name == own.name for one in node.reservations)
-        return None if here and own.begin <= now and end <= own.end else own
-    return next((one for one in node.reservations if one.meets(now, end)), None)
+        here = any(one.name == name for one in node.reservations)
+        if not here or now < own.begin or end > own.end + OVERRUN_S:
+            return own
+    return next((one for one in node.reservations if one.name != name and one.meets(now, end)), None)
 
 
 def closed_text(job: PendingView, node: NodeView, now: float) -> str:
@@ -33,12 +35,14 @@ def closed_text(job: PendingView, node: NodeView, now: float) -> str:
     return f"is reserved ({one.what}) {one.when(now)}"
 
 
-def reserved_text(reservations: Sequence[Reservation], limit_s: float, now: float) -> str:
+def reserved_text(reservations: Sequence[Reservation], own: str, limit_s: float, now: float) -> str:
     """Why a job waits that would have to end before nodes are reserved, in Slurm's words, and for what they are.
 
-    ``reservations``: of nodes that it could use, such as are not over, by begin.
+    ``reservations``: of nodes that it could use, such as are not over, by begin; ``own``: the one that it is of.
     """
     met = reservations[: bisect_left(reservations, now + limit_s, key=lambda one: one.begin)]
+    if own:
+        met = [one for one in met if one.name != own]
     if not met:
         return "Reserved"
     kind = "Reserved for maintenance" if all(one.maintenance for one in met) else "May be reserved for other job"
@@ -54,7 +58,7 @@ def waits_for_own(job: PendingView, now: float) -> str:
         return job.unreserved
     if now < own.begin:
         return f"waits for {own.what}, which begins in {format_duration(own.begin - now)}"
-    if now + job.limit_s > own.end:
+    if now + job.limit_s > own.end + OVERRUN_S:
         left, limit = format_duration(max(0.0, own.end - now)), format_duration(job.limit_s)
         return f"{own.what} ends in {left}, before its limit of {limit}"
     return ""
