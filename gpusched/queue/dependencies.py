@@ -63,9 +63,9 @@ class Dependencies:
         """All tasks of a row by what each of them waits for: those first whose partners have ended."""
         if any(d.kind is DependencyKind.CHAIN for d in own):
             (head,) = lowest(row.tasks, 1)
-            first = self._worst(row, own, head)
-            behind = first if first[0] == "never" else ("waiting", "chain: waits for the link before it")
-            yield from ((index, first if index == head else behind) for index in each(row.tasks))
+            of_head = self._worst(row, own, head)
+            behind = of_head if of_head[0] == "never" else ("waiting", "chain: waits for the link before it")
+            yield from ((index, of_head if index == head else behind) for index in each(row.tasks))
             return
         waiting: Spans = ()
         for dependency in own:
@@ -75,9 +75,8 @@ class Dependencies:
         left = each(without(row.tasks, waiting))
         while some := list(islice(left, _AT_ONCE)):
             yield from self._by_partner(row, own, some)
-        for first, last in waiting:
-            for index in range(first, last + 1):
-                yield index, ("waiting", f"{own[0].kind}: waits for job {own[0].job_id}_{index}")
+        for index in each(waiting):
+            yield index, ("waiting", f"{own[0].kind}: waits for job {own[0].job_id}_{index}")
 
     def _by_partner(self, row: Job, own: Sequence[Dependency], some: list[int]) -> Iterator[tuple[int, Verdict]]:
         found: dict[int, Verdict] = dict.fromkeys(some, ("", ""))

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from gpusched.controller.estimating import Estimator
@@ -121,7 +121,12 @@ def played(folder: Path, first: dict[str, Any], second: dict[str, Any], needs: s
         site.store.close()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25,
+    deadline=None,
+    phases=(Phase.reuse, Phase.generate),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(first=ASKED, second=ASKED, needs=NEEDS, steps=STEPS)
 def test_as_if_each_task_had_its_own_row(
     tmp_path_factory: pytest.TempPathFactory,

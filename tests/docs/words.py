@@ -263,7 +263,7 @@ REASONS = {
 }
 
 _JOB = {
-    "id": "Job id; `ID_INDEX` for a task of an array, `ID_[3-9]` for several that differ in nothing else and share an entry.",
+    "id": "Job id; `ID_INDEX` for a task of an array, `ID_[3-9]` for several in one entry.",
     "name": "Its name.",
     "user": "Who submitted it.",
     "partition": "Its partition.",
