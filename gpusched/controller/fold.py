@@ -59,7 +59,8 @@ class CommandApplier:
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._store, self._inbox, self._inventory, self._secrets = store, inbox, inventory, secrets
-        self._say = say
+        self._programs, self._say = secrets.programs, say
+        self._programs_size: dict[int, int] = {}  # of each user; read when first asked for
         self._waiting: dict[str, tuple[int, int]] | None = None  # of each user: jobs, bytes; read when first asked for
 
     def fold(self, now: float) -> int:
@@ -183,10 +184,16 @@ class CommandApplier:
             raise Refused(f"secrets named and secrets given differ: {', '.join(sorted(missing))}")
         if self._store.rows_of(command.id):
             raise Refused(f"job {command.id} is there already")
+        _check_program(command)
         job = self._job(command, caller, now)
-        queued = self._room_for(job, caller)
+        program = len(command.program) + sum(map(len, command.task_programs))
+        queued = self._room_for(job, caller, program)
         if command.secrets:
             self._secrets.write(command.id, command.secrets)
+        if program:
+            texts = dict(zip(map(str, sorted(set(command.array or ()))), command.task_programs, strict=False))
+            self._programs.of(caller.uid).write(command.id, {"": command.program, **texts})
+            self._programs_size[caller.uid] += program
         self._store.put_jobs([job])
         data = {"name": command.spec.name, "partition": command.spec.partition, "asked_at": command.time} | which(job)
         self._store.append([Event(time=now, kind="submitted", job_id=story_of(job), user=job.user, data=data)])
@@ -200,8 +207,11 @@ class CommandApplier:
             self._waiting = self._store.waiting_of_users()
         return self._waiting
 
-    def _room_for(self, job: Job, caller: Caller) -> tuple[int, int]:
-        """How many jobs and bytes of the caller's wait with this one, or with all tasks of this array."""
+    def _room_for(self, job: Job, caller: Caller, program: int) -> tuple[int, int]:
+        """How many jobs and bytes of the caller's wait with this one, or with all tasks of this array.
+
+        ``program``: so many bytes of it are in a file.
+        """
         settings = self._inventory.settings
         count, size = self._queued.get(caller.name, (0, 0))
         most = settings.max_queued_jobs_per_user
@@ -211,9 +221,12 @@ class CommandApplier:
                 "(settings.max_queued_jobs_per_user of inventory.yaml)"
             )
         size += len(msgspec.json.encode(job.spec)) + TASK_BYTES + len(msgspec.json.encode(job.tasks))
-        if size > settings.max_queued_mib_per_user << 20:
+        if program and caller.uid not in self._programs_size:
+            self._programs_size[caller.uid] = self._programs.of(caller.uid).size()
+        whole = size + program + self._programs_size.get(caller.uid, 0)
+        if whole > settings.max_queued_mib_per_user << 20:
             raise Refused(
-                f"the waiting jobs of {caller.name} would take {size >> 20} MiB with this one, and may take "
+                f"the waiting jobs of {caller.name} would take {whole >> 20} MiB with this one, and may take "
                 f"{settings.max_queued_mib_per_user} (settings.max_queued_size_per_user of inventory.yaml)"
             )
         return count + job.count, size
@@ -305,6 +318,8 @@ class CommandApplier:
         if job.state in ENDED:
             if job.spec.secret_names and not self._secrets.has(job.id):
                 raise Refused(f"job {job.id}: its secrets were forgotten when it ended; submit it again")
+            if job.spec.function and not self._programs.of(job.uid).has(job.id):
+                raise Refused(f"job {job.id}: its function was forgotten when it ended; submit it again")
             fields = back_in_queue(message) | {
                 "retries": 0,
                 "preemptions": None,
@@ -397,6 +412,14 @@ def back_in_queue(message: str) -> dict[str, Any]:
     """The fields of a job that goes back to the queue; what it was before is in its events and runs."""
     gone = ("allocation", "ending", "start_time", "end_time", "exit_code", "master_port", "policy", "policy_version")
     return {**dict.fromkeys(gone), "reason": "", "message": message}
+
+
+def _check_program(command: commands.Submit) -> None:
+    """That a function and its program come together."""
+    if bool(command.spec.function) != bool(command.program) or (command.task_programs and not command.program):
+        raise Refused("a job with a function needs its program, and no other job has one")
+    if command.task_programs and len(command.task_programs) != len(set(command.array or ())):
+        raise Refused(f"{len(command.task_programs)} programs for {len(set(command.array or ()))} tasks of an array")
 
 
 def _storable(file_name: str) -> str:

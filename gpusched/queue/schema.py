@@ -113,6 +113,15 @@ CREATE TABLE beliefs (kind TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE paces (seq INTEGER PRIMARY KEY, data BLOB NOT NULL);
 """,
     """
+-- What people are told. due: when it is sent next; NULL: it has arrived, or was sent in vain too often. failed: 1 where
+-- the last try failed. data: model.notices.Notice as JSON.
+CREATE TABLE notices (
+  key TEXT PRIMARY KEY, made REAL NOT NULL, due REAL, failed INTEGER NOT NULL, data BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX notices_due ON notices (due) WHERE due IS NOT NULL;
+CREATE INDEX notices_failed ON notices (made) WHERE failed = 1;
+""",
+    """
 -- How many jobs a row stands for: tasks of an array that differ in nothing share one; see model.arrays.
 ALTER TABLE jobs ADD COLUMN tasks INTEGER NOT NULL DEFAULT 1;
 CREATE INDEX jobs_shared ON jobs (array_id, state, tasks) WHERE tasks > 1;

@@ -23,6 +23,7 @@ from gpusched.model.readings import NodeReading, NodeState, Wiring
 from gpusched.model.resources import Node
 from gpusched.model.slurm import TROUBLE, Trouble
 from gpusched.queue.beliefs import BeliefReads, BeliefWrites
+from gpusched.queue.notices import NoticeReads, NoticeWrites
 from gpusched.queue.predictions import PredictionReads, PredictionWrites
 from gpusched.queue.progress import ProgressReads, ProgressWrites
 from gpusched.queue.promotions import PolicyReads, PolicyWrites
@@ -202,7 +203,7 @@ _SUMS = _USAGE[5:]
 _ADDED_UP = f"ON CONFLICT DO UPDATE SET {', '.join(f'{f} = {f} + excluded.{f}' for f in _SUMS)}"
 
 
-class Reader(BeliefReads, PolicyReads, PredictionReads, ProgressReads):
+class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressReads):
     """Read-only view of the store."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -370,6 +371,15 @@ class Reader(BeliefReads, PolicyReads, PredictionReads, ProgressReads):
         ]
         return [event for event in found if _is_of(event, array_id, spans)] if spans else found
 
+    def news(self, since: int) -> tuple[int, list[str]]:
+        """The latest event's number, and what jobs or submissions events after the one numbered ``since`` tell of."""
+        rows = self._db.execute("SELECT seq, job_id FROM events WHERE seq > ? ORDER BY seq", (since,)).fetchall()
+        return (rows[-1][0] if rows else since), list(dict.fromkeys(job for _, job in rows if job is not None))
+
+    def latest_event(self) -> int:
+        """The number of the latest event; 0: there is none."""
+        return int(self._db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
+
     def node_records(self) -> dict[str, NodeRecord]:
         """All node records by name."""
         rows = self._db.execute("SELECT data FROM nodes")
@@ -477,7 +487,7 @@ class Reader(BeliefReads, PolicyReads, PredictionReads, ProgressReads):
         return dict(rows.fetchall())
 
 
-class Store(Reader, BeliefWrites, JobWrites, PolicyWrites, PredictionWrites, ProgressWrites):
+class Store(Reader, BeliefWrites, JobWrites, NoticeWrites, PolicyWrites, PredictionWrites, ProgressWrites):
     """The store as its single writer sees it."""
 
     @classmethod

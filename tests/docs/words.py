@@ -100,6 +100,10 @@ PARTITION = {
     ),
     "placement": ("mapping", "How far apart the nodes of jobs may be that do not say; see below."),
     "resizable": ("mapping", "Bounds and defaults of resizable jobs; see below."),
+    "slurm_env": (
+        "`true` or `false`",
+        "Whether jobs that say neither `--slurm-env` nor `--no-slurm-env` have all of Slurm's variables.",
+    ),
     "image": ("image", "For jobs that name none."),
     "max_time": (LIMIT, "The longest time limit. Without it the longest flavor's."),
 }
@@ -170,6 +174,19 @@ SWITCH = {
         "Its way up, all links together, one direction. Without it never the narrowest part.",
     ),
     "parent": ("name", "The switch above. One without an entry of its own has nothing above it."),
+}
+
+NOTICES = {
+    "to": ("list of receivers", "Who is told, besides users with `--mail`; see below."),
+    "smtp": ("`host` or `host:port`", "The mail server; STARTTLS where it offers it. Without it `sendmail` is called."),
+    "from": ("mail address", "The sender. Without it `gpusched@` the mail server, or as sendmail says."),
+    "idle": ("time", "A job whose GPUs have been idle for so long is told of."),
+}
+RECEIVER = {
+    "webhook": ("URL", "Gets each notice as JSON by POST. Any answer but 2xx is a failure."),
+    "command": ("list of words", "Gets each as JSON on stdin, run as the controller's user in `/` for at most 30 s."),
+    "on": ("list", "Of `begin`, `end`, `fail`, `requeue`, `limit`, `node`, `idle`, `all`."),
+    "users": ("list of users", "Only of these users' jobs. Without it of all jobs, and of nodes."),
 }
 
 JOB_STATES = {
@@ -403,6 +420,10 @@ JSON: dict[str, dict[str, str]] = {
         "share": "`pairs`: its GPUs may be one other job's, too; empty: not.",
         "gpu_memory_mib": "Of a job that may share: MiB that it takes of each GPU at the most; else null.",
         "script": "Text of its job script; null: none.",
+        "gpus_per_task": "Of these each task of `srun` has so many where it does not say; 0: all of its node.",
+        "function": "Name of the Python function that it runs; empty: it runs `command`.",
+        "signal_batch": "The signal before the limit goes to the script alone, not to what `srun` started.",
+        "submit_dir": "Folder of the login node that the script was submitted from.",
         "tasks_per_node": "So many tasks `srun` starts on each of its nodes where it does not say.",
         "slurm_env": "It has Slurm's variables, too.",
         "error": "File of its stderr as given; null: with its output.",
