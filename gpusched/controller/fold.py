@@ -238,7 +238,7 @@ class CommandApplier:
     def _room_for(self, job: Job, caller: Caller, program: int) -> tuple[int, int]:
         """How many jobs and bytes of the caller's wait with this one, or with all tasks of this array.
 
-        ``program``: so many of the bytes are in a file.
+        ``program``: so many bytes of it are in a file.
         """
         settings = self._inventory.settings
         count, size = self._queued.get(caller.name, (0, 0))

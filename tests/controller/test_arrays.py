@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from gpusched.controller.estimating import Estimator
@@ -17,6 +17,7 @@ from gpusched.model.commands import AnyCommand, Cancel, Hold, Release, Requeue, 
 from gpusched.model.jobs import Dependency, DependencyKind, Job, JobState
 from gpusched.model.policy import PolicySpec
 from gpusched.queue import rows
+from gpusched.queue.dependencies import Dependencies
 from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.queue.store import Reader
 from tests.controller.folding import ALICE, NOW, Desk, fresh_id, spec
@@ -121,7 +122,12 @@ def played(folder: Path, first: dict[str, Any], second: dict[str, Any], needs: s
         site.store.close()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25,
+    deadline=None,
+    phases=(Phase.reuse, Phase.generate),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(first=ASKED, second=ASKED, needs=NEEDS, steps=STEPS)
 def test_as_if_each_task_had_its_own_row(
     tmp_path_factory: pytest.TempPathFactory,
@@ -156,7 +162,10 @@ def test_a_large_array_is_one_row_until_its_tasks_start(site: Site) -> None:
     assert snapshot.pending[-1].behind == 100_000 - held - 20
     (row,) = site.store.pending_rows()
     assert (row.reason, row.message[:15]) == ("Resources", "waits for 1 GPU")
-    assert len(site.store.events(job_id=ARRAY)) == 1, "submitted, once for all"
+    (submitted,) = site.store.events(job_id=ARRAY)
+    assert (submitted.kind, submitted.data["tasks"]) == ("submitted", "0-99999"), "once for all"
+    assert site.store.has_unended(f"{ARRAY}_500")
+    assert not site.store.has_unended(f"{ARRAY}_100000")
     assert [e.kind for e in site.store.events(job_id=f"{ARRAY}_7")][:2] == ["submitted", "starting"]
 
 
@@ -175,6 +184,9 @@ def test_what_is_set_apart_is_its_own_row_and_the_rest_stays_one(site: Site) -> 
         f"{ARRAY}_[10-19,30]": "PENDING",
         f"{ARRAY}_[900-999]": "CANCELLED",
     }
+    reasons = {row.id: row.reason for row in site.store.pending_rows()}
+    assert reasons[f"{ARRAY}_[10-19,30]"] == "JobHeldUser"
+    assert reasons[f"{ARRAY}_[1-9,20-29,31-499,501-899]"] in ("Resources", "Priority")
     assert {site.store.job(f"{ARRAY}_{i}").held_by for i in (10, 19, 30)} == {"user"}  # type: ignore[union-attr]
     assert site.store.job(f"{ARRAY}_500").priority == -5  # type: ignore[union-attr]
     lay(site, Requeue(time=NOW, job_ids=(f"{ARRAY}_[990-995]",)))
@@ -260,12 +272,60 @@ def test_aftercorr_starts_each_task_after_its_partner(site: Site) -> None:
     assert (row.id, row.reason) == (f"{OTHER}_[2,6-7]", "DependencyNeverSatisfied")
 
 
+def test_what_is_known_of_each_task_before_a_decision_or_a_forecast(site: Site) -> None:
+    submit(site, ARRAY, tasks=12, gpus_per_node=3)
+    corr = (Dependency(DependencyKind.AFTERCORR, ARRAY),)
+    submit(site, OTHER, tasks=14, dependencies=corr, max_running=1)
+    site.turn(3)
+    for index, code in ((0, 0), (1, 1), (2, 0)):
+        end(site, f"{ARRAY}_{index}", code)
+    site.turn(2)
+    (row,) = (job for job in site.store.pending_rows() if job.array_id == OTHER)
+    (first,) = (job for job in site.store.active() if job.array_id == OTHER)
+    assert first.id == f"{OTHER}_0"
+    asked = Dependencies(site.store.standing, [], site.store.ended_well)
+    assert asked.of_tasks(row, 5) == [(2, ("", ""))], "as many as could start"
+    told = {index: verdict for index, (verdict, _) in asked.of_tasks(row, None)}
+    assert told == {1: "never", 2: "", **dict.fromkeys(range(3, 12), "waiting"), 12: "never", 13: "never"}
+    snapshot = snapshot_of_store(site.store, inventory(), {"p": PolicySpec(name="f")}, NOW)
+    assert [view.id for view in snapshot.pending if view.array_id == OTHER] == [f"{OTHER}_2"]
+
+
+def test_a_bound_of_an_array_bounds_what_is_looked_at(site: Site) -> None:
+    submit(site, tasks=100, max_running=5, gpus_per_node=0)
+    site.turn(3)
+    snapshot = snapshot_of_store(site.store, inventory(), {"p": PolicySpec(name="f")}, NOW)
+    assert [(view.id, view.array_room) for view in snapshot.pending] == [(f"{ARRAY}_5", 0)]
+
+
+@pytest.mark.parametrize(("began", "verdict"), [(NOW, ""), (None, "never")])
+def test_after_an_array_of_which_a_task_never_began(site: Site, began: float | None, verdict: str) -> None:
+    submit(site, tasks=6)
+    site.turn(3)
+    jobs = site.store.jobs_of_array(ARRAY)
+    ended = [msgspec.structs.replace(job, state=_S.FAILED, end_time=NOW) for job in jobs]
+    site.store.put_jobs([*ended[:4], msgspec.structs.replace(ended[4], start_time=began), ended[5]])
+    waits = msgspec.structs.replace(
+        jobs[0], id=LAST, array_id=None, spec=spec(dependencies=(Dependency(DependencyKind.AFTER, ARRAY),))
+    )
+    assert Dependencies(site.store.standing, []).of(waits)[0] == verdict
+    assert len(site.store.standing(ARRAY)) <= 2, "not each of the tasks that have ended"
+
+
+def test_an_array_counts_once_where_ids_are_looked_for(site: Site) -> None:
+    submit(site, ARRAY, tasks=30)
+    submit(site, OTHER, array=None)
+    site.turn(3)
+    assert site.store.matching("0", limit=2) == [ARRAY, OTHER]
+    assert site.store.matching(ARRAY) == [ARRAY]
+
+
 def test_singleton_runs_one_at_a_time_in_order(site: Site) -> None:
     alone = (Dependency(DependencyKind.SINGLETON),)
     for job_id in ("00000000001", "00000000002"):
         submit(site, job_id, array=None, name="train", dependencies=alone)
     submit(site, "00000000003", array=None, name="other", dependencies=alone)
-    submit(site, "00000000004", tasks=3, name="train", dependencies=alone)
+    submit(site, "00000000004", tasks=3, name="train", max_running=2, dependencies=alone)
     site.turn(3)
     assert [job.id for job in site.store.active()] == ["00000000001", "00000000003"]
     assert site.store.job("00000000004_1").reason == "Dependency"  # type: ignore[union-attr]
@@ -280,7 +340,10 @@ def test_singleton_runs_one_at_a_time_in_order(site: Site) -> None:
     assert {job.id for job in site.store.active()} == {"00000000001", "00000000003"}
     end(site, "00000000001")
     site.turn(3)
-    assert len([j for j in site.store.active() if j.array_id]) == 3, "the tasks of one array are one job in this"
+    end(site, "00000000004_0")
+    site.turn(3)
+    running = [job.id for job in site.store.active() if job.array_id]
+    assert running == ["00000000004_1", "00000000004_2"], "the tasks of one array are one job in this"
 
 
 @pytest.mark.parametrize("outcome", [_S.COMPLETED, _S.TIMEOUT, _S.NODE_FAIL, _S.FAILED, _S.CANCELLED, _S.OUT_OF_MEMORY])
@@ -390,6 +453,28 @@ def test_why_knows_where_a_task_stands_and_when_it_starts(site: Site, monkeypatc
         assert (told.expected.by_limits - site.world.now) / 600 == pytest.approx(wave, rel=0.05), job_id
     assert "of large arrays many tasks at a time are run ahead as one" in told.expected.assumptions
     assert "at least 89000 jobs" in site.store.job(OTHER).message  # type: ignore[union-attr]
+
+
+def test_what_runs_alone_or_in_a_chain_is_run_forward_so(site: Site) -> None:
+    from gpusched.forecast.queue import QueueForecast
+
+    alone = (Dependency(DependencyKind.SINGLETON),)
+    submit(site, "00000000001", array=None, name="t")
+    site.turn(2)
+    submit(site, "00000000002", array=None, name="t", dependencies=alone)
+    submit(site, "00000000003", tasks=2, name="t", dependencies=alone)
+    submit(site, "00000000004", array=None, name="t", dependencies=alone)
+    submit(site, ARRAY, array=(1, 2, 3, 4), max_running=1, dependencies=CHAIN)
+    submit(site, OTHER, array=(1, 2, 3, 4), dependencies=(Dependency(DependencyKind.AFTERCORR, ARRAY),))
+    site.turn(3)
+    snapshot = snapshot_of_store(site.store, inventory(), {"p": PolicySpec(name="e", backfill="skip")}, NOW, whole=True)
+    ahead = QueueForecast(snapshot, half_life_s=1e6, tick_s=1.0)
+    starts = ahead.run(ahead.by_limits).start - site.world.now
+    waves = {view.id: round(start / 600) for view, start in zip(ahead.views, starts.tolist(), strict=True)}
+    assert waves == {
+        "00000000002": 1, "00000000003_0": 2, "00000000003_1": 2, "00000000004": 3,
+        **{f"{ARRAY}_{link}": link - 1 for link in (2, 3, 4)}, **{f"{OTHER}_{link}": link for link in (1, 2, 3, 4)},
+    }  # fmt: skip
 
 
 def test_predictions_of_an_arrays_tasks_are_made_once(site: Site) -> None:

@@ -346,8 +346,7 @@ REASONS = {
 }
 
 _JOB = {
-    "id": "Job id; `ID_INDEX` for a task of an array, `ID_[3-9]` for several that differ in nothing else and share an "
-    "entry.",
+    "id": "Job id; `ID_INDEX` for a task of an array, `ID_[3-9]` for several in one entry.",
     "name": "Its name.",
     "user": "Who submitted it.",
     "partition": "Its partition.",
@@ -487,8 +486,8 @@ JSON: dict[str, dict[str, str]] = {
         "share": "`pairs`: its GPUs may be one other job's, too; empty: not.",
         "gpu_memory_mib": "Of a job that may share: MiB that it takes of each GPU at the most; else null.",
         "script": "Text of its job script; null: none.",
-        "function": "Name of the Python function that it runs; empty: it runs `command`.",
         "gpus_per_task": "Of these each task of `srun` has so many where it does not say; 0: all of its node.",
+        "function": "Name of the Python function that it runs; empty: it runs `command`.",
         "array_shape": "Of an array: number of tasks, first index, last index, step.",
         "signal_batch": "The signal before the limit goes to the script alone, not to what `srun` started.",
         "submit_dir": "Folder of the login node that the script was submitted from.",
