@@ -38,6 +38,7 @@ class Options(TypedDict, total=False):
         image: Container image.
         array: Of a command only: one task per index, ``"0-9%2"``; or a range.
         max_running: Of several tasks, how many may run at once.
+        chain: Of a command only: so many jobs, each after the one before.
         dependency: As ``--dependency``; or jobs, all of which must have succeeded.
         begin: Not before: ``"now+2h"`` or a datetime.
         requeue: Start again after a node failed; by default yes.
@@ -95,6 +96,7 @@ class Options(TypedDict, total=False):
     image: str | None
     array: str | range | None
     max_running: int | None
+    chain: int | None
     dependency: str | Job[Any] | Iterable[Job[Any]] | None
     begin: str | datetime | None
     requeue: bool | None
@@ -142,6 +144,7 @@ class Options(TypedDict, total=False):
 OF_FUNCTIONS = ("python", "modules")
 OF_COMMANDS = {
     "array": "map_array calls it in several tasks",
+    "chain": "it is called once",
     "script": "a script is run with a command, its arguments",
     "ntasks": "it runs once on each node",
     "ntasks_per_node": "it runs once on each node",

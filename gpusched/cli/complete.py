@@ -34,6 +34,9 @@ policies = _lazy("policies")
 replays = _lazy("replays")
 agents = _lazy("agents")
 gpu_types = _lazy("gpu_types")
+groups = _lazy("groups")
+classes = _lazy("classes")
+reservations = _lazy("reservations")
 states = _lazy("states")
 
 

@@ -41,6 +41,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "nodes": ("gpusched.cli.nodes", "Nodes and their GPUs: what is free, what is used, what is wrong."),
     "drain": ("gpusched.cli.control", "Take nodes out of service once their jobs have ended."),
     "resume": ("gpusched.cli.control", "Put drained nodes back into service."),
+    "reserve": ("gpusched.cli.reservations", "Keep nodes for some users' jobs from one time to another."),
+    "maintenance": ("gpusched.cli.reservations", "Plan work on nodes: nothing starts there that cannot end before it."),
+    "reservations": ("gpusched.cli.reservation_list", "What is reserved, and for whom; change and cancel that."),
+    "quota": ("gpusched.cli.quota", "Limits of yours: what you have of them, and what is left; fair shares."),
     "power": ("gpusched.cli.power", "Energy and utilization: what was used, what was wasted, what it cost."),
     "web": ("gpusched.cli.web", "A page in the browser: nodes, queue, timeline, use."),
     "replay": ("gpusched.cli.replay", "What a workload would have been under other policies."),
@@ -58,6 +62,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 OF_JOBS = frozenset(("submit", "logs", "exec", "cancel", "hold", "release", "requeue", "priority", "drain", "resume"))
+OF_JOBS |= {"reserve", "maintenance", "reservations"}
 """Commands in whose place Slurm has its own, where jobs are Slurm's."""
 
 

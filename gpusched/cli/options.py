@@ -46,7 +46,17 @@ def asked(
     ] = None,
     dependency: Annotated[
         str | None,
-        typer.Option("-d", "--dependency", help="afterok:ID[:ID], afterany:, afternotok:, after:; comma-separated."),
+        typer.Option(
+            "-d",
+            "--dependency",
+            help="afterok:ID[:ID], afterany:, afternotok:, after:, aftercorr:, singleton; comma-separated.",
+        ),
+    ] = None,
+    chain: Annotated[
+        int | None,
+        typer.Option(
+            "--chain", help="So many jobs, each after the one before, for work that is longer than the limit."
+        ),
     ] = None,
     begin: Annotated[str | None, typer.Option("--begin", help="Not before: now+2h, 2026-11-20T18:00.")] = None,
     requeue: Annotated[bool, typer.Option("--requeue/--no-requeue", help="Start again after a node failed.")] = True,
@@ -121,6 +131,10 @@ def asked(
     gpu_mem: Annotated[
         str | None, typer.Option("--gpu-mem", help="With --share: the most that it takes of each GPU's memory: 20G.")
     ] = None,
+    reservation: Annotated[
+        str | None,
+        typer.Option("--reservation", autocompletion=complete.reservations, help="It runs in this one only."),
+    ] = None,
     mail: Annotated[str | None, typer.Option("--mail", help="Tell ADDRESS about the job.")] = None,
     notify: Annotated[
         list[str] | None,
@@ -130,6 +144,19 @@ def asked(
     ] = None,
     hold: Annotated[bool, typer.Option("--hold", help="Queue it held.")] = False,
     comment: Annotated[str, typer.Option("--comment", help="For people.")] = "",
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "-A",
+            "--group",
+            "--account",
+            autocompletion=complete.groups,
+            help="The group of yours that it counts for. Default: the first.",
+        ),
+    ] = None,
+    qos: Annotated[
+        str | None, typer.Option("-q", "--qos", autocompletion=complete.classes, help="Its class of service.")
+    ] = None,
     ntasks: Annotated[
         int | None, typer.Option("-n", "--ntasks", help="Tasks in total, which srun starts in a job script.")
     ] = None,
@@ -179,6 +206,7 @@ def asked(
         time=time,
         image=image,
         array=array,
+        chain=chain,
         dependency=dependency,
         begin=begin,
         requeue=requeue,
@@ -204,10 +232,13 @@ def asked(
         exclusive=exclusive,
         share=share,
         gpu_mem=gpu_mem,
+        reservation=reservation,
         mail=mail,
         notify=tuple(notify or ()),
         hold=hold,
         comment=comment,
+        group=group,
+        qos=qos,
         ntasks=ntasks,
         ntasks_per_node=ntasks_per_node,
         cpus_per_task=cpus_per_task,

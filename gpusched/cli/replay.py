@@ -80,6 +80,10 @@ def replay(
         str, typer.Option("--backfill-every", help="Backfill looks only so often: 30s (Slurm's bf_interval).")
     ] = "0s",
     outages: Annotated[str | None, typer.Option("--outages", help="CSV node,start,end,drain of failing nodes.")] = None,
+    reservations: Annotated[
+        str | None,
+        typer.Option("--reservations", help="CSV node,start,end of planned ones, in place of any there were."),
+    ] = None,
     seed: Annotated[list[int] | None, typer.Option("--seed", help="For what draws; more than one: each.")] = None,
     jobs: Annotated[int, typer.Option("-j", "--jobs", min=0, help="Worker processes; 0: as many as pay.")] = 0,
     backend: Annotated[str | None, typer.Option("--backend", help="A Dask or Ray cluster: dask://HOST:PORT.")] = None,
@@ -122,7 +126,7 @@ def replay(
     request = service.Request(
         traces=tuple(traces or ()), policies=tuple(policy or ()), format=format, nodes=nodes,
         gpus_per_node=gpus_per_node, inventory=inventory, load=load, vc=vc, placement=placement, since=since,
-        until=until, limits=limits, restart_s=seconds("--restart", restart), outages=outages,
+        until=until, limits=limits, restart_s=seconds("--restart", restart), outages=outages, reservations=reservations,
         seeds=tuple(seed or (0,)), workers=jobs, backend=backend, power=power, strict=strict, estimates=estimates,
         profiles=tuple(profiles or ()), recorded_on=recorded_on, gpu_type=gpu_type, node_list=node_list, share=share,
         resizable=resizable, cpus=cpus, mem=mem, restart_costs=restart_costs, topology=topology,

@@ -133,6 +133,9 @@ def _shorter(snapshot: Snapshot, job: PendingView) -> Iterator[tuple[str, str, J
         head = earliest(snapshot, queue[0], counts) if queue and queue[0].id != job.id else None
         if head is not None and 0 < (wait := int(head[0] - snapshot.now)) < job.spec.time_limit_s:
             limits = {wait, *(s for s in limits if s < wait)}
+    begins = {one.begin for node in snapshot.nodes for one in node.reservations if node.partition == job.spec.partition}
+    before = {int(begin - snapshot.now) for begin in begins} if job.reserved is None else set()
+    limits |= {wait for wait in before if 0 < wait < job.spec.time_limit_s}
     for seconds in sorted(limits, reverse=True)[:_MOST_LIMITS]:
         text = format_duration(seconds)
         yield f"with a time limit of {text}", f"-t {text}", msgspec.structs.replace(job.spec, time_limit_s=seconds)

@@ -5,7 +5,12 @@ Plain words only: zsh evaluates the descriptions that typer hands it, and job na
 
 from __future__ import annotations
 
+import os
+from itertools import islice
+
 from gpusched.client.context import Client
+from gpusched.config.users import user_name
+from gpusched.model.arrays import tasks_of
 from gpusched.model.jobs import ENDED, Job, JobState
 
 MAX_OFFERED = 200
@@ -14,7 +19,7 @@ MAX_OFFERED = 200
 def _jobs(client: Client) -> list[Job]:
     from gpusched.client.waiting import inbox_jobs
 
-    waiting = inbox_jobs(client)
+    waiting = list(islice(tasks_of(inbox_jobs(client)), MAX_OFFERED))
     reader = client.reader
     stored = reader.active() + reader.jobs(states=[JobState.PENDING], limit=MAX_OFFERED) if reader else []
     known = {j.id for j in stored}
@@ -51,6 +56,14 @@ def partitions(client: Client, incomplete: str) -> list[str]:
     return [p.name for p in client.inventory.partitions if p.name.startswith(incomplete)]
 
 
+def reservations(client: Client, incomplete: str) -> list[str]:
+    """Names of reservations that are not over."""
+    from time import time
+
+    names = [one.name for one in client.reader.reservations(time())] if client.reader else []
+    return [name for name in names if name.startswith(incomplete)]
+
+
 def flavors(client: Client, incomplete: str) -> list[str]:
     """Names of flavors."""
     names = dict.fromkeys(f.name for p in client.inventory.partitions for f in p.flavors)
@@ -61,6 +74,18 @@ def gpu_types(client: Client, incomplete: str) -> list[str]:
     """GPU types of all nodes."""
     names = dict.fromkeys(n.gpu_type for n in client.inventory.nodes if n.gpu_type)
     return [name for name in names if name.startswith(incomplete)]
+
+
+def groups(client: Client, incomplete: str) -> list[str]:
+    """Groups that the caller is a member of."""
+    return [name for name in client.inventory.groups.of(user_name(os.getuid())) if name.startswith(incomplete)]
+
+
+def classes(client: Client, incomplete: str) -> list[str]:
+    """Classes of service that the caller may use."""
+    user, inventory = user_name(os.getuid()), client.inventory
+    usable = (qos.name for qos in inventory.quotas.qos if qos.may_use(user, inventory.groups))
+    return [name for name in usable if name.startswith(incomplete)]
 
 
 def policies(client: Client, incomplete: str) -> list[str]:

@@ -12,6 +12,7 @@ from gpusched.model.gpustates import GpuStatus, gpu_states
 from gpusched.model.jobs import Job, NodeAllocation
 from gpusched.model.readings import Gpu, GpuState, NodeState
 from gpusched.model.reports import FlavorRow, GpuRow, NodeRow, TopologyReport, WiredNode
+from gpusched.model.reservations import Reservation, by_node
 from gpusched.model.resources import Flavor, Inventory, Node, Partition
 from gpusched.model.topology import islands
 from gpusched.queue.snapshots import NOT_FOR_NEW_JOBS, held_gpus, lingering_gpus, topology_of
@@ -43,6 +44,7 @@ def cluster_rows(
     for job in jobs.values():
         for part in job.allocation.parts if job.allocation else ():
             on.setdefault(part.node, []).append(part)
+    reserved = by_node(reader.reservations(now), now) if reader else {}
     stale_after_s = max(3 * float((reader and reader.meta("tick_s")) or inventory.settings.tick_s), _MIN_STALE_S)
     return tuple(
         _node_row(
@@ -55,6 +57,7 @@ def cluster_rows(
             slow.get(node.name, {}),
             now,
             stale_after_s,
+            reserved.get(node.name, ()),
         )
         for node in nodes
     )
@@ -124,6 +127,7 @@ def _node_row(
     slow: Mapping[int, str],
     now: float,
     stale_after_s: float,
+    reserved: Sequence[Reservation],
 ) -> NodeRow:
     reading = record.reading
     silent = record.state in _SILENT
@@ -158,7 +162,14 @@ def _node_row(
         age_s=age,
         stale=age is not None and age > stale_after_s,
         gpus=gpus,
+        reserved=_reserved(reserved[0], now) if reserved else None,
     )
+
+
+def _reserved(one: Reservation, now: float) -> str:
+    whose = ", ".join((*one.users, *one.groups))
+    why = "; ".join(filter(None, (f"for {whose}" if whose else "", one.reason)))
+    return f"{one.what} {one.when(now)}" + (f": {why}" if why else "")
 
 
 def slow_by_node(reader: Reader | None) -> dict[str, dict[int, str]]:

@@ -124,7 +124,9 @@ def _judged(
     if client.reader is None:
         raise GpuschedError(f"{client.state}: there is no history yet", "start the controller, or say --force REASON")
     trace = history_of(client.inventory, client.reader, partition.name, begin, time.time())
-    return judge(scenario_for(trace, client.inventory, partition), partition.name, base, other, advance)
+    return judge(
+        scenario_for(trace, client.inventory, partition, reader=client.reader), partition.name, base, other, advance
+    )
 
 
 def proof(client: Client, partition: Partition, incumbent: PolicySpec, candidate: PolicySpec, since: str) -> Verdict:

@@ -148,7 +148,13 @@ def _sbatch(given: Mapping[str, Any]) -> Iterator[str]:
         if given[name]:
             yield f"{option} {_quoted(given[name])}"
     nodes = yield from _resources(given)
-    for option, name in (("--array", "array"), ("--dependency", "dependency"), ("-o", "output_file"), ("-e", "error")):
+    for option, name in (
+        ("--array", "array"),
+        ("--dependency", "dependency"),
+        ("--reservation", "reservation"),
+        ("-o", "output_file"),
+        ("-e", "error"),
+    ):
         if given[name]:
             yield f"{option}{'=' * option.startswith('--')}{' ' * (len(option) == 2)}{_quoted(given[name])}"
     if given["begin"]:
@@ -288,6 +294,52 @@ def _escaped(character: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in character.encode(errors="surrogateescape"))
 
 
+def _reserve(maintenance: bool) -> Callable[[Mapping[str, Any]], Said]:
+    def words(given: Mapping[str, Any]) -> Said:
+        flags = ["Flags=MAINT,IGNORE_JOBS"] if maintenance else []
+        name = [f"ReservationName={_quoted(given['name'])}"] if given["name"] else []
+        nodes = ",".join(given["nodes"] or ())
+        if not nodes:
+            nodes = "ALL"
+            flags += [f"PartitionName={_quoted(given['partition'])}"] if given["partition"] else []
+        times = _times(given["begin"] or "now", given["until"], given["lasts"])
+        whose = [f"Users={_quoted(','.join(given['users']))}"] if given["users"] else []
+        whose += [f"Accounts={_quoted(','.join(given['groups']))}"] if given["groups"] else []
+        whose = whose or ["Users=root"]
+        gpus = given.get("gpus")
+        what = [f"TRES=gres/gpu={gpus}"] if gpus else [f"Nodes={_quoted(nodes)}"]
+        return ["scontrol", "create", "reservation", *name, *times, *whose, *what, *flags], []
+
+    return words
+
+
+def _times(begin: str | None, until: str | None, lasts: str | None) -> list[str]:
+    """When, as Slurm reads it: in local time."""
+    from gpusched.client import options
+    from gpusched.model.units import format_duration
+
+    def at(option: str, text: str) -> str:
+        when = time.localtime(options.moment(option, text, time.time()))
+        return time.strftime("%Y-%m-%dT%H:%M:%S", when)
+
+    words = [f"StartTime={at('--from', begin)}"] if begin else []
+    words += [f"EndTime={at('--to', until)}"] if until else []
+    return words + ([f"Duration={format_duration(options.duration('--for', lasts))}"] if lasts else [])
+
+
+def _reservations(given: Mapping[str, Any]) -> Said:
+    name = f"ReservationName={_quoted(given['name'])}" if given["what"] else ""
+    if given["what"] == "cancel":
+        return ["scontrol", "delete", name], []
+    if given["what"] == "change":
+        times = _times(given["begin"], given["until"], given["lasts"])
+        whose = [f"Users={_quoted(','.join(given['users']))}"] if given["users"] else []
+        whose += [f"Accounts={_quoted(','.join(given['groups']))}"] if given["groups"] else []
+        nodes = [f"Nodes={_quoted(','.join(given['nodes']))}"] if given["nodes"] else []
+        return ["scontrol", "update", name, *times, *whose, *nodes], []
+    return ["scontrol", "show", "reservation"], []
+
+
 _INSTEAD: dict[str, Callable[[Mapping[str, Any]], Said]] = {
     "submit": _submit,
     "cancel": _cancel,
@@ -297,6 +349,9 @@ _INSTEAD: dict[str, Callable[[Mapping[str, Any]], Said]] = {
     "priority": _priority,
     "drain": _on_nodes("DRAIN"),
     "resume": _on_nodes("RESUME"),
+    "reserve": _reserve(False),
+    "maintenance": _reserve(True),
+    "reservations": _reservations,
     "logs": _logs,
     "exec": _exec,
 }

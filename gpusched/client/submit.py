@@ -14,11 +14,13 @@ from gpusched.client import options
 from gpusched.client.context import Client
 from gpusched.client.sizing import ResourceRequest, Size, elastic_of, partition_of, size, whole_nodes
 from gpusched.client.tasks import Tasks, size_by_tasks
+from gpusched.config.accounts import accounted, longest
+from gpusched.config.users import user_name
 from gpusched.config.validate import MAX_NAME, MAX_SIZES, known_partition, shape_on, usable_nodes, validate_spec
 from gpusched.errors import UsageError
 from gpusched.model import ids
 from gpusched.model.commands import Submit
-from gpusched.model.jobs import Elastic, JobSpec, Mount
+from gpusched.model.jobs import Dependency, DependencyKind, Elastic, JobSpec, Mount
 from gpusched.model.resources import Inventory, Partition, ResizeRules, RuntimeName
 from gpusched.queue.inbox import MAX_COMMAND_BYTES, deliver_submit
 
@@ -38,6 +40,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     time: str | None = None
     image: str | None = None
     array: str | None = None
+    chain: int | None = None
     dependency: str | None = None
     begin: str | None = None
     requeue: bool = True
@@ -63,10 +66,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     exclusive: bool = False
     share: str | None = None
     gpu_mem: str | None = None
+    reservation: str | None = None
     mail: str | None = None
     notify: tuple[str, ...] = ()
     hold: bool = False
     comment: str = ""
+    group: str | None = None
+    qos: str | None = None
     ntasks: int | None = None
     ntasks_per_node: int | None = None
     cpus_per_task: int | None = None
@@ -115,6 +121,8 @@ def prepare(
     if request.exclusive and not may.resizable:
         sized = whole_nodes(sized, asked, inventory)
     array, max_running = options.array(request.array)
+    if links := options.chain(request.chain, request.array):
+        array, max_running = tuple(range(1, links + 1)), 1
     signal, signal_before_s, signal_batch = options.signal(request.signal)
     if signal_batch and request.script is None:
         raise UsageError("--signal B: is for job scripts, and there is none", "leave B: out")
@@ -133,7 +141,10 @@ def prepare(
         mounts=mounts,
         output=options.output_path("--output", request.output, cwd),
         error=options.output_path("--error", request.error, cwd),
-        dependencies=options.dependencies(request.dependency, lambda text: _whole_id(client, text)),
+        dependencies=(
+            *options.dependencies(request.dependency, lambda text: _whole_id(client, text)),
+            *([Dependency(DependencyKind.CHAIN)] if links else []),
+        ),
         begin_time=options.begin(request.begin, now),
         priority=request.priority,
         nice=request.nice,
@@ -150,6 +161,9 @@ def prepare(
         **_placement(request, sized, may.resizable, inventory),
         share=options.share(request.share),
         gpu_memory_mib=options.memory_of("--gpu-mem", request.gpu_mem),
+        group=request.group or "",
+        qos=request.qos or "",
+        reservation=request.reservation or "",
         mail=options.mail(request.mail, request.notify),
         notify=options.notify(request.notify),
         script=request.script,
@@ -163,7 +177,15 @@ def prepare(
     )
     if may.filled_in:
         spec = _without_impossible(spec, known_partition(inventory, spec.partition))
+    user = user_name(os.getuid())
+    most = longest(user, spec.group, spec.qos, inventory)
+    if request.time is None and most is not None and most < spec.time_limit_s:
+        spec = msgspec.structs.replace(spec, time_limit_s=most)
     validate_spec(spec, inventory)
+    spec = accounted(spec, user, inventory)
+    _check_queued(client, spec, user, len(array) if array else 1)
+    if spec.reservation:
+        _check_reservation(client, spec, now)
     prepared = Submit(
         time=now, id="0" * ids.ID_LENGTH, spec=spec, array=array, max_running=max_running, secrets=secrets,
         program=program.text if program is not None else "",
@@ -184,6 +206,15 @@ def submit(client: Client, prepared: Submit) -> str:
         lambda job_id: msgspec.structs.replace(prepared, id=job_id, time=now),
         lambda: ids.mint(time.time()),
     )
+
+
+def _check_queued(client: Client, spec: JobSpec, user: str, count: int) -> None:
+    """That so many more jobs may wait, by what the store knows; without such limits it is not opened."""
+    quotas = client.inventory.quotas
+    if any(rule.unit == "queued" for rule in quotas.rules(user, spec.group, spec.qos)) and client.reader is not None:
+        from gpusched.queue.quotas import Queued
+
+        Queued(client.reader, quotas).check(user, spec, count)
 
 
 class _Resizing(NamedTuple):
@@ -283,6 +314,14 @@ def _resources(request: Request, may: _Resizing) -> ResourceRequest:
         exclude=options.names(request.exclude),
         gpu_types=options.names(request.gpu_type),
     )
+
+
+def _check_reservation(client: Client, spec: JobSpec, now: float) -> None:
+    from gpusched.client.reservations import known_reservations
+    from gpusched.config.reservations import check_use
+
+    found = next((one for one in known_reservations(client, now) if one.name == spec.reservation), None)
+    check_use(spec.time_limit_s, spec.reservation, user_name(os.getuid()), found, client.inventory)
 
 
 def _tasks(request: Request) -> Tasks:

@@ -6,10 +6,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from gpusched.config.validate import IMAGE
 from gpusched.config.yamlfile import Value
 from gpusched.errors import FileError
 from gpusched.model.images import TRANSPORTS
+from gpusched.model.limits import Limits
 from gpusched.model.resources import Node, RuntimeName, Sharing
 from gpusched.model.units import format_memory, parse_duration, parse_memory_mib
 
@@ -18,6 +21,8 @@ Fields = Mapping[str, tuple[str, Reader]]
 
 MAX_GPUS = 64  # of one node: sets of GPUs are 64-bit masks
 MAX_RANGE = 10_000
+MAX_SHARES = 1_000_000
+MAX_CLASS_PRIORITY = 1_000_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _NAME_EXPECTED = "a name of at most 63 letters, digits, '.', '_', '-', the first a letter or digit"
 _ADDRESS = re.compile(r"[A-Za-z0-9:_][A-Za-z0-9:._%-]{0,252}")
@@ -288,6 +293,39 @@ def _transport(value: Value) -> str:
         return value.choice(("ssh", "local"))
 
 
+def user_name(text: str, value: Value) -> str:
+    """``text`` where it may name a user."""
+    if _USER.fullmatch(text) is None:
+        raise value.error("a user name", f'the name "{text}"')
+    return text
+
+
+def _members(value: Value) -> dict[str, int]:
+    """User -> shares, of a list of users, or of a mapping with the shares of each."""
+    if value.is_list:
+        found = [item.text("a user name", _USER) for item in value.items("a list of users")]
+        if len(set(found)) < len(found):
+            raise value.error("every user once", f"{next(n for n in found if found.count(n) > 1)} again")
+        return dict.fromkeys(found, 1)
+    shares = value.fields("a list of users, or a mapping: user -> shares")
+    return {user_name(u, item): item.whole(1, MAX_SHARES, "a number of shares") for u, item in shares.items()}
+
+
+def _or_none(reader: Reader) -> Reader:
+    """Where ``none`` says that there is no bound, beside what the reader takes."""
+    return lambda value: None if value.is_text and value.found() == '"none"' else reader(value)
+
+
+def limits(value: Value, over: Limits | None = None) -> Limits:
+    """The limits of a mapping; what it does not name is as in ``over``."""
+    found = read(value, LIMITS, "a mapping with gpus, jobs, queued, gpu_hours, time")
+    return msgspec.structs.replace(over or Limits(), **found)
+
+
+def _limits(value: Value) -> Limits:
+    return limits(value)
+
+
 def _sharing(value: Value) -> Sharing | None:
     values = read(value, SHARING, "a mapping with mode, slowdown, pipe")
     if "mode" not in values:
@@ -350,7 +388,29 @@ SWITCH: Fields = {
     "uplink_gbps": ("uplink_gbps", _number(0.001, 1e9, "Gbit/s")),
     "parent": ("parent", name),
 }
-INVENTORY = ("engine", "settings", "defaults", "notices", "partitions", "topology")
+LIMITS: Fields = {
+    "gpus": ("gpus", _or_none(_whole(0, 1_000_000, "a number of GPUs"))),
+    "jobs": ("jobs", _or_none(_whole(0, 1_000_000, "a number of jobs"))),
+    "queued": ("queued", _or_none(_whole(0, 1_000_000_000, "a number of jobs"))),
+    "gpu_hours": ("gpu_hours", _or_none(_number(0, 1e9, "a number of GPU hours"))),
+    "time": ("time_s", _or_none(duration)),
+}
+GROUP: Fields = {
+    "members": ("members", _members),
+    "parent": ("parent", name),
+    "limits": ("limits", _limits),
+    "shares": ("shares", _whole(1, MAX_SHARES, "a number of shares")),
+}
+QOS: Fields = {
+    "priority": ("priority", _whole(-MAX_CLASS_PRIORITY, MAX_CLASS_PRIORITY, "a priority")),
+    "users": ("users", _words("a user name", _USER)),
+    "groups": ("groups", _words(_NAME_EXPECTED, _NAME)),
+    "limits": ("limits", _limits),
+    "per_user": ("per_user", _limits),
+    "preemptible": ("preemptible", Value.flag),
+    "exempt": ("exempt", Value.flag),
+}
+INVENTORY = ("engine", "settings", "defaults", "groups", "limits", "notices", "partitions", "qos", "topology")
 PARTITION = ("auto_promote", "defaults", "flavors", "image", "max_time", "nodes", "placement", "policy",
              "preemptible", "resizable", "slurm_env")  # fmt: skip
 PLACEMENT: Fields = {

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpusched.config import fields
+from gpusched.config.groups import read_groups, read_quotas
 from gpusched.config.notices import read_notices
 from gpusched.config.paths import find_inventory
 from gpusched.config.topology import read_topology
 from gpusched.config.validate import nodes_that_hold
 from gpusched.config.yamlfile import Value, parse_file
 from gpusched.errors import FileError
+from gpusched.model.limits import Groups, Quotas
 from gpusched.model.notices import Notices
 from gpusched.model.resources import (
     Flavor,
@@ -115,9 +117,20 @@ class _Reader:
         nodes = None if self._errors else self._names  # a node that could not be read is not a node that is not there
         with self._noting():
             topology = read_topology(known.get("topology"), nodes, self._noting)
+        if self._engine == "slurm":
+            for key in ("groups", "limits", "qos"):
+                with self._noting():
+                    if key in known:
+                        raise known[key].error("nothing: with engine: slurm they are Slurm's (sacctmgr)")
+        groups = Groups()
+        with self._noting():
+            groups = read_groups(known.get("groups"), self._noting)
+        quotas = Quotas(groups=groups)
+        with self._noting():
+            quotas = read_quotas(known.get("limits"), known.get("qos"), groups, self._noting)
         return Inventory(
             path=str(self._path), partitions=tuple(partitions), settings=settings, topology=topology,
-            engine=self._engine, notices=notices,
+            engine=self._engine, groups=groups, quotas=quotas, notices=notices,
         )  # fmt: skip
 
     def _settings(self, value: Value | None) -> Settings:

@@ -302,6 +302,8 @@ def run_of(job: Job, inventory: Inventory) -> Run:
         outcome=None,
         nodes={p.node: len(p.gpus) for p in job.allocation.parts},
         shareable={p.node: p.gpus for p in job.allocation.parts} if job.spec.share else {},
+        group=job.spec.group,
+        qos=job.spec.qos,
     )
 
 

@@ -9,18 +9,24 @@ from typing import Any
 
 import msgspec
 
+from gpusched.config.accounts import accounted, priority_of
+from gpusched.config.reservations import check_use
 from gpusched.config.users import user_name
 from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_PRIORITY, validate_spec
 from gpusched.controller.promoting import PolicyDesk
+from gpusched.controller.reserving import ReservationDesk
 from gpusched.controller.secretfiles import SecretFiles
-from gpusched.errors import GpuschedError
+from gpusched.errors import GpuschedError, UsageError
 from gpusched.model import commands, ids
+from gpusched.model.arrays import part_of, story_of, which
 from gpusched.model.events import Event
-from gpusched.model.jobs import ENDED, Ending, Job, JobState
+from gpusched.model.indices import spans_of
+from gpusched.model.jobs import ENDED, Ending, Job, JobSpec, JobState
 from gpusched.model.readings import NodeState
 from gpusched.model.resources import Inventory
 from gpusched.queue.inbox import PUT_OFF_S, Inbox, Malformed, Received
 from gpusched.queue.lifecycle import move
+from gpusched.queue.quotas import Queued
 from gpusched.queue.store import NodeRecord, Store
 
 MAX_ARRAY_INDEX = 9_999_999
@@ -60,6 +66,7 @@ class CommandApplier:
         self._programs, self._say = secrets.programs, say
         self._programs_size: dict[int, int] = {}  # of each user; read when first asked for
         self._waiting: dict[str, tuple[int, int]] | None = None  # of each user: jobs, bytes; read when first asked for
+        self._by_class = Queued(store, inventory.quotas)
 
     def fold(self, now: float) -> int:
         """Fold all that waits, in order, in one transaction; returns how many files were taken.
@@ -92,13 +99,13 @@ class CommandApplier:
 
     def _one_by_one(self, now: float) -> list[tuple[str, bool]]:
         taken, left = [], []
-        self._waiting = None  # what was rolled back counts no more
+        self._forget_counts()  # what was rolled back counts no more
         for item in self._inbox.waiting():
             try:
                 with self._store.transaction():
                     taken.append(self._take(item, now))
             except OUR_DISK as error:
-                self._waiting = None
+                self._forget_counts()
                 self._inbox.put_off(item.file_name)
                 left.append(error)
                 if len(left) == MAX_FAILURES:
@@ -162,6 +169,12 @@ class CommandApplier:
                 self._nodes(command.nodes, caller, now, drain=command.reason or "no reason given")
             case commands.Resume():
                 self._nodes(command.nodes, caller, now, drain=None)
+            case commands.Reserve():
+                self._reservations(caller).reserve(command, caller.name, now)
+            case commands.ChangeReservation():
+                self._reservations(caller).change(command, caller.name, now)
+            case commands.CancelReservation():
+                self._reservations(caller).cancel(command, caller.name, now)
             case commands.Promote():
                 self._policies(caller).promote(command, caller.name, now)
             case commands.Rollback():
@@ -177,27 +190,44 @@ class CommandApplier:
         if not ids.is_job_id(command.id):  # it becomes part of paths and of containers' names
             raise Refused(f"{command.id[:40]!r} is not a job id")
         validate_spec(command.spec, self._inventory)
+        command = msgspec.structs.replace(command, spec=self._accounted(command.spec, caller.name))
         self._check_mounts(command, caller)
+        if name := command.spec.reservation:
+            found = next((one for one in self._store.reservations(now) if one.name == name), None)
+            check_use(command.spec.time_limit_s, name, caller.name, found, self._inventory)
         if missing := set(command.spec.secret_names) ^ set(command.secrets):
             raise Refused(f"secrets named and secrets given differ: {', '.join(sorted(missing))}")
-        if self._store.job(command.id) or self._store.jobs_of_array(command.id):
+        if self._store.rows_of(command.id):
             raise Refused(f"job {command.id} is there already")
         _check_program(command)
-        jobs = self._tasks(command, caller, now)
+        job = self._job(command, caller, now)
         program = len(command.program) + sum(map(len, command.task_programs))
-        queued = self._room_for(jobs, caller, program)
+        queued = self._room_for(job, caller, program)
+        self._by_class.check(job.user, job.spec, job.count)
         if command.secrets:
             self._secrets.write(command.id, command.secrets)
         if program:
             texts = dict(zip(map(str, sorted(set(command.array or ()))), command.task_programs, strict=False))
             self._programs.of(caller.uid).write(command.id, {"": command.program, **texts})
             self._programs_size[caller.uid] += program
-        self._store.put_jobs(jobs)
-        data = {"name": command.spec.name, "partition": command.spec.partition, "asked_at": command.time}
-        self._store.append(Event(time=now, kind="submitted", job_id=j.id, user=j.user, data=data) for j in jobs)
+        self._store.put_jobs([job])
+        data = {"name": command.spec.name, "partition": command.spec.partition, "asked_at": command.time} | which(job)
+        self._store.append([Event(time=now, kind="submitted", job_id=story_of(job), user=job.user, data=data)])
         if command.array is not None and command.max_running is not None:
             self._store.set_meta(f"array_limit:{command.id}", str(command.max_running))
         self._queued[caller.name] = queued
+        self._by_class.add(job.user, job.spec, job.count)
+
+    def _accounted(self, spec: JobSpec, user: str) -> JobSpec:
+        """With the group that it counts for; refused where it may not be in that group or class, or never run there."""
+        try:
+            return accounted(spec, user, self._inventory)
+        except UsageError as error:
+            raise Refused(error.line()) from None
+
+    def _forget_counts(self) -> None:
+        self._waiting = None
+        self._by_class = Queued(self._store, self._inventory.quotas)
 
     @property
     def _queued(self) -> dict[str, tuple[int, int]]:
@@ -205,17 +235,20 @@ class CommandApplier:
             self._waiting = self._store.waiting_of_users()
         return self._waiting
 
-    def _room_for(self, jobs: list[Job], caller: Caller, program: int) -> tuple[int, int]:
-        """How many jobs and bytes of the caller's wait with these; ``program``: so many of them in a file."""
+    def _room_for(self, job: Job, caller: Caller, program: int) -> tuple[int, int]:
+        """How many jobs and bytes of the caller's wait with this one, or with all tasks of this array.
+
+        ``program``: so many bytes of it are in a file.
+        """
         settings = self._inventory.settings
         count, size = self._queued.get(caller.name, (0, 0))
         most = settings.max_queued_jobs_per_user
-        if count + len(jobs) > most:
+        if count + job.count > most:
             raise Refused(
-                f"{caller.name} has {count} jobs waiting and may have {most}: {len(jobs)} more are too many "
+                f"{caller.name} has {count} jobs waiting and may have {most}: {job.count} more are too many "
                 "(settings.max_queued_jobs_per_user of inventory.yaml)"
             )
-        size += len(msgspec.json.encode(jobs[0].spec)) + len(jobs) * TASK_BYTES
+        size += len(msgspec.json.encode(job.spec)) + TASK_BYTES + len(msgspec.json.encode(job.tasks))
         if program and caller.uid not in self._programs_size:
             self._programs_size[caller.uid] = self._programs.of(caller.uid).size()
         whole = size + program + self._programs_size.get(caller.uid, 0)
@@ -224,7 +257,7 @@ class CommandApplier:
                 f"the waiting jobs of {caller.name} would take {whole >> 20} MiB with this one, and may take "
                 f"{settings.max_queued_mib_per_user} (settings.max_queued_size_per_user of inventory.yaml)"
             )
-        return count + len(jobs), size
+        return count + job.count, size
 
     def _check_mounts(self, command: commands.Submit, caller: Caller) -> None:
         if caller.uid == os.getuid() or caller.admin:
@@ -236,10 +269,11 @@ class CommandApplier:
                 places = ", ".join(allowed) or "nothing"
                 raise Refused(f"mount of {mount.source}: settings.allowed_mounts of inventory.yaml allows {places}")
 
-    def _tasks(self, command: commands.Submit, caller: Caller, now: float) -> list[Job]:
+    def _job(self, command: commands.Submit, caller: Caller, now: float) -> Job:
+        """The job, or the row that all tasks of the array share."""
         spec = command.spec
-        if spec.priority > 0 and not caller.admin:
-            raise Refused("--priority above 0 needs an admin; --nice lowers your own")
+        if (spec.priority > 0 or spec.nice < 0) and not caller.admin:
+            raise Refused("--priority above 0, or --nice below, needs an admin; --nice lowers your own")
         if command.array is not None and not 0 < len(set(command.array)) <= MAX_ARRAY_TASKS:
             raise Refused(f"an array needs 1 to {MAX_ARRAY_TASKS} different indices")
         if command.array is not None and not all(0 <= index <= MAX_ARRAY_INDEX for index in command.array):
@@ -252,18 +286,15 @@ class CommandApplier:
             uid=caller.uid,
             spec=spec,
             state=JobState.PENDING,
-            priority=spec.priority - spec.nice,
+            priority=priority_of(spec, self._inventory),
             # A client's clock may be ahead of ours; an earlier submission is believed for as long as files can wait.
             submit_time=min(max(command.time, 0.0), now),
             eligible_time=spec.begin_time,
             held_by="user" if spec.hold else "",
         )
         if command.array is None:
-            return [job]
-        return [
-            msgspec.structs.replace(job, id=f"{command.id}_{index}", array_id=command.id, array_index=index)
-            for index in sorted(set(command.array))
-        ]
+            return job
+        return part_of(msgspec.structs.replace(job, array_id=command.id), spans_of(command.array))
 
     # -- commands on jobs ----------------------------------------------------------------------------------------
 
@@ -281,8 +312,7 @@ class CommandApplier:
         problems = []
         what = type(command).__struct_config__.tag
         for job_id in command.job_ids:
-            single = self._store.job(job_id)
-            found = [single] if single else self._store.jobs_of_array(job_id)
+            found = self._store.rows_of(job_id)
             if not found:
                 problems.append(f"job {job_id}: there is no such job")
             for job in found:
@@ -290,7 +320,8 @@ class CommandApplier:
                     if job.uid != caller.uid and not caller.admin:
                         problems.append(f"job {job.id} belongs to {job.user}")
                     elif changed := act(job):
-                        self._store.put_jobs([changed[0]])
+                        if changed[0] != job:  # tasks that differ in nothing stay together
+                            self._store.put_jobs([changed[0]])
                         self._store.append([changed[1]])
                 except Refused as refused:
                     problems.append(str(refused))
@@ -317,12 +348,20 @@ class CommandApplier:
                 raise Refused(f"job {job.id}: its secrets were forgotten when it ended; submit it again")
             if job.spec.function and not self._programs.of(job.uid).has(job.id):
                 raise Refused(f"job {job.id}: its function was forgotten when it ended; submit it again")
+            own = job.spec.group in self._inventory.groups.of(job.user)  # else it counts for whom its user is with now
+            spec = job.spec if own else msgspec.structs.replace(job.spec, group="")
+            again = msgspec.structs.replace(job, spec=self._accounted(spec, job.user))
+            try:
+                self._by_class.check(again.user, again.spec, again.count)
+            except UsageError as error:
+                raise Refused(f"job {job.id}: {error.line()}") from None
+            self._by_class.add(again.user, again.spec, again.count)
             fields = back_in_queue(message) | {
                 "retries": 0,
                 "preemptions": None,
                 "resizes": None,
             }  # it begins from the beginning
-            return move(job, JobState.PENDING, now, event="requeued", data={"by": caller.name}, **fields)
+            return move(again, JobState.PENDING, now, event="requeued", data={"by": caller.name}, **fields)
         return self._end(job, JobState.PENDING, "Requeued", message, caller, False, now)
 
     def _end(
@@ -372,7 +411,8 @@ class CommandApplier:
 
     @staticmethod
     def _event(kind: str, job: Job, caller: Caller, now: float, data: dict[str, object] | None = None) -> Event:
-        return Event(time=now, kind=kind, job_id=job.id, user=job.user, data={"by": caller.name} | (data or {}))
+        facts = {"by": caller.name} | (data or {}) | which(job)
+        return Event(time=now, kind=kind, job_id=story_of(job), user=job.user, data=facts)
 
     # -- commands on policies ------------------------------------------------------------------------------------
 
@@ -380,6 +420,13 @@ class CommandApplier:
         if not caller.admin:
             raise Refused(f"{caller.name} is no admin; promoting needs one (settings.admins of inventory.yaml)")
         return PolicyDesk(self._store, self._inbox.tmp.parents[1], self._inventory)
+
+    # -- commands on reservations --------------------------------------------------------------------------------
+
+    def _reservations(self, caller: Caller) -> ReservationDesk:
+        if not caller.admin:
+            raise Refused(f"{caller.name} is no admin; reserving needs one (settings.admins of inventory.yaml)")
+        return ReservationDesk(self._store, self._inventory)
 
     # -- commands on nodes ---------------------------------------------------------------------------------------
 

@@ -8,13 +8,17 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from gpusched.forecast.run import JOB, PART, QUEUE, USER
-from gpusched.model.jobs import DependencyKind
+from gpusched.forecast.run import FREE, JOB, PART, QUEUE, USER
+from gpusched.model.jobs import Dependency, DependencyKind
+from gpusched.model.limits import leaf_of, split_leaf
 from gpusched.model.policy import PolicySpec
+from gpusched.model.reservations import OVERRUN_S
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
+from gpusched.sched.accounts import COLUMNS, chain
 from gpusched.sched.arrays import NodeArrays, Waiting, waiting_of
-from gpusched.sched.eligible import out_of_reach
-from gpusched.sched.state import BACKFILLS, BEST_FIT, PLACES, Floats, Ints, Records
+from gpusched.sched.eligible import id_key, out_of_reach
+from gpusched.sched.fairtree import Tree, tree_of
+from gpusched.sched.state import BACKFILLS, BEST_FIT, LINK, PLACES, Floats, Ints, Records
 from gpusched.sched.topology.spread import knows_racks, waits_until
 
 
@@ -27,6 +31,10 @@ class InitialState(NamedTuple):
     queues: Records
     users: Records
     levels: int
+    links: Records
+    hourly: Ints
+    frees: Records
+    tree: Tree
 
 
 def staged(policy: PolicySpec) -> PolicySpec:
@@ -38,6 +46,8 @@ def may_start(job: PendingView, snapshot: Snapshot) -> bool:
     """Whether the job can start at some time without anybody doing anything."""
     policy = snapshot.policies.get(job.spec.partition)
     if policy is None or out_of_reach(job.spec, policy):
+        return False
+    if job.unreserved or (job.reserved is not None and snapshot.now + job.limit_s > job.reserved.end + OVERRUN_S):
         return False
     return not job.held_by and job.dependency != "never"
 
@@ -58,7 +68,7 @@ def waiting_and_settling(
         replace(views[i], spec=replace(views[i].spec, placement_wait_s=0.0), submit_time=-np.inf, eligible_time=None)
         for i in later
     ]
-    waiting = waiting_of([*views, *settled], world, {}, snapshot)
+    waiting = waiting_of([*views, *settled], world, {}, snapshot, by_limit=True)
     own = np.arange(len(views))
     jobs, shape = waiting.jobs, waiting.jobs.shape
     settles, gives_up = shape[: len(views)].copy(), np.full(len(views), np.inf)
@@ -67,7 +77,7 @@ def waiting_and_settling(
     gives_up[differs] = np.array(until)[differs]
     return waiting._replace(
         views=views,
-        jobs=jobs._replace(shape=jobs.shape[own], limit=jobs.limit[own], array=jobs.array[own]),
+        jobs=jobs._replace(shape=jobs.shape[own], limit=jobs.limit[own], account=jobs.account[own]),
         keys=waiting.keys.of(own),
         queues={name: [i for i in rows if i < len(views)] for name, rows in waiting.queues.items()},
     ), {"settles": settles, "gives_up": gives_up}
@@ -81,17 +91,22 @@ def initial_state_of(
     ``views``: the jobs, in the order of the arrays; the first ``own`` are the queue's, the others variants of them.
     """
     running, count = snapshot.running, len(views)
-    names = list(dict.fromkeys([*(v.user for v in views), *(r.user for r in running)]))
+    leaves = [leaf_of(v.user, v.group) for v in views] + [leaf_of(r.user, r.group) for r in running]
+    names = list(dict.fromkeys([*leaves, *(snapshot.usage if snapshot.groups else ())]))
     index = {name: i for i, name in enumerate(names)}
     jobs = np.zeros(count + len(running), JOB)
-    jobs["user"] = [index[v.user] for v in views] + [index[r.user] for r in running]
+    jobs["user"] = [index[leaf] for leaf in leaves]
     jobs["gpus"] = [v.spec.gpus for v in views] + [r.allocation.gpus for r in running]
-    jobs["array"] = _arrays(views, running, waiting)
+    own_accounts, links = _accounts_of_running(views, snapshot, waiting)
+    jobs["account"] = [*waiting.jobs.account[:, 0].tolist(), *own_accounts]
+    jobs["limit"][count:] = [r.expected_end for r in running]
+    left = np.maximum(jobs["limit"][count:] - snapshot.now, 0.0)
+    jobs["gpu_s"][:count], jobs["gpu_s"][count:] = waiting.jobs.account[:, 2], jobs["gpus"][count:] * left
     jobs["partition"] = _partitions(views, running, list(snapshot.policies), world)
     jobs["start"], jobs["eligible"] = np.nan, -np.inf
     level = np.unique(-waiting.keys.priority, return_inverse=True)[1].reshape(-1)
     jobs["level"][:count] = level
-    jobs["eligible"][:count] = [-np.inf if v.eligible_time is None else v.eligible_time for v in views]
+    jobs["eligible"][:count] = [_eligible(view) for view in views]
     parts = _held_parts(jobs[count:], running, world)
     child = _dependents(jobs, snapshot, views, own)
     queues = _queues(jobs, waiting, {name: staged(policy) for name, policy in snapshot.policies.items()})
@@ -99,7 +114,18 @@ def initial_state_of(
     users["used"] = [3600.0 * snapshot.usage.get(name, 0.0) for name in names]
     users["since"] = snapshot.now
     np.add.at(users["held"], jobs["user"][count:], jobs["gpus"][count:])
-    return InitialState(jobs, parts, child, queues, users, int(level.max(initial=0)) + 1)
+    hourly = np.zeros(len(waiting.jobs.room), np.int64)
+    hourly[: len(snapshot.bounds)] = [bound.rule.unit == "gpu_s" for bound in snapshot.bounds]
+    frees = [(at, amount, time) for at, bound in enumerate(snapshot.bounds) for time, amount in bound.frees]
+    tree = tree_of(snapshot.groups, [split_leaf(name) for name in names])
+    levels = int(level.max(initial=0)) + 1
+    return InitialState(jobs, parts, child, queues, users, levels, links, hourly, np.array(frees, FREE), tree)
+
+
+def _eligible(view: PendingView) -> float:
+    """Not before it: as set for the job, and by the reservation that it is of."""
+    begin = view.reserved.begin if view.reserved is not None else -np.inf
+    return max(begin, -np.inf if view.eligible_time is None else view.eligible_time)
 
 
 def _queues(jobs: Records, waiting: Waiting, policies: Mapping[str, PolicySpec]) -> Records:
@@ -129,10 +155,24 @@ def _partitions(
     return _ints(found)
 
 
-def _arrays(views: Sequence[PendingView], running: Sequence[RunningView], waiting: Waiting) -> Ints:
-    """The bound that each job counts for, or -1."""
-    of_array = {v.array_id or v.id: int(a) for v, a in zip(views, waiting.jobs.array.tolist(), strict=True) if a >= 0}
-    return _ints([*waiting.jobs.array.tolist(), *(of_array.get(r.array_id or "", -1) for r in running)])
+def _accounts_of_running(
+    views: Sequence[PendingView], snapshot: Snapshot, waiting: Waiting
+) -> tuple[list[int], Records]:
+    """The first bound of each running job (-1: none), and all links, theirs behind those of the waiting ones."""
+    links = waiting.jobs.links.tolist()
+    of_array = {
+        view.array_id or view.id: links[first][0]
+        for view, first in zip(views, waiting.jobs.account[:, 0].tolist(), strict=True)
+        if view.array_room is not None
+    }
+    found = []
+    for job in snapshot.running:
+        bounds = [(at, COLUMNS[snapshot.bounds[at].rule.unit]) for at in job.bounds]
+        if job.array_id in of_array:
+            bounds.insert(0, (of_array[job.array_id], 0))
+        found.append(len(links) if bounds else -1)
+        links += chain(bounds, len(links))
+    return found, np.array(links, LINK)
 
 
 def _held_parts(jobs: Records, running: Sequence[RunningView], world: NodeArrays) -> Records:
@@ -155,18 +195,21 @@ def _dependents(jobs: Records, snapshot: Snapshot, views: Sequence[PendingView],
     A job that waits for one which never starts (held, say), or for something that is not known, waits for ever.
     """
     by_id: dict[str, list[int]] = {}
-    known = [(j.id, j.array_id) for j in views[:own]] + [(r.id, r.array_id) for r in snapshot.running]
-    for k, (job_id, array_id) in enumerate(known):
-        for name in {job_id, array_id or job_id}:
+    known: list[PendingView | RunningView] = [*views[:own], *snapshot.running]
+    for k, job in enumerate(known):
+        for name in {job.id, job.array_id or job.id}:
             by_id.setdefault(name, []).append(k if k < own else len(views) + k - own)
     stuck = {n for j in snapshot.pending if not may_start(j, snapshot) for n in (j.id, j.array_id or j.id)}
+    alone = _alone(views[:own], len(views), snapshot.running)
     ends: dict[int, list[int]] = {}
     begins: dict[int, list[int]] = {}
     for j, view in enumerate(views):
         for dependency in view.spec.dependencies if view.dependency == "waiting" else ():
-            jobs["needs"][j] += dependency.job_id in stuck
+            name = _waits_for(dependency, view)
+            single = dependency.kind is DependencyKind.SINGLETON
+            jobs["needs"][j] += name in stuck
             on_start = dependency.kind is DependencyKind.AFTER
-            for other in by_id.get(dependency.job_id, ()):
+            for other in alone.get(view.array_id or view.id, ()) if single else by_id.get(name, ()):
                 if other != j and not (on_start and other >= len(views)):
                     jobs["needs"][j] += 1
                     (begins if on_start else ends).setdefault(other, []).append(j)
@@ -180,6 +223,44 @@ def _dependents(jobs: Records, snapshot: Snapshot, views: Sequence[PendingView],
         child += begins.get(k, [])
         jobs["child_stop"][k] = len(child)
     return _ints(child)
+
+
+def _alone(views: Sequence[PendingView], shift: int, running: Sequence[RunningView]) -> dict[str, list[int]]:
+    """Of each job (array) that runs alone among those of its user and name, the ones for which it waits.
+
+    Those since the one before it that runs alone, too, which waits for all others; the first such one for what runs
+    (from ``shift`` on). The tasks of an array do not wait for each other.
+    """
+    groups: dict[tuple[str, str], dict[tuple[float, str], list[int]]] = {}
+    alone: set[str] = set()
+    for j, view in enumerate(views):
+        own = view.array_id or view.id
+        groups.setdefault((view.user, view.spec.name), {}).setdefault((view.submit_time, own), []).append(j)
+        if any(d.kind is DependencyKind.SINGLETON for d in view.spec.dependencies):
+            alone.add(own)
+    begun: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for k, job in enumerate(running):
+        if job.spec is not None:
+            begun.setdefault((job.user, job.spec.name), []).append((shift + k, job.array_id or job.id))
+    found: dict[str, list[int]] = {}
+    for key, places in groups.items() if alone else ():
+        since = begun.get(key, [])
+        for place in sorted(places):
+            _, own = place
+            if own in alone:
+                found[own], since = [k for k, other in since if other != own], []
+            since = [*since, *((j, own) for j in places[place])]
+    return found
+
+
+def _waits_for(dependency: Dependency, view: PendingView) -> str:
+    """The job or array whose end, or start, a job or a task of an array waits for."""
+    base, index = id_key(view.id)
+    if dependency.kind is DependencyKind.CHAIN:
+        return f"{base}_{index - 1}"
+    if dependency.kind is DependencyKind.AFTERCORR and index >= 0 and "_" not in dependency.job_id:
+        return f"{dependency.job_id}_{index}"
+    return dependency.job_id
 
 
 def _ints(values: Sequence[int]) -> Ints:

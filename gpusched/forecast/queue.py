@@ -12,13 +12,24 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from gpusched.forecast.initial import initial_state_of, may_start, waiting_and_settling
+from gpusched.forecast.initial import initial_state_of, may_start, staged, waiting_and_settling
 from gpusched.forecast.run import ALLOWED, COUNTERS, JOBS, LEVELS, WORK, Passes, QueueArrays, fit_anew, run_forward
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.arrays import NodeArrays, node_arrays_of, racks_for_ask, releases_of, waiting_of
 from gpusched.sched.fit import set_feasibility
-from gpusched.sched.heaps import new_heap
-from gpusched.sched.state import Floats, Outcome, Releases, Resources, new_outcome, new_scratch, seed_words
+from gpusched.sched.heaps import new_heap, push
+from gpusched.sched.state import (
+    OK,
+    RESERVED,
+    Flags,
+    Floats,
+    Outcome,
+    Releases,
+    Resources,
+    new_outcome,
+    new_scratch,
+    seed_words,
+)
 from gpusched.sched.topology.live import costs_of
 from gpusched.sched.topology.queue import waits_now
 from gpusched.sched.topology.spread import splits
@@ -63,13 +74,18 @@ class QueueForecast:
         self.views = [*own, *variants]
         self.first_variant = len(own)
         self.index = {job.id: i for i, job in enumerate(own)}
+        self._one_after_the_other = np.array([1.0 + job.behind for job in self.views])
         self._world = node_arrays_of(snapshot)
         self.views, later = _who_wait(snapshot, self.views, self._world)
         self._waiting, settling = waiting_and_settling(self.views, self._world, snapshot)
         self._releases = releases_of(snapshot.running, self._world, self._waiting.parts)
         world, jobs = self._world, self._waiting.jobs
-        self._scratch = new_scratch(len(world.nodes), jobs.feasibility.size, world.rack)
+        self._calendar = self._waiting.calendar
+        self._scratch = new_scratch(len(world.nodes), jobs.feasibility.size, world.rack, self._calendar)
         set_feasibility(world.total, world.usable, jobs.masks, self._waiting.requests, self._scratch, jobs.feasibility)
+        self._strict = self._block_all()
+        jobs.feasibility[(jobs.feasibility == RESERVED) & (self._strict == 0)] = OK  # they may be the head
+        self._masks, self._feasibility = jobs.masks.copy(), jobs.feasibility.copy()
         self._initial = initial_state_of(snapshot, self.views, self.first_variant, self._world, self._waiting)
         for name in ("settles", "gives_up"):
             self._initial.jobs[name][: len(self.views)] = settling[name]
@@ -86,7 +102,7 @@ class QueueForecast:
         self._resources = Resources(*(array.copy() for array in self._world.resources))
         self._freed = Releases(*(array.copy() for array in self._releases))  # type: ignore[arg-type]
         self._jobs = self._waiting.jobs._replace(
-            array_room=self._waiting.jobs.array_room.copy(), shape=self._waiting.jobs.shape.copy()
+            room=self._waiting.jobs.room.copy(), shape=self._waiting.jobs.shape.copy(), links=initial.links
         )
         self._outcome: Outcome = new_outcome(jobs, self._waiting.parts)
         self._line = QueueArrays(
@@ -102,12 +118,26 @@ class QueueForecast:
             fits=np.zeros(shapes, np.int64),
             clock=self._clock.copy(),
             counter=np.zeros(COUNTERS, np.int64),
-            heap=new_heap(len(initial.jobs) + 2 * jobs + 2),
+            heap=new_heap(2 * len(initial.jobs) + 2 * jobs + len(initial.frees) + 2 + len(self._calendar.end)),
+            hourly=initial.hourly,
+            frees=initial.frees,
+            tree=initial.tree,
+            turns=np.full(len(self._calendar.base), -np.inf),
+            strict=self._strict,
+            usable=self._world.usable,
         )
         line, waiting = self._line, self._waiting
         for node in range(len(self._world.nodes)):
             fit_anew(line.fit, line.fits, self._resources, waiting.requests, waiting.jobs.masks, node)
         self._fit, self._fits = line.fit.copy(), line.fits.copy()
+
+    def _block_all(self) -> Flags:
+        """``uint8[shapes]``: of partitions in which all wait for the first that does not start."""
+        requests, found = self._waiting.requests, np.zeros(len(self._waiting.requests.lo), np.uint8)
+        for name, policy in self.snapshot.policies.items():
+            if staged(policy).backfill == "none" and name in self._world.span:
+                found |= requests.lo == self._world.span[name][0]
+        return found
 
     @property
     def limits(self) -> Floats:
@@ -159,16 +189,19 @@ class QueueForecast:
             (*self._resources, *self._freed), (*self._world.resources, *self._releases), strict=True
         ):
             held[:] = fresh
-        self._jobs.array_room[:], self._jobs.shape[:] = self._waiting.jobs.array_room, self._waiting.jobs.shape
+        self._jobs.room[:], self._jobs.shape[:] = self._waiting.jobs.room, self._waiting.jobs.shape
+        self._jobs.masks[:], self._jobs.feasibility[:] = self._masks, self._feasibility
         self._outcome.total[:] = 0
         line.jobs[:], line.queues[:], line.users[:] = initial.jobs, initial.queues, initial.users
-        line.jobs["lasts"][:jobs], line.sorted[:] = times.lasts, self._entering
+        line.jobs["lasts"][:jobs], line.sorted[:] = times.lasts * self._one_after_the_other, self._entering
         line.fit[:], line.fits[:], line.clock[:] = self._fit, self._fits, self._clock
-        line.counter[:] = 0
+        line.counter[:], line.turns[:] = 0, -np.inf
         line.counter[JOBS], line.counter[LEVELS], line.counter[ALLOWED] = jobs, initial.levels, work
         order = np.argsort(times.ends, kind="stable")  # a sorted array is a heap
         line.heap.key[: len(order)], line.heap.item[: len(order)] = times.ends[order], order + jobs
         line.heap.size[0] = len(order)
+        for end in np.unique(self._calendar.end).tolist():
+            push(line.heap, end, 2 * (len(initial.jobs) + jobs) + 1 + len(initial.frees))
         return line
 
     def nodes_of(self, job: int) -> tuple[str, ...]:

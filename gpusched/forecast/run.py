@@ -7,20 +7,28 @@ limits, as the controller does.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpusched.compiled import jit
+from gpusched.model.limits import WEEK_S
 from gpusched.sched.backfill import schedule
-from gpusched.sched.fit import entry
+from gpusched.sched.bounds import exceeds
+from gpusched.sched.fairtree import Tree, places
+from gpusched.sched.fit import entry, request_of
 from gpusched.sched.heaps import Heap, pop, push
+from gpusched.sched.place import choose, node_fits
 from gpusched.sched.releases import drop
+from gpusched.sched.reservations.calendar import turn
 from gpusched.sched.state import (
+    FIRST_FIT,
     NAIVE,
     NONE,
     OK,
     POLICY,
+    RESERVED,
+    Calendar,
     Flags,
     Floats,
     Ints,
@@ -37,19 +45,23 @@ from gpusched.sched.state import (
 _I8, _F8 = np.int64, np.float64
 
 # Waiting jobs, then running ones. partition: index into QUEUE. rank: place in its order. level: class of its priority,
-# 0 the highest. array: index into `Jobs.array_room`, or -1. user: index into USER. gpus: of the whole job. needs: jobs
+# 0 the highest. account: index into `Jobs.links`, or -1. user: index into USER. gpus: of the whole job. gpu_s:
+# GPU seconds that it may use at the most. needs: jobs
 # it still waits for; negative: takes no part. part, part_stop: what a running job holds, rows of PART. child,
 # child_begun, child_stop: those that wait for its end, and for its start, in ``QueueArrays.child``. settles: what it
 # asks for (index into `Requests`) once it has waited for better nodes long enough, from ``gives_up`` on; infinite: it
-# waits for none. eligible: not before it. lasts: how long it runs. start: NaN until then.
+# waits for none. eligible: not before it. lasts: how long it runs. start: NaN until then. limit: when it would
+# end by its limit, once it runs.
 JOB = np.dtype(
-    [(n, _I8) for n in ("partition", "rank", "level", "array", "user", "gpus", "needs", "part", "part_stop")]
+    [(n, _I8) for n in ("partition", "rank", "level", "account", "user", "gpus", "gpu_s", "needs", "part", "part_stop")]
     + [(n, _I8) for n in ("child", "child_begun", "child_stop", "settles")]
-    + [(n, _F8) for n in ("gives_up", "eligible", "lasts", "start")]
+    + [(n, _F8) for n in ("gives_up", "eligible", "lasts", "start", "limit")]
 )
 PART = np.dtype([(n, _I8) for n in ("node", "gpus", "cores", "memory")])
 # low: where its part of the line begins. fair: ordered by users' usage. dirty: something has happened.
 QUEUE = np.dtype([(n, _I8) for n in ("rule", "backfill", "fair", "low", "waiting", "dirty")])
+# From when on so many GPU seconds more may be used of a bound; time: seconds.
+FREE = np.dtype([("bound", _I8), ("amount", _I8), ("time", _F8)])
 # used: GPU seconds, decayed, at ``since``. usage: GPU hours and GPUs held. held: GPUs. place: by usage.
 USER = np.dtype([(n, _F8) for n in ("used", "since", "usage")] + [(n, _I8) for n in ("held", "place")])
 
@@ -72,7 +84,14 @@ class QueueArrays(NamedTuple):
         counter: ``int64[COUNTERS]``: J; classes of priority; queue entries looked at, and how many are allowed; whether
             an unlucky draw is to be drawn again.
         heap: What will happen: k an end, J+R+j job j becomes eligible, J+R+J an unlucky draw is drawn again, the
-            next J: job j gives up waiting for better nodes.
+            next J: job j gives up waiting for better nodes, the next J+R: what job k used leaves the seven days for
+            which a limit of GPU hours counts, then: row of ``frees``;
+            then: a reservation is over.
+        hourly: ``int64[bounds]``: 1 where a bound is of GPU seconds. frees: ``FREE[...]``: used before the run began.
+        tree: Of users.
+        turns: ``float64[masks]``: when each row of the masks changes next, as nodes are reserved; of size 0: never.
+        strict: ``uint8[shapes]``: where all wait for the first that does not start, but for one that could not whatever
+            were free, as nodes are reserved. usable: The nodes, empty of jobs.
     """
 
     jobs: Records
@@ -88,6 +107,12 @@ class QueueArrays(NamedTuple):
     clock: Floats
     counter: Ints
     heap: Heap
+    hourly: Ints
+    frees: Records
+    tree: Tree
+    turns: Floats
+    strict: Flags
+    usable: Resources
 
 
 class Passes(NamedTuple):
@@ -117,11 +142,13 @@ def run_forward(line: QueueArrays, passes: Passes, target: int, until: float) ->
             _enter_when_due(line, job)
         if jobs[job]["needs"] >= 0 and jobs[job]["gives_up"] < np.inf:
             push(heap, jobs[job]["gives_up"], jobs.size + counter[JOBS] + 1 + job)
-    for partition in range(queues.size):
-        queues[partition]["dirty"] = 1
+    for at in range(line.frees.size):
+        push(heap, line.frees[at]["time"], 2 * (jobs.size + counter[JOBS]) + 1 + at)
+    _stir_all(line)
     while True:
         while heap.size[0] > 0 and heap.key[0] <= clock[NOW]:
             _happen(line, passes, pop(heap))
+        _turn(passes.scratch.calendar, line, passes)
         partition = 0
         while partition < queues.size:
             if queues[partition]["dirty"] == 0:
@@ -145,12 +172,16 @@ def _happen(line: QueueArrays, passes: Passes, item: int) -> None:
         if item < first + line.counter[JOBS]:
             _enter(line, item - first)
             return
-        if item > first + line.counter[JOBS]:
-            _give_up(line, passes.jobs, item - first - line.counter[JOBS] - 1)
+        item -= first + line.counter[JOBS] + 1
+        if 0 <= item < line.counter[JOBS]:
+            _give_up(line, passes.jobs, item)
             return
-        line.counter[AWAKE] = 0
-        for partition in range(line.queues.size):
-            line.queues[partition]["dirty"] = 1
+        item -= line.counter[JOBS]
+        if 0 <= item < first + line.frees.size:
+            _forget(line, passes.jobs, item)
+        elif item < 0:
+            line.counter[AWAKE] = 0
+        _stir_all(line)
         return
     job = line.jobs[item]
     if item < line.counter[JOBS]:
@@ -161,11 +192,83 @@ def _happen(line: QueueArrays, passes: Passes, item: int) -> None:
             part = line.parts[at]
             _return(line, passes, part["node"], part["gpus"], part["cores"], part["memory"])
         drop(passes.releases, line.counter[JOBS] - 1 - item)
-    if job["array"] >= 0:
-        passes.jobs.array_room[job["array"]] += 1
+    if job["account"] >= 0:
+        _return_bounds(line, passes.jobs, item)
     _hold(line, item, -1)
     _stir(line, job["partition"])
     _tell(line, job["child"], job["child_begun"])
+
+
+@jit
+def _return_bounds(line: QueueArrays, jobs: Jobs, item: int) -> None:
+    """What an ended job took of its limits: of GPU seconds only those that it has not used."""
+    job, links, room = line.jobs[item], jobs.links, jobs.room
+    at, hourly = job["account"], False
+    while at >= 0:
+        bound = links[at]["bound"]
+        if line.hourly[bound] != 0:
+            room[bound] += _unused(job, line.clock[NOW])
+            hourly = True
+        else:
+            room[bound] += 1 if links[at]["unit"] == 0 else job["gpus"]
+        at = links[at]["next"]
+    if hourly:
+        push(line.heap, line.clock[NOW] + WEEK_S, line.jobs.size + 2 * line.counter[JOBS] + 1 + item)
+    _stir_all(line)  # whom a limit holds may be of any partition
+
+
+@jit
+def _unused(job: Any, end: float) -> int:
+    """Of a job's GPU seconds."""
+    return int(min(job["gpu_s"], job["gpus"] * max(0.0, job["limit"] - end)))
+
+
+@jit
+def _forget(line: QueueArrays, jobs: Jobs, item: int) -> None:
+    """What was used a week ago counts no more."""
+    if item >= line.jobs.size:
+        free = line.frees[item - line.jobs.size]
+        jobs.room[free["bound"]] += free["amount"]
+        return
+    job, links = line.jobs[item], jobs.links
+    at, ended = job["account"], line.clock[NOW] - WEEK_S
+    while at >= 0:
+        bound = links[at]["bound"]
+        if line.hourly[bound] != 0:
+            jobs.room[bound] += job["gpu_s"] - _unused(job, ended)
+        at = links[at]["next"]
+
+
+@jit
+def _stir_all(line: QueueArrays) -> None:
+    for partition in range(line.queues.size):
+        line.queues[partition]["dirty"] = 1
+
+
+@jit
+def _turn(calendar: Calendar | None, line: QueueArrays, passes: Passes) -> None:
+    """Brings what jobs may use up to now, as reservations begin to count and end."""
+    if calendar is None:
+        return
+    now, jobs, requests, feasibility = line.clock[NOW], passes.jobs, passes.requests, passes.jobs.feasibility
+    turned = False
+    for row in range(line.turns.size):
+        if line.turns[row] > now:
+            continue
+        turned, line.turns[row] = True, turn(calendar, jobs.masks, row, now)
+        line.counter[WORK] += _PASS_WORK
+        for shape in range(line.fits.size):
+            if requests.mask[shape] != row:
+                continue
+            request, line.fits[shape] = request_of(requests, shape), 0
+            for node in range(request.lo, request.hi):
+                line.fit[shape, node] = node_fits(passes.resources, jobs.masks, request, node)
+                line.fits[shape] += line.fit[shape, node]
+            if line.strict[shape] != 0:
+                could = choose(line.usable, jobs.masks, request, FIRST_FIT, passes.scratch)
+                feasibility[shape] = OK if could else RESERVED
+    for partition in range(line.queues.size if turned else 0):
+        line.queues[partition]["dirty"] = 1
 
 
 @jit
@@ -284,6 +387,7 @@ def _decide(line: QueueArrays, passes: Passes, partition: int) -> None:
     for i in range(before, outcome.total[0]):
         job = outcome.started[i]
         line.jobs[job]["start"] = now
+        line.jobs[job]["limit"] = now + jobs.limit[job]
         push(line.heap, now + line.jobs[job]["lasts"], job)
         _hold(line, job, 1)
         for part in range(requests.parts[outcome.shape[job]]):
@@ -300,7 +404,7 @@ def _queue(line: QueueArrays, parts: Ints, looser: Ints | None, jobs: Jobs, part
     """The jobs that the pass can start now, and those that may be the head; nobody where none can start.
 
     What fits nowhere does not start, and counts only as the head: the first job that does not start. Jobs that can
-    never run block nobody, and a task whose array is at its bound does not either. The naive placement draws for all.
+    never run block nobody, and those for which a limit leaves no room do not either. The naive placement draws for all.
     """
     of = line.queues[partition]
     queue = line.line[of["low"] : of["low"] + of["waiting"]]
@@ -309,21 +413,23 @@ def _queue(line: QueueArrays, parts: Ints, looser: Ints | None, jobs: Jobs, part
         queue = _by_usage(line, queue)
     if of["rule"] == NAIVE:
         return queue
-    count = hopeful = 0
+    count = hopeful = takers = 0  # takers: those of the hopeful that may leave others less of a limit
     headed = False
-    shape_of, array_of, feasibility, fits, likely = jobs.shape, jobs.array, jobs.feasibility, line.fits, line.likely
+    shape_of, account_of, feasibility, fits, likely = jobs.shape, jobs.account, jobs.feasibility, line.fits, line.likely
+    links, room = jobs.links, jobs.room
     for job in queue:
-        shape = shape_of[job]
-        if feasibility[shape] != OK:
+        shape, bounded = shape_of[job], account_of[job, 0] >= 0
+        if feasibility[shape] != OK or (bounded and exceeds(links, room, account_of, job)):
             continue
         while fits[shape] < parts[shape] and entry(looser, shape, -1) >= 0:
             shape = entry(looser, shape, -1)
         if fits[shape] >= parts[shape]:
             hopeful += 1
+            takers += bounded
         elif headed:
             continue
         else:
-            headed = array_of[job] < 0
+            headed = not bounded or takers == 0
         likely[count] = job
         count += 1
         if headed and of["backfill"] == NONE:
@@ -349,18 +455,15 @@ def _close_up(line: QueueArrays, codes: Ints, partition: int, draws: bool) -> No
 
 @jit
 def _by_usage(line: QueueArrays, queue: Ints) -> Ints:
-    """The queue by (priority, users' usage now, rank): buckets, since there are few users. See `order.queue_order`."""
+    """The queue by (priority, users' place by usage now, rank): buckets, as there are few users. See `order`."""
     users, jobs, ordered = line.users, line.jobs, line.sorted
     usage = np.empty(users.size)
     for user in range(users.size):
         _account(line, user)
         usage[user] = users[user]["usage"]
-    ranked = np.argsort(usage)
-    place = 0
-    for i in range(users.size):
-        if i > 0 and usage[ranked[i]] != usage[ranked[i - 1]]:
-            place += 1
-        users[ranked[i]]["place"] = place
+    found = places(line.tree, usage)
+    for user in range(users.size):
+        users[user]["place"] = found[user]
     begins = np.zeros(line.counter[LEVELS] * users.size + 1, np.int64)
     for job in queue:
         begins[jobs[job]["level"] * users.size + users[jobs[job]["user"]]["place"] + 1] += 1

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from gpusched.model.jobs import JobSpec
+from gpusched.model.reservations import Reservation
 from gpusched.model.slurm import SlurmMode
 
 
@@ -82,6 +83,30 @@ class Resume(Command, frozen=True, kw_only=True, tag="resume"):
     nodes: tuple[str, ...]
 
 
+class Reserve(Command, frozen=True, kw_only=True, tag="reserve"):
+    """Reserve nodes; whose command it is, and when it came, the controller writes in."""
+
+    reservation: Reservation
+
+
+class ChangeReservation(Command, frozen=True, kw_only=True, tag="change_reservation"):
+    """Change a reservation that is not over; None: stays as it is."""
+
+    name: str
+    nodes: tuple[str, ...] | None = None
+    begin: float | None = None
+    end: float | None = None
+    users: tuple[str, ...] | None = None
+    groups: tuple[str, ...] | None = None
+    reason: str | None = None
+
+
+class CancelReservation(Command, frozen=True, kw_only=True, tag="cancel_reservation"):
+    """Give the nodes free; one that has begun ends now."""
+
+    name: str
+
+
 class Promote(Command, frozen=True, kw_only=True, tag="promote"):
     """Put a policy in charge of a partition.
 
@@ -123,4 +148,5 @@ class ShadowOff(Command, frozen=True, kw_only=True, tag="shadow_off"):
 
 
 JobCommand = Cancel | Hold | Release | Requeue | SetPriority
-AnyCommand = Submit | JobCommand | Drain | Resume | Promote | Rollback | ShadowOn | ShadowOff
+ReservationCommand = Reserve | ChangeReservation | CancelReservation
+AnyCommand = Submit | JobCommand | Drain | Resume | ReservationCommand | Promote | Rollback | ShadowOn | ShadowOff

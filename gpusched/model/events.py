@@ -14,6 +14,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     requeued, signalled, refused (a command on it, with the reason), work_failed, fenced, stuck (of an attempt, with the
     node).
     Node kinds: node_up, node_down, drained, resumed, gpu_lost, gpu_back, reaped, left_inventory, back_in_inventory.
+    Kinds about reservations: reserved, reservation_changed, reservation_cancelled.
     Others: refused_command, controller_started, controller_stopped, inventory_refused, inventory_reloaded,
     clock_stepped, plan_rejected, policy_changed, agent_out, agent_back.
     """

@@ -20,13 +20,28 @@ class ReasonCode(StrEnum):
     DEPENDENCY_NEVER_SATISFIED = "DependencyNeverSatisfied"
     DEPENDENCY = "Dependency"
     BEGIN_TIME = "BeginTime"
+    RESERVATION = "Reservation"  # waits for the reservation that it asks for
     ARRAY_TASK_LIMIT = "JobArrayTaskLimit"
-    REQ_NODE_NOT_AVAIL = "ReqNodeNotAvail"  # would fit if DOWN, DRAINED, LOST or BUSY parts came back
+    ASSOC_GRP_GRES = "AssocGrpGRES"  # GPUs at once, of a user or a group
+    ASSOC_MAX_JOBS = "AssocMaxJobsLimit"  # jobs at once of a user
+    ASSOC_GRP_JOBS = "AssocGrpJobsLimit"  # of a group
+    ASSOC_GRP_GRES_MINUTES = "AssocGrpGRESMinutes"  # GPU hours in seven days, of a user or a group
+    QOS_GRP_GRES = "QOSGrpGRES"  # likewise of a class of service,
+    QOS_GRP_JOBS = "QOSGrpJobsLimit"
+    QOS_GRP_GRES_MINUTES = "QOSGrpGRESMinutes"
+    QOS_MAX_GRES_PER_USER = "QOSMaxGRESPerUser"  # and of a user in it
+    QOS_MAX_JOBS_PER_USER = "QOSMaxJobsPerUserLimit"
+    QOS_MAX_GRES_MINUTES_PER_USER = "QOSMaxGRESMinutesPerUser"
+    REQ_NODE_NOT_AVAIL = "ReqNodeNotAvail"  # would fit if DOWN, DRAINED, LOST, BUSY or reserved parts came back
     RESOURCES = "Resources"  # does not fit now; under backfill none and easy only the head of the queue has this reason
     PRIORITY = "Priority"  # others are before it
     BACKFILL = "Backfill"  # fits now, but would delay the head of the queue
     POLICY = "Policy"  # fits now, but the policy did not choose it
     REJECTED = "Rejected"  # the plan's check refused what the policy wanted
+
+
+LIMITS = frozenset(code for code in ReasonCode if code.startswith(("Assoc", "QOS")))
+"""Reasons of jobs that a limit of their user, group or class holds."""
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):

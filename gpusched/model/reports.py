@@ -40,6 +40,29 @@ class GpuRow(msgspec.Struct, frozen=True, kw_only=True):
     processes: tuple[GpuProcess, ...] = ()
 
 
+class ReservationRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A reservation that is not over.
+
+    Attributes:
+        gpus: Of its nodes. begin, end: Unix seconds.
+        running: Jobs that run in it. late: Jobs that run on its nodes, not in it, and may last until after its begin.
+    """
+
+    name: str
+    kind: Literal["reservation", "maintenance"]
+    state: Literal["planned", "active"]
+    nodes: tuple[str, ...]
+    gpus: int
+    begin: float
+    end: float
+    users: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    by: str = ""
+    reason: str = ""
+    running: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
+
+
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     """One node with its GPUs.
 
@@ -50,6 +73,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
         source: Where the figures come from; ``simulated`` ones are made up for a demo.
         last_seen: When the node last answered (Unix seconds); ``age_s`` seconds ago.
         stale: The figures are old; nobody has read the node for a while.
+        reserved: Its present reservation, else the next, in words; None: none.
     """
 
     name: str
@@ -75,6 +99,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float | None = None
     stale: bool = False
     gpus: tuple[GpuRow, ...] = ()
+    reserved: str | None = None
 
     @property
     def simulated(self) -> bool:
@@ -202,3 +227,59 @@ class PowerReport(msgspec.Struct, frozen=True, kw_only=True):
     unheld_kwh: float | None
     held_idle: tuple[HeldIdle, ...]
     simulated: tuple[str, ...] = ()
+
+
+class QuotaRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One limit, and what is taken of it.
+
+    Attributes:
+        whose: ``user ann``, ``group physics``, ``class high``, ``user ann in class high``.
+        limit: gpus, jobs, queued, gpu_hours, or time (seconds, of each job).
+        used: GPU hours: of the last seven days and, for running jobs, up to their limits; None: it is of each job.
+        reason: Of a job that it keeps from starting, or that it refuses.
+        frees: Where nothing is left: when something comes back at the latest (Unix seconds), as far as is known.
+    """
+
+    whose: str
+    limit: Literal["gpus", "jobs", "queued", "gpu_hours", "time"]
+    used: float | None
+    most: float
+    reason: str
+    frees: float | None = None
+
+    @property
+    def left(self) -> float | None:
+        """What is left; never below 0."""
+        return None if self.used is None else max(0.0, self.most - self.used)
+
+
+class QosRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A class of service that one may use; ``preemptible``: None: as each job says."""
+
+    name: str
+    priority: int
+    preemptible: bool | None
+    exempt: bool
+
+
+class ShareRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A user in a group, as fair share sees it.
+
+    ``gpu_hours``: used lately, decayed. ``place``: 1 goes first; users who are equal share it.
+    """
+
+    group: str
+    user: str
+    shares: int
+    gpu_hours: float
+    place: int
+
+
+class QuotaReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``gpusched quota`` shows; ``users``: of whom."""
+
+    users: tuple[str, ...]
+    rows: tuple[QuotaRow, ...] = ()
+    classes: tuple[QosRow, ...] = ()
+    shares: tuple[ShareRow, ...] = ()
+    now: float

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from gpusched.model.limits import Groups, Quotas
 from gpusched.model.notices import Notices
 from gpusched.model.topology import Topology
 
@@ -210,6 +211,8 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings = Settings()
     topology: Topology = Topology()
     engine: Literal["ssh", "slurm"] = "ssh"
+    groups: Groups = Groups()
+    quotas: Quotas = Quotas()
     notices: Notices = Notices()
 
     @property

@@ -6,7 +6,9 @@ import msgspec
 
 from gpusched.model.interference import KindBelief
 from gpusched.model.jobs import Allocation, JobSpec, JobState, Preemptions, Resizes
+from gpusched.model.limits import Bound, Groups
 from gpusched.model.policy import PolicySpec
+from gpusched.model.reservations import Reservation
 from gpusched.model.resources import Sharing
 from gpusched.model.topology import Topology
 
@@ -22,6 +24,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         failed_recently: Attempts failed here; the job it concerns carries the exclusion itself.
         sharing: As declared. shareable: GPU index -> its memory in MiB, of those that two jobs may have: it is known,
             and no stranger is on them. Empty without ``sharing``.
+        reservations: Of it, such as are not over, by begin.
     """
 
     name: str
@@ -36,6 +39,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     links: dict[int, dict[int, int]] = {}
     sharing: Sharing | None = None
     shareable: dict[int, int] = {}
+    reservations: tuple[Reservation, ...] = ()
 
 
 class RunningView(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +56,8 @@ class RunningView(msgspec.Struct, frozen=True, kw_only=True):
         shares: GPUs of its node that it may have together with another job: it asked for that, and was launched so.
         partner: The job that has some of them, too; "": none. Of such GPUs ``allocation`` has those that come free
             when it ends: the one of the two that ends last has them. Nobody may stop it meanwhile.
+        group: The group that it counts for; "": none. bounds: The limits that it counts for, of `Snapshot.bounds`.
+        tied: Why it would not come up again in time if it were stopped to go on, as its nodes are reserved soon; "".
     """
 
     id: str
@@ -72,6 +78,9 @@ class RunningView(msgspec.Struct, frozen=True, kw_only=True):
     left: float | None = None
     shares: tuple[int, ...] = ()
     partner: str = ""
+    group: str = ""
+    bounds: tuple[int, ...] = ()
+    tied: str = ""
 
 
 def held_once(one: RunningView, other: RunningView) -> tuple[RunningView, RunningView]:
@@ -109,8 +118,11 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
 
     ``dependency``: "" met, "waiting" or "never", with ``dependency_message``. ``estimate_s``: how long a predictor
     expected at its submission that it runs; None: nobody was asked. ``resume_at``: it was stopped to go
-    on with so many GPUs. ``speeds``, ``left``: as in `RunningView`. ``barred``: why Slurm, which has it, lets it not
-    start, in its words; "": it does.
+    on with so many GPUs. ``behind``: so many tasks of its array come next and are not looked at. ``speeds``, ``left``:
+    as in `RunningView`. ``barred``: why Slurm, which has it, lets it not start, in its words; "": it does.
+    ``group``, ``bounds``: as in `RunningView`, in the order in which people are told of them.
+    ``reserved``: the reservation that it runs in, and in no other place. ``unreserved``: why it can never run in the
+    one it asks for, as things are; "": it can.
     """
 
     id: str
@@ -125,6 +137,7 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
     dependency_message: str = ""
     array_id: str | None = None
     array_room: int | None = None  # how many more tasks of its array may start now; None: no bound
+    behind: int = 0
     estimate_s: float | None = None
     preemptions: Preemptions | None = None
     resizes: Resizes | None = None
@@ -132,12 +145,20 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
     speeds: dict[int, float] = {}
     left: float | None = None
     barred: str = ""
+    group: str = ""
+    bounds: tuple[int, ...] = ()
+    reserved: Reservation | None = None
+    unreserved: str = ""
+
+    @property
+    def limit_s(self) -> float:
+        """How long it may run, seconds: its limit bounds what it runs at all sizes together."""
+        return self.spec.time_limit_s - (self.resizes.had_s if self.resizes is not None else 0.0)
 
     @property
     def expected_s(self) -> float:
         """How long it is expected to run, seconds: as estimated, but no longer than its limit; else that."""
-        limit = self.spec.time_limit_s - (self.resizes.had_s if self.resizes is not None else 0.0)
-        return limit if self.estimate_s is None else min(self.estimate_s, limit)
+        return self.limit_s if self.estimate_s is None else min(self.estimate_s, self.limit_s)
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,11 +166,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         policies: Partition name -> its policy.
-        usage: User -> recent GPU hours, decayed (fair share).
+        usage: User -> recent GPU hours, decayed (fair share); with groups by `leaf_of` user and group.
         seed: For policies that draw (the paper's naive one); changes every cycle.
         finished: Jobs that ended lately, for agents that learn from them; empty where no policy asks for them.
         topology: As declared, else as discovered.
         beliefs: Kind of job -> what was learned of it; empty where no policy asks for it.
+        bounds: The limits that jobs here count for. groups: The tree by which shares are fair.
     """
 
     now: float
@@ -162,3 +184,5 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     finished: tuple[FinishedView, ...] = ()
     topology: Topology = Topology()
     beliefs: dict[str, KindBelief] = {}
+    bounds: tuple[Bound, ...] = ()
+    groups: Groups = Groups()

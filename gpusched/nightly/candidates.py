@@ -125,7 +125,7 @@ def _judge(
     try:
         begin = max(first_held_out(card.last if card else None), now - inventory.settings.retrain_days * DAY_S)
         trace = history_of(inventory, reader, partition.name, begin, now)
-        verdict = judge(scenario_for(trace, inventory, partition), partition.name, live, spec)
+        verdict = judge(scenario_for(trace, inventory, partition, reader=reader), partition.name, live, spec)
         line = verdict.line
     except GpuschedError as error:
         line = f"{spec.name}: {error.message}"

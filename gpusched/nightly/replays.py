@@ -151,7 +151,7 @@ def nightly(
         notes = [CARRIED.format(carried)] if carried else []
         notes += [f"forecasts: {s.line}" for s in predicted if s.partition == partition.name]
         predictor = _predictor(folder, part, carried) if any(p.by_estimate for p in policies) else None
-        outcomes = _replays(inventory, partition, part, carried, policies, workers, notes, predictor)
+        outcomes = _replays(inventory, partition, part, carried, policies, workers, notes, predictor, reader)
         if outcomes[0].metrics.jobs:
             verdicts.append(_verdict(partition.name, outcomes, reports / f"{day}-{partition.name}.html"))
     file = reports / f"{day}.json"
@@ -204,9 +204,9 @@ def _policies(inventory: Inventory, live: PolicySpec, partition: str) -> list[Re
 
 def _replays(
     inventory: Inventory, partition: Partition, trace: Trace, carried: int, policies: list[ReplayPolicy], workers: int,
-    notes: list[str], predictor: Predictor | None,
+    notes: list[str], predictor: Predictor | None, reader: Reader,
 ) -> list[Outcome]:  # fmt: skip
-    scenario = scenario_for(trace, inventory, partition, notes)._replace(carried=carried)
+    scenario = scenario_for(trace, inventory, partition, notes, reader)._replace(carried=carried)
     runs = [Run(scenario, p, None, 0, restart_s=p.restart_s, predictor=predictor) for p in policies]
     return list(carry_out(runs, workers=workers))
 

@@ -121,5 +121,23 @@ CREATE TABLE notices (
 CREATE INDEX notices_due ON notices (due) WHERE due IS NOT NULL;
 CREATE INDEX notices_failed ON notices (made) WHERE failed = 1;
 """,
+    """
+-- Nodes kept for some, or for nobody, for a time; those that are over stay, for replays. data:
+-- model.reservations.Reservation as JSON. Of those that are not over, names differ.
+CREATE TABLE reservations (seq INTEGER PRIMARY KEY, name TEXT NOT NULL, until REAL NOT NULL, data BLOB NOT NULL);
+CREATE INDEX reservations_until ON reservations (until);
+""",
+    """
+-- How many jobs a row stands for: tasks of an array that differ in nothing share one; see model.arrays.
+ALTER TABLE jobs ADD COLUMN tasks INTEGER NOT NULL DEFAULT 1;
+CREATE INDEX jobs_shared ON jobs (array_id, state, tasks) WHERE tasks > 1;
+DROP INDEX jobs_array;
+CREATE INDEX jobs_array ON jobs (array_id, state) WHERE array_id IS NOT NULL;
+""",
+    """
+-- The group and the class of service that an attempt counted for; NULL: none, or not known.
+ALTER TABLE runs ADD COLUMN account TEXT;
+ALTER TABLE runs ADD COLUMN qos TEXT;
+""",
 )
 SCHEMA_VERSION = 1 + len(MIGRATIONS)

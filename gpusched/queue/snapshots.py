@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import combinations
 
 import msgspec
 
+from gpusched.config.reservations import unusable
 from gpusched.config.validate import shape_on, usable_nodes, within_rules
+from gpusched.model.arrays import task_of
 from gpusched.model.gpustates import DRIVER_MEMORY_MIB, foreign_processes, gpu_states
 from gpusched.model.interference import KindBelief
-from gpusched.model.jobs import ENDED, Allocation, Dependency, DependencyKind, Job, JobState
+from gpusched.model.jobs import Allocation, Job, JobState
+from gpusched.model.limits import leaf_of
 from gpusched.model.policy import PolicySpec
 from gpusched.model.progress import JobProgress, speeds_of, steps_left
 from gpusched.model.readings import GpuState, NodeReading, NodeState
+from gpusched.model.reservations import Reservation, by_node, tied_by
 from gpusched.model.resources import Inventory, Node, Sharing
 from gpusched.model.slurm import barred
 from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot, held_once
 from gpusched.model.topology import Topology, discovered
+from gpusched.queue.dependencies import BY_TASK, Dependencies, Verdict
+from gpusched.queue.quotas import Ledger, Used, used_lately
+from gpusched.queue.room import Room
 from gpusched.queue.store import NodeRecord, RankRecord, Reader
 
 NOT_FOR_NEW_JOBS = frozenset({NodeState.DOWN, NodeState.DRAINED, NodeState.DRAINING, NodeState.UNKNOWN})
@@ -34,6 +41,7 @@ def snapshot_of_store(
     active: list[Job] | None = None,
     pending: list[Job] | None = None,
     seed: int = 0,
+    whole: bool = False,
 ) -> Snapshot:
     """The snapshot of what a store holds now; jobs that the caller has read already need not be read again."""
     snapshot = build_snapshot(
@@ -41,15 +49,19 @@ def snapshot_of_store(
         policies,
         reader.node_records(),
         active=reader.active() if active is None else active,
-        pending=reader.pending() if pending is None else pending,
+        pending=reader.pending_rows() if pending is None else pending,
         ranks=reader.ranks(),
-        lookup=lambda job_id: [job] if (job := reader.job(job_id)) else reader.jobs_of_array(job_id),
+        lookup=reader.standing,
+        ended_well=reader.ended_well,
         usage=recent_usage(reader, inventory, policies, now),
+        used=used_lately(reader, inventory.quotas, now),
         array_limits=reader.array_limits(),
         estimates=reader.estimates(),
         progress=reader.progress_of_unended(),
         now=now,
         seed=seed,
+        whole=whole,
+        reservations=reader.reservations(now),
     )
     finished = finished_lately(reader, policies)
     beliefs = beliefs_for(reader, policies)
@@ -66,13 +78,24 @@ def beliefs_for(reader: Reader, policies: Mapping[str, PolicySpec]) -> dict[str,
 def recent_usage(
     reader: Reader, inventory: Inventory, policies: Mapping[str, PolicySpec], now: float
 ) -> dict[str, float]:
-    """Recent GPU hours by user, decayed; empty where no partition's policy asks for them."""
+    """Recent GPU hours by user (and group), decayed; empty where no partition's policy asks for them."""
     asked = [policy.fallback or policy for policy in policies.values()]  # the fallback may have to decide
     if not any(policy.order == "fairshare" for policy in asked):
         return {}
+    return usage_by_leaf(reader, inventory, now)
+
+
+def usage_by_leaf(reader: Reader, inventory: Inventory, now: float) -> dict[str, float]:
+    """Recent GPU hours, decayed, by `leaf_of` user and group."""
     half_life = inventory.settings.fairshare_half_life_s
     # After eight half-lives 0.4 % is left of what was used.
-    seconds = reader.gpu_seconds_by_user(now - 8 * half_life, half_life, now)
+    groups = inventory.groups
+
+    @cache
+    def leaf(user: str, group: str) -> str:
+        return leaf_of(user, groups.for_job(user, group))
+
+    seconds = reader.gpu_seconds_by_user(now - 8 * half_life, half_life, now, leaf)
     return {user: s / 3600 for user, s in seconds.items()}
 
 
@@ -91,58 +114,74 @@ def build_snapshot(
     seed: int = 0,
     estimates: Mapping[str, float] = {},
     progress: Mapping[str, tuple[JobProgress, ...]] = {},
+    used: Sequence[Used] = (),
+    ended_well: Callable[[str, Sequence[int]], dict[int, bool]] | None = None,
+    whole: bool = False,
+    reservations: Sequence[Reservation] = (),
 ) -> Snapshot:
     """The snapshot of the cluster.
+
+    Of tasks of an array that share a row there are as many views as could start at once, and some more.
 
     Args:
         inventory: What is declared.
         policies: Partition name -> its policy.
         records: Node records by name (a node without one has never been read).
         active: Jobs that hold resources.
-        pending: Jobs in the queue.
+        pending: Jobs in the queue; rows that stand for several tasks as they are.
         ranks: What may still be on the nodes, ended attempts included; their GPUs are blocked until they are gone.
-        lookup: All jobs with an id (an array's id gives all of its tasks), for dependencies.
-        usage: Recent GPU hours by user.
+        lookup: All jobs with an id (an array's id gives all of its tasks), for dependencies; see `Reader.standing`.
+        usage: Recent GPU hours by user (`leaf_of` user and group where there are groups).
         array_limits: Array id -> how many of its tasks may run at once.
         now: Unix seconds.
         seed: For policies that draw.
         estimates: Job -> how long it is expected to run, seconds.
         progress: Job -> what it tells of itself, attempt by attempt.
+        used: GPU seconds of the last seven days, for limits of them.
+        ended_well: For dependencies between the tasks of two arrays; see `Reader.ended_well`.
+        whole: All tasks of all arrays take part, as a forecast needs them (`Room.ahead`).
+        reservations: Such as are not over.
     """
-    active = list(active)
+    active, pending = list(active), list(pending)
+    ledger = Ledger(inventory.quotas, active, used, now)
     declared = {node.name for node in inventory.nodes}
     held = held_gpus(active)
     ranks = list(ranks)
     lingering = lingering_gpus(active, ranks)
     running_tasks = Counter(job.array_id for job in active if job.array_id)
-    looked_up = cache(lookup)  # each other job once
+    dependencies = Dependencies(lookup, [*active, *pending], ended_well)
+    base = [_at_base(job, inventory, policies) for job in pending]
+    room = Room(inventory, policies, active, array_limits, running_tasks)
+    named, here = {one.name: one for one in reservations}, by_node(reservations, now)
+    nodes = tuple(
+        _node_view(node, records.get(node.name), held.get(node.name, {}), lingering.get(node.name, {}))
+        for node in inventory.nodes
+    )
+    if here:
+        nodes = tuple(msgspec.structs.replace(node, reservations=here.get(node.name, ())) for node in nodes)
     return Snapshot(
         now=now,
-        nodes=tuple(
-            _node_view(node, records.get(node.name), held.get(node.name, {}), lingering.get(node.name, {}))
-            for node in inventory.nodes
-        ),
+        nodes=nodes,
         running=sharing_views(
-            [view for job in active if (view := _running_view(job, declared, progress, inventory)) is not None],
+            [
+                _tied(view, here, now) if here else view
+                for job in active
+                if (view := _running_view(job, declared, progress, inventory, ledger)) is not None
+            ],
             inventory,
             ranks,
         ),
         pending=tuple(
-            _pending_view(
-                job,
-                looked_up,
-                running_tasks,
-                array_limits,
-                inventory,
-                estimates.get(job.id),
-                progress.get(job.id, ()),
-            )
-            for job in (_at_base(job, inventory, policies) for job in pending)
+            _pending_view(job, verdict, behind, room, inventory, ledger, estimates, progress.get(job.id, ()), named)
+            for row in base
+            for job, verdict, behind in _each(row, dependencies, room, None if whole else now)
         ),
         policies=dict(policies),
         usage=usage,
         seed=seed,
         topology=topology_of(inventory, records),
+        bounds=ledger.bounds(),
+        groups=inventory.groups,
     )
 
 
@@ -229,7 +268,11 @@ def _unavailable(state: NodeState, record: NodeRecord | None) -> str:
 
 
 def _running_view(
-    job: Job, declared: Container[str], progress: Mapping[str, tuple[JobProgress, ...]], inventory: Inventory
+    job: Job,
+    declared: Container[str],
+    progress: Mapping[str, tuple[JobProgress, ...]],
+    inventory: Inventory,
+    ledger: Ledger,
 ) -> RunningView | None:
     """What a job holds of declared nodes; None: nothing (its node has left the inventory)."""
     parts = tuple(part for part in (job.allocation.parts if job.allocation else ()) if part.node in declared)
@@ -254,7 +297,18 @@ def _running_view(
         resizes=job.resizes,
         speeds=speeds_of(told),
         left=steps_left(told),
+        group=ledger.group(job.user, job.spec.group),
+        bounds=ledger.of(job.user, job.spec),
     )
+
+
+def _tied(view: RunningView, here: Mapping[str, tuple[Reservation, ...]], now: float) -> RunningView:
+    """With the reason, where it could not be stopped to go on."""
+    ones = [here.get(part.node, ()) for part in view.allocation.parts]
+    if not any(ones):
+        return view
+    own = view.spec.reservation if view.spec is not None else ""
+    return msgspec.structs.replace(view, tied=tied_by(view.expected_end, ones, own, now))
 
 
 def sharing_views(
@@ -295,7 +349,7 @@ def finished_lately(reader: Reader, policies: Mapping[str, PolicySpec]) -> tuple
             end_time=job.end_time, ran_s=job.end_time - job.start_time, attempt=job.attempt,
             preemptions=job.preemptions,
         )
-        for job in reader.recently_ended(_MOST_ENDED)
+        for job in reader.rows_recently_ended(_MOST_ENDED)
         if job.start_time is not None and job.end_time is not None and job.state in _BY_ITSELF
     )  # fmt: skip
 
@@ -311,52 +365,38 @@ def expected_end(job: Job, start: float) -> float:
     return start + job.limit_s
 
 
-def _dependency(job: Job, lookup: Callable[[str], list[Job]]) -> tuple[str, str]:
-    """Whether its dependencies are met: ("" met | "waiting" | "never", message)."""
-    worst = ("", "")
-    for dependency in job.spec.dependencies:
-        verdict = _one_dependency(dependency, lookup(dependency.job_id))
-        if verdict[0] == "never":
-            return verdict
-        if verdict[0]:
-            worst = worst if worst[0] else verdict
-    return worst
+def _each(row: Job, dependencies: Dependencies, room: Room, now: float | None) -> Iterator[tuple[Job, Verdict, int]]:
+    """A job, or the tasks of a row to look at, with whether their dependencies are met and how many come behind.
 
-
-def _one_dependency(dependency: Dependency, others: list[Job]) -> tuple[str, str]:
-    if not others:
-        return "never", f"{dependency.kind}:{dependency.job_id}: there is no such job"
-    waiting = [job for job in others if not _met(dependency.kind, job)]
-    for job in waiting:
-        if job.state in ENDED:
-            return "never", f"{dependency.kind}:{dependency.job_id}: job {job.id} ended {job.state}"
-    if waiting:
-        more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-        return "waiting", f"{dependency.kind}: waits for job {waiting[0].id} ({waiting[0].state}){more}"
-    return "", ""
-
-
-def _met(kind: DependencyKind, job: Job) -> bool:
-    if kind is DependencyKind.AFTER:
-        return job.start_time is not None or job.state is JobState.CANCELLED
-    if job.state not in ENDED:
-        return False
-    if kind is DependencyKind.AFTERANY:
-        return True
-    return (job.state is JobState.COMPLETED) == (kind is DependencyKind.AFTEROK)
+    ``now``: of a decision; None: of a forecast.
+    """
+    if not row.tasks:
+        yield row, dependencies.of(row), 0
+        return
+    by_task = any(d.kind in BY_TASK for d in row.spec.dependencies)
+    if now is None and not by_task:
+        ((_, verdict),) = dependencies.of_tasks(row, 1)
+        yield from ((task_of(row, index), verdict, behind) for index, behind in room.ahead(row))
+        return
+    found = dependencies.of_tasks(row, None if now is None else room.for_tasks(row, now))
+    for index, verdict in found:
+        last = index == found[-1][0] and not verdict[0] and not by_task
+        yield task_of(row, index), verdict, row.count - len(found) if last else 0
 
 
 def _pending_view(
     job: Job,
-    lookup: Callable[[str], list[Job]],
-    running_tasks: Mapping[str, int],
-    array_limits: Mapping[str, int],
+    verdict: Verdict,
+    behind: int,
+    room: Room,
     inventory: Inventory,
-    estimate_s: float | None,
+    ledger: Ledger,
+    estimates: Mapping[str, float],
     told: tuple[JobProgress, ...],
+    reservations: Mapping[str, Reservation],
 ) -> PendingView:
-    kind, message = _dependency(job, lookup)
-    limit = array_limits.get(job.array_id) if job.array_id else None
+    kind, message = verdict
+    reserved = reservations.get(job.spec.reservation) if job.spec.reservation else None
     return PendingView(
         id=job.id,
         user=job.user,
@@ -365,18 +405,25 @@ def _pending_view(
         priority=job.priority,
         held_by=job.held_by,
         eligible_time=job.eligible_time,
-        excluded_nodes=_effective_exclusions(job, inventory),
+        excluded_nodes=_effective_exclusions(job, inventory, reserved),
         dependency=kind,
         dependency_message=message,
         array_id=job.array_id,
-        array_room=None if limit is None else max(0, limit - running_tasks.get(job.array_id or "", 0)),
-        estimate_s=estimate_s,
+        array_room=room.of_array(job),
+        behind=behind,
+        estimate_s=estimates.get(job.id, estimates.get(job.array_id or "")),
         preemptions=job.preemptions,
         resizes=job.resizes,
         resume_at=job.resizes.resume_at if job.resizes is not None else None,
         speeds=speeds_of(told),
         left=steps_left(told),
         barred=barred(job.slurm) if job.slurm is not None else "",
+        group=ledger.group(job.user, job.spec.group),
+        bounds=ledger.of(job.user, job.spec),
+        reserved=reserved,
+        unreserved=unusable(job.limit_s, job.spec.reservation, job.user, reserved, inventory)
+        if job.spec.reservation
+        else "",
     )
 
 
@@ -399,10 +446,12 @@ def _at_base(job: Job, inventory: Inventory, policies: Mapping[str, PolicySpec])
     return msgspec.structs.replace(job, spec=shape_on(nodes, job.spec, elastic.base_gpus) or job.spec)
 
 
-def _effective_exclusions(job: Job, inventory: Inventory) -> tuple[str, ...]:
+def _effective_exclusions(job: Job, inventory: Inventory, reserved: Reservation | None) -> tuple[str, ...]:
     """Nodes where earlier attempts failed are avoided while enough others are left."""
     partition = inventory.partition(job.spec.partition)
     if not job.excluded_nodes or partition is None:
         return ()
     allowed = {n.name for n in usable_nodes(partition, job.spec.nodelist, job.spec.exclude, job.spec.gpu_types)}
+    if reserved is not None:
+        allowed &= set(reserved.nodes)
     return job.excluded_nodes if len(allowed - set(job.excluded_nodes)) >= job.spec.nodes else ()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +16,9 @@ import msgspec
 
 from gpusched.errors import GpuschedError
 from gpusched.model import ids
+from gpusched.model.arrays import tasks_of, wanted
 from gpusched.model.events import Event
+from gpusched.model.indices import Spans, both, parse
 from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
 from gpusched.model.readings import NodeReading, NodeState, Wiring
 from gpusched.model.resources import Node
@@ -24,6 +28,8 @@ from gpusched.queue.notices import NoticeReads, NoticeWrites
 from gpusched.queue.predictions import PredictionReads, PredictionWrites
 from gpusched.queue.progress import ProgressReads, ProgressWrites
 from gpusched.queue.promotions import PolicyReads, PolicyWrites
+from gpusched.queue.quotas import QuotaReads
+from gpusched.queue.reservations import ReservationReads, ReservationWrites
 from gpusched.queue.rows import JobWrites
 from gpusched.queue.schema import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.shared import Held, together
@@ -154,7 +160,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One started attempt. ``share`` is λ of the paper's Eq. 4: its part of the partition.
 
     ``worked_until``: of one that was stopped to be resized, up to when what it did counts; None: to its end.
-    ``shareable``: of one that may share its GPUs, which they are, by node.
+    ``shareable``: of one that may share its GPUs, which they are, by node. ``group``, ``qos``: what it counts for.
     """
 
     job_id: str
@@ -170,6 +176,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     nodes: dict[str, int]
     worked_until: float | None = None
     shareable: dict[str, tuple[int, ...]] = {}
+    group: str = ""
+    qos: str = ""
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,7 +221,7 @@ _SUMS = _USAGE[5:]
 _ADDED_UP = f"ON CONFLICT DO UPDATE SET {', '.join(f'{f} = {f} + excluded.{f}' for f in _SUMS)}"
 
 
-class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressReads):
+class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressReads, QuotaReads, ReservationReads):
     """Read-only view of the store."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -255,14 +263,6 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         rows = self._db.execute("SELECT key, value FROM meta WHERE key >= ? AND key < ?", (prefix, prefix + "~"))
         return {key.removeprefix(prefix): int(value) for key, value in rows}
 
-    def job(self, job_id: str) -> Job | None:
-        """The job with exactly this id."""
-        return next(iter(self._jobs_of("WHERE id = ?", (job_id,))), None)
-
-    def jobs_of_array(self, array_id: str) -> list[Job]:
-        """All tasks of an array, by index."""
-        return sorted(self._jobs_of("WHERE array_id = ?", (array_id,)), key=lambda job: job.array_index or 0)
-
     def slurm_trouble(self) -> Trouble | None:
         """Why Slurm cannot be read, where it is the engine; None: it can."""
         noted = self.meta(TROUBLE)
@@ -270,11 +270,13 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
 
     def matching(self, prefix: str, limit: int = 20) -> list[str]:
         """Ids (arrays as one id) that begin with ``prefix``, oldest first, at most ``limit``."""
-        rows = self._db.execute(
-            "SELECT DISTINCT coalesce(array_id, id) FROM jobs WHERE id >= ? AND id < ? ORDER BY 1 LIMIT ?",
-            (prefix, prefix + "~", limit),
-        )
-        return [r[0] for r in rows]
+        query = "SELECT id, array_id FROM jobs WHERE id >= ? AND id < ? ORDER BY id LIMIT 1"
+        found: list[str] = []
+        begin = prefix
+        while len(found) < limit and (row := self._db.execute(query, (begin, prefix + "~")).fetchone()):
+            found.append(row[1] or row[0])
+            begin = f"{row[1]}_~" if row[1] else f"{row[0]}\0"  # past all tasks of an array
+        return sorted(dict.fromkeys(found))
 
     def jobs(
         self,
@@ -289,6 +291,24 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
 
         With ``limit``, the newest ones.
         """
+        rows = self.rows(states=states, user=user, partition=partition, since=since, limit=limit)
+        if limit is None:
+            return list(tasks_of(rows))
+        found: list[Job] = []
+        for row in reversed(rows):
+            found = [*islice(tasks_of([row]), limit - len(found)), *found]
+        return found
+
+    def rows(
+        self,
+        *,
+        states: Iterable[JobState] | None = None,
+        user: str | None = None,
+        partition: str | None = None,
+        since: float | None = None,
+        limit: int | None = None,
+    ) -> list[Job]:
+        """As `jobs`, but waiting tasks of an array that differ in nothing are one (`Job.tasks`)."""
         where, values = ["1"], list[object]()
         if states is not None:
             chosen = [str(s) for s in states]
@@ -305,6 +325,10 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
 
     def recently_ended(self, limit: int) -> list[Job]:
         """The jobs that ended last, the latest one last."""
+        return list(islice(tasks_of(self.rows_recently_ended(limit)[::-1]), limit))[::-1]
+
+    def rows_recently_ended(self, limit: int) -> list[Job]:
+        """As `recently_ended`, but tasks of an array that were cancelled together are one (`Job.tasks`)."""
         return self._jobs_of("WHERE end_time IS NOT NULL ORDER BY end_time DESC LIMIT ?", (limit,))[::-1]
 
     def has_unended(self, job_id: str) -> bool:
@@ -312,11 +336,18 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         ended = ",".join("?" * len(ENDED))
         query = f"SELECT 1 FROM jobs WHERE {{}} = ? AND state NOT IN ({ended}) LIMIT 1"
         columns = ("id", "array_id")
-        return any(self._db.execute(query.format(c), (job_id, *ENDED)).fetchone() for c in columns)
+        if any(self._db.execute(query.format(c), (job_id, *ENDED)).fetchone() for c in columns):
+            return True
+        one = self.job(job_id) if "_" in job_id else None
+        return one is not None and one.state not in ENDED
 
     def counts(self) -> dict[str, int]:
         """Number of jobs by state."""
-        return dict(self._db.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall())
+        found = Counter(dict(self._db.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall()))
+        if self._tasks_column() != "1":  # both by an index alone: there may be many jobs
+            shared = "SELECT state, sum(tasks - 1) FROM jobs INDEXED BY jobs_shared WHERE tasks > 1 GROUP BY state"
+            found.update(dict(self._db.execute(shared).fetchall()))
+        return dict(found)
 
     def waiting_again(self) -> int:
         """Number of waiting jobs that a policy stopped for others."""
@@ -331,10 +362,20 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         """Jobs in the queue."""
         return self.jobs(states=[JobState.PENDING])
 
+    def pending_rows(self) -> list[Job]:
+        """The queue with tasks of an array that differ in nothing as one (`Job.tasks`)."""
+        return self.rows(states=[JobState.PENDING])
+
     def events(self, *, job_id: str | None = None, node: str | None = None, limit: int = 1000) -> list[Event]:
-        """The latest events of a job, a node or all, oldest first."""
+        """The latest events of a job, a node or all, oldest first.
+
+        Of a task of an array also those that it shares with others, which are told of the array.
+        """
         where, values = "1", list[object]()
-        if job_id is not None:
+        array_id, spans = ("", ()) if job_id is None else wanted(job_id)
+        if spans:
+            where, values = "job_id IN (?, ?)", [job_id, array_id]
+        elif job_id is not None:
             where, values = "job_id = ?", [job_id]
         elif node is not None:
             where, values = "node = ?", [node]
@@ -342,10 +383,11 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
             f"SELECT time, kind, job_id, node, user, data FROM events WHERE {where} ORDER BY seq DESC LIMIT ?",
             (*values, limit),
         ).fetchall()
-        return [
+        found = [
             Event(time=t, kind=k, job_id=j, node=n, user=u, data=msgspec.json.decode(d))
             for t, k, j, n, u, d in reversed(rows)
         ]
+        return [event for event in found if _is_of(event, array_id, spans)] if spans else found
 
     def news(self, since: int) -> tuple[int, list[str]]:
         """The latest event's number, and what jobs or submissions events after the one numbered ``since`` tell of."""
@@ -441,11 +483,13 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         rows = self._db.execute(f"SELECT {', '.join(_USAGE)} FROM usage WHERE job_id = ? ORDER BY bucket", (job_id,))
         return [UsageRow(**dict(zip(_USAGE, r, strict=True))) for r in rows]
 
-    def gpu_seconds_by_user(self, since: float, half_life_s: float, now: float) -> dict[str, float]:
+    def gpu_seconds_by_user(
+        self, since: float, half_life_s: float, now: float, leaf: Callable[[str, str], str] = lambda user, group: user
+    ) -> dict[str, float]:
         """GPU seconds of started attempts by user, each weighed by half for every half-life since it was used.
 
         The integral is exact: an attempt's GPU seconds between two times decay continuously. Of a GPU that two
-        attempts had each has half.
+        attempts had each has half. ``leaf``: (user, group that the attempt counted for) -> as whose it counts.
         """
         sums: dict[str, float] = {}
         rate = math.log(2) / half_life_s
@@ -454,8 +498,9 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         def weight(begin: float, end: float) -> float:
             return max(0.0, (math.exp(-rate * (now - end)) - math.exp(-rate * (now - begin))) / rate)
 
-        columns = "user, gpus, start_time, end_time, allocation"
-        for user, gpus, start_time, end_time, allocation in self._overlapping(columns, since, now):
+        columns = f"user, {self._group_column()}, gpus, start_time, end_time, allocation"
+        for name, group, gpus, start_time, end_time, allocation in self._overlapping(columns, since, now):
+            user = leaf(name, group)
             end = now if end_time is None else min(end_time, now)
             begin = max(start_time, since)
             sums[user] = sums.get(user, 0.0) + gpus * weight(begin, end)
@@ -477,7 +522,9 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         return dict(rows.fetchall())
 
 
-class Store(Reader, BeliefWrites, JobWrites, NoticeWrites, PolicyWrites, PredictionWrites, ProgressWrites):
+class Store(
+    Reader, BeliefWrites, JobWrites, NoticeWrites, PolicyWrites, PredictionWrites, ProgressWrites, ReservationWrites
+):
     """The store as its single writer sees it."""
 
     @classmethod
@@ -573,10 +620,10 @@ class Store(Reader, BeliefWrites, JobWrites, NoticeWrites, PolicyWrites, Predict
     def open_run(self, run: Run) -> None:
         """A started attempt."""
         self._db.execute(
-            "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?, NULL)",
+            "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?, NULL, ?, ?)",
             (
                 run.job_id, run.attempt, run.user, run.partition, run.flavor, run.share, run.gpus, run.start_time,
-                msgspec.json.encode(run.nodes | run.shareable),
+                msgspec.json.encode(run.nodes | run.shareable), run.group or None, run.qos or None,
             ),
         )  # fmt: skip
 
@@ -584,6 +631,7 @@ class Store(Reader, BeliefWrites, JobWrites, NoticeWrites, PolicyWrites, Predict
         self, job_id: str, attempt: int, end_time: float, outcome: JobState, worked_until: float | None = None
     ) -> None:
         """The attempt is over."""
+        self._summed = None if self._summed is not None and end_time <= self._summed[0] else self._summed
         self._db.execute(
             "UPDATE runs SET end_time = max(start_time, ?), outcome = ?, worked_until = max(start_time, ?) "
             "WHERE job_id = ? AND attempt = ? AND end_time IS NULL",
@@ -592,6 +640,7 @@ class Store(Reader, BeliefWrites, JobWrites, NoticeWrites, PolicyWrites, Predict
 
     def shift_rows(self, step: float, since: float) -> None:
         """Move the times of attempts that were not over at ``since``, and of forecasts for waiting jobs."""
+        self._summed = None
         self._db.execute(
             "UPDATE runs SET start_time = start_time + ?1, end_time = end_time + ?1, worked_until = worked_until + ?1 "
             "WHERE end_time IS NULL OR end_time >= ?2",
@@ -639,6 +688,12 @@ class Store(Reader, BeliefWrites, JobWrites, NoticeWrites, PolicyWrites, Predict
             "SELECT sum(energy_j), sum(gpu_s - energy_unknown_s) FROM usage WHERE job_id = ?", (job_id,)
         ).fetchone()
         return row[0] if row[1] else None
+
+
+def _is_of(event: Event, array_id: str, spans: Spans) -> bool:
+    """Whether an event of an array or of one of its tasks is about these tasks."""
+    tasks = event.data.get("tasks") if event.job_id == array_id else None
+    return tasks is None or bool(both(parse(str(tasks)), spans))
 
 
 def _allocation(data: bytes) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from gpusched.model.plan import ReasonCode
+from gpusched.model.plan import LIMITS, ReasonCode
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.model.units import format_duration, format_memory
 from gpusched.sched.tally import Has, NodeCount, asks_of, barred, covers, earliest, fits, need
@@ -26,7 +26,8 @@ def next_steps(
             steps += [*_split(job, own, "total"), *_unbar(job)]
             steps += _elsewhere(job, counts, "total")
         case ReasonCode.REQ_NODE_NOT_AVAIL:
-            steps = [*_bring_back(job, own), *_fewer(job, own, "usable"), *_elsewhere(job, counts)]
+            steps = [*_before(snapshot, job, own), *_bring_back(job, own), *_fewer(job, own, "usable")]
+            steps += _elsewhere(job, counts)
         case ReasonCode.RESOURCES:
             steps = [*_wait(snapshot, job, counts, queue), *_anywhere(snapshot, job, own, "free")]
             steps += [
@@ -59,6 +60,17 @@ def refuted(step: str, starts_now: set[str]) -> bool:
 _PARTITION, _LIMIT = "partition ", "a time limit of at most "
 
 
+def _before(snapshot: Snapshot, job: PendingView, nodes: list[NodeCount]) -> Iterator[str]:
+    """The longest limit with which it would be done before its nodes are reserved."""
+    now = snapshot.now
+    begins = {one.begin for c in nodes for one in c.node.reservations if now < one.begin < now + job.limit_s}
+    for begin in sorted(begins, reverse=True):
+        free = [c for c in nodes if not any(one.meets(now, begin) for one in c.node.reservations)]
+        if job.reserved is None and (wait := int(begin - now)) > 0 and fits(job, free, lambda c: c.free):
+            yield f"{_LIMIT}{format_duration(wait)} would let it start now (-t {format_duration(wait)})"
+            return
+
+
 def _may_not_start(snapshot: Snapshot, job: PendingView, code: ReasonCode) -> Iterator[str]:
     """For jobs that may not start whatever is free."""
     match code:
@@ -75,8 +87,17 @@ def _may_not_start(snapshot: Snapshot, job: PendingView, code: ReasonCode) -> It
                 yield f"wait for job {dependency.job_id} ({dependency.kind.value})"
         case ReasonCode.BEGIN_TIME:
             yield f"wait {format_duration((job.eligible_time or snapshot.now) - snapshot.now)}"
+        case ReasonCode.RESERVATION:
+            if job.reserved is None or job.unreserved:
+                yield "see gpusched reservations; cancel it and submit it again"
+            elif job.reserved.begin > snapshot.now:
+                yield f"wait {format_duration(job.reserved.begin - snapshot.now)}"
+            else:
+                yield "cancel it and submit it again with a shorter limit (-t)"
         case ReasonCode.ARRAY_TASK_LIMIT:
             yield "wait for a task of its array to end"
+        case _ if job.bounds and code in LIMITS:
+            yield "see what you have of your limits: gpusched quota"
 
 
 def _fewer(job: PendingView, nodes: list[NodeCount], what: Has) -> Iterator[str]:

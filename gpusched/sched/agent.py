@@ -104,4 +104,4 @@ def prepared(model: Model) -> Any:
 def _changed(context: Context) -> list[np.ndarray[Any, Any]]:
     """Everything that a pass changes."""
     resources, jobs = context.world.resources, context.waiting.jobs
-    return [*resources, *context.releases, *context.outcome, context.rng, jobs.array_room]
+    return [*resources, *context.releases, *context.outcome, context.rng, jobs.room]

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpusched.model.jobs import JobSpec
+from gpusched.model.limits import leaf_of
 from gpusched.model.policy import Order
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.model.topology import Topology
+from gpusched.sched.accounts import accounts_of
 from gpusched.sched.order import Keys, queue_order
-from gpusched.sched.state import Flags, Ints, Jobs, Releases, Requests, Resources, ints, new_releases
+from gpusched.sched.reservations.calendar import Reserved, calendar_of, grouped, reserved_of, turn
+from gpusched.sched.state import (
+    Calendar,
+    Flags,
+    Ints,
+    Jobs,
+    Releases,
+    Requests,
+    Resources,
+    ints,
+    new_releases,
+    no_calendar,
+)
 from gpusched.sched.topology.spread import Ask, asks, waits_until
 
-MaskKey = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[int, ...]]
+# nodelist, exclude, excluded nodes, GPU types, size of whole nodes, reservation it is of (-1), alike to reservations
+MaskKey = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[int, ...], int, float]
+_NO_RESERVATIONS = -1.0
+Column = Iterable[Any]
 ShapeKey = tuple[str, int, int, int, int, int, int, int]
 
 
@@ -29,6 +46,7 @@ class NodeArrays(NamedTuple):
         span: Partition -> its rows ``(lo, hi)``.
         rack: ``int64[nodes]``: number of the node's rack; one that no switch names is a rack by itself. All 0 without a
             topology (``racked``).
+        reserved: Reservations of its nodes that are not over.
         free: Per row the GPU indices that are free, ascending; taken from as jobs start.
         total: As declared. usable: without unavailable nodes and blocked GPUs, empty. resources: free now.
     """
@@ -38,6 +56,7 @@ class NodeArrays(NamedTuple):
     span: dict[str, tuple[int, int]]
     rack: Ints
     racked: bool
+    reserved: Reserved
     free: list[list[int]]
     total: Resources
     usable: Resources
@@ -70,6 +89,7 @@ def node_arrays_of(snapshot: Snapshot) -> NodeArrays:
         span,
         _racks(nodes, snapshot.topology),
         bool(snapshot.topology),
+        reserved_of([node.reservations for node in nodes], snapshot.now),
         free,
         total=Resources(ints([len(n.gpus) for n in nodes]), all_cores, all_memory),
         usable=Resources(np.where(up, ints([len(g) for g in well]), -1), all_cores, all_memory),
@@ -131,6 +151,7 @@ class Waiting(NamedTuple):
     Attributes:
         parts: Nodes that all of them together could get.
         queues: Partition -> its jobs.
+        calendar: When nodes are reserved; goes with the rows of ``jobs.masks``.
     """
 
     views: list[PendingView]
@@ -139,6 +160,7 @@ class Waiting(NamedTuple):
     keys: Keys
     parts: int
     queues: dict[str, list[int]]
+    calendar: Calendar
 
     def ordered(self, partition: str, order: Order) -> Ints:
         """The partition's jobs from first to last, ``int64[jobs]``."""
@@ -148,58 +170,67 @@ class Waiting(NamedTuple):
 
 
 def waiting_of(
-    eligible: list[PendingView], world: NodeArrays, usage: dict[str, float], snapshot: Snapshot | None = None
+    eligible: list[PendingView],
+    world: NodeArrays,
+    usage: dict[str, float],
+    snapshot: Snapshot | None = None,
+    by_limit: bool = False,
 ) -> Waiting:
-    """The jobs' arrays; equal requests share a shape. ``usage``: user -> GPU hours.
+    """The jobs' arrays; equal requests share a shape. ``usage``: what `tally.usage_of` says.
 
     All jobs must be of partitions in ``world.span`` or of partitions without nodes (which get an empty span). With
     ``snapshot`` jobs ask for what its policies let them have now (`spread.asks`), else for what their specs say.
+
+    ``by_limit``: with reservations, jobs that share a row of the masks have about the same limit, not only one that
+    means the same now: so that the rows can be turned to other times.
     """
     specs = [job.spec for job in eligible]
     masks: dict[MaskKey, int] = {}
+    owns, alike, lasts = _to_reservations(eligible, world.reserved, by_limit)
     mask = [
-        masks.setdefault((s.nodelist, s.exclude, j.excluded_nodes, s.gpu_types, _whole(s)), len(masks))
-        if s.nodelist or s.exclude or j.excluded_nodes or s.gpu_types or s.exclusive
+        masks.setdefault((s.nodelist, s.exclude, j.excluded_nodes, s.gpu_types, _whole(s), own, like), len(masks))
+        if like >= 0 or s.nodelist or s.exclude or j.excluded_nodes or s.gpu_types or s.exclusive
         else -1
-        for s, j in zip(specs, eligible, strict=True)
+        for s, j, own, like in zip(specs, eligible, owns, alike, strict=False)
     ]
     partition = [s.partition for s in specs]
     parts, gpus = [s.nodes for s in specs], [s.gpus_per_node for s in specs]
     cores, memory = [s.cores_per_node for s in specs], [s.memory_mib_per_node for s in specs]
     shapes: dict[ShapeKey, int] = {}
     columns = zip(partition, parts, gpus, cores, memory, mask, repeat(0), repeat(-1), strict=False)
-    allowed = _masks_of(list(masks), world)
+    limits = dict(zip(zip(owns, alike, strict=True), lasts, strict=True)) if world.reserved else {}
+    allowed, calendar = _masks_of(list(masks), limits, world)
     if snapshot is not None and (world.racked or any(s.max_nodes is not None for s in specs)):
         shape, most = _chains(eligible, mask, allowed, world, snapshot, shapes)
     else:
         shape, most = [shapes.setdefault(key, len(shapes)) for key in columns], parts
-    bounded = {j.array_id or j.id: j.array_room for j in reversed(eligible) if j.array_room is not None}
-    place = {name: i for i, name in enumerate(bounded)}
-    array = [-1 if j.array_room is None else place[j.array_id or j.id] for j in eligible]
     limit = np.array([s.time_limit_s for s in specs], dtype=np.float64)
+    many = ints(parts)
+    whole = many * ints(gpus)
+    account, room, links = accounts_of(eligible, whole, limit, snapshot.bounds if snapshot is not None else ())
     jobs = Jobs(
         shape=ints(shape),
         limit=limit,
-        array=ints(array),
-        array_room=ints(list(bounded.values())),
+        account=account,
+        room=room,
         feasibility=np.zeros(len(shapes), np.int64),
         masks=allowed,
+        links=links,
     )
-    many = ints(parts)
     keys = Keys(
         priority=ints([j.priority for j in eligible]),
         submit=np.array([j.submit_time for j in eligible], dtype=np.float64),
-        gpus=many * ints(gpus),
+        gpus=whole,
         cores=many * ints(cores),
         memory=many * ints(memory),
         limit=limit,
         expected=np.array([j.expected_s for j in eligible], dtype=np.float64),
-        usage=np.array([usage.get(j.user, 0.0) for j in eligible], dtype=np.float64),
+        usage=np.array([usage.get(leaf_of(j.user, j.group), 0.0) for j in eligible], dtype=np.float64),
     )
     queues: dict[str, list[int]] = {}
     for i, name in enumerate(partition):
         queues.setdefault(name, []).append(i)
-    return Waiting(eligible, jobs, _requests_of(list(shapes), world), keys, sum(most), queues)
+    return Waiting(eligible, jobs, _requests_of(list(shapes), world), keys, sum(most), queues, calendar)
 
 
 def _chains(
@@ -270,11 +301,50 @@ def _requests_of(shapes: list[ShapeKey], world: NodeArrays) -> Requests:
     return Requests(ints([s[0] for s in spans]), ints([s[1] for s in spans]), *(ints(list(c)) for c in columns))
 
 
-def _masks_of(keys: list[MaskKey], world: NodeArrays) -> Flags:
-    """Allowed nodes, ``uint8[masks, nodes]``: of the nodelist (all, if empty), not excluded, of the GPU types (any)."""
+def _to_reservations(eligible: list[PendingView], reserved: Reserved, by_limit: bool) -> tuple[Column, Column, Column]:
+    """Of each job the reservation that it is of, -1 for none; a number that jobs share which are alike; a limit."""
+    if not reserved:
+        return repeat(-1), repeat(_NO_RESERVATIONS), ()
+    owns = [-1 if job.reserved is None else reserved.number.get(job.reserved.name, -1) for job in eligible]
+    lasts = [job.spec.time_limit_s if job.resizes is None else job.limit_s for job in eligible]
+    limits = np.array(lasts, np.float64)
+    if by_limit:
+        alike = grouped(limits).tolist()
+        return owns, alike, alike
+    return (
+        owns,
+        np.searchsorted(reserved.begins, reserved.now + limits).tolist(),
+        lasts,
+    )  # how many begin before it would end
+
+
+def _masks_of(keys: list[MaskKey], limits: dict[tuple[int, float], float], world: NodeArrays) -> tuple[Flags, Calendar]:
+    """`_allowed`; with reservations what of it they leave now, a row for each key, then one to work in.
+
+    ``limits``: of those that are alike, the limit of one, or about that of all.
+    """
+    if not world.reserved or not keys:
+        return _allowed(keys, world), no_calendar()
+    without = list(dict.fromkeys((*key[:6], _NO_RESERVATIONS) for key in keys))
+    place = {key: len(keys) + 1 + i for i, key in enumerate(without)}
+    masks = np.zeros((len(keys) + 1 + len(without), len(world.nodes)), np.uint8)
+    masks[len(keys) + 1 :] = _allowed(without, world)
+    base, own = ints([place[*key[:6], _NO_RESERVATIONS] for key in keys]), ints([key[5] for key in keys])
+    limit = np.array([limits[key[5], key[6]] for key in keys], np.float64)
+    calendar = calendar_of(world.reserved, masks, base, own, limit)
+    for row in range(len(keys)):
+        turn(calendar, masks, row, world.reserved.now)
+    return masks, calendar
+
+
+def _allowed(keys: list[MaskKey], world: NodeArrays) -> Flags:
+    """Nodes that may be used, ``uint8[masks, nodes]``: of the nodelist (all, if empty), not excluded, of the GPU types.
+
+    Where jobs are of a reservation, of its nodes.
+    """
     masks = np.zeros((len(keys), len(world.nodes)), dtype=np.uint8)
     types = [node.gpu_type for node in world.nodes]
-    for i, (nodelist, exclude, failed, accepted, whole) in enumerate(keys):
+    for i, (nodelist, exclude, failed, accepted, whole, own, _) in enumerate(keys):
         masks[i] = not nodelist
         for names, allowed in ((nodelist, 1), (exclude, 0), (failed, 0)):
             masks[i, [world.row[n] for n in names if n in world.row]] = allowed
@@ -282,4 +352,8 @@ def _masks_of(keys: list[MaskKey], world: NodeArrays) -> Flags:
             masks[i] &= np.array([name in accepted for name in types], np.uint8)
         if whole:
             masks[i] &= np.array([(len(n.gpus), n.cores, n.memory_mib) == whole for n in world.nodes], np.uint8)
+        if own >= 0:
+            inside = np.zeros(len(types), np.uint8)
+            inside[world.reserved.node[world.reserved.of == own]] = 1
+            masks[i] &= inside
     return masks

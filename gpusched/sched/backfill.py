@@ -12,14 +12,17 @@ from __future__ import annotations
 import numpy as np
 
 from gpusched.compiled import jit
+from gpusched.model.reservations import OVERRUN_S
+from gpusched.sched.bounds import charge, exceeds
 from gpusched.sched.fit import entry, request_of
 from gpusched.sched.place import by_rack, choose, draw, draw_fitting, most_in_rack, one_more
 from gpusched.sched.releases import add, settle
+from gpusched.sched.reservations.calendar import concerns
 from gpusched.sched.state import (
-    ARRAY_LIMIT,
     BACKFILL,
     EASY,
     FIRST_FIT,
+    LIMIT,
     NAIVE,
     NONE,
     OK,
@@ -30,6 +33,7 @@ from gpusched.sched.state import (
     RESOURCES,
     SKIP,
     STARTED,
+    Calendar,
     Flags,
     Ints,
     Jobs,
@@ -59,9 +63,9 @@ def schedule(
 ) -> tuple[int, float]:
     """Decides for one partition's jobs, ``queue: int64[waiting]`` in order of precedence.
 
-    Jobs that can never run (``jobs.feasibility``) or whose array is at its bound block nobody. With NONE the first job
-    that does not start blocks all behind it; with SKIP nobody blocks; with EASY the first has a reservation. The naive
-    placement's unlucky draw counts as not starting.
+    Jobs that can never run (``jobs.feasibility``) or for which a bound leaves no room block nobody. With NONE the first
+    job that does not start blocks all behind it; with SKIP nobody blocks; with EASY the first has a reservation. The
+    naive placement's unlucky draw counts as not starting.
 
     Started jobs are taken off ``resources`` and noted in ``releases`` (end: now + limit), both in place.
 
@@ -73,16 +77,16 @@ def schedule(
     scratch.stamp[0] += 1
     stamp, waits = scratch.stamp[0], RESOURCES if backfill == SKIP else PRIORITY
     # the loop's own arrays, and its answers before any call: most jobs of a long queue get no further
-    code_of, shape_of, limit_of, array_of = outcome.code, jobs.shape, jobs.limit, jobs.array
-    feasibility, array_room = jobs.feasibility, jobs.array_room
+    code_of, shape_of, limit_of, account_of = outcome.code, jobs.shape, jobs.limit, jobs.account
+    feasibility, links, room = jobs.feasibility, jobs.links, jobs.room
     failed, failed_late, looser = scratch.failed, scratch.failed_late, requests.looser
     for job in queue:
-        shape, array = shape_of[job], array_of[job]
+        shape = shape_of[job]
         late = backfill == EASY and now + limit_of[job] > shadow
         if feasibility[shape] != OK:
             code_of[job] = feasibility[shape]
-        elif array >= 0 and array_room[array] <= 0:
-            code_of[job] = ARRAY_LIMIT
+        elif exceeds(links, room, account_of, job):
+            code_of[job] = LIMIT
         elif head >= 0 and backfill == NONE:
             code_of[job] = PRIORITY
         elif failed[shape] == stamp and entry(looser, shape, -1) < 0:
@@ -100,7 +104,10 @@ def schedule(
                 head = job
                 code = RESOURCES if code == PRIORITY else code
                 if backfill != SKIP:
-                    shadow, given = reserve_any(resources, releases, jobs.masks, requests, shape, rule, now, scratch)
+                    limit = limit_of[job]
+                    shadow, given = reserve_any(
+                        resources, releases, jobs.masks, requests, shape, rule, now, limit, scratch
+                    )
                     protect(resources, request_of(requests, given), shadow < np.inf, scratch)
             elif code == PRIORITY:
                 code = waits
@@ -198,8 +205,7 @@ def launch(
             refresh_late(resources, scratch, node)
     outcome.total[0] += 1
     outcome.total[1] += request.parts
-    if jobs.array[job] >= 0:
-        jobs.array_room[jobs.array[job]] -= 1
+    charge(jobs.links, jobs.room, jobs.account, job)
 
 
 @jit
@@ -227,29 +233,35 @@ def reserve_any(
     shape: int,
     rule: int,
     now: float,
+    limit: float,
     scratch: Scratch,
 ) -> tuple[float, int]:
     """`reserve` for the first of a request and its looser ones that fits, and which one that is."""
     best, first, at, last = np.inf, shape, shape, shape
     while at >= 0:
-        shadow = reserve(resources, releases, masks, request_of(requests, at), rule, now, scratch)
+        shadow = reserve(resources, releases, masks, request_of(requests, at), rule, now, limit, scratch)
         if shadow < best:
             best, first = shadow, at
         at, last = entry(requests.looser, at, -1), at
     if first != last:
-        reserve(resources, releases, masks, request_of(requests, first), rule, now, scratch)
+        reserve(resources, releases, masks, request_of(requests, first), rule, now, limit, scratch)
     return best, first
 
 
 @jit
 def reserve(
-    resources: Resources, releases: Releases, masks: Flags, request: Request, rule: int, now: float, scratch: Scratch
-) -> float:
+    resources: Resources, releases: Releases, masks: Flags, request: Request, rule: int, now: float, limit: float,
+    scratch: Scratch,
+) -> float:  # fmt: skip
     """The shadow time: the earliest at which ``request`` fits, by the limits of what runs (overrun: now).
+
+    Where nodes are reserved, the earliest at which it fits for ``limit`` seconds on such as are its by then.
 
     Sets ``scratch.future`` to the resources at that time, and ``scratch.chosen`` to the nodes by the placement rule
     (naive, random: first fit). What runs on nodes that are not available gives nothing back. Infinite if it never fits.
     """
+    if entries(scratch.calendar) > 0:
+        return _reserve_between(scratch.calendar, resources, releases, masks, request, rule, now, limit, scratch)
     future = scratch.future
     gpus, cores, memory = future.gpus, future.cores, future.memory  # the loops' own arrays, as in `schedule`
     fitting, within = 0, by_rack(scratch.racks, FIRST_FIT, request)  # nodes that fit; within: of one rack
@@ -285,6 +297,85 @@ def reserve(
         return np.inf
     choose(future, masks, request, _undrawn(rule), scratch)
     return time
+
+
+@jit
+def entries(calendar: Calendar | None) -> int:
+    """How many there are."""
+    return 0 if calendar is None else calendar.node.size
+
+
+@jit
+def _reserve_between(
+    calendar: Calendar | None, resources: Resources, releases: Releases, masks: Flags, request: Request, rule: int,
+    now: float, limit: float, scratch: Scratch,
+) -> float:  # fmt: skip
+    """`reserve` where nodes are reserved: not only what ends brings room, also the end of a reservation.
+
+    And nodes go as time passes: one that is reserved next is only for who ends before. What a job may use changes in
+    the masks' row for that (`Calendar.work`), so that all else goes by it.
+    """
+    if calendar is None:
+        return np.inf
+    future, closed, row = scratch.future, calendar.closed, calendar.work
+    ask = Request(
+        request.lo, request.hi, request.parts, request.gpus, request.cores, request.memory, row, request.spread
+    )
+    begin, end, where, base = calendar.begin, calendar.end, calendar.node, calendar.base[request.mask]
+    own, over, begun = calendar.own[request.mask], np.inf, -np.inf
+    fitting = 0
+    for node in range(request.lo, request.hi):
+        future.gpus[node], future.cores[node] = resources.gpus[node], resources.cores[node]
+        future.memory[node], closed[node] = resources.memory[node], 0
+        masks[row, node] = masks[base, node]
+        fitting += _holds(future.gpus[node], future.cores[node], future.memory[node], masks, ask, node)
+    for e in range(where.size):
+        if own >= 0 and calendar.number[e] == own:
+            begun, over = begin[e], end[e] + OVERRUN_S
+    settle(releases)
+    time, at, shut, opened = max(now, begun), 0, 0, 0
+    while time < np.inf and time + limit <= over:
+        while at < releases.used[0] and releases.end[releases.order[at]] <= time:
+            slot = releases.order[at]
+            at += 1
+            node = releases.node[slot]
+            if node < request.lo or node >= request.hi or future.gpus[node] < 0:
+                continue
+            fitting -= _holds(future.gpus[node], future.cores[node], future.memory[node], masks, ask, node)
+            future.gpus[node] += releases.gpus[slot]
+            future.cores[node] += releases.cores[slot]
+            future.memory[node] += releases.memory[slot]
+            fitting += _holds(future.gpus[node], future.cores[node], future.memory[node], masks, ask, node)
+        while shut < where.size and begin[shut] < time + limit:
+            fitting += _turned(calendar, shut, 1, masks, ask, base, request.mask, future)
+            shut += 1
+        while opened < where.size and end[calendar.by_end[opened]] <= time:
+            fitting += _turned(calendar, calendar.by_end[opened], -1, masks, ask, base, request.mask, future)
+            opened += 1
+        if fitting >= request.parts and choose(future, masks, ask, _undrawn(rule), scratch):
+            return float(time)
+        following = np.inf
+        if at < releases.used[0]:
+            following = releases.end[releases.order[at]]
+        if opened < where.size:
+            following = min(following, end[calendar.by_end[opened]])
+        time = following
+    return np.inf
+
+
+@jit
+def _turned(
+    calendar: Calendar, entry: int, by: int, masks: Flags, ask: Request, base: int, row: int, future: Resources
+) -> int:
+    """Notes that a reservation of a node begins to count (1), or has ended (-1); how many more nodes fit by that."""
+    node = calendar.node[entry]
+    if node < ask.lo or node >= ask.hi or not concerns(calendar, entry, row):
+        return 0
+    before = _holds(future.gpus[node], future.cores[node], future.memory[node], masks, ask, node)
+    calendar.closed[node] += by
+    masks[ask.mask, node] = masks[base, node] if calendar.closed[node] == 0 else 0
+    after = _holds(future.gpus[node], future.cores[node], future.memory[node], masks, ask, node)
+    return int(after) - int(before)
 
 
 @jit

@@ -13,8 +13,10 @@ from gpusched.model.jobs import Allocation, NodeAllocation
 from gpusched.model.plan import Action, Plan, Preempt, Reason, ReasonCode, Rejection, Resize, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
-from gpusched.model.units import format_memory
-from gpusched.sched.eligible import ARRAY_FULL, ineligible, may_resize, may_stop
+from gpusched.model.units import format_duration, format_memory
+from gpusched.sched.eligible import ineligible, may_resize, may_stop
+from gpusched.sched.limits import Rooms
+from gpusched.sched.reservations.rules import closed_text
 from gpusched.sched.sharing.rules import Sharer, cannot_share, sharer_of_running, sharer_of_start
 from gpusched.sched.text import count_of, gpus_called, listed_types
 from gpusched.sched.topology.spread import splits
@@ -27,10 +29,10 @@ def check(plan: Plan, snapshot: Snapshot) -> tuple[Plan, tuple[Rejection, ...]]:
 
     Actions are tried in order against the snapshot's nodes, each on what those before it left. A start must be of a
     pending job that may start, whole (one part per rank on distinct nodes, each exactly as asked), on available nodes
-    of the job's partition that it may use, with declared GPUs that nobody holds and nothing blocks, and within cores
-    and memory. GPUs may be one other job's where both asked to share (`sharing.rules`). What a preempted job holds is
-    not free before it is gone, so not within the same plan. Preempted may be what runs, says that it may be, and is not
-    protected by its partition's policy (`may_stop`).
+    of the job's partition that it may use, with declared GPUs that nobody holds and nothing blocks, within cores and
+    memory, and within the limits of its array, user, groups and class. GPUs may be one other job's where both asked to
+    share (`sharing.rules`). What a preempted job holds is not free before it is gone, so not within the same plan.
+    Preempted may be what runs, says that it may be, and is not protected by its partition's policy (`may_stop`).
 
     Returns:
         The plan with sound actions only, and a reason for every pending job that stays: REJECTED where its start was
@@ -69,7 +71,7 @@ class _Ledger:
         self._cores = {node.name: node.cores for node in snapshot.nodes}
         self._memory = {node.name: node.memory_mib for node in snapshot.nodes}
         self._holder: dict[tuple[str, int], str] = {}
-        self._array_room: dict[str, int] = {}
+        self._rooms = Rooms(snapshot)
         self._sharers = {job.id: one for job in snapshot.running if (one := sharer_of_running(job)) is not None}
         for job in snapshot.running:
             self._hold(job.allocation.parts, job.id)
@@ -95,7 +97,8 @@ class _Ledger:
         job = self.pending.get(action.job_id)
         if job is None:
             return f"job {action.job_id} is not pending"
-        reason = ineligible(job, self._snapshot.now, self._snapshot.policies) or self._array_full(job)
+        reason = ineligible(job, self._snapshot.now, self._snapshot.policies)
+        reason = reason or self._rooms.full(job, action.allocation.gpus)
         if reason is not None:
             return reason.message
         own = sharer_of_start(job.id, job.user, job.spec, action.allocation.parts)
@@ -106,7 +109,7 @@ class _Ledger:
             if own is not None:
                 self._share(own)
             self._hold(action.allocation.parts, job.id)
-            self._count_task(job)
+            self._rooms.take(job, action.allocation.gpus)
         return why
 
     def _refuse_resize(self, action: Resize) -> str | None:
@@ -121,7 +124,9 @@ class _Ledger:
         assert job.spec is not None
         assert job.spec.elastic is not None
         allowed = action.gpus in job.spec.elastic.sizes and action.gpus != job.spec.gpus
-        return None if allowed else f"job {job.id} cannot go from {job.spec.gpus} to {action.gpus} GPUs"
+        if not allowed:
+            return f"job {job.id} cannot go from {job.spec.gpus} to {action.gpus} GPUs"
+        return self._rooms.refuse_resize(job, action.gpus)
 
     def _refuse_preempt(self, action: Preempt) -> str | None:
         job = self._running.get(action.job_id)
@@ -184,6 +189,8 @@ class _Ledger:
             return f"node {node.name} is of another size than the whole nodes it asks for"
         if node.name in job.excluded_nodes:
             return f"an earlier attempt failed on node {node.name}"
+        if why := closed_text(job, node, self._snapshot.now):
+            return f"node {node.name} {why}, and its limit is {format_duration(job.limit_s)}"
         return None
 
     def _no_node(self, part: NodeAllocation) -> str | None:
@@ -233,15 +240,6 @@ class _Ledger:
             self._sharers[other.id] = other._replace(partner=own.id)
             own = own._replace(partner=other.id)
         self._sharers[own.id] = own
-
-    def _array_full(self, job: PendingView) -> Reason | None:
-        if job.array_room is None:
-            return None
-        return None if self._array_room.setdefault(job.array_id or job.id, job.array_room) > 0 else ARRAY_FULL
-
-    def _count_task(self, job: PendingView) -> None:
-        if job.array_room is not None:
-            self._array_room[job.array_id or job.id] -= 1
 
     def _hold(self, parts: Iterable[NodeAllocation], job_id: str) -> None:
         for part in parts:

@@ -12,6 +12,7 @@ from gpusched.model.interference import KindBelief
 from gpusched.model.jobs import Allocation, Elastic, JobSpec, NodeAllocation
 from gpusched.model.plan import Action, Plan, Preempt, Reason, Start
 from gpusched.model.policy import PolicySpec
+from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.agent import Context, by_agent
 from gpusched.sched.arrays import NodeArrays, Waiting, node_arrays_of, releases_of, waiting_of
@@ -19,6 +20,7 @@ from gpusched.sched.eligible import ineligible
 from gpusched.sched.explain import waits_for_better
 from gpusched.sched.fit import request_of, set_feasibility
 from gpusched.sched.gpus import Links, links_matrix, nearest_gpus
+from gpusched.sched.keeping import kept_clear
 from gpusched.sched.reasons import Block, Verdicts
 from gpusched.sched.sizing.live import sizes_of
 from gpusched.sched.stages import place_queue
@@ -60,7 +62,7 @@ def decide(snapshot: Snapshot, models: Mapping[str, Model] = {}) -> Plan:
         return Plan(actions=resizes, reasons=reasons, troubles=troubles)
     waiting = waiting_of(eligible, world, usage_of(snapshot), snapshot)
     effects = _Effects(troubles, {}, [], {})
-    outcome, blocks = _run(snapshot, world, waiting, models, effects)
+    waiting, outcome, blocks = _run(snapshot, world, waiting, models, effects)
     verdicts = Verdicts(snapshot, world, waiting, outcome.code.tolist())
     for queue, block in blocks:
         verdicts.add(queue, block, reasons)
@@ -87,6 +89,7 @@ def warm_up(policies: Iterable[PolicySpec] = ()) -> None:
     for backfill in BACKFILLS:
         for place in PLACES:
             decide(_small_snapshot(PolicySpec(name="warm-up", place=place, backfill=backfill)))  # type: ignore[arg-type]
+    decide(_reserved(_small_snapshot(PolicySpec(name="warm-up"))))
     if any(policy.by_beliefs for policy in asked):
         small = _with_beliefs(_small_snapshot(PolicySpec(name="warm-up", place="contention")))
         decide(small)
@@ -96,6 +99,11 @@ def warm_up(policies: Iterable[PolicySpec] = ()) -> None:
 def warm_up_agent(policy: PolicySpec, model: Model) -> None:
     """Likewise for an agent's passes; weights that cannot decide such a thing leave it undone."""
     decide(_with_beliefs(_small_snapshot(policy)) if policy.by_beliefs else _small_snapshot(policy), {"p": model})
+
+
+def _reserved(snapshot: Snapshot) -> Snapshot:
+    one = Reservation(name="r", nodes=("n",), begin=1.0, end=2.0)
+    return replace(snapshot, nodes=tuple(replace(node, reservations=(one,)) for node in snapshot.nodes))
 
 
 def _with_beliefs(snapshot: Snapshot) -> Snapshot:
@@ -125,12 +133,18 @@ def _small_snapshot(policy: PolicySpec) -> Snapshot:
 
 def _run(
     snapshot: Snapshot, world: NodeArrays, waiting: Waiting, models: Mapping[str, Model], effects: _Effects
-) -> tuple[Outcome, list[tuple[list[int], Block]]]:
-    """The compiled passes, one per partition that has a queue; with each queue in its order and what blocked it."""
-    scratch = new_scratch(len(world.nodes), waiting.jobs.feasibility.size, world.rack)
+) -> tuple[Waiting, Outcome, list[tuple[list[int], Block]]]:
+    """The compiled passes, one per partition that has a queue; with each queue in its order and what blocked it.
+
+    The jobs come back with what is kept for others in their masks.
+    """
+    scratch = new_scratch(len(world.nodes), waiting.jobs.feasibility.size, world.rack, waiting.calendar)
     outcome = new_outcome(len(waiting.views), waiting.parts)
     releases = releases_of(snapshot.running, world, waiting.parts)
     set_feasibility(world.total, world.usable, waiting.jobs.masks, waiting.requests, scratch, waiting.jobs.feasibility)
+    if world.reserved:
+        waiting = kept_clear(snapshot, world, waiting, releases, scratch, effects.reasons)
+        scratch = new_scratch(len(world.nodes), waiting.jobs.feasibility.size, world.rack, waiting.calendar)
     costs = costs_of(snapshot, world, waiting, scratch)
     rng = seed_words(snapshot.seed)
     blocks = []
@@ -145,7 +159,7 @@ def _run(
             blocks.append(by_agent(context, models.get(name), _staged, effects.troubles))
         else:
             blocks.append(_staged(context))
-    return outcome, blocks
+    return waiting, outcome, blocks
 
 
 def _staged(context: Context) -> tuple[list[int], Block]:

@@ -9,6 +9,7 @@ from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.policy import PolicySpec, Preempting, Resizing
 from gpusched.model.snapshot import PendingView, RunningView
 from gpusched.model.units import format_duration
+from gpusched.sched.reservations.rules import waits_for_own
 from gpusched.sched.topology.spread import knows_racks
 
 HELD_BY_USER = Reason(code=ReasonCode.JOB_HELD_USER, message="held by its user")
@@ -34,6 +35,8 @@ def ineligible(job: PendingView, now: float, policies: Mapping[str, PolicySpec])
         return Reason(code=ReasonCode.POLICY, message=message)
     if job.barred:
         return Reason(code=ReasonCode.NOT_ELIGIBLE, message=f"Slurm does not let it start: {job.barred}")
+    if job.unreserved:
+        return Reason(code=ReasonCode.RESERVATION, message=job.unreserved)
     if job.dependency == "never":
         message = job.dependency_message or "its dependency can never be met"
         return Reason(code=ReasonCode.DEPENDENCY_NEVER_SATISFIED, message=message)
@@ -42,6 +45,8 @@ def ineligible(job: PendingView, now: float, policies: Mapping[str, PolicySpec])
     if job.eligible_time is not None and job.eligible_time > now:
         wait = format_duration(job.eligible_time - now)
         return Reason(code=ReasonCode.BEGIN_TIME, message=f"may not start before a time set for it, in {wait}")
+    if job.reserved is not None and (why := waits_for_own(job, now)):
+        return Reason(code=ReasonCode.RESERVATION, message=why)
     return None
 
 
@@ -73,6 +78,8 @@ def may_resize(job: RunningView, rules: Resizing, now: float) -> str | None:
         return f"job {job.id} is not resized any more: {job.resizes.frozen}"
     if job.resizes is not None and job.resizes.before is not None:
         return f"job {job.id} has not come up yet since it was resized"
+    if job.tied:
+        return f"job {job.id} might not come up again in time: {job.tied}"
     least = max(rules.min_run_s, job.spec.elastic.cooldown_s)
     if now < job.start_time + least:
         return f"job {job.id} has run for less than {format_duration(least)}"

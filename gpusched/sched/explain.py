@@ -13,6 +13,8 @@ from gpusched.model.policy import MAPPED
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.advice import next_steps
 from gpusched.sched.eligible import ARRAY_FULL, ineligible
+from gpusched.sched.limits import Rooms
+from gpusched.sched.reservations.rules import reserved_text
 from gpusched.sched.tally import (
     NodeCount,
     asks_of,
@@ -22,9 +24,13 @@ from gpusched.sched.tally import (
     earliest,
     fits,
     need,
+    open_to,
+    plain_order,
     queue_of,
     racks_of,
     shortfall_of,
+    shut,
+    waits_for_end,
 )
 from gpusched.sched.text import (
     ALLOWED,
@@ -91,7 +97,8 @@ def explain(snapshot: Snapshot, job_id: str) -> Explanation:
     counts = counts_of(snapshot)
     own = [c for c in counts.values() if c.node.partition == job.spec.partition]
     queue = queue_of(snapshot, job.spec.partition, own)
-    place = next((i for i, j in enumerate(queue) if j.id == job_id), None)
+    at = next((i for i, j in enumerate(queue) if j.id == job_id), None)
+    place = None if at is None else sum(1 + j.behind for j in queue[:at])
     reason = _reason(snapshot, job, counts, queue, place)
     better = reason.code is ReasonCode.POLICY and waits_for_better(snapshot, job) is not None
     waits = better or _waits_for_rack(snapshot, job, own) is not None
@@ -99,9 +106,9 @@ def explain(snapshot: Snapshot, job_id: str) -> Explanation:
     return Explanation(
         job_id=job_id,
         reason=reason,
-        nodes=tuple(_verdict(job, count) for count in own),
+        nodes=tuple(_verdict(job, count, snapshot.now) for count in own),
         position=None if place is None else place + 1,
-        queue_length=len(queue),
+        queue_length=sum(1 + j.behind for j in queue),
         next_steps=(*steps, *next_steps(snapshot, job, reason.code, counts, queue)),
         racks=_racks_now(job, own) if waits else None,
     )
@@ -141,10 +148,10 @@ def waits_for_better(snapshot: Snapshot, job: PendingView) -> tuple[Reason, floa
     return Reason(code=ReasonCode.POLICY, message=better_text(own, harm, until, alone.now)), until
 
 
-def _verdict(job: PendingView, count: NodeCount) -> NodeVerdict:
+def _verdict(job: PendingView, count: NodeCount, now: float) -> NodeVerdict:
     node, needs, free, total = count.node, need(job.spec), count.free, count.total
     dimension: Dimension
-    if text := barred(job, node):
+    if text := shut(job, node, now):
         dimension = "barred"
     elif not node.available:
         why = node.unavailable_reason
@@ -169,8 +176,18 @@ def _reason(
         short = _short(job, nodes, asked[0], "needs", "usable")
         message = f"{short}; not available: {not_available(c.node for c in nodes)}"
         return Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=message)
+    own = open_to(job, nodes, snapshot.now)
+    asked = asks_of(snapshot, job, own)
+    if not fits(job, own, lambda c: c.usable, asked):
+        found = {one.name: one for c in nodes for one in c.node.reservations}
+        ones = sorted(found.values(), key=lambda one: (one.begin, one.name))
+        return Reason(
+            code=ReasonCode.REQ_NODE_NOT_AVAIL,
+            message=reserved_text(ones, job.spec.reservation, job.limit_s, snapshot.now),
+        )
+    nodes = own
     if place is None:
-        return ARRAY_FULL
+        return Rooms(snapshot).full(job) or ARRAY_FULL
     if fits(job, nodes, lambda c: c.free, asked):
         return _fits_now(snapshot, job, counts, queue, place)
     skips = snapshot.policies[job.spec.partition].backfill == "skip"
@@ -193,6 +210,12 @@ def _fits_now(
         return HELD_BACK
     if place and policy.backfill == "none":
         return Reason(code=ReasonCode.PRIORITY, message=before_it(place))
+    first = waits_for_end(snapshot, job.spec.partition, counts.values()) if policy.backfill != "skip" else None
+    if first is not None and (then := earliest(snapshot, first, counts)) is not None:
+        ordered = [other.id for other in plain_order(snapshot, job.spec.partition)]
+        wait = then[0] - snapshot.now
+        if job.limit_s > wait and ordered.index(first.id) < ordered.index(job.id):
+            return Reason(code=ReasonCode.BACKFILL, message=would_delay(first.id, wait))
     if place and policy.backfill == "easy":
         if by_limits := earliest(snapshot, queue[0], counts):
             wait = by_limits[0] - snapshot.now

@@ -9,6 +9,8 @@ from gpusched.sched.state import (
     FIRST_FIT,
     NOT_AVAILABLE,
     OK,
+    RESERVED,
+    Calendar,
     Flags,
     Ints,
     Request,
@@ -48,19 +50,44 @@ def set_feasibility(
     """Whether each request can ever run, into ``feasibility: int64[shapes]``.
 
     BAD_CONSTRAINTS: not even on ``total``, the nodes as declared, all of them empty and well. NOT_AVAILABLE: not on
-    ``usable``, without those that are not available and without blocked GPUs, empty of jobs. Else OK. Of a request with
-    looser ones: whether any of them can.
+    ``usable``, without those that are not available and without blocked GPUs, empty of jobs. RESERVED: only when
+    reservations are over. Else OK. Of a request with looser ones: whether any of them can.
     """
     for shape in range(feasibility.size):
         request, looser = request_of(requests, shape), entry(requests.looser, shape, -1)
         if (looser >= 0 and feasibility[looser] == OK) or choose(usable, masks, request, FIRST_FIT, scratch):
             feasibility[shape] = OK
+        elif looser >= 0 and feasibility[looser] == RESERVED:
+            feasibility[shape] = RESERVED
+        elif choose(usable, masks, unreserved(scratch.calendar, request), FIRST_FIT, scratch):
+            feasibility[shape] = OK if may_head(scratch.calendar, request.mask) else RESERVED
         elif looser >= 0 and feasibility[looser] == NOT_AVAILABLE:
             feasibility[shape] = NOT_AVAILABLE
-        elif choose(total, masks, request, FIRST_FIT, scratch):
+        elif choose(total, masks, unreserved(scratch.calendar, request), FIRST_FIT, scratch):
             feasibility[shape] = NOT_AVAILABLE
         else:
             feasibility[shape] = BAD_CONSTRAINTS
+
+
+@jit
+def may_head(calendar: Calendar | None, mask: int) -> bool:
+    """Whether a job that waits for the end of a reservation may be the head, as nothing else keeps its nodes."""
+    if calendar is None:
+        return False
+    return calendar.heads != 0 and calendar.own[mask] < 0
+
+
+@jit
+def unreserved(calendar: Calendar | None, request: Request) -> Request:
+    """The request as if nothing were reserved for others."""
+    if calendar is None:
+        return request
+    mask = request.mask
+    if mask >= 0 and calendar.base.size > 0:
+        mask = calendar.base[mask]
+    return Request(
+        request.lo, request.hi, request.parts, request.gpus, request.cores, request.memory, mask, request.spread
+    )
 
 
 @jit

@@ -23,7 +23,7 @@ class Keys(NamedTuple):
         submit: ``float64``, Unix seconds.
         gpus, cores, memory: ``int64``, of the whole job (all its parts); MiB.
         limit: ``float64``, seconds. expected: ``float64``: the estimated run time, where there is none the limit.
-        usage: ``float64``: GPU hours of the job's user, see `tally.usage_of`.
+        usage: ``float64``: of the job's user, see `tally.usage_of`.
     """
 
     priority: Ints
@@ -44,8 +44,8 @@ def queue_order(order: Order, keys: Keys, ids: Sequence[str]) -> Ints:
     """The jobs (indices into ``keys`` and ``ids``) from first to last, ``int64[jobs]``.
 
     fifo: by submit time. ljf: largest first, by GPUs, cores, memory (Narantuya et al., CMC 2022). sjf: shortest limit
-    first; sjf-estimate: shortest estimated run time. fairshare: least usage of the user first. Ties always by submit
-    time, then id.
+    first; sjf-estimate: shortest estimated run time. fairshare: least usage of the user first, with groups by their
+    tree. Ties always by submit time, then id.
     """
     columns: list[Ints | Floats] = [-keys.priority]
     if order == "ljf":

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.policy import PolicySpec
+from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.arrays import NodeArrays, Waiting, racks_for_ask
 from gpusched.sched.eligible import ARRAY_FULL
-from gpusched.sched.fit import request_of, shortfall
+from gpusched.sched.fit import request_of, shortfall, unreserved
+from gpusched.sched.limits import LimitReasons
 from gpusched.sched.place import most_in_rack
+from gpusched.sched.reservations.rules import reserved_text
 from gpusched.sched.state import (
-    ARRAY_LIMIT,
     BACKFILL,
     BAD_CONSTRAINTS,
+    LIMIT,
     MAPPING,
     NOT_AVAILABLE,
     POLICY,
     PRIORITY,
+    RESERVED,
     RESOURCES,
     STARTED,
     Resources,
@@ -58,15 +64,19 @@ class Verdicts:
     def __init__(self, snapshot: Snapshot, world: NodeArrays, waiting: Waiting, codes: list[int]) -> None:
         self._now = snapshot.now
         self._world, self._waiting, self._codes = world, waiting, codes
-        self._shapes = waiting.jobs.shape.tolist()
+        self._shapes, self._lo = waiting.jobs.shape.tolist(), waiting.requests.lo.tolist()
         self._by_shape: dict[tuple[int, int], Reason] = {}
         self._ahead: dict[int, Reason] = {}
+        self._limits, self._bounds = LimitReasons(snapshot), len(snapshot.bounds)
+        self._accounts: list[list[int]] = waiting.jobs.account.tolist()
+        self._by_account: dict[tuple[int, ...], Reason] = {}
+        self._of_reserved: dict[tuple[int, float, str], Reason] = {}
+        self._reserved_on: dict[int, list[Reservation]] = {}
 
     def add(self, queue: list[int], block: Block, reasons: dict[str, Reason]) -> None:
         """Writes the reasons of one partition's queue."""
         views, codes, shapes = self._waiting.views, self._codes, self._shapes
         same_for_all = {
-            ARRAY_LIMIT: ARRAY_FULL,
             BACKFILL: self._delayed(block),
             POLICY: HELD_BACK if block.policy.agent else _UNLUCKY,
             MAPPING: ELSEWHERE,
@@ -78,12 +88,31 @@ class Verdicts:
                 continue
             if code == PRIORITY:
                 reason = self._before(ahead)
+            elif code == LIMIT:
+                reason = self._limit(job)
             elif code in same_for_all:
                 reason = same_for_all[code]
             else:
                 reason = self._by_shape.get((code, shapes[job])) or self._short(code, shapes[job], job, block)
-            ahead += code >= RESOURCES
+            ahead += 1 + views[job].behind if RESOURCES <= code < RESERVED else 0
             reasons[views[job].id] = reason
+
+    def _limit(self, job: int) -> Reason:
+        """By the first bound that leaves too little once all is started."""
+        key = tuple(self._accounts[job])
+        found = self._by_account.get(key)
+        if found is None:
+            found = self._by_account[key] = self._exceeded(*key)
+        return found
+
+    def _exceeded(self, at: int, gpus: int, gpu_s: int) -> Reason:
+        links, room = self._waiting.jobs.links, self._waiting.jobs.room
+        while at >= 0:
+            bound, unit, at = links[at].tolist()
+            cost, left = (1, gpus, gpu_s)[unit], int(room[bound])
+            if cost > max(left, 0) and bound < self._bounds:
+                return self._limits.of(bound, cost, left)
+        return ARRAY_FULL
 
     def _delayed(self, block: Block) -> Reason:
         if block.head < 0 or block.shadow == float("inf"):
@@ -104,6 +133,8 @@ class Verdicts:
         if code == BAD_CONSTRAINTS:
             message = self._shortage("needs", "there", self._world.total, shape)
             reason = Reason(code=ReasonCode.BAD_CONSTRAINTS, message=message)
+        elif code == RESERVED:
+            return self._reserved(shape, job)
         elif code == NOT_AVAILABLE:
             message = self._shortage("needs", "usable", self._world.usable, shape)
             requests = self._waiting.requests
@@ -119,6 +150,20 @@ class Verdicts:
                 return reason
         self._by_shape[code, shape] = reason
         return reason
+
+    def _reserved(self, shape: int, job: int) -> Reason:
+        """Of a job that waits for the end of reservations; nothing else may be reserved that it would use."""
+        view = self._waiting.views[job]
+        limit = view.spec.time_limit_s if view.resizes is None else view.limit_s
+        key = (self._lo[shape], limit, view.spec.reservation)
+        if key not in self._of_reserved:
+            reserved, lo, hi = self._world.reserved, key[0], int(self._waiting.requests.hi[shape])
+            if key[0] not in self._reserved_on:  # by begin, as their numbers are
+                numbers = np.unique(reserved.of[(reserved.node >= lo) & (reserved.node < hi)]).tolist()
+                self._reserved_on[key[0]] = [reserved.all[number] for number in numbers]
+            text = reserved_text(self._reserved_on[key[0]], key[2], limit, self._now)
+            self._of_reserved[key] = Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=text)
+        return self._of_reserved[key]
 
     def _waits(self, shape: int, job: int, block: Block) -> str:
         """Of a job that waits for one rack, that it does; else ""."""
@@ -138,6 +183,8 @@ class Verdicts:
 
     def _shortage(self, verb: str, free: str, resources: Resources, shape: int) -> str:
         request = request_of(self._waiting.requests, shape)
+        if free != "free" and len(self._waiting.calendar.base):
+            request = unreserved(self._waiting.calendar, request)
         dimension, count, nearest = shortfall(resources, self._waiting.jobs.masks, request)
         has = int(resources[dimension - 1][nearest]) if nearest >= 0 else 0  # of GPUs, cores or memory
         needs = (int(request.gpus), int(request.cores), int(request.memory))

@@ -27,8 +27,12 @@ PLACES |= {"rack": RACK, "rack-wait": RACK}  # that a job waits for its rack is 
 PLACES |= {"contention": RACK}  # where nothing was learned; else see `topology.queue`
 BACKFILLS = {"none": NONE, "skip": SKIP, "easy": EASY}
 
+# A bound that a job counts for. bound: index into `Jobs.room`. unit: 0: the job takes 1 of it, else what that column of
+# its account says. next: row of the next, or -1.
+LINK = np.dtype([("bound", np.int64), ("unit", np.int64), ("next", np.int64)])
+
 # What a pass says of a job; 0 .. 2 also say how a request stands towards the whole partition.
-OK, BAD_CONSTRAINTS, NOT_AVAILABLE, ARRAY_LIMIT, RESOURCES, PRIORITY, BACKFILL, POLICY, MAPPING = range(9)
+OK, BAD_CONSTRAINTS, NOT_AVAILABLE, LIMIT, RESOURCES, PRIORITY, BACKFILL, POLICY, MAPPING, RESERVED = range(10)
 STARTED = OK
 
 
@@ -85,21 +89,26 @@ class Requests(NamedTuple):
 class Jobs(NamedTuple):
     """The queue's jobs.
 
+    Replays know no bounds: ``account``, ``room`` and ``links`` are None there, and nothing of them is compiled.
+
     Attributes:
         shape: ``int64[jobs]``: index into `Requests`: of what the job would rather have than any looser one.
         limit: ``float64[jobs]``: time limit in seconds.
-        array: ``int64[jobs]``: index into ``array_room``, or -1.
-        array_room: ``int64[arrays]``: how many more tasks may start; counted down in place.
+        account: ``int64[jobs, 3]``: the first of the bounds that it counts for (index into ``links``), or -1; its GPUs;
+            GPU seconds that it may use in seven days.
+        room: ``int64[bounds]``: what is left of each: of jobs, GPUs or GPU seconds; counted down in place.
         feasibility: ``int64[shapes]``: OK, BAD_CONSTRAINTS or NOT_AVAILABLE (see `fit.set_feasibility`).
         masks: ``uint8[masks, nodes]``.
+        links: ``LINK[links]``: chains of bounds, one for all jobs that count for the same ones alike; see `bounds`.
     """
 
     shape: Ints
     limit: Floats
-    array: Ints
-    array_room: Ints
+    account: Ints
+    room: Ints
     feasibility: Ints
     masks: Flags
+    links: Records = None  # type: ignore[assignment]
 
 
 class Releases(NamedTuple):
@@ -122,6 +131,38 @@ class Releases(NamedTuple):
     used: Ints
 
 
+class Calendar(NamedTuple):
+    """When nodes are reserved, and for whom, one entry per (reservation, node), by begin; see `reservations.calendar`.
+
+    Attributes:
+        node, number: ``int64[entries]``: row of the node, and the reservation's number.
+        begin, end: ``float64[entries]``: seconds, the clock of ``now``.
+        by_end: ``int64[entries]``: the entries in order of their ends.
+        base: ``int64[masks]``: the row that says what jobs of a row may use if nothing is reserved for others.
+        own: ``int64[masks]``: the reservation that they are of; -1: none.
+        limit: ``float64[masks]``: how long they may run, seconds.
+        guarded: ``int64[masks]``: 1: they keep clear of what is kept for a job before them, too.
+        turns: ``float64[masks]``: when a row changes next (`calendar.turn_due`).
+        closed: ``int64[nodes]``: room to work in.
+        work: The row of the masks that is for looking ahead.
+        heads: 1: who waits for the end of a reservation may be the head; 0: such a job blocks nobody.
+    """
+
+    node: Ints
+    number: Ints
+    begin: Floats
+    end: Floats
+    by_end: Ints
+    base: Ints
+    own: Ints
+    limit: Floats
+    guarded: Ints
+    turns: Floats
+    closed: Ints
+    work: int
+    heads: int
+
+
 class Scratch(NamedTuple):
     """Room to work in, kept between passes.
 
@@ -134,6 +175,7 @@ class Scratch(NamedTuple):
             room only shrinks, so it will not fit later in it either.
         stamp: ``int64[1]``: number of the pass.
         racks: ``RACK_ROOM[nodes]``, see there. None: all nodes are in one, and nothing that looks at racks is compiled.
+        calendar: When nodes are reserved. None: never, and nothing that looks at that is compiled.
     """
 
     chosen: Ints
@@ -145,6 +187,7 @@ class Scratch(NamedTuple):
     failed_late: Ints
     stamp: Ints
     racks: Records | None
+    calendar: Calendar | None
 
 
 class Outcome(NamedTuple):
@@ -213,15 +256,25 @@ def new_releases(slots: int) -> Releases:
     return Releases(np.zeros(slots), node, gpus, cores, memory, owner, order, np.zeros(2, np.int64))
 
 
-def new_scratch(nodes: int, shapes: int, rack: Ints | None = None) -> Scratch:
-    """Work space for that many nodes and distinct requests; ``rack: int64[nodes]``: their racks, None: all in one."""
+def new_scratch(nodes: int, shapes: int, rack: Ints | None = None, calendar: Calendar | None = None) -> Scratch:
+    """Work space for that many nodes and distinct requests; ``rack: int64[nodes]``: their racks, None: all in one.
+
+    With racks there is a calendar, too, if an empty one: every pass is compiled with both, or with none.
+    """
     chosen, keys = (np.zeros(nodes, np.int64) for _ in range(2))
     future, spare, late = (new_resources(nodes) for _ in range(3))
     failed, failed_late = (np.zeros(shapes, np.int64) for _ in range(2))
     return Scratch(
         chosen, keys, future, spare, late, failed, failed_late, stamp=np.zeros(1, np.int64),
         racks=None if rack is None else filled(RACK_ROOM, nodes, number=rack),
+        calendar=no_calendar() if rack is not None and calendar is None else calendar,
     )  # fmt: skip
+
+
+def no_calendar() -> Calendar:
+    """Nothing is reserved."""
+    none, never = np.zeros(0, np.int64), np.zeros(0)
+    return Calendar(none, none, never, never, none, none, none, never, none, never, none, 0, 0)
 
 
 def new_outcome(jobs: int, parts: int) -> Outcome:

@@ -9,10 +9,14 @@ from typing import Literal, assert_never
 import msgspec
 
 from gpusched.model.jobs import JobSpec
-from gpusched.model.policy import Order
-from gpusched.model.snapshot import NodeView, PendingView, Snapshot
+from gpusched.model.limits import leaf_of, split_leaf
+from gpusched.model.policy import Order, PolicySpec
+from gpusched.model.reservations import Reservation
+from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.model.units import format_memory
 from gpusched.sched.eligible import id_key, ineligible
+from gpusched.sched.limits import Rooms
+from gpusched.sched.reservations.rules import closed_by, closed_text
 from gpusched.sched.text import count_of, gpus_called, listed, listed_types
 from gpusched.sched.topology.spread import Ask, asks, racks_for, splits
 
@@ -114,8 +118,17 @@ def excluded_by(spec: JobSpec, node: NodeView) -> str:
 
 
 def barred(job: PendingView, node: NodeView) -> str:
-    """Why the job may not use the node even if it were empty; "" if it may."""
-    return excluded_by(job.spec, node) or ("an earlier attempt failed here" if node.name in job.excluded_nodes else "")
+    """Why the job may not use the node even if it were empty, and whatever the time; "" if it may."""
+    if why := excluded_by(job.spec, node):
+        return why
+    if job.reserved is not None and all(one.name != job.reserved.name for one in node.reservations):
+        return f"is not in {job.reserved.what}"
+    return "an earlier attempt failed here" if node.name in job.excluded_nodes else ""
+
+
+def shut(job: PendingView, node: NodeView, now: float) -> str:
+    """Why the job may not start on the node now even if it were empty; "" if it may."""
+    return barred(job, node) or (closed_text(job, node, now) if node.reservations else "")
 
 
 HasOf = Callable[[NodeCount], tuple[int, int, int]]
@@ -148,12 +161,27 @@ def fits(job: PendingView, counts: Iterable[NodeCount], has: HasOf, asked: Itera
 def usage_of(snapshot: Snapshot) -> dict[str, float]:
     """Fair share's figure: user -> recent GPU hours (``snapshot.usage``, decayed) plus one for every GPU held now.
 
-    Without the second part, a user whose jobs have just begun would look idle until usage has accrued.
+    Without the second part, a user whose jobs have just begun would look idle until usage has accrued. With groups:
+    `leaf_of` user and group -> place by their tree (`fairtree`).
     """
     usage = dict(snapshot.usage)
     for job in snapshot.running:
-        usage[job.user] = usage.get(job.user, 0.0) + job.allocation.gpus
-    return usage
+        leaf = leaf_of(job.user, job.group)
+        usage[leaf] = usage.get(leaf, 0.0) + job.allocation.gpus
+    if not snapshot.groups or not any(policy.order == "fairshare" for policy in _asked(snapshot)):
+        return usage
+    import numpy as np  # who explains needs neither this nor machine code elsewhere
+
+    from gpusched.sched.fairtree import places, tree_of
+
+    leaves = list(usage.keys() | {leaf_of(job.user, job.group) for job in snapshot.pending})
+    tree = tree_of(snapshot.groups, [split_leaf(leaf) for leaf in leaves])
+    found = places(tree, np.array([usage.get(leaf, 0.0) for leaf in leaves], np.float64))
+    return {leaf: float(place) for leaf, place in zip(leaves, found.tolist(), strict=True)}
+
+
+def _asked(snapshot: Snapshot) -> list[PolicySpec]:
+    return [policy.fallback or policy for policy in snapshot.policies.values()]  # the fallback may have to decide
 
 
 def plain_order(snapshot: Snapshot, partition: str) -> list[PendingView]:
@@ -172,7 +200,7 @@ def plain_order(snapshot: Snapshot, partition: str) -> list[PendingView]:
         elif order == "sjf-estimate":
             own = (job.expected_s,)
         elif order == "fairshare":
-            own = (usage.get(job.user, 0.0),)
+            own = (usage.get(leaf_of(job.user, job.group), 0.0),)
         elif order != "fifo":
             assert_never(order)
         return (-job.priority, *own, job.submit_time, id_key(job.id))
@@ -182,19 +210,48 @@ def plain_order(snapshot: Snapshot, partition: str) -> list[PendingView]:
 
 
 def queue_of(snapshot: Snapshot, partition: str, counts: Iterable[NodeCount]) -> list[PendingView]:
-    """Of `plain_order` those that count: not the tasks of an array at its bound, and none that cannot run."""
+    """Of `plain_order` those that count: not those for which a limit leaves no room, and none that cannot run."""
     nodes = [c for c in counts if c.node.partition == partition]
+    reserved = any(c.node.reservations for c in nodes)
     possible: dict[tuple[object, ...], bool] = {}
+    rooms = Rooms(snapshot)
     queue = []
     for job in plain_order(snapshot, partition):
         spec = job.spec
         nodes_of = (spec.nodelist, spec.exclude, spec.gpu_types, job.excluded_nodes, spec.exclusive)
-        shape = (spec.nodes, spec.max_nodes, spec.max_spread, *need(spec), *nodes_of)
+        alike = (job.limit_s, spec.reservation) if reserved else ()
+        shape = (spec.nodes, spec.max_nodes, spec.max_spread, *need(spec), *nodes_of, *alike)
         if shape not in possible:
-            possible[shape] = fits(job, nodes, lambda c: c.usable, asks_of(snapshot, job, nodes))
-        if possible[shape] and (job.array_room is None or job.array_room > 0):
+            own = open_to(job, nodes, snapshot.now)
+            possible[shape] = fits(job, own, lambda c: c.usable, asks_of(snapshot, job, own))
+        if possible[shape] and rooms.full(job) is None:
             queue.append(job)
     return queue
+
+
+def waits_for_end(snapshot: Snapshot, partition: str, counts: Iterable[NodeCount]) -> PendingView | None:
+    """The first of the partition's jobs that waits for the end of a reservation whatever else is free."""
+    nodes = [c for c in counts if c.node.partition == partition]
+    if not any(c.node.reservations for c in nodes):
+        return None
+    possible: dict[tuple[object, ...], bool] = {}
+    rooms = Rooms(snapshot)
+    for job in plain_order(snapshot, partition):
+        spec = job.spec
+        nodes_of = (spec.nodelist, spec.exclude, spec.gpu_types, job.excluded_nodes, spec.exclusive, spec.reservation)
+        key = (spec.nodes, spec.max_nodes, spec.max_spread, *need(spec), *nodes_of, job.limit_s)
+        if key not in possible:
+            own = open_to(job, nodes, snapshot.now)
+            possible[key] = fits(job, own, lambda c: c.usable, asks_of(snapshot, job, own))
+            possible[key] |= not fits(job, nodes, lambda c: c.usable, asks_of(snapshot, job, nodes))
+        if not possible[key] and rooms.full(job) is None:
+            return job
+    return None
+
+
+def open_to(job: PendingView, counts: Iterable[NodeCount], now: float) -> list[NodeCount]:
+    """Those of the nodes from which no reservation keeps the job now."""
+    return [c for c in counts if not (c.node.reservations or job.reserved) or closed_by(job, c.node, now) is None]
 
 
 def earliest(snapshot: Snapshot, job: PendingView, counts: dict[str, NodeCount]) -> tuple[float, str] | None:
@@ -205,30 +262,54 @@ def earliest(snapshot: Snapshot, job: PendingView, counts: dict[str, NodeCount])
     """
     own = [c for c in counts.values() if c.node.partition == job.spec.partition]
     asked = asks_of(snapshot, job, own)
-    if fits(job, own, lambda c: c.free, asked):
+    if fits(job, open_to(job, own, snapshot.now), lambda c: c.free, asked):
         return None
     found = [when for ask in asked if (when := _earliest(snapshot, job, counts, ask)) is not None]
     return min(found, key=lambda when: when[0], default=None)
 
 
 def _earliest(snapshot: Snapshot, job: PendingView, counts: dict[str, NodeCount], ask: Ask) -> tuple[float, str] | None:
-    needs, fitting = ask.needs, Counter[str]()  # nodes that fit, by rack where all must be in one
+    """Of one request. With reservations also when one ends; and a node counts only while it is the job's for long."""
+    needs, now = ask.needs, snapshot.now
     has = {name: list(c.free) for name, c in counts.items() if not barred(job, c.node) and c.node.available}
-    for name, h in has.items():
-        fitting[counts[name].rack if ask.one_rack else ""] += covers((h[0], h[1], h[2]), needs)
-    for end, _, running in sorted((r.expected_end, i, r) for i, r in enumerate(snapshot.running)):
-        for part in running.allocation.parts:
+    holding = {name for name, h in has.items() if covers((h[0], h[1], h[2]), needs)}
+    reserved = {name for name in has if counts[name].node.reservations}
+    always = Counter(_rack(counts[name], ask) for name in holding - reserved)  # nodes that fit, by rack if need be
+    ends = [(r.expected_end, i, r) for i, r in enumerate(snapshot.running)]
+    overs = {one.name: one for name in reserved for one in counts[name].node.reservations}
+    changes: list[tuple[float, int, RunningView | Reservation]] = [*ends]
+    changes += [(one.end, len(ends) + i, one) for i, one in enumerate(overs.values())]
+
+    def enough(time: float) -> bool:
+        found = always.copy()
+        for name in holding & reserved:
+            found[_rack(counts[name], ask)] += closed_by(job, counts[name].node, time) is None
+        return any(count >= ask.parts for count in found.values())
+
+    if reserved and enough(now):
+        return now, ""
+    for end, _, change in sorted(changes, key=lambda one: one[:2]):
+        if isinstance(change, Reservation):
+            if enough(max(end, now)):
+                return max(end, now), f"{change.what} ends"
+            continue
+        for part in change.allocation.parts:
             if part.node not in has:
                 continue
             h = has[part.node]
-            before = covers((h[0], h[1], h[2]), needs)
             gpus = sum(1 for g in part.gpus if g not in counts[part.node].node.blocked)
             h[0], h[1], h[2] = h[0] + gpus, h[1] + part.cores, h[2] + part.memory_mib
-            rack = counts[part.node].rack if ask.one_rack else ""
-            fitting[rack] += not before and covers((h[0], h[1], h[2]), needs)
-            if fitting[rack] >= ask.parts:
-                return max(end, snapshot.now), f"job {running.id} on {part.node} frees {count_of(gpus, 'GPU')}"
+            if part.node in holding or not covers((h[0], h[1], h[2]), needs):
+                continue
+            holding.add(part.node)
+            always[_rack(counts[part.node], ask)] += part.node not in reserved
+            if enough(max(end, now)):
+                return max(end, now), f"job {change.id} on {part.node} frees {count_of(gpus, 'GPU')}"
     return None
+
+
+def _rack(count: NodeCount, ask: Ask) -> str:
+    return count.rack if ask.one_rack else ""
 
 
 def shortfall_of(count: NodeCount, needs: tuple[int, int, int]) -> tuple[Literal["gpus", "cores", "memory"], str]:

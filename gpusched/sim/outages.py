@@ -10,6 +10,7 @@ from gpusched.errors import FileError, GpuschedError
 from gpusched.model.suggest import did_you_mean
 from gpusched.sim.pool import Pool
 from gpusched.sim.replay import Outage
+from gpusched.sim.reserving import Booking
 
 _COLUMNS = ("node", "start", "end", "drain")
 
@@ -36,6 +37,23 @@ def read_outages(path: Path, pool: Pool) -> tuple[Outage, ...]:
                 found.append(_outage(str(path), reader.line_num, row, rows))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise GpuschedError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    return tuple(found)
+
+
+def read_reservations(path: Path, pool: Pool) -> tuple[Booking, ...]:
+    """The reservations of a CSV with the header ``node,start,end``: seconds on the trace's clock; for no job.
+
+    Raises:
+        FileError: The first thing wrong with it.
+        GpuschedError: It cannot be read.
+    """
+    found: list[Booking] = []
+    for outage in read_outages(path, pool):
+        if not math.isfinite(outage.end):
+            raise FileError(str(path), len(found) + 2, "end", "nothing", "when the reservation ends")
+        if any(outage.node in b.nodes and outage.start < b.end and b.start < outage.end for b in found):
+            raise FileError(str(path), len(found) + 2, "start", f"{outage.start:g}", "no other reservation of it then")
+        found.append(Booking(f"{len(found)}", (outage.node,), outage.start, outage.end))
     return tuple(found)
 
 

@@ -67,6 +67,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     limits: bool = False
     restart_s: float = 0.0
     outages: str | None = None
+    reservations: str | None = None
     seeds: tuple[int, ...] = (0,)
     workers: int = 0
     backend: str | None = None
@@ -365,7 +366,7 @@ def _scenario(request: Request, trace: Trace, topology: Topology | None = None) 
     else:
         listed = read_node_list(Path(request.node_list)) if request.node_list else None
     types, nodes = read_power(Path(request.power)) if request.power else ({}, {})
-    return scenario_of(
+    scenario = scenario_of(
         trace,
         nodes=request.nodes,
         gpus_per_node=request.gpus_per_node,
@@ -375,6 +376,27 @@ def _scenario(request: Request, trace: Trace, topology: Topology | None = None) 
         listed=listed,
         power=lambda pool: power_model(pool, inventory=inventory, types=types, nodes=nodes),
     )
+    return _reserved(request, scenario)
+
+
+def _reserved(request: Request, scenario: Scenario) -> Scenario:
+    """With what was reserved while the own history happened, or what the file says."""
+    if request.reservations is not None:
+        from gpusched.sim.outages import read_reservations
+
+        return scenario._replace(reserved=read_reservations(Path(request.reservations), scenario.pool))
+    if request.traces or request.load is not None:
+        return scenario
+    from gpusched.config.paths import state_folder
+    from gpusched.queue.store import Reader
+    from gpusched.study.reserved import with_own_reservations
+
+    reader = Reader.open(state_folder())
+    try:
+        return with_own_reservations(scenario, reader)
+    finally:
+        if reader is not None:
+            reader.close()
 
 
 def _predictor(request: Request, named: Named) -> Predictor | None:

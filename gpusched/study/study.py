@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gpusched.sim.engine.placing import Network
     from gpusched.sim.rates import Rates
     from gpusched.sim.replay import Outage
+    from gpusched.sim.reserving import Booking
     from gpusched.sim.sharing import Share
 
 DEFAULT_LOAD = 0.9
@@ -40,7 +41,7 @@ class Scenario(NamedTuple):
     """A trace on its nodes; ``notes``: what was chosen on the way, in sentences.
 
     The first ``carried`` jobs of the trace are those that the replay begins with: they count in no figure.
-    ``half_life_s``: of users' usage, by which ``fairshare`` goes.
+    ``half_life_s``: of users' usage, by which ``fairshare`` goes. ``reserved``: when nodes are reserved.
     """
 
     trace: Trace
@@ -49,6 +50,7 @@ class Scenario(NamedTuple):
     notes: tuple[str, ...] = ()
     carried: int = 0
     half_life_s: float = HALF_LIFE_S
+    reserved: tuple[Booking, ...] = ()
 
 
 class Outcome(NamedTuple):
@@ -193,6 +195,7 @@ def _replayed(run: Run, progress: Callable[[float], None] | None = None) -> tupl
         limits=run.limits,
         restart_s=run.restart_s,
         failures=run.failures,
+        reservations=run.scenario.reserved,
         half_life_s=scenario.half_life_s,
         predictor=run.predictor,
         rates=run.rates,

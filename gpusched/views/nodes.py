@@ -147,6 +147,8 @@ def _notes(row: NodeRow) -> list[tuple[str, Text, str]]:
                 grouped.setdefault((gpu.state, gpu.reason), []).append(gpu.index)
         for (state, reason), indices in grouped.items():
             notes.append((row.name, Text(f"GPU {common.ranges(indices)} {state}", bars.GLYPHS[state][1]), reason))
+    if row.reserved:
+        notes.append((row.name, Text("reserved", "cyan"), row.reserved))
     if row.runtime_error:
         notes.append((row.name, Text("runtime", "bold red"), row.runtime_error.removeprefix(f"{row.name}: ")))
     if row.clock_skew_s is not None and abs(row.clock_skew_s) >= _SHOWN_SKEW_S:

@@ -19,6 +19,7 @@ import typer
 import yaml
 
 from gpusched.cli.main import COMMANDS, app
+from gpusched.client.reservations import Asked
 from gpusched.client.script.sbatch import OPTIONS, Refused, Understood, all_names
 from gpusched.client.wait import EXIT_CODES
 from gpusched.cluster.requests import environment
@@ -37,9 +38,15 @@ from gpusched.model.reports import (
     NodeRow,
     PowerReport,
     PowerRow,
+    QosRow,
+    QuotaReport,
+    QuotaRow,
+    ReservationRow,
+    ShareRow,
     TopologyReport,
     WiredNode,
 )
+from gpusched.model.reservations import Reservation
 from gpusched.model.resources import (
     Inventory,
     LogSettings,
@@ -60,6 +67,8 @@ from gpusched.views.nodes import nodes_json
 from gpusched.views.policy import ChangeRow, PolicyPage, PolicyRow
 from gpusched.views.policy import page_dict as page_dict_of_policy
 from gpusched.views.power import power_json
+from gpusched.views.quota import quota_json
+from gpusched.views.reservations import asked_dict
 from gpusched.views.show import Page, page_dict
 from gpusched.views.why import Why, dry_run_dict, why_dict
 from tests.docs import python_api, replays, words
@@ -322,6 +331,18 @@ def _exit_codes() -> str:
     return table(("the job ended", "exit code"), rows)
 
 
+def _limits() -> str:
+    return _keys(inventory_fields.LIMITS, words.LIMITS, {})
+
+
+def _of_group() -> str:
+    return _keys(inventory_fields.GROUP, words.GROUP, {"shares": code("1")})
+
+
+def _qos() -> str:
+    return _keys(inventory_fields.QOS, words.QOS, {"priority": code("0"), "exempt": code("false")})
+
+
 def _notices() -> str:
     return _keys(inventory_notices.NOTICES, words.NOTICES, {"idle": code("30m")})
 
@@ -375,6 +396,12 @@ def json_keys() -> dict[str, list[str]]:
         "wired-node": list(WiredNode.__struct_fields__),
         "nic": list(Nic.__struct_fields__),
         "flavors": list(FlavorRow.__struct_fields__),
+        "quota": list(quota := quota_json(_sample_quota())),
+        "quota-row": list(quota["rows"][0]),
+        "quota-class": list(QosRow.__struct_fields__),
+        "quota-share": list(ShareRow.__struct_fields__),
+        "reservations": list(ReservationRow.__struct_fields__),
+        "reserved": list(asked_dict(_sample_reservation())),
         "power": list(power_json(_sample_report())),
         "power-row": list(PowerRow.__struct_fields__),
         "held-idle": list(HeldIdle.__struct_fields__),
@@ -404,6 +431,14 @@ def _sample_node() -> NodeRow:
         name="", partition="", state=NodeState.IDLE, gpus_total=0, gpus_free=0, cores_total=0, cores_free=0,
         memory_total_mib=0, memory_free_mib=0,
     )  # fmt: skip
+
+
+def _sample_quota() -> QuotaReport:
+    return QuotaReport(users=(), rows=(QuotaRow(whose="", limit="gpus", used=0.0, most=0.0, reason=""),), now=0.0)
+
+
+def _sample_reservation() -> Asked:
+    return Asked("reserve", Reservation(name="", nodes=(), begin=0.0, end=1.0))
 
 
 def _sample_report() -> PowerReport:
@@ -474,6 +509,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "node": _node,
     "sharing": _sharing,
     "flavor": _flavor,
+    "limits": _limits,
+    "group": _of_group,
+    "qos": _qos,
     "notices": _notices,
     "receiver": _receiver,
     "switch": _switch,

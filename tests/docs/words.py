@@ -164,6 +164,37 @@ FLAVOR = {
     "memory": (MEMORY, "Required. Memory of the whole job."),
     "time": (LIMIT, "Required. The default and the longest time limit."),
 }
+LIMITS = {
+    "gpus": ("number, or `none`", "GPUs of its running jobs together."),
+    "jobs": ("number, or `none`", "Running jobs."),
+    "queued": ("number, or `none`", "Waiting jobs; each task of an array is one. More are refused."),
+    "gpu_hours": (
+        "number, or `none`",
+        "GPU hours in any seven days. A job is charged its whole time limit until it has ended, then what it used.",
+    ),
+    "time": (LIMIT + ", or `none`", "The longest time limit. A job that asks for more is refused."),
+}
+GROUP = {
+    "members": (
+        "list of users, or a mapping from users to shares",
+        "A job counts for the group that `--group` names, else for the first in the file that its user is a member of.",
+    ),
+    "parent": ("name", "The group above. What a group's jobs take, those above it count, too."),
+    "limits": ("mapping of limits", "Of all jobs of the group and of those below it together."),
+    "shares": ("number", "Its part beside its parent's other groups, for `order: fairshare`."),
+}
+QOS = {
+    "priority": ("number", "Added to the priority of its jobs when they are queued."),
+    "users": ("list of users", "Who may use it."),
+    "groups": ("list of groups", "Whose members, and those of groups below, may use it. Without both everybody may."),
+    "limits": ("mapping of limits", "Of all its jobs together."),
+    "per_user": ("mapping of limits", "Of each user's jobs in it."),
+    "preemptible": (
+        "`true` or `false`",
+        "Whether policies may stop its jobs for others, whatever the job says. Without it as the job says.",
+    ),
+    "exempt": ("`true` or `false`", "Its jobs count for its own limits only, not for those of their user and groups."),
+}
 SWITCH = {
     "nodes": (
         "list of names and ranges, or a text such as `dgx[1-4],dgx7`",
@@ -252,13 +283,48 @@ REASONS = {
         "May not start yet: `--begin`, or the pause before a retry.",
         "Wait; `gpusched show JOB` has the time under `not before`.",
     ),
+    ReasonCode.RESERVATION: (
+        "It asks for a reservation (`--reservation`) that has not begun, ends too soon, is not for its user, or "
+        "is not there any more.",
+        "Wait; where it can never run in it, cancel it and submit it again. `gpusched reservations` lists them.",
+    ),
     ReasonCode.ARRAY_TASK_LIMIT: (
         "As many tasks of its array run as `%N` allows.",
         "Wait for a task to end.",
     ),
+    ReasonCode.ASSOC_GRP_GRES: (
+        "Its user, or a group it counts for, has as many GPUs at once as the inventory allows.",
+        "Wait; the message says whose limit it is and until when. `gpusched quota` shows all of yours.",
+    ),
+    ReasonCode.ASSOC_MAX_JOBS: ("As many jobs of its user run as may.", "Wait for one to end."),
+    ReasonCode.ASSOC_GRP_JOBS: ("As many jobs of a group that it counts for run as may.", "Wait for one to end."),
+    ReasonCode.ASSOC_GRP_GRES_MINUTES: (
+        "The GPU hours of seven days of its user or group: used, or promised to running jobs up to their limits.",
+        "Wait; ask for a shorter time limit, which promises fewer.",
+    ),
+    ReasonCode.QOS_GRP_GRES: ("The GPUs at once of all jobs of its class of service.", "Wait, or use another `--qos`."),
+    ReasonCode.QOS_GRP_JOBS: ("As many jobs of its class of service run as may.", "Wait, or use another `--qos`."),
+    ReasonCode.QOS_GRP_GRES_MINUTES: (
+        "The GPU hours of seven days of all jobs of its class of service.",
+        "Wait, or use another `--qos`.",
+    ),
+    ReasonCode.QOS_MAX_GRES_PER_USER: (
+        "Its user's GPUs at once in its class of service.",
+        "Wait, or use another `--qos`.",
+    ),
+    ReasonCode.QOS_MAX_JOBS_PER_USER: (
+        "As many jobs of its user run in its class of service as may.",
+        "Wait, or use another `--qos`.",
+    ),
+    ReasonCode.QOS_MAX_GRES_MINUTES_PER_USER: (
+        "Its user's GPU hours of seven days in its class of service. The word is ours.",
+        "Wait, or use another `--qos`.",
+    ),
     ReasonCode.REQ_NODE_NOT_AVAIL: (
-        "It would fit if parts that are DOWN, DRAINED, LOST, BUSY or UNUSABLE came back.",
-        "`gpusched nodes` says what is wrong there. Mend it, `gpusched resume` it, or end the foreign process.",
+        "It would fit if parts that are DOWN, DRAINED, LOST, BUSY or UNUSABLE came back; or nodes are reserved, and "
+        "it could not end before that: `Reserved for maintenance`, `May be reserved for other job`.",
+        "`gpusched nodes` says what is wrong there. Mend it, `gpusched resume` it, or end the foreign process. Where "
+        "they are reserved: a shorter limit; `gpusched why` says which one would do.",
     ),
     ReasonCode.RESOURCES: (
         "Waits for what running jobs hold.",
@@ -280,7 +346,7 @@ REASONS = {
 }
 
 _JOB = {
-    "id": "Job id; `ID_INDEX` for a task of an array.",
+    "id": "Job id; `ID_INDEX` for a task of an array, `ID_[3-9]` for several in one entry.",
     "name": "Its name.",
     "user": "Who submitted it.",
     "partition": "Its partition.",
@@ -300,6 +366,8 @@ _JOB = {
     "energy_j": "Joules its GPUs drew while it held them; null where nothing was measured.",
     "array_id": "The array's id, or null.",
     "array_index": "The task's index, or null.",
+    "array_tasks": "Of an entry for several tasks of an array, their indices: `3-9,12`; else null.",
+    "array_count": "How many tasks these are, or null.",
     "attempt": "0 before the first start; each start counts one up.",
     "retries": "How often it was started again after NODE_FAIL.",
     "preemptions": "How often a policy stopped it for other jobs.",
@@ -362,7 +430,7 @@ JSON: dict[str, dict[str, str]] = {
         "excluded_nodes": "Nodes on which earlier attempts failed through the node's fault.",
         "attempts": "One object per start; see below.",
         "events": "Its events, oldest first; see below.",
-        "tasks": "Where an array was asked for: all its tasks, with the keys of `status`.",
+        "tasks": "Where an array, or several of its tasks, was asked for: these, with the keys of `status`.",
     },
     "attempt": {
         "attempt": "Its number.",
@@ -418,8 +486,8 @@ JSON: dict[str, dict[str, str]] = {
         "share": "`pairs`: its GPUs may be one other job's, too; empty: not.",
         "gpu_memory_mib": "Of a job that may share: MiB that it takes of each GPU at the most; else null.",
         "script": "Text of its job script; null: none.",
-        "function": "Name of the Python function that it runs; empty: it runs `command`.",
         "gpus_per_task": "Of these each task of `srun` has so many where it does not say; 0: all of its node.",
+        "function": "Name of the Python function that it runs; empty: it runs `command`.",
         "array_shape": "Of an array: number of tasks, first index, last index, step.",
         "signal_batch": "The signal before the limit goes to the script alone, not to what `srun` started.",
         "submit_dir": "Folder of the login node that the script was submitted from.",
@@ -457,6 +525,29 @@ JSON: dict[str, dict[str, str]] = {
         "dry_run": "Always true.",
         "spec": "The request as it would be queued, with the keys of `show`'s spec; begin_time is Unix seconds here.",
     },
+    "reservations": {
+        "name": "Its name: what jobs ask for with `--reservation`.",
+        "kind": "`reservation` or `maintenance`.",
+        "state": "`planned` or `active`.",
+        "nodes": "Names of its nodes.",
+        "gpus": "GPUs of them.",
+        "begin": "Time.",
+        "end": "Time.",
+        "users": "Whose jobs may run in it.",
+        "groups": "Likewise, groups of the inventory.",
+        "by": "Who made it; empty until the controller has taken it up.",
+        "reason": "Why, or empty.",
+        "running": "Ids of the jobs that run in it.",
+        "late": "Ids of jobs that run on its nodes, not in it, and may last, by their limits, until after its begin.",
+    },
+    "reserved": {
+        "requested": "`reserve`, `maintenance`, `change` or `cancel`.",
+        "name": "Its name.",
+        "nodes": "Names of its nodes.",
+        "begin": "Time.",
+        "end": "Time.",
+        "late": "Running jobs that may last until after its begin: `id`, `user`, `end`.",
+    },
     "nodes": {
         "name": "Its name.",
         "partition": "Its partition.",
@@ -481,6 +572,7 @@ JSON: dict[str, dict[str, str]] = {
         "age_s": "Seconds since then, or null.",
         "stale": "The figures are older than three ticks (at least 15 s).",
         "gpus": "One object per declared GPU; see below.",
+        "reserved": "For whom or what it is reserved, now or next, in words; null: it is not.",
     },
     "gpus": {
         "index": "NVML index.",
@@ -554,6 +646,36 @@ JSON: dict[str, dict[str, str]] = {
         "nodes": "Over how many nodes it goes; null where it never fits.",
         "share": "Its share of the partition (λ), 0 to 1.",
         "free_now": "How many such jobs would fit side by side on what is free now.",
+    },
+    "quota": {
+        "users": "Of whom it is.",
+        "rows": "One object per limit; see below.",
+        "classes": "Classes of service that they may use; see below.",
+        "shares": "Their places by fair share; see below. Empty where the inventory has no groups.",
+        "now": "When it was counted.",
+    },
+    "quota-row": {
+        "whose": "`user ann`, `group physics`, `class high`, `user ann in class high`.",
+        "limit": "`gpus`, `jobs`, `queued`, `gpu_hours` or `time` (seconds).",
+        "used": "What is taken of it: of GPU hours those of seven days and those that running jobs may use up to their "
+        "limits. Null of `time`.",
+        "most": "The limit.",
+        "left": "What is left, at least 0. Null of `time`.",
+        "reason": "Of a job that it keeps waiting, or that it refuses.",
+        "frees": "Where nothing is left: when something comes back at the latest, or null.",
+    },
+    "quota-class": {
+        "name": "Of the inventory.",
+        "priority": "What it adds.",
+        "preemptible": "Whether its jobs may be stopped for others; null: as the job says.",
+        "exempt": "Whether its jobs count for its own limits only.",
+    },
+    "quota-share": {
+        "group": "Empty: in none.",
+        "user": "Who.",
+        "shares": "Within the group.",
+        "gpu_hours": "Used lately, decayed with `fairshare_half_life`.",
+        "place": "1 goes first under `order: fairshare`; equal users share one.",
     },
     "power": {
         "since": "Time the report begins: the one asked for, or the first record.",

@@ -59,7 +59,7 @@ BAD = {
     "partitions a list": ("partitions: [A]\n", ":1: partitions: found a list, expected a mapping: name of partition -> its nodes"),
     "unknown top key": (
         "partition: {}\n",
-        ":1: partition: found an unknown key, expected one of defaults, engine, notices, partitions, settings, topology: did you mean partitions?",
+        ":1: partition: found an unknown key, expected one of defaults, engine, groups, limits, notices, partitions, qos, settings, topology: did you mean partitions?",
     ),
     "broken yaml": (
         "partitions:\n  A: {nodes: [a\n",

@@ -21,6 +21,7 @@ from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import NodeSpec, Pool, demand_of
 from gpusched.sim.replay import replay
 from gpusched.sim.result import Result
+from tests.sched.test_reservations import FEW, reserved_snapshots, sound
 from tests.sched.worlds import NOW, after, node, pending, running, snapshot, snapshots, started
 from tests.sim.worlds import trace_of
 
@@ -270,3 +271,9 @@ def test_the_same_replay_twice_is_the_same() -> None:
 def test_a_waiting_job_of_a_whole_cluster_is_started_in_the_end() -> None:
     snap = snapshot([node("a"), node("b")], [pending("f", 8, nodes=2), pending("s", 1)])
     assert after(snap, by_agent(snap, WILD[3])).running
+
+
+@FEW
+@given(reserved_snapshots(), MODELS)
+def test_reserved_nodes_are_left_to_whom_they_are_reserved_for(snap: Snapshot, wild: Model) -> None:
+    sound(msgspec.structs.replace(snap, policies=dict.fromkeys(snap.policies, GIST)), by_agent(snap, wild))

@@ -23,6 +23,7 @@ from gpusched.sim.pool import Pool, demand_of
 from gpusched.sim.replay import replay
 from gpusched.sim.result import Result
 from tests.sched import test_agents_gist as gist
+from tests.sched.test_reservations import FEW, reserved_snapshots, sound
 from tests.sched.worlds import NOW, node, pending, running, snapshot, snapshots, started
 from tests.sim.worlds import trace_of
 
@@ -236,3 +237,10 @@ def test_one_that_knows_nothing_never_reads_run_times_or_limits() -> None:
     plain = replayed(trace_of(submit, duration, gpus), Pool.uniform(3, 8), of)
     other = replayed(trace_of(submit, duration, gpus, limit=rng.uniform(500, 9000, 60)), Pool.uniform(3, 8), of)
     assert plain.start.tobytes() == other.start.tobytes()
+
+
+@FEW
+@given(reserved_snapshots(), MODELS)
+def test_reserved_nodes_are_left_to_whom_they_are_reserved_for(snap: Snapshot, wild: Model) -> None:
+    snap = msgspec.structs.replace(snap, policies=dict.fromkeys(snap.policies, RLTUNE))
+    sound(snap, decide(snap, dict.fromkeys(snap.policies, wild)))

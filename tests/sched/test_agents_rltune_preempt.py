@@ -26,6 +26,7 @@ from gpusched.sim.result import Result
 from gpusched.traces.generate import generate
 from tests.learn.test_rltune_preempt import POOL, WORKLOAD
 from tests.sched import test_agents_gist as gist
+from tests.sched.test_reservations import FEW, reserved_snapshots, sound
 from tests.sched.worlds import NOW, node, pending, running, snapshot, started
 
 EASY = PolicySpec(name="easy", place="best-fit", backfill="easy")
@@ -307,3 +308,11 @@ def test_the_fallback_stops_nobody() -> None:
     plan = decide(msgspec.structs.replace(snap, policies={"p": policy(RULES)}), {})
     assert plan.troubles
     assert plan.actions == ()
+
+
+@FEW
+@given(reserved_snapshots())
+def test_reserved_nodes_are_left_to_whom_they_are_reserved_for(snap: Snapshot) -> None:
+    """Also in the second of several partitions, whose requests have other numbers there."""
+    snap = msgspec.structs.replace(snap, policies=dict.fromkeys(snap.policies, policy(LIMITS[0])))
+    sound(snap, decide(snap, dict.fromkeys(snap.policies, weights(RANKS[1]))))

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from gpusched.agents.topology.live import NO_NUMBER, NOTHING_LEARNED, parts_of, prepare
 from gpusched.agents.topology.network import agent_of, arrays_of, size, untrained
 from gpusched.config.weights import Model
+from gpusched.model.interference import KindBelief
 from gpusched.model.plan import Plan, ReasonCode
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
@@ -24,6 +25,7 @@ from gpusched.sched.topology.live import HARMLESS, PATIENCE_S
 from gpusched.sched.topology.tree import tree_of
 from tests.sched.test_contention import LATE, Plain, beliefs, clusters, named
 from tests.sched.test_racks import FOUR, HALF, TWO_RACKS
+from tests.sched.test_reservations import FEW, reserved_snapshots, sound
 from tests.sched.worlds import NOW, after, node, pending, running, snapshot, started, topology
 
 QUICK = settings(max_examples=60, deadline=None)
@@ -252,3 +254,10 @@ def test_weights_of_another_shape_are_refused() -> None:
     arrays["rack"] = arrays["rack"][:2]
     with pytest.raises(ValueError, match="rack is missing or not of shape"):
         prepare(Model("topology", arrays, {}, "", ""))
+
+
+@FEW
+@given(reserved_snapshots(racked=True), st.sampled_from([1, 2]))
+def test_reserved_nodes_are_left_to_whom_they_are_reserved_for(snap: Snapshot, schedulers: int) -> None:
+    snap = by_agents(replace(snap, beliefs={"alice/t": KindBelief(kind="alice/t")}), schedulers)
+    sound(snap, decide(snap, dict.fromkeys(snap.policies, RULE)))

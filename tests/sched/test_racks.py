@@ -170,7 +170,7 @@ class World:
         n, jobs = len(self.free), len(self.links)
         self.requests, shapes = requests_of(self.links, n)
         self.scratch = new_scratch(n, self.requests.lo.size, ints(self.rack))
-        self.jobs = Jobs(ints(shapes), np.array(limits[:jobs]), ints([-1] * jobs), ints([]),
+        self.jobs = Jobs(ints(shapes), np.array(limits[:jobs]), np.full((jobs, 3), -1), ints([]),
                          np.zeros(self.requests.lo.size, np.int64), NO_MASKS)  # fmt: skip
         self.outcome = new_outcome(jobs, 8 * jobs)
         self.resources = resources_of(self.free)

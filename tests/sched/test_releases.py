@@ -74,7 +74,7 @@ def test_the_passes_can_be_called_from_compiled_code() -> None:
         return np.array(values, dtype=np.int64)
 
     requests = Requests(ints(0), ints(3), ints(2), ints(4), ints(1), ints(1), ints(-1), None, None)
-    jobs = Jobs(ints(0, 0, 0, 0), np.full(4, 60.0), ints(-1, -1, -1, -1), ints(), ints(0), np.zeros((0, 3), np.uint8))
+    jobs = Jobs(ints(0, 0, 0, 0), np.full(4, 60.0), np.full((4, 3), -1), ints(), ints(0), np.zeros((0, 3), np.uint8))
     resources = Resources(ints(8, 8, -1), ints(9, 9, 9), ints(9, 9, 9))
     outcome, releases = new_outcome(4, 8), new_releases(8)
     dropped = _fill_and_empty(

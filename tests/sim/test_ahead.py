@@ -16,6 +16,7 @@ from gpusched.forecast.limit_use import LimitUse
 from gpusched.forecast.queue import QueueForecast, RunTimes
 from gpusched.forecast.start_times import StartForecast
 from gpusched.model.jobs import Dependency, DependencyKind
+from gpusched.model.limits import WEEK_S, Limits, Quotas, leaf_of
 from gpusched.model.plan import Start
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.sched.decide import decide
@@ -24,6 +25,7 @@ from gpusched.sched.tally import asks_of, counts_of
 from gpusched.sched.topology.spread import waits_until
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import replay
+from tests.sched.limited import Past, class_of, limited, rules_of, with_bounds
 from tests.sched.worlds import NOW, node, pending, running, snapshot, snapshots, topology
 from tests.sim.worlds import trace_of
 
@@ -55,10 +57,11 @@ class Plain:
         touched = set(self.snap.policies)
         touched |= self.end_jobs()
         while True:
+            self.limits_now()
             self.begin(touched)
             given_up = {j.id: t for j in self.snap.pending if (t := self.gives_up(j)) is not None}
             times = [*self.ends.values(), *(j.eligible_time for j in self.snap.pending if j.eligible_time)]
-            later = [t for t in (*times, *given_up.values()) if t > self.snap.now]
+            later = [t for t in (*times, *given_up.values(), *self.frees()) if t > self.snap.now]
             if not later:
                 return self.starts
             self.move_to(min(later))
@@ -67,7 +70,7 @@ class Plain:
                 for j in self.snap.pending
                 if given_up.get(j.id) == self.snap.now and ineligible(j, self.snap.now, self.snap.policies) is None
             }
-            touched |= self.end_jobs()
+            touched |= self.end_jobs() | self.freed()
             touched |= {j.spec.partition for j in self.snap.pending if j.eligible_time == self.snap.now}
             touched |= self.fair if touched else set()
 
@@ -79,12 +82,24 @@ class Plain:
         same = until <= self.snap.now or asks_of(self.snap, job, counts) == asks_of(then, job, counts)
         return None if same else until
 
+    def limits_now(self) -> None:
+        """Bounds as they stand, where there are any."""
+
+    def frees(self) -> list[float]:
+        """When what was used of limits of GPU hours counts no more."""
+        return []
+
+    def freed(self) -> set[str]:
+        """Partitions in which a limit may have let somebody go since the last instant."""
+        return set()
+
     def move_to(self, time: float) -> None:
         rate = math.log(2) / HALF_LIFE_S
         kept = math.exp(-rate * (time - self.snap.now))
         held: dict[str, int] = {}
         for job in self.snap.running:
-            held[job.user] = held.get(job.user, 0) + sum(len(p.gpus) for p in job.allocation.parts)
+            leaf = leaf_of(job.user, job.group)
+            held[leaf] = held.get(leaf, 0) + sum(len(p.gpus) for p in job.allocation.parts)
         users = self.used.keys() | held.keys()
         self.used = {u: self.used.get(u, 0.0) * kept + held.get(u, 0) * (1 - kept) / rate for u in users}
         usage = {u: s / 3600 for u, s in self.used.items()}
@@ -131,11 +146,98 @@ class Plain:
             self.ends[job.id] = now + self.lasts[job.id]
             view = RunningView(
                 id=job.id, user=job.user, allocation=action.allocation, start_time=now,
-                expected_end=now + job.spec.time_limit_s, array_id=job.array_id,
+                expected_end=now + job.spec.time_limit_s, array_id=job.array_id, spec=job.spec, group=job.group,
             )  # fmt: skip
             left = [j for j in self.snap.pending if j.id != job.id]
             left = [self.more_room(j, -1) if j.array_id and j.array_id == job.array_id else j for j in left]
             self.snap = msgspec.structs.replace(self.snap, running=(*self.snap.running, view), pending=tuple(left))
+
+
+class Limited(Plain):
+    """With limits, whose bounds are counted anew at every instant."""
+
+    def __init__(self, world: tuple[Snapshot, Quotas, Past], lasts: dict[str, float], ends: dict[str, float]) -> None:
+        snap, self.known, self.past = world
+        super().__init__(snap, lasts, ends)
+        self.charged = {job.id: max(0.0, job.expected_end - snap.now) for job in snap.running}
+        self.seen = {job.id: job for job in snap.running}
+
+    def limits_now(self) -> None:
+        self.snap = with_bounds(self.snap, self.known, self.past, self.charged)
+
+    def begin(self, touched: set[str]) -> None:
+        super().begin(touched)
+        for job in self.snap.running:
+            if job.id not in self.seen:
+                self.seen[job.id] = job
+                self.charged[job.id] = job.expected_end - self.snap.now
+
+    def freed(self) -> set[str]:
+        running, now, touched = {job.id for job in self.snap.running}, self.snap.now, set[str]()
+        for job in [job for name, job in self.seen.items() if name not in running]:
+            del self.seen[job.id]
+            gpus = job.allocation.gpus
+            used = int(gpus * min(self.charged[job.id], WEEK_S))
+            used -= min(used, int(gpus * max(0.0, job.expected_end - now)))
+            self.past = (*self.past, (job.user, job.group, class_of(job), now, used))
+            touched |= set(self.snap.policies) if rules_of(job, self.known) else set()
+        if now in self.frees():
+            touched |= set(self.snap.policies)
+        return touched
+
+    def frees(self) -> list[float]:
+        return [until + WEEK_S for *_, until, _ in self.past]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    world=st.one_of(limited(), limited(simple=True)).filter(lambda world: staged(world[0])),
+    shares=st.lists(st.sampled_from([0.01, 0.3, 0.5, 0.77, 1.0]), min_size=1),
+)
+def test_limits_hold_and_let_go_ahead_as_they_do_live(
+    world: tuple[Snapshot, Quotas, Past], shares: list[float]
+) -> None:
+    snap = world[0]
+    ahead = ahead_of(snap)
+    limits = ahead.by_limits
+    share = np.array([shares[i % len(shares)] for i in range(len(limits.lasts) + len(limits.ends))])
+    lasts = limits.lasts * share[: len(limits.lasts)]
+    ends = snap.now + (limits.ends - snap.now) * share[len(limits.lasts) :]
+    expected = Limited(
+        world,
+        {job.id: float(t) for job, t in zip(ahead.views, lasts, strict=True)},
+        {job.id: float(t) for job, t in zip(snap.running, ends, strict=True)},
+    ).run()
+    assert starts(ahead, RunTimes(lasts, ends)) == pytest.approx(expected)
+    assert starts(ahead, RunTimes(lasts, ends)) == pytest.approx(expected), "a second run begins where the first did"
+
+
+def limited_to(gpus: int, snap: Snapshot) -> tuple[Snapshot, Quotas, Past]:
+    known = Quotas(users={"alice": Limits(gpus=gpus)})
+    return with_bounds(snap, known, ()), known, ()
+
+
+def test_whom_a_limit_will_hold_is_not_the_head_ahead_either() -> None:
+    """The first starts and leaves alice nothing; so her second is not the head, but bob's, who is not to be delayed."""
+    busy = [running("r", {"n": tuple(range(4))}, NOW + 100)]
+    jobs = [
+        pending("first", 2, submit=1, limit=10_000), pending("held", 6, submit=2, limit=10),
+        pending("head", 6, submit=3, user="bob", limit=10), pending("late", 2, submit=4, user="bob", limit=10_000),
+    ]  # fmt: skip
+    world = limited_to(6, snapshot([node("n", 8)], jobs, busy, backfill="easy"))
+    ahead = ahead_of(world[0])
+    found = starts(ahead, ahead.by_limits)
+    assert found["head"] == NOW + 100
+    limits = {job.id: float(job.spec.time_limit_s) for job in world[0].pending}
+    assert found == Limited(world, limits, {"r": NOW + 100}).run()
+
+
+def test_an_end_in_one_partition_lets_somebody_go_in_another() -> None:
+    nodes = [node("n", 4), node("m", 4, partition="q")]
+    busy = [running("r", {"n": (0, 1)}, NOW + 100, user="alice")]
+    snap, *_ = limited_to(2, snapshot(nodes, [pending("a", 2, partition="q")], busy))
+    ahead = ahead_of(snap)
+    assert starts(ahead, ahead.by_limits) == {"a": NOW + 100}
 
 
 def test_a_long_queue_is_run_ahead_only_as_far_as_work_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,19 @@ SAID = [
     ("priority 7 -5", "scontrol update JobId=7 Nice=5"),
     ("drain n1 n2 --reason 'fan broken'", "scontrol update NodeName=n1,n2 State=DRAIN Reason='fan broken'"),
     ("resume n1", "scontrol update NodeName=n1 State=RESUME"),
+    (
+        "maintenance n1 n2 --from 2026-12-01T09:00 --for 4h --name disks",
+        "scontrol create reservation ReservationName=disks StartTime=2026-12-01T09:00:00 Duration=4:00:00 Users=root "
+        "Nodes=n1,n2 Flags=MAINT,IGNORE_JOBS",
+    ),
+    (
+        "reserve --gpus 16 --from 2026-12-01T09:00 --to 2026-12-01T12:00 --users a,b --name class",
+        "scontrol create reservation ReservationName=class StartTime=2026-12-01T09:00:00 EndTime=2026-12-01T12:00:00 "
+        "Users=a,b TRES=gres/gpu=16",
+    ),
+    ("reservations", "scontrol show reservation"),
+    ("reservations cancel class", "scontrol delete ReservationName=class"),
+    ("reservations change class --for 3h", "scontrol update ReservationName=class Duration=3:00:00"),
     ("exec -it 7 -- bash -l", "srun --jobid=7 --overlap -N 1 -n 1 --pty bash -l"),
     ("exec --rank 1 7 -- nvidia-smi", "srun --jobid=7 --overlap -N 1 -n 1 -r 1 nvidia-smi"),
 ]

@@ -25,13 +25,14 @@ from gpusched.agents.gist.networks import (
 )
 from gpusched.compiled import jit
 from gpusched.sched.backfill import launch, protect, reserve
+from gpusched.sched.bounds import exceeds
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import choose, node_fits
 from gpusched.sched.state import (
-    ARRAY_LIMIT,
     BACKFILL,
     BEST_FIT,
     FIRST_FIT,
+    LIMIT,
     OK,
     PLENTY,
     POLICY,
@@ -154,12 +155,12 @@ def walk(
     """
     first, head, sound, busy = -1, Head(0.0, 0.0, np.inf), True, obs.busy
     for job in ordered:
-        shape, array = jobs.shape[job], jobs.array[job]
+        shape = jobs.shape[job]
         if jobs.feasibility[shape] != OK:
             outcome.code[job] = jobs.feasibility[shape]
             continue
-        if array >= 0 and jobs.array_room[array] <= 0:
-            outcome.code[job] = ARRAY_LIMIT
+        if exceeds(jobs.links, jobs.room, jobs.account, job):
+            outcome.code[job] = LIMIT
             continue
         request, limit, age = request_of(requests, shape), jobs.limit[job], now - submit[job]
         late = now + limit > head.shadow
@@ -179,7 +180,7 @@ def walk(
                 obs.drain[node] = max(obs.drain[node], now + limit)
         elif code == PRIORITY and first < 0:
             first, code = job, RESOURCES
-            shadow = reserve(resources, releases, jobs.masks, request, BEST_FIT, now, scratch)
+            shadow = reserve(resources, releases, jobs.masks, request, BEST_FIT, now, limit, scratch)
             protect(resources, request, shadow < np.inf, scratch)
             head = Head(request.parts * request.gpus / obs.gpus, age, shadow)
         outcome.code[job] = code

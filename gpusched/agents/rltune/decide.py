@@ -13,11 +13,12 @@ from gpusched.agents.rltune.history import Known, Observation, Reals, Shape, fea
 from gpusched.agents.rltune.odds import Odds, expected
 from gpusched.compiled import jit
 from gpusched.sched.backfill import launch, take
+from gpusched.sched.bounds import exceeds
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import choose, node_fits
 from gpusched.sched.state import (
-    ARRAY_LIMIT,
     FIRST_FIT,
+    LIMIT,
     NONE,
     OK,
     PRIORITY,
@@ -314,11 +315,11 @@ def arrange(
         column[:] = of
     for i in range(queue.size):
         job = queue[i]
-        shape, array = jobs.shape[job], jobs.array[job]
+        shape = jobs.shape[job]
         if jobs.feasibility[shape] != OK:
             outcome.code[job] = jobs.feasibility[shape]
-        elif array >= 0 and jobs.array_room[array] <= 0:
-            outcome.code[job] = ARRAY_LIMIT
+        elif exceeds(jobs.links, jobs.room, jobs.account, job):
+            outcome.code[job] = LIMIT
         elif head >= 0 and backfill == NONE:
             outcome.code[job] = PRIORITY
         else:

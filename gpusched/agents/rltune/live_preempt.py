@@ -23,15 +23,16 @@ from gpusched.model.snapshot import FinishedView, PendingView, RunningView
 from gpusched.sched.agent import Context
 from gpusched.sched.arrays import NodeArrays, Waiting, waiting_of
 from gpusched.sched.backfill import take
+from gpusched.sched.bounds import charge, exceeds
 from gpusched.sched.eligible import id_key, may_stop
 from gpusched.sched.fit import request_of, set_feasibility
 from gpusched.sched.place import node_fits
 from gpusched.sched.reasons import Block
 from gpusched.sched.reclaim import Holders, displaces, hold, keeps, new_holders
 from gpusched.sched.state import (
-    ARRAY_LIMIT,
     BEST_FIT,
     FIRST_FIT,
+    LIMIT,
     OK,
     RESOURCES,
     SPREAD,
@@ -94,7 +95,8 @@ def decide_queue(prepared: Preempting, context: Context) -> tuple[list[int], Blo
     field = _field(context)
     order = _order(prepared, context, field)
     runs = (np.arange(len(order)) >= field.waits).astype(np.uint8)
-    scratch = new_scratch(len(world.nodes), field.waiting.jobs.feasibility.size, world.rack)
+    shapes, calendar = field.waiting.jobs.feasibility.size, field.waiting.calendar
+    scratch = new_scratch(len(world.nodes), shapes, world.rack, calendar)
     jobs, requests = field.waiting.jobs, field.waiting.requests
     set_feasibility(world.total, world.usable, jobs.masks, requests, scratch, jobs.feasibility)
     shares = Shares(
@@ -256,7 +258,7 @@ def share_out(
     at = count - at  # what is being ended comes first
     scratch.stamp[0] += 1
     for job in order:
-        shape, array = jobs.shape[job], jobs.array[job]
+        shape = jobs.shape[job]
         request = request_of(requests, shape)
         if runs[job]:
             at += 1
@@ -267,8 +269,8 @@ def share_out(
         elif jobs.feasibility[shape] != OK:
             shares.fate[job] = jobs.feasibility[shape]
             continue
-        elif array >= 0 and jobs.array_room[array] <= 0:
-            shares.fate[job] = ARRAY_LIMIT
+        elif exceeds(jobs.links, jobs.room, jobs.account, job):
+            shares.fate[job] = LIMIT
             continue
         if scratch.failed[shape] == scratch.stamp[0] or not displaces(
             whole, idle, usable, jobs.masks, request, rule, scratch, holders, count, at
@@ -289,8 +291,8 @@ def share_out(
         if fits:
             for part in range(request.parts):
                 take(free, request, scratch.chosen[part])
-        if not runs[job] and array >= 0:
-            jobs.array_room[array] -= 1
+        if not runs[job]:
+            charge(jobs.links, jobs.room, jobs.account, job)
 
 
 def _note_starts(context: Context, own: list[int], order: Ints, field: Field, shares: Shares) -> None:
@@ -305,7 +307,7 @@ def _note_starts(context: Context, own: list[int], order: Ints, field: Field, sh
             continue
         at, first = int(outcome.total[1]), int(shares.offset[j])
         outcome.started[outcome.total[0]], outcome.offset[job] = job, at
-        outcome.shape[job] = field.waiting.jobs.shape[j]
+        outcome.shape[job] = context.waiting.jobs.shape[job]  # the same request, as the others know it
         outcome.nodes[at : at + parts[j]] = shares.nodes[first : first + parts[j]]
         outcome.total[0] += 1
         outcome.total[1] += parts[j]

@@ -9,6 +9,7 @@ from gpusched.agents.rltune.decide import Field, await_room, due_slots
 from gpusched.agents.rltune.history import Known
 from gpusched.compiled import jit
 from gpusched.sched.agent import Context
+from gpusched.sched.bounds import exceeds
 from gpusched.sched.fit import request_of
 from gpusched.sched.mapping.queue import Keep
 from gpusched.sched.place import choose
@@ -46,8 +47,8 @@ def keep_of(
 def _first_held(field: Field, order: Ints, hold: Flags) -> int:
     jobs = field.jobs
     for i in range(order.size):
-        shape, array = jobs.shape[order[i]], jobs.array[order[i]]
-        if hold[i] and jobs.feasibility[shape] == OK and (array < 0 or jobs.array_room[array] > 0):
+        shape = jobs.shape[order[i]]
+        if hold[i] and jobs.feasibility[shape] == OK and not exceeds(jobs.links, jobs.room, jobs.account, order[i]):
             request = request_of(field.requests, shape)
             if not choose(field.resources, jobs.masks, request, FIRST_FIT, field.scratch):
                 return int(order[i])

@@ -17,6 +17,7 @@ from gpusched.agents.topology.network import Agent, Graph, start_in
 from gpusched.agents.topology.places import GOOD, MOST, Choice, best_place, worth_of_handing, worth_of_waiting
 from gpusched.compiled import jit
 from gpusched.sched.backfill import take
+from gpusched.sched.bounds import charge, exceeds
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import node_fits
 from gpusched.sched.state import (
@@ -108,7 +109,7 @@ class Desk(NamedTuple):
     graph: Graph
     costs: Costs
     resources: Resources
-    array_room: Ints
+    room: Ints
     full: Flags
 
 
@@ -118,12 +119,12 @@ def offer(
 ) -> None:  # fmt: skip
     """What one scheduler offers the jobs that are its, or those of ``others`` that ask, on nodes of its own."""
     offers, graph, costs, resources = deal.offers, desk.graph, desk.costs, desk.resources
-    array_room, full = desk.array_room, desk.full
+    room, full = desk.room, desk.full
     for job in queue:
-        shape, array, own = jobs.shape[job], jobs.array[job], deal.home[job] == number
+        shape, own = jobs.shape[job], deal.home[job] == number
         if own == others or (others and deal.asks[job] == 0):
             continue
-        if jobs.feasibility[shape] != OK or full[shape] != 0 or (array >= 0 and array_room[array] <= 0):
+        if jobs.feasibility[shape] != OK or full[shape] != 0 or exceeds(jobs.links, room, jobs.account, job):
             continue
         if deal.whole[job] != 0 and number != 0:
             continue
@@ -147,8 +148,7 @@ def offer(
                 costs.tree, costs.model, costs.load, job, costs.search.trial, request.parts, request.gpus, costs.search
             )
             start_in(graph, number, costs.search.trial, request.parts, request.gpus)
-            if array >= 0:
-                array_room[array] -= 1
+            charge(jobs.links, room, jobs.account, job)
 
 
 @jit

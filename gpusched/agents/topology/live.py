@@ -63,7 +63,7 @@ def desk_of(deal: Deal, context: Context, costs: Costs) -> Desk:
             hand=graph.hand.copy(),
         ),
         own_room(costs),
-        copied(context.world.resources), waiting.jobs.array_room.copy(),
+        copied(context.world.resources), waiting.jobs.room.copy(),
         np.zeros(len(waiting.jobs.feasibility), np.uint8),
     )  # fmt: skip
 

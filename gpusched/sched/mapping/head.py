@@ -22,9 +22,11 @@ def shadow_on(arrays: PassArrays, resources: Resources, releases: Releases, job:
     request = request_of(arrays.requests, arrays.jobs.shape[job])
     masks: Flags = arrays.jobs.masks
     if kind >= 0:
-        may = arrays.kind == kind if request.mask < 0 else (arrays.kind == kind) & (masks[request.mask] != 0)
-        masks, request = may.astype(np.uint8)[None, :], request._replace(mask=0)
-    return float(reserve(resources, releases, masks, request, BEST_FIT, arrays.now, arrays.scratch))
+        may = (arrays.kind == kind).astype(np.uint8)[None, :]
+        masks, request = (may, request._replace(mask=0)) if request.mask < 0 else (masks & may, request)
+    return float(
+        reserve(resources, releases, masks, request, BEST_FIT, arrays.now, arrays.jobs.limit[job], arrays.scratch)
+    )
 
 
 def reserve_head(arrays: PassArrays, job: int, runs_s: Floats) -> float:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from gpusched.model.policy import Mapping
 from gpusched.sched.backfill import launch, protect
+from gpusched.sched.bounds import charge, exceeds
 from gpusched.sched.fit import request_of
 from gpusched.sched.mapping.greedy import best_imaginable, greedy
 from gpusched.sched.mapping.head import Prefix, reserve_head
@@ -111,22 +112,21 @@ def map_queue(
 
 
 def _window(arrays: PassArrays, queue: Ints, most: int) -> tuple[Ints, list[int]]:
-    """The jobs that are looked at, first to last, and tasks that are not only because of others of their array."""
+    """The jobs that are looked at, first to last, and those that are not only because of a bound."""
     jobs, code = arrays.jobs, arrays.outcome.code
-    room = jobs.array_room.copy()
+    room = jobs.room.copy() if jobs.links is not None else jobs.room
     found: list[int] = []
     others: list[int] = []
     for job in queue.tolist():
-        array, feasibility = jobs.array[job], jobs.feasibility[jobs.shape[job]]
+        feasibility = jobs.feasibility[jobs.shape[job]]
         code[job] = feasibility if feasibility != OK else PRIORITY
         if feasibility != OK:
             continue
-        if array >= 0 and room[array] <= 0:
+        if exceeds(jobs.links, room, jobs.account, job):
             others.append(job)
         elif len(found) < most:
             found.append(job)
-            if array >= 0:
-                room[array] -= 1
+            charge(jobs.links, room, jobs.account, job)
     return np.array(found, np.int64), others
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from gpusched.sched.bounds import exceeds
 from gpusched.sched.fit import request_of
 from gpusched.sched.place import choose
 from gpusched.sched.state import (
-    ARRAY_LIMIT,
     BACKFILL,
     FIRST_FIT,
+    LIMIT,
     MAPPING,
     PRIORITY,
     RESOURCES,
@@ -37,11 +38,10 @@ def say_why(arrays: PassArrays, jobs: list[int], head: int, late: Ints, backfill
     code, shape, outlasts = arrays.outcome.code, arrays.jobs.shape, set(late.tolist())
     fits: dict[int, bool] = {}
     for job in jobs:
-        array = arrays.jobs.array[job]
         if code[job] == STARTED:
             continue
-        if array >= 0 and arrays.jobs.array_room[array] <= 0:
-            code[job] = ARRAY_LIMIT
+        if exceeds(arrays.jobs.links, arrays.jobs.room, arrays.jobs.account, job):
+            code[job] = LIMIT
             continue
         one = int(shape[job])
         if one not in fits:

@@ -25,8 +25,9 @@ from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.model.units import format_memory
 from gpusched.sched.gpus import links_matrix, nearest_gpus
 from gpusched.sched.interference.beliefs import cost_of_neighbour
+from gpusched.sched.limits import Rooms
 from gpusched.sched.sharing.rules import Sharer, cannot_share, sharer_of_running, sharer_of_start
-from gpusched.sched.tally import NodeCount, barred, counts_of, earliest, fits, need, plain_order
+from gpusched.sched.tally import NodeCount, counts_of, earliest, fits, need, plain_order, shut
 from gpusched.sched.text import count_of
 
 Believed = Callable[[str], KindBelief | None]
@@ -77,7 +78,7 @@ def with_shared(plan: Plan, snapshot: Snapshot, believed: Believed) -> Plan:
         in_vain: set[tuple[object, ...]] = set()  # what is left only shrinks
         for job in plain_order(snapshot, partition):
             reason = plan.reasons.get(job.id)
-            if not job.spec.share or reason is None or reason.code not in _WAITS_FOR_ROOM or room.array_full(job):
+            if not job.spec.share or reason is None or reason.code not in _WAITS_FOR_ROOM or room.full(job):
                 continue
             alike = _alike(job)
             if alike in in_vain or len(in_vain) == MOST_IN_VAIN or len(room.starts) == MOST_STARTED:
@@ -121,7 +122,7 @@ class _Room:
         self._fits: dict[str, float] = {}  # job -> when it fits at the latest, as first asked
         self._nodes = {node.name: node for node in snapshot.nodes}
         self._pending = {job.id: job for job in snapshot.pending}
-        self._array_room = {j.array_id or j.id: j.array_room for j in snapshot.pending if j.array_room is not None}
+        self._rooms = Rooms(snapshot)
         self._snapshot = snapshot
         leaving = {action.job_id for action in plan.actions if not isinstance(action, Start)}
         stays = (JobState.STARTING, JobState.RUNNING)
@@ -138,8 +139,7 @@ class _Room:
         self._snapshot = replace(
             self._snapshot, pending=left, running=(*self._snapshot.running, self._view(job, allocation))
         )
-        if job.array_room is not None:
-            self._array_room[job.array_id or job.id] = (self._array_room[job.array_id or job.id] or 0) - 1
+        self._rooms.take(job, allocation.gpus)
         one = sharer_of_start(job.id, job.user, job.spec, allocation.parts)
         if one is not None and self._nodes[one.node].sharing is not None:
             self._sharers[job.id] = one
@@ -151,10 +151,9 @@ class _Room:
             array_id=job.array_id, state=JobState.STARTING, spec=job.spec,
         )  # fmt: skip
 
-    def array_full(self, job: PendingView) -> bool:
-        """Whether no more tasks of its array may start."""
-        room = self._array_room.get(job.array_id or job.id)
-        return room is not None and room <= 0
+    def full(self, job: PendingView) -> bool:
+        """Whether a limit leaves no room for it."""
+        return self._rooms.full(job) is not None
 
     def places(self, job: PendingView) -> tuple[list[Beside], list[Miss]]:
         """Where it could share, first where the slower of the two loses least; and where it could not."""
@@ -165,7 +164,7 @@ class _Room:
 
     def _beside(self, job: PendingView, other: Sharer) -> Beside | Miss:
         node, count, spec = self._nodes[other.node], self._counts[other.node], job.spec
-        why: str | None = barred(job, node) or ("" if node.available else "takes no jobs now")
+        why: str | None = shut(job, node, self._snapshot.now) or ("" if node.available else "takes no jobs now")
         if why:
             return 6, 0.0, lambda: f"node {node.name}: {why}"
         well = [gpu for gpu in other.gpus if gpu in node.shareable and gpu not in node.blocked]
@@ -221,7 +220,7 @@ class _Room:
         for other in self._orders[partition]:
             if other.id == job.id:
                 return None
-            if other.id not in started and not self.array_full(other) and self._possible(other, own):
+            if other.id not in started and not self.full(other) and self._possible(other, own):
                 return other
         return None
 
@@ -254,8 +253,7 @@ class _Room:
         count = self._counts[found.part.node]
         count.cores -= found.part.cores
         count.memory_mib -= found.part.memory_mib
-        if job.array_room is not None:
-            self._array_room[job.array_id or job.id] = (self._array_room[job.array_id or job.id] or 0) - 1
+        self._rooms.take(job)
         self._sharers[found.other.id] = found.other._replace(partner=job.id)
         self.starts.append(Start(job.id, Allocation(job.id, (found.part,))))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import nan
+from math import ceil, nan
 from typing import Any
 
 import msgspec
@@ -13,17 +13,19 @@ from gpusched.config.weights import Model
 from gpusched.model.jobs import JobSpec, Resizes
 from gpusched.model.plan import Reason, ReasonCode, Resize
 from gpusched.model.policy import PolicySpec
+from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.sched.agent import Unusable, part_of, prepared
 from gpusched.sched.arrays import NodeArrays, waiting_of
 from gpusched.sched.eligible import ineligible, may_resize
 from gpusched.sched.fit import set_feasibility
+from gpusched.sched.limits import Rooms
 from gpusched.sched.sizing.question import COUNT, PART, ROW, Claims, Menus, Question, Scene, new_claims, question_of
 from gpusched.sched.sizing.rules import RULES, wish
 from gpusched.sched.sizing.settle import Rules, gather, settle, speed_at
 from gpusched.sched.sizing.shapes import shape, within_free
 from gpusched.sched.state import Ints, ints, new_scratch
-from gpusched.sched.tally import barred
+from gpusched.sched.tally import shut
 
 USUAL_LEFT_S = 3600.0  # of a job that does not tell
 LATEST = 8  # submissions by which is judged how long a size lasts
@@ -109,7 +111,8 @@ class _Partition:
         requests, masks, feasibility = asked.requests, asked.jobs.masks, asked.jobs.feasibility
         shape_of = asked.jobs.shape  # of views; menus name views until now
         scene.menus.shape[:] = np.where(scene.menus.shape >= 0, np.append(shape_of, -1)[scene.menus.shape], -1)
-        set_feasibility(self.world.total, self.world.usable, masks, requests, self.scratch, feasibility)
+        scratch = self.scratch._replace(calendar=asked.calendar)
+        set_feasibility(self.world.total, self.world.usable, masks, requests, scratch, feasibility)
         claims = new_claims(len(scene.rows) + 1, scene.menus.sizes.shape[1])
         gather(scene, self._rules(), self.world.resources, self.world.usable, feasibility, claims)
         where = (scene, claims, self.world.resources, requests, masks, self.scratch)
@@ -152,19 +155,16 @@ class _Partition:
         return spec.name if spec is not None else ""
 
     def _queue(self) -> list[PendingView]:
-        """Who may start, in order: what was stopped to be resized first; not the tasks of an array at its bound."""
+        """Who may start, in order: what was stopped to be resized first; not those for which a limit leaves no room."""
         now, policies = self.snapshot.now, self.snapshot.policies
         jobs = [j for j in self.snapshot.pending if j.spec.partition == self.name]
         jobs = [j for j in jobs if ineligible(j, now, policies) is None]
-        room: dict[str, int] = {}
-        queue = []
+        rooms, queue = Rooms(self.snapshot), []
         for job in sorted(jobs, key=lambda j: (j.resume_at is None, -j.priority, j.submit_time, j.id)):
-            if job.array_room is not None:
-                left = room.setdefault(job.array_id or job.id, job.array_room)
-                room[job.array_id or job.id] = left - 1
-                if left <= 0:
-                    continue
-            queue.append(job)
+            least = job.spec.elastic.sizes[0] if job.spec.elastic is not None else job.spec.gpus
+            if rooms.full(job, least) is None:
+                rooms.take(job, least)
+                queue.append(job)
         return queue
 
     def _rules(self) -> Rules:
@@ -188,13 +188,14 @@ class _Partition:
         parts: list[tuple[int, int, int, int]] = []
         for row, job in zip(rows, self.running, strict=False):
             assert job.spec is not None
-            row["menu"], row["first"] = self._menu(job.spec, ()), len(parts)
+            left = max(1.0, job.expected_end - self.snapshot.now)
+            row["menu"], row["first"] = self._menu(job.spec, (), left, self._reserved(job)), len(parts)
             parts += self._parts(job)
             row["last"] = len(parts)
             self._of_running(row, job)
             row["share"] = _share(job.spec, totals)
         for row, waits in zip(rows[len(self.running) :], self.waiting, strict=True):
-            row["menu"] = self._menu(waits.spec, waits.excluded_nodes)
+            row["menu"] = self._menu(waits.spec, waits.excluded_nodes, waits.limit_s, waits.reserved)
             self._of_waiting(row, waits)
             row["share"] = _share(waits.spec, totals)
         most = max((len(sizes) for sizes in self._sizes), default=1)
@@ -203,11 +204,12 @@ class _Partition:
             menus.sizes[menu, : len(sizes)] = sizes
             menus.shape[menu, : len(shapes)] = shapes
         unusable, told = np.zeros((count, most), np.uint8), np.full((count, most), nan)
+        rooms = Rooms(self.snapshot)
         for i in range(count):
             job_view = self._view(i)
             bad = job_view.resizes.unusable if job_view.resizes is not None else ()
             for k, gpus in enumerate(self._sizes[rows[i]["menu"]]):
-                unusable[i, k] = gpus in bad
+                unusable[i, k] = gpus in bad or rooms.exceeds(job_view, gpus)
                 told[i, k] = job_view.speeds.get(gpus, nan)
             if unusable[i].sum() >= len(self._sizes[rows[i]["menu"]]):  # then the size it was submitted with, again
                 unusable[i] = [gpus != self._base(i) for gpus in menus.sizes[rows[i]["menu"]]]
@@ -249,10 +251,18 @@ class _Partition:
             left = job.left / pace_of(job.speeds, elastic.sizes[0])
         row["left_s"] = max(1.0, left)
 
-    def _menu(self, spec: JobSpec, excluded: tuple[str, ...]) -> int:
+    def _reserved(self, job: RunningView) -> Reservation | None:
+        """The reservation that it runs in."""
+        reserved = self.world.reserved
+        number = reserved.number.get(job.spec.reservation) if job.spec is not None else None
+        return None if number is None else reserved.all[number]
+
+    def _menu(self, spec: JobSpec, excluded: tuple[str, ...], limit_s: float, reserved: Reservation | None) -> int:
         """Its row of the menus; equal requests share one, and which sizes are possible is asked once for them."""
         own = (spec.nodes, spec.gpus_per_node, spec.cores_per_node, spec.memory_mib_per_node)
-        key = (spec.elastic or own, spec.nodelist, spec.exclude, spec.gpu_types, excluded)
+        key: tuple[object, ...] = (spec.elastic or own, spec.nodelist, spec.exclude, spec.gpu_types, excluded)
+        if self.world.reserved:
+            key = (*key, limit_s, reserved)
         if key not in self._menus:
             self._menus[key] = len(self._menus)
             sizes = spec.elastic.sizes if spec.elastic is not None else (spec.gpus,)
@@ -262,8 +272,13 @@ class _Partition:
                 found.append(len(self._views) if asked is not None else -1)
                 if asked is not None:
                     requests[gpus] = asked
+                    least = asked.least
+                    if self.world.reserved:
+                        least = msgspec.structs.replace(least, time_limit_s=ceil(limit_s))
                     self._views.append(
-                        PendingView(id="", user="", spec=asked.least, submit_time=0, excluded_nodes=excluded)
+                        PendingView(
+                            id="", user="", spec=least, submit_time=0, excluded_nodes=excluded, reserved=reserved
+                        )
                     )
             self._sizes.append(sizes)
             self._shapes.append(found)
@@ -299,7 +314,7 @@ class _Partition:
         """GPUs, cores and MiB that are free on the nodes that a job may use."""
         columns = (column[self.lo : self.hi].tolist() for column in self.world.resources)
         rooms = zip(self.nodes, zip(*columns, strict=True), strict=True)
-        return [(room[0], room[1], room[2]) for node, room in rooms if not barred(job, node)]
+        return [(room[0], room[1], room[2]) for node, room in rooms if not shut(job, node, self.snapshot.now)]
 
 
 def _as(spec: JobSpec, asked: JobSpec) -> JobSpec:

@@ -14,13 +14,14 @@ import numpy as np
 
 from gpusched.compiled import jit
 from gpusched.sched.backfill import launch, protect, reserve_any
+from gpusched.sched.bounds import exceeds
 from gpusched.sched.fit import entry, request_of
 from gpusched.sched.place import choose
 from gpusched.sched.state import (
-    ARRAY_LIMIT,
     BACKFILL,
     EASY,
     FIRST_FIT,
+    LIMIT,
     NONE,
     OK,
     POLICY,
@@ -66,12 +67,12 @@ def scheduled(attempt: Attempt[More]) -> Run[More]:
         scratch.stamp[0] += 1
         waits = RESOURCES if backfill == SKIP else PRIORITY
         for job in queue:
-            shape, array = jobs.shape[job], jobs.array[job]
+            shape = jobs.shape[job]
             late = backfill == EASY and now + jobs.limit[job] > shadow
             if jobs.feasibility[shape] != OK:
                 outcome.code[job] = jobs.feasibility[shape]
-            elif array >= 0 and jobs.array_room[array] <= 0:
-                outcome.code[job] = ARRAY_LIMIT
+            elif exceeds(jobs.links, jobs.room, jobs.account, job):
+                outcome.code[job] = LIMIT
             elif head >= 0 and backfill == NONE:
                 outcome.code[job] = PRIORITY
             else:
@@ -90,7 +91,7 @@ def scheduled(attempt: Attempt[More]) -> Run[More]:
                     if backfill != SKIP:
                         over = _until(costs, job, costs.told[job, 0] + costs.told[job, 1]) if code == POLICY else now
                         shadow, given = reserve_any(
-                            resources, releases, jobs.masks, requests, shape, RACK, over, scratch
+                            resources, releases, jobs.masks, requests, shape, RACK, over, jobs.limit[job], scratch
                         )
                         protect(resources, request_of(requests, given), shadow < np.inf, scratch)
                 elif code == PRIORITY:

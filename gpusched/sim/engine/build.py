@@ -42,6 +42,7 @@ from gpusched.sim.engine.state import (
     NODE_BACK,
     NODE_DRAINED,
     NODE_GONE,
+    NODE_RESERVED,
     RUN,
     SHAPE,
     SLOT,
@@ -59,6 +60,7 @@ from gpusched.sim.knowledge import Knowledge, knowledge_of, static_ranks
 from gpusched.sim.policies import HALF_LIFE_S, PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import Demand, Pool, demand_of
 from gpusched.sim.rates import Rates, Speeds, no_speeds, restart_seconds, speeds_of
+from gpusched.sim.reserving import Booking, limits_of, times_of, with_reservations
 from gpusched.sim.result import CutRuns, Events, Result
 from gpusched.sim.sharing import Share, sharing_of
 from gpusched.traces.trace import Trace
@@ -106,6 +108,7 @@ class Options:
         placement: Key of `PLACEMENTS`; None: the policy's own, else best fit.
         limits: Whether a time limit kills its job.
         failures: When nodes fail or are drained.
+        reservations: When nodes are reserved, and for which jobs.
         generic: Only the passes of the live controller, without indices: slower, the same result.
         backfill_every_s: Jobs start out of order only at times so many seconds apart, once something has happened, as
             in Slurm (``bf_interval``); 0: at any decision. Of orders with EASY or conservative backfill.
@@ -129,6 +132,7 @@ class Options:
     placement: str | None = None
     limits: bool = False
     failures: Sequence[Outage] = ()
+    reservations: Sequence[Booking] = ()
     generic: bool = False
     backfill_every_s: float = 0.0
     restart_s: float = 0.0
@@ -204,10 +208,15 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: Options) -
     generic = generic or options.network is not None or options.backfill_every_s > 0
     if generic:
         demand = demand._replace(gpus_only=False)
+    calendar = None
+    if options.reservations:
+        limit, heads = limits_of(trace, timed.duration), policy.backfill == "easy"
+        demand, calendar = with_reservations(demand, trace, pool, limit, options.reservations, heads)
     slots = int(demand.parts.sum()) if share != "no" else _slots(demand)
     jobs = _jobs(timed, policy, knowledge, demand, options.limits)
-    scratch = new_scratch(len(pool), len(demand.queue))
-    sim = _sim(jobs, pool, demand, _changes(options.failures, len(pool)), scratch, slots, options.half_life_s)
+    scratch = new_scratch(len(pool), len(demand.queue), calendar=calendar)
+    changes = _changes(options.failures, options.reservations, len(pool))
+    sim = _sim(jobs, pool, demand, changes, scratch, slots, options.half_life_s)
     if rates is not None or share != "no" or options.elastic is not None or options.network is not None:
         sim = sim._replace(pace=_pace(sim, trace, pool, demand, speeds, options.limits, share))
     passes = _passes(demand, knowledge, scratch, slots, options.seed)
@@ -271,9 +280,9 @@ def _jobs(trace: Trace, policy: ReplayPolicy, knowledge: Knowledge, demand: Dema
     )
 
 
-def _changes(failures: Sequence[Outage], nodes: int) -> Records:
+def _changes(failures: Sequence[Outage], bookings: Sequence[Booking], nodes: int) -> Records:
     """Node events, ``CHANGE[n]``, in order of (time, back before gone, node)."""
-    rows = []
+    rows = [(time, NODE_RESERVED, node) for time, node in times_of(bookings)]
     for outage in failures:
         if not 0 <= outage.node < nodes:
             raise UsageError(f"a failure names node {outage.node}; the pool has {nodes}")
@@ -313,10 +322,9 @@ def _sim(
 def _passes(demand: Demand, knowledge: Knowledge, scratch: Scratch, slots: int, seed: int) -> Passes:
     """What the live passes take."""
     feasibility, limit = np.zeros(len(demand.queue), np.int64), np.array(knowledge.expected, np.float64)
-    no_array = np.full(len(demand.shape), -1, np.int64)
     passes = Passes(
         requests=demand.requests,
-        jobs=Jobs(demand.shape, limit, no_array, np.zeros(0, np.int64), feasibility, demand.masks),
+        jobs=Jobs(demand.shape, limit, None, None, feasibility, demand.masks),  # type: ignore[arg-type]
         releases=new_releases(slots + 1),
         scratch=scratch,
         rng=seed_words(seed),

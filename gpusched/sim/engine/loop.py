@@ -12,6 +12,7 @@ from typing import TypeVar
 from gpusched.compiled import jit
 from gpusched.sched.fit import set_feasibility
 from gpusched.sched.releases import drop_ended
+from gpusched.sched.reservations.calendar import turn_due
 from gpusched.sim.engine.state import CHANGED, DECIDE, DECISIONS, ENDED, Log, Passes, Sim
 from gpusched.sim.engine.step import advance
 
@@ -57,7 +58,8 @@ def next_decision(sim: Sim, log: Log, passes: Passes) -> int:
     for i in range(sim.counter[ENDED] if passes.releases.used[0] > 0 else 0):  # few ways to decide note any
         job = sim.ended[i]
         drop_ended(passes.releases, sim.state[job]["start"] + sim.jobs[job]["expected"], job)
-    if sim.counter[CHANGED] != changed:
+    turned = turn_due(passes.scratch.calendar, passes.jobs.masks, sim.clock[0])
+    if turned or sim.counter[CHANGED] != changed:
         for node in range(sim.node.size):
             passes.usable.gpus[node] = sim.node[node]["total"] if sim.node[node]["up"] else -1
         jobs = passes.jobs

@@ -247,12 +247,12 @@ def _reserve(sim: Sim, passes: Passes, of: Placing, c: int, job: int, now: float
         first, last = could, could + 1
     best, chosen, tried = np.inf, first, -1
     for way in range(first, last):
-        shadow = _reserve_way(sim, passes, of, way, rule, _from(sim, of, way, job, now, then, could))
+        shadow = _reserve_way(sim, passes, of, job, way, rule, _from(sim, of, way, job, now, then, could))
         tried = way
         if shadow < best:
             best, chosen = shadow, way
     if chosen != tried:
-        _reserve_way(sim, passes, of, chosen, rule, _from(sim, of, chosen, job, now, then, could))
+        _reserve_way(sim, passes, of, job, chosen, rule, _from(sim, of, chosen, job, now, then, could))
     protect(sim.resources, shape_request(sim.shapes, of.ways.shape[chosen]), best < np.inf, passes.scratch)
     return best
 
@@ -266,7 +266,8 @@ def _from(sim: Sim, of: Placing, way: int, job: int, now: float, then: float, co
 
 
 @jit
-def _reserve_way(sim: Sim, passes: Passes, of: Placing, way: int, rule: int, begin: float) -> float:
+def _reserve_way(sim: Sim, passes: Passes, of: Placing, job: int, way: int, rule: int, begin: float) -> float:
     """When it fits so, from ``begin`` on."""
     request = shape_request(sim.shapes, of.ways.shape[way])
-    return reserve(sim.resources, passes.releases, passes.jobs.masks, request, rule, begin, passes.scratch)
+    lasts = sim.jobs[job]["expected"]
+    return reserve(sim.resources, passes.releases, passes.jobs.masks, request, rule, begin, lasts, passes.scratch)

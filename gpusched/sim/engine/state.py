@@ -32,7 +32,7 @@ from gpusched.sim.engine.nodeindex import NodeIndex
 
 FUTURE, DEPENDENT, WAITING, RUNNING, DONE, NEVER = range(6)
 OVER, DECIDE, GROW = range(3)
-NODE_BACK, NODE_GONE, NODE_DRAINED = range(3)
+NODE_BACK, NODE_GONE, NODE_DRAINED, NODE_RESERVED = range(4)  # RESERVED: a reservation of it begins, or ends
 
 # positions in Sim.counter
 ARRIVED, CHANGED, LOGGED, IN_SYSTEM, DECISIONS, CUTS, CUT_PARTS, READY, ENDED, RUNS, PARTS, UNMEASURED, COUNTERS = (

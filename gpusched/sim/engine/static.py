@@ -145,7 +145,8 @@ def _decide(sim: Sim, log: Log, passes: Passes, fixed: Fixed) -> None:
         if seen and backfill == EASY and not reserved:
             reserved = True
             request = shape_request(sim.shapes, sim.jobs[head]["shape"])
-            shadow = reserve(sim.resources, passes.releases, passes.jobs.masks, request, rule, now, scratch)
+            lasts = sim.jobs[head]["expected"]
+            shadow = reserve(sim.resources, passes.releases, passes.jobs.masks, request, rule, now, lasts, scratch)
             protect(sim.resources, request, shadow < np.inf, scratch)
         late = backfill == EASY and now + expected > shadow
         if late and scratch.failed_late[shape] == stamp:

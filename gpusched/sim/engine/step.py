@@ -29,6 +29,7 @@ from gpusched.sim.engine.state import (
     NEVER,
     NODE_BACK,
     NODE_GONE,
+    NODE_RESERVED,
     OVER,
     PARTS,
     READY,
@@ -220,6 +221,9 @@ def _change_nodes(sim: Sim, log: Log) -> None:
         change = sim.changes[counter[CHANGED]]
         node, kind = change["node"], change["kind"]
         counter[CHANGED] += 1
+        if kind == NODE_RESERVED:
+            sim.dirty[sim.node[node]["queue"]] = 1
+            continue
         note(sim, log, NODE_UP if kind == NODE_BACK else NODE_DOWN if kind == NODE_GONE else NODE_DRAIN, node)
         if kind == NODE_GONE:
             _fail_jobs(sim, log, node)

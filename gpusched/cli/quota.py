@@ -1,0 +1,40 @@
+"""``gpusched quota``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpusched.cli import output
+from gpusched.client.context import Client
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from gpusched.model.reports import QuotaReport
+
+app = typer.Typer()
+
+
+@app.command("quota")
+def quota(
+    user: Annotated[str | None, typer.Option("-u", "--user", help="Of this user (admins).")] = None,
+    everybody: Annotated[bool, typer.Option("-a", "--all", help="Of all users, groups and classes (admins).")] = False,
+    watch: output.WatchOption = False,
+    json: output.JsonOption = False,
+) -> None:
+    """Limits of yours: what you have of them, and what is left; fair shares."""
+    from gpusched.client.quota import quota_report
+    from gpusched.views.quota import quota_json, quota_screen
+
+    client = Client()
+
+    def report() -> QuotaReport:
+        return quota_report(client, user, everybody)
+
+    def screen() -> RenderableType:
+        client.reopen()
+        return quota_screen(report(), warning=client.controller_warning())
+
+    output.show(lambda: quota_json(report()), screen, watch)

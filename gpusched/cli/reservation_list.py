@@ -1,0 +1,76 @@
+"""``gpusched reservations``: what is reserved, and changing that."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpusched.cli import complete, output
+from gpusched.cli.reservations import For, Groups, Nodes, Reason, To, Users, say
+from gpusched.client.context import Client
+from gpusched.client.reservations import Wanted
+
+app = typer.Typer(
+    name="reservations",
+    rich_markup_mode=None,
+    invoke_without_command=True,
+    add_completion=False,
+    help="What is reserved, and for whom; change and cancel that.",
+)
+Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete.reservations)]
+
+
+@app.callback()
+def list_(context: typer.Context, json: output.JsonOption = False) -> None:
+    """What is reserved, when, and for whom."""
+    if context.invoked_subcommand is not None:
+        return
+    _unless_slurms(what="")
+    from gpusched.client.reservations import rows
+    from gpusched.views.reservations import reservations_json, reservations_screen
+
+    found = rows(Client())
+    output.show(lambda: reservations_json(found), lambda: reservations_screen(found))
+
+
+@app.command("change")
+def change(
+    name: Name,
+    nodes: Nodes = None,
+    begin: Annotated[str | None, typer.Option("--from", help="When: now+2h, 2026-11-20T18:00.")] = None,
+    until: To = None,
+    lasts: For = None,
+    users: Users = None,
+    groups: Groups = None,
+    reason: Reason = "",
+    json: output.JsonOption = False,
+) -> None:
+    """Change a reservation or a maintenance; what is left out stays (admins)."""
+    from gpusched.client.reservations import change as ask
+
+    _unless_slurms("change", name, nodes=nodes, begin=begin, until=until, lasts=lasts, users=users, groups=groups)
+    client = Client()
+    wanted = Wanted(
+        nodes=tuple(nodes or ()), begin=begin, until=until, lasts=lasts, users=tuple(users or ()),
+        groups=tuple(groups or ()), reason=reason,
+    )  # fmt: skip
+    say(ask(client, name, wanted), client)
+
+
+@app.command("cancel")
+def cancel(name: Name, json: output.JsonOption = False) -> None:
+    """Give the nodes free; jobs that run in it go on (admins)."""
+    from gpusched.client.reservations import cancel as ask
+
+    _unless_slurms("cancel", name)
+    client = Client()
+    say(ask(client, name), client)
+
+
+def _unless_slurms(what: str, name: str = "", **given: object) -> None:
+    """Under ``engine: slurm`` say Slurm's own command."""
+    from gpusched.client import slurm
+
+    if slurm.in_charge():
+        slurm.refuse("reservations", {"what": what, "name": name, **given})

@@ -1,0 +1,104 @@
+"""``gpusched reserve``, ``gpusched maintenance`` and ``gpusched reservations``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpusched.cli import complete, output
+from gpusched.client.context import Client
+from gpusched.client.reservations import Asked, Wanted
+
+app = typer.Typer()
+
+Nodes = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[NODE]...", autocompletion=complete.nodes, help="Names, or dgx[1-4].", show_default=False),
+]
+From = Annotated[str | None, typer.Option("--from", help="When: now+2h, 2026-11-20T18:00. Default: now.")]
+To = Annotated[str | None, typer.Option("--to", help="Until when, likewise.")]
+For = Annotated[str | None, typer.Option("--for", help="In place of --to: for how long: 4h, 2-00:00:00.")]
+Users = Annotated[list[str] | None, typer.Option("--users", help="Whose jobs may run in it: alice,bob.")]
+Groups = Annotated[list[str] | None, typer.Option("--groups", help="Likewise, groups of the inventory.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why; everyone sees it.")]
+
+
+@app.command("reserve")
+def reserve(
+    nodes: Nodes = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", help="In place of nodes: the fewest with so many GPUs.")] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            "-p", "--partition", autocompletion=complete.partitions, help="All its nodes; with --gpus, of it."
+        ),
+    ] = None,
+    begin: From = None,
+    until: To = None,
+    lasts: For = None,
+    users: Users = None,
+    groups: Groups = None,
+    name: Annotated[str | None, typer.Option("--name", help="What jobs ask for with --reservation.")] = None,
+    reason: Reason = "",
+    json: output.JsonOption = False,
+) -> None:
+    """Keep nodes for some users' jobs from one time to another (admins)."""
+    from gpusched.errors import UsageError
+
+    if name is None:
+        raise UsageError("a reservation needs a name that jobs can ask for", "--name class")
+    _reserve(
+        Wanted(
+            name=name, nodes=tuple(nodes or ()), partition=partition, gpus=gpus, begin=begin, until=until, lasts=lasts,
+            users=tuple(users or ()), groups=tuple(groups or ()), reason=reason,
+        ),
+        maintenance=False,
+    )  # fmt: skip
+
+
+@app.command("maintenance")
+def maintenance(
+    nodes: Nodes = None,
+    partition: Annotated[
+        str | None, typer.Option("-p", "--partition", autocompletion=complete.partitions, help="All its nodes.")
+    ] = None,
+    begin: From = None,
+    until: To = None,
+    lasts: For = None,
+    users: Users = None,
+    groups: Groups = None,
+    name: Annotated[str | None, typer.Option("--name", help="Default: by its day, maint-1123.")] = None,
+    reason: Reason = "",
+    json: output.JsonOption = False,
+) -> None:
+    """Plan work on nodes: nothing starts there that cannot end before it, by its limit (admins)."""
+    _reserve(
+        Wanted(
+            name=name, nodes=tuple(nodes or ()), partition=partition, begin=begin, until=until, lasts=lasts,
+            users=tuple(users or ()), groups=tuple(groups or ()), reason=reason,
+        ),
+        maintenance=True,
+    )  # fmt: skip
+
+
+def _reserve(wanted: Wanted, *, maintenance: bool) -> None:
+    from gpusched.client.reservations import reserve as ask
+
+    client = Client()
+    say(ask(client, wanted, maintenance=maintenance), client)
+
+
+def say(asked: Asked, client: Client) -> None:
+    """What was asked for; the controller does it in its next cycle."""
+    from gpusched.views.reservations import asked_dict, asked_lines
+
+    if output.json_mode():
+        output.emit_json(asked_dict(asked))
+        return
+    first, *notes = asked_lines(asked)
+    output.print_line(first)
+    for note in notes:
+        output.note(note)
+    if warning := client.controller_warning():
+        output.note(warning)

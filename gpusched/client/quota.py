@@ -1,0 +1,174 @@
+"""What `gpusched quota` tells: limits, what is taken of them, classes that one may use, fair shares."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from typing import Literal
+
+from gpusched.client.context import Client
+from gpusched.client.control import check_admin
+from gpusched.config.users import user_name
+from gpusched.errors import UsageError
+from gpusched.model.jobs import Job
+from gpusched.model.limits import Rule, leaf_of, split_leaf
+from gpusched.model.reports import QosRow, QuotaReport, QuotaRow, ShareRow
+from gpusched.model.resources import Inventory
+from gpusched.model.snapshot import RunningView, Snapshot
+
+_LIMITS: dict[str, Literal["gpus", "jobs", "queued", "gpu_hours", "time"]]
+_LIMITS = {"gpus": "gpus", "jobs": "jobs", "queued": "queued", "gpu_s": "gpu_hours", "time_s": "time"}
+
+
+def quota_report(client: Client, user: str | None = None, everybody: bool = False) -> QuotaReport:
+    """Of the caller; of ``user``, or of ``everybody``, for admins.
+
+    Raises:
+        UsageError: There is no such user here.
+        GpuschedError: The caller may not see it.
+    """
+    from gpusched.queue.clock import ANCHOR, now_by
+
+    own = user_name(os.getuid())
+    if everybody or user not in (None, own):
+        check_admin(client)
+    inventory, reader = client.inventory, client.reader
+    now = now_by(reader.meta(ANCHOR)) if reader else time.time()
+    active = reader.active() if reader else []
+    waiting = reader.waiting_by_class() if reader else {}
+    known = _users(inventory, active, [key[0] for key in waiting])
+    if user is not None and user not in known and user != own and not _exists(user):
+        raise UsageError(f"there is no user '{user}'", "'gpusched quota --all' shows all")
+    users = tuple(known) if everybody else (user or own,)
+    return QuotaReport(
+        users=users,
+        rows=_rows(client, users, active, waiting, everybody, now),
+        classes=_classes(inventory, users, everybody),
+        shares=_shares(client, users, active, everybody, now),
+        now=now,
+    )
+
+
+def _users(inventory: Inventory, active: Iterable[Job], waiting: Iterable[str]) -> list[str]:
+    """All who are named in the inventory, or have jobs."""
+    named = [user for group in inventory.groups.groups for user in group.members]
+    named += [*inventory.quotas.users, *(user for qos in inventory.quotas.qos for user in qos.users)]
+    return sorted({*named, *(job.user for job in active), *waiting})
+
+
+def _exists(user: str) -> bool:
+    import pwd
+
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        return False
+    return True
+
+
+def _rows(
+    client: Client,
+    users: Iterable[str],
+    active: list[Job],
+    waiting: dict[tuple[str, str, str], int],
+    everybody: bool,
+    now: float,
+) -> tuple[QuotaRow, ...]:
+    from gpusched.queue.quotas import Ledger, used_lately
+    from gpusched.queue.snapshots import expected_end
+    from gpusched.sched.limits import frees_at, releases_of_bounds
+
+    inventory, quotas = client.inventory, client.inventory.quotas
+    used = used_lately(client.reader, quotas, now) if client.reader else []
+    ledger = Ledger(quotas, active, used, now)
+    rules: dict[tuple[tuple[str, str, str], str], Rule] = {}
+    for user in users:
+        for group in inventory.groups.of(user) or ("",):
+            for qos in ("", *(one.name for one in quotas.qos if everybody or one.may_use(user, inventory.groups))):
+                ledger.of_kind(user, group, qos)
+                for rule in quotas.rules(user, group, qos):
+                    rules.setdefault((rule.key, rule.unit), rule)
+    bounds = ledger.bounds()
+    running = tuple(
+        RunningView(
+            id=job.id, user=job.user, allocation=job.allocation, start_time=job.start_time or job.submit_time,
+            expected_end=expected_end(job, job.start_time or now), bounds=ledger.of(job.user, job.spec),
+        )
+        for job in active
+        if job.allocation is not None
+    )  # fmt: skip
+    releases = releases_of_bounds(
+        Snapshot(now=now, nodes=(), running=running, pending=(), policies={}, bounds=ledger.bounds())
+    )
+    taken = {(b.rule.key, b.rule.unit): (b, releases[i]) for i, b in enumerate(bounds)}
+    queued: dict[tuple[str, str, str], int] = {}
+    for (name, group, qos), jobs in waiting.items():
+        for rule in quotas.rules(name, inventory.groups.for_job(name, group), qos):
+            if rule.unit == "queued":
+                queued[rule.key] = queued.get(rule.key, 0) + jobs
+    found = []
+    for rule in sorted(rules.values(), key=_order):
+        scale = 3600 if rule.unit == "gpu_s" else 1
+        amount: float | None = None if rule.unit == "time_s" else float(queued.get(rule.key, 0))
+        frees = None
+        if (rule.key, rule.unit) in taken:
+            bound, comes_back = taken[rule.key, rule.unit]
+            amount = bound.used / scale
+            frees = frees_at(comes_back, 1 - bound.room) if bound.room < 1 and rule.most > 0 else None
+        found.append(
+            QuotaRow(
+                whose=rule.whose, limit=_LIMITS[rule.unit], used=amount, most=rule.most / scale, reason=rule.reason,
+                frees=frees,
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _order(rule: Rule) -> tuple[object, ...]:
+    """Users, their groups, classes; each in the order of its limits."""
+    user, group, qos = rule.key
+    return (bool(qos), qos, bool(group), group, user, list(_LIMITS).index(rule.unit))
+
+
+def _classes(inventory: Inventory, users: Iterable[str], everybody: bool) -> tuple[QosRow, ...]:
+    names = list(users)
+    return tuple(
+        QosRow(name=qos.name, priority=qos.priority, preemptible=qos.preemptible, exempt=qos.exempt)
+        for qos in inventory.quotas.qos
+        if everybody or any(qos.may_use(user, inventory.groups) for user in names)
+    )
+
+
+def _shares(
+    client: Client, users: Iterable[str], active: list[Job], everybody: bool, now: float
+) -> tuple[ShareRow, ...]:
+    """Places by the tree of groups; nothing where there are none."""
+    groups, reader = client.inventory.groups, client.reader
+    if not groups:
+        return ()
+    import numpy as np
+
+    from gpusched.queue.snapshots import usage_by_leaf
+    from gpusched.sched.fairtree import places, tree_of
+
+    lately = usage_by_leaf(reader, client.inventory, now) if reader else {}
+    counted = dict(lately)
+    for job in active:
+        leaf = leaf_of(job.user, groups.for_job(job.user, job.spec.group))
+        counted[leaf] = counted.get(leaf, 0.0) + job.spec.gpus
+    members = (leaf_of(user, group.name) for group in groups.groups for user in group.members)
+    leaves = sorted({*counted, *members})
+    tree = tree_of(groups, [split_leaf(leaf) for leaf in leaves])
+    found = places(tree, np.array([counted.get(leaf, 0.0) for leaf in leaves], np.float64)).tolist()
+    wanted = set(users)
+    rows = []
+    for leaf, place in sorted(zip(leaves, found, strict=True), key=lambda one: one[1]):
+        user, group = split_leaf(leaf)
+        if everybody or user in wanted:
+            of = groups.get(group)
+            shares = of.members.get(user, 1) if of is not None else 1
+            rows.append(
+                ShareRow(group=group, user=user, shares=shares, gpu_hours=lately.get(leaf, 0.0), place=place + 1)
+            )
+    return tuple(rows)

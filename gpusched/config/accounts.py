@@ -1,0 +1,89 @@
+"""For whom a job counts, and whether its limits let it wait at all. Pure: clients ask first, the controller decides."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpusched.config.fields import is_name
+from gpusched.errors import UsageError
+from gpusched.model.jobs import JobSpec
+from gpusched.model.limits import Rule, takes
+from gpusched.model.resources import Inventory
+from gpusched.model.suggest import did_you_mean
+from gpusched.model.units import format_duration
+
+
+def accounted(spec: JobSpec, user: str, inventory: Inventory) -> JobSpec:
+    """The request of ``user`` with the group that it counts for, and as its class lets it be stopped.
+
+    Raises:
+        UsageError: It names a group or a class that its user may not, or asks for what its limits never let it have.
+    """
+    groups, quotas = inventory.groups, inventory.quotas
+    for option, name in (("--group", spec.group), ("--qos", spec.qos)):
+        if name and not is_name(name):  # it goes into messages
+            raise UsageError(f"{option} {name[:80]!r} is no name of one")
+    if spec.group:
+        _check_group(spec.group, user, inventory)
+    if spec.qos:
+        qos = quotas.of_class(spec.qos)
+        known = [one.name for one in quotas.qos]
+        if qos is None:
+            has = f"there are {', '.join(known)}" if known else "the inventory declares none"
+            raise UsageError(f"there is no class '{spec.qos}'{did_you_mean(spec.qos, known)}", has)
+        if not qos.may_use(user, groups):
+            usable = [one.name for one in quotas.qos if one.may_use(user, groups)]
+            raise UsageError(f"--qos {spec.qos}: {user} may not use it", f"{user} may use: {_listed(usable)}")
+        if qos.preemptible is not None:
+            spec = msgspec.structs.replace(spec, preemptible=qos.preemptible)
+    group = groups.for_job(user, spec.group)
+    if group != spec.group:
+        spec = msgspec.structs.replace(spec, group=group)
+    for rule in quotas.rules(user, group, spec.qos):
+        if why := _never(rule, spec):
+            raise UsageError(f"{why} ({rule.reason})", "'gpusched quota' shows your limits")
+    return spec
+
+
+def longest(user: str, group: str, qos: str, inventory: Inventory) -> int | None:
+    """The longest time limit that such a job may have, seconds; None: there is no bound."""
+    counts = inventory.groups.for_job(user, group)
+    return min((r.most for r in inventory.quotas.rules(user, counts, qos) if r.unit == "time_s"), default=None)
+
+
+def priority_of(spec: JobSpec, inventory: Inventory) -> int:
+    """The priority that a job begins with: its own, and that of its class."""
+    qos = inventory.quotas.of_class(spec.qos)
+    return spec.priority - spec.nice + (qos.priority if qos is not None else 0)
+
+
+def _check_group(name: str, user: str, inventory: Inventory) -> None:
+    groups = inventory.groups
+    own = groups.of(user)
+    if groups.get(name) is None:
+        raise UsageError(f"there is no group '{name}'{did_you_mean(name, [g.name for g in groups.groups])}")
+    if name not in own:
+        raise UsageError(f"--group {name}: {user} is no member of it", f"{user} is a member of: {_listed(own)}")
+
+
+def _never(rule: Rule, spec: JobSpec) -> str:
+    """Why a job could not run even if nothing else did; "": it could."""
+    gpus = spec.elastic.sizes[0] if spec.elastic is not None else spec.gpus
+    if rule.unit == "time_s":
+        if spec.time_limit_s > rule.most:
+            asked, most = format_duration(spec.time_limit_s), format_duration(rule.most)
+            return f"--time {asked} is longer than {rule.whose} may ask for ({most})"
+    elif rule.unit == "gpus" and gpus > rule.most:
+        return f"{gpus} GPUs are more than {rule.whose} may have at once ({rule.most})"
+    elif rule.unit == "gpu_s" and (needs := takes("gpu_s", gpus, spec.time_limit_s)) > rule.most:
+        return (
+            f"{gpus} GPUs for {format_duration(spec.time_limit_s)} may take {needs / 3600:.1f} GPU hours, and "
+            f"{rule.whose} may use {rule.most / 3600:.1f} in seven days"
+        )
+    elif rule.unit in ("jobs", "queued") and rule.most < 1:
+        return f"{rule.whose} may have no job"
+    return ""
+
+
+def _listed(names: list[str] | tuple[str, ...]) -> str:
+    return ", ".join(names) or "none"

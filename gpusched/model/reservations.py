@@ -1,0 +1,92 @@
+"""Reservations: nodes that are kept for some, or for nobody, from one time to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from gpusched.model.limits import Groups
+from gpusched.model.units import format_duration
+
+MAX_RESERVATIONS = 1000
+MAX_RESERVATION_NAME = 64
+OVERRUN_S = 600.0  # so long its jobs may last beyond its end: none starts in the very second in which it begins
+RESTART_S = 600.0  # what it may take at the most until a job that was stopped to go on has come up again
+
+
+class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes that others than its users get only as long as they end, by their limits, before it begins.
+
+    Attributes:
+        name: One word. nodes: Names; two reservations of a node do not overlap.
+        begin, end: Unix seconds. Its jobs start from ``begin`` on, if they end with it (`OVERRUN_S`) at the latest.
+        users, groups: Whose jobs may run in it; empty: nobody's.
+        maintenance: The nodes are worked on; else they are kept for jobs.
+        reason: Why, for people. by, made: Who made it, and when.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    begin: float
+    end: float
+    users: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    maintenance: bool = False
+    reason: str = ""
+    by: str = ""
+    made: float = 0.0
+
+    def serves(self, user: str, groups: Groups) -> bool:
+        """Whether a user may run jobs in it."""
+        return user in self.users or groups.within(user, self.groups)
+
+    def meets(self, begin: float, end: float) -> bool:
+        """Whether it has any time in common with what lasts from ``begin`` to ``end``."""
+        return self.begin < end and begin < self.end
+
+    @property
+    def what(self) -> str:
+        """``maintenance weekly``, ``reservation class``."""
+        return f"{'maintenance' if self.maintenance else 'reservation'} {self.name}"
+
+    def when(self, now: float) -> str:
+        """``in 2:00:00, for 4:00:00``; once it has begun ``for another 1:00:00``."""
+        if self.begin <= now:
+            return f"for another {format_duration(max(0.0, self.end - now))}"
+        return f"in {format_duration(self.begin - now)}, for {format_duration(self.end - self.begin)}"
+
+
+def overlapping(wanted: Reservation, others: Iterable[Reservation]) -> tuple[Reservation, str] | None:
+    """The first of the others, by begin, that has a node of it at the same time, and that node."""
+    for other in sorted(others, key=lambda one: (one.begin, one.name)):
+        if other.name != wanted.name and other.meets(wanted.begin, wanted.end):
+            for node in wanted.nodes:
+                if node in other.nodes:
+                    return other, node
+    return None
+
+
+def by_node(reservations: Iterable[Reservation], now: float) -> dict[str, tuple[Reservation, ...]]:
+    """Node -> those of it that are not over, by begin."""
+    found: dict[str, list[Reservation]] = {}
+    for one in sorted(reservations, key=lambda one: (one.begin, one.name)):
+        if one.end > now:
+            for node in one.nodes:
+                found.setdefault(node, []).append(one)
+    return {node: tuple(ones) for node, ones in found.items()}
+
+
+def tied_by(end: float, on: Iterable[Sequence[Reservation]], own: str, now: float) -> str:
+    """Why a job that runs would not come up again in time if it were stopped to go on; "": it would.
+
+    ``end``: by its limit. ``on``: of each of its nodes, those that are not over. ``own``: the one that it runs in.
+    """
+    end = max(end, now) + RESTART_S
+    for here in on:
+        for one in here:
+            if one.name == own and end > one.end + OVERRUN_S:
+                return f"{one.what} ends soon after its limit"
+            if one.name != own and one.begin < end:
+                return f"its node is reserved ({one.what}) {one.when(now)}"
+    return ""

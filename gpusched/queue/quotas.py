@@ -1,0 +1,200 @@
+"""What the limits of the inventory leave: counted from the jobs that hold something and from what was used lately."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import msgspec
+
+from gpusched.errors import UsageError
+from gpusched.model.jobs import HOUR_S, Job, JobSpec, JobState
+from gpusched.model.limits import WEEK_S, Bound, Quotas, Rule, takes
+from gpusched.queue.rows import JobReads
+
+_SLOT_S = 3 * HOUR_S  # attempts that ended within one such slot leave the seven days together
+_RUNNING = ("gpus", "jobs", "gpu_s")
+
+
+class Used(NamedTuple):
+    """GPU seconds that attempts of one user, group and class used since some time; ``until``: when the last ended."""
+
+    user: str
+    group: str
+    qos: str
+    until: float
+    gpu_s: float
+
+
+class _Told(msgspec.Struct):
+    """What a stored spec says of whom it counts for."""
+
+    group: str = ""
+    qos: str = ""
+
+
+_TOLD = msgspec.json.Decoder(_Told)
+
+
+class QuotaReads(JobReads):
+    """The part of a store's reader that is about limits."""
+
+    _summed: tuple[float, list[Used]] | None = None  # of attempts that ended before an hour began
+
+    def _group_column(self, name: str = "account") -> str:
+        """What stands for an attempt's group, or class, in a query: a store of before has no such columns."""
+        known = {row[1] for row in self._db.execute("PRAGMA table_info(runs)")}
+        return f"coalesce({name}, '')" if name in known else "''"
+
+    def gpu_seconds_of_week(self, now: float) -> list[Used]:
+        """What started attempts used in the seven days before ``now``; what two shared, for each of them in full.
+
+        Attempts that ended before the present hour are summed up once an hour: of those that were running a week ago,
+        up to an hour more counts.
+        """
+        hour = now // HOUR_S * HOUR_S
+        if self._summed is None or self._summed[0] != hour:
+            self._summed = hour, self._sums("end_time > ?1 AND end_time <= ?2", "end_time", hour - WEEK_S, hour)
+        recent = self._sums("end_time > ?2 AND end_time > ?1", "min(end_time, ?3)", now - WEEK_S, hour, now)
+        recent += self._sums("end_time IS NULL AND start_time < ?3", "?3", now - WEEK_S, hour, now)
+        return [*self._summed[1], *recent]
+
+    def _sums(self, which: str, until: str, *times: float) -> list[Used]:
+        """Of attempts that ``which`` finds, from the first of ``times`` to ``until``, by who and when they ended."""
+        account, qos = self._group_column(), self._group_column("qos")
+        slot = f"cast({until} / {_SLOT_S} AS INTEGER)"
+        rows = self._db.execute(
+            f"SELECT user, {account}, {qos}, {slot}, sum(gpus * ({until} - max(start_time, ?1))) FROM runs "
+            f"WHERE {which} GROUP BY 1, 2, 3, 4",
+            times,
+        )
+        return [Used(user, group, name, (at + 1) * _SLOT_S, gpu_s) for user, group, name, at, gpu_s in rows]
+
+    def waiting_by_class(self) -> dict[tuple[str, str, str], int]:
+        """(user, group, class) -> how many jobs of theirs wait; each task of an array is one."""
+        columns = f"user, {self._spec_column()}, sum({self._tasks_column()})"
+        rows = self._db.execute(f"SELECT {columns} FROM jobs WHERE state = ? GROUP BY 1, 2", (JobState.PENDING,))
+        found: dict[tuple[str, str, str], int] = {}
+        told: dict[bytes | None, _Told] = {None: _Told()}
+        for user, digest, count in rows.fetchall():
+            if digest not in told:
+                (data,) = self._db.execute("SELECT data FROM specs WHERE digest = ?", (digest,)).fetchone()
+                told[digest] = _TOLD.decode(data)
+            key = (user, told[digest].group, told[digest].qos)
+            found[key] = found.get(key, 0) + count
+        return found
+
+
+class Ledger:
+    """The bounds of running jobs as they stand; each kind of job (user, group, class) is looked up once."""
+
+    def __init__(self, quotas: Quotas, active: Iterable[Job], used: Sequence[Used], now: float) -> None:
+        """``active``: jobs that hold something, ``used``: in the last seven days."""
+        self._quotas = quotas
+        self._rules: list[Rule] = []
+        self._used: list[int] = []
+        self._frees: list[dict[float, int]] = []
+        self._row: dict[tuple[tuple[str, str, str], str], int] = {}
+        self._known: dict[tuple[str, str, str], tuple[int, ...]] = {}
+        self._groups: dict[tuple[str, str], str] = {}
+        if not quotas:
+            return
+        for job in active:
+            left = _left_s(job, now)
+            gpus = job.allocation.gpus if job.allocation is not None else job.spec.gpus
+            for at in self.of(job.user, job.spec):
+                self._used[at] += takes(self._rules[at].unit, gpus, left)
+        for one in used:
+            for at in self.of_kind(one.user, self.group(one.user, one.group), one.qos):
+                if self._rules[at].unit == "gpu_s":
+                    self._used[at] += round(one.gpu_s)
+                    leaves = one.until + WEEK_S
+                    self._frees[at][leaves] = self._frees[at].get(leaves, 0) + round(one.gpu_s)
+
+    def group(self, user: str, asked: str) -> str:
+        """The group that a job counts for."""
+        if (user, asked) not in self._groups:
+            self._groups[user, asked] = self._quotas.groups.for_job(user, asked)
+        return self._groups[user, asked]
+
+    def of(self, user: str, spec: JobSpec) -> tuple[int, ...]:
+        """The bounds that a job counts for, as indices into `bounds`."""
+        if not self._quotas:
+            return ()
+        return self.of_kind(user, self.group(user, spec.group), spec.qos)
+
+    def of_kind(self, user: str, group: str, qos: str) -> tuple[int, ...]:
+        """The bounds that jobs of ``user`` count for in a group and a class ("": in none)."""
+        key = (user, group, qos)
+        if key not in self._known:
+            rules = (rule for rule in self._quotas.rules(*key) if rule.unit in _RUNNING)
+            self._known[key] = tuple(self._enter(rule) for rule in rules)
+        return self._known[key]
+
+    def _enter(self, rule: Rule) -> int:
+        row = self._row.setdefault((rule.key, rule.unit), len(self._rules))
+        if row == len(self._rules):
+            self._rules.append(rule)
+            self._used.append(0)
+            self._frees.append({})
+        return row
+
+    def bounds(self) -> tuple[Bound, ...]:
+        """All that were asked for."""
+        rows = zip(self._rules, self._used, self._frees, strict=True)
+        return tuple(Bound(rule, used, tuple(sorted(frees.items()))) for rule, used, frees in rows)
+
+
+def _left_s(job: Job, now: float) -> float:
+    """How long a job may still hold what it holds, seconds; one that has not begun to run has all of it before it."""
+    if job.start_time is None:
+        return job.limit_s
+    return max(0.0, (job.ending.kill_at if job.ending is not None else job.start_time + job.limit_s) - now)
+
+
+class Queued:
+    """How many jobs of each user, group and class wait, against how many may; counted when first asked for."""
+
+    def __init__(self, store: QuotaReads, quotas: Quotas) -> None:
+        self._store, self._quotas = store, quotas
+        self._counts: Counter[tuple[str, str, str]] | None = None
+        self._rules = cache(self._rules_of)
+
+    def check(self, user: str, spec: JobSpec, count: int) -> None:
+        """That so many more jobs may wait.
+
+        Raises:
+            UsageError: A limit does not let them.
+        """
+        for rule in self._rules(user, spec.group, spec.qos):
+            has = self._counted[rule.key]
+            if has + count > rule.most:
+                raise UsageError(
+                    f"{rule.whose} has {has} jobs waiting and may have {rule.most}: {count} more are too many "
+                    f"({rule.reason})"
+                )
+
+    def add(self, user: str, spec: JobSpec, count: int) -> None:
+        """They wait now."""
+        for rule in self._rules(user, spec.group, spec.qos):
+            self._counted[rule.key] += count
+
+    @property
+    def _counted(self) -> Counter[tuple[str, str, str]]:
+        if self._counts is None:
+            self._counts = Counter()
+            for (user, group, qos), jobs in self._store.waiting_by_class().items():
+                for rule in self._rules(user, group, qos):
+                    self._counts[rule.key] += jobs
+        return self._counts
+
+    def _rules_of(self, user: str, group: str, qos: str) -> tuple[Rule, ...]:
+        found = self._quotas.rules(user, self._quotas.groups.for_job(user, group), qos)
+        return tuple(rule for rule in found if rule.unit == "queued")
+
+
+def used_lately(reader: QuotaReads, quotas: Quotas, now: float) -> list[Used]:
+    """What the limits of GPU hours count; nothing where there are none."""
+    return reader.gpu_seconds_of_week(now) if quotas.by_hours else []

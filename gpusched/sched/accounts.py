@@ -1,0 +1,50 @@
+"""The bounds that waiting jobs count for, as the arrays that the passes count down (`state.Jobs`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpusched.model.limits import WEEK_S, Bound
+from gpusched.model.snapshot import PendingView
+from gpusched.sched.state import LINK, Floats, Ints, Records, ints
+
+COLUMNS = {"jobs": 0, "gpus": 1, "gpu_s": 2}  # of an account, where a job says what it takes
+
+
+def accounts_of(
+    jobs: Sequence[PendingView], gpus: Ints, limit: Floats, bounds: Sequence[Bound]
+) -> tuple[Ints, Ints, Records]:
+    """``account: int64[jobs, 3]``, ``room: int64[bounds]`` and ``links``, as in `state.Jobs`.
+
+    Rooms are those of ``bounds`` (`Snapshot.bounds`; empty: limits do not count here), then one for each array that
+    has a bound. A chain begins with the array, and goes on in the order of `PendingView.bounds`. ``gpus: int64[jobs]``,
+    ``limit: float64[jobs]``: of each job.
+    """
+    rooms = [bound.room for bound in bounds]
+    units = [COLUMNS[bound.rule.unit] for bound in bounds]
+    arrays: dict[str, int] = {}
+    chains: dict[tuple[int, tuple[int, ...]], int] = {(-1, ()): -1}
+    rows: list[tuple[int, int, int]] = []
+    first: list[int] = []
+    for job in jobs:
+        array = -1
+        if job.array_room is not None:
+            array = arrays.setdefault(job.array_id or job.id, len(rooms))
+            if array == len(rooms):
+                rooms.append(job.array_room)
+        key = (array, job.bounds if units else ())
+        if key not in chains:
+            chains[key] = len(rows)
+            rows += chain([(array, 0)] * (array >= 0) + [(at, units[at]) for at in key[1]], len(rows))
+        first.append(chains[key])
+    account = np.empty((len(jobs), 3), np.int64)
+    account[:, 0], account[:, 1], account[:, 2] = first, gpus, gpus * np.minimum(limit, WEEK_S)
+    return account, ints(rooms), np.array(rows, LINK)
+
+
+def chain(bounds: Sequence[tuple[int, int]], row: int) -> list[tuple[int, int, int]]:
+    """The rows of ``LINK``, from ``row`` on, of a job that counts for these (bound, unit)."""
+    last = row + len(bounds) - 1
+    return [(at, unit, -1 if row + i == last else row + i + 1) for i, (at, unit) in enumerate(bounds)]

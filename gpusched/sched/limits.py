@@ -1,0 +1,136 @@
+"""Limits in plain Python: what is left while a plan is gone through, and why a job that exceeds one waits."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from gpusched.model.limits import WEEK_S, Bound, takes
+from gpusched.model.plan import Reason, ReasonCode
+from gpusched.model.snapshot import PendingView, RunningView, Snapshot
+from gpusched.model.units import format_duration
+from gpusched.sched.eligible import ARRAY_FULL
+from gpusched.sched.text import count_of
+
+
+class Rooms:
+    """What arrays, users, groups and classes may still have, while jobs are started one by one."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.reasons = LimitReasons(snapshot)
+        self._bounds, self._now = snapshot.bounds, snapshot.now
+        self._room = [bound.room for bound in snapshot.bounds]
+        self._arrays: dict[str, int] = {}
+
+    def full(self, job: PendingView, gpus: int | None = None) -> Reason | None:
+        """Why the job may not start, by what it exceeds first; None: it may. ``gpus``: other than it asks for."""
+        if job.array_room is not None and self._arrays.setdefault(job.array_id or job.id, job.array_room) <= 0:
+            return ARRAY_FULL
+        for at in job.bounds:
+            cost = self._cost(at, job, gpus)
+            if cost > max(self._room[at], 0):
+                return self.reasons.of(at, cost, self._room[at])
+        return None
+
+    def take(self, job: PendingView, gpus: int | None = None) -> None:
+        """It starts."""
+        if job.array_room is not None:
+            name = job.array_id or job.id
+            self._arrays[name] = self._arrays.get(name, job.array_room) - 1
+        for at in job.bounds:
+            self._room[at] -= self._cost(at, job, gpus)
+
+    def refuse_resize(self, job: RunningView, gpus: int) -> str | None:
+        """Why a running job may not have so many GPUs; None, and noted, if it may."""
+        costs = self._growth(job, gpus)
+        for at, cost in costs:
+            if cost > max(self._room[at], 0):
+                return self.reasons.of(at, cost, self._room[at]).message
+        for at, cost in costs:
+            self._room[at] -= cost
+        return None
+
+    def exceeds(self, job: PendingView | RunningView, gpus: int) -> bool:
+        """Whether one of its limits leaves too little for so many GPUs of it."""
+        if isinstance(job, PendingView):
+            costs = [(at, self._cost(at, job, gpus)) for at in job.bounds]
+        else:
+            costs = self._growth(job, gpus)
+        return any(cost > max(self._room[at], 0) for at, cost in costs)
+
+    def _growth(self, job: RunningView, gpus: int) -> list[tuple[int, int]]:
+        """What a running job takes more with so many GPUs: (bound, how much); it is the same one job."""
+        more, left = gpus - job.allocation.gpus, max(0.0, job.expected_end - self._now)
+        units = ((at, self._bounds[at].rule.unit) for at in job.bounds if more > 0)
+        return [(at, takes(unit, more, left)) for at, unit in units if unit != "jobs"]
+
+    def _cost(self, at: int, job: PendingView, gpus: int | None) -> int:
+        return takes(self._bounds[at].rule.unit, job.spec.gpus if gpus is None else gpus, job.spec.time_limit_s)
+
+
+class LimitReasons:
+    """The reasons of jobs that exceed a limit; equal ones are one object."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._known: dict[tuple[int, int, int], Reason] = {}
+
+    def of(self, at: int, cost: int, room: int) -> Reason:
+        """The reason of a job that takes ``cost`` of bound ``at``, which has ``room`` left."""
+        key = (at, cost, room)
+        if key not in self._known:
+            bound = self._snapshot.bounds[at]
+            when = None if cost > bound.rule.most else frees_at(self._releases[at], cost - room)
+            message = _message(bound, cost, bound.rule.most - room)
+            if when is not None:
+                message += f"; there is room in {format_duration(max(0.0, when - self._snapshot.now))} at the latest"
+            self._known[key] = Reason(code=ReasonCode(bound.rule.reason), message=message)
+        return self._known[key]
+
+    @cached_property
+    def _releases(self) -> list[list[tuple[float, int]]]:
+        return releases_of_bounds(self._snapshot)
+
+
+def releases_of_bounds(snapshot: Snapshot) -> list[list[tuple[float, int]]]:
+    """Of each bound when what is taken of it comes back at the latest: (Unix seconds, how much), ascending.
+
+    A running job's GPU seconds come back seven days after its limit, for it may use them all.
+    """
+    found: list[list[tuple[float, int]]] = [list(bound.frees) for bound in snapshot.bounds]
+    for job in snapshot.running:
+        for at in job.bounds:
+            unit = snapshot.bounds[at].rule.unit
+            left = max(0.0, job.expected_end - snapshot.now)
+            until = job.expected_end + WEEK_S if unit == "gpu_s" else max(job.expected_end, snapshot.now)
+            found[at].append((until, takes(unit, job.allocation.gpus, left)))
+    return [sorted(releases) for releases in found]
+
+
+def frees_at(releases: list[tuple[float, int]], needs: int) -> float | None:
+    """When ``needs`` more of a bound have come back at the latest; None: not as far as is known."""
+    for time, amount in releases:
+        needs -= amount
+        if needs <= 0:
+            return time
+    return None
+
+
+def _message(bound: Bound, cost: int, used: int) -> str:
+    rule = bound.rule
+    if rule.unit == "jobs":
+        return f"{rule.whose} has {used} of {count_of(rule.most, 'job')} that may run at once"
+    if rule.unit == "gpus":
+        if cost > rule.most:
+            return f"it asks for {count_of(cost, 'GPU')}, and {rule.whose} may have {rule.most} at once"
+        return f"{rule.whose} has {used} of {count_of(rule.most, 'GPU')} at once, it asks for {cost}"
+    if cost > rule.most:
+        return f"it may use {hours(cost)} GPU hours, and {rule.whose} may use {hours(rule.most)} in seven days"
+    return (
+        f"{rule.whose} has used, or its running jobs may, {hours(used)} of {hours(rule.most)} GPU hours in seven days; "
+        f"it may use {hours(cost)}"
+    )
+
+
+def hours(gpu_s: int) -> str:
+    """GPU hours of GPU seconds, with one decimal where it is not 0."""
+    return f"{gpu_s / 3600:.1f}".removesuffix(".0")

@@ -1,0 +1,124 @@
+"""Reservations as arrays: which nodes a row of the masks leaves out at a time, and when that changes.
+
+Jobs that are alike to reservations share a row: what they may use at all (``base``), the reservation they are of, and
+their limit, or one that means the same now. A row is true at the time it was last turned to (`turn`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from gpusched.compiled import jit
+from gpusched.model.reservations import OVERRUN_S, Reservation
+from gpusched.sched.state import Calendar, Flags, Floats, Ints, ints
+
+MOST_LIMITS = 48  # rows of masks to be turned as a run ahead goes on; each costs a pass over the nodes
+KEPT = -2  # number of what is kept for the first job that waits for the end of a reservation
+
+
+class Reserved(NamedTuple):
+    """A snapshot's reservations that are not over.
+
+    Attributes:
+        now: The snapshot's time.
+        all: By begin; their index is their number. number: name -> it.
+        node, of: ``int64[entries]``: row of a node, and the number of its reservation; by begin.
+        begins: ``float64[...]``: distinct begins, ascending.
+    """
+
+    now: float
+    all: tuple[Reservation, ...]
+    number: dict[str, int]
+    node: Ints
+    of: Ints
+    begins: Floats
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self.all)
+
+
+def reserved_of(reservations: Sequence[Sequence[Reservation]], now: float) -> Reserved:
+    """``reservations``: of each row of the nodes, such as are not over."""
+    ones = {one.name: one for here in reservations for one in here}
+    found = tuple(sorted(ones.values(), key=lambda one: (one.begin, one.name)))
+    number = {one.name: i for i, one in enumerate(found)}
+    pairs = sorted((number[one.name], row) for row, here in enumerate(reservations) for one in here)
+    return Reserved(
+        now, found, number, ints([row for _, row in pairs]), ints([of for of, _ in pairs]),
+        np.unique(np.array([one.begin for one in found], np.float64)),
+    )  # fmt: skip
+
+
+def calendar_of(reserved: Reserved, masks: Flags, base: Ints, own: Ints, limit: Floats) -> Calendar:
+    """``base``, ``own``, ``limit``: of the first rows of the masks; the row after them is for looking ahead."""
+    begin = np.array([one.begin for one in reserved.all], np.float64)[reserved.of]
+    end = np.array([one.end for one in reserved.all], np.float64)[reserved.of]
+    by_end = np.argsort(end, kind="stable").astype(np.int64)
+    guarded, closed = np.zeros(len(base), np.int64), np.zeros(masks.shape[1], np.int64)
+    turns = np.full(len(base), -np.inf)
+    return Calendar(
+        reserved.node, reserved.of, begin, end, by_end, base, own, limit, guarded, turns, closed, len(base), 0
+    )
+
+
+def grouped(limits: Floats) -> Floats:
+    """``float64[jobs]``: limits, where there are too many different ones each rounded up to one of a few."""
+    found: Floats = np.unique(limits)
+    if len(found) > MOST_LIMITS:
+        found = np.unique(found[np.linspace(0, len(found) - 1, MOST_LIMITS).round().astype(np.int64)])
+    return found[np.searchsorted(found, limits)]
+
+
+@jit
+def concerns(calendar: Calendar, entry: int, row: int) -> bool:
+    """Whether jobs of a row of the masks have to keep clear of an entry."""
+    number = calendar.number[entry]
+    return bool(calendar.guarded[row] != 0 if number == KEPT else number != calendar.own[row])
+
+
+@jit
+def turn(calendar: Calendar, masks: Flags, row: int, now: float) -> float:
+    """Brings a row to a time; when it changes next, seconds, infinite: never.
+
+    It leaves a node out from then on that a job would still be on when a reservation begins, until that is over. What
+    is of a reservation has its nodes from its begin on, as long as it ends with it, or little later.
+    """
+    base, own, limit = calendar.base[row], calendar.own[row], calendar.limit[row]
+    after, begun, over = np.inf, True, np.inf
+    for node in range(masks.shape[1]):
+        masks[row, node] = masks[base, node]
+    for e in range(calendar.node.size):
+        begin, end = calendar.begin[e], calendar.end[e]
+        if own >= 0 and calendar.number[e] == own:
+            begun, over = now >= begin, end + OVERRUN_S
+            if not begun:
+                after = min(after, begin)
+        elif concerns(calendar, e, row) and now < end:
+            if begin < now + limit:
+                masks[row, calendar.node[e]] = 0
+                after = min(after, end)
+            else:
+                after = min(after, max(np.nextafter(begin - limit, np.inf), np.nextafter(now, np.inf)))
+    if own >= 0 and (not begun or now + limit > over):
+        for node in range(masks.shape[1]):
+            masks[row, node] = 0
+    elif own >= 0 and over < np.inf:
+        after = min(after, max(np.nextafter(over - limit, np.inf), np.nextafter(now, np.inf)))
+    return float(after)
+
+
+@jit
+def turn_due(calendar: Calendar | None, masks: Flags, now: float) -> bool:
+    """Brings all rows up to a time; whether any has changed."""
+    turned = False
+    if calendar is None:
+        return turned
+    for row in range(calendar.turns.size):
+        if calendar.turns[row] <= now:
+            calendar.turns[row] = turn(calendar, masks, row, now)
+            turned = True
+    return turned

@@ -1,0 +1,64 @@
+"""Whether a reservation keeps a job from a node, and in which words: plain Python, for the check and `explain`."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from gpusched.model.reservations import OVERRUN_S, Reservation
+from gpusched.model.snapshot import NodeView, PendingView
+from gpusched.model.units import format_duration
+
+
+def closed_by(job: PendingView, node: NodeView, now: float) -> Reservation | None:
+    """The reservation for which a job may not start on a node now; None: it may.
+
+    A job must end before the next reservation of the node begins that is not its own. One of a reservation may use its
+    nodes only, from its begin on, if it ends with it, or little later. Ends are by limits.
+    """
+    own, end = job.reserved, now + job.limit_s
+    name = own.name if own is not None else ""
+    if own is not None:
+        here = any(one.name == name for one in node.reservations)
+        if not here or now < own.begin or end > own.end + OVERRUN_S:
+            return own
+    return next((one for one in node.reservations if one.name != name and one.meets(now, end)), None)
+
+
+def closed_text(job: PendingView, node: NodeView, now: float) -> str:
+    """Why a reservation keeps it from the node now, as said of the node; "": none does."""
+    one = closed_by(job, node, now)
+    if one is None:
+        return ""
+    if job.reserved is not None and all(other.name != one.name for other in node.reservations):
+        return f"is not in {one.what}"
+    return f"is reserved ({one.what}) {one.when(now)}"
+
+
+def reserved_text(reservations: Sequence[Reservation], own: str, limit_s: float, now: float) -> str:
+    """Why a job waits that would have to end before nodes are reserved, in Slurm's words, and for what they are.
+
+    ``reservations``: of nodes that it could use, such as are not over, by begin; ``own``: the one that it is of.
+    """
+    met = reservations[: bisect_left(reservations, now + limit_s, key=lambda one: one.begin)]
+    if own:
+        met = [one for one in met if one.name != own]
+    if not met:
+        return "Reserved"
+    kind = "Reserved for maintenance" if all(one.maintenance for one in met) else "May be reserved for other job"
+    named = ", ".join(f"{one.name} {one.when(now)}" for one in met[:2])
+    more = f" and {len(met) - 2} more" if len(met) > 2 else ""
+    return f"{kind}: {named}{more}; its limit of {format_duration(limit_s)} does not fit before"
+
+
+def waits_for_own(job: PendingView, now: float) -> str:
+    """Why a job cannot start now whatever is free, as the reservation is that it asks for; "": it can."""
+    own = job.reserved
+    if job.unreserved or own is None:
+        return job.unreserved
+    if now < own.begin:
+        return f"waits for {own.what}, which begins in {format_duration(own.begin - now)}"
+    if now + job.limit_s > own.end + OVERRUN_S:
+        left, limit = format_duration(max(0.0, own.end - now)), format_duration(job.limit_s)
+        return f"{own.what} ends in {left}, before its limit of {limit}"
+    return ""

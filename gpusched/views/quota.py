@@ -1,0 +1,80 @@
+"""Limits and fair shares: tables and JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gpusched.model.reports import QuotaReport, QuotaRow
+from gpusched.model.units import format_duration, iso_utc
+from gpusched.views import common
+
+_NAMES = {
+    "gpus": "GPUs at once",
+    "jobs": "jobs at once",
+    "queued": "jobs queued",
+    "gpu_hours": "GPU hours in 7 days",
+    "time": "time limit",
+}
+
+
+def quota_json(report: QuotaReport) -> dict[str, Any]:
+    """The report as one object; times are UTC ISO-8601."""
+    fields: dict[str, Any] = msgspec.to_builtins(report)
+    fields["rows"] = [
+        msgspec.to_builtins(row) | {"left": row.left, "frees": None if row.frees is None else iso_utc(row.frees)}
+        for row in report.rows
+    ]
+    return fields | {"now": iso_utc(report.now)}
+
+
+def quota_screen(report: QuotaReport, warning: str = "") -> RenderableType:
+    """What there is of each limit, the classes, and the places by fair share. ``warning``: in the first line."""
+    parts: list[RenderableType] = [Text(f"warning: {common.clean(warning)}", "bold red")] if warning else []
+    parts.append(_limits(report) if report.rows else Text("no limits"))
+    if report.classes:
+        table = common.plain_table("CLASS", "PRIORITY", "MAY BE STOPPED", "LIMITS", right=("PRIORITY",))
+        for row in report.classes:
+            stops = "as the job says" if row.preemptible is None else "yes" if row.preemptible else "no"
+            own = "its own only" if row.exempt else "its own, and those of user and group"
+            table.add_row(common.clean(row.name), str(row.priority), stops, own)
+        parts += [Text(), table]
+    if report.shares:
+        numbers = ("SHARES", "GPU HOURS", "PLACE")
+        table = common.plain_table("GROUP", "USER", *numbers, right=numbers)
+        for share in report.shares:
+            group, user = common.clean(share.group) or common.UNKNOWN, common.clean(share.user)
+            table.add_row(group, user, str(share.shares), f"{share.gpu_hours:.1f}", str(share.place))
+        parts += [Text(), table]
+    return Group(*parts)
+
+
+def _limits(report: QuotaReport) -> Table:
+    table = common.plain_table(
+        "WHOSE", "LIMIT", "USED", "OF", "LEFT", "WHERE NOTHING IS LEFT", right=("USED", "OF", "LEFT")
+    )
+    for row in report.rows:
+        full = row.left is not None and row.left < 1
+        frees = f", in {format_duration(max(0.0, row.frees - report.now))} at the latest" if row.frees else ""
+        used, most, left = (_figure(row, amount) for amount in (row.used, row.most, row.left))
+        table.add_row(
+            common.clean(row.whose),
+            _NAMES[row.limit],
+            used,
+            most,
+            left,
+            Text(row.reason + frees, "red" if full else ""),
+        )
+    return table
+
+
+def _figure(row: QuotaRow, amount: float | None) -> str:
+    if amount is None:
+        return common.UNKNOWN
+    if row.limit == "time":
+        return format_duration(amount)
+    return f"{amount:.1f}" if row.limit == "gpu_hours" else f"{amount:.0f}"

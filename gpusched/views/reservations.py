@@ -1,0 +1,78 @@
+"""Reservations as a table, as lines and as JSON."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gpusched.model.reports import ReservationRow
+from gpusched.model.units import format_duration, iso_utc, local_clock, local_time
+from gpusched.views import common
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from gpusched.client.reservations import Asked
+
+_DONE = {"reserve": "reservation", "maintenance": "maintenance", "change": "change", "cancel": "cancellation"}
+
+
+def asked_dict(asked: Asked) -> dict[str, Any]:
+    """What was asked for, with the jobs that last into it."""
+    one = asked.reservation
+    return {
+        "requested": asked.what,
+        "name": one.name,
+        "nodes": list(one.nodes),
+        "begin": iso_utc(one.begin),
+        "end": iso_utc(one.end),
+        "late": [{"id": job, "user": user, "end": iso_utc(end)} for job, user, end in asked.late],
+    }
+
+
+def asked_lines(asked: Asked) -> list[str]:
+    """The first for stdout, the others notes: which running jobs last into it."""
+    one, now = asked.reservation, time.time()
+    span = f"{local_time(one.begin)} to {local_time(one.end)} ({format_duration(one.end - one.begin)})"
+    lines = [f"{_DONE[asked.what]} requested: {one.name}, {common.compress_names(one.nodes)}, {span}"]
+    lines += [
+        f"job {job} of {common.clean(user)} runs there, and may last until {local_clock(end, now)} by its limit"
+        for job, user, end in asked.late
+    ]
+    return lines
+
+
+def reservations_json(rows: Sequence[ReservationRow]) -> list[dict[str, Any]]:
+    """One object per reservation."""
+    return [msgspec.to_builtins(row) | {"begin": iso_utc(row.begin), "end": iso_utc(row.end)} for row in rows]
+
+
+def reservations_screen(rows: Sequence[ReservationRow]) -> RenderableType:
+    """The table."""
+    from rich.text import Text
+
+    if not rows:
+        return Text("nothing is reserved")
+    now = time.time()
+    columns = ("NAME", "KIND", "STATE", "FROM", "TO", "GPUS", "NODES", "FOR", "JOBS", "REASON")
+    table = common.plain_table(*columns, right=("GPUS",), wrap=("NODES", "FOR", "JOBS", "REASON"))
+    for row in rows:
+        state = Text("active", "bold green") if row.state == "active" else Text(f"in {common.age(row.begin - now)}")
+        jobs = [f"{len(row.running)} in it"] if row.running else []
+        jobs += [f"{', '.join(row.late[:3])}{' ...' if len(row.late) > 3 else ''} may last into it"] if row.late else []
+        table.add_row(
+            Text(row.name, "bold"),
+            row.kind,
+            state,
+            local_clock(row.begin, now),
+            local_clock(row.end, now),
+            str(row.gpus),
+            common.compress_names(row.nodes),
+            Text(common.clean(", ".join((*row.users, *row.groups))) or "nobody"),
+            Text("; ".join(jobs)),
+            Text(common.clean(row.reason)),
+        )
+    return table

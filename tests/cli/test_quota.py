@@ -1,0 +1,98 @@
+"""``gpusched quota``, ``--group`` and ``--qos``, as a user sees them."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from gpusched.config.users import user_name
+from gpusched.model.jobs import Allocation, JobState, NodeAllocation
+from tests.cli.conftest import INVENTORY, Site
+
+ME = user_name(os.getuid())
+LIMITS = f"""\
+groups:
+  top: {{shares: 2}}
+  mine: {{parent: top, members: [{ME}], limits: {{gpus: 4}}}}
+  other: {{parent: top, members: [zoe]}}
+limits:
+  each_user: {{gpus: 6, queued: 2, gpu_hours: 100, time: 30m}}
+qos:
+  high: {{priority: 100, per_user: {{jobs: 1}}, preemptible: false}}
+  theirs: {{users: [zoe]}}
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Site:
+    site = Site(tmp_path, capfd)
+    site.inventory.write_text(INVENTORY + LIMITS)
+    for name, value in site.env.items():
+        monkeypatch.setenv(name, value)
+    return site
+
+
+def test_what_one_has_of_ones_limits(site: Site) -> None:
+    job = site.submit("--gpus", "2", "-p", "V100", "-q", "high", "--", "true")
+    site.fold()
+    part = NodeAllocation(rank=0, node="dgx-1v-1", gpus=(0, 1), cores=1, memory_mib=1)
+    changed = site.change(job, state=JobState.RUNNING, start_time=time.time(), allocation=Allocation(job, (part,)))
+    assert (changed.spec.group, changed.priority, changed.spec.time_limit_s) == ("mine", 100, 1800)
+    report = site.call("quota", "--json").ok().json
+    rows = {(row["whose"], row["limit"]): row for row in report["rows"]}
+    assert {key: (row["used"], row["most"], row["left"]) for key, row in rows.items()} == {
+        (f"user {ME}", "gpus"): (2, 6, 4),
+        (f"user {ME}", "queued"): (0, 2, 2),
+        (f"user {ME}", "gpu_hours"): (pytest.approx(1, abs=0.1), 100, pytest.approx(99, abs=0.1)),
+        (f"user {ME}", "time"): (None, 1800, None),
+        ("group mine", "gpus"): (2, 4, 2),
+        (f"user {ME} in class high", "jobs"): (1, 1, 0),
+    }
+    assert rows[f"user {ME} in class high", "jobs"]["frees"] is not None
+    assert [one["name"] for one in report["classes"]] == ["high"]
+    assert [(one["group"], one["user"], one["place"]) for one in report["shares"]] == [("mine", ME, 2)]
+    screen = site.call("quota", "--all")
+    assert screen.code == 0
+    assert "user zoe" in screen.out
+    assert "QOSMaxJobsPerUserLimit, in 0:" in screen.out
+    assert "theirs" in screen.out
+
+
+def test_what_could_never_run_or_wait_is_refused_before_it_is_queued(site: Site) -> None:
+    asked = ("-p", "bare", "--gpus")
+    for words, says in (
+        ((*asked, "8"), "8 GPUs are more than"),
+        ((*asked, "6"), "6 GPUs are more than group mine may have at once (4) (AssocGrpGRES); 'gpusched quota' shows"),
+        ((*asked, "1", "-t", "1h"), "longer than"),
+        ((*asked, "1", "-q", "theirs"), f"{ME} may not use it; {ME} may use: high"),
+        ((*asked, "1", "-q", "hihg"), "did you mean 'high'"),
+        ((*asked, "1", "-A", "other"), f"{ME} is no member of it; {ME} is a member of: mine"),
+    ):
+        result = site.call("submit", *words, "--", "true")
+        assert (result.code, result.err.count("\n")) == (2, 1), words
+        assert says in result.err, result.err
+    site.submit("-p", "V100", "--gpus", "1", "--array", "0-1", "--", "true")
+    site.fold()
+    result = site.call("submit", "-p", "V100", "--gpus", "1", "--", "true")
+    assert f"user {ME} has 2 jobs waiting and may have 2: 1 more" in result.err
+
+
+def test_only_admins_see_others(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert site.call("quota", "-u", "zoe", "--json").ok().json["users"] == ["zoe"]
+    assert "there is no user 'nobody-here'" in site.call("quota", "-u", "nobody-here").err
+    monkeypatch.setattr("os.getuid", lambda: 12301)
+    assert "12301 is no admin" in site.call("quota", "--all").err
+    assert "12301 is no admin" in site.call("quota", "--user", "zoe").err
+    assert site.call("quota", "--json").ok().json["users"] == ["12301"]
+
+
+def test_without_limits_there_is_nothing_to_tell(site: Site) -> None:
+    site.inventory.write_text(INVENTORY)
+    assert (
+        site.call("quota").out
+        == "warning: the controller has not run yet; start it with 'gpusched controller'\nno limits\n"
+    )
+    assert site.call("quota", "--json").ok().json["rows"] == []

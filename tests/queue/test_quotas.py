@@ -1,0 +1,189 @@
+"""What is counted of limits: from the store, and from the jobs that hold something."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gpusched.config.policies import PolicySpec
+from gpusched.errors import UsageError
+from gpusched.model.jobs import Allocation, Ending, Job, JobState, NodeAllocation
+from gpusched.model.limits import WEEK_S, Bound, Group, Groups, Limits, Qos, Quotas
+from gpusched.queue.quotas import Ledger, Queued, Used, used_lately
+from gpusched.queue.schema import MIGRATIONS, SCHEMA
+from gpusched.queue.snapshots import recent_usage, snapshot_of_store
+from gpusched.queue.store import DATABASE, Reader, Run, Store
+from tests.controller.folding import NOW, spec
+from tests.controller.imagined import inventory
+
+HOUR = 3600.0
+GROUPS = Groups(
+    groups=(
+        Group(name="top", limits=Limits(jobs=9)),
+        Group(name="a", parent="top", members={"ann": 1, "bob": 1}, limits=Limits(gpus=8)),
+        Group(name="b", members={"ann": 1}),
+    )
+)
+QUOTAS = Quotas(
+    each=Limits(gpus=4, jobs=5, gpu_hours=100, queued=3),
+    users={"bob": Limits(queued=1)},
+    groups=GROUPS,
+    qos=(Qos(name="high", per_user=Limits(gpus=1), limits=Limits(jobs=2)), Qos(name="spare", exempt=True)),
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store.create_or_open(tmp_path)
+    yield store
+    store.close()
+
+
+def active(name: str, gpus: int, user: str = "ann", **more: Any) -> Job:
+    part = NodeAllocation(rank=0, node="n0", gpus=tuple(range(gpus)), cores=1, memory_mib=1)
+    asked = {key: more.pop(key) for key in ("group", "qos", "time_limit_s") if key in more}
+    fields = {"state": JobState.RUNNING, "start_time": NOW, "submit_time": NOW - 1e6} | more
+    return Job(
+        id=name,
+        user=user,
+        uid=1,
+        spec=spec(gpus_per_node=gpus, **asked),
+        allocation=Allocation(name, (part,)),
+        **fields,
+    )
+
+
+def counted(ledger: Ledger) -> dict[tuple[str, str], Bound]:
+    return {(bound.rule.whose, bound.rule.unit): bound for bound in ledger.bounds()}
+
+
+def run(name: str, user: str, start: float, gpus: int = 1, group: str = "", qos: str = "") -> Run:
+    return Run(
+        job_id=name, attempt=1, user=user, partition="p", flavor=None, share=0.1, gpus=gpus, start_time=start,
+        end_time=None, outcome=None, nodes={"n0": gpus}, group=group, qos=qos,
+    )  # fmt: skip
+
+
+def entered(store: Store, *runs: tuple[Run, float | None]) -> None:
+    with store.transaction():
+        for one, end in runs:
+            store.open_run(one)
+            if end is not None:
+                store.close_run(one.job_id, 1, end, JobState.COMPLETED)
+
+
+def test_a_job_counts_for_its_user_its_groups_upwards_and_its_class() -> None:
+    jobs = [active("1", 2), active("2", 1, qos="high"), active("3", 2, group="b"), active("4", 3, qos="spare")]
+    found = {key: bound.used for key, bound in counted(Ledger(QUOTAS, jobs, (), NOW)).items()}
+    assert found == {
+        ("user ann", "gpus"): 5, ("user ann", "jobs"): 3, ("user ann", "gpu_s"): 5 * 600,
+        ("group a", "gpus"): 3, ("group top", "jobs"): 2,
+        ("user ann in class high", "gpus"): 1, ("class high", "jobs"): 1,
+    }  # fmt: skip
+
+
+def test_gpu_seconds_are_those_of_the_week_and_those_that_running_jobs_may_use() -> None:
+    half = active("half", 2, start_time=NOW - 1800, time_limit_s=3600)
+    begins = active("begins", 1, start_time=None, state=JobState.STARTING, time_limit_s=3600)
+    ends = active(
+        "ends", 4, start_time=NOW - 10, ending=Ending(outcome=JobState.CANCELLED, reason="r", kill_at=NOW + 30)
+    )
+    used = [Used("ann", "", "", NOW - 50 * HOUR, 7200.0), Used("ann", "", "spare", NOW, 1e9)]
+    bound = counted(Ledger(QUOTAS, [half, begins, ends], used, NOW))["user ann", "gpu_s"]
+    assert bound.used == 2 * 1800 + 3600 + 4 * 30 + 7200, (
+        "one that has not begun has waited long, and has all before it"
+    )
+    assert bound.frees == ((NOW - 50 * HOUR + WEEK_S, 7200),)
+
+
+def test_the_store_sums_what_was_used_in_seven_days(store: Store) -> None:
+    since = NOW - WEEK_S
+    entered(
+        store,
+        (run("over", "ann", since - 5 * HOUR, gpus=2, group="a"), since + 2 * HOUR),
+        (run("in", "ann", NOW - 9 * HOUR, gpus=4, group="b", qos="high"), NOW - 8 * HOUR),
+        (run("just", "ann", NOW - 9 * HOUR, gpus=1, group="b", qos="high"), NOW - 1),
+        (run("now", "bob", NOW - HOUR, gpus=3), None),
+        (run("before", "bob", since - 5 * HOUR), since - 4 * HOUR),
+    )
+    found: dict[tuple[str, str, str], list[Used]] = {}
+    for used in store.gpu_seconds_of_week(NOW):
+        found.setdefault((used.user, used.group, used.qos), []).append(used)
+    sums = {key: sum(one.gpu_s for one in some) / HOUR for key, some in found.items()}
+    assert 4 <= sums.pop(("ann", "a", "")) <= 6, "to the hour: no less than it was"
+    assert sums == {("ann", "b", "high"): pytest.approx(13, abs=0.01), ("bob", "", ""): pytest.approx(3)}
+    until = min(one.until for one in found["ann", "b", "high"])
+    assert NOW - 8 * HOUR <= until <= NOW - 5 * HOUR, "it leaves no sooner than it may"
+    later = store.gpu_seconds_of_week(NOW + WEEK_S - 9 * HOUR)
+    assert not [one for one in later if one.group == "a"]
+    assert used_lately(store, Quotas(each=Limits(gpus=1)), NOW) == [], "nobody asks where no limit does"
+
+
+def test_sums_that_are_kept_for_an_hour_miss_nothing(store: Store) -> None:
+    now = NOW + HOUR / 2
+
+    def total() -> float:
+        return sum(one.gpu_s for one in store.gpu_seconds_of_week(now)) / HOUR
+
+    entered(store, (run("open", "ann", now - 10 * HOUR), None))
+    assert total() == pytest.approx(10)
+    entered(store, (run("more", "ann", now - HOUR), now))
+    assert total() == pytest.approx(11)
+    with store.transaction():
+        store.close_run("open", 1, now - 5 * HOUR, JobState.NODE_FAIL)
+    assert total() == pytest.approx(6), "that it had ended long ago was known late"
+
+
+def test_the_snapshot_has_it_and_fair_share_goes_by_groups(store: Store) -> None:
+    entered(store, (run("x", "ann", NOW - HOUR, gpus=2, group="b"), NOW), (run("y", "ann", NOW - HOUR), NOW))
+    waits = Job(id="w", user="ann", uid=1, spec=spec(group="b"), state=JobState.PENDING, submit_time=NOW)
+    with store.transaction():
+        store.put_jobs([waits, active("r", 2)])
+    asked = replace(inventory(), groups=GROUPS, quotas=QUOTAS)
+    fair = {"p": PolicySpec(name="f", order="fairshare")}
+    snap = snapshot_of_store(store, asked, fair, NOW)
+    (job,) = snap.pending
+    assert (job.group, [snap.bounds[at].rule.whose for at in job.bounds]) == ("b", ["user ann"] * 3)
+    assert [snap.bounds[at].room for at in job.bounds] == [2, 4, 360_000 - 3 * 3600 - 2 * 600]
+    assert {leaf: round(hours, 1) for leaf, hours in snap.usage.items()} == {"b/ann": 2.0, "a/ann": 1.0}
+    assert recent_usage(store, inventory(), fair, NOW).keys() == {"ann"}
+
+
+def test_waiting_jobs_are_counted_by_all_their_limits(store: Store) -> None:
+    waits = Job(id="w", user="bob", uid=1, spec=spec(group="a"), state=JobState.PENDING, submit_time=NOW)
+    tasks = replace(waits, id="t_[0-1]", user="ann", array_id="t", tasks=((0, 1),))
+    with store.transaction():
+        store.put_jobs([waits, tasks, replace(waits, id="old", state=JobState.COMPLETED)])
+    assert store.waiting_by_class() == {("bob", "a", ""): 1, ("ann", "a", ""): 2}
+    queued = Queued(store, QUOTAS)
+    queued.check("ann", spec(), 1)
+    with pytest.raises(UsageError, match=r"user bob has 1 jobs waiting and may have 1: 1 more are too many \(AssocMax"):
+        queued.check("bob", spec(), 1)
+    queued.add("ann", spec(), 1)
+    with pytest.raises(UsageError, match="user ann has 3 jobs waiting"):
+        queued.check("ann", spec(), 1)
+    queued.check("ann", spec(qos="spare"), 9)
+
+
+def test_a_store_of_before_counts_everything_for_nobodys_group(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / DATABASE)
+    db.executescript(SCHEMA)
+    for script in MIGRATIONS[:7]:
+        db.executescript(script)
+    db.execute("PRAGMA user_version = 8")
+    db.execute(
+        "INSERT INTO runs VALUES ('j', 1, 'ann', 'p', NULL, 0.1, 2, ?, ?, 'COMPLETED', '{}', NULL)", (NOW - HOUR, NOW)
+    )
+    db.commit()
+    db.close()
+    reader = Reader.open(tmp_path)
+    assert reader is not None
+    assert [(u.user, u.group, u.gpu_s) for u in reader.gpu_seconds_of_week(NOW)] == [("ann", "", 2 * HOUR)]
+    assert reader.waiting_by_class() == {}
+    assert counted(Ledger(QUOTAS, [], reader.gpu_seconds_of_week(NOW), NOW))["group a", "gpus"].used == 0
+    reader.close()

@@ -1,0 +1,355 @@
+"""What reservations of nodes mean to a decision, against a slow reference that counts minute by minute."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from gpusched.forecast.queue import QueueForecast
+from gpusched.model.plan import Plan, ReasonCode, Start
+from gpusched.model.reservations import Reservation, by_node, overlapping
+from gpusched.model.snapshot import PendingView, Snapshot
+from gpusched.sched.check import check
+from gpusched.sched.decide import decide
+from gpusched.sched.eligible import ineligible
+from gpusched.sched.explain import explain
+from tests.sched import worlds
+from tests.sched.worlds import NOW, node, pending, running, snapshot, started
+
+H = 3600
+QUICK = settings(max_examples=60)
+FEW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def reservation(name: str, nodes: Sequence[str], begin: float, end: float, **more: object) -> Reservation:
+    """``begin`` and ``end``: from now."""
+    return Reservation(name=name, nodes=tuple(nodes), begin=NOW + begin, end=NOW + end, **more)  # type: ignore[arg-type]
+
+
+def with_reservations(snap: Snapshot, *ones: Reservation) -> Snapshot:
+    """The snapshot at its time, with the jobs that name one of these in it."""
+    found, names = by_node(ones, snap.now), {one.name: one for one in ones}
+    return replace(
+        snap,
+        nodes=tuple(replace(n, reservations=found.get(n.name, ())) for n in snap.nodes),
+        pending=tuple(replace(j, reserved=names.get(j.spec.reservation)) for j in snap.pending),
+    )
+
+
+def of(name: str, job: PendingView) -> PendingView:
+    """The job in a reservation."""
+    return replace(job, spec=replace(job.spec, reservation=name))
+
+
+def test_what_ends_before_a_maintenance_starts_and_nothing_else() -> None:
+    """By its limit; to end just as it begins is soon enough."""
+    jobs = [pending("fits", 1, limit=2 * H), pending("not", 1, limit=2 * H + 1, submit=1)]
+    snap = with_reservations(snapshot([node("n1")], jobs), reservation("m", ["n1"], 2 * H, 4 * H, maintenance=True))
+    plan = decide(snap)
+    assert list(started(plan)) == ["fits"]
+    reason = plan.reasons["not"]
+    assert reason.code is ReasonCode.REQ_NODE_NOT_AVAIL
+    assert reason.message.startswith("Reserved for maintenance: m in 2:00:00, for 2:00:00")
+
+
+def test_while_it_lasts_only_its_own_run_there() -> None:
+    """Others go to nodes that are not of it, its own to no others."""
+    jobs = [pending("other", 1), of("class", pending("own", 1, submit=1)), of("class", pending("big", 8, 2, submit=2))]
+    snap = with_reservations(snapshot([node("n1"), node("n2")], jobs), reservation("class", ["n1"], -H, 2 * H))
+    plan = decide(snap)
+    assert {job: parts[0][0] for job, parts in started(plan).items()} == {"other": "n2", "own": "n1"}
+    assert plan.reasons["big"].code is ReasonCode.BAD_CONSTRAINTS
+
+
+def test_its_own_wait_for_it_and_must_end_with_it() -> None:
+    """The reason is Slurm's, and says when."""
+    one = reservation("class", ["n1"], 2 * H, 4 * H)
+    snap = with_reservations(snapshot([node("n1")], [of("class", pending("own", 1))]), one)
+    reason = decide(snap).reasons["own"]
+    assert (reason.code, reason.message) == (
+        ReasonCode.RESERVATION, "waits for reservation class, which begins in 2:00:00",
+    )  # fmt: skip
+    late = with_reservations(replace(snap, now=NOW + 3.5 * H), one)
+    assert "ends in 0:30:00, before its limit of 1:00:00" in decide(late).reasons["own"].message
+    assert started(decide(with_reservations(replace(snap, now=NOW + 3 * H), one)))
+
+
+def test_a_job_as_long_as_its_reservation_runs_in_it() -> None:
+    """Though nothing is decided in the very second in which it begins; not where the node is another's then."""
+    one = reservation("class", ["n1"], -5, H - 5)
+    snap = snapshot([node("n1")], [of("class", pending("own", 1, limit=H))])
+    assert started(decide(with_reservations(snap, one)))
+    plan = decide(with_reservations(snap, one, reservation("m", ["n1"], H - 5, 2 * H, maintenance=True)))
+    assert plan.reasons["own"].message.startswith("Reserved for maintenance: m in 0:59:55")
+
+
+def test_a_long_job_before_a_maintenance_does_not_take_the_heads_protection_from_others() -> None:
+    """The first waits for the end of the maintenance, the second for GPUs: the third must not delay the second."""
+    jobs = [
+        pending("long", 8, limit=100 * H),
+        pending("big", 8, 2, limit=H, submit=1),
+        pending("small", 1, limit=5 * H, submit=2),
+        pending("short", 1, limit=H, submit=3),
+    ]
+    busy = [running("r", {"n1": tuple(range(8))}, end=NOW + 2 * H)]
+    snap = snapshot([node("n1"), node("n2")], jobs, busy, backfill="easy")
+    snap = with_reservations(snap, reservation("m", ["n1", "n2"], 50 * H, 60 * H, maintenance=True))
+    plan = decide(snap)
+    assert list(started(plan)) == ["short"]
+    assert plan.reasons["long"].code is ReasonCode.REQ_NODE_NOT_AVAIL
+    assert plan.reasons["big"].code is ReasonCode.RESOURCES
+    assert "big" in plan.reasons["small"].message
+
+
+def test_nodes_are_kept_for_what_waits_for_the_end_of_a_reservation() -> None:
+    """A job of all nodes waits for the end of a maintenance of one: on the other nothing starts that lasts longer."""
+    jobs = [
+        pending("all", 8, 2, limit=24 * H),
+        pending("long", 1, limit=5 * H, submit=1),
+        pending("short", 1, limit=3 * H, submit=2),
+    ]
+    for backfill in ("none", "easy"):
+        snap = snapshot([node("n1"), node("n2")], jobs, backfill=backfill)
+        plan = decide(with_reservations(snap, reservation("m", ["n1"], H, 4 * H, maintenance=True)))
+        assert {job: parts[0][0] for job, parts in started(plan).items()} == {"short": "n2"}, backfill
+        assert plan.reasons["long"].code is ReasonCode.BACKFILL
+        assert plan.reasons["long"].message == "fits now, but would delay job all, which is to start in 4:00:00"
+        taken = with_reservations(snap, reservation("m", ["n1"], H, 4 * H, maintenance=True))
+        assert explain(worlds.after(taken, plan), "long").reason == plan.reasons["long"]
+
+
+def test_the_heads_time_is_one_at_which_its_nodes_are_not_reserved() -> None:
+    """It fits when the running job ends, but not for as long as it may last; nor before the maintenance is over."""
+    busy = [running("r", {"n1": tuple(range(8))}, end=NOW + 2 * H)]
+    jobs = [pending("head", 8, limit=3 * H, nodelist=("n1",)), pending("later", 1, limit=5 * H, submit=1)]
+    snap = snapshot([node("n1"), node("n2")], jobs, busy, backfill="easy")
+    plan = decide(with_reservations(snap, reservation("m", ["n1"], 4 * H, 6 * H)))
+    assert plan.reasons["head"].message.endswith("it can start in 6:00:00")
+    assert list(started(plan)) == ["later"]
+
+
+def test_the_check_refuses_what_breaks_a_reservation() -> None:
+    """Whoever planned it."""
+    free = snapshot([node("n1"), node("n2")], [pending("a", 1, limit=2 * H), of("class", pending("b", 1))])
+    plan = decide(replace(free, pending=tuple(replace(j, spec=replace(j.spec, reservation="")) for j in free.pending)))
+    taken = with_reservations(free, reservation("class", ["n1"], H, 5 * H))
+    kept, rejections = check(plan, taken)
+    assert not kept.actions
+    assert "reserved (reservation class) in 1:00:00, for 4:00:00" in rejections[0].why
+    assert "begins in 1:00:00" in rejections[1].why
+
+
+def test_a_resizable_job_is_not_stopped_where_it_could_not_come_up_again() -> None:
+    """Its limit is as it was, but to stop and to start takes time."""
+    from gpusched.model.policy import Resizing
+    from gpusched.sched.eligible import may_resize
+
+    spec = pending("x", 1).spec
+    from gpusched.model.jobs import Elastic
+
+    spec = replace(spec, elastic=Elastic(sizes=(1, 2), base_gpus=1, base_cores=1, base_memory_mib=1, cooldown_s=0))
+    job = replace(running("r", {"n1": (0,)}, NOW + H), spec=spec)
+    rules = Resizing(min_run_s=0)
+    assert may_resize(job, rules, NOW) is None
+    assert "n1 is reserved" in (may_resize(replace(job, tied="node n1 is reserved"), rules, NOW) or "")
+
+
+def test_overlaps_are_found_by_node_and_time() -> None:
+    """Neighbours in time are none."""
+    one = reservation("a", ["n1", "n2"], 0, H)
+    assert overlapping(reservation("b", ["n2", "n3"], H, 2 * H), [one]) is None
+    assert overlapping(reservation("b", ["n3"], 0, H), [one]) is None
+    assert overlapping(reservation("b", ["n3", "n2"], H - 1, 2 * H), [one]) == (one, "n2")
+    assert overlapping(replace(one, end=NOW + 9 * H), [one]) is None, "it may be changed itself"
+
+
+@st.composite
+def reserved_snapshots(draw: st.DrawFn, racked: bool = False) -> Snapshot:
+    """Random snapshots with random reservations, and jobs in some of them."""
+    snap = draw(worlds.snapshots(racked=racked))
+    ones: list[Reservation] = []
+    for i in range(draw(st.integers(1, 4))):
+        nodes = draw(st.lists(st.sampled_from([n.name for n in snap.nodes]), min_size=1, max_size=3, unique=True))
+        begin = draw(st.sampled_from([-600, 0, 600, 1200, 3000, 7200]))
+        one = reservation(f"r{i}", nodes, begin, begin + draw(st.sampled_from([700, 3600, 40000])))
+        if one.end > NOW and overlapping(one, ones) is None:
+            ones.append(one)
+    names = ["", "", "", *(one.name for one in ones)]
+    jobs = tuple(of(draw(st.sampled_from(names)), job) for job in snap.pending)
+    return with_reservations(replace(snap, pending=jobs), *ones)
+
+
+def breaks(snap: Snapshot, start: Start) -> bool:
+    """By the definition: counted on its own."""
+    job = next(j for j in snap.pending if j.id == start.job_id)
+    end = snap.now + job.spec.time_limit_s
+    for part in start.allocation.parts:
+        here = next(n for n in snap.nodes if n.name == part.node).reservations
+        if job.spec.reservation:
+            own = [one for one in here if one.name == job.spec.reservation]
+            if not own or not own[0].begin <= snap.now or end > own[0].end + 600:
+                return True
+        if any(not (end <= one.begin or one.end <= snap.now) for one in here if one.name != job.spec.reservation):
+            return True
+    return False
+
+
+def sound(snap: Snapshot, plan: Plan) -> None:
+    """A plan breaks no reservation, and the check finds nothing to refuse."""
+    assert not any(breaks(snap, a) for a in plan.actions if isinstance(a, Start))
+    assert check(plan, snap)[1] == ()
+
+
+@QUICK
+@given(reserved_snapshots())
+def test_no_policy_breaks_a_reservation(snap: Snapshot) -> None:
+    """And the check, which counts for itself, finds nothing to refuse; nor does it let anything else through."""
+    sound(snap, decide(snap))
+    free = replace(snap, nodes=tuple(replace(n, reservations=()) for n in snap.nodes))
+    free = replace(free, pending=tuple(replace(j, reserved=None) for j in free.pending))
+    wanted = decide(free)
+    _, refused = check(wanted, snap)
+    broken = {
+        a.job_id
+        for a in wanted.actions
+        if isinstance(a, Start)
+        and (breaks(snap, a) or ineligible(next(j for j in snap.pending if j.id == a.job_id), NOW, snap.policies))
+    }
+    assert broken <= {r.action.job_id for r in refused}
+
+
+@QUICK
+@given(reserved_snapshots(racked=True))
+def test_nor_does_one_that_looks_at_racks(snap: Snapshot) -> None:
+    """Likewise."""
+    sound(snap, decide(snap))
+
+
+@QUICK
+@given(reserved_snapshots())
+def test_why_says_what_the_decision_says(snap: Snapshot) -> None:
+    """The same for every job that stays, once nothing more starts."""
+    assume(all(p.place != "naive" for p in snap.policies.values()))
+    snap = worlds.after(snap, decide(snap))
+    plan = decide(snap)
+    assume(not plan.actions)
+    for job, reason in plan.reasons.items():
+        said = explain(snap, job).reason
+        if ReasonCode.BACKFILL not in (reason.code, said.code):
+            assert (said.code, said.message) == (reason.code, reason.message), job
+
+
+def fits_from(snap: Snapshot, ones: Iterable[Reservation], job: PendingView, time: float) -> bool:
+    """Whether a job could run from then on for its limit, by the limits of what runs: the reference."""
+    end, found = time + job.spec.time_limit_s, 0
+    for n in snap.nodes:
+        if any(n.name in one.nodes and not (end <= one.begin or one.end <= time) for one in ones):
+            continue
+        held = sum(
+            len(part.gpus)
+            for r in snap.running
+            for part in r.allocation.parts
+            if part.node == n.name and r.expected_end > time
+        )
+        found += len(n.gpus) - held >= job.spec.gpus_per_node
+    return found >= job.spec.nodes
+
+
+def promise(snap: Snapshot, ones: Sequence[Reservation], job: PendingView) -> float:
+    """The earliest time from which it could run."""
+    times = {snap.now, *(r.expected_end for r in snap.running), *(one.end for one in ones)}
+    return min((t for t in times if t >= snap.now and fits_from(snap, ones, job, t)), default=float("inf"))
+
+
+def drawn(draw: random.Random, backfill: str) -> tuple[Snapshot, list[Reservation]]:
+    """Four nodes, a queue, and maintenances of some of them for days."""
+    nodes = [node(f"n{i}", gpus=4) for i in range(4)]
+    jobs = [
+        pending(
+            f"{i:03}",
+            draw.choice([1, 2, 4]),
+            draw.choice([1, 1, 2, 4]),
+            limit=draw.choice([1, 2, 3, 5, 9]) * H,
+            submit=i,
+        )
+        for i in range(25)
+    ]
+    ones: list[Reservation] = []
+    for i in range(8):
+        begin, of_nodes = draw.randrange(1, 60) * H, draw.sample([n.name for n in nodes], draw.choice([1, 2, 4]))
+        wanted = reservation(f"m{i}", of_nodes, begin, begin + draw.choice([1, 4]) * H)
+        if overlapping(wanted, ones) is None:
+            ones.append(wanted)
+    return snapshot(nodes, jobs, backfill=backfill), ones
+
+
+def driven(snap: Snapshot, ones: Sequence[Reservation]) -> Iterator[tuple[float, set[str], Snapshot]]:
+    """Decisions one after the other; all jobs last as long as they may: (time, who starts, the snapshot after that)."""
+    while snap.pending:
+        snap = with_reservations(snap, *ones)
+        plan, refused = check(decide(snap), snap)
+        assert not refused
+        snap = worlds.after(snap, plan)
+        yield snap.now, {a.job_id for a in plan.actions if isinstance(a, Start)}, snap
+        times = [*(r.expected_end for r in snap.running), *(t for one in ones for t in (one.begin, one.end))]
+        now = min((t for t in times if t > snap.now), default=None)
+        if now is None:
+            return
+        alive = tuple(r for r in snap.running if r.expected_end > now)
+        snap = replace(snap, now=now, running=alive)
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("backfill", ["easy", "none"])
+def test_the_first_in_the_queue_starts_when_it_was_promised(seed: int, backfill: str) -> None:
+    """Whatever is behind it, and what it waits for: the end of a job, or of a reservation. So nobody starves.
+
+    The promise is the reference's, made when a job comes to be the first.
+    """
+    snap, ones = drawn(random.Random(seed), backfill)
+    promised: dict[str, float] = {}
+    for now, begun, after in driven(snap, ones):
+        snap = after
+        assert all(promised.get(job, now) >= now for job in begun)
+        if snap.pending:
+            first = snap.pending[0]
+            promised[first.id] = min(promised.get(first.id, float("inf")), promise(snap, ones, first))
+            assert promised[first.id] > now, f"{first.id} could start and does not"
+    assert not snap.pending
+
+
+def test_a_forecast_runs_over_reservations() -> None:
+    """Their begin and their end: what waits for the end, what ends before, what is of one."""
+    jobs = [
+        pending("all", 8, 2, limit=24 * H),
+        of("class", pending("own", 8, limit=H, submit=1)),
+        pending("short", 8, limit=2 * H, submit=2),
+        pending("after", 8, 2, limit=H, submit=3),
+    ]
+    ones = [reservation("m", ["n1"], 3 * H, 5 * H, maintenance=True), reservation("class", ["n2"], 4 * H, 7 * H)]
+    for backfill in ("easy", "none"):
+        snap = with_reservations(snapshot([node("n1"), node("n2")], jobs, backfill=backfill), *ones)
+        ahead = QueueForecast(snap, half_life_s=H, tick_s=1)
+        for _ in range(2):  # a run leaves nothing behind
+            start = (ahead.run(ahead.by_limits).start - NOW) / H
+            found = {view.id: float(when) for view, when in zip(ahead.views, start, strict=True)}
+            assert found == {"all": 7.0, "own": 4.0, "short": 0.0, "after": 2.0}, backfill
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_forecast_is_what_happens(seed: int) -> None:
+    """By limits, under skip, where nothing is kept for anybody: as decisions do it, one after the other."""
+    draw = random.Random(seed)
+    snap, ones = drawn(draw, "skip")
+    ahead = QueueForecast(with_reservations(snap, *ones), half_life_s=H, tick_s=1)
+    start = ahead.run(ahead.by_limits).start
+    foretold = {view.id: float(when) for view, when in zip(ahead.views, start, strict=True)}
+    happened: dict[str, float] = {}
+    for now, begun, _ in driven(snap, ones):
+        happened |= dict.fromkeys(begun, now)
+    assert foretold == happened

@@ -1,0 +1,126 @@
+"""Replays of a cluster of which nodes are reserved, against decisions of the live passes, one after the other."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace as changed
+
+from gpusched.errors import GpuschedError
+from gpusched.model.jobs import Job, JobState
+from gpusched.model.reservations import Reservation
+from gpusched.model.snapshot import Snapshot
+from gpusched.queue.store import Store
+from gpusched.sim.outages import read_reservations
+from gpusched.sim.pool import Pool
+from gpusched.sim.replay import Outage, replay
+from gpusched.sim.reserving import Booking, bookings_of
+from gpusched.study.reserved import NOTE, with_own_reservations
+from gpusched.study.study import Scenario
+from gpusched.traces.trace import Trace
+from tests.sched.test_reservations import NOW, H, drawn, driven
+from tests.sched.worlds import pending
+
+POOL = Pool.uniform(4, 4)
+
+
+def trace_of(snap: Snapshot, epoch: float | None = None) -> Trace:
+    """The jobs of a snapshot, submitted one second after the other, which run as long as they may."""
+    jobs, count = snap.pending, len(snap.pending)
+    unknown, limit = np.full(count, -1, np.int64), np.array([j.spec.time_limit_s for j in jobs], np.float64)
+    gpus, nodes = (np.array(c, np.int64) for c in zip(*((j.spec.gpus, j.spec.nodes) for j in jobs), strict=True))
+    return Trace(
+        name="t", epoch=epoch, ids=tuple(j.id for j in jobs), submit=np.zeros(count), duration=limit.copy(),
+        limit=limit, gpus=gpus, gpu_milli=1000 * gpus, nodes=nodes, cores=unknown, memory_mib=unknown,
+        user=np.zeros(count, np.int64), group=unknown, model=unknown, gpu_type=unknown, depends_on=unknown,
+        status=unknown, wait=np.zeros(count),
+    )  # fmt: skip
+
+
+def bookings(ones: list[Reservation]) -> tuple[Booking, ...]:
+    return tuple(Booking(o.name, tuple(int(n[1:]) for n in o.nodes), o.begin - NOW, o.end - NOW) for o in ones)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_replay_is_what_the_live_passes_do(seed: int) -> None:
+    """Under skip, where nothing is kept for anybody; by the fast run and by the one that walks the queue."""
+    snap, ones = drawn(random.Random(seed), "skip")
+    happened: dict[str, float] = {}
+    for now, begun, _ in driven(snap, ones):
+        happened |= dict.fromkeys(begun, now - NOW)
+    for generic in (False, True):
+        result = replay(
+            trace_of(snap), POOL, "fifo-skip", placement="first-fit", reservations=bookings(ones), generic=generic
+        )
+        assert dict(zip(result.trace.ids, result.start.tolist(), strict=True)) == happened
+
+
+@pytest.mark.parametrize("policy", ["fifo", "easy", "fairshare"])
+@pytest.mark.parametrize("seed", range(2))
+def test_nothing_starts_that_cannot_end_before(policy: str, seed: int) -> None:
+    """Whoever decides; and all jobs run in the end."""
+    snap, ones = drawn(random.Random(seed), "easy")
+    trace, kept = trace_of(snap), bookings(ones)
+    result = replay(trace, POOL, policy, reservations=kept)
+    assert np.isfinite(result.start).all()
+    for job in range(len(trace)):
+        nodes = result.part_nodes[result.part_offsets[job] : result.part_offsets[job + 1]].tolist()
+        for one in kept:
+            if set(nodes) & set(one.nodes):
+                start, end = result.last_start[job], result.last_start[job] + trace.limit[job]
+                assert end <= one.start or start >= one.end, (trace.ids[job], one)
+
+
+def test_jobs_of_a_reservation_run_in_it_and_nowhere_else() -> None:
+    snap, _ = drawn(random.Random(0), "easy")
+    snap = changed(snap, pending=tuple(pending(f"{i}", 4, limit=H, submit=i) for i in range(4)))
+    one = Reservation(name="class", nodes=("n0001", "gone"), begin=NOW + 2 * H, end=NOW + 9 * H)
+    trace = trace_of(snap, epoch=NOW)
+    found = bookings_of([one], {"class": ["1", "2", "elsewhere"]}, replace(trace, submit=trace.submit + 3 * H), POOL)
+    assert found == (Booking("class", (1,), 2.0 * H, 9.0 * H, frozenset({"1", "2"})),)
+    result = replay(trace, POOL, "easy", reservations=found)
+    assert result.start.tolist() == [0, 2 * H, 3 * H, 0]
+    assert result.part_nodes[1:3].tolist() == [1, 1]
+
+
+def test_node_failures_and_reservations_go_together() -> None:
+    """A node that is away when its reservation ends comes back later."""
+    snap, _ = drawn(random.Random(0), "easy")
+    snap = changed(snap, pending=(pending("a", 4, 4, limit=H),))
+    away = (Outage(0, H, 5 * H, drain=True),)
+    result = replay(trace_of(snap), POOL, "easy", reservations=(Booking("m", (0, 1), 0.5 * H, 3 * H),), failures=away)
+    assert result.start.tolist() == [5 * H]
+
+
+def test_own_reservations_come_from_the_store(tmp_path: Path) -> None:
+    """Those of the time of the trace, with the jobs that asked for them."""
+    store = Store.create_or_open(tmp_path)
+    spec = changed(pending("x", 1).spec, reservation="class")
+    job = Job(id="1", user="u", uid=1, spec=spec, state=JobState.COMPLETED, submit_time=NOW)
+    with store.transaction():
+        store.put_jobs([job, changed(job, id="2", spec=changed(spec, reservation=""))])
+        for name, begin in (("before", -9), ("class", 2), ("later", 99)):
+            one = Reservation(name=name, nodes=("n0001",), begin=NOW + begin * H, end=NOW + (begin + 1) * H)
+            store.put_reservation(one, 0.0)
+    snap = changed(drawn(random.Random(0), "easy")[0], pending=tuple(pending(i, 4, limit=H) for i in "123"))
+    trace = replace(trace_of(snap, epoch=NOW), submit=np.array([0.0, 0.0, 5 * H]))
+    scenario = with_own_reservations(Scenario(trace, POOL, None), store)  # type: ignore[arg-type]
+    assert scenario.reserved == (Booking("class", (1,), 2.0 * H, 3.0 * H, frozenset({"1"})),)
+    assert scenario.notes == (NOTE.format(1),)
+    store.close()
+
+
+def test_planned_ones_come_from_a_file(tmp_path: Path) -> None:
+    """With its line, where something is wrong."""
+    file = tmp_path / "planned.csv"
+    file.write_text("node,start,end\nn0001,10,20\nn0001,20,30\n")
+    assert read_reservations(file, POOL) == (Booking("0", (1,), 10, 20), Booking("1", (1,), 20, 30))
+    for text, said in (("n0001,10,", ":2: end"), ("n0001,10,20\nn0001,15,30", ":3: start"), ("x,1,2", ":2: node")):
+        file.write_text(f"node,start,end\n{text}\n")
+        with pytest.raises(GpuschedError) as caught:
+            read_reservations(file, POOL)
+        assert said in caught.value.line()
