@@ -99,8 +99,7 @@ class Job(Future[T], Generic[T]):
     @property
     def tasks(self) -> list[Job[Any]]:
         """Of an array its tasks, else the job itself."""
-        jobs = self._records()
-        return [self] if jobs[0].id == self._id else [self._cluster.job(job.id) for job in jobs]
+        return [self if task == self._id else self._cluster.job(task) for task in self._cluster._tasks(self._id)]
 
     def info(self) -> dict[str, Any]:
         """All that ``gpusched show --json`` says of it."""
