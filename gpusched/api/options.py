@@ -77,6 +77,10 @@ class Options(TypedDict, total=False):
         mem_per_cpu: In place of ``mem``: memory for each core.
         error: As ``output``, for stderr.
         slurm_env: It has Slurm's variables, too.
+        chain: Of a command only: so many jobs that follow each other, for runs longer than the limit.
+        reservation: It runs in this reservation.
+        group: Of one's groups, the one that its usage counts for.
+        qos: Its class of service.
         script: Of a command only: text of a job script, whose arguments the command is then.
         python: Of a function only: the interpreter in the image; by default ``python3``.
         modules: Of a function only: modules whose code goes along, as the image does not have them; by default the
@@ -134,6 +138,10 @@ class Options(TypedDict, total=False):
     mem_per_cpu: int | str | None
     error: str | os.PathLike[str] | None
     slurm_env: bool | None
+    chain: int | None
+    reservation: str | None
+    group: str | None
+    qos: str | None
     script: str | None
     python: str | None
     modules: Iterable[ModuleType | str] | None
@@ -142,6 +150,7 @@ class Options(TypedDict, total=False):
 OF_FUNCTIONS = ("python", "modules")
 OF_COMMANDS = {
     "array": "map_array calls it in several tasks",
+    "chain": "a function that runs for so long submits itself again",
     "script": "a script is run with a command, its arguments",
     "ntasks": "it runs once on each node",
     "ntasks_per_node": "it runs once on each node",
