@@ -83,8 +83,8 @@ class Options(TypedDict, total=False):
         qos: Its class of service.
         script: Of a command only: text of a job script, whose arguments the command is then.
         python: Of a function only: the interpreter in the image; by default ``python3``.
-        modules: Of a function only: modules whose code goes along, as the image does not have them; by default the
-            function's own package, unless it is installed.
+        modules: Of a function only: modules whose code goes along, as the image does not have them; by default one's
+            own that lie beside the function's, or below.
     """
 
     name: str | None
