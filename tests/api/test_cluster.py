@@ -9,7 +9,7 @@ import pickle
 import subprocess
 import sys
 import time
-from concurrent.futures import FIRST_COMPLETED, CancelledError, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, ThreadPoolExecutor, wait
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -322,6 +322,19 @@ def test_a_larger_result_is_read_from_a_shared_folder(site: Site, cluster: Clust
     (place / "result.1.0").write_bytes(MAGIC + told + b"\n" + data)
     site.end(job.id)
     assert job.result(10) == "whole"
+
+
+def test_threads_share_a_cluster(site: Site, cluster: Cluster) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        jobs = list(threads.map(lambda n: cluster.submit(abs, n, **SMALL), range(8)))
+        site.fold()
+        assert set(threads.map(lambda job: job.state, jobs)) == {"PENDING"}
+        for job in jobs:
+            site.start(job.id)
+            leave(site, job, 3)
+            site.end(job.id)
+        assert set(threads.map(lambda job: job.result(10), jobs)) == {3}
+    assert len({job.id for job in jobs}) == 8
 
 
 def test_cancelling(site: Site, cluster: Cluster) -> None:

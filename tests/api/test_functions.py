@@ -213,6 +213,22 @@ def test_what_lies_beside_a_program_goes_along(tmp_path: Path, way: list[str]) -
     assert run(text, tmp_path, *BARE).value == (42, "1")
 
 
+def test_what_is_installed_does_not(tmp_path: Path, own: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = tmp_path / "src" / ".venv" / "lib" / "site-packages"
+    installed.mkdir(parents=True)
+    (installed / "theirs.py").write_text("def name():\n    return __name__\n")
+    monkeypatch.syspath_prepend(installed)
+    import theirs  # type: ignore[import-not-found]
+
+    own.theirs = theirs
+    exec("def asks():\n    return theirs.name()\n", own.__dict__)
+    try:
+        done = run(sent(own.asks), tmp_path, *BARE)
+    finally:
+        del sys.modules["theirs"]
+    assert "mine.work.asks needs theirs, which cannot be imported here" in done.err
+
+
 def test_modules_of_the_folder_it_starts_in_can_be_imported(tmp_path: Path) -> None:
     (tmp_path / "here.py").write_text("answer = 42\n")
 
