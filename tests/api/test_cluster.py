@@ -465,6 +465,7 @@ def test_it_looks_at_what_the_commands_show(site: Site, cluster: Cluster) -> Non
     shown = site.call("show", job.id, "--json").ok().json
     info = job.info()
     assert {k: info[k] for k in ("id", "name", "spec")} == {k: shown[k] for k in ("id", "name", "spec")}
+    assert "function:     len (python3)\n" in site.call("show", job.id).ok().out
     assert [n["name"] for n in cluster.nodes()] == [n["name"] for n in site.call("nodes", "--json").ok().json]
     assert cluster.why(job)["job"]["id"] == job.id
     with pytest.raises(UsageError, match="there is no job"):
