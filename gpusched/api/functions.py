@@ -74,10 +74,8 @@ def program(
         else:
             common = b""
             parts = [
-                _dumps(
-                    (called[i % len(called)], *call), f"{name_of(called[i % len(called)])}, or what it is called with,"
-                )
-                for i, call in enumerate(calls)
+                _dumps((function, *call), f"{name_of(function)}, or what it is called with,")
+                for function, call in zip(called, calls, strict=True)
             ]
     by_value = any(b"cloudpickle" in data for data in (common, *parts))
     facts = {

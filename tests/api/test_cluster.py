@@ -270,6 +270,8 @@ def test_a_result_that_is_on_its_way_is_waited_for(site: Site, cluster: Cluster)
 @pytest.mark.parametrize(
     ("content", "said"),
     [
+        (MAGIC + b'{"outcome": "raised", "error": "Odd: x", "traceback": "t", "size": 3}\nabc', "COMPLETED .Odd: x."),
+        (MAGIC + b'{"outcome": "raised", "error": "Odd: x", "size": 0}\n', "COMPLETED .Odd: x."),
         (b"", "its function left no result"),
         (b"junk", "is no result of a function"),
         (MAGIC + b"[]\n", "is no result of a function"),
