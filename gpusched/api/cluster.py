@@ -226,11 +226,6 @@ class Cluster:
     def _records(self, job_id: str) -> list[JobRecord]:
         return list(Resolver(self._client()).target(job_id).jobs)
 
-    def _tasks(self, job_id: str) -> list[str]:
-        reader = self._client().reader
-        stored = reader.jobs_of_array(job_id) if reader is not None else []
-        return [job.id for job in stored or self._records(job_id)]
-
     # -- asking for changes
 
     def cancel(self, jobs: Iterable[str | Job[Any]], *, now: bool = False) -> Asked:

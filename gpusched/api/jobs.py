@@ -13,6 +13,7 @@ from gpusched.client.results import Left, read_result
 from gpusched.client.wait import exit_code
 from gpusched.config.users import user_name
 from gpusched.errors import GpuschedError
+from gpusched.model.arrays import tasks_of
 from gpusched.model.jobs import ENDED, JobState
 from gpusched.model.jobs import Job as JobRecord
 
@@ -99,7 +100,8 @@ class Job(Future[T], Generic[T]):
     @property
     def tasks(self) -> list[Job[Any]]:
         """Of an array its tasks, else the job itself."""
-        return [self if task == self._id else self._cluster.job(task) for task in self._cluster._tasks(self._id)]
+        jobs = self._records()
+        return [self] if jobs[0].id == self._id else [self._cluster.job(job.id) for job in tasks_of(jobs)]
 
     def info(self) -> dict[str, Any]:
         """All that ``gpusched show --json`` says of it."""

@@ -40,11 +40,11 @@ def cancel(
     if not jobs:
         if user is None and not state:
             raise UsageError("say which jobs to cancel: ids, or --user, --state")
-        jobs = control.selected(client, user, parse_states(state or ()))
+        jobs, many = control.selected(client, user, parse_states(state or ()))
         if not jobs:
             _say(control.Asked("cancel", ()), client)
             return
-        if not output.confirm(f"cancel {len(jobs)} jobs?", yes):
+        if not output.confirm(f"cancel {many} jobs?", yes):
             output.note("nothing cancelled")
             return
     asked = control.cancel(client, jobs, now=now)

@@ -46,7 +46,17 @@ def asked(
     ] = None,
     dependency: Annotated[
         str | None,
-        typer.Option("-d", "--dependency", help="afterok:ID[:ID], afterany:, afternotok:, after:; comma-separated."),
+        typer.Option(
+            "-d",
+            "--dependency",
+            help="afterok:ID[:ID], afterany:, afternotok:, after:, aftercorr:, singleton; comma-separated.",
+        ),
+    ] = None,
+    chain: Annotated[
+        int | None,
+        typer.Option(
+            "--chain", help="So many jobs, each after the one before, for work that is longer than the limit."
+        ),
     ] = None,
     begin: Annotated[str | None, typer.Option("--begin", help="Not before: now+2h, 2026-11-20T18:00.")] = None,
     requeue: Annotated[bool, typer.Option("--requeue/--no-requeue", help="Start again after a node failed.")] = True,
@@ -179,6 +189,7 @@ def asked(
         time=time,
         image=image,
         array=array,
+        chain=chain,
         dependency=dependency,
         begin=begin,
         requeue=requeue,

@@ -16,6 +16,7 @@ from gpusched.client import relay
 from gpusched.client.context import Client
 from gpusched.client.resolve import Resolver
 from gpusched.errors import GpuschedError, UsageError
+from gpusched.model.arrays import first_of
 from gpusched.model.jobs import Job, JobState, container_name
 from gpusched.model.relay import Exec
 from gpusched.model.resources import Node, RuntimeName, Settings
@@ -57,8 +58,8 @@ def exec_in_job(
 
 def _running_job(client: Client, text: str) -> Job:
     target = Resolver(client).target(text)
-    if len(target.jobs) != 1:
-        raise UsageError(f"job {target.id} is an array", f"name a task, such as {target.jobs[0].id}")
+    if len(target.jobs) != 1 or target.jobs[0].tasks:
+        raise UsageError(f"job {target.id} is an array", f"name a task, such as {first_of(target.jobs[0]).id}")
     job = target.jobs[0]
     if job.state is not JobState.RUNNING:
         raise GpuschedError(f"job {job.id} is {job.state}; a command can only be run in a RUNNING job")

@@ -5,7 +5,10 @@ Plain words only: zsh evaluates the descriptions that typer hands it, and job na
 
 from __future__ import annotations
 
+from itertools import islice
+
 from gpusched.client.context import Client
+from gpusched.model.arrays import tasks_of
 from gpusched.model.jobs import ENDED, Job, JobState
 
 MAX_OFFERED = 200
@@ -14,7 +17,7 @@ MAX_OFFERED = 200
 def _jobs(client: Client) -> list[Job]:
     from gpusched.client.waiting import inbox_jobs
 
-    waiting = inbox_jobs(client)
+    waiting = list(islice(tasks_of(inbox_jobs(client)), MAX_OFFERED))
     reader = client.reader
     stored = reader.active() + reader.jobs(states=[JobState.PENDING], limit=MAX_OFFERED) if reader else []
     known = {j.id for j in stored}

@@ -17,6 +17,7 @@ from gpusched.config.users import user_name
 from gpusched.config.validate import MAX_PRIORITY, check_nodes, check_text
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.commands import AnyCommand, Cancel, Drain, Hold, Release, Requeue, Resume, SetPriority
+from gpusched.model.indices import text_of
 from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
 
 Check = Callable[[Client, Job], str]  # why nothing would follow for a job, or ""
@@ -35,10 +36,12 @@ def cancel(client: Client, texts: Iterable[str], *, now: bool) -> Asked:
     return _on_jobs(client, "cancel", texts, _not_ended, Cancel, now=now)
 
 
-def selected(client: Client, user: str | None, states: frozenset[JobState] | None) -> list[str]:
-    """Ids of the jobs of a user, in some states, that have not ended."""
+def selected(client: Client, user: str | None, states: frozenset[JobState] | None) -> tuple[list[str], int]:
+    """Ids of the jobs of a user, in some states, that have not ended; and how many jobs these are."""
     wanted = (states or frozenset(JobState)) - ENDED
-    return [j.id for j in queried(client, Query(user=user, states=wanted))] if wanted else []
+    jobs = queried(client, Query(user=user, states=wanted)) if wanted else []
+    ids = [f"{j.array_id}_[{text_of(j.tasks)}]" if j.tasks else j.id for j in jobs]
+    return ids, sum(j.count for j in jobs)
 
 
 def hold(client: Client, texts: Iterable[str]) -> Asked:
@@ -122,8 +125,9 @@ def _on_jobs(
 def _check_target(client: Client, what: str, target: Target, check: Check) -> str:
     """Impossible for every job meant, or another's job: say so now. Returns for how many tasks it is, or ""."""
     problems = [check(client, job) for job in target.jobs]
+    many = sum(job.count for job in target.jobs)
     if all(problems):
-        more = f" (and so are all {len(problems)} tasks)" if len(problems) > 1 else ""
+        more = f" (and so are all {many} tasks)" if many > 1 else ""
         raise GpuschedError(f"{what}: job {target.jobs[0].id} {problems[0]}{more}")
     job = target.jobs[0]
     if job.uid != os.getuid():
@@ -131,11 +135,11 @@ def _check_target(client: Client, what: str, target: Target, check: Check) -> st
             check_admin(client)
         except GpuschedError as error:
             raise GpuschedError(f"job {job.id} belongs to {job.user}, and {error.message}") from None
-    left_out = [(j.id, problem) for j, problem in zip(target.jobs, problems, strict=True) if problem]
+    left_out = [(job, problem) for job, problem in zip(target.jobs, problems, strict=True) if problem]
     if not left_out:
         return ""
     first, why = left_out[0]
-    return f"not for {len(left_out)} of its {len(problems)} tasks: job {first} {why}"
+    return f"not for {sum(job.count for job, _ in left_out)} of its {many} tasks: job {first.id} {why}"
 
 
 def _not_ended(client: Client, job: Job) -> str:

@@ -126,13 +126,13 @@ def queried(client: Client, query: Query) -> list[Job]:
             jobs += _ended(client, query, ended)
         for group in (states & ACTIVE, states & {JobState.PENDING}):
             if group:
-                jobs += reader.jobs(states=group, user=query.user, partition=query.partition)
+                jobs += reader.rows(states=group, user=query.user, partition=query.partition)
     known = {j.id for j in jobs if j.state is JobState.PENDING}
-    return jobs + [j for j in queued if j.id not in known and _matches(j, query) and not _stored(client, j.id)]
+    return jobs + [j for j in queued if j.id not in known and _matches(j, query) and not _stored(client, j)]
 
 
-def _stored(client: Client, job_id: str) -> bool:
-    return client.reader is not None and client.reader.job(job_id) is not None
+def _stored(client: Client, job: Job) -> bool:
+    return client.reader is not None and bool(client.reader.matching(job.array_id or job.id, limit=1))
 
 
 def _ended(client: Client, query: Query, states: frozenset[JobState]) -> list[Job]:
@@ -146,13 +146,13 @@ def _ended(client: Client, query: Query, states: frozenset[JobState]) -> list[Jo
         limit = None
     plain = query.user is None and query.partition is None and since is None and states == ENDED
     if plain and limit is not None:
-        return reader.recently_ended(limit)
-    return reader.jobs(states=states, user=query.user, partition=query.partition, since=since, limit=limit)
+        return reader.rows_recently_ended(limit)
+    return reader.rows(states=states, user=query.user, partition=query.partition, since=since, limit=limit)
 
 
 def _counts(client: Client) -> dict[str, int]:
     counts = dict(client.reader.counts()) if client.reader else {}
-    queued = sum(1 for j in inbox_jobs(client) if not _stored(client, j.id))
+    queued = sum(j.count for j in inbox_jobs(client) if not _stored(client, j))
     if queued:
         counts[JobState.PENDING] = counts.get(JobState.PENDING, 0) + queued
     return counts

@@ -20,6 +20,7 @@ from gpusched.client.resolve import Resolver
 from gpusched.client.wait import exit_code
 from gpusched.config.paths import log_path
 from gpusched.errors import GpuschedError, UsageError
+from gpusched.model.arrays import first_of
 from gpusched.model.jobs import ACTIVE, ENDED, Job, container_name
 from gpusched.model.relay import KeptLog, NodeLog
 from gpusched.model.resources import RuntimeName
@@ -82,9 +83,10 @@ def _speaking(job: Job) -> range:
 
 def _one_job(client: Client, text: str) -> Job:
     target = Resolver(client).target(text)
-    if len(target.jobs) != 1:
+    if len(target.jobs) != 1 or target.jobs[0].tasks:
         raise UsageError(
-            f"job {target.id} is an array of {len(target.jobs)} tasks", f"name one, such as {target.jobs[0].id}"
+            f"job {target.id} is an array of {sum(j.count for j in target.jobs)} tasks",
+            f"name one, such as {first_of(target.jobs[0]).id}",
         )
     return target.jobs[0]
 

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeVar
 
-from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_SIZES, MAX_VALUE_BYTES, SIGNALS, check_text
+from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_LINKS, MAX_SIZES, MAX_VALUE_BYTES, SIGNALS, check_text
 from gpusched.errors import UsageError
-from gpusched.model.jobs import Dependency, DependencyKind, Mount
+from gpusched.model.jobs import WITHOUT_ID, Dependency, DependencyKind, Mount
 from gpusched.model.notices import NoticeKind, is_address, kinds_of
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import parse_duration, parse_memory_mib, parse_time
@@ -178,16 +178,40 @@ def signal(text: str | None) -> tuple[str, int | None, bool]:
 
 
 def dependencies(text: str | None, resolve: Callable[[str], str]) -> tuple[Dependency, ...]:
-    """``afterok:ID[:ID],afterany:ID``; a bare ``ID`` means afterany. ``resolve`` makes whole ids of prefixes."""
+    """``afterok:ID[:ID],singleton``; a bare ``ID`` means afterany. ``resolve`` makes whole ids of prefixes."""
     found = []
-    for clause in text.split(",") if text is not None else ():
-        word, colon, rest = clause.strip().partition(":")
+    kinds = [kind for kind in DependencyKind if kind not in WITHOUT_ID]
+    for clause in _clauses(text):
+        if clause.lower() == DependencyKind.SINGLETON:
+            found.append(Dependency(DependencyKind.SINGLETON))
+            continue
+        word, colon, rest = clause.partition(":")
         kind, names = (word.lower(), rest.split(":")) if colon else ("afterany", [word])
-        if kind not in list(DependencyKind) or not all(names):
-            kinds = ", ".join(DependencyKind)
-            raise UsageError(f"--dependency: found {clause[:80]!r}, expected KIND:ID[:ID...] with KIND one of {kinds}")
+        if kind not in kinds or not all(names):
+            listed = ", ".join(kinds)
+            raise UsageError(
+                f"--dependency: found {clause[:80]!r}, expected KIND:ID[:ID...] with KIND one of {listed}; or singleton"
+            )
         found += [Dependency(DependencyKind(kind), resolve(name)) for name in names]
     return tuple(found)
+
+
+def _clauses(text: str | None) -> list[str]:
+    """Between commas that are not within brackets: ``ID_[1,3]`` has one."""
+    return [part.strip() for part in re.split(r",(?![^\[]*\])", text)] if text is not None else []
+
+
+def chain(links: int | None, request_array: str | None) -> int | None:
+    """How many jobs follow each other; None: it is one job."""
+    if links is None:
+        return None
+    if request_array is not None:
+        raise UsageError(
+            "--chain makes jobs that follow each other, --array such as run side by side", "use one of them"
+        )
+    if not 1 < links <= MAX_LINKS:
+        raise UsageError(f"--chain: 2 to {MAX_LINKS} jobs, found {links}")
+    return links
 
 
 def environment(values: Sequence[str], caller: Mapping[str, str]) -> dict[str, str]:

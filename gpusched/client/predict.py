@@ -12,13 +12,14 @@ from gpusched.client.context import Client
 from gpusched.client.resolve import Resolver
 from gpusched.config.users import user_name
 from gpusched.errors import NoHistory, UsageError
+from gpusched.model.arrays import first_of
 from gpusched.model.interference import Cost, KindBelief, KindTold, Link, Shape, kind_of, pattern_of
 from gpusched.model.jobs import Job
 from gpusched.traces.readers.history import trace_of
 
 
 def tell_job(model: str | None, text: str) -> list[Told]:
-    """What the predictor says of one job of this cluster (of each task of an array), as of its submission.
+    """What the predictor says of one job of this cluster (of each row of an array), as of its submission.
 
     Raises:
         UsageError: No such job.
@@ -30,7 +31,7 @@ def tell_job(model: str | None, text: str) -> list[Told]:
         past = trace_of(client.reader, name="history") if client.reader else None
     except NoHistory:
         past = None
-    return [tell_one(predictor, past, job) for job in jobs]
+    return [tell_one(predictor, past, first_of(job)) for job in jobs]
 
 
 def believed(text: str) -> bool:

@@ -11,6 +11,8 @@ from gpusched.client.context import Client
 from gpusched.client.waiting import inbox_job, inbox_jobs
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model import ids
+from gpusched.model.arrays import chosen
+from gpusched.model.indices import parse, text_of
 from gpusched.model.jobs import Job
 
 if TYPE_CHECKING:
@@ -27,9 +29,8 @@ class Target(msgspec.Struct, frozen=True):
 
 
 def stored_jobs(reader: Reader, job_id: str) -> list[Job]:
-    """The job of a whole id, or the tasks of the array; none that the store does not know."""
-    one = reader.job(job_id)
-    return [one] if one else reader.jobs_of_array(job_id)
+    """The job of a whole id, or the tasks that it names (`Reader.rows_of`); none that the store does not know."""
+    return reader.rows_of(job_id)
 
 
 def refusal(reader: Reader, job_id: str) -> str | None:
@@ -67,18 +68,22 @@ class Resolver:
         wanted = ids.normalise(text)
         if not ids.is_prefix(wanted):
             raise UsageError(f"{text[:60]!r} is not a job id")
-        prefix, _, index = wanted.partition("_")
+        prefix, index = wanted.partition("_")[0], wanted.partition("_")[2].strip("[]")
         if ids.is_job_id(prefix) and not any(prefix in (j.id, j.array_id) for j in self._waiting):
             self._waiting += inbox_job(self._client, prefix)
         base = self._unique(text, prefix)
         jobs = self._jobs(base)
         if not index:
             return Target(base, tuple(jobs))
-        chosen = [j for j in jobs if j.array_index == int(index)]
-        if not chosen:
-            what = "is no array" if jobs[0].array_id is None else f"has no task {int(index)}"
+        try:
+            spans = parse(index)
+        except ValueError:
+            raise UsageError(f"{text[:60]!r} is not a job id", "tasks are ID_7, ID_[3-9] or ID_[1,4-6]") from None
+        found = chosen(jobs, spans)
+        if not found:
+            what = "is no array" if jobs[0].array_id is None else f"has no task {text_of(spans)}"
             raise UsageError(f"job {base} {what}")
-        return Target(chosen[0].id, tuple(chosen))
+        return Target(found[0].id if len(found) == 1 else f"{base}_[{text_of(spans)}]", tuple(found))
 
     def _of_slurm(self, wanted: str) -> Target | None:
         """The job or array of Slurm of just this id; of several, the latest. None: there is none."""

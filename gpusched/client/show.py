@@ -10,6 +10,7 @@ from gpusched.client.costs import place_costs
 from gpusched.client.resolve import Resolver
 from gpusched.client.sharing import sharing_of
 from gpusched.errors import GpuschedError, UsageError
+from gpusched.model.arrays import first_of
 from gpusched.model.forecast import SpreadStart
 from gpusched.model.jobs import ENDED, Job, JobState
 from gpusched.model.progress import speeds_of
@@ -28,7 +29,7 @@ def show(client: Client, text: str) -> Page:
     """
     target = Resolver(client).target(text)
     jobs = target.jobs
-    job = next((j for j in jobs if j.state not in ENDED), jobs[0])
+    job = first_of(next((j for j in jobs if j.state not in ENDED), jobs[0]))
     reader = client.reader
     energies = reader.energy_of_jobs() if reader and job.state is not JobState.PENDING else {}
     progress = reader.progress_of_job(job.id) if reader else []
@@ -39,7 +40,7 @@ def show(client: Client, text: str) -> Page:
     return Page(
         job=job,
         now=time.time(),  # after what is forecast, so that what begins at once does not begin later
-        tasks=jobs if len(jobs) > 1 or target.id != job.id else (),
+        tasks=jobs if len(jobs) > 1 or jobs[0].tasks or target.id != job.id else (),
         events=tuple(reader.events(job_id=job.id)) if reader else (),
         energy_j=energies.get(job.id),
         warning="" if job.state in ENDED else client.warning(),

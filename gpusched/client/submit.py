@@ -17,7 +17,7 @@ from gpusched.config.validate import MAX_NAME, MAX_SIZES, known_partition, shape
 from gpusched.errors import UsageError
 from gpusched.model import ids
 from gpusched.model.commands import Submit
-from gpusched.model.jobs import Elastic, JobSpec, Mount
+from gpusched.model.jobs import Dependency, DependencyKind, Elastic, JobSpec, Mount
 from gpusched.model.resources import Inventory, Partition, ResizeRules, RuntimeName
 from gpusched.queue.inbox import MAX_COMMAND_BYTES, deliver_submit
 
@@ -37,6 +37,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     time: str | None = None
     image: str | None = None
     array: str | None = None
+    chain: int | None = None
     dependency: str | None = None
     begin: str | None = None
     requeue: bool = True
@@ -114,6 +115,8 @@ def prepare(
     if request.exclusive and not may.resizable:
         sized = whole_nodes(sized, asked, inventory)
     array, max_running = options.array(request.array)
+    if links := options.chain(request.chain, request.array):
+        array, max_running = tuple(range(1, links + 1)), 1
     signal, signal_before_s, signal_batch = options.signal(request.signal)
     if signal_batch and request.script is None:
         raise UsageError("--signal B: is for job scripts, and there is none", "leave B: out")
@@ -132,7 +135,10 @@ def prepare(
         mounts=mounts,
         output=options.output_path("--output", request.output, cwd),
         error=options.output_path("--error", request.error, cwd),
-        dependencies=options.dependencies(request.dependency, lambda text: _whole_id(client, text)),
+        dependencies=(
+            *options.dependencies(request.dependency, lambda text: _whole_id(client, text)),
+            *([Dependency(DependencyKind.CHAIN)] if links else []),
+        ),
         begin_time=options.begin(request.begin, now),
         priority=request.priority,
         nice=request.nice,

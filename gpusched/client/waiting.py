@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from gpusched.client.context import Client
 from gpusched.config.users import user_name
+from gpusched.model.arrays import part_of
 from gpusched.model.commands import Submit
+from gpusched.model.indices import spans_of
 from gpusched.model.jobs import Job, JobState
 from gpusched.queue.inbox import Received
 
@@ -13,7 +17,7 @@ _MESSAGE = "submitted; the controller has not taken it from the inbox yet"
 
 
 def inbox_jobs(client: Client) -> list[Job]:
-    """Jobs of the submissions in the inbox that this user may read, oldest first; tasks of arrays one by one."""
+    """Jobs of the submissions in the inbox that this user may read, oldest first; an array as one row."""
     found = (received for received in client.inbox.waiting() if isinstance(received, Received))
     return [job for received in found for job in _jobs_of(received)]
 
@@ -28,16 +32,16 @@ def _jobs_of(received: Received) -> list[Job]:
     submit, uid = received.command, received.uid
     if not isinstance(submit, Submit):
         return []
+    job = _job(submit, uid)
     if submit.array is None:
-        return [_job(submit, submit.id, uid, None)]
-    return [_job(submit, f"{submit.id}_{index}", uid, index) for index in submit.array]
+        return [job]
+    spans = spans_of(submit.array)
+    return [part_of(msgspec.structs.replace(job, array_id=submit.id), spans)] if spans else []
 
 
-def _job(submit: Submit, job_id: str, uid: int, index: int | None) -> Job:
+def _job(submit: Submit, uid: int) -> Job:
     return Job(
-        id=job_id,
-        array_id=None if index is None else submit.id,
-        array_index=index,
+        id=submit.id,
         user=user_name(uid),
         uid=uid,
         spec=submit.spec,

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpusched.client.context import Client
-from gpusched.client.resolve import Resolver, stored_jobs
+from gpusched.client.resolve import Resolver
 from gpusched.client.sharing import sharing_of
 from gpusched.client.slurm import in_its_words
 from gpusched.client.waiting import inbox_jobs
 from gpusched.config.users import user_name
 from gpusched.model import ids
+from gpusched.model.arrays import chosen, first_of, part_of, wanted
+from gpusched.model.indices import both, without
 from gpusched.model.jobs import ENDED, Job, JobSpec, JobState
 from gpusched.views.jobs import resizes_line
 from gpusched.views.why import Why
@@ -43,7 +45,7 @@ def why(client: Client, text: str) -> Why:
         UsageError: No such job.
     """
     target = Resolver(client).target(text)
-    job = next((j for j in target.jobs if j.state is JobState.PENDING), target.jobs[0])
+    job = first_of(next((j for j in target.jobs if j.state is JobState.PENDING), target.jobs[0]))
     found = _why(client, job)
     if job.slurm is None:
         return found
@@ -195,6 +197,15 @@ def _cleared_for(client: Client, job: Job) -> list[str]:
     return [f"job {other} is being stopped for it" for other, why in stopping if why and why.for_job == job.id]
 
 
+def _around(row: Job, job: Job) -> list[Job]:
+    """A row of the queue without this job: of its array what comes before it, and what comes after it."""
+    if not row.tasks or row.array_id != job.array_id or job.array_index is None:
+        return [row]
+    at = job.array_index
+    parts = (without(row.tasks, ((at, row.tasks[-1][1]),)), without(row.tasks, ((0, at),)))
+    return [part_of(row, part) for part in parts if part] if both(row.tasks, ((at, at),)) else [row]
+
+
 def _snapshot(client: Client, job: Job) -> Snapshot:
     """The cluster as the store knows it, with this job (and what waits in the inbox) in its queue."""
     from gpusched.promotion.live import live_policies
@@ -204,27 +215,32 @@ def _snapshot(client: Client, job: Job) -> Snapshot:
     policies = live_policies(inventory, reader)
     now = time.time()
     queued = inbox_jobs(client)
-    stored = reader.pending() if reader else []
-    pending = {j.id: j for j in (*queued, *stored, job)}
+    stored = reader.pending_rows() if reader else []
+    rows = [part for row in (*queued, *stored) for part in _around(row, job)]
+    pending = {j.id: j for j in (*rows, job)}
 
     def lookup(job_id: str) -> list[Job]:
-        if reader and (jobs := stored_jobs(reader, job_id)):
+        if reader and (jobs := reader.standing(job_id)):
             return jobs
-        return [j for j in queued if job_id in (j.id, j.array_id)]
+        base, spans = wanted(job_id)
+        found = [j for j in queued if base in (j.id, j.array_id)]
+        return chosen(found, spans) if spans else found
 
     snapshot = build_snapshot(
         inventory,
         policies,
         reader.node_records() if reader else {},
         active=reader.active() if reader else [],
-        pending=sorted(pending.values(), key=lambda j: (j.submit_time, j.id)),
+        pending=sorted(pending.values(), key=lambda j: (j.submit_time, j.array_id or j.id, j.array_index or 0)),
         ranks=reader.ranks() if reader else [],
         lookup=lookup,
+        ended_well=reader.ended_well if reader else None,
         usage=recent_usage(reader, inventory, policies, now) if reader else {},
         array_limits=reader.array_limits() if reader else {},
         estimates=reader.estimates() if reader else {},
         progress=reader.progress_of_unended() if reader else {},
         now=now,
+        whole=True,
     )
     beliefs = beliefs_for(reader, policies) if reader else {}
     return msgspec.structs.replace(snapshot, beliefs=beliefs) if beliefs else snapshot

@@ -10,7 +10,7 @@ import msgspec
 from gpusched.errors import UsageError
 from gpusched.model import ids
 from gpusched.model.images import image_error
-from gpusched.model.jobs import JobSpec
+from gpusched.model.jobs import WITHOUT_ID, JobSpec
 from gpusched.model.notices import is_address, kinds_of
 from gpusched.model.resources import Inventory, Node, Partition, RuntimeName
 from gpusched.model.suggest import did_you_mean
@@ -22,6 +22,7 @@ MAX_TOTAL_BYTES = 1_000_000  # of command and environment together: half of what
 MAX_SCRIPT_BYTES = 256 * 1024  # it is read with its job in every cycle
 MAX_NAME = 200
 MAX_ARRAY_TASKS = 100_000
+MAX_LINKS = 1000  # of a chain
 MAX_PRIORITY = 1_000_000_000
 MAX_COUNT = 1_000_000  # of nodes, GPUs, cores; sums over whole queues must stay within 64 bits
 MAX_MEMORY_MIB = 1 << 40
@@ -264,6 +265,8 @@ def _check_numbers(spec: JobSpec) -> None:
     if spec.signal_before_s is not None and not 0 < spec.signal_before_s:
         raise UsageError("--signal NAME@SECONDS: the seconds must be greater than zero")
     for dependency in spec.dependencies:
+        if dependency.kind in WITHOUT_ID and not dependency.job_id:
+            continue
         base, _, index = dependency.job_id.partition("_")
         if not ids.is_job_id(base) or not ids.is_prefix(dependency.job_id) or ("_" in dependency.job_id and not index):
             raise UsageError(f"--dependency: {dependency.job_id[:40]!r} is not a job id")

@@ -40,7 +40,7 @@ class Estimator:
         new = self._store.unestimated()
         if not new or (predictor := self._read()) is None:
             return
-        found = estimated(predictor, self._store.recently_ended(MOST_ENDED), new)
+        found = estimated(predictor, self._store.rows_recently_ended(MOST_ENDED), new)
         with self._store.transaction():
             self._store.put_estimates(found)
 

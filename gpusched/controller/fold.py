@@ -15,7 +15,9 @@ from gpusched.controller.promoting import PolicyDesk
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import GpuschedError
 from gpusched.model import commands, ids
+from gpusched.model.arrays import part_of, story_of, which
 from gpusched.model.events import Event
+from gpusched.model.indices import spans_of
 from gpusched.model.jobs import ENDED, Ending, Job, JobState
 from gpusched.model.readings import NodeState
 from gpusched.model.resources import Inventory
@@ -180,21 +182,21 @@ class CommandApplier:
         self._check_mounts(command, caller)
         if missing := set(command.spec.secret_names) ^ set(command.secrets):
             raise Refused(f"secrets named and secrets given differ: {', '.join(sorted(missing))}")
-        if self._store.job(command.id) or self._store.jobs_of_array(command.id):
+        if self._store.rows_of(command.id):
             raise Refused(f"job {command.id} is there already")
         _check_program(command)
-        jobs = self._tasks(command, caller, now)
+        job = self._job(command, caller, now)
         program = len(command.program) + sum(map(len, command.task_programs))
-        queued = self._room_for(jobs, caller, program)
+        queued = self._room_for(job, caller, program)
         if command.secrets:
             self._secrets.write(command.id, command.secrets)
         if program:
             texts = dict(zip(map(str, sorted(set(command.array or ()))), command.task_programs, strict=False))
             self._programs.of(caller.uid).write(command.id, {"": command.program, **texts})
             self._programs_size[caller.uid] += program
-        self._store.put_jobs(jobs)
-        data = {"name": command.spec.name, "partition": command.spec.partition, "asked_at": command.time}
-        self._store.append(Event(time=now, kind="submitted", job_id=j.id, user=j.user, data=data) for j in jobs)
+        self._store.put_jobs([job])
+        data = {"name": command.spec.name, "partition": command.spec.partition, "asked_at": command.time} | which(job)
+        self._store.append([Event(time=now, kind="submitted", job_id=story_of(job), user=job.user, data=data)])
         if command.array is not None and command.max_running is not None:
             self._store.set_meta(f"array_limit:{command.id}", str(command.max_running))
         self._queued[caller.name] = queued
@@ -205,17 +207,20 @@ class CommandApplier:
             self._waiting = self._store.waiting_of_users()
         return self._waiting
 
-    def _room_for(self, jobs: list[Job], caller: Caller, program: int) -> tuple[int, int]:
-        """How many jobs and bytes of the caller's wait with these; ``program``: so many of them in a file."""
+    def _room_for(self, job: Job, caller: Caller, program: int) -> tuple[int, int]:
+        """How many jobs and bytes of the caller's wait with this one, or with all tasks of this array.
+
+        ``program``: so many bytes of it are in a file.
+        """
         settings = self._inventory.settings
         count, size = self._queued.get(caller.name, (0, 0))
         most = settings.max_queued_jobs_per_user
-        if count + len(jobs) > most:
+        if count + job.count > most:
             raise Refused(
-                f"{caller.name} has {count} jobs waiting and may have {most}: {len(jobs)} more are too many "
+                f"{caller.name} has {count} jobs waiting and may have {most}: {job.count} more are too many "
                 "(settings.max_queued_jobs_per_user of inventory.yaml)"
             )
-        size += len(msgspec.json.encode(jobs[0].spec)) + len(jobs) * TASK_BYTES
+        size += len(msgspec.json.encode(job.spec)) + TASK_BYTES + len(msgspec.json.encode(job.tasks))
         if program and caller.uid not in self._programs_size:
             self._programs_size[caller.uid] = self._programs.of(caller.uid).size()
         whole = size + program + self._programs_size.get(caller.uid, 0)
@@ -224,7 +229,7 @@ class CommandApplier:
                 f"the waiting jobs of {caller.name} would take {whole >> 20} MiB with this one, and may take "
                 f"{settings.max_queued_mib_per_user} (settings.max_queued_size_per_user of inventory.yaml)"
             )
-        return count + len(jobs), size
+        return count + job.count, size
 
     def _check_mounts(self, command: commands.Submit, caller: Caller) -> None:
         if caller.uid == os.getuid() or caller.admin:
@@ -236,7 +241,8 @@ class CommandApplier:
                 places = ", ".join(allowed) or "nothing"
                 raise Refused(f"mount of {mount.source}: settings.allowed_mounts of inventory.yaml allows {places}")
 
-    def _tasks(self, command: commands.Submit, caller: Caller, now: float) -> list[Job]:
+    def _job(self, command: commands.Submit, caller: Caller, now: float) -> Job:
+        """The job, or the row that all tasks of the array share."""
         spec = command.spec
         if spec.priority > 0 and not caller.admin:
             raise Refused("--priority above 0 needs an admin; --nice lowers your own")
@@ -259,11 +265,8 @@ class CommandApplier:
             held_by="user" if spec.hold else "",
         )
         if command.array is None:
-            return [job]
-        return [
-            msgspec.structs.replace(job, id=f"{command.id}_{index}", array_id=command.id, array_index=index)
-            for index in sorted(set(command.array))
-        ]
+            return job
+        return part_of(msgspec.structs.replace(job, array_id=command.id), spans_of(command.array))
 
     # -- commands on jobs ----------------------------------------------------------------------------------------
 
@@ -281,8 +284,7 @@ class CommandApplier:
         problems = []
         what = type(command).__struct_config__.tag
         for job_id in command.job_ids:
-            single = self._store.job(job_id)
-            found = [single] if single else self._store.jobs_of_array(job_id)
+            found = self._store.rows_of(job_id)
             if not found:
                 problems.append(f"job {job_id}: there is no such job")
             for job in found:
@@ -290,7 +292,8 @@ class CommandApplier:
                     if job.uid != caller.uid and not caller.admin:
                         problems.append(f"job {job.id} belongs to {job.user}")
                     elif changed := act(job):
-                        self._store.put_jobs([changed[0]])
+                        if changed[0] != job:  # tasks that differ in nothing stay together
+                            self._store.put_jobs([changed[0]])
                         self._store.append([changed[1]])
                 except Refused as refused:
                     problems.append(str(refused))
@@ -372,7 +375,8 @@ class CommandApplier:
 
     @staticmethod
     def _event(kind: str, job: Job, caller: Caller, now: float, data: dict[str, object] | None = None) -> Event:
-        return Event(time=now, kind=kind, job_id=job.id, user=job.user, data={"by": caller.name} | (data or {}))
+        facts = {"by": caller.name} | (data or {}) | which(job)
+        return Event(time=now, kind=kind, job_id=story_of(job), user=job.user, data=facts)
 
     # -- commands on policies ------------------------------------------------------------------------------------
 

@@ -14,7 +14,9 @@ from gpusched.controller.fold import OUR_DISK
 from gpusched.controller.launcher import Launcher
 from gpusched.controller.promoting import LivePolicies
 from gpusched.controller.resizing import begin_resize
+from gpusched.model.arrays import story_of, wanted
 from gpusched.model.events import Event
+from gpusched.model.indices import both
 from gpusched.model.jobs import ACTIVE, Ending, Job, JobState, Preemptions
 from gpusched.model.plan import CancelJob, Plan, Preempt, Reason, ReasonCode, Rejection, Resize, Start
 from gpusched.model.policy import PolicySpec
@@ -55,21 +57,37 @@ class Reasons:
         self._messages_at.pop(job_id, None)
 
     def write(self, waiting: Iterable[Job], reasons: Mapping[str, Reason], now: float) -> None:
-        """Write down what has changed, inside the caller's transaction."""
+        """Write down what has changed, inside the caller's transaction; tasks that share a row share the first's."""
         changed = []
+        by_array = _by_array(reasons)
         for job in waiting:
-            reason = reasons.get(job.id)
+            reason = _of_row(job, by_array.get(job.array_id or "", ())) if job.tasks else reasons.get(job.id)
             if reason is None or (job.reason == reason.code and job.message == reason.message):
                 continue
             if reason.code is ReasonCode.BEGIN_TIME and job.retries and job.message and job.reason in ("", reason.code):
                 # Why it is tried again says more than that it waits.
                 changed += [msgspec.structs.replace(job, reason=str(reason.code))] if not job.reason else []
                 continue
-            if job.reason == reason.code and now - self._messages_at.get(job.id, 0.0) < MESSAGE_REFRESH_S:
+            if job.reason == reason.code and now - self._messages_at.get(story_of(job), 0.0) < MESSAGE_REFRESH_S:
                 continue
-            self._messages_at[job.id] = now
+            self._messages_at[story_of(job)] = now
             changed.append(msgspec.structs.replace(job, reason=str(reason.code), message=reason.message))
         self._store.put_jobs(changed)
+
+
+def _by_array(reasons: Mapping[str, Reason]) -> dict[str, list[tuple[int, Reason]]]:
+    """Array -> index and reason of its tasks that have one, ascending."""
+    found: dict[str, list[tuple[int, Reason]]] = {}
+    for job_id, reason in reasons.items():
+        array_id, spans = wanted(job_id)
+        if spans:
+            found.setdefault(array_id, []).append((spans[0][0], reason))
+    return {array_id: sorted(some, key=lambda one: one[0]) for array_id, some in found.items()}
+
+
+def _of_row(row: Job, reasons: Sequence[tuple[int, Reason]]) -> Reason | None:
+    """Of its tasks that a decision looked at, the first one's."""
+    return next((reason for index, reason in reasons if both(row.tasks, ((index, index),))), None)
 
 
 class Planner:
@@ -85,7 +103,7 @@ class Planner:
 
     def plan(self, inventory: Inventory, charge: LivePolicies, unread: Set[str], now: float) -> Decided | None:
         """Decide, or set those jobs aside of which no policy can take even a look; None where nothing is decided."""
-        pending, active = self._store.pending(), self._store.active()
+        pending, active = self._store.pending_rows(), self._store.active()
         if not pending and not any(job.spec.elastic for job in active):
             return None
         try:
@@ -155,25 +173,40 @@ class Planner:
         if needed := unread & {part.node for start in starts for part in start.allocation.parts}:
             return Decided([], snapshot, by_policy, needed)
         launches: list[tuple[Job, list[RankRecord]]] = []
+        arrays: set[str] = set()  # of which tasks were taken out of a row
         with self._store.transaction():
             for rejection in rejections:
                 data = {"action": repr(rejection.action)[:500], "why": rejection.why}
                 self._store.append([Event(time=now, kind="plan_rejected", data=data)])
             for action in plan.actions:
                 if isinstance(action, Start):
-                    job = _at_size(waiting.pop(action.job_id), action)
+                    job = waiting.pop(action.job_id) if action.job_id in waiting else self._task(action.job_id, arrays)
+                    job = _at_size(job, action)
                     policy = deciders[job.spec.partition]
                     launches.append(self._launcher.intend(inventory, job, action.allocation, policy, ports, now))
                     self._reasons.forget(job.id)
                 elif isinstance(action, Resize):
                     self._resize(action, deciders, inventory, now)
                 elif isinstance(action, (Preempt, CancelJob)):
-                    waiting.pop(action.job_id, None)
+                    if action.job_id in waiting:
+                        waiting.pop(action.job_id)
+                    elif isinstance(action, CancelJob):
+                        self._task(action.job_id, arrays)
                     self._end_by_policy(action, deciders, inventory.settings.grace_s, now)
             self._note_partners(active, [job for job, _ in launches], now)
-            self._reasons.write(waiting.values(), plan.reasons, now)
+            left = [job for job in waiting.values() if job.array_id not in arrays]
+            left += [job for name in sorted(arrays) for job in self._store.waiting_of_array(name)]
+            self._reasons.write(left, plan.reasons, now)
         operations = [one for job, ranks in launches for one in self._launcher.launches(inventory, job, ranks)]
         return Decided(operations, snapshot, by_policy)
+
+    def _task(self, job_id: str, arrays: set[str]) -> Job:
+        """A task that shares a row with others as a job of its own; its array is noted."""
+        job = self._store.job(job_id)
+        assert job is not None
+        if job.array_id is not None:
+            arrays.add(job.array_id)
+        return job
 
     def _shared(self, plan: Plan, snapshot: Snapshot) -> tuple[Plan, tuple[Rejection, ...]]:
         """With jobs on GPUs that others have, too, by the same check; the plan itself where there are none."""

@@ -106,7 +106,7 @@ class StartPredictor:
         if not wanted or waiting > _MOST_JOBS:
             return None
         policies = live_policies(inventory, self._store)
-        snapshot = snapshot_of_store(self._store, inventory, policies, now)
+        snapshot = snapshot_of_store(self._store, inventory, policies, now, whole=True)
         settings = inventory.settings
         ahead = QueueForecast(snapshot, half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s)
         habits = LimitUse(self._store.past_runs())
@@ -115,8 +115,9 @@ class StartPredictor:
     def _write(self, batch: _Batch) -> None:
         found = []
         starts = np.array(batch.starts)
+        arrays = {name.partition("_")[0] for name in batch.wanted if "_" in name}
         for i, view in enumerate(batch.ahead.views):
-            if view.id not in batch.wanted:
+            if (view.id not in batch.wanted and view.array_id not in arrays) or view.behind:
                 continue
             low, median, high = quantiles(starts[1:, i])
             by_limits = float(starts[0, i]) if np.isfinite(starts[0, i]) else None

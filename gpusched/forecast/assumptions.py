@@ -22,6 +22,7 @@ _OUTCOME = {
     DependencyKind.AFTERNOTOK: "ends, and taken to fail",
     DependencyKind.AFTERANY: "ends",
     DependencyKind.AFTER: "starts",
+    DependencyKind.AFTERCORR: "ends, and taken to end well",
 }
 
 
@@ -50,6 +51,7 @@ def assumptions(snapshot: Snapshot, job: PendingView, past_runs: int, known: boo
         *_of_job(snapshot, job),
         *_of_nodes(snapshot, job),
         *_of_policy(snapshot, job),
+        *_of_arrays(snapshot),
         *_of_progress(snapshot),
         _of_times(past_runs, known),
         "nobody submits a job that goes before it",
@@ -58,7 +60,12 @@ def assumptions(snapshot: Snapshot, job: PendingView, past_runs: int, known: boo
 
 def _of_job(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
     for dependency in job.spec.dependencies if job.dependency == "waiting" else ():
-        yield f"not before job {dependency.job_id} {_OUTCOME[dependency.kind]}"
+        if dependency.kind is DependencyKind.SINGLETON:
+            yield "not before all earlier jobs of its user with its name end"
+        elif dependency.kind is DependencyKind.CHAIN:
+            yield "not before the link before it ends, and taken not to fail"
+        else:
+            yield f"not before job {dependency.job_id} {_OUTCOME[dependency.kind]}"
     if job.eligible_time is not None and job.eligible_time > snapshot.now:
         yield f"not before the time set for it, in {format_duration(job.eligible_time - snapshot.now)}"
     if job.array_room is not None:
@@ -87,6 +94,11 @@ def _of_policy(snapshot: Snapshot, job: PendingView) -> Iterator[str]:
         yield "who waits for a better place waits for one rack, or as long as it may; costs are not run ahead"
     if policy is not None and policy.place == "naive":
         yield "the naive placement draws nodes by chance"
+
+
+def _of_arrays(snapshot: Snapshot) -> Iterator[str]:
+    if any(job.behind for job in snapshot.pending):
+        yield "of large arrays many tasks at a time are run ahead as one"
 
 
 def _of_progress(snapshot: Snapshot) -> Iterator[str]:

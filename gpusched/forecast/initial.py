@@ -9,11 +9,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpusched.forecast.run import JOB, PART, QUEUE, USER
-from gpusched.model.jobs import DependencyKind
+from gpusched.model.jobs import Dependency, DependencyKind
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.sched.arrays import NodeArrays, Waiting, waiting_of
-from gpusched.sched.eligible import out_of_reach
+from gpusched.sched.eligible import id_key, out_of_reach
 from gpusched.sched.state import BACKFILLS, BEST_FIT, PLACES, Floats, Ints, Records
 from gpusched.sched.topology.spread import knows_racks, waits_until
 
@@ -155,18 +155,20 @@ def _dependents(jobs: Records, snapshot: Snapshot, views: Sequence[PendingView],
     A job that waits for one which never starts (held, say), or for something that is not known, waits for ever.
     """
     by_id: dict[str, list[int]] = {}
-    known = [(j.id, j.array_id) for j in views[:own]] + [(r.id, r.array_id) for r in snapshot.running]
-    for k, (job_id, array_id) in enumerate(known):
-        for name in {job_id, array_id or job_id}:
+    known: list[PendingView | RunningView] = [*views[:own], *snapshot.running]
+    for k, job in enumerate(known):
+        for name in {job.id, job.array_id or job.id}:
             by_id.setdefault(name, []).append(k if k < own else len(views) + k - own)
     stuck = {n for j in snapshot.pending if not may_start(j, snapshot) for n in (j.id, j.array_id or j.id)}
     ends: dict[int, list[int]] = {}
     begins: dict[int, list[int]] = {}
     for j, view in enumerate(views):
         for dependency in view.spec.dependencies if view.dependency == "waiting" else ():
-            jobs["needs"][j] += dependency.job_id in stuck
+            name = _waits_for(dependency, view)
+            alone = dependency.kind is DependencyKind.SINGLETON
+            jobs["needs"][j] += name in stuck
             on_start = dependency.kind is DependencyKind.AFTER
-            for other in by_id.get(dependency.job_id, ()):
+            for other in _before(view, views[:own], len(views), snapshot.running) if alone else by_id.get(name, ()):
                 if other != j and not (on_start and other >= len(views)):
                     jobs["needs"][j] += 1
                     (begins if on_start else ends).setdefault(other, []).append(j)
@@ -180,6 +182,31 @@ def _dependents(jobs: Records, snapshot: Snapshot, views: Sequence[PendingView],
         child += begins.get(k, [])
         jobs["child_stop"][k] = len(child)
     return _ints(child)
+
+
+def _before(view: PendingView, views: Sequence[PendingView], shift: int, running: Sequence[RunningView]) -> list[int]:
+    """All of the same user and name that run (from ``shift`` on), or were submitted before; not its own array's."""
+    own, place = view.array_id or view.id, (view.submit_time, view.array_id or view.id)
+    found = [
+        k
+        for k, other in enumerate(views)
+        if other.user == view.user
+        and other.spec.name == view.spec.name
+        and (other.array_id or other.id) != own
+        and (other.submit_time, other.array_id or other.id) < place
+    ]
+    same = (r.spec is not None and (r.user, r.spec.name) == (view.user, view.spec.name) for r in running)
+    return found + [shift + k for k, one in enumerate(same) if one and (running[k].array_id or running[k].id) != own]
+
+
+def _waits_for(dependency: Dependency, view: PendingView) -> str:
+    """The job or array whose end, or start, a job or a task of an array waits for."""
+    base, index = id_key(view.id)
+    if dependency.kind is DependencyKind.CHAIN:
+        return f"{base}_{index - 1}"
+    if dependency.kind is DependencyKind.AFTERCORR and index >= 0 and "_" not in dependency.job_id:
+        return f"{dependency.job_id}_{index}"
+    return dependency.job_id
 
 
 def _ints(values: Sequence[int]) -> Ints:

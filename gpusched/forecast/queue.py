@@ -63,6 +63,7 @@ class QueueForecast:
         self.views = [*own, *variants]
         self.first_variant = len(own)
         self.index = {job.id: i for i, job in enumerate(own)}
+        self._one_after_the_other = np.array([1.0 + job.behind for job in self.views])
         self._world = node_arrays_of(snapshot)
         self.views, later = _who_wait(snapshot, self.views, self._world)
         self._waiting, settling = waiting_and_settling(self.views, self._world, snapshot)
@@ -162,7 +163,7 @@ class QueueForecast:
         self._jobs.array_room[:], self._jobs.shape[:] = self._waiting.jobs.array_room, self._waiting.jobs.shape
         self._outcome.total[:] = 0
         line.jobs[:], line.queues[:], line.users[:] = initial.jobs, initial.queues, initial.users
-        line.jobs["lasts"][:jobs], line.sorted[:] = times.lasts, self._entering
+        line.jobs["lasts"][:jobs], line.sorted[:] = times.lasts * self._one_after_the_other, self._entering
         line.fit[:], line.fits[:], line.clock[:] = self._fit, self._fits, self._clock
         line.counter[:] = 0
         line.counter[JOBS], line.counter[LEVELS], line.counter[ALLOWED] = jobs, initial.levels, work

@@ -14,7 +14,9 @@ ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 EPOCH_S = 1735689600.0  # 2025-01-01T00:00:00Z
 _TIME_CHARS, _RANDOM_CHARS = 8, 3
 ID_LENGTH = _TIME_CHARS + _RANDOM_CHARS
-_TASK_ID = re.compile(rf"[{ALPHABET}]{{1,{ID_LENGTH}}}(_[0-9]{{1,7}})?")
+_INDEX = "[0-9]{1,7}"
+_INDICES = rf"\[{_INDEX}(-{_INDEX})?(,{_INDEX}(-{_INDEX})?)*\]"
+_TASK_ID = re.compile(rf"[{ALPHABET}]{{1,{ID_LENGTH}}}(_({_INDEX}|{_INDICES}))?")
 _SLURMS = re.compile(r"[0-9]{1,10}([+_][0-9]{1,10})?(~[0-9]{1,4})?")
 
 
@@ -30,7 +32,7 @@ def is_job_id(text: str) -> bool:
 
 
 def is_prefix(text: str) -> bool:
-    """Whether ``text`` can name a job: an id, a prefix of one, or either with ``_INDEX``."""
+    """Whether ``text`` can name a job: an id, a prefix of one, or either with ``_7`` or ``_[3-9,12]``."""
     return _TASK_ID.fullmatch(text) is not None
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
+from gpusched.model.indices import Spans, count
 from gpusched.model.slurm import SlurmFacts
 
 
@@ -39,15 +40,24 @@ class DependencyKind(StrEnum):
     AFTEROK = "afterok"
     AFTERNOTOK = "afternotok"
     AFTERANY = "afterany"
-    AFTERCORR = "aftercorr"  # each task of an array on the one with its index
+    AFTERCORR = "aftercorr"  # each task of an array on the one with its index, as afterok
     SINGLETON = "singleton"  # on all earlier jobs of its user with its name; there is no other id
+    CHAIN = "chain"  # each task on the one before it, which was not cancelled and did not fail; there is no other id
+
+
+WITHOUT_ID = frozenset({DependencyKind.SINGLETON, DependencyKind.CHAIN})
 
 
 class Dependency(msgspec.Struct, frozen=True):
-    """On another job (an array id stands for all its tasks)."""
+    """On another job (an array id stands for all its tasks); ``job_id`` "" where the kind says which."""
 
     kind: DependencyKind
-    job_id: str
+    job_id: str = ""
+
+    @property
+    def text(self) -> str:
+        """As ``--dependency`` has it."""
+        return f"{self.kind}:{self.job_id}" if self.job_id else str(self.kind)
 
 
 class Mount(msgspec.Struct, frozen=True):
@@ -358,7 +368,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A job as the store holds it.
 
     Attributes:
-        id: ``<id>`` or ``<id>_<index>`` for a task of an array.
+        id: ``<id>``, or ``<id>_<index>`` for a task of an array, or ``<id>_[3-9]`` for several.
+        tasks: Of a row that stands for several tasks of an array (`model.arrays`), their indices; (): it is one job.
         attempt: 0 before the first start; each start counts one up.
         reason: Slurm-like word why it is where it is (``Resources``, ``Priority``, ``NonZeroExitCode``...).
         message: The same as a sentence.
@@ -375,6 +386,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     array_id: str | None = None
     array_index: int | None = None
+    tasks: Spans = ()
     user: str
     uid: int
     spec: JobSpec
@@ -401,6 +413,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: Preemptions | None = None
     resizes: Resizes | None = None
     slurm: SlurmFacts | None = None
+
+    @property
+    def count(self) -> int:
+        """How many jobs it stands for."""
+        return count(self.tasks) if self.tasks else 1
 
     @property
     def limit_s(self) -> float:

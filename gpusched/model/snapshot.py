@@ -109,8 +109,8 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
 
     ``dependency``: "" met, "waiting" or "never", with ``dependency_message``. ``estimate_s``: how long a predictor
     expected at its submission that it runs; None: nobody was asked. ``resume_at``: it was stopped to go
-    on with so many GPUs. ``speeds``, ``left``: as in `RunningView`. ``barred``: why Slurm, which has it, lets it not
-    start, in its words; "": it does.
+    on with so many GPUs. ``behind``: so many tasks of its array come next and are not looked at. ``speeds``, ``left``:
+    as in `RunningView`. ``barred``: why Slurm, which has it, lets it not start, in its words; "": it does.
     """
 
     id: str
@@ -125,6 +125,7 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
     dependency_message: str = ""
     array_id: str | None = None
     array_room: int | None = None  # how many more tasks of its array may start now; None: no bound
+    behind: int = 0
     estimate_s: float | None = None
     preemptions: Preemptions | None = None
     resizes: Resizes | None = None

@@ -129,7 +129,7 @@ def shift_times(store: Store, step: float, now: float) -> None:
 
     What ended longer ago keeps its dates, and so do events. ``now``: Unix seconds before the step.
     """
-    store.put_jobs([_job(job, step) for job in store.jobs(since=now - RECENT_S)])
+    store.put_jobs([_job(job, step) for job in store.rows(since=now - RECENT_S)])
     store.put_ranks([_with_moved(rank, step, "intended_at", "launched_at", "finished_at") for rank in store.ranks()])
     store.put_nodes([_record(record, step) for record in store.node_records().values()])
     store.shift_rows(step, now - RECENT_S)

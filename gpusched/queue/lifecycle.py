@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from gpusched.model.arrays import story_of, which
 from gpusched.model.events import Event
 from gpusched.model.jobs import ENDED, Job, JobState
 
@@ -55,8 +56,8 @@ def move(
     if (job.state, to) not in TRANSITIONS:
         raise IllegalTransition(job, to)
     moved = msgspec.structs.replace(job, state=to, **changes)
-    facts = {"from": job.state, "to": to, "reason": moved.reason, "attempt": moved.attempt} | (data or {})
-    return moved, Event(time=now, kind=event, job_id=job.id, user=job.user, data=facts)
+    facts = {"from": job.state, "to": to, "reason": moved.reason, "attempt": moved.attempt} | (data or {}) | which(job)
+    return moved, Event(time=now, kind=event, job_id=story_of(job), user=job.user, data=facts)
 
 
 def set_aside(job: Job, error: Exception, now: float) -> tuple[Job, Event]:

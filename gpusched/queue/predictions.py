@@ -6,7 +6,10 @@ import sqlite3
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from gpusched.model.jobs import Job, JobState
+from gpusched.queue.room import MOST_AHEAD
 from gpusched.queue.rows import JobReads
 
 
@@ -42,10 +45,21 @@ class PredictionReads(JobReads):
     """The part of a store's reader that is about forecasts. A store from before there were such tables has none."""
 
     def unpredicted(self) -> tuple[int, list[str]]:
-        """How many jobs are in the queue, and the ids of those of which no start was predicted yet."""
-        query = "SELECT id, id IN (SELECT job_id FROM predictions) FROM jobs WHERE state = ?"
+        """How many jobs are in the queue, and the ids of those of which no start was predicted yet.
+
+        Of tasks of an array that share a row the first stands for all. More than are run forward one by one count as
+        so many, and nothing is predicted of them before they are fewer.
+        """
+        first = "array_id || '_' || CAST(substr(id, length(array_id) + 3) AS INTEGER)"  # of ID_[3-9]
+        count = self._tasks_column()
+        query = (
+            "SELECT name, count, name IN (SELECT job_id FROM predictions) FROM (SELECT "
+            f"CASE WHEN {count} > 1 THEN {first} ELSE id END AS name, {count} AS count FROM jobs WHERE state = ?)"
+        )
         rows = self._db.execute(query, (JobState.PENDING,)).fetchall()
-        return len(rows), [job_id for job_id, known in rows if not known]
+        return sum(min(count, MOST_AHEAD) for _, count, _ in rows), [
+            job_id for job_id, count, known in rows if not known and count <= MOST_AHEAD
+        ]
 
     def predicted_starts(self, since: float, until: float) -> list[PredictedStart]:
         """What was predicted in [since, until), oldest first, and what became of it."""
@@ -60,15 +74,19 @@ class PredictionReads(JobReads):
         return [PredictedStart(Prediction(*row[:7]), started=row[7], waits=row[8] in waiting) for row in rows]
 
     def estimates(self) -> dict[str, float]:
-        """Job -> seconds, of the jobs in the queue that have an estimate."""
+        """Job, or array -> seconds, of the jobs in the queue that have an estimate."""
         if not self._rows("SELECT 1 FROM estimates LIMIT 1"):
             return {}  # nobody asks for estimates here: the queue need not be gone through
-        query = "SELECT job_id, seconds FROM jobs JOIN estimates ON job_id = id WHERE state = ?"
+        query = "SELECT job_id, seconds FROM jobs CROSS JOIN estimates ON job_id = {} WHERE state = ?1"
+        query = f"{query.format('id')} UNION {query.format('array_id')}"
         return dict(self._rows(query, (JobState.PENDING,)))
 
     def unestimated(self) -> list[Job]:
-        """The jobs in the queue that have none yet."""
-        return self._jobs_of("WHERE state = ? AND id NOT IN (SELECT job_id FROM estimates)", (JobState.PENDING,))
+        """The jobs in the queue that have none yet; tasks of an array that share a row as one, with the array's id."""
+        none_yet = "id NOT IN (SELECT job_id FROM estimates)"
+        none_yet += " AND (array_id IS NULL OR array_id NOT IN (SELECT job_id FROM estimates))"
+        rows = self._jobs_of(f"WHERE state = ? AND {none_yet}", (JobState.PENDING,))
+        return [replace(job, id=job.array_id, tasks=()) if job.tasks else job for job in rows]
 
 
 class PredictionWrites:

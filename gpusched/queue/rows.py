@@ -1,4 +1,8 @@
-"""Jobs as rows: what was asked for is kept once for all jobs that ask for the same, beside what differs."""
+"""Jobs as rows: what was asked for is kept once for all jobs that ask for the same, beside what differs.
+
+Tasks of an array that differ in nothing are one row (`model.arrays`). Whoever writes one of them, or some, takes them
+out of that row in the same transaction: a task is never in two rows, nor in none.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,12 @@ from typing import Any
 
 import msgspec
 
-from gpusched.model.jobs import Job, JobSpec
+from gpusched.model.arrays import chosen, indices_of, part_of, tasks_of, wanted
+from gpusched.model.indices import both, without
+from gpusched.model.jobs import ENDED, Job, JobSpec, JobState
 
 SINCE_VERSION = 5  # of the schema: before it, a job's data held its spec
+MOST_SHARED, MOST_SPANS = 50, 1000  # rows that several tasks of one array share, and pieces of them in all
 _AT_ONCE = 500  # SQLite takes 999 parameters where it is old
 
 
@@ -25,12 +32,15 @@ _FIELDS = tuple(name for name in Job.__struct_fields__ if name != "spec")
 _BARE = msgspec.json.Decoder(_Bare)
 _WHOLE = msgspec.json.Decoder(Job)
 _SPEC = msgspec.json.Decoder(JobSpec)
+_MAY_NOT_HAVE_BEGUN = (JobState.FAILED, JobState.NODE_FAIL, JobState.CANCELLED)
+_BEGUN = b'"start_time":'  # in texts quotes are escaped
 
 
 class JobReads:
     """The part of a store's reader that is about jobs."""
 
     _db: sqlite3.Connection
+    _counts_tasks = False
 
     def _rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
         """All rows; none where the store is from before there was such a table."""
@@ -44,8 +54,78 @@ class JobReads:
     def _jobs_of(self, rest: str, values: Sequence[object] = ()) -> list[Job]:
         """The jobs that ``SELECT ... FROM jobs`` and ``rest`` find. Those that ask for the same share one spec."""
         rows = self._db.execute(f"SELECT data, {self._spec_column()} FROM jobs {rest}", values).fetchall()
+        return self._decoded(rows)
+
+    def _decoded(self, rows: Sequence[tuple[bytes, bytes | None]]) -> list[Job]:
         specs = self._specs({digest for _, digest in rows if digest is not None})
         return [_WHOLE.decode(data) if digest is None else _joined(data, specs[digest]) for data, digest in rows]
+
+    def _shared_rows(self, array_id: str) -> list[Job]:
+        """The rows of an array that stand for several of its tasks."""
+        if self._tasks_column() == "1":
+            return []
+        # The planner would go through all tasks that have run.
+        return self._jobs_of("INDEXED BY jobs_shared WHERE array_id = ? AND tasks > 1", (array_id,))
+
+    def job(self, job_id: str) -> Job | None:
+        """The job with exactly this id."""
+        for job in self._jobs_of("WHERE id = ?", (job_id,)):
+            return job
+        array_id, spans = wanted(job_id)
+        found = chosen(self._shared_rows(array_id), spans) if spans else []
+        return found[0] if len(found) == 1 and found[0].id == job_id else None
+
+    def rows_of(self, job_id: str) -> list[Job]:
+        """The job, or the tasks that ``ID``, ``ID_7`` or ``ID_[3-9]`` names, by index; those of one row as one."""
+        if (one := self.job(job_id)) is not None and not one.tasks:
+            return [one]
+        array_id, spans = wanted(job_id)
+        rows = self._jobs_of("WHERE array_id = ?", (array_id,))
+        return sorted(chosen(rows, spans) if spans else rows, key=lambda job: indices_of(job) or ((-1, -1),))
+
+    def waiting_of_array(self, array_id: str) -> list[Job]:
+        """The tasks of an array that wait; those of one row as one."""
+        return self._jobs_of("WHERE array_id = ? AND state = ?", (array_id, JobState.PENDING))
+
+    def jobs_of_array(self, array_id: str) -> list[Job]:
+        """All tasks of an array, by index."""
+        found = tasks_of(self._jobs_of("WHERE array_id = ?", (array_id,)))
+        return sorted(found, key=lambda job: job.array_index or 0)
+
+    def standing(self, job_id: str) -> list[Job]:
+        """As `rows_of`, but of the ended tasks of a whole array one for each end, ever begun or not: for dependencies.
+
+        An array's tasks that have run are rows, as many as there are, and they are asked for in every cycle.
+        """
+        if "_" in job_id or self._db.execute("SELECT 1 FROM jobs WHERE id = ?", (job_id,)).fetchone():
+            return self.rows_of(job_id)
+        ended = ",".join("?" * len(ENDED))
+        found = self._jobs_of(f"WHERE array_id = ? AND state NOT IN ({ended})", (job_id, *ENDED))
+        query = f"SELECT state FROM jobs WHERE array_id = ? AND state IN ({ended}) GROUP BY state"
+        for (state,) in self._db.execute(query, (job_id, *ENDED)).fetchall():
+            of_state = "WHERE array_id = ? AND state = ?"
+            found += self._jobs_of(f"{of_state} LIMIT 1", (job_id, state))
+            if state in _MAY_NOT_HAVE_BEGUN:
+                found += self._jobs_of(f"{of_state} AND instr(data, ?) = 0 LIMIT 1", (job_id, state, _BEGUN))
+        return found
+
+    def ended_well(self, array_id: str, indices: Sequence[int]) -> dict[int, bool]:
+        """Of these tasks of an array, those that have ended: whether they did so COMPLETED."""
+        found: dict[int, bool] = {}
+        ended = ",".join("?" * len(ENDED))
+        for begin in range(0, len(indices), _AT_ONCE):
+            names = {f"{array_id}_{index}": index for index in indices[begin : begin + _AT_ONCE]}
+            query = f"SELECT id, state FROM jobs WHERE id IN ({','.join('?' * len(names))}) AND state IN ({ended})"
+            rows = self._db.execute(query, (*names, *ENDED)).fetchall()
+            found |= {names[name]: state == JobState.COMPLETED for name, state in rows}
+        return found
+
+    def _tasks_column(self) -> str:
+        """How many jobs a row stands for, in a query; 1 in a store whose writer is of an earlier version."""
+        if not self._counts_tasks:
+            query = "SELECT count(*) FROM pragma_table_info('jobs') WHERE name = 'tasks'"
+            self._counts_tasks = bool(self._db.execute(query).fetchone()[0])
+        return "jobs.tasks" if self._counts_tasks else "1"
 
     def _spec_column(self) -> str:
         """What stands for a job's spec in a query: a store whose writer is of an earlier version has no such column."""
@@ -62,20 +142,49 @@ class JobReads:
         return found
 
 
-class JobWrites:
+class JobWrites(JobReads):
     """The part of the store's writer that is about jobs."""
 
-    _db: sqlite3.Connection
-
     def put_jobs(self, jobs: Iterable[Job]) -> None:
-        """Insert or replace jobs."""
+        """Insert or replace jobs; a task of an array is taken out of the row that it shared with others."""
+        jobs = list(jobs)
+        by_array: dict[str, list[Job]] = {}
+        for job in jobs:
+            if job.array_id is not None and indices_of(job):
+                by_array.setdefault(job.array_id, []).append(job)
+        apart = [one for array_id, some in by_array.items() for one in self._beside(array_id, some)]
+        too_many = {job.array_id for job in apart}
+        self._insert([job for job in jobs if not job.tasks or job.array_id not in too_many])
+        self._insert(apart)
+
+    def _beside(self, array_id: str, jobs: list[Job]) -> list[Job]:
+        """Leave nothing of these tasks in rows that other tasks are in.
+
+        Returns:
+            Where these rows have become too many, or too scattered, to be gone through for every task, the tasks of all
+            of them one by one: nobody must be able to make commands slow by setting single tasks apart.
+        """
+        rows = self._shared_rows(array_id)
+        spans = tuple(sorted(span for job in jobs for span in indices_of(job)))
+        touched = [row for row in rows if both(row.tasks, spans)]
+        left = [part_of(row, rest) for row in touched if (rest := without(row.tasks, spans))]
+        self._db.executemany("DELETE FROM jobs WHERE id = ?", ((row.id,) for row in touched))
+        stay = [row for row in rows if row not in touched]
+        shared = [job for job in (*jobs, *left, *stay) if job.tasks]
+        if len(shared) <= MOST_SHARED and sum(len(job.tasks) for job in shared) <= MOST_SPANS:
+            self._insert(left)
+            return []
+        self._db.executemany("DELETE FROM jobs WHERE id = ?", ((row.id,) for row in stay))
+        return list(tasks_of((*(job for job in jobs if job.tasks), *left, *stay)))
+
+    def _insert(self, jobs: Iterable[Job]) -> None:
         known: dict[int, tuple[JobSpec, bytes]] = {}  # by identity; the spec is held so that it stays the same one
         self._db.executemany(
-            "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 (
                     j.id, j.array_id, j.state, j.user, j.spec.partition, j.submit_time, j.end_time,
-                    msgspec.json.encode(_bare(j)), self._put_spec(j.spec, known),
+                    msgspec.json.encode(_bare(j)), self._put_spec(j.spec, known), j.count,
                 )
                 for j in jobs
             ),
@@ -91,7 +200,9 @@ class JobWrites:
 
     def waiting_of_users(self) -> dict[str, tuple[int, int]]:
         """User -> how many jobs of theirs wait, and how many bytes these take in the store."""
-        rows = self._db.execute("SELECT user, count(*), sum(length(data)) FROM jobs WHERE state = 'PENDING' GROUP BY 1")
+        rows = self._db.execute(
+            "SELECT user, sum(tasks), sum(length(data)) FROM jobs WHERE state = 'PENDING' GROUP BY 1"
+        )
         own = {user: (jobs, size) for user, jobs, size in rows}
         shared = self._db.execute(
             "SELECT user, sum(length(specs.data)) FROM (SELECT DISTINCT user, spec FROM jobs WHERE state = 'PENDING') "

@@ -121,5 +121,12 @@ CREATE TABLE notices (
 CREATE INDEX notices_due ON notices (due) WHERE due IS NOT NULL;
 CREATE INDEX notices_failed ON notices (made) WHERE failed = 1;
 """,
+    """
+-- How many jobs a row stands for: tasks of an array that differ in nothing share one; see model.arrays.
+ALTER TABLE jobs ADD COLUMN tasks INTEGER NOT NULL DEFAULT 1;
+CREATE INDEX jobs_shared ON jobs (array_id, state, tasks) WHERE tasks > 1;
+DROP INDEX jobs_array;
+CREATE INDEX jobs_array ON jobs (array_id, state) WHERE array_id IS NOT NULL;
+""",
 )
 SCHEMA_VERSION = 1 + len(MIGRATIONS)

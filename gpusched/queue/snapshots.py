@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
-from functools import cache
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
 import msgspec
 
 from gpusched.config.validate import shape_on, usable_nodes, within_rules
+from gpusched.model.arrays import task_of
 from gpusched.model.gpustates import DRIVER_MEMORY_MIB, foreign_processes, gpu_states
 from gpusched.model.interference import KindBelief
-from gpusched.model.jobs import ENDED, Allocation, Dependency, DependencyKind, Job, JobState
+from gpusched.model.jobs import Allocation, Job, JobState
 from gpusched.model.policy import PolicySpec
 from gpusched.model.progress import JobProgress, speeds_of, steps_left
 from gpusched.model.readings import GpuState, NodeReading, NodeState
@@ -20,6 +20,8 @@ from gpusched.model.resources import Inventory, Node, Sharing
 from gpusched.model.slurm import barred
 from gpusched.model.snapshot import FinishedView, NodeView, PendingView, RunningView, Snapshot, held_once
 from gpusched.model.topology import Topology, discovered
+from gpusched.queue.dependencies import BY_TASK, Dependencies, Verdict
+from gpusched.queue.room import Room
 from gpusched.queue.store import NodeRecord, RankRecord, Reader
 
 NOT_FOR_NEW_JOBS = frozenset({NodeState.DOWN, NodeState.DRAINED, NodeState.DRAINING, NodeState.UNKNOWN})
@@ -34,6 +36,7 @@ def snapshot_of_store(
     active: list[Job] | None = None,
     pending: list[Job] | None = None,
     seed: int = 0,
+    whole: bool = False,
 ) -> Snapshot:
     """The snapshot of what a store holds now; jobs that the caller has read already need not be read again."""
     snapshot = build_snapshot(
@@ -41,15 +44,17 @@ def snapshot_of_store(
         policies,
         reader.node_records(),
         active=reader.active() if active is None else active,
-        pending=reader.pending() if pending is None else pending,
+        pending=reader.pending_rows() if pending is None else pending,
         ranks=reader.ranks(),
-        lookup=lambda job_id: [job] if (job := reader.job(job_id)) else reader.jobs_of_array(job_id),
+        lookup=reader.standing,
+        ended_well=reader.ended_well,
         usage=recent_usage(reader, inventory, policies, now),
         array_limits=reader.array_limits(),
         estimates=reader.estimates(),
         progress=reader.progress_of_unended(),
         now=now,
         seed=seed,
+        whole=whole,
     )
     finished = finished_lately(reader, policies)
     beliefs = beliefs_for(reader, policies)
@@ -91,31 +96,39 @@ def build_snapshot(
     seed: int = 0,
     estimates: Mapping[str, float] = {},
     progress: Mapping[str, tuple[JobProgress, ...]] = {},
+    ended_well: Callable[[str, Sequence[int]], dict[int, bool]] | None = None,
+    whole: bool = False,
 ) -> Snapshot:
     """The snapshot of the cluster.
+
+    Of tasks of an array that share a row there are as many views as could start at once, and some more.
 
     Args:
         inventory: What is declared.
         policies: Partition name -> its policy.
         records: Node records by name (a node without one has never been read).
         active: Jobs that hold resources.
-        pending: Jobs in the queue.
+        pending: Jobs in the queue; rows that stand for several tasks as they are.
         ranks: What may still be on the nodes, ended attempts included; their GPUs are blocked until they are gone.
-        lookup: All jobs with an id (an array's id gives all of its tasks), for dependencies.
+        lookup: All jobs with an id (an array's id gives all of its tasks), for dependencies; see `Reader.standing`.
         usage: Recent GPU hours by user.
         array_limits: Array id -> how many of its tasks may run at once.
         now: Unix seconds.
         seed: For policies that draw.
         estimates: Job -> how long it is expected to run, seconds.
         progress: Job -> what it tells of itself, attempt by attempt.
+        ended_well: For dependencies between the tasks of two arrays; see `Reader.ended_well`.
+        whole: All tasks of all arrays take part, as a forecast needs them (`Room.ahead`).
     """
-    active = list(active)
+    active, pending = list(active), list(pending)
     declared = {node.name for node in inventory.nodes}
     held = held_gpus(active)
     ranks = list(ranks)
     lingering = lingering_gpus(active, ranks)
     running_tasks = Counter(job.array_id for job in active if job.array_id)
-    looked_up = cache(lookup)  # each other job once
+    dependencies = Dependencies(lookup, [*active, *pending], ended_well)
+    base = [_at_base(job, inventory, policies) for job in pending]
+    room = Room(inventory, policies, active, array_limits, running_tasks)
     return Snapshot(
         now=now,
         nodes=tuple(
@@ -128,16 +141,9 @@ def build_snapshot(
             ranks,
         ),
         pending=tuple(
-            _pending_view(
-                job,
-                looked_up,
-                running_tasks,
-                array_limits,
-                inventory,
-                estimates.get(job.id),
-                progress.get(job.id, ()),
-            )
-            for job in (_at_base(job, inventory, policies) for job in pending)
+            _pending_view(job, verdict, behind, room, inventory, estimates, progress.get(job.id, ()))
+            for row in base
+            for job, verdict, behind in _each(row, dependencies, room, None if whole else now)
         ),
         policies=dict(policies),
         usage=usage,
@@ -295,7 +301,7 @@ def finished_lately(reader: Reader, policies: Mapping[str, PolicySpec]) -> tuple
             end_time=job.end_time, ran_s=job.end_time - job.start_time, attempt=job.attempt,
             preemptions=job.preemptions,
         )
-        for job in reader.recently_ended(_MOST_ENDED)
+        for job in reader.rows_recently_ended(_MOST_ENDED)
         if job.start_time is not None and job.end_time is not None and job.state in _BY_ITSELF
     )  # fmt: skip
 
@@ -311,52 +317,35 @@ def expected_end(job: Job, start: float) -> float:
     return start + job.limit_s
 
 
-def _dependency(job: Job, lookup: Callable[[str], list[Job]]) -> tuple[str, str]:
-    """Whether its dependencies are met: ("" met | "waiting" | "never", message)."""
-    worst = ("", "")
-    for dependency in job.spec.dependencies:
-        verdict = _one_dependency(dependency, lookup(dependency.job_id))
-        if verdict[0] == "never":
-            return verdict
-        if verdict[0]:
-            worst = worst if worst[0] else verdict
-    return worst
+def _each(row: Job, dependencies: Dependencies, room: Room, now: float | None) -> Iterator[tuple[Job, Verdict, int]]:
+    """A job, or the tasks of a row to look at, with whether their dependencies are met and how many come behind.
 
-
-def _one_dependency(dependency: Dependency, others: list[Job]) -> tuple[str, str]:
-    if not others:
-        return "never", f"{dependency.kind}:{dependency.job_id}: there is no such job"
-    waiting = [job for job in others if not _met(dependency.kind, job)]
-    for job in waiting:
-        if job.state in ENDED:
-            return "never", f"{dependency.kind}:{dependency.job_id}: job {job.id} ended {job.state}"
-    if waiting:
-        more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-        return "waiting", f"{dependency.kind}: waits for job {waiting[0].id} ({waiting[0].state}){more}"
-    return "", ""
-
-
-def _met(kind: DependencyKind, job: Job) -> bool:
-    if kind is DependencyKind.AFTER:
-        return job.start_time is not None or job.state is JobState.CANCELLED
-    if job.state not in ENDED:
-        return False
-    if kind is DependencyKind.AFTERANY:
-        return True
-    return (job.state is JobState.COMPLETED) == (kind is DependencyKind.AFTEROK)
+    ``now``: of a decision; None: of a forecast.
+    """
+    if not row.tasks:
+        yield row, dependencies.of(row), 0
+        return
+    by_task = any(d.kind in BY_TASK for d in row.spec.dependencies)
+    if now is None and not by_task:
+        ((_, verdict),) = dependencies.of_tasks(row, 1)
+        yield from ((task_of(row, index), verdict, behind) for index, behind in room.ahead(row))
+        return
+    found = dependencies.of_tasks(row, None if now is None else room.for_tasks(row, now))
+    for index, verdict in found:
+        last = index == found[-1][0] and not verdict[0] and not by_task
+        yield task_of(row, index), verdict, row.count - len(found) if last else 0
 
 
 def _pending_view(
     job: Job,
-    lookup: Callable[[str], list[Job]],
-    running_tasks: Mapping[str, int],
-    array_limits: Mapping[str, int],
+    verdict: Verdict,
+    behind: int,
+    room: Room,
     inventory: Inventory,
-    estimate_s: float | None,
+    estimates: Mapping[str, float],
     told: tuple[JobProgress, ...],
 ) -> PendingView:
-    kind, message = _dependency(job, lookup)
-    limit = array_limits.get(job.array_id) if job.array_id else None
+    kind, message = verdict
     return PendingView(
         id=job.id,
         user=job.user,
@@ -369,8 +358,9 @@ def _pending_view(
         dependency=kind,
         dependency_message=message,
         array_id=job.array_id,
-        array_room=None if limit is None else max(0, limit - running_tasks.get(job.array_id or "", 0)),
-        estimate_s=estimate_s,
+        array_room=room.of_array(job),
+        behind=behind,
+        estimate_s=estimates.get(job.id, estimates.get(job.array_id or "")),
         preemptions=job.preemptions,
         resizes=job.resizes,
         resume_at=job.resizes.resume_at if job.resizes is not None else None,

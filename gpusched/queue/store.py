@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 import msgspec
 
 from gpusched.errors import GpuschedError
 from gpusched.model import ids
+from gpusched.model.arrays import tasks_of, wanted
 from gpusched.model.events import Event
+from gpusched.model.indices import Spans, both, parse
 from gpusched.model.jobs import ACTIVE, ENDED, Job, JobState
 from gpusched.model.readings import NodeReading, NodeState, Wiring
 from gpusched.model.resources import Node
@@ -241,14 +245,6 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         rows = self._db.execute("SELECT key, value FROM meta WHERE key >= ? AND key < ?", (prefix, prefix + "~"))
         return {key.removeprefix(prefix): int(value) for key, value in rows}
 
-    def job(self, job_id: str) -> Job | None:
-        """The job with exactly this id."""
-        return next(iter(self._jobs_of("WHERE id = ?", (job_id,))), None)
-
-    def jobs_of_array(self, array_id: str) -> list[Job]:
-        """All tasks of an array, by index."""
-        return sorted(self._jobs_of("WHERE array_id = ?", (array_id,)), key=lambda job: job.array_index or 0)
-
     def slurm_trouble(self) -> Trouble | None:
         """Why Slurm cannot be read, where it is the engine; None: it can."""
         noted = self.meta(TROUBLE)
@@ -256,11 +252,13 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
 
     def matching(self, prefix: str, limit: int = 20) -> list[str]:
         """Ids (arrays as one id) that begin with ``prefix``, oldest first, at most ``limit``."""
-        rows = self._db.execute(
-            "SELECT DISTINCT coalesce(array_id, id) FROM jobs WHERE id >= ? AND id < ? ORDER BY 1 LIMIT ?",
-            (prefix, prefix + "~", limit),
-        )
-        return [r[0] for r in rows]
+        query = "SELECT id, array_id FROM jobs WHERE id >= ? AND id < ? ORDER BY id LIMIT 1"
+        found: list[str] = []
+        begin = prefix
+        while len(found) < limit and (row := self._db.execute(query, (begin, prefix + "~")).fetchone()):
+            found.append(row[1] or row[0])
+            begin = f"{row[1]}_~" if row[1] else f"{row[0]}\0"  # past all tasks of an array
+        return sorted(dict.fromkeys(found))
 
     def jobs(
         self,
@@ -275,6 +273,24 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
 
         With ``limit``, the newest ones.
         """
+        rows = self.rows(states=states, user=user, partition=partition, since=since, limit=limit)
+        if limit is None:
+            return list(tasks_of(rows))
+        found: list[Job] = []
+        for row in reversed(rows):
+            found = [*islice(tasks_of([row]), limit - len(found)), *found]
+        return found
+
+    def rows(
+        self,
+        *,
+        states: Iterable[JobState] | None = None,
+        user: str | None = None,
+        partition: str | None = None,
+        since: float | None = None,
+        limit: int | None = None,
+    ) -> list[Job]:
+        """As `jobs`, but waiting tasks of an array that differ in nothing are one (`Job.tasks`)."""
         where, values = ["1"], list[object]()
         if states is not None:
             chosen = [str(s) for s in states]
@@ -291,6 +307,10 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
 
     def recently_ended(self, limit: int) -> list[Job]:
         """The jobs that ended last, the latest one last."""
+        return list(islice(tasks_of(self.rows_recently_ended(limit)[::-1]), limit))[::-1]
+
+    def rows_recently_ended(self, limit: int) -> list[Job]:
+        """As `recently_ended`, but tasks of an array that were cancelled together are one (`Job.tasks`)."""
         return self._jobs_of("WHERE end_time IS NOT NULL ORDER BY end_time DESC LIMIT ?", (limit,))[::-1]
 
     def has_unended(self, job_id: str) -> bool:
@@ -298,11 +318,18 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         ended = ",".join("?" * len(ENDED))
         query = f"SELECT 1 FROM jobs WHERE {{}} = ? AND state NOT IN ({ended}) LIMIT 1"
         columns = ("id", "array_id")
-        return any(self._db.execute(query.format(c), (job_id, *ENDED)).fetchone() for c in columns)
+        if any(self._db.execute(query.format(c), (job_id, *ENDED)).fetchone() for c in columns):
+            return True
+        one = self.job(job_id) if "_" in job_id else None
+        return one is not None and one.state not in ENDED
 
     def counts(self) -> dict[str, int]:
         """Number of jobs by state."""
-        return dict(self._db.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall())
+        found = Counter(dict(self._db.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall()))
+        if self._tasks_column() != "1":  # both by an index alone: there may be many jobs
+            shared = "SELECT state, sum(tasks - 1) FROM jobs INDEXED BY jobs_shared WHERE tasks > 1 GROUP BY state"
+            found.update(dict(self._db.execute(shared).fetchall()))
+        return dict(found)
 
     def waiting_again(self) -> int:
         """Number of waiting jobs that a policy stopped for others."""
@@ -317,10 +344,20 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         """Jobs in the queue."""
         return self.jobs(states=[JobState.PENDING])
 
+    def pending_rows(self) -> list[Job]:
+        """The queue with tasks of an array that differ in nothing as one (`Job.tasks`)."""
+        return self.rows(states=[JobState.PENDING])
+
     def events(self, *, job_id: str | None = None, node: str | None = None, limit: int = 1000) -> list[Event]:
-        """The latest events of a job, a node or all, oldest first."""
+        """The latest events of a job, a node or all, oldest first.
+
+        Of a task of an array also those that it shares with others, which are told of the array.
+        """
         where, values = "1", list[object]()
-        if job_id is not None:
+        array_id, spans = ("", ()) if job_id is None else wanted(job_id)
+        if spans:
+            where, values = "job_id IN (?, ?)", [job_id, array_id]
+        elif job_id is not None:
             where, values = "job_id = ?", [job_id]
         elif node is not None:
             where, values = "node = ?", [node]
@@ -328,10 +365,11 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
             f"SELECT time, kind, job_id, node, user, data FROM events WHERE {where} ORDER BY seq DESC LIMIT ?",
             (*values, limit),
         ).fetchall()
-        return [
+        found = [
             Event(time=t, kind=k, job_id=j, node=n, user=u, data=msgspec.json.decode(d))
             for t, k, j, n, u, d in reversed(rows)
         ]
+        return [event for event in found if _is_of(event, array_id, spans)] if spans else found
 
     def ends(self, since: int) -> tuple[int, list[str]]:
         """The latest event's number, and which jobs ended, or submissions were refused, after the one of ``since``."""
@@ -615,6 +653,12 @@ class Store(Reader, BeliefWrites, JobWrites, NoticeWrites, PolicyWrites, Predict
             "SELECT sum(energy_j), sum(gpu_s - energy_unknown_s) FROM usage WHERE job_id = ?", (job_id,)
         ).fetchone()
         return row[0] if row[1] else None
+
+
+def _is_of(event: Event, array_id: str, spans: Spans) -> bool:
+    """Whether an event of an array or of one of its tasks is about these tasks."""
+    tasks = event.data.get("tasks") if event.job_id == array_id else None
+    return tasks is None or bool(both(parse(str(tasks)), spans))
 
 
 def _allocation(data: bytes) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:

@@ -91,7 +91,8 @@ def explain(snapshot: Snapshot, job_id: str) -> Explanation:
     counts = counts_of(snapshot)
     own = [c for c in counts.values() if c.node.partition == job.spec.partition]
     queue = queue_of(snapshot, job.spec.partition, own)
-    place = next((i for i, j in enumerate(queue) if j.id == job_id), None)
+    at = next((i for i, j in enumerate(queue) if j.id == job_id), None)
+    place = None if at is None else sum(1 + j.behind for j in queue[:at])
     reason = _reason(snapshot, job, counts, queue, place)
     better = reason.code is ReasonCode.POLICY and waits_for_better(snapshot, job) is not None
     waits = better or _waits_for_rack(snapshot, job, own) is not None
@@ -101,7 +102,7 @@ def explain(snapshot: Snapshot, job_id: str) -> Explanation:
         reason=reason,
         nodes=tuple(_verdict(job, count) for count in own),
         position=None if place is None else place + 1,
-        queue_length=len(queue),
+        queue_length=sum(1 + j.behind for j in queue),
         next_steps=(*steps, *next_steps(snapshot, job, reason.code, counts, queue)),
         racks=_racks_now(job, own) if waits else None,
     )

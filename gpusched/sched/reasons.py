@@ -82,7 +82,7 @@ class Verdicts:
                 reason = same_for_all[code]
             else:
                 reason = self._by_shape.get((code, shapes[job])) or self._short(code, shapes[job], job, block)
-            ahead += code >= RESOURCES
+            ahead += 1 + views[job].behind if code >= RESOURCES else 0
             reasons[views[job].id] = reason
 
     def _delayed(self, block: Block) -> Reason:

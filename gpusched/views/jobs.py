@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from gpusched.model.arrays import indices_of
+from gpusched.model.indices import text_of
 from gpusched.model.jobs import ACTIVE, Job, JobState, Resizes
 from gpusched.model.plan import ReasonCode
 from gpusched.model.progress import JobProgress
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 NAME_WIDTH = 24
 REASON_WIDTH = 60
+TASKS_WIDTH = 24
 COLUMNS = (
     "ID",
     "NAME",
@@ -120,6 +123,8 @@ def job_dict(
         "energy_j": job.energy_j if energy_j is None else energy_j,
         "array_id": job.array_id,
         "array_index": job.array_index,
+        "array_tasks": text_of(job.tasks) or None,
+        "array_count": job.count if job.tasks else None,
         "attempt": job.attempt,
         "retries": job.retries,
         "preemptions": job.preemptions.count if job.preemptions else 0,
@@ -275,7 +280,7 @@ def status_screen(listing: Listing, width: int) -> Group:
 
 
 def status_table(listing: Listing, width: int) -> Table:
-    """One row per job; waiting tasks of an array that wait for the same reason share one."""
+    """One row per job; waiting tasks of an array that wait for the same reason share one, and cancelled ones."""
     hidden = LESS_NEEDED if width < FULL_WIDTH else ()
     if not any(job.id in listing.progress for job in listing.jobs):
         hidden = (*hidden, "PROGRESS")
@@ -324,7 +329,7 @@ def _beside(job: Job, listing: Listing) -> str:
 def _row_key(job: Job) -> tuple[object, ...]:
     """The same for jobs that share a row: pending tasks of one array with one reason, next to each other."""
     together = job.state is JobState.PENDING and job.array_id is not None
-    return (job.array_id, job.reason, job.held_by) if together else (job.id,)
+    return (job.array_id, job.reason, job.held_by, job.priority) if together else (job.id,)
 
 
 def _id_text(jobs: list[Job], prefixes: Mapping[str, int]) -> Text:
@@ -335,8 +340,9 @@ def _id_text(jobs: list[Job], prefixes: Mapping[str, int]) -> Text:
     text = Text(base[:unique], style="bold cyan")
     text.append(base[unique:], style="dim")
     if jobs[0].array_id is not None:
-        indices = common.ranges(j.array_index for j in jobs if j.array_index is not None)
-        text.append(f"_{indices}" if len(jobs) == 1 else f"_[{indices}]", style="bold cyan")
+        indices = text_of(tuple(sorted(span for job in jobs for span in indices_of(job))))
+        plain = len(jobs) == 1 and not jobs[0].tasks
+        text.append(f"_{indices}" if plain else f"_[{common.shorten(indices, TASKS_WIDTH)}]", style="bold cyan")
     return text
 
 

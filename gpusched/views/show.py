@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from gpusched.model.arrays import indices_of
 from gpusched.model.events import Event
 from gpusched.model.forecast import SpreadStart
+from gpusched.model.indices import each
 from gpusched.model.interference import PlaceCost
-from gpusched.model.jobs import Job, JobSpec
+from gpusched.model.jobs import DependencyKind, Job, JobSpec
 from gpusched.model.progress import JobProgress
 from gpusched.model.slurm import SlurmFacts
 from gpusched.model.units import format_duration, format_memory, iso_utc, local_time
@@ -29,6 +31,9 @@ from gpusched.views.why import sizes_dict, spread_dict, spread_lines
 
 if TYPE_CHECKING:
     from gpusched.sched.sizing.explain import SizesNow
+
+
+_TASKS_WIDTH = 100
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,10 +113,14 @@ def page_lines(page: Page) -> Iterator[str]:
     for label, value in _fields(page):
         yield f"{label + ':':<{width}} {common.clean(value)}"
     if page.tasks:
-        counts: dict[str, list[int]] = {}
+        states: dict[str, list[int]] = {}
         for task in page.tasks:
-            counts.setdefault(task.state, []).append(task.array_index or 0)
-        yield f"{'tasks:':<{width}} " + ", ".join(f"{s} [{common.ranges(i)}]" for s, i in counts.items())
+            states.setdefault(task.state, []).extend(each(indices_of(task)))
+        counts = ((state, len(indices), common.ranges(indices)) for state, indices in states.items())
+        yield f"{'tasks:':<{width}} " + ", ".join(
+            f"{state} [{common.shorten(text, _TASKS_WIDTH)}] ({many})" if many > 1 else f"{state} [{text}]"
+            for state, many, text in counts
+        )
     if page.events:
         yield "events:"
         for event in page.events:
@@ -206,7 +215,8 @@ def _optional(job: Job) -> Iterator[tuple[str, str]]:
             ("env", " ".join(spec.env)),
             ("secrets", " ".join(spec.secret_names)),
             ("mounts", " ".join(f"{m.source}:{m.target}{':ro' if m.read_only else ''}" for m in spec.mounts)),
-            ("depends on", ", ".join(f"{d.kind}:{d.job_id}" for d in spec.dependencies)),
+            ("depends on", ", ".join(d.text for d in spec.dependencies if d.kind is not DependencyKind.CHAIN)),
+            ("chain", _link(job)),
             ("only on", ", ".join(spec.nodelist)),
             ("GPU types", ", ".join(spec.gpu_types)),
             ("not on", ", ".join(dict.fromkeys((*spec.exclude, *job.excluded_nodes)))),
@@ -222,6 +232,12 @@ def _optional(job: Job) -> Iterator[tuple[str, str]]:
         )
         if value
     )
+
+
+def _link(job: Job) -> str:
+    if not any(d.kind is DependencyKind.CHAIN for d in job.spec.dependencies):
+        return ""
+    return f"link {job.array_index}; the next one begins when it ends, at its limit too, unless it fails"
 
 
 def _is_delayed(job: Job) -> bool:

@@ -63,7 +63,7 @@ def test_the_controller_understands_them(site: Site) -> None:
     site.fold()
     states = {j["id"]: (j["state"], j["held_by"]) for j in site.call("status", "--json").json}
     assert states[single] == ("PENDING", "user")
-    assert {states[f"{array}_{i}"][0] for i in range(3)} == {"CANCELLED"}
+    assert states[f"{array}_[0-2]"][0] == "CANCELLED"
 
 
 def test_hold_release_requeue_priority(site: Site) -> None:

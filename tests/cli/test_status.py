@@ -142,8 +142,11 @@ def test_filters(site: Site) -> None:
 
 def test_big_arrays_share_a_row(site: Site) -> None:
     job_id = site.submit("-F", "one", "--array", "0-99", "--", "x")
-    assert len(site.call("status", "--json").json) == 100
     for _ in range(2):  # in the inbox, then in the store
+        (row,) = site.call("status", "--json").json
+        told = (row["id"], row["array_id"], row["array_index"], row["array_tasks"], row["array_count"])
+        assert told == (f"{job_id}_[0-99]", job_id, None, "0-99", 100)
+        assert site.call("status").out.startswith("100 PENDING\n")
         lines = [line for line in site.call("status").out.splitlines() if line.startswith(job_id)]
         assert len(lines) == 1
         assert f"{job_id}_[0-99]" in lines[0]
@@ -332,8 +335,12 @@ def test_a_nodes_name_stands_once_before_its_trouble() -> None:
 def test_show_an_array_and_one_task(site: Site) -> None:
     job_id = site.submit("-F", "one", "--array", "0-3", "--", "x")
     for _ in range(2):
-        assert len(site.call("show", "--json", job_id).ok().json["tasks"]) == 4
+        (row,) = site.call("show", "--json", job_id).ok().json["tasks"]
+        assert row["array_tasks"] == "0-3"
+        assert "PENDING [0-3] (4)" in site.call("show", job_id).ok().out
         assert site.call("show", "--json", f"{job_id}_2").ok().json["array_index"] == 2
+        (some,) = site.call("show", "--json", f"{job_id}_[1-2,9]").ok().json["tasks"]
+        assert some["array_tasks"] == "1-2"
         site.fold()
 
 
@@ -407,7 +414,7 @@ def test_why_it_ended(site: Site, state: JobState, code: int | None, step: str) 
 
 
 def test_a_reader_that_goes_away_is_no_error(site: Site) -> None:
-    site.submit("-F", "one", "--array", "0-5000", "--", "x")
+    site.submit("-F", "one", "--array", "0-99999:2", "--", "x")
     command = f"{GPUSCHED} status --json | head -c 10 >/dev/null; echo ${{PIPESTATUS[0]}}"
     env = site.env
     env.pop("PYTHONUNBUFFERED", None)  # with it, Python itself forgets to look whether a write was whole

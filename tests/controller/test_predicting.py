@@ -118,9 +118,9 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When a batch was begun."""
     begun: list[float] = []
 
-    def seen(store: Any, declared: Any, policies: Any, now: float) -> Any:
+    def seen(store: Any, declared: Any, policies: Any, now: float, **more: Any) -> Any:
         begun.append(now)
-        return snapshot_of_store(store, declared, policies, now)
+        return snapshot_of_store(store, declared, policies, now, **more)
 
     monkeypatch.setattr(predicting, "snapshot_of_store", seen)
     return begun

@@ -280,7 +280,7 @@ REASONS = {
 }
 
 _JOB = {
-    "id": "Job id; `ID_INDEX` for a task of an array.",
+    "id": "Job id; `ID_INDEX` for a task of an array, `ID_[3-9]` for several in one entry.",
     "name": "Its name.",
     "user": "Who submitted it.",
     "partition": "Its partition.",
@@ -300,6 +300,8 @@ _JOB = {
     "energy_j": "Joules its GPUs drew while it held them; null where nothing was measured.",
     "array_id": "The array's id, or null.",
     "array_index": "The task's index, or null.",
+    "array_tasks": "Of an entry for several tasks of an array, their indices: `3-9,12`; else null.",
+    "array_count": "How many tasks these are, or null.",
     "attempt": "0 before the first start; each start counts one up.",
     "retries": "How often it was started again after NODE_FAIL.",
     "preemptions": "How often a policy stopped it for other jobs.",
@@ -362,7 +364,7 @@ JSON: dict[str, dict[str, str]] = {
         "excluded_nodes": "Nodes on which earlier attempts failed through the node's fault.",
         "attempts": "One object per start; see below.",
         "events": "Its events, oldest first; see below.",
-        "tasks": "Where an array was asked for: all its tasks, with the keys of `status`.",
+        "tasks": "Where an array, or several of its tasks, was asked for: these, with the keys of `status`.",
     },
     "attempt": {
         "attempt": "Its number.",
@@ -418,6 +420,7 @@ JSON: dict[str, dict[str, str]] = {
         "share": "`pairs`: its GPUs may be one other job's, too; empty: not.",
         "gpu_memory_mib": "Of a job that may share: MiB that it takes of each GPU at the most; else null.",
         "script": "Text of its job script; null: none.",
+        "gpus_per_task": "Of these each task of `srun` has so many where it does not say; 0: all of its node.",
         "function": "Name of the Python function that it runs; empty: it runs `command`.",
         "signal_batch": "The signal before the limit goes to the script alone, not to what `srun` started.",
         "submit_dir": "Folder of the login node that the script was submitted from.",

@@ -37,8 +37,10 @@ def test_an_array_runs_each_index_once_and_no_more_at_once_than_asked(house: Clu
 
     wait_until(lambda: begun() == {"1", "3"}, 20, "two tasks")
     wait_until(lambda: reason(house, f"{array}_5") == "JobArrayTaskLimit", what="a reason")
-    states = ["RUNNING", "RUNNING", "PENDING", "PENDING"]
-    wait_until(lambda: [j["state"] for j in house.json("status", array)] == states, what="two to be seen to run")
+    states = [("RUNNING", None), ("RUNNING", None), ("PENDING", "5,7")]
+    wait_until(
+        lambda: [(j["state"], j["array_tasks"]) for j in house.json("status", array)] == states, what="two to run"
+    )
     (share / "go1").touch()
     wait_until(lambda: begun() == {"1", "3", "5"}, 20, "the third task")
     assert house.state_of(f"{array}_7") == "PENDING"
@@ -49,6 +51,30 @@ def test_an_array_runs_each_index_once_and_no_more_at_once_than_asked(house: Clu
     states = {j["array_index"]: j["state"] for j in house.json("status", array)}
     assert states == {1: "COMPLETED", 3: "COMPLETED", 5: "COMPLETED", 7: "FAILED"}
     assert sorted((share / "ran").read_text().split("\n")[:-1]) == [f"{i} {array} {array}" for i in indices]
+    house.wait_clean()
+
+
+def test_a_chain_goes_on_at_its_limit_and_tasks_follow_their_partners(house: Cluster, share: Path) -> None:
+    script = 'echo "$GPUSCHED_ARRAY_INDEX" >>/share/links; [ "$GPUSCHED_ARRAY_INDEX" != 1 ] || sleep 60'
+    chain = house.shared(script, share, "--gpus", "1", "--chain", "3", "-t", "0:00:03")
+    failing = 'echo "a$GPUSCHED_ARRAY_INDEX" >>/share/order; [ "$GPUSCHED_ARRAY_INDEX" != 1 ]'
+    first = house.shared(failing, share, "--gpus", "1", "--array", "0-2")
+    after = house.shared(
+        'echo "b$GPUSCHED_ARRAY_INDEX" >>/share/order', share, "--gpus", "1", "--array", "0-2", "--dependency",
+        f"aftercorr:{first}",
+    )  # fmt: skip
+    house.wait_state(f"{after}_0", "COMPLETED")
+    house.wait_state(f"{after}_2", "COMPLETED")
+    wait_until(
+        lambda: reason(house, f"{after}_1") == "DependencyNeverSatisfied", what="the partner's failure to be told"
+    )
+    order = (share / "order").read_text().split()
+    assert sorted(order) == ["a0", "a1", "a2", "b0", "b2"]
+    assert all(order.index(f"a{i}") < order.index(f"b{i}") for i in (0, 2))
+    house.wait_state(f"{chain}_3", "COMPLETED")
+    assert house.state_of(f"{chain}_1") == "TIMEOUT"
+    assert (share / "links").read_text().split() == ["1", "2", "3"]
+    house.cli("cancel", after)
     house.wait_clean()
 
 

@@ -320,13 +320,21 @@ def test_small_tasks_are_small(store: Store, tmp_path: Path) -> None:
     assert (tmp_path / DATABASE).stat().st_size < 2000 * 550
 
 
+_OF_OLD_JOBS = ("id", "array_id", "state", "user", "partition", "submit_time", "end_time", "data", "spec")
+
+
 def as_version(state: Path, jobs: list[Job], version: int) -> None:
     """A store as an earlier version wrote it; before version 5 each job's data holds its spec."""
     db = sqlite3.connect(state / DATABASE)
     for step in (SCHEMA, *MIGRATIONS[: version - 1]):
         db.executescript(step)
     if version >= SINCE_VERSION:
-        Store(db).put_jobs(jobs)
+        new = Store.create_or_open(state / "new")
+        new.put_jobs(jobs)
+        for table, columns in (("specs", "digest, data"), ("jobs", ", ".join(_OF_OLD_JOBS))):
+            rows = new._db.execute(f"SELECT {columns} FROM {table}").fetchall()
+            db.executemany(f"INSERT INTO {table} ({columns}) VALUES ({', '.join('?' * len(rows[0]))})", rows)
+        new.close()
     else:
         db.executemany(
             "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",

@@ -10,6 +10,7 @@ import msgspec
 
 from gpusched.accounting.held_idle import held_idle
 from gpusched.accounting.usage import BUCKET_S
+from gpusched.model.arrays import first_of
 from gpusched.model.events import Event
 from gpusched.model.jobs import Job, JobState
 from gpusched.model.notices import BY_DEFAULT, NEAR_LIMIT, Notice, NoticeKind, Notices, Receiver
@@ -45,7 +46,7 @@ class Maker:
         if event.node is not None and event.job_id is None:
             yield from self._of_node(event, event.node)
             return
-        job = self._reader.job(event.job_id) if event.job_id is not None else None
+        job = self._of(event)
         if job is None or not any(self._receivers(job)):
             return
         attempt = int(event.data.get("attempt", job.attempt))
@@ -66,6 +67,14 @@ class Maker:
         if self._is_over(job.array_id):
             yield from self._of_job(job, NoticeKind.END, event, attempt, self._array_text(job))
 
+    def _of(self, event: Event) -> Job | None:
+        """The job; of several tasks of an array, which are told of at once, the first."""
+        if event.job_id is None:
+            return None
+        tasks = event.data.get("tasks")
+        rows = self._reader.rows_of(event.job_id if tasks is None else f"{event.job_id}_[{tasks}]")
+        return first_of(rows[0]) if rows else None
+
     def _is_over(self, array: str) -> bool:
         if array not in self._ended:
             self._ended[array] = not self._reader.has_unended(array)
@@ -74,8 +83,8 @@ class Maker:
     def _array_text(self, job: Job) -> str:
         assert job.array_id is not None
         counts: dict[str, int] = {}
-        for task in self._reader.jobs_of_array(job.array_id):
-            counts[task.state] = counts.get(task.state, 0) + 1
+        for row in self._reader.rows_of(job.array_id):
+            counts[row.state] = counts.get(row.state, 0) + row.count
         told = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
         return f"array {job.array_id} ({job.spec.name}) of {job.user} has ended: {told}"
 

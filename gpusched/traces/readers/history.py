@@ -46,7 +46,7 @@ def trace_of(reader: Reader, *, name: str, since: float | None = None, until: fl
         NoHistory: No such job.
     """
     past = _Past.of(reader)
-    jobs = [j for j in reader.jobs(states=ENDED) if (since is None or _submit(j) >= since)
+    jobs = [j for j in reader.rows(states=ENDED) if (since is None or _submit(j) >= since)
             and (until is None or _submit(j) < until)]  # fmt: skip
     ran = {job.id: past.work_s(job) for job in jobs}
     kept = [j for j in jobs if ran[j.id] > 0]
@@ -54,7 +54,7 @@ def trace_of(reader: Reader, *, name: str, since: float | None = None, until: fl
         raise NoHistory(f"{name}: no job in it has run and ended")
     kept.sort(key=lambda job: (_submit(job), job.id))
     notes = []
-    if left_out := len(jobs) - len(kept):
+    if left_out := sum(job.count for job in jobs) - len(kept):
         notes.append(f"{left_out} {LEFT_OUT}")
     trace = _assembled(
         name, kept, [_submit(job) for job in kept], [ran[job.id] for job in kept], past.first_start, notes
@@ -74,12 +74,12 @@ def window_of(reader: Reader, *, name: str, since: float, until: float) -> tuple
     """
     new = trace_of(reader, name=name, since=since, until=until)
     past = _Past.of(reader, until)
-    before = [job for job in reader.jobs(since=since) if _submit(job) < since and job.id in past.runs]
+    before = [job for job in reader.rows(since=since) if _submit(job) < since and job.id in past.runs]
     left = {job.id: past.work_s(job, since) for job in before}
     before = [job for job in before if left[job.id] > 0]
     before.sort(key=lambda job: (past.first_start[job.id], job.id))
     known = set(new.ids)
-    after = {job.id: job for job in reader.jobs(states=ENDED) if job.id in known}
+    after = {job.id: job for job in reader.rows(states=ENDED) if job.id in known}
     jobs = [*before, *(after[job_id] for job_id in new.ids)]
     submits = [since] * len(before) + [_submit(after[job_id]) for job_id in new.ids]
     durations = [left[job.id] for job in before] + new.duration.tolist()

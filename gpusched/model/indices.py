@@ -1,0 +1,94 @@
+"""Array indices as spans: ascending, apart from each other, both ends included: ``((0, 4), (7, 7))`` is 0-4,7."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+Spans = tuple[tuple[int, int], ...]
+
+_SPAN = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7}))?")
+
+
+def spans_of(indices: Iterable[int]) -> Spans:
+    """The spans of these indices, in any order."""
+    found: list[tuple[int, int]] = []
+    for index in sorted(set(indices)):
+        if found and index == found[-1][1] + 1:
+            found[-1] = found[-1][0], index
+        else:
+            found.append((index, index))
+    return tuple(found)
+
+
+def parse(text: str) -> Spans:
+    """The inverse of `text_of`, in any order.
+
+    Raises:
+        ValueError: It names no indices.
+    """
+    found: list[tuple[int, int]] = []
+    for part in text.split(","):
+        match = _SPAN.fullmatch(part.strip())
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise ValueError(text)
+        found.append((int(match[1]), int(match[2] or match[1])))
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(found):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = merged[-1][0], max(last, merged[-1][1])
+        else:
+            merged.append((first, last))
+    return tuple(merged)
+
+
+def text_of(spans: Spans) -> str:
+    """``0-4,7``."""
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def count(spans: Spans) -> int:
+    """How many indices these are."""
+    return sum(last - first + 1 for first, last in spans)
+
+
+def each(spans: Spans) -> Iterator[int]:
+    """One after the other, ascending."""
+    return (index for first, last in spans for index in range(first, last + 1))
+
+
+def lowest(spans: Spans, most: int) -> list[int]:
+    """The first ones, at most ``most``."""
+    return list(islice(each(spans), most))
+
+
+def both(one: Spans, other: Spans) -> Spans:
+    """What is in both."""
+    found, i, j = [], 0, 0
+    while i < len(one) and j < len(other):
+        first, last = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+        if first <= last:
+            found.append((first, last))
+        if one[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1
+    return tuple(found)
+
+
+def without(spans: Spans, gone: Spans) -> Spans:
+    """What is in ``spans`` only."""
+    found, j = [], 0
+    for first, last in spans:
+        while j < len(gone) and gone[j][1] < first:
+            j += 1
+        k = j
+        while k < len(gone) and gone[k][0] <= last:
+            if gone[k][0] > first:
+                found.append((first, gone[k][0] - 1))
+            first = gone[k][1] + 1
+            k += 1
+        if first <= last:
+            found.append((first, last))
+    return tuple(found)
