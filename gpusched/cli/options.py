@@ -171,7 +171,7 @@ def asked(
         bool | None,
         typer.Option(
             "--slurm-env/--no-slurm-env",
-            help="All of Slurm's variables besides ours. Default: with #SBATCH lines, else the partition's.",
+            help="All of Slurm's variables besides ours, as jobs with a script have. Default: the partition's.",
         ),
     ] = None,
 ) -> Request:

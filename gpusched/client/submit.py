@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -159,6 +160,7 @@ def prepare(
         notify=options.notify(request.notify),
         script=request.script,
         signal_batch=signal_batch,
+        array_shape=_array_shape(array),
         submit_dir=cwd if request.script is not None else "",
         tasks_per_node=tasks_per_node,
         gpus_per_task=request.gpus_per_task or 0,
@@ -312,6 +314,13 @@ def _workdir(request: Request, mounts: tuple[Mount, ...], cwd: str, partition: P
     )
     mounted = any(cwd == m.target or cwd.startswith(m.target.rstrip("/") + "/") for m in mounts)
     return cwd if mounted or {node.runtime for node in nodes} == {RuntimeName.PROCESS} else None
+
+
+def _array_shape(indices: tuple[int, ...] | None) -> tuple[int, ...]:
+    if not indices:
+        return ()
+    steps = {later - index for index, later in pairwise(indices)}
+    return len(indices), indices[0], indices[-1], steps.pop() if len(steps) == 1 else 1
 
 
 def _default_name(request: Request) -> str:

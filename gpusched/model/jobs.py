@@ -114,6 +114,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         share: ``pairs``: its GPUs may be one other job's, too, where the node's are shared; "": they are its own.
         gpu_memory_mib: Of each GPU, what a job that may share takes at the most; None: nothing was said.
         script: Text of its job script, which is run with ``command`` as its arguments; None: ``command`` is run.
+        array_shape: Of an array's tasks: how many there are, the first index, the last, the step between them.
         signal_batch: Of a job with a script, the signal before the limit goes to the script's own process alone; else
             to what ``srun`` started, and not to the script.
         submit_dir: Folder of the login node that the script was submitted from; "": there is no script.
@@ -167,6 +168,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_mib: int | None = None
     script: str | None = None
     submit_dir: str = ""
+    array_shape: tuple[int, ...] = ()
     signal_batch: bool = False
     tasks_per_node: int = 1
     gpus_per_task: int = 0

@@ -421,7 +421,8 @@ def sample_job() -> Job:
     parts = tuple(NodeAllocation(rank=r, node=f"dgx{r + 1}", gpus=(0, 1), cores=64, memory_mib=262144) for r in (0, 1))
     spec = JobSpec(
         name="train", partition="A100", nodes=2, gpus_per_node=2, cores_per_node=64, memory_mib_per_node=262144,
-        time_limit_s=3600,
+        time_limit_s=3600, slurm_env=True, tasks_per_node=2, gpus_per_task=1, submit_dir="/home/alice/run",
+        group="vision", qos="normal", reservation="class", array_shape=(10, 0, 9, 1),
         elastic=Elastic(sizes=(1, 2, 4, 8), base_gpus=4, base_cores=128, base_memory_mib=524288),
     )  # fmt: skip
     return Job(
@@ -445,6 +446,8 @@ def job_variables() -> dict[str, str]:
         "GPUSCHED_CONTAINER": "gpusched-1qdvhwy21kc_3-1-1",
         "GPUSCHED_HOSTFILE": "/etc/gpusched-hostfile",
         "GPUSCHED_JOB_DIR": "/gpusched",
+        "GPUSCHED_SPOOL": "/var/spool/gpusched",
+        "GPUSCHED_RUN_PID": "7",
         "CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps",
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=20480M",
     }

@@ -29,7 +29,7 @@ class Nodes:
 
     def __init__(self, folder: Path, count: int) -> None:
         self.folder, self.count = folder, count
-        self.settings: dict[str, Any] = {"ports": tuple(_free_ports(3))}
+        self.settings: dict[str, Any] = {"ports": tuple(_free_ports(3)), "connect_s": 20.0}
         self.env: dict[int, dict[str, str]] = {}
         self.servers: list[subprocess.Popen[str]] = []
 
@@ -52,7 +52,7 @@ class Nodes:
         env = {
             "PATH": os.environ["PATH"], "SLURMD_NODENAME": f"n{rank}", "CUDA_VISIBLE_DEVICES": f"{rank}0,{rank}1",
             "GPUSCHED_CONTAINER": f"gpusched-job-1-{rank}", "GPUSCHED_JOB_DIR": str(job_dir), "GPUSCHED_ATTEMPT": "1",
-            "GPUSCHED_STEP_CONNECT_S": "1", "OWN": f"own-{rank}", **self.env.get(rank, {}),
+            "OWN": f"own-{rank}", **self.env.get(rank, {}),
         }  # fmt: skip
         process = subprocess.Popen(
             [program], env=env, cwd=self.folder, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -239,6 +239,7 @@ def test_a_lost_node_fails_its_tasks(nodes: Nodes) -> None:
 
 @pytest.mark.parametrize("spool", [{"key": new_key().decode()}, {"attempt": "job-2"}])
 def test_nobody_else_may_start_anything(nodes: Nodes, spool: dict[str, str]) -> None:
+    nodes.settings["connect_s"] = 1.0
     nodes.serve(**spool)
     lines = nodes.run("srun touch started; echo $?")
     assert lines[-1] == "1"

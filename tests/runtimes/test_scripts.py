@@ -73,13 +73,14 @@ def test_a_kill_leaves_nothing(process: World) -> None:
 
 
 def test_exit_codes_of_tasks(world: World) -> None:
-    script = "srun -n 3 sh -c 'exit $SLURM_PROCID'; echo $?; srun false; echo $?; srun -n0 true; echo $?; srun --bcast=/x true; echo $?"
+    steps = ("srun -n 3 sh -c 'exit $SLURM_PROCID'", "srun false", "srun -n0 true", "srun --bcast=/x true")
+    script = "".join(f"{step}; echo $?\n" for step in steps)
     attempt, output = world.finish(spool=spool("#!/bin/sh\n" + script))
     lines = output.splitlines()
     assert attempt["exit_code"] == 0
     assert [line for line in lines if line.isdigit()] == ["2", "1", "2", "2"]
     assert "srun: error: here: task 2: Exited with exit code 2" in lines
-    assert [line for line in lines if "bcast" in line][0].endswith("; nothing was started")
+    assert next(line for line in lines if "bcast" in line).endswith("; nothing was started")
 
 
 def test_a_shell_that_is_not_there_is_named(process: World) -> None:
@@ -101,9 +102,9 @@ def test_errors_go_to_their_own_file(world: World) -> None:
 
 
 def test_another_users_script(world: World) -> None:
-    script = "#!/bin/sh\nid -u; srun id -u; cat $GPUSCHED_HOSTFILE\n"
+    script = "#!/bin/sh\nid -u; srun id -u; cat $GPUSCHED_HOSTFILE; stat -c %a:%u ${0%/*}/..\n"
     attempt, output = world.finish(spool=spool(script), run_as=(1234, 1234), hostfile="a slots=1")
     assert attempt["exit_code"] == 0, output
-    assert output.splitlines() == ["1234", "1234", "a slots=1"]
+    assert output.splitlines() == ["1234", "1234", "a slots=1", "755:0" if world.contained else "700:1234"]
     world.do(world.runtime.remove(world.launched[-1]))
     assert world.sh("find /var/lib/gpusched-node -name script 2>/dev/null || true") == ""

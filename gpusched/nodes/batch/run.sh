@@ -1,4 +1,4 @@
-# Runs the job's script on its first node; waits on the others for steps of srun. docs/decisions/0045 says why so.
+# Runs the job's script on its first node; waits on the others for steps of srun. docs/decisions/0040 says why so.
 spool=${0%/*}
 . "$spool/settings"
 PATH=$spool/bin:$PATH GPUSCHED_SPOOL=$spool GPUSCHED_RUN_PID=$$
@@ -23,9 +23,9 @@ case "$program $options" in # the profile that a login shell reads sets PATH ane
 *bash*\ -*l*) [ -n "$BASH_ENV" ] || { BASH_ENV=$spool/login && export BASH_ENV; } ;;
 esac
 
-tell() { # SIGNAL [VARIABLE]: to all of the script's processes here that have it, but not to srun, which would pass it on
+tell() { # SIGNAL [VARIABLE]: to all that the script started here and that have it, but srun, which would pass it on
     for process in /proc/[0-9]*; do
-        is_ours "$process" "$2" || continue
+        [ "$process" != "/proc/$script" ] && is_ours "$process" "$2" || continue
         case $(tr '\0' ' ' <"$process/cmdline") in *"$spool/lib/"*) ;; *) kill -s "$1" "${process#/proc/}" ;; esac
     done 2>/dev/null
 }
@@ -44,6 +44,8 @@ alive() { # whether any is left
 got() {
     if [ "$1" != "$warning" ]; then
         ending=1
+        # The script first: it is not to go on as if a step had ended by itself.
+        [ -z "$script" ] || kill -s "$1" "$script" 2>/dev/null
         tell "$1"
     elif [ "$warned" = script ]; then
         kill -s "$1" "$script" 2>/dev/null
@@ -62,15 +64,16 @@ default= own=
 env --default-signal=INT,QUIT true 2>/dev/null && default='env --default-signal=INT,QUIT'
 # A session of its own: where the runtime signals our group, what it gets is ours to say.
 command -v setsid >/dev/null && own=setsid
+[ -z "$ending" ] || exit 143
 $own $default "$spool/script" "$@" <&0 &
 script=$!
 unset GPUSCHED_SPOOL BASH_ENV
 while :; do
-    wait "$script"
+    wait "$script" 2>/dev/null # some shells say what ended it
     code=$?
     [ "$code" -gt 128 ] || break
     kill -0 "$script" 2>/dev/null && continue # a signal for us ended the waiting
-    wait "$script"
+    wait "$script" 2>/dev/null
     again=$?
     [ "$again" = 127 ] || code=$again
     break

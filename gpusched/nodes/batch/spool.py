@@ -34,6 +34,7 @@ class StepSettings(msgspec.Struct, frozen=True, kw_only=True):
         nodes: All of the job's, by rank.
         ports: On the first free one of these a node listens for steps.
         tasks_per_node, gpus_per_task: For steps that do not say; 0: all GPUs for each.
+        connect_s: So long a step waits for a node to take it.
         warning: Signal that warns of the limit; "": none does.
         warned: Who gets it.
     """
@@ -44,6 +45,7 @@ class StepSettings(msgspec.Struct, frozen=True, kw_only=True):
     ports: tuple[int, ...] = ()
     tasks_per_node: int = 1
     gpus_per_task: int = 0
+    connect_s: float = 60.0
     warning: str = ""
     warned: Literal["steps", "script"] = "steps"
 

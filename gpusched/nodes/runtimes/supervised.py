@@ -55,7 +55,8 @@ show_files() {
     [ -n "$uid" ] || return 0
     for file in spool hostfile; do
         [ -e "$dir/$file" ] || continue
-        (umask 066 && mkdir -p -- "${apart%/*}") && mkdir -p -- "$apart" && cp -R -- "$dir/$file" "$apart/" || return
+        (umask 066 && mkdir -p -- "${apart%/*}" && umask 077 && mkdir -p -- "$apart") || return
+        cp -R -- "$dir/$file" "$apart/" || return
     done
     [ ! -e "$apart" ] || chown -R -- "$uid:$gid" "$apart"
 }

@@ -11,7 +11,7 @@ import sys
 sys.path.insert(0, os.path.abspath(__file__).rsplit("/gpusched/", 1)[0])
 
 from gpusched.nodes.batch.steps import wire
-from gpusched.nodes.batch.steps.tasks import Tasks, processes
+from gpusched.nodes.batch.steps.tasks import Tasks
 
 MYPY = False
 if MYPY:
@@ -40,7 +40,9 @@ class Server:
             loop.add_signal_handler(number, self._warn, name, number)
         await asyncio.wait([asyncio.ensure_future(self._listen()), asyncio.ensure_future(ended.wait())],
                            return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
-        while any(True for step in self._steps for _ in processes(step)):  # they may save their work; then comes KILL
+        while any(
+            True for tasks in self._steps.values() for _ in tasks.processes()
+        ):  # they may save their work; then comes KILL
             await asyncio.sleep(0.1)
         await asyncio.sleep(0.1)  # for the last output
 

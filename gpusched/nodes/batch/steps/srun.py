@@ -20,7 +20,6 @@ if MYPY:
     from collections.abc import Callable
     from typing import Any
 
-_CONNECT_S = 60.0
 _KILL_AFTER_S = 30.0
 _FORWARDED = ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "ALRM", "CONT", "TSTP", "WINCH")
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
@@ -62,12 +61,14 @@ class There:
     ) -> None:  # fmt: skip
         self.name, self._step, self._emit = step["node"], step, emit
         self._address, self._ports = settings["nodes"][rank]["address"], settings["ports"]
+        self._patience_s = settings["connect_s"]
+        self._running = False
         self._request = {"attempt": settings["attempt"], "rank": rank, "step": step, "changes": changes}
 
     async def prepare(self, waits: "Callable[[], None]") -> None:
         """Reach the node, which may be starting up itself, and have the step accepted."""
         loop = asyncio.get_event_loop()
-        until = loop.time() + float(os.environ.get("GPUSCHED_STEP_CONNECT_S", _CONNECT_S))
+        until = loop.time() + self._patience_s
         while True:
             for port in self._ports:
                 why = await self._ask(port, waits)
@@ -100,6 +101,7 @@ class There:
     async def run(self, capture: bool, feed: bool) -> None:
         """Start its tasks, and wait for their end."""
         self._writer.write(wire.frame(wire.START, int(feed)))
+        self._running = True
         names = {wire.OUT: "out", wire.ERR: "err", wire.EXIT: "exit"}
         running = set(self._step["tasks"])
         while True:
@@ -110,6 +112,7 @@ class There:
                 if heard[0] == wire.EXIT:
                     running.discard(heard[1])
                 self._emit(names[heard[0]], heard[1], heard[2])
+        self._running = False  # a closed transport of TLS may not be written to
         for number in sorted(running):
             self._emit("err", number, f"srun: error: node {self.name} was lost\n".encode())
             self._emit("exit", number, b"1")
@@ -117,13 +120,15 @@ class There:
 
     async def feed(self, data: bytes) -> None:
         """Give its tasks stdin; b"": its end."""
-        with contextlib.suppress(OSError):
-            self._writer.write(wire.frame(wire.STDIN, 0, data))
-            await self._writer.drain()
+        if self._running:
+            with contextlib.suppress(OSError):
+                self._writer.write(wire.frame(wire.STDIN, 0, data))
+                await self._writer.drain()
 
     def signal(self, number: int) -> None:
         """To all its processes."""
-        self._writer.write(wire.frame(wire.SIGNAL, number))
+        if self._running:
+            self._writer.write(wire.frame(wire.SIGNAL, number))
 
 
 class Step:

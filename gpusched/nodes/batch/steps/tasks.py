@@ -35,6 +35,7 @@ class Tasks:
         self._gpus = None  # type: list[str] | None
         self._claims = []  # type: list[int]
         self._started = asyncio.Event()
+        self._early = []  # type: list[int]
         self._processes = {}  # type: dict[int, asyncio.subprocess.Process]
         self._pumps = []  # type: list[asyncio.Future[None]]
 
@@ -100,6 +101,8 @@ class Tasks:
             self._processes[number] = process
             self._pumps.append(asyncio.ensure_future(self._watch(process, number, emit)))
         self._started.set()
+        for early in self._early:
+            self.signal(early)
 
     async def _watch(self, process: "asyncio.subprocess.Process", number: int, emit: "Emit") -> None:
         streams = [("out", process.stdout), ("err", process.stderr)]
@@ -113,21 +116,33 @@ class Tasks:
 
     async def done(self) -> None:
         """Until all tasks have ended. What they have left behind is then ended, too, as Slurm does."""
-        count = 0
-        while count < len(self._pumps):
-            watches, count = self._pumps[count:], len(self._pumps)
-            if count and watches and self._all_ended():
-                self.signal(signal.SIGKILL)
-            await asyncio.gather(*watches)
-
-    def _all_ended(self) -> bool:
-        return all(p.returncode is not None for p in self._processes.values())
+        watches = list(self._pumps)
+        await asyncio.gather(*watches)
+        self.signal(signal.SIGKILL)
+        await asyncio.gather(*self._pumps[len(watches) :])
 
     def signal(self, number: int) -> None:
-        """To all processes of the step on this node."""
-        for pid in processes(self.step["id"]):
+        """To all processes of the step on this node, once they are there."""
+        if not self._started.is_set():
+            self._early.append(number)
+            return
+        for pid in self.processes():
             with contextlib.suppress(OSError):
                 os.kill(pid, number)
+
+    def processes(self) -> "Iterable[int]":
+        """The step's on this node: by their environment, so also those that left their task's session.
+
+        A process that is just becoming another program has none to be read for a moment; its session it has.
+        """
+        spool, mark = b"GPUSCHED_SPOOL=" + os.fsencode(HERE), b"SLURM_STEP_ID=%d" % self.step["id"]
+        sessions = {process.pid for process in self._processes.values() if process.returncode is None}
+        for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
+            with contextlib.suppress(OSError):
+                with open(f"/proc/{pid}/environ", "rb") as file:
+                    variables = file.read().split(b"\0")
+                if os.getsid(pid) in sessions or (spool in variables and mark in variables and pid != os.getpid()):
+                    yield pid
 
     async def feed(self, data: bytes) -> None:
         """Give all tasks some stdin; b"": its end."""
@@ -198,15 +213,3 @@ def new_step() -> int:
             number += 1
         else:
             return number
-
-
-def processes(step: int) -> "Iterable[int]":
-    """Of a step of this job on this node: by their environment, so also those that left their task's session."""
-    spool, mark = b"GPUSCHED_SPOOL=" + os.fsencode(HERE), b"SLURM_STEP_ID=%d" % step
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            with contextlib.suppress(OSError):
-                with open("/proc/" + name + "/environ", "rb") as file:
-                    variables = file.read().split(b"\0")
-                if spool in variables and mark in variables:
-                    yield int(name)
