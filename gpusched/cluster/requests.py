@@ -120,7 +120,7 @@ def environment(job: Job, part: NodeAllocation, inventory: Inventory) -> dict[st
     if spec.script is None:
         rank = str(part.rank)
         fixed |= {"WORLD_SIZE": str(len(parts)), "RANK": rank, "NODE_RANK": rank, "LOCAL_RANK": "0"}
-    if spec.slurm_env:
+    if spec.slurm_env or spec.script is not None:
         fixed |= slurm_variables(job, part)
     if spec.elastic is not None:
         fixed |= {

@@ -6,7 +6,7 @@ from gpusched.model.jobs import Job, NodeAllocation
 
 
 def slurm_variables(job: Job, part: NodeAllocation) -> dict[str, str]:
-    """Those that a job has with ``slurm_env``, besides what every job has of them."""
+    """Those that a job has with ``slurm_env`` or a script, besides what every job has of them."""
     assert job.allocation is not None
     spec, parts = job.spec, job.allocation.parts
     nodes, names, tasks = len(parts), ",".join(p.node for p in parts), spec.tasks_per_node

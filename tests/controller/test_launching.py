@@ -15,6 +15,7 @@ from gpusched.cluster.base import Operation
 from gpusched.cluster.requests import (
     MASTER_PORTS,
     environment,
+    expand_error,
     expand_output,
     hostfile,
     launch_request,
@@ -88,6 +89,23 @@ def test_an_array_task_knows_which_it_is() -> None:
     assert (seen["SLURM_ARRAY_TASK_ID"], seen["GPUSCHED_ARRAY_ID"], seen["GPUSCHED_JOB_ID"]) == ("7", ID, f"{ID}_7")
 
 
+def test_a_script_has_slurms_variables_and_is_no_rank() -> None:
+    asked = {"tasks_per_node": 2, "submit_dir": "/home/alice", "array_shape": (5, 0, 8, 2), "gpus_per_task": 1}
+    plain, script = env(job(2), 1), env(job(2, script="#!/bin/sh", **asked), 1)
+    assert {"RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK"} <= plain.keys() - script.keys()
+    slurm = {
+        "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_NPROCS": "4", "SLURM_JOB_GPUS": "2,3", "SLURM_GPUS": "4",
+        "SLURM_CPUS_PER_TASK": "4", "SLURM_SUBMIT_DIR": "/home/alice", "SLURM_GPUS_PER_TASK": "1",
+        "SLURM_JOB_CPUS_PER_NODE": "8(x2)",
+    }  # fmt: skip
+    assert slurm.items() <= script.items()
+    assert not slurm.keys() & plain.keys()
+    assert script["SLURM_NTASKS"] == "4"
+    assert slurm.keys() - env(job(2, slurm_env=True), 1).keys() == {"SLURM_SUBMIT_DIR", "SLURM_GPUS_PER_TASK"}
+    task = env(job(array_id="a", array_index=4, **asked))
+    assert [task[f"SLURM_ARRAY_TASK_{n}"] for n in ("ID", "COUNT", "MIN", "MAX", "STEP")] == ["4", "5", "0", "8", "2"]
+
+
 def test_the_fast_network_is_used_where_it_is_declared() -> None:
     declared = with_node("n0", fabric_address="10.9.0.1")
     assert env(job(nodes=2), 1, declared)["MASTER_ADDR"] == "10.9.0.1"
@@ -120,6 +138,14 @@ def test_gangs_are_held_share_the_hosts_network_and_get_a_hostfile() -> None:
 )  # fmt: skip
 def test_output_patterns(path: str | None, expanded: str | None) -> None:
     assert expand_output(job(output=path), 0, "n0") == expanded
+
+
+def test_a_scripts_output_is_one_file() -> None:
+    of = job(2, script="#!/bin/sh", output="/out-%j", error="/err-%t")
+    assert [expand_output(of, rank, f"n{rank}") for rank in (0, 1)] == [f"/out-{ID}", None]
+    assert [expand_error(of, rank, f"n{rank}") for rank in (0, 1)] == ["/err-0", None]
+    assert expand_error(job(output="/o-%j", error=f"/o-{ID}"), 0, "n0") is None, "both in one, in their order"
+    assert expand_error(job(2, error="/e"), 1, "n1") == "/e.1"
 
 
 def test_ranks_do_not_write_into_each_others_files() -> None:
@@ -218,6 +244,20 @@ def test_each_rank_is_launched_as_its_user(launcher: Launcher, monkeypatch: pyte
         assert [w.request.run_as for w in found if w.request] == [expected] * 2
     assert launches(launcher, msgspec.structs.replace(job(), uid=64077)) == []
     assert launcher.errors == {(ID, 2, 0): "refused: user id 64077 has no name here, so its group is not known"}
+
+
+def test_the_nodes_of_a_script_have_one_key_and_one_node_has_none(launcher: Launcher, tmp_path: Path) -> None:
+    of = job(2, script="#!/bin/sh\necho hi", signal="USR1", signal_before_s=60, signal_batch=True)
+    spools = [o.request.spool for _ in range(2) for o in launches(launcher, of) if o.request is not None]
+    assert {s["script"] for s in spools} == {"#!/bin/sh\necho hi"}
+    assert len({s["key.pem"] for s in spools}) == 1, "also of those that are launched again"
+    assert [msgspec.json.decode(s["settings.json"])["rank"] for s in spools] == [0, 1, 0, 1]
+    assert "warning=USR1\nwarned=script\n" in spools[0]["settings"]
+    key = next(tmp_path.rglob("*.pem"))
+    assert (key.stat().st_mode & 0o777, key.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    [alone] = [o.request for o in launches(launcher, job(script="#!/bin/sh")) if o.request is not None]
+    assert "key.pem" not in alone.spool
+    assert all(o.request is not None and o.request.spool == {} for o in launches(launcher, job(2)))
 
 
 def test_only_those_who_are_trusted_now_mount_anything(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -331,6 +331,12 @@ def test_a_gang_ends_when_rank_0_is_done_and_the_others_may_follow() -> None:
     assert alone.job.state == JobState.RUNNING
 
 
+def test_nodes_that_only_wait_for_a_scripts_steps_are_told_that_it_has_ended() -> None:
+    running = job(JobState.RUNNING, nodes=2, spec=spec(nodes=2, script="#!/bin/sh"))
+    step = reconcile_job(running, ranks(2), world(says("exited", exit_code=0), says("running", 1)))
+    assert (ending(step).outcome, verbs(step)) == (JobState.COMPLETED, [("signal", 1, "TERM")])
+
+
 def test_a_gang_fails_as_one() -> None:
     running = job(JobState.RUNNING, nodes=2)
     step = reconcile_job(running, ranks(2), world(says("running"), says("exited", 1, exit_code=3)))

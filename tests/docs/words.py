@@ -740,7 +740,7 @@ JOB_VARIABLES = {
     "SLURM_JOB_ID": "Job id (not a number).",
     "SLURM_JOB_NAME": "Its name.",
     "SLURM_JOB_PARTITION": "Its partition.",
-    "SLURM_JOBID": "With `--slurm-env`: the same as SLURM_JOB_ID.",
+    "SLURM_JOBID": "Of job scripts, and with `--slurm-env`: the same as SLURM_JOB_ID.",
     "SLURM_JOB_USER": "Likewise: who submitted it.",
     "SLURM_JOB_UID": "Likewise: that user's number.",
     "SLURM_JOB_ACCOUNT": "Likewise: its group, where it has one.",

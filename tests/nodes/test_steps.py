@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,7 +21,8 @@ from hypothesis import strategies as st
 
 from gpusched.controller.stepkey import new_key
 from gpusched.nodes.batch.spool import StepNode, StepSettings, spool_files
-from gpusched.nodes.batch.steps import options
+from gpusched.nodes.batch.steps import options, wire
+from gpusched.nodes.batch.steps.tasks import Tasks
 from tests.testbed import wait_until
 
 KEY = new_key().decode()
@@ -200,12 +204,14 @@ def test_a_signal_reaches_the_tasks_of_all_nodes(nodes: Nodes) -> None:
     """Once each: srun passes on what it gets itself, each node what its runtime tells it."""
     nodes.settings["warning"] = "USR1"
     nodes.serve()
-    task = (
-        'trap "echo usr1 $SLURM_PROCID >>told" USR1; trap "echo term $SLURM_PROCID >>told; exit 0" TERM; echo up >>told'
+    (nodes.folder / "task").write_text(
+        """trap 'echo usr1 $SLURM_PROCID >>told' USR1
+        trap 'echo term $SLURM_PROCID >>told; ending=1' TERM
+        echo up >>told
+        until [ -n "$ending" ]; do sleep 0.05; done
+        for i in 1 2 3 4 5 6 7 8; do sleep 0.05; done"""
     )
-    job = nodes.script(
-        f"srun sh -c '{task}; while :; do sleep 0.05; done' 2>/dev/null & echo $! >pid; wait; echo never"
-    )
+    job = nodes.script("srun sh task 2>/dev/null & echo $! >pid; wait; echo never")
     wait_until(lambda: nodes.lines("told").count("up") == 3)
     os.kill(int(nodes.lines("pid")[0]), signal.SIGUSR1)
     wait_until(lambda: len(nodes.lines("told")) == 6)
@@ -219,13 +225,31 @@ def test_a_signal_reaches_the_tasks_of_all_nodes(nodes: Nodes) -> None:
     assert sorted(nodes.lines("told")[3:]) == sorted([f"{s} {t}" for s in ("usr1", "usr1", "term") for t in range(3)])
 
 
+def test_a_signal_before_the_tasks_are_there_reaches_them() -> None:
+    step = {
+        "id": 0, "argv": ["sleep", "60"], "cwd": "/", "ntasks": 2, "env": {}, "node": "n0", "nodeid": 0,
+        "tasks": [0, 1], "gpus": None, "gpus_per_task": 0,
+    }  # fmt: skip
+    codes = []
+
+    async def run() -> None:
+        tasks = Tasks(step, {})
+        tasks.signal(signal.SIGTERM)
+        await tasks.start(lambda kind, number, data: codes.append(int(data)), False, False)
+        await tasks.done()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert codes == [-signal.SIGTERM] * 2
+
+
 def test_a_step_ends_with_its_srun(nodes: Nodes) -> None:
     nodes.serve()
-    task = "echo $$ >>pids; exec sleep 60"
+    task = 'trap "echo told >>told" TERM; echo $$ >>pids; while :; do sleep 0.1; done'
     job = nodes.script(f"srun -w n1,n2 sh -c '{task}' & echo $! >srun; wait")
     wait_until(lambda: len(nodes.lines("pids")) == 2)
     os.kill(int(nodes.lines("srun")[0]), signal.SIGKILL)
     assert job.wait(timeout=30) == 0
+    wait_until(lambda: nodes.lines("told") == ["told"] * 2)
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in nodes.lines("pids")))
 
 
@@ -324,3 +348,28 @@ def test_scontrol_and_srun_read_lists_alike(nodes: Nodes) -> None:
 
 def test_scontrol_says_what_it_cannot(nodes: Nodes) -> None:
     assert nodes.run("scontrol requeue 7", code=1)[0].startswith("scontrol: inside a job only")
+
+
+@pytest.mark.parametrize("own_key", [False, True])
+def test_who_trusts_everybody_is_not_trusted_for_that(nodes: Nodes, own_key: bool, tmp_path: Path) -> None:
+    """A whole request by TLS, from somebody with no key or one of his own, starts nothing."""
+    nodes.serve()
+    wait_until(lambda: nodes.run("srun true; echo $?")[-1] == "0")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if own_key:
+        (tmp_path / "mine.pem").write_bytes(new_key())
+        context.load_cert_chain(tmp_path / "mine.pem")
+    step = {
+        "id": 7, "argv": ["touch", str(tmp_path / "started")], "cwd": "/", "ntasks": 1, "env": {}, "node": "n1",
+        "nodeid": 1, "tasks": [0], "gpus": None, "gpus_per_task": 0,
+    }  # fmt: skip
+    answers = []
+    for rank, port in [(r, p) for r in (1, 2) for p in nodes.settings["ports"]]:
+        request = json.dumps({"attempt": "job-1", "rank": rank, "step": step, "changes": {}}).encode()
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as plain:
+            with context.wrap_socket(plain) as stranger:
+                stranger.sendall(wire.frame(wire.REQUEST, 0, request) + wire.frame(wire.START, 0))
+                answers.append(stranger.recv(4096))
+    assert not any(answers)
+    assert not (tmp_path / "started").exists()
