@@ -38,6 +38,7 @@ class Options(TypedDict, total=False):
         image: Container image.
         array: Of a command only: one task per index, ``"0-9%2"``; or a range.
         max_running: Of several tasks, how many may run at once.
+        chain: Of a command only: so many jobs, each after the one before.
         dependency: As ``--dependency``; or jobs, all of which must have succeeded.
         begin: Not before: ``"now+2h"`` or a datetime.
         requeue: Start again after a node failed; by default yes.
@@ -77,7 +78,6 @@ class Options(TypedDict, total=False):
         mem_per_cpu: In place of ``mem``: memory for each core.
         error: As ``output``, for stderr.
         slurm_env: It has Slurm's variables, too.
-        chain: Of a command only: so many jobs that follow each other, for runs longer than the limit.
         reservation: It runs in this reservation.
         group: Of one's groups, the one that its usage counts for.
         qos: Its class of service.
@@ -99,6 +99,7 @@ class Options(TypedDict, total=False):
     image: str | None
     array: str | range | None
     max_running: int | None
+    chain: int | None
     dependency: str | Job[Any] | Iterable[Job[Any]] | None
     begin: str | datetime | None
     requeue: bool | None
@@ -138,7 +139,6 @@ class Options(TypedDict, total=False):
     mem_per_cpu: int | str | None
     error: str | os.PathLike[str] | None
     slurm_env: bool | None
-    chain: int | None
     reservation: str | None
     group: str | None
     qos: str | None

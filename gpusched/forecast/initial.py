@@ -160,15 +160,16 @@ def _dependents(jobs: Records, snapshot: Snapshot, views: Sequence[PendingView],
         for name in {job.id, job.array_id or job.id}:
             by_id.setdefault(name, []).append(k if k < own else len(views) + k - own)
     stuck = {n for j in snapshot.pending if not may_start(j, snapshot) for n in (j.id, j.array_id or j.id)}
+    alone = _alone(views[:own], len(views), snapshot.running)
     ends: dict[int, list[int]] = {}
     begins: dict[int, list[int]] = {}
     for j, view in enumerate(views):
         for dependency in view.spec.dependencies if view.dependency == "waiting" else ():
             name = _waits_for(dependency, view)
-            alone = dependency.kind is DependencyKind.SINGLETON
+            single = dependency.kind is DependencyKind.SINGLETON
             jobs["needs"][j] += name in stuck
             on_start = dependency.kind is DependencyKind.AFTER
-            for other in _before(view, views[:own], len(views), snapshot.running) if alone else by_id.get(name, ()):
+            for other in alone.get(view.array_id or view.id, ()) if single else by_id.get(name, ()):
                 if other != j and not (on_start and other >= len(views)):
                     jobs["needs"][j] += 1
                     (begins if on_start else ends).setdefault(other, []).append(j)
@@ -184,19 +185,32 @@ def _dependents(jobs: Records, snapshot: Snapshot, views: Sequence[PendingView],
     return _ints(child)
 
 
-def _before(view: PendingView, views: Sequence[PendingView], shift: int, running: Sequence[RunningView]) -> list[int]:
-    """All of the same user and name that run (from ``shift`` on), or were submitted before; not its own array's."""
-    own, place = view.array_id or view.id, (view.submit_time, view.array_id or view.id)
-    found = [
-        k
-        for k, other in enumerate(views)
-        if other.user == view.user
-        and other.spec.name == view.spec.name
-        and (other.array_id or other.id) != own
-        and (other.submit_time, other.array_id or other.id) < place
-    ]
-    same = (r.spec is not None and (r.user, r.spec.name) == (view.user, view.spec.name) for r in running)
-    return found + [shift + k for k, one in enumerate(same) if one and (running[k].array_id or running[k].id) != own]
+def _alone(views: Sequence[PendingView], shift: int, running: Sequence[RunningView]) -> dict[str, list[int]]:
+    """Of each job (array) that runs alone among those of its user and name, the ones for which it waits.
+
+    Those since the one before it that runs alone, too, which waits for all others; the first such one for what runs
+    (from ``shift`` on). The tasks of an array do not wait for each other.
+    """
+    groups: dict[tuple[str, str], dict[tuple[float, str], list[int]]] = {}
+    alone: set[str] = set()
+    for j, view in enumerate(views):
+        own = view.array_id or view.id
+        groups.setdefault((view.user, view.spec.name), {}).setdefault((view.submit_time, own), []).append(j)
+        if any(d.kind is DependencyKind.SINGLETON for d in view.spec.dependencies):
+            alone.add(own)
+    begun: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for k, job in enumerate(running):
+        if job.spec is not None:
+            begun.setdefault((job.user, job.spec.name), []).append((shift + k, job.array_id or job.id))
+    found: dict[str, list[int]] = {}
+    for key, places in groups.items() if alone else ():
+        since = begun.get(key, [])
+        for place in sorted(places):
+            _, own = place
+            if own in alone:
+                found[own], since = [k for k, other in since if other != own], []
+            since = [*since, *((j, own) for j in places[place])]
+    return found
 
 
 def _waits_for(dependency: Dependency, view: PendingView) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
+from typing import NamedTuple
 
 from gpusched.model.arrays import indices_of, wanted
 from gpusched.model.indices import Spans, both, each, lowest, without
@@ -34,7 +36,7 @@ class Dependencies:
         self._lookup = cache(lookup)
         self._queue = queue
         self._ended_well = ended_well or self._looked_up
-        self._of_name: dict[tuple[str, str], list[Job]] | None = None
+        self._of_name: dict[tuple[str, str], _Same] | None = None
 
     def of(self, job: Job) -> Verdict:
         """Of a job, or of a task by itself."""
@@ -133,19 +135,31 @@ class Dependencies:
         if self._of_name is None:
             self._of_name = {}
             for other in self._queue:
-                self._of_name.setdefault((other.user, other.spec.name), []).append(other)
-        base, place = job.array_id or job.id, (job.submit_time, job.array_id or job.id)
-        before = [
-            other
-            for other in self._of_name.get((job.user, job.spec.name), ())
-            if (other.array_id or other.id) != base
-            and (other.state in ACTIVE or (other.submit_time, other.array_id or other.id) < place)
-        ]
-        return ("waiting", _waits(DependencyKind.SINGLETON, before)) if before else ("", "")
+                same = self._of_name.setdefault((other.user, other.spec.name), _Same([], []))
+                (same.active if other.state in ACTIVE else same.waiting).append(other)
+            for same in self._of_name.values():
+                same.waiting.sort(key=_place)
+        same = self._of_name.get((job.user, job.spec.name), _Same([], []))
+        active = [other for other in same.active if _place(other)[1] != _place(job)[1]]
+        earlier = bisect_left(same.waiting, _place(job), key=_place)
+        before = active or same.waiting[: min(1, earlier)]
+        more = len(active) + earlier - 1
+        return ("waiting", _waits(DependencyKind.SINGLETON, before[:1], more)) if before else ("", "")
 
 
-def _waits(kind: DependencyKind, jobs: list[Job]) -> str:
-    many = sum(job.count for job in jobs)
+class _Same(NamedTuple):
+    """Jobs of one user with one name: those that hold resources, and those that wait, in order of submission."""
+
+    active: list[Job]
+    waiting: list[Job]
+
+
+def _place(job: Job) -> tuple[float, str]:
+    return job.submit_time, job.array_id or job.id
+
+
+def _waits(kind: DependencyKind, jobs: list[Job], more: int = 0) -> str:
+    many = sum(job.count for job in jobs) + more
     first = f"{jobs[0].array_id}_{jobs[0].tasks[0][0]}" if jobs[0].tasks else jobs[0].id
     return f"{kind}: waits for job {first} ({jobs[0].state})" + (f" and {many - 1} more" if many > 1 else "")
 

@@ -455,6 +455,28 @@ def test_why_knows_where_a_task_stands_and_when_it_starts(site: Site, monkeypatc
     assert "at least 89000 jobs" in site.store.job(OTHER).message  # type: ignore[union-attr]
 
 
+def test_what_runs_alone_or_in_a_chain_is_run_forward_so(site: Site) -> None:
+    from gpusched.forecast.queue import QueueForecast
+
+    alone = (Dependency(DependencyKind.SINGLETON),)
+    submit(site, "00000000001", array=None, name="t")
+    site.turn(2)
+    submit(site, "00000000002", array=None, name="t", dependencies=alone)
+    submit(site, "00000000003", tasks=2, name="t", dependencies=alone)
+    submit(site, "00000000004", array=None, name="t", dependencies=alone)
+    submit(site, ARRAY, array=(1, 2, 3, 4), max_running=1, dependencies=CHAIN)
+    submit(site, OTHER, array=(1, 2, 3, 4), dependencies=(Dependency(DependencyKind.AFTERCORR, ARRAY),))
+    site.turn(3)
+    snapshot = snapshot_of_store(site.store, inventory(), {"p": PolicySpec(name="e", backfill="skip")}, NOW, whole=True)
+    ahead = QueueForecast(snapshot, half_life_s=1e6, tick_s=1.0)
+    starts = ahead.run(ahead.by_limits).start - site.world.now
+    waves = {view.id: round(start / 600) for view, start in zip(ahead.views, starts.tolist(), strict=True)}
+    assert waves == {
+        "00000000002": 1, "00000000003_0": 2, "00000000003_1": 2, "00000000004": 3,
+        **{f"{ARRAY}_{link}": link - 1 for link in (2, 3, 4)}, **{f"{OTHER}_{link}": link for link in (1, 2, 3, 4)},
+    }  # fmt: skip
+
+
 def test_predictions_of_an_arrays_tasks_are_made_once(site: Site) -> None:
     submit(site, tasks=40)
     site.turn(3)
