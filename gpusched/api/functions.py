@@ -58,7 +58,7 @@ def program(
         called: One function for all calls, or one for each.
         calls: What they are called with.
         settings: Of the inventory: how large a result may be.
-        modules: Whose code goes along; None: the function's own, unless it is installed.
+        modules: Whose code goes along; None: the user's own that lie beside the function's, or below.
         array: Whether there is a task for each call.
         many: Each call's one argument is a list of arguments to call the function with.
 
@@ -74,10 +74,8 @@ def program(
         else:
             common = b""
             parts = [
-                _dumps(
-                    (called[i % len(called)], *call), f"{name_of(called[i % len(called)])}, or what it is called with,"
-                )
-                for i, call in enumerate(calls)
+                _dumps((function, *call), f"{name_of(function)}, or what it is called with,")
+                for function, call in zip(called, calls, strict=True)
             ]
     by_value = any(b"cloudpickle" in data for data in (common, *parts))
     facts = {
@@ -128,19 +126,41 @@ def _dumps(value: object, what: str) -> bytes:
 
 
 def _chosen(function: Callable[..., Any]) -> list[ModuleType]:
-    """The top package of the function's own module, where it is not installed but the user's own."""
+    """Of the modules that are loaded, those of the user's own that lie beside the function's, or below."""
     inner = _inner(function)
-    name = getattr(inner, "__module__", None) or type(inner).__module__
-    module = sys.modules.get(name.partition(".")[0])
-    return [module] if module is not None and name != "__main__" and _is_own(sys.modules.get(name)) else []
+    folder = _folder(sys.modules.get(getattr(inner, "__module__", None) or type(inner).__module__))
+    if folder is None:
+        return []
+    top = [module for name, module in list(sys.modules.items()) if "." not in name and name != "__main__"]
+    return [module for module in top if _file(module).startswith(folder) and _is_own(module)]
 
 
-def _is_own(module: ModuleType | None) -> bool:
-    path = getattr(module, "__file__", None)
-    if not path or module is None or module.__name__.partition(".")[0] == "gpusched":
+def _folder(module: ModuleType | None) -> str | None:
+    """The folder, with a slash, from which the module's top package is imported; None: it is none of the user's own."""
+    spec = getattr(module, "__spec__", None)
+    name = spec.name if spec is not None else getattr(module, "__name__", "")
+    if module is None or ((file := _file(module)) and not _is_own(module)):
+        return None
+    if not file:
+        return os.path.join(os.getcwd(), "") if module.__name__ == "__main__" else None  # a notebook, a prompt
+    up = name.count(".") + (os.path.basename(file) == "__init__.py") + 1
+    return os.path.join(os.path.normpath(os.path.join(file, *[os.pardir] * up)), "")
+
+
+def _file(module: ModuleType) -> str:
+    """Where a module lies; of a package without a file, its folder; "" where it lies nowhere."""
+    try:
+        path = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    except Exception:  # lazy modules do all kinds of things
+        return ""
+    return os.path.abspath(path) if isinstance(path, str) else ""
+
+
+def _is_own(module: ModuleType) -> bool:
+    path = os.path.realpath(_file(module))
+    if module.__name__ == "gpusched":
         return False
     places = {os.path.realpath(sysconfig.get_path(key)) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
-    path = os.path.realpath(path)
     installed = any(path.startswith(place + os.sep) for place in places)
     return not installed and not {"site-packages", "dist-packages"} & set(path.split(os.sep))
 

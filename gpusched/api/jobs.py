@@ -261,10 +261,11 @@ def _raise_of(job: JobRecord, left: Left | None) -> None:
     trace = RemoteTraceback(str(left.told.get("traceback", "")))
     if not left.data:
         raise JobFailed(job, told) from trace
-    error = _unpickled(job, left)
-    if not isinstance(error, BaseException):
-        raise JobFailed(job, told) from trace
-    raise error from trace
+    try:
+        error = _unpickled(job, left)
+    except GpuschedError:  # of a library that is not here
+        error = None
+    raise (error if isinstance(error, BaseException) else JobFailed(job, told)) from trace
 
 
 def _unpickled(job: JobRecord, left: Left) -> Any:
@@ -278,15 +279,10 @@ def _unpickled(job: JobRecord, left: Left) -> Any:
         ) from error
 
 
-_PROGRESS = [JobState.PENDING, JobState.STARTING, JobState.RUNNING, JobState.COMPLETING]
-
-
 def _state_of(jobs: list[JobRecord]) -> JobState:
     """Of several tasks the state of one that has not ended, else of one that went wrong."""
     states = {job.state for job in jobs}
-    if running := states & {JobState.RUNNING}:
-        return next(iter(running))
-    for state in _PROGRESS:
+    for state in (JobState.RUNNING, JobState.COMPLETING, JobState.STARTING, JobState.PENDING):
         if state in states:
             return state
     return max(jobs, key=exit_code).state

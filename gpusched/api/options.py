@@ -78,10 +78,13 @@ class Options(TypedDict, total=False):
         mem_per_cpu: In place of ``mem``: memory for each core.
         error: As ``output``, for stderr.
         slurm_env: It has Slurm's variables, too.
+        reservation: It runs in this reservation.
+        group: Of one's groups, the one that its usage counts for.
+        qos: Its class of service.
         script: Of a command only: text of a job script, whose arguments the command is then.
         python: Of a function only: the interpreter in the image; by default ``python3``.
-        modules: Of a function only: modules whose code goes along, as the image does not have them; by default the
-            function's own package, unless it is installed.
+        modules: Of a function only: modules whose code goes along, as the image does not have them; by default one's
+            own that lie beside the function's, or below.
     """
 
     name: str | None
@@ -136,6 +139,9 @@ class Options(TypedDict, total=False):
     mem_per_cpu: int | str | None
     error: str | os.PathLike[str] | None
     slurm_env: bool | None
+    reservation: str | None
+    group: str | None
+    qos: str | None
     script: str | None
     python: str | None
     modules: Iterable[ModuleType | str] | None
@@ -144,7 +150,7 @@ class Options(TypedDict, total=False):
 OF_FUNCTIONS = ("python", "modules")
 OF_COMMANDS = {
     "array": "map_array calls it in several tasks",
-    "chain": "it is called once",
+    "chain": "a function that runs for so long submits itself again",
     "script": "a script is run with a command, its arguments",
     "ntasks": "it runs once on each node",
     "ntasks_per_node": "it runs once on each node",

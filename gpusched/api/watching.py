@@ -55,7 +55,7 @@ class Watcher:
                 reader = client.reader
                 if reader is not None and (due or reader.data_version() != version):
                     version = reader.data_version()
-                    seen, told = (reader.latest_event(), []) if seen < 0 else reader.news(seen)
+                    seen, told = (reader.latest_event(), []) if seen < 0 else reader.ends(seen)
                     refused: dict[str, str | None] = {}
                     due |= self._meant(told)
                     due = {job_id for job_id in due if not self._look(client, reader, job_id, refused)}

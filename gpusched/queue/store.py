@@ -389,10 +389,14 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         ]
         return [event for event in found if _is_of(event, array_id, spans)] if spans else found
 
-    def news(self, since: int) -> tuple[int, list[str]]:
-        """The latest event's number, and what jobs or submissions events after the one numbered ``since`` tell of."""
-        rows = self._db.execute("SELECT seq, job_id FROM events WHERE seq > ? ORDER BY seq", (since,)).fetchall()
-        return (rows[-1][0] if rows else since), list(dict.fromkeys(job for _, job in rows if job is not None))
+    def ends(self, since: int) -> tuple[int, list[str]]:
+        """The latest event's number, and which jobs ended, or submissions were refused, after the one of ``since``."""
+        latest = self.latest_event()
+        rows = self._db.execute(
+            "SELECT DISTINCT job_id FROM events WHERE seq > ? AND seq <= ? AND kind IN ('ended', 'refused_command')",
+            (since, latest),
+        )
+        return latest, [row[0] for row in rows if row[0] is not None]
 
     def latest_event(self) -> int:
         """The number of the latest event; 0: there is none."""

@@ -142,8 +142,8 @@ def _fields(page: Page) -> Iterator[tuple[str, str]]:
             lines = spec.script.count("\n") + (not spec.script.endswith("\n"))
             yield "script", f"{lines} line{'s' * (lines != 1)} (gpusched show {job.id} --script)"
         if spec.function:
-            yield "function", spec.function
-        if spec.script is None or spec.command:
+            yield "function", f"{spec.function} ({spec.command[-1] if spec.command else common.UNKNOWN})"
+        elif spec.script is None or spec.command:
             yield "command" if spec.script is None else "arguments", _command(spec.command)
     else:
         yield from _slurm(job.slurm)

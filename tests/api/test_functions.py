@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import gpusched
 import gpusched.job.call
 from gpusched.api import functions
 from gpusched.errors import UsageError
@@ -187,6 +188,45 @@ def test_the_functions_own_package_goes_along(tmp_path: Path, own: ModuleType) -
 
     assert functions.program([own.double, own.double], [((1,), {})] * 2, Settings(), array=True).of_tasks
     assert not cloudpickle.list_registry_pickle_by_value()
+
+
+@pytest.mark.parametrize(
+    "way", [["main.py"], ["-m", "main"], ["-m", "app.main"], ["-c", "exec(open('main.py').read())"]]
+)
+def test_what_lies_beside_a_program_goes_along(tmp_path: Path, way: list[str]) -> None:
+    source = tmp_path / "src"
+    (source / "spaces").mkdir(parents=True)
+    (source / "app").mkdir()
+    (source / "model.py").write_text("from spaces import deep\ndef size():\n    return deep.SIZE\n")
+    (source / "spaces" / "deep.py").write_text("SIZE = 42\n")  # a package without __init__.py
+    main = (
+        "import json, model\nfrom gpusched.api import functions\nfrom gpusched.model.resources import Settings\n"
+        "def work():\n    return model.size(), json.dumps(1)\n"
+        "print(functions.program([work], [((), {})], Settings()).text)\n"
+    )
+    for place in (source, source / "app"):
+        (place / "main.py").write_text(main)
+    env = os.environ | {"PYTHONPATH": str(Path(gpusched.__file__).parents[1])}
+    text = subprocess.run(
+        [sys.executable, *way], cwd=source, env=env, text=True, capture_output=True, check=True
+    ).stdout
+    assert run(text, tmp_path, *BARE).value == (42, "1")
+
+
+def test_what_is_installed_does_not(tmp_path: Path, own: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = tmp_path / "src" / ".venv" / "lib" / "site-packages"
+    installed.mkdir(parents=True)
+    (installed / "theirs.py").write_text("def name():\n    return __name__\n")
+    monkeypatch.syspath_prepend(installed)
+    import theirs  # type: ignore[import-not-found]
+
+    own.theirs = theirs
+    exec("def asks():\n    return theirs.name()\n", own.__dict__)
+    try:
+        done = run(sent(own.asks), tmp_path, *BARE)
+    finally:
+        del sys.modules["theirs"]
+    assert "mine.work.asks needs theirs, which cannot be imported here" in done.err
 
 
 def test_modules_of_the_folder_it_starts_in_can_be_imported(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ class Site:
             if (self.state / name).exists():
                 os.utime(self.state / name, (1, 1))
 
-    def change(self, job_id: str, **fields: Any) -> Job:
+    def change(self, job_id: str, event: str = "changed", **fields: Any) -> Job:
         """Put a job into another state, as the controller would have."""
         store = Store.create_or_open(self.state)
         job = store.job(job_id)
@@ -137,7 +137,7 @@ class Site:
         job = msgspec.structs.replace(job, **fields)
         with store.transaction():
             store.put_jobs([job])
-            store.append([Event(time=time.time(), kind="changed", job_id=job_id, data={"to": job.state})])
+            store.append([Event(time=time.time(), kind=event, job_id=job_id, data={"to": job.state})])
         store.close()
         return job
 
@@ -149,7 +149,8 @@ class Site:
         )  # fmt: skip
 
     def end(self, job_id: str, state: JobState = JobState.COMPLETED, code: int | None = 0, reason: str = "") -> Job:
-        return self.change(job_id, state=state, exit_code=code, reason=reason, end_time=time.time(), energy_j=7200.0)
+        ended = {"state": state, "exit_code": code, "reason": reason, "end_time": time.time(), "energy_j": 7200.0}
+        return self.change(job_id, event="ended", **ended)
 
 
 @pytest.fixture
