@@ -8,6 +8,7 @@ from typing import NamedTuple
 from gpusched.client.script import values
 from gpusched.client.script.lines import Line, ScriptError
 from gpusched.client.script.values import NotUnderstood, Site
+from gpusched.model.resources import Inventory
 from gpusched.model.suggest import did_you_mean
 
 Words = list[str]
@@ -47,12 +48,17 @@ def _by(means: str, words: Callable[[str], Words], short: str = "") -> Understoo
     return Understood(means, lambda value, site: words(value), short)
 
 
-def _label(what: str, option: str, declared: str) -> Callable[[str, Site], Words]:
+def _groups(inventory: Inventory) -> object:
+    return inventory.groups.groups
+
+
+def _classes(inventory: Inventory) -> object:
+    return inventory.quotas.qos
+
+
+def _label(what: str, option: str, declared: Callable[[Inventory], object]) -> Callable[[str, Site], Words]:
     def words(value: str, site: Site) -> Words:
-        found: object = site.inventory
-        for name in declared.split("."):
-            found = getattr(found, name, None)
-        if found:
+        if declared(site.inventory):
             return [option, value]
         site.notes.append(f"{what} '{value[:40]}' counts for nothing: the inventory declares none")
         return []
@@ -64,7 +70,11 @@ _NOT_PLACED = "which cores, sockets and threads of a node a job has is the syste
 _ON_COMMAND_LINE = "it is for the command line"
 
 OPTIONS: dict[str, Understood | Refused] = {
-    "account": Understood("--group, where the inventory has groups", _label("the account", "--group", "groups"), "A"),
+    "account": Understood(
+        "--group, where the inventory has groups",
+        _label("the account", "--group", _groups),
+        "A",
+    ),
     "array": _same("--array", "a"),
     "begin": _by("--begin; now+60 are seconds", values.begin, "b"),
     "chdir": Understood("--workdir", values.folder, "D"),
@@ -136,7 +146,7 @@ OPTIONS: dict[str, Understood | Refused] = {
     "parsable": Understood("nothing: the id is all that submit prints", lambda value, site: [], maybe=True),
     "partition": _by("--partition; one", values.one_partition, "p"),
     "priority": _same("--priority"),
-    "qos": Understood("--qos, where the inventory has some", _label("the QOS", "--qos", "quotas.qos"), "q"),
+    "qos": Understood("--qos, where the inventory has some", _label("the QOS", "--qos", _classes), "q"),
     "quiet": _flag([], "nothing", "Q"),
     "requeue": _flag(["--requeue"], "--requeue"),
     "reservation": _same("--reservation"),
