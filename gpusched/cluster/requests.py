@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from gpusched.errors import UsageError
 from gpusched.model.images import image_error
@@ -41,6 +42,9 @@ def launch_request(
     partition = inventory.partition(spec.partition)
     gang = len(job.allocation.parts) > 1
     mps = _mps(job, node)
+    session: Literal["", "terminal", "pipes"] = ""
+    if spec.session is not None and part.rank == 0:
+        session = "terminal" if spec.pty else "pipes"
     return LaunchRequest(
         name=container_name(job.id, job.attempt, part.rank),
         cluster_id=cluster_id,
@@ -58,7 +62,7 @@ def launch_request(
         cores=part.cores,
         memory_mib=part.memory_mib,
         network="host" if gang else settings.network,
-        hold=gang,
+        hold=gang or session != "",
         output=expand_output(job, part.rank, part.node),
         hostfile=hostfile(job, inventory) if gang else None,
         run_as=run_as,
@@ -66,6 +70,7 @@ def launch_request(
         mounts_beneath=None if mount_anything else settings.allowed_mounts,
         job_dirs=settings.job_dirs,
         mps_pipe=mps.pipe if mps is not None else None,
+        session=session,
     )
 
 

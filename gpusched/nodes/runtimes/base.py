@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -43,6 +43,8 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
             links lead by then; None where the submitter may mount anything.
         job_dirs: Beneath which folder, on a disk that all nodes share, jobs have their own ones; None: on each node.
         mps_pipe: Folder of the MPS control daemon's pipes, which the job must reach; None: it has its GPUs otherwise.
+        session: People work in it, on a terminal, or with stdin, stdout and stderr as they are; the first who joins it
+            (`gpusched.nodes.runtimes.sessions`) starts it.
     """
 
     name: str
@@ -69,6 +71,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     mounts_beneath: tuple[str, ...] | None = None
     job_dirs: str | None = None
     mps_pipe: str | None = None
+    session: Literal["", "terminal", "pipes"] = ""
 
     @property
     def ref(self) -> AttemptRef:
