@@ -296,9 +296,9 @@ class _Attending:
 
     @property
     def _kept(self) -> str:
-        from gpusched.model.units import format_duration
-
-        return format_duration(self._client.inventory.settings.session_keep_s)
+        job = self._look()
+        seconds = (job.spec.session if job is not None else None) or self._client.inventory.settings.session_keep_s
+        return f"{seconds} s" if seconds % 60 else f"{seconds // 60} min"
 
     def _cancel(self) -> None:
         self._client.deliverable_inbox().deliver(Cancel(time=time.time(), job_ids=(self._id,)))

@@ -13,11 +13,6 @@ REASON = "InactiveLimit"
 """Slurm's word for an allocation whose command is gone."""
 
 
-def kept_s(job: Job, world: ReconcileInput) -> float | None:
-    """For how long it is kept with nobody attached; None: it is no session."""
-    return None if job.spec.session is None else min(job.spec.session, world.settings.session_keep_s)
-
-
 def is_awaited(job: Job, seen: list[Seen]) -> bool:
     """Whether all is made ready, and the first who attaches will start it."""
     return job.spec.session is not None and any(s.rank.rank == 0 and s.phase == "ready" for s in seen)
@@ -25,14 +20,14 @@ def is_awaited(job: Job, seen: list[Seen]) -> bool:
 
 def given_up(job: Job, seen: list[Seen], world: ReconcileInput) -> str:
     """Why it is to be ended, as nobody is attached; "" where it is not."""
-    kept = kept_s(job, world)
+    kept = job.spec.session
     if kept is None:
         return ""
     first = next((s for s in seen if s.rank.rank == 0 and s.container is not None), None)
     alone = _alone_s(first, world) if first is not None and first.phase in ("ready", "running") else None
     if alone is None or alone < kept:
         return ""
-    return f"nobody has been attached to it for {kept:g} s (settings.session_keep)"
+    return f"nobody has been attached to it for {kept} s (settings.session_keep)"
 
 
 def _alone_s(first: Seen, world: ReconcileInput) -> float | None:

@@ -18,7 +18,7 @@ from gpusched.model import commands, ids
 from gpusched.model.events import Event
 from gpusched.model.jobs import ENDED, Ending, Job, JobState
 from gpusched.model.readings import NodeState
-from gpusched.model.resources import Inventory
+from gpusched.model.resources import Inventory, Settings
 from gpusched.queue.inbox import PUT_OFF_S, Inbox, Malformed, Received
 from gpusched.queue.lifecycle import move
 from gpusched.queue.store import NodeRecord, Store
@@ -181,7 +181,7 @@ class CommandApplier:
             raise Refused(f"secrets named and secrets given differ: {', '.join(sorted(missing))}")
         if self._store.job(command.id) or self._store.jobs_of_array(command.id):
             raise Refused(f"job {command.id} is there already")
-        jobs = self._tasks(command, caller, now)
+        jobs = self._tasks(_within(command, self._inventory.settings), caller, now)
         queued = self._room_for(jobs, caller)
         if command.secrets:
             self._secrets.write(command.id, command.secrets)
@@ -396,6 +396,14 @@ def back_in_queue(message: str) -> dict[str, Any]:
     """The fields of a job that goes back to the queue; what it was before is in its events and runs."""
     gone = ("allocation", "ending", "start_time", "end_time", "exit_code", "master_port", "policy", "policy_version")
     return {**dict.fromkeys(gone), "reason": "", "message": message}
+
+
+def _within(command: commands.Submit, settings: Settings) -> commands.Submit:
+    """The submission with what its user may not raise as it is declared."""
+    spec = command.spec
+    if spec.session is None or spec.session <= settings.session_keep_s:
+        return command
+    return msgspec.structs.replace(command, spec=msgspec.structs.replace(spec, session=settings.session_keep_s))
 
 
 def _storable(file_name: str) -> str:

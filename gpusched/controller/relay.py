@@ -111,8 +111,7 @@ def _answer(peer: Peer, request: wire.Request, uid: int, site: Site) -> bytes:
     finally:
         reader.close()
     if isinstance(request, wire.Attach):
-        kept_s = min(job.spec.session or 0, inventory.settings.session_keep_s)
-        return join(peer, node, inventory.settings, ref, request, kept_s)
+        return join(peer, node, inventory.settings, ref, request, job.spec.session or 0)
     if isinstance(request, wire.Forward):
         return site.tunnels.forward(peer, node, inventory.settings, ref, request.port)
     transport = open_transport(node, inventory.settings)
