@@ -55,7 +55,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "completion": ("gpusched.cli.completion", "Print the completion script for bash or zsh."),
 }
 
-OF_JOBS = frozenset(("submit", "logs", "exec", "cancel", "hold", "release", "requeue", "priority", "drain", "resume"))
+OF_JOBS = frozenset("submit run attach logs exec cancel hold release requeue priority drain resume".split())
 """Commands in whose place Slurm has its own, where jobs are Slurm's."""
 
 

@@ -23,6 +23,12 @@ _UNLIKE = {  # options of `submit` that Slurm has nothing like, by parameter
 }  # fmt: skip
 
 
+_NOT_OF_RUN: dict[str, Any] = {
+    **dict.fromkeys(("array", "output_file", *_UNLIKE)),
+    "requeue": True, "hold": False, "wait": False, "dry_run": False,
+}  # fmt: skip
+
+
 def in_charge() -> bool:
     """Whether the inventory says so. Mostly it is not parsed for that, which is fast, and a broken one will do."""
     try:
@@ -134,8 +140,27 @@ def _submit(given: Mapping[str, Any]) -> Said:
     return [*_environment(given["env"] or ()), "sbatch", *_sbatch(given)], unlike
 
 
+def _run(given: Mapping[str, Any]) -> Said:
+    given = {**_NOT_OF_RUN, **given}
+    unlike = [option for name, option in _UNLIKE.items() if given[name] not in (None, [], ())]
+    unlike += ["--forward"] * bool(given["forward"])
+    words = [*_environment(given["env"] or ()), "srun", *_options(given, "")]
+    return [*words, *["--pty"] * given["pty"], *map(_quoted, given["command"] or ())], unlike
+
+
 def _sbatch(given: Mapping[str, Any]) -> Iterator[str]:
-    """The options, in sbatch's order of importance, then the command."""
+    """The options, then the command."""
+    nodes = yield from _options(given, "B:")
+    command = shlex.join(given["command"] or ())
+    if nodes > 1:
+        command = f"srun {command}"  # one on each node, as ours
+    elif given["signal"]:
+        command = f"exec {command}"  # the signal is the script's
+    yield f"--wrap {_quoted(command)}" if given["command"] else "SCRIPT"
+
+
+def _options(given: Mapping[str, Any], to_script: str) -> Generator[str, None, int]:
+    """In sbatch's order; ``to_script`` goes before the signal where there is one node. Returns the number of nodes."""
     from gpusched.client import options
 
     for option, name in (("-J", "name"), ("--comment", "comment")):
@@ -152,17 +177,12 @@ def _sbatch(given: Mapping[str, Any]) -> Iterator[str]:
     yield from ["--no-requeue"] * (not given["requeue"])
     signal, before_s = options.signal(given["signal"])
     if given["signal"]:
-        yield f"--signal={'B:' * (nodes == 1)}{signal}{'' if before_s is None else f'@{before_s}'}"
+        yield f"--signal={to_script * (nodes == 1)}{signal}{'' if before_s is None else f'@{before_s}'}"
     if given["workdir"]:
         yield f"-D {_quoted(given['workdir'])}"
     for option, name in (("--exclusive", "exclusive"), ("-H", "hold"), ("-W", "wait"), ("--test-only", "dry_run")):
         yield from [option] * given[name]
-    command = shlex.join(given["command"] or ())
-    if nodes > 1:
-        command = f"srun {command}"  # one on each node, as ours
-    elif given["signal"]:
-        command = f"exec {command}"  # the signal is the script's
-    yield f"--wrap {_quoted(command)}" if given["command"] else "SCRIPT"
+    return nodes
 
 
 def _resources(given: Mapping[str, Any]) -> Generator[str, None, int]:
@@ -266,6 +286,8 @@ def _escaped(character: str) -> str:
 
 _INSTEAD: dict[str, Callable[[Mapping[str, Any]], Said]] = {
     "submit": _submit,
+    "run": _run,
+    "attach": lambda given: (["sattach", f"{_ids([given['job']])[0]}.0"], ["--forward"] * bool(given["forward"])),
     "cancel": _cancel,
     "hold": _on_jobs("hold"),
     "release": _on_jobs("release"),

@@ -54,6 +54,12 @@ SAID = [
     ("priority 7 -5", "scontrol update JobId=7 Nice=5"),
     ("drain n1 n2 --reason 'fan broken'", "scontrol update NodeName=n1,n2 State=DRAIN Reason='fan broken'"),
     ("resume n1", "scontrol update NodeName=n1 State=RESUME"),
+    ("run -p A100 --gpus 2 -t 90 --pty bash -l", "srun -p A100 --gpus-per-node=2 -t 01:30:00 --pty bash -l"),
+    (
+        "run -p A100 --gpus 1 --signal USR1@60 --env A=1 -- a 'b c'",
+        "A=1 srun -p A100 --gpus-per-node=1 --signal=USR1@60 a 'b c'",
+    ),
+    ("attach 7", "sattach 7.0"),
     ("exec -it 7 -- bash -l", "srun --jobid=7 --overlap -N 1 -n 1 --pty bash -l"),
     ("exec --rank 1 7 -- nvidia-smi", "srun --jobid=7 --overlap -N 1 -n 1 -r 1 nvidia-smi"),
 ]
