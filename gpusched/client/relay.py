@@ -166,10 +166,12 @@ def talk(
     resized: int | None,
     frames: Frames | None = None,
     after: tuple[float, Callable[[], bytes]] | None = None,
+    keeps: bool = False,
 ) -> int:
     """Pass on both ways, waiting for neither side while the other has something to say; returns the exit code.
 
-    ``frames`` may hold what was received before. ``after`` so many seconds what is called there is sent.
+    ``frames`` may hold what was received before. ``after`` so many seconds what is called there is sent. ``keeps``: the
+    end of our input is none of the other side's.
 
     Raises:
         GpuschedError: See `stream`.
@@ -198,12 +200,21 @@ def talk(
             os.read(resized, CHUNK)
             unsent += size_frame(*window_size())
         if 0 in readable:
-            data = os.read(0, CHUNK)
+            data = _typed()
+            if not data and keeps:
+                raise TransportError("ssh", "this terminal is gone")
             unsent += frame(INPUT, data) if data else frame(INPUT_ENDED)
             with_input = bool(data)
         if writable:
             with contextlib.suppress(OSError):  # it is gone; its last output is still to be read
                 del unsent[: sock.send(unsent)]
+
+
+def _typed() -> bytes:
+    try:
+        return os.read(0, CHUNK)
+    except OSError:  # of a terminal that was closed
+        return b""
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -124,8 +124,7 @@ class _Attending:
             try:
                 return self._until_end()
             except (KeyboardInterrupt, Told) as told:
-                with contextlib.suppress(OSError):  # the terminal is gone, mostly
-                    self._leave()
+                self._leave()
                 return 128 + (told.number if isinstance(told, Told) else signal.SIGINT)
             finally:
                 self._forwards.close()
@@ -218,7 +217,9 @@ class _Attending:
             with self._interrupts_cancel():
                 return relay.talk(sock, True, None, frames)
         with relay.raw_terminal(), relay.resizes() as resized:
-            return relay.talk(sock, True, resized, frames, (_REDRAW_S, lambda: size_frame(*relay.window_size())))
+            return relay.talk(
+                sock, True, resized, frames, (_REDRAW_S, lambda: size_frame(*relay.window_size())), keeps=True
+            )
 
     def _connect(self, request: Attach | Forward) -> socket.socket:
         if relay.is_needed(self._client):
@@ -286,13 +287,14 @@ class _Attending:
         return LOST
 
     def _leave(self) -> None:
-        self._screen.waiting("")
         if self._cancels and not self._began:
             self._cancel()
-            self._screen.note(f"job {self._id} cancelled")
+            said = f"job {self._id} cancelled"
         else:
             kept = f", and is kept for {self._kept}" if self._began else ""
-            self._screen.note(f"job {self._id} goes on{kept}: gpusched attach {self._id}")
+            said = f"job {self._id} goes on{kept}: gpusched attach {self._id}"
+        with contextlib.suppress(OSError):  # the terminal is gone, mostly
+            self._screen.note(said)
 
     @property
     def _kept(self) -> str:

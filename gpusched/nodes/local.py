@@ -228,7 +228,8 @@ class _Session:
 
     def close(self) -> None:
         self._closed = True
-        self.end_input()
+        if not self._terminal:  # there it would be a key that is typed
+            self.end_input()
 
 
 class _Tunnel:

@@ -31,8 +31,10 @@ from gpusched.model.relay import (
     OUTPUT,
     REQUEST,
     SOCKET,
+    Attach,
     Exec,
     Failure,
+    Forward,
     Frames,
     KeptLog,
     NodeLog,
@@ -42,6 +44,7 @@ from gpusched.model.relay import (
     frame,
     size_frame,
 )
+from gpusched.nodes.runtimes import sessions
 from gpusched.nodes.transport import Session
 from gpusched.queue.store import Store
 from tests.cli_nodes.conftest import Cluster, job, spec
@@ -168,6 +171,44 @@ def test_what_is_not_there(call: Callable[..., Caller], site: relay.Site, cluste
     assert "no output" in refusal(KeptLog(job=ID, attempt=1, rank=0))
     cluster.store.put_jobs([job(ID, JobState.COMPLETED, {"here": (0,)}, spec=spec("x", 1, 1, "local"))])
     assert "is COMPLETED" in refusal(Exec(job=ID, rank=0, argv=("id",)))
+
+
+def test_who_may_be_attached(call: Callable[..., Caller], site: relay.Site, cluster: Cluster) -> None:
+    asked = Attach(job=ID, attempt=1), Forward(job=ID, attempt=1, port=22)
+    for request in asked:
+        assert "belongs to ann" in Caller(site, OTHER, request).hear().failure
+        assert "'gpusched run' did not make it" in Caller(site, OWNER, request).hear().failure
+    ours = job(ID, JobState.COMPLETING, {"here": (0,)}, spec=spec("x", 1, 1, "local", session=600), uid=OWNER)
+    cluster.store.put_jobs([ours])
+    for request in asked:
+        assert Caller(site, OWNER, request).hear().failure == f"job {ID} is COMPLETING"
+    cluster.store.put_jobs([msgspec.structs.replace(ours, state=JobState.RUNNING)])
+    assert "belongs to ann" in Caller(site, OTHER, asked[1]).hear().failure
+
+
+def test_a_port_of_a_job(call: Callable[..., Caller], site: relay.Site, cluster: Cluster, tmp_path: Path) -> None:
+    ours = job(ID, JobState.RUNNING, {"here": (0,)}, spec=spec("x", 1, 1, "local", session=600), uid=OWNER)
+    cluster.store.put_jobs([ours])
+    (launch,) = (tmp_path / "xdg").glob("gpusched-node/*/*/*/launch")
+    with launch.open("a") as file:  # as that of a session has it
+        file.write(sessions.SUPERVISED)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        caller = Caller(site, OWNER, Forward(job=ID, attempt=1, port=port))
+        other, _ = server.accept()
+        caller.send(frame(INPUT, b"x" * 200_000), frame(INPUT_ENDED))
+        assert b"".join(iter(lambda: other.recv(65536), b"")) == b"x" * 200_000
+        other.sendall(b"y" * 200_000)
+        other.close()
+        assert (caller.hear().output, caller.code) == (b"y" * 200_000, 0)
+        gone = Caller(site, OWNER, Forward(job=ID, attempt=1, port=port))
+        other, _ = server.accept()
+        gone.hang_up()
+        assert other.recv(1) == b""
+        other.close()
+    refused = Caller(site, OWNER, Forward(job=ID, attempt=1, port=port)).hear()
+    assert refused.failure == f"here: port {port} cannot be reached: Connection refused"
+    assert site.tunnels._open == {}
 
 
 def test_input_a_terminal_and_its_size(call: Callable[..., Caller]) -> None:
