@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
-from gpusched.cli import interrupts, output
+from gpusched.cli import activity, interrupts, output
 from gpusched.cli.coerce import make_plain
 from gpusched.errors import GpuschedError
 
@@ -59,6 +59,15 @@ OF_JOBS = frozenset("submit run attach logs exec cancel hold release requeue pri
 """Commands in whose place Slurm has its own, where jobs are Slurm's."""
 
 
+LONG = {
+    "status": "reading the queue", "show": "reading the job's story", "why": "running the queue forward",
+    "nodes": "reading the nodes", "flavors": "reading the nodes", "power": "adding up energy", "replay": "reading jobs",
+    "train": "reading jobs", "reproduce": "getting ready", "predict": "reading jobs", "policy": "reading policies",
+    "init": "asking the servers", "check": "examining", "trace": "reading jobs", "tick": "running a cycle",
+}  # fmt: skip
+"""Commands that may take long before they say something, and what they do then."""
+
+
 class _Candidate(NamedTuple):
     value: str
     help: str = ""  # describing it would import all of rich
@@ -76,6 +85,8 @@ class LazyGroup(TyperGroup):
         """Import the command's module and build just this command."""
         if cmd_name not in COMMANDS:
             return None
+        if cmd_name in LONG and ctx is not None and not (ctx.resilient_parsing or output.json_mode()):
+            activity.begin(LONG[cmd_name])
         module = importlib.import_module(COMMANDS[cmd_name][0])
         interrupts.raise_again()
         if module.app.registered_callback is not None:
@@ -179,6 +190,8 @@ def run(argv: Sequence[str]) -> int:
 
             traceback.print_exc()
         return _report(error)
+    finally:
+        activity.stop()
 
 
 def _dispatch(argv: list[str]) -> int:

@@ -112,6 +112,13 @@ def asked(
     gpu_mem: Annotated[
         str | None, typer.Option("--gpu-mem", help="With --share: the most that it takes of each GPU's memory: 20G.")
     ] = None,
+    mail: Annotated[str | None, typer.Option("--mail", help="Tell ADDRESS about the job.")] = None,
+    notify: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--notify", help="Of what: begin, end, fail, requeue, limit, node, idle, all. Default: end,limit,node,idle."
+        ),
+    ] = None,
     hold: Annotated[bool, typer.Option("--hold", help="Queue it held.")] = False,
     comment: Annotated[str, typer.Option("--comment", help="For people.")] = "",
 ) -> Request:
@@ -154,6 +161,8 @@ def asked(
         exclusive=exclusive,
         share=share,
         gpu_mem=gpu_mem,
+        mail=mail,
+        notify=tuple(notify or ()),
         hold=hold,
         comment=comment,
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpusched.cli import activity
 from gpusched.errors import UsageError
 from gpusched.errors import printable as printable
 
@@ -61,6 +62,7 @@ def emit_json(value: Any) -> None:
     """Print exactly one JSON value (structs, dicts, lists...), indented on a terminal."""
     import msgspec
 
+    activity.erase()
     encoded = msgspec.json.encode(value)
     if sys.stdout.isatty():
         encoded = msgspec.json.format(encoded, indent=2)
@@ -88,6 +90,7 @@ def show(data: Callable[[], Any], screen: Callable[[], RenderableType], live: bo
 
 def print_line(text: str) -> None:
     """Plain text on stdout, a line mostly; never marked up, never wrapped, controls escaped."""
+    activity.erase()
     sys.stdout.write(_printable_lines(text) + "\n")
 
 
@@ -98,6 +101,7 @@ def _printable_lines(text: str) -> str:
 def note(text: str) -> None:
     """One line on stderr for people; silent in JSON mode."""
     if not _json_mode:
+        activity.erase()
         sys.stderr.write(f"gpusched: {printable(text)}\n")
 
 
@@ -114,6 +118,7 @@ def print_error(line: str) -> None:
     if _json_mode:
         emit_json({"error": line})
     else:
+        activity.stop()
         sys.stderr.write(f"gpusched: error: {line}\n")
 
 
@@ -137,6 +142,7 @@ def console() -> Console:
 
 def print_rich(renderable: RenderableType) -> None:
     """Print a table, a text or another Rich renderable."""
+    activity.erase()
     console().print(_Safe(renderable))
 
 
@@ -161,6 +167,7 @@ def progress(what: str) -> Iterator[Callable[[float, int], None] | None]:
     from rich.console import Console
     from rich.progress import Progress
 
+    activity.stop()
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
@@ -178,6 +185,7 @@ def watch(render: Callable[[], RenderableType], interval_s: float = 2.0) -> None
         raise UsageError("--watch needs a terminal", "leave it out, or run 'watch gpusched ...'")
     from rich.live import Live
 
+    activity.stop()
     from gpusched.cli.keys import quit_pressed, single_keys
 
     try:
@@ -198,6 +206,7 @@ def confirm(question: str, yes: bool) -> bool:
         return True
     if _json_mode or not sys.stdin.isatty():
         raise UsageError(f"{question} cannot be asked here", "say -y if you mean it")
+    activity.stop()
     sys.stderr.write(f"{printable(question)} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -58,7 +58,8 @@ def compare(
     from gpusched.client.policy import compare as ask
     from gpusched.views.policy import verdict_table
 
-    found = ask(Client(), first, second, since=since, trace=trace, partition=partition)
+    with output.progress("replaying") as advance:
+        found = ask(Client(), first, second, since=since, trace=trace, partition=partition, advance=advance)
     if json:
         output.emit_json(found)
     else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpusched.cli import complete, output
+from gpusched.cli import activity, complete, output
 from gpusched.errors import UsageError
 
 if TYPE_CHECKING:
@@ -159,7 +159,9 @@ def _nightly(since: str, fail_if_worse: float | None, workers: int, auto_retrain
     from gpusched.config.paths import state_folder
     from gpusched.nightly.replays import nightly
 
-    report = nightly(load_inventory(), state_folder(), since, workers=max(1, workers), auto_retrain=auto_retrain)
+    report = nightly(
+        load_inventory(), state_folder(), since, workers=max(1, workers), auto_retrain=auto_retrain, tell=activity.tell
+    )
     if json:
         output.emit_json(report.as_json())
     else:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gpusched.cli import complete, output
+from gpusched.cli import activity, complete, output
 from gpusched.client.context import Client
 from gpusched.errors import UsageError
 
@@ -130,7 +130,10 @@ def check(
         if not json:
             output.print_rich(findings_screen(findings))
 
-    findings = examine(nodes=names or (), on_findings=show)
+    def progress(done: int, total: int) -> None:
+        activity.tell("examining nodes", done, total)
+
+    findings = examine(nodes=names or (), on_findings=show, on_progress=progress)
     output.show(lambda: findings, lambda: summary(findings))
     return 1 if worst(findings) == "fail" else 0
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from typing import Annotated
 
 import typer
 
-from gpusched.cli import complete, output
+from gpusched.cli import activity, complete, output
 from gpusched.cli.options import with_request
 from gpusched.client.context import Client
 from gpusched.client.submit import Request
@@ -21,20 +19,19 @@ ForwardOption = Annotated[
 ]
 
 
-class _Line:
-    """A changing line on a terminal; in a pipe why one waits is said once, and no more."""
+class _Screen:
+    """See `gpusched.client.shell.Screen`."""
 
-    def __init__(self) -> None:
-        self._on_terminal, self._shown = sys.stderr.isatty(), ""
+    _waits = False
 
     def waiting(self, line: str) -> None:
-        if not self._on_terminal:
-            return
-        line = output.printable(line)[: max(20, shutil.get_terminal_size().columns - 1)]
-        if line != self._shown:
-            sys.stderr.write("\r\033[K" + line)
-            sys.stderr.flush()
-            self._shown = line
+        if line and not self._waits:
+            activity.begin(output.printable(line))
+        elif line:
+            activity.tell(output.printable(line))
+        else:
+            activity.stop()
+        self._waits = bool(line)
 
     def note(self, line: str) -> None:
         self.waiting("")
@@ -60,7 +57,7 @@ def run(
 
     client = Client()
     prepared = shell.prepare_session(client, request, pty)
-    return shell.run(client, prepared, Forwards(forward or ()), _Line())
+    return shell.run(client, prepared, Forwards(forward or ()), _Screen())
 
 
 @app.command("attach")
@@ -72,4 +69,4 @@ def attach(
     from gpusched.client import shell
     from gpusched.client.forwarding import Forwards
 
-    return shell.attach(Client(), job, Forwards(forward or ()), _Line())
+    return shell.attach(Client(), job, Forwards(forward or ()), _Screen())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpusched.cli import complete, output
+from gpusched.cli import activity, complete, output
 
 if TYPE_CHECKING:
     from gpusched.agents.common.request import Report
@@ -82,6 +82,7 @@ def progress() -> Iterator[Report]:
 
     from gpusched.views.training import PROGRESS, progress_fields
 
+    activity.stop()
     columns = [*Progress.get_default_columns()[:-1], TextColumn(PROGRESS)]
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         tasks = {}

@@ -11,6 +11,8 @@ from typing import Literal, TypeVar
 from gpusched.config.validate import MAX_ARRAY_TASKS, MAX_SIZES, MAX_VALUE_BYTES, SIGNALS, check_text
 from gpusched.errors import UsageError
 from gpusched.model.jobs import Dependency, DependencyKind, Mount
+from gpusched.model.notices import NoticeKind, is_address, kinds_of
+from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import parse_duration, parse_memory_mib, parse_time
 
 T = TypeVar("T")
@@ -268,3 +270,23 @@ def output_path(text: str | None, cwd: str) -> str | None:
     if not text:
         raise UsageError("--output is empty")
     return text if os.path.isabs(text) else os.path.normpath(os.path.join(cwd.replace("%", "%%"), text))
+
+
+def mail(address: str | None, notify: Sequence[str]) -> str:
+    """Where mail about the job goes; "": nowhere."""
+    if address is None:
+        if notify:
+            raise UsageError("--notify: of these nobody is told", "add --mail ADDRESS")
+        return ""
+    if not is_address(address):
+        raise UsageError(f"--mail: found {address[:80]!r}, expected an address such as ada@example.org, or a user")
+    return address
+
+
+def notify(values: Sequence[str]) -> tuple[str, ...]:
+    """What its user is told of; empty: what is usual."""
+    try:
+        return kinds_of(word.strip() for value in values for word in value.split(","))
+    except ValueError as error:
+        word, known = str(error), (*NoticeKind, "all")
+        raise UsageError(f"--notify: there is no notice '{word[:40]}'{did_you_mean(word, known)}") from None

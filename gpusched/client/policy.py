@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,11 +57,19 @@ def _find(client: Client, text: str) -> Known:
 
 
 def compare(
-    client: Client, first: str, second: str, *, since: str | None, trace: str | None, partition: str | None
+    client: Client,
+    first: str,
+    second: str,
+    *,
+    since: str | None,
+    trace: str | None,
+    partition: str | None,
+    advance: Callable[[float, int], None] | None = None,
 ) -> list[Verdict]:
     """The second policy against the first, replayed, partition by partition.
 
     On the cluster's history ``since``, or on a trace. ``partition``: only this one's jobs; with a trace: its nodes.
+    ``advance`` is called with (replays done, all of them), of each partition by itself.
 
     Raises:
         UsageError: There is no such policy or partition, or both a trace and ``since``.
@@ -81,12 +90,12 @@ def compare(
             from gpusched.sim.power import power_model
             from gpusched.study.study import scenario_of
 
-            return [judge(scenario_of(loaded, power=power_model), DEFAULT, base, other)]
-        return [judge(scenario_for(loaded, inventory, chosen[0]), partition, base, other)]
+            return [judge(scenario_of(loaded, power=power_model), DEFAULT, base, other, advance)]
+        return [judge(scenario_for(loaded, inventory, chosen[0]), partition, base, other, advance)]
     found, nothing = [], ""
     for one in chosen:
         try:
-            found.append(_judged(client, one, base, other, _begin(since or SINCE)))
+            found.append(_judged(client, one, base, other, _begin(since or SINCE), advance))
         except NoHistory as error:
             if partition is not None:
                 raise
@@ -102,13 +111,20 @@ def _begin(since: str) -> float:
     return parse_since(since, time.time())
 
 
-def _judged(client: Client, partition: Partition, base: PolicySpec, other: PolicySpec, begin: float) -> Verdict:
+def _judged(
+    client: Client,
+    partition: Partition,
+    base: PolicySpec,
+    other: PolicySpec,
+    begin: float,
+    advance: Callable[[float, int], None] | None = None,
+) -> Verdict:
     from gpusched.nightly.proof import history_of, judge, scenario_for
 
     if client.reader is None:
         raise GpuschedError(f"{client.state}: there is no history yet", "start the controller, or say --force REASON")
     trace = history_of(client.inventory, client.reader, partition.name, begin, time.time())
-    return judge(scenario_for(trace, client.inventory, partition), partition.name, base, other)
+    return judge(scenario_for(trace, client.inventory, partition), partition.name, base, other, advance)
 
 
 def proof(client: Client, partition: Partition, incumbent: PolicySpec, candidate: PolicySpec, since: str) -> Verdict:

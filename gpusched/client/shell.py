@@ -117,7 +117,7 @@ class _Attending:
 
     def __init__(self, client: Client, job_id: str, forwards: Forwards, screen: Screen, cancels: bool) -> None:
         self._client, self._id, self._forwards, self._screen = client, job_id, forwards, screen
-        self._cancels, self._began, self._since, self._opened = cancels, False, time.monotonic(), 0.0
+        self._cancels, self._began, self._opened = cancels, False, 0.0
 
     def until_end(self) -> int:
         with _signals_raised():
@@ -160,8 +160,7 @@ class _Attending:
 
     def _wait(self, what: str) -> None:
         trouble = self._client.controller_warning()
-        waited = time.monotonic() - self._since
-        self._screen.waiting(f"job {self._id} {what}; {f'{trouble}; ' if trouble else ''}{waited:.0f} s")
+        self._screen.waiting(f"job {self._id} {what}{f'; {trouble}' if trouble else ''}")
 
     # -- being attached --------------------------------------------------------------------------------------------
 

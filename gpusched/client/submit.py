@@ -60,6 +60,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     exclusive: bool = False
     share: str | None = None
     gpu_mem: str | None = None
+    mail: str | None = None
+    notify: tuple[str, ...] = ()
     hold: bool = False
     comment: str = ""
 
@@ -108,6 +110,8 @@ def prepare(client: Client, request: Request) -> Submit:
         **_placement(request, sized, may.resizable, inventory),
         share=options.share(request.share),
         gpu_memory_mib=options.gpu_memory(request.gpu_mem),
+        mail=options.mail(request.mail, request.notify),
+        notify=options.notify(request.notify),
     )
     if may.filled_in:
         spec = _without_impossible(spec, known_partition(inventory, spec.partition))

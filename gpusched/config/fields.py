@@ -235,7 +235,8 @@ def _measured(
     return number
 
 
-def _whole_seconds(value: Value) -> int:
+def whole_seconds(value: Value) -> int:
+    """Whole seconds of a time with its unit."""
     seconds = _seconds(value)
     if seconds != int(seconds):
         raise value.error("a time of whole seconds, such as 30s or 10m")
@@ -256,6 +257,11 @@ def _memory(value: Value) -> int:
 
 def _words(expected: str, pattern: re.Pattern[str]) -> Reader:
     return lambda value: tuple(item.text(expected, pattern) for item in value.items("a list"))
+
+
+def users(value: Value) -> tuple[str, ...]:
+    """A list of user names."""
+    return tuple(item.text("a user name", _USER) for item in value.items("a list"))
 
 
 def _choices(*options: str) -> Reader:
@@ -344,16 +350,17 @@ SWITCH: Fields = {
     "uplink_gbps": ("uplink_gbps", _number(0.001, 1e9, "Gbit/s")),
     "parent": ("parent", name),
 }
+INVENTORY = ("engine", "settings", "defaults", "notices", "partitions", "topology")
 PARTITION = ("auto_promote", "defaults", "flavors", "image", "max_time", "nodes", "placement", "policy",
              "preemptible", "resizable")  # fmt: skip
 PLACEMENT: Fields = {
     "max_spread": ("max_spread", lambda value: value.choice(("rack", "any"))),
-    "wait": ("wait_s", _whole_seconds),
+    "wait": ("wait_s", whole_seconds),
 }
 RESIZABLE: Fields = {
     "min": ("least", _whole(1, 1_000_000, "a number of GPUs")),
     "max": ("most", _whole(1, 1_000_000, "a number of GPUs")),
-    "cooldown": ("cooldown_s", _whole_seconds),
+    "cooldown": ("cooldown_s", whole_seconds),
     "batch": ("batch", lambda value: value.choice(("fixed", "scale"))),
     "default": ("default", Value.flag),
 }
@@ -371,21 +378,21 @@ SETTINGS: Fields = {
     "down_after_s": ("down_after_s", _number(0, _YEAR_S, "seconds")),
     "node_fail_after": ("node_fail_after_s", _seconds),
     "node_fail_after_s": ("node_fail_after_s", _number(0, _YEAR_S, "seconds")),
-    "grace": ("grace_s", _whole_seconds),
+    "grace": ("grace_s", whole_seconds),
     "grace_s": ("grace_s", _whole(0, _YEAR_S, "seconds")),
-    "session_keep": ("session_keep_s", _whole_seconds),
+    "session_keep": ("session_keep_s", whole_seconds),
     "session_keep_s": ("session_keep_s", _whole(1, _YEAR_S, "seconds")),
     "connect_timeout": ("connect_timeout_s", _seconds),
     "connect_timeout_s": ("connect_timeout_s", _number(0.1, _YEAR_S, "seconds")),
-    "fairshare_half_life": ("fairshare_half_life_s", _whole_seconds),
+    "fairshare_half_life": ("fairshare_half_life_s", whole_seconds),
     "fairshare_half_life_s": ("fairshare_half_life_s", _whole(1, 100 * _YEAR_S, "seconds")),
-    "keep_reports": ("keep_reports_s", _whole_seconds),
+    "keep_reports": ("keep_reports_s", whole_seconds),
     "keep_reports_s": ("keep_reports_s", _whole(1, 100 * _YEAR_S, "seconds")),
     "max_retries": ("max_retries", _whole(0, 1000, "a number of retries")),
     "power_price": ("power_price_per_kwh", _price),
     "power_price_per_kwh": ("power_price_per_kwh", _number(0, 1e9, "a price per kWh")),
     "currency": ("currency", _text("a currency such as EUR", re.compile(r"[^\s\x00-\x1f\x7f]{1,8}"))),
-    "admins": ("admins", _words("a user name", _USER)),
+    "admins": ("admins", users),
     "shared": ("shared", Value.flag),
     "allowed_mounts": ("allowed_mounts", _words("an absolute path", _ABSOLUTE)),
     "max_queued_jobs_per_user": ("max_queued_jobs_per_user", _whole(1, 1_000_000_000, "a number of jobs")),

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpusched.config import fields
+from gpusched.config.notices import read_notices
 from gpusched.config.paths import find_inventory
 from gpusched.config.topology import read_topology
 from gpusched.config.validate import nodes_that_hold
 from gpusched.config.yamlfile import Value, parse_file
 from gpusched.errors import FileError
+from gpusched.model.notices import Notices
 from gpusched.model.resources import (
     Flavor,
     Inventory,
@@ -86,13 +88,16 @@ class _Reader:
 
     def inventory(self) -> Inventory:
         root = parse_file(self._path, "an inventory")
-        known = root.fields("a mapping with partitions", ("engine", "settings", "defaults", "partitions", "topology"))
+        known = root.fields("a mapping with partitions", fields.INVENTORY)
         settings, defaults = Settings(), dict[str, Any]()
         with self._noting():
             if "engine" in known and known["engine"].choice(("ssh", "slurm")) == "slurm":
                 self._engine = "slurm"
         with self._noting():
             settings = self._settings(known.get("settings"))
+        notices = Notices()
+        with self._noting():
+            notices = read_notices(known.get("notices"))
         with self._noting():
             defaults = fields.read(known.get("defaults"), fields.DEFAULTS, "a mapping of node settings")
         if self._engine == "slurm":
@@ -112,7 +117,7 @@ class _Reader:
             topology = read_topology(known.get("topology"), nodes, self._noting)
         return Inventory(
             path=str(self._path), partitions=tuple(partitions), settings=settings, topology=topology,
-            engine=self._engine,
+            engine=self._engine, notices=notices,
         )  # fmt: skip
 
     def _settings(self, value: Value | None) -> Settings:

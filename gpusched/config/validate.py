@@ -11,6 +11,7 @@ from gpusched.errors import UsageError
 from gpusched.model import ids
 from gpusched.model.images import image_error
 from gpusched.model.jobs import JobSpec
+from gpusched.model.notices import is_address, kinds_of
 from gpusched.model.resources import Inventory, Node, Partition, RuntimeName
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.topology import Topology
@@ -55,7 +56,17 @@ def validate_spec(spec: JobSpec, inventory: Inventory) -> None:
     _check_elastic(spec, partition)
     _check_placement(spec, partition)
     _check_share(spec)
+    _check_notices(spec)
     _check_rack(spec, partition, inventory.topology)
+
+
+def _check_notices(spec: JobSpec) -> None:
+    if spec.mail and not is_address(spec.mail):
+        raise UsageError(f"mail: found {spec.mail[:80]!r}, expected an address such as ada@example.org, or a user")
+    try:
+        kinds_of(spec.notify)
+    except ValueError as error:
+        raise UsageError(f"notify: there is no notice {str(error)[:40]!r}") from None
 
 
 def known_partition(inventory: Inventory, name: str) -> Partition:

@@ -22,6 +22,7 @@ from gpusched.config.paths import SHARED_STATE
 from gpusched.config.policies import POLICY, WEIGHTS, policy_folders
 from gpusched.controller.cycle import Cycle
 from gpusched.controller.lastgood import Declared, declared_or_kept, keep
+from gpusched.controller.notices.desk import NoticeDesk
 from gpusched.controller.outputs import secure_logs
 from gpusched.controller.predicting import BUDGET_S, StartPredictor
 from gpusched.errors import GpuschedError
@@ -43,6 +44,7 @@ PATIENCE_S = 3.0  # how long one cycle waits for slow nodes; their answers count
 MAX_TICK_ROUNDS = 4
 CRON_S = 60.0  # cron calls no more often: until then nobody should miss the controller
 TICK_PREDICTING_S = 1.0  # a tick has no pause in which it could go on
+TICK_TELLING_S = 20.0  # a tick that ends ends its sending; what was not sent is sent by the next
 RELAY_RESTART_S = 10.0
 HOUSEKEEPING_S = 3600.0
 KEEP_FINE_USAGE_S = 14 * 86400
@@ -120,6 +122,7 @@ class Service:
         self.cluster = SshCluster(inventory, cluster_id, state / "logs", self.clock)
         self.cycle = self._new_cycle(inventory, policies)
         self._predictor: StartPredictor | None = StartPredictor(self.store)
+        self._notices = NoticeDesk(self.store, say)
         self._files = self._stamp()
         self._housekept = -HOUSEKEEPING_S
         self.store.set_meta("controller_pid", str(os.getpid()))
@@ -155,12 +158,17 @@ class Service:
             self._begin_anew()
             self._say(f"this machine's clock was set by {step:+.0f} s; limits, retries and graces go on as before")
         self.cycle.run(patience_s)
+        self.tell()
         if time.monotonic() - self._housekept > HOUSEKEEPING_S:
             self._housekept = time.monotonic()
             with self.store.transaction():
                 self.store.compact_usage(self.clock() - KEEP_FINE_USAGE_S, 3600)
             rotate(self._state / "logs", self.cycle.inventory.settings.logs)
             self.cycle.inbox.tidy()
+
+    def tell(self, wait_s: float = 0.0) -> None:
+        """Send notices of what is new, waiting so long for what becomes of them."""
+        self._notices.step(self.cycle.inventory, self.clock(), wait_s)
 
     def predict_starts(self, budget_s: float = BUDGET_S) -> None:
         """Between two cycles: predict starts for the record. What goes wrong there must not stop the cluster."""
@@ -371,5 +379,6 @@ def tick_once(inventory_path: Path, state: Path, say: Callable[[str], None]) -> 
                     break
                 service.cluster.wait_for_operations(60.0)
             service.predict_starts(TICK_PREDICTING_S)
+            service.tell(TICK_TELLING_S)
         finally:
             service.close()

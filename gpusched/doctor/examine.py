@@ -27,13 +27,15 @@ def examine(
     *,
     nodes: Collection[str] = (),
     on_findings: Callable[[list[Finding]], None] | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
     clock: Callable[[], float] = time.time,
 ) -> list[Finding]:
     """Examine the cluster end to end. Changes nothing here; on the nodes it leaves the cached probe.
 
     Where a GPU is free a container with it is started, and removed; nothing is pulled for that. Inventory and state
     folder are the ones in force where none is given; of the nodes only those named are examined, all where none is.
-    ``on_findings`` is told each subject's findings as they come, the nodes' in the order in which they answer.
+    ``on_findings`` is told each subject's findings as they come, the nodes' in the order in which they answer, and
+    ``on_progress`` how many nodes of how many have answered.
 
     Returns:
         The findings: inventory, policies, state, Slurm where it is the engine, the nodes in the inventory's order, then
@@ -78,6 +80,7 @@ def examine(
             if wiring is not None:
                 wirings[asked[future]] = wiring
             tell(by_node[asked[future]])
+            on_progress(len(by_node), len(chosen))
     wired = judge_topology(inventory, wirings)
     if slurm is not None:
         wired += judge_positions(inventory, slurm, wirings)

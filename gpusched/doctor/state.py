@@ -7,22 +7,24 @@ import shutil
 import sqlite3
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
 from gpusched.doctor.findings import Finding, Status
 from gpusched.errors import GpuschedError
+from gpusched.model.notices import Notice
 from gpusched.model.readings import Wiring
 from gpusched.model.slurm import Trouble
-from gpusched.model.units import format_memory
+from gpusched.model.units import format_duration, format_memory
 from gpusched.queue.presence import Presence, controller_of
 from gpusched.queue.promotions import PolicyChange
 from gpusched.queue.schema import SCHEMA_VERSION
 from gpusched.queue.snapshots import held_gpus, lingering_gpus
 from gpusched.queue.store import DATABASE, INVENTORY_TROUBLE, Reader
 from gpusched.sched.interference.gpus import slow_gpus
+from gpusched.sched.text import count_of
 
 _SUBJECT = "state"
 _QUICK_CHECK_S = 20.0
@@ -177,7 +179,7 @@ def _controller(state: Path, tick_s: float, now: float) -> list[Finding]:
         assert reader is not None
         with closing(reader):
             beat, trouble, left = reader.meta("heartbeat"), reader.meta(INVENTORY_TROUBLE), reader.left_nodes()
-            paces = reader.paces()
+            paces, untold = reader.paces(), reader.failed_notices()
     except (GpuschedError, sqlite3.Error) as error:
         return [_finding("controller", "fail", f"its last sign of life cannot be read: {error}", _RESTORE)]
     found = [_heartbeat(controller_of(state), None if beat is None else now - float(beat), max(60.0, 6 * tick_s))]
@@ -185,9 +187,23 @@ def _controller(state: Path, tick_s: float, now: float) -> list[Finding]:
         message = f"the controller goes on with the last good one: {trouble}"
         found.append(_finding("inventory", "warn", message, "correct it; a running controller takes it up"))
     slow = "look on the node: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK; or keep it out with gpu_indices"
+    found += _untold(untold, now)
     found += [Finding(gpu.node, f"GPU {gpu.index}", "warn", gpu.line, slow) for gpu in slow_gpus(paces)]
     hint = "put it back, or wait for its jobs; nothing new goes there"
     return found + [_finding("inventory", "warn", f"node {record.name} is {record.reason}", hint) for record in left]
+
+
+def _untold(notices: Sequence[Notice], now: float) -> list[Finding]:
+    """What nobody could be told yet, by why."""
+    found = []
+    for error in dict.fromkeys(notice.error for notice in notices):
+        some = [notice for notice in notices if notice.error == error]
+        given_up = sum(notice.due is None for notice in some)
+        due = min((notice.due for notice in some if notice.due is not None), default=None)
+        told = f"{given_up} given up" if due is None else f"tried again in {format_duration(max(0.0, due - now))}"
+        message = f"{count_of(len(some), 'notice')} not sent ({told}): {error}; the latest: {some[0].body['text']}"
+        found.append(_finding("notices", "warn", message, "see notices: in inventory.yaml, and the address"))
+    return found
 
 
 def _heartbeat(runs: Presence | None, age: float | None, most: float) -> Finding:

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from gpusched.model.notices import Notices
 from gpusched.model.topology import Topology
 
 
@@ -210,6 +211,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings = Settings()
     topology: Topology = Topology()
     engine: Literal["ssh", "slurm"] = "ssh"
+    notices: Notices = Notices()
 
     @property
     def nodes(self) -> tuple[Node, ...]:

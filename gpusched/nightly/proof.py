@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -90,14 +90,28 @@ def scenario_for(
     return scenario._replace(notes=(*scenario.notes, *notes))
 
 
-def judge(scenario: Scenario, partition: str, incumbent: PolicySpec, candidate: PolicySpec) -> Verdict:
+def judge(
+    scenario: Scenario,
+    partition: str,
+    incumbent: PolicySpec,
+    candidate: PolicySpec,
+    advance: Callable[[float, int], None] | None = None,
+) -> Verdict:
     """Replays both and compares them; one that stops jobs at the cost and within the bounds that its file names.
+
+    ``advance``: See `gpusched.study.request.outcomes`.
 
     Raises:
         ModelError: The candidate's weights cannot be used.
     """
     policies = (incumbent_of(incumbent, partition), of_spec(candidate, None, partition))
-    base, other = carry_out([Run(scenario, p, None, 0, restart_s=p.restart_s) for p in policies])
+    runs, over = [Run(scenario, p, None, 0, restart_s=p.restart_s) for p in policies], list[Run]()
+
+    def watch(part: float) -> None:
+        if advance is not None:
+            advance(len(over) + part, len(runs))
+
+    base, other = carry_out(runs, done=over.append, progress=watch)
     found = changes([base, other])[1]
     jct = next((c for c in found if c.figure == "jct_s"), None)
     gain, high, low = (None if x is None else -x for x in (jct.relative, jct.low, jct.high)) if jct else (None,) * 3

@@ -7,6 +7,7 @@ import os
 import re
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -111,6 +112,7 @@ def nightly(
     workers: int = 1,
     now: float | None = None,
     auto_retrain: bool = False,
+    tell: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> Report:
     """Replays the store's jobs submitted since, partition by partition, and writes the report.
 
@@ -121,6 +123,7 @@ def nightly(
         workers: Processes.
         now: Unix seconds.
         auto_retrain: Train the agents anew, too, and judge the candidates.
+        tell: Called with what it is at, and how many of how many partitions are done.
 
     Raises:
         GpuschedError: There is no store.
@@ -138,7 +141,8 @@ def nightly(
     trained = tuple(night.retrain(inventory, reader, folder, live, now)) if auto_retrain else ()
     predicted = scores(reader.predicted_starts(parse_since(since, now), now), now)
     verdicts = []
-    for partition in inventory.partitions:
+    for number, partition in enumerate(inventory.partitions):
+        tell(f"replaying {partition.name}", number, len(inventory.partitions))
         if trace is None or partition.name not in trace.groups:
             continue
         part = replace(slice_trace(trace, vc=partition.name), name=f"{partition.name} since {since}")

@@ -112,5 +112,14 @@ CREATE TABLE beliefs (kind TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
 -- Those paces with their GPUs, the latest only. data: model.interference.PaceOn as JSON.
 CREATE TABLE paces (seq INTEGER PRIMARY KEY, data BLOB NOT NULL);
 """,
+    """
+-- What people are told. due: when it is sent next; NULL: it has arrived, or was sent in vain too often. failed: 1 where
+-- the last try failed. data: model.notices.Notice as JSON.
+CREATE TABLE notices (
+  key TEXT PRIMARY KEY, made REAL NOT NULL, due REAL, failed INTEGER NOT NULL, data BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX notices_due ON notices (due) WHERE due IS NOT NULL;
+CREATE INDEX notices_failed ON notices (made) WHERE failed = 1;
+""",
 )
 SCHEMA_VERSION = 1 + len(MIGRATIONS)

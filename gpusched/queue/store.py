@@ -19,6 +19,7 @@ from gpusched.model.readings import NodeReading, NodeState, Wiring
 from gpusched.model.resources import Node
 from gpusched.model.slurm import TROUBLE, Trouble
 from gpusched.queue.beliefs import BeliefReads, BeliefWrites
+from gpusched.queue.notices import NoticeReads, NoticeWrites
 from gpusched.queue.predictions import PredictionReads, PredictionWrites
 from gpusched.queue.progress import ProgressReads, ProgressWrites
 from gpusched.queue.promotions import PolicyReads, PolicyWrites
@@ -198,7 +199,7 @@ _SUMS = _USAGE[5:]
 _ADDED_UP = f"ON CONFLICT DO UPDATE SET {', '.join(f'{f} = {f} + excluded.{f}' for f in _SUMS)}"
 
 
-class Reader(BeliefReads, PolicyReads, PredictionReads, ProgressReads):
+class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressReads):
     """Read-only view of the store."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -439,7 +440,7 @@ class Reader(BeliefReads, PolicyReads, PredictionReads, ProgressReads):
         return dict(rows.fetchall())
 
 
-class Store(Reader, BeliefWrites, JobWrites, PolicyWrites, PredictionWrites, ProgressWrites):
+class Store(Reader, BeliefWrites, JobWrites, NoticeWrites, PolicyWrites, PredictionWrites, ProgressWrites):
     """The store as its single writer sees it."""
 
     @classmethod

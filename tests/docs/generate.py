@@ -22,6 +22,7 @@ from gpusched.cli.main import COMMANDS, app
 from gpusched.client.wait import EXIT_CODES
 from gpusched.cluster.requests import environment
 from gpusched.config import fields as inventory_fields
+from gpusched.config import notices as inventory_notices
 from gpusched.config.policies import BUILT_IN, load_policy
 from gpusched.doctor.findings import Finding
 from gpusched.model.events import Event
@@ -292,6 +293,14 @@ def _exit_codes() -> str:
     return table(("the job ended", "exit code"), rows)
 
 
+def _notices() -> str:
+    return _keys(inventory_notices.NOTICES, words.NOTICES, {"idle": code("30m")})
+
+
+def _receiver() -> str:
+    return _keys(inventory_notices.RECEIVER, words.RECEIVER, {"on": code("all")})
+
+
 def _switch() -> str:
     return _keys(inventory_fields.SWITCH, words.SWITCH, {})
 
@@ -431,6 +440,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "node": _node,
     "sharing": _sharing,
     "flavor": _flavor,
+    "notices": _notices,
+    "receiver": _receiver,
     "switch": _switch,
     "twins": _twins,
     "policies": _policies,

@@ -174,6 +174,19 @@ SWITCH = {
     "parent": ("name", "The switch above. One without an entry of its own has nothing above it."),
 }
 
+NOTICES = {
+    "to": ("list of receivers", "Who is told, besides users with `--mail`; see below."),
+    "smtp": ("`host` or `host:port`", "The mail server; STARTTLS where it offers it. Without it `sendmail` is called."),
+    "from": ("mail address", "The sender. Without it `gpusched@` the mail server, or as sendmail says."),
+    "idle": ("time", "A job whose GPUs have been idle for so long is told of."),
+}
+RECEIVER = {
+    "webhook": ("URL", "Gets each notice as JSON by POST. Any answer but 2xx is a failure."),
+    "command": ("list of words", "Gets each as JSON on stdin, run as the controller's user in `/` for at most 30 s."),
+    "on": ("list", "Of `begin`, `end`, `fail`, `requeue`, `limit`, `node`, `idle`, `all`."),
+    "users": ("list of users", "Only of these users' jobs. Without it of all jobs, and of nodes."),
+}
+
 JOB_STATES = {
     JobState.PENDING: "In the queue. The reason says why it waits.",
     JobState.STARTING: (

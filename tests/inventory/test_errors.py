@@ -38,6 +38,10 @@ def with_partition(text: str) -> str:
     return f"partitions:\n  A:\n    nodes: [{{name: n1, {NODE}}}]\n    {text}\n"
 
 
+def with_notices(text: str) -> str:
+    return f"partitions:\n  A:\n    nodes: [{{name: n1, {NODE}}}]\nnotices:\n  to:\n    - {text}\n"
+
+
 def with_switch(text: str) -> str:
     return (
         f"partitions:\n  A:\n    defaults: {{{NODE}}}\n    nodes: ['n[1-4]']\ntopology:\n"
@@ -57,7 +61,7 @@ BAD = {
     "partitions a list": ("partitions: [A]\n", ":1: partitions: found a list, expected a mapping: name of partition -> its nodes"),
     "unknown top key": (
         "partition: {}\n",
-        ":1: partition: found an unknown key, expected one of defaults, engine, partitions, settings, topology: did you mean partitions?",
+        ":1: partition: found an unknown key, expected one of defaults, engine, notices, partitions, settings, topology: did you mean partitions?",
     ),
     "broken yaml": (
         "partitions:\n  A: {nodes: [a\n",
@@ -247,6 +251,17 @@ BAD = {
                             ':6: partitions.A.nodes[1].sharing.slowdown: found "30%", expected the part by which a job may be slower from 0 to 100'),
     "relative pipe": (with_node("{name: n2, sharing: {mode: mps, pipe: mps}}"),
                       ':6: partitions.A.nodes[1].sharing.pipe: found "mps", expected an absolute path without quotes, commas and colons'),
+    # Notices
+    "webhook without host": (with_notices("{webhook: 'https:///T0K3N'}"), ":6: notices.to[0].webhook: found another text, "
+                             "expected a URL such as https://chat.example.org/hooks/gpusched"),
+    "webhook to a file": (with_notices("{webhook: 'file:///etc/passwd'}"), ":6: notices.to[0].webhook: found another text, "
+                          "expected a URL such as https://chat.example.org/hooks/gpusched"),
+    "webhook and command": (with_notices("{webhook: 'https://a/b', command: [/x]}"), ":6: notices.to[0]: found both, expected either a webhook or a command"),
+    "nobody is told": (with_notices("{on: [end]}"), ":6: notices.to[0]: found neither, expected either a webhook or a command"),
+    "relative command": (with_notices("{command: [page, me]}"), ":6: notices.to[0].command: found page me, expected a command "
+                         "whose first word is an absolute path"),
+    "notice mistyped": (with_notices("{command: [/x], on: [ends]}"), ':6: notices.to[0].on[0]: found "ends", expected one of '
+                        "begin, end, fail, requeue, limit, node, idle, all: did you mean end?"),
     # Switches
     "switch a word": (with_switch("n3"), ':8: topology.r2: found "n3", expected a mapping: name of switch -> nodes, uplink, parent'),
     "switch key": (with_switch("{node: n3}"), ":8: topology.r2.node: found an unknown key, expected one of nodes, parent, uplink, "

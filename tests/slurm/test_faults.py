@@ -18,8 +18,9 @@ from tests.testbed import wait_until
 from tests.testbed.slurm import OPERATOR, USERS, SlurmSite
 
 SLEEP = "sleep 0.3"
-ONE_PASS_S = 1.0
-"""Slurm starts what it may in one pass over its queue, which takes this long at the most; in its own order."""
+ONE_PASS_S = 3.0
+"""Slurm starts what it may in one pass over its queue, a second after the other or, on a busy machine, so late; in its
+own order."""
 
 
 def shapes(count: int, seed: int) -> list[tuple[str, str, str]]:
@@ -59,7 +60,7 @@ def started(site: SlurmSite, count: int) -> dict[str, int]:
         rows = recorded(site)
         return rows if completed(rows) == count else []
 
-    rows = wait_until(complete, 20, f"{count} jobs in the accounting database")
+    rows = wait_until(complete, 60, f"{count} jobs in the accounting database")
     assert len(rows) == count, "none was requeued, cancelled or lost"
     return {job: int(start) for job, _, start, *_ in rows}
 
@@ -91,20 +92,20 @@ def test_200_jobs_run_once_each_where_and_in_the_order_that_was_decided(slurm_cl
     assert decided.deaths()[1:] == list(STEPS)
     assert not {line.job for line in proofs.lines()} & set(held), "their user holds them"
     site.freeze_slurmctld()
-    wait_until(lambda: _unanswered(slurm_cluster), 30, "no answer")
+    wait_until(lambda: _unanswered(slurm_cluster), 60, "no answer")
     site.thaw_slurmctld()
     resumed = time.time()
     site.run(["scontrol", "update", "NodeName=dgx004", "State=RESUME"])
     for job in held:
         site.run(["scontrol", "release", job], user)
-    wait_until(lambda: not _unanswered(slurm_cluster), 30, "answers")
+    wait_until(lambda: not _unanswered(slurm_cluster), 60, "answers")
     with decided.paused():  # what slurmctld has not saved it forgets, whoever decides
-        wait_until(lambda: decided.going() == [long[0]], 30, "the end of short jobs")
+        wait_until(lambda: decided.going() == [long[0]], 60, "the end of short jobs")
         site.wait_saved(long[0])
         over = len(proofs.lines()) - 1
-        wait_until(lambda: completed(recorded(site)) == over, 30, "the ends in the accounting database")
+        wait_until(lambda: completed(recorded(site)) == over, 60, "the ends in the accounting database")
         site.kill_slurmctld()
-    wait_until(lambda: _unanswered(slurm_cluster), 30, "no answer")
+    wait_until(lambda: _unanswered(slurm_cluster), 60, "no answer")
     site.start_slurmctld()
     proofs.wait(len(jobs), 90)
     (site.shared / "go").touch()
@@ -129,7 +130,7 @@ def test_200_jobs_run_once_each_where_and_in_the_order_that_was_decided(slurm_cl
     for some, most in with_limits:
         begins = sorted(lines[job].time for job in some)
         assert all(late - soon >= 0.3 for soon, late in zip(begins, begins[most:], strict=False)), f"{most} at once"
-    wait_until(lambda: _ended_in_store(slurm_cluster, jobs), 30, "the mirror to see the ends")
+    wait_until(lambda: _ended_in_store(slurm_cluster, jobs), 60, "the mirror to see the ends")
 
 
 def _unanswered(cluster: SlurmCluster) -> bool:

@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import lzma
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,17 +15,17 @@ from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 import numpy as np
 
 from gpusched.errors import FileError, GpuschedError
 from gpusched.traces.trace import Ints
 
-_OPENERS: dict[bytes, Callable[[Path], Any]] = {
-    b"\x1f\x8b": lambda path: gzip.open(path, "rb"),
-    b"\xfd7zXZ\x00": lambda path: lzma.open(path, "rb"),
-    b"BZh": lambda path: bz2.open(path, "rb"),
+_OPENERS: dict[bytes, Callable[[BinaryIO], Any]] = {
+    b"\x1f\x8b": lambda file: gzip.open(file, "rb"),
+    b"\xfd7zXZ\x00": lambda file: lzma.open(file, "rb"),
+    b"BZh": lambda file: bz2.open(file, "rb"),
 }
 _SEPARATORS = ("|", "\x1f", "\t")
 _SUFFIXES = (".gz", ".xz", ".bz2")
@@ -55,6 +56,26 @@ def stem(path: Path) -> str:
     return path.stem if path.suffix in _SUFFIXES else path.name
 
 
+class Reading(io.FileIO):
+    """A file that can be asked how much of it has been read."""
+
+    latest: Reading | None = None
+    """The one that was opened last, for whoever shows how far it is."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.path, self.size = path, os.fstat(self.fileno()).st_size
+        Reading.latest = self
+
+    @property
+    def done(self) -> int:
+        """Bytes of ``size`` that have been read; all of them once it is closed."""
+        try:
+            return self.tell()
+        except ValueError:
+            return self.size
+
+
 @contextmanager
 def open_text(path: Path) -> Iterator[TextIO]:
     """The file as UTF-8 text, unpacked by what its first bytes say (gzip, xz, bzip2). Odd bytes become U+FFFD.
@@ -64,9 +85,13 @@ def open_text(path: Path) -> Iterator[TextIO]:
     """
     with open(path, "rb") as file:
         magic = file.read(6)
-    opener = next((o for start, o in _OPENERS.items() if magic.startswith(start)), lambda p: open(p, "rb"))
+    opener = next((o for start, o in _OPENERS.items() if magic.startswith(start)), lambda p: p)
     try:
-        with opener(path) as raw, io.TextIOWrapper(raw, "utf-8-sig", errors="replace", newline="") as text:
+        with (
+            io.BufferedReader(Reading(path), 1 << 16) as packed,
+            opener(packed) as raw,
+            io.TextIOWrapper(raw, "utf-8-sig", errors="replace", newline="") as text,
+        ):
             yield text
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         raise GpuschedError(f"{path}: cannot be unpacked: {error}", "fetch the file again") from None

@@ -1,0 +1,181 @@
+"""Sends notices in threads of its own, so that no mail server and no webhook ever holds up the cycle."""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gpusched.errors import printable
+from gpusched.model.notices import Notices, Receiver
+
+if TYPE_CHECKING:
+    from email.message import EmailMessage
+
+THREADS = 4
+COMMAND_S, NETWORK_S = 30.0, 15.0
+_SENDMAIL = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/lib"))
+
+
+class Failed(Exception):
+    """It did not arrive; the text says why in one line."""
+
+
+class Sending(msgspec.Struct, frozen=True, kw_only=True):
+    """One notice on its way: to an address, or else to a receiver of the inventory."""
+
+    key: str
+    body: dict[str, Any]
+    mail: str = ""
+    receiver: Receiver | None = None
+    asked: Notices = Notices()
+
+
+class Delivery:
+    """So many at once; what becomes of each is told by `finished`."""
+
+    def __init__(self) -> None:
+        self._waiting: queue.SimpleQueue[Sending] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self._threads = 0
+        self.under_way: set[str] = set()
+
+    def send(self, sending: Sending) -> None:
+        """Send it soon."""
+        self.under_way.add(sending.key)
+        self._waiting.put(sending)
+        if self._threads < min(THREADS, len(self.under_way)):
+            self._threads += 1
+            threading.Thread(target=self._work, name="notices", daemon=True).start()
+
+    def finished(self, wait_s: float = 0.0) -> list[tuple[str, str]]:
+        """Key, and why it did not arrive ("": it did), of those that have ended since; waits so long for all."""
+        found: list[tuple[str, str]] = []
+        until = time.monotonic() + wait_s
+        while self.under_way:
+            left = until - time.monotonic()
+            try:
+                found.append(self._done.get(block=left > 0, timeout=max(0.0, left)))
+            except queue.Empty:
+                break
+            self.under_way.discard(found[-1][0])
+        return found
+
+    def _work(self) -> None:
+        while True:
+            sending = self._waiting.get()
+            try:
+                deliver(sending)
+                why = ""
+            except Failed as error:
+                why = str(error)
+            except Exception as error:  # whatever it is, the next one is sent all the same
+                why = f"{type(error).__name__}: {error}"
+            self._done.put((sending.key, printable(why)[:500]))
+
+
+def deliver(sending: Sending) -> None:
+    """Send one and wait until it has arrived.
+
+    Raises:
+        Failed: It has not, as far as is known.
+    """
+    if sending.mail:
+        _mail(sending)
+        return
+    assert sending.receiver is not None
+    content = msgspec.json.encode(sending.body)
+    if sending.receiver.webhook:
+        _post(sending.receiver.webhook, content)
+    else:
+        _run(sending.receiver.command, content)
+
+
+def _post(url: str, content: bytes) -> None:
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    headers = {"Content-Type": "application/json", "User-Agent": "gpusched"}
+    try:
+        with urlopen(Request(url, content, headers), timeout=NETWORK_S) as answer:
+            answer.read(1 << 16)
+    except HTTPError as error:
+        with error:
+            raise Failed(f"it answered {error.code} {error.reason}") from None
+    except (OSError, HTTPException) as error:
+        raise Failed(f"it cannot be reached: {getattr(error, 'reason', None) or error}") from None
+
+
+def _run(argv: Sequence[str], content: bytes) -> None:
+    environment = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TZ") if name in os.environ}
+    try:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd="/", env=environment,
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise Failed(f"{argv[0]} cannot be started: {error.strerror}") from None
+    try:
+        _, said = process.communicate(content, timeout=COMMAND_S)
+    except subprocess.TimeoutExpired:
+        raise Failed(f"{argv[0]} did not end within {COMMAND_S:.0f} s") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.returncode:
+        lines = said.decode(errors="replace").strip().splitlines()
+        raise Failed(f"{argv[0]} ended with {process.returncode}" + (f": {lines[-1]}" if lines else ""))
+
+
+def message_of(sending: Sending) -> EmailMessage:
+    """The mail: the line as its subject, and what is known of the job below it."""
+    from email.message import EmailMessage
+
+    message = EmailMessage()
+    text = printable(str(sending.body["text"]))
+    message["Subject"] = f"gpusched: {text}"[:200]
+    message["To"] = sending.mail
+    if sending.asked.sender:
+        message["From"] = sending.asked.sender
+    message["Message-ID"] = f"<{sending.body['id']}@gpusched.invalid>"  # a mail that comes twice is seen to be one
+    job = sending.body.get("job") or {}
+    facts = [f"{name}: {_plain(value)}" for name, value in job.items() if value not in (None, "", [])]
+    message.set_content("\n".join([text, "", *facts]) + "\n")
+    return message
+
+
+def _plain(value: object) -> str:
+    return printable(", ".join(map(str, value)) if isinstance(value, list) else str(value))
+
+
+def _mail(sending: Sending) -> None:
+    message = message_of(sending)
+    if not sending.asked.smtp:
+        program = shutil.which("sendmail", path=_SENDMAIL)
+        if program is None:
+            raise Failed("no mail can be sent: there is no sendmail on the controller's machine, and no notices.smtp")
+        _run((program, "-oi", "--", sending.mail), message.as_bytes())
+        return
+    import smtplib
+
+    host, _, port = sending.asked.smtp.partition(":")
+    if "From" not in message:
+        message["From"] = f"gpusched@{host}"
+    try:
+        with smtplib.SMTP(host, int(port or 25), timeout=NETWORK_S) as server:
+            if server.has_extn("starttls"):
+                server.starttls()
+                server.ehlo()
+            server.send_message(message)
+    except (OSError, smtplib.SMTPException) as error:
+        raise Failed(f"{host} does not take it: {error}") from None

@@ -1,0 +1,176 @@
+"""From events, and from what runs, to notices: who is told what, in which words. Pure but for reading the store."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from gpusched.accounting.held_idle import held_idle
+from gpusched.accounting.usage import BUCKET_S
+from gpusched.model.events import Event
+from gpusched.model.jobs import Job, JobState
+from gpusched.model.notices import BY_DEFAULT, NEAR_LIMIT, Notice, NoticeKind, Notices, Receiver
+from gpusched.model.units import format_duration, iso_utc
+from gpusched.queue.store import Reader
+
+MAIL = "mail "
+EVENTS: dict[str, tuple[NoticeKind, ...]] = {
+    "running": (NoticeKind.BEGIN,),
+    "ended": (NoticeKind.END, NoticeKind.FAIL),
+    "requeued": (NoticeKind.REQUEUE,),
+    "node_down": (NoticeKind.NODE,),
+    "gpu_lost": (NoticeKind.NODE,),
+}
+"""Kinds of events, and of the notices that they make."""
+_NO_FAILURE = (JobState.COMPLETED, JobState.CANCELLED)
+
+
+def digest_of(receiver: Receiver) -> str:
+    """What stands for a receiver in the store: where it is said to be is a secret."""
+    return hashlib.blake2b(msgspec.json.encode((receiver.webhook, receiver.command)), digest_size=8).hexdigest()
+
+
+class Maker:
+    """Makes the notices of one look at the store."""
+
+    def __init__(self, reader: Reader, asked: Notices, cluster: str, now: float) -> None:
+        self._reader, self._asked, self._cluster, self._now = reader, asked, cluster, now
+        self._ended: dict[str, bool] = {}  # arrays, each looked at once
+
+    def of_event(self, event: Event) -> Iterator[Notice]:
+        """Of what has happened to a job or a node."""
+        if event.node is not None and event.job_id is None:
+            yield from self._of_node(event, event.node)
+            return
+        job = self._reader.job(event.job_id) if event.job_id is not None else None
+        if job is None or not any(self._receivers(job)):
+            return
+        attempt = int(event.data.get("attempt", job.attempt))
+        if event.kind != "ended":
+            yield from self._of_job(job, EVENTS[event.kind][0], event, attempt, _happened(job, event))
+            return
+        outcome = str(event.data.get("to", job.state))
+        failed = outcome not in _NO_FAILURE
+        text = f"{_named(job)} {_after(job, outcome)}"
+        if job.array_id is None:
+            for to, kinds in self._receivers(job):
+                kind = NoticeKind.END if NoticeKind.END in kinds else NoticeKind.FAIL
+                if kind in kinds and (failed or kind is NoticeKind.END):
+                    yield self._notice(to, kind, f"{job.id}.{attempt}", text, job, event.time)
+            return
+        if failed:  # of an array each receiver is told once that a task failed, and once that all have ended
+            yield from self._of_job(job, NoticeKind.FAIL, event, attempt, text)
+        if self._is_over(job.array_id):
+            yield from self._of_job(job, NoticeKind.END, event, attempt, self._array_text(job))
+
+    def _is_over(self, array: str) -> bool:
+        if array not in self._ended:
+            self._ended[array] = not self._reader.has_unended(array)
+        return self._ended[array]
+
+    def _array_text(self, job: Job) -> str:
+        assert job.array_id is not None
+        counts: dict[str, int] = {}
+        for task in self._reader.jobs_of_array(job.array_id):
+            counts[task.state] = counts.get(task.state, 0) + 1
+        told = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+        return f"array {job.array_id} ({job.spec.name}) of {job.user} has ended: {told}"
+
+    def _of_node(self, event: Event, node: str) -> Iterator[Notice]:
+        """A lost node or GPU: the operator's receivers are told, and those whose jobs are there."""
+        lost = f"GPU {event.data.get('gpu')} of node {node}" if event.kind == "gpu_lost" else f"node {node}"
+        text = f"{lost} is lost: {event.data.get('reason') or 'it does not answer'}"
+        mark = f"{node}.{event.data.get('gpu', '')}.{event.time:.3f}"
+        for receiver in self._asked.to:
+            if NoticeKind.NODE in receiver.on and not receiver.users:
+                yield self._notice(digest_of(receiver), NoticeKind.NODE, mark, text, None, event.time, node)
+        there = (
+            job for job in self._reader.active()
+            if any(part.node == node for part in (job.allocation.parts if job.allocation else ()))
+        )  # fmt: skip
+        for job in there:
+            for to, kinds in self._receivers(job, theirs=True):
+                if NoticeKind.NODE in kinds:
+                    about = f"{_named(job)}: {text}"
+                    yield self._notice(to, NoticeKind.NODE, f"{job.id}.{mark}", about, job, event.time, node)
+
+    def of_running(self, active: Iterable[Job]) -> Iterator[Notice]:
+        """Of jobs that are near their limit, or have not used their GPUs for long."""
+        running = [job for job in active if job.state is JobState.RUNNING and job.start_time is not None]
+        asked = [(job, kinds) for job in running if (kinds := {k for _, some in self._receivers(job) for k in some})]
+        for job, kinds in asked:
+            assert job.start_time is not None
+            left = job.start_time + job.limit_s - self._now
+            if NoticeKind.LIMIT in kinds and left <= (1 - NEAR_LIMIT) * job.limit_s:
+                text = f"{_named(job)} reaches its time limit in {format_duration(max(0.0, left))}"
+                yield from self._of_job(job, NoticeKind.LIMIT, None, job.attempt, text)
+        watched = {job.id: job for job, kinds in asked if NoticeKind.IDLE in kinds and job.spec.gpus}
+        if not watched:
+            return
+        usage = self._reader.usage(self._now - self._asked.idle_s - 3 * BUCKET_S)
+        for idle in held_idle(watched.values(), usage, self._now):
+            if idle.idle_s >= self._asked.idle_s:
+                job = watched[idle.job]
+                held = f"{idle.idle_gpus} of its {idle.gpus} GPUs have" if idle.gpus > 1 else "its GPU has"
+                text = f"{_named(job)}: {held} been idle for {format_duration(idle.idle_s)}"
+                yield from self._of_job(job, NoticeKind.IDLE, None, job.attempt, text)
+
+    def _of_job(self, job: Job, kind: NoticeKind, event: Event | None, attempt: int, text: str) -> Iterator[Notice]:
+        at = event.time if event is not None else self._now
+        whole = job.array_id is not None and kind not in (NoticeKind.LIMIT, NoticeKind.IDLE, NoticeKind.REQUEUE)
+        for to, kinds in self._receivers(job):
+            if kind in kinds:
+                mark = str(job.array_id) if whole else f"{job.id}.{attempt}"
+                yield self._notice(to, kind, mark, text, job, at)
+
+    def _receivers(self, job: Job, theirs: bool = False) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Who is told of a job, and what; ``theirs``: not those whom the operator wants told of everything."""
+        if job.spec.mail:
+            yield MAIL + job.spec.mail, job.spec.notify or BY_DEFAULT
+        for receiver in self._asked.to:
+            if job.user in receiver.users or not (receiver.users or theirs):
+                yield digest_of(receiver), receiver.on
+
+    def _notice(
+        self, to: str, kind: NoticeKind, mark: str, text: str, job: Job | None, at: float, node: str | None = None
+    ) -> Notice:
+        key = f"{to} {kind} {mark}"
+        body: dict[str, Any] = {
+            "id": hashlib.blake2b(f"{self._cluster} {key}".encode(), digest_size=8).hexdigest(),
+            "notice": str(kind), "time": iso_utc(at), "cluster": self._cluster, "text": text, "node": node,
+            "job": _facts(job) if job is not None else None,
+        }  # fmt: skip
+        return Notice(key=key, to=to, body=body, made=self._now, due=self._now)
+
+
+def _named(job: Job) -> str:
+    return f"job {job.id} ({job.spec.name}) of {job.user}"
+
+
+def _happened(job: Job, event: Event) -> str:
+    nodes = ", ".join(part.node for part in job.allocation.parts) if job.allocation else ""
+    if event.kind == "running":
+        return f"{_named(job)} has begun" + (f" on {nodes}" if nodes else "")
+    why = event.data.get("message") or event.data.get("outcome") or job.message
+    return f"{_named(job)} is queued again" + (f": {why}" if why else "")
+
+
+def _after(job: Job, outcome: str) -> str:
+    ran = ""
+    if job.start_time is not None and job.end_time is not None:
+        ran = f" after {format_duration(job.end_time - job.start_time)}"
+    why = f": {job.message or job.reason}" if job.message or job.reason else ""
+    return f"has ended {outcome}{ran}{why}"
+
+
+def _facts(job: Job) -> dict[str, Any]:
+    return {
+        "id": job.id, "array": job.array_id, "name": job.spec.name, "user": job.user, "partition": job.spec.partition,
+        "state": str(job.state), "reason": job.reason, "message": job.message, "exit_code": job.exit_code,
+        "nodes": [part.node for part in job.allocation.parts] if job.allocation else [], "gpus": job.spec.gpus,
+        "submitted": iso_utc(job.submit_time), "started": iso_utc(job.start_time), "ended": iso_utc(job.end_time),
+        "limit_s": job.limit_s, "attempt": job.attempt, "comment": job.spec.comment,
+    }  # fmt: skip

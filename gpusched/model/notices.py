@@ -1,0 +1,95 @@
+"""Notices: what somebody is told of, who is, and how."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+
+class NoticeKind(StrEnum):
+    """What is told."""
+
+    BEGIN = "begin"
+    END = "end"
+    FAIL = "fail"
+    REQUEUE = "requeue"
+    LIMIT = "limit"
+    NODE = "node"
+    IDLE = "idle"
+
+
+BY_DEFAULT = (NoticeKind.END, NoticeKind.LIMIT, NoticeKind.NODE, NoticeKind.IDLE)
+"""Of a job with ``--mail`` that does not say; every end is told by ``end``."""
+NEAR_LIMIT = 0.9
+"""The part of its limit after which a job is near it, as of Slurm's TIME_LIMIT_90."""
+_ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}(@[A-Za-z0-9][A-Za-z0-9.-]{0,252})?")
+
+
+def is_address(text: str) -> bool:
+    """Whether mail can be sent there: ``name@host``, or a user of the controller's machine."""
+    return _ADDRESS.fullmatch(text) is not None
+
+
+def kinds_of(words: Iterable[str]) -> tuple[NoticeKind, ...]:
+    """The kinds that words name, in the order of `NoticeKind`; ``all`` is all of them.
+
+    Raises:
+        ValueError: Another word; it is the message.
+    """
+    asked = set(words)
+    for word in asked - {*NoticeKind, "all"}:
+        raise ValueError(word)
+    return tuple(kind for kind in NoticeKind if kind in asked or "all" in asked)
+
+
+class Receiver(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is told by the operator's wish.
+
+    Attributes:
+        webhook: It gets the notice as JSON by POST. command: Or by stdin, run as the controller's user.
+        on: Of these kinds. users: Of the jobs of these users, and of nothing else; empty: of all, and of nodes.
+    """
+
+    webhook: str = ""
+    command: tuple[str, ...] = ()
+    on: tuple[NoticeKind, ...] = tuple(NoticeKind)
+    users: tuple[str, ...] = ()
+
+
+class Notices(msgspec.Struct, frozen=True, kw_only=True):
+    """The inventory's ``notices`` section.
+
+    Attributes:
+        smtp: Host, or host:port, that takes mail; "": the program ``sendmail`` does.
+        sender: Mail comes from it; "": from whom the mail server says.
+        idle_s: A job whose GPUs have been idle for so long is told of.
+    """
+
+    to: tuple[Receiver, ...] = ()
+    smtp: str = ""
+    sender: str = ""
+    idle_s: int = 1800
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """One notice to one receiver.
+
+    Attributes:
+        key: What makes it one: nobody is told the same twice.
+        to: ``mail ADDRESS``, or the digest of a `Receiver`; what it says is a secret, so it stays in the inventory.
+        body: What is told; ``text`` in it is one line for people.
+        made: When (Unix seconds). tries: How often it was sent in vain. due: When it is sent next; None: never again.
+        error: Why the last try failed, one line; "": there was none, or it arrived.
+    """
+
+    key: str
+    to: str
+    body: dict[str, Any]
+    made: float
+    tries: int = 0
+    due: float | None = None
+    error: str = ""

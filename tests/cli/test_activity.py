@@ -1,0 +1,93 @@
+"""What takes long says how far it is, on a terminal and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from gpusched.cli.activity import _cut
+from tests.cli.conftest import GPUSCHED, Site
+
+SLOW = """
+import sys, time
+from gpusched.cli import activity, main
+import gpusched.client.overview as overview
+was = overview.cluster_rows
+def slow(*given, **named):
+    activity.tell("reading the nodes", 1, 4)
+    time.sleep(float(sys.argv[1]))
+    return was(*given, **named)
+overview.cluster_rows = slow
+sys.exit(main.run(sys.argv[2:]))
+"""
+
+
+def on_terminal(site: Site, program: list[str], stdout: int | None = None) -> tuple[str, str]:
+    """What the terminal got from stderr (and stdout, unless it is a pipe), and what the pipe got."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        program, env=site.env | {"TERM": "xterm"}, stdin=theirs, stderr=theirs, stdout=stdout or theirs
+    )
+    os.close(theirs)
+    piped = process.stdout.read().decode() if process.stdout else ""
+    shown = b""
+    while True:
+        try:
+            if not (chunk := os.read(ours, 65536)):
+                break
+        except OSError:  # how Linux says that the other end is closed
+            break
+        shown += chunk
+    os.close(ours)
+    assert process.wait(60) == 0
+    if process.stdout:
+        process.stdout.close()
+    return shown.decode(), piped
+
+
+def test_a_slow_command_says_what_it_is_at_and_takes_that_away(site: Site) -> None:
+    shown, _ = on_terminal(site, [sys.executable, "-c", SLOW, "1.6", "flavors"])
+    line = re.search(r"\r\x1b\[2Kgpusched: reading the nodes 25 %, [0-9] s \.\.\.", shown)
+    assert line is not None, shown
+    last = shown.rindex("gpusched: reading the nodes")
+    assert "\r\x1b[2K" in shown[last:], "it is gone before the table comes"
+    assert shown[last:].index("\r\x1b[2K") < shown[last:].lower().index("flavor")
+
+
+def test_what_comes_through_a_pipe_is_the_same_and_a_quick_one_says_nothing(site: Site) -> None:
+    quick, _ = on_terminal(site, [sys.executable, "-c", SLOW, "0", "flavors"])
+    assert "reading the nodes" not in quick
+    shown, piped = on_terminal(site, [sys.executable, "-c", SLOW, "1.6", "flavors"], subprocess.PIPE)
+    assert "reading the nodes" in shown
+    whole = subprocess.run([GPUSCHED, "flavors"], env=site.env, capture_output=True, text=True, check=True)
+    assert piped == whole.stdout
+    silent = subprocess.run(
+        [sys.executable, "-c", SLOW, "1.6", "flavors"], env=site.env, capture_output=True, text=True, check=True
+    )
+    assert (silent.stdout, silent.stderr) == (piped, "")
+    shown, piped = on_terminal(site, [sys.executable, "-c", SLOW, "1.6", "flavors", "--json"], subprocess.PIPE)
+    assert shown == ""
+
+
+def test_reading_a_file_tells_how_much_of_it(tmp_path: Path) -> None:
+    from gpusched.traces.readers.columns import Reading, open_text
+
+    path = tmp_path / "jobs.csv"
+    path.write_text("a\n" * 200_000)
+    with open_text(path) as text:
+        text.read(1000)
+        assert Reading.latest is not None
+        assert (Reading.latest.path, Reading.latest.size) == (path, 400_000)
+        assert 1000 <= Reading.latest.done < 400_000
+        text.read()
+        assert Reading.latest.done == 400_000
+
+
+def test_a_line_is_no_wider_than_the_terminal() -> None:
+    line = "gpusched: job 1 PENDING (Resources: needs 8 GPUs, 3 are free), 12 s ..."
+    assert _cut(line, len(line)) == line
+    assert _cut(line, 40) == "gpusched: job 1 PENDING (Re..., 12 s ..."

@@ -1,0 +1,221 @@
+"""Which notices are made of what has happened, who gets them, and what becomes of those that do not arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpusched.accounting.usage import BUCKET_S
+from gpusched.controller.notices import desk
+from gpusched.controller.notices.delivery import Sending, deliver, message_of
+from gpusched.controller.notices.desk import NoticeDesk
+from gpusched.controller.notices.making import Maker
+from gpusched.model.events import Event
+from gpusched.model.jobs import Allocation, Job, JobState, NodeAllocation
+from gpusched.model.notices import Notices, Receiver
+from gpusched.model.resources import Inventory
+from gpusched.queue.store import Store, UsageRow
+from tests.controller.folding import spec
+from tests.controller.imagined import inventory
+
+T = 1_800_000_000.0
+HOOK = Receiver(webhook="http://127.0.0.1:9/token")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.create_or_open(tmp_path)
+
+
+def job(name: str = "j", mail: str = "ada@example.org", notify: tuple[str, ...] = (), **fields: Any) -> Job:
+    part = NodeAllocation(rank=0, node="n0", gpus=(0, 1), cores=1, memory_mib=1)
+    given: dict[str, Any] = {
+        "id": name, "user": "ada", "uid": 1, "state": JobState.RUNNING, "submit_time": T, "start_time": T, "attempt": 1,
+        "spec": spec(gpus_per_node=2, mail=mail, notify=notify, time_limit_s=3600),
+        "allocation": Allocation(name, (part,)),
+    }  # fmt: skip
+    return Job(**given | fields)
+
+
+def made(store: Store, asked: Notices, event: Event | None = None, now: float = T) -> list[tuple[str, str]]:
+    """Who is told what: of an event, else of what runs."""
+    maker = Maker(store, asked, "c", now)
+    notices = maker.of_event(event) if event is not None else maker.of_running(store.active())
+    return [(n.to.removeprefix("mail ").split("@")[0], n.body["notice"]) for n in notices]
+
+
+def test_near_its_limit_and_not_before(store: Store) -> None:
+    store.put_jobs([job()])
+    assert made(store, Notices(), now=T + 3239) == []
+    assert made(store, Notices(), now=T + 3241) == [("ada", "limit")]
+    store.put_jobs([job(notify=("end",))])
+    assert made(store, Notices(), now=T + 3241) == []
+
+
+@pytest.mark.parametrize(("idle_part", "told"), [(0.4, []), (0.5, [("ada", "idle")]), (1.0, [("ada", "idle")])])
+def test_gpus_that_are_idle_for_half_an_hour(store: Store, idle_part: float, told: list[tuple[str, str]]) -> None:
+    store.put_jobs([job(notify=("idle",))])
+    buckets = range(int(T), int(T) + 1830, BUCKET_S)
+    some = {"node": "n0", "job_id": "j", "user": "ada", "partition": "P", "util_known_s": 2.0 * BUCKET_S}
+    gpu_s = 2.0 * BUCKET_S
+    store.add_usage(UsageRow(bucket=b, gpu_s=gpu_s, idle_s=gpu_s * idle_part, **some) for b in buckets)  # type: ignore[arg-type]
+    assert made(store, Notices(), now=T + 1799) == []
+    assert made(store, Notices(), now=T + 1830) == told
+
+
+def test_a_lost_node_is_told_to_the_operator_and_to_those_on_it(store: Store) -> None:
+    elsewhere = NodeAllocation(rank=0, node="n1", gpus=(0,), cores=1, memory_mib=1)
+    store.put_jobs([job(), job("k", mail="bob@example.org", allocation=Allocation("k", (elsewhere,)))])
+    event = Event(time=T, kind="node_down", node="n0", data={"reason": "no answer"})
+    whose = Notices(to=(Receiver(command=("/x",), users=("ada",)), Receiver(command=("/y",), users=("bob",))))
+    assert made(store, Notices(), event) == [("ada", "node")]
+    assert len(made(store, whose, event)) == 2, "mail, and the receiver of her jobs"
+    (told,) = Maker(store, Notices(to=(HOOK,)), "c", T).of_event(Event(time=T, kind="node_down", node="n9"))
+    assert (told.body["text"], told.body["job"]) == ("node n9 is lost: it does not answer", None)
+
+
+@pytest.mark.parametrize(
+    ("state", "on", "told"),
+    [
+        ("COMPLETED", ("end", "fail"), ["end"]), ("FAILED", ("end", "fail"), ["end"]), ("TIMEOUT", ("fail",), ["fail"]),
+        ("NODE_FAIL", ("fail",), ["fail"]), ("CANCELLED", ("fail",), []), ("COMPLETED", ("fail", "begin"), []),
+    ],
+)  # fmt: skip
+def test_an_end_is_told_once(store: Store, state: str, on: tuple[str, ...], told: list[str]) -> None:
+    store.put_jobs([job(notify=on, state=JobState(state), end_time=T + 9)])
+    event = Event(time=T + 9, kind="ended", job_id="j", data={"to": state, "attempt": 1})
+    assert [kind for _, kind in made(store, Notices(), event)] == told
+
+
+def test_of_an_array_the_begin_the_first_failure_and_the_end(store: Store, post: Post) -> None:
+    step, on = told(store), ("begin", "end", "fail")
+    states = [JobState.COMPLETED, JobState.FAILED, JobState.FAILED, JobState.RUNNING]
+    tasks = [job(f"a_{i}", notify=on, array_id="a", array_index=i, state=state) for i, state in enumerate(states)]
+    store.put_jobs(tasks)
+    store.append(Event(time=T, kind="running", job_id=task.id, data={"attempt": 1}) for task in tasks)
+    ends = [Event(time=T, kind="ended", job_id=t.id, data={"to": str(t.state), "attempt": 1}) for t in tasks]
+    store.append(ends[:1])
+    step(inventory(), T)
+    assert post.sent == ["begin"]
+    store.append(ends[1:3])
+    step(inventory(), T)
+    assert post.sent == ["begin", "fail"]
+    store.put_jobs([msgspec.structs.replace(tasks[3], state=JobState.COMPLETED, end_time=T)])
+    store.append(ends[3:])
+    step(inventory(), T + 1)
+    assert post.sent == ["begin", "fail", "end"]
+
+
+class Post:
+    """Stands for the network, to decide what becomes of each try: the test is about what the desk makes of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sent: list[str] = []
+        self.answer, self.hangs = "", False
+        post = self
+
+        class Delivery:
+            def __init__(self) -> None:
+                self.under_way: set[str] = set()
+                self.held: list[str] = []
+
+            def send(self, sending: Sending) -> None:
+                self.under_way.add(sending.key)
+                post.sent.append(sending.body["notice"])
+
+            def finished(self, wait_s: float = 0.0) -> list[tuple[str, str]]:
+                if post.hangs:
+                    return []
+                over, self.under_way = sorted(self.under_way), set()
+                return [(key, post.answer) for key in over]
+
+        monkeypatch.setattr(desk, "Delivery", Delivery)
+
+
+@pytest.fixture
+def post(monkeypatch: pytest.MonkeyPatch) -> Post:
+    return Post(monkeypatch)
+
+
+def told(of: Store) -> Callable[[Inventory, float], None]:
+    told = NoticeDesk(of, lambda text: None)
+    return lambda inventory, now: told.step(inventory, now)
+
+
+def test_tried_again_ever_more_slowly_and_given_up_in_the_end(store: Store, post: Post) -> None:
+    step, post.answer = told(store), "it answered 503"
+    store.put_jobs([job(state=JobState.FAILED, end_time=T)])
+    store.append([Event(time=T, kind="ended", job_id="j", data={"to": "FAILED", "attempt": 1})])
+    times = [T]
+    step(inventory(), T)
+    for pause in desk.RETRIES_S:
+        step(inventory(), times[-1] + 0.5)
+        (failed,) = store.failed_notices()
+        assert failed.due == pytest.approx(times[-1] + 0.5 + pause)
+        step(inventory(), failed.due - 0.1)
+        assert len(post.sent) == len(times), "not before it is due"
+        times.append(failed.due)
+        step(inventory(), failed.due)
+        assert len(post.sent) == len(times)
+    step(inventory(), times[-1] + 1)
+    (failed,) = store.failed_notices()
+    assert (failed.due, failed.error) == (None, "it answered 503")
+    store.add_notices([msgspec.structs.replace(failed, due=T)])
+    assert store.failed_notices() == [failed], "of one that was given up nobody hears again"
+
+
+def test_a_controller_that_dies_loses_no_notice_and_repeats_none_that_arrived(store: Store, post: Post) -> None:
+    told(store)  # what was before it is told to nobody
+    store.put_jobs([job(), job("k")])
+    store.append([Event(time=T, kind="ended", job_id="j", data={"to": "FAILED", "attempt": 1})])
+    told(store)(inventory(), T)
+    assert post.sent == ["end"]
+    again = told(store)  # it died before it knew what became of it
+    again(inventory(), T + 1)
+    again(inventory(), T + 2)
+    assert post.sent == ["end", "end"]
+    store.append([Event(time=T, kind="ended", job_id="k", data={"to": "FAILED", "attempt": 1})])
+    third = told(store)
+    third(inventory(), T + 3)
+    third(inventory(), T + 4)
+    assert post.sent == ["end", "end", "end"]
+
+
+def test_what_is_under_way_is_not_sent_again(store: Store, post: Post) -> None:
+    step, post.hangs = told(store), True
+    store.put_jobs([job(state=JobState.FAILED, end_time=T)])
+    store.append([Event(time=T, kind="ended", job_id="j", data={"to": "FAILED", "attempt": 1})])
+    for later in range(3):
+        step(inventory(), T + later)
+    assert post.sent == ["end"]
+
+
+def test_a_receiver_that_left_the_inventory_is_told_nothing(store: Store, post: Post) -> None:
+    step = told(store)
+    store.put_jobs([job(mail="")])
+    store.append([Event(time=T, kind="ended", job_id="j", data={"to": "FAILED", "attempt": 1})])
+    post.answer = "no"
+    step(msgspec.structs.replace(inventory(), notices=Notices(to=(HOOK,))), T)
+    step(inventory(), T + 10)
+    step(inventory(), T + 20)
+    assert post.sent == ["end"]
+    assert store.failed_notices() == []
+    assert b"token" not in Path(store._db.execute("PRAGMA database_list").fetchone()[2]).read_bytes()
+
+
+def test_sendmail_gets_the_mail_and_no_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "sendmail"
+    program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/argv; cat > {tmp_path}/mail\n')
+    program.chmod(0o755)
+    monkeypatch.setattr("gpusched.controller.notices.delivery._SENDMAIL", str(tmp_path))
+    body = {"id": "1", "notice": "end", "text": "job j (a\nBcc: all@example.org) has ended", "job": {"name": "x\r\ny"}}
+    deliver(Sending(key="k", body=body, mail="ada"))
+    assert (tmp_path / "argv").read_text() == "-oi -- ada\n"
+    head, _, rest = (tmp_path / "mail").read_text().partition("\n\n")
+    assert "\nBcc" not in head
+    assert "name: x\\r\\ny" in rest
+    assert message_of(Sending(key="k", body=body, mail="ada"))["To"] == "ada"
