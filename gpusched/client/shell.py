@@ -30,7 +30,7 @@ from gpusched.client.wait import EXIT_CODES, REOPEN_S, exit_code
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.commands import Cancel, Submit
 from gpusched.model.jobs import ENDED, Job, JobState
-from gpusched.model.relay import BEGAN, REQUEST, Attach, Forward, Frames, Terminal, frame, size_frame
+from gpusched.model.relay import BEGAN, NOT_STARTED, REQUEST, Attach, Forward, Frames, Terminal, frame, size_frame
 from gpusched.nodes.transport import TransportError
 
 if TYPE_CHECKING:
@@ -184,6 +184,10 @@ class _Attending:
             if self._began or not self._has_changed(job):
                 raise
             return None
+        if code == NOT_STARTED:  # what becomes of it the store will say
+            self._began = False
+            time.sleep(_RETRY_S)
+            return None
         return self._finished(code)
 
     @staticmethod
@@ -273,13 +277,10 @@ class _Attending:
             self._screen.note(f"job {job.id} ended {_ended_as(job)}")
         return exit_code(job) if job.state in EXIT_CODES else 1
 
-    def _lost(self, job: Job, error: TransportError) -> int:
+    def _lost(self, job: Job, error: TransportError) -> int | None:
         if self._has_changed(job):
-            while (now := self._look()) is not None and now.state is JobState.COMPLETING:
-                self._wait(f"{now.state}{_because(now)}")
-                time.sleep(POLL_S)
-            if now is not None and now.state in ENDED:
-                return self._ended(now)
+            self._began = False
+            return None
         self._screen.note(
             f"{error.reason}; job {job.id} goes on, and is kept for {self._kept}: gpusched attach {job.id}"
         )

@@ -37,6 +37,8 @@ def join(peer: Peer, node: Node, settings: Settings, ref: AttemptRef, request: w
         told = transport.run(sessions.ended(ref), _ASK_S).stdout.strip()
     finally:
         transport.close()
+    if told == b"failed":
+        return wire.exit_frame(wire.NOT_STARTED)
     if not told.isdigit():
         raise TransportError("ssh", f"{ref.node}: the connection to {ref.name} ended", "the job need not have")
     return wire.exit_frame(int(told))

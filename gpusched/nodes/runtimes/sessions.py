@@ -61,6 +61,7 @@ attach)
     exit $code
     ;;
 ended)
+    [ ! -e "$dir/failed" ] || { echo failed && exit; }
     set -- $(engine inspect --type container --format '{{.State.Status}} {{.State.ExitCode}}' "$name")
     case $1 in exited | stopped | dead) echo "$2" ;; esac
     ;;
@@ -81,6 +82,7 @@ attach)
     exec python3 -I -S "$dir/session.py" attach "$dir"
     ;;
 ended)
+    [ ! -e "$dir/failed" ] || { echo failed && exit; }
     tries=0
     until [ -e "$dir/exit" ] || [ $tries -ge 20 ]; do
         tries=$((tries + 1))
@@ -119,7 +121,7 @@ def attach_argv(ref: AttemptRef) -> tuple[str, ...]:
 
 
 def ended(ref: AttemptRef) -> Script:
-    """Prints the job's exit code; nothing where it has not ended, or is not there any more."""
+    """Prints the job's exit code; ``failed``: it could not be started; nothing: it runs, or is not there any more."""
     return script(f'{place(ref)}[ ! -e "$dir/launch" ] || sh "$dir/launch" ended </dev/null\n')
 
 
