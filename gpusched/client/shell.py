@@ -42,6 +42,7 @@ LOST = 255
 _RETRY_S = 1.0
 _LAST_LOOK_S = 3.0  # a connection that ends may have ended with its job
 _REDRAW_S = 0.3
+_RELAY_S = 20.0  # in which a relay that was lost is there again
 _TAKEN_UP = frozenset({JobState.STARTING, JobState.RUNNING})
 _OWN_ENDS = frozenset({JobState.COMPLETED, JobState.FAILED})
 
@@ -117,7 +118,7 @@ class _Attending:
 
     def __init__(self, client: Client, job_id: str, forwards: Forwards, screen: Screen, cancels: bool) -> None:
         self._client, self._id, self._forwards, self._screen = client, job_id, forwards, screen
-        self._cancels, self._began, self._opened = cancels, False, 0.0
+        self._cancels, self._began, self._opened, self._missed = cancels, False, 0.0, 0.0
 
     def until_end(self) -> int:
         with _signals_raised():
@@ -172,8 +173,14 @@ class _Attending:
                 if not self._has_begun(sock, frames, job):
                     return None
                 self._screen.waiting("")
-                self._began = True
+                self._began, self._missed = True, 0.0
                 code = self._work(sock, frames, job)
+        except relay.NotListening as error:
+            self._missed = self._missed or time.monotonic()
+            if time.monotonic() - self._missed > _RELAY_S:
+                raise
+            self._wait(f"{job.state}: {error.line()}")
+            return None
         except TransportError as error:
             if self._began:
                 return self._lost(job, error)

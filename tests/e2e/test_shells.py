@@ -22,7 +22,7 @@ from tests.testbed import Testbed, processes, wait_until
 
 pytestmark = pytest.mark.slow
 
-NODES = {"podman": "dgx001", "docker": "dgx002", "process": "dgx004"}
+NODES = {"podman": "dgx001", "process": "dgx004"}  # the others: tests/runtimes/test_sessions.py
 SETTINGS = {"shared": True, "tick": "1s", "session_keep": "10m", "grace": "2s"}
 
 
@@ -32,7 +32,6 @@ def shared(testbed_session: Testbed) -> Iterator[Cluster]:
     folder = Path(tempfile.mkdtemp(prefix="gpusched-e2e-", dir="/tmp"))
     folder.chmod(0o755)
     cluster = Cluster(testbed_session, folder)
-    cluster.node("dgx002").start_docker()
     _declare(cluster)
     cluster.start_controller()
     yield cluster
@@ -53,8 +52,7 @@ _people: list[Person] = []
 
 
 def _declare(cluster: Cluster, **settings: object) -> None:
-    runtimes = {"dgx002": {"runtime": "docker"}, "dgx004": {"runtime": "process"}}
-    cluster.write_inventory(SETTINGS | settings, nodes=runtimes)
+    cluster.write_inventory(SETTINGS | settings, nodes={"dgx004": {"runtime": "process"}})
 
 
 def _on(runtime: str) -> tuple[str, ...]:
@@ -132,19 +130,18 @@ def _runs(cluster: Cluster, *words: str) -> bool:
     return any(processes.command_line(pid) == list(words) for node in cluster.testbed.nodes for pid in node.pids())
 
 
-@pytest.mark.parametrize("runtime", NODES)
-def test_without_a_terminal_input_and_outputs_are_as_they_are(site: Cluster, runtime: str) -> None:
+def test_without_a_terminal_input_and_outputs_are_as_they_are(site: Cluster) -> None:
     given = os.urandom(1 << 20) + b"\x1egpusched-attached\x1e\x04\x03" + os.urandom(1 << 20)
     script = "cat; echo told >&2; exit 7"
     done = subprocess.run(
-        [*GPUSCHED, "run", *_on(runtime), "--", "sh", "-c", script], env=site.env(), input=given, capture_output=True,
+        [*GPUSCHED, "run", *_on("podman"), "--", "sh", "-c", script], env=site.env(), input=given, capture_output=True,
         timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 7
     assert hashlib.sha256(done.stdout).digest() == hashlib.sha256(given).digest()
     assert b"told\n" in done.stderr
     # Nothing is lost of what has ended before anybody could look.
-    assert site.cli("run", *_on(runtime), "--", "echo", "it's").stdout == "it's\n"
+    assert site.cli("run", *_on("podman"), "--", "echo", "it's").stdout == "it's\n"
 
 
 def test_programs_that_fill_the_screen_work(site: Cluster, tmp_path: Path) -> None:
@@ -292,14 +289,13 @@ def test_users_without_an_account_on_the_nodes_have_all_of_it(site: Cluster) -> 
     assert again.end() == 3
 
 
-@pytest.mark.parametrize("runtime", ["podman", "process"])
-def test_a_port_of_the_job_is_brought_here(site: Cluster, runtime: str) -> None:
+def test_a_port_of_the_job_is_brought_here(site: Cluster) -> None:
     port = _free_port()
     busy = socket.socket()
     busy.bind(("127.0.0.1", 0))
     busy.listen()
     taken = busy.getsockname()[1]
-    done = site.cli("run", *_on(runtime), "--forward", str(taken), "--", "true", check=False)
+    done = site.cli("run", *_on("podman"), "--forward", str(taken), "--", "true", check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.search(
         rf"--forward: port {taken} cannot be had on this machine: .*; --forward \d+:{taken}\n", done.stderr
@@ -307,7 +303,7 @@ def test_a_port_of_the_job_is_brought_here(site: Cluster, runtime: str) -> None:
     assert _live(site) == [], "nothing was queued"
     busy.close()
     web = WEB.format(port=8077)
-    serving = site.popen("run", *_on(runtime), "--forward", f"{port}:8077", "--", "sh", "-c", web)
+    serving = site.popen("run", *_on("podman"), "--forward", f"{port}:8077", "--", "sh", "-c", web)
     wait_until(lambda: b"page\n" in _fetched(port), 60, "the page")
     assert b"page\n" in _fetched(port)
     serving.send_signal(signal.SIGINT)

@@ -212,7 +212,7 @@ def merge(
             "cluster_id": cluster_id,
             "pid": None,
             "ran_s": None,
-            "attached_s": fact["attached_s"] if fact else None,
+            "attached_s": fact.get("attached_s") if fact else None,
             "id": container["id"] if container else None,
         }
         base.update(attempt)
