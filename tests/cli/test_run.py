@@ -142,3 +142,18 @@ def test_one_that_is_refused_ends_with_the_reason(site: Site) -> None:
     assert (process.returncode, out) == (1, "")
     assert err.startswith(f"gpusched: error: job {command.id} was refused: ")
     assert err.count("\n") == 1
+
+
+def test_where_jobs_may_be_stopped_or_resized_by_default_what_people_work_in_may_not(site: Site) -> None:
+    text = site.inventory.read_text()
+    site.inventory.write_text(
+        text.replace("  V100:\n", "  V100:\n    preemptible: true\n    resizable: {default: true}\n")
+    )
+    site.submit("-p", "V100", "--gpus", "2", "--", "true")
+    process = begin(site, "run", "-p", "V100", "--gpus", "2", "--", "true")
+    eventually(lambda: len(site.commands()) == 2, 30)
+    process.kill()
+    process.communicate()
+    specs = {c.spec.session: c.spec for c in site.commands() if isinstance(c, Submit)}
+    assert (specs[None].preemptible, specs[None].elastic is None) == (True, False)
+    assert (specs[600].preemptible, specs[600].elastic) == (False, None)
