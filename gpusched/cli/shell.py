@@ -40,7 +40,7 @@ class _Screen:
 
 @app.command("run", context_settings={"allow_interspersed_args": False})
 @with_request(
-    "array", "requeue", "preemptible", "resizable", "sizes", "base", "batch", "cooldown", "output_file", "hold"
+    "array", "requeue", "preemptible", "resizable", "sizes", "base", "batch", "cooldown", "output_file", "error", "hold"
 )
 def run(
     request: Request,

@@ -24,7 +24,7 @@ _UNLIKE = {  # options of `submit` that Slurm has nothing like, by parameter
 
 
 _NOT_OF_RUN: dict[str, Any] = {
-    **dict.fromkeys(("array", "output_file", *_UNLIKE)),
+    **dict.fromkeys(("array", "output_file", "error", "wrap", *_UNLIKE)),
     "requeue": True, "hold": False, "wait": False, "dry_run": False,
 }  # fmt: skip
 
@@ -76,6 +76,12 @@ def refuse(name: str, given: Mapping[str, Any]) -> NoReturn:
     but = f", and Slurm has nothing like {', '.join(unlike)}" if unlike else ""
     raise UsageError(f"jobs here are Slurm's{but}: {' '.join(argv)}")
 
+
+_BY_TASK = (
+    ("--ntasks", "ntasks"), ("--ntasks-per-node", "ntasks_per_node"), ("--cpus-per-task", "cpus_per_task"),
+    ("--cpus-per-gpu", "cpus_per_gpu"), ("--gpus-per-task", "gpus_per_task"), ("--mem", "mem_per_node"),
+    ("--mem-per-gpu", "mem_per_gpu"), ("--mem-per-cpu", "mem_per_cpu"),
+)  # fmt: skip
 
 Said = tuple[list[str], list[str]]  # words for a shell; options of ours that these leave out
 
@@ -144,14 +150,17 @@ def _run(given: Mapping[str, Any]) -> Said:
     given = {**_NOT_OF_RUN, **given}
     unlike = [option for name, option in _UNLIKE.items() if given[name] not in (None, [], ())]
     unlike += ["--forward"] * bool(given["forward"])
-    words = [*_environment(given["env"] or ()), "srun", *_options(given, "")]
+    words = [*_environment(given["env"] or ()), "srun", *_options(given, sbatch=False)]
     return [*words, *["--pty"] * given["pty"], *map(_quoted, given["command"] or ())], unlike
 
 
 def _sbatch(given: Mapping[str, Any]) -> Iterator[str]:
     """The options, then the command."""
-    nodes = yield from _options(given, "B:")
+    nodes = yield from _options(given, sbatch=True)
     command = shlex.join(given["command"] or ())
+    if _has_script(given):
+        yield command if given["wrap"] is None else f"--wrap {_quoted(given['wrap'])}"
+        return
     if nodes > 1:
         command = f"srun {command}"  # one on each node, as ours
     elif given["signal"]:
@@ -159,25 +168,30 @@ def _sbatch(given: Mapping[str, Any]) -> Iterator[str]:
     yield f"--wrap {_quoted(command)}" if given["command"] else "SCRIPT"
 
 
-def _options(given: Mapping[str, Any], to_script: str) -> Generator[str, None, int]:
-    """In sbatch's order; ``to_script`` goes before the signal where there is one node. Returns the number of nodes."""
+def _has_script(given: Mapping[str, Any]) -> bool:
+    return given["wrap"] is not None or bool(given["command"] and _is_script(given["command"][0]))
+
+
+def _options(given: Mapping[str, Any], *, sbatch: bool) -> Generator[str, None, int]:
+    """In sbatch's order of importance, for it or for srun. Returns the number of nodes."""
     from gpusched.client import options
 
     for option, name in (("-J", "name"), ("--comment", "comment")):
         if given[name]:
             yield f"{option} {_quoted(given[name])}"
     nodes = yield from _resources(given)
-    for option, name in (("--array", "array"), ("--dependency", "dependency"), ("-o", "output_file")):
+    for option, name in (("--array", "array"), ("--dependency", "dependency"), ("-o", "output_file"), ("-e", "error")):
         if given[name]:
-            yield f"{option}{'=' * option.startswith('--')}{' ' * (option == '-o')}{_quoted(given[name])}"
+            yield f"{option}{'=' * option.startswith('--')}{' ' * (len(option) == 2)}{_quoted(given[name])}"
     if given["begin"]:
         yield f"--begin={_begin(given['begin'])}"
     nice = given["nice"] - given["priority"]
     yield from [f"--nice={nice}"] * bool(nice)
     yield from ["--no-requeue"] * (not given["requeue"])
-    signal, before_s = options.signal(given["signal"])
+    signal, before_s, batch = options.signal(given["signal"])
     if given["signal"]:
-        yield f"--signal={to_script * (nodes == 1)}{signal}{'' if before_s is None else f'@{before_s}'}"
+        direct = batch if _has_script(given) else nodes == 1
+        yield f"--signal={'B:' * (sbatch and direct)}{signal}{'' if before_s is None else f'@{before_s}'}"
     if given["workdir"]:
         yield f"-D {_quoted(given['workdir'])}"
     for option, name in (("--exclusive", "exclusive"), ("-H", "hold"), ("-W", "wait"), ("--test-only", "dry_run")):
@@ -193,6 +207,7 @@ def _resources(given: Mapping[str, Any]) -> Generator[str, None, int]:
     from gpusched.config.validate import usable_nodes
     from gpusched.views.common import compress_names
 
+    by_task = [f"{option}={_quoted(str(given[name]))}" for option, name in _BY_TASK if given[name] is not None]
     inventory = Client().inventory
     sizes = options.sizes(given["gpus"], given["sizes"], bool(given["resizable"] or given["sizes"]))
     cores = options.cores(given["cpus"], False)
@@ -206,7 +221,13 @@ def _resources(given: Mapping[str, Any]) -> Generator[str, None, int]:
         nodelist=options.names(given["nodelist"] or ()), exclude=options.names(given["exclude"] or ()),
         gpu_types=options.names(given["gpu_type"] or ()),
     )  # fmt: skip
-    partition = partition_of(asked, inventory)
+    try:
+        partition = partition_of(asked, inventory)
+    except UsageError:
+        if given["command"] and _is_script(given["command"][0]) and not given["partition"]:  # its lines say
+            yield from [f"-N {given['nodes']}"] * bool(given["nodes"]) + by_task
+            return given["nodes"] or 1
+        raise
     yield f"-p {partition.name}"
     flavor = partition.flavor(given["flavor"]) if given["flavor"] else None
     said = (flavor, asked.gpus, asked.gpus_per_node, asked.cores, asked.memory_mib)
@@ -214,7 +235,8 @@ def _resources(given: Mapping[str, Any]) -> Generator[str, None, int]:
     nodes = parts.nodes if parts else given["nodes"] or 1
     if given["nodes"] or nodes > 1:
         yield f"-N {nodes}"
-    if nodes > 1:
+    yield from by_task
+    if nodes > 1 and not (given["ntasks"] or given["ntasks_per_node"]):
         yield "--ntasks-per-node=1"
     if parts is not None and parts.gpus_per_node:
         kind = f"{asked.gpu_types[0]}:" if len(asked.gpu_types) == 1 else ""
@@ -235,6 +257,12 @@ def _resources(given: Mapping[str, Any]) -> Generator[str, None, int]:
         yield f"-x {_quoted(compress_names(out))}"
     yield from _spread(given, nodes)
     return nodes
+
+
+def _is_script(word: str) -> bool:
+    from gpusched.client.script import source
+
+    return source.from_word(word) is not None
 
 
 def _spread(given: Mapping[str, Any], nodes: int) -> Iterator[str]:
