@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
@@ -53,7 +54,8 @@ class Activity:
         while not self._over.wait(_EVERY_S):
             with self._lock:
                 if time.monotonic() >= self._quiet_until and not self._over.is_set():
-                    self._write(f"\r\x1b[2Kgpusched: {self.line()} ...")
+                    columns = shutil.get_terminal_size().columns  # a line that wraps could not be taken away again
+                    self._write(f"\r\x1b[2K{_cut(f'gpusched: {self.line()} ...', columns - 1)}")
                     self._drawn = True
 
     @staticmethod
@@ -63,6 +65,14 @@ class Activity:
             sys.stderr.flush()
         except (OSError, ValueError):  # the terminal is gone
             pass
+
+
+def _cut(line: str, most: int) -> str:
+    """Its beginning, and its end, which says for how long."""
+    if len(line) <= most:
+        return line
+    what, _, seconds = line.rpartition(", ")
+    return f"{what[: max(0, most - len(seconds) - 5)]}..., {seconds}"
 
 
 _activity: Activity | None = None

@@ -27,6 +27,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "gpusched.cli.submit",
         "Queue a job: gpusched submit train.sh, or gpusched submit --flavor F --image IMG -- COMMAND...",
     ),
+    "run": ("gpusched.cli.shell", "Run a command in a job and stay with it: gpusched run --gpus 1 --pty bash."),
+    "attach": ("gpusched.cli.shell", "Go on working in a job of run."),
     "status": ("gpusched.cli.jobs", "The queue: jobs, their states, where they run and why others wait."),
     "show": ("gpusched.cli.show", "Everything about one job, its events included."),
     "why": ("gpusched.cli.why", "Why a job waits (or ended), node by node, and what would help."),
@@ -61,7 +63,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "completion": ("gpusched.cli.completion", "Print the completion script for bash or zsh."),
 }
 
-OF_JOBS = frozenset(("submit", "logs", "exec", "cancel", "hold", "release", "requeue", "priority", "drain", "resume"))
+OF_JOBS = frozenset("submit run attach logs exec cancel hold release requeue priority drain resume".split())
 OF_JOBS |= {"reserve", "maintenance", "reservations"}
 """Commands in whose place Slurm has its own, where jobs are Slurm's."""
 

@@ -10,8 +10,9 @@ import signal
 import socket
 import struct
 import termios
+import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -67,9 +68,9 @@ def stream(client: Client, request: Request) -> Iterator[bytes]:
         GpuschedError: The controller says no.
     """
     frames = Frames()
-    with _connect(client, request) as sock:
+    with connect(client, request) as sock:
         while True:
-            for kind, payload in _checked(frames, _receive(sock)):
+            for kind, payload in checked(frames, receive(sock)):
                 if kind == EXITED:
                     return
                 yield payload
@@ -81,22 +82,27 @@ def run(client: Client, request: Exec) -> int:
     Raises:
         GpuschedError: See `stream`.
     """
-    with _connect(client, request) as sock, contextlib.ExitStack() as stack:
+    with connect(client, request) as sock, contextlib.ExitStack() as stack:
         if request.terminal is not None:
-            stack.enter_context(_raw_terminal())
-        resized = stack.enter_context(_resizes()) if request.terminal is not None else None
-        return _talk(sock, request.stdin or request.terminal is not None, resized)
+            stack.enter_context(raw_terminal())
+        resized = stack.enter_context(resizes()) if request.terminal is not None else None
+        return talk(sock, request.stdin or request.terminal is not None, resized)
 
 
 def terminal() -> Terminal:
     """Ours, as the other side shall see it."""
-    rows, columns = _size()
+    rows, columns = window_size()
     with contextlib.suppress(msgspec.ValidationError):
         return msgspec.convert({"name": os.environ.get("TERM") or "xterm", "rows": rows, "columns": columns}, Terminal)
     return Terminal()
 
 
-def _connect(client: Client, request: Request) -> socket.socket:
+def connect(client: Client, request: Request) -> socket.socket:
+    """A connection on which this was asked for.
+
+    Raises:
+        NotListening: No controller listens.
+    """
     sock = socket.socket(socket.AF_UNIX)
     try:
         folder = os.open(client.state, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -119,7 +125,12 @@ def _connect(client: Client, request: Request) -> socket.socket:
         raise GpuschedError(f"{client.state / SOCKET}: {error.strerror}") from None
 
 
-def _receive(sock: socket.socket) -> bytes:
+def receive(sock: socket.socket) -> bytes:
+    """What has come.
+
+    Raises:
+        TransportError: The other side is gone.
+    """
     try:
         data = sock.recv(CHUNK)
     except BlockingIOError:
@@ -131,7 +142,12 @@ def _receive(sock: socket.socket) -> bytes:
     return data
 
 
-def _checked(frames: Frames, data: bytes) -> Iterator[tuple[int, bytes]]:
+def checked(frames: Frames, data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The frames that are complete with this.
+
+    Raises:
+        GpuschedError: One says why nothing more comes; see `stream`.
+    """
     try:
         for kind, payload in frames.feed(data):
             if kind == FAILED:
@@ -144,26 +160,49 @@ def _checked(frames: Frames, data: bytes) -> Iterator[tuple[int, bytes]]:
         raise GpuschedError("the controller is of another version", "use the same version of gpusched") from None
 
 
-def _talk(sock: socket.socket, with_input: bool, resized: int | None) -> int:
-    """Pass on both ways, waiting for neither side while the other has something to say."""
+def talk(
+    sock: socket.socket,
+    with_input: bool,
+    resized: int | None,
+    frames: Frames | None = None,
+    after: tuple[float, Callable[[], bytes]] | None = None,
+    keeps: bool = False,
+) -> int:
+    """Pass on both ways, waiting for neither side while the other has something to say; returns the exit code.
+
+    ``frames`` may hold what was received before. ``after`` so many seconds what is called there is sent. ``keeps``: the
+    end of our input is none of the other side's.
+
+    Raises:
+        GpuschedError: See `stream`.
+    """
     sock.setblocking(False)
-    frames, unsent = Frames(), bytearray()
+    frames, unsent, heard = frames or Frames(), bytearray(), b""
+    due = time.monotonic() + after[0] if after is not None else None
     while True:
+        for kind, payload in checked(frames, heard):
+            if kind == EXITED:
+                return exit_code(payload)
+            _write(2 if kind == ERRORS else 1, payload)
+        heard = b""
         listened = [sock.fileno()] if resized is None else [sock.fileno(), resized]
         if with_input and len(unsent) < CHUNK:
             listened.append(0)
-        readable, writable, _ = select.select(listened, [sock] if unsent else [], [])
+        left = None if due is None else max(0.0, due - time.monotonic())
+        readable, writable, _ = select.select(listened, [sock] if unsent else [], [], left)
+        if after is not None and due is not None and time.monotonic() >= due:
+            unsent += after[1]()
+            due = None
         if sock.fileno() in readable:
             with contextlib.suppress(BlockingIOError):
-                for kind, payload in _checked(frames, _receive(sock)):
-                    if kind == EXITED:
-                        return exit_code(payload)
-                    _write(2 if kind == ERRORS else 1, payload)
+                heard = receive(sock)
         if resized is not None and resized in readable:
             os.read(resized, CHUNK)
-            unsent += size_frame(*_size())
+            unsent += size_frame(*window_size())
         if 0 in readable:
-            data = os.read(0, CHUNK)
+            data = _typed()
+            if not data and keeps:
+                raise TransportError("ssh", "this terminal is gone")
             unsent += frame(INPUT, data) if data else frame(INPUT_ENDED)
             with_input = bool(data)
         if writable:
@@ -171,12 +210,20 @@ def _talk(sock: socket.socket, with_input: bool, resized: int | None) -> int:
                 del unsent[: sock.send(unsent)]
 
 
+def _typed() -> bytes:
+    try:
+        return os.read(0, CHUNK)
+    except OSError:  # of a terminal that was closed
+        return b""
+
+
 def _write(descriptor: int, data: bytes) -> None:
     while data:
         data = data[os.write(descriptor, data) :]
 
 
-def _size() -> tuple[int, int]:
+def window_size() -> tuple[int, int]:
+    """Rows and columns of our terminal."""
     try:
         rows, columns, _, _ = struct.unpack("HHHH", fcntl.ioctl(0, termios.TIOCGWINSZ, bytes(8)))
     except OSError:
@@ -185,7 +232,7 @@ def _size() -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _raw_terminal() -> Iterator[None]:
+def raw_terminal() -> Iterator[None]:
     """Every key goes to the other side, Ctrl-C too."""
     before = termios.tcgetattr(0)
     tty.setraw(0, termios.TCSADRAIN)  # what was typed ahead counts
@@ -196,7 +243,7 @@ def _raw_terminal() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _resizes() -> Iterator[int]:
+def resizes() -> Iterator[int]:
     """A descriptor from which a byte can be read whenever the window got another size."""
     ours, theirs = os.pipe()
     os.set_blocking(theirs, False)

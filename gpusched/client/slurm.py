@@ -23,6 +23,12 @@ _UNLIKE = {  # options of `submit` that Slurm has nothing like, by parameter
 }  # fmt: skip
 
 
+_NOT_OF_RUN: dict[str, Any] = {
+    **dict.fromkeys(("array", "output_file", "error", "wrap", *_UNLIKE)),
+    "requeue": True, "hold": False, "wait": False, "dry_run": False,
+}  # fmt: skip
+
+
 def in_charge() -> bool:
     """Whether the inventory says so. Mostly it is not parsed for that, which is fast, and a broken one will do."""
     try:
@@ -140,8 +146,34 @@ def _submit(given: Mapping[str, Any]) -> Said:
     return [*_environment(given["env"] or ()), "sbatch", *_sbatch(given)], unlike
 
 
+def _run(given: Mapping[str, Any]) -> Said:
+    given = {**_NOT_OF_RUN, **given}
+    unlike = [option for name, option in _UNLIKE.items() if given[name] not in (None, [], ())]
+    unlike += ["--forward"] * bool(given["forward"])
+    words = [*_environment(given["env"] or ()), "srun", *_options(given, sbatch=False)]
+    return [*words, *["--pty"] * given["pty"], *map(_quoted, given["command"] or ())], unlike
+
+
 def _sbatch(given: Mapping[str, Any]) -> Iterator[str]:
-    """The options, in sbatch's order of importance, then the command."""
+    """The options, then the command."""
+    nodes = yield from _options(given, sbatch=True)
+    command = shlex.join(given["command"] or ())
+    if _has_script(given):
+        yield command if given["wrap"] is None else f"--wrap {_quoted(given['wrap'])}"
+        return
+    if nodes > 1:
+        command = f"srun {command}"  # one on each node, as ours
+    elif given["signal"]:
+        command = f"exec {command}"  # the signal is the script's
+    yield f"--wrap {_quoted(command)}" if given["command"] else "SCRIPT"
+
+
+def _has_script(given: Mapping[str, Any]) -> bool:
+    return given["wrap"] is not None or bool(given["command"] and _is_script(given["command"][0]))
+
+
+def _options(given: Mapping[str, Any], *, sbatch: bool) -> Generator[str, None, int]:
+    """In sbatch's order of importance, for it or for srun. Returns the number of nodes."""
     from gpusched.client import options
 
     for option, name in (("-J", "name"), ("--comment", "comment")):
@@ -162,23 +194,15 @@ def _sbatch(given: Mapping[str, Any]) -> Iterator[str]:
     nice = given["nice"] - given["priority"]
     yield from [f"--nice={nice}"] * bool(nice)
     yield from ["--no-requeue"] * (not given["requeue"])
-    script = given["wrap"] is not None or bool(given["command"] and _is_script(given["command"][0]))
     signal, before_s, batch = options.signal(given["signal"])
     if given["signal"]:
-        yield f"--signal={'B:' * (batch if script else nodes == 1)}{signal}{'' if before_s is None else f'@{before_s}'}"
+        direct = batch if _has_script(given) else nodes == 1
+        yield f"--signal={'B:' * (sbatch and direct)}{signal}{'' if before_s is None else f'@{before_s}'}"
     if given["workdir"]:
         yield f"-D {_quoted(given['workdir'])}"
     for option, name in (("--exclusive", "exclusive"), ("-H", "hold"), ("-W", "wait"), ("--test-only", "dry_run")):
         yield from [option] * given[name]
-    command = shlex.join(given["command"] or ())
-    if script:
-        yield command if given["wrap"] is None else f"--wrap {_quoted(given['wrap'])}"
-        return
-    if nodes > 1:
-        command = f"srun {command}"  # one on each node, as ours
-    elif given["signal"]:
-        command = f"exec {command}"  # the signal is the script's
-    yield f"--wrap {_quoted(command)}" if given["command"] else "SCRIPT"
+    return nodes
 
 
 def _resources(given: Mapping[str, Any]) -> Generator[str, None, int]:
@@ -342,6 +366,8 @@ def _reservations(given: Mapping[str, Any]) -> Said:
 
 _INSTEAD: dict[str, Callable[[Mapping[str, Any]], Said]] = {
     "submit": _submit,
+    "run": _run,
+    "attach": lambda given: (["sattach", f"{_ids([given['job']])[0]}.0"], ["--forward"] * bool(given["forward"])),
     "cancel": _cancel,
     "hold": _on_jobs("hold"),
     "release": _on_jobs("release"),

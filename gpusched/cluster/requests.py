@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from gpusched.cluster.slurmenv import slurm_variables
 from gpusched.errors import UsageError
@@ -45,6 +46,9 @@ def launch_request(
     partition = inventory.partition(spec.partition)
     gang = len(job.allocation.parts) > 1
     mps = _mps(job, node)
+    session: Literal["", "terminal", "pipes"] = ""
+    if spec.session is not None and part.rank == 0:
+        session = "terminal" if spec.pty else "pipes"
     return LaunchRequest(
         name=container_name(job.id, job.attempt, part.rank),
         cluster_id=cluster_id,
@@ -63,7 +67,7 @@ def launch_request(
         cores=part.cores,
         memory_mib=part.memory_mib,
         network="host" if gang else settings.network,
-        hold=gang,
+        hold=gang or session != "",
         output=expand_output(job, part.rank, part.node),
         error=expand_error(job, part.rank, part.node),
         spool=_spool(job, part, inventory, steps_key),
@@ -73,6 +77,7 @@ def launch_request(
         mounts_beneath=None if mount_anything else settings.allowed_mounts,
         job_dirs=settings.job_dirs,
         mps_pipe=mps.pipe if mps is not None else None,
+        session=session,
     )
 
 

@@ -440,6 +440,8 @@ SETTINGS: Fields = {
     "node_fail_after_s": ("node_fail_after_s", _number(0, _YEAR_S, "seconds")),
     "grace": ("grace_s", whole_seconds),
     "grace_s": ("grace_s", _whole(0, _YEAR_S, "seconds")),
+    "session_keep": ("session_keep_s", whole_seconds),
+    "session_keep_s": ("session_keep_s", _whole(1, _YEAR_S, "seconds")),
     "connect_timeout": ("connect_timeout_s", _seconds),
     "connect_timeout_s": ("connect_timeout_s", _number(0.1, _YEAR_S, "seconds")),
     "fairshare_half_life": ("fairshare_half_life_s", whole_seconds),

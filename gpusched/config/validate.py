@@ -254,6 +254,8 @@ def _check_numbers(spec: JobSpec) -> None:
         raise UsageError("--begin must be between the years 1970 and 3000")
     if spec.nodes < 1 or spec.gpus_per_node < 0 or spec.cores_per_node < 1 or spec.memory_mib_per_node < 1:
         raise UsageError("a job needs at least 1 node, 0 GPUs, 1 core and 1 MiB on each")
+    if spec.session is not None and spec.session < 1:
+        raise UsageError("what people work in is kept for a second at least")
     if spec.tasks_per_node < 1 or spec.gpus_per_task < 0:
         raise UsageError("--ntasks-per-node must be at least 1")
     if spec.time_limit_s < 1:

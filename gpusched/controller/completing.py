@@ -129,7 +129,7 @@ def _close(step: Step, seen: list[Seen], ending: Ending, world: ReconcileInput) 
     elif ending.outcome is JobState.PENDING:
         fields = back_in_queue(ending.message) | again
         step.job, event = move(job, JobState.PENDING, now, event="requeued", retries=0, **fields)
-    elif ending.outcome is JobState.NODE_FAIL and job.spec.requeue and job.retries < world.settings.max_retries:
+    elif ending.outcome is JobState.NODE_FAIL and _may_retry(job) and job.retries < world.settings.max_retries:
         wait = retry_delay_s(job.retries)
         fields = back_in_queue(f"attempt {job.attempt} failed ({ending.message}); tried again after {wait} s")
         fields |= again | {"retries": job.retries + 1, "eligible_time": now + wait}
@@ -146,6 +146,11 @@ def _close(step: Step, seen: list[Seen], ending: Ending, world: ReconcileInput) 
         data = {"exit_code": code, "end": end, "message": ending.message}
         step.job, event = move(job, outcome, now, event="ended", data=data, **fields)
     step.events.append(event)
+
+
+def _may_retry(job: Job) -> bool:
+    """What people worked in is not begun anew: they are gone."""
+    return job.spec.requeue and (job.spec.session is None or job.start_time is None)
 
 
 def _stopped(job: Job, preemptions: Preemptions, seen: list[Seen], end: float) -> Preemptions:

@@ -23,7 +23,7 @@ from gpusched.model.events import Event
 from gpusched.model.indices import spans_of
 from gpusched.model.jobs import ENDED, Ending, Job, JobSpec, JobState
 from gpusched.model.readings import NodeState
-from gpusched.model.resources import Inventory
+from gpusched.model.resources import Inventory, Settings
 from gpusched.queue.inbox import PUT_OFF_S, Inbox, Malformed, Received
 from gpusched.queue.lifecycle import move
 from gpusched.queue.quotas import Queued
@@ -200,7 +200,7 @@ class CommandApplier:
         if self._store.rows_of(command.id):
             raise Refused(f"job {command.id} is there already")
         _check_program(command)
-        job = self._job(command, caller, now)
+        job = self._job(_within(command, self._inventory.settings), caller, now)
         program = len(command.program) + sum(map(len, command.task_programs))
         queued = self._room_for(job, caller, program)
         self._by_class.check(job.user, job.spec, job.count)
@@ -455,6 +455,14 @@ def back_in_queue(message: str) -> dict[str, Any]:
     """The fields of a job that goes back to the queue; what it was before is in its events and runs."""
     gone = ("allocation", "ending", "start_time", "end_time", "exit_code", "master_port", "policy", "policy_version")
     return {**dict.fromkeys(gone), "reason": "", "message": message}
+
+
+def _within(command: commands.Submit, settings: Settings) -> commands.Submit:
+    """The submission with what its user may not raise as it is declared."""
+    spec = command.spec
+    if spec.session is None or spec.session <= settings.session_keep_s:
+        return command
+    return msgspec.structs.replace(command, spec=msgspec.structs.replace(spec, session=settings.session_keep_s))
 
 
 def _check_program(command: commands.Submit) -> None:

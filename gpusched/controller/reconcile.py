@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gpusched.controller import attendance
 from gpusched.controller.completing import complete, failure_of
 from gpusched.controller.escalating import gives_up, is_due
 from gpusched.controller.launchfaults import Fault, fault_of, is_jobs_fault
@@ -48,6 +49,9 @@ def _starting(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
         _end(step, JobState.NODE_FAIL, "NodeFail", message, world, grace=0, blame=dead)
     elif phases <= {"running", "exited"}:
         _began(step, seen, world)
+    elif phases <= {"ready", "running", "exited"} and attendance.is_awaited(step.job, seen):
+        if message := attendance.given_up(step.job, seen, world):
+            _end(step, JobState.TIMEOUT, attendance.REASON, message, world, grace=0)
     elif phases <= {"ready", "running", "exited"}:
         for s in seen:
             if s.phase == "ready" and gives_up(s.rank, world.now):
@@ -126,6 +130,8 @@ def _running(step: Step, seen: list[Seen], world: ReconcileInput) -> None:
         # Only what is seen to run has run into it: a job on a node that cannot be asked may have ended in time.
         message = f"ran into its limit of {job.spec.time_limit_s} s"
         _end(step, JobState.TIMEOUT, "TimeLimit", message, world, grace=settings.grace_s)
+    elif message := attendance.given_up(job, seen, world):
+        _end(step, JobState.TIMEOUT, attendance.REASON, message, world, grace=settings.grace_s)
     elif any(s.rank.rank == 0 for s in finished):
         # The gang ends as one: once rank 0 is done the others have the grace to follow.
         _end(step, JobState.COMPLETED, "", "", world, grace=settings.grace_s, exit_code=0)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import select
 import signal
 import socket
 import struct
@@ -25,23 +24,22 @@ import msgspec
 
 from gpusched.config.paths import log_path, result_path
 from gpusched.config.users import user_name
+from gpusched.controller.joining import Tunnels, join
 from gpusched.controller.lastgood import declared_or_kept
 from gpusched.controller.outputs import may_see
+from gpusched.controller.peers import Peer, talk
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model import relay as wire
 from gpusched.model.jobs import Job, JobState, container_name
 from gpusched.model.resources import Inventory, Node, RuntimeName
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.runtimes import AttemptRef, Runtime, runtime_for
-from gpusched.nodes.transport import Session, Transport, TransportError, stream_argv
+from gpusched.nodes.transport import Transport, TransportError, stream_argv
 from gpusched.queue.store import Reader
 
+NO_SESSION = "nobody can be attached to job {}: 'gpusched run' did not make it"
 MAX_SESSIONS, MAX_SESSIONS_PER_USER = 256, 32
-REQUEST_S = 10.0  # from the connection to the whole request
 IDLE_S = 12 * 3600.0  # a command that neither says nor hears anything for so long is hung up
-UNREAD_S = 3600.0  # a client that does not read
-LOOK_S = 30.0
-_REQUESTS: msgspec.json.Decoder[wire.Request] = msgspec.json.Decoder(wire.Request)
 
 
 class Site:
@@ -51,6 +49,7 @@ class Site:
         self.state, self._path, self._lock = state, inventory_path, threading.Lock()
         self._stamp: tuple[int, int] | None = None
         self._inventory: Inventory | None = None
+        self.tunnels = Tunnels()
 
     def inventory(self) -> Inventory:
         """The inventory; while it is broken, the last good one.
@@ -68,89 +67,6 @@ class Site:
                 if self._inventory is None:
                     raise GpuschedError(f"{self._path} cannot be read by the controller") from None
             return self._inventory
-
-
-class Peer:
-    """A client's end: frames to it from one thread, frames from it in another."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock, self._frames = sock, wire.Frames()
-        self.last = time.monotonic()
-        self.sending_since: float | None = None
-
-    def request(self) -> wire.Request:
-        """The first frame.
-
-        Raises:
-            Garbled: It is no request, or does not come.
-        """
-        until = time.monotonic() + REQUEST_S
-        while True:
-            self._sock.settimeout(max(0.01, until - time.monotonic()))
-            data = self._sock.recv(wire.CHUNK)
-            if not data or time.monotonic() > until:
-                raise wire.Garbled("no request")
-            for kind, payload in self._frames.feed(data):
-                if kind != wire.REQUEST:
-                    raise wire.Garbled("no request")
-                self._sock.settimeout(None)
-                return _REQUESTS.decode(payload)
-
-    def send(self, data: bytes) -> None:
-        """Send, waiting for a slow client; OSError where it is gone."""
-        self.sending_since = time.monotonic()
-        self._sock.sendall(data)
-        self.last, self.sending_since = time.monotonic(), None
-
-    def listen(self, session: Session, with_input: bool, limit_s: float | None) -> None:
-        """Pass on what the client sends until it goes, or says what it must not; then hang up."""
-        try:
-            with contextlib.suppress(OSError, wire.Garbled):
-                self._hear(session, with_input, limit_s)
-        finally:
-            session.close()
-            with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_RDWR)  # a thread that sends there comes free
-
-    def _hear(self, session: Session, with_input: bool, limit_s: float | None) -> None:
-        ended, data = False, b""
-        while True:
-            for kind, payload in self._frames.feed(data):
-                ended = self._obey(session, kind, payload, with_input and not ended) or ended
-            if not self._has_news(limit_s) or not (data := self._sock.recv(wire.CHUNK)):
-                return
-            self.last = time.monotonic()
-
-    def _has_news(self, limit_s: float | None) -> bool:
-        """Wait for something to read; False where the client has had its time."""
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
-        while not poll.poll(LOOK_S * 1000):
-            now, since = time.monotonic(), self.sending_since
-            if (since is not None and now - since > UNREAD_S) or (limit_s is not None and now - self.last > limit_s):
-                return False
-        return True
-
-    def _obey(self, session: Session, kind: int, payload: bytes, with_input: bool) -> bool:
-        """Do what a frame says; True where it ends the input."""
-        if kind == wire.RESIZED and with_input:
-            session.resize(*wire.size(payload))
-        elif kind == wire.INPUT and with_input:
-            while payload:
-                payload = payload[session.write(payload) :]
-                if payload and self._is_gone():
-                    raise wire.Garbled("gone")
-        elif kind == wire.INPUT_ENDED and with_input:
-            session.end_input()
-            return True
-        else:
-            raise wire.Garbled("a frame that has no place here")
-        return False
-
-    def _is_gone(self) -> bool:
-        poll = select.poll()
-        poll.register(self._sock, select.POLLRDHUP)
-        return bool(poll.poll(0))
 
 
 def serve(sock: socket.socket, uid: int, site: Site, say: Callable[[str], None]) -> None:
@@ -194,22 +110,31 @@ def _answer(peer: Peer, request: wire.Request, uid: int, site: Site) -> bytes:
         node, runtime, ref = _place(reader, inventory, job, request)
     finally:
         reader.close()
+    if isinstance(request, wire.Attach):
+        return join(peer, node, inventory.settings, ref, request, job.spec.session or 0)
+    if isinstance(request, wire.Forward):
+        return site.tunnels.forward(peer, node, inventory.settings, ref, request.port)
     transport = open_transport(node, inventory.settings)
     try:
         if isinstance(request, wire.Exec):
             return _exec(peer, transport, request, runtime.exec_argv(ref, request.argv, request.terminal is not None))
         log = runtime.log(ref, request.follow, request.tail_bytes)
-        return _talk(peer, transport.session(stream_argv(log.argv)), errors=wire.OUTPUT)
+        return talk(peer, transport.session(stream_argv(log.argv)), errors=wire.OUTPUT)
     finally:
         transport.close()
 
 
 def _place(
-    reader: Reader, inventory: Inventory, job: Job, request: wire.NodeLog | wire.Exec
+    reader: Reader, inventory: Inventory, job: Job, request: wire.NodeLog | wire.Exec | wire.Attach | wire.Forward
 ) -> tuple[Node, Runtime, AttemptRef]:
     attempt = job.attempt if isinstance(request, wire.Exec) else request.attempt
     if isinstance(request, wire.Exec) and job.state is not JobState.RUNNING:
         raise GpuschedError(f"job {job.id} is {job.state}; a command can only be run in a RUNNING job")
+    if isinstance(request, wire.Attach | wire.Forward):
+        if job.spec.session is None:
+            raise UsageError(NO_SESSION.format(job.id), "'gpusched exec' runs a command beside it")
+        if job.state not in (JobState.STARTING, JobState.RUNNING):
+            raise GpuschedError(f"job {job.id} is {job.state}")
     record = next((r for r in reader.ranks(job_id=job.id) if (r.attempt, r.rank) == (attempt, request.rank)), None)
     if record is None:
         raise GpuschedError(f"nothing of job {job.id}, attempt {attempt}, rank {request.rank} is on a node")
@@ -224,20 +149,8 @@ def _exec(peer: Peer, transport: Transport, request: wire.Exec, argv: tuple[str,
     if any("\0" in word for word in request.argv):
         raise UsageError("a word of the command holds a null character")
     if request.stdin or request.terminal is not None:
-        return _talk(peer, transport.session(argv, request.terminal), with_input=True, limit_s=IDLE_S)
-    return _talk(peer, transport.session(stream_argv(argv)), limit_s=IDLE_S)
-
-
-def _talk(
-    peer: Peer, session: Session, errors: int = wire.ERRORS, with_input: bool = False, limit_s: float | None = None
-) -> bytes:
-    """Pass on what both sides say until one of them ends; returns the last frame."""
-    kinds = {1: wire.OUTPUT, 2: errors}
-    threading.Thread(target=peer.listen, args=(session, with_input, limit_s), daemon=True).start()
-    try:
-        return wire.exit_frame(session.pump(lambda stream, chunk: peer.send(wire.frame(kinds[stream], chunk))))
-    finally:
-        session.close()
+        return talk(peer, transport.session(argv, request.terminal), with_input=True, limit_s=IDLE_S)
+    return talk(peer, transport.session(stream_argv(argv)), limit_s=IDLE_S)
 
 
 def _kept(peer: Peer, state: Path, job: Job, request: wire.KeptLog) -> bytes:

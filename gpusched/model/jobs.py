@@ -129,6 +129,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         reservation: It runs in this reservation only; "": in none.
         mail, notify: Who is told, and of what (`gpusched.model.notices`).
         session: People work in it: it ends when nobody has been attached for so many seconds; None: it is none.
+        pty: Rank 0 of a session has a terminal; else stdin, stdout and stderr as they are.
     """
 
     name: str
@@ -181,6 +182,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     mail: str = ""
     notify: tuple[str, ...] = ()
     session: int | None = None
+    pty: bool = False
 
     @property
     def gpus(self) -> int:

@@ -154,6 +154,7 @@ class ContainerReading(msgspec.Struct, frozen=True, kw_only=True):
         started_at, finished_at: Unix seconds by the node's clock.
         cluster_id: Which gpusched installation it belongs to.
         ran_s: How long it has run by the node's boot clock, which nobody sets; None: not known, or not running.
+        attached_s: For how long nobody has been attached to it, by the boot clock; None: nobody ever was.
         progress, saved: What the job wrote into its folder (rank 0's node); None: nothing that can be used.
         job_file_error: What is wrong with one of these files; None: nothing.
     """
@@ -168,6 +169,7 @@ class ContainerReading(msgspec.Struct, frozen=True, kw_only=True):
     cluster_id: str | None = None
     pid: int | None = None
     ran_s: float | None = None
+    attached_s: float | None = None
     progress: ProgressReading | None = None
     saved: SavedReading | None = None
     job_file_error: str | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -15,8 +15,13 @@ SOCKET = "relay.sock"
 """Its name in the state folder."""
 REQUEST, INPUT, INPUT_ENDED, RESIZED = b"qiew"
 """From the client: first the request (JSON), then what it types, the end of that, its terminal's new size."""
-OUTPUT, ERRORS, EXITED, FAILED = b"orxf"
-"""To the client: bytes of stdout and of stderr, in the end an exit code or a `Failure` (JSON)."""
+OUTPUT, ERRORS, EXITED, FAILED, BEGAN = b"orxfb"
+"""To the client: bytes of stdout and of stderr, in the end an exit code or a `Failure` (JSON).
+
+Of `Attach`, `BEGAN` comes before all output: from now on `INPUT` is the job's.
+"""
+NOT_STARTED = -1
+"""In place of an exit code: what somebody was attached to could not be started."""
 MAX_PAYLOAD = 1 << 18
 CHUNK = 1 << 16
 
@@ -65,7 +70,25 @@ class Exec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     terminal: Terminal | None = None
 
 
-Request = NodeLog | KeptLog | Exec
+class Attach(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="attach"):
+    """Stdin, stdout and stderr of a job that people work in, or its terminal."""
+
+    job: str
+    attempt: Small
+    terminal: Terminal | None = None
+    rank: Literal[0] = 0
+
+
+class Forward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="forward"):
+    """A connection to a port of such a job."""
+
+    job: str
+    attempt: Small
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    rank: Literal[0] = 0
+
+
+Request = NodeLog | KeptLog | Exec | Attach | Forward
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -158,6 +158,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         down_after_s: Without an answer for that long a node is DOWN (no new jobs).
         node_fail_after_s: DOWN for that long, its jobs end in NODE_FAIL (and are retried elsewhere if they may be).
         grace_s: Between the first signal and the kill.
+        session_keep_s: So long a job of ``gpusched run`` is kept when nobody is attached to it.
         max_retries: How often a job is started again after NODE_FAIL.
         power_price_per_kwh: For costs; None shows ``-``.
         currency: What the price is in.
@@ -181,6 +182,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     down_after_s: float = 60.0
     node_fail_after_s: float = 600.0
     grace_s: int = 30
+    session_keep_s: int = 600
     max_retries: int = 3
     power_price_per_kwh: float | None = None
     currency: str = "EUR"

@@ -8,6 +8,7 @@ import os
 import select
 import selectors
 import signal
+import socket
 import struct
 import subprocess
 import termios
@@ -20,6 +21,7 @@ from gpusched.nodes.transport import Result, Script, Session, TransportError, st
 
 _CHUNK = 65536
 _WRITE_S = 1.0
+_DIAL_S = 10.0
 
 
 def _set_size(terminal: int, rows: int, columns: int) -> None:
@@ -94,6 +96,14 @@ class LocalTransport:
         except OSError as error:
             raise TransportError("protocol", f"{self._name}: {argv[0]}: {error.strerror}") from None
         return _Session(process, ours, terminal=True)
+
+    def dial(self, host: str, port: int) -> Session:
+        """See `gpusched.nodes.transport.Transport.dial`."""
+        try:
+            return _Tunnel(socket.create_connection((host, port), _DIAL_S))
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise TransportError("refused", f"{self._name}: port {port} cannot be reached: {why}") from None
 
     def close(self) -> None:
         """Nothing is held."""
@@ -218,7 +228,42 @@ class _Session:
 
     def close(self) -> None:
         self._closed = True
-        self.end_input()
+        if not self._terminal:  # there it would be a key that is typed
+            self.end_input()
+
+
+class _Tunnel:
+    """`gpusched.nodes.transport.Session` over a socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        sock.settimeout(None)
+
+    def pump(self, take: Callable[[int, bytes], None]) -> int:
+        with self._sock, contextlib.suppress(OSError):
+            while data := self._sock.recv(_CHUNK):
+                take(1, data)
+        return 0
+
+    def write(self, data: bytes) -> int:
+        try:
+            writable = select.select([], [self._sock], [], _WRITE_S)[1]
+            return self._sock.send(data, socket.MSG_DONTWAIT) if writable else 0
+        except BlockingIOError:
+            return 0
+        except (OSError, ValueError):  # ValueError: closed
+            return len(data)
+
+    def end_input(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+
+    def resize(self, rows: int, columns: int) -> None:
+        pass
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
 
 def _read(descriptor: int) -> bytes | None:

@@ -22,6 +22,8 @@ _READ_BYTES = 1 << 20
 _WINDOW_BYTES = 4 << 20
 _WRITE_S = 1.0
 _DATA, _REQUEST = 94, 98  # SSH_MSG_CHANNEL_...
+_PROHIBITED = 1  # SSH_OPEN_ADMINISTRATIVELY_PROHIBITED
+_LISTENS = "does the job listen on it by now, and at 127.0.0.1?"
 _BROKEN = (EOFError, OSError, paramiko.SSHException)  # what paramiko raises at a broken connection, or too late
 
 
@@ -68,6 +70,25 @@ class SshTransport:
                     channel.get_pty(terminal.name, terminal.columns, terminal.rows)
             _request_exec(channel, shlex.join(argv))
             return _Session(self._node.name, connection, channel)
+
+    def dial(self, host: str, port: int) -> Session:
+        """See `gpusched.nodes.transport.Transport.dial`; by sshd's own forwarding."""
+        timeout_s = self._settings.probe_timeout_s
+        deadline = time.monotonic() + timeout_s
+        with self._explained(deadline, timeout_s):
+            connection = self._connected(deadline)
+            try:
+                with guard(deadline, connection.drop):
+                    channel = connection.transport.open_channel(
+                        "direct-tcpip", (host, port), ("127.0.0.1", 0), timeout=max(0.1, deadline - time.monotonic())
+                    )
+            except paramiko.ChannelException as error:
+                name, why = self._node.name, error.text or str(error)
+                if error.code == _PROHIBITED:
+                    hint = "AllowTcpForwarding of its sshd_config says no"
+                    raise TransportError("ssh", f"{name}: sshd forwards no ports: {why}", hint) from None
+                raise TransportError("refused", f"{name}: port {port} cannot be reached: {why}", _LISTENS) from None
+            return _Tunnel(self._node.name, connection, channel)
 
     @contextlib.contextmanager
     def _explained(self, deadline: float, timeout_s: float) -> Iterator[None]:
@@ -194,6 +215,20 @@ class _Session:
     def close(self) -> None:
         with contextlib.suppress(*_BROKEN):
             self._channel.close()
+
+
+class _Tunnel(_Session):
+    """A connection: its output ends, and that is all."""
+
+    def pump(self, take: Callable[[int, bytes], None]) -> int:
+        while True:
+            try:
+                data = self._channel.recv(CHUNK)
+            except TimeoutError:  # which is for writing
+                continue
+            if not data:
+                return 0
+            take(1, data)
 
 
 class _Wake(threading.Event):

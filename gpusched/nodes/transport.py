@@ -121,6 +121,13 @@ class Transport(Protocol):
             TransportError: It cannot be asked for.
         """
 
+    def dial(self, host: str, port: int) -> Session:
+        """A connection from the node to a TCP port, as a session with neither stderr nor exit code.
+
+        Raises:
+            TransportError: The node cannot be reached; kind ``refused``: nothing listens there.
+        """
+
     def close(self) -> None:
         """Drop the connection. A later ``run`` makes a new one."""
 

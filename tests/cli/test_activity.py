@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from gpusched.cli.activity import _cut
 from tests.cli.conftest import GPUSCHED, Site
 
 SLOW = """
@@ -84,3 +85,9 @@ def test_reading_a_file_tells_how_much_of_it(tmp_path: Path) -> None:
         assert 1000 <= Reading.latest.done < 400_000
         text.read()
         assert Reading.latest.done == 400_000
+
+
+def test_a_line_is_no_wider_than_the_terminal() -> None:
+    line = "gpusched: job 1 PENDING (Resources: needs 8 GPUs, 3 are free), 12 s ..."
+    assert _cut(line, len(line)) == line
+    assert _cut(line, 40) == "gpusched: job 1 PENDING (Re..., 12 s ..."

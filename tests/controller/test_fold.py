@@ -490,3 +490,14 @@ def test_of_many_problems_the_first_five_are_told(desk: Desk) -> None:
     for count, more in ((5, ""), (6, "; and 1 more"), (8, "; and 3 more")):
         why = desk.say(Cancel(time=desk.now, job_ids=ids[:count]))
         assert why == "; ".join(f"job {one}: there is no such job" for one in ids[:5]) + more
+
+
+@pytest.mark.parametrize(("asked", "kept"), [(1, 1), (600, 600), (601, 600), (1 << 60, 600)])
+def test_nobody_has_a_session_kept_for_longer_than_the_site_says(desk: Desk, asked: int, kept: int) -> None:
+    assert desk.job(desk.submit(session=asked)).spec.session == kept
+
+
+@pytest.mark.parametrize("asked", [0, -5])
+def test_a_session_that_would_end_at_once_is_refused(desk: Desk, asked: int) -> None:
+    said = desk.say(Submit(time=NOW, id=ids.mint(NOW), spec=spec(session=asked)), ME)
+    assert "kept for a second at least" in str(said)

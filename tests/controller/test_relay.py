@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpusched.controller import relay
+from gpusched.controller import peers, relay
 from gpusched.controller.lastgood import declared_or_kept, keep
 from gpusched.errors import GpuschedError
 from gpusched.model.jobs import JobState
@@ -31,8 +31,10 @@ from gpusched.model.relay import (
     OUTPUT,
     REQUEST,
     SOCKET,
+    Attach,
     Exec,
     Failure,
+    Forward,
     Frames,
     KeptLog,
     NodeLog,
@@ -42,6 +44,7 @@ from gpusched.model.relay import (
     frame,
     size_frame,
 )
+from gpusched.nodes.runtimes import sessions
 from gpusched.nodes.transport import Session
 from gpusched.queue.store import Store
 from tests.cli_nodes.conftest import Cluster, job, spec
@@ -171,6 +174,44 @@ def test_what_is_not_there(call: Callable[..., Caller], site: relay.Site, cluste
     assert "no output" in refusal(KeptLog(job=ID, attempt=1, rank=0))
     cluster.store.put_jobs([job(ID, JobState.COMPLETED, {"here": (0,)}, spec=spec("x", 1, 1, "local"))])
     assert "is COMPLETED" in refusal(Exec(job=ID, rank=0, argv=("id",)))
+
+
+def test_who_may_be_attached(call: Callable[..., Caller], site: relay.Site, cluster: Cluster) -> None:
+    asked = Attach(job=ID, attempt=1), Forward(job=ID, attempt=1, port=22)
+    for request in asked:
+        assert "belongs to ann" in Caller(site, OTHER, request).hear().failure
+        assert "'gpusched run' did not make it" in Caller(site, OWNER, request).hear().failure
+    ours = job(ID, JobState.COMPLETING, {"here": (0,)}, spec=spec("x", 1, 1, "local", session=600), uid=OWNER)
+    cluster.store.put_jobs([ours])
+    for request in asked:
+        assert Caller(site, OWNER, request).hear().failure == f"job {ID} is COMPLETING"
+    cluster.store.put_jobs([msgspec.structs.replace(ours, state=JobState.RUNNING)])
+    assert "belongs to ann" in Caller(site, OTHER, asked[1]).hear().failure
+
+
+def test_a_port_of_a_job(call: Callable[..., Caller], site: relay.Site, cluster: Cluster, tmp_path: Path) -> None:
+    ours = job(ID, JobState.RUNNING, {"here": (0,)}, spec=spec("x", 1, 1, "local", session=600), uid=OWNER)
+    cluster.store.put_jobs([ours])
+    (launch,) = (tmp_path / "xdg").glob("gpusched-node/*/*/*/launch")
+    with launch.open("a") as file:  # as that of a session has it
+        file.write(sessions.SUPERVISED)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        caller = Caller(site, OWNER, Forward(job=ID, attempt=1, port=port))
+        other, _ = server.accept()
+        caller.send(frame(INPUT, b"x" * 200_000), frame(INPUT_ENDED))
+        assert b"".join(iter(lambda: other.recv(65536), b"")) == b"x" * 200_000
+        other.sendall(b"y" * 200_000)
+        other.close()
+        assert (caller.hear().output, caller.code) == (b"y" * 200_000, 0)
+        gone = Caller(site, OWNER, Forward(job=ID, attempt=1, port=port))
+        other, _ = server.accept()
+        gone.hang_up()
+        assert other.recv(1) == b""
+        other.close()
+    refused = Caller(site, OWNER, Forward(job=ID, attempt=1, port=port)).hear()
+    assert refused.failure == f"here: port {port} cannot be reached: Connection refused"
+    assert site.tunnels._open == {}
 
 
 def test_input_a_terminal_and_its_size(call: Callable[..., Caller]) -> None:
@@ -322,7 +363,7 @@ def test_a_client_that_asks_bit_by_bit_has_no_longer(
 ) -> None:
     ours, theirs = ends
     monkeypatch.setattr(relay.time, "monotonic", Clock())
-    peer = relay.Peer(theirs)
+    peer = peers.Peer(theirs)
     ours.sendall(frame(REQUEST, msgspec.json.encode(KeptLog(job=ID, attempt=1, rank=0))))
     monkeypatch.setattr(relay.wire, "CHUNK", 8)
     with pytest.raises(relay.wire.Garbled, match="no request"):
@@ -335,14 +376,14 @@ def test_the_first_frame_is_the_request(ends: tuple[socket.socket, Timed]) -> No
     ours, theirs = ends
     asked = KeptLog(job=ID, attempt=1, rank=0)
     ours.sendall(frame(REQUEST, msgspec.json.encode(asked)) + frame(INPUT, b"x"))
-    assert relay.Peer(theirs).request() == asked
+    assert peers.Peer(theirs).request() == asked
     assert theirs.asked[-1] is None, "from then on it takes its time"
     ours.sendall(frame(INPUT, b"x"))
     with pytest.raises(relay.wire.Garbled, match="no request"):
-        relay.Peer(theirs).request()
+        peers.Peer(theirs).request()
     ours.shutdown(socket.SHUT_WR)
     with pytest.raises(relay.wire.Garbled, match="no request"):
-        relay.Peer(theirs).request()
+        peers.Peer(theirs).request()
 
 
 @pytest.mark.parametrize(
@@ -355,9 +396,9 @@ def test_one_that_says_nothing_or_reads_nothing_for_long_is_hung_up(
 ) -> None:  # fmt: skip
     clock = Clock()
     monkeypatch.setattr(relay.time, "monotonic", clock)
-    monkeypatch.setattr(relay, "UNREAD_S", 5.0)
-    monkeypatch.setattr(relay, "LOOK_S", 0.0005)
-    peer = relay.Peer(ends[1])
+    monkeypatch.setattr(peers, "UNREAD_S", 5.0)
+    monkeypatch.setattr(peers, "LOOK_S", 0.0005)
+    peer = peers.Peer(ends[1])
     peer.sending_since = since
     assert peer.last == 101.0
     assert not peer._has_news(limit_s)
@@ -408,7 +449,7 @@ def test_what_a_client_says_is_done_until_it_says_what_has_no_place(
 ) -> None:
     ours, theirs = ends
     asked = frame(REQUEST, msgspec.json.encode(KeptLog(job=ID, attempt=1, rank=0)))
-    peer, session = relay.Peer(theirs), Heard()
+    peer, session = peers.Peer(theirs), Heard()
     said = b"".join([*frames, frame(OUTPUT)])  # of a client there is no output
     ours.sendall(asked + (said if at_once else b""))
     with contextlib.suppress(relay.wire.Garbled):
@@ -421,7 +462,7 @@ def test_what_a_client_says_is_done_until_it_says_what_has_no_place(
 
 
 def test_what_one_that_is_gone_has_said_is_not_waited_for(ends: tuple[socket.socket, Timed]) -> None:
-    peer, session = relay.Peer(ends[1]), Heard()
+    peer, session = peers.Peer(ends[1]), Heard()
     ends[0].sendall(frame(INPUT, b"abc"))
     ends[0].close()
     peer.listen(session, True, None)  # type: ignore[arg-type]
@@ -431,7 +472,7 @@ def test_what_one_that_is_gone_has_said_is_not_waited_for(ends: tuple[socket.soc
 def test_what_is_sent_counts_as_a_sign_of_life(
     ends: tuple[socket.socket, Timed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peer = relay.Peer(ends[1])
+    peer = peers.Peer(ends[1])
     monkeypatch.setattr(relay.time, "monotonic", lambda: 1e9)
     peer.send(b"x")
     assert (peer.last, peer.sending_since) == (1e9, None)
@@ -465,13 +506,13 @@ def test_only_commands_may_not_be_silent_for_ever(
     site: relay.Site, call: Callable[..., Caller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits: list[float | None] = []
-    real = relay.Peer.listen
+    real = peers.Peer.listen
 
-    def listen(self: relay.Peer, session: Session, with_input: bool, limit_s: float | None) -> None:
+    def listen(self: peers.Peer, session: Session, with_input: bool, limit_s: float | None) -> None:
         limits.append(limit_s)
         real(self, session, with_input, limit_s)
 
-    monkeypatch.setattr(relay.Peer, "listen", listen)
+    monkeypatch.setattr(peers.Peer, "listen", listen)
     call("true").hear()
     limits.clear()
     call("true", stdin=True).hear()

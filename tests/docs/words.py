@@ -18,6 +18,7 @@ TWINS = {
     "down_after_s": "down_after",
     "node_fail_after_s": "node_fail_after",
     "grace_s": "grace",
+    "session_keep_s": "session_keep",
     "connect_timeout_s": "connect_timeout",
     "fairshare_half_life_s": "fairshare_half_life",
     "keep_reports_s": "keep_reports",
@@ -38,6 +39,7 @@ SETTINGS = {
     ),
     "max_retries": ("number", "How often a job is started again after NODE_FAIL."),
     "grace": (DURATION, "Between a job's first signal and the kill."),
+    "session_keep": (DURATION, "So long a job of `gpusched run` is kept when nobody is attached to it."),
     "admins": ("list of user names", "May act on all jobs and on nodes, besides root and the controller's own user."),
     "shared": (
         "`true` or `false`",
@@ -499,6 +501,7 @@ JSON: dict[str, dict[str, str]] = {
         "reservation": "It runs in this reservation only; empty: in none.",
         "mail": "Where mail about it goes; empty: nowhere.",
         "notify": "What its user is told of.",
+        "pty": "A shell with a terminal.",
         "session": "Of a shell: seconds without anybody attached after which it ends; null: it is none.",
         "comment": "Text.",
     },

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import shutil
 import socket
@@ -11,9 +9,8 @@ import struct
 import subprocess
 import sys
 import tempfile
-import termios
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +20,10 @@ import pytest
 from gpusched.model.commands import Cancel
 from gpusched.queue.inbox import Inbox
 from tests.e2e.conftest import WAIT, Cluster
+from tests.e2e.people import NOBODY, Screen, nobody
 from tests.testbed import Testbed, processes, wait_until
 
 pytestmark = pytest.mark.slow
-
-NOBODY = 65534
 
 
 def test_docker_and_plain_processes_do_what_podman_does(stopped: Cluster, share: Path) -> None:
@@ -121,15 +117,6 @@ def shared(testbed: Testbed) -> Iterator[Cluster]:
     shutil.rmtree(folder)
 
 
-def nobody(*more: str) -> tuple[str, ...]:
-    """Words that run a command as the user nobody."""
-    words = ("setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups", *more)
-    done = subprocess.run([*words, sys.executable, "-c", "import msgspec"], check=False, capture_output=True)
-    if done.returncode and not more:  # this Python lies in root's home: let nobody read (not write) there
-        return nobody("--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search")
-    return words
-
-
 def test_users_own_their_jobs_by_the_owner_of_the_command_file(shared: Cluster) -> None:
     cluster, share = shared, shared.folder / "share"
     as_nobody = nobody()
@@ -189,44 +176,6 @@ def test_users_own_their_jobs_by_the_owner_of_the_command_file(shared: Cluster) 
     assert cluster.cli("logs", theirs, prefix=as_nobody).stdout == f"{NOBODY}\n{NOBODY}\nnobody\n"
     assert "token" not in cluster.controller_log
     assert list((cluster.state / "secrets").iterdir()) == []
-
-
-class Screen:
-    """A command in a terminal, as a person has it."""
-
-    def __init__(self, cluster: Cluster, argv: Sequence[str], rows: int, columns: int) -> None:
-        self._ours, theirs = os.openpty()
-        self.resize(rows, columns)
-        self.process = subprocess.Popen(
-            ["setsid", "--ctty", *argv], env=cluster.env(TERM="xterm"), stdin=theirs, stdout=theirs, stderr=theirs
-        )
-        os.close(theirs)
-        self.shown = ""
-
-    def resize(self, rows: int, columns: int) -> None:
-        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-    def type(self, text: str) -> None:
-        os.write(self._ours, text.encode())
-
-    def wait_for(self, text: str) -> None:
-        os.set_blocking(self._ours, False)
-
-        def seen() -> bool:
-            with contextlib.suppress(OSError):
-                self.shown += os.read(self._ours, 65536).decode(errors="replace")
-            return text in self.shown
-
-        try:
-            wait_until(seen, 60, f"{text!r} on the screen")
-        except TimeoutError as error:
-            error.add_note(self.shown)
-            raise
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._ours)
 
 
 def test_users_reach_their_running_jobs_through_the_controller(shared: Cluster) -> None:

@@ -67,6 +67,12 @@ SAID = [
     ("reservations", "scontrol show reservation"),
     ("reservations cancel class", "scontrol delete ReservationName=class"),
     ("reservations change class --for 3h", "scontrol update ReservationName=class Duration=3:00:00"),
+    ("run -p A100 --gpus 2 -t 90 --pty bash -l", "srun -p A100 --gpus-per-node=2 -t 01:30:00 --pty bash -l"),
+    (
+        "run -p A100 --gpus 1 --signal USR1@60 --env A=1 -- a 'b c'",
+        "A=1 srun -p A100 --gpus-per-node=1 --signal=USR1@60 a 'b c'",
+    ),
+    ("attach 7", "sattach 7.0"),
     ("exec -it 7 -- bash -l", "srun --jobid=7 --overlap -N 1 -n 1 --pty bash -l"),
     ("exec --rank 1 7 -- nvidia-smi", "srun --jobid=7 --overlap -N 1 -n 1 -r 1 nvidia-smi"),
 ]

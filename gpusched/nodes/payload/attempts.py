@@ -112,6 +112,7 @@ def read_folder(path: str) -> "dict[str, Any] | None":
     if len(stamp) == 2:
         fact["pid"] = int(stamp[0])
         fact["pid_alive"] = same_boot and _start_time(fact["pid"]) == stamp[1]
+    fact["attached_s"] = _attached_s(read_text(path + "/attached")) if same_boot else None
     if fact["failed"] is not None:  # it may have been written since the folder was listed
         fact["error"] = last_lines(read_text(path + "/start.err") or "")
     return fact
@@ -134,6 +135,12 @@ def _ran_s(pid: "int | None") -> "float | None":
     if start is None:
         return None
     return max(0.0, time.clock_gettime(_BOOTTIME) - float(start) / os.sysconf("SC_CLK_TCK"))
+
+
+def _attached_s(stamp: "str | None") -> "float | None":
+    """Seconds since somebody was attached, by the boot clock (see runtimes/sessions.py); None: nobody has been."""
+    noted = _number(stamp)
+    return None if noted is None else max(0.0, time.clock_gettime(_BOOTTIME) - noted)
 
 
 def _parent(pid: int) -> "int | None":
@@ -205,6 +212,7 @@ def merge(
             "cluster_id": cluster_id,
             "pid": None,
             "ran_s": None,
+            "attached_s": fact.get("attached_s") if fact else None,
             "id": container["id"] if container else None,
         }
         base.update(attempt)

@@ -4,6 +4,7 @@
 attempts_root=${ROOT:-${XDG_STATE_HOME:-$HOME/.local/state}/gpusched-node/$CLUSTER_ID/$NODE}
 attempts_boot=$(cat /proc/sys/kernel/random/boot_id)
 attempts_now=$(date +%s)
+read -r attempts_up attempts_idle </proc/uptime
 prefixed() { sed "s/^/$1 /"; }
 file_line() { [ ! -e "$1/$2" ] || printf '%s %s\n' "$2" "$(head -n 1 "$1/$2" 2>/dev/null)"; }
 start_time() {
@@ -46,6 +47,9 @@ list_folder() {
     for file in started exit failed pid; do file_line "$1" "$file"; done
     [ ! -e "$1/failed" ] || tail -n 8 "$1/start.err" 2>/dev/null | cut -c 1-1000 | prefixed error
     [ -n "$attempt_boot" ] || return 0
+    noted=
+    read -r noted 2>/dev/null <"$1/attached"
+    case ${noted%.*} in '' | *[!0-9]*) ;; *) echo "attached $((${attempts_up%.*} - ${noted%.*}))" ;; esac
     leader= since=
     read -r leader since 2>/dev/null <"$1/pid"
     [ -n "$leader" ] && [ "$(start_time "$leader")" = "$since" ] && echo pid_alive

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -47,6 +47,8 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
             program, and ``command`` its arguments.
         error: As ``output``, for stderr alone; None: it goes where stdout does.
         mps_pipe: Folder of the MPS control daemon's pipes, which the job must reach; None: it has its GPUs otherwise.
+        session: People work in it, on a terminal, or with stdin, stdout and stderr as they are; the first who joins it
+            (`gpusched.nodes.runtimes.sessions`) starts it.
     """
 
     name: str
@@ -76,6 +78,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     mps_pipe: str | None = None
     spool: dict[str, str] = {}
     error: str | None = None
+    session: Literal["", "terminal", "pipes"] = ""
 
     @property
     def ref(self) -> AttemptRef:

@@ -10,6 +10,7 @@ from gpusched.nodes.batch.spool import RUN, SPOOL
 from gpusched.nodes.runtimes.base import AttemptRef, LaunchRequest
 from gpusched.nodes.runtimes.checks import MAX_ENV_FILE_BYTES, NO_IMAGE_HINT, check_request, check_signal, steers_client
 from gpusched.nodes.runtimes.mounts import PIN, pin_lines, pin_place, unpin_lines
+from gpusched.nodes.runtimes.sessions import engine_cases
 from gpusched.nodes.runtimes.shell import (
     FUNCTIONS,
     STRAYS,
@@ -224,6 +225,9 @@ class EngineRuntime:
     create_arguments: tuple[str, ...] = ()
     """Options of every `create` that only this engine needs."""
 
+    attaching: tuple[str, str]
+    """Of jobs that people work in, see `gpusched.nodes.runtimes.sessions.engine_cases`."""
+
     daemon_pid: str
     """sh: prints the process whose capabilities decide about limits."""
 
@@ -252,6 +256,7 @@ class EngineRuntime:
         launcher = (
             f"{launch_header(request)}hold={int(request.hold)}\n{self._engine(request.ref)}{self._memlock()}"
             f"{PIN}{unpin_lines(request.ref)}{pin_lines(request)}{create}{_LAUNCHER}"
+            f"{engine_cases(*self.attaching) if request.session else ''}"
         )
         extra = {"env": "".join(f"{name}={value}\n" for name, value in written.items())} if written else {}
         if request.error is not None:
@@ -330,6 +335,8 @@ memlock() {{
             *("--name", request.name),
             *_repeat("--label", labels),
             "--init",
+            *(("--interactive",) if request.session else ()),
+            *(("--tty",) if request.session == "terminal" else ()),
             *self.create_arguments,
             *("--network", request.network),
             *("--cpus", str(request.cores), "--memory", f"{request.memory_mib}m"),
@@ -347,6 +354,7 @@ class Podman(EngineRuntime):
     """`gpusched.nodes.runtimes.base.Runtime` for podman 3.4 and later."""
 
     binary = "podman"
+    attaching = ("--sig-proxy=false", "")
     daemon_pid = "echo self"
     # journald, the default where systemd runs, drops lines of jobs that write fast.
     create_arguments = ("--pull", "missing", "--log-driver", "k8s-file")
@@ -364,6 +372,7 @@ class Docker(EngineRuntime):
     """`gpusched.nodes.runtimes.base.Runtime` for docker 19.03 and later."""
 
     binary = "docker"
+    attaching = ("", ",".join(["ctrl-@"] * 8))  # no keys would be its usual ones
     daemon_pid = "cat /run/docker.pid"
     # `docker logs` cannot read what a daemon-wide driver such as syslog took.
     create_arguments = ("--log-driver", "json-file")

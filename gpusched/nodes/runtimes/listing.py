@@ -58,7 +58,7 @@ def parse_listing(text: str, cluster_id: str, runtime: str) -> tuple[list[dict[s
 
 def _no_facts() -> dict[str, Any]:
     return (
-        {"meta": {}, "pid": None, "error": "", "files": [], "job_files": {}}
+        {"meta": {}, "pid": None, "attached_s": None, "error": "", "files": [], "job_files": {}}
         | dict.fromkeys(_VALUES)
         | dict.fromkeys(_FLAGS, False)
     )
@@ -72,6 +72,8 @@ def _read_fact(fact: dict[str, Any], word: str, rest: str) -> None:
     elif word == "meta":
         key, _, value = rest.partition("=")
         fact["meta"][key] = value
+    elif word == "attached":
+        fact["attached_s"] = max(0.0, float(rest))
     elif word == "file":
         fact["files"].append(rest)
     elif word == "error":

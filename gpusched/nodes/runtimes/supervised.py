@@ -11,6 +11,7 @@ import shlex
 
 from gpusched.errors import UsageError
 from gpusched.nodes.batch.spool import RUN
+from gpusched.nodes.runtimes import sessions
 from gpusched.nodes.runtimes.base import AttemptRef, LaunchRequest
 from gpusched.nodes.runtimes.checks import check_request, check_signal
 from gpusched.nodes.runtimes.shell import (
@@ -71,14 +72,18 @@ launch)
     show_files || fail $? "cannot write to $apart"
     prepare || fail $?
     if [ -n "$output" ]; then ln -s -- "$output" "$dir/out"; own=$dir/start.err; else own=$dir/out; fi
-    if [ "$hold" = 1 ]; then
+    if [ -n "$session" ]; then
+        command -v python3 >/dev/null 2>&1 || fail 1 'what people work in needs python3 on a node without containers'
+        : >"$dir/ready" # for the first who attaches
+        set -- python3 -I -S "$dir/session.py" hold "$dir" "$session" "$uid" sh "$0" child
+    elif [ "$hold" = 1 ]; then
         : >"$dir/ready"
         until [ -e "$dir/go" ]; do
             [ -d "$dir" ] || exit 0
             sleep 0.2
         done
     fi
-    setsid sh "$0" child </dev/null >>"$own" 2>&1 &
+    if [ -n "$session" ]; then "$@" </dev/null >>"$own" & else setsid sh "$0" child </dev/null >>"$own" 2>&1 & fi
     wait $!
     code=$?
     kill_strays
@@ -182,7 +187,7 @@ class SupervisedRuntime:
         """See `Runtime.launch`."""
         check_request(request)
         workdir = request.workdir if self.enters_workdir else None
-        settings = f"hold={int(request.hold)}\nworkdir={shlex.quote(workdir or '')}\n"
+        settings = f"hold={int(request.hold)}\nsession={request.session}\nworkdir={shlex.quote(workdir or '')}\n"
         launcher = _LAUNCHER.replace("PREFIX", self.prefix)
         launcher = launcher.replace("CONFINEMENT", quote_all(self.confinement(request)))
         # An export would override a secret that came by the environment.
@@ -193,6 +198,9 @@ class SupervisedRuntime:
         secrets = {self.prefix + k: v for k, v in request.secrets.items()}
         files = {"env": exports(variables) + take_secrets(secrets)}
         text = launch_header(request) + _apart(request.ref) + STRAYS + settings + self.program(request) + launcher
+        if request.session:
+            text += sessions.SUPERVISED
+            files["session.py"] = sessions.payload()
         return launch_script(request, self.name, text, secrets, files)
 
     def start(self, ref: AttemptRef) -> Script:

@@ -1,0 +1,72 @@
+"""``gpusched run`` and ``gpusched attach``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpusched.cli import activity, complete, output
+from gpusched.cli.options import with_request
+from gpusched.client.context import Client
+from gpusched.client.submit import Request
+
+app = typer.Typer()
+
+ForwardOption = Annotated[
+    list[str] | None,
+    typer.Option("--forward", metavar="[HERE:]PORT", help="Bring a port of the job to this machine: 8888, 9000:8888."),
+]
+
+
+class _Screen:
+    """See `gpusched.client.shell.Screen`."""
+
+    _waits = False
+
+    def waiting(self, line: str) -> None:
+        if line and not self._waits:
+            activity.begin(output.printable(line))
+        elif line:
+            activity.tell(output.printable(line))
+        else:
+            activity.stop()
+        self._waits = bool(line)
+
+    def note(self, line: str) -> None:
+        self.waiting("")
+        output.note(line)
+
+
+@app.command("run", context_settings={"allow_interspersed_args": False})
+@with_request(
+    "array", "requeue", "preemptible", "resizable", "sizes", "base", "batch", "cooldown", "output_file", "error", "hold"
+)
+def run(
+    request: Request,
+    pty: Annotated[bool, typer.Option("--pty", help="With a terminal: gpusched run --gpus 1 --pty bash.")] = False,
+    forward: ForwardOption = None,
+) -> int:
+    """Run a command in a job and stay with it: stdin, stdout and stderr, or the terminal, are its own.
+
+    It ends with its command, and exits with its code. While it waits, Ctrl-C cancels it. If the connection is lost it
+    is kept for a while (settings.session_keep): gpusched attach JOB.
+    """
+    from gpusched.client import shell
+    from gpusched.client.forwarding import Forwards
+
+    client = Client()
+    prepared = shell.prepare_session(client, request, pty)
+    return shell.run(client, prepared, Forwards(forward or ()), _Screen())
+
+
+@app.command("attach")
+def attach(
+    job: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.live_jobs, show_default=False)],
+    forward: ForwardOption = None,
+) -> int:
+    """Go on working in a job of gpusched run, after the connection was lost. Exits with its code."""
+    from gpusched.client import shell
+    from gpusched.client.forwarding import Forwards
+
+    return shell.attach(Client(), job, Forwards(forward or ()), _Screen())

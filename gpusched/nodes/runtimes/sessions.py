@@ -1,0 +1,135 @@
+"""Jobs that people work in: who is attached, joining them, how they ended, where their ports are. Builders only.
+
+Such a job is launched like the rank of a gang: made, and started by the first who joins it, so that nothing that it
+says is lost. Its terminal is the engine's (else payload/session.py's), not that of the connection, and outlives it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from gpusched.nodes.payload.session import MARK as MARK
+from gpusched.nodes.runtimes.base import AttemptRef
+from gpusched.nodes.runtimes.shell import place, script
+from gpusched.nodes.transport import Script
+
+# By the clock since boot, which nobody sets.
+_ATTENDED = """\
+[ -d "$dir" ] || exit 0
+read -r up _ </proc/uptime && (umask 077; echo "$up" >"$dir/attached.tmp") && mv "$dir/attached.tmp" "$dir/attached"
+"""
+
+# The launch may be on its way. Where there is no terminal, nothing tells us that our caller is gone.
+_JOIN = """\
+tries=0
+until [ -e "$dir/launcher.pid" ]; do
+    tries=$((tries + 1))
+    [ $tries -lt 300 ] || exit 1
+    sleep 0.2
+done
+exec sh "$dir/launch" VERB
+"""
+
+# Whoever comes first starts it. What cannot be started is tried once more, without us, for the launch to be given up
+# with the reason.
+ENGINE = """\
+case $1 in
+attach)
+    while :; do
+        [ ! -e "$dir/failed" ] || exit 1
+        case $(state 2>/dev/null) in
+        created | configured | initialized)
+            alive "$dir/launcher.pid" || { verb='start --attach --interactive START' && break; }
+            ;;
+        running | paused) verb='attach --sig-proxy=false' && break ;;
+        '') alive "$dir/launcher.pid" || exit 1 ;;
+        *) exit 1 ;;
+        esac
+        sleep 0.2
+    done
+    [ ! -t 0 ] || stty raw -echo 2>/dev/null
+    printf 'MARK'
+    trap - HUP PIPE
+    (
+        while :; do case $(state) in created | configured | initialized) sleep 0.3 ;; *) break ;; esac; done
+        unpin
+    ) </dev/null >/dev/null 2>&1 &
+    (cd "$dir" && engine $verb --detach-keys=KEYS "$name")
+    code=$?
+    case $(state) in created | configured | initialized) start 2>>"$dir/start.err" ;; esac
+    exit $code
+    ;;
+ended)
+    [ ! -e "$dir/failed" ] || { echo failed && exit; }
+    set -- $(engine inspect --type container --format '{{.State.Status}} {{.State.ExitCode}}' "$name")
+    case $1 in exited | stopped | dead) echo "$2" ;; esac
+    ;;
+address)
+    set -- $(engine inspect --type container \\
+        --format '{{.HostConfig.NetworkMode}} {{range .NetworkSettings.Networks}}{{.IPAddress}} {{end}}' "$name")
+    case $1:$2 in host:*) echo 127.0.0.1 ;; *:?*) echo "$2" ;; *)
+        echo "its network ($1) has no address that the node can reach; settings.network: host has" >&2 && exit 1 ;;
+    esac
+    ;;
+esac
+"""
+
+SUPERVISED = """\
+case $1 in
+attach)
+    trap - HUP PIPE
+    exec python3 -I -S "$dir/session.py" attach "$dir"
+    ;;
+ended)
+    [ ! -e "$dir/failed" ] || { echo failed && exit; }
+    tries=0
+    until [ -e "$dir/exit" ] || [ $tries -ge 20 ]; do
+        tries=$((tries + 1))
+        sleep 0.1
+    done
+    [ ! -e "$dir/exit" ] || cut -d ' ' -f 1 "$dir/exit"
+    ;;
+address) echo 127.0.0.1 ;;
+esac
+"""
+
+
+def engine_cases(start_options: str, detach_keys: str) -> str:
+    """What the ``launch`` file of a container that people work in does besides.
+
+    Args:
+        start_options: Of its `start`, which must not pass our signals on.
+        detach_keys: Those that nobody types; the engines cannot all do without.
+    """
+    mark = MARK.decode().replace("\036", "\\036")
+    return ENGINE.replace("START", start_options).replace("MARK", mark).replace("KEYS", detach_keys)
+
+
+@lru_cache(maxsize=1)
+def payload() -> str:
+    """payload/session.py."""
+    return (Path(__file__).parents[1] / "payload" / "session.py").read_text("utf-8")
+
+
+def attach_argv(ref: AttemptRef) -> tuple[str, ...]:
+    """The command that joins the job; after `MARK` its stdin, stdout and stderr (or terminal) are the job's.
+
+    It waits for a launch that is on its way. Its exit code says nothing; see `ended`.
+    """
+    return ("sh", "-c", place(ref) + _JOIN.replace("VERB", "attach"))
+
+
+def ended(ref: AttemptRef) -> Script:
+    """Prints the job's exit code; ``failed``: it could not be started; nothing: it runs, or is not there any more."""
+    return script(f'{place(ref)}[ ! -e "$dir/launch" ] || sh "$dir/launch" ended </dev/null\n')
+
+
+def attended(ref: AttemptRef) -> Script:
+    """Notes that somebody is attached at this moment, for the probe to see."""
+    return script(place(ref) + _ATTENDED)
+
+
+def address(ref: AttemptRef) -> Script:
+    """Prints at which address the node reaches the ports of the job."""
+    return script(f'{place(ref)}sh "$dir/launch" address </dev/null\n')

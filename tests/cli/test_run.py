@@ -1,0 +1,159 @@
+"""``run`` and ``attach`` before there is anything to be attached to. The rest: tests/e2e/test_shells.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gpusched.model.commands import Cancel, Submit
+from gpusched.model.jobs import JobState
+from tests.cli.conftest import Site, eventually
+
+
+def begin(site: Site, *words: str, **more: object) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "gpusched", *words]
+    return subprocess.Popen(argv, env=site.env, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, **more)  # type: ignore[call-overload,no-any-return]  # fmt: skip
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_what_is_asked_for_is_queued_and_taken_away_by_who_does_not_wait(
+    site: Site, number: signal.Signals, code: int
+) -> None:
+    process = begin(site, "run", "-F", "s-V100", "--env", "A=1", "-t", "90", "prog", "--pty", "it's")
+    eventually(lambda: bool(site.commands()), 30)
+    time.sleep(0)  # it waits from here on
+    command = site.only_submit()
+    spec = command.spec
+    assert (spec.command, spec.env, spec.time_limit_s) == (("prog", "--pty", "it's"), {"A": "1"}, 5400)
+    assert (spec.session, spec.pty, spec.signal, spec.preemptible, spec.elastic) == (600, False, "TERM", False, None)
+    eventually(lambda: _handles(process.pid, number), 30)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (code, "", f"gpusched: job {command.id} cancelled\n")
+    (cancel,) = (c for c in site.commands() if not isinstance(c, Submit))
+    assert isinstance(cancel, Cancel)
+    assert cancel.job_ids == (command.id,)
+
+
+def _handles(pid: int, number: signal.Signals) -> bool:
+    with open(f"/proc/{pid}/status") as status:
+        caught = next(line for line in status if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+def test_a_terminal_is_asked_for_in_a_terminal_only(site: Site) -> None:
+    done = site.run("run", "-F", "s-V100", "--pty", "sh")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "gpusched: error: --pty needs a terminal as stdin; leave it out, or run it in a terminal\n"
+    assert site.commands() == []
+
+
+def test_who_works_in_a_terminal_is_told_of_its_end_by_hup(site: Site) -> None:
+    ours, theirs = os.openpty()
+    argv = ["setsid", "--ctty", sys.executable, "-m", "gpusched", "run", "-F", "s-V100", "--pty", "sh"]
+    with subprocess.Popen(
+        argv, env=site.env | {"TERM": "screen-256color"}, stdin=theirs, stdout=theirs, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        eventually(lambda: bool(site.commands()), 30)
+        spec = site.only_submit().spec
+        assert (spec.pty, spec.signal, spec.env) == (True, "HUP", {"TERM": "screen-256color"})
+        eventually(lambda: _handles(process.pid, signal.SIGHUP), 30)
+        os.close(ours)  # the window is closed
+        assert process.wait(60) == 129
+    assert len(site.commands()) == 2
+
+
+@pytest.mark.parametrize("text", ["", "0", "65536", "8888:", ":8888", "a", "1:2:3", "-1", "8888:0", "8888/tcp", "١"])
+def test_what_is_no_port_is_refused_before_anything_is_queued(site: Site, text: str) -> None:
+    done = site.call("run", "-F", "s-V100", f"--forward={text}", "--", "true")
+    assert done.code == 2
+    assert (
+        done.err
+        == f"gpusched: error: --forward is a port, or one here and one of the job, found '{text}'; 8888, 9000:8888\n"
+    )
+    assert site.commands() == []
+
+
+def test_a_port_that_another_has_is_refused_before_anything_is_queued(site: Site) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        done = site.call("run", "-F", "s-V100", "--forward", str(port), "--", "true")
+    assert done.code == 2
+    assert f"--forward: port {port} cannot be had on this machine: Address already in use; --forward " in done.err
+    assert site.commands() == []
+
+
+@pytest.mark.parametrize(
+    "option", ["--array=0-3", "--hold", "--resizable", "--preemptible", "--output=x", "--sizes=1,2"]
+)
+def test_options_of_jobs_without_anybody_are_none_of_its(site: Site, option: str) -> None:
+    done = site.call("run", "-F", "s-V100", option, "--", "true")
+    assert done.code == 2
+    assert "no such option" in done.err.lower()
+
+
+def test_who_can_be_attached_to_what(site: Site) -> None:
+    other = site.submit()
+    site.fold()
+    done = site.call("attach", other)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        f"gpusched: error: nobody can be attached to job {other}: 'gpusched run' did not make it; "
+        f"gpusched logs -f {other}, or gpusched exec -it {other} -- sh\n"
+    )
+    assert site.call("attach", "zzzzzzzzzzz").code == 2
+    process = begin(site, "run", "-F", "s-V100", "--", "true")
+    eventually(lambda: bool(site.commands()), 30)
+    own = site.only_submit().id
+    site.fold()
+    job = site.change(
+        own, state=JobState.CANCELLED, reason="Cancelled", message="cancelled by root", end_time=time.time()
+    )
+    assert process.communicate(timeout=60) == (
+        "",
+        f"gpusched: job {own} ended CANCELLED (Cancelled: cancelled by root)\n",
+    )
+    assert process.returncode == 143
+    assert job.spec.session == 600
+    done = site.call("attach", own)
+    assert (done.code, done.err) == (
+        1,
+        f"gpusched: error: job {own} has ended CANCELLED (Cancelled: cancelled by root)\n",
+    )
+
+
+def test_one_that_is_refused_ends_with_the_reason(site: Site) -> None:
+    process = begin(site, "run", "-F", "s-V100", "--mount", "/nowhere:/x", "--", "true")
+    eventually(lambda: bool(site.commands()), 30)
+    command = site.only_submit()
+    site.inventory.write_text(site.inventory.read_text().replace("s-V100:", "t-V100:"))
+    site.fold()
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "")
+    assert err.startswith(f"gpusched: error: job {command.id} was refused: ")
+    assert err.count("\n") == 1
+
+
+def test_where_jobs_may_be_stopped_or_resized_by_default_what_people_work_in_may_not(site: Site) -> None:
+    text = site.inventory.read_text()
+    site.inventory.write_text(
+        text.replace("  V100:\n", "  V100:\n    preemptible: true\n    resizable: {default: true}\n")
+    )
+    site.submit("-p", "V100", "--gpus", "2", "--", "true")
+    process = begin(site, "run", "-p", "V100", "--gpus", "2", "--", "true")
+    eventually(lambda: len(site.commands()) == 2, 30)
+    process.kill()
+    process.communicate()
+    specs = {c.spec.session: c.spec for c in site.commands() if isinstance(c, Submit)}
+    assert (specs[None].preemptible, specs[None].elastic is None) == (True, False)
+    assert (specs[600].preemptible, specs[600].elastic) == (False, None)
