@@ -123,7 +123,7 @@ def played(folder: Path, first: dict[str, Any], second: dict[str, Any], needs: s
 
 
 @settings(
-    max_examples=25,
+    max_examples=10,
     deadline=None,
     phases=(Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
