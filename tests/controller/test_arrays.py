@@ -123,7 +123,7 @@ def played(folder: Path, first: dict[str, Any], second: dict[str, Any], needs: s
 
 
 @settings(
-    max_examples=25,
+    max_examples=10,
     deadline=None,
     phases=(Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -285,6 +285,7 @@ def test_what_is_known_of_each_task_before_a_decision_or_a_forecast(site: Site) 
     assert first.id == f"{OTHER}_0"
     asked = Dependencies(site.store.standing, [], site.store.ended_well)
     assert asked.of_tasks(row, 5) == [(2, ("", ""))], "as many as could start"
+    assert len(asked.of_tasks(row, None)) == row.count, "each once"
     told = {index: verdict for index, (verdict, _) in asked.of_tasks(row, None)}
     assert told == {1: "never", 2: "", **dict.fromkeys(range(3, 12), "waiting"), 12: "never", 13: "never"}
     snapshot = snapshot_of_store(site.store, inventory(), {"p": PolicySpec(name="f")}, NOW)
