@@ -1,3 +1,29 @@
-"""gpusched: a GPU cluster over plain SSH."""
+"""gpusched: a GPU cluster over plain SSH. ``from gpusched import Cluster`` is the Python interface (`gpusched.api`)."""
+
+TYPE_CHECKING = False  # as checkers know it; every command would load typing for the true one
+
+if TYPE_CHECKING:
+    from gpusched.api import Cluster as Cluster
+    from gpusched.api import Executor as Executor
+    from gpusched.api import GpuschedError as GpuschedError
+    from gpusched.api import Job as Job
+    from gpusched.api import JobFailed as JobFailed
+    from gpusched.api import JobState as JobState
+    from gpusched.api import NoController as NoController
+    from gpusched.api import Options as Options
+    from gpusched.api import RemoteTraceback as RemoteTraceback
+    from gpusched.api import UsageError as UsageError
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """The public names of `gpusched.api`, loaded when one is asked for: commands start without them."""
+    if name.startswith("_"):
+        raise AttributeError(f"module 'gpusched' has no attribute {name!r}")
+    import importlib
+
+    api = importlib.import_module("gpusched.api")
+    if name in api.__all__:
+        return getattr(api, name)
+    raise AttributeError(f"module 'gpusched' has no attribute {name!r}")

@@ -23,6 +23,8 @@ class GpuschedError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(hint)  # tracebacks of programs show it
 
     def line(self) -> str:
         """The error as one line, hint included; control characters are escaped."""

@@ -23,7 +23,10 @@ BROKEN_PIPE = 141
 _CLICK_EXCEPTION = next(c for c in reversed(typer.BadParameter.__mro__) if c.__name__ == "ClickException")
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "submit": ("gpusched.cli.submit", "Queue a job: gpusched submit --flavor F --image IMG -- COMMAND..."),
+    "submit": (
+        "gpusched.cli.submit",
+        "Queue a job: gpusched submit train.sh, or gpusched submit --flavor F --image IMG -- COMMAND...",
+    ),
     "status": ("gpusched.cli.jobs", "The queue: jobs, their states, where they run and why others wait."),
     "show": ("gpusched.cli.show", "Everything about one job, its events included."),
     "why": ("gpusched.cli.why", "Why a job waits (or ended), node by node, and what would help."),

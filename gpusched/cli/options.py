@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from gpusched.cli import complete
+from gpusched.cli.coerce import make_plain
 from gpusched.client.submit import Request
+from gpusched.errors import UsageError
+
+_CLICK_EXCEPTION: Any = next(c for c in reversed(typer.BadParameter.__mro__) if c.__name__ == "ClickException")
 
 
 def asked(
@@ -23,7 +27,7 @@ def asked(
         str | None, typer.Option("-F", "--flavor", autocompletion=complete.flavors, help="A declared bundle.")
     ] = None,
     gpus: Annotated[
-        str | None, typer.Option("--gpus", help="GPUs in total; with --resizable the least and the most: 1-8.")
+        str | None, typer.Option("-G", "--gpus", help="GPUs in total; with --resizable the least and the most: 1-8.")
     ] = None,
     gpus_per_node: Annotated[int | None, typer.Option("--gpus-per-node", help="GPUs of each node.")] = None,
     nodes: Annotated[int | None, typer.Option("-N", "--nodes", help="Nodes; default: the fewest.")] = None,
@@ -37,10 +41,12 @@ def asked(
         str | None, typer.Option("-t", "--time", help="Limit: 90 (minutes), 2h, HH:MM:SS, D-HH:MM:SS.")
     ] = None,
     image: Annotated[str | None, typer.Option("--image", help="Container image.")] = None,
-    array: Annotated[str | None, typer.Option("--array", help="One task per index: 0-9, 0-30:5, 1,3, 0-99%10.")] = None,
+    array: Annotated[
+        str | None, typer.Option("-a", "--array", help="One task per index: 0-9, 0-30:5, 1,3, 0-99%10.")
+    ] = None,
     dependency: Annotated[
         str | None,
-        typer.Option("--dependency", help="afterok:ID[:ID], afterany:, afternotok:, after:; comma-separated."),
+        typer.Option("-d", "--dependency", help="afterok:ID[:ID], afterany:, afternotok:, after:; comma-separated."),
     ] = None,
     begin: Annotated[str | None, typer.Option("--begin", help="Not before: now+2h, 2026-11-20T18:00.")] = None,
     requeue: Annotated[bool, typer.Option("--requeue/--no-requeue", help="Start again after a node failed.")] = True,
@@ -70,7 +76,10 @@ def asked(
         str | None, typer.Option("--cooldown", help="Not resized before it has run so long. Default: the partition's.")
     ] = None,
     signal: Annotated[
-        str | None, typer.Option("--signal", help="NAME[@SECONDS]: the grace signal, and how long before the limit.")
+        str | None,
+        typer.Option(
+            "--signal", help="NAME[@SECONDS]: the grace signal, and how long before the limit; B: script only."
+        ),
     ] = None,
     priority: Annotated[int, typer.Option("--priority", help="Higher goes first (above 0: admins).")] = 0,
     nice: Annotated[int, typer.Option("--nice", help="Lower one's own priority by this.")] = 0,
@@ -125,6 +134,40 @@ def asked(
     ] = None,
     hold: Annotated[bool, typer.Option("--hold", help="Queue it held.")] = False,
     comment: Annotated[str, typer.Option("--comment", help="For people.")] = "",
+    ntasks: Annotated[
+        int | None, typer.Option("-n", "--ntasks", help="Tasks in total, which srun starts in a job script.")
+    ] = None,
+    ntasks_per_node: Annotated[
+        int | None, typer.Option("--ntasks-per-node", help="Tasks on each node. Default: one.")
+    ] = None,
+    cpus_per_task: Annotated[
+        int | None, typer.Option("-c", "--cpus-per-task", help="In place of --cpus: cores of each task.")
+    ] = None,
+    cpus_per_gpu: Annotated[
+        int | None, typer.Option("--cpus-per-gpu", help="In place of --cpus: cores for each GPU.")
+    ] = None,
+    gpus_per_task: Annotated[
+        int | None, typer.Option("--gpus-per-task", help="In place of --gpus: GPUs for each task.")
+    ] = None,
+    mem_per_node: Annotated[
+        str | None, typer.Option("--mem-per-node", help="In place of --mem: memory of each node; 0: all that it has.")
+    ] = None,
+    mem_per_gpu: Annotated[
+        str | None, typer.Option("--mem-per-gpu", help="In place of --mem: memory for each GPU.")
+    ] = None,
+    mem_per_cpu: Annotated[
+        str | None, typer.Option("--mem-per-cpu", help="In place of --mem: memory for each core.")
+    ] = None,
+    error: Annotated[
+        str | None, typer.Option("-e", "--error", help="As -o, for stderr. Default: where stdout goes.")
+    ] = None,
+    slurm_env: Annotated[
+        bool | None,
+        typer.Option(
+            "--slurm-env/--no-slurm-env",
+            help="All of Slurm's variables besides ours, as jobs with a script have. Default: the partition's.",
+        ),
+    ] = None,
 ) -> Request:
     """The options as typed."""
     return Request(
@@ -170,6 +213,16 @@ def asked(
         notify=tuple(notify or ()),
         hold=hold,
         comment=comment,
+        ntasks=ntasks,
+        ntasks_per_node=ntasks_per_node,
+        cpus_per_task=cpus_per_task,
+        cpus_per_gpu=cpus_per_gpu,
+        gpus_per_task=gpus_per_task,
+        mem_per_node=mem_per_node,
+        mem_per_gpu=mem_per_gpu,
+        mem_per_cpu=mem_per_cpu,
+        error=error,
+        slurm_env=slurm_env,
     )
 
 
@@ -184,8 +237,54 @@ def with_request(*without: str) -> Callable[[Callable[..., int]], Callable[..., 
         def run(**given: Any) -> int:
             return command(asked(**{p.name: given.pop(p.name) for p in options}), **given)
 
-        run.__signature__ = inspect.Signature([*options, *own])  # type: ignore[attr-defined]
+        own.sort(key=lambda p: p.default is not inspect.Parameter.empty)
+        first = [p for p in own if p.default is inspect.Parameter.empty]
+        run.__signature__ = inspect.Signature([*first, *options, *own[len(first) :]])  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in (*options, *own)}
         return run
 
     return decorate
+
+
+def typed(context: Any) -> dict[str, Any]:
+    """The options of a job that stood on a command line, by parameter; those that were left out are not in it."""
+    known = inspect.signature(asked).parameters.keys() - {"command"}
+    sources = {name: context.get_parameter_source(name) for name in known & context.params.keys()}
+    return {
+        n: context.params[n] for n, source in sources.items() if source is not None and source.name == "COMMANDLINE"
+    }
+
+
+def request_of(given: Mapping[str, Any]) -> Request:
+    """The request of such options; what is not given is as if it had been left out."""
+    return asked(**given)
+
+
+def parse(words: Sequence[str]) -> dict[str, Any]:
+    """Words as the command line takes them -> `typed`.
+
+    Raises:
+        UsageError: They are no options of a job.
+    """
+    try:
+        with _parser().make_context("gpusched submit", list(words)) as context:
+            if left := context.params.get("command"):
+                raise UsageError(f"'{left[0][:80]}' is no option", "put values with blanks into quotes")
+            return typed(context)
+    except _CLICK_EXCEPTION as error:
+        text = " ".join(error.format_message().split()).rstrip(".")
+        raise UsageError(text[:1].lower() + text[1:]) from None
+
+
+@functools.cache
+def _parser() -> Any:
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+    @app.command(add_help_option=False, context_settings={"allow_interspersed_args": False})
+    @with_request()
+    def line(request: Request) -> int:
+        return 0
+
+    command = typer.main.get_command(app)
+    make_plain(command)
+    return command

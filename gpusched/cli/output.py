@@ -94,6 +94,13 @@ def print_line(text: str) -> None:
     sys.stdout.write(_printable_lines(text) + "\n")
 
 
+def print_text(text: str) -> None:
+    """A user's text, exactly; on a terminal its controls, but tabs, are escaped."""
+    if sys.stdout.isatty():
+        text = "\t".join(map(_printable_lines, text.split("\t")))
+    sys.stdout.write(text)
+
+
 def _printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 

@@ -8,6 +8,7 @@ import typer
 
 from gpusched.cli import complete, output
 from gpusched.client.context import Client
+from gpusched.client.show import script_of
 from gpusched.client.show import show as look
 from gpusched.views.show import page_dict, page_lines
 
@@ -17,9 +18,14 @@ app = typer.Typer()
 @app.command("show")
 def show(
     job: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.all_jobs)],
+    script: Annotated[bool, typer.Option("--script", help="Only the text of its job script.")] = False,
     json: output.JsonOption = False,
 ) -> None:
     """Everything about one job: request, allocation, attempts, energy, events."""
+    if script:
+        text = script_of(Client(), job)
+        output.emit_json({"script": text}) if json else output.print_text(text)
+        return
     page = look(Client(), job)
     if json:
         output.emit_json(page_dict(page))

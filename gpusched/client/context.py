@@ -21,10 +21,22 @@ LIVELY_S = 15.0
 
 
 class Client:
-    """One command's view of the installation."""
+    """One command's view of the installation.
 
-    def __init__(self) -> None:
+    Args:
+        state: The state folder; None: found as every command finds it (`gpusched.config.paths`).
+        inventory: The inventory's file; None: likewise.
+    """
+
+    def __init__(self, state: Path | None = None, inventory: Path | None = None) -> None:
         self._reader: Reader | None = None
+        self._inventory_path = inventory
+        if state is not None:
+            self.state = state
+
+    def another(self) -> Client:
+        """The same for another thread: SQLite's connections stay in theirs."""
+        return Client(self.__dict__.get("state"), self._inventory_path)
 
     @cached_property
     def state(self) -> Path:
@@ -45,7 +57,7 @@ class Client:
         """
         from gpusched.config.inventory import load_inventory
 
-        return load_inventory()
+        return load_inventory(self._inventory_path)
 
     @property
     def reader(self) -> Reader | None:

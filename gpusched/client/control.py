@@ -171,11 +171,12 @@ def _to_requeue(client: Client, job: Job) -> str:
         return "is PENDING already"
     if job.state in ACTIVE and job.ending is not None and job.ending.outcome is JobState.PENDING:
         return "is being requeued already"
-    if job.state in ENDED and job.spec.secret_names and not _has_secrets(client, job):
-        return "has ended, and its secrets were forgotten with it: submit it again"
+    if job.state in ENDED and (job.spec.secret_names or job.spec.function) and not _has_secrets(client, job):
+        what = "secrets were" if job.spec.secret_names else "function was"
+        return f"has ended, and its {what} forgotten with it: submit it again"
     return ""
 
 
 def _has_secrets(client: Client, job: Job) -> bool:
-    """Whether the controller still has them: for as long as anything of the submission has not ended."""
+    """Whether the controller still has them, or the program: as long as anything of the submission has not ended."""
     return client.reader is not None and client.reader.has_unended(job.array_id or job.id)

@@ -72,7 +72,12 @@ def show_log(client: Client, request: LogRequest, sink: Sink, note: Callable[[st
 
 def ranks_of(client: Client, request: LogRequest) -> int:
     """How many ranks will speak: 1 or, where no rank is chosen, as many as the job has."""
-    return 1 if request.rank is not None else _one_job(client, request.job).spec.nodes
+    return 1 if request.rank is not None else len(_speaking(_one_job(client, request.job)))
+
+
+def _speaking(job: Job) -> range:
+    """All its ranks; of a script the first, where it runs and its steps' output comes."""
+    return range(job.spec.nodes if job.spec.script is None else 1)
 
 
 def _one_job(client: Client, text: str) -> Job:
@@ -129,7 +134,7 @@ class _Output:
     def __init__(self, client: Client, job: Job, request: LogRequest, sink: Sink, note: Callable[[str], None]) -> None:
         self._client, self._job, self._request, self._sink, self._note = client, job, request, sink, note
         self._reached = False
-        self._ranks = range(job.spec.nodes) if request.rank is None else range(request.rank, request.rank + 1)
+        self._ranks = _speaking(job) if request.rank is None else range(request.rank, request.rank + 1)
 
     def print_once(self) -> None:
         attempt = self._request.attempt or self._job.attempt
@@ -184,11 +189,11 @@ class _Output:
             kept.writelines(relay.stream(self._client, KeptLog(job=self._job.id, attempt=attempt, rank=rank)))
             kept.seek(0)
             return kept
-        opened = _open(path)
-        if opened is not None:
-            return opened
+        found = opened(path)
+        if found is not None:
+            return found
         if self._job.spec.output is not None and self._over(attempt):
-            return _open(Path(self._output_path(attempt, rank) or ""))
+            return opened(Path(self._output_path(attempt, rank) or ""))
         return None
 
     def _output_path(self, attempt: int, rank: int) -> str | None:
@@ -233,7 +238,7 @@ class _Output:
             thread.join()
 
     def _follow_quietly(self, attempt: int, rank: int) -> None:
-        client = Client()  # SQLite's connections stay in their thread
+        client = self._client.another()
         other = _Output(client, self._job, self._request, self._sink, self._note)
         try:
             other._follow_rank(attempt, rank)
@@ -313,7 +318,12 @@ class _Output:
             return 0
 
 
-def _open(path: Path) -> BinaryIO | None:
+def opened(path: Path) -> BinaryIO | None:
+    """A collected file, packed or not; None where there is none.
+
+    Raises:
+        GpuschedError: It cannot be read.
+    """
     packed = path.with_name(path.name + ".gz")
     try:
         if packed.exists():

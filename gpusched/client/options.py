@@ -146,9 +146,9 @@ def share(text: str | None) -> Literal["", "pairs"]:
     return "pairs" if text else ""
 
 
-def gpu_memory(text: str | None) -> int | None:
-    """MiB of each GPU; None where the option is not given."""
-    return None if text is None else _parsed("--gpu-mem", text, parse_memory_mib)
+def memory_of(option: str, text: str | None) -> int | None:
+    """MiB of one GPU, core or node; None where the option is not given."""
+    return None if text is None else _parsed(option, text, parse_memory_mib)
 
 
 def wait_for_placement(text: str | None) -> int | None:
@@ -165,11 +165,12 @@ def batch(text: str | None) -> Literal["fixed", "scale"] | None:
     return text  # type: ignore[return-value]
 
 
-def signal(text: str | None) -> tuple[str, int | None]:
-    """Name without SIG and seconds before the limit, of ``TERM``, ``USR1@60`` or ``10@60``."""
+def signal(text: str | None) -> tuple[str, int | None, bool]:
+    """Name without SIG, seconds before the limit, whether a script alone gets it: ``10@60``, ``B:USR1@60``."""
     if text is None:
-        return "TERM", None
-    name, at, seconds = text.partition("@")
+        return "TERM", None, False
+    batch = text.startswith("B:")
+    name, at, seconds = text.removeprefix("B:").partition("@")
     name = name.strip().upper().removeprefix("SIG")
     if name.isdecimal():
         import signal as signals
@@ -177,8 +178,8 @@ def signal(text: str | None) -> tuple[str, int | None]:
         number = int(name[:4])
         name = next((s.name.removeprefix("SIG") for s in signals.Signals if s == number), name)
     if name not in SIGNALS or (at and not re.fullmatch(r"[0-9]{1,9}", seconds)):
-        raise UsageError(f"--signal: found {text[:80]!r}, expected such as TERM, USR1@60 or 10@60")
-    return name, int(seconds) if at else None
+        raise UsageError(f"--signal: found {text[:80]!r}, expected such as TERM, USR1@60, 10@60 or B:USR1@60")
+    return name, int(seconds) if at else None, batch
 
 
 def dependencies(text: str | None, resolve: Callable[[str], str]) -> tuple[Dependency, ...]:
@@ -268,12 +269,12 @@ def names(values: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(n.strip() for v in values for n in v.split(",") if n.strip()))
 
 
-def output_path(text: str | None, cwd: str) -> str | None:
-    """The output file, absolute; ``%`` in the current folder's own name is kept from being expanded."""
+def output_path(option: str, text: str | None, cwd: str) -> str | None:
+    """The file for output, absolute; ``%`` in the current folder's own name is kept from being expanded."""
     if text is None:
         return None
     if not text:
-        raise UsageError("--output is empty")
+        raise UsageError(f"{option} is empty")
     return text if os.path.isabs(text) else os.path.normpath(os.path.join(cwd.replace("%", "%%"), text))
 
 

@@ -9,7 +9,7 @@ from gpusched.client.context import Client
 from gpusched.client.costs import place_costs
 from gpusched.client.resolve import Resolver
 from gpusched.client.sharing import sharing_of
-from gpusched.errors import GpuschedError
+from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.forecast import SpreadStart
 from gpusched.model.jobs import ENDED, Job, JobState
 from gpusched.model.progress import speeds_of
@@ -51,6 +51,19 @@ def show(client: Client, text: str) -> Page:
         spreads=spreads,
         place_cost=costs.get(job.id),
     )
+
+
+def script_of(client: Client, text: str) -> str:
+    """The text of a job's script.
+
+    Raises:
+        UsageError: No such job, or it has none.
+        GpuschedError: The controller refused its submission.
+    """
+    job = Resolver(client).target(text).jobs[0]
+    if job.spec.script is None:
+        raise UsageError(f"job {job.id} has no script", f"its command stands in gpusched show {job.id}")
+    return job.spec.script
 
 
 def _spreads(client: Client, job: Job) -> tuple[SpreadStart, ...]:

@@ -71,6 +71,12 @@ def refuse(name: str, given: Mapping[str, Any]) -> NoReturn:
     raise UsageError(f"jobs here are Slurm's{but}: {' '.join(argv)}")
 
 
+_BY_TASK = (
+    ("--ntasks", "ntasks"), ("--ntasks-per-node", "ntasks_per_node"), ("--cpus-per-task", "cpus_per_task"),
+    ("--cpus-per-gpu", "cpus_per_gpu"), ("--gpus-per-task", "gpus_per_task"), ("--mem", "mem_per_node"),
+    ("--mem-per-gpu", "mem_per_gpu"), ("--mem-per-cpu", "mem_per_cpu"),
+)  # fmt: skip
+
 Said = tuple[list[str], list[str]]  # words for a shell; options of ours that these leave out
 
 
@@ -142,27 +148,27 @@ def _sbatch(given: Mapping[str, Any]) -> Iterator[str]:
         if given[name]:
             yield f"{option} {_quoted(given[name])}"
     nodes = yield from _resources(given)
-    for option, name in (
-        ("--array", "array"),
-        ("--dependency", "dependency"),
-        ("--reservation", "reservation"),
-        ("-o", "output_file"),
-    ):
+    long = [(f"--{name}", name) for name in ("array", "dependency", "reservation")]
+    for option, name in (*long, ("-o", "output_file"), ("-e", "error")):
         if given[name]:
-            yield f"{option}{'=' * option.startswith('--')}{' ' * (option == '-o')}{_quoted(given[name])}"
+            yield f"{option}{'=' * option.startswith('--')}{' ' * (len(option) == 2)}{_quoted(given[name])}"
     if given["begin"]:
         yield f"--begin={_begin(given['begin'])}"
     nice = given["nice"] - given["priority"]
     yield from [f"--nice={nice}"] * bool(nice)
     yield from ["--no-requeue"] * (not given["requeue"])
-    signal, before_s = options.signal(given["signal"])
+    script = given["wrap"] is not None or bool(given["command"] and _is_script(given["command"][0]))
+    signal, before_s, batch = options.signal(given["signal"])
     if given["signal"]:
-        yield f"--signal={'B:' * (nodes == 1)}{signal}{'' if before_s is None else f'@{before_s}'}"
+        yield f"--signal={'B:' * (batch if script else nodes == 1)}{signal}{'' if before_s is None else f'@{before_s}'}"
     if given["workdir"]:
         yield f"-D {_quoted(given['workdir'])}"
     for option, name in (("--exclusive", "exclusive"), ("-H", "hold"), ("-W", "wait"), ("--test-only", "dry_run")):
         yield from [option] * given[name]
     command = shlex.join(given["command"] or ())
+    if script:
+        yield command if given["wrap"] is None else f"--wrap {_quoted(given['wrap'])}"
+        return
     if nodes > 1:
         command = f"srun {command}"  # one on each node, as ours
     elif given["signal"]:
@@ -178,6 +184,7 @@ def _resources(given: Mapping[str, Any]) -> Generator[str, None, int]:
     from gpusched.config.validate import usable_nodes
     from gpusched.views.common import compress_names
 
+    by_task = [f"{option}={_quoted(str(given[name]))}" for option, name in _BY_TASK if given[name] is not None]
     inventory = Client().inventory
     sizes = options.sizes(given["gpus"], given["sizes"], bool(given["resizable"] or given["sizes"]))
     cores = options.cores(given["cpus"], False)
@@ -191,7 +198,13 @@ def _resources(given: Mapping[str, Any]) -> Generator[str, None, int]:
         nodelist=options.names(given["nodelist"] or ()), exclude=options.names(given["exclude"] or ()),
         gpu_types=options.names(given["gpu_type"] or ()),
     )  # fmt: skip
-    partition = partition_of(asked, inventory)
+    try:
+        partition = partition_of(asked, inventory)
+    except UsageError:
+        if given["command"] and _is_script(given["command"][0]) and not given["partition"]:  # its lines say
+            yield from [f"-N {given['nodes']}"] * bool(given["nodes"]) + by_task
+            return given["nodes"] or 1
+        raise
     yield f"-p {partition.name}"
     flavor = partition.flavor(given["flavor"]) if given["flavor"] else None
     said = (flavor, asked.gpus, asked.gpus_per_node, asked.cores, asked.memory_mib)
@@ -199,7 +212,8 @@ def _resources(given: Mapping[str, Any]) -> Generator[str, None, int]:
     nodes = parts.nodes if parts else given["nodes"] or 1
     if given["nodes"] or nodes > 1:
         yield f"-N {nodes}"
-    if nodes > 1:
+    yield from by_task
+    if nodes > 1 and not (given["ntasks"] or given["ntasks_per_node"]):
         yield "--ntasks-per-node=1"
     if parts is not None and parts.gpus_per_node:
         kind = f"{asked.gpu_types[0]}:" if len(asked.gpu_types) == 1 else ""
@@ -220,6 +234,12 @@ def _resources(given: Mapping[str, Any]) -> Generator[str, None, int]:
         yield f"-x {_quoted(compress_names(out))}"
     yield from _spread(given, nodes)
     return nodes
+
+
+def _is_script(word: str) -> bool:
+    from gpusched.client.script import source
+
+    return source.from_word(word) is not None
 
 
 def _spread(given: Mapping[str, Any], nodes: int) -> Iterator[str]:

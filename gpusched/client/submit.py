@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -11,18 +13,19 @@ import msgspec
 from gpusched.client import options
 from gpusched.client.context import Client
 from gpusched.client.sizing import ResourceRequest, Size, elastic_of, partition_of, size, whole_nodes
+from gpusched.client.tasks import Tasks, size_by_tasks
 from gpusched.config.users import user_name
 from gpusched.config.validate import MAX_NAME, MAX_SIZES, known_partition, shape_on, usable_nodes, validate_spec
 from gpusched.errors import UsageError
 from gpusched.model import ids
 from gpusched.model.commands import Submit
-from gpusched.model.jobs import Elastic, JobSpec
-from gpusched.model.resources import Inventory, Partition, ResizeRules
+from gpusched.model.jobs import Elastic, JobSpec, Mount
+from gpusched.model.resources import Inventory, Partition, ResizeRules, RuntimeName
 from gpusched.queue.inbox import MAX_COMMAND_BYTES, deliver_submit
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of ``submit`` as typed."""
+    """The options of ``submit`` as typed; ``script``: text of a job script, whose arguments ``command`` are then."""
 
     command: tuple[str, ...] = ()
     name: str | None = None
@@ -66,10 +69,34 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     notify: tuple[str, ...] = ()
     hold: bool = False
     comment: str = ""
+    ntasks: int | None = None
+    ntasks_per_node: int | None = None
+    cpus_per_task: int | None = None
+    cpus_per_gpu: int | None = None
+    gpus_per_task: int | None = None
+    mem_per_node: str | None = None
+    mem_per_gpu: str | None = None
+    mem_per_cpu: str | None = None
+    error: str | None = None
+    slurm_env: bool | None = None
+    script: str | None = None
 
 
-def prepare(client: Client, request: Request) -> Submit:
+class Program(NamedTuple):
+    """A Python function in place of a command: its name, its text, of an array what follows for each task."""
+
+    function: str
+    text: str
+    of_tasks: tuple[str, ...] = ()
+
+
+def prepare(
+    client: Client, request: Request, program: Program | None = None, environ: Mapping[str, str] = os.environ
+) -> Submit:
     """Parse and check everything: the command to deliver, but for its id.
+
+    ``program``: what the job is to find in its folder, and its ``command`` runs. ``environ``: where variables and
+    secrets that are named only have their values.
 
     Raises:
         UsageError: The first thing wrong, in one line; nothing was queued.
@@ -78,30 +105,43 @@ def prepare(client: Client, request: Request) -> Submit:
     inventory = client.inventory
     may = _resizing(request, inventory)
     asked = _resources(request, may)
-    sized = size(asked, inventory)
+    tasks = _tasks(request)
+    if tasks == Tasks():
+        sized, tasks_per_node = size(asked, inventory), 1
+    elif may.resizable:
+        raise UsageError(
+            "a resizable job has one task on each node", "leave out --resizable, or tasks and what each has"
+        )
+    else:
+        sized, tasks_per_node = size_by_tasks(asked, tasks, inventory)
     if request.exclusive and not may.resizable:
         sized = whole_nodes(sized, asked, inventory)
     array, max_running = options.array(request.array)
-    signal, signal_before_s = options.signal(request.signal)
-    secrets = options.secrets(request.secret, os.environ)
-    cwd = _folder() if request.mount or request.output else "/"
+    signal, signal_before_s, signal_batch = options.signal(request.signal)
+    if signal_batch and request.script is None:
+        raise UsageError("--signal B: is for job scripts, and there is none", "leave B: out")
+    secrets = options.secrets(request.secret, environ)
+    cwd = folder() if request.mount or request.output or request.error or request.script is not None else "/"
+    mounts = options.mounts(request.mount, cwd)
+    partition = inventory.partition(sized.partition)
     spec = JobSpec(
         name=request.name if request.name is not None else _default_name(request),
         **msgspec.structs.asdict(sized),
         image=request.image,
         command=request.command,
-        workdir=request.workdir,
-        env=options.environment(request.env, os.environ),
+        workdir=request.workdir if request.workdir is not None else _workdir(request, mounts, cwd, partition),
+        env=options.environment(request.env, environ),
         secret_names=tuple(secrets),
-        mounts=options.mounts(request.mount, cwd),
-        output=options.output_path(request.output, cwd),
+        mounts=mounts,
+        output=options.output_path("--output", request.output, cwd),
+        error=options.output_path("--error", request.error, cwd),
         dependencies=options.dependencies(request.dependency, lambda text: _whole_id(client, text)),
         begin_time=options.begin(request.begin, now),
         priority=request.priority,
         nice=request.nice,
         hold=request.hold,
         requeue=request.requeue,
-        preemptible=_preemptible(request.preemptible, inventory.partition(sized.partition)),
+        preemptible=_preemptible(request.preemptible, partition),
         signal=signal,
         signal_before_s=signal_before_s,
         nodelist=options.names(request.nodelist),
@@ -111,10 +151,18 @@ def prepare(client: Client, request: Request) -> Submit:
         elastic=_elastic(request, may, asked, sized) if may.resizable else None,
         **_placement(request, sized, may.resizable, inventory),
         share=options.share(request.share),
-        gpu_memory_mib=options.gpu_memory(request.gpu_mem),
+        gpu_memory_mib=options.memory_of("--gpu-mem", request.gpu_mem),
         reservation=request.reservation or "",
         mail=options.mail(request.mail, request.notify),
         notify=options.notify(request.notify),
+        script=request.script,
+        signal_batch=signal_batch,
+        array_shape=_array_shape(array),
+        submit_dir=cwd if request.script is not None else "",
+        tasks_per_node=tasks_per_node,
+        gpus_per_task=request.gpus_per_task or 0,
+        slurm_env=request.slurm_env if request.slurm_env is not None else partition is not None and partition.slurm_env,
+        function=program.function if program is not None else "",
     )
     if may.filled_in:
         spec = _without_impossible(spec, known_partition(inventory, spec.partition))
@@ -122,11 +170,14 @@ def prepare(client: Client, request: Request) -> Submit:
     if spec.reservation:
         _check_reservation(client, spec, now)
     prepared = Submit(
-        time=now, id="0" * ids.ID_LENGTH, spec=spec, array=array, max_running=max_running, secrets=secrets
-    )
+        time=now, id="0" * ids.ID_LENGTH, spec=spec, array=array, max_running=max_running, secrets=secrets,
+        program=program.text if program is not None else "",
+        task_programs=program.of_tasks if program is not None else (),
+    )  # fmt: skip
     length = len(msgspec.json.encode(prepared))
     if length > MAX_COMMAND_BYTES:
-        raise UsageError(f"the whole request is {length} bytes, at most {MAX_COMMAND_BYTES} are possible", "use a file")
+        hint = "use a file" if program is None else "pass the paths of files that the job can read, not what is in them"
+        raise UsageError(f"the whole request is {length} bytes, at most {MAX_COMMAND_BYTES} are possible", hint)
     return prepared
 
 
@@ -162,6 +213,7 @@ def _resizing(request: Request, inventory: Inventory) -> _Resizing:
     rules = partition.resizable if partition is not None else ResizeRules()
     shaped = request.flavor is not None or request.nodes is not None or request.gpus_per_node is not None
     shaped |= request.exclusive or request.max_spread is not None or request.share is not None
+    shaped |= _tasks(request) != Tasks()
     by_default = request.resizable is None and rules.default and not shaped
     sizes = options.sizes(request.gpus, request.sizes, bool(request.resizable) or by_default)
     if by_default and len(sizes) < 2 and not (sizes and sizes[0] > 0 and rules.allow(sizes[0])):
@@ -202,7 +254,8 @@ def _placement(request: Request, sized: Size, resizable: bool, inventory: Invent
     partition = known_partition(inventory, sized.partition)
     spread, wait = options.max_spread(request.max_spread), options.wait_for_placement(request.wait_for_placement)
     gpus, most = sized.nodes * sized.gpus_per_node, None
-    if spread in ("rack", "any") and not (request.nodes or request.gpus_per_node or request.exclusive or resizable):
+    shaped = request.nodes or request.gpus_per_node or request.exclusive or _tasks(request) != Tasks()
+    if spread in ("rack", "any") and not (shaped or resizable):
         most = min(gpus, len(partition.nodes), MAX_SIZES)
     return {
         "max_spread": spread or ("" if resizable else partition.placement.max_spread),
@@ -217,7 +270,8 @@ def _resources(request: Request, may: _Resizing) -> ResourceRequest:
         raise UsageError(f"--flavor {request.flavor} is a part of a node, --exclusive whole ones", "use one of the two")
     cores = options.cores(request.cpus, may.resizable)
     memory = options.memory(request.mem, may.resizable)
-    if request.exclusive and cores is memory is may.base is request.gpus_per_node is None:
+    said = cores is not None or memory is not None or may.base is not None or request.gpus_per_node is not None
+    if request.exclusive and not said and _tasks(request) == Tasks():
         cores = memory = request.nodes or 1
     return ResourceRequest(
         partition=request.partition,
@@ -244,6 +298,38 @@ def _check_reservation(client: Client, spec: JobSpec, now: float) -> None:
     check_use(spec.time_limit_s, spec.reservation, user_name(os.getuid()), found, client.inventory)
 
 
+def _tasks(request: Request) -> Tasks:
+    node = request.mem_per_node
+    return Tasks(
+        ntasks=request.ntasks,
+        ntasks_per_node=request.ntasks_per_node,
+        cpus_per_task=request.cpus_per_task,
+        cpus_per_gpu=request.cpus_per_gpu,
+        gpus_per_task=request.gpus_per_task,
+        mem_per_node_mib=0 if node == "0" else options.memory_of("--mem-per-node", node),
+        mem_per_gpu_mib=options.memory_of("--mem-per-gpu", request.mem_per_gpu),
+        mem_per_cpu_mib=options.memory_of("--mem-per-cpu", request.mem_per_cpu),
+    )
+
+
+def _workdir(request: Request, mounts: tuple[Mount, ...], cwd: str, partition: Partition | None) -> str | None:
+    """Scripts start in the folder they are submitted from, as in Slurm, wherever the job has it."""
+    if request.script is None or partition is None:
+        return None
+    nodes = usable_nodes(
+        partition, options.names(request.nodelist), options.names(request.exclude), options.names(request.gpu_type)
+    )
+    mounted = any(cwd == m.target or cwd.startswith(m.target.rstrip("/") + "/") for m in mounts)
+    return cwd if mounted or {node.runtime for node in nodes} == {RuntimeName.PROCESS} else None
+
+
+def _array_shape(indices: tuple[int, ...] | None) -> tuple[int, ...]:
+    if not indices:
+        return ()
+    steps = {later - index for index, later in pairwise(indices)}
+    return len(indices), indices[0], indices[-1], steps.pop() if len(steps) == 1 else 1
+
+
 def _default_name(request: Request) -> str:
     """The program's name, else the image's."""
     source = request.command[0] if request.command else (request.image or "").partition(":")[0]
@@ -256,7 +342,12 @@ def _preemptible(asked: bool | None, partition: Partition | None) -> bool:
     return asked if asked is not None else partition is not None and partition.preemptible
 
 
-def _folder() -> str:
+def folder() -> str:
+    """The folder that this is called in.
+
+    Raises:
+        UsageError: It is there no more.
+    """
     try:
         return os.getcwd()
     except OSError as error:

@@ -33,8 +33,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         verb: ``launch`` (needs ``request``), ``start`` a gang's rank, ``signal`` (needs ``signal``), ``collect`` the
-            output into ``destination`` (or finish ``rank.output``), ``remove`` container and folder, ``forget`` the
-            job's own folder.
+            output into ``destination`` (or finish ``rank.output``) and what a function left into ``result``,
+            ``remove`` container and folder, ``forget`` the job's own folder.
         note: With a signal: what is first written into resize.json.
         readers: User ids that may read the collected output, the job's first.
     """
@@ -46,6 +46,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     signal: str | None = None
     note: str | None = None
     destination: str | None = None
+    result: str | None = None
     readers: tuple[int, ...] = ()
 
     @property

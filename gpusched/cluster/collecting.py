@@ -115,8 +115,9 @@ class _Ending:
 
 
 def rotate(folder: Path, settings: LogSettings) -> list[Path]:
-    """Remove the oldest logs until what is left fits the cap; returns what was removed."""
-    logs = sorted(_files(folder.glob("*/*.log")), key=lambda log: log[0])
+    """Remove the oldest logs and results until what is left fits the cap; returns what was removed."""
+    found = (path for kind in ("log", "result") for path in folder.glob(f"*/*.{kind}"))
+    logs = sorted(_files(found), key=lambda log: log[0])
     surplus = sum(size for _, size, _ in logs) - settings.max_total_mib * _MIB
     removed = []
     for _, size, path in logs:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from gpusched.cluster.slurmenv import slurm_variables
 from gpusched.errors import UsageError
 from gpusched.model.images import image_error
 from gpusched.model.jobs import Job, NodeAllocation, container_name
 from gpusched.model.resources import Inventory, Node, RuntimeName, Sharing
+from gpusched.nodes.batch.spool import StepNode, StepSettings, spool_files, step_ports
 from gpusched.nodes.runtimes.base import LaunchRequest
 
 MASTER_PORTS = range(20000, 30000)
@@ -23,13 +25,15 @@ def launch_request(
     cluster_id: str,
     *,
     secrets: Mapping[str, str],
+    program: str = "",
     run_as: tuple[int, int] | None,
     mount_anything: bool,
+    steps_key: str | None = None,
 ) -> LaunchRequest:
     """What one rank of an allocated job (with its attempt and master port) is launched with.
 
     ``run_as`` is uid and gid of the submitter where that is another than the controller's user; with ``mount_anything``
-    he is not bound by ``allowed_mounts``.
+    he is not bound by ``allowed_mounts``. ``program``: of a Python function; ``steps_key``: see `spool_files`.
 
     Raises:
         UsageError: The inventory does not allow the job's image on this node (any more).
@@ -53,6 +57,7 @@ def launch_request(
         workdir=spec.workdir,
         env=environment(job, part, inventory),
         secrets=dict(secrets),
+        program=program,
         mounts=spec.mounts,
         gpus=part.gpus,
         cores=part.cores,
@@ -60,6 +65,8 @@ def launch_request(
         network="host" if gang else settings.network,
         hold=gang,
         output=expand_output(job, part.rank, part.node),
+        error=expand_error(job, part.rank, part.node),
+        spool=_spool(job, part, inventory, steps_key),
         hostfile=hostfile(job, inventory) if gang else None,
         run_as=run_as,
         capabilities=settings.capabilities,
@@ -74,7 +81,8 @@ def environment(job: Job, part: NodeAllocation, inventory: Inventory) -> dict[st
 
     One process is started per node, so WORLD_SIZE counts nodes and RANK equals NODE_RANK (as Kubeflow's PyTorchJob
     does); ``torchrun --nnodes=$WORLD_SIZE --node-rank=$RANK --nproc-per-node=gpu`` multiplies them. The job's own
-    variables go before MASTER_PORT and OMP_NUM_THREADS, and behind what identifies the rank and its GPUs.
+    variables go before MASTER_PORT and OMP_NUM_THREADS, and behind what identifies the rank and its GPUs. Of a script
+    only the tasks of its steps are such processes: srun gives them their ranks.
     """
     assert job.allocation is not None
     spec, node, parts = job.spec, _node(inventory, part.node), job.allocation.parts
@@ -86,9 +94,10 @@ def environment(job: Job, part: NodeAllocation, inventory: Inventory) -> dict[st
         "MASTER_PORT": str(job.master_port),
     }
     several_names = (
-        (str(len(parts)), "WORLD_SIZE SLURM_JOB_NUM_NODES SLURM_NNODES SLURM_NTASKS"),
-        (str(part.rank), "RANK NODE_RANK SLURM_NODEID SLURM_PROCID"),
-        ("0", "LOCAL_RANK SLURM_LOCALID"),
+        (str(len(parts)), "SLURM_JOB_NUM_NODES SLURM_NNODES"),
+        (str(len(parts) * spec.tasks_per_node), "SLURM_NTASKS"),
+        (str(part.rank), "SLURM_NODEID SLURM_PROCID"),
+        ("0", "SLURM_LOCALID"),
         (job.id, "GPUSCHED_JOB_ID SLURM_JOB_ID"),
         (spec.name, "GPUSCHED_JOB_NAME SLURM_JOB_NAME"),
         (spec.partition, "GPUSCHED_PARTITION SLURM_JOB_PARTITION"),
@@ -99,7 +108,7 @@ def environment(job: Job, part: NodeAllocation, inventory: Inventory) -> dict[st
     fixed = {
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, visible)),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "MASTER_ADDR": master.fabric_address or _host(master),
+        "MASTER_ADDR": _reached_at(master),
         "GPUSCHED_ATTEMPT": str(job.attempt),
         "GPUSCHED_GPUS": ",".join(map(str, part.gpus)),
         "GPUSCHED_GPUS_TOTAL": str(spec.gpus),
@@ -108,6 +117,11 @@ def environment(job: Job, part: NodeAllocation, inventory: Inventory) -> dict[st
         "SLURM_RESTART_COUNT": str(job.attempt - 1),
         **{name: value for value, names in several_names for name in names.split()},
     }
+    if spec.script is None:
+        rank = str(part.rank)
+        fixed |= {"WORLD_SIZE": str(len(parts)), "RANK": rank, "NODE_RANK": rank, "LOCAL_RANK": "0"}
+    if spec.slurm_env:
+        fixed |= slurm_variables(job, part)
     if spec.elastic is not None:
         fixed |= {
             "GPUSCHED_GPUS_MIN": str(spec.elastic.sizes[0]),
@@ -124,6 +138,8 @@ def environment(job: Job, part: NodeAllocation, inventory: Inventory) -> dict[st
         index = str(job.array_index)
         fixed |= {"GPUSCHED_ARRAY_ID": job.array_id, "GPUSCHED_ARRAY_INDEX": index}
         fixed |= {"SLURM_ARRAY_JOB_ID": job.array_id, "SLURM_ARRAY_TASK_ID": index}
+        shape = zip(("COUNT", "MIN", "MAX", "STEP"), spec.array_shape, strict=False)  # () of older jobs
+        fixed |= {f"SLURM_ARRAY_TASK_{what}": str(number) for what, number in shape}
     return defaults | dict(spec.env) | fixed
 
 
@@ -133,17 +149,55 @@ def _mps(job: Job, node: Node) -> Sharing | None:
     return sharing if sharing is not None and sharing.mode == "mps" else None
 
 
+def has_steps(job: Job) -> bool:
+    """Whether its nodes start tasks for each other: it has a script, and several nodes."""
+    return job.spec.script is not None and job.allocation is not None and len(job.allocation.parts) > 1
+
+
+def _spool(job: Job, part: NodeAllocation, inventory: Inventory, key: str | None) -> dict[str, str]:
+    spec = job.spec
+    if spec.script is None:
+        return {}
+    assert job.allocation is not None
+    assert job.master_port is not None
+    nodes = tuple(StepNode(p.node, _reached_at(_node(inventory, p.node))) for p in job.allocation.parts)
+    settings = StepSettings(
+        attempt=container_name(job.id, job.attempt, 0),
+        rank=part.rank,
+        nodes=nodes,
+        ports=step_ports(job.master_port),
+        tasks_per_node=spec.tasks_per_node,
+        gpus_per_task=spec.gpus_per_task,
+        # TERM ends a job: its script, too, is to hear of that.
+        warning=spec.signal if spec.signal_before_s is not None and spec.signal != "TERM" else "",
+        warned="script" if spec.signal_batch else "steps",
+    )
+    return spool_files(spec.script, settings, key)
+
+
 def hostfile(job: Job, inventory: Inventory) -> str:
     """One line per rank: ``address slots=GPUS`` (slots=1 for a job without GPUs), as mpirun and DeepSpeed read it."""
     assert job.allocation is not None
     nodes = [(_node(inventory, p.node), max(1, len(p.gpus))) for p in job.allocation.parts]
-    return "".join(f"{node.fabric_address or _host(node)} slots={slots}\n" for node, slots in nodes)
+    return "".join(f"{_reached_at(node)} slots={slots}\n" for node, slots in nodes)
 
 
 def expand_output(job: Job, rank: int, node: str) -> str | None:
-    """The path given by ``-o`` with Slurm's patterns filled in; several ranks without %n or %N get ``.RANK`` added."""
-    path = job.spec.output
-    if path is None:
+    """The path given by ``-o`` with Slurm's patterns filled in; several ranks without %n or %N get ``.RANK`` added.
+
+    A script runs on the first node only, so its output is one file.
+    """
+    return _expand(job.spec.output, job, rank, node)
+
+
+def expand_error(job: Job, rank: int, node: str) -> str | None:
+    """The same for ``--error``; None: stderr goes where stdout does."""
+    path = _expand(job.spec.error, job, rank, node)
+    return path if path != expand_output(job, rank, node) else None
+
+
+def _expand(path: str | None, job: Job, rank: int, node: str) -> str | None:
+    if path is None or (job.spec.script is not None and rank > 0):
         return None
     patterns = {
         "j": job.id,
@@ -158,7 +212,11 @@ def expand_output(job: Job, rank: int, node: str) -> str | None:
     }
     used = re.findall(_PATTERN, path)
     expanded = re.sub(_PATTERN, lambda match: patterns[match[1]], path)
-    return expanded if job.spec.nodes == 1 or {"n", "N", "t"} & set(used) else f"{expanded}.{rank}"
+    return (
+        expanded
+        if job.spec.nodes == 1 or job.spec.script is not None or {"n", "N", "t"} & set(used)
+        else f"{expanded}.{rank}"
+    )
 
 
 def master_port(job_id: str, taken: Iterable[int | None]) -> int:
@@ -173,6 +231,11 @@ def _node(inventory: Inventory, name: str) -> Node:
     node = inventory.node(name)
     assert node is not None, name
     return node
+
+
+def _reached_at(node: Node) -> str:
+    """By what the job's other nodes reach it."""
+    return node.fabric_address or _host(node)
 
 
 def _host(node: Node) -> str:

@@ -21,8 +21,8 @@ from gpusched.model.resources import Inventory, Node, RuntimeName
 from gpusched.nodes.opening import open_transport
 from gpusched.nodes.probe import probe
 from gpusched.nodes.runtimes import runtime_for
-from gpusched.nodes.runtimes.base import EXISTS_EXIT_CODE, AttemptRef
-from gpusched.nodes.runtimes.shell import forget_job
+from gpusched.nodes.runtimes.base import EXISTS_EXIT_CODE, AttemptRef, Runtime
+from gpusched.nodes.runtimes.shell import forget_job, result
 from gpusched.nodes.transport import Script, Transport, TransportError
 from gpusched.queue.clock import Clock
 
@@ -162,11 +162,8 @@ class SshCluster:
         runtime, transport = runtime_for(RuntimeName(operation.rank.runtime)), self._transport(node)
         ref = AttemptRef(self._cluster_id, node.name, container_name(*operation.key))
         match operation.verb:
-            case "collect" if operation.rank.output is not None:
-                return _run(transport, runtime.finish_output(ref), COLLECT_TIMEOUT_S)
             case "collect":
-                caps, path = self._inventory.settings.logs, Path(operation.destination or "")
-                return collect_log(transport, runtime.log(ref), path, caps, operation.readers)
+                return self._collect(operation, runtime, transport, ref)
             case "launch":
                 assert operation.request is not None
                 return _run(transport, runtime.launch(operation.request), OPERATION_TIMEOUT_S, also=EXISTS_EXIT_CODE)
@@ -180,6 +177,18 @@ class SshCluster:
                 return _run(transport, forget_job(ref, operation.rank.job_id), REMOVE_TIMEOUT_S)
             case "remove":
                 return _run(transport, runtime.remove(ref), REMOVE_TIMEOUT_S)
+
+    def _collect(self, operation: Operation, runtime: Runtime, transport: Transport, ref: AttemptRef) -> str:
+        caps, error = self._inventory.settings.logs, ""
+        if operation.rank.output is not None:
+            error = _run(transport, runtime.finish_output(ref), COLLECT_TIMEOUT_S)
+        elif operation.destination is not None:
+            log = Path(operation.destination)
+            error = collect_log(transport, runtime.log(ref), log, caps, operation.readers)
+        if operation.result is not None and not error:
+            left = result(ref, operation.rank.attempt, operation.rank.rank)
+            error = collect_log(transport, left, Path(operation.result), caps, operation.readers)
+        return error
 
     def finished(self) -> list[Outcome]:
         """See `Cluster.finished`."""

@@ -373,7 +373,7 @@ GROUP: Fields = {
 }
 INVENTORY = ("engine", "settings", "defaults", "groups", "notices", "partitions", "topology")
 PARTITION = ("auto_promote", "defaults", "flavors", "image", "max_time", "nodes", "placement", "policy",
-             "preemptible", "resizable")  # fmt: skip
+             "preemptible", "resizable", "slurm_env")  # fmt: skip
 PLACEMENT: Fields = {
     "max_spread": ("max_spread", lambda value: value.choice(("rack", "any"))),
     "wait": ("wait_s", whole_seconds),

@@ -161,6 +161,7 @@ class _Reader:
             max_time_s=max_time_s,
             auto_promote=known["auto_promote"].flag() if "auto_promote" in known else None,
             preemptible=known["preemptible"].flag() if "preemptible" in known else False,
+            slurm_env=known["slurm_env"].flag() if "slurm_env" in known else False,
             placement=PlacementRules(
                 **fields.read(known.get("placement"), fields.PLACEMENT, "a mapping with max_spread, wait")
             ),

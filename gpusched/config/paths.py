@@ -65,6 +65,11 @@ def log_path(state: Path, job_id: str, attempt: int, rank: int) -> Path:
     return state / "logs" / job_id / f"{attempt}.{rank}.log"
 
 
+def result_path(state: Path, job_id: str, attempt: int, rank: int) -> Path:
+    """Where the collected result of one rank of a Python function lies."""
+    return state / "logs" / job_id / f"{attempt}.{rank}.result"
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Writes a file so that a crash, of the machine too, leaves the old one or the new one.
 

@@ -19,6 +19,7 @@ from gpusched.model.units import MAX_DURATION_S, MAX_TIMESTAMP, format_duration,
 
 MAX_VALUE_BYTES = 120_000  # Linux takes 131,072 for one argument or variable (MAX_ARG_STRLEN), its name included
 MAX_TOTAL_BYTES = 1_000_000  # of command and environment together: half of what execve takes with the usual stack
+MAX_SCRIPT_BYTES = 256 * 1024  # it is read with its job in every cycle
 MAX_NAME = 200
 MAX_ARRAY_TASKS = 100_000
 MAX_PRIORITY = 1_000_000_000
@@ -153,6 +154,22 @@ def shape_on(nodes: Sequence[Node], spec: JobSpec, gpus: int) -> JobSpec | None:
     return None
 
 
+def script_error(text: str) -> str | None:
+    """``LINE: what`` is wrong with the text of a job script, or None."""
+    if not text.startswith("#!"):
+        return '1: this is no job script, as its first line does not begin with "#!"; say #!/bin/bash there'
+    size = len(text.encode(errors="surrogatepass"))
+    if size > MAX_SCRIPT_BYTES:
+        return f"1: the script has more than {MAX_SCRIPT_BYTES} bytes; put data into files of their own"
+    for what, name, hint in (
+        ("\r\n", "a DOS line break", "; dos2unix makes it a script"),
+        ("\0", "a NUL character", ""),
+    ):
+        if (at := text.find(what)) >= 0:
+            return f"{text.count(chr(10), 0, at) + 1}: {name}{hint}"
+    return None
+
+
 def _check_name(name: str) -> None:
     if not name or len(name) > MAX_NAME:
         raise UsageError(f"a job name has 1 to {MAX_NAME} characters, this one has {len(name)}")
@@ -173,7 +190,17 @@ def _check_texts(spec: JobSpec) -> None:
             "put them into a file",
         )
     check_text("--comment", spec.comment)
-    for option, path in (("--workdir", spec.workdir), ("--output", spec.output)):
+    check_text("the function's name", spec.function, MAX_NAME)
+    if not spec.function.isprintable():
+        raise UsageError("the function's name holds what cannot be printed")
+    if spec.script is not None:
+        check_text("the job script", spec.script, MAX_SCRIPT_BYTES)
+        if error := script_error(spec.script):
+            raise UsageError(f"the job script, line {error}")
+    for option, path in (
+        ("--workdir", spec.workdir), ("--output", spec.output), ("--error", spec.error),
+        ("the folder it is submitted from", spec.submit_dir or None),
+    ):  # fmt: skip
         if path is not None:
             check_text(option, path, 4000)
             if not path.startswith("/") or "\n" in path or "\r" in path:
@@ -212,6 +239,8 @@ def _check_numbers(spec: JobSpec) -> None:
         ("--cpus", spec.cores_per_node, MAX_COUNT),
         ("--mem (MiB)", spec.memory_mib_per_node, MAX_MEMORY_MIB),
         ("--time (s)", spec.time_limit_s, MAX_DURATION_S),
+        ("--ntasks-per-node", spec.tasks_per_node, MAX_COUNT),
+        ("--gpus-per-task", spec.gpus_per_task, MAX_COUNT),
         ("--signal NAME@SECONDS", spec.signal_before_s or 0, MAX_DURATION_S),
         ("the number of --dependency", len(spec.dependencies), MAX_DEPENDENCIES),
         ("the number of --nodelist", len(spec.nodelist), MAX_NAMES),
@@ -224,6 +253,8 @@ def _check_numbers(spec: JobSpec) -> None:
         raise UsageError("--begin must be between the years 1970 and 3000")
     if spec.nodes < 1 or spec.gpus_per_node < 0 or spec.cores_per_node < 1 or spec.memory_mib_per_node < 1:
         raise UsageError("a job needs at least 1 node, 0 GPUs, 1 core and 1 MiB on each")
+    if spec.tasks_per_node < 1 or spec.gpus_per_task < 0:
+        raise UsageError("--ntasks-per-node must be at least 1")
     if spec.time_limit_s < 1:
         raise UsageError("--time must be greater than zero")
     if abs(spec.priority) > MAX_PRIORITY or abs(spec.nice) > MAX_PRIORITY:
@@ -253,8 +284,10 @@ def _check_image(spec: JobSpec, partition: Partition, transports: tuple[str, ...
         raise UsageError(f"{here} runs jobs without containers, so --mount has no meaning", "leave it out")
     elif runtimes - {RuntimeName.PROCESS} and partition.default_image is None:
         raise UsageError(f"{here} runs containers and has no default image", "say which one with --image")
-    if not spec.command and RuntimeName.PROCESS in runtimes:
-        raise UsageError("nothing to run: the command is missing", "gpusched submit ... -- COMMAND ARG...")
+    if not spec.command and spec.script is None and RuntimeName.PROCESS in runtimes:
+        raise UsageError(
+            "nothing to run: the command is missing", "gpusched submit ... -- COMMAND ARG..., or a job script"
+        )
 
 
 def _check_flavor(spec: JobSpec, partition: Partition) -> None:

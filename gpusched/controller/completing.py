@@ -102,7 +102,8 @@ def _press(step: Step, s: Seen, ending: Ending, world: ReconcileInput) -> None:
             step.operations.append(operation_on("signal", s, signal="KILL"))
     elif s.rank.signalled in (None, step.job.spec.signal if step.job.spec.signal_before_s is not None else None):
         polite = "TERM" if step.job.spec.signal_before_s is not None else step.job.spec.signal
-        if ending.outcome is not JobState.COMPLETED:  # a gang whose rank 0 is done may finish by itself
+        # A gang whose rank 0 is done may finish by itself. Where a script was, the others only wait for its steps.
+        if ending.outcome is not JobState.COMPLETED or step.job.spec.script is not None:
             step.operations.append(operation_on("signal", s, signal=polite, note=note_of(step.job, ending)))
 
 

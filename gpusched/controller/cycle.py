@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from gpusched.cluster.base import Cluster, Observation, Operation, RankKey
-from gpusched.config.paths import log_path
+from gpusched.config.paths import log_path, result_path
 from gpusched.controller.deciding import Decider
 from gpusched.controller.escalating import stuck_on
 from gpusched.controller.estimating import Estimator
@@ -39,6 +39,7 @@ from gpusched.queue.snapshots import held_gpus
 from gpusched.queue.store import FailedLaunch, NodeRecord, RankRecord, Run, Store
 
 REMEMBER_REMOVED_S = 600.0
+FORGET_PROGRAMS_S = 60.0
 
 
 class Cycle:
@@ -61,6 +62,7 @@ class Cycle:
         self._decider, self._shadowing = Decider(store, say), Shadowing(store)
         self.inbox = Inbox(state)
         self._secrets = SecretFiles(state)
+        self._looked_at_programs = 0.0
         cluster_id = store.meta("cluster_id")
         assert cluster_id is not None
         self._cluster_id = cluster_id
@@ -232,6 +234,10 @@ class Cycle:
         for job_id in self._secrets.kept():
             if not self._store.has_unended(job_id):
                 self._secrets.forget(job_id)
+        now = self._clock()
+        if abs(now - self._looked_at_programs) > FORGET_PROGRAMS_S:  # there may be thousands of them
+            self._looked_at_programs = now
+            self._secrets.programs.forget_unless(self._store.has_unended)
 
     def _tidy(
         self, observations: dict[str, Observation], records: dict[str, NodeRecord], now: float
@@ -257,11 +263,15 @@ class Cycle:
         return [one for one in asked if one.verb != "collect" or self._collecting.is_due(one.key, now)]
 
     def _with_destination(self, operation: Operation) -> Operation:
-        if operation.verb != "collect" or operation.rank.output is not None:
+        if operation.verb != "collect":
             return operation
-        path = log_path(self._state, *operation.key)
-        readers = readers_of(self._store.job(operation.rank.job_id), self.inventory)
-        return msgspec.structs.replace(operation, destination=str(path), readers=readers)
+        job = self._store.job(operation.rank.job_id)
+        log = str(log_path(self._state, *operation.key)) if operation.rank.output is None else None
+        left = str(result_path(self._state, *operation.key)) if job is not None and job.spec.function else None
+        if log is None and left is None:
+            return operation
+        readers = readers_of(job, self.inventory)
+        return msgspec.structs.replace(operation, destination=log, result=left, readers=readers)
 
 
 def _step(job: Job, ranks: list[RankRecord], world: ReconcileInput) -> Step:

@@ -59,7 +59,8 @@ class CommandApplier:
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._store, self._inbox, self._inventory, self._secrets = store, inbox, inventory, secrets
-        self._say = say
+        self._programs, self._say = secrets.programs, say
+        self._programs_size: dict[int, int] = {}  # of each user; read when first asked for
         self._waiting: dict[str, tuple[int, int]] | None = None  # of each user: jobs, bytes; read when first asked for
 
     def fold(self, now: float) -> int:
@@ -192,10 +193,16 @@ class CommandApplier:
             raise Refused(f"secrets named and secrets given differ: {', '.join(sorted(missing))}")
         if self._store.job(command.id) or self._store.jobs_of_array(command.id):
             raise Refused(f"job {command.id} is there already")
+        _check_program(command)
         jobs = self._tasks(command, caller, now)
-        queued = self._room_for(jobs, caller)
+        program = len(command.program) + sum(map(len, command.task_programs))
+        queued = self._room_for(jobs, caller, program)
         if command.secrets:
             self._secrets.write(command.id, command.secrets)
+        if program:
+            texts = dict(zip(map(str, sorted(set(command.array or ()))), command.task_programs, strict=False))
+            self._programs.of(caller.uid).write(command.id, {"": command.program, **texts})
+            self._programs_size[caller.uid] += program
         self._store.put_jobs(jobs)
         data = {"name": command.spec.name, "partition": command.spec.partition, "asked_at": command.time}
         self._store.append(Event(time=now, kind="submitted", job_id=j.id, user=j.user, data=data) for j in jobs)
@@ -209,8 +216,8 @@ class CommandApplier:
             self._waiting = self._store.waiting_of_users()
         return self._waiting
 
-    def _room_for(self, jobs: list[Job], caller: Caller) -> tuple[int, int]:
-        """How many jobs and bytes of the caller's wait with these."""
+    def _room_for(self, jobs: list[Job], caller: Caller, program: int) -> tuple[int, int]:
+        """How many jobs and bytes of the caller's wait with these; ``program``: so many of them in a file."""
         settings = self._inventory.settings
         count, size = self._queued.get(caller.name, (0, 0))
         most = settings.max_queued_jobs_per_user
@@ -220,9 +227,12 @@ class CommandApplier:
                 "(settings.max_queued_jobs_per_user of inventory.yaml)"
             )
         size += len(msgspec.json.encode(jobs[0].spec)) + len(jobs) * TASK_BYTES
-        if size > settings.max_queued_mib_per_user << 20:
+        if program and caller.uid not in self._programs_size:
+            self._programs_size[caller.uid] = self._programs.of(caller.uid).size()
+        whole = size + program + self._programs_size.get(caller.uid, 0)
+        if whole > settings.max_queued_mib_per_user << 20:
             raise Refused(
-                f"the waiting jobs of {caller.name} would take {size >> 20} MiB with this one, and may take "
+                f"the waiting jobs of {caller.name} would take {whole >> 20} MiB with this one, and may take "
                 f"{settings.max_queued_mib_per_user} (settings.max_queued_size_per_user of inventory.yaml)"
             )
         return count + len(jobs), size
@@ -316,6 +326,8 @@ class CommandApplier:
         if job.state in ENDED:
             if job.spec.secret_names and not self._secrets.has(job.id):
                 raise Refused(f"job {job.id}: its secrets were forgotten when it ended; submit it again")
+            if job.spec.function and not self._programs.of(job.uid).has(job.id):
+                raise Refused(f"job {job.id}: its function was forgotten when it ended; submit it again")
             fields = back_in_queue(message) | {
                 "retries": 0,
                 "preemptions": None,
@@ -414,6 +426,14 @@ def back_in_queue(message: str) -> dict[str, Any]:
     """The fields of a job that goes back to the queue; what it was before is in its events and runs."""
     gone = ("allocation", "ending", "start_time", "end_time", "exit_code", "master_port", "policy", "policy_version")
     return {**dict.fromkeys(gone), "reason": "", "message": message}
+
+
+def _check_program(command: commands.Submit) -> None:
+    """That a function and its program come together."""
+    if bool(command.spec.function) != bool(command.program) or (command.task_programs and not command.program):
+        raise Refused("a job with a function needs its program, and no other job has one")
+    if command.task_programs and len(command.task_programs) != len(set(command.array or ())):
+        raise Refused(f"{len(command.task_programs)} programs for {len(set(command.array or ()))} tasks of an array")
 
 
 def _storable(file_name: str) -> str:

@@ -7,7 +7,7 @@ import pwd
 from collections.abc import Iterable
 
 from gpusched.cluster.base import REFUSED, Operation, RankKey
-from gpusched.cluster.requests import expand_output, launch_request, master_port
+from gpusched.cluster.requests import expand_output, has_steps, launch_request, master_port
 from gpusched.controller.ranks import rank_key
 from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import GpuschedError, UsageError
@@ -77,14 +77,18 @@ class Launcher:
         secrets = self._secrets.read(job.id) if job.spec.secret_names else {}
         if secrets is None:
             raise GpuschedError(f"{REFUSED}: its secrets are not there any more")
+        program = self._secrets.programs.read(job) if job.spec.function else ""
+        if program is None:
+            raise GpuschedError(f"{REFUSED}: its function is not there any more")
         if any(inventory.node(p.node) is None for p in job.allocation.parts):
             raise GpuschedError("a node of its allocation left inventory.yaml")
         part = next(p for p in job.allocation.parts if p.rank == rank.rank)
         # As of now: the inventory may name other admins than when the job was folded.
         trusted = job.uid in (0, os.getuid()) or job.user in inventory.settings.admins
         request = launch_request(
-            job, part, inventory, self._cluster_id, secrets=secrets, run_as=_run_as(job), mount_anything=trusted
-        )
+            job, part, inventory, self._cluster_id, secrets=secrets, program=program, run_as=_run_as(job),
+            mount_anything=trusted, steps_key=self._secrets.steps_key(job.id) if has_steps(job) else None,
+        )  # fmt: skip
         return Operation(verb="launch", node=rank.node, rank=rank, request=request)
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpusched.config.paths import log_path
+from gpusched.config.paths import log_path, result_path
 from gpusched.config.users import user_name
 from gpusched.controller.lastgood import declared_or_kept
 from gpusched.controller.outputs import may_see
@@ -241,8 +241,9 @@ def _talk(
 
 
 def _kept(peer: Peer, state: Path, job: Job, request: wire.KeptLog) -> bytes:
+    path = (result_path if request.result else log_path)(state, job.id, request.attempt, request.rank)
     try:
-        with log_path(state, job.id, request.attempt, request.rank).open("rb") as file:
+        with path.open("rb") as file:
             while chunk := file.read(wire.CHUNK):
                 peer.send(wire.frame(wire.OUTPUT, chunk))
     except FileNotFoundError:

@@ -1,27 +1,53 @@
-"""Values of jobs' secrets: files that only the controller can read, gone when their job is. Never in the database."""
+"""Secrets and programs of jobs, and the keys of their steps: files that only the controller can read.
+
+They are gone when their job is, and never in the database.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
+from gpusched.model.jobs import Job
+
 
 class SecretFiles:
-    """One file per submission (an array's tasks share it) in ``<state>/secrets``, mode 0600 in a folder of 0700."""
+    """One file per submission (an array's tasks share it) in a folder of the state folder, mode 0600 in one of 0700."""
 
-    def __init__(self, state: Path) -> None:
-        self._folder = state / "secrets"
+    def __init__(self, state: Path, folder: str = "secrets") -> None:
+        self._state, self._folder = state, state / folder
+
+    @cached_property
+    def programs(self) -> ProgramFiles:
+        """Those beside them."""
+        return ProgramFiles(self._state)
 
     def write(self, job_id: str, values: dict[str, str]) -> None:
         """Keep the values of a submission."""
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        path = self._path(job_id)
+        self._write(self._path(job_id), msgspec.json.encode(values))
+
+    def steps_key(self, job_id: str) -> str:
+        """The key by which a job's nodes know each other, made where there is none: all its launches have the same."""
+        path = self._path(job_id).with_suffix(".pem")
+        try:
+            return path.read_text()
+        except FileNotFoundError:
+            from gpusched.controller.stepkey import new_key
+
+            self._write(path, new_key())
+            return path.read_text()
+
+    def _write(self, path: Path, content: bytes) -> None:
+        self._folder.mkdir(mode=0o700, exist_ok=True, parents=True)
         draft = path.with_suffix(".tmp")
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(values))
+            file.write(content)
             file.flush()
             os.fsync(descriptor)
         os.replace(draft, path)
@@ -43,8 +69,47 @@ class SecretFiles:
 
     def forget(self, job_id: str) -> None:
         """Remove the values of a submission, of which nothing is left that may need them."""
-        for path in (self._path(job_id), self._path(job_id).with_suffix(".tmp")):
-            path.unlink(missing_ok=True)
+        for suffix in (".json", ".pem", ".tmp"):
+            self._path(job_id).with_suffix(suffix).unlink(missing_ok=True)
+
+    def size(self) -> int:
+        """Bytes of all of it."""
+        found = 0
+        with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    found += entry.stat().st_size
+        return found
 
     def _path(self, job_id: str) -> Path:
         return self._folder / f"{job_id.partition('_')[0]}.json"
+
+
+class ProgramFiles:
+    """The programs of jobs that run a Python function (`Submit.program`); each user's in a folder of their own."""
+
+    def __init__(self, state: Path) -> None:
+        self._state = state
+        self._last: tuple[str, dict[str, str] | None] = "", None  # tasks of an array are launched one after the other
+
+    def of(self, uid: int) -> SecretFiles:
+        """A user's. Of each submission ``""`` is what all tasks begin with, the others are by their indices."""
+        return SecretFiles(self._state, f"programs/{uid}")
+
+    def read(self, job: Job) -> str | None:
+        """The program of a job; None where it is gone."""
+        base = job.array_id or job.id
+        if base != self._last[0] or self._last[1] is None:
+            self._last = base, self.of(job.uid).read(base)
+        texts = self._last[1]
+        index = "" if job.array_index is None else str(job.array_index)
+        return None if texts is None else texts[""] + (texts.get(index, "") if index else "")
+
+    def forget_unless(self, is_kept: Callable[[str], bool]) -> None:
+        """Remove those of submissions, by their ids, of which nothing is left that may need them."""
+        with contextlib.suppress(OSError):
+            for folder in os.listdir(self._state / "programs"):
+                files = SecretFiles(self._state, f"programs/{folder}")
+                for job_id in files.kept():
+                    if not is_kept(job_id):
+                        files.forget(job_id)

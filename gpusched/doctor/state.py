@@ -127,15 +127,16 @@ def _open_to_others(state: Path) -> list[Finding]:
     if state.stat().st_mode & stat.S_IWOTH:
         message = f"everybody may write to {state}, and so forge the queue"
         found.append(_finding("permissions", "fail", message, f"chmod o-w {state}"))
-    secrets = state / "secrets"
-    try:
-        files = [secrets, *secrets.iterdir()] if secrets.exists() else []
-    except PermissionError:
-        files = []  # closed to us, as it should be to all but its owner
-    exposed = [f for f in files if f.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)]
-    if exposed:
-        message = f"secrets of jobs can be read by other users: {exposed[0]}"
-        found.append(_finding("permissions", "fail", message, f"chmod -R go= {secrets}"))
+    programs = state / "programs"
+    for folder in (state / "secrets", *(programs.iterdir() if programs.is_dir() else ())):
+        try:
+            files = [folder, *folder.iterdir()] if folder.exists() else []
+        except PermissionError:
+            files = []  # closed to us, as it should be to all but its owner
+        exposed = [f for f in files if f.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)]
+        if exposed:
+            message = f"secrets of jobs can be read by other users: {exposed[0]}"
+            found.append(_finding("permissions", "fail", message, f"chmod -R go= {folder}"))
     for folder in (state / "inbox" / "tmp", state / "inbox" / "new"):
         mode = folder.stat().st_mode if folder.exists() else 0
         if mode & stat.S_IWOTH and (not mode & stat.S_ISVTX or mode & stat.S_IROTH):

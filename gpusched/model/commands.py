@@ -24,7 +24,9 @@ class Submit(Command, frozen=True, kw_only=True, tag="submit"):
     """A new job, or an array of them (one task per index).
 
     ``secrets`` holds the values of the spec's ``secret_names``; they never reach the database.
-    ``max_running`` bounds how many tasks of the array run at once (``--array 0-9%2``).
+    ``max_running`` bounds how many tasks of the array run at once (``--array 0-9%2``). ``program`` is the text of a job
+    with a ``function``; of an array, ``task_programs`` is what follows it for each task, in order of their indices.
+    Neither reaches the database: they may hold what is nobody else's business.
     """
 
     id: str
@@ -32,6 +34,8 @@ class Submit(Command, frozen=True, kw_only=True, tag="submit"):
     array: tuple[int, ...] | None = None
     max_running: int | None = None
     secrets: dict[str, str] = {}
+    program: str = ""
+    task_programs: tuple[str, ...] = ()
 
 
 class Cancel(Command, frozen=True, kw_only=True, tag="cancel"):

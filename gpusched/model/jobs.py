@@ -104,8 +104,15 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         share: ``pairs``: its GPUs may be one other job's, too, where the node's are shared; "": they are its own.
         gpu_memory_mib: Of each GPU, what a job that may share takes at the most; None: nothing was said.
         script: Text of its job script, which is run with ``command`` as its arguments; None: ``command`` is run.
+        array_shape: Of an array's tasks: how many there are, the first index, the last, the step between them.
+        signal_batch: Of a job with a script, the signal before the limit goes to the script's own process alone; else
+            to what ``srun`` started, and not to the script.
+        submit_dir: Folder of the login node that the script was submitted from; "": there is no script.
         tasks_per_node: So many tasks ``srun`` starts on each of its nodes where it does not say.
+        gpus_per_task: Of these each task of ``srun`` has so many where it does not say; 0: all of its node.
         slurm_env: It has Slurm's variables, too (SLURM_JOB_ID...).
+        function: Name of the Python function that it runs: its program (`Submit.program`) is put into its own folder at
+            each start, and the result that it leaves there is collected beside its output. "": it has no program.
         error: As ``output``, for what it says on stderr; None: both go where ``output`` says.
         group: Of the inventory's groups, the one that its usage counts for; "": none.
         qos: Its class of service; "": none.
@@ -150,8 +157,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     share: Literal["", "pairs"] = ""
     gpu_memory_mib: int | None = None
     script: str | None = None
+    submit_dir: str = ""
+    array_shape: tuple[int, ...] = ()
+    signal_batch: bool = False
     tasks_per_node: int = 1
+    gpus_per_task: int = 0
     slurm_env: bool = False
+    function: str = ""
     error: str | None = None
     group: str = ""
     qos: str = ""

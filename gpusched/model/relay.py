@@ -47,11 +47,12 @@ class NodeLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class KeptLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="kept"):
-    """Output that was collected."""
+    """Output that was collected; ``result``: what a Python function left."""
 
     job: str
     attempt: Small
     rank: Small
+    result: bool = False
 
 
 class Exec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="exec"):

@@ -117,7 +117,7 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     """A set of like nodes with its flavors and its own policy.
 
     ``policy`` names a file of policies/ without its suffix. ``auto_promote``: as in `Settings`; None: as it says there.
-    ``preemptible``, ``placement``: of jobs that do not say. ``resizable``: of those that can be resized.
+    ``preemptible``, ``placement``, ``slurm_env``: of jobs that do not say. ``resizable``: of those that can be resized.
     """
 
     name: str
@@ -130,6 +130,7 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     preemptible: bool = False
     resizable: ResizeRules = ResizeRules()
     placement: PlacementRules = PlacementRules()
+    slurm_env: bool = False
 
     def flavor(self, name: str) -> Flavor | None:
         """The flavor called ``name``, or None."""

@@ -334,6 +334,15 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
             for t, k, j, n, u, d in reversed(rows)
         ]
 
+    def news(self, since: int) -> tuple[int, list[str]]:
+        """The latest event's number, and what jobs or submissions events after the one numbered ``since`` tell of."""
+        rows = self._db.execute("SELECT seq, job_id FROM events WHERE seq > ? ORDER BY seq", (since,)).fetchall()
+        return (rows[-1][0] if rows else since), list(dict.fromkeys(job for _, job in rows if job is not None))
+
+    def latest_event(self) -> int:
+        """The number of the latest event; 0: there is none."""
+        return int(self._db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
+
     def node_records(self) -> dict[str, NodeRecord]:
         """All node records by name."""
         rows = self._db.execute("SELECT data FROM nodes")

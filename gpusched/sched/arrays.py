@@ -300,7 +300,7 @@ def _requests_of(shapes: list[ShapeKey], world: NodeArrays) -> Requests:
 
 
 def _to_reservations(eligible: list[PendingView], reserved: Reserved, by_limit: bool) -> tuple[Column, Column, Column]:
-    """Of each job the reservation that it is of, -1 for none; a number that jobs share which are alike to all; a limit."""
+    """Of each job the reservation that it is of, -1 for none; a number shared by jobs alike to all of them; a limit."""
     if not reserved:
         return repeat(-1), repeat(_NO_RESERVATIONS), ()
     owns = [-1 if job.reserved is None else reserved.number.get(job.reserved.name, -1) for job in eligible]

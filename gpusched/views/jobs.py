@@ -369,4 +369,5 @@ def resources_line(job: Job) -> str:
     gpus = f"{spec.gpus_per_node} GPU{'' if spec.gpus_per_node == 1 else 's'}"
     cores = f"{spec.cores_per_node} core{'' if spec.cores_per_node == 1 else 's'}"
     parts = f"{gpus}, {cores}" + (f", {format_memory(spec.memory_mib_per_node)}" if memory_is_counted(job) else "")
+    parts += f", {spec.tasks_per_node} tasks" if spec.tasks_per_node > 1 else ""
     return parts if spec.nodes == 1 else f"{spec.nodes} nodes, each {parts}"

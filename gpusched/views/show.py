@@ -129,7 +129,13 @@ def _fields(page: Page) -> Iterator[tuple[str, str]]:
     yield "asked for", f"{resources_line(job)}, {format_duration(spec.time_limit_s)}"
     if job.slurm is None:
         yield "image", spec.image or common.UNKNOWN
-        yield "command", _command(spec.command)
+        if spec.script is not None:
+            lines = spec.script.count("\n") + (not spec.script.endswith("\n"))
+            yield "script", f"{lines} line{'s' * (lines != 1)} (gpusched show {job.id} --script)"
+        if spec.function:
+            yield "function", spec.function
+        if spec.script is None or spec.command:
+            yield "command" if spec.script is None else "arguments", _command(spec.command)
     else:
         yield from _slurm(job.slurm)
     yield from _optional(job)
@@ -196,6 +202,7 @@ def _optional(job: Job) -> Iterator[tuple[str, str]]:
         for label, value in (
             ("workdir", spec.workdir or ""),
             ("output", spec.output or ""),
+            ("errors", spec.error or ""),
             ("env", " ".join(spec.env)),
             ("secrets", " ".join(spec.secret_names)),
             ("mounts", " ".join(f"{m.source}:{m.target}{':ro' if m.read_only else ''}" for m in spec.mounts)),

@@ -271,7 +271,8 @@ def test_rotation_removes_the_oldest_until_the_rest_fits(tmp_path: Path) -> None
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"x" * int(size * MIB))
         os.utime(path, (1000 + age, 1000 + age))
-    assert [p.name for p in rotate(tmp_path, CAPS)] == ["0.0.log", "1.0.log"]
+    (tmp_path / "b" / "1.0.log").rename(tmp_path / "b" / "1.0.result")
+    assert [p.name for p in rotate(tmp_path, CAPS)] == ["0.0.log", "1.0.result"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c"]
     assert rotate(tmp_path, CAPS) == []
     assert rotate(tmp_path / "nowhere", CAPS) == []

@@ -151,7 +151,10 @@ def test_who_may(call: Callable[..., Caller], site: relay.Site, cluster: Cluster
     path.write_bytes(b"kept")
     kept = KeptLog(job=ID, attempt=1, rank=0)
     assert Caller(site, OWNER, kept).hear().output == b"kept"
-    for request in (Exec(job=ID, rank=0, argv=("id",)), log, kept):
+    path.with_suffix(".result").write_bytes(b"returned")
+    result = KeptLog(job=ID, attempt=1, rank=0, result=True)
+    assert Caller(site, OWNER, result).hear().output == b"returned"
+    for request in (Exec(job=ID, rank=0, argv=("id",)), log, kept, result):
         refused = Caller(site, OTHER, request).hear()
         assert (refused.output, refused.code) == (b"", None)
         assert "belongs to ann" in refused.failure

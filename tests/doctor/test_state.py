@@ -56,9 +56,10 @@ def test_a_controller_that_is_gone(state: Path) -> None:
     assert "gpusched controller" in found.hint
 
 
-def test_open_to_others(state: Path) -> None:
-    secrets = state / "secrets"
-    secrets.mkdir(mode=0o700)
+@pytest.mark.parametrize("folder", ["secrets", "programs/1000"])
+def test_open_to_others(state: Path, folder: str) -> None:
+    secrets = state / folder
+    secrets.mkdir(mode=0o700, parents=True)
     (secrets / "a.json").touch(0o600)
     assert wrong(state) == {}
     (secrets / "a.json").chmod(0o644)

@@ -10,7 +10,7 @@ import pytest
 
 from gpusched.model.resources import RuntimeName
 from gpusched.nodes.runtimes import EXISTS_EXIT_CODE, AttemptRef
-from gpusched.nodes.runtimes.shell import forget_job
+from gpusched.nodes.runtimes.shell import forget_job, result
 from gpusched.nodes.transport import Script
 from tests.runtimes.world import CLUSTER, World
 from tests.testbed import wait_until
@@ -367,6 +367,21 @@ def test_a_jobs_folder_is_found_again_by_its_next_attempt(world: World) -> None:
     _, said = world.finish("sh", "-c", WRITE, "sh", "3", job=job, name=f"gpusched-{job}-3-0")
     assert said.startswith("cat: "), said
     world.do(forget_job(AttemptRef(CLUSTER, world.node_name, f"gpusched-{job}-1-0"), job))
+
+
+def test_a_program_lies_in_the_jobs_folder_and_what_it_leaves_is_read(world: World) -> None:
+    job, program = f"program{world.tag}", "".join(f"{line}\n" for line in (*HOSTILE[1:15], "END_", "x" * 200_000))
+    leave = 'cd "$GPUSCHED_JOB_DIR" && cat program.1.0.py && { [ "$1" != link ] || rm result.1.0; } && $2'
+    for words in (("plain", "cp program.1.0.py result.1.0"), ("link", "ln -s /etc/hostname result.1.0")):
+        name = f"gpusched-{job}-1-0"
+        ref = world.launch("sh", "-c", leave, "sh", *words, job=job, name=name, program=program)
+        assert world.await_phase(ref, "exited", "failed", "lost")["exit_code"] == 0
+        assert world.output(ref).rstrip("\n") == program.rstrip("\n")
+        left = world.do(result(ref, 1, 0)).rstrip("\n")
+        assert left == (program.rstrip("\n") if words[0] == "plain" else "")
+        assert world.do(result(ref, 1, 1)) == ""
+        world.do(world.runtime.remove(ref))
+    world.do(forget_job(ref, job))
 
 
 def test_a_folder_on_a_shared_disk(world: World, tmp_path: Path) -> None:

@@ -128,6 +128,28 @@ def test_submit_says_sbatch(site: Path, capsys: pytest.CaptureFixture[str], word
     assert not (site / "state").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "slurms"),
+    [
+        ("train.sh 3 'a b'", "train.sh 3 'a b'"),
+        ("-N 2 train.sh", "-N 2 train.sh"),
+        (
+            "-p A100 -N 2 --ntasks-per-node 4 --gpus-per-task 1 --mem-per-node 64G -e x.err --signal B:USR1@9 train.sh",
+            "-p A100 -N 2 --ntasks-per-node=4 --gpus-per-task=1 --mem=64G -e x.err --signal=B:USR1@9 train.sh",
+        ),
+        ("-p A100 -n 4 --signal USR1@9 train.sh", "-p A100 --ntasks=4 --signal=USR1@9 train.sh"),
+        ("-p A100 --gpus 1 --wrap 'a | b'", "-p A100 --gpus-per-node=1 --wrap 'a | b'"),
+        ("-p A100 --gpus 16 train.sh", "-p A100 -N 2 --ntasks-per-node=1 --gpus-per-node=8 train.sh"),
+    ],
+)
+def test_scripts_are_sbatchs(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, slurms: str
+) -> None:
+    monkeypatch.chdir(site)
+    (site / "train.sh").write_text("#!/bin/sh\n")
+    assert told(f"submit {words}", capsys) == f"sbatch {slurms}"
+
+
 def test_every_command_that_acts_on_jobs_has_one_of_slurms() -> None:
     assert set(_INSTEAD) == OF_JOBS
     assert {words.split()[0] for words, _ in SAID} | {"submit", "logs"} == OF_JOBS

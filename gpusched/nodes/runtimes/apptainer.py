@@ -10,6 +10,7 @@ import re
 import shlex
 
 from gpusched.errors import UsageError
+from gpusched.nodes.batch.spool import RUN, SPOOL
 from gpusched.nodes.runtimes.base import LaunchRequest
 from gpusched.nodes.runtimes.checks import NO_IMAGE_HINT
 from gpusched.nodes.runtimes.shell import quote_all
@@ -57,9 +58,11 @@ class Apptainer(SupervisedRuntime):
             read_only = ",ro" if mount.read_only else ""
             options += ["--mount", f"type=bind,src={mount.source},dst={mount.target}{read_only}"]
         flags = quote_all(options) + ' --bind "$job_dir"'
-        verb = "exec" if request.command else "run"
-        job = in_job(f'apptainer {verb} {flags} "$(image)" {quote_all(request.command)}', '"$output"')
-        other = in_job(f'apptainer exec {flags} "$(image)" "$@"', "''")
+        flags += f' --bind "$spool:{SPOOL}:ro"' if request.spool else ""
+        command = (*((f"{SPOOL}/{RUN}",) if request.spool else ()), *request.command)
+        verb = "exec" if command else "run"
+        job = in_job(f'apptainer {verb} {flags} "$(image)" {quote_all(command)}', files=True)
+        other = in_job(f'apptainer exec {flags} "$(image)" "$@"', files=False)
         return (
             f"source={shlex.quote(image)}\nuri={shlex.quote(uri)}\ndigest={hashlib.sha256(uri.encode()).hexdigest()[:24]}\n"
             f"{_IMAGE}job() {{ {job}; }}\nrun() {{ {other}; }}\n"

@@ -39,9 +39,13 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
         run_as: uid and gid of the submitter in a shared installation, where the node is entered as root. Such a job
             gains no privileges: not by setuid files, nor by capabilities beyond ``capabilities``.
         capabilities: Linux capabilities, without CAP_, that a job with ``run_as`` keeps.
+        program: Text of the file ``program.ATTEMPT.RANK.py`` in the job's own folder; "": there is none.
         mounts_beneath: Folders of the node beneath which the mounts' sources must lie when they are mounted, wherever
             links lead by then; None where the submitter may mount anything.
         job_dirs: Beneath which folder, on a disk that all nodes share, jobs have their own ones; None: on each node.
+        spool: Files of a job with a script, by name (`gpusched.nodes.batch.spool`): ``run`` among them is then the
+            program, and ``command`` its arguments.
+        error: As ``output``, for stderr alone; None: it goes where stdout does.
         mps_pipe: Folder of the MPS control daemon's pipes, which the job must reach; None: it has its GPUs otherwise.
     """
 
@@ -56,6 +60,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     workdir: str | None = None
     env: dict[str, str] = {}
     secrets: dict[str, str] = {}
+    program: str = ""
     mounts: tuple[Mount, ...] = ()
     gpus: tuple[int, ...] = ()
     cores: int
@@ -69,6 +74,8 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     mounts_beneath: tuple[str, ...] | None = None
     job_dirs: str | None = None
     mps_pipe: str | None = None
+    spool: dict[str, str] = {}
+    error: str | None = None
 
     @property
     def ref(self) -> AttemptRef:

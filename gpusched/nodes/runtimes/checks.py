@@ -99,8 +99,11 @@ def check_request(request: LaunchRequest) -> None:
             )
     if total > MAX_TOTAL_BYTES:
         raise UsageError(f"command and environment have {total} bytes together, more than {MAX_TOTAL_BYTES}")
+    for text in request.spool.values():
+        _encoded_size("the job script", text)
     if request.hostfile is not None:
         _encoded_size("the hostfile", request.hostfile)
+    _encoded_size("the program", request.program)
     _check_paths(request)
 
 
@@ -110,7 +113,10 @@ def _texts(request: LaunchRequest) -> Iterator[tuple[str, str]]:
     for kind, values in (("environment variable", request.env), ("secret", request.secrets)):
         for name, value in values.items():
             yield f"{kind} {name}", value
-    for what, text in (("the image", request.image), ("workdir", request.workdir), ("output", request.output)):
+    for what, text in (("the image", request.image), ("workdir", request.workdir)):
+        if text is not None:
+            yield what, text
+    for what, text in (("output", request.output), ("error", request.error)):
         if text is not None:
             yield what, text
     yield "the network", request.network
@@ -136,7 +142,7 @@ def _check_paths(request: LaunchRequest) -> None:
             # The engines read --mount as comma-separated values and do not agree on how to quote in them.
             if any(c in path for c in ',"\n\r'):
                 raise UsageError(f"mount path {path!r} holds a comma, a quote or a line break: --mount cannot say that")
-    for what, place in (("workdir", request.workdir), ("output", request.output)):
+    for what, place in (("workdir", request.workdir), ("output", request.output), ("error", request.error)):
         if place is not None and not place.startswith("/"):
             raise UsageError(f"{what} {place!r} is not absolute")
     if request.image is not None and (not request.image or request.image.startswith("-")):

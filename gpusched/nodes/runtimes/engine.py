@@ -6,6 +6,7 @@ import posixpath
 import shlex
 
 from gpusched.errors import UsageError
+from gpusched.nodes.batch.spool import RUN, SPOOL
 from gpusched.nodes.runtimes.base import AttemptRef, LaunchRequest
 from gpusched.nodes.runtimes.checks import MAX_ENV_FILE_BYTES, NO_IMAGE_HINT, check_request, check_signal, steers_client
 from gpusched.nodes.runtimes.mounts import PIN, pin_lines, pin_place, unpin_lines
@@ -40,7 +41,16 @@ give_up() {
 }
 state() { engine inspect --type container --format '{{.State.Status}}' "$name"; }
 follow() {
-    [ -z "$output" ] || setsid sh "$0" follow </dev/null >/dev/null 2>&1 &
+    [ -z "$output$errors" ] || setsid sh "$0" follow </dev/null >/dev/null 2>&1 &
+}
+put() { # HOW FILE
+    if [ -z "$2" ]; then cat >/dev/null; else as_user sh -c 'exec cat '"$1"' "$1"' sh "$2"; fi
+}
+deliver() { # HOW [-f]: the output to where it is to go
+    how=$1
+    shift
+    if [ -z "$errors" ]; then engine logs "$@" "$name" 2>&1 | put "$how" "$output"; return; fi
+    { engine logs "$@" "$name" 2>&1 >&3 3>&- | put "$how" "$errors" 3>&-; } 3>&1 | put "$how" "$output"
 }
 # conmon writes the file oom, where it is started, when the kernel ends a process for want of memory.
 start() {
@@ -68,11 +78,11 @@ start)
     ;;
 follow)
     claim $$ "$dir/output.pid" || exit 0
-    engine logs -f "$name" 2>&1 | as_user sh -c 'exec cat >>"$1"' sh "$output" || exit 1
+    deliver '>>' -f || exit 1
     case $(state) in running | paused) ;; *) : >"$dir/output.done" ;; esac
     ;;
 finish)
-    [ -n "$output" ] || exit 0
+    [ -n "$output$errors" ] || exit 0
     claim 0 "$dir/output.pid" # a follower that has not begun yet would add all of it once more
     tries=0
     while [ ! -e "$dir/output.done" ] && [ $tries -lt 25 ] && group "$dir/output.pid" >/dev/null; do
@@ -81,7 +91,7 @@ finish)
     done
     [ ! -e "$dir/output.done" ] || exit 0
     follower=$(group "$dir/output.pid") && kill -KILL "$follower"
-    engine logs "$name" 2>&1 | as_user sh -c 'exec cat >"$1"' sh "$output" || exit 1
+    deliver '>' || exit 1
     : >"$dir/output.done"
     ;;
 esac
@@ -181,17 +191,23 @@ while :; do
     [ -n "$follow" ] && [ -d "$dir" ] && [ ! -e "$dir/failed" ] || exit 0
     sleep 0.3
 done
+# What --error sends elsewhere is no part of it, and nobody else asks for the file to be made whole.
+logs() { engine logs "$@" 2>&1; }
+if [ -e "$dir/apart" ]; then
+    logs() { engine logs "$@" 2>/dev/null; }
+    [ -n "$follow" ] || [ "$state" = running ] || sh "$dir/launch" finish </dev/null >/dev/null 2>&1
+fi
 from=1
 if [ -n "$tail" ]; then
-    size=$(engine logs "$name" 2>&1 | wc -c)
+    size=$(logs "$name" | wc -c)
     [ "$size" -le "$tail" ] || from=$((size - tail + 1))
 fi
 # GNU tail keeps what it reads from a pipe until a block is full.
 if command -v stdbuf >/dev/null; then unbuffered='stdbuf -o0'; else unbuffered=; fi
 if [ "$from" = 1 ]; then
-    engine logs $follow "$name" 2>&1
+    logs $follow "$name"
 else
-    engine logs $follow "$name" 2>&1 | $unbuffered tail -c "+$from"
+    logs $follow "$name" | $unbuffered tail -c "+$from"
 fi
 """
 
@@ -225,7 +241,8 @@ class EngineRuntime:
         files += ["--mount", _mount("$job_dir", JOB_DIR, False), "--env", f"GPUSCHED_JOB_DIR={JOB_DIR}"]
         own_options = " ".join(f'"{word}"' for word in files)  # the folder's path is known on the node only
         options = quote_all(self._create(request, (*inherited, *request.secrets)))
-        command = quote_all((image, *request.command))
+        program = (f"{SPOOL}/{RUN}",) if request.spool else ()
+        command = quote_all((image, *program, *request.command))
         # The values reach the client by its environment: what its arguments are, everybody on the node can see. The
         # words are complete by then: a job's variable may be called as one of ours.
         create = (
@@ -237,6 +254,8 @@ class EngineRuntime:
             f"{PIN}{unpin_lines(request.ref)}{pin_lines(request)}{create}{_LAUNCHER}"
         )
         extra = {"env": "".join(f"{name}={value}\n" for name, value in written.items())} if written else {}
+        if request.error is not None:
+            extra["apart"] = ""
         if request.run_as is not None:
             extra["group"] = "job:x:{1}:\n".format(*request.run_as)
         return launch_script(request, self.binary, launcher, request.secrets, extra)
@@ -370,7 +389,7 @@ def _shared_memory(request: LaunchRequest) -> tuple[str, ...]:
 
 
 def _own_binds(request: LaunchRequest) -> dict[str, str]:
-    """Files of the attempt's folder that are mounted into the container, by name, and where.
+    """What of the attempt's folder is mounted into the container, by name, and where.
 
     runc looks the job's gid up among the names of the image's groups: whoever makes the image could give it any group.
 
@@ -379,6 +398,7 @@ def _own_binds(request: LaunchRequest) -> dict[str, str]:
     """
     binds = {"hostfile": HOSTFILE} if request.hostfile is not None else {}
     binds |= {"group": GROUPS} if request.run_as is not None else {}
+    binds |= {"spool": SPOOL} if request.spool else {}
     for mount in request.mounts:
         if posixpath.normpath("/" + mount.target.lstrip("/")) in (*binds.values(), JOB_DIR):
             raise UsageError(f"--mount: nothing can be mounted at {mount.target}")

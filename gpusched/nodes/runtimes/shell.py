@@ -81,6 +81,7 @@ fail() { # CODE [MESSAGE]: give up, for the probe to see
 OUTPUT_CHECK = """\
 check_output() {
     [ -z "$output" ] || as_user sh -c ': >"$1"' sh "$output" || fail 1 "cannot write the output file $output"
+    [ -z "$errors" ] || as_user sh -c ': >"$1"' sh "$errors" || fail 1 "cannot write the file of --error $errors"
 }
 """
 
@@ -112,6 +113,22 @@ fi
 rm -f -- "$job_dir/resize.json" || abandon "$job_dir"
 """
 
+# As the job's user, as is all below.
+_PROGRAM = """\
+{ as_user sh -c 'umask 022; cat >"$1.part" && mv -- "$1.part" "$1"' sh "$job_dir/NAME" <<'END'
+TEXT
+END
+} || abandon "$job_dir"
+"""
+
+# Nobody waits for a pipe, and what a link leads to is the user's to read. No output: there is no result.
+_RESULT = """\
+job_dir=$(sed -n 's/^job_dir=//p' "$dir/meta")
+uid= gid=
+eval "$(grep -m 1 -x 'uid=[0-9]* gid=[0-9]*' "$dir/launch")"
+as_user sh -c '[ ! -f "$1" ] || [ -L "$1" ] || exec cat -- "$1"' sh "$job_dir/NAME"
+"""
+
 # As the job's user: the folder is his, and may hold links.
 _NOTE = """\
 job_dir=$(sed -n 's/^job_dir=//p' "$dir/meta")
@@ -134,7 +151,7 @@ stamp $! "$dir/launcher.pid" || { kill -KILL $! 2>/dev/null; abandon; }
 """
 
 
-_OTHERS_JOBS = "/var/lib/gpusched-node"  # the usual place lies in a home that only its owner may enter
+OTHERS_JOBS = "/var/lib/gpusched-node"  # the usual place lies in a home that only its owner may enter
 
 
 def quote_all(words: Iterable[str]) -> str:
@@ -178,6 +195,23 @@ def here(text: str, file: str) -> str:
     text = text if text.endswith("\n") else text + "\n"
     end = "END_" + hashlib.sha256(text.encode()).hexdigest()[:24]
     return f"cat >\"$dir/{file}\" <<'{end}' || abandon\n{text}{end}\n"
+
+
+def _hostfile(request: LaunchRequest) -> str:
+    """Lines that write it, for the job's user to read."""
+    return "" if request.hostfile is None else here(request.hostfile, "hostfile") + 'chmod a+r "$dir/hostfile"\n'
+
+
+def _spool(request: LaunchRequest) -> str:
+    """Lines that make the folder of a job script: for all to read who reach it, as an image has users of its own."""
+    if not request.spool:
+        return ""
+    folders = quote_all(sorted({f"spool/{name}".rpartition("/")[0] for name in request.spool}))
+    return (
+        f'(cd -- "$dir" && mkdir -p -- {folders}) || abandon\n'
+        + "".join(here(text, f"spool/{name}") for name, text in request.spool.items())
+        + '(cd -- "$dir/spool" && chmod -R a+rX . && chmod a+x run script bin/*) || abandon\n'
+    )
 
 
 def exports(variables: Mapping[str, str]) -> str:
@@ -227,7 +261,9 @@ def launch_script(
         _JOB_DIR.replace("OPEN", "700" if request.job_dirs else "777"),
         f'{{ {print_meta}; {written}; }} >"$dir/meta" || abandon\n',
         here(launcher, "launch"),
-        here(request.hostfile, "hostfile") if request.hostfile is not None else "",
+        _hostfile(request),
+        _program(request),
+        _spool(request),
         *(here(text, name) for name, text in files.items()),
         _SPAWN.replace("EXPORTS\n", exports(aliased), 1),
         f"echo {LAUNCHED}\n",
@@ -239,7 +275,8 @@ def launch_header(request: LaunchRequest) -> str:
     """The first lines of every ``launch`` file."""
     return (
         f"trap '' HUP PIPE\ndir=${{0%/*}}\nname={shlex.quote(request.name)}\n{_identity(request)}"
-        f"output={shlex.quote(request.output or '')}\n{FUNCTIONS}{FAIL}{AS_USER}{OUTPUT_CHECK}"
+        f"output={shlex.quote(request.output or '')}\n"
+        f"errors={shlex.quote(request.error or '')}\n{FUNCTIONS}{FAIL}{AS_USER}{OUTPUT_CHECK}"
     )
 
 
@@ -254,8 +291,22 @@ def job_dir(request: LaunchRequest) -> str:
     if request.job_dirs is not None:
         return shlex.quote(f"{request.job_dirs}/{request.cluster_id}/{request.job_id}")
     if request.run_as is not None:
-        return shlex.quote(f"{_OTHERS_JOBS}/{request.cluster_id}/{request.node}/{request.job_id}")
+        return shlex.quote(f"{OTHERS_JOBS}/{request.cluster_id}/{request.node}/{request.job_id}")
     return f'"${{dir%/*}}"/jobs/{shlex.quote(request.job_id)}'
+
+
+def _program(request: LaunchRequest) -> str:
+    """Lines that put the program into the job's own folder; none where there is none."""
+    if not request.program:
+        return ""
+    end = "END_" + hashlib.sha256(request.program.encode()).hexdigest()[:24]
+    name = f"program.{request.attempt}.{request.rank}.py"
+    return AS_USER + _PROGRAM.replace("NAME", name).replace("END", end).replace("TEXT", request.program)
+
+
+def result(ref: AttemptRef, attempt: int, rank: int) -> Script:
+    """What a Python function left in its job's own folder, for `Transport.stream`."""
+    return stream_script(f"{place(ref)}{AS_USER}{_RESULT.replace('NAME', f'result.{attempt}.{rank}')}", False)
 
 
 def forget_job(ref: AttemptRef, job_id: str) -> Script:
@@ -265,7 +316,7 @@ def forget_job(ref: AttemptRef, job_id: str) -> Script:
         ref: Of any attempt of the job.
         job_id: The job's.
     """
-    job, others = shlex.quote(job_id), shlex.quote(f"{_OTHERS_JOBS}/{ref.cluster_id}/{ref.node}/{job_id}")
+    job, others = shlex.quote(job_id), shlex.quote(f"{OTHERS_JOBS}/{ref.cluster_id}/{ref.node}/{job_id}")
     return script(f'{place(ref)}rm -rf -- "${{dir%/*}}"/jobs/{job} {others}\n')
 
 

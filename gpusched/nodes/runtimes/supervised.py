@@ -10,11 +10,13 @@ from __future__ import annotations
 import shlex
 
 from gpusched.errors import UsageError
+from gpusched.nodes.batch.spool import RUN
 from gpusched.nodes.runtimes.base import AttemptRef, LaunchRequest
 from gpusched.nodes.runtimes.checks import check_request, check_signal
 from gpusched.nodes.runtimes.shell import (
     AS_USER,
     FUNCTIONS,
+    OTHERS_JOBS,
     STRAYS,
     exports,
     launch_header,
@@ -36,7 +38,10 @@ if [ -n "$uid" ]; then
     home=${home:-/} user=${user:-$uid}
 fi
 [ -n "$workdir" ] || workdir=$home
-if [ -e "$dir/hostfile" ]; then hostfile=$dir/hostfile; else hostfile=; fi
+# In a shared installation the attempt's folder lies in a home that only its owner may enter.
+if [ -n "$uid" ]; then seen=$apart; else seen=$dir; fi
+spool=$seen/spool
+if [ -e "$dir/hostfile" ]; then hostfile=$seen/hostfile; else hostfile=; fi
 as_job() { # PROGRAM...: become the job's user; the job's variables are for the program to read at descriptor 3
     set -- "GPUSCHED_CONTAINER=$name" SHELLS_OWN "$@"
     set -- "PREFIXGPUSCHED_JOB_DIR=$job_dir" "$@"
@@ -46,6 +51,15 @@ as_job() { # PROGRAM...: become the job's user; the job's variables are for the 
     [ -z "$uid" ] || set -- setpriv CONFINEMENT --reuid "$uid" --regid "$gid" "$(user_groups)" -- "$@"
     exec "$@" 3<"$dir/env"
 }
+show_files() {
+    [ -n "$uid" ] || return 0
+    for file in spool hostfile; do
+        [ -e "$dir/$file" ] || continue
+        (umask 066 && mkdir -p -- "${apart%/*}" && umask 077 && mkdir -p -- "$apart") || return
+        cp -R -- "$dir/$file" "$apart/" || return
+    done
+    [ ! -e "$apart" ] || chown -R -- "$uid:$gid" "$apart"
+}
 now() {  # seconds, with a fraction where this date knows how
     t=$(date +%s.%N)
     case $t in *[!0-9.]*) date +%s ;; *) echo "$t" ;; esac
@@ -54,6 +68,7 @@ case $1 in
 launch)
     as_user sh -c 'cd -- "$1"' sh "$workdir" || fail 1 "cannot enter the workdir $workdir"
     check_output
+    show_files || fail $? "cannot write to $apart"
     prepare || fail $?
     if [ -n "$output" ]; then ln -s -- "$output" "$dir/out"; own=$dir/start.err; else own=$dir/out; fi
     if [ "$hold" = 1 ]; then
@@ -85,7 +100,10 @@ esac
 
 # As the job's user, in its environment, in its folder, with its output; then the job's own program, by the shell's PATH
 # and exit codes. The variables are read here since what is an argument anywhere can be seen by everybody on the node.
-_ENTER = 'eval "$(cat <&3)"; exec 3<&-; cd -- "$1" || exit 1; [ -z "$2" ] || exec >>"$2" 2>&1; shift 2; exec "$@"'
+_ENTER = (
+    'eval "$(cat <&3)"; exec 3<&-; cd -- "$1" || exit 1; '
+    '[ -z "$2" ] || exec >>"$2" 2>&1; [ -z "$3" ] || exec 2>>"$3"; shift 3; exec "$@"'
+)
 
 # Of bash, which is the sh of many nodes: it cannot set them, only env(1) can, in its arguments.
 _SHELLS_OWN = frozenset({"UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO"})
@@ -106,7 +124,7 @@ for file in launcher.pid pid; do
     group=$(group "$dir/$file") && kill -KILL "$group" 2>/dev/null
 done
 kill_strays
-rm -rf -- "$dir"
+rm -rf -- "$dir" "$apart"
 """
 
 _LOG = """\
@@ -174,7 +192,7 @@ class SupervisedRuntime:
         launcher = launcher.replace("SHELLS_OWN", quote_all(shells))
         secrets = {self.prefix + k: v for k, v in request.secrets.items()}
         files = {"env": exports(variables) + take_secrets(secrets)}
-        text = launch_header(request) + STRAYS + settings + self.program(request) + launcher
+        text = launch_header(request) + _apart(request.ref) + STRAYS + settings + self.program(request) + launcher
         return launch_script(request, self.name, text, secrets, files)
 
     def start(self, ref: AttemptRef) -> Script:
@@ -189,7 +207,7 @@ class SupervisedRuntime:
 
     def remove(self, ref: AttemptRef) -> Script:
         """See `Runtime.remove`."""
-        return script(f"{place(ref)}{FUNCTIONS}{STRAYS}{_REMOVE}")
+        return script(f"{place(ref)}{_apart(ref)}{FUNCTIONS}{STRAYS}{_REMOVE}")
 
     def log(self, ref: AttemptRef, follow: bool = False, tail_bytes: int | None = None) -> Script:
         """See `Runtime.log`."""
@@ -206,10 +224,16 @@ class SupervisedRuntime:
         return ("sh", "-c", place(ref) + 'exec sh "$dir/launch" exec "$@"', "sh", *argv)
 
 
-def in_job(command: str, output: str) -> str:
-    """sh: become the job in its environment and folder, then exec ``command``, its output in the file ``output``."""
+def _apart(ref: AttemptRef) -> str:
+    """sh: where a job with ``run_as`` finds its files."""
+    return f"apart={shlex.quote(f'{OTHERS_JOBS}/{ref.cluster_id}/.{ref.node}/{ref.name}')}\n"
+
+
+def in_job(command: str, files: bool) -> str:
+    """sh: become the job in its environment and folder, then exec ``command``, its output in its ``files``."""
     # sh by its full path: the job's own PATH counts already.
-    return f'as_job /bin/sh -c {shlex.quote(_ENTER)} sh "$workdir" {output} {command}'
+    where = '"$output" "$errors"' if files else "'' ''"
+    return f'as_job /bin/sh -c {shlex.quote(_ENTER)} sh "$workdir" {where} {command}'
 
 
 class Process(SupervisedRuntime):
@@ -219,10 +243,11 @@ class Process(SupervisedRuntime):
 
     def program(self, request: LaunchRequest) -> str:
         """See `SupervisedRuntime.program`."""
-        if not request.command:
+        if not request.command and not request.spool:
             raise UsageError("runtime process needs a command: there is no image whose own could run")
         if request.mounts:
             raise UsageError("runtime process cannot mount folders: its jobs see the node's own")
-        job = in_job(quote_all(request.command), '"$output"')
-        other = in_job('"$@"', "''")
+        program = f'"$spool"/{RUN} ' if request.spool else ""
+        job = in_job(program + quote_all(request.command), files=True)
+        other = in_job('"$@"', files=False)
         return f"prepare() {{ :; }}\njob() {{ {job}; }}\nrun() {{ {other}; }}\n"

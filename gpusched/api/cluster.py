@@ -1,0 +1,262 @@
+"""The cluster, as a Python program has it: queue work, find jobs again, look at what there is."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+
+import msgspec
+
+from gpusched.api import functions, options
+from gpusched.api.functions import Call
+from gpusched.api.jobs import Job
+from gpusched.api.options import Options
+from gpusched.api.watching import Watcher
+from gpusched.client import control
+from gpusched.client.context import Client
+from gpusched.client.jobs import Query, parse_states, queried
+from gpusched.client.resolve import Resolver
+from gpusched.client.submit import Program, prepare, submit
+from gpusched.errors import UsageError
+from gpusched.model.jobs import Job as JobRecord
+
+if TYPE_CHECKING:
+    from gpusched.client.control import Asked
+
+T = TypeVar("T")
+Command = str | Sequence[str]
+RENEW_S = 5.0  # an inventory that changed counts from then on
+
+
+class NoController(UserWarning):
+    """Nobody works off the queue now: what was queued waits."""
+
+
+class Cluster:
+    """An installation of gpusched, found as the commands find it.
+
+    Args:
+        state: The state folder; None: ``GPUSCHED_STATE``, or where it usually is.
+        inventory: The inventory's file; None: ``GPUSCHED_INVENTORY``, or where it usually is.
+    """
+
+    def __init__(
+        self, *, state: str | PathLike[str] | None = None, inventory: str | PathLike[str] | None = None
+    ) -> None:
+        self._state = Path(state).expanduser().absolute() if state is not None else None
+        self._inventory = Path(inventory).expanduser().absolute() if inventory is not None else None
+        self._local = threading.local()
+        self._watcher = Watcher(lambda: Client(self._state, self._inventory))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _cluster, (self._state, self._inventory)
+
+    def _client(self) -> Client:
+        """This thread's client, never older than a few seconds: inventory and store may change."""
+        made = getattr(self._local, "made", 0.0)
+        if not 0 <= time.monotonic() - made < RENEW_S:
+            if made:
+                self._local.client.reopen()
+            self._local.client, self._local.made = Client(self._state, self._inventory), time.monotonic()
+        return self._local.client  # type: ignore[no-any-return]
+
+    # -- queueing
+
+    @overload
+    def submit(self, function: Callable[..., T], /, *args: Any, **options: Unpack[Options]) -> Job[T]: ...
+
+    @overload
+    def submit(self, command: Command, /, **options: Unpack[Options]) -> Job[int]: ...
+
+    def submit(self, what: Any, /, *args: Any, **asked: Unpack[Options]) -> Job[Any]:
+        """Queue a function, called with ``args`` (more by `functools.partial`), or a command.
+
+        A command is a list of words, or a line that is split as a shell would, and no shell sees either.
+
+        Raises:
+            UsageError: Something is wrong with it; nothing was queued.
+            GpuschedError: It cannot be queued here.
+            TypeError: There is no such option.
+        """
+        given = options.checked(asked)
+        if callable(what):
+            return self._queue_functions([what], [(args, {})], given)[0]
+        if args:
+            raise TypeError("a command has no arguments besides its words")
+        return self._command(what, given)
+
+    def map_array(
+        self, function: Callable[..., T], *iterables: Iterable[Any], **asked: Unpack[Options]
+    ) -> list[Job[T]]:
+        """Queue one array of jobs: the function is called with what the iterables give, one after the other.
+
+        Raises:
+            UsageError, GpuschedError, TypeError: As `submit`.
+        """
+        calls: list[Call] = [(args, {}) for args in zip(*iterables, strict=False)]
+        return self._queue_functions([function], calls, options.checked(asked), array=True)
+
+    def _queue_functions(
+        self, called: Sequence[Callable[..., Any]], calls: Sequence[Call], given: Mapping[str, Any], *,
+        array: bool = False, many: bool = False, jobs: Sequence[Job[Any]] = (),
+    ) -> list[Job[Any]]:  # fmt: skip
+        """Queue one job, or an array with a task for each call.
+
+        Args:
+            called: One function for all, or one for each call.
+            calls: What they are called with; with ``many`` the one argument of each is a list of such.
+            given: `Options`, checked.
+            array: Whether it is one.
+            many: Each task calls the function for all that it is given, and returns a list.
+            jobs: Made before; they are given ids.
+        """
+        for name in given.keys() & options.OF_COMMANDS:
+            raise UsageError(f"{name} is for commands, and this is a function", options.OF_COMMANDS[name])
+        if not calls:
+            return []
+        if array:
+            given = dict(given, array=f"0-{len(calls) - 1}")
+        request, environ = options.request(given, functions.command(given.get("python", "python3")))
+        settings = self._changeable().inventory.settings
+        program = functions.program(called, calls, settings, given.get("modules"), array=array, many=many)
+        if request.name is None:
+            request = msgspec.structs.replace(request, name=program.function.rpartition(".")[2].strip("<>"))
+        job_id = self._queue(request, environ, program)
+        ids = [f"{job_id}_{index}" for index in range(len(calls))] if array else [job_id]
+        for job, its_id in zip(jobs, ids, strict=False):
+            job._id = its_id
+        return self._watched(jobs or [Job[Any](self, its_id) for its_id in ids])
+
+    def _command(self, command: Command, given: dict[str, Any]) -> Job[int]:
+        words = shlex.split(command) if isinstance(command, str) else list(command)
+        if not all(isinstance(word, str) for word in words):
+            raise TypeError(f"a command is a list of texts, found {words!r}"[:200])
+        if wrong := given.keys() & set(options.OF_FUNCTIONS):
+            raise UsageError(f"{min(wrong)} is for functions, and this is a command")
+        return self._watched([Job[int](self, self._queue(*options.request(given, words)))])[0]
+
+    def _queue(self, request: Any, environ: dict[str, str], program: Program | None = None) -> str:
+        client = self._changeable()
+        job_id = submit(client, prepare(client, request, program, environ))
+        if warning := client.controller_warning():
+            warnings.warn(warning, NoController, stacklevel=4)
+        return job_id
+
+    def _watched(self, jobs: Sequence[Job[Any]]) -> list[Job[Any]]:
+        self._watcher.watch(jobs)
+        return list(jobs)
+
+    # -- finding
+
+    def job(self, job: str) -> Job[Any]:
+        """A job by its id, or a unique beginning of it.
+
+        Raises:
+            UsageError: There is none.
+        """
+        return self._watched([Job[Any](self, Resolver(self._client()).target(job).id)])[0]
+
+    def jobs(
+        self, *, user: str | None = None, partition: str | None = None, state: str | Iterable[str] = (),
+        ended: int | None = 0,
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        """What ``gpusched status --json`` says of jobs: those that wait or run, and the last ``ended`` (-1: all)."""
+        from gpusched.views.jobs import job_dict
+
+        states = parse_states([state] if isinstance(state, str) and state else state)
+        found = queried(self._client(), Query(user=user, partition=partition, states=states, ended=ended))
+        now = time.time()
+        return _plain([job_dict(job, now) for job in found])
+
+    def show(self, job: str | Job[Any]) -> dict[str, Any]:
+        """What ``gpusched show --json`` says of a job."""
+        from gpusched.client.show import show
+        from gpusched.views.show import page_dict
+
+        return _plain(page_dict(show(self._client(), _id(job))))
+
+    def why(self, job: str | Job[Any]) -> dict[str, Any]:
+        """What ``gpusched why --json`` says of a job: why it waits, and when it is expected to start."""
+        from gpusched.client.why import why
+        from gpusched.views.why import why_dict
+
+        return _plain(why_dict(why(self._client(), _id(job))))
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """What ``gpusched nodes --json`` says."""
+        from gpusched.client.overview import cluster_rows
+        from gpusched.views.nodes import nodes_json
+
+        client = self._client()
+        return _plain(nodes_json(cluster_rows(client.reader, client.inventory, time.time())))
+
+    def output(self, job: str | Job[Any], rank: int | None = None) -> str:
+        """What a job said so far, as ``gpusched logs`` has it."""
+        from gpusched.client.logs import LogRequest, PrefixedLines, ranks_of, show_log
+
+        client, asked = self._client(), LogRequest(job=_id(job), rank=rank)
+        found = bytearray()
+        if ranks_of(client, asked) == 1:
+            show_log(client, asked, lambda _, chunk: found.extend(chunk), lambda line: None)
+        else:
+            lines = PrefixedLines(found.extend)
+            show_log(client, asked, lines, lambda line: None)
+            lines.finish()
+        return found.decode(errors="replace")
+
+    def _changeable(self) -> Client:
+        """This thread's client, where jobs are ours.
+
+        Raises:
+            UsageError: They are Slurm's.
+        """
+        client = self._client()
+        if client.inventory.engine == "slurm":
+            raise UsageError(
+                "jobs here are Slurm's", "sbatch, scancel and scontrol change them; submitit runs functions"
+            )
+        return client
+
+    def _records(self, job_id: str) -> list[JobRecord]:
+        return list(Resolver(self._client()).target(job_id).jobs)
+
+    # -- asking for changes
+
+    def cancel(self, jobs: Iterable[str | Job[Any]], *, now: bool = False) -> Asked:
+        """End jobs, waiting or running; ``now``: without the grace."""
+        return control.cancel(self._changeable(), map(_id, jobs), now=now)
+
+    def hold(self, jobs: Iterable[str | Job[Any]]) -> Asked:
+        """Keep waiting jobs from starting."""
+        return control.hold(self._changeable(), map(_id, jobs))
+
+    def release(self, jobs: Iterable[str | Job[Any]]) -> Asked:
+        """Undo a hold."""
+        return control.release(self._changeable(), map(_id, jobs))
+
+    def requeue(self, jobs: Iterable[str | Job[Any]]) -> Asked:
+        """Stop running jobs, or take ended ones, and queue them again."""
+        return control.requeue(self._changeable(), map(_id, jobs))
+
+    def set_priority(self, jobs: Iterable[str | Job[Any]], priority: int) -> Asked:
+        """Set the priority of waiting jobs."""
+        return control.set_priority(self._changeable(), map(_id, jobs), priority)
+
+
+def _id(job: str | Job[Any]) -> str:
+    return job if isinstance(job, str) else job.id
+
+
+def _plain(value: T) -> T:
+    """As JSON gives it back."""
+    return msgspec.json.decode(msgspec.json.encode(value))  # type: ignore[no-any-return]
+
+
+def _cluster(state: Path | None, inventory: Path | None) -> Cluster:
+    return Cluster(state=state, inventory=inventory)

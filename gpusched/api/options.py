@@ -1,0 +1,243 @@
+"""What may be asked for of a job in Python, and how that becomes the request that the command line makes, too."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from gpusched.client.submit import Request
+from gpusched.errors import UsageError
+from gpusched.model.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from gpusched.api.jobs import Job
+
+Names = str | Sequence[str]
+
+
+class Options(TypedDict, total=False):
+    """Named arguments of everything that queues a job: the options of ``gpusched submit`` under the same names.
+
+    None is the same as leaving one out. Numbers may be given as numbers, lists as lists; texts mean what they mean on
+    the command line.
+
+    Attributes:
+        name: Its name; by default the function's or the program's.
+        partition: Where to run.
+        flavor: A declared bundle of GPUs, cores, memory and time.
+        gpus: GPUs in total; of a resizable job ``"1-8"``.
+        gpus_per_node: GPUs of each node.
+        nodes: Nodes; by default the fewest. A function runs once on each.
+        cpus: CPU cores in total.
+        mem: Memory in total: ``"64G"``; a number is MiB.
+        time: Limit: ``"2h"``, minutes, or a timedelta.
+        image: Container image.
+        array: Of a command only: one task per index, ``"0-9%2"``; or a range.
+        max_running: Of several tasks, how many may run at once.
+        dependency: As ``--dependency``; or jobs, all of which must have succeeded.
+        begin: Not before: ``"now+2h"`` or a datetime.
+        requeue: Start again after a node failed; by default yes.
+        preemptible: It saves its work when told to end, and may be stopped for others.
+        resizable: It saves its work when told to, and goes on with other numbers of GPUs.
+        sizes: GPUs in total that it may have.
+        base: GPUs that its batch was tuned for.
+        batch: ``"fixed"`` or ``"scale"``.
+        cooldown: It is not resized before it has run so long.
+        signal: ``"USR1@60"``: the grace signal, and how long before the limit.
+        priority: Higher goes first; above 0 for admins.
+        nice: Lowers one's own priority.
+        env: Variables of the job, or names of one's own to copy.
+        secret: The same for what nobody else may see.
+        mount: ``"SRC:DST[:ro]"``, or sources and where they are mounted.
+        workdir: Folder that it starts in.
+        output: File the nodes can write, in place of the collected log.
+        nodelist: Only on these nodes.
+        exclude: Not on these nodes.
+        gpu_type: Only on GPUs of these types.
+        max_spread: ``"server"``, ``"rack"`` or ``"any"``.
+        wait_for_placement: So long it waits for one rack.
+        exclusive: Whole nodes, with nobody else on them.
+        share: ``"pairs"``: its GPUs may be one other job's, too.
+        gpu_mem: With share, the most that it takes of each GPU's memory.
+        mail: Address that is told about it.
+        notify: Of what: ``"begin"``, ``"end"``...
+        hold: Queue it held.
+        comment: For people.
+        ntasks: Tasks in total, which ``srun`` starts in a job script.
+        ntasks_per_node: Tasks on each node.
+        cpus_per_task: In place of ``cpus``: cores of each task.
+        cpus_per_gpu: In place of ``cpus``: cores for each GPU.
+        gpus_per_task: In place of ``gpus``: GPUs for each task.
+        mem_per_node: In place of ``mem``: memory of each node.
+        mem_per_gpu: In place of ``mem``: memory for each GPU.
+        mem_per_cpu: In place of ``mem``: memory for each core.
+        error: As ``output``, for stderr.
+        slurm_env: It has Slurm's variables, too.
+        script: Of a command only: text of a job script, whose arguments the command is then.
+        python: Of a function only: the interpreter in the image; by default ``python3``.
+        modules: Of a function only: modules whose code goes along, as the image does not have them; by default the
+            function's own package, unless it is installed.
+    """
+
+    name: str | None
+    partition: str | None
+    flavor: str | None
+    gpus: int | str | None
+    gpus_per_node: int | None
+    nodes: int | None
+    cpus: int | str | None
+    mem: int | str | None
+    time: str | int | float | timedelta | None
+    image: str | None
+    array: str | range | None
+    max_running: int | None
+    dependency: str | Job[Any] | Iterable[Job[Any]] | None
+    begin: str | datetime | None
+    requeue: bool | None
+    preemptible: bool | None
+    resizable: bool | None
+    sizes: str | Sequence[int] | None
+    base: int | None
+    batch: str | None
+    cooldown: str | int | float | timedelta | None
+    signal: str | None
+    priority: int | None
+    nice: int | None
+    env: Mapping[str, str] | Sequence[str] | None
+    secret: Mapping[str, str] | Sequence[str] | None
+    mount: Names | Mapping[str, str] | None
+    workdir: str | None
+    output: str | os.PathLike[str] | None
+    nodelist: Names | None
+    exclude: Names | None
+    gpu_type: Names | None
+    max_spread: str | None
+    wait_for_placement: str | int | float | timedelta | None
+    exclusive: bool | None
+    share: str | None
+    gpu_mem: int | str | None
+    mail: str | None
+    notify: Names | None
+    hold: bool | None
+    comment: str | None
+    ntasks: int | None
+    ntasks_per_node: int | None
+    cpus_per_task: int | None
+    cpus_per_gpu: int | None
+    gpus_per_task: int | None
+    mem_per_node: int | str | None
+    mem_per_gpu: int | str | None
+    mem_per_cpu: int | str | None
+    error: str | os.PathLike[str] | None
+    slurm_env: bool | None
+    script: str | None
+    python: str | None
+    modules: Iterable[ModuleType | str] | None
+
+
+OF_FUNCTIONS = ("python", "modules")
+OF_COMMANDS = {
+    "array": "map_array calls it in several tasks",
+    "script": "a script is run with a command, its arguments",
+    "ntasks": "it runs once on each node",
+    "ntasks_per_node": "it runs once on each node",
+}
+"""And what functions have in their place."""
+_MINUTES = ("time",)
+_SECONDS = ("cooldown", "wait_for_placement")
+_TEXTS = ("gpus", "cpus", "mem", "gpu_mem", "mem_per_node", "mem_per_gpu", "mem_per_cpu")
+_NAMES = ("nodelist", "exclude", "gpu_type", "notify")
+_OPTION_LINE = re.compile(r"#(SBATCH|GPUSCHED)\s")
+
+
+def checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were given.
+
+    Raises:
+        TypeError: There is no such option.
+    """
+    for name in options:
+        if name not in Options.__annotations__:
+            raise TypeError(f"there is no option {name!r}{did_you_mean(name, list(Options.__annotations__))}")
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def request(options: Mapping[str, Any], command: Sequence[str]) -> tuple[Request, dict[str, str]]:
+    """The request, and the variables (with values of secrets) that it is read with.
+
+    Raises:
+        TypeError: An option has a value of another kind.
+        UsageError: An option's value cannot be.
+    """
+    given = {name: value for name, value in options.items() if name not in (*OF_FUNCTIONS, "max_running")}
+    environ = dict(os.environ)
+    fields: dict[str, Any] = {}
+    for name, value in given.items():
+        fields[name] = _converted(name, value, environ)
+    if "max_running" in options:
+        if "array" not in fields or "%" in fields["array"]:
+            raise UsageError("max_running is for arrays that do not say it themselves")
+        fields["array"] += f"%{int(options['max_running'])}"
+    return Request(command=tuple(command), **fields), environ
+
+
+def _converted(name: str, value: Any, environ: dict[str, str]) -> Any:
+    if name in _MINUTES or name in _SECONDS:
+        return _duration(value, 60 if name in _MINUTES else 1)
+    if name in _TEXTS:
+        return str(value)
+    if name in _NAMES:
+        return _strings(name, value)
+    match name:
+        case "array":
+            return value if isinstance(value, str) else ",".join(map(str, value))
+        case "sizes":
+            return value if isinstance(value, str) else ",".join(map(str, value))
+        case "dependency":
+            return value if isinstance(value, str) else _after(value)
+        case "begin":
+            return value.isoformat() if isinstance(value, datetime) else value
+        case "env":
+            return tuple(f"{k}={v}" for k, v in value.items()) if isinstance(value, Mapping) else _strings(name, value)
+        case "secret":
+            if isinstance(value, Mapping):
+                environ.update(value)
+            return tuple(value) if isinstance(value, Mapping) else _strings(name, value)
+        case "mount":
+            return tuple(f"{k}:{v}" for k, v in value.items()) if isinstance(value, Mapping) else _strings(name, value)
+        case "output" | "error":
+            return os.fspath(value)
+        case "script":
+            if any(map(_OPTION_LINE.match, value.splitlines())):
+                raise UsageError(
+                    "script: lines with options count for gpusched submit only", "give options, and no lines"
+                )
+    return value
+
+
+def _duration(value: str | float | timedelta, unit_s: int) -> str:
+    """As the command line has it; a number is minutes of a limit, as there, else seconds."""
+    if isinstance(value, str):
+        return value
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value * unit_s
+    return f"{max(1, round(seconds))}s" if seconds else "0s"
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    found = (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(one, str) for one in found):
+        raise TypeError(f"{name}: expected texts, found {found!r}"[:200])
+    return found
+
+
+def _after(value: Any) -> str:
+    from gpusched.api.jobs import Job
+
+    jobs = [value] if isinstance(value, Job) else list(value)
+    if not jobs or not all(isinstance(job, Job) for job in jobs):
+        raise TypeError(f"dependency: expected a text or jobs, found {value!r}"[:200])
+    return "afterok:" + ":".join(job.id for job in jobs)

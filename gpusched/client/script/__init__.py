@@ -1,0 +1,7 @@
+"""Job scripts: what their lines ask for.
+
+In: a script (file, stdin, ``--wrap``), what was typed on the command line, the inventory. Out: the options of
+``submit`` by name, each with the line that it stands in, notes, errors with file, line and option.
+May import: slurm, config, model; how words are read as options comes in as a function. Begin with `layers.read`, then
+`sbatch`, the table of sbatch's options.
+"""

@@ -1,0 +1,90 @@
+"""Where a job script comes from: a file, stdin, ``--wrap``."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import stat
+
+import msgspec
+
+from gpusched.config.validate import MAX_SCRIPT_BYTES, script_error
+from gpusched.errors import UsageError
+
+_SCRIPT_NAME = re.compile(r"[^/]+(/[^/]+)*\.(sh|bash|sbatch|slurm|job)")
+STDIN = 0
+
+
+class Script(msgspec.Struct, frozen=True, kw_only=True):
+    """A job script; ``where`` names it in errors, ``name`` is the job's name where nobody says another."""
+
+    text: str
+    where: str
+    name: str
+
+
+def from_word(word: str) -> Script | None:
+    """The script that the first word behind the options names; None: the word is a program.
+
+    It names one if it is a readable file here that begins with ``#!``.
+
+    Raises:
+        UsageError: It looks like the name of a script, and none is there.
+    """
+    if word == "-":
+        return _script(_stdin_to_its_end(), "stdin", "stdin")
+    try:
+        if not stat.S_ISREG(os.stat(word).st_mode):
+            return None
+        with open(word, "rb") as file:
+            content = file.read(MAX_SCRIPT_BYTES + 1)
+    except OSError as error:
+        if _SCRIPT_NAME.fullmatch(word):
+            raise UsageError(
+                f"{word}: {error.strerror}", f"for a program that the job finds there, say -- {word}"
+            ) from None
+        return None
+    if content[:2] != b"#!" and not _SCRIPT_NAME.fullmatch(os.path.basename(word)):
+        return None
+    return _script(content, word, os.path.basename(word))
+
+
+def from_stdin(wait: bool) -> Script | None:
+    """What a pipe or a file brings as stdin, as sbatch reads it; None: nothing, or a terminal.
+
+    With ``wait`` to its end, however long that takes; without, only if something is there already.
+    """
+    try:
+        kind = os.fstat(STDIN).st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)):
+            return None
+        if not wait and not select.select([STDIN], [], [], 0)[0]:
+            return None
+    except (OSError, ValueError):
+        return None
+    content = _stdin_to_its_end()
+    return _script(content, "stdin", "stdin") if content else None
+
+
+def wrapped(command: str) -> Script:
+    """A script around one line for sh, as sbatch makes it of ``--wrap``."""
+    return _script(f"#!/bin/sh\n# made by gpusched submit --wrap\n\n{command}\n".encode(), "--wrap", "wrap")
+
+
+def _stdin_to_its_end() -> bytes:
+    found = b""
+    while len(found) <= MAX_SCRIPT_BYTES and (more := os.read(STDIN, 1 << 16)):
+        found += more
+    return found
+
+
+def _script(content: bytes, where: str, name: str) -> Script:
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise UsageError(f"{where}:{line}: a job script is text in UTF-8") from None
+    if error_in := script_error(text):
+        raise UsageError(f"{where}:{error_in}")
+    return Script(text=text, where=where, name=name)

@@ -1,0 +1,219 @@
+"""Values of sbatch's options -> words of ours. Pure; what is not understood is a `NotUnderstood` with what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+import msgspec
+
+from gpusched.model.resources import Inventory
+from gpusched.slurm.hostlist import expand
+
+_PATTERNS = re.compile(r"%(.)")
+_TYPED = re.compile(r"(?:([A-Za-z][\w.+-]*)[:=])?(\d{1,7})")
+_GPU = re.compile(r"(?:gres/)?gpu(?:[:=]([A-Za-z][\w.+-]*))?(?:[:=](\d{1,7}))?")
+_UNITS = {"s": "s", "m": "m", "h": "h", "d": "d", "w": "w"}
+_VENDORS = frozenset(("nvidia", "tesla", "geforce"))
+
+
+class NotUnderstood(Exception):
+    """A value, or an option, that means nothing here: why, and what to do."""
+
+    def __init__(self, why: str, hint: str = "") -> None:
+        super().__init__(why)
+        self.why, self.hint = why, hint
+
+
+class Site(msgspec.Struct, frozen=True):
+    """What values are understood by: the inventory, the folder of submission; ``notes`` is added to."""
+
+    inventory: Inventory
+    cwd: str
+    notes: list[str]
+
+    def gpu_types(self, asked: str) -> list[str]:
+        """The inventory's types that Slurm's name for a type, such as ``a100`` or ``tesla_v100``, stands for."""
+        wanted = _parts_of(asked) - _VENDORS
+        types = dict.fromkeys(node.gpu_type for node in self.inventory.nodes if node.gpu_type)
+        found = [name for name in types if wanted and wanted <= _parts_of(name)]
+        if not found:
+            has = f"it has {', '.join(types)}" if types else "its inventory names no gpu_type"
+            raise NotUnderstood(f"the cluster has no GPUs of type '{asked[:40]}'", has)
+        return found
+
+
+def _parts_of(name: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", name.lower()))
+
+
+def typed_number(option: str, value: str, site: Site) -> list[str]:
+    """``4`` or ``a100:4``."""
+    match = _TYPED.fullmatch(value)
+    if match is None:
+        raise NotUnderstood("expected a number of GPUs of one type, such as 4 or a100:4", "one type for each job")
+    return [option, match[2], *_of_types(match[1], site)]
+
+
+def gres(value: str, site: Site) -> list[str]:
+    """``gpu:4``, ``gpu:a100:4``: GPUs of each node."""
+    match = _GPU.fullmatch(value)
+    if match is None:
+        raise NotUnderstood("of generic resources there are only GPUs of one type here", "expected such as gpu:a100:4")
+    return ["--gpus-per-node", match[2] or "1", *_of_types(match[1], site)]
+
+
+def _of_types(name: str | None, site: Site) -> list[str]:
+    return [] if name is None else ["--gpu-type", ",".join(site.gpu_types(name))]
+
+
+def constraint(value: str, site: Site) -> list[str]:
+    """``a100``, ``a100|v100``, ``[a100|v100]``: types of GPUs; all other features are unknown here."""
+    inner = value[1:-1] if value[:1] in "[(" and value[-1:] in "])" else value
+    if not re.fullmatch(r"[\w.+-]+(\|[\w.+-]+)*", inner):
+        raise NotUnderstood("only types of GPUs are understood, with | between them", "use --gpu-type or --nodelist")
+    found: dict[str, None] = {}
+    for name in inner.split("|"):
+        try:
+            found |= dict.fromkeys(site.gpu_types(name))
+        except NotUnderstood as error:
+            why = f"'{name[:40]}' is no type of GPUs here, and nodes have no other features"
+            raise NotUnderstood(why, f"{error.hint}; use --gpu-type or --nodelist") from None
+    return ["--gpu-type", ",".join(found)]
+
+
+def memory(option: str, value: str) -> list[str]:
+    """As ours, and K."""
+    match = re.fullmatch(r"(\d{1,15})[kK][bB]?", value)
+    return [option, f"{max(1, -(-int(match[1]) // 1024))}M" if match else value]
+
+
+def nodes(value: str) -> list[str]:
+    """``4`` or ``4-4``."""
+    least, dash, most = value.partition("-")
+    if dash and least != most:
+        raise NotUnderstood("a job has one number of nodes here", f"-N {least}, or leave it out for the fewest")
+    return ["--nodes", least]
+
+
+def hosts(option: str, value: str) -> list[str]:
+    """``node[01-04],login``."""
+    if "/" in value:
+        raise NotUnderstood("a file of names is not read", "name the nodes")
+    try:
+        found = expand(value)
+    except (ValueError, IndexError) as error:
+        raise NotUnderstood(f"no list of nodes: {error}", "expected such as node[01-04]") from None
+    return [option, ",".join(found)]
+
+
+def begin(value: str) -> list[str]:
+    """``now+2hours``, ``now+60`` (seconds), a date with a time."""
+    match = re.fullmatch(r"now\s*\+\s*(\d{1,9})\s*([a-z]*)", value)
+    if match is None:
+        return ["--begin", value]
+    unit = match[2] or "s"
+    words = ("seconds", "minutes", "hours", "days", "weeks")
+    full = next((word for word in words if word.startswith(unit)), None)
+    if full is None:
+        raise NotUnderstood(f"'{unit[:20]}' is no unit of time", "expected such as now+2hours")
+    return ["--begin", f"now+{match[1]}{_UNITS[full[0]]}"]
+
+
+def signal(value: str) -> list[str]:
+    """``B:USR1@90``; without ``@`` 60 seconds before the limit, as in Slurm."""
+    target, colon, rest = value.rpartition(":")
+    if colon and target != "B":
+        raise NotUnderstood("R: is about reservations that overlap", "leave R: out")
+    return ["--signal", f"{target}{colon}{rest}" + ("" if "@" in rest else "@60")]
+
+
+def path(option: str, value: str) -> list[str]:
+    """A file for output with patterns that are filled in here."""
+    for letter in _PATTERNS.findall(value):
+        if letter not in "jAaxunNt%":
+            raise NotUnderstood(f"%{letter} is not filled in here", "there are %j %A %a %x %u %n %t %N %%")
+    return [option, value]
+
+
+def folder(value: str, site: Site) -> list[str]:
+    """A relative folder is below the one of submission."""
+    return ["--workdir", str(PurePosixPath(os.path.normpath(os.path.join(site.cwd, value))))]
+
+
+def export(value: str) -> list[str]:
+    """``NONE``, ``NAME,NAME=VALUE``; the caller's whole environment does not travel."""
+    if value.upper() in ("NONE", "NIL"):
+        return []
+    found = []
+    for name in value.split(","):
+        if name.upper() == "ALL":
+            raise NotUnderstood(
+                "a job has its image's environment here, not the one that you submit in",
+                "name the variables that it needs: --export=NAME,NAME=VALUE",
+            )
+        if name.upper() not in ("NONE", "NIL"):
+            found += ["--env", name]
+    return found
+
+
+def one_partition(value: str) -> list[str]:
+    """A single name."""
+    if "," in value:
+        raise NotUnderstood("a job waits in one partition here", "name one")
+    return ["--partition", value]
+
+
+def exclusive(value: str | None) -> list[str]:
+    """Without a value."""
+    if value is not None:
+        raise NotUnderstood(f"'{value[:20]}' is not known, only whole nodes", "say --exclusive")
+    return ["--exclusive"]
+
+
+def switches(value: str) -> list[str]:
+    """``1@2:00:00``: so long it waits for one rack."""
+    count, at, wait = value.partition("@")
+    if count != "1" or not at:
+        raise NotUnderstood(
+            "expected 1@TIME", "--switches=1@2:00:00 waits so long for one rack, --max-spread rack always"
+        )
+    return ["--wait-for-placement", wait]
+
+
+def only(allowed: Sequence[str], why: str, hint: str, value: str) -> list[str]:
+    """Nothing, of a value that says what is so anyway."""
+    if value not in allowed:
+        raise NotUnderstood(why, hint)
+    return []
+
+
+def image(value: str) -> list[str]:
+    """As Pyxis names it: ``nvcr.io#nvidia/pytorch:24.11-py3`` is ``nvcr.io/nvidia/pytorch:24.11-py3``."""
+    name = value.removeprefix("docker://").replace("#", "/", 1)
+    if name.endswith(".sqsh"):
+        raise NotUnderstood("it is a file of enroot", "name the image in its registry")
+    return ["--image", name]
+
+
+def mounts(value: str) -> list[str]:
+    """``SRC:DST``, ``SRC:DST:ro``, comma-separated."""
+    return [word for part in value.split(",") if part for word in ("--mount", part)]
+
+
+MAIL = {
+    "BEGIN": ("begin",), "END": ("end",), "FAIL": ("fail",), "REQUEUE": ("requeue",), "TIME_LIMIT": ("fail",),
+    "TIME_LIMIT_90": ("limit",), "NONE": (), "ALL": ("begin", "end", "fail", "requeue"),
+}  # fmt: skip
+
+
+def mail(value: str) -> list[str]:
+    """Of what is told."""
+    words: dict[str, None] = {}
+    for kind in value.upper().split(","):
+        if kind not in MAIL:
+            raise NotUnderstood(f"'{kind[:20]}' is not told of here", f"there are {', '.join(MAIL)}")
+        words |= dict.fromkeys(MAIL[kind])
+    return ["--notify", ",".join(words)] if words else []

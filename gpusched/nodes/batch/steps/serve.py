@@ -1,0 +1,157 @@
+"""On every node of a job but the first: takes steps from its srun until the job ends."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import ssl
+import sys
+
+sys.path.insert(0, os.path.abspath(__file__).rsplit("/gpusched/", 1)[0])
+
+from gpusched.nodes.batch.steps import wire
+from gpusched.nodes.batch.steps.tasks import Tasks
+
+MYPY = False
+if MYPY:
+    pass
+
+_GRACE_S = 5.0
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_OTHERS = ("USR1", "USR2", "ALRM", "TSTP", "CONT", "WINCH")
+_KINDS = {"out": wire.OUT, "err": wire.ERR, "exit": wire.EXIT}
+
+
+class Server:
+    """The steps of this node."""
+
+    def __init__(self) -> None:
+        self.settings = wire.settings()
+        self._steps = {}  # type: dict[int, Tasks]
+
+    async def serve(self) -> None:
+        """Until a signal that ends."""
+        loop, ended = asyncio.get_event_loop(), asyncio.Event()
+        for number in _ENDING:
+            loop.add_signal_handler(number, self._end, number, ended)
+        for name in _OTHERS:
+            number = getattr(signal, "SIG" + name)
+            loop.add_signal_handler(number, self._warn, name, number)
+        await asyncio.wait([asyncio.ensure_future(self._listen()), asyncio.ensure_future(ended.wait())],
+                           return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
+        while any(
+            True for tasks in self._steps.values() for _ in tasks.processes()
+        ):  # they may save their work; then comes KILL
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # for the last output
+
+    def _end(self, number: int, ended: asyncio.Event) -> None:
+        self._tell(number)
+        ended.set()
+
+    def _warn(self, name: str, number: int) -> None:
+        if name != self.settings["warning"] or self.settings["warned"] == "steps":
+            self._tell(number)
+
+    def _tell(self, number: int) -> None:
+        for tasks in self._steps.values():
+            tasks.signal(number)
+
+    async def _listen(self) -> None:
+        told = None
+        while True:
+            for port in self.settings["ports"]:
+                try:
+                    tls = wire.context(True)
+                    self._server = await asyncio.start_server(self._accept, self._address(), port, ssl=tls)
+                except (OSError, ssl.SSLError) as error:
+                    if str(error) != told:
+                        told = str(error)
+                        print(f"gpusched: cannot listen for steps: {error}", file=sys.stderr, flush=True)
+                else:
+                    await asyncio.Event().wait()  # it serves
+            await asyncio.sleep(1)
+
+    def _address(self) -> "str | None":
+        """The one by which the others know this node, if it is one of this node; else all."""
+        address = self.settings["nodes"][self.settings["rank"]]["address"]
+        try:
+            found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+            with socket.socket(found[0], found[1]) as probe:
+                probe.bind((found[4][0], 0))
+        except OSError:
+            return None
+        # A node may know its own name as a loopback address, where nobody else reaches it.
+        own = str(found[4][0])
+        return None if (own.startswith("127.") or own == "::1") and own != address else own
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._step(reader, writer)
+        except (OSError, EOFError, ssl.SSLError):
+            pass
+        finally:
+            writer.close()
+
+    async def _step(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first = await wire.read_frame(reader)
+        if first is None or first[0] != wire.REQUEST:
+            return
+        request = json.loads(first[2].decode())
+        if (request["attempt"], request["rank"]) != (self.settings["attempt"], self.settings["rank"]):
+            writer.write(wire.frame(wire.REFUSED, 1, b"another job"))
+            return
+        tasks = Tasks(request["step"], request["changes"])
+        hears = asyncio.ensure_future(wire.read_frame(reader))
+        claims = asyncio.ensure_future(tasks.claim(lambda: writer.write(wire.frame(wire.WAITS))))
+        try:
+            await asyncio.wait([hears, claims], return_when=asyncio.FIRST_COMPLETED)
+            if not claims.done():  # srun has gone
+                return
+            if claims.result():
+                writer.write(wire.frame(wire.REFUSED, 0, claims.result().encode()))
+                return
+            writer.write(wire.frame(wire.ACCEPTED))
+            heard = await hears
+            if heard is None or heard[0] != wire.START:
+                return
+            await self._run(tasks, reader, writer, feed=bool(heard[1]))
+        finally:
+            claims.cancel()
+            hears.cancel()
+            tasks.release()
+
+    async def _run(self, tasks: Tasks, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, feed: bool) -> None:
+        step = tasks.step["id"]
+        self._steps[step] = tasks
+        listening = asyncio.ensure_future(self._obey(tasks, reader))
+        try:
+            await tasks.start(lambda kind, n, data: writer.write(wire.frame(_KINDS[kind], n, data)), True, feed)
+            await tasks.done()
+            writer.write(wire.frame(wire.DONE))
+            await writer.drain()
+        finally:
+            listening.cancel()
+            del self._steps[step]
+
+    async def _obey(self, tasks: Tasks, reader: asyncio.StreamReader) -> None:
+        heard = await wire.read_frame(reader)
+        while heard is not None:
+            kind, number, data = heard
+            if kind == wire.SIGNAL:
+                tasks.signal(number)
+            elif kind == wire.STDIN:
+                await tasks.feed(data)
+            heard = await wire.read_frame(reader)
+        tasks.signal(signal.SIGTERM)  # srun is gone, and with it the step
+        await asyncio.sleep(_GRACE_S)
+        tasks.signal(signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    loop.run_until_complete(Server().serve())
+    sys.stdout.flush()
+    os._exit(0)

@@ -1,0 +1,503 @@
+"""`Cluster` without nodes: what is queued, how futures end, and that the command line asks for the same."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from concurrent.futures import FIRST_COMPLETED, CancelledError, wait
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import gpusched
+from gpusched import Cluster, Executor, GpuschedError, Job, JobFailed, NoController, Options, UsageError
+from gpusched.api import watching
+from gpusched.api.executor import _translated
+from gpusched.client.resolve import stored_jobs
+from gpusched.client.submit import Request
+from gpusched.config.paths import result_path
+from gpusched.controller.secretfiles import SecretFiles
+from gpusched.job.call import MAGIC
+from gpusched.model.commands import Requeue, Submit
+from gpusched.model.jobs import Job as JobRecord
+from gpusched.model.jobs import JobState
+from gpusched.queue.inbox import Inbox
+from gpusched.queue.store import RankRecord, Reader, Store
+from tests.cli.conftest import Site, eventually, site
+
+__all__ = ["site"]  # a fixture
+
+SMALL: Options = {"flavor": "s-V100"}
+
+
+@pytest.fixture
+def cluster(site: Site) -> Cluster:
+    site.fold()  # there is a store, and a controller lives
+    return Cluster()
+
+
+def leave(site: Site, job: Job[Any], value: object, outcome: str = "returned", rank: int = 0, **told: Any) -> None:
+    """What the controller would have brought home."""
+    data = pickle.dumps(value) if value is not None else b""
+    path = result_path(site.state, job.id, 1, rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(MAGIC + json.dumps({"outcome": outcome, "size": len(data), **told}).encode() + b"\n" + data)
+
+
+def submitted(site: Site) -> Submit:
+    """The only command in the inbox, which is taken out."""
+    command = site.only_submit()
+    for file in Inbox(site.state).new.iterdir():
+        file.unlink()
+    return command
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"flavor": "s-A100", "image": "i:1"}, "-F s-A100 --image i:1"),
+        ({"partition": "bare", "cpus": 4, "mem": "16G", "time": 90}, "-p bare --cpus 4 --mem 16G -t 90"),
+        ({"partition": "bare", "gpus": 2, "mem": 2048, "time": timedelta(hours=2)}, "-p bare --gpus 2 --mem 2G -t 2h"),
+        ({"partition": "bare", "gpus": "1-4", "resizable": True}, "-p bare --gpus 1-4 --resizable"),
+        ({"partition": "bare", "sizes": [1, 2], "resizable": True}, "-p bare --sizes 1,2 --resizable"),
+        ({"partition": "bare", "sizes": "1,2", "resizable": True, "cooldown": 60},
+         "-p bare --sizes 1,2 --resizable --cooldown 1m"),
+        ({"partition": "bare", "nodes": 3, "gpus_per_node": 4, "name": "two"}, "-p bare -N 3 --gpus-per-node 4 -J two"),
+        (SMALL | {"env": {"A": "b=c", "D": "e f"}}, ["-F", "s-V100", "--env", "A=b=c", "--env", "D=e f"]),
+        (SMALL | {"env": ["HOME"], "mount": {"/a": "/b:ro"}}, "-F s-V100 --env HOME --mount /a:/b:ro"),
+        (SMALL | {"array": range(0, 9, 2), "max_running": 3}, "-F s-V100 --array 0-8:2%3"),
+        (SMALL | {"nodelist": "dgx-1v-1", "exclude": ["dgx-1v-2"]}, "-F s-V100 --nodelist dgx-1v-1 -x dgx-1v-2"),
+        (SMALL | {"begin": datetime(2031, 5, 6, 7, tzinfo=UTC)}, "-F s-V100 --begin 2031-05-06T07:00:00Z"),
+        (SMALL | {"output": Path("/a/%j.txt"), "workdir": "/w"}, "-F s-V100 -o /a/%j.txt --workdir /w"),
+        (SMALL | {"hold": True, "nice": 5, "requeue": False}, "-F s-V100 --hold --nice 5 --no-requeue"),
+        (SMALL | {"name": None, "gpus": None}, "-F s-V100"),
+        (SMALL | {"mail": "a@b.c", "notify": ["end", "fail"]}, "-F s-V100 --mail a@b.c --notify end,fail"),
+        ({"partition": "bare", "gpus_per_node": 2, "cpus_per_task": 3, "mem_per_gpu": "4G", "slurm_env": True},
+         "-p bare --gpus-per-node 2 -c 3 --mem-per-gpu 4G --slurm-env"),
+    ],
+)  # fmt: skip
+def test_it_asks_for_what_the_command_line_asks_for(
+    site: Site, cluster: Cluster, options: Options, words: str | list[str]
+) -> None:
+    cluster.submit(["true", "it's"], **options)
+    ours = submitted(site)
+    site.submit(*(words.split() if isinstance(words, str) else words), "--", "true", "it's")
+    theirs = submitted(site)
+    assert (ours.spec, ours.array, ours.max_running) == (theirs.spec, theirs.array, theirs.max_running)
+
+
+def test_every_option_of_submit_can_be_given() -> None:
+    # An option that is new in client.submit.Request belongs into gpusched.api.options.Options, too.
+    own = {"python", "modules", "max_running"}
+    assert set(Options.__annotations__) - own == set(Request.__struct_fields__) - {"command"}
+    documented = Options.__doc__ or ""
+    assert [name for name in Options.__annotations__ if f"\n        {name}: " not in documented] == []
+
+
+def test_what_is_wrong_is_told_before_anything_is_queued(site: Site, cluster: Cluster) -> None:
+    with pytest.raises(TypeError, match="there is no option 'gpu'; did you mean 'gpus'"):
+        cluster.submit("true", gpu=1)  # type: ignore[call-overload]
+    for options, said in (
+        ({"partition": "nowhere", "gpus": 1}, "nowhere"), ({"flavor": "s-V100", "time": "soon"}, "--time"),
+        ({"flavor": "s-V100", "max_running": 2}, "max_running is for arrays"),
+        ({"flavor": "s-V100", "python": "python3"}, "python is for functions"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=said):
+            cluster.submit("true", **options)  # type: ignore[arg-type]
+    for name, value in (("array", "0-3"), ("ntasks_per_node", 2), ("script", "x")):
+        with pytest.raises(UsageError, match=f"(?s){name} is for commands.*(map_array|once on each node|a command)"):
+            cluster.submit(len, "x", **SMALL, **{name: value})  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match=r"(?s)at most 4194304 are possible.*pass the paths of files"):
+        cluster.submit(len, os.urandom(4 << 20), **SMALL)
+    with pytest.raises(TypeError, match="no arguments besides its words"):
+        cluster.submit(["true"], 1, **SMALL)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="dependency: expected a text or jobs"):
+        cluster.submit("true", dependency=[3], **SMALL)  # type: ignore[list-item]
+    assert site.commands() == []
+
+
+def test_a_job_script(site: Site, cluster: Cluster) -> None:
+    cluster.submit(["one"], script="#!/bin/sh\necho $1\n", **SMALL)
+    spec = site.only_submit().spec
+    assert (spec.command, spec.script) == (("one",), "#!/bin/sh\necho $1\n")
+
+
+def test_a_function_travels_apart_from_what_others_see(site: Site, cluster: Cluster) -> None:
+    job = cluster.submit(len, "very private", secret={"TOKEN": "s3cret"}, **SMALL)
+    one = submitted(site)
+    assert one.id == job.id == job.job_id
+    assert (one.spec.name, one.spec.function, one.spec.command[0]) == ("len", "len", "sh")
+    assert (one.secrets, one.spec.secret_names) == ({"TOKEN": "s3cret"}, ("TOKEN",))
+    assert "private" not in msgspec.json.encode(one.spec).decode()
+    assert one.program
+    assert not one.task_programs
+    jobs = cluster.map_array(divmod, [7, 8, 9], [2, 3, 4], max_running=2, name="dm", **SMALL)
+    many = submitted(site)
+    assert [j.id for j in jobs] == [f"{many.id}_{i}" for i in range(3)]
+    assert (many.array, many.max_running, len(many.task_programs), many.spec.name) == ((0, 1, 2), 2, 3, "dm")
+    assert cluster.map_array(len, [], **SMALL) == []
+
+
+def test_the_controller_keeps_a_program_until_its_job_has_ended(site: Site, cluster: Cluster) -> None:
+    jobs = cluster.map_array(len, ["a", "bc"], **SMALL)
+    single = cluster.submit(len, "def", **SMALL)
+    site.fold()
+    programs = SecretFiles(site.state).programs
+    store = Store.create_or_open(site.state)
+    first, second, third = (store.job(job.id) for job in (*jobs, single))
+    assert first and second and third  # noqa: PT018
+    texts = [programs.read(job) for job in (first, second, third)]
+    assert all(texts)
+    assert len(set(texts)) == 3
+    assert texts[2] == (programs.of(os.getuid()).read(single.id) or {})[""]
+    files = list((site.state / "programs").rglob("*"))
+    assert {path.name for path in files} == {str(os.getuid()), f"{first.array_id}.json", f"{single.id}.json"}
+    assert not any(path.stat().st_mode & 0o077 for path in files)
+    assert b"zlib" not in (site.state / "gpusched.db").read_bytes()
+    site.end(single.id)
+    site.end(first.id)
+    programs.forget_unless(store.has_unended)
+    assert programs.read(second) == texts[1]
+    assert not programs.of(os.getuid()).has(single.id)
+    single.wait(10)
+    with pytest.raises(GpuschedError, match="its function was forgotten with it: submit it again"):
+        cluster.requeue([single])
+    Inbox(site.state).deliver(Requeue(time=time.time(), job_ids=(single.id,)))
+    site.fold()
+    assert [e.data["why"] for e in store.events() if e.kind == "refused"] == [
+        f"job {single.id}: its function was forgotten when it ended; submit it again"
+    ]
+    store.close()
+
+
+def test_programs_count_as_what_waits(site: Site, cluster: Cluster) -> None:
+    text = site.inventory.read_text()
+    site.inventory.write_text("settings: {max_queued_size_per_user: 4M}\n" + text)
+    jobs = [cluster.submit(len, os.urandom(1_000_000), **SMALL) for _ in range(4)]
+    site.fold()
+    for job in jobs[:3]:
+        assert job.state == "PENDING"
+    with pytest.raises(GpuschedError, match=r"was refused: the waiting jobs of .* would take 5 MiB with this one"):
+        jobs[3].result(10)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [{"program": ""}, {"function": ""}, {"task_programs": ("x",)}, {"task_programs": ("x", "y"), "array": (1, 2, 3)}],
+)
+def test_a_forged_program_is_refused(site: Site, cluster: Cluster, forged: dict[str, Any]) -> None:
+    cluster.submit(len, "x", **SMALL)
+    good = submitted(site)
+    spec = msgspec.structs.replace(good.spec, function=forged.pop("function", good.spec.function))
+    Inbox(site.state).deliver(msgspec.structs.replace(good, spec=spec, **forged))
+    site.fold()
+    store = Store.create_or_open(site.state)
+    assert [e.kind for e in store.events(job_id=good.id)] == ["refused_command"]
+    store.close()
+    assert not (site.state / "programs").exists()
+
+
+def test_futures_end_with_their_jobs(site: Site, cluster: Cluster) -> None:
+    good, bad, out, killed, wide, plain = (
+        *(cluster.submit(len, "four", **SMALL) for _ in range(4)),
+        cluster.submit(len, "wide", partition="V100", gpus=2, nodes=2),
+        cluster.submit("sh -c 'exit 3'", **SMALL),
+    )
+    everything = (good, bad, out, killed, wide, plain)
+    site.fold()
+    assert {job.state for job in everything} == {"PENDING"}
+    site.start(good.id)
+    assert good.running()
+    for job in everything:
+        site.change(job.id, attempt=1)
+    leave(site, good, 4)
+    leave(site, bad, KeyError("k"), "raised", error="KeyError: 'k'", traceback="Traceback: there\n")
+    leave(site, wide, 1)
+    leave(site, wide, 2, rank=1)
+    site.end(good.id)
+    done, left = wait(everything, 10, FIRST_COMPLETED)
+    assert done == {good}
+    assert good.result() == good.results()[0] == 4
+    site.end(bad.id, JobState.FAILED, 1, "NonZeroExitCode")
+    site.end(out.id, JobState.TIMEOUT, None, "TimeLimit")
+    site.end(killed.id, JobState.CANCELLED, None, "Cancelled")
+    site.end(wide.id)
+    site.end(plain.id, JobState.FAILED, 3, "NonZeroExitCode")
+    assert wait(left, 10).not_done == set()
+    error = bad.exception()
+    assert isinstance(error, KeyError)
+    assert "Traceback: there" in str(error.__cause__)
+    timeout = out.exception()
+    assert isinstance(timeout, JobFailed)
+    assert (timeout.state, timeout.returncode, timeout.reason) == ("TIMEOUT", 124, "TimeLimit")
+    assert killed.cancelled()
+    with pytest.raises(CancelledError):
+        killed.result()
+    assert wide.results() == [1, 2]
+    with pytest.raises(JobFailed, match="ended FAILED") as failed:
+        plain.result()
+    assert failed.value.returncode == 3
+    assert all(job.wait(0) for job in everything)
+    # From elsewhere, by its id or a beginning of it, once more by a pickle of it.
+    assert cluster.job(good.id).result(10) == pickle.loads(pickle.dumps(good)).result(10) == 4
+
+
+def test_a_result_that_is_on_its_way_is_waited_for(site: Site, cluster: Cluster) -> None:
+    job = cluster.submit(len, "four", **SMALL)
+    site.fold()
+    site.start(job.id)
+    store = Store.create_or_open(site.state)
+    rank = RankRecord(job_id=job.id, attempt=1, rank=0, node="dgx-1v-1", runtime="podman")
+    store.put_ranks([rank])
+    site.end(job.id)
+    with pytest.raises(TimeoutError):
+        job.result(0.6)
+    leave(site, job, 4)
+    store.put_ranks([msgspec.structs.replace(rank, collected=True)])
+    assert job.result(10) == 4
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "its function left no result"),
+        (b"junk", "is no result of a function"),
+        (MAGIC + b"[]\n", "is no result of a function"),
+        (MAGIC + b'{"outcome": "returned", "size": 99999999}\nshort', "has 99999999 bytes, more than is brought back"),
+        (MAGIC + b'{"outcome": "returned", "size": 3, "python": [3, 99]}\nabc', "in Python 3.99, cannot be unpickled"),
+        (MAGIC + b'{"outcome": "not run", "error": "too old", "size": 0}\n', "ended COMPLETED .too old."),
+    ],
+)
+def test_what_is_no_result_is_told_in_a_line(site: Site, cluster: Cluster, content: bytes, said: str) -> None:
+    job = cluster.submit(len, "four", **SMALL)
+    site.fold()
+    site.start(job.id)
+    leave(site, job, None)
+    result_path(site.state, job.id, 1, 0).write_bytes(content)
+    site.end(job.id)
+    with pytest.raises(GpuschedError, match=said) as error:
+        job.result(10)
+    assert "\n" not in error.value.line()
+
+
+def test_anothers_result_is_not_unpickled(site: Site, cluster: Cluster) -> None:
+    class Trap:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(site.folder / "trapped"),)
+
+    job = cluster.submit(len, "four", **SMALL)
+    site.fold()
+    site.start(job.id)
+    leave(site, job, Trap())
+    site.change(job.id, uid=4711)
+    site.end(job.id)
+    with pytest.raises(GpuschedError, match="could run anything as you"):
+        job.result(10)
+    assert not (site.folder / "trapped").exists()
+
+
+def test_a_larger_result_is_read_from_a_shared_folder(site: Site, cluster: Cluster) -> None:
+    shared = site.folder / "shared"
+    site.inventory.write_text(f"settings: {{job_dirs: {shared}}}\n" + site.inventory.read_text())
+    job = cluster.submit(len, "four", **SMALL)
+    site.fold()
+    site.start(job.id)
+    leave(site, job, None, size=len(pickle.dumps("whole")))  # cut
+    store = Store.create_or_open(site.state)
+    place = shared / (store.meta("cluster_id") or "") / job.id
+    store.close()
+    place.mkdir(parents=True)
+    data = pickle.dumps("whole")
+    told = json.dumps({"outcome": "returned", "size": len(data)}).encode()
+    (place / "result.1.0").write_bytes(MAGIC + told + b"\n" + data)
+    site.end(job.id)
+    assert job.result(10) == "whole"
+
+
+def test_cancelling(site: Site, cluster: Cluster) -> None:
+    job, other = cluster.submit("true", **SMALL), cluster.submit("true", **SMALL)
+    assert job.cancel()
+    assert (job.cancelled(), job.done()) == (True, True)
+    assert job.cancel()
+    site.fold()
+    assert job.state == "CANCELLED"
+    site.end(other.id)
+    assert not other.cancel() or other.done()
+    with pytest.raises(GpuschedError, match="has ended"):
+        cluster.cancel([other])
+
+
+def test_refusals_end_futures(site: Site, cluster: Cluster) -> None:
+    job = cluster.submit("true", priority=0, **SMALL)
+    site.inventory.write_text(site.inventory.read_text().replace("s-V100", "other"))
+    site.fold()
+    error = job.exception(10)
+    assert isinstance(error, GpuschedError)
+    assert f"job {job.id} was refused" in str(error)
+    with pytest.raises(GpuschedError, match="was refused"):
+        job.state  # noqa: B018
+
+
+def test_an_executor_behaves_as_others_do(site: Site, cluster: Cluster) -> None:
+    pool = Executor(cluster, **SMALL, max_running=2)
+    job = pool.submit(divmod, 7, 2)
+    assert not submitted(site).array
+    with pool.batch():
+        gathered = [pool.submit(len, "a"), pool.submit(abs, -1)]
+        with pytest.raises(UsageError, match="a batch within a batch"), pool.batch():
+            pass
+    many = submitted(site)
+    assert ([j.id for j in gathered], many.max_running) == ([f"{many.id}_0", f"{many.id}_1"], 2)
+    with pytest.raises(ValueError, match="chunksize"):
+        pool.map(len, ["a"], chunksize=0)
+    assert list(pool.map(len, [])) == []
+    pool.shutdown(wait=False)
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        pool.submit(len, "a")
+    assert not job.cancelled()
+
+
+def test_an_exception_leaves_an_executor_at_once(site: Site, cluster: Cluster) -> None:
+    def leave_it() -> None:
+        with Executor(cluster, **SMALL) as pool:
+            pool.submit(abs, 1)  # nobody starts it
+            with pool.batch():
+                pool.submit(len, "never queued")
+                raise KeyError
+
+    with pytest.raises(KeyError):
+        leave_it()
+    assert site.only_submit().spec.function == "abs"
+
+
+def test_shutdown_cancels_what_has_not_started(site: Site, cluster: Cluster) -> None:
+    with Executor(cluster, **SMALL) as pool:
+        first, second = pool.submit(len, "a"), pool.submit(len, "b")
+        site.fold()
+        site.start(first.id)
+        pool.shutdown(wait=False, cancel_futures=True)
+        assert (first.cancelled(), second.cancelled()) == (False, True)
+        leave(site, first, 1)
+        site.end(first.id)
+    assert first.result(0) == 1
+
+
+def test_names_of_submitit() -> None:
+    given = {
+        "timeout_min": 90, "slurm_partition": "A100", "gpus_per_node": 2, "nodes": 2, "cpus_per_task": 4, "mem_gb": 8,
+        "tasks_per_node": 1, "slurm_array_parallelism": 3, "name": "n", "stderr_to_stdout": True,
+    }  # fmt: skip
+    assert _translated(given) == {
+        "time": 90, "partition": "A100", "gpus_per_node": 2, "nodes": 2, "cpus_per_task": 4, "mem_per_node": "8192M",
+        "max_running": 3,
+        "name": "n",
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="tasks_per_node=4: a function runs once on each node"):
+        _translated({"tasks_per_node": 4})
+    pool = Executor(Cluster())
+    with pytest.raises(TypeError, match="there is no option 'slurm_wckey'"):
+        pool.update_parameters(slurm_wckey="x")
+
+
+def test_asyncio(site: Site, cluster: Cluster) -> None:
+    job, slow = cluster.submit(len, "four", **SMALL), cluster.submit(len, "four", **SMALL)
+
+    async def main() -> tuple[int, list[bool]]:
+        ticks = []
+
+        async def tick() -> None:
+            while True:
+                ticks.append(True)
+                await asyncio.sleep(0.01)
+
+        ticking = asyncio.create_task(tick())
+        site.fold()
+        site.start(job.id)
+        leave(site, job, 4)
+        site.end(job.id)
+        value = await asyncio.wait_for(job, 10)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(slow, 0.05)
+        ticking.cancel()
+        return value, ticks
+
+    value, ticks = asyncio.run(main())
+    assert value == 4
+    assert len(ticks) > 1
+    assert (slow.done(), slow.state) == (False, "PENDING")  # whoever gives up waiting does not end it
+
+
+def test_no_controller_is_a_warning(site: Site) -> None:
+    site.fold(alive=False)
+    with pytest.warns(NoController, match="the controller is not running") as warned:
+        Cluster().submit("true", **SMALL)
+    assert warned[0].filename == __file__
+
+
+def test_it_looks_at_what_the_commands_show(site: Site, cluster: Cluster) -> None:
+    job = cluster.submit(len, "four", name="mine", **SMALL)
+    site.fold()
+    assert [j["id"] for j in cluster.jobs()] == [job.id]
+    assert cluster.jobs(state="RUNNING") == []
+    shown = site.call("show", job.id, "--json").ok().json
+    info = job.info()
+    assert {k: info[k] for k in ("id", "name", "spec")} == {k: shown[k] for k in ("id", "name", "spec")}
+    assert [n["name"] for n in cluster.nodes()] == [n["name"] for n in site.call("nodes", "--json").ok().json]
+    assert cluster.why(job)["job"]["id"] == job.id
+    with pytest.raises(UsageError, match="there is no job"):
+        cluster.job("zzzzzzz")
+
+
+def test_slurm_s_jobs_are_left_to_it(site: Site) -> None:
+    site.inventory.write_text("engine: slurm\n" + site.inventory.read_text())
+    with pytest.raises(UsageError, match="jobs here are Slurm's"):
+        Cluster().submit("true", **SMALL)
+
+
+def test_only_what_changed_is_looked_at(site: Site, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+
+    def counted(reader: Reader, job_id: str) -> list[JobRecord]:
+        looked.append(job_id)
+        return stored_jobs(reader, job_id)
+
+    monkeypatch.setattr(watching, "stored_jobs", counted)
+    monkeypatch.setattr(watching, "LOOKED_AT_ANYWAY", 0)
+    jobs = cluster.map_array(abs, range(2000), **SMALL)
+    eventually(lambda: len(looked) == 2000)
+    site.fold()
+    eventually(lambda: len(looked) >= 4000)
+    looked.clear()
+    for job in jobs[:3]:
+        site.change(job.id, state=JobState.TIMEOUT, end_time=1.0)
+    assert wait(jobs[:3], 10).not_done == set()
+    assert set(looked) == {job.id for job in jobs[:3]}
+    assert not any(job.done() for job in jobs[3:])
+
+
+LIGHT = """
+import sys
+import gpusched
+assert not [name for name in sys.modules if name.startswith("gpusched.")], sys.modules.keys()
+assert "typing" not in sys.modules
+from gpusched import Cluster
+heavy = ("numpy", "numba", "paramiko", "torch", "typer", "rich", "asyncio", "cloudpickle")
+print([name for name in heavy if name in sys.modules])
+"""
+
+
+def test_importing_is_quick() -> None:
+    done = subprocess.run([sys.executable, "-S", "-c", f"import sys; sys.path = {sys.path!r}\n{LIGHT}"], text=True,
+                          capture_output=True, check=True, cwd="/")  # fmt: skip
+    assert done.stdout == "[]\n"
+    with pytest.raises(AttributeError, match="no attribute 'Clusters'"):
+        gpusched.Clusters  # type: ignore[attr-defined]  # noqa: B018

@@ -1,0 +1,262 @@
+"""Functions as programs: what runs in a job is run here, by Pythons as images have them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import linecache
+import operator
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+
+import gpusched.job.call
+from gpusched.api import functions
+from gpusched.errors import UsageError
+from gpusched.job.call import MAGIC
+from gpusched.model.resources import LogSettings, Settings
+
+BARE = ("-I", "-S")
+"""A Python without anything installed, as an image may have it."""
+
+
+class Ran(NamedTuple):
+    """How a program ended; ``told`` and ``value`` of its result, {} and None where there is none."""
+
+    code: int
+    out: str
+    err: str
+    told: dict[str, Any]
+    value: Any
+    left: list[str]
+
+
+def run(text: str, folder: Path, *flags: str, cwd: Path | None = None) -> Ran:
+    job_dir = folder / "job"
+    job_dir.mkdir(exist_ok=True)
+    (job_dir / "program.1.0.py").write_text(text)
+    env = {"GPUSCHED_JOB_DIR": str(job_dir), "GPUSCHED_ATTEMPT": "1", "NODE_RANK": "0", "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        [sys.executable, *flags, "-u", str(job_dir / "program.1.0.py")], env=env, cwd=cwd or folder, text=True,
+        capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    result, told, value = job_dir / "result.1.0", dict[str, Any](), None
+    if result.exists():
+        line, _, data = result.read_bytes().removeprefix(MAGIC).partition(b"\n")
+        told = json.loads(line)
+        assert len(data) == told["size"]
+        value = pickle.loads(data) if data else None
+        result.unlink()
+    return Ran(done.returncode, done.stdout, done.stderr, told, value, os.listdir(job_dir))
+
+
+def sent(function: Callable[..., Any], *args: Any, modules: list[str] | None = None, **kwargs: Any) -> str:
+    return functions.program([function], [(args, kwargs)], Settings(), modules).text
+
+
+def test_it_runs_where_nothing_is_installed(tmp_path: Path) -> None:
+    offset = 40
+
+    def add(number: int, more: int = 0) -> int:
+        print("adding")
+        return offset + number + more
+
+    done = run(sent(add, 1, more=1), tmp_path, *BARE)
+    assert (done.code, done.out, done.err, done.value) == (0, "adding\n", "", 42)
+    assert done.told["outcome"] == "returned"
+    assert done.left == []
+
+
+def test_what_is_raised_comes_back_with_its_lines(tmp_path: Path) -> None:
+    def divide(by: int) -> float:
+        return 1 / by  # the line that fails
+
+    done = run(sent(divide, 0), tmp_path, *BARE)
+    assert (done.code, done.told["outcome"], done.told["error"]) == (1, "raised", "ZeroDivisionError: division by zero")
+    assert isinstance(done.value, ZeroDivisionError)
+    assert "1 / by" in done.err
+    assert done.err == done.told["traceback"]
+    assert "call.py" not in done.err
+
+    def unlike() -> None:
+        class Own(Exception):
+            def __reduce__(self) -> Any:
+                raise TypeError("not me")
+
+        raise Own("there")
+
+    done = run(sent(unlike), tmp_path, *BARE)
+    assert (done.code, done.value, done.told["error"].endswith("Own: there")) == (1, None, True)
+
+    def one_way() -> None:
+        class Own(Exception):
+            def __init__(self, what: str, number: int) -> None:
+                super().__init__(what)
+
+        raise Own("there", 3)
+
+    done = run(sent(one_way), tmp_path, *BARE)
+    assert (done.code, done.value, done.told["error"].endswith("Own: there")) == (1, None, True)
+    # The lines of a file that is not here, as the client's seldom is.
+    away = tmp_path / "away.py"
+    away.write_text("def fail():\n    raise KeyError('k')  # in away.py\n")
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(away.read_text(), str(away), "exec"), scope)
+    text = sent(scope["fail"])
+    away.unlink()
+    linecache.clearcache()
+    assert "raise KeyError('k')  # in away.py" in run(text, tmp_path, *BARE).err
+
+
+@pytest.mark.parametrize(
+    ("code", "ends", "outcome"), [(0, 0, "returned"), (None, 0, "returned"), (3, 3, "exited"), ("no", 1, "exited")]
+)
+def test_sys_exit_ends_the_job(tmp_path: Path, code: object, ends: int, outcome: str) -> None:
+    done = run(sent(sys.exit, code), tmp_path)
+    assert (done.code, done.told["outcome"], done.value) == (ends, outcome, None)
+
+
+def test_a_process_that_it_forks_leaves_no_result(tmp_path: Path) -> None:
+    def fork(gives_up: bool) -> int:
+        child = os.fork()
+        if not child:
+            sys.exit(5)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if gives_up:
+            os._exit(7)
+        return code
+
+    done = run(sent(fork, False), tmp_path)
+    assert (done.code, done.value, done.left) == (0, 5, [])
+    done = run(sent(fork, True), tmp_path)
+    assert (done.code, done.told, done.left) == (7, {}, ["program.1.0.py"])
+
+
+def test_code_of_another_version_is_told_before_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functions, "VERSION", [3, 99, 1])
+    done = run(sent(lambda: 1), tmp_path, *BARE)
+    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert (done.code, done.told["outcome"]) == (1, "not run")
+    assert f"was sent by Python 3.99, and Python {here}, which is here, cannot run its code" in done.told["error"]
+    assert 'python="python3.99"' in done.err
+    assert done.err.count("\n") == 1
+    # What every Python has by name needs no code.
+    assert run(sent(operator.add, 1, 2), tmp_path, *BARE).value == 3
+
+
+def test_the_runner_is_read_by_old_pythons() -> None:
+    ast.parse(functions._runner(), feature_version=(3, 6))
+    assert Path(gpusched.job.call.__file__).read_text("utf-8") == functions._runner()
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A package of the user's own, which no image has: ``mine.work.double`` needs ``mine.tools``."""
+    package = tmp_path / "src" / "mine"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "tools.py").write_text("def twice(x):\n    return 2 * x\n")
+    (package / "work.py").write_text("from mine import tools\ndef double(x):\n    return tools.twice(x)\n")
+    monkeypatch.syspath_prepend(package.parent)
+    import mine.work  # type: ignore[import-not-found]
+
+    yield mine.work
+    for name in [name for name in sys.modules if name.split(".")[0] == "mine"]:
+        del sys.modules[name]
+
+
+def test_the_functions_own_package_goes_along(tmp_path: Path, own: ModuleType) -> None:
+    assert run(sent(own.double, 21), tmp_path, *BARE).value == 42
+    assert run(sent(lambda: own.double(3), modules=["mine"]), tmp_path, *BARE).value == 6
+    done = run(sent(own.double, 21, modules=[]), tmp_path, *BARE)
+    assert done.told["outcome"] == "not run"
+    assert "mine.work.double needs mine, which cannot be imported here (No module named 'mine')" in done.err
+    assert 'modules=["mine"]' in done.err
+    # An array's functions are all looked at, and the list of modules is as it was.
+    import cloudpickle
+
+    assert functions.program([own.double, own.double], [((1,), {})] * 2, Settings(), array=True).of_tasks
+    assert not cloudpickle.list_registry_pickle_by_value()
+
+
+def test_modules_of_the_folder_it_starts_in_can_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "here.py").write_text("answer = 42\n")
+
+    def look() -> int:
+        import here  # type: ignore[import-not-found]
+
+        return int(here.answer)
+
+    assert run(sent(look), tmp_path, cwd=tmp_path).value == 42
+
+
+def test_it_tells_how_far_it_is(tmp_path: Path) -> None:
+    from gpusched.job import asked_to_stop, progress, stop_when_asked
+
+    def work() -> bool:
+        stop_when_asked()
+        progress(3, of=4)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.environ.clear()  # its result has its place all the same
+        return asked_to_stop()
+
+    done = run(sent(work), tmp_path, *BARE)
+    assert (done.code, done.value, done.left) == (0, True, ["progress.json"])
+    assert json.loads((tmp_path / "job" / "progress.json").read_text())["step"] == 3
+
+
+def test_tasks_have_what_is_theirs(tmp_path: Path) -> None:
+    program = functions.program([operator.mul], [((n, 7), {}) for n in range(3)], Settings(), array=True)
+    assert [run(program.text + task, tmp_path, *BARE).value for task in program.of_tasks] == [0, 7, 14]
+    chunks = functions.program([operator.mul], [(([(2, 3), (4, 5)],), {})], Settings(), array=True, many=True)
+    assert run(chunks.text + chunks.of_tasks[0], tmp_path, *BARE).value == [6, 20]
+
+
+def test_a_result_that_cannot_travel_is_told(tmp_path: Path) -> None:
+    done = run(sent(threading.Lock), tmp_path, *BARE)
+    assert "what _thread.lock returned cannot be pickled" in done.told["error"] or "lock" in done.told["error"]
+    assert done.told["outcome"] == "not run"
+    small = Settings(logs=LogSettings(max_mib_per_job=1))
+    text = functions.program([bytes], [((2 << 20,), {})], small).text
+    done = run(text, tmp_path, *BARE)
+    assert "what bytes returned takes 2.0 MiB, and at most 0.8 travel back" in done.told["error"]
+    shared = Settings(logs=LogSettings(max_mib_per_job=1), job_dirs="/shared")  # the client finds it there
+    assert len(run(functions.program([bytes], [((2 << 20,), {})], shared).text, tmp_path).value) == 2 << 20
+
+
+def test_what_cannot_be_sent_is_told_at_once() -> None:
+    lock = threading.Lock()
+    with pytest.raises(
+        UsageError, match=r"<lambda>, or what it is called with, cannot be pickled: TypeError: cannot pi"
+    ):
+        sent(lambda: lock)
+    with pytest.raises(UsageError, match=r"what _operator.add is called with \(number 1\) cannot be pickled"):
+        functions.program([operator.add], [((1,), {}), ((lock,), {})], Settings(), array=True)
+    with pytest.raises(UsageError, match=r"modules: 'no[.]such' cannot be imported here"):
+        sent(len, "x", modules=["no.such"])
+    for name in ("python3; true", 'a"b', "a\nb", ""):
+        with pytest.raises(UsageError, match="python: expected a name"):
+            functions.command(name)
+
+
+def test_names_for_people() -> None:
+    partial = functools.partial(functools.partial(test_names_for_people, 1), 2)
+    assert functions.name_of(partial) == f"{__name__}.test_names_for_people"
+    assert functions.name_of(len) == "len"
+    assert functions.name_of(operator.itemgetter(1)) == "operator.itemgetter"
+
+    def odd() -> None: ...
+
+    odd.__qualname__ = "a\x1b[31m\n"
+    odd.__module__ = "__main__"
+    assert functions.name_of(odd) == "a?[31m?"

@@ -1,0 +1,110 @@
+"""The reference of `gpusched.api`, from its signatures and docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gpusched import api
+
+CLASSES = ("Cluster", "Job", "Executor")
+INHERITED = {"Job": ("done", "cancelled", "add_done_callback")}
+"""Of `concurrent.futures.Future`, told in a line: who knows it needs no more."""
+
+
+def reference() -> str:
+    """Everything in ``gpusched.api.__all__``."""
+    parts = [_class(getattr(api, name)) for name in CLASSES]
+    rest = [name for name in api.__all__ if name not in (*CLASSES, "Options")]
+    parts.append("## Errors and states\n")
+    parts += [f"- **`{name}`**: {_flat(_doc(getattr(api, name)).split(chr(10) * 2)[0])}" for name in rest]
+    return "\n".join([*parts, "", "## Options\n", *_options()])
+
+
+def _class(cls: type) -> str:
+    lines = [
+        f"## {cls.__name__}\n",
+        _code(f"{cls.__name__}{_signature(cls.__init__, skip_first=True)}"),
+        _text(_doc(cls)),
+    ]
+    for name, member in vars(cls).items():
+        if name.startswith("_") and name != "__await__":
+            continue
+        if isinstance(member, property):
+            lines += [f"### {cls.__name__}.{name}\n", _text(_doc(member))]
+        elif callable(member) and _doc(member):
+            forms = [_signature(form, skip_first=True) for form in typing.get_overloads(member) or [member]]
+            shown = "\n    ".join(f"{cls.__name__.lower()}.{name}{form}" for form in forms)
+            title = name
+            if name == "__await__":
+                shown, title = "await job", "await"
+            lines += [f"### {cls.__name__}.{title}\n", _code(shown), _text(_doc(member))]
+    if inherited := INHERITED.get(cls.__name__):
+        assert all(hasattr(cls, name) for name in inherited)
+        names = ", ".join(f"`{name}`" for name in inherited)
+        lines.append(f"{names} are those of every `concurrent.futures.Future`.\n")
+    return "\n".join(lines)
+
+
+def _signature(function: Callable[..., Any], *, skip_first: bool) -> str:
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())[skip_first:]
+    shown, slash, star = [], False, False
+    for p in parameters:
+        if p.kind is p.POSITIONAL_ONLY:
+            slash = True
+        elif slash:
+            shown.append("/")
+            slash = False
+        if p.kind is p.KEYWORD_ONLY and not star:
+            shown.append("*")
+        star |= p.kind in (p.KEYWORD_ONLY, p.VAR_POSITIONAL)
+        name = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "") + p.name
+        name = "**options" if name == "**asked" else name
+        shown.append(name if p.default is p.empty else f"{name}={p.default!r}")
+    return f"({', '.join([*shown, '/'] if slash else shown)})"
+
+
+def _options() -> Iterator[str]:
+    yield "| option | type | meaning |"
+    yield "| --- | --- | --- |"
+    section = _doc(api.Options).partition("Attributes:\n")[2]
+    meanings = dict(re.findall(r"^    (\w+): (.+(?:\n        .+)*)", section, re.MULTILINE))
+    for name, kind in api.Options.__annotations__.items():
+        told = str(getattr(kind, "__forward_arg__", kind)).removesuffix(" | None")
+        told = told.replace("os.PathLike[str]", "Path").replace("Job[Any]", "Job")
+        yield f"| `{name}` | {_kind(told)} | {_flat(meanings[name])} |"
+
+
+def _kind(told: str) -> str:
+    told = told.replace("Names", "str | Sequence[str]")
+    return ", ".join(f"`{part}`".replace("|", "\\|") for part in re.split(r" \| (?![^\[]*\])", told))
+
+
+def _doc(what: Any) -> str:
+    return inspect.cleandoc(what.__doc__ or "")
+
+
+def _code(text: str) -> str:
+    return f"    {text}\n"
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split()).replace("``", "`")
+
+
+def _text(doc: str) -> str:
+    """A docstring as Markdown: paragraphs, then what it takes and raises as lists."""
+    lines = []
+    for block in doc.split("\n\n"):
+        title, _, rest = block.partition(":\n")
+        if title in ("Args", "Raises", "Attributes"):
+            entries = re.findall(r"^    ([\w.*, ]+): (.+(?:\n        .+)*)", rest, re.MULTILINE)
+            named = [("options" if name == "asked" else name, told) for name, told in entries]
+            lines += [f"- {'raises ' * (title == 'Raises')}`{name}`: {_flat(told)}" for name, told in named] + [""]
+        else:
+            lines += [_flat(block), ""]
+    return "\n".join(lines)

@@ -1,0 +1,92 @@
+"""Job scripts over two nodes as users run them: the script once, srun on all its nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.e2e.conftest import Cluster
+from tests.testbed import wait_until
+
+PYTHON = ("--mount", "/usr:/usr:ro", "--mount", "/usr/lib:/lib:ro", "--mount", "/usr/lib64:/lib64:ro",
+          "--env", "PATH=/bin:/usr/bin")  # fmt: skip
+"""Gives the testbed's image, which is busybox, the node's own python3."""
+
+# What torchrun does of a rendezvous: all nodes meet at the first one's MASTER_PORT, each starts its workers.
+TORCHRUN = """
+import os, socket, subprocess, sys
+nodes, each, (host, port) = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(":")
+if os.environ["SLURM_NODEID"] == "0":
+    server = socket.create_server(("", int(port)))
+    members = [server.accept()[0] for _ in range(nodes - 1)]
+    [member.sendall(b"go") for member in members]
+else:
+    while True:
+        try:
+            assert socket.create_connection((host, int(port)), 1).recv(2) == b"go"
+            break
+        except OSError:
+            pass
+first = int(os.environ["SLURM_NODEID"]) * each
+workers = [
+    subprocess.Popen([*sys.argv[4:]], env={**os.environ, "RANK": str(first + i), "LOCAL_RANK": str(i)})
+    for i in range(each)
+]
+sys.exit(max(worker.wait() for worker in workers))
+"""
+
+
+def submit(cluster: Cluster, folder: Path, script: str, *options: str, arguments: tuple[str, ...] = ()) -> str:
+    """`gpusched submit job.sh` on partition A100; returns the id."""
+    (folder / "job.sh").write_text("#!/bin/sh\n" + script)
+    words = ["submit", "-p", "A100", "-t", "10", "--mount", f"{folder}:/share", *options]
+    return cluster.cli(*words, str(folder / "job.sh"), *arguments).stdout.strip()
+
+
+def test_the_script_runs_once_and_srun_on_all_nodes(house: Cluster, share: Path) -> None:
+    (share / "torchrun.py").write_text(TORCHRUN)
+    script = """
+    #SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=4
+    echo "script $SLURMD_NODENAME $1 ${RANK-none} $SLURM_NTASKS $SLURM_TASKS_PER_NODE $SLURM_GPUS_ON_NODE"
+    head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+    export LAUNCHED_FROM=$head
+    srun python3 /share/torchrun.py $SLURM_NNODES 2 $MASTER_ADDR:$MASTER_PORT \\
+        sh -c 'echo "rank $RANK on $SLURMD_NODENAME, $CUDA_VISIBLE_DEVICES, from $LAUNCHED_FROM"; exit $RANK'
+    echo "srun says $?"
+    """.replace("\n    ", "\n").lstrip("\n")
+    output = share / "out-%j"
+    job = submit(house, share, script, *PYTHON, "-o", str(output), arguments=("a b",))
+    found = house.wait_state(job)
+    lines = house.logs(job).splitlines()
+    assert (found.state, found.exit_code) == ("COMPLETED", 0), lines
+    assert lines[0] == "script dgx001 a b none 2 1(x2) 4"
+    assert sorted(line for line in lines if line.startswith("rank")) == [
+        f"rank {rank} on {node}, 0,1,2,3, from dgx001"
+        for rank, node in enumerate(("dgx001", "dgx001", "dgx003", "dgx003"))
+    ]
+    assert "srun: error: dgx003: task 1: Exited with exit code 3" in lines
+    assert lines[-1] == "srun says 3"
+    assert [path.name for path in share.glob("out-*")] == [f"out-{job}"]
+    house.wait_clean()
+
+
+def test_a_cancelled_step_saves_its_work_on_all_nodes(house: Cluster, share: Path) -> None:
+    task = """trap 'echo saved >/share/$SLURM_PROCID; exit 0' TERM
+    echo >/share/up-$SLURM_PROCID
+    while :; do sleep 0.1; done"""
+    (share / "task.sh").write_text(task)
+    job = submit(house, share, "srun sh /share/task.sh\n", *PYTHON, "-N", "2", "--gpus-per-node", "1")
+    wait_until(lambda: len(list(share.glob("up-*"))) == 2, what="both tasks to be up")
+    assert house.cli("cancel", job).returncode == 0
+    assert house.wait_state(job).state == "CANCELLED"
+    assert [(share / rank).read_text() for rank in "01"] == ["saved\n"] * 2
+    house.wait_clean()
+
+
+def test_an_image_without_python_serves_no_steps_and_says_so(house: Cluster, share: Path) -> None:
+    job = submit(house, share, "srun true; echo $?; exit 3\n", "-N", "2", "--gpus-per-node", "1")
+    found = house.wait_state(job)
+    assert (found.state, found.exit_code) == ("FAILED", 3)
+    assert house.logs(job).splitlines() == [
+        "srun: error: steps of jobs on several nodes need python3, which the image does not have; nothing was started",
+        "2",
+    ]
