@@ -34,8 +34,13 @@ def parse(text: str) -> Spans:
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise ValueError(text)
         found.append((int(match[1]), int(match[2] or match[1])))
+    return joined(found)
+
+
+def joined(spans: Iterable[tuple[int, int]]) -> Spans:
+    """The spans of all indices that are in any of these, in any order."""
     merged: list[tuple[int, int]] = []
-    for first, last in sorted(found):
+    for first, last in sorted(spans):
         if merged and first <= merged[-1][1] + 1:
             merged[-1] = merged[-1][0], max(last, merged[-1][1])
         else:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gpusched.model.arrays import first_of, indices_of
+from gpusched.model.indices import joined, text_of
 from gpusched.model.jobs import ACTIVE, Job, JobState
 from gpusched.model.progress import JobProgress
 from gpusched.model.readings import GpuState
@@ -33,19 +35,19 @@ def job_rows(
     progress: Mapping[str, JobProgress],
     partners: Mapping[str, str],
 ) -> dict[str, dict[str, Any]]:
-    """Key -> row, in the order given; waiting tasks of an array that wait for the same reason are one row."""
+    """Key -> row, in the order given; tasks of an array that wait for the same reason, or share a row, are one."""
     rows: dict[str, dict[str, Any]] = {}
     tasks: dict[str, list[Job]] = {}
     for job in jobs:
-        if job.state is JobState.PENDING and job.array_id is not None:
-            tasks.setdefault(f"{job.array_id}[{job.reason}/{job.held_by}]", []).append(job)
+        if job.array_id is not None and (job.tasks or job.state is JobState.PENDING):
+            tasks.setdefault(f"{job.array_id}[{job.state}/{job.reason}/{job.held_by}]", []).append(job)
         else:
             rows[job.id] = job_row(job, energies.get(job.id), progress.get(job.id), partners.get(job.id))
     for key, of in tasks.items():
-        row = job_row(of[0])
-        if len(of) > 1:
-            indices = common.ranges(job.array_index or 0 for job in of)
-            row |= {"key": key, "tasks": common.shorten(indices, 60), "count": len(of)}
+        row = job_row(first_of(of[0]))
+        if (count := sum(job.count for job in of)) > 1:
+            spans = joined(span for job in of for span in indices_of(job))
+            row |= {"key": key, "tasks": common.shorten(text_of(spans), 60), "count": count}
         rows[row.get("key", row["id"])] = row
     return rows
 

@@ -101,8 +101,10 @@ def build(folder: Path, nodes: int = 6, jobs: int = 60) -> dict[str, str]:
                 spec=msgspec.structs.replace(plain, output=str(folder / "inventory.yaml")), start_time=now - 800,
                 end_time=now - 700, allocation=Allocation(named["reaching"], parts),
                 **common | {"uid": os.getuid() + 1}),
+            Job(id=f"{named['array']}_[10-39]", array_id=named["array"], tasks=((10, 39),), user="chen", spec=plain,
+                state=JobState.PENDING, reason="Priority", **common),
             *(Job(id=f"{named['array']}_{i}", array_id=named["array"], array_index=i, user="chen", spec=plain,
-                  state=JobState.PENDING, reason="Priority", **common) for i in range(40)),
+                  state=JobState.PENDING, reason="Priority", **common) for i in range(10)),
         ])  # fmt: skip
     store.close()
     log = folder / "state" / "logs" / named["own"] / "1.0.log"

@@ -106,7 +106,8 @@ export function row(job) {
   else if (start) when = h("span", {title: start[2] ? `between ${clock(Math.max(at, start[1]), at)} and ${clock(Math.max(at, start[2]), at)}` : ""}, starts(start));
   const where = active || job.end ? names((job.on ?? []).map(o => o[0])) : "";
   const why = job.reason ? `${job.reason}${job.exit ? ` ${job.exit}` : ""}` : "";
-  const open = h("a", {class: "open", href: `#/job/${job.id}`}, job.id.length > 16 ? `${job.id.slice(0, 15)}…` : job.id, job.tasks ? `_[${job.tasks}]` : "");
+  const id = job.tasks ? job.array : job.id;
+  const open = h("a", {class: "open", href: `#/job/${job.id}`}, id.length > 16 ? `${id.slice(0, 15)}…` : id, job.tasks ? `_[${job.tasks}]` : "");
   return h("div", {class: `row ${active ? "run" : ""}`, role: "row", onclick: event => { if (!event.target.closest("a")) location.hash = `#/job/${job.id}`; }},
     h("span", {class: "id", role: "cell"}, open),
     h("span", {class: "name", role: "cell", title: job.name}, job.name),
