@@ -40,8 +40,9 @@ class _Screen:
 
 @app.command("run", context_settings={"allow_interspersed_args": False})
 @with_request(
-    "array", "requeue", "preemptible", "resizable", "sizes", "base", "batch", "cooldown", "output_file", "error", "hold"
-)
+    "array", "chain", "requeue", "preemptible", "resizable", "sizes", "base", "batch", "cooldown", "output_file",
+    "error", "hold",
+)  # fmt: skip
 def run(
     request: Request,
     pty: Annotated[bool, typer.Option("--pty", help="With a terminal: gpusched run --gpus 1 --pty bash.")] = False,

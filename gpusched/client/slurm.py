@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from gpusched.config.paths import find_inventory
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.ids import slurm_id
+from gpusched.model.notices import BY_DEFAULT, NoticeKind, kinds_of
 
 if TYPE_CHECKING:
     from gpusched.client.context import Client
@@ -19,10 +20,13 @@ _ENGINE = rb"""["']?engine["']?[ \t]*:[ \t]*["']?slurm\b"""
 _UNLIKE = {  # options of `submit` that Slurm has nothing like, by parameter
     "image": "--image", "secret": "--secret", "mount": "--mount", "preemptible": "--preemptible",
     "resizable": "--resizable", "sizes": "--sizes", "base": "--base", "batch": "--batch", "cooldown": "--cooldown",
-    "share": "--share", "gpu_mem": "--gpu-mem",
+    "share": "--share", "gpu_mem": "--gpu-mem", "chain": "--chain",
 }  # fmt: skip
 
-
+_MAIL_TYPES = {
+    NoticeKind.BEGIN: "BEGIN", NoticeKind.END: "END", NoticeKind.FAIL: "FAIL", NoticeKind.REQUEUE: "REQUEUE",
+    NoticeKind.LIMIT: "TIME_LIMIT_90",
+}  # fmt: skip
 _NOT_OF_RUN: dict[str, Any] = {
     **dict.fromkeys(("array", "output_file", "error", "wrap", *_UNLIKE)),
     "requeue": True, "hold": False, "wait": False, "dry_run": False,
@@ -184,11 +188,18 @@ def _options(given: Mapping[str, Any], *, sbatch: bool) -> Generator[str, None, 
         ("--array", "array"),
         ("--dependency", "dependency"),
         ("--reservation", "reservation"),
+        ("--account", "group"),
+        ("--qos", "qos"),
+        ("--mail-user", "mail"),
         ("-o", "output_file"),
         ("-e", "error"),
     ):
         if given[name]:
             yield f"{option}{'=' * option.startswith('--')}{' ' * (len(option) == 2)}{_quoted(given[name])}"
+    if given["mail"]:
+        told = kinds_of(word.strip() for words in given["notify"] or () for word in words.split(","))
+        types = [_MAIL_TYPES[kind] for kind in told or BY_DEFAULT if kind in _MAIL_TYPES]
+        yield f"--mail-type={','.join(types or ['NONE'])}"
     if given["begin"]:
         yield f"--begin={_begin(given['begin'])}"
     nice = given["nice"] - given["priority"]

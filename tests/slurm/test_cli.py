@@ -73,6 +73,11 @@ SAID = [
         "A=1 srun -p A100 --gpus-per-node=1 --signal=USR1@60 a 'b c'",
     ),
     ("attach 7", "sattach 7.0"),
+    (
+        "submit -p A100 --gpus 1 -A vision -q spare --mail ada --notify begin,limit,idle -- true",
+        "sbatch -p A100 --gpus-per-node=1 --account=vision --qos=spare --mail-user=ada --mail-type=BEGIN,TIME_LIMIT_90 "
+        "--wrap true",
+    ),
     ("exec -it 7 -- bash -l", "srun --jobid=7 --overlap -N 1 -n 1 --pty bash -l"),
     ("exec --rank 1 7 -- nvidia-smi", "srun --jobid=7 --overlap -N 1 -n 1 -r 1 nvidia-smi"),
 ]
