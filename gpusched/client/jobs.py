@@ -21,6 +21,7 @@ from gpusched.queue.store import SUSPENDED_BY, Reader
 from gpusched.views.jobs import Listing
 
 ENDED_SHOWN = 10
+WAITING_SHOWN = 50
 MAX_PREFIXES = 200
 
 
@@ -39,6 +40,11 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     ended: int | None = None
     window_s: int | None = None
 
+    @property
+    def is_usual(self) -> bool:
+        """Whether it names nothing in particular."""
+        return self == Query()
+
 
 def parse_states(values: Iterable[str]) -> frozenset[JobState] | None:
     """States by name, in any case, comma-separated; None where none is given.
@@ -55,7 +61,8 @@ def parse_states(values: Iterable[str]) -> frozenset[JobState] | None:
 
 def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
     """The jobs that ``query`` asks for; counts, unique prefixes and warning only ``for_people``."""
-    jobs = _named(client, query) if query.jobs else queried(client, query)
+    most = WAITING_SHOWN if for_people and query.is_usual else None
+    jobs = _named(client, query) if query.jobs else queried(client, query, most)
     reader = client.reader
     found = Listing(
         now=time.time(),
@@ -68,9 +75,12 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
     )
     if not for_people:
         return found
+    counts = _counts(client)
+    waiting = sum(job.count for job in jobs if job.state is JobState.PENDING)
     return msgspec.structs.replace(
         found,
-        counts=_counts(client),
+        counts=counts,
+        unshown=0 if most is None else max(0, counts.get(JobState.PENDING, 0) - waiting),
         preempted=reader.waiting_again() if reader else 0,
         prefixes=_prefixes(client, jobs),
         warning=client.controller_warning() or _suspended(client),
@@ -115,8 +125,8 @@ def _matches(job: Job, query: Query) -> bool:
     )
 
 
-def queried(client: Client, query: Query) -> list[Job]:
-    """Ended jobs, then those that run, then those that wait (in the inbox last)."""
+def queried(client: Client, query: Query, most: int | None = None) -> list[Job]:
+    """Ended jobs, then those that run, then those that wait, the ``most`` oldest of them (in the inbox last)."""
     queued = inbox_jobs(client)  # before the store: what is folded meanwhile is then seen there
     reader = client.reader
     jobs: list[Job] = []
@@ -124,10 +134,14 @@ def queried(client: Client, query: Query) -> list[Job]:
         states = query.states if query.states is not None else frozenset(JobState)
         if ended := states & ENDED:
             jobs += _ended(client, query, ended)
-        for group in (states & ACTIVE, states & {JobState.PENDING}):
+        for group, limit in ((states & ACTIVE, None), (states & {JobState.PENDING}, most)):
             if group:
-                jobs += reader.rows(states=group, user=query.user, partition=query.partition)
+                jobs += reader.rows(
+                    states=group, user=query.user, partition=query.partition, limit=limit, oldest=limit is not None
+                )
     known = {j.id for j in jobs if j.state is JobState.PENDING}
+    if most is not None:
+        queued = queued[: max(0, most - len(known))]
     return jobs + [j for j in queued if j.id not in known and _matches(j, query) and not _stored(client, j)]
 
 
@@ -166,10 +180,9 @@ def _prefixes(client: Client, jobs: list[Job]) -> dict[str, int]:
 
 
 def _prefix_length(client: Client, base: str, queued: set[str]) -> int:
-    """From long to short: long prefixes have few candidates, so each look is cheap."""
-    for length in range(0 if ids.is_slurms(base) else len(base) - 1, 0, -1):
-        prefix = base[:length]
-        stored = client.reader.matching(prefix, limit=2) if client.reader else []
-        if any(i != base for i in stored) or any(i.startswith(prefix) and i != base for i in queued):
-            return length + 1
-    return len(base) if ids.is_slurms(base) else 1
+    """One more than it has in common with any other: in the store with the one before it, or behind it."""
+    if ids.is_slurms(base):
+        return len(base)
+    others = [*(client.reader.neighbours(base) if client.reader else ()), *(queued - {base})]
+    common = (next((i for i, (a, b) in enumerate(zip(base, other, strict=False)) if a != b), 0) for other in others)
+    return min(len(base), 1 + max(common, default=0))

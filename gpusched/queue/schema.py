@@ -139,5 +139,10 @@ CREATE INDEX jobs_array ON jobs (array_id, state) WHERE array_id IS NOT NULL;
 ALTER TABLE runs ADD COLUMN account TEXT;
 ALTER TABLE runs ADD COLUMN qos TEXT;
 """,
+    """
+-- Waiting jobs that a policy stopped for others: few, of which every status wants the number.
+CREATE INDEX jobs_stopped ON jobs (id)
+  WHERE state = 'PENDING' AND instr(data, CAST('"preemptions":{' AS BLOB)) > 0;
+""",
 )
 SCHEMA_VERSION = 1 + len(MIGRATIONS)

@@ -278,6 +278,12 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
             begin = f"{row[1]}_~" if row[1] else f"{row[0]}\0"  # past all tasks of an array
         return sorted(dict.fromkeys(found))
 
+    def neighbours(self, base: str) -> list[str]:
+        """Ids of the jobs whose ids stand next to a job's (an array's) own, in order: at most two."""
+        before = self._db.execute("SELECT id FROM jobs WHERE id < ? ORDER BY id DESC LIMIT 1", (base,))
+        behind = self._db.execute("SELECT id FROM jobs WHERE id > ? ORDER BY id LIMIT 1", (base + "~",))
+        return [row[0] for row in (*before, *behind)]
+
     def jobs(
         self,
         *,
@@ -307,8 +313,12 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
         partition: str | None = None,
         since: float | None = None,
         limit: int | None = None,
+        oldest: bool = False,
     ) -> list[Job]:
-        """As `jobs`, but waiting tasks of an array that differ in nothing are one (`Job.tasks`)."""
+        """As `jobs`, but waiting tasks of an array that differ in nothing are one (`Job.tasks`).
+
+        With ``oldest`` and ``limit``, the oldest submissions.
+        """
         where, values = ["1"], list[object]()
         if states is not None:
             chosen = [str(s) for s in states]
@@ -320,8 +330,9 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
                 where.append(condition)
                 values.append(value)
         most = "" if limit is None else f" LIMIT {int(limit)}"
-        query = f"WHERE {' AND '.join(where)} ORDER BY submit_time DESC, id DESC{most}"
-        return self._jobs_of(query, values)[::-1]
+        order = "submit_time, id" if oldest else "submit_time DESC, id DESC"
+        found = self._jobs_of(f"WHERE {' AND '.join(where)} ORDER BY {order}{most}", values)
+        return found if oldest else found[::-1]
 
     def recently_ended(self, limit: int) -> list[Job]:
         """The jobs that ended last, the latest one last."""
@@ -351,8 +362,11 @@ class Reader(BeliefReads, NoticeReads, PolicyReads, PredictionReads, ProgressRea
 
     def waiting_again(self) -> int:
         """Number of waiting jobs that a policy stopped for others."""
-        query = "SELECT count(*) FROM jobs WHERE state = ? AND instr(data, ?) > 0"  # in texts quotes are escaped
-        return int(self._db.execute(query, (JobState.PENDING, b'"preemptions":{')).fetchone()[0])
+        # In texts quotes are escaped. As in the index that has these alone, which an older store has not.
+        where = "state = 'PENDING' AND instr(data, CAST('\"preemptions\":{' AS BLOB)) > 0"
+        (known,) = self._db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'jobs_stopped'").fetchone()
+        by = "INDEXED BY jobs_stopped" if known else ""
+        return int(self._db.execute(f"SELECT count(*) FROM jobs {by} WHERE {where}").fetchone()[0])
 
     def active(self) -> list[Job]:
         """Jobs that hold resources (STARTING, RUNNING, COMPLETING)."""

@@ -56,6 +56,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         partners: Job -> the one with which it shares GPUs.
         slower: By which part their steps are longer where they run, of active jobs of which that is known.
         counts: State -> number of all jobs; empty in JSON mode.
+        unshown: How many jobs wait besides those shown.
         preempted: How many waiting jobs were stopped for others.
         prefixes: Id (an array's own for its tasks) -> how many of its characters name it uniquely.
         warning: Why nothing moves, or "".
@@ -71,6 +72,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     partners: Mapping[str, str] = {}
     slower: Mapping[str, float] = {}
     counts: Mapping[str, int] = {}
+    unshown: int = 0
     preempted: int = 0
     prefixes: Mapping[str, int] = {}
     warning: str = ""
@@ -276,6 +278,9 @@ def status_screen(listing: Listing, width: int) -> Group:
     ]
     if listing.jobs:
         parts.append(status_table(listing, width))
+    if listing.unshown:
+        more = f"{listing.unshown:,} more jobs wait; all of them: gpusched status -s PENDING, somebody's: -u USER"
+        parts.append(Text(more, style="dim"))
     return Group(*parts)
 
 

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from gpusched.config.inventory import load_inventory
+from gpusched.model import ids
 from gpusched.model.commands import Submit
 from gpusched.model.events import Event
 from gpusched.model.interference import KindBelief, kind_of
@@ -128,6 +129,24 @@ def test_ten_ended_ones_unless_asked(site: Site) -> None:
     assert len(site.call("status", "--json", "-s", "completed").json) == 12
     assert site.call("status", "--json", "-s", "failed,timeout").json == []
     assert [j["id"] for j in site.call("status", "--json", ids[0], ids[3]).json] == [ids[0], ids[3]]
+
+
+def test_of_a_long_queue_the_oldest_unless_asked(site: Site) -> None:
+    for _ in range(2):
+        site.submit()
+    site.fold()
+    store = Store.create_or_open(site.state)
+    oldest, newest = sorted(store.pending(), key=lambda job: job.submit_time)
+    some = (msgspec.structs.replace(newest, id=ids.mint(newest.submit_time + n)) for n in range(1, 53))
+    store.put_jobs(some)
+    store.close()
+    short = site.run("status").out
+    assert "54 PENDING" in short
+    assert short.splitlines()[-1].startswith("4 more jobs wait; all of them: gpusched status -s PENDING")
+    assert oldest.id[:8] in short
+    for words in (("-s", "PENDING"), ("-u", oldest.user), ("--all",)):
+        assert "more jobs wait" not in site.run("status", *words).out
+    assert len(site.run("status", "--json").json) == 54
 
 
 def test_filters(site: Site) -> None:
