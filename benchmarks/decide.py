@@ -17,7 +17,7 @@ from gpusched.model.policy import Backfill, Order, Place, PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.arrays import node_arrays_of, releases_of, waiting_of
 from gpusched.sched.check import check
-from gpusched.sched.decide import _run, decide, starts
+from gpusched.sched.decide import _Effects, _run, decide, starts
 from gpusched.sched.reasons import Verdicts
 from gpusched.sched.tally import usage_of
 
@@ -97,7 +97,7 @@ def breakdown(snapshot: Snapshot, repeat: int) -> dict[str, float]:
         waiting = waiting_of(list(snapshot.pending), world, usage_of(snapshot))
         releases_of(snapshot.running, world, waiting.parts)
         marks.append(time.process_time())
-        outcome, blocks = _run(snapshot, world, waiting)
+        waiting, outcome, blocks = _run(snapshot, world, waiting, {}, _Effects({}, {}, [], {}))
         marks.append(time.process_time())
         verdicts = Verdicts(snapshot, world, waiting, outcome.code.tolist())
         for queue, block in blocks:

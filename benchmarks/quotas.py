@@ -1,6 +1,6 @@
-"""CPU time of one decision with limits on users, groups and classes, beside the same one without.
+"""CPU time of one decision with limits on users, groups and classes, with reservations too, and with neither.
 
-`.venv/bin/python benchmarks/quotas.py [--jobs 10000] [--nodes 1000] [--users 100] [--repeat 7]`
+`.venv/bin/python -m benchmarks.quotas [--jobs 10000] [--nodes 1000] [--users 100] [--repeat 7]`
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 from msgspec.structs import replace
 
 from benchmarks.decide import build, median_ms
+from benchmarks.reservations import cases, reserved
 from gpusched.model.limits import Group, Groups, Limits, Qos, Quotas
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import PendingView, Snapshot
@@ -58,17 +59,20 @@ def main() -> None:
         parser.add_argument(option, type=int, default=default)
     args = parser.parse_args()
     print(f"{args.jobs} candidates of {args.users} users, {args.nodes} nodes; median CPU ms of {args.repeat}")
-    print(f"{'cluster':9}{'order':11}{'limits':>8}{'started':>9}{'decide':>8}{'check':>8}")
+    print(f"{'cluster':9}{'order':11}{'limits':>8}{'reserved':>10}{'started':>9}{'decide':>8}{'check':>8}")
     for cluster, full in (("full", 0.97), ("empty", 0.0)):
         for order in ("fifo", "fairshare"):
             policy = PolicySpec(name="b", order=order, place="best-fit", backfill="easy")  # type: ignore[arg-type]
             plain = build(args.nodes, args.jobs, full, policy, links=False)
-            for snapshot in (plain, with_quotas(plain, args.users)):
+            limited = with_quotas(plain, args.users)
+            for snapshot in (plain, limited, reserved(limited, cases(limited)["few"])):
                 plan = decide(snapshot)
                 whole = median_ms(args.repeat, lambda s=snapshot: decide(s))  # type: ignore[misc]
                 checked = median_ms(3, lambda s=snapshot, p=plan: check(p, s))  # type: ignore[misc]
                 limits = str(len(snapshot.bounds)) if snapshot.bounds else "none"
-                print(f"{cluster:9}{order:11}{limits:>8}{len(plan.actions):9}{whole:8.1f}{checked:8.1f}", flush=True)
+                nodes = sum(bool(node.reservations) for node in snapshot.nodes)
+                row = f"{cluster:9}{order:11}{limits:>8}{nodes:>10}{len(plan.actions):9}{whole:8.1f}{checked:8.1f}"
+                print(row, flush=True)
 
 
 if __name__ == "__main__":
