@@ -1,6 +1,7 @@
 """Fixtures for all tests. `testbed` is a cluster of four real sshd nodes; see tests/testbed."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from tests.testbed.slurm import SlurmSite
 
 # Many tests have a cache folder of their own. Nothing is compiled in there yet, which would take half a minute.
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+# Whoever started the tests may ignore these (nohup, `&`), and what tests start would, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.setdefault("NUMBA_CACHE_DIR", str(_CACHE / "gpusched" / "numba"))
 
 LONGEST = (

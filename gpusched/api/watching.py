@@ -21,6 +21,7 @@ from gpusched.queue.store import Reader
 POLL_S = 0.2
 TROUBLE_PAUSE_S = 2.0
 LOOKED_AT_ANYWAY = 200  # of those that nothing was heard of, from time to time
+_DRAWN = random.Random()  # what a program draws from the module is its own
 _log = logging.getLogger("gpusched")
 
 
@@ -93,7 +94,7 @@ class Watcher:
 
     def _some(self) -> set[str]:
         everything = [job_id for jobs in self._waiting.values() for job_id in jobs]
-        return set(random.sample(everything, min(len(everything), LOOKED_AT_ANYWAY)))
+        return set(_DRAWN.sample(everything, min(len(everything), LOOKED_AT_ANYWAY)))
 
     def _look(self, client: Client, reader: Reader, job_id: str, refused: dict[str, str | None]) -> bool:
         """End the futures of a job that has ended; False where it has, but its result is still on the way.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import shutil
 import sys
 import threading
@@ -61,8 +62,9 @@ class Activity:
     @staticmethod
     def _write(text: str) -> None:
         try:
-            sys.stderr.write(text)
-            sys.stderr.flush()
+            if select.select([], [sys.stderr], [], 0)[1]:  # one that is stopped (Ctrl-S) must stop nothing else
+                sys.stderr.write(text)
+                sys.stderr.flush()
         except (OSError, ValueError):  # the terminal is gone
             pass
 

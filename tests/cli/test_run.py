@@ -28,7 +28,6 @@ def test_what_is_asked_for_is_queued_and_taken_away_by_who_does_not_wait(
 ) -> None:
     process = begin(site, "run", "-F", "s-V100", "--env", "A=1", "-t", "90", "prog", "--pty", "it's")
     eventually(lambda: bool(site.commands()), 30)
-    time.sleep(0)  # it waits from here on
     command = site.only_submit()
     spec = command.spec
     assert (spec.command, spec.env, spec.time_limit_s) == (("prog", "--pty", "it's"), {"A": "1"}, 5400)
