@@ -1,4 +1,4 @@
-"""An operator's rules on real nodes: maintenance, reservations, quotas, classes; kept by a controller that dies, too."""
+"""An operator's rules on real nodes: maintenance, reservations, quotas, classes, and a controller that dies."""
 
 from __future__ import annotations
 
