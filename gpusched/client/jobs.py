@@ -21,7 +21,7 @@ from gpusched.queue.store import SUSPENDED_BY, Reader
 from gpusched.views.jobs import Listing
 
 ENDED_SHOWN = 10
-WAITING_SHOWN = 50
+LONG_QUEUE, SHOWN_OF_LONG = 200, 25  # for people, who page through no more
 MAX_PREFIXES = 200
 
 
@@ -61,7 +61,8 @@ def parse_states(values: Iterable[str]) -> frozenset[JobState] | None:
 
 def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
     """The jobs that ``query`` asks for; counts, unique prefixes and warning only ``for_people``."""
-    most = WAITING_SHOWN if for_people and query.is_usual else None
+    counts = _counts(client) if for_people else {}
+    most = SHOWN_OF_LONG if query.is_usual and counts.get(JobState.PENDING, 0) > LONG_QUEUE else None
     jobs = _named(client, query) if query.jobs else queried(client, query, most)
     reader = client.reader
     found = Listing(
@@ -75,7 +76,6 @@ def listing(client: Client, query: Query, *, for_people: bool) -> Listing:
     )
     if not for_people:
         return found
-    counts = _counts(client)
     waiting = sum(job.count for job in jobs if job.state is JobState.PENDING)
     return msgspec.structs.replace(
         found,

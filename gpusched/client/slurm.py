@@ -36,7 +36,7 @@ _NOT_OF_RUN: dict[str, Any] = {
 def in_charge() -> bool:
     """Whether the inventory says so. Mostly it is not parsed for that, which is fast, and a broken one will do."""
     try:
-        text = find_inventory().read_bytes()
+        text = re.sub(rb"(?m)^[ \t]*#.*", b"", find_inventory().read_bytes())
         if re.search(rb"^" + _ENGINE, text, re.MULTILINE):
             return True
         if not re.search(_ENGINE, text):

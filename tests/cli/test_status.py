@@ -137,16 +137,20 @@ def test_of_a_long_queue_the_oldest_unless_asked(site: Site) -> None:
     site.fold()
     store = Store.create_or_open(site.state)
     oldest, newest = sorted(store.pending(), key=lambda job: job.submit_time)
-    some = (msgspec.structs.replace(newest, id=ids.mint(newest.submit_time + n)) for n in range(1, 53))
-    store.put_jobs(some)
+    more = [msgspec.structs.replace(newest, id=ids.mint(newest.submit_time + n)) for n in range(1, 200)]
+    store.put_jobs(more[:-1])
+    whole = site.run("status").out
+    assert "200 PENDING" in whole
+    assert "more jobs wait" not in whole
+    store.put_jobs(more[-1:])
     store.close()
     short = site.run("status").out
-    assert "54 PENDING" in short
-    assert short.splitlines()[-1].startswith("4 more jobs wait; all of them: gpusched status -s PENDING")
+    assert "201 PENDING" in short
+    assert short.splitlines()[-1].startswith("176 more jobs wait; all of them: gpusched status -s PENDING")
     assert oldest.id[:8] in short
     for words in (("-s", "PENDING"), ("-u", oldest.user), ("--all",)):
         assert "more jobs wait" not in site.run("status", *words).out
-    assert len(site.run("status", "--json").json) == 54
+    assert len(site.run("status", "--json").json) == 201
 
 
 def test_filters(site: Site) -> None:
