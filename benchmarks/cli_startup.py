@@ -1,6 +1,8 @@
 """Wall time of ``status --json`` and ``submit`` with 100,000 finished jobs in the store, against a bare typer + rich.
 
-    .venv/bin/python benchmarks/cli_startup.py [--jobs 100000] [--rounds 30]
+    .venv/bin/python benchmarks/cli_startup.py [--jobs 100000] [--rounds 30] [--waiting]
+
+``--waiting``: these jobs of 100 users wait; ``status --json``, which then tells of all of them, is left out.
 
 Prints medians and ratios; the goal is a ratio of at most 2.
 """
@@ -14,7 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+import msgspec
 
 from gpusched.model import ids
 from gpusched.model.events import Event
@@ -42,13 +47,22 @@ def finished_job(number: int, end: float) -> Job:
     )  # fmt: skip
 
 
-def build(state: Path, count: int) -> None:
-    """A store as the controller leaves it, with ``count`` finished jobs."""
+def waiting_job(number: int, end: float) -> Job:
+    job, user = finished_job(number, end), number % 100
+    spec = msgspec.structs.replace(job.spec, name=f"train-{user}", command=("python", "train.py", f"--user={user}"))
+    return Job(
+        id=job.id, user=f"user{user}", uid=1000 + user, spec=spec, state=JobState.PENDING, reason="Priority",
+        message="12,300 jobs are before it", submit_time=job.submit_time,
+    )  # fmt: skip
+
+
+def build(state: Path, count: int, made: Callable[[int, float], Job]) -> None:
+    """A store as the controller leaves it, with ``count`` such jobs."""
     Inbox(state).create()
     store = Store.create_or_open(state)
     now = time.time()
     with store.transaction():
-        jobs = [finished_job(n, now) for n in range(count)]
+        jobs = [made(n, now) for n in range(count)]
         store.put_jobs(jobs)
         kinds = ("submitted", "starting", "running", "ended")
         store.append(Event(time=now, kind=k, job_id=j.id, user=j.user, data={"n": 1}) for j in jobs for k in kinds)
@@ -67,16 +81,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--waiting", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"GPUSCHED_STATE": folder, "GPUSCHED_INVENTORY": str(INVENTORY)}
-        build(Path(folder), arguments.jobs)
+        build(Path(folder), arguments.jobs, waiting_job if arguments.waiting else finished_job)
         commands = {
             "import typer, rich.table": BASELINE,
             "gpusched status --json": [GPUSCHED, "status", "--json"],
             "gpusched submit": [GPUSCHED, "submit", "--flavor", "s-A100", "--image", "busybox", "--", "true"],
             "gpusched status": [GPUSCHED, "status"],
         }
+        if arguments.waiting:
+            del commands["gpusched status --json"]
         times: dict[str, list[float]] = {name: [] for name in commands}
         for _ in range(arguments.rounds):  # interleaved, so that a busy moment hits all alike
             for name, command in commands.items():
@@ -84,7 +101,8 @@ def main() -> None:
                 for file in Inbox(Path(folder)).new.iterdir():
                     file.unlink()
         base = statistics.median(times["import typer, rich.table"])
-        print(f"{arguments.jobs} finished jobs in the store, median of {arguments.rounds} rounds")
+        what = "waiting" if arguments.waiting else "finished"
+        print(f"{arguments.jobs} {what} jobs in the store, median of {arguments.rounds} rounds")
         for name, values in times.items():
             median = statistics.median(values)
             print(f"{name:28} {median * 1000:7.1f} ms  ratio {median / base:.2f}")
