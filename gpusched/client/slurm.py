@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from gpusched.config.paths import find_inventory
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.ids import slurm_id
-from gpusched.model.notices import BY_DEFAULT, NoticeKind, kinds_of
 
 if TYPE_CHECKING:
     from gpusched.client.context import Client
@@ -23,10 +22,6 @@ _UNLIKE = {  # options of `submit` that Slurm has nothing like, by parameter
     "share": "--share", "gpu_mem": "--gpu-mem", "chain": "--chain",
 }  # fmt: skip
 
-_MAIL_TYPES = {
-    NoticeKind.BEGIN: "BEGIN", NoticeKind.END: "END", NoticeKind.FAIL: "FAIL", NoticeKind.REQUEUE: "REQUEUE",
-    NoticeKind.LIMIT: "TIME_LIMIT_90",
-}  # fmt: skip
 _NOT_OF_RUN: dict[str, Any] = {
     **dict.fromkeys(("array", "output_file", "error", "wrap", *_UNLIKE)),
     "requeue": True, "hold": False, "wait": False, "dry_run": False,
@@ -179,6 +174,8 @@ def _has_script(given: Mapping[str, Any]) -> bool:
 def _options(given: Mapping[str, Any], *, sbatch: bool) -> Generator[str, None, int]:
     """In sbatch's order of importance, for it or for srun. Returns the number of nodes."""
     from gpusched.client import options
+    from gpusched.client.script.values import MAIL
+    from gpusched.model.notices import BY_DEFAULT
 
     for option, name in (("-J", "name"), ("--comment", "comment")):
         if given[name]:
@@ -197,9 +194,9 @@ def _options(given: Mapping[str, Any], *, sbatch: bool) -> Generator[str, None, 
         if given[name]:
             yield f"{option}{'=' * option.startswith('--')}{' ' * (len(option) == 2)}{_quoted(given[name])}"
     if given["mail"]:
-        told = kinds_of(word.strip() for words in given["notify"] or () for word in words.split(","))
-        types = [_MAIL_TYPES[kind] for kind in told or BY_DEFAULT if kind in _MAIL_TYPES]
-        yield f"--mail-type={','.join(types or ['NONE'])}"
+        told = options.notify(given["notify"] or ()) or BY_DEFAULT
+        types = [next((name for name, words in MAIL.items() if words == (kind,)), "") for kind in told]
+        yield f"--mail-type={','.join(filter(None, types)) or 'NONE'}"
     if given["begin"]:
         yield f"--begin={_begin(given['begin'])}"
     nice = given["nice"] - given["priority"]

@@ -107,9 +107,9 @@ def prepare(
     """
     now = time.time()
     inventory = client.inventory
-    may = _resizing(request, inventory)
-    asked = _resources(request, may)
     tasks = _tasks(request)
+    may = _resizing(request, tasks, inventory)
+    asked = _resources(request, tasks, may)
     if tasks == Tasks():
         sized, tasks_per_node = size(asked, inventory), 1
     elif may.resizable:
@@ -158,7 +158,7 @@ def prepare(
         gpu_types=options.names(request.gpu_type),
         comment=request.comment,
         elastic=_elastic(request, may, asked, sized) if may.resizable else None,
-        **_placement(request, sized, may.resizable, inventory),
+        **_placement(request, tasks, sized, may.resizable, inventory),
         share=options.share(request.share),
         gpu_memory_mib=options.memory_of("--gpu-mem", request.gpu_mem),
         group=request.group or "",
@@ -227,7 +227,7 @@ class _Resizing(NamedTuple):
     filled_in: bool = False
 
 
-def _resizing(request: Request, inventory: Inventory) -> _Resizing:
+def _resizing(request: Request, tasks: Tasks, inventory: Inventory) -> _Resizing:
     """As asked; what was left out as the partition says."""
     try:
         place = ResourceRequest(
@@ -239,7 +239,7 @@ def _resizing(request: Request, inventory: Inventory) -> _Resizing:
     rules = partition.resizable if partition is not None else ResizeRules()
     shaped = request.flavor is not None or request.nodes is not None or request.gpus_per_node is not None
     shaped |= request.exclusive or request.max_spread is not None or request.share is not None
-    shaped |= _tasks(request) != Tasks()
+    shaped |= tasks != Tasks()
     by_default = request.resizable is None and rules.default and not shaped
     sizes = options.sizes(request.gpus, request.sizes, bool(request.resizable) or by_default)
     if by_default and len(sizes) < 2 and not (sizes and sizes[0] > 0 and rules.allow(sizes[0])):
@@ -272,7 +272,7 @@ def _without_impossible(spec: JobSpec, partition: Partition) -> JobSpec:
     return msgspec.structs.replace(spec, elastic=msgspec.structs.replace(spec.elastic, sizes=sizes))
 
 
-def _placement(request: Request, sized: Size, resizable: bool, inventory: Inventory) -> dict[str, Any]:
+def _placement(request: Request, tasks: Tasks, sized: Size, resizable: bool, inventory: Inventory) -> dict[str, Any]:
     """How far apart its nodes may be, and how long it waits for near ones: as asked, else as the partition says.
 
     Where the job says how far, and not on how many nodes, it may be spread over more than the fewest.
@@ -280,7 +280,7 @@ def _placement(request: Request, sized: Size, resizable: bool, inventory: Invent
     partition = known_partition(inventory, sized.partition)
     spread, wait = options.max_spread(request.max_spread), options.wait_for_placement(request.wait_for_placement)
     gpus, most = sized.nodes * sized.gpus_per_node, None
-    shaped = request.nodes or request.gpus_per_node or request.exclusive or _tasks(request) != Tasks()
+    shaped = request.nodes or request.gpus_per_node or request.exclusive or tasks != Tasks()
     if spread in ("rack", "any") and not (shaped or resizable):
         most = min(gpus, len(partition.nodes), MAX_SIZES)
     return {
@@ -291,13 +291,13 @@ def _placement(request: Request, sized: Size, resizable: bool, inventory: Invent
     }
 
 
-def _resources(request: Request, may: _Resizing) -> ResourceRequest:
+def _resources(request: Request, tasks: Tasks, may: _Resizing) -> ResourceRequest:
     if request.exclusive and request.flavor is not None:
         raise UsageError(f"--flavor {request.flavor} is a part of a node, --exclusive whole ones", "use one of the two")
     cores = options.cores(request.cpus, may.resizable)
     memory = options.memory(request.mem, may.resizable)
     said = cores is not None or memory is not None or may.base is not None or request.gpus_per_node is not None
-    if request.exclusive and not said and _tasks(request) == Tasks():
+    if request.exclusive and not said and tasks == Tasks():
         cores = memory = request.nodes or 1
     return ResourceRequest(
         partition=request.partition,
@@ -320,8 +320,7 @@ def _check_reservation(client: Client, spec: JobSpec, now: float) -> None:
     from gpusched.client.reservations import known_reservations
     from gpusched.config.reservations import check_use
 
-    found = next((one for one in known_reservations(client, now) if one.name == spec.reservation), None)
-    check_use(spec.time_limit_s, spec.reservation, user_name(os.getuid()), found, client.inventory)
+    check_use(spec, user_name(os.getuid()), known_reservations(client, now), client.inventory)
 
 
 def _tasks(request: Request) -> Tasks:

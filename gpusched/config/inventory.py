@@ -130,7 +130,7 @@ class _Reader:
             quotas = read_quotas(known.get("limits"), known.get("qos"), groups, self._noting)
         return Inventory(
             path=str(self._path), partitions=tuple(partitions), settings=settings, topology=topology,
-            engine=self._engine, groups=groups, quotas=quotas, notices=notices,
+            engine=self._engine, quotas=quotas, notices=notices,
         )  # fmt: skip
 
     def _settings(self, value: Value | None) -> Settings:

@@ -11,6 +11,7 @@ import msgspec
 from gpusched.config.validate import check_nodes, check_text, known_partition
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.commands import ChangeReservation
+from gpusched.model.jobs import JobSpec
 from gpusched.model.reservations import MAX_RESERVATION_NAME, MAX_RESERVATIONS, Reservation, overlapping
 from gpusched.model.resources import Inventory, Node
 from gpusched.model.units import local_time
@@ -75,13 +76,15 @@ def _check_users(wanted: Reservation, inventory: Inventory) -> None:
             raise UsageError(f"there is no group '{group[:80]}'", "groups of inventory.yaml declares them")
 
 
-def check_use(spec_limit_s: float, name: str, user: str, found: Reservation | None, inventory: Inventory) -> None:
-    """A job of that limit may be in the reservation called ``name``, which is ``found``.
+def check_use(spec: JobSpec, user: str, there: Iterable[Reservation], inventory: Inventory) -> None:
+    """A job may be in the reservation that it asks for, of those that are ``there``.
 
     Raises:
         UsageError: It may not.
     """
-    if why := unusable(spec_limit_s, name, user, found, inventory):
+    name = spec.reservation
+    found = next((one for one in there if one.name == name), None)
+    if why := unusable(spec.time_limit_s, name, user, found, inventory):
         raise UsageError(f"--reservation {name[:80]}: {why}")
 
 

@@ -192,9 +192,8 @@ class CommandApplier:
         validate_spec(command.spec, self._inventory)
         command = msgspec.structs.replace(command, spec=self._accounted(command.spec, caller.name))
         self._check_mounts(command, caller)
-        if name := command.spec.reservation:
-            found = next((one for one in self._store.reservations(now) if one.name == name), None)
-            check_use(command.spec.time_limit_s, name, caller.name, found, self._inventory)
+        if command.spec.reservation:
+            check_use(command.spec, caller.name, self._store.reservations(now), self._inventory)
         if missing := set(command.spec.secret_names) ^ set(command.secrets):
             raise Refused(f"secrets named and secrets given differ: {', '.join(sorted(missing))}")
         if self._store.rows_of(command.id):

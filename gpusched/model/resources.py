@@ -213,9 +213,13 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings = Settings()
     topology: Topology = Topology()
     engine: Literal["ssh", "slurm"] = "ssh"
-    groups: Groups = Groups()
     quotas: Quotas = Quotas()
     notices: Notices = Notices()
+
+    @property
+    def groups(self) -> Groups:
+        """Groups of users."""
+        return self.quotas.groups
 
     @property
     def nodes(self) -> tuple[Node, ...]:

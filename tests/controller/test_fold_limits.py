@@ -32,7 +32,7 @@ QUOTAS = Quotas(
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
     desk = Desk(tmp_path)
-    desk.inventory = replace(desk.inventory, groups=GROUPS, quotas=QUOTAS)
+    desk.inventory = replace(desk.inventory, quotas=QUOTAS)
     yield desk
     desk.store.close()
 
@@ -100,7 +100,7 @@ def test_two_in_one_round_are_counted_together(desk: Desk) -> None:
 def test_whoever_left_a_class_does_not_come_back_into_it(desk: Desk) -> None:
     job = desk.submit(ALICE, qos="high")
     desk.put(job, JobState.FAILED)
-    desk.inventory = replace(desk.inventory, groups=Groups(), quotas=replace(QUOTAS, groups=Groups()))
+    desk.inventory = replace(desk.inventory, quotas=replace(QUOTAS, groups=Groups()))
     assert "may not use it" in desk.say(Requeue(time=desk.now, job_ids=(job,)), ALICE)
     other = desk.submit(BOB)
     desk.put(other, JobState.FAILED, spec=spec(group="g"))

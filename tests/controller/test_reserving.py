@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gpusched.model.commands import CancelReservation, ChangeReservation, Reserve
 from gpusched.model.jobs import JobState
-from gpusched.model.limits import Group, Groups
+from gpusched.model.limits import Group, Groups, Quotas
 from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import MAX_RESERVATIONS, Reservation
 from gpusched.model.snapshot import Snapshot
@@ -100,7 +100,7 @@ def test_a_change_is_checked_as_a_whole_and_the_past_stays(desk: Desk) -> None:
 
 def test_a_job_is_let_in_by_user_or_group_and_no_other_is(desk: Desk) -> None:
     groups = Groups(groups=(Group(name="lab"), Group(name="sub", parent="lab", members={str(BOB): 1})))
-    desk.inventory = msgspec.structs.replace(desk.inventory, groups=groups)
+    desk.inventory = msgspec.structs.replace(desk.inventory, quotas=Quotas(groups=groups))
     assert reserve(desk, wanted("mine", H, 1.5 * H)) == ""
     assert reserve(desk, wanted("labs", nodes=("n1",), users=(), groups=("lab",))) == ""
     desk.submit(ALICE, reservation="mine")

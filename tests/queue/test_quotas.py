@@ -144,7 +144,7 @@ def test_the_snapshot_has_it_and_fair_share_goes_by_groups(store: Store) -> None
     waits = Job(id="w", user="ann", uid=1, spec=spec(group="b"), state=JobState.PENDING, submit_time=NOW)
     with store.transaction():
         store.put_jobs([waits, active("r", 2)])
-    asked = replace(inventory(), groups=GROUPS, quotas=QUOTAS)
+    asked = replace(inventory(), quotas=QUOTAS)
     fair = {"p": PolicySpec(name="f", order="fairshare")}
     snap = snapshot_of_store(store, asked, fair, NOW)
     (job,) = snap.pending

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -22,6 +21,7 @@ from gpusched.study.metrics import metrics_of
 from gpusched.study.study import Outcome, Scenario, changes
 from tests.replay.build import Job, result_of
 from tests.replay.png import pixels
+from tests.web import browser
 
 NASTY = "</script><img src=x onerror=alert(1)>{{table}}"
 WATCH = "<script>window.onerror = m => { document.title = 'BROKEN ' + m; };</script>"
@@ -38,12 +38,7 @@ over('#energy rect[fill=transparent]', .5, .5); over('#wait rect', .999, .5);
 
 @pytest.fixture(scope="module")
 def chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    if found is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("chromium is missing; apt-get install chromium")
-        pytest.skip("needs chromium: apt-get install chromium")
-    return found
+    return browser.chromium()
 
 
 def _browse(chromium: str, folder: Path, file: Path, *options: str) -> str:
