@@ -204,6 +204,20 @@ def test_what_is_under_way_is_not_sent_again(store: Store, post: Post) -> None:
     assert post.sent == ["end"]
 
 
+def test_events_of_no_interest_are_looked_through_once(store: Store, post: Post) -> None:
+    step, seen = told(store), []
+    look = store.events_after
+    store.events_after = lambda seq, *more: seen.append(seq) or look(seq, *more)  # type: ignore[func-returns-value,method-assign,misc]
+    store.append(Event(time=T, kind="submitted", job_id=f"j{n}") for n in range(2 * desk.AT_ONCE))
+    for later in range(3):
+        step(inventory(), T + later)
+    assert len(seen) == 1
+    store.put_jobs([job(state=JobState.FAILED, end_time=T)])
+    store.append([Event(time=T, kind="ended", job_id="j", data={"to": "FAILED", "attempt": 1})])
+    step(inventory(), T + 4)
+    assert (len(seen), post.sent) == (2, ["end"])
+
+
 def test_a_receiver_that_left_the_inventory_is_told_nothing(store: Store, post: Post) -> None:
     step = told(store)
     store.put_jobs([job(mail="")])

@@ -53,10 +53,13 @@ class NoticeDesk:
             self._store.set_meta(SEEN, str(self._store.last_event()))
 
     def _make(self, inventory: Inventory, now: float) -> None:
-        seen = int(self._store.meta(SEEN) or 0)
-        news = self._store.events_after(seen, EVENTS, AT_ONCE)
+        seen, last = int(self._store.meta(SEEN) or 0), self._store.last_event()
+        news = self._store.events_after(seen, EVENTS, AT_ONCE) if last > seen else []
+        if len(news) == AT_ONCE:
+            last = news[-1][0]
         look = not 0 <= now - self._looked < LOOK_S
-        if not news and not look:
+        many = last - seen > AT_ONCE  # of no interest, but looked through again as long as they are not seen
+        if not (news or look or many):
             return
         maker = Maker(self._store, inventory.notices, self._store.meta("cluster_id") or "", now)
         made = [notice for _, event in news for notice in maker.of_event(event)]
@@ -65,8 +68,8 @@ class NoticeDesk:
             self._looked = now
         with self._store.transaction():
             self._store.add_notices(made)
-            if news:
-                self._store.set_meta(SEEN, str(news[-1][0]))
+            if news or many:
+                self._store.set_meta(SEEN, str(last))
             if not 0 <= now - self._tidied < 3600:
                 self._store.forget_notices(now - KEEP_S)
                 self._tidied = now
